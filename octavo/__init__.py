@@ -1,0 +1,95 @@
+"""octavo: a high-throughput inference and serving engine for large language models.
+
+The public names. Each is loaded from its home on first use, so that `import octavo` costs next to nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from octavo.version import __version__
+
+if TYPE_CHECKING:  # the one place where this is allowed: type checkers cannot follow the table below
+    from octavo.base.errors import (
+        BadCheckpoint,
+        ConfigError,
+        EngineDead,
+        OctavoError,
+        Overloaded,
+        PromptTooLong,
+        RequestError,
+        UnknownModel,
+        Unsupported,
+    )
+    from octavo.config.args import EngineArgs
+    from octavo.config.args import EngineArgs as AsyncEngineArgs
+    from octavo.frontend.async_engine import AsyncLLM
+    from octavo.frontend.async_engine import AsyncLLM as AsyncLLMEngine
+    from octavo.frontend.engine import LLMEngine
+    from octavo.frontend.outputs import CompletionOutput, RequestOutput
+    from octavo.frontend.prompts import PromptType, TextPrompt, TokensPrompt
+    from octavo.llm import LLM
+    from octavo.messages.sampling import RequestOutputKind, SamplingParams
+
+_HOMES = {
+    "LLM": "octavo.llm:LLM",
+    "LLMEngine": "octavo.frontend.engine:LLMEngine",
+    "AsyncLLM": "octavo.frontend.async_engine:AsyncLLM",
+    "AsyncLLMEngine": "octavo.frontend.async_engine:AsyncLLM",
+    "EngineArgs": "octavo.config.args:EngineArgs",
+    "AsyncEngineArgs": "octavo.config.args:EngineArgs",
+    "SamplingParams": "octavo.messages.sampling:SamplingParams",
+    "RequestOutputKind": "octavo.messages.sampling:RequestOutputKind",
+    "RequestOutput": "octavo.frontend.outputs:RequestOutput",
+    "CompletionOutput": "octavo.frontend.outputs:CompletionOutput",
+    "PromptType": "octavo.frontend.prompts:PromptType",
+    "TextPrompt": "octavo.frontend.prompts:TextPrompt",
+    "TokensPrompt": "octavo.frontend.prompts:TokensPrompt",
+    "OctavoError": "octavo.base.errors:OctavoError",
+    "ConfigError": "octavo.base.errors:ConfigError",
+    "BadCheckpoint": "octavo.base.errors:BadCheckpoint",
+    "RequestError": "octavo.base.errors:RequestError",
+    "PromptTooLong": "octavo.base.errors:PromptTooLong",
+    "UnknownModel": "octavo.base.errors:UnknownModel",
+    "Overloaded": "octavo.base.errors:Overloaded",
+    "EngineDead": "octavo.base.errors:EngineDead",
+    "Unsupported": "octavo.base.errors:Unsupported",
+}
+
+__all__ = [
+    "LLM",
+    "AsyncEngineArgs",
+    "AsyncLLM",
+    "AsyncLLMEngine",
+    "BadCheckpoint",
+    "CompletionOutput",
+    "ConfigError",
+    "EngineArgs",
+    "EngineDead",
+    "LLMEngine",
+    "OctavoError",
+    "Overloaded",
+    "PromptTooLong",
+    "PromptType",
+    "RequestError",
+    "RequestOutput",
+    "RequestOutputKind",
+    "SamplingParams",
+    "TextPrompt",
+    "TokensPrompt",
+    "UnknownModel",
+    "Unsupported",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from its home (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'octavo' has no attribute {name!r}")
+    module, _, attribute = _HOMES[name].partition(":")
+    value = globals()[name] = getattr(import_module(module), attribute)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,59 @@
+"""Every error that octavo raises on purpose.
+
+    OctavoError
+    ├── ConfigError          at start: an option, a model folder or a combination that cannot work
+    │   └── BadCheckpoint    a model file that is damaged, incomplete or of a refused kind
+    ├── RequestError         one request is at fault (HTTP 400); carries the parameter's name
+    │   ├── PromptTooLong    the prompt does not fit the context, or never fits the cache
+    │   └── UnknownModel     a model or adapter name that is not served (HTTP 404)
+    ├── Overloaded           nothing was done, try again later (HTTP 503); carries `retry_after_s`
+    ├── EngineDead           the core ended; every open request ends with this (HTTP 500)
+    └── Unsupported          octavo does not do this; says what would work (HTTP 501)
+
+A message says what was given, what is allowed and what to change. ConfigError, RequestError and Unsupported
+are also ValueErrors, as users of the field's other engines expect.
+"""
+
+
+class OctavoError(Exception):
+    """Root of every error raised on purpose."""
+
+
+class ConfigError(OctavoError, ValueError):
+    """An option, or a combination of options, that cannot work."""
+
+
+class BadCheckpoint(ConfigError):
+    """A model file that is damaged, incomplete or refused."""
+
+
+class RequestError(OctavoError, ValueError):
+    """One request is at fault; no other request is disturbed."""
+
+    def __init__(self, message: str, parameter: str | None = None) -> None:
+        super().__init__(message)
+        self.parameter = parameter
+
+
+class PromptTooLong(RequestError):
+    """The prompt does not fit the context, or can never fit the cache."""
+
+
+class UnknownModel(RequestError):
+    """The name of a model or adapter that is not served."""
+
+
+class Overloaded(OctavoError):
+    """Nothing was done; the same request may be sent again after `retry_after_s` seconds."""
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class EngineDead(OctavoError):
+    """The engine core ended; the message holds the root cause as far as it is known."""
+
+
+class Unsupported(OctavoError, ValueError):
+    """Something octavo does not do; the message says what would work."""

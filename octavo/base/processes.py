@@ -1,0 +1,77 @@
+"""Child processes: started without pickle or fork, watched while they live, gone when their parent is.
+
+Called by the front for the engine core and by the multiprocess executor for its ranks; knows neither of them.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from octavo.base import env
+
+_PARENT_POLL_S = 0.25
+
+
+class Child:
+    """`python -m module arguments… PID-of-this-process`, with this process's import path and standard error.
+
+    Its standard output goes to standard error, it has no standard input. `on_exit` gets the exit code
+    (negative: the signal) as soon as the process ends, on a thread of its own.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        *arguments: str,
+        on_exit: Callable[[int], None],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        self._process = subprocess.Popen(
+            # -P: the current directory must not shadow modules
+            [sys.executable, "-P", "-m", module, *arguments, str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=2,
+            env=env.for_child({"PYTHONPATH": path}, environment or {}),
+        )
+        self._watcher = threading.Thread(
+            target=lambda: on_exit(self._process.wait()), name=f"watch-{module}", daemon=True
+        )
+        self._watcher.start()
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self._process.terminate()
+
+    def end(self, grace_s: float) -> None:
+        """Wait up to `grace_s` for the process to end by itself, then kill it; returns when it is gone."""
+        self._watcher.join(grace_s)
+        if self._watcher.is_alive():
+            self._process.kill()
+            self._watcher.join()
+
+
+def die_with_parent(parent_pid: int, last_act: Callable[[], None]) -> None:
+    """End this process within half a second of its parent's end, however that came; `last_act` runs before.
+
+    Looks at the parent's id instead of using PR_SET_PDEATHSIG: that signal comes when the *thread* that
+    started this process ends, and as SIGKILL it would leave no time for `last_act`.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent_pid:
+            time.sleep(_PARENT_POLL_S)
+        try:
+            last_act()
+        finally:
+            os._exit(1)
+
+    threading.Thread(target=watch, name="watch-parent", daemon=True).start()

@@ -1,0 +1,51 @@
+"""Names to objects, loaded on first use.
+
+A registry holds strings ("package.module:attribute"), so that listing a hundred models imports none. Other
+packages add entries by an entry point of the group `octavo.plugins`: a function without arguments that calls
+`register` on the registries it extends.
+"""
+
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any, Generic, TypeVar, cast
+
+from octavo.base.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def load_object(target: str) -> Any:
+    """Import "package.module:attribute" and return the attribute."""
+    module, _, attribute = target.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+class Registry(Generic[T]):
+    """One family of interchangeable things, by name."""
+
+    def __init__(self, family: str, entries: dict[str, str]) -> None:
+        self.family = family
+        self._targets = dict(entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._targets
+
+    def names(self) -> list[str]:
+        """All registered names, sorted."""
+        return sorted(self._targets)
+
+    def register(self, name: str, target: str) -> None:
+        """Add or replace the entry `name`; `target` is "package.module:attribute"."""
+        self._targets[name] = target
+
+    def load(self, name: str) -> T:
+        """Import and return the entry. Raises ConfigError with the known names."""
+        if name not in self._targets:
+            raise ConfigError(f"Unknown {self.family} {name!r}. Known: {', '.join(self.names())}.")
+        return cast("T", load_object(self._targets[name]))
+
+
+def load_plugins() -> None:
+    """Run every installed plug-in once; called by each process at its start."""
+    for entry in entry_points(group="octavo.plugins"):
+        entry.load()()

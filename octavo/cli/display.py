@@ -1,0 +1,196 @@
+"""How answers appear while they grow: three displays for three situations, chosen by `choose`.
+
+`Stream`  one answer: its text as it comes.
+`Panel`   several answers on a terminal: a live line per running answer and a bar below; finished ones scroll
+up whole.
+`Listing` several answers into a file or pipe: each printed when it is complete, in the prompts' order; bar on
+stderr.
+
+A model's text is foreign: control characters, which could steer the terminal, never reach one.
+"""
+
+import shutil
+import sys
+import time
+import unicodedata
+from typing import Protocol, TextIO
+
+import octavo
+
+_REDRAW_S = 0.05
+_BAR_WIDTH = 24
+_PROMPT_WIDTH = 28
+
+
+class Display(Protocol):
+    """Shows the outputs of running requests; request i of the run has the id str(i)."""
+
+    def update(self, output: "octavo.RequestOutput") -> None:
+        """Take in the newest (cumulative) output of one request."""
+
+    def close(self) -> None:
+        """All requests have ended, or the run was interrupted."""
+
+
+def choose(prompts: list[str], num_answers: int, out: TextIO | None = None) -> Display:
+    """The display that suits `out` (default stdout) and the number of prompts and answers per prompt."""
+    out = out or sys.stdout
+    if len(prompts) == 1 and num_answers == 1:
+        return Stream(out)
+    return Panel(prompts, out) if out.isatty() else Listing(prompts, out)
+
+
+class Stream:
+    """One answer, written as it grows."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._shown = 0
+
+    def update(self, output: "octavo.RequestOutput") -> None:
+        """Write what is new."""
+        text = output.outputs[0].text
+        self._out.write(_harmless(text[self._shown :], self._out))
+        self._out.flush()
+        self._shown = len(text)
+
+    def close(self) -> None:
+        """End the line."""
+        self._out.write("\n")
+        self._out.flush()
+
+
+class Listing:
+    """Several answers, each printed when it and all before it are complete."""
+
+    def __init__(self, prompts: list[str], out: TextIO) -> None:
+        from tqdm import tqdm
+
+        self._prompts = prompts
+        self._out = out
+        self._finished: dict[str, octavo.RequestOutput] = {}
+        self._next = 0
+        self._bar = tqdm(total=len(prompts), desc="Answers", unit="prompt", disable=None)
+
+    def update(self, output: "octavo.RequestOutput") -> None:
+        """Print the finished answers whose turn it is."""
+        if not output.finished:
+            return
+        self._finished[output.request_id] = output
+        self._bar.update()
+        while (ready := self._finished.get(str(self._next))) is not None:
+            self._out.write(_whole(self._next, self._prompts[self._next], ready, self._out))
+            self._out.flush()
+            self._next += 1
+
+    def close(self) -> None:
+        """Close the bar."""
+        self._bar.close()
+
+
+class Panel:
+    """Several answers on a terminal: finished ones above, a live line per running one, a bar below."""
+
+    def __init__(self, prompts: list[str], out: TextIO) -> None:
+        self._prompts = prompts
+        self._out = out
+        self._running: dict[str, octavo.RequestOutput] = {}
+        self._num_finished = 0
+        self._num_lines = 0
+        self._num_tokens = 0
+        self._started_s = self._drawn_s = time.monotonic()
+
+    def update(self, output: "octavo.RequestOutput") -> None:
+        """Take in one output; redraw when it is time."""
+        before = self._running.pop(output.request_id, None)
+        self._num_tokens += _tokens(output) - (_tokens(before) if before else 0)
+        if output.finished:
+            self._num_finished += 1
+            index = int(output.request_id)
+            self._erase()
+            self._out.write(_whole(index, self._prompts[index], output, self._out))
+        else:
+            self._running[output.request_id] = output
+        if output.finished or time.monotonic() - self._drawn_s > _REDRAW_S:
+            self._draw()
+
+    def close(self) -> None:
+        """Remove the live part."""
+        self._erase()
+        self._out.flush()
+
+    def _draw(self) -> None:
+        columns, rows = shutil.get_terminal_size()
+        running = sorted(self._running.values(), key=lambda output: int(output.request_id))
+        lines = [self._line(output, columns - 1) for output in running[: max(1, rows - 2)]]
+        self._erase()
+        self._out.write("\n".join([*lines, self._bar()]) + "\n")
+        self._out.flush()
+        self._num_lines = len(lines) + 1
+        self._drawn_s = time.monotonic()
+
+    def _erase(self) -> None:
+        if self._num_lines:
+            self._out.write(f"\x1b[{self._num_lines}F\x1b[J")
+            self._num_lines = 0
+
+    def _line(self, output: "octavo.RequestOutput", width: int) -> str:
+        index = int(output.request_id)
+        question = _head(_one_line(self._prompts[index]), min(_PROMPT_WIDTH, width // 2))
+        label = f"{index + 1}. {question} │ "
+        return label + _tail(_one_line(output.outputs[0].text), width - _width(label))
+
+    def _bar(self) -> str:
+        total = len(self._prompts)
+        filled = _BAR_WIDTH * self._num_finished // total
+        speed = self._num_tokens / max(time.monotonic() - self._started_s, 1e-9)
+        bar = "█" * filled + "░" * (_BAR_WIDTH - filled)
+        return f"{bar} {self._num_finished}/{total} prompts, {self._num_tokens} tokens, {speed:.0f} tok/s"
+
+
+def _whole(index: int, prompt: str, output: "octavo.RequestOutput", out: TextIO) -> str:
+    """A finished request as text: the prompt, then its answer or answers."""
+    answers = [answer.text.strip() for answer in output.outputs]
+    if len(answers) > 1:
+        answers = [f"({i + 1}) {answer}" for i, answer in enumerate(answers)]
+    return _harmless(f"[{index + 1}] {_one_line(prompt)}\n" + "\n".join(answers) + "\n\n", out)
+
+
+def _tokens(output: "octavo.RequestOutput") -> int:
+    return sum(len(answer.token_ids) for answer in output.outputs)
+
+
+def _harmless(text: str, out: TextIO) -> str:
+    """The text without control characters, when it goes to a terminal."""
+    if not out.isatty():
+        return text
+    return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) != "Cc")
+
+
+def _one_line(text: str) -> str:
+    return " ".join("".join(c if unicodedata.category(c) != "Cc" else " " for c in text).split())
+
+
+def _width(text: str) -> int:
+    """Terminal columns that the text takes."""
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text
+    )
+
+
+def _head(text: str, width: int) -> str:
+    return text if _width(text) <= width else _cut(text, width - 1) + "…"
+
+
+def _tail(text: str, width: int) -> str:
+    return text if _width(text) <= width else "…" + _cut(text[::-1], width - 1)[::-1]
+
+
+def _cut(text: str, width: int) -> str:
+    """The longest beginning of `text` that fits `width` columns."""
+    used = 0
+    for index, character in enumerate(text):
+        used += _width(character)
+        if used > width:
+            return text[:index]
+    return text

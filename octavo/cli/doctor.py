@@ -1,0 +1,101 @@
+"""Check whether octavo can run here: each check says what it found and, when it is wrong, what to do."""
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from octavo.base import env, hub
+from octavo.base.errors import ConfigError
+from octavo.cli import machine
+from octavo.config.model import DEFAULT_MODEL
+
+_LITTLE_MEMORY_BYTES = 2 << 30
+_BUILD = "from octavo.runtime.kernels.build import shared_library as build; print(build() or '')"
+"""Run in a process of its own: the command line imports nothing of the runtime."""
+
+
+class Finding(NamedTuple):
+    """What a check found; `advice` is empty when all is well."""
+
+    subject: str
+    found: str
+    advice: str = ""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument(
+        "--model", default=DEFAULT_MODEL, help="The model to look for (default: %(default)s)."
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the findings; status 1 when one of them needs a hand."""
+    sick = False
+    for finding in examine(args.model):
+        sick = sick or bool(finding.advice)
+        print(f"{'!!' if finding.advice else 'ok'}  {finding.subject:<9} {finding.found}")
+        if finding.advice:
+            print(f"    {'':<9} → {finding.advice}")
+    return int(sick)
+
+
+def examine(model: str) -> Iterator[Finding]:
+    """All checks, in the order in which one would mend things."""
+    checks: tuple[Callable[[], Finding], ...] = (_packages, _compiler, _kernels, _memory, _gpu)
+    for check in checks:
+        yield check()
+    yield _model(model)
+
+
+def _packages() -> Finding:
+    versions = machine.package_versions()
+    missing = [name for name, version in versions.items() if version == "missing"]
+    found = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return Finding("packages", found, f"pip install {' '.join(missing)}" if missing else "")
+
+
+def _compiler() -> Finding:
+    if found := machine.compiler():
+        return Finding("compiler", found)
+    return Finding(
+        "compiler",
+        f"{env.compiler()} not found: the CPU runs on the slower torch kernels",
+        "install a C++ compiler (on Debian and Ubuntu: apt-get install g++), or set CXX",
+    )
+
+
+def _kernels() -> Finding:
+    if env.kernels_disabled():
+        return Finding("kernels", "switched off", "unset OCTAVO_NO_CPU_KERNELS for full speed")
+    done = subprocess.run([sys.executable, "-c", _BUILD], capture_output=True, text=True, check=False)
+    if path := done.stdout.strip():
+        return Finding("kernels", path)
+    last = (done.stderr.strip() or "no compiler").splitlines()[-1]
+    return Finding("kernels", f"not built ({last})", "python -m octavo.runtime.kernels.build shows why")
+
+
+def _memory() -> Finding:
+    total, available = machine.memory_bytes()
+    found = f"{machine.in_gib(available)} of {machine.in_gib(total)} available"
+    if 0 < available < _LITTLE_MEMORY_BYTES:
+        return Finding("memory", found, "close other programs, or lower --gpu-memory-utilization")
+    return Finding("memory", found)
+
+
+def _gpu() -> Finding:
+    return Finding("gpu", "; ".join(machine.gpus()) or "none: octavo runs on the CPU")
+
+
+def _model(model: str) -> Finding:
+    try:
+        path = hub.installed(model) if model in hub.BUILT_IN else hub.locate(model)
+    except ConfigError as error:
+        return Finding("model", str(error), "check the name; `octavo pull NAME` brings a model here")
+    if path is None:
+        return Finding("model", f"{model} is not on this machine", f"octavo pull {model}")
+    if model in hub.BUILT_IN and hub.digest(path) != hub.BUILT_IN[model].sha256:
+        return Finding("model", f"{path} is damaged", f"remove it, then octavo pull {model}")
+    return Finding("model", str(path))

@@ -1,0 +1,77 @@
+"""Flags out of dataclass fields: `EngineArgs` declares an option once, and this makes the flag of it.
+
+A bool has `--x` and `--no-x`; whole numbers may carry a unit (8k = 8000, 8K = 8KiB = 8192, 2GiB); mappings
+are JSON. Every default is None, so that "not given" stays visible to the code that decides.
+"""
+
+import argparse
+import dataclasses
+import json
+import re
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any, get_origin
+
+from octavo.config.args import EngineArgs
+
+_SHORT = {"tensor_parallel_size": "-tp"}
+_NUMBER = re.compile(r"([+-]?\d+(?:\.\d+)?)([kmgtKMGT]?)(iB|B)?")
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    """Add one flag per field of EngineArgs, and `--config`."""
+    group = parser.add_argument_group("engine")
+    group.add_argument("--config", metavar="FILE", help="YAML file with the names of these flags as keys.")
+    for field in dataclasses.fields(EngineArgs):
+        names = ["--" + field.name.replace("_", "-")]
+        if field.name in _SHORT:
+            names.insert(0, _SHORT[field.name])
+        group.add_argument(*names, dest=field.name, default=None, **_behaviour(field))
+
+
+def engine_args(args: argparse.Namespace) -> EngineArgs:
+    """The engine's options among parsed arguments; those not given keep their defaults."""
+    names = [field.name for field in dataclasses.fields(EngineArgs)]
+    return EngineArgs.from_options({name: getattr(args, name) for name in names})
+
+
+def whole_number(text: str) -> int:
+    """An integer with an optional unit: 4096, 8k and 2GB (powers of 1000), 8K, 1M and 2GiB (of 1024)."""
+    match = _NUMBER.fullmatch(text.strip())
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number like 4096, 8k, 1M or 2GiB")
+    digits, unit, byte = match.groups()
+    binary = byte == "iB" or (unit.isupper() and byte is None)
+    value = Fraction(digits) * (1024 if binary else 1000) ** _POWERS[unit.lower()]
+    if value.denominator != 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(value)
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """A JSON object on the command line."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f'must be a JSON object like {{"key": 1}}, got {text}')
+    return value
+
+
+_READERS: dict[type, Callable[[str], Any]] = {int: whole_number, float: float, str: str, dict: json_object}
+
+
+def _behaviour(field: dataclasses.Field[Any]) -> dict[str, Any]:
+    """The keyword arguments of add_argument for one field."""
+    default = field.default if field.default is not dataclasses.MISSING else {}
+    explain = field.metadata["explain"].replace("%", "%%")
+    shown = "" if default in ("", {}) else f" (default: {default})"
+    if field.type is bool:
+        return {"action": argparse.BooleanOptionalAction, "help": explain + shown}
+    kind: Any = get_origin(field.type) or field.type
+    behaviour: dict[str, Any] = {"type": _READERS[kind], "help": explain + shown}
+    if field.metadata["choices"]:
+        return behaviour | {"choices": field.metadata["choices"]}
+    return behaviour | {"metavar": {int: "N", float: "X", str: "TEXT", dict: "JSON"}[kind]}

@@ -1,0 +1,68 @@
+"""Answer one or several prompts, all at once, and say how fast it went.
+
+Prompts are arguments; "-" reads one from standard input. A model with a chat template gets each prompt as a
+user's message; --raw sends the text as it stands. Several answers grow side by side on a terminal.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+
+import octavo
+from octavo.base.errors import ConfigError
+from octavo.cli.chat import as_prompt, has_chat_template
+from octavo.cli.display import choose
+from octavo.cli.figures import Figures
+from octavo.cli.flags import add_engine_flags, engine_args
+from octavo.cli.sampling_flags import add_sampling_flags, sampling_params
+from octavo.messages.sampling import SamplingParams
+
+_MAX_TOKENS = 256
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("prompts", nargs="*", metavar="PROMPT", help='A prompt; "-" = standard input.')
+    parser.add_argument("--raw", action="store_true", help="Apply no chat template.")
+    parser.add_argument("--system-prompt", default="", metavar="TEXT", help="System message of every prompt.")
+    group = add_sampling_flags(parser)
+    group.add_argument(
+        "--n", type=int, default=1, metavar="N", help="Answers per prompt (sampled, not greedy)."
+    )
+    add_engine_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer the prompts; the answers go to stdout, all else to stderr."""
+    prompts = [sys.stdin.read().rstrip("\n") if prompt == "-" else prompt for prompt in args.prompts]
+    if not prompts:
+        raise ConfigError('Give at least one prompt, as in: octavo generate "What is the capital of France?"')
+    begun_s = time.monotonic()
+    llm = octavo.LLM.from_engine_args(engine_args(args))
+    params = sampling_params(args, llm.get_default_sampling_params(), _MAX_TOKENS, args.n)
+    asked: list[octavo.PromptType] = list(prompts)
+    if has_chat_template(llm) and not args.raw:
+        asked = [as_prompt(llm, [{"role": "user", "content": p}], args.system_prompt) for p in prompts]
+    ready_s = time.monotonic() - begun_s
+    figures, display = Figures(), choose(prompts, params.n)
+    try:
+        for output in answers(llm.llm_engine, asked, params):
+            figures.update(output)
+            display.update(output)
+    finally:
+        display.close()
+    print(f"{figures.line()}; engine ready in {ready_s:.2f} s", file=sys.stderr)
+    for request_id, text in figures.errors():
+        print(f"prompt {int(request_id) + 1} failed: {text}", file=sys.stderr)
+    return 1 if figures.errors() else 0
+
+
+def answers(
+    engine: "octavo.LLMEngine", prompts: list["octavo.PromptType"], params: SamplingParams
+) -> Iterator["octavo.RequestOutput"]:
+    """Add all prompts at once and yield outputs (cumulative) as they come; request i has the id str(i)."""
+    for index, prompt in enumerate(prompts):
+        engine.add_request(str(index), prompt, params)
+    while engine.has_unfinished_requests():
+        yield from engine.step()

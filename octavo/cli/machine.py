@@ -1,0 +1,91 @@
+"""What this machine is: versions, processor, memory, GPU, compiler; for `collect-env` and `doctor`.
+
+Asks the system and the package metadata only; imports none of the libraries it reports on.
+"""
+
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from octavo.base import env
+
+_PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "safetensors", "msgspec", "pyzmq")
+_CPU_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8", "asimd")
+_GIB = 1 << 30
+
+
+def package_versions() -> dict[str, str]:
+    """Installed versions of the packages that matter, "missing" for those that are not there."""
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "missing"
+    return found
+
+
+def cpu_model() -> str:
+    """The processor's name."""
+    return _cpuinfo().get("model name") or platform.processor() or platform.machine()
+
+
+def cpu_flags() -> list[str]:
+    """The instruction sets that the CPU kernels care about."""
+    flags = set((_cpuinfo().get("flags") or _cpuinfo().get("Features") or "").split())
+    return [flag for flag in _CPU_FLAGS if flag in flags]
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def memory_bytes() -> tuple[int, int]:
+    """(total, available) memory of the machine; (0, 0) when it does not say."""
+    meminfo = _fields(Path("/proc/meminfo"))
+    kib = [int(meminfo.get(key, "0 kB").split()[0]) for key in ("MemTotal", "MemAvailable")]
+    return kib[0] * 1024, kib[1] * 1024
+
+
+def gpus() -> list[str]:
+    """Name, memory and driver of each NVIDIA GPU."""
+    query = "--query-gpu=name,memory.total,driver_version"
+    return first_lines(["nvidia-smi", query, "--format=csv,noheader"], limit=64)
+
+
+def compiler() -> str:
+    """The C++ compiler's own first line; empty when there is none."""
+    return next(iter(first_lines([*shlex.split(env.compiler()), "--version"], limit=1)), "")
+
+
+def first_lines(command: list[str], limit: int) -> list[str]:
+    """The first lines that a command prints; none when it is missing or fails."""
+    if shutil.which(command[0]) is None:
+        return []
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    return done.stdout.splitlines()[:limit] if done.returncode == 0 else []
+
+
+def in_gib(num_bytes: int) -> str:
+    """A number of bytes for a person."""
+    return f"{num_bytes / _GIB:.1f} GiB"
+
+
+def _cpuinfo() -> dict[str, str]:
+    return _fields(Path("/proc/cpuinfo"))
+
+
+def _fields(path: Path) -> dict[str, str]:
+    """The `key: value` lines of a file under /proc; the first of each key."""
+    fields: dict[str, str] = {}
+    if path.is_file():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            key, colon, value = line.partition(":")
+            if colon:
+                fields.setdefault(key.strip(), value.strip())
+    return fields

@@ -1,0 +1,90 @@
+"""`octavo`: finds the subcommand's module by name and loads only that one; so `octavo --help` is instant.
+
+Errors that octavo raises on purpose end in one line on stderr; status 2 = the user can mend it, 1 = the
+engine failed.
+"""
+
+import argparse
+import os
+import sys
+from importlib import import_module
+from typing import NamedTuple
+
+from octavo.base import log
+from octavo.base.errors import OctavoError
+from octavo.cli.words import expand_config, normalise
+from octavo.version import __version__
+
+_INTERRUPTED = 130
+
+
+class Command(NamedTuple):
+    """A subcommand: where it lives and what it does."""
+
+    module: str
+    summary: str
+
+
+COMMANDS = {
+    "generate": Command("octavo.cli.generate", "answer one or several prompts, all at once"),
+    "chat": Command("octavo.cli.chat", "talk to a model in the terminal"),
+    "pull": Command("octavo.cli.pull", "bring a model to this machine"),
+    "doctor": Command("octavo.cli.doctor", "check whether octavo can run here, and say what to do"),
+    "collect-env": Command("octavo.cli.collect_env", "print versions and hardware for a bug report"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line `argv` (default: the process's) and return the exit status."""
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] not in COMMANDS:
+        return _top_level(argv)
+    try:
+        return _run(argv[0], argv[1:])
+    except OctavoError as error:
+        print(f"octavo: error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ValueError) else 1
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:  # the reader of our output went away: nothing is left to say
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(name: str, argv: list[str]) -> int:
+    command = COMMANDS[name]
+    module = import_module(command.module)
+    parser = argparse.ArgumentParser(
+        prog=f"octavo {name}", description=module.__doc__, formatter_class=_Formatter, allow_abbrev=False
+    )
+    module.configure(parser)
+    args = parser.parse_intermixed_args(expand_config(normalise(argv)))
+    log.setup()
+    status: int = module.run(args)
+    return status
+
+
+def _top_level(argv: list[str]) -> int:
+    width = max(map(len, COMMANDS))
+    table = "\n".join(f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="octavo",
+        usage="octavo COMMAND [options]",
+        description="An inference engine for large language models.",
+        epilog=f"commands:\n{table}\n\n`octavo COMMAND --help` explains a command.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"octavo {__version__}")
+    parser.add_argument("command", nargs="?", help=argparse.SUPPRESS)
+    args = parser.parse_args(argv[:1])
+    if args.command:
+        parser.error(f"unknown command {args.command!r}; known: {', '.join(COMMANDS)}")
+    parser.print_help()
+    return 0
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps the module docstrings' lines, and gives flags a wide column."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34)

@@ -1,0 +1,26 @@
+"""`EngineArgs`: every option in one flat object, as a user writes them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+from octavo.base.errors import ConfigError
+from octavo.config.cache import CacheConfig
+from octavo.config.model import ModelConfig
+from octavo.config.observability import ObservabilityConfig
+from octavo.config.parallel import ParallelConfig
+from octavo.config.scheduling import SchedulerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineArgs(ModelConfig, CacheConfig, SchedulerConfig, ParallelConfig, ObservabilityConfig):
+    """The union of the concerns' fields: each is declared once, in its own config class."""
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> Self:
+        """Build from keyword options; None means the default. Raises ConfigError for an unknown name."""
+        known = {f.name for f in fields(cls)}
+        unknown = sorted(set(options) - known)
+        if unknown:
+            raise ConfigError(f"Unknown option {', '.join(unknown)}. Known: {', '.join(sorted(known))}.")
+        return cls(**{name: value for name, value in options.items() if value is not None})

@@ -1,0 +1,25 @@
+"""The paged KV cache."""
+
+from dataclasses import dataclass
+
+from octavo.config.option import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheConfig:
+    """Size and behaviour of the KV cache."""
+
+    block_size: int = option(0, "Slots per block; 0 = 16 on CPU, 64 on GPU.")
+    gpu_memory_utilization: float = option(
+        0.92, "Share of the device's memory that weights, work space and KV cache may take together."
+    )
+    kv_cache_memory_bytes: int = option(0, "Bytes for the KV cache; 0 = planned from the memory.")
+    num_gpu_blocks_override: int = option(0, "Number of blocks, whatever the memory says; 0 = planned.")
+    enable_prefix_caching: bool = option(True, "Reuse the blocks of a prompt's known beginning.")
+    prefix_caching_hash_algo: str = option("sha256", "Digest that names a block's content.", ("sha256",))
+    kv_cache_dtype: str = option(
+        "auto",
+        "Type of keys and values; auto = the model's dtype.",
+        ("auto", "float32", "bfloat16", "float16"),
+    )
+    swap_space: float = option(0.0, "GiB of host memory for preempted and evicted blocks; 0 = none.")

@@ -1,0 +1,108 @@
+"""What a model on disk says of itself: one description for safetensors folders and GGUF files, without torch.
+
+`Checkpoint.config` is a dict in the form of Hugging Face's config.json, whatever the format; the runtime's
+`models/arch.py` is the only place that interprets it per architecture.
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from octavo.base.errors import BadCheckpoint, Unsupported
+from octavo.base.gguf import GGUFFile
+from octavo.config.gguf_config import config_from_gguf
+
+Format = Literal["safetensors", "gguf", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """Where the weights are, what architecture they have and how the model likes to be sampled."""
+
+    path: str
+    format: Format
+    """"none": a folder with a config only, for dummy weights."""
+    config: dict[str, Any]
+    generation_config: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def architecture(self) -> str:
+        """The first entry of `architectures`, e.g. LlamaForCausalLM."""
+        names = self.config.get("architectures")
+        return str(names[0]) if isinstance(names, list) and names else "unknown"
+
+    @property
+    def text_config(self) -> dict[str, Any]:
+        """The part of the config that describes the language model."""
+        nested = self.config.get("text_config")
+        return nested if isinstance(nested, dict) else self.config
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits."""
+        size = self.text_config.get("vocab_size")
+        if not isinstance(size, int) or size < 1:
+            raise BadCheckpoint(f"{self.path}: the config's vocab_size is {size!r}")
+        return size
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """The longest context the model was made for."""
+        for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
+            if isinstance(length := self.text_config.get(key), int) and length > 0:
+                return length
+        return 2048
+
+
+def read_checkpoint(path: Path, overrides: dict[str, Any] | None = None) -> Checkpoint:
+    """Describe the model at `path`: a GGUF file, or a folder with config.json or with one GGUF file.
+
+    Raises BadCheckpoint for a damaged or refused one.
+    """
+    if path.is_file():
+        return _read_gguf(path, overrides or {})
+    if (path / "config.json").is_file():
+        return _read_folder(path, overrides or {})
+    ggufs = sorted(path.glob("*.gguf"))
+    if len(ggufs) == 1:
+        return _read_gguf(ggufs[0], overrides or {})
+    if ggufs:
+        raise BadCheckpoint(
+            f"{path} holds {len(ggufs)} GGUF files; name one: {', '.join(g.name for g in ggufs)}"
+        )
+    raise BadCheckpoint(f"{path} holds neither config.json nor a GGUF file")
+
+
+def _read_gguf(path: Path, overrides: dict[str, Any]) -> Checkpoint:
+    file = GGUFFile(path)
+    config = config_from_gguf(file) | overrides
+    eos = file.metadata.get("tokenizer.ggml.eos_token_id")
+    generation = {} if eos is None else {"eos_token_id": eos}
+    return Checkpoint(path=str(path), format="gguf", config=config, generation_config=generation)
+
+
+def _read_folder(path: Path, overrides: dict[str, Any]) -> Checkpoint:
+    config = _read_json(path / "config.json") | overrides
+    generation = (
+        _read_json(path / "generation_config.json") if (path / "generation_config.json").is_file() else {}
+    )
+    kind: Format = "none"
+    if any(path.glob("*.safetensors")):
+        kind = "safetensors"
+    elif refused := [f.name for f in path.iterdir() if f.suffix in {".bin", ".pt", ".pth", ".ckpt"}]:
+        raise Unsupported(
+            f"{path} holds {refused[0]}: pickled weights can run code and are never loaded. "
+            "Convert them to safetensors first."
+        )
+    return Checkpoint(path=str(path), format=kind, config=config, generation_config=generation)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadCheckpoint(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise BadCheckpoint(f"{path} must hold a JSON object, found {type(content).__name__}")
+    return content

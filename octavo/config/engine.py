@@ -1,0 +1,41 @@
+"""`EngineConfig`: every decision made, for the engine and its workers (it crosses processes as msgpack)."""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from octavo.base.errors import ConfigError
+from octavo.config.cache import CacheConfig
+from octavo.config.checkpoint import Checkpoint
+from octavo.config.model import ModelConfig
+from octavo.config.observability import ObservabilityConfig
+from octavo.config.parallel import ParallelConfig
+from octavo.config.scheduling import SchedulerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """The resolved options by concern, and the checkpoint they belong to."""
+
+    model: ModelConfig
+    cache: CacheConfig
+    scheduler: SchedulerConfig
+    parallel: ParallelConfig
+    observability: ObservabilityConfig
+    checkpoint: Checkpoint
+
+    def to_msgpack(self) -> bytes:
+        """This config as bytes for another process. Raises ConfigError for a value that is not plain data."""
+        try:
+            return msgspec.msgpack.encode(self)
+        except (TypeError, ValueError, OverflowError) as error:
+            reason = f"The configuration holds a value that cannot be sent to the engine: {error}"
+            raise ConfigError(reason) from error
+
+    @classmethod
+    def from_msgpack(cls, content: bytes) -> "EngineConfig":
+        """The inverse of `to_msgpack`. Raises ConfigError for a field of the wrong type."""
+        try:
+            return msgspec.msgpack.decode(content, type=cls)
+        except msgspec.MsgspecError as error:
+            raise ConfigError(f"The configuration has a field of the wrong type: {error}") from error

@@ -1,0 +1,135 @@
+"""The head of a GGUF file in the form of Hugging Face's config.json, one row of data per architecture.
+
+Called by config/checkpoint. What GGUF leaves to the program that reads it (which layers of Gemma 3 are local)
+is filled in here, so that the runtime sees one form of config.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from octavo.base.errors import BadCheckpoint, Unsupported
+from octavo.base.gguf import GGUFFile
+
+Config = dict[str, Any]
+
+
+class _Row(NamedTuple):
+    architecture: str
+    model_type: str
+    complete: Callable[[Config], None] | None = None
+
+
+_KEYS = {
+    "hidden_size": "embedding_length",
+    "num_hidden_layers": "block_count",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "layer_norm_epsilon": "attention.layer_norm_epsilon",
+    "max_position_embeddings": "context_length",
+    "rope_theta": "rope.freq_base",
+    "sliding_window": "attention.sliding_window",
+    "vocab_size": "vocab_size",
+}
+
+_REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads")
+_FRACTIONS = ("rms_norm_eps", "layer_norm_epsilon", "rope_theta")
+_KINDS = {int: "a whole number", float: "a number"}
+_MAX_NUMBER = 1 << 40
+_MAX_LAYERS = 10_000
+_MAX_SHOWN = 60
+
+_GEMMA3_LAYERS_PER_GLOBAL = 6
+_GEMMA3_27B_LAYERS = 62
+_ROPE_DIVISORS = "rope_freqs.weight"
+
+
+def config_from_gguf(file: GGUFFile) -> Config:
+    """Translate the head of `file`. Raises Unsupported for an unknown architecture, else BadCheckpoint."""
+    metadata = file.metadata
+    name = str(metadata.get("general.architecture", ""))
+    if name not in _ARCHITECTURES:
+        known = ", ".join(sorted(_ARCHITECTURES))
+        raise Unsupported(f"GGUF architecture {name!r} is not supported. Supported: {known}.")
+    row = _ARCHITECTURES[name]
+    config: Config = {"architectures": [row.architecture], "model_type": row.model_type}
+    for ours, theirs in _KEYS.items():
+        if (value := metadata.get(f"{name}.{theirs}")) is not None:
+            config[ours] = _checked(f"{name}.{theirs}", value, float if ours in _FRACTIONS else int)
+    for key in _REQUIRED:
+        if not config.get(key):
+            raise BadCheckpoint(f"{file.path}: the metadata has no {name}.{_KEYS[key]}, or it is 0")
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if "vocab_size" not in config and isinstance(tokens, list):
+        config["vocab_size"] = len(tokens)
+    for ours in ("bos_token_id", "eos_token_id"):
+        if (value := metadata.get(f"tokenizer.ggml.{ours}")) is not None:
+            config[ours] = _checked(f"tokenizer.ggml.{ours}", value, int)
+    config["tie_word_embeddings"] = "output.weight" not in file.tensors
+    _add_rope(config, name, file)
+    if row.complete is not None:
+        row.complete(config)
+    return config
+
+
+def _checked(key: str, value: Any, kind: type) -> int | float:
+    """The value, if it is a number that a model can have: the file is untrusted, and sizes become loops."""
+    number = isinstance(value, int | kind) and not isinstance(value, bool)
+    if not number or not 0 <= value <= _MAX_NUMBER:
+        raise BadCheckpoint(f"The GGUF metadata's {key} is {_shortened(value)}; need {_KINDS[kind]} from 0")
+    if key.endswith(".block_count") and value > _MAX_LAYERS:
+        raise BadCheckpoint(f"The GGUF metadata's {key} is {value}; at most {_MAX_LAYERS} layers can be")
+    return cast("int | float", value)
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "…"
+
+
+def _add_rope(config: Config, name: str, file: GGUFFile) -> None:
+    """Rope scaling: Llama 3's frequencies come as a tensor of divisors, the rest as metadata."""
+    if _ROPE_DIVISORS in file.tensors:
+        if (kind := file.tensors[_ROPE_DIVISORS].type.name) != "F32":
+            raise BadCheckpoint(f"{file.path}: {_ROPE_DIVISORS} must be F32, found {kind}")
+        divisors = file.data(_ROPE_DIVISORS).ravel().view(np.float32).tolist()
+        config["rope_scaling"] = {"rope_type": "divided", "divisors": divisors}
+        return
+    kind = file.metadata.get(f"{name}.rope.scaling.type", "none")
+    if kind == "none":
+        return
+    if kind not in ("linear", "yarn"):
+        raise Unsupported(f"GGUF rope scaling {kind!r} is not supported (none, linear and yarn are)")
+    factor, length = f"{name}.rope.scaling.factor", f"{name}.rope.scaling.original_context_length"
+    config["rope_scaling"] = {
+        "rope_type": kind,
+        "factor": _checked(factor, file.metadata.get(factor), float),
+        "original_max_position_embeddings": file.metadata.get(length),
+    }
+
+
+def _complete_gemma3(config: Config) -> None:
+    """Every sixth layer is global; the scale of the scores is the head's, but for the largest size."""
+    num_layers = config["num_hidden_layers"]
+    config["layer_types"] = [
+        "sliding_attention" if (i + 1) % _GEMMA3_LAYERS_PER_GLOBAL else "full_attention"
+        for i in range(num_layers)
+    ]
+    config["query_pre_attn_scalar"] = (
+        config["hidden_size"] // config["num_attention_heads"]
+        if num_layers == _GEMMA3_27B_LAYERS
+        else config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    )
+
+
+_ARCHITECTURES = {
+    "llama": _Row("LlamaForCausalLM", "llama"),
+    "qwen2": _Row("Qwen2ForCausalLM", "qwen2"),
+    "qwen3": _Row("Qwen3ForCausalLM", "qwen3"),
+    "gemma3": _Row("Gemma3ForCausalLM", "gemma3_text", _complete_gemma3),
+    "gpt2": _Row("GPT2LMHeadModel", "gpt2"),
+}

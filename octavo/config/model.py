@@ -1,0 +1,51 @@
+"""What is loaded, and how its weights and tokens are read."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from octavo.config.option import option
+
+DEFAULT_MODEL = "smollm2"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The model, its tokenizer and its limits. In `EngineConfig`, 0 and "auto" have been decided."""
+
+    model: str = option(DEFAULT_MODEL, "Folder, GGUF file or hub name; 'smollm2' is the built-in default.")
+    tokenizer: str = option("", "Folder, GGUF file or hub name of the tokenizer; empty = the model's own.")
+    skip_tokenizer_init: bool = option(
+        False, "Load no tokenizer: prompts are token ids, outputs have no text."
+    )
+    trust_remote_code: bool = option(
+        False, "Accepted for compatibility; code from a model folder never runs."
+    )
+    revision: str = option("", "Branch, tag or commit on the hub.")
+    download_dir: str = option("", "Where hub downloads are kept; empty = the hub client's own folder.")
+    dtype: str = option(
+        "auto",
+        "Type in which weights and KV cache are kept; on CPU arithmetic is float32 in any case.",
+        ("auto", "float32", "bfloat16", "float16", "float", "half"),
+    )
+    quantization: str = option("", "Quantization scheme; empty = what the checkpoint says.")
+    load_format: str = option("auto", "How weights are read.", ("auto", "safetensors", "gguf", "dummy"))
+    max_model_len: int = option(
+        0, "Longest prompt + output in tokens; 0 = the model's; -1 = what memory holds."
+    )
+    seed: int = option(0, "Seed of dummy weights, and of requests that bring none when it is not 0.")
+    hf_overrides: dict[str, Any] = field(
+        default_factory=dict,
+        metadata={"explain": "Entries that replace those of config.json.", "choices": ()},
+    )
+    generation_config: str = option("auto", "'auto' = sampling defaults from the model; 'octavo' = ours.")
+    override_generation_config: dict[str, Any] = field(
+        default_factory=dict,
+        metadata={"explain": "Sampling defaults that replace the model's.", "choices": ()},
+    )
+    max_logprobs: int = option(20, "Most logprobs a request may ask for per position; -1 = the vocabulary.")
+    logprobs_mode: str = option(
+        "raw_logprobs",
+        "Logprobs before (raw) or after (processed) penalties, temperature and truncation.",
+        ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"),
+    )
+    chat_template: str = option("", "File with a Jinja chat template; empty = the model's own.")

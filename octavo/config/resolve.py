@@ -1,0 +1,191 @@
+"""Turns what the user said into what the engine does: every open option is decided here, once, and logged."""
+
+import dataclasses
+import os
+from typing import Any, TypeVar, get_origin
+
+from octavo.base.errors import ConfigError, Unsupported
+from octavo.base.hub import locate
+from octavo.base.log import get_logger
+from octavo.config.args import EngineArgs
+from octavo.config.cache import CacheConfig
+from octavo.config.checkpoint import Checkpoint, read_checkpoint
+from octavo.config.engine import EngineConfig
+from octavo.config.model import ModelConfig
+from octavo.config.observability import ObservabilityConfig
+from octavo.config.option import TARGET
+from octavo.config.parallel import ParallelConfig
+from octavo.config.scheduling import SchedulerConfig
+
+logger = get_logger(__name__)
+C = TypeVar("C")
+
+_DTYPE_ALIASES = {"float": "float32", "half": "float16"}
+_LOWEST = {"max_model_len": -1, "max_logprobs": -1}
+"""Numbers that may be below 0; every seed may."""
+_CHECKPOINT_DTYPES = ("float32", "bfloat16", "float16")
+
+
+def resolve(args: EngineArgs) -> EngineConfig:
+    """Decide everything that was left open. Raises ConfigError for options that cannot work together."""
+    _check(args)
+    path = locate(args.model, revision=args.revision, download_dir=args.download_dir)
+    checkpoint = read_checkpoint(path, args.hf_overrides)
+    parallel = _parallel(args)
+    cpu = parallel.device == "cpu"
+    model = dataclasses.replace(
+        _part(args, ModelConfig),
+        dtype=_dtype(args.dtype, checkpoint, cpu),
+        load_format=_load_format(args.load_format, checkpoint),
+        max_model_len=_max_model_len(args.max_model_len, checkpoint),
+    )
+    cache = dataclasses.replace(_part(args, CacheConfig), block_size=args.block_size or (16 if cpu else 64))
+    if cache.kv_cache_dtype == "auto":
+        cache = dataclasses.replace(cache, kv_cache_dtype=model.dtype)
+    config = EngineConfig(
+        model=model,
+        cache=cache,
+        scheduler=_scheduler(args, cpu, model.max_model_len),
+        parallel=parallel,
+        observability=_part(args, ObservabilityConfig),
+        checkpoint=checkpoint,
+    )
+    logger.info("%s", describe(config))
+    return config
+
+
+def describe(config: EngineConfig) -> str:
+    """One table of the decisions."""
+    rows = {
+        "model": f"{config.checkpoint.path} ({config.checkpoint.architecture}, {config.model.load_format})",
+        "device": f"{config.parallel.device} x {config.parallel.tensor_parallel_size}",
+        "dtype": f"{config.model.dtype}, KV cache {config.cache.kv_cache_dtype}",
+        "context": f"{config.model.max_model_len} tokens",
+        "step": f"{config.scheduler.max_num_batched_tokens} tokens, {config.scheduler.max_num_seqs} requests,"
+        f" {config.scheduler.scheduling_policy}",
+    }
+    return "Engine:" + "".join(f"\n  {name:<8} {value}" for name, value in rows.items())
+
+
+def _check(args: EngineArgs) -> None:
+    for field in dataclasses.fields(args):
+        _check_field(field, getattr(args, field.name))
+    if not 0 < args.gpu_memory_utilization <= 1:
+        raise ConfigError(
+            f"GPU memory utilization must be between 0 and 1. Got {args.gpu_memory_utilization}."
+        )
+    if args.tensor_parallel_size < 1:
+        raise ConfigError(f"Invalid tensor parallel size: {args.tensor_parallel_size} (must be at least 1).")
+    if args.trust_remote_code:
+        logger.warning("trust_remote_code has no effect: octavo never runs code from a model folder.")
+
+
+def _check_field(field: dataclasses.Field[Any], value: Any) -> None:
+    """Type, range and choices of one option, as far as they depend on nothing else."""
+    kind: Any = get_origin(field.type) or field.type
+    fits = isinstance(value, int | float) if kind is float else isinstance(value, kind)
+    if not fits or (isinstance(value, bool) and kind is not bool):
+        raise ConfigError(f"{field.name} must be of type {kind.__name__}, got {value!r}.")
+    if kind in (int, float) and field.name != "seed" and value < (lowest := _LOWEST.get(field.name, 0)):
+        raise ConfigError(
+            f"{field.name} must be at least {lowest}, got {value}. ({field.metadata['explain']})"
+        )
+    choices = field.metadata["choices"]
+    if choices and value not in choices and not (TARGET in choices and ":" in value):
+        raise ConfigError(f"{field.name}={value!r} is not one of {', '.join(choices)}.")
+
+
+def _part(args: EngineArgs, kind: type[C]) -> C:
+    """The fields of one concern out of the flat arguments."""
+    names = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]  # every kind is a dataclass
+    return kind(**{name: getattr(args, name) for name in names})
+
+
+def _parallel(args: EngineArgs) -> ParallelConfig:
+    parallel = _part(args, ParallelConfig)
+    backend = parallel.distributed_executor_backend
+    if backend in ("auto", "uni"):
+        backend = "inproc" if parallel.tensor_parallel_size == 1 else "mp"
+    if backend == "inproc" and parallel.tensor_parallel_size > 1:
+        raise ConfigError(
+            "distributed_executor_backend='inproc' runs one rank; use 'mp' for tensor_parallel_size > 1."
+        )
+    device = parallel.device if parallel.device != "auto" else _find_device()
+    threads = parallel.cpu_threads or max(1, _usable_cores() // parallel.tensor_parallel_size)
+    return dataclasses.replace(
+        parallel, device=device, distributed_executor_backend=backend, cpu_threads=threads
+    )
+
+
+def _find_device() -> str:
+    """cuda when the driver's device files are there; torch itself is not imported for the question."""
+    return "cuda" if os.path.exists("/dev/nvidiactl") else "cpu"  # noqa: PTH110  # a device node
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _dtype(dtype: str, checkpoint: Checkpoint, cpu: bool) -> str:
+    if dtype != "auto":
+        return _DTYPE_ALIASES.get(dtype, dtype)
+    stored = checkpoint.text_config.get("dtype") or checkpoint.text_config.get("torch_dtype")
+    if stored in _CHECKPOINT_DTYPES:
+        return str(stored)
+    return "float32" if cpu and checkpoint.format != "gguf" else "bfloat16"
+
+
+def _load_format(load_format: str, checkpoint: Checkpoint) -> str:
+    if load_format == "auto":
+        if checkpoint.format == "none":
+            raise ConfigError(
+                f"{checkpoint.path} holds a config but no *.safetensors; load_format='dummy' runs it with "
+                "random weights."
+            )
+        return checkpoint.format
+    if load_format not in ("dummy", checkpoint.format):
+        raise ConfigError(f"load_format={load_format!r}, but {checkpoint.path} is {checkpoint.format}.")
+    return load_format
+
+
+def _max_model_len(asked: int, checkpoint: Checkpoint) -> int:
+    longest = checkpoint.max_position_embeddings
+    if asked in (0, -1):
+        return longest
+    if asked > longest:
+        raise ConfigError(
+            f"max_model_len={asked} is longer than the {longest} positions the model was made for; "
+            f"use at most {longest}, or hf_overrides={{'max_position_embeddings': …}} if you know better."
+        )
+    return asked
+
+
+def _scheduler(args: EngineArgs, cpu: bool, max_model_len: int) -> SchedulerConfig:
+    scheduler = _part(args, SchedulerConfig)
+    seqs = scheduler.max_num_seqs or 256
+    tokens = scheduler.max_num_batched_tokens or max(seqs, 4096 if cpu else 16384)
+    if tokens < seqs:
+        raise ConfigError(
+            f"max_num_batched_tokens ({tokens}) must be at least max_num_seqs ({seqs}): each running request "
+            "needs one token of every step."
+        )
+    if not scheduler.enable_chunked_prefill and tokens < max_model_len:
+        if scheduler.max_num_batched_tokens:
+            raise ConfigError(
+                f"max_num_batched_tokens ({tokens}) is smaller than max_model_len ({max_model_len}) and "
+                "chunked prefill is off: raise it, lower max_model_len, or leave enable_chunked_prefill on."
+            )
+        tokens = max_model_len
+    if scheduler.long_prefill_token_threshold > 0 and not scheduler.enable_chunked_prefill:
+        raise Unsupported("long_prefill_token_threshold needs enable_chunked_prefill=True.")
+    return dataclasses.replace(
+        scheduler,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=tokens,
+        steps_in_flight=scheduler.steps_in_flight or (1 if cpu else 2),
+    )
+
+
+def as_dict(config: EngineConfig) -> dict[str, Any]:
+    """The config as plain types, for logs and reports."""
+    return dataclasses.asdict(config)

@@ -1,0 +1,46 @@
+"""`Executor`: how the engine core speaks to the workers, wherever they run. Implemented beside this file.
+
+The core starts an executor, hands it one SchedulerOutput per step and reads the results in the same order.
+Steps are executed in the order in which they were given; several may be under way. An executor knows nothing
+of requests' ends, blocks or policies.
+"""
+
+from abc import ABC, abstractmethod
+from concurrent.futures import Future
+from typing import Any
+
+from octavo.config.engine import EngineConfig
+from octavo.messages.kv import CachePlan, ModelReady
+from octavo.messages.step import ModelRunnerOutput, SchedulerOutput
+
+
+class Executor(ABC):
+    """All ranks of one model as one object; used by one thread."""
+
+    @abstractmethod
+    def start(self, config: EngineConfig) -> ModelReady:
+        """Load the model on every rank; say what its KV cache needs and what memory is left.
+
+        Raises ConfigError when the user can mend it (options, model files), EngineDead when a worker ended.
+        """
+
+    @abstractmethod
+    def allocate(self, plan: CachePlan) -> None:
+        """Allocate the planned KV cache on every rank; once, before the first step."""
+
+    @abstractmethod
+    def execute(self, step: SchedulerOutput) -> "Future[ModelRunnerOutput]":
+        """Give a step to the workers without waiting for it.
+
+        The step is only read; it stays as it is from here on. An exception in the future means that the state
+        of the workers is unknown: the core ends. Faults of one request come in ModelRunnerOutput.errors
+        instead.
+        """
+
+    @abstractmethod
+    def call(self, verb: str, arguments: dict[str, Any]) -> list[Any]:
+        """Run the workers' command `verb` on every rank, after the steps given so far; one result each."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the workers and free their memory; may be called twice, and before `start`."""

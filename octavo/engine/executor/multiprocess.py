@@ -1,0 +1,181 @@
+"""One process per rank: a step is encoded once and written to every rank's pipe, rank 0 answers.
+
+The core calls it from one thread. A second thread reads the answers and completes the steps in order; one
+thread per rank waits for its process to end. The first fault, a message Failed or a dead process, ends
+everything: all open steps and every later call raise it.
+"""
+
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future
+from contextlib import ExitStack
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from octavo.base.errors import ConfigError, EngineDead, OctavoError
+from octavo.base.processes import Child
+from octavo.base.transport import Broadcaster, Mailbox, Receiver
+from octavo.config.engine import EngineConfig
+from octavo.engine.executor import WORKER
+from octavo.engine.executor.interface import Executor
+from octavo.messages.control import Call, Failed, Shutdown, Start
+from octavo.messages.kv import CachePlan, ModelReady
+from octavo.messages.step import ModelRunnerOutput, SchedulerOutput
+from octavo.messages.worker import (
+    REPLY_PIPE,
+    Allocate,
+    Execute,
+    Executed,
+    Loaded,
+    Returned,
+    WorkerCommand,
+    WorkerReply,
+    rank_pipe,
+)
+
+_RANK_MODULE = "octavo.runtime.worker.main"
+_GLOO_ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
+"""torch.distributed opens sockets: never on an outer interface, unless the user chose one."""
+_LAST_WORDS_S = 0.2
+_GRACE_S = 5.0
+A = TypeVar("A", Loaded, Returned)
+
+
+class MultiprocessExecutor(Executor):
+    """Runs the class named `worker` in `tensor_parallel_size` processes."""
+
+    def __init__(self, worker: str = WORKER) -> None:
+        self._worker_class = worker
+        self._children: list[Child] = []
+        self._opened = ExitStack()
+        self._serving = False
+        self._lock = threading.Lock()
+        """Guards the two below, which the reader and the watchers share with the core's thread."""
+        self._open_steps: deque[Future[ModelRunnerOutput]] = deque()
+        self._error: OctavoError | None = None
+        self._answers: SimpleQueue[Loaded | Returned | OctavoError] = SimpleQueue()
+        self._heard_failure = threading.Event()
+
+    def start(self, config: EngineConfig) -> ModelReady:
+        """Start the ranks and load the model. After ConfigError or EngineDead nothing is left running."""
+        content = config.to_msgpack()
+        ranks = range(config.parallel.tensor_parallel_size)
+        with ExitStack() as opened:
+            mailbox = Mailbox.create()
+            opened.callback(mailbox.close)
+            self._replies: Receiver[WorkerReply] = Receiver(mailbox.address(REPLY_PIPE), WorkerReply)
+            opened.callback(self._replies.close)
+            addresses = [mailbox.address(rank_pipe(rank)) for rank in ranks]
+            self._commands: Broadcaster[WorkerCommand] = Broadcaster(addresses)
+            opened.callback(self._commands.close, linger_s=0.0)
+            reader = threading.Thread(target=self._read, name="executor-replies", daemon=True)
+            reader.start()
+            opened.callback(reader.join)
+            opened.callback(self._replies.interrupt)
+            opened.callback(self._end_children)
+            for rank in ranks:
+                self._children.append(self._spawn(mailbox, rank))
+            self._commands.send(Start(content))
+            loaded = self._gather(Loaded)
+            self._opened = opened.pop_all()
+        self._serving = True
+        return ModelReady(loaded[0].ready.groups, min(answer.ready.available_bytes for answer in loaded))
+
+    def allocate(self, plan: CachePlan) -> None:
+        """Make the cache tensors on every rank."""
+        self._commands.send(Allocate(plan))
+        self._gather(Returned)
+
+    def execute(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        """Hand the step to all ranks; returns at once."""
+        future: Future[ModelRunnerOutput] = Future()
+        with self._lock:
+            if self._error is not None:
+                future.set_exception(self._error)
+                return future
+            self._open_steps.append(future)
+        self._commands.send(Execute(step))
+        return future
+
+    def call(self, verb: str, arguments: dict[str, Any]) -> list[Any]:
+        """Run the workers' command `verb`: one result per rank. Raises OctavoError when a rank refuses it."""
+        self._commands.send(Call(0, verb, arguments))
+        answers = self._gather(Returned)
+        if errors := [f"rank {answer.rank}: {answer.error}" for answer in answers if answer.error]:
+            raise OctavoError(f"{verb} failed on {'; '.join(errors)}")
+        return [answer.result for answer in answers]
+
+    def close(self) -> None:
+        """End the ranks, killing those that do not end by themselves."""
+        self._opened.close()
+
+    def _end_children(self) -> None:
+        # ranks that still load do not listen, and after a fault they may wait for each other
+        grace_s = _GRACE_S if self._serving and self._error is None else 0.0
+        self._fail(EngineDead("The executor has been closed."))
+        self._commands.send(Shutdown())
+        deadline = time.monotonic() + grace_s
+        for child in self._children:
+            child.end(max(0.0, deadline - time.monotonic()))
+
+    def _spawn(self, mailbox: Mailbox, rank: int) -> Child:
+        return Child(
+            _RANK_MODULE,
+            str(mailbox.path),
+            str(rank),
+            self._worker_class,
+            on_exit=partial(self._on_exit, rank),
+            environment=_GLOO_ON_LOOPBACK,
+        )
+
+    def _gather(self, kind: type[A]) -> list[A]:
+        """Wait for one answer from every rank, in rank order."""
+        answers: dict[int, A] = {}
+        while len(answers) < len(self._children):
+            answer = self._answers.get()
+            if isinstance(answer, OctavoError):
+                self._answers.put(answer)  # for whoever asks next
+                raise answer
+            if not isinstance(answer, kind):
+                raise EngineDead(f"A rank answered {type(answer).__name__}, not {kind.__name__}.")
+            answers[answer.rank] = answer
+        return [answers[rank] for rank in sorted(answers)]
+
+    def _read(self) -> None:
+        """Thread: every answer of the ranks, until interrupted."""
+        try:
+            while (reply := self._replies.receive()) is not None:
+                self._take(reply)
+        except Exception as error:
+            self._fail(EngineDead(f"The answers of the ranks cannot be read: {error}"))
+
+    def _take(self, reply: WorkerReply) -> None:
+        match reply:
+            case Executed(output):
+                with self._lock:
+                    future = self._open_steps.popleft() if self._open_steps else None
+                if future is not None:
+                    future.set_result(output)
+            case Failed(error, is_config_error):
+                self._fail(ConfigError(error) if is_config_error else EngineDead(error))
+                self._heard_failure.set()
+            case _:
+                self._answers.put(reply)
+
+    def _on_exit(self, rank: int, code: int) -> None:
+        """Thread of a rank's watcher: the process has ended. Its own account of why goes first."""
+        self._heard_failure.wait(_LAST_WORDS_S)
+        self._fail(EngineDead(f"The process of rank {rank} ended with exit code {code}."))
+
+    def _fail(self, error: OctavoError) -> None:
+        """Fail all open and all later work; only the first error counts."""
+        with self._lock:
+            if self._error is not None:
+                return
+            self._error = error
+            steps, self._open_steps = self._open_steps, deque()
+        for future in steps:
+            future.set_exception(error)
+        self._answers.put(error)

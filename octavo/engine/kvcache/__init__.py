@@ -1,0 +1,1 @@
+"""Bookkeeping of the paged KV cache: ids, counts and digests; the bytes live in the workers."""

@@ -1,0 +1,219 @@
+"""`KVCacheManager`: which blocks each request holds, by cache group, and which beginnings can be shared.
+
+Called by the scheduler, which says how many tokens are to be computed; knows no requests, policies or steps.
+All answers hold for steps that execute in the order in which they were scheduled: a block may be shared as
+soon as the step that fills it is scheduled, and given to a new owner while an earlier step still reads it.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from octavo.engine.kvcache.block_pool import NULL_BLOCK, BlockPool
+from octavo.engine.kvcache.groups import CacheGroup
+from octavo.engine.kvcache.prefix import HashChain
+from octavo.messages.kv import CachePlan
+
+
+class SharedPrefix(NamedTuple):
+    """A beginning that is in the cache, found by content or in a sibling's table; nothing is held yet."""
+
+    num_tokens: int
+    blocks: list[list[int]]
+    """[group]: the first blocks of a table; null where the window has passed."""
+    epoch: int
+    num_queried: int = 0
+    """Tokens that were looked up in the prefix map."""
+
+
+class BlockTable:
+    """The blocks of one request: the same number in every group, null where the window has passed."""
+
+    __slots__ = ("capacity", "epoch", "first_live", "groups", "num_committed")
+
+    def __init__(
+        self, groups: list[list[int]], first_live: list[int], num_committed: int, epoch: int
+    ) -> None:
+        self.groups = groups
+        self.first_live = first_live
+        self.num_committed = num_committed
+        """Leading full blocks that were offered to the prefix map."""
+        self.epoch = epoch
+        self.capacity = 0
+        """Positions that the table covers."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Length of each group's table."""
+        return len(self.groups[0])
+
+
+class KVCacheManager:
+    """The tables of all running requests over one pool of blocks."""
+
+    def __init__(self, plan: CachePlan, enable_prefix_caching: bool = True) -> None:
+        self.pool = BlockPool(plan.num_blocks)
+        self.block_size = plan.block_size
+        self.groups = [
+            CacheGroup.from_spec(i, group.spec, plan.block_size) for i, group in enumerate(plan.groups)
+        ]
+        self.copies: list[tuple[int, int]] = []
+        """(from, to) blocks that must be copied before the step being planned computes anything."""
+        self._enable_prefix_caching = enable_prefix_caching
+        self._epoch = 0
+
+    @property
+    def num_usable_blocks(self) -> int:
+        """All blocks but the null block."""
+        return self.pool.num_blocks - 1
+
+    def peak_blocks(self, num_tokens: int, max_chunk: int) -> int:
+        """Blocks that computing `num_tokens` from nothing may hold at once, without any sharing."""
+        return sum(group.peak_blocks(num_tokens, max_chunk) for group in self.groups)
+
+    def nothing(self) -> SharedPrefix:
+        """The empty beginning."""
+        return SharedPrefix(0, [[] for _ in self.groups], self._epoch)
+
+    def match(self, chain: HashChain, token_ids: Sequence[int]) -> SharedPrefix:
+        """The longest known beginning of `token_ids`, all but one token at most: one must be computed."""
+        if not self._enable_prefix_caching:
+            return self.nothing()
+        digests = chain.extend(token_ids)
+        num_blocks = self._longest_hit(digests, (len(token_ids) - 1) // self.block_size)
+        num_tokens = num_blocks * self.block_size
+        blocks = []
+        for group in self.groups:
+            first = group.first_needed(num_tokens)
+            found = [self.pool.find((digest, group.index)) for digest in digests[first:num_blocks]]
+            blocks.append([NULL_BLOCK] * first + [block for block in found if block is not None])
+        return SharedPrefix(num_tokens, blocks, self._epoch, num_queried=len(token_ids))
+
+    def fork(self, leader: BlockTable, num_tokens: int) -> SharedPrefix | None:
+        """The leader's blocks of its first `num_tokens` tokens, a partly filled one included.
+
+        None when the leader's window has passed some that the follower would read.
+        """
+        num_blocks = -(-num_tokens // self.block_size)
+        blocks = []
+        for group, table, first_live in zip(self.groups, leader.groups, leader.first_live, strict=True):
+            first = group.first_needed(num_tokens)
+            if first < first_live:
+                return None
+            blocks.append([NULL_BLOCK] * first + table[first:num_blocks])
+        return SharedPrefix(num_tokens, blocks, leader.epoch)
+
+    def can_start(self, prefix: SharedPrefix, num_tokens: int, max_chunk: int) -> bool:
+        """True when all `num_tokens` of a request with this beginning fit into what is free now."""
+        needed = 0
+        for group, blocks in zip(self.groups, prefix.blocks, strict=True):
+            live = blocks[group.first_needed(prefix.num_tokens) :]
+            num_shared = sum(self.pool.ref_count(block) > 0 for block in live)
+            peak = group.peak_blocks(num_tokens, max_chunk)
+            ahead = -(-num_tokens // self.block_size) - len(blocks)
+            # At first it holds `live` too; once the window has passed them, only blocks of its own.
+            needed += max(min(len(live) + ahead, peak) - num_shared, min(ahead, peak))
+        if prefix.num_tokens % self.block_size:
+            needed += len(self.groups)  # the partly filled blocks are copied
+        return needed <= self.pool.num_free
+
+    def open(self, prefix: SharedPrefix) -> BlockTable:
+        """A table that holds the blocks of `prefix`, which must have been found since the last change."""
+        first_live = [group.first_needed(prefix.num_tokens) for group in self.groups]
+        for blocks, first in zip(prefix.blocks, first_live, strict=True):
+            for block in blocks[first:]:
+                self.pool.share(block)
+        table = BlockTable(prefix.blocks, first_live, prefix.num_tokens // self.block_size, prefix.epoch)
+        table.capacity = table.num_blocks * self.block_size
+        return table
+
+    def reserve(self, table: BlockTable, num_computed: int, num_new: int) -> list[list[int]] | None:
+        """Make `table` ready for `num_new` tokens from `num_computed` on; None if they do not fit now.
+
+        Frees what the window has passed. Returns the blocks appended, by group; a block that others hold too
+        and that would be written is replaced by a copy (`copies`).
+        """
+        self._trim(table, num_computed)
+        missing = max(0, -(-(num_computed + num_new) // self.block_size) - table.num_blocks)
+        shared = self._shared_tails(table, num_computed)
+        if missing * len(self.groups) + len(shared) > self.pool.num_free:
+            return None
+        for blocks in shared:
+            self._copy_on_write(blocks, num_computed // self.block_size)
+        new_blocks = [self.pool.allocate(missing) for _ in self.groups]
+        for blocks, new in zip(table.groups, new_blocks, strict=True):
+            blocks.extend(new)
+        table.capacity = table.num_blocks * self.block_size
+        return new_blocks
+
+    def commit(
+        self, table: BlockTable, chain: HashChain, token_ids: Sequence[int], num_computed: int
+    ) -> None:
+        """Offer the full blocks of known, computed (or scheduled) tokens to the prefix map, each once.
+
+        token_ids: the known tokens; num_computed may count further ones whose values are still pending.
+        """
+        num_full = min(num_computed, len(token_ids)) // self.block_size
+        start = table.num_committed
+        if num_full <= start or not self._enable_prefix_caching or table.epoch != self._epoch:
+            return
+        digests = chain.extend(token_ids)
+        for group, blocks, first_live in zip(self.groups, table.groups, table.first_live, strict=True):
+            for i in range(max(start, first_live), num_full):
+                self.pool.remember(blocks[i], (digests[i], group.index))
+        table.num_committed = num_full
+
+    def release(self, table: BlockTable, *, discard: bool = False) -> None:
+        """Give all blocks back, tails first; `discard`: what only this table holds is not shared again."""
+        for i in reversed(range(table.num_blocks)):
+            for blocks, first_live in zip(table.groups, table.first_live, strict=True):
+                if i >= first_live:
+                    if discard and self.pool.ref_count(blocks[i]) == 1:
+                        self.pool.forget(blocks[i])
+                    self.pool.release(blocks[i])
+        table.groups = [[] for _ in self.groups]
+        table.capacity = 0
+
+    def take_copies(self) -> list[tuple[int, int]]:
+        """The copies that the step being planned must do; the list is handed over."""
+        copies, self.copies = self.copies, []
+        return copies
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all contents; tables in use keep their blocks, which are not shared by content any more."""
+        self.pool.forget_all()
+        self._epoch += 1
+
+    def _longest_hit(self, digests: list[bytes], limit: int) -> int:
+        """Most leading blocks that every group can do without computing."""
+
+        def is_cached(block: int, group: int) -> bool:
+            return self.pool.find((digests[block], group)) is not None
+
+        while True:
+            before = limit
+            for group in self.groups:
+                limit = group.longest_hit(is_cached, limit)
+            if limit == before:
+                return limit
+
+    def _trim(self, table: BlockTable, num_computed: int) -> None:
+        """Free the blocks that the window has passed."""
+        for group, blocks, first_live in zip(self.groups, table.groups, table.first_live, strict=True):
+            first_kept = min(group.first_kept(num_computed), len(blocks))
+            for i in range(first_live, first_kept):
+                self.pool.release(blocks[i])
+                blocks[i] = NULL_BLOCK
+            table.first_live[group.index] = max(first_live, first_kept)
+
+    def _shared_tails(self, table: BlockTable, num_computed: int) -> list[list[int]]:
+        """The groups' tables whose partly filled last block others hold too."""
+        index, offset = divmod(num_computed, self.block_size)
+        if offset == 0:
+            return []
+        return [blocks for blocks in table.groups if self.pool.ref_count(blocks[index]) > 1]
+
+    def _copy_on_write(self, blocks: list[int], index: int) -> None:
+        [copy] = self.pool.allocate(1)
+        self.copies.append((blocks[index], copy))
+        self.pool.release(blocks[index])
+        blocks[index] = copy

@@ -1,0 +1,87 @@
+"""`Ledger`: every request's place, from arrival to the moment nothing of it is left in the engine.
+
+The scheduler plans with it, `update` ends requests in it. Owns the lifetimes of blocks and of the runner's
+slots: both are freed together, and never while a step in flight has a part of the request.
+"""
+
+from octavo.engine.kvcache.manager import KVCacheManager
+from octavo.engine.scheduler.policies import Policy
+from octavo.engine.scheduler.queue import RunningSet, WaitingQueue
+from octavo.engine.scheduler.request import Request, RequestStatus
+from octavo.messages.request import FinishReason
+
+
+class Ledger:
+    """Requests by id, waiting, running, and leaving (finished, but part of a step in flight)."""
+
+    def __init__(self, kv: KVCacheManager, policy: Policy) -> None:
+        self.kv = kv
+        self.requests: dict[str, Request] = {}
+        self.waiting = WaitingQueue(policy)
+        self.running = RunningSet(policy)
+        self.leaving: set[Request] = set()
+        self.released_ids: list[str] = []
+        """Requests whose slots the runner may free; sent down with the next step."""
+        self.num_preemptions = 0
+
+    def add(self, request: Request) -> None:
+        """Enter a new request."""
+        self.requests[request.request_id] = request
+        self.waiting.add(request)
+
+    def start(self, request: Request) -> None:
+        """From waiting to running."""
+        self.waiting.remove(request)
+        request.move_to(RequestStatus.RUNNING)
+        request.leader = None
+        self.running.add(request)
+
+    def preempt(self, request: Request) -> None:
+        """Take a running request's blocks; it waits to start anew. No step in flight may have part of it."""
+        assert request.num_in_flight == 0 and request.num_pending == 0, f"{request.request_id} is in flight"
+        self.running.remove(request)
+        request.move_to(RequestStatus.PREEMPTED)
+        self._release(request)
+        request.num_computed = 0
+        self.waiting.add(request)
+        self.num_preemptions += 1
+
+    def finish(self, request: Request, reason: FinishReason) -> None:
+        """End a request in any state but finished."""
+        if request.status is RequestStatus.RUNNING:
+            self.running.remove(request)
+        else:
+            self.waiting.remove(request)
+        request.move_to(RequestStatus.FINISHED)
+        request.finish_reason = reason
+        request.leader = None
+        if request.num_in_flight:
+            self.leaving.add(request)
+        else:
+            self._forget(request)
+
+    def retire(self, request: Request) -> None:
+        """Free what a finished request holds when its last step in flight has been read."""
+        if request.num_in_flight == 0:
+            self.leaving.remove(request)
+            self._forget(request)
+
+    def take_released(self) -> list[str]:
+        """The ids to send down; the list is handed over."""
+        released, self.released_ids = self.released_ids, []
+        return released
+
+    def _forget(self, request: Request) -> None:
+        if request.table is not None:
+            self._release(request)
+        del self.requests[request.request_id]
+
+    def _release(self, request: Request) -> None:
+        """Give back blocks and slot; what is known and sound stays findable in the prefix map."""
+        assert request.table is not None
+        failed = request.finish_reason is FinishReason.ERROR
+        if not failed:
+            self.kv.commit(request.table, request.chain, request.token_ids, request.num_computed)
+        self.kv.release(request.table, discard=failed)
+        request.table = None
+        self.released_ids.append(request.request_id)

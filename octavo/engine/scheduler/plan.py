@@ -1,0 +1,55 @@
+"""`StepPlan`: one step while it is planned, and what `update` needs to read its result.
+
+Filled by the scheduler; rules look at it. `to_output` is the form in which it goes to the workers.
+"""
+
+from dataclasses import dataclass, field
+
+from octavo.engine.scheduler.request import Request
+from octavo.messages.step import NewRequest, SchedulerOutput
+
+
+@dataclass(slots=True, eq=False)
+class StepPlan:
+    """Who computes how many tokens. The lists from `requests` on run in parallel."""
+
+    step_id: int
+    num_tokens_left: int
+    """Of the step's token budget."""
+    num_seats_left: int
+    """Requests that may still start."""
+    is_short_of_blocks: bool = False
+    """A running request had to take blocks from another: nothing starts in this step."""
+    is_blocked: bool = False
+    """A running request still waits for blocks: those behind it get none."""
+    new_requests: list[NewRequest] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+    num_computed: list[int] = field(default_factory=list)
+    num_scheduled: list[int] = field(default_factory=list)
+    new_blocks: list[list[list[int]]] = field(default_factory=list)
+
+    def add(self, request: Request, num_new: int, new_blocks: list[list[int]]) -> None:
+        """Give `request` a part of `num_new` tokens, and count them as computed from here on."""
+        self.requests.append(request)
+        self.num_computed.append(request.num_computed)
+        self.num_scheduled.append(num_new)
+        self.new_blocks.append(new_blocks)
+        self.num_tokens_left -= num_new
+        request.num_computed += num_new
+        request.num_in_flight += 1
+        request.last_step_id = self.step_id
+        if request.num_computed == len(request.token_ids) + request.num_pending:
+            request.num_pending += 1
+
+    def to_output(self, released_ids: list[str], block_copies: list[tuple[int, int]]) -> SchedulerOutput:
+        """The step as the workers get it."""
+        return SchedulerOutput(
+            step_id=self.step_id,
+            new_requests=self.new_requests,
+            released_ids=released_ids,
+            request_ids=[request.request_id for request in self.requests],
+            num_computed_tokens=self.num_computed,
+            num_scheduled_tokens=self.num_scheduled,
+            new_block_ids=self.new_blocks,
+            block_copies=block_copies,
+        )

@@ -1,0 +1,127 @@
+"""`Request`: one sequence inside the engine, from arrival to its end.
+
+Owned by the scheduler; `update` appends to it. A request's computed tokens chase its tokens: prompt, outputs,
+and outputs that were scheduled but whose values are still on the device ("pending").
+
+    WAITING ──► RUNNING ──► FINISHED        any state ──► FINISHED
+                 │   ▲
+                 ▼   │
+               PREEMPTED
+"""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from octavo.engine.kvcache.manager import BlockTable, SharedPrefix
+from octavo.engine.kvcache.prefix import HashChain
+from octavo.messages.request import EngineRequest, FinishReason
+from octavo.messages.sampling import SamplingParams
+
+
+class RequestStatus(Enum):
+    """Where a request is; it is in exactly one place."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    PREEMPTED = auto()
+    """Waiting again, without blocks; everything it had computed will be computed anew."""
+    FINISHED = auto()
+    """It may still be part of steps in flight; blocks and slot are freed when the last has retired."""
+
+
+_ALLOWED = {
+    RequestStatus.WAITING: {RequestStatus.RUNNING, RequestStatus.FINISHED},
+    RequestStatus.RUNNING: {RequestStatus.PREEMPTED, RequestStatus.FINISHED},
+    RequestStatus.PREEMPTED: {RequestStatus.RUNNING, RequestStatus.FINISHED},
+    RequestStatus.FINISHED: set(),
+}
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One sequence: what was asked, what is known, what is computed, what it holds."""
+
+    request_id: str
+    token_ids: list[int]
+    """Prompt and the outputs known so far."""
+    num_prompt_tokens: int
+    max_total_tokens: int
+    """Prompt and output together never grow beyond this."""
+    sampling: SamplingParams
+    seed: int
+    eos_token_ids: frozenset[int]
+    stop_token_ids: frozenset[int]
+    """End of text and the user's stop tokens together."""
+    arrival_s: float
+    priority: int
+    sequence: int
+    """Order of arrival at this engine."""
+    chain: HashChain
+    leader: "Request | None" = None
+    """Until it first runs: the sibling whose prompt blocks it may share."""
+    status: RequestStatus = RequestStatus.WAITING
+    num_computed: int = 0
+    """Tokens whose keys and values are in the cache once all steps given so far have run."""
+    num_pending: int = 0
+    """Outputs that steps in flight will bring."""
+    num_in_flight: int = 0
+    """Steps given to the executor and not read back."""
+    last_step_id: int = -1
+    """The last step that has a part of this request."""
+    table: BlockTable | None = None
+    """Blocks held; None before it runs."""
+    prefix: SharedPrefix | None = None
+    """While it is being admitted: the beginning it will start from."""
+    num_cached_tokens: int = -1
+    """Prompt tokens it need not compute when it first ran; -1 before."""
+    num_overtaken: int = 0
+    """Later requests that started while this one did not fit."""
+    num_prompt_logprobs: int = 0
+    """Prompt positions whose logprobs were handed out."""
+    finish_reason: FinishReason | None = None
+
+    @classmethod
+    def create(cls, request: EngineRequest, sequence: int, max_model_len: int, block_size: int) -> "Request":
+        """The engine's own record of what the front asked for."""
+        eos = frozenset(request.eos_token_ids)
+        num_prompt_tokens = len(request.prompt_token_ids)
+        return cls(
+            request_id=request.request_id,
+            token_ids=list(request.prompt_token_ids),
+            num_prompt_tokens=num_prompt_tokens,
+            max_total_tokens=min(num_prompt_tokens + request.max_tokens, max_model_len),
+            sampling=request.sampling,
+            seed=request.seed,
+            eos_token_ids=eos,
+            stop_token_ids=eos | frozenset(request.sampling.stop_token_ids or ()),
+            arrival_s=request.arrival_s,
+            priority=request.priority,
+            sequence=sequence,
+            chain=HashChain(block_size, request.cache_salt),
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and outputs, pending ones included."""
+        return len(self.token_ids) + self.num_pending
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Outputs whose values are known."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        """True from the moment its end is known."""
+        return self.status is RequestStatus.FINISHED
+
+    def has_same_prompt(self, other: "Request") -> bool:
+        """True when the prompts' keys and values are the same and may be shared."""
+        own = self.token_ids[: self.num_prompt_tokens]
+        return own == other.token_ids[: other.num_prompt_tokens] and self.chain.root == other.chain.root
+
+    def move_to(self, status: RequestStatus) -> None:
+        """Change the state; a change that the drawing above lacks is a bug of the engine."""
+        if status not in _ALLOWED[self.status]:
+            raise AssertionError(f"request {self.request_id}: {self.status.name} cannot become {status.name}")
+        self.status = status

@@ -1,0 +1,263 @@
+"""`Scheduler`: who computes how many tokens in the next step. One rule, no phases.
+
+Called by the engine core: `add`, `abort`, `schedule` (plan a step), `update` (read its result). Each
+request's computed tokens chase its tokens; running requests are served first, then waiting ones, under a
+token budget and the free blocks. Chunked prefill, shared prefixes and recomputing after preemption are the
+same rule with other numbers (idea: vLLM's V1 scheduler). Knows no tensors and no features; those that limit
+admission are rules in a list.
+
+Steps may be given out before earlier ones were read: a token that is sampled but not read back counts as
+pending.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+
+from octavo.base.errors import PromptTooLong, RequestError
+from octavo.config.scheduling import SchedulerConfig
+from octavo.engine.kvcache.manager import KVCacheManager
+from octavo.engine.scheduler.ledger import Ledger
+from octavo.engine.scheduler.plan import StepPlan
+from octavo.engine.scheduler.policies import POLICIES
+from octavo.engine.scheduler.request import Request, RequestStatus
+from octavo.engine.scheduler.rules import BlockRule, LeaderRule, Rule, SeatRule, TokenRule
+from octavo.engine.scheduler.update import read_results
+from octavo.messages.kv import CachePlan
+from octavo.messages.request import EngineOutput, EngineRequest, FinishReason, SchedulerStats
+from octavo.messages.step import ModelRunnerOutput, NewRequest, SchedulerOutput
+
+MAX_OVERTAKEN = 64
+"""Later requests that may start before one that does not fit; after that nothing starts before it."""
+MAX_EXAMINED = 128
+"""Waiting requests looked at per step."""
+
+
+class Scheduler:
+    """All requests of one engine, and the plan of its steps."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        cache: CachePlan,
+        max_model_len: int,
+        enable_prefix_caching: bool = True,
+    ) -> None:
+        self.kv = KVCacheManager(cache, enable_prefix_caching)
+        self._config = config
+        self._max_model_len = max_model_len
+        self._max_chunk = max_chunk(config)
+        self._policy = POLICIES.load(config.scheduling_policy)()
+        self._ledger = Ledger(self.kv, self._policy)
+        self._rules: list[Rule] = [
+            SeatRule(),
+            LeaderRule(),
+            BlockRule(self.kv, self._max_chunk),
+            TokenRule(split_prompts=config.enable_chunked_prefill),
+        ]
+        self._in_flight: deque[StepPlan] = deque()
+        self._no_blocks: list[list[int]] = [[] for _ in cache.groups]
+        self._num_added = 0
+        self._num_steps = 0
+        self._prefix_queries = 0
+        self._prefix_hits = 0
+
+    @property
+    def has_requests(self) -> bool:
+        """True while any request waits, runs or is part of a step in flight."""
+        return bool(self._ledger.requests)
+
+    def add(self, request: EngineRequest) -> None:
+        """Accept a request. Raises PromptTooLong if it can never run, RequestError for an id in use."""
+        self._check(request)
+        entry = Request.create(request, self._num_added, self._max_model_len, self.kv.block_size)
+        leader = self._ledger.requests.get(request.leader_id)
+        if leader is not None and leader.has_same_prompt(entry):
+            entry.leader = leader
+        self._num_added += 1
+        self._ledger.add(entry)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """End requests in any state, without an output; unknown and finished ids are skipped."""
+        for request_id in request_ids:
+            request = self._ledger.requests.get(request_id)
+            if request is not None and not request.is_finished:
+                self._ledger.finish(request, FinishReason.ABORT)
+
+    def schedule(self) -> SchedulerOutput | None:
+        """Plan the next step and count it as in flight; None when there is nothing to compute now."""
+        ledger = self._ledger
+        plan = StepPlan(
+            step_id=self._num_steps,
+            num_tokens_left=self._config.max_num_batched_tokens,
+            num_seats_left=self._config.max_num_seqs - len(ledger.running) - len(ledger.leaving),
+        )
+        self._schedule_running(plan)
+        if not plan.is_short_of_blocks:
+            self._schedule_waiting(plan)
+        if not plan.requests:
+            return None
+        self._num_steps += 1
+        self._in_flight.append(plan)
+        return plan.to_output(ledger.take_released(), self.kv.take_copies())
+
+    def update(self, result: ModelRunnerOutput) -> list[EngineOutput]:
+        """Read the result of the oldest step in flight."""
+        return read_results(self._in_flight.popleft(), result, self._ledger)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prompts; running requests go on undisturbed."""
+        self.kv.reset_prefix_cache()
+
+    def stats(self) -> SchedulerStats:
+        """The state now, and the counters since the start."""
+        return SchedulerStats(
+            num_running=len(self._ledger.running),
+            num_waiting=len(self._ledger.waiting),
+            num_blocks_used=self.kv.pool.num_used,
+            num_blocks=self.kv.num_usable_blocks,
+            num_preemptions=self._ledger.num_preemptions,
+            prefix_queries=self._prefix_queries,
+            prefix_hits=self._prefix_hits,
+            num_steps=self._num_steps,
+        )
+
+    def _check(self, request: EngineRequest) -> None:
+        """Refuse what could never run, or would be mistaken for another request."""
+        if request.request_id in self._ledger.requests:
+            raise RequestError(f"Request id {request.request_id!r} is in use.", "request_id")
+        num_prompt, longest = len(request.prompt_token_ids), self._max_model_len
+        if not 0 < num_prompt < longest:
+            raise PromptTooLong(
+                f"The prompt has {num_prompt} tokens; it must have at least 1 and at most {longest - 1}, "
+                f"to leave room for output within max_model_len={longest}.",
+                "prompt",
+            )
+        num_kept = min(num_prompt + request.max_tokens, longest) - 1  # the last is never computed
+        needed, usable = self.kv.peak_blocks(num_kept, self._max_chunk), self.kv.num_usable_blocks
+        if needed > usable:
+            raise PromptTooLong(
+                f"Prompt ({num_prompt} tokens) and max_tokens ({request.max_tokens}) need {needed} blocks of "
+                f"KV cache; the engine has {usable}. Shorten the prompt, lower max_tokens, or give the "
+                "engine's KV cache more memory.",
+                "prompt",
+            )
+        budget = self._config.max_num_batched_tokens
+        if not self._config.enable_chunked_prefill and num_kept > budget:
+            raise PromptTooLong(
+                f"Prompt and output of {num_kept} tokens exceed the {budget} of one step. Lower max_tokens, "
+                "raise max_num_batched_tokens, or leave enable_chunked_prefill on.",
+                "prompt",
+            )
+
+    def _schedule_running(self, plan: StepPlan) -> None:
+        """Serve running requests in order; each leaves a token for every one behind it."""
+        order = self._ledger.running.in_order()
+        served = 0
+        while served < len(order) and plan.num_tokens_left > 0:
+            request = order[served]
+            served += 1
+            num_tokens = len(request.token_ids) + request.num_pending
+            if num_tokens >= request.max_total_tokens:
+                continue  # its last token is pending
+            room = max(1, plan.num_tokens_left - (len(order) - served))
+            num_new = min(num_tokens - request.num_computed, room, self._max_chunk)
+            new_blocks = self._blocks_for(request, num_new, order, plan)
+            if new_blocks is not None:
+                self._take(plan, request, num_new, new_blocks)
+
+    def _blocks_for(
+        self, request: Request, num_new: int, order: list[Request], plan: StepPlan
+    ) -> list[list[int]] | None:
+        """New blocks for a running request, taken from those behind it if need be; None if it must wait.
+
+        Whoever loses its blocks, or would but for a step in flight, is removed from the end of `order`.
+        """
+        table = request.table
+        assert table is not None
+        if request.num_computed + num_new <= table.capacity:
+            return self._no_blocks
+        if plan.is_blocked:
+            return None
+        while True:
+            new_blocks = self.kv.reserve(table, request.num_computed, num_new)
+            if new_blocks is not None:
+                return new_blocks
+            plan.is_short_of_blocks = True
+            victim = order[-1]
+            if victim is not request:
+                order.pop()
+                if victim.num_in_flight == 0:
+                    self._ledger.preempt(victim)
+                    continue
+            plan.is_blocked = True
+            return None
+
+    def _schedule_waiting(self, plan: StepPlan) -> None:
+        """Start waiting requests in order. One that does not fit lets others pass, but only so often."""
+        self._ledger.waiting.sort()
+        if self._is_full(plan):
+            return
+        passed: list[Request] = []
+        for request in self._ledger.waiting.first(MAX_EXAMINED):
+            refusing = next((rule for rule in self._rules if not rule.admit(request, plan)), None)
+            if refusing is None:
+                self._start(request, plan)
+                for earlier in passed:
+                    earlier.num_overtaken += 1
+                if self._is_full(plan):
+                    return
+            elif refusing.keeps_place:
+                if request.status is RequestStatus.PREEMPTED or request.num_overtaken >= MAX_OVERTAKEN:
+                    return
+                passed.append(request)
+
+    def _is_full(self, plan: StepPlan) -> bool:
+        return any(rule.is_full(plan) for rule in self._rules)
+
+    def _start(self, request: Request, plan: StepPlan) -> None:
+        """Let an admitted request run, from the beginning that it shares."""
+        prefix = request.prefix
+        assert prefix is not None
+        request.prefix = None
+        request.table = self.kv.open(prefix)
+        request.num_computed = prefix.num_tokens
+        if request.num_cached_tokens < 0:
+            request.num_cached_tokens = prefix.num_tokens
+            self._prefix_queries += prefix.num_queried
+            self._prefix_hits += prefix.num_tokens if prefix.num_queried else 0
+        num_new = min(request.num_tokens - request.num_computed, plan.num_tokens_left, self._max_chunk)
+        reserved = self.kv.reserve(request.table, request.num_computed, num_new)
+        assert reserved is not None, "an admitted request found no blocks"
+        self._ledger.start(request)
+        for rule in self._rules:
+            rule.charge(request, plan)
+        plan.new_requests.append(
+            NewRequest(
+                request_id=request.request_id,
+                token_ids=request.token_ids.copy(),
+                num_prompt_tokens=request.num_prompt_tokens,
+                sampling=request.sampling,
+                seed=request.seed,
+                stop_token_ids=sorted(request.stop_token_ids),
+            )
+        )
+        self._take(plan, request, num_new, [blocks.copy() for blocks in request.table.groups])
+
+    def _take(self, plan: StepPlan, request: Request, num_new: int, new_blocks: list[list[int]]) -> None:
+        """Give `request` its part of the step, and enter the blocks that it fills into the prefix map.
+
+        A request that starts in this very step may share them: in each layer a step writes before it reads.
+        """
+        plan.add(request, num_new, new_blocks)
+        table = request.table
+        assert table is not None
+        if request.num_computed // self.kv.block_size > table.num_committed:
+            self.kv.commit(table, request.chain, request.token_ids, request.num_computed)
+        if self._policy.is_dynamic:
+            self._policy.charge(request, num_new)
+
+
+def max_chunk(config: SchedulerConfig) -> int:
+    """Most tokens of one request in one step."""
+    budget = config.max_num_batched_tokens
+    return min(config.long_prefill_token_threshold or budget, budget)

@@ -1,0 +1,26 @@
+"""When a request ends by its own tokens: end of text, stop tokens, limits. Asked by `update` per token.
+
+Stop strings are the front's business (it has the text); it aborts the request here.
+"""
+
+from typing import NamedTuple
+
+from octavo.engine.scheduler.request import Request
+from octavo.messages.request import FinishReason
+
+
+class Stop(NamedTuple):
+    """Why a request ended, and the stop token that ended it (None for end of text and limits)."""
+
+    reason: FinishReason
+    token_id: int | None = None
+
+
+def find_stop(request: Request) -> Stop | None:
+    """Whether the request ends with its last known token; `min_tokens` holds back tokens, never limits."""
+    last = request.token_ids[-1]
+    if last in request.stop_token_ids and request.num_output_tokens >= request.sampling.min_tokens:
+        return Stop(FinishReason.STOP, None if last in request.eos_token_ids else last)
+    if len(request.token_ids) >= request.max_total_tokens:
+        return Stop(FinishReason.LENGTH)
+    return None

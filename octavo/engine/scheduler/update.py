@@ -1,0 +1,83 @@
+"""`read_results`: what a step brought, entered into its requests and told to the front.
+
+Called by the scheduler for the oldest step in flight. A request that ended since the step was given out gets
+nothing from it: the result is dropped, and what it held is freed with its last step.
+"""
+
+from octavo.engine.scheduler.ledger import Ledger
+from octavo.engine.scheduler.plan import StepPlan
+from octavo.engine.scheduler.request import Request, RequestStatus
+from octavo.engine.scheduler.stops import Stop, find_stop
+from octavo.messages.request import EngineOutput, FinishReason, TokenLogprobs
+from octavo.messages.step import ModelRunnerOutput
+
+
+def read_results(plan: StepPlan, result: ModelRunnerOutput, ledger: Ledger) -> list[EngineOutput]:
+    """Append sampled tokens, end the requests that are done or failed; one output for each that has news."""
+    assert plan.step_id == result.step_id, f"step {plan.step_id} is due, the workers sent {result.step_id}"
+    if result.prompt_logprobs:
+        _keep_fresh_prompt_logprobs(plan, result)
+    errors, prompt_logprobs = result.errors, result.prompt_logprobs
+    outputs = []
+    for request, token_ids in zip(plan.requests, result.sampled_token_ids, strict=True):
+        request.num_in_flight -= 1
+        if request.status is RequestStatus.FINISHED:
+            ledger.retire(request)
+        elif request.request_id in errors:
+            ledger.finish(request, FinishReason.ERROR)
+            outputs.append(_failure(request, errors[request.request_id]))
+        elif token_ids or request.request_id in prompt_logprobs:
+            outputs.append(_advance(request, token_ids, result, ledger))
+        else:
+            assert request.num_pending <= request.num_in_flight, f"no token came for {request.request_id}"
+    return outputs
+
+
+def _advance(
+    request: Request, token_ids: list[int], result: ModelRunnerOutput, ledger: Ledger
+) -> EngineOutput:
+    """Append new tokens up to the first that ends the request."""
+    stop: Stop | None = None
+    num_kept = 0
+    if token_ids:
+        request.num_pending -= 1
+    for token_id in token_ids:
+        request.token_ids.append(token_id)
+        num_kept += 1
+        stop = find_stop(request)
+        if stop is not None:
+            ledger.finish(request, stop.reason)
+            break
+    logprobs = result.logprobs.get(request.request_id) if result.logprobs else None
+    return EngineOutput(
+        request_id=request.request_id,
+        new_token_ids=token_ids if num_kept == len(token_ids) else token_ids[:num_kept],
+        logprobs=logprobs[:num_kept] if logprobs is not None else None,
+        prompt_logprobs=result.prompt_logprobs.get(request.request_id) if result.prompt_logprobs else None,
+        finish_reason=stop.reason if stop is not None else None,
+        stop_reason=stop.token_id if stop is not None else None,
+        num_cached_tokens=request.num_cached_tokens,
+    )
+
+
+def _failure(request: Request, error: str) -> EngineOutput:
+    return EngineOutput(
+        request_id=request.request_id,
+        new_token_ids=[],
+        finish_reason=FinishReason.ERROR,
+        num_cached_tokens=request.num_cached_tokens,
+        error=error,
+    )
+
+
+def _keep_fresh_prompt_logprobs(plan: StepPlan, result: ModelRunnerOutput) -> None:
+    """Leave out prompt positions that were handed out before a preemption.
+
+    A chunk that starts at position c brings entries for the positions c + 1 …
+    """
+    for request, num_computed in zip(plan.requests, plan.num_computed, strict=True):
+        entries: list[TokenLogprobs] | None = result.prompt_logprobs.get(request.request_id)
+        if entries is not None:
+            fresh = entries[max(0, request.num_prompt_logprobs - num_computed) :]
+            request.num_prompt_logprobs += len(fresh)
+            result.prompt_logprobs[request.request_id] = fresh

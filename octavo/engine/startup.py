@@ -1,0 +1,78 @@
+"""`plan_cache`: how many blocks the KV cache gets. Called once by the core, after the model is loaded."""
+
+from octavo.base.errors import ConfigError
+from octavo.base.log import get_logger
+from octavo.config.engine import EngineConfig
+from octavo.engine.kvcache.groups import CacheGroup
+from octavo.engine.scheduler.scheduler import max_chunk
+from octavo.messages.kv import CachePlan, ModelReady
+
+logger = get_logger(__name__)
+
+
+def plan_cache(config: EngineConfig, ready: ModelReady) -> CachePlan:
+    """Decide the number of blocks, the null block included, and log it.
+
+    Raises ConfigError when not even one request of max_model_len fits: what it needs, what there is, what to
+    change.
+    """
+    one_block = CachePlan(groups=ready.groups, num_blocks=1, block_size=config.cache.block_size)
+    needed = _blocks_for(config, one_block, config.model.max_model_len)
+    num_blocks = _num_blocks(config, ready, one_block.bytes_per_block, needed)
+    plan = CachePlan(groups=ready.groups, num_blocks=num_blocks, block_size=config.cache.block_size)
+    if needed > num_blocks - 1:
+        raise ConfigError(_too_small(config, plan, needed))
+    concurrency = (num_blocks - 1) / needed
+    logger.info(
+        "KV cache: %d blocks, %d tokens, %s, max concurrency %.1f at %d tokens per request",
+        num_blocks,
+        int(concurrency * config.model.max_model_len),
+        _gib(plan, num_blocks),
+        concurrency,
+        config.model.max_model_len,
+    )
+    return plan
+
+
+def _num_blocks(config: EngineConfig, ready: ModelReady, bytes_per_block: int, needed: int) -> int:
+    """The user's number, the user's bytes, or what the device has left.
+
+    On CPU the memory is the user's own: no more is taken than max_num_seqs requests of full length can use.
+    """
+    if config.cache.num_gpu_blocks_override:
+        return config.cache.num_gpu_blocks_override
+    if config.cache.kv_cache_memory_bytes:
+        return config.cache.kv_cache_memory_bytes // bytes_per_block
+    num_blocks = max(0, ready.available_bytes) // bytes_per_block
+    if config.parallel.device == "cpu":
+        return min(num_blocks, config.scheduler.max_num_seqs * needed + 1)
+    return num_blocks
+
+
+def _blocks_for(config: EngineConfig, plan: CachePlan, num_tokens: int) -> int:
+    """Most blocks that one request holds while it grows to `num_tokens`; the last is never computed."""
+    chunk = max_chunk(config.scheduler)
+    groups = [CacheGroup.from_spec(i, group.spec, plan.block_size) for i, group in enumerate(plan.groups)]
+    return sum(group.peak_blocks(max(1, num_tokens - 1), chunk) for group in groups)
+
+
+def _too_small(config: EngineConfig, plan: CachePlan, needed: int) -> str:
+    longest = config.model.max_model_len
+    low = 1
+    while low < longest:  # the most tokens whose blocks fit
+        middle = (low + longest + 1) // 2
+        if _blocks_for(config, plan, middle) <= plan.num_blocks - 1:
+            low = middle
+        else:
+            longest = middle - 1
+    advice = f"Lower max_model_len to {low} or less, or give" if low > 1 else "Give"
+    return (
+        f"One request of max_model_len={config.model.max_model_len} tokens needs {needed + 1} blocks of KV "
+        f"cache ({_gib(plan, needed + 1)}, the null block included); there is room for {plan.num_blocks} "
+        f"({_gib(plan, plan.num_blocks)}). {advice} the cache more memory: gpu_memory_utilization "
+        f"(now {config.cache.gpu_memory_utilization:g}), kv_cache_memory_bytes or num_gpu_blocks_override."
+    )
+
+
+def _gib(plan: CachePlan, num_blocks: int) -> str:
+    return f"{num_blocks * plan.bytes_per_block / (1 << 30):.3g} GiB"

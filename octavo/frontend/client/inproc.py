@@ -1,0 +1,59 @@
+"""The engine core in the caller's process: every verb is a plain call, a step runs in the caller's thread."""
+
+from typing import Any
+
+from octavo.base.errors import EngineDead
+from octavo.base.registry import load_object
+from octavo.config.engine import EngineConfig
+from octavo.frontend.client.interface import EngineClient
+from octavo.messages.control import Ready
+from octavo.messages.request import EngineOutputs, EngineRequest
+
+_CORE = "octavo.engine.core:EngineCore"
+_MAKE_EXECUTOR = "octavo.engine.executor:make_executor"
+
+
+class InprocClient(EngineClient):
+    """Owns an EngineCore and its executor."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._core: Any = load_object(_CORE)(config, load_object(_MAKE_EXECUTOR)(config))
+
+    def start(self) -> Ready:
+        """Load the model and plan the cache. Raises ConfigError when the user can mend it."""
+        try:
+            return Ready(self._core.start(), self._config.model.max_model_len)
+        except BaseException:
+            self.close()
+            raise
+
+    def add(self, request: EngineRequest) -> None:
+        """Hand over a request."""
+        self._core.add(request)
+
+    def abort(self, request_ids: list[str]) -> None:
+        """End these requests; unknown and finished ids are skipped."""
+        self._core.abort(request_ids)
+
+    def has_work(self) -> bool:
+        """Whether `step` has something to do or to report."""
+        return bool(self._core.has_work())
+
+    def step(self) -> EngineOutputs:
+        """Run one step. An error in it leaves the core's state unknown: EngineDead, with the cause."""
+        try:
+            outputs: EngineOutputs = self._core.step()
+        except EngineDead:
+            raise
+        except Exception as error:
+            raise EngineDead(f"A step of the engine failed: {type(error).__name__}: {error}") from error
+        return outputs
+
+    def call(self, verb: str, arguments: dict[str, Any] | None = None) -> Any:
+        """Run the core's command `verb` and return its result."""
+        return self._core.call(verb, arguments or {})
+
+    def close(self) -> None:
+        """End the core and free its memory; may be called twice."""
+        self._core.close()

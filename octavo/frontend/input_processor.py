@@ -1,0 +1,205 @@
+"""`InputProcessor`: a prompt and its parameters, checked and completed, as `EngineRequest`s.
+
+Called by every front (offline, asynchronous, HTTP, batch files): all limits and cross-field checks of a
+request are here and in `SamplingParams`, so later wings may assert. It never changes what the user gave it,
+and keeps nothing between requests. Names, rules and texts follow vLLM's.
+"""
+
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+from uuid import uuid4
+
+from octavo.base.errors import PromptTooLong, RequestError
+from octavo.config.engine import EngineConfig
+from octavo.frontend.prompts import ParsedPrompt, PromptType, parse_prompt
+from octavo.frontend.sampling_limits import SamplingLimits
+from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.messages.request import EngineRequest
+from octavo.messages.sampling import SamplingParams
+
+_SEED_BITS = 63
+_SAMPLING_DEFAULTS = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p")
+Side = Literal["left", "right"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizationOptions:
+    """What `tokenization_kwargs` may say."""
+
+    add_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
+    """Keep this many tokens; -1 = as many as leave room for max_tokens."""
+    truncation_side: Side = "left"
+    """The side that is cut off."""
+
+    @classmethod
+    def parse(cls, options: Mapping[str, Any] | None) -> "TokenizationOptions":
+        """Raises RequestError for an unknown name or a value out of range."""
+        known = cls.__slots__
+        if unknown := sorted(set(options or ()) - set(known)):
+            raise RequestError(
+                f"Unknown tokenization_kwargs {', '.join(unknown)}. Known: {', '.join(known)}.",
+                "tokenization_kwargs",
+            )
+        parsed = cls(**(options or {}))
+        keep = parsed.truncate_prompt_tokens
+        if keep is not None and (type(keep) is not int or keep < 1) and keep != -1:
+            raise RequestError(
+                f"truncate_prompt_tokens must be -1 or at least 1, got {keep!r}.", "truncate_prompt_tokens"
+            )
+        if parsed.truncation_side not in get_args(Side):
+            raise RequestError(
+                f"truncation_side must be left or right, got {parsed.truncation_side!r}.", "truncation_side"
+            )
+        return parsed
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A request ready to be sent: what the core gets, and what the output processor must know."""
+
+    request_id: str
+    """The client's name for it; only echoed."""
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    arrival_s: float
+    engine_requests: list[EngineRequest]
+    """One per sequence; the first leads."""
+
+
+class InputProcessor:
+    """Checks and completes requests for one engine. Thread-safe."""
+
+    def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None) -> None:
+        checkpoint, model = config.checkpoint, config.model
+        self._tokenizer = tokenizer
+        self._max_model_len = model.max_model_len
+        self._limits = SamplingLimits(checkpoint.vocab_size, model.max_logprobs, tokenizer)
+        stated = checkpoint.generation_config if model.generation_config == "auto" else {}
+        self._defaults = stated | model.override_generation_config
+        self._eos_token_ids = self._find_eos(config)
+        self._seeds = random.Random(model.seed) if model.seed else random.SystemRandom()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """New parameters with what the model recommends (generation_config.json)."""
+        values = {
+            name: self._defaults[name] for name in _SAMPLING_DEFAULTS if self._defaults.get(name) is not None
+        }
+        if self._defaults.get("max_new_tokens") is not None:
+            values["max_tokens"] = self._defaults["max_new_tokens"]
+        return SamplingParams(**values)
+
+    def process(
+        self,
+        prompt: PromptType,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        arrival_s: float | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> PreparedRequest:
+        """Check one request and make its engine requests, one for each of params.n sequences.
+
+        request_id: made when None; arrival_s: monotonic, now when None. Raises RequestError, PromptTooLong,
+        Unsupported.
+        """
+        arrival_s = time.monotonic() if arrival_s is None else arrival_s
+        if type(priority) is not int or not -(2**31) <= priority < 2**31:
+            raise RequestError(f"priority must be an integer of 32 bits, got {priority!r}.", "priority")
+        params = self._limits.resolve(params or self.get_default_sampling_params())
+        parsed = parse_prompt(prompt)
+        ids = self._prompt_ids(parsed, TokenizationOptions.parse(tokenization_kwargs), params)
+        self._check_prompt(ids)
+        return PreparedRequest(
+            request_id=uuid4().hex if request_id is None else request_id,
+            prompt=parsed.text,
+            prompt_token_ids=ids,
+            params=params,
+            arrival_s=arrival_s,
+            engine_requests=self._engine_requests(ids, params, priority, arrival_s, parsed.cache_salt),
+        )
+
+    def _prompt_ids(
+        self, prompt: ParsedPrompt, options: TokenizationOptions, params: SamplingParams
+    ) -> list[int]:
+        ids = prompt.token_ids
+        if ids is None:
+            ids = self._tokenize(prompt.text or "", options)
+        keep = options.truncate_prompt_tokens
+        if keep is None:
+            return ids
+        if keep == -1:
+            keep = max(1, self._max_model_len - (params.max_tokens or 1))
+        return ids[-keep:] if options.truncation_side == "left" else ids[:keep]
+
+    def _tokenize(self, text: str, options: TokenizationOptions) -> list[int]:
+        tokenizer = self._tokenizer
+        if tokenizer is None:
+            raise RequestError(
+                "A text prompt needs the tokenizer, which skip_tokenizer_init=True left out: "
+                "give prompt_token_ids.",
+                "prompt",
+            )
+        # A text that cannot fit whatever its tokens are is refused before work is spent on it.
+        if len(text) > self._max_model_len and options.truncate_prompt_tokens is None:
+            fewest = -(-len(text) // tokenizer.max_token_chars)
+            if fewest >= self._max_model_len:
+                raise self._too_long(f"at least {fewest}")
+        return tokenizer.encode(text, add_special_tokens=options.add_special_tokens)
+
+    def _check_prompt(self, ids: list[int]) -> None:
+        if not ids:
+            raise RequestError("The decoder prompt cannot be empty.", "prompt")
+        if len(ids) >= self._max_model_len:
+            raise self._too_long(str(len(ids)))
+        vocab_size = self._limits.vocab_size
+        low, high = min(ids), max(ids)
+        if low < 0 or high >= vocab_size:
+            outside = low if low < 0 else high
+            raise RequestError(
+                f"Token id {outside} is out of vocabulary (0 to {vocab_size - 1}).", "prompt_token_ids"
+            )
+
+    def _too_long(self, count: str) -> PromptTooLong:
+        return PromptTooLong(
+            f"This model's maximum context length is {self._max_model_len} tokens. However, your request has "
+            f"{count} input tokens, and at least one token must be left for the output. "
+            "Please reduce the length of the prompt.",
+            "prompt",
+        )
+
+    def _engine_requests(
+        self, ids: list[int], params: SamplingParams, priority: int, arrival_s: float, cache_salt: str
+    ) -> list[EngineRequest]:
+        room = self._max_model_len - len(ids)
+        seed = self._seeds.getrandbits(_SEED_BITS) if params.seed is None else params.seed
+        base_id = uuid4().hex
+        return [
+            EngineRequest(
+                request_id=f"{base_id}-{index}",
+                prompt_token_ids=ids,
+                sampling=params,
+                max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+                seed=(seed + index) % 2**_SEED_BITS,
+                eos_token_ids=[] if params.ignore_eos else self._eos_token_ids,
+                arrival_s=arrival_s,
+                priority=priority,
+                cache_salt=cache_salt,
+                leader_id=f"{base_id}-0" if index else "",
+            )
+            for index in range(params.n)
+        ]
+
+    def _find_eos(self, config: EngineConfig) -> list[int]:
+        """End-of-text ids of generation (or model) config and tokenizer, as far as the logits have them."""
+        generation = config.checkpoint.generation_config | config.model.override_generation_config
+        eos = generation.get("eos_token_id", config.checkpoint.text_config.get("eos_token_id"))
+        ids = set(eos if isinstance(eos, list) else [] if eos is None else [eos])
+        if self._tokenizer is not None:
+            ids |= self._tokenizer.end_ids
+        return sorted(i for i in ids if isinstance(i, int) and 0 <= i < self._limits.vocab_size)

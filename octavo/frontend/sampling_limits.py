@@ -1,0 +1,104 @@
+"""What one model allows of `SamplingParams`: the checks that need its vocabulary.
+
+Called by the input processor only. Rules that hold for every model are in `SamplingParams` itself; names and
+texts follow vLLM's. The vocabulary is the width of the logits, which may differ from the tokenizer's.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from octavo.base.errors import RequestError
+from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.messages.sampling import SamplingParams
+
+MAX_STOP_STRINGS = 64
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_TOKENS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingLimits:
+    """The model's side of the bargain."""
+
+    vocab_size: int
+    max_logprobs: int
+    """-1 = the vocabulary."""
+    tokenizer: Tokenizer | None
+
+    def resolve(self, params: SamplingParams) -> SamplingParams:
+        """A checked copy: -1 logprobs turned into a number, bad words into ids. Raises RequestError."""
+        resolved = params.clone()
+        resolved.logprobs = self._num_logprobs(params.logprobs, "logprobs", "sample")
+        resolved.prompt_logprobs = self._num_logprobs(params.prompt_logprobs, "prompt_logprobs", "prompt")
+        self._check_ids(params)
+        self._check_strings(params)
+        if params.bad_words:
+            resolved.bad_words_token_ids = self._bad_words(params.bad_words)
+        return resolved
+
+    def _num_logprobs(self, asked: int | None, name: str, kind: str) -> int | None:
+        if asked is None:
+            return None
+        number = self.vocab_size if asked == -1 else asked
+        allowed = self.vocab_size if self.max_logprobs == -1 else self.max_logprobs
+        if number > allowed:
+            raise RequestError(
+                f"Requested {kind} logprobs of {number}, which is greater than max allowed: {allowed}. "
+                "Ask for fewer, or raise max_logprobs.",
+                name,
+            )
+        return number
+
+    def _check_ids(self, params: SamplingParams) -> None:
+        self._in_vocab(params.stop_token_ids, "stop_token_ids")
+        self._in_vocab(params.logit_bias, "logit_bias")
+        self._in_vocab(params.allowed_token_ids, "allowed_token_ids")
+        self._in_vocab(params.forbidden_token_ids, "forbidden_token_ids")
+        allowed = range(self.vocab_size) if params.allowed_token_ids is None else params.allowed_token_ids
+        if params.forbidden_token_ids and set(params.forbidden_token_ids).issuperset(allowed):
+            raise RequestError(
+                "forbidden_token_ids leaves no token that may be chosen.", "forbidden_token_ids"
+            )
+
+    def _in_vocab(self, ids: Iterable[int] | None, name: str) -> None:
+        outside = [i for i in ids or () if not 0 <= i < self.vocab_size]
+        if outside:
+            raise RequestError(
+                f"token_id(s) {outside[:8]} in {name} are out of vocabulary. "
+                f"Vocabulary size: {self.vocab_size}.",
+                name,
+            )
+
+    def _check_strings(self, params: SamplingParams) -> None:
+        if len(params.stop_strings) > MAX_STOP_STRINGS:
+            raise RequestError(
+                f"stop may hold at most {MAX_STOP_STRINGS} strings, got {len(params.stop_strings)}.", "stop"
+            )
+        if self.tokenizer is None and (params.stop_strings or params.bad_words):
+            name = "stop" if params.stop_strings else "bad_words"
+            raise RequestError(
+                f"{name} needs the tokenizer, which skip_tokenizer_init=True left out: give token ids.",
+                name,
+            )
+
+    def _bad_words(self, words: list[str]) -> list[list[int]]:
+        assert self.tokenizer is not None  # checked with the strings
+        if len(words) > MAX_BAD_WORDS:
+            raise RequestError(
+                f"bad_words may hold at most {MAX_BAD_WORDS} words, got {len(words)}.", "bad_words"
+            )
+        sequences: list[list[int]] = []
+        for word in words:
+            plain = self.tokenizer.encode(word.lstrip() or word, add_special_tokens=False)
+            spaced = self.tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
+            sequences.append(plain)
+            if (
+                len(spaced) == len(plain) and spaced[:1] != plain[:1]
+            ):  # the space has become part of the first token
+                sequences.append(spaced)
+        self._in_vocab((i for ids in sequences for i in ids), "bad_words")
+        if sum(map(len, sequences)) > MAX_BAD_WORD_TOKENS:
+            raise RequestError(
+                f"bad_words may hold at most {MAX_BAD_WORD_TOKENS} tokens together.", "bad_words"
+            )
+        return [ids for ids in sequences if ids]

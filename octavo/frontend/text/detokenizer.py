@@ -1,0 +1,54 @@
+"""`Detokenizer`: token ids of one growing sequence to text, piece by piece.
+
+Called by the output processor. The pieces joined are the whole text whatever the split, because a token's
+bytes do not depend on its neighbours and UTF-8 is decoded incrementally: an unfinished character waits for
+its other bytes, and U+FFFD stands only for bytes that can no longer become a character. Work and memory per
+token are constant.
+"""
+
+import codecs
+from collections.abc import Iterable, Sequence
+
+from octavo.frontend.text.tokenizer import Tokenizer
+
+_LONGEST_CHARACTER = 4
+
+
+class Detokenizer:
+    """The text of one sequence. `context`: the ids before it (its prompt), which are not shown again."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        context: Sequence[int] = (),
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._hidden = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        self._packed = frozenset[int]() if spaces_between_special_tokens else tokenizer.special_ids
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._at_start = True
+        self._after_packed = False
+        for token_id in context[-_LONGEST_CHARACTER:]:  # the prompt may end within a character
+            self._next(token_id)
+        self._at_start = self._at_start and not context
+
+    def feed(self, ids: Iterable[int]) -> str:
+        """The text that `ids` add."""
+        return "".join(map(self._next, ids))
+
+    def finish(self) -> str:
+        """What remains at the end: U+FFFD for a character that was never finished, else nothing."""
+        return self._utf8.decode(b"", final=True)
+
+    def _next(self, token_id: int) -> str:
+        if token_id in self._hidden:
+            return ""
+        piece = self._tokenizer.token_bytes(token_id, first=self._at_start)
+        packed = token_id in self._packed
+        if packed and self._after_packed:
+            piece = piece.removeprefix(b" ")
+        self._at_start, self._after_packed = False, packed
+        return self._utf8.decode(piece)

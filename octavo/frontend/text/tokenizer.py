@@ -1,0 +1,243 @@
+"""`Tokenizer`: text to token ids and back; the one object of the front that knows a vocabulary.
+
+Made by `text/loader` from a GGUF file or a Hugging Face folder, used by input and output processor and given
+to users. It never changes after construction, so any number of threads may share it. Encoding is the
+`tokenizers` library's; decoding is ours and defined by bytes: every token stands for a byte string that does
+not depend on its neighbours (except at the start of a text), and a text is those bytes read as UTF-8. Thus
+whole and incremental decoding (`text/detokenizer`) agree by construction, at any split.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import tokenizers
+
+from octavo.base.errors import RequestError
+from octavo.frontend.text.chat_template import ChatTemplate
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_ANCHOR = "a"
+
+
+def byte_alphabet() -> dict[str, int]:
+    """The printable character that stands for each byte in byte-level BPE (GPT-2), as character → byte."""
+    shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return {chr(b): b for b in shown} | {chr(256 + i): b for i, b in enumerate(hidden)}
+
+
+_BYTE_OF_CHAR = byte_alphabet()
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialTokens:
+    """The ids with a role of their own, and the template that turns a conversation into a prompt."""
+
+    bos: int | None = None
+    eos: int | None = None
+    pad: int | None = None
+    unk: int | None = None
+    ends: frozenset[int] = frozenset()
+    """Ids that end a text besides `eos` (end of turn …)."""
+    chat_templates: Mapping[str, str] = field(default_factory=dict)
+    """By name; "default" and "tool_use" have a meaning."""
+
+
+class Tokenizer:
+    """A vocabulary with its rules. Immutable and thread-safe."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, special: SpecialTokens | None = None) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._special = special or SpecialTokens()
+        self._templates = {name: ChatTemplate(text) for name, text in self._special.chat_templates.items()}
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        """Ids that `skip_special_tokens` leaves out of a text."""
+        self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+        decoder = repr(backend.decoder)
+        self._byte_level = "ByteLevel" in decoder
+        self._byte_fallback = "ByteFallback" in decoder
+
+    def __len__(self) -> int:
+        return self.vocab_size
+
+    # Ids and roles
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """Begins a text."""
+        return self._special.bos
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """Ends a text."""
+        return self._special.eos
+
+    @property
+    def pad_token_id(self) -> int | None:
+        """Fills up; never meant."""
+        return self._special.pad
+
+    @property
+    def unk_token_id(self) -> int | None:
+        """Stands for what the vocabulary cannot spell."""
+        return self._special.unk
+
+    @property
+    def bos_token(self) -> str | None:
+        """Name of `bos_token_id`."""
+        return self._name(self._special.bos)
+
+    @property
+    def eos_token(self) -> str | None:
+        """Name of `eos_token_id`."""
+        return self._name(self._special.eos)
+
+    @property
+    def pad_token(self) -> str | None:
+        """Name of `pad_token_id`."""
+        return self._name(self._special.pad)
+
+    @property
+    def unk_token(self) -> str | None:
+        """Name of `unk_token_id`."""
+        return self._name(self._special.unk)
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Every id that ends a text."""
+        eos = self._special.eos
+        return self._special.ends if eos is None else self._special.ends | {eos}
+
+    @property
+    def all_special_ids(self) -> list[int]:
+        """`special_ids` in order."""
+        return sorted(self.special_ids)
+
+    @cached_property
+    def max_token_chars(self) -> int:
+        """Length of the longest token, in characters."""
+        return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
+
+    def get_vocab(self) -> dict[str, int]:
+        """Name → id, added tokens included."""
+        vocab: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
+        return vocab
+
+    def convert_ids_to_tokens(self, ids: Iterable[int]) -> list[str]:
+        """The vocabulary's names of these ids, "" for an id it does not have."""
+        return [self._backend.id_to_token(i) or "" for i in ids]
+
+    def convert_tokens_to_ids(self, tokens: str | list[str]) -> int | list[int] | None:
+        """The id of one name, or a list for several; an unknown name gives `unk_token_id`."""
+        if isinstance(tokens, str):
+            found: int | None = self._backend.token_to_id(tokens)
+            return self._special.unk if found is None else found
+        return [self.convert_tokens_to_ids(token) for token in tokens]  # type: ignore[misc]  # one name, one id
+
+    # Text to ids
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; `add_special_tokens` puts BOS/EOS where the model was trained with them.
+
+        Raises RequestError for a text that is not Unicode (lone surrogates).
+        """
+        try:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"The text holds a lone surrogate at character {error.start}.", "prompt"
+            ) from None
+        return ids
+
+    def __call__(self, text: str | list[str], add_special_tokens: bool = True) -> dict[str, Any]:
+        """`{"input_ids", "attention_mask"}` of one text or several, as transformers' tokenizers answer."""
+        if isinstance(text, str):
+            ids = self.encode(text, add_special_tokens)
+            return {"input_ids": ids, "attention_mask": [1] * len(ids)}
+        batch = [self.encode(t, add_special_tokens) for t in text]
+        return {"input_ids": batch, "attention_mask": [[1] * len(ids) for ids in batch]}
+
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        *,
+        chat_template: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tokenize: bool = True,
+        **options: Any,
+    ) -> str | list[int]:
+        """The prompt of a conversation, as ids or (tokenize=False) as text; `options` of ChatTemplate.render.
+
+        Raises RequestError when there is no template, or when it refuses the conversation.
+        """
+        template = ChatTemplate(chat_template) if chat_template else self.chat_template_for(tools=bool(tools))
+        names = {"bos_token": self.bos_token or "", "eos_token": self.eos_token or ""}
+        names |= {"pad_token": self.pad_token or "", "unk_token": self.unk_token or ""}
+        text = template.render(conversation, tools=tools, special_tokens=names, **options)
+        return self.encode(text, add_special_tokens=False) if tokenize else text
+
+    @property
+    def chat_template(self) -> str | None:
+        """The source of the default chat template, if the model has one."""
+        template = self._templates.get("default")
+        return template.source if template else None
+
+    def chat_template_for(self, *, tools: bool = False) -> ChatTemplate:
+        """The model's template, with or without tools. Raises RequestError when it has none."""
+        template = (self._templates.get("tool_use") if tools else None) or self._templates.get("default")
+        if template is None:
+            raise RequestError(
+                "The model brings no chat template: pass chat_template, or use generate with a plain prompt.",
+                "messages",
+            )
+        return template
+
+    # Ids to text
+
+    def token_bytes(self, token_id: int, *, first: bool = False) -> bytes:
+        """What `token_id` adds to a text; `first`: it begins the text (some vocabularies drop a space)."""
+        token: str | None = self._backend.id_to_token(token_id) if 0 <= token_id < 2**32 else None
+        if token is None:
+            return b""
+        if self._byte_level:
+            try:
+                return bytes(map(_BYTE_OF_CHAR.__getitem__, token))
+            except KeyError:  # an added token, spelled plainly
+                return token.encode()
+        if self._byte_fallback and (match := _BYTE_TOKEN.fullmatch(token)):
+            return bytes.fromhex(match[1])
+        if first:
+            return self._spell([token]).encode()
+        return self._spell([_ANCHOR, token]).removeprefix(_ANCHOR).encode()
+
+    def token_text(self, token_id: int) -> str:
+        """`token_id` on its own, as logprobs show it; bytes that are no character become U+FFFD."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def decode(self, ids: int | Iterable[int], skip_special_tokens: bool = True) -> str:
+        """The text of `ids`; ids outside the vocabulary add nothing."""
+        ids = [ids] if isinstance(ids, int) else ids
+        kept = [i for i in ids if not (skip_special_tokens and i in self.special_ids)]
+        pieces = (self.token_bytes(token_id, first=n == 0) for n, token_id in enumerate(kept))
+        return b"".join(pieces).decode("utf-8", "replace")
+
+    def batch_decode(self, sequences: Iterable[Iterable[int]], skip_special_tokens: bool = True) -> list[str]:
+        """`decode` of several."""
+        return [self.decode(ids, skip_special_tokens) for ids in sequences]
+
+    def _spell(self, tokens: list[str]) -> str:
+        decoder = self._backend.decoder
+        text: str = " ".join(tokens) if decoder is None else decoder.decode(tokens)
+        return text
+
+    def _name(self, token_id: int | None) -> str | None:
+        if token_id is None:
+            return None
+        name: str | None = self._backend.id_to_token(token_id)
+        return name

@@ -1,0 +1,1 @@
+"""Every object that crosses a door between wings: msgspec structs in closed unions, without torch."""

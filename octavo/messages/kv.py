@@ -1,0 +1,47 @@
+"""How the KV cache is laid out: what the runtime needs, and what the engine planned."""
+
+import msgspec
+
+
+class KVCacheSpec(msgspec.Struct, array_like=True, frozen=True):
+    """What one kind of attention layer keeps per token."""
+
+    num_kv_heads: int
+    head_dim: int
+    bytes_per_token: int
+    """Keys and values of one layer, all local heads."""
+    sliding_window: int = 0
+    """Positions a query sees, itself included; 0 = all."""
+
+
+class KVCacheGroup(msgspec.Struct, array_like=True, frozen=True):
+    """Layers that share one block table.
+
+    All groups have the same number of layers (the last may be short of some), so one block of any group has the
+    same size: layer i of every group lives in cache tensor i, and one pool of blocks serves them all.
+    """
+
+    spec: KVCacheSpec
+    layers: tuple[int, ...]
+
+
+class ModelReady(msgspec.Struct, array_like=True):
+    """What the workers tell the engine after loading."""
+
+    groups: list[KVCacheGroup]
+    available_bytes: int
+    """Per rank, for the KV cache."""
+
+
+class CachePlan(msgspec.Struct, array_like=True):
+    """The planned cache; identical on every rank."""
+
+    groups: list[KVCacheGroup]
+    num_blocks: int
+    block_size: int
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one block over all its layers, on one rank."""
+        num_tensors = max(len(group.layers) for group in self.groups)
+        return self.block_size * num_tensors * max(group.spec.bytes_per_token for group in self.groups)

@@ -1,0 +1,89 @@
+"""Door 1: what the front sends to the core, and what comes back."""
+
+from enum import StrEnum
+
+import msgspec
+
+from octavo.messages.sampling import SamplingParams
+
+
+class FinishReason(StrEnum):
+    """Why a request ended; every accepted request ends with exactly one."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+    TIMEOUT = "timeout"
+    REPETITION = "repetition"
+
+
+class EngineRequest(msgspec.Struct, array_like=True, gc=False, tag="add"):
+    """One sequence to generate. All limits have been checked and all defaults filled by the input processor."""
+
+    request_id: str
+    """Unique in the engine; made by the front, never by a client."""
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    max_tokens: int
+    """Most output tokens; prompt + max_tokens fit the context."""
+    seed: int
+    """Key of the sampling noise together with the output position; 0 ≤ seed < 2**63."""
+    eos_token_ids: list[int]
+    """End of text; empty when the request ignores it."""
+    arrival_s: float
+    """Monotonic clock of the front's machine."""
+    priority: int = 0
+    cache_salt: str = ""
+    leader_id: str = ""
+    """For the children of n > 1: the sibling whose prompt blocks this one shares once they are computed."""
+
+
+class TokenLogprobs(msgspec.Struct, array_like=True, gc=False):
+    """Logprobs at one position: the chosen token first, then the most likely ones in order.
+
+    token_ids, logprobs, ranks: same length; rank 1 = most likely.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    ranks: list[int]
+
+
+class EngineOutput(msgspec.Struct, array_like=True, gc=False):
+    """What one step brought for one request."""
+
+    request_id: str
+    new_token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    """One entry per new token, when asked for."""
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """Entries for prompt positions 1 …, as chunks are computed, when asked for."""
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    """The stop token that ended it; None for end of text."""
+    num_cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache."""
+    error: str = ""
+    """For FinishReason.ERROR: a text for the client."""
+
+
+class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
+    """The engine's state after a step."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_blocks_used: int = 0
+    num_blocks: int = 0
+    num_preemptions: int = 0
+    """Since the start, as are the next three."""
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    num_steps: int = 0
+
+
+class EngineOutputs(msgspec.Struct, array_like=True, gc=False, tag="outputs"):
+    """Everything one step brought."""
+
+    outputs: list[EngineOutput]
+    stats: SchedulerStats

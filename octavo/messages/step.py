@@ -1,0 +1,56 @@
+"""Door 2: one step as the engine plans it, and what the model runner brings back."""
+
+import msgspec
+
+from octavo.messages.request import TokenLogprobs
+from octavo.messages.sampling import SamplingParams
+
+
+class NewRequest(msgspec.Struct, array_like=True, gc=False):
+    """A request that (re)enters the batch; the runner gives it a slot until it is released."""
+
+    request_id: str
+    token_ids: list[int]
+    """Prompt, followed by the outputs known so far (after a preemption)."""
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    seed: int
+    stop_token_ids: list[int]
+    """End of text and stop tokens together: what `min_tokens` forbids."""
+
+
+class SchedulerOutput(msgspec.Struct, array_like=True, gc=False):
+    """One step. The lists from `request_ids` to `new_block_ids` run in parallel, one entry per scheduled request.
+
+    A request samples in this step when computed + scheduled reaches its number of tokens; the runner keeps sampled
+    tokens itself, so they are not sent down again.
+    """
+
+    step_id: int
+    new_requests: list[NewRequest]
+    released_ids: list[str]
+    """Requests that left the batch (finished or preempted) since the last step: their slots are free."""
+    request_ids: list[str]
+    num_computed_tokens: list[int]
+    num_scheduled_tokens: list[int]
+    new_block_ids: list[list[list[int]]]
+    """[request][group]: block ids to append to the group's table; a (re)entering request gets its whole table."""
+    block_copies: list[tuple[int, int]]
+    """(from, to) blocks to copy in all layers before anything is computed."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in this step."""
+        return sum(self.num_scheduled_tokens)
+
+
+class ModelRunnerOutput(msgspec.Struct, array_like=True, gc=False):
+    """What a step brought; the lists run parallel to SchedulerOutput.request_ids."""
+
+    step_id: int
+    sampled_token_ids: list[list[int]]
+    """Empty for a request that did not sample."""
+    logprobs: dict[str, list[TokenLogprobs]] = {}
+    prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
+    errors: dict[str, str] = {}
+    """Requests that cannot go on (not-a-number logits …), with the text for the client."""

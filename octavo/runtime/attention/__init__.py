@@ -1,0 +1,1 @@
+"""Attention back ends over the paged cache; one is chosen at construction."""

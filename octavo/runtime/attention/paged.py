@@ -1,0 +1,55 @@
+"""Attention through the kernel table: two calls per layer for a whole batch, decode and prefill alike.
+
+Serves every platform: the table is compiled C++ on CPU, the torch twins elsewhere.
+"""
+
+from torch import Tensor
+
+from octavo.messages.kv import KVCacheSpec
+from octavo.runtime.attention.interface import AttentionBackend
+from octavo.runtime.batch import ForwardBatch, GroupTables
+from octavo.runtime.platforms.platform import Platform
+
+
+class PagedBackend(AttentionBackend):
+    """Cache tensors of [num_blocks, 2, block_size, num_kv_heads, head_dim]."""
+
+    @staticmethod
+    def supports(spec: KVCacheSpec, platform: Platform) -> str | None:
+        """Everything: the kernels take any number of heads and any head_dim."""
+        del spec, platform
+        return None
+
+    def layout(self, spec: KVCacheSpec, num_blocks: int, block_size: int) -> tuple[int, ...]:
+        """Keys and values of a block stand one after the other."""
+        return (num_blocks, 2, block_size, spec.num_kv_heads, spec.head_dim)
+
+    def plan(self, batch: ForwardBatch) -> None:
+        """Nothing to prepare: the kernels read the batch as it is."""
+
+    def run(  # noqa: PLR0913  # what attention is made of
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cache: Tensor,
+        tables: GroupTables,
+        batch: ForwardBatch,
+        *,
+        scale: float,
+        sliding_window: int = 0,
+        soft_cap: float = 0.0,
+    ) -> Tensor:
+        """See AttentionBackend.run."""
+        kernels = self.platform.kernels
+        kernels.write_kv(k, v, cache, tables.slots)
+        return kernels.paged_attention(
+            q,
+            cache,
+            tables.block_tables,
+            batch.cu_q_lens,
+            batch.kv_lens,
+            scale=scale,
+            sliding_window=sliding_window,
+            soft_cap=soft_cap,
+        )

@@ -1,0 +1,51 @@
+"""`ForwardBatch`: one step as tensors; the only thing a model's `forward` receives.
+
+Made by worker/prepare, read by models, layers and attention. Ragged: the tokens of all requests stand one after
+the other, without padding. T = tokens of the step, R = requests of the step.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass(slots=True)
+class GroupTables:
+    """Where one KV cache group keeps the step's tokens.
+
+    block_tables: [R, max_blocks] int32, row r = blocks of request r in order; entries past its length, and those a
+                  sliding window has left, are arbitrary and must not be read
+    slots:        [T] int64, block_id * block_size + offset of each new token; -1 = keep nothing
+    """
+
+    block_tables: torch.Tensor
+    slots: torch.Tensor
+
+
+@dataclass(slots=True)
+class ForwardBatch:
+    """The step's tokens and where their keys and values live.
+
+    input_ids:  [T] int64
+    positions:  [T] int64, place of each token in its request
+    cu_q_lens:  [R + 1] int32, cumulative numbers of new tokens
+    kv_lens:    [R] int32, tokens in the cache once this step's are written
+    kv_caches:  by layer id: [num_blocks, 2, block_size, num_kv_heads, head_dim]; several layers may share a tensor
+    groups:     tables by group; layer i reads groups[group_of_layer[i]]
+    """
+
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    cu_q_lens: torch.Tensor
+    kv_lens: torch.Tensor
+    max_q_len: int
+    max_kv_len: int
+    kv_caches: list[torch.Tensor]
+    groups: list[GroupTables]
+    group_of_layer: list[int]
+    scratch: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Values computed once per step and shared by layers (rotary tables …)."""
+
+    def tables(self, layer_id: int) -> GroupTables:
+        """The tables that layer `layer_id` uses."""
+        return self.groups[self.group_of_layer[layer_id]]

@@ -1,0 +1,1 @@
+"""Ranks that share a model, and what they say to each other."""

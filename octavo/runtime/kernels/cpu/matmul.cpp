@@ -1,0 +1,152 @@
+// y = x W^T + bias with W in any of GGUF's types and float32 activations.
+//
+// Every output is one vector accumulator that walks along K from 0, then a fixed sum of its lanes: so a row of y is the
+// same for every number of rows, of threads, and in every place. One row of x: weights are unpacked in registers and
+// multiplied at once. More rows: some rows of W are unpacked into work space that stays in the cache, and a
+// register-tiled loop multiplies them with all rows of x.
+#include <algorithm>
+#include <vector>
+
+#include "blocks.h"
+#include "threads.h"
+
+namespace octavo {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int ROWS = 4, COLUMNS = 6;  // of a register tile: 24 accumulators of 32 registers
+#else
+constexpr int ROWS = 4, COLUMNS = 3;  // 12 of 16
+#endif
+constexpr int ROWS_AT_ONCE = 4;  // weight rows that one pass over a single x multiplies
+
+struct Matmul {
+    const float* x;
+    int64_t m, k, x_stride;  // k is a multiple of PART
+    const uint8_t* w;
+    int64_t n, row_bytes, w_size;  // w_size <= k: weights in a row
+    const float* bias;
+    float* y;
+    float with_bias(float sum, int64_t column) const { return bias ? sum + bias[column] : sum; }
+};
+
+template <class Type, int R> void multiply_vector(const Matmul& job, int64_t column) {
+    const uint8_t* row = job.w + column * job.row_bytes;
+    vf acc[R] = {};
+    for (int64_t i = 0; i < job.k / PART; i++) {
+        const float* x = job.x + i * PART;
+        for (int r = 0; r < R; r++)
+            unpack<Type>(row + r * job.row_bytes, i, job.w_size,
+                         [&](int j, vf w) { acc[r] = fma(load(x + j * VL), w, acc[r]); });
+    }
+    for (int r = 0; r < R; r++) job.y[column + r] = job.with_bias(sum(acc[r]), column + r);
+}
+
+// Where the unpacked panel keeps vector i of its column: tiles of COLUMNS weight rows, interleaved vector by vector, so
+// that a tile is one stream.
+int64_t panel_offset(int64_t column, int64_t k) { return column / COLUMNS * COLUMNS * k + column % COLUMNS * VL; }
+
+template <int R, int C>
+void multiply_tile(const Matmul& job, int64_t row, const float* w, int64_t column) {
+    vf acc[R][C] = {};
+    const float* x = job.x + row * job.x_stride;
+    for (int64_t i = 0; i < job.k; i += VL, w += COLUMNS * VL) {
+        vf b[C];
+        for (int c = 0; c < C; c++) b[c] = load(w + c * VL);
+        for (int r = 0; r < R; r++) {
+            vf a = load(x + r * job.x_stride + i);
+            for (int c = 0; c < C; c++) acc[r][c] = fma(a, b[c], acc[r][c]);
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int c = 0; c < C; c++)
+            job.y[(row + r) * job.n + column + c] = job.with_bias(sum(acc[r][c]), column + c);
+}
+
+template <int R> void multiply_rows(const Matmul& job, int64_t row, const float* w, int64_t begin, int64_t end) {
+    int64_t column = begin;
+    for (; column + COLUMNS <= end; column += COLUMNS)
+        multiply_tile<R, COLUMNS>(job, row, w + panel_offset(column - begin, job.k), column);
+    for (; column < end; column++) multiply_tile<R, 1>(job, row, w + panel_offset(column - begin, job.k), column);
+}
+
+// Columns begin … end - 1 of y, with their weights unpacked in w. A few rows of x stay in the first cache while w
+// streams by.
+void multiply_panel(const Matmul& job, const float* w, int64_t begin, int64_t end) {
+    int64_t row = 0;
+    for (; row + ROWS <= job.m; row += ROWS) multiply_rows<ROWS>(job, row, w, begin, end);
+    for (; row < job.m; row++) multiply_rows<1>(job, row, w, begin, end);
+}
+
+template <class Type> void unpack_row(const Matmul& job, int64_t column, float* out) {
+    const uint8_t* row = job.w + column * job.row_bytes;
+    for (int64_t i = 0; i < job.k / PART; i++)
+        unpack<Type>(row, i, job.w_size, [&](int j, vf w) { store(out + (i * VECTORS + j) * COLUMNS * VL, w); });
+}
+
+template <class Type> void multiply_range(const Matmul& job, int64_t begin, int64_t end, int64_t panel) {
+    if (job.m == 1) {
+        int64_t column = begin;
+        for (; column + ROWS_AT_ONCE <= end; column += ROWS_AT_ONCE) multiply_vector<Type, ROWS_AT_ONCE>(job, column);
+        for (; column < end; column++) multiply_vector<Type, 1>(job, column);
+        return;
+    }
+    float* w = scratch(size_t(panel * job.k));
+    for (int64_t first = begin; first < end; first += panel) {
+        int64_t last = std::min(end, first + panel);
+        for (int64_t column = first; column < last; column++)
+            unpack_row<Type>(job, column, w + panel_offset(column - first, job.k));
+        multiply_panel(job, w, first, last);
+    }
+}
+
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Rows of W that are unpacked together: few rows of x want them in the first cache, many in the second.
+int64_t panel_rows(int64_t m, int64_t k) {
+    int64_t bytes = m <= 16 ? 16 << 10 : 160 << 10;
+    return std::max<int64_t>(1, bytes / (4 * k) / COLUMNS) * COLUMNS;
+}
+
+template <class Type> void multiply(const Matmul& job, int threads) {
+    if (job.m == 0) return;
+    int64_t panel = panel_rows(job.m, job.k);
+    int64_t enough = divide_up(65536, job.k * std::min<int64_t>(job.m, 16));  // columns that are worth a task
+    int64_t step = std::max(std::min(divide_up(job.n, 4 * threads), 4 * panel), enough);
+    step = divide_up(step, 12) * 12;  // a multiple of both tile widths
+    parallel_for(divide_up(job.n, step), threads, [&](int64_t i) {
+        multiply_range<Type>(job, i * step, std::min(job.n, (i + 1) * step), panel);
+    });
+}
+
+}  // namespace
+}  // namespace octavo
+
+using namespace octavo;
+
+extern "C" void octavo_matmul(const float* x, int64_t m, int64_t k, int64_t x_stride, const uint8_t* w, int64_t n,
+                             int64_t row_bytes, int type, const float* bias, float* y, int threads) {
+    Matmul job{x, m, k, x_stride, w, n, row_bytes, k, bias, y};
+    std::vector<float> padded;
+    if (k % PART) {  // dense types only
+        job.k = job.x_stride = divide_up(k, PART) * PART;
+        padded.resize(size_t(m * job.k));
+        for (int64_t i = 0; i < m; i++) std::copy_n(x + i * x_stride, k, padded.data() + i * job.k);
+        job.x = padded.data();
+    }
+    with_type(type, [&](auto type) { multiply<decltype(type)>(job, threads); });
+}
+
+extern "C" void octavo_dequantize(const uint8_t* w, int64_t n, int64_t k, int64_t row_bytes, int type, float* out,
+                                 int threads) {
+    with_type(type, [&](auto type) {
+        parallel_for(n, threads, [&](int64_t i) {
+            const uint8_t* row = w + i * row_bytes;
+            for (int64_t p = 0; p < divide_up(k, PART); p++) {
+                float values[PART];
+                unpack<decltype(type)>(row, p, k, [&](int j, vf v) { store(values + j * VL, v); });
+                std::copy_n(values, std::min<int64_t>(PART, k - p * PART), out + i * k + p * PART);
+            }
+        });
+    });
+}

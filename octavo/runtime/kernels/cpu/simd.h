@@ -1,0 +1,163 @@
+// Vectors of VL floats: AVX-512, AVX2 or whatever the compiler makes of 16 bytes. Included by every kernel.
+// Arithmetic uses the compiler's vector operators; only what they cannot say stands here. Sums have a fixed order,
+// and the build forbids contraction (-ffp-contract=off), so a result depends on its inputs alone.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace octavo {
+
+typedef uint8_t u8x16 __attribute__((vector_size(16)));
+typedef int8_t i8x16 __attribute__((vector_size(16)));
+typedef uint64_t u64x2 __attribute__((vector_size(16)));
+
+template <class T> inline T read(const void* p) {
+    T value;
+    std::memcpy(&value, p, sizeof(T));
+    return value;
+}
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+
+constexpr int VL = 16;
+typedef __m512 vf;
+typedef int32_t vi __attribute__((vector_size(64)));  // __m512i counts in 64 bits
+inline vf set1(float a) { return _mm512_set1_ps(a); }
+inline vf load(const float* p) { return _mm512_loadu_ps(p); }
+inline void store(float* p, vf a) { _mm512_storeu_ps(p, a); }
+inline vf fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+inline vf max(vf a, vf b) { return _mm512_max_ps(a, b); }
+inline vf round(vf a) { return _mm512_roundscale_ps(a, 0); }
+inline vf widen(i8x16 a, int) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)a)); }
+inline vf load_bf16(const uint16_t* p) {
+    return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16);
+}
+inline vf load_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+inline void store_f16(uint16_t* p, vf a) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(a, 0)); }
+inline void store_low16(uint16_t* p, vi a) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16((__m512i)a)); }
+inline float half(uint16_t a) { return _cvtsh_ss(a); }
+inline vi to_int(vf a) { return (vi)_mm512_cvtps_epi32(a); }
+inline float sum(vf a) { return _mm512_reduce_add_ps(a); }
+inline float largest(vf a) { return _mm512_reduce_max_ps(a); }
+
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+
+constexpr int VL = 8;
+typedef __m256 vf;
+typedef int32_t vi __attribute__((vector_size(32)));  // __m256i counts in 64 bits
+inline vf set1(float a) { return _mm256_set1_ps(a); }
+inline vf load(const float* p) { return _mm256_loadu_ps(p); }
+inline void store(float* p, vf a) { _mm256_storeu_ps(p, a); }
+inline vf fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+inline vf max(vf a, vf b) { return _mm256_max_ps(a, b); }
+inline vf round(vf a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline vf widen(i8x16 a, int part) {  // part 0 or 1: which eight of the sixteen
+    __m128i bytes = part ? _mm_srli_si128((__m128i)a, 8) : (__m128i)a;
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+}
+inline vf load_bf16(const uint16_t* p) {
+    return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16);
+}
+inline vf load_f16(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
+inline void store_f16(uint16_t* p, vf a) { _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(a, 0)); }
+inline void store_low16(uint16_t* p, vi a) {
+    __m256i low = _mm256_packus_epi32(_mm256_and_si256((__m256i)a, _mm256_set1_epi32(0xFFFF)), _mm256_setzero_si256());
+    _mm_storeu_si128((__m128i*)p, _mm256_castsi256_si128(_mm256_permute4x64_epi64(low, 0x08)));
+}
+inline float half(uint16_t a) { return _cvtsh_ss(a); }
+inline vi to_int(vf a) { return (vi)_mm256_cvtps_epi32(a); }
+inline float sum(vf a) {
+    __m128 b = _mm256_castps256_ps128(a) + _mm256_extractf128_ps(a, 1);
+    b = b + _mm_movehl_ps(b, b);
+    return _mm_cvtss_f32(b) + _mm_cvtss_f32(_mm_shuffle_ps(b, b, 1));
+}
+inline float largest(vf a) {
+    __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    b = _mm_max_ps(b, _mm_movehl_ps(b, b));
+    return _mm_cvtss_f32(_mm_max_ss(b, _mm_shuffle_ps(b, b, 1)));
+}
+
+#else
+
+constexpr int VL = 4;
+typedef float vf __attribute__((vector_size(16)));
+typedef int32_t vi __attribute__((vector_size(16)));
+inline vf set1(float a) { return vf{a, a, a, a}; }
+inline vf load(const float* p) { return read<vf>(p); }
+inline void store(float* p, vf a) { std::memcpy(p, &a, sizeof a); }
+inline vf fma(vf a, vf b, vf c) { return a * b + c; }
+inline vf max(vf a, vf b) { return a > b ? a : b; }
+inline vf round(vf a) { return vf{std::nearbyint(a[0]), std::nearbyint(a[1]), std::nearbyint(a[2]), std::nearbyint(a[3])}; }
+inline vf widen(i8x16 a, int part) {
+    return vf{float(a[4 * part]), float(a[4 * part + 1]), float(a[4 * part + 2]), float(a[4 * part + 3])};
+}
+inline float half(uint16_t a) {
+    uint32_t sign = uint32_t(a & 0x8000) << 16, mantissa = a & 0x3FF, bits = sign | 0x7F800000 | mantissa << 13;
+    int exponent = a >> 10 & 31;
+    if (exponent == 31) return read<float>(&bits);
+    float magnitude = exponent ? std::ldexp(float(mantissa | 0x400), exponent - 25) : std::ldexp(float(mantissa), -24);
+    return sign ? -magnitude : magnitude;
+}
+inline uint16_t to_half(float a) {
+    uint32_t bits = read<uint32_t>(&a), sign = bits >> 16 & 0x8000;
+    if (std::isnan(a)) return uint16_t(sign | 0x7E00);
+    float magnitude = std::fabs(a);
+    if (magnitude >= 65520) return uint16_t(sign | 0x7C00);
+    int exponent = magnitude < 6.103515625e-5f ? -14 : std::ilogb(magnitude);
+    uint32_t steps = uint32_t(std::nearbyint(std::ldexp(magnitude, 10 - exponent)));
+    return uint16_t(sign | ((uint32_t(exponent + 14) << 10) + steps));
+}
+inline vf load_bf16(const uint16_t* p) {
+    vi bits = {p[0] << 16, p[1] << 16, p[2] << 16, p[3] << 16};
+    return (vf)bits;
+}
+inline vf load_f16(const uint16_t* p) { return vf{half(p[0]), half(p[1]), half(p[2]), half(p[3])}; }
+inline void store_f16(uint16_t* p, vf a) { for (int i = 0; i < VL; i++) p[i] = to_half(a[i]); }
+inline void store_low16(uint16_t* p, vi a) { for (int i = 0; i < VL; i++) p[i] = uint16_t(a[i]); }
+inline vi to_int(vf a) { return vi{int(std::nearbyint(a[0])), int(std::nearbyint(a[1])), int(std::nearbyint(a[2])), int(std::nearbyint(a[3]))}; }
+inline float sum(vf a) { return (a[0] + a[2]) + (a[1] + a[3]); }
+inline float largest(vf a) { return std::fmax(std::fmax(a[0], a[1]), std::fmax(a[2], a[3])); }
+
+#endif
+
+inline vf load(const uint16_t* p, bool bf16) { return bf16 ? load_bf16(p) : load_f16(p); }
+
+// Rounds to nearest, ties to even, as torch does; a not-a-number stays one.
+inline void store_bf16(uint16_t* p, vf a) {
+    vi bits = (vi)a;
+    vi rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+    store_low16(p, (vi)(a == a ? (vf)rounded : (vf)((vi){} + 0x7FC0)));
+}
+
+// e^x to 1-2 units in the last place; 0 below -87.3 (so for -inf), inf above 88.7. Range reduction and polynomial
+// after Cephes' expf.
+inline vf exp(vf x) {
+    vf clamped = x < set1(-87.3f) ? set1(-87.3f) : x;
+    clamped = clamped > set1(88.7f) ? set1(88.7f) : clamped;
+    vf n = round(clamped * set1(1.44269504088896341f));
+    vf r = fma(n, set1(-0.693359375f), clamped);
+    r = fma(n, set1(2.12194440e-4f), r);
+    vf p = set1(1.9875691500e-4f);
+    p = fma(p, r, set1(1.3981999507e-3f));
+    p = fma(p, r, set1(8.3334519073e-3f));
+    p = fma(p, r, set1(4.1665795894e-2f));
+    p = fma(p, r, set1(1.6666665459e-1f));
+    p = fma(p, r, set1(5.0000001201e-1f));
+    p = fma(p, r * r, r) + 1.0f;
+    vi exponent = to_int(n);
+    vi lower = exponent >> 1;  // in two steps, as 2^128 is no float
+    vf y = p * (vf)((lower + 127) << 23) * (vf)((exponent - lower + 127) << 23);
+    y = x > set1(88.7f) ? set1(std::numeric_limits<float>::infinity()) : y;
+    y = x < set1(-87.3f) ? set1(0.0f) : y;
+    return x == x ? y : x;
+}
+
+// tanh by e^2x; absolute error about 1e-7.
+inline vf tanh(vf x) { return 1.0f - 2.0f / (exp(x + x) + 1.0f); }
+
+}  // namespace octavo

@@ -1,0 +1,198 @@
+"""The table of compiled CPU kernels, or that of the twins where they cannot be had.
+
+Activations are float32. Tensors go down as pointers with sizes and strides; the library keeps none of them.
+"""
+
+import ctypes
+from functools import partial
+from typing import overload
+
+import torch
+from torch import Tensor
+
+from octavo.base.gguf import BLOCK_TYPES
+from octavo.runtime.kernels.cpu.library import load_library
+from octavo.runtime.kernels.ref.table import ref_table
+from octavo.runtime.kernels.table import Activations, KernelTable
+
+_TYPE_IDS = {kind.name: number for number, kind in BLOCK_TYPES.items()}
+_BLOCKS = {kind.name: kind for kind in BLOCK_TYPES.values()}
+_CACHE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+_SILU, _GELU, _GELU_TANH = 0, 1, 2
+
+
+def cpu_table(threads: int) -> KernelTable:
+    """Every op for the CPU, run by `threads` threads."""
+    library = load_library()
+    if library is None:
+        return ref_table()
+    kernels = _CompiledKernels(library, threads)
+    return KernelTable(
+        name="cpu",
+        write_kv=kernels.write_kv,
+        paged_attention=kernels.paged_attention,
+        rms_norm=kernels.rms_norm,
+        apply_rope=kernels.apply_rope,
+        silu_and_mul=partial(kernels.activation, kind=_SILU, gated=True),
+        gelu_and_mul=partial(kernels.activation, kind=_GELU, gated=True),
+        gelu_tanh_and_mul=partial(kernels.activation, kind=_GELU_TANH, gated=True),
+        gelu=partial(kernels.activation, kind=_GELU, gated=False),
+        gelu_tanh=partial(kernels.activation, kind=_GELU_TANH, gated=False),
+        block_dequantize=kernels.block_dequantize,
+        block_matmul=kernels.block_matmul,
+    )
+
+
+class _CompiledKernels:
+    """The ops over one loaded library and a number of threads."""
+
+    def __init__(self, library: ctypes.CDLL, threads: int) -> None:
+        self._library = library
+        self._threads = threads
+
+    def write_kv(self, k: Tensor, v: Tensor, cache: Tensor, slots: Tensor) -> None:
+        """See table.WriteKV."""
+        assert cache.is_contiguous()
+        self._library.octavo_write_kv(
+            _pointer(k),
+            k.stride(0),
+            _pointer(v),
+            v.stride(0),
+            cache.data_ptr(),
+            _CACHE_TYPES[cache.dtype],
+            *cache.shape[2:],
+            slots.data_ptr(),
+            len(slots),
+            self._threads,
+        )
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        cache: Tensor,
+        block_tables: Tensor,
+        cu_q_lens: Tensor,
+        kv_lens: Tensor,
+        *,
+        scale: float,
+        sliding_window: int = 0,
+        soft_cap: float = 0.0,
+    ) -> Tensor:
+        """See table.PagedAttention."""
+        assert cache.is_contiguous() and block_tables.dtype == cu_q_lens.dtype == kv_lens.dtype == torch.int32
+        out = torch.empty(q.shape)
+        self._library.octavo_attention(
+            _pointer(q),
+            q.stride(0),
+            q.shape[1],
+            cache.data_ptr(),
+            _CACHE_TYPES[cache.dtype],
+            *cache.shape[2:],
+            block_tables.data_ptr(),
+            block_tables.stride(0),
+            cu_q_lens.data_ptr(),
+            kv_lens.data_ptr(),
+            len(kv_lens),
+            scale,
+            sliding_window,
+            soft_cap,
+            out.data_ptr(),
+            self._threads,
+        )
+        return out
+
+    @overload
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, residual: None = None) -> Tensor: ...
+    @overload
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor) -> tuple[Tensor, Tensor]: ...
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """See table.RMSNorm."""
+        y = torch.empty(x.shape)
+        total = None if residual is None else torch.empty(x.shape)
+        self._library.octavo_rms_norm(
+            _pointer(x),
+            x.stride(0),
+            x.shape[0],
+            1 if x.dim() == 2 else x.shape[1],
+            x.shape[-1],
+            weight.data_ptr(),
+            eps,
+            None if residual is None else _pointer(residual),
+            0 if residual is None else residual.stride(0),
+            None if total is None else total.data_ptr(),
+            y.data_ptr(),
+            self._threads,
+        )
+        return y if total is None else (y, total)
+
+    def apply_rope(self, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> None:
+        """See table.ApplyRope."""
+        assert cos.is_contiguous() and sin.is_contiguous()
+        self._library.octavo_rope(
+            _pointer(x),
+            x.stride(0),
+            *x.shape,
+            cos.data_ptr(),
+            sin.data_ptr(),
+            cos.shape[-1],
+            interleaved,
+            self._threads,
+        )
+
+    def activation(self, x: Tensor, *, kind: int, gated: bool) -> Tensor:
+        """See table.Activation."""
+        assert x.is_contiguous()
+        rows, width = x.shape
+        size = width // 2 if gated else width
+        y = torch.empty((rows, size))
+        self._library.octavo_activation(x.data_ptr(), rows, size, kind, gated, y.data_ptr(), self._threads)
+        return y
+
+    def block_dequantize(self, blocks: Tensor, type_name: str) -> Tensor:
+        """See table.BlockDequantize."""
+        kind = _BLOCKS[type_name]
+        rows, row_bytes = blocks.shape
+        out = torch.empty((rows, row_bytes // kind.num_bytes * kind.block))
+        self._library.octavo_dequantize(
+            blocks.data_ptr(),
+            rows,
+            out.shape[1],
+            blocks.stride(0),
+            _TYPE_IDS[type_name],
+            out.data_ptr(),
+            self._threads,
+        )
+        return out
+
+    def block_matmul(
+        self,
+        x: Tensor,
+        blocks: Tensor,
+        type_name: str,
+        bias: Tensor | None = None,
+        activations: Activations = "float32",
+    ) -> Tensor:
+        """See table.BlockMatmul."""
+        out = torch.empty((x.shape[0], blocks.shape[0]))
+        self._library.octavo_matmul(
+            _pointer(x),
+            *x.shape,
+            x.stride(0),
+            blocks.data_ptr(),
+            blocks.shape[0],
+            blocks.stride(0),
+            _TYPE_IDS[type_name],
+            None if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            self._threads,
+        )
+        return out
+
+
+def _pointer(x: Tensor) -> int:
+    """Address of float32 activations that are contiguous in all but the first axis."""
+    assert x.dtype == torch.float32, f"activations must be float32, got {x.dtype}"
+    assert x.stride(-1) == 1 and (x.dim() == 2 or x.shape[1] == 1 or x.stride(1) == x.shape[2])
+    return x.data_ptr()

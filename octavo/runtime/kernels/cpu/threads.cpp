@@ -1,0 +1,130 @@
+#include "threads.h"
+
+#include <pthread.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <mutex>
+#include <new>
+#include <thread>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define RELAX() _mm_pause()
+#else
+#define RELAX() std::this_thread::yield()
+#endif
+
+namespace octavo {
+namespace {
+
+constexpr int SPINS = 4000;  // about 100 us
+constexpr uint64_t COUNT_MASK = 0xFFFFFFFF;
+
+// `ticket` = (loop number << 32) | tasks not yet taken. A worker that reads the loop's fields takes a task by
+// compare-and-swap from the ticket that it read before: if that succeeds, the fields were those of this loop,
+// because they change only when no task is left and all taken ones are done. So a worker may wake up late.
+struct Pool {
+    std::atomic<uint64_t> ticket{0};
+    std::atomic<int64_t> done{0};
+    std::atomic<int64_t> count{0};
+    std::atomic<int> width{0};
+    std::atomic<Task> task{nullptr};
+    std::atomic<void*> context{nullptr};
+    std::atomic<int> sleepers{0};
+    std::mutex busy, sleep;
+    std::condition_variable wake;
+    int num_workers = 0;
+
+    void take_all(uint64_t seen) {
+        while ((seen & COUNT_MASK) != 0) {
+            Task call = task.load(std::memory_order_relaxed);
+            void* argument = context.load(std::memory_order_relaxed);
+            int64_t total = count.load(std::memory_order_relaxed);
+            if (ticket.compare_exchange_weak(seen, seen - 1, std::memory_order_acq_rel)) {
+                call(argument, total - int64_t(seen & COUNT_MASK));
+                done.fetch_add(1, std::memory_order_release);
+                seen = ticket.load(std::memory_order_acquire);
+            }
+        }
+    }
+
+    void work(int id) {
+        uint64_t last = 0;
+        for (;;) {
+            uint64_t seen = wait_for_loop(last);
+            last = seen >> 32;
+            if (id < width.load(std::memory_order_relaxed)) take_all(seen);
+        }
+    }
+
+    uint64_t wait_for_loop(uint64_t last) {
+        uint64_t seen;
+        for (int spin = 0; spin < SPINS; spin++) {
+            seen = ticket.load(std::memory_order_acquire);
+            if (seen >> 32 != last) return seen;
+            RELAX();
+        }
+        std::unique_lock<std::mutex> lock(sleep);
+        sleepers.fetch_add(1);
+        wake.wait(lock, [&] { return (seen = ticket.load()) >> 32 != last; });
+        sleepers.fetch_sub(1);
+        return seen;
+    }
+
+    void run(int64_t total, int threads, Task call, void* argument) {
+        for (; num_workers < threads - 1; num_workers++) std::thread([this, id = num_workers] { work(id); }).detach();
+        task.store(call, std::memory_order_relaxed);
+        context.store(argument, std::memory_order_relaxed);
+        count.store(total, std::memory_order_relaxed);
+        width.store(threads - 1, std::memory_order_relaxed);
+        done.store(0, std::memory_order_relaxed);
+        uint64_t next = ((ticket.load() >> 32) + 1) << 32 | uint64_t(total);
+        ticket.store(next);
+        if (sleepers.load() > 0) {
+            std::lock_guard<std::mutex> lock(sleep);
+            wake.notify_all();
+        }
+        take_all(next);
+        for (int spin = 0; done.load(std::memory_order_acquire) < total; spin++) {
+            if (spin < SPINS) RELAX();
+            else std::this_thread::yield();
+        }
+    }
+};
+
+Pool* pool = new Pool;  // never destroyed: its threads run until the process ends
+
+// A forked child has none of the threads, and perhaps a locked mutex.
+[[maybe_unused]] const int at_fork = pthread_atfork(nullptr, nullptr, [] { pool = new Pool; });
+
+struct Scratch {
+    float* data = nullptr;
+    size_t size = 0;
+    ~Scratch() { std::free(data); }
+};
+
+}  // namespace
+
+void run_tasks(int64_t count, int threads, Task task, void* context) {
+    if (count > 1 && threads > 1) {
+        std::unique_lock<std::mutex> lock(pool->busy, std::try_to_lock);
+        if (lock.owns_lock()) return pool->run(count, threads, task, context);
+    }
+    for (int64_t i = 0; i < count; i++) task(context, i);
+}
+
+float* scratch(size_t count) {
+    static thread_local Scratch space;
+    if (space.size < count) {
+        std::free(space.data);
+        size_t bytes = (count * sizeof(float) + 4095) / 4096 * 4096;
+        space.data = static_cast<float*>(std::aligned_alloc(64, bytes));
+        space.size = space.data ? bytes / sizeof(float) : 0;
+        if (!space.data) throw std::bad_alloc();
+    }
+    return space.data;
+}
+
+}  // namespace octavo

@@ -1,0 +1,1 @@
+"""The torch twins of all kernels."""

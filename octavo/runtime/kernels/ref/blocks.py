@@ -1,0 +1,132 @@
+"""Twins of the kernels over GGUF's quantized blocks: unpack with torch ops, then multiply.
+
+Formats: ggml-quants.h of https://github.com/ggml-org/ggml. B = blocks. Every unpacker takes the raw bytes
+[B, bytes per block] and returns the values [B, values per block] in float32.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from octavo.base.gguf import BLOCK_TYPES
+from octavo.runtime.kernels.table import Activations
+
+_ROWS_AT_ONCE = 4096  # bounds the memory of an unpacked language model head
+
+
+def block_dequantize(blocks: Tensor, type_name: str) -> Tensor:
+    """See table.BlockDequantize."""
+    kind = next(t for t in BLOCK_TYPES.values() if t.name == type_name)
+    rows, row_bytes = blocks.shape
+    values = _UNPACKERS[type_name](blocks.reshape(-1, kind.num_bytes))
+    return values.reshape(rows, row_bytes // kind.num_bytes * kind.block)
+
+
+def block_matmul(
+    x: Tensor,
+    blocks: Tensor,
+    type_name: str,
+    bias: Tensor | None = None,
+    activations: Activations = "float32",
+) -> Tensor:
+    """See table.BlockMatmul; int8 activations are an approximation the twin does not make."""
+    del activations
+    parts = [
+        functional.linear(x, block_dequantize(part, type_name)) for part in torch.split(blocks, _ROWS_AT_ONCE)
+    ]
+    out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+    return out if bias is None else out + bias
+
+
+def _half(raw: Tensor) -> Tensor:
+    """Two bytes to a float16 scale: [B, 2] to [B, 1] float32."""
+    return raw.contiguous().view(torch.float16).float()
+
+
+def _nibbles(raw: Tensor) -> Tensor:
+    """[..., n] bytes to [..., 2 n] values: all low halves, then all high ones."""
+    return torch.cat([raw & 15, raw >> 4], dim=-1)
+
+
+def _bits(raw: Tensor) -> Tensor:
+    """[B, 4] bytes to their 32 bits [B, 32], lowest first."""
+    return ((raw[:, :, None] >> torch.arange(8, device=raw.device)) & 1).flatten(1)
+
+
+def _f32(b: Tensor) -> Tensor:
+    return b.contiguous().view(torch.float32)
+
+
+def _f16(b: Tensor) -> Tensor:
+    return b.contiguous().view(torch.float16).float()
+
+
+def _bf16(b: Tensor) -> Tensor:
+    return b.contiguous().view(torch.bfloat16).float()
+
+
+def _q8_0(b: Tensor) -> Tensor:
+    return _half(b[:, :2]) * b[:, 2:].contiguous().view(torch.int8)
+
+
+def _q4_0(b: Tensor) -> Tensor:
+    return _half(b[:, :2]) * (_nibbles(b[:, 2:]).float() - 8)
+
+
+def _q4_1(b: Tensor) -> Tensor:
+    return _half(b[:, :2]) * _nibbles(b[:, 4:]) + _half(b[:, 2:4])
+
+
+def _q5_0(b: Tensor) -> Tensor:
+    return _half(b[:, :2]) * ((_nibbles(b[:, 6:]) | _bits(b[:, 2:6]) << 4).float() - 16)
+
+
+def _q5_1(b: Tensor) -> Tensor:
+    return _half(b[:, :2]) * (_nibbles(b[:, 8:]) | _bits(b[:, 4:8]) << 4) + _half(b[:, 2:4])
+
+
+def _scales_and_mins(raw: Tensor) -> tuple[Tensor, Tensor]:
+    """The 12 bytes of a K block that hold eight 6-bit scales and eight 6-bit minima: two of [B, 8, 1]."""
+    low, middle, high = raw[:, 0:4], raw[:, 4:8], raw[:, 8:12]
+    scales = torch.cat([low & 63, (high & 15) | (low >> 6) << 4], dim=1)
+    mins = torch.cat([middle & 63, (high >> 4) | (middle >> 6) << 4], dim=1)
+    return scales[:, :, None], mins[:, :, None]
+
+
+def _q4_k(b: Tensor) -> Tensor:
+    scales, mins = _scales_and_mins(b[:, 4:16])
+    q = _nibbles(b[:, 16:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
+    return (_half(b[:, :2])[:, :, None] * scales * q - _half(b[:, 2:4])[:, :, None] * mins).flatten(1)
+
+
+def _q5_k(b: Tensor) -> Tensor:
+    scales, mins = _scales_and_mins(b[:, 4:16])
+    fifth = (b[:, None, 16:48] >> torch.arange(8, device=b.device)[:, None]) & 1
+    q = _nibbles(b[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32) | fifth << 4
+    return (_half(b[:, :2])[:, :, None] * scales * q - _half(b[:, 2:4])[:, :, None] * mins).flatten(1)
+
+
+def _q6_k(b: Tensor) -> Tensor:
+    low = _nibbles(b[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
+    shifts = torch.arange(0, 8, 2, device=b.device)[:, None]
+    high = (b[:, 128:192].reshape(-1, 2, 1, 32) >> shifts) & 3
+    q = (low | high << 4).reshape(-1, 16, 16).float() - 32
+    scales = b[:, 192:208].contiguous().view(torch.int8)[:, :, None]
+    return (_half(b[:, 208:])[:, :, None] * scales * q).flatten(1)
+
+
+_UNPACKERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "F32": _f32,
+    "F16": _f16,
+    "BF16": _bf16,
+    "Q8_0": _q8_0,
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+}

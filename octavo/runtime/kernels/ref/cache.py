@@ -1,0 +1,55 @@
+"""Twins of the kernels over the paged cache: gather, mask, softmax. Slow and obvious on purpose."""
+
+import torch
+from torch import Tensor
+
+
+def write_kv(k: Tensor, v: Tensor, cache: Tensor, slots: Tensor) -> None:
+    """See table.WriteKV."""
+    keep = slots >= 0
+    blocks, offsets = slots[keep] // cache.shape[2], slots[keep] % cache.shape[2]
+    cache[blocks, 0, offsets] = k[keep].to(cache.dtype)
+    cache[blocks, 1, offsets] = v[keep].to(cache.dtype)
+
+
+def paged_attention(
+    q: Tensor,
+    cache: Tensor,
+    block_tables: Tensor,
+    cu_q_lens: Tensor,
+    kv_lens: Tensor,
+    *,
+    scale: float,
+    sliding_window: int = 0,
+    soft_cap: float = 0.0,
+) -> Tensor:
+    """See table.PagedAttention."""
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    starts = cu_q_lens.tolist()
+    for request, kv_len in enumerate(kv_lens.tolist()):
+        start, end = starts[request], starts[request + 1]
+        oldest = kv_len - (end - start)  # position of the first query
+        first = max(0, oldest - sliding_window + 1) if sliding_window else 0
+        keys, values = _gather(cache, block_tables[request], first, kv_len, q.shape[1])
+        scores = torch.einsum("qhd,khd->hqk", q[start:end].float(), keys) * scale
+        if soft_cap:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
+        distance = (
+            torch.arange(oldest, kv_len, device=q.device)[:, None]
+            - torch.arange(first, kv_len, device=q.device)[None, :]
+        )
+        hidden = distance < 0
+        if sliding_window:
+            hidden |= distance >= sliding_window
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        out[start:end] = torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
+    return out
+
+
+def _gather(cache: Tensor, table: Tensor, first: int, kv_len: int, num_heads: int) -> tuple[Tensor, Tensor]:
+    """Keys and values of positions first … kv_len - 1: two of [positions, num_heads, head_dim] float32."""
+    positions = torch.arange(first, kv_len, device=cache.device)
+    blocks, offsets = table[positions // cache.shape[2]].long(), positions % cache.shape[2]
+    group = num_heads // cache.shape[3]
+    keys, values = (cache[blocks, i, offsets].float().repeat_interleave(group, dim=1) for i in (0, 1))
+    return keys, values

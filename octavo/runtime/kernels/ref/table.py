@@ -1,0 +1,22 @@
+"""The table of twins: pure torch, any device. The fallback, and the oracle in tests."""
+
+from octavo.runtime.kernels.ref import blocks, cache, elementwise
+from octavo.runtime.kernels.table import KernelTable
+
+
+def ref_table() -> KernelTable:
+    """Every op as its torch twin."""
+    return KernelTable(
+        name="ref",
+        write_kv=cache.write_kv,
+        paged_attention=cache.paged_attention,
+        rms_norm=elementwise.rms_norm,
+        apply_rope=elementwise.apply_rope,
+        silu_and_mul=elementwise.silu_and_mul,
+        gelu_and_mul=elementwise.gelu_and_mul,
+        gelu_tanh_and_mul=elementwise.gelu_tanh_and_mul,
+        gelu=elementwise.gelu,
+        gelu_tanh=elementwise.gelu_tanh,
+        block_dequantize=blocks.block_dequantize,
+        block_matmul=blocks.block_matmul,
+    )

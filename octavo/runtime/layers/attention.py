@@ -1,0 +1,42 @@
+"""`Attention`: where a model meets the KV cache. Owns scale, window, soft cap and its cache's spec."""
+
+from torch import Tensor, nn
+
+from octavo.messages.kv import KVCacheSpec
+from octavo.runtime.batch import ForwardBatch
+from octavo.runtime.layers.build import BuildContext
+
+
+class Attention(nn.Module):
+    """Causal attention of this rank's heads over what the cache holds and this step adds."""
+
+    def __init__(
+        self,
+        build: BuildContext,
+        layer_id: int,
+        spec: KVCacheSpec,
+        *,
+        scale: float,
+        soft_cap: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.layer_id = layer_id
+        self.kv_spec = spec
+        self._backend = build.attention
+        self._scale = scale
+        self._soft_cap = soft_cap
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch) -> Tensor:
+        """q: [T, num_heads, head_dim]; k, v: [T, num_kv_heads, head_dim]; to [T, num_heads * head_dim]."""
+        out = self._backend.run(
+            q,
+            k,
+            v,
+            batch.kv_caches[self.layer_id],
+            batch.tables(self.layer_id),
+            batch,
+            scale=self._scale,
+            sliding_window=self.kv_spec.sliding_window,
+            soft_cap=self._soft_cap,
+        )
+        return out.flatten(1)

@@ -1,0 +1,81 @@
+"""`BuildContext`: what every layer's constructor receives, and `Layer`, a module that owns parameters.
+
+Made once by the loader. `at` gives a child its name, so that a layer knows its place
+("layers.3.attention.qkv"). torch.nn.Module serves for structure and names only: no autograd, no buffers, no
+state_dict.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from octavo.base.errors import ConfigError
+from octavo.runtime.attention.interface import AttentionBackend
+from octavo.runtime.distributed.context import ParallelContext
+from octavo.runtime.kernels.table import KernelTable
+from octavo.runtime.quantization.method import Scheme
+from octavo.runtime.quantization.parameter import DenseParameter, Layout, Parameter, Shard
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildContext:
+    """Device, types, kernels, ranks and storage scheme of the model under construction."""
+
+    device: torch.device
+    compute_dtype: torch.dtype
+    kv_dtype: torch.dtype
+    kernels: KernelTable
+    attention: AttentionBackend
+    parallel: ParallelContext
+    scheme: Scheme
+    path: str = ""
+
+    def at(self, name: str) -> "BuildContext":
+        """The context of the child `name`."""
+        return replace(self, path=f"{self.path}.{name}" if self.path else name)
+
+    def split(self, name: str, full: int, unit: int = 1, *, repeat: bool = False) -> Shard:
+        """This rank's even share of `full` entries, which belong together in units (a head's rows).
+
+        repeat: units fewer than ranks are kept by several ranks each. Raises ConfigError for an uneven split.
+        """
+        rank, size, units = self.parallel.tp_rank, self.parallel.tp_size, full // unit
+        if units % size and not (repeat and size % units == 0):
+            raise ConfigError(
+                f"tensor_parallel_size={size} does not divide the {units} parts of {self.path}.{name}: "
+                f"use a size that divides {units}."
+            )
+        return Shard(name, full, rank * units // size * unit, max(units // size, 1) * unit)
+
+    def dense(self, layout: Layout) -> DenseParameter:
+        """A parameter of the type of the activations: norms and biases."""
+        return DenseParameter(layout, self.compute_dtype, self.device)
+
+
+class Layer(nn.Module):
+    """A module with parameters of its own, by the last part of their names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parameters_by_name: dict[str, Parameter] = {}
+
+    def after_load(self) -> None:
+        """Called once all parameters are loaded."""
+
+
+def named_parameters(model: nn.Module) -> dict[str, Parameter]:
+    """All parameters under `model` by full name."""
+    return {
+        f"{path}.{name}": parameter
+        for path, module in model.named_modules()
+        if isinstance(module, Layer)
+        for name, parameter in module.parameters_by_name.items()
+    }
+
+
+def finish_loading(model: nn.Module) -> None:
+    """Let every layer under `model` repack what it loaded."""
+    for module in model.modules():
+        if isinstance(module, Layer):
+            module.after_load()

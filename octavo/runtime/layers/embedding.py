@@ -1,0 +1,82 @@
+"""Token embedding and language model head, both split over the vocabulary; position embedding."""
+
+from torch import Tensor
+from torch.nn import functional
+
+from octavo.runtime.layers.build import BuildContext, Layer
+from octavo.runtime.quantization.parameter import Layout, Shard
+
+
+class Embedding(Layer):
+    """A table looked up by row; every rank keeps `shard` of it, by default the whole."""
+
+    def __init__(self, build: BuildContext, rows: int, size: int, shard: Shard | None = None) -> None:
+        super().__init__()
+        self.method = build.scheme.linear(build.path)
+        self.parameters_by_name |= self.method.create(Layout((shard or Shard("", rows, 0, rows),), size))
+
+    def after_load(self) -> None:
+        """Let the method repack."""
+        self.method.after_load()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Ids [T] to [T, size]."""
+        return self.method.gather(ids)
+
+
+class VocabEmbedding(Embedding):
+    """Token embedding; a rank contributes zeros for the tokens of other ranks."""
+
+    def __init__(self, build: BuildContext, vocab_size: int, size: int) -> None:
+        self._shard = _split_vocab(build, vocab_size)
+        super().__init__(build, vocab_size, size, self._shard)
+        self._parallel = build.parallel
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Ids [T] to [T, size]."""
+        if self._parallel.tp_size == 1:
+            return self.method.gather(ids)
+        local = ids - self._shard.start
+        foreign = (local < 0) | (local >= self._shard.size)
+        rows = self.method.gather(local.masked_fill(foreign, 0))
+        return self._parallel.all_reduce(rows.masked_fill(foreign[:, None], 0))
+
+
+class LMHead(Layer):
+    """Hidden states to logits over the whole vocabulary; uses the matrix of `tied` if given."""
+
+    def __init__(
+        self, build: BuildContext, vocab_size: int, size: int, tied: VocabEmbedding | None = None
+    ) -> None:
+        super().__init__()
+        self._parallel, self._vocab_size = build.parallel, vocab_size
+        if tied is not None:
+            self.method = tied.method
+            return
+        self.method = build.scheme.linear(build.path)
+        self.parameters_by_name |= self.method.create(Layout((_split_vocab(build, vocab_size),), size))
+
+    def after_load(self) -> None:
+        """Let an own method repack."""
+        if self.parameters_by_name:
+            self.method.after_load()
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[rows, size] to [rows, vocab_size], gathered from all ranks."""
+        logits = self.method.apply(hidden, None)
+        if self._parallel.tp_size == 1:
+            return logits
+        width = _rows_per_rank(self._vocab_size, self._parallel.tp_size)
+        padded = functional.pad(logits, (0, width - logits.shape[-1]))
+        return self._parallel.all_gather(padded)[:, : self._vocab_size]
+
+
+def _rows_per_rank(vocab_size: int, tp_size: int) -> int:
+    return -(-vocab_size // tp_size)
+
+
+def _split_vocab(build: BuildContext, size: int) -> Shard:
+    """This rank's rows: equal numbers, except that the last ranks may be short of some."""
+    rows = _rows_per_rank(size, build.parallel.tp_size)
+    start = min(build.parallel.tp_rank * rows, size)
+    return Shard("", size, start, min(rows, size - start))

@@ -1,0 +1,84 @@
+"""Linear layers that keep one rank's share of their matrix.
+
+Column parallel: each rank computes some outputs. Row parallel: each rank holds some inputs, and the partial
+sums are added over the ranks (Megatron-LM, https://arxiv.org/abs/1909.08053). How the matrix is stored is the
+business of the scheme's LinearMethod.
+"""
+
+from torch import Tensor
+
+from octavo.runtime.layers.build import BuildContext, Layer
+from octavo.runtime.quantization.parameter import Layout, Shard, vector
+
+
+class Linear(Layer):
+    """x [T, inputs] to [T, outputs], on this rank's part."""
+
+    def __init__(self, build: BuildContext, layout: Layout, bias: Layout | None) -> None:
+        super().__init__()
+        self.method = build.scheme.linear(build.path)
+        self.parameters_by_name |= self.method.create(layout)
+        self.bias = None
+        if bias is not None:
+            parameter = build.dense(bias)
+            self.parameters_by_name["bias"] = parameter
+            self.bias = parameter.data
+
+    def after_load(self) -> None:
+        """Let the method repack."""
+        self.method.after_load()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply."""
+        return self.method.apply(x, self.bias)
+
+
+class MergedColumnLinear(Linear):
+    """Several projections of one input, each split over the ranks; their outputs stand side by side."""
+
+    def __init__(self, build: BuildContext, inputs: int, shards: tuple[Shard, ...], bias: bool) -> None:
+        super().__init__(build, Layout(shards, inputs), Layout(shards) if bias else None)
+
+
+class ColumnLinear(MergedColumnLinear):
+    """One projection, its outputs split over the ranks."""
+
+    def __init__(self, build: BuildContext, inputs: int, outputs: int, bias: bool) -> None:
+        super().__init__(build, inputs, (build.split("", outputs),), bias)
+
+
+class QKVLinear(MergedColumnLinear):
+    """Queries, keys and values, split by heads; with more ranks than key heads, these are repeated."""
+
+    def __init__(
+        self, build: BuildContext, inputs: int, num_heads: int, num_kv_heads: int, head_dim: int, bias: bool
+    ) -> None:
+        queries = build.split("q", num_heads * head_dim, head_dim)
+        kv_size = num_kv_heads * head_dim
+        keys, values = (build.split(name, kv_size, head_dim, repeat=True) for name in ("k", "v"))
+        self.num_heads, self.num_kv_heads = queries.size // head_dim, keys.size // head_dim
+        super().__init__(build, inputs, (queries, keys, values), bias)
+
+
+class RowLinear(Linear):
+    """A projection whose inputs are split over the ranks; every rank gets the whole sum."""
+
+    def __init__(self, build: BuildContext, inputs: int, outputs: int, bias: bool) -> None:
+        layout = Layout((build.split("", inputs),), outputs, axis=1)
+        super().__init__(build, layout, vector(outputs) if bias else None)
+        self._parallel = build.parallel
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply, add up over the ranks, then add the bias once."""
+        if self._parallel.tp_size == 1:
+            return self.method.apply(x, self.bias)
+        y = self._parallel.all_reduce(self.method.apply(x, None))
+        return y if self.bias is None else y + self.bias
+
+
+class ReplicatedLinear(Linear):
+    """A projection that every rank computes whole."""
+
+    def __init__(self, build: BuildContext, inputs: int, outputs: int, bias: bool) -> None:
+        whole = vector(outputs)
+        super().__init__(build, Layout(whole.shards, inputs), whole if bias else None)

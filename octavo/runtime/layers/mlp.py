@@ -1,0 +1,58 @@
+"""The feed-forward block, gated or plain, and the activations by the names that configs use."""
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from octavo.base.errors import Unsupported
+from octavo.runtime.kernels.table import Activation, KernelTable
+from octavo.runtime.layers.build import BuildContext
+from octavo.runtime.layers.linear import MergedColumnLinear, RowLinear
+
+Table = dict[str, Activation]
+
+_TANH_NAMES = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
+
+
+def gated_activation(name: str, kernels: KernelTable) -> Activation:
+    """(gate, up) side by side to act(gate) * up. Raises Unsupported for an unknown name."""
+    table: Table = {"silu": kernels.silu_and_mul, "gelu": kernels.gelu_and_mul}
+    return _pick(name, table | dict.fromkeys(_TANH_NAMES, kernels.gelu_tanh_and_mul))
+
+
+def plain_activation(name: str, kernels: KernelTable) -> Activation:
+    """The activation `name`. Raises Unsupported for an unknown name."""
+    table: Table = {"gelu": kernels.gelu, "relu": _relu, "silu": _silu}
+    return _pick(name, table | dict.fromkeys(_TANH_NAMES, kernels.gelu_tanh))
+
+
+def _relu(x: Tensor) -> Tensor:
+    return functional.relu(x)
+
+
+def _silu(x: Tensor) -> Tensor:
+    return functional.silu(x)
+
+
+def _pick(name: str, table: Table) -> Activation:
+    if name not in table:
+        raise Unsupported(f"Activation {name!r} is not supported. Supported: {', '.join(sorted(table))}.")
+    return table[name]
+
+
+class MLP(nn.Module):
+    """up → activation → down; a gated one multiplies by the activation of a second projection, `gate`."""
+
+    def __init__(
+        self, build: BuildContext, size: int, inner_size: int, *, activation: str, gated: bool, bias: bool
+    ) -> None:
+        super().__init__()
+        names = ("gate", "up") if gated else ("up",)
+        up = build.at("up")
+        self.up = MergedColumnLinear(up, size, tuple(up.split(name, inner_size) for name in names), bias)
+        self.down = RowLinear(build.at("down"), inner_size, size, bias)
+        self._activation = (gated_activation if gated else plain_activation)(activation, build.kernels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, size] to [T, size]."""
+        hidden: Tensor = self.down(self._activation(self.up(x)))
+        return hidden

@@ -1,0 +1,138 @@
+"""Rotary position embedding (https://arxiv.org/abs/2104.09864) and its ways to stretch a context.
+
+A `Rope` is plain data that an architecture's config is read into; equal ropes share one `RotaryEmbedding`,
+which makes the step's tables once and keeps them in the batch. Frequencies are computed in float32, as
+Hugging Face does, so that long contexts agree to the last bit.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo.runtime.batch import ForwardBatch
+from octavo.runtime.kernels.table import KernelTable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rope:
+    """dim: components of a head that rotate; interleaved: pairs are neighbours instead of halves."""
+
+    dim: int
+    theta: float = 10000.0
+    interleaved: bool = False
+
+    def frequencies(self) -> tuple[Tensor, float]:
+        """(radians per position [dim / 2] float32, factor on cosine and sine)."""
+        return 1.0 / self._wavelengths(), 1.0
+
+    def _wavelengths(self) -> Tensor:
+        exponents = torch.arange(0, self.dim, 2, dtype=torch.int64).float() / self.dim
+        return torch.as_tensor(self.theta**exponents)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearRope(Rope):
+    """Positions divided by a factor (https://arxiv.org/abs/2306.15595)."""
+
+    factor: float
+
+    def frequencies(self) -> tuple[Tensor, float]:
+        """Slower by the factor."""
+        return super().frequencies()[0] / self.factor, 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DividedRope(Rope):
+    """One divisor per frequency, as GGUF files carry them for Llama 3 (the tensor rope_freqs.weight)."""
+
+    divisors: tuple[float, ...]
+
+    def frequencies(self) -> tuple[Tensor, float]:
+        """Each slower by its own divisor."""
+        return super().frequencies()[0] / torch.tensor(self.divisors), 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama3Rope(Rope):
+    """Long waves are stretched, short ones kept, those between blended (Llama 3.1)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+    def frequencies(self) -> tuple[Tensor, float]:
+        """Blend by how often a wave turns within the original context."""
+        plain = super().frequencies()[0]
+        wavelengths = 2 * math.pi / plain
+        turns = self.original_max_position_embeddings / wavelengths
+        blend = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        blended = (1 - blend) * plain / self.factor + blend * plain
+        stretched = torch.where(turns < self.low_freq_factor, plain / self.factor, blended)
+        return torch.where(turns > self.high_freq_factor, plain, stretched), 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class YarnRope(Rope):
+    """YaRN (https://arxiv.org/abs/2309.00071): long waves interpolated, short ones kept, scores scaled."""
+
+    factor: float
+    original_max_position_embeddings: int
+    attention_factor: float | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    truncate: bool = True
+
+    def frequencies(self) -> tuple[Tensor, float]:
+        """Blend by the dimension's number of turns within the original context."""
+        waves = self._wavelengths()
+        low, high = self._dimension_of(self.beta_fast), self._dimension_of(self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, self.dim - 1)
+        ramp = (torch.arange(self.dim // 2).float() - low) / (high - low or 0.001)
+        keep = 1 - ramp.clamp(0, 1)
+        return (1 - keep) / (self.factor * waves) + keep / waves, self._scores_factor()
+
+    def _dimension_of(self, turns: float) -> float:
+        """The (fractional) pair of components that turns this often within the original context."""
+        length = self.original_max_position_embeddings / (turns * 2 * math.pi)
+        return self.dim * math.log(length) / (2 * math.log(self.theta))
+
+    def _scores_factor(self) -> float:
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.mscale and self.mscale_all_dim:
+            return self._mscale(self.mscale) / self._mscale(self.mscale_all_dim)
+        return self._mscale(1.0)
+
+    def _mscale(self, scale: float) -> float:
+        return 0.1 * scale * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+
+
+class RotaryEmbedding:
+    """One rope on one device."""
+
+    def __init__(self, rope: Rope, device: torch.device, kernels: KernelTable) -> None:
+        frequencies, self._factor = rope.frequencies()
+        self._frequencies = frequencies.to(device)
+        self._interleaved = rope.interleaved
+        self._kernel = kernels.apply_rope
+        self._key = repr(rope)
+
+    def rotate(self, x: Tensor, batch: ForwardBatch) -> None:
+        """Rotate heads in place by their positions; x: [T, heads, head_dim], contiguous in all but axis 0."""
+        cos, sin = self._tables(batch)
+        self._kernel(x, cos, sin, self._interleaved)
+
+    def _tables(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [T, dim / 2] of the step, made by the first layer that asks."""
+        if f"{self._key} cos" not in batch.scratch:
+            angles = batch.positions[:, None].float() * self._frequencies
+            batch.scratch[f"{self._key} cos"] = angles.cos() * self._factor
+            batch.scratch[f"{self._key} sin"] = angles.sin() * self._factor
+        return batch.scratch[f"{self._key} cos"], batch.scratch[f"{self._key} sin"]

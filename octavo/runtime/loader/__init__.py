@@ -1,0 +1,1 @@
+"""From files to parameters: one module per format."""

@@ -1,0 +1,49 @@
+"""Reads a GGUF file's tensors: matrices as packed blocks over the mapped file, vectors as plain tensors."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from octavo.base.errors import BadCheckpoint
+from octavo.base.gguf import GGUFFile
+from octavo.config.engine import EngineConfig
+from octavo.runtime.loader.piece import Piece
+from octavo.runtime.models.arch import Arch
+from octavo.runtime.models.interface import Model
+from octavo.runtime.models.weights import Stored
+from octavo.runtime.quantization.blocks import Blocks
+
+_PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+def read(config: EngineConfig, model: Model, arch: Arch) -> Iterator[Piece]:
+    """Yield every tensor of the file. Raises BadCheckpoint for one that the family does not know."""
+    file = GGUFFile(Path(config.checkpoint.path))
+    weights = model.GGUF_WEIGHTS
+    for name in file.tensors:
+        if weights.ignores(name):
+            continue
+        origin = f"{file.path}: tensor {name!r}"
+        target = weights.find(name)
+        if target is None:
+            raise BadCheckpoint(f"{origin} is not known to {config.checkpoint.architecture}")
+        tensor = _tensor(file, name, origin)
+        if target.transform is not None:
+            tensor = target.transform(tensor, arch)
+        yield Piece(origin, target.module, target.shard, tensor)
+
+
+def _tensor(file: GGUFFile, name: str, origin: str) -> Stored:
+    info = file.tensors[name]
+    raw = torch.from_numpy(file.data(name))
+    if len(info.shape) == 2:
+        return Blocks(raw, info.type)
+    if len(info.shape) == 1 and info.type.name in _PLAIN:
+        return _vector(raw, _PLAIN[info.type.name])
+    raise BadCheckpoint(f"{origin} of type {info.type.name} has {len(info.shape)} axes")
+
+
+def _vector(raw: Tensor, dtype: torch.dtype) -> Tensor:
+    return raw.flatten().clone().view(dtype)

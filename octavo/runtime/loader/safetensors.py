@@ -1,0 +1,90 @@
+"""Reads a folder of safetensors files tensor by tensor; the files are mapped, so a rank touches its own part
+only.
+
+The files are untrusted: the safetensors library checks their headers, this module what the index says of
+them.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from octavo.base.errors import BadCheckpoint
+from octavo.config.engine import EngineConfig
+from octavo.runtime.layers.build import named_parameters
+from octavo.runtime.loader.piece import Piece
+from octavo.runtime.models.arch import Arch
+from octavo.runtime.models.interface import Model
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def read(config: EngineConfig, model: Model, arch: Arch) -> Iterator[Piece]:
+    """Yield every tensor of the checkpoint. Raises BadCheckpoint, naming file and tensor."""
+    tied = "lm_head.weight" not in named_parameters(model)
+    for path, names in _find_files(Path(config.checkpoint.path)).items():
+        try:
+            with safe_open(path, "pt") as file:
+                yield from _read_file(file, path, names, model, arch, tied)
+        except (SafetensorError, OSError) as error:
+            raise BadCheckpoint(f"{path} cannot be read: {error}") from error
+
+
+def _read_file(
+    file: Any, path: Path, names: list[str] | None, model: Model, arch: Arch, tied: bool
+) -> Iterator[Piece]:
+    present = file.keys()
+    for name in sorted(present) if names is None else names:
+        origin = f"{path}: tensor {name!r}"
+        if name not in present:
+            raise BadCheckpoint(f"{origin} is announced by {_INDEX} but not there")
+        target = model.WEIGHTS.find(name)
+        if model.WEIGHTS.ignores(name) or (tied and target and target.module == "lm_head.weight"):
+            continue
+        if target is None:
+            raise BadCheckpoint(f"{origin} is not known to {type(model).__name__}")
+        tensor = file.get_tensor(name)
+        if tensor.dtype not in _DTYPES:
+            raise BadCheckpoint(f"{origin} is {tensor.dtype}; float32, bfloat16 and float16 can be read")
+        yield Piece(
+            origin,
+            target.module,
+            target.shard,
+            target.transform(tensor, arch) if target.transform else tensor,
+        )
+
+
+def _find_files(folder: Path) -> dict[Path, list[str] | None]:
+    """The files to read with the tensors to take from each; None = all of them."""
+    if (folder / _INDEX).is_file():
+        return _read_index(folder)
+    if (folder / _SINGLE).is_file():
+        return {folder / _SINGLE: None}
+    return dict.fromkeys(sorted(folder.glob("*.safetensors")))
+
+
+def _read_index(folder: Path) -> dict[Path, list[str] | None]:
+    """Files by the index's weight map; their names must stay in the folder."""
+    index = folder / _INDEX
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        rows = [(str(name), str(file)) for name, file in weight_map.items()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadCheckpoint(f"{index} holds no weight_map: {error!r}") from error
+    files: dict[Path, list[str]] = {}
+    for name, file in rows:
+        if Path(file).name != file or not file.endswith(".safetensors"):
+            raise BadCheckpoint(
+                f"{index}: tensor {name!r} is said to be in {file!r}, not a safetensors file of the folder"
+            )
+        files.setdefault(folder / file, []).append(name)
+    missing = [str(path) for path in files if not path.is_file()]
+    if missing:
+        raise BadCheckpoint(f"{index} names files that are not there: {', '.join(missing)}")
+    return dict(files)

@@ -1,0 +1,188 @@
+"""`Decoder`: the transformer that most families are, put together as an `Arch` says.
+
+A family's file subclasses it with `arch_from_hf`, a weight map and a TINY config, and overrides a part only
+where it differs in kind. Our parameter names, which weight maps refer to:
+
+    embed_tokens  embed_positions  norm  lm_head
+    layers.*.attention_norm  .attention.{qkv, q_norm, k_norm, out}  .attention_out_norm
+    layers.*.mlp_norm  .mlp.{up, down}  .mlp_out_norm
+"""
+
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from octavo.runtime.batch import ForwardBatch
+from octavo.runtime.layers.attention import Attention
+from octavo.runtime.layers.build import BuildContext
+from octavo.runtime.layers.embedding import Embedding, LMHead, VocabEmbedding
+from octavo.runtime.layers.linear import QKVLinear, RowLinear
+from octavo.runtime.layers.mlp import MLP
+from octavo.runtime.layers.norm import LayerNorm, NoNorm, Norm, RMSNorm
+from octavo.runtime.layers.rotary import Rope, RotaryEmbedding
+from octavo.runtime.models.arch import Arch, Place
+from octavo.runtime.models.interface import Model
+from octavo.runtime.models.weights import WeightMap, to
+
+GGUF_WEIGHTS = WeightMap(
+    {
+        "token_embd": to("embed_tokens"),
+        "position_embd": to("embed_positions"),
+        "output_norm": to("norm"),
+        "output": to("lm_head"),
+        "blk.*.attn_norm": to("layers.*.attention_norm"),
+        "blk.*.attn_qkv": to("layers.*.attention.qkv"),
+        "blk.*.attn_q": to("layers.*.attention.qkv", "q"),
+        "blk.*.attn_k": to("layers.*.attention.qkv", "k"),
+        "blk.*.attn_v": to("layers.*.attention.qkv", "v"),
+        "blk.*.attn_q_norm": to("layers.*.attention.q_norm"),
+        "blk.*.attn_k_norm": to("layers.*.attention.k_norm"),
+        "blk.*.attn_output": to("layers.*.attention.out"),
+        "blk.*.post_attention_norm": to("layers.*.attention_out_norm"),
+        "blk.*.ffn_norm": to("layers.*.mlp_norm"),
+        "blk.*.ffn_gate": to("layers.*.mlp.up", "gate"),
+        "blk.*.ffn_up": to("layers.*.mlp.up", "up"),
+        "blk.*.ffn_down": to("layers.*.mlp.down"),
+        "blk.*.post_ffw_norm": to("layers.*.mlp_out_norm"),
+    },
+    ignored=(r"^rope_freqs\.weight$",),  # read with the config
+)
+
+
+def make_norm(arch: Arch, build: BuildContext, size: int) -> Norm:
+    """A norm of the architecture's kind."""
+    if arch.norm_kind == "layer":
+        return LayerNorm(build, size, arch.norm_eps, arch.norm_bias)
+    return RMSNorm(build, size, arch.norm_eps)
+
+
+class SelfAttention(nn.Module):
+    """qkv → norms of queries and keys → rope → attention over the cache → out."""
+
+    def __init__(
+        self, arch: Arch, build: BuildContext, layer_id: int, rotary: RotaryEmbedding | None
+    ) -> None:
+        super().__init__()
+        self._head_dim = arch.head_dim
+        self._rotary = rotary
+        self.qkv = QKVLinear(
+            build.at("qkv"), arch.hidden_size, arch.num_heads, arch.num_kv_heads, arch.head_dim, arch.qkv_bias
+        )
+        self._heads = (self.qkv.num_heads, self.qkv.num_kv_heads, self.qkv.num_kv_heads)
+        if arch.qk_norm:
+            self.q_norm = make_norm(arch, build.at("q_norm"), arch.head_dim)
+            self.k_norm = make_norm(arch, build.at("k_norm"), arch.head_dim)
+        self._normalised = arch.qk_norm
+        spec = arch.kv_specs(build.parallel.tp_size, build.kv_dtype.itemsize)[layer_id]
+        self.attention = Attention(
+            build, layer_id, spec, scale=arch.attention_scale, soft_cap=arch.attention_soft_cap
+        )
+        self.out = RowLinear(build.at("out"), arch.num_heads * arch.head_dim, arch.hidden_size, arch.out_bias)
+
+    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+        """[T, hidden_size] to [T, hidden_size]."""
+        heads = self.qkv(x).unflatten(-1, (-1, self._head_dim))
+        q, k, v = heads.split(self._heads, dim=1)
+        if self._normalised:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self._rotary is not None and self._normalised:
+            self._rotary.rotate(q, batch)
+            self._rotary.rotate(k, batch)
+        elif self._rotary is not None:
+            self._rotary.rotate(heads[:, : self._heads[0] + self._heads[1]], batch)
+        out: Tensor = self.out(self.attention(q, k, v, batch))
+        return out
+
+
+class DecoderLayer(nn.Module):
+    """Attention, then MLP, each between the norms that the architecture has."""
+
+    def __init__(
+        self, arch: Arch, build: BuildContext, layer_id: int, rotary: RotaryEmbedding | None
+    ) -> None:
+        super().__init__()
+
+        def norm(place: Place, name: str) -> Norm:
+            return make_norm(arch, build.at(name), arch.hidden_size) if place in arch.norms else NoNorm()
+
+        self.attention_norm = norm("attention_in", "attention_norm")
+        self.attention = SelfAttention(arch, build.at("attention"), layer_id, rotary)
+        self.attention_out_norm = norm("attention_out", "attention_out_norm")
+        self.mlp_norm = norm("mlp_in", "mlp_norm")
+        self.mlp = MLP(
+            build.at("mlp"),
+            arch.hidden_size,
+            arch.intermediate_size,
+            activation=arch.activation,
+            gated=arch.gated_mlp,
+            bias=arch.mlp_bias,
+        )
+        self.mlp_out_norm = norm("mlp_out", "mlp_out_norm")
+
+    def forward(self, x: Tensor, residual: Tensor | None, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        """Take and return (what is to be added to the residual stream, the stream), so that norms can add."""
+        x, residual = self.attention_norm.add(x, residual)
+        x = self.attention_out_norm(self.attention(x, batch))
+        x, residual = self.mlp_norm.add(x, residual)
+        return self.mlp_out_norm(self.mlp(x)), residual
+
+
+class Decoder(Model):
+    """Embedding → layers → norm; head apart, because only some rows need it."""
+
+    GGUF_WEIGHTS = GGUF_WEIGHTS
+
+    def __init__(self, arch: Arch, build: BuildContext) -> None:
+        super().__init__()
+        self.embed_tokens = VocabEmbedding(build.at("embed_tokens"), arch.vocab_size, arch.hidden_size)
+        if arch.num_learned_positions:
+            self.embed_positions = Embedding(
+                build.at("embed_positions"), arch.num_learned_positions, arch.hidden_size
+            )
+        ropes: dict[Rope, RotaryEmbedding] = {
+            layer.rope: RotaryEmbedding(layer.rope, build.device, build.kernels)
+            for layer in arch.layers
+            if layer.rope
+        }
+        self.layers = nn.ModuleList(
+            DecoderLayer(arch, build.at(f"layers.{i}"), i, ropes[layer.rope] if layer.rope else None)
+            for i, layer in enumerate(arch.layers)
+        )
+        self.norm = make_norm(arch, build.at("norm"), arch.hidden_size)
+        tied = self.embed_tokens if arch.tied_head else None
+        self.lm_head = LMHead(build.at("lm_head"), arch.vocab_size, arch.hidden_size, tied)
+        self._learned_positions = arch.num_learned_positions > 0
+        # Rounded to the type of the activations, as these models were trained.
+        self._embedding_scale = torch.tensor(arch.embedding_scale, dtype=build.compute_dtype).item()
+        self._logit_soft_cap = arch.logit_soft_cap
+        self._attention = build.attention
+
+    @classmethod
+    def build(cls, arch: Arch, build: BuildContext) -> Self:
+        """See Model.build."""
+        return cls(arch, build)
+
+    def embed(self, batch: ForwardBatch) -> Tensor:
+        """Token ids to what enters the first layer."""
+        x: Tensor = self.embed_tokens(batch.input_ids)
+        if self._embedding_scale != 1.0:
+            x = x * self._embedding_scale
+        if self._learned_positions:
+            x = x + self.embed_positions(batch.positions)
+        return x
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """See Model.forward."""
+        self._attention.plan(batch)
+        x, residual = self.embed(batch), None
+        for layer in self.layers:
+            x, residual = layer(x, residual, batch)
+        return self.norm.add(x, residual)[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See Model.logits."""
+        logits: Tensor = self.lm_head(hidden).float()
+        if cap := self._logit_soft_cap:
+            logits = cap * torch.tanh(logits / cap)
+        return logits

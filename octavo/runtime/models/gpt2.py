@@ -1,0 +1,68 @@
+"""GPT-2: learned positions, layer norms, a plain MLP; its checkpoints hold matrices as [inputs, outputs]."""
+
+from typing import ClassVar
+
+from octavo.base.errors import Unsupported
+from octavo.runtime.models.arch import Arch, Config, LayerArch, read_arch, size_of
+from octavo.runtime.models.decoder import Decoder
+from octavo.runtime.models.weights import WeightMap, to, transpose
+
+_NAMES = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+    "intermediate_size": "n_inner",
+    "rms_norm_eps": "layer_norm_epsilon",
+}
+
+
+class GPT2(Decoder):
+    """Queries, keys and values are one matrix in the checkpoint."""
+
+    WEIGHTS = WeightMap(
+        {
+            "wte": to("embed_tokens"),
+            "wpe": to("embed_positions"),
+            "ln_f": to("norm"),
+            "lm_head": to("lm_head"),
+            "h.*.ln_1": to("layers.*.attention_norm"),
+            "h.*.attn.c_attn": to("layers.*.attention.qkv", "", transpose),
+            "h.*.attn.c_proj": to("layers.*.attention.out", "", transpose),
+            "h.*.ln_2": to("layers.*.mlp_norm"),
+            "h.*.mlp.c_fc": to("layers.*.mlp.up", "", transpose),
+            "h.*.mlp.c_proj": to("layers.*.mlp.down", "", transpose),
+        },
+        prefix="transformer.",
+        ignored=(r"\.attn\.(masked_)?bias$",),  # the causal mask
+    )
+    TINY: ClassVar[Config] = {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": 131,
+        "n_embd": 48,
+        "n_layer": 3,
+        "n_head": 4,
+        "n_positions": 256,
+    }
+
+    @staticmethod
+    def arch_from_hf(config: Config) -> Arch:
+        """GPT-2's own names become the usual ones."""
+        if config.get("scale_attn_by_inverse_layer_idx") or config.get("scale_attn_weights") is False:
+            raise Unsupported("GPT-2 with scale_attn_by_inverse_layer_idx, or without scale_attn_weights")
+        config = {"tie_word_embeddings": True, "layer_norm_epsilon": 1e-5} | config
+        config = {ours: config.get(theirs) for ours, theirs in _NAMES.items()} | config
+        return read_arch(
+            config,
+            layers=(LayerArch(),) * size_of(config, "num_hidden_layers"),
+            num_learned_positions=size_of(config, "max_position_embeddings"),
+            norm_kind="layer",
+            norm_bias=True,
+            norm_eps=config["layer_norm_epsilon"],
+            qkv_bias=True,
+            out_bias=True,
+            mlp_bias=True,
+            gated_mlp=False,
+            activation=config.get("activation_function") or "gelu_new",
+        )

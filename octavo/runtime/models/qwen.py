@@ -1,0 +1,58 @@
+"""Qwen 2, 2.5 (biases on q, k, v) and Qwen 3 (norms on the heads of q and k)."""
+
+from typing import ClassVar
+
+from octavo.runtime.models.arch import Arch, Config, read_arch
+from octavo.runtime.models.decoder import Decoder
+from octavo.runtime.models.llama import LLAMA_WEIGHTS, Llama
+
+_PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+
+
+def _windowed(config: Config) -> Config:
+    """Qwen announces a window also where it has none; if it has, the layers from `max_window_layers` on."""
+    if not config.get("use_sliding_window"):
+        return {**config, "sliding_window": None, "layer_types": None}
+    if config.get("layer_types"):
+        return config
+    first, count = config.get("max_window_layers", 28), int(config["num_hidden_layers"])
+    kinds = ["full_attention" if i < first else "sliding_attention" for i in range(count)]
+    return {**config, "layer_types": kinds}
+
+
+class Qwen2(Decoder):
+    """A Llama with biases on queries, keys and values."""
+
+    WEIGHTS = LLAMA_WEIGHTS
+    TINY: ClassVar[Config] = Llama.TINY | {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "rope_parameters": _PLAIN_ROPE,
+        "use_sliding_window": True,
+        "sliding_window": 24,
+        "max_window_layers": 1,
+        "tie_word_embeddings": True,
+    }
+
+    @staticmethod
+    def arch_from_hf(config: Config) -> Arch:
+        """The biases are not in the config."""
+        return read_arch(_windowed(config), qkv_bias=True)
+
+
+class Qwen3(Decoder):
+    """A Llama with normalised queries and keys, and heads of a size of their own."""
+
+    WEIGHTS = LLAMA_WEIGHTS
+    TINY: ClassVar[Config] = Llama.TINY | {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "rope_parameters": _PLAIN_ROPE,
+        "head_dim": 16,
+    }
+
+    @staticmethod
+    def arch_from_hf(config: Config) -> Arch:
+        """A head has 128 components unless the config says otherwise."""
+        bias = bool(config.get("attention_bias"))
+        return read_arch({"head_dim": 128} | _windowed(config), qk_norm=True, qkv_bias=bias, out_bias=bias)

@@ -1,0 +1,46 @@
+"""`Platform`: one kind of device, asked once at construction by worker, layers and attention back ends.
+
+A platform says what is there and which kernels serve it; it never holds weights or cache.
+"""
+
+from abc import ABC, abstractmethod
+
+import torch
+
+from octavo.base.registry import Registry
+from octavo.runtime.kernels.table import KernelTable
+
+PLATFORMS: "Registry[type[Platform]]" = Registry(
+    "device",
+    {
+        "cpu": "octavo.runtime.platforms.cpu:CPUPlatform",
+        "cuda": "octavo.runtime.platforms.cuda:CUDAPlatform",
+    },
+)
+
+
+class Platform(ABC):
+    """A device with its kernels. `threads` = threads of CPU kernels in this process."""
+
+    def __init__(self, device: torch.device, kernels: KernelTable) -> None:
+        self.device = device
+        self.kernels = kernels
+
+    @classmethod
+    @abstractmethod
+    def create(cls, device: torch.device, threads: int) -> "Platform":
+        """Set the device up for this process. Raises ConfigError when it is not there."""
+
+    @abstractmethod
+    def available_memory_bytes(self) -> int:
+        """Memory that this process may still take, now."""
+
+    @abstractmethod
+    def compute_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """The type of activations when weights and cache are kept in `dtype`."""
+
+
+def get_platform(device: str, threads: int) -> Platform:
+    """The platform of `device` ("cpu", "cuda", "cuda:1"). Raises ConfigError for an unknown or absent one."""
+    kind, _, _ = device.partition(":")
+    return PLATFORMS.load(kind).create(torch.device(device), threads)

@@ -1,0 +1,55 @@
+"""`Blocks`: a matrix whose rows stay packed in GGUF blocks.
+
+It answers the few questions a loader asks of a tensor (`shape`, `narrow`, `index_select`), so that parameters
+cut their shard out of packed and plain weights with the same code. Rows can be taken freely; columns only
+where a block ends. The bytes may be mapped from the file: nothing here writes to them.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo.base.errors import ConfigError
+from octavo.base.gguf import BlockType
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """data: [rows, bytes per row] uint8."""
+
+    data: Tensor
+    type: BlockType
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(rows, columns) of the matrix."""
+        rows, row_bytes = self.data.shape
+        return rows, row_bytes // self.type.num_bytes * self.type.block
+
+    def narrow(self, axis: int, start: int, length: int) -> "Blocks":
+        """The part [start, start + length) along `axis`. Raises ConfigError if it would cut a block."""
+        if axis == 0:
+            return Blocks(self.data.narrow(0, start, length), self.type)
+        block, num_bytes = self.type.block, self.type.num_bytes
+        if start % block or length % block:
+            raise ConfigError(
+                f"{self.type.name} weights keep {block} columns in a block: columns {start} to "
+                f"{start + length} cannot be one rank's part. Use a smaller tensor_parallel_size, or a file "
+                "with smaller blocks."
+            )
+        return Blocks(self.data.narrow(1, start // block * num_bytes, length // block * num_bytes), self.type)
+
+    def index_select(self, axis: int, index: Tensor) -> "Blocks":
+        """The rows `index`, copied."""
+        assert axis == 0, "columns of packed rows cannot be permuted"
+        return Blocks(self.data.index_select(0, index), self.type)
+
+    def to(self, device: torch.device) -> "Blocks":
+        """The same blocks on `device`, contiguous."""
+        return Blocks(self.data.to(device).contiguous(), self.type)
+
+
+def concatenate(parts: list[Blocks]) -> Blocks:
+    """Stack the rows of matrices of one type."""
+    return parts[0] if len(parts) == 1 else Blocks(torch.cat([p.data for p in parts]), parts[0].type)

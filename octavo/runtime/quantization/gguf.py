@@ -1,0 +1,63 @@
+"""Weights in GGUF blocks, multiplied as they are stored.
+
+The bytes stay where the file is mapped. Only the segments of a merged projection (q, k, v; gate, up) that
+have one type are joined, so that one call of the kernel multiplies them.
+"""
+
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from octavo.config.engine import EngineConfig
+from octavo.runtime.quantization.blocks import Blocks, concatenate
+from octavo.runtime.quantization.method import LinearMethod, Scheme, Storage
+from octavo.runtime.quantization.parameter import BlockParameter, Layout, Parameter
+
+
+class GGUF(Scheme):
+    """Matrices of a GGUF file, whatever their types."""
+
+    @staticmethod
+    def matches(config: EngineConfig) -> bool:
+        """Whether the weights come from a GGUF file."""
+        return config.model.load_format == "gguf"
+
+    def linear(self, name: str) -> LinearMethod:
+        """A method over blocks; the types are known once the tensors are."""
+        del name  # the file says how each matrix is stored
+        return BlockLinear(self.storage)
+
+
+class BlockLinear(LinearMethod):
+    """One matrix as a row of segments, each of one block type."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._segments: list[Blocks] = []
+
+    def create(self, layout: Layout) -> dict[str, Parameter]:
+        """One parameter that takes blocks."""
+        self._parameter = BlockParameter(layout, self._storage.device)
+        return {"weight": self._parameter}
+
+    def after_load(self) -> None:
+        """Join neighbours of one type."""
+        runs = groupby(self._parameter.take(), key=lambda segment: segment.type)
+        self._segments = [concatenate(list(run)) for _, run in runs]
+
+    def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Multiply segment by segment."""
+        matmul = self._storage.kernels.block_matmul
+        if len(self._segments) == 1:
+            return matmul(x, self._segments[0].data, self._segments[0].type.name, bias)
+        outputs = torch.cat(
+            [matmul(x, segment.data, segment.type.name) for segment in self._segments], dim=-1
+        )
+        return outputs if bias is None else outputs.add_(bias)
+
+    def gather(self, ids: Tensor) -> Tensor:
+        """Unpack the rows asked for."""
+        (table,) = self._segments
+        rows = self._storage.kernels.block_dequantize(table.data[ids], table.type.name)
+        return rows.to(self._storage.compute_dtype)

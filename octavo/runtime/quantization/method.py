@@ -1,0 +1,86 @@
+"""The interface of a quantization scheme, and the list of schemes.
+
+A scheme makes one `LinearMethod` per matrix; a linear layer, embedding or head owns its method and does not
+know how the matrix is stored. To add a scheme: one file with a `Scheme`, one line in `SCHEMES`.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo.base.errors import Unsupported
+from octavo.base.registry import Registry
+from octavo.config.engine import EngineConfig
+from octavo.runtime.kernels.table import KernelTable
+from octavo.runtime.quantization.parameter import Layout, Parameter
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Where and how weights are kept: `compute_dtype` is the type of activations, biases and norms."""
+
+    device: torch.device
+    weight_dtype: torch.dtype
+    compute_dtype: torch.dtype
+    kernels: KernelTable
+
+
+class LinearMethod(ABC):
+    """One matrix [outputs, inputs] on this rank."""
+
+    @abstractmethod
+    def create(self, layout: Layout) -> dict[str, Parameter]:
+        """Make the parameters that hold the matrix, by the last part of their name in the checkpoint."""
+
+    @abstractmethod
+    def after_load(self) -> None:
+        """Repack once everything is loaded."""
+
+    @abstractmethod
+    def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x [T, inputs] times the matrix transposed, plus bias: [T, outputs]."""
+
+    @abstractmethod
+    def gather(self, ids: Tensor) -> Tensor:
+        """The rows `ids` [T] as activations [T, inputs]."""
+
+
+class Scheme(ABC):
+    """How the matrices of one checkpoint are stored."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+
+    @staticmethod
+    @abstractmethod
+    def matches(config: EngineConfig) -> bool:
+        """Whether the checkpoint is stored this way."""
+
+    @abstractmethod
+    def linear(self, name: str) -> LinearMethod:
+        """A method for the matrix of the layer `name`."""
+
+
+SCHEMES: Registry[type[Scheme]] = Registry(
+    "quantization scheme",
+    {
+        "gguf": "octavo.runtime.quantization.gguf:GGUF",
+        "unquantized": "octavo.runtime.quantization.unquantized:Unquantized",
+    },
+)
+
+
+def select_scheme(config: EngineConfig, storage: Storage) -> Scheme:
+    """The scheme that the options name, or that the checkpoint shows. Raises Unsupported if there is none."""
+    names = [config.model.quantization] if config.model.quantization else SCHEMES.names()
+    for name in names:
+        scheme = SCHEMES.load(name)
+        if scheme.matches(config):
+            return scheme(storage)
+    stored = config.checkpoint.config.get("quantization_config", {}).get("quant_method", "nothing known")
+    raise Unsupported(
+        f"The weights are stored by {stored!r}, which does not fit {', '.join(names)}. "
+        "Use a GGUF file or an unquantized checkpoint."
+    )

@@ -1,0 +1,120 @@
+"""Parameters take their own shard: a layer says how a weight is laid out, the loader hands over whole
+tensors.
+
+A `Layout` names the tensors of the checkpoint that make up one weight (q, k and v; gate and up) and the part
+of each that this rank keeps. `Parameter.load` checks shapes and keeps that part; what was not loaded stays in
+`missing`.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from octavo.base.errors import BadCheckpoint
+from octavo.runtime.quantization.blocks import Blocks
+
+
+class Shard(NamedTuple):
+    """One tensor of the checkpoint, along the split axis: of `full` entries keep [start, start + size)."""
+
+    name: str
+    full: int
+    start: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """shards: stored in this order along `axis`; other: length of the other axis, 0 for a vector."""
+
+    shards: tuple[Shard, ...]
+    other: int = 0
+    axis: int = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of what this rank keeps."""
+        return self._shape(sum(shard.size for shard in self.shards))
+
+    def full_shape(self, shards: tuple[Shard, ...]) -> tuple[int, ...]:
+        """Shape of a tensor of the checkpoint that holds all of these shards."""
+        return self._shape(sum(shard.full for shard in shards))
+
+    def select(self, name: str) -> tuple[Shard, ...]:
+        """The shard `name`; all of them for the empty name (a checkpoint that stores them fused)."""
+        return self.shards if not name else tuple(shard for shard in self.shards if shard.name == name)
+
+    def _shape(self, length: int) -> tuple[int, ...]:
+        if not self.other:
+            return (length,)
+        return (length, self.other) if self.axis == 0 else (self.other, length)
+
+
+def vector(size: int) -> Layout:
+    """A vector that every rank keeps whole."""
+    return Layout((Shard("", size, 0, size),))
+
+
+class Parameter(ABC):
+    """One weight of a layer on this rank."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.missing = [shard.name for shard in layout.shards]
+
+    def load(self, tensor: Tensor | Blocks, name: str = "") -> None:
+        """Keep this rank's part of a whole tensor. Raises BadCheckpoint for a wrong shape or a repeat."""
+        shards = self.layout.select(name)
+        expected = self.layout.full_shape(shards)
+        if not shards or tuple(tensor.shape) != expected:
+            raise BadCheckpoint(f"expected shape {list(expected)}, found {list(tensor.shape)}")
+        offset = 0
+        for shard in shards:
+            if shard.name not in self.missing:
+                raise BadCheckpoint(
+                    "the same weight was loaded before, under another name or from another file"
+                )
+            self.missing.remove(shard.name)
+            self._keep(shard, tensor.narrow(self.layout.axis, offset + shard.start, shard.size))
+            offset += shard.full
+
+    @abstractmethod
+    def _keep(self, shard: Shard, part: Tensor | Blocks) -> None:
+        """Store the part of `shard` that belongs to this rank."""
+
+
+class DenseParameter(Parameter):
+    """A plain tensor `data`, allocated at once."""
+
+    def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(layout)
+        self.data = torch.empty(layout.shape, dtype=dtype, device=device)
+        sizes = [shard.size for shard in layout.shards]
+        parts = torch.split(self.data, sizes, dim=layout.axis)
+        self._parts = {shard.name: part for shard, part in zip(layout.shards, parts, strict=True)}
+
+    def _keep(self, shard: Shard, part: Tensor | Blocks) -> None:
+        if isinstance(part, Blocks):
+            raise BadCheckpoint(f"{part.type.name} blocks where a plain tensor is expected")
+        self._parts[shard.name].copy_(part)
+
+
+class BlockParameter(Parameter):
+    """Packed matrices, one segment per tensor of the checkpoint, because their types may differ."""
+
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        super().__init__(layout)
+        self._device = device
+        self._segments: dict[str, Blocks] = {}
+
+    def take(self) -> list[Blocks]:
+        """Hand over the segments, in the layout's order; the parameter keeps none."""
+        return [self._segments.pop(shard.name) for shard in self.layout.shards]
+
+    def _keep(self, shard: Shard, part: Tensor | Blocks) -> None:
+        if isinstance(part, Tensor):
+            raise BadCheckpoint("a plain tensor where GGUF blocks are expected")
+        self._segments[shard.name] = part.to(self._device)

@@ -1,0 +1,1 @@
+"""Sampling: logits in, tokens out."""

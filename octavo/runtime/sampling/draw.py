@@ -1,0 +1,210 @@
+"""Choosing one token per row: the likeliest, or by inverse distribution function from one uniform number.
+
+Called by the sampler on rows that the processors have finished with. Works on each row alone: the token of a
+row is bitwise the same whichever rows stand beside it.
+
+Exactness. A row's softmax (float32, row by row) is rounded to whole units of 2**-51. Every later sum adds
+integers below 2**53 in float64: it is exact, and so the same in whatever order a device adds.
+
+Truncation (min_p, then top_k, then top_p over what is left) needs the likeliest tokens in order, by logit and
+then by lowest id, and seldom many: a bounded number of candidates is tried first. They suffice when each kept
+token is strictly likelier than the last candidate; for other rows the whole vocabulary is put in order.
+top_k keeps every token that is as likely as the k-th; top_p keeps no more than it needs.
+"""
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+_NUM_CANDIDATES = 128
+_NEVER = float("-inf")
+
+
+class Limits(NamedTuple):
+    """What shapes a row's distribution; all [n, 1] float64."""
+
+    temperature: torch.Tensor
+    """> 0"""
+    top_k: torch.Tensor
+    """< 1 = off"""
+    top_p: torch.Tensor
+    """≥ 1 = off"""
+    min_p: torch.Tensor
+    """0 = off"""
+
+    def at(self, rows: torch.Tensor) -> "Limits":
+        """The limits of these rows."""
+        return Limits(*(column[rows] for column in self))
+
+
+class Choice(NamedTuple):
+    """token_ids: [n] int64; peaks: [n] float32, each row's largest logit: not finite = no valid choice."""
+
+    token_ids: torch.Tensor
+    peaks: torch.Tensor
+
+
+def choose_likeliest(logits: torch.Tensor) -> Choice:
+    """The largest logit of each row; of equal ones the lowest id. logits: [n, vocab_size]"""
+    num_rows, vocab_size = logits.shape
+    chunks = logits.view(num_rows, _divisor(vocab_size, 64), -1)
+    first = chunks.amax(dim=2).argmax(dim=1)  # amax is vectorised: four times faster than argmax over all
+    peaks, offsets = chunks[_range(num_rows, logits), first].max(dim=1)
+    return Choice(first * chunks.shape[2] + offsets, peaks)
+
+
+def draw(logits: torch.Tensor, temperature: torch.Tensor, noise: torch.Tensor) -> Choice:
+    """Draw from the whole vocabulary.
+
+    logits: [n, vocab_size], overwritten; temperature: [n, 1]; noise: [n] in [0, 1)
+    """
+    peaks = logits.amax(dim=1)
+    weights = _weigh(logits, peaks, temperature)
+    ends = _block_ends(weights)
+    return Choice(_locate(weights, ends, _targets(noise, ends[:, -1:]))[:, 0], peaks)
+
+
+def draw_truncated(logits: torch.Tensor, limits: Limits, noise: torch.Tensor) -> Choice:
+    """Draw from what the limits keep. logits: [n, vocab_size], kept; noise: [n] in [0, 1)"""
+    if logits.device.type != "cpu" or logits.shape[1] < 2 * _NUM_CANDIDATES:
+        # On an accelerator ordering everything costs less than waiting to learn which rows are complete.
+        return draw(truncate(logits, limits), limits.temperature, noise)
+    values, ids = top_candidates(logits, _NUM_CANDIDATES)
+    weights, complete = _weigh_candidates(logits, values, ids, limits)
+    ends = weights.cumsum(dim=1)
+    index = _first_above(ends, _targets(noise, ends[:, -1:]))
+    choice = Choice(ids.gather(1, index)[:, 0], values[:, 0])
+    if not complete.all():
+        rest = ~complete
+        partial = limits.at(rest)
+        redrawn = draw(truncate(logits[rest], partial), partial.temperature, noise[rest])
+        choice.token_ids[rest] = redrawn.token_ids
+    return choice
+
+
+def truncate(logits: torch.Tensor, limits: Limits) -> torch.Tensor:
+    """The logits with what the limits cut off at -inf. logits: [n, vocab_size], kept"""
+    ordered = _descending(logits)
+    kept, weights = _survivors(ordered, limits)
+    ends = _block_ends(weights)
+    num_needed = 1 + _locate(weights, ends, (limits.top_p * ends[:, -1:]).ceil() - 1)
+    num_kept = kept.sum(dim=1, keepdim=True)
+    num_kept = torch.where(limits.top_p < 1, torch.minimum(num_kept, num_needed), num_kept)
+    last = ordered.gather(1, (num_kept - 1).clamp(min=0))
+    num_above = (ordered > last).sum(dim=1, keepdim=True)
+    tied = logits == last
+    cut = (logits < last) | (tied & (tied.cumsum(dim=1, dtype=torch.int32) > num_kept - num_above))
+    return logits.masked_fill(cut, _NEVER)
+
+
+def top_candidates(logits: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `size` largest logits of each row, largest first, equal ones by id: values and ids, [n, size].
+
+    Of several tokens equal to the last one any may be taken. The vocabulary is cut into interleaved blocks;
+    the `size` blocks with the largest maxima hold the `size` largest logits, so only they are searched.
+    """
+    num_rows, vocab_size = logits.shape
+    if size == vocab_size:
+        values, ids = torch.sort(logits, dim=1, descending=True, stable=True)
+        return values, ids
+    per_block = _divisor(vocab_size, 32)
+    num_blocks = vocab_size // per_block
+    if per_block > 1 and size * 2 <= num_blocks:
+        maxima = logits.view(num_rows, per_block, num_blocks).amax(dim=1)
+        best = maxima.topk(size, dim=1, sorted=False).indices
+        offsets = torch.arange(0, vocab_size, num_blocks, device=logits.device)
+        searched = (best[:, None, :] + offsets[:, None]).flatten(1)  # [n, per_block * size] ids
+        ids = searched.gather(1, logits.gather(1, searched).topk(size, dim=1, sorted=False).indices)
+    else:
+        ids = logits.topk(size, dim=1, sorted=False).indices
+    ids = ids.sort(dim=1).values
+    values, order = torch.sort(logits.gather(1, ids), dim=1, descending=True, stable=True)
+    return values, ids.gather(1, order)
+
+
+def _weigh_candidates(
+    logits: torch.Tensor, values: torch.Tensor, ids: torch.Tensor, limits: Limits
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The candidates' weights, 0 where cut off, [n, size]; and whether no token outside is kept, [n]."""
+    kept, units = _survivors(values, limits)
+    weights = units.double()
+    total = weights.sum(dim=1, keepdim=True)
+    inside = _all_above_last(values, kept)
+    # Where only top_p cuts, candidates are measured against the whole vocabulary.
+    measured = ~inside & ((limits.top_k < 1) & (limits.min_p == 0))[:, 0]
+    if measured.any():
+        everything = _weigh(logits[measured], values[measured, 0], limits.temperature[measured])
+        weights[measured] = everything.gather(1, ids[measured]).double()
+        total[measured] = everything.sum(dim=1, keepdim=True, dtype=torch.float64)
+    kept &= (limits.top_p >= 1) | (weights.cumsum(dim=1) - weights < limits.top_p * total)
+    complete = (inside | measured) & _all_above_last(values, kept)
+    return torch.where(kept, weights, 0.0), complete
+
+
+def _survivors(ordered: torch.Tensor, limits: Limits) -> tuple[torch.Tensor, torch.Tensor]:
+    """What min_p and top_k keep of logits in descending order, and the weights among those: [n, size]."""
+    scaled = (ordered - ordered[:, :1]) / limits.temperature.float()
+    kept = (scaled > _NEVER) & (scaled >= limits.min_p.log().float())
+    kth = ordered.gather(1, (limits.top_k.long() - 1).clamp(0, ordered.shape[1] - 1))
+    kept &= (limits.top_k < 1) | (ordered >= kth)
+    return kept, _to_units(torch.softmax(scaled.masked_fill_(~kept, _NEVER), dim=1))
+
+
+def _all_above_last(values: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    return ~(kept & (values == values[:, -1:])).any(dim=1)
+
+
+def _descending(logits: torch.Tensor) -> torch.Tensor:
+    """Each row's logits in order, without ids. NumPy's vectorised sort is 15 times faster than torch's."""
+    if logits.device.type == "cpu":
+        return torch.from_numpy(np.sort(logits.numpy(), axis=1)).flip(1)
+    return torch.sort(logits, dim=1, descending=True).values
+
+
+def _weigh(logits: torch.Tensor, peaks: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    """Probabilities of the whole vocabulary in units, written over the logits."""
+    logits.sub_(peaks[:, None]).div_(temperature.float())
+    return _to_units(torch.softmax(logits, dim=1, out=logits))
+
+
+def _to_units(probabilities: torch.Tensor) -> torch.Tensor:
+    """In place; a power of two times float32 is exact."""
+    return probabilities.mul_(2.0**51).round_()
+
+
+def _block_ends(weights: torch.Tensor) -> torch.Tensor:
+    """Running totals at the ends of equal blocks: [n, blocks] float64."""
+    blocks = weights.view(len(weights), -1, _divisor(weights.shape[1], 512))
+    return blocks.sum(dim=2, dtype=torch.float64).cumsum(dim=1)
+
+
+def _locate(weights: torch.Tensor, ends: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Per row the first index where the running total exceeds the target, [n, 1]; ends: of the blocks."""
+    block = _first_above(ends, targets)
+    before = torch.where(block > 0, ends.gather(1, (block - 1).clamp(min=0)), 0.0)
+    blocks = weights.view(*ends.shape, -1)
+    inside = blocks[_range(len(blocks), blocks), block[:, 0]].double().cumsum(dim=1)
+    return block * blocks.shape[2] + _first_above(inside, targets - before)
+
+
+def _targets(noise: torch.Tensor, totals: torch.Tensor) -> torch.Tensor:
+    """A unit in [0, total) per row, [n, 1]; noise: [n] in [0, 1), totals: [n, 1]."""
+    # The product may round up to the total itself.
+    return torch.minimum((noise[:, None] * totals).floor(), totals - 1)
+
+
+def _first_above(ends: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Per row the first index with ends > target, [n, 1]; any valid index for a row of not-a-numbers."""
+    return torch.searchsorted(ends, targets, right=True).clamp(max=ends.shape[1] - 1)
+
+
+def _range(number: int, like: torch.Tensor) -> torch.Tensor:
+    return torch.arange(number, device=like.device)
+
+
+@functools.cache
+def _divisor(number: int, limit: int) -> int:
+    """The largest divisor up to `limit`: rows are cut into equal parts without padding."""
+    return max(part for part in range(1, limit + 1) if number % part == 0)

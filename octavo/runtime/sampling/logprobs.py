@@ -1,0 +1,65 @@
+"""Logprobs of chosen tokens and of the likeliest ones beside them, for outputs and for prompts.
+
+Called by the sampler, and by the runner for prompts (`score_tokens`). Never changes what is sampled.
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+
+from octavo.messages.request import TokenLogprobs
+from octavo.runtime.sampling.draw import top_candidates
+
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
+"""raw = as the model gives them, processed = as they are sampled from; logits = without normalising."""
+
+WHOLE_VOCABULARY = -1
+
+
+class Scores(NamedTuple):
+    """Rows with equally many entries: token_ids, values, ranks are [n, 1 + k], the chosen token first."""
+
+    token_ids: torch.Tensor
+    values: torch.Tensor
+    ranks: torch.Tensor
+
+    def to_host(self) -> list[TokenLogprobs]:
+        """One entry per row; waits for the device."""
+        columns = (tensor.tolist() for tensor in self)
+        return [TokenLogprobs(*row) for row in zip(*columns, strict=True)]
+
+
+def score(logits: torch.Tensor, token_ids: torch.Tensor, num_likeliest: int, normalise: bool) -> Scores:
+    """Score the chosen tokens and the `num_likeliest` others.
+
+    logits:        [n, vocab_size] float32, overwritten when `normalise`d
+    token_ids:     [n] int64
+    num_likeliest: -1 = the whole vocabulary
+    A token's rank is 1 + the number of larger values.
+    """
+    vocab_size = logits.shape[1]
+    values = torch.log_softmax(logits, dim=1, out=logits) if normalise else logits
+    size = vocab_size if num_likeliest == WHOLE_VOCABULARY else min(num_likeliest, vocab_size)
+    chosen = values.gather(1, token_ids[:, None])
+    rank = 1 + (values > chosen).sum(dim=1, keepdim=True)
+    if size == 0:
+        return Scores(token_ids[:, None], chosen, rank)
+    best, ids = top_candidates(values, size)
+    ranks = torch.arange(1, size + 1, device=logits.device).expand(len(logits), -1)
+    return Scores(
+        torch.cat([token_ids[:, None], ids], dim=1),
+        torch.cat([chosen, best], dim=1),
+        torch.cat([rank, ranks], dim=1),
+    )
+
+
+def score_tokens(
+    logits: torch.Tensor, token_ids: torch.Tensor, num_likeliest: int, mode: str
+) -> list[TokenLogprobs]:
+    """Score prompt tokens; nothing processes prompts, so raw and processed are the same.
+
+    logits: [n, vocab_size], row i predicts token_ids[i], kept; token_ids: [n] int64
+    """
+    values = logits.float()
+    owned = values.clone() if values is logits else values
+    return score(owned, token_ids, num_likeliest, mode.endswith("logprobs")).to_host()

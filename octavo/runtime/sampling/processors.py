@@ -1,0 +1,208 @@
+"""Processors that forbid or favour tokens before one is chosen, in the sampler's order.
+
+Called by the sampler. A processor is asked once per request whether it is active; it then sees only the rows
+of such requests, and costs nothing in a step without them. It must not touch other rows, nor make the host
+wait for the device.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from octavo.messages.sampling import SamplingParams
+from octavo.messages.step import NewRequest
+from octavo.runtime.sampling.slots import Batch, SlotLists, TokenTable, in_vocabulary, to_device
+
+NEVER = float("-inf")
+
+
+class Processor(ABC):
+    """One way to change logits; keeps what it needs of each active request by slot."""
+
+    def __init__(self, vocab_size: int, num_slots: int, device: torch.device) -> None:
+        self.vocab_size = vocab_size
+        self.num_slots = num_slots
+        self.device = device
+
+    @abstractmethod
+    def is_active(self, params: SamplingParams) -> bool:
+        """Whether requests with these parameters need this processor."""
+
+    @abstractmethod
+    def add(self, slot: int, request: NewRequest) -> None:
+        """A request for which it is active takes a free slot, for the first time or after a preemption."""
+
+    @abstractmethod
+    def remove(self, slot: int) -> None:
+        """That request leaves the slot."""
+
+    @abstractmethod
+    def apply(self, logits: torch.Tensor, batch: Batch) -> None:
+        """Change the batch's rows of `logits` ([rows, vocab_size] float32, contiguous) in place."""
+
+    def observe(self, batch: Batch, token_ids: torch.Tensor) -> None:  # noqa: B027 - most do not look back
+        """The tokens that were chosen: [len(batch)] int64 on the device."""
+
+
+ProcessorFactory = Callable[[int, int, torch.device], Processor]
+"""(vocab_size, num_slots, device) → Processor: its class."""
+
+
+class TokenList(Processor):
+    """A processor that knows a list of token ids per request."""
+
+    def __init__(self, vocab_size: int, num_slots: int, device: torch.device) -> None:
+        super().__init__(vocab_size, num_slots, device)
+        self.lists = SlotLists(device)
+
+    @abstractmethod
+    def token_ids(self, request: NewRequest) -> list[int]:
+        """The request's list."""
+
+    def add(self, slot: int, request: NewRequest) -> None:
+        """Ids without a logit are left out; the front has refused them where they are a mistake."""
+        self.lists.put(slot, in_vocabulary(self.token_ids(request), self.vocab_size))
+
+    def remove(self, slot: int) -> None:
+        """Forget the list."""
+        self.lists.remove(slot)
+
+
+class AllowedTokens(TokenList):
+    """Only `allowed_token_ids` may be chosen."""
+
+    def is_active(self, params: SamplingParams) -> bool:
+        """When there is such a list."""
+        return params.allowed_token_ids is not None
+
+    def token_ids(self, request: NewRequest) -> list[int]:
+        """The allowed ones."""
+        return request.sampling.allowed_token_ids or []
+
+    def apply(self, logits: torch.Tensor, batch: Batch) -> None:
+        """Everything else becomes impossible."""
+        rows, ids = self.lists.select(batch)
+        allowed = logits[rows, ids]
+        logits[to_device(batch.rows, self.device)] = NEVER
+        logits[rows, ids] = allowed
+
+
+class ForbiddenTokens(TokenList):
+    """`forbidden_token_ids` are never chosen."""
+
+    def is_active(self, params: SamplingParams) -> bool:
+        """When there is such a list."""
+        return bool(params.forbidden_token_ids)
+
+    def token_ids(self, request: NewRequest) -> list[int]:
+        """The forbidden ones."""
+        return request.sampling.forbidden_token_ids or []
+
+    def apply(self, logits: torch.Tensor, batch: Batch) -> None:
+        """They become impossible."""
+        rows, ids = self.lists.select(batch)
+        logits[rows, ids] = NEVER
+
+
+class BadWords(Processor):
+    """The last token of a bad word is impossible where the output ends with the tokens before it."""
+
+    def __init__(self, vocab_size: int, num_slots: int, device: torch.device) -> None:
+        super().__init__(vocab_size, num_slots, device)
+        self._words = SlotLists(device)
+        self._outputs = TokenTable(num_slots, device)
+
+    def is_active(self, params: SamplingParams) -> bool:
+        """When the input processor has found words."""
+        return bool(params.bad_words_token_ids)
+
+    def add(self, slot: int, request: NewRequest) -> None:
+        """Keep the words, and the outputs so far."""
+        outputs = np.array(request.token_ids[request.num_prompt_tokens :], dtype=np.int64)
+        row = self._outputs.add(slot, outputs)
+        words = [word for word in request.sampling.bad_words_token_ids or () if word[-1] < self.vocab_size]
+        width = max((len(word) for word in words), default=1) - 1
+        reversed_prefixes = np.full((len(words), width), -1, dtype=np.int64)
+        for prefix, word in zip(reversed_prefixes, words, strict=True):
+            prefix[: len(word) - 1] = word[-2::-1]
+        last = np.array([word[-1] for word in words], dtype=np.int64)
+        slots, rows = np.full(len(words), slot), np.full(len(words), row)
+        self._words.put(slot, last, reversed_prefixes, slots, rows)
+
+    def remove(self, slot: int) -> None:
+        """Forget words and outputs."""
+        self._words.remove(slot)
+        self._outputs.remove(slot)
+
+    def apply(self, logits: torch.Tensor, batch: Batch) -> None:
+        """Compare every word's prefix with the end of its request's output, all at once."""
+        rows, last, prefixes, slots, table_rows = self._words.select(batch)
+        lengths = to_device(self._outputs.lengths, self.device)[slots]
+        # [words, width]: column of the token that stands 1, 2, … places before the one to be chosen
+        columns = lengths[:, None] - 1 - torch.arange(prefixes.shape[1], device=self.device)
+        tokens = self._outputs.ids[table_rows[:, None], columns.clamp(min=0)]
+        matches = (((tokens == prefixes) & (columns >= 0)) | (prefixes < 0)).all(dim=1)
+        # Words of one row may share their last token, and only some of them match: the minimum decides.
+        ceiling = torch.where(matches, NEVER, float("inf"))
+        logits.view(-1).scatter_reduce_(0, rows * self.vocab_size + last, ceiling, "amin")
+
+    def observe(self, batch: Batch, token_ids: torch.Tensor) -> None:
+        """Lengthen the outputs."""
+        self._outputs.append(batch.slots, token_ids)
+
+
+class MinTokens(TokenList):
+    """No end of text and no stop token before `min_tokens` output tokens."""
+
+    def __init__(self, vocab_size: int, num_slots: int, device: torch.device) -> None:
+        super().__init__(vocab_size, num_slots, device)
+        self._min_tokens = np.zeros(num_slots, dtype=np.int64)
+
+    def is_active(self, params: SamplingParams) -> bool:
+        """When a minimum is set."""
+        return params.min_tokens > 0
+
+    def token_ids(self, request: NewRequest) -> list[int]:
+        """Every token that would end the request."""
+        return request.stop_token_ids
+
+    def add(self, slot: int, request: NewRequest) -> None:
+        """Keep the minimum too."""
+        super().add(slot, request)
+        self._min_tokens[slot] = request.sampling.min_tokens
+
+    def apply(self, logits: torch.Tensor, batch: Batch) -> None:
+        """Rows that have reached their minimum are left alone."""
+        early = batch.positions < self._min_tokens[batch.slots]
+        if early.any():
+            rows, ids = self.lists.select(batch.where(early))
+            logits[rows, ids] = NEVER
+
+
+class LogitBias(Processor):
+    """`logit_bias` is added."""
+
+    def __init__(self, vocab_size: int, num_slots: int, device: torch.device) -> None:
+        super().__init__(vocab_size, num_slots, device)
+        self._biases = SlotLists(device)
+
+    def is_active(self, params: SamplingParams) -> bool:
+        """When there is a bias."""
+        return bool(params.logit_bias)
+
+    def add(self, slot: int, request: NewRequest) -> None:
+        """Keep tokens and biases."""
+        bias = request.sampling.logit_bias or {}
+        ids = in_vocabulary(list(bias), self.vocab_size)
+        self._biases.put(slot, ids, np.array([bias[i] for i in ids.tolist()], dtype=np.float32))
+
+    def remove(self, slot: int) -> None:
+        """Forget them."""
+        self._biases.remove(slot)
+
+    def apply(self, logits: torch.Tensor, batch: Batch) -> None:
+        """A token stands in a bias once, so nothing is added twice."""
+        rows, ids, biases = self._biases.select(batch)
+        logits[rows, ids] += biases

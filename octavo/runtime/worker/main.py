@@ -1,0 +1,110 @@
+"""The process of one rank: `python -m octavo.runtime.worker.main MAILBOX RANK WORKER PARENT`.
+
+Started by the engine's multiprocess executor. Reads commands, gives them to the Worker, answers; keeps no
+state of its own. Ends on Shutdown, with its parent, and after any fault that leaves the worker's state unsure.
+Nothing heavy is imported before the guard against the parent's death stands.
+"""
+
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from octavo.base import log
+from octavo.base.errors import ConfigError, Unsupported
+from octavo.base.processes import die_with_parent
+from octavo.base.registry import load_object, load_plugins
+from octavo.base.transport import Mailbox, Receiver, Sender
+from octavo.config.engine import EngineConfig
+from octavo.messages.control import Call, Failed, Shutdown, Start
+from octavo.messages.worker import (
+    REPLY_PIPE,
+    Allocate,
+    Execute,
+    Executed,
+    Loaded,
+    Returned,
+    WorkerCommand,
+    WorkerReply,
+    rank_pipe,
+)
+
+logger = log.get_logger(__name__)
+
+
+class Rank:
+    """One worker behind its two pipes."""
+
+    def __init__(self, mailbox: Mailbox, rank: int, worker_class: str) -> None:
+        self._rank = rank
+        self._worker_class = worker_class
+        self._worker: Any = None
+        self._rendezvous = f"file://{mailbox.path / 'rendezvous'}"
+        self._commands: Receiver[WorkerCommand] = Receiver(mailbox.address(rank_pipe(rank)), WorkerCommand)
+        self._replies: Sender[WorkerReply] = Sender(mailbox.address(REPLY_PIPE))
+
+    def run(self) -> int:
+        """Work until Shutdown (exit code 0) or a fault (1), which is reported before."""
+        try:
+            while not isinstance(command := self._commands.receive(), Shutdown):
+                if command is not None:
+                    self._obey(command)
+        except Exception as error:
+            logger.exception("The rank ends.")
+            self._replies.send(_failure(self._rank, error))
+            return 1
+        finally:
+            if self._worker is not None:
+                self._worker.close()
+            self._replies.close()
+            self._commands.close()
+        return 0
+
+    def _obey(self, command: WorkerCommand) -> None:
+        match command:
+            case Start(config):
+                self._worker = self._make_worker(EngineConfig.from_msgpack(config))
+                self._replies.send(Loaded(self._rank, self._worker.load()))
+            case Allocate(plan):
+                self._worker.allocate(plan)
+                self._replies.send(Returned(self._rank))
+            case Execute(step):
+                output = self._worker.execute(step)
+                if self._rank == 0:
+                    self._replies.send(Executed(output))
+            case Call(_, verb, arguments):
+                self._call(verb, arguments)
+
+    def _make_worker(self, config: EngineConfig) -> Any:
+        load_plugins()
+        return load_object(self._worker_class)(config, self._rank, self._rendezvous)
+
+    def _call(self, verb: str, arguments: dict[str, Any]) -> None:
+        """Answer with the result, or with why there is none (or none that can be sent)."""
+        try:
+            self._replies.send(Returned(self._rank, self._worker.call(verb, arguments)))
+        except Exception as error:
+            logger.exception("%s failed.", verb)
+            self._replies.send(Returned(self._rank, error=f"{type(error).__name__}: {error}"))
+
+
+def _failure(rank: int, error: Exception) -> Failed:
+    if isinstance(error, ConfigError | Unsupported):
+        return Failed(str(error), is_config_error=True)
+    return Failed(f"rank {rank}: {type(error).__name__}: {error}")
+
+
+def main(arguments: list[str]) -> int:
+    """Guard, then work. Returns the exit code."""
+    path, rank, worker_class, parent = arguments
+    mailbox = Mailbox(Path(path))
+    die_with_parent(int(parent), mailbox.close)
+    # Ctrl-C and a service manager signal every process at once: the end is for the engine to say.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    log.setup(f"worker{rank}")
+    return Rank(mailbox, int(rank), worker_class).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

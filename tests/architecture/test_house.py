@@ -1,0 +1,183 @@
+"""The rules of the house that no linter knows, held by reading the source."""
+
+import ast
+import importlib
+import pkgutil
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import octavo
+from octavo.base.registry import Registry, load_object
+from octavo.cli.main import COMMANDS
+from tools import check_size
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = sorted((ROOT / "octavo").rglob("*.py"))
+TREES = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
+
+CORES = (
+    "octavo/engine/core.py",
+    "octavo/engine/scheduler/scheduler.py",
+    "octavo/runtime/worker/model_runner.py",
+)
+FEATURES = ("lora", "eagle", "ngram", "grammar", "gptq", "cuda", "llava")
+
+
+def _lint_imports(folder):
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports())",
+    ]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_import_contracts_hold():
+    pytest.importorskip("importlinter")
+    done = _lint_imports(ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_import_contracts_would_notice(tmp_path):
+    """The contracts are alive: one forbidden import, and they fail."""
+    pytest.importorskip("importlinter")
+    shutil.copytree(
+        ROOT / "octavo", tmp_path / "octavo", ignore=shutil.ignore_patterns("__pycache__", "*.so")
+    )
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    with (tmp_path / "octavo/cli/pull.py").open("a") as file:
+        file.write("\nimport octavo.runtime.batch\n")
+    done = _lint_imports(tmp_path)
+    assert done.returncode != 0
+    assert "octavo.cli.pull -> octavo.runtime.batch" in done.stdout
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_the_core_knows_numbers_not_features(name):
+    path = ROOT / name
+    words = set(re.findall("|".join(FEATURES), path.read_text(encoding="utf-8").lower()))
+    assert not words
+
+
+def test_files_and_functions_fit():
+    assert list(check_size.oversized()) == []
+
+
+def test_sizes_would_be_noticed(tmp_path):
+    (tmp_path / "octavo").mkdir()
+    body = "".join(f"    x{i} = {i}\n" for i in range(60))
+    (tmp_path / "octavo/long.py").write_text("def f():\n" + body + "\n" * 400)
+    faults = list(check_size.oversized(tmp_path))
+    assert faults == ["octavo/long.py: 461 lines, at most 400", "octavo/long.py:1 f: 61 lines, at most 60"]
+
+
+FORBIDDEN_MODULES = {"pickle", "dill", "marshal", "cloudpickle", "shelve", "joblib"}
+FORBIDDEN_CALLS = {"eval", "exec", "torch.load", "numpy.load", "np.load"}
+
+
+def _dangers(tree):
+    """What could run foreign code: pickles, eval, exec, torch.load, remote code."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (a.name for a in node.names if a.name.partition(".")[0] in FORBIDDEN_MODULES)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in FORBIDDEN_MODULES:
+            yield str(node.module)
+        elif isinstance(node, ast.Call):
+            if (called := ast.unparse(node.func)) in FORBIDDEN_CALLS:
+                yield called
+            for keyword in node.keywords:
+                if keyword.arg == "trust_remote_code" and ast.unparse(keyword.value) == "True":
+                    yield "trust_remote_code=True"
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_nothing_runs_foreign_code(name):
+    assert list(_dangers(TREES[name])) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["import pickle", "from marshal import loads", "eval('1')", "torch.load(f)", "f(trust_remote_code=True)"],
+)
+def test_foreign_code_would_be_noticed(source):
+    assert list(_dangers(ast.parse(source)))
+
+
+@pytest.mark.parametrize("name", [name for name in TREES if name != "octavo/__init__.py"])
+def test_types_live_on_the_right_floor(name):
+    """No import of our own modules for type checkers only: it would hide a cycle."""
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            for inner in ast.walk(node):
+                assert not (isinstance(inner, ast.ImportFrom) and (inner.module or "").startswith("octavo"))
+                assert not (
+                    isinstance(inner, ast.Import) and any(a.name.startswith("octavo") for a in inner.names)
+                )
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_every_module_says_what_it_is(name):
+    tree = TREES[name]
+    if tree.body:
+        assert ast.get_docstring(tree), f"{name} has no docstring"
+    for node in tree.body:
+        public = isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
+        assert not public or ast.get_docstring(node), f"{name}: {node.name} has no docstring"
+
+
+def _modules():
+    for module in pkgutil.walk_packages(octavo.__path__, "octavo."):
+        if not module.name.endswith("__main__"):
+            yield module.name
+
+
+def test_every_registry_name_loads():
+    registries = {}
+    for name in _modules():
+        for value in vars(importlib.import_module(name)).values():
+            if isinstance(value, Registry):
+                registries[id(value)] = value
+    for registry in registries.values():
+        for name in registry.names():
+            assert registry.load(name) is not None, f"{registry.family} {name}"
+
+
+def test_every_public_name_loads():
+    for name in octavo.__all__:
+        assert getattr(octavo, name) is not None
+    assert set(octavo.__all__) == set(octavo._HOMES) | {"__version__"}
+    assert set(dir(octavo)) == set(octavo.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
+        _ = octavo.Nonsense
+
+
+def test_type_checkers_see_the_names_that_users_get():
+    """The table of homes and the imports for type checkers are the same."""
+    seen = {}
+    for node in ast.walk(TREES["octavo/__init__.py"]):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("octavo."):
+            seen |= {alias.asname or alias.name: f"{node.module}:{alias.name}" for alias in node.names}
+    del seen["__version__"]
+    assert seen == octavo._HOMES
+
+
+def test_every_command_loads():
+    for command in COMMANDS.values():
+        for function in ("configure", "run"):
+            assert callable(load_object(f"{command.module}:{function}"))
+
+
+def test_unit_tests_of_messages_pass_without_asserts():
+    """`python -O` strips assert statements: none of our checks of input may be one."""
+    folder = next((ROOT / "tests").glob("**/messages"))
+    command = [sys.executable, "-O", "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    ignored = ["-W", "ignore::pytest.PytestConfigWarning"]
+    done = subprocess.run(
+        [*command, *ignored, str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=250, check=False
+    )
+    assert done.returncode == 0, done.stdout[-3000:]

@@ -1,0 +1,71 @@
+"""What README.md shows is there: commands, flags, make targets, files, public names."""
+
+import argparse
+import ast
+import importlib
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import octavo
+from octavo.cli.main import COMMANDS
+from octavo.cli.words import expand_config, normalise
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ["README.md", "CONTRIBUTING.md", "docs/architecture.md"]
+BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
+
+
+def _blocks(language):
+    for page in PAGES:
+        for found, text in BLOCK.findall((ROOT / page).read_text(encoding="utf-8")):
+            if found == language:
+                yield page, text
+
+
+def _commands():
+    for _, text in _blocks("sh"):
+        for line in text.replace("\\\n", " ").splitlines():
+            if words := shlex.split(line, comments=True):
+                yield words
+
+
+def test_the_pages_show_commands():
+    shown = {words[1] for words in _commands() if words[0] == "octavo"}
+    assert {"generate", "chat", "pull", "doctor"} <= shown
+    assert ["make", "run"] in list(_commands())
+    assert ["make", "test"] in list(_commands())
+
+
+@pytest.mark.parametrize("words", [w for w in _commands() if w[0] == "octavo"], ids=" ".join)
+def test_octavo_commands_parse(words):
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    importlib.import_module(COMMANDS[words[1]].module).configure(parser)
+    parser.parse_intermixed_args(expand_config(normalise(words[2:])))
+
+
+def test_make_targets_exist():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for words in _commands():
+        if words[0] == "make":
+            assert set(words[1:]) <= targets, words
+
+
+def test_python_blocks_use_public_names():
+    blocks = list(_blocks("python"))
+    assert blocks
+    for page, text in blocks:
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ImportFrom) and node.module == "octavo":
+                assert {a.name for a in node.names} <= set(octavo.__all__), page
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_that_are_named_exist(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    named = re.findall(r"`((?:octavo|tests|tools|docs|\.ci)/[\w./-]+)`", text)
+    named += [link for link in re.findall(r"\]\(([\w./-]+)\)", text)]
+    for name in named:
+        assert (ROOT / name).exists() or ((ROOT / page).parent / name).exists(), f"{page} names {name}"

@@ -1,0 +1,52 @@
+"""What must be instant stays instant: nothing heavy is imported for `import octavo` and `octavo --help`."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+HEAVY = ("torch", "transformers", "tokenizers", "numpy", "zmq", "jinja2", "yaml", "tqdm", "huggingface_hub")
+
+
+def _modules_after(code):
+    report = "import sys; print(' '.join(sys.modules), file=sys.stderr)"
+    command = [sys.executable, "-c", f"{code}\n{report}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return set(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import octavo",
+        "import octavo; octavo.SamplingParams, octavo.ConfigError",
+        "from octavo.cli.main import main; main([])",
+        "from octavo.cli.main import main; main(['collect-env'])",
+    ],
+)
+def test_nothing_heavy_is_imported(code):
+    loaded = _modules_after(code)
+    assert not loaded.intersection(HEAVY)
+    assert "octavo" in loaded
+
+
+def test_configuration_needs_no_torch():
+    assert "torch" not in _modules_after("from octavo.config import resolve")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "limit_s"), [(["-c", "import octavo"], 0.1), (["-m", "octavo", "--help"], 0.3)]
+)
+def test_start_is_instant(arguments, limit_s):
+    """The best of several runs, less what the interpreter itself needs, with slack for a busy machine."""
+
+    def best(arguments):
+        times = []
+        for _ in range(5):
+            begun = time.perf_counter()
+            subprocess.run([sys.executable, *arguments], check=True, capture_output=True, timeout=60)
+            times.append(time.perf_counter() - begun)
+        return min(times)
+
+    assert best(arguments) - best(["-c", "pass"]) < limit_s

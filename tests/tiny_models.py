@@ -1,0 +1,54 @@
+"""Small random checkpoints, made by transformers: the oracle of the parity tests."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from octavo.runtime.models.interface import MODELS
+
+PROMPT_LENGTHS = (1, 7, 40, 90)
+"""Shorter than a block, and longer than every TINY's sliding window."""
+
+
+def tiny_config(architecture: str) -> dict[str, Any]:
+    return dict(MODELS.load(architecture).TINY)
+
+
+def make_oracle(config: dict[str, Any], seed: int = 0) -> PreTrainedModel:
+    """A model with weights large enough that every part of it shows in the logits, norms and biases too."""
+    rest = {key: value for key, value in config.items() if key != "model_type"}
+    oracle = AutoModelForCausalLM.from_config(AutoConfig.for_model(config["model_type"], **rest)).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in oracle.parameters():
+            parameter += torch.randn(parameter.shape, generator=generator) * 0.1
+    return oracle
+
+
+def save(oracle: PreTrainedModel, folder: Path, **options: Any) -> Path:
+    oracle.save_pretrained(folder, **options)
+    return folder
+
+
+def make_prompts(vocab_size: int, lengths: tuple[int, ...] = PROMPT_LENGTHS) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(vocab_size, (n,), generator=generator).tolist() for n in lengths]
+
+
+@torch.inference_mode()
+def oracle_logits(oracle: PreTrainedModel, prompt: list[int]) -> torch.Tensor:
+    return oracle(torch.tensor([prompt])).logits[0].float()
+
+
+@torch.inference_mode()
+def oracle_greedy(oracle: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
+    """The most likely tokens, by plain repetition of the whole forward pass over a cache."""
+    ids, cache, output = torch.tensor([prompt]), None, []
+    for _ in range(count):
+        result = oracle(ids, past_key_values=cache, use_cache=True)
+        cache = result.past_key_values
+        output.append(int(result.logits[0, -1].argmax()))
+        ids = torch.tensor([output[-1:]])
+    return output

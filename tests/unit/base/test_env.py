@@ -1,0 +1,47 @@
+from pathlib import Path
+
+import pytest
+
+from octavo.base import env
+
+
+@pytest.fixture(autouse=True)
+def empty(monkeypatch):
+    for name in list(env.os.environ):
+        if name.startswith(("OCTAVO_", "VLLM_", "HF_HUB", "CXX")):
+            monkeypatch.delenv(name)
+
+
+def test_defaults(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert env.log_level() == "INFO"
+    assert env.cache_dir() == Path("/home/someone/.cache/octavo")
+    assert not env.kernels_disabled()
+    assert not env.offline()
+    assert env.fault() == ""
+    assert env.compiler() == "g++"
+
+
+def test_values(monkeypatch):
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "debug")
+    assert env.log_level() == "DEBUG"
+    monkeypatch.setenv("OCTAVO_LOGGING_LEVEL", "error")
+    assert env.log_level() == "ERROR"
+    monkeypatch.setenv("OCTAVO_CACHE_DIR", "~/kept")
+    assert env.cache_dir() == Path("~/kept").expanduser()
+    for name, read in (("OCTAVO_NO_CPU_KERNELS", env.kernels_disabled), ("HF_HUB_OFFLINE", env.offline)):
+        for value, expected in (("1", True), ("0", False), ("", False)):
+            monkeypatch.setenv(name, value)
+            assert read() is expected
+    monkeypatch.setenv("CXX", "clang++")
+    assert env.compiler() == "clang++"
+
+
+def test_reports_show_settings_but_no_secrets(monkeypatch):
+    monkeypatch.setenv("OCTAVO_FAULT", "x")
+    monkeypatch.setenv("OCTAVO_API_KEY", "hidden")
+    monkeypatch.setenv("SOMETHING_ELSE", "y")
+    shown = env.settings()
+    assert "OCTAVO_FAULT=x" in shown
+    assert "hidden" not in " ".join(shown)
+    assert "SOMETHING_ELSE=y" not in shown

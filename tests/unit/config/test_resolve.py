@@ -1,0 +1,186 @@
+import dataclasses
+import json
+import logging
+import sys
+
+import pytest
+
+from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
+from octavo.config.args import EngineArgs
+from octavo.config.resolve import as_dict, describe, resolve
+
+resolve_module = sys.modules[resolve.__module__]  # its package has a function of the same name
+CONFIG = {"architectures": ["LlamaForCausalLM"], "vocab_size": 100, "max_position_embeddings": 512}
+
+
+@pytest.fixture
+def model(tmp_path):
+    """Writes a model folder without weights, by default with a safetensors file of no content."""
+
+    def write(weights="model.safetensors", **config):
+        folder = tmp_path / "model"
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(CONFIG | config))
+        if weights:
+            (folder / weights).touch()
+        return str(folder)
+
+    return write
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch):
+    """A machine of eight cores without a GPU, whatever runs the test."""
+    monkeypatch.setattr(resolve_module, "_usable_cores", lambda: 8)
+    monkeypatch.setattr(resolve_module, "_find_device", lambda: "cpu")
+
+
+def test_open_options_are_decided_for_a_cpu(model):
+    config = resolve(EngineArgs(model=model()))
+    assert (config.parallel.device, config.parallel.cpu_threads) == ("cpu", 8)
+    assert config.parallel.distributed_executor_backend == "inproc"
+    assert (config.model.dtype, config.cache.kv_cache_dtype) == ("float32", "float32")
+    assert (config.model.load_format, config.model.max_model_len) == ("safetensors", 512)
+    assert config.cache.block_size == 16
+    assert (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == (256, 4096)
+    assert config.scheduler.steps_in_flight == 1
+
+
+def test_open_options_are_decided_for_a_gpu(model, monkeypatch):
+    monkeypatch.setattr(resolve_module, "_find_device", lambda: "cuda")
+    config = resolve(EngineArgs(model=model()))
+    assert (config.parallel.device, config.model.dtype) == ("cuda", "bfloat16")
+    assert (config.cache.block_size, config.scheduler.steps_in_flight) == (64, 2)
+    assert config.scheduler.max_num_batched_tokens == 16384
+
+
+def test_what_the_user_says_stays(model):
+    args = EngineArgs(
+        model=model(),
+        dtype="half",
+        kv_cache_dtype="bfloat16",
+        max_model_len=128,
+        block_size=32,
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        steps_in_flight=3,
+        cpu_threads=2,
+        distributed_executor_backend="mine.module:Executor",
+    )
+    config = resolve(args)
+    assert (config.model.dtype, config.cache.kv_cache_dtype) == ("float16", "bfloat16")
+    assert (config.model.max_model_len, config.cache.block_size) == (128, 32)
+    assert (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == (4, 64)
+    assert (config.scheduler.steps_in_flight, config.parallel.cpu_threads) == (3, 2)
+    assert config.parallel.distributed_executor_backend == "mine.module:Executor"
+
+
+@pytest.mark.parametrize(
+    ("stored", "decided"), [("bfloat16", "bfloat16"), ("float16", "float16"), ("int8", "float32")]
+)
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_the_stored_dtype_is_kept(model, key, stored, decided):
+    assert resolve(EngineArgs(model=model(**{key: stored}))).model.dtype == decided
+
+
+def test_ranks_share_the_cores(model):
+    parallel = resolve(EngineArgs(model=model(), tensor_parallel_size=2)).parallel
+    assert (parallel.cpu_threads, parallel.distributed_executor_backend) == (4, "mp")
+
+
+def test_many_requests_raise_the_token_budget(model):
+    assert resolve(EngineArgs(model=model(), max_num_seqs=9000)).scheduler.max_num_batched_tokens == 9000
+
+
+def test_without_chunked_prefill_the_budget_holds_the_longest_prompt(model):
+    path = model(max_position_embeddings=8192)
+    config = resolve(EngineArgs(model=path, enable_chunked_prefill=False))
+    assert config.scheduler.max_num_batched_tokens == 8192
+
+
+def test_overrides_reach_the_checkpoint(model):
+    args = EngineArgs(model=model(), hf_overrides={"max_position_embeddings": 1024}, max_model_len=1024)
+    assert resolve(args).model.max_model_len == 1024
+    assert resolve(EngineArgs(model=model(), max_model_len=-1)).model.max_model_len == 512
+
+
+def test_a_folder_without_weights_runs_on_dummy_weights_only(model):
+    assert resolve(EngineArgs(model=model(weights=""), load_format="dummy")).model.load_format == "dummy"
+    with pytest.raises(ConfigError, match="load_format='dummy' runs it with random weights"):
+        resolve(EngineArgs(model=model(weights="")))
+
+
+def test_decisions_are_logged_once(model, caplog):
+    logging.getLogger("octavo").propagate = True
+    with caplog.at_level(logging.INFO, logger="octavo"):
+        config = resolve(EngineArgs(model=model()))
+    assert caplog.messages.count(describe(config)) == 1
+    assert "LlamaForCausalLM" in describe(config)
+    assert "512 tokens" in describe(config)
+    assert as_dict(config)["model"]["max_model_len"] == 512
+
+
+def test_trust_remote_code_only_warns(model, caplog):
+    logging.getLogger("octavo").propagate = True
+    with caplog.at_level(logging.WARNING, logger="octavo"):
+        resolve(EngineArgs(model=model(), trust_remote_code=True))
+    assert "never runs code from a model folder" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"gpu_memory_utilization": 0.0}, r"must be between 0 and 1\. Got 0\.0"),
+        ({"gpu_memory_utilization": 1.5}, r"must be between 0 and 1\. Got 1\.5"),
+        ({"gpu_memory_utilization": float("nan")}, "must be between 0 and 1"),
+        ({"tensor_parallel_size": 0}, "Invalid tensor parallel size: 0"),
+        ({"tensor_parallel_size": 2, "distributed_executor_backend": "inproc"}, "use 'mp'"),
+        ({"max_num_seqs": -1}, "max_num_seqs must be at least 0, got -1.*0 = by device"),
+        ({"swap_space": -0.5}, "swap_space must be at least 0"),
+        ({"max_model_len": -2}, "max_model_len must be at least -1, got -2"),
+        ({"max_model_len": 513}, "longer than the 512 positions"),
+        ({"max_num_seqs": "4"}, "max_num_seqs must be of type int, got '4'"),
+        ({"max_num_seqs": True}, "max_num_seqs must be of type int, got True"),
+        ({"enable_prefix_caching": 1}, "enable_prefix_caching must be of type bool"),
+        ({"hf_overrides": []}, "hf_overrides must be of type dict"),
+        ({"dtype": "int8"}, "dtype='int8' is not one of auto, float32"),
+        ({"device": "tpu"}, "device='tpu' is not one of auto, cpu, cuda"),
+        ({"distributed_executor_backend": "ray"}, "is not one of auto, inproc"),
+        ({"load_format": "gguf"}, "load_format='gguf', but .* is safetensors"),
+        ({"max_num_seqs": 8, "max_num_batched_tokens": 4}, r"\(4\) must be at least max_num_seqs \(8\)"),
+        (
+            {"enable_chunked_prefill": False, "max_num_batched_tokens": 300},
+            "chunked prefill is off: raise it, lower max_model_len",
+        ),
+    ],
+)
+def test_impossible_options_are_refused(model, options, says):
+    with pytest.raises(ConfigError, match=says):
+        resolve(EngineArgs(model=model(), **options))
+
+
+def test_a_chunk_limit_needs_chunked_prefill(model):
+    with pytest.raises(Unsupported, match="needs enable_chunked_prefill=True"):
+        resolve(EngineArgs(model=model(), enable_chunked_prefill=False, long_prefill_token_threshold=64))
+
+
+def test_options_by_name():
+    args = EngineArgs.from_options({"max_num_seqs": 3, "dtype": None})
+    assert (args.max_num_seqs, args.dtype) == (3, "auto")
+    with pytest.raises(ConfigError, match=r"Unknown option max_seqs\. Known: .*max_num_seqs"):
+        EngineArgs.from_options({"max_seqs": 3})
+
+
+def test_every_option_explains_itself():
+    for field in dataclasses.fields(EngineArgs):
+        assert field.metadata["explain"].endswith("."), field.name
+        default = field.default_factory() if field.default is dataclasses.MISSING else field.default
+        choices = field.metadata["choices"]
+        assert not choices or default in choices, field.name
+        resolve_module._check_field(field, default)
+
+
+def test_a_damaged_config_is_named(tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(BadCheckpoint, match=r"config\.json cannot be read as JSON"):
+        resolve(EngineArgs(model=str(tmp_path)))

@@ -1,0 +1,134 @@
+"""Ranks in processes of their own: order, every rank's answers, and every way in which a rank can fail."""
+
+import os
+import time
+
+import pytest
+
+from octavo.base.errors import ConfigError, EngineDead, OctavoError
+from octavo.engine.executor.inproc import InprocExecutor
+from octavo.engine.executor.multiprocess import MultiprocessExecutor
+from octavo.messages.kv import CachePlan
+from octavo.messages.step import SchedulerOutput
+from tests.process_fakes import WORKER, is_alive, process_config, wait_until
+
+
+def step(step_id):
+    return SchedulerOutput(step_id, [], [], ["a"], [0], [1], [[[1]]], [])
+
+
+@pytest.fixture(autouse=True)
+def tmpdir_of_its_own(tmp_path, monkeypatch):
+    """Nothing may be left there."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    yield
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def start():
+    executors = []
+
+    def start(kind=MultiprocessExecutor, tp=2, **orders):
+        executor = kind(WORKER)
+        executors.append(executor)
+        return executor, executor.start(process_config("mp", tp=tp, **orders))
+
+    yield start
+    for executor in executors:
+        executor.close()
+        executor.close()
+
+
+def test_close_before_start():
+    MultiprocessExecutor(WORKER).close()
+    InprocExecutor(WORKER).close()
+
+
+@pytest.mark.parametrize(("kind", "tp"), [(InprocExecutor, 1), (MultiprocessExecutor, 1), (MultiprocessExecutor, 3)])
+def test_conformance(start, kind, tp):
+    executor, ready = start(kind, tp)
+    assert ready.available_bytes == 1000, "the rank with the least memory counts"
+    executor.allocate(CachePlan(ready.groups, 17, 4))
+    assert executor.call("plan", {}) == [17] * tp
+    futures = [executor.execute(step(i)) for i in range(20)]
+    assert [future.result(5).sampled_token_ids for future in futures] == [[[i, 0]] for i in range(20)]
+    arguments = {"text": "é", "list": [1, 2.5, None], "bytes": b"\0"}
+    assert executor.call("echo", arguments) == [arguments] * tp
+
+
+def test_ranks_are_processes_with_one_rendezvous(start, tmp_path):
+    executor, _ = start(tp=2)
+    (rank0, pid0, url0, interface), (rank1, pid1, url1, _) = executor.call("whoami", {})
+    assert [rank0, rank1] == [0, 1]
+    assert len({os.getpid(), pid0, pid1}) == 3
+    assert url0 == url1
+    assert url0.startswith(f"file://{tmp_path}/octavo-")
+    assert interface == "lo"
+    executor.close()
+    assert not is_alive(pid0)
+    assert not is_alive(pid1)
+
+
+@pytest.mark.parametrize(("verb", "text"), [("nonsense", "no verb nonsense"), ("unsendable", "object")])
+def test_a_refused_call_harms_nothing(start, verb, text):
+    executor, _ = start()
+    with pytest.raises(OctavoError, match=f"{verb} failed on rank 0.*{text}"):
+        executor.call(verb, {})
+    assert executor.execute(step(1)).result(5).step_id == 1
+    assert executor.call("echo", {}) == [{}, {}]
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "text"),
+    [
+        ("load:raise", EngineDead, "rank 1: RuntimeError: the fake was told to fail"),
+        ("load:config", ConfigError, "^the option is wrong$"),
+        ("load:exit", EngineDead, "rank 1 ended with exit code 3"),
+    ],
+)
+def test_start_fails(start, fault, error, text):
+    with pytest.raises(error, match=text):
+        start(fault=fault, fault_rank=1)
+
+
+@pytest.mark.parametrize("fault_rank", [0, 1])
+@pytest.mark.parametrize(
+    ("action", "text"), [("raise", "RuntimeError: the fake was told"), ("exit", "ended with exit code 3")]
+)
+def test_a_failing_rank_ends_everything(start, action, text, fault_rank):
+    executor, _ = start(fault=f"2:{action}", fault_rank=fault_rank)
+    pids = [answer[1] for answer in executor.call("whoami", {})]
+    futures = [executor.execute(step(i)) for i in range(6)]
+    assert [future.result(5).step_id for future in futures[:2]] == [0, 1]
+    assert wait_until(lambda: executor.execute(step(9)).exception(5) is not None, timeout_s=1)
+    for future in futures[2:]:  # if rank 1 is the one that failed, rank 0 may have answered first
+        error = future.exception(1)
+        assert isinstance(error, EngineDead) or (fault_rank == 1 and error is None)
+    with pytest.raises(EngineDead, match=f"rank {fault_rank}.*{text}"):
+        executor.execute(step(10)).result(1)
+    with pytest.raises(EngineDead, match=text):
+        executor.call("echo", {})
+    executor.close()
+    assert not any(map(is_alive, pids))
+
+
+def test_a_killed_rank_is_noticed_within_a_second_while_the_other_hangs(start):
+    executor, _ = start(fault="1:hang", fault_rank=0)
+    pids = [answer[1] for answer in executor.call("whoami", {})]
+    future = executor.execute(step(1))
+    os.kill(pids[1], 9)
+    with pytest.raises(EngineDead, match="rank 1 ended with exit code -9"):
+        future.result(1)
+    began = time.monotonic()
+    executor.close()
+    assert time.monotonic() - began < 2, "a rank that hangs is killed"
+    assert not any(map(is_alive, pids))
+
+
+def test_inproc_error_is_the_futures():
+    executor = InprocExecutor(WORKER)
+    executor.start(process_config(fault="1:raise"))
+    assert executor.execute(step(0)).result().step_id == 0
+    assert isinstance(executor.execute(step(1)).exception(), RuntimeError)
+    executor.close()

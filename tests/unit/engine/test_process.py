@@ -1,0 +1,102 @@
+"""The core's process from inside: what it says when a thread, the core or the first message is at fault."""
+
+import threading
+
+import pytest
+
+from octavo.base.transport import Mailbox, Receiver, Sender
+from octavo.engine.process import CoreProcess
+from octavo.messages.control import CORE_PIPE, FRONT_PIPE, Abort, Failed, FrontMessage, Ready, Shutdown, Start
+from octavo.messages.request import EngineOutputs, FinishReason
+from tests.fakes import fake_request
+from tests.process_fakes import process_config
+
+
+class Front:
+    """A CoreProcess on a thread of this process, and the front's ends of its pipes."""
+
+    def __init__(self, mailbox):
+        self.receiver = Receiver(mailbox.address(FRONT_PIPE), FrontMessage)
+        self.sender = Sender(mailbox.address(CORE_PIPE))
+        self.core = CoreProcess(mailbox)
+        self.exit_code = None
+        self.thread = threading.Thread(target=self.run)
+
+    def run(self):
+        self.exit_code = self.core.run()
+
+    def start(self, **orders):
+        self.thread.start()
+        self.sender.send(Start(process_config(**orders).to_msgpack()))
+
+    def end(self):
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+        self.receiver.close()
+        self.sender.close()
+        return self.exit_code
+
+
+@pytest.fixture
+def front():
+    mailbox = Mailbox.create()
+    yield Front(mailbox)
+    mailbox.close()
+
+
+def test_shutdown_aborts_what_is_open(front):
+    front.start()
+    assert isinstance(front.receiver.receive(5), Ready)
+    front.sender.send(fake_request("a", [1], 50))
+    front.sender.send(fake_request("b", [1], 50))
+    front.sender.send(Shutdown())
+    ends = []
+    while not isinstance(message := front.receiver.receive(5), Shutdown):
+        ends += [(o.request_id, o.finish_reason) for o in message.outputs if o.finish_reason]
+    assert ends == [("a", FinishReason.ABORT), ("b", FinishReason.ABORT)]
+    assert front.end() == 0
+
+
+def test_the_first_message_must_be_start(front):
+    front.thread.start()
+    front.sender.send(Abort(["a"]))
+    assert front.receiver.receive(5) == Failed("The first message must be Start, not Abort.")
+    assert front.end() == 1
+
+
+def test_a_config_that_is_none(front):
+    front.thread.start()
+    front.sender.send(Start(b"\x80"))
+    failed = front.receiver.receive(5)
+    assert failed.is_config_error
+    assert "field of the wrong type" in failed.error
+    assert front.end() == 1
+
+
+def test_a_second_start_is_dropped(front):
+    front.start()
+    assert isinstance(front.receiver.receive(5), Ready)
+    front.sender.send(Start(b""))
+    front.sender.send(fake_request("a", [1], 1))
+    assert isinstance(front.receiver.receive(5), EngineOutputs)
+    front.sender.send(Shutdown())
+    assert front.end() == 0
+
+
+def test_the_end_of_the_reading_thread_is_the_end_of_the_core(front, monkeypatch):
+    receive = front.core._incoming.receive
+    calls = iter([receive, receive])
+    monkeypatch.setattr(front.core._incoming, "receive", lambda: next(calls)())
+    front.start()
+    assert isinstance(front.receiver.receive(5), Ready)
+    front.sender.send(Abort([]))
+    assert front.receiver.receive(5) == Failed("StopIteration: ")
+    assert front.end() == 1
+
+
+def test_a_failing_step(front):
+    front.start(fault="0:raise")
+    assert isinstance(front.receiver.receive(5), Ready)
+    front.sender.send(fake_request("a", [1]))
+    assert front.receiver.receive(5) == Failed("A step failed: RuntimeError: the fake was told to fail")
+    assert front.end() == 1
