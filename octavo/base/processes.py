@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from octavo.base import env
 
@@ -29,9 +30,9 @@ class Child:
         on_exit: Callable[[int], None],
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        path = os.pathsep.join(entry for entry in sys.path if entry)
+        path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
         self._process = subprocess.Popen(
-            # -P: the current directory must not shadow modules
+            # -P: what lies in the current directory must not shadow modules
             [sys.executable, "-P", "-m", module, *arguments, str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=2,

@@ -34,35 +34,23 @@ def run(args: argparse.Namespace) -> int:
     """Hold the conversation; answers go to stdout, all else to stderr."""
     if args.model_name:
         args.model = args.model_name
-    llm = octavo.LLM.from_engine_args(engine_args(args))
-    if not has_chat_template(llm):
-        raise ConfigError(
-            "This model has no chat template: give one with --chat-template, or use `octavo generate`."
-        )
-    params = sampling_params(args, llm.get_default_sampling_params(), None)
-    conversation = Conversation(llm, params, args.system_prompt)
-    if args.quick is not None:
-        conversation.ask(args.quick)
-        return 0
-    if sys.stdin.isatty():
-        _enable_line_editing()
-        print(_HELP, file=sys.stderr)
-    _converse(conversation)
+    with octavo.LLM.from_engine_args(engine_args(args)) as llm:
+        if not llm.has_chat_template:
+            raise ConfigError(
+                "This model has no chat template: give one with --chat-template, or use `octavo generate`."
+            )
+        params = sampling_params(args, llm.get_default_sampling_params(), None)
+        conversation = Conversation(llm, params, args.system_prompt)
+        if args.quick is not None:
+            conversation.ask(args.quick)
+        else:
+            _converse(conversation)
     return 0
 
 
-def has_chat_template(llm: "octavo.LLM") -> bool:
-    """Whether the model knows how to lay out a conversation."""
-    tokenizer = llm.get_tokenizer()
-    return tokenizer is not None and tokenizer.chat_template is not None
-
-
-def as_prompt(
-    llm: "octavo.LLM", messages: list[dict[str, str]], system_prompt: str = ""
-) -> "octavo.TokensPrompt":
-    """The conversation as the model's chat template lays it out, up to where the answer begins."""
-    system = [{"role": "system", "content": system_prompt}] if system_prompt else []
-    return {"prompt_token_ids": llm.get_tokenizer().apply_chat_template([*system, *messages])}
+def with_system(system_prompt: str, messages: list[dict[str, str]]) -> list[dict[str, str]]:
+    """The messages, after a system message if there is one."""
+    return [{"role": "system", "content": system_prompt}, *messages] if system_prompt else messages
 
 
 class Conversation:
@@ -82,28 +70,33 @@ class Conversation:
     def ask(self, text: str) -> str:
         """Print and return the answer to `text`, and remember both; a RequestError leaves nothing behind."""
         asked = [*self.messages, {"role": "user", "content": text}]
-        answer = self._answer(as_prompt(self._llm, asked, self.system_prompt))
-        self.messages = [*asked, {"role": "assistant", "content": answer}]
-        return answer
+        answer = self._answer(self._llm.render_chat(with_system(self.system_prompt, asked)))
+        if answer.error is not None:
+            raise RequestError(answer.error)
+        self.messages = [*asked, {"role": "assistant", "content": answer.text}]
+        return answer.text
 
-    def _answer(self, prompt: "octavo.PromptType") -> str:
+    def _answer(self, prompt: "octavo.PromptType") -> "octavo.CompletionOutput":
         engine, request_id = self._llm.llm_engine, str(next(self._turns))
         engine.add_request(request_id, prompt, self._params)
-        display, text = Stream(sys.stdout), ""
+        display, answer = Stream(sys.stdout), octavo.CompletionOutput(index=0, text="", token_ids=[])
         try:
             while engine.has_unfinished_requests():
                 for output in engine.step():
                     display.update(output)
-                    text = output.outputs[0].text
+                    answer = output.outputs[0]
         except KeyboardInterrupt:  # stops this answer; what was said stays in the conversation
             engine.abort_request([request_id])
         finally:
             display.close()
-        return text
+        return answer
 
 
 def _converse(conversation: Conversation) -> None:
     """Read messages and commands until /exit, the end of input, or Ctrl-C at the prompt."""
+    if sys.stdin.isatty():
+        _enable_line_editing()
+        print(_HELP, file=sys.stderr)
     while (line := _read_line()) is not None:
         command, _, rest = line.partition(" ")
         if not line:

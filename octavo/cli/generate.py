@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import octavo
 from octavo.base.errors import ConfigError
-from octavo.cli.chat import as_prompt, has_chat_template
+from octavo.cli.chat import with_system
 from octavo.cli.display import choose
 from octavo.cli.figures import Figures
 from octavo.cli.flags import add_engine_flags, engine_args
@@ -39,19 +39,19 @@ def run(args: argparse.Namespace) -> int:
     if not prompts:
         raise ConfigError('Give at least one prompt, as in: octavo generate "What is the capital of France?"')
     begun_s = time.monotonic()
-    llm = octavo.LLM.from_engine_args(engine_args(args))
-    params = sampling_params(args, llm.get_default_sampling_params(), _MAX_TOKENS, args.n)
-    asked: list[octavo.PromptType] = list(prompts)
-    if has_chat_template(llm) and not args.raw:
-        asked = [as_prompt(llm, [{"role": "user", "content": p}], args.system_prompt) for p in prompts]
-    ready_s = time.monotonic() - begun_s
-    figures, display = Figures(), choose(prompts, params.n)
-    try:
-        for output in answers(llm.llm_engine, asked, params):
-            figures.update(output)
-            display.update(output)
-    finally:
-        display.close()
+    with octavo.LLM.from_engine_args(engine_args(args)) as llm:
+        params = sampling_params(args, llm.get_default_sampling_params(), _MAX_TOKENS, args.n)
+        asked: list[octavo.PromptType] = list(prompts)
+        if llm.has_chat_template and not args.raw:
+            asked = _conversations(llm, prompts, args.system_prompt)
+        ready_s = time.monotonic() - begun_s
+        figures, display = Figures(), choose(prompts, params.n)
+        try:
+            for output in answers(llm.llm_engine, asked, params):
+                figures.update(output)
+                display.update(output)
+        finally:
+            display.close()
     print(f"{figures.line()}; engine ready in {ready_s:.2f} s", file=sys.stderr)
     for request_id, text in figures.errors():
         print(f"prompt {int(request_id) + 1} failed: {text}", file=sys.stderr)
@@ -66,3 +66,8 @@ def answers(
         engine.add_request(str(index), prompt, params)
     while engine.has_unfinished_requests():
         yield from engine.step()
+
+
+def _conversations(llm: "octavo.LLM", prompts: list[str], system_prompt: str) -> list["octavo.PromptType"]:
+    """Each prompt as a user's message, laid out by the chat template."""
+    return [llm.render_chat(with_system(system_prompt, [{"role": "user", "content": p}])) for p in prompts]

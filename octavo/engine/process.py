@@ -21,8 +21,9 @@ from octavo.base.transport import BadFrame, Mailbox, Receiver, Sender
 from octavo.config.engine import EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.executor import make_executor
-from octavo.messages import control
 from octavo.messages.control import (
+    CORE_PIPE,
+    FRONT_PIPE,
     Abort,
     Call,
     CoreMessage,
@@ -42,13 +43,13 @@ class CoreProcess:
     """An EngineCore between two pipes."""
 
     def __init__(self, mailbox: Mailbox) -> None:
-        self._incoming: Receiver[CoreMessage] = Receiver(mailbox.address(control.CORE_PIPE), CoreMessage)
-        self._outgoing: Sender[FrontMessage] = Sender(mailbox.address(control.FRONT_PIPE))
+        self._incoming: Receiver[CoreMessage] = Receiver(mailbox.address(CORE_PIPE), CoreMessage)
+        self._outgoing: Sender[FrontMessage] = Sender(mailbox.address(FRONT_PIPE))
         self._inbox: SimpleQueue[CoreMessage | Exception] = SimpleQueue()
         self._reader = threading.Thread(target=self._read, name="core-inbox", daemon=True)
         self._core: EngineCore | None = None
         self._open_ids: set[str] = set()
-        self._is_serving = False
+        self._is_loading = True
 
     def run(self) -> int:
         """Serve until Shutdown (exit code 0) or a fault (1), whose cause is sent before all else ends."""
@@ -67,7 +68,7 @@ class CoreProcess:
 
     def ask_to_end(self, signal_number: int, frame: FrameType | None) -> None:
         """Handler of SIGTERM: the same as Shutdown; at once while the model still loads."""
-        if not self._is_serving:
+        if self._is_loading:
             raise SystemExit(0)
         self._inbox.put(Shutdown())
 
@@ -77,9 +78,11 @@ class CoreProcess:
             raise OctavoError(f"The first message must be Start, not {type(start).__name__}.")
         config = EngineConfig.from_msgpack(start.config)
         load_plugins()
-        self._core = EngineCore(config, make_executor(config))
+        executor = make_executor(config)
+        executor.watch(self._inbox.put)
+        self._core = EngineCore(config, executor)
         self._outgoing.send(Ready(self._core.start(), config.model.max_model_len))
-        self._is_serving = True
+        self._is_loading = False
         return self._core
 
     def _serve(self, core: EngineCore) -> None:
@@ -148,6 +151,7 @@ class CoreProcess:
             self._inbox.put(error)
 
     def _close(self) -> None:
+        self._is_loading = False
         if self._core is not None:
             self._core.close()
         self._incoming.interrupt()
@@ -170,9 +174,8 @@ def main(arguments: list[str]) -> int:
     die_with_parent(int(parent), mailbox.close)
     log.setup("engine0")
     process = CoreProcess(mailbox)
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches every process: the front decides what it means
+    # Ctrl-C reaches every process of the terminal: the front decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, process.ask_to_end)
     return process.run()
 

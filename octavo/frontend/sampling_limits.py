@@ -32,8 +32,7 @@ class SamplingLimits:
         resolved.prompt_logprobs = self._num_logprobs(params.prompt_logprobs, "prompt_logprobs", "prompt")
         self._check_ids(params)
         self._check_strings(params)
-        if params.bad_words:
-            resolved.bad_words_token_ids = self._bad_words(params.bad_words)
+        resolved.bad_words_token_ids = self._bad_words(params.bad_words) if params.bad_words else None
         return resolved
 
     def _num_logprobs(self, asked: int | None, name: str, kind: str) -> int | None:

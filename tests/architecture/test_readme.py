@@ -66,6 +66,6 @@ def test_python_blocks_use_public_names():
 def test_files_that_are_named_exist(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     named = re.findall(r"`((?:octavo|tests|tools|docs|\.ci)/[\w./-]+)`", text)
-    named += [link for link in re.findall(r"\]\(([\w./-]+)\)", text)]
+    named += re.findall(r"\]\(([\w./-]+)\)", text)
     for name in named:
         assert (ROOT / name).exists() or ((ROOT / page).parent / name).exists(), f"{page} names {name}"

@@ -32,8 +32,8 @@ def test_logits(pair, chunk):
 def test_greedy_tokens(pair):
     oracle, folder = pair
     prompts = make_prompts(oracle.config.vocab_size)
-    expected = [oracle_greedy(oracle, prompt, NUM_TOKENS) for prompt in prompts]
-    assert greedy(load(folder), prompts, NUM_TOKENS) == expected
+    for prompt, output in zip(prompts, greedy(load(folder), prompts, NUM_TOKENS), strict=True):
+        assert output == oracle_greedy(oracle, prompt, output)
 
 
 @pytest.mark.parametrize("tied", [True, False])

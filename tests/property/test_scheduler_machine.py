@@ -6,6 +6,7 @@ against an independent recount; every finished request's output is compared with
 OCTAVO_MACHINE_EXAMPLES=2000 runs as many examples.
 """
 
+import logging
 import os
 from array import array
 from collections import Counter
@@ -86,12 +87,14 @@ class EngineMachine(RuleBasedStateMachine):
         self.executor = FakeExecutor(groups, vocab_size=VOCAB)
         self.core = EngineCore(self.config, self.executor)
         self.core.start()
+        logging.getLogger("octavo").setLevel(logging.ERROR)
         self.scheduler, self.kv = self.core.scheduler, self.core.scheduler.kv
         self.ledger = self.scheduler._ledger
         self._plan = self.scheduler.schedule
         self.scheduler.schedule = self.watched_schedule
 
         self.requests = {}
+        self.expected = {}
         self.outputs = {}
         self.prompt_logprobs = Counter()
         self.ended = {}
@@ -145,8 +148,11 @@ class EngineMachine(RuleBasedStateMachine):
             self.requests[request.request_id] = request
             self.outputs[request.request_id] = []
             self.num_tokens_asked += len(prompt) + max_tokens
+            self.expected[request.request_id] = expected_output(request, MAX_MODEL_LEN, VOCAB)
+            self.name_blocks(request)
             self.core.add(request)
-            self.core.add(request)  # a duplicate changes nothing
+            if child:
+                self.core.add(request)  # a duplicate changes nothing
 
     @rule(count=st.integers(1, 8))
     def step(self, count):
@@ -204,7 +210,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.outputs[request_id] += output.new_token_ids
         assert 0 <= output.num_cached_tokens < len(request.prompt_token_ids)  # I-8
         self.prompt_logprobs[request_id] += len(output.prompt_logprobs or ())
-        tokens, reason, stop = expected_output(request, MAX_MODEL_LEN, VOCAB)
+        tokens, reason, stop = self.expected[request_id]
         assert self.outputs[request_id] == tokens[: len(self.outputs[request_id])]
         if output.finish_reason is None:
             return
@@ -287,7 +293,8 @@ class EngineMachine(RuleBasedStateMachine):
             assert is_leaving == request.is_finished
             assert is_waiting == (request.table is None)
             assert not is_leaving or request.num_in_flight > 0
-            assert 0 <= request.num_pending <= request.num_in_flight <= self.config.scheduler.steps_in_flight
+            assert request.num_in_flight <= self.config.scheduler.steps_in_flight
+            assert is_leaving or 0 <= request.num_pending <= request.num_in_flight
             assert request.num_computed <= request.num_tokens <= min(request.max_total_tokens, MAX_MODEL_LEN)
             assert is_waiting or request.num_computed >= self.computed.get(request_id, 0)
             self.computed[request_id] = 0 if is_waiting else request.num_computed
@@ -295,20 +302,21 @@ class EngineMachine(RuleBasedStateMachine):
 
     def check_prefix_map(self):
         """I-5, I-6: what a key promises is what the block holds, seen from the runner's side."""
-        for request in self.ledger.requests.values():
-            self.name_blocks(request)
-        for (digest, _), block in self.kv.pool.remembered().items():
-            assert self.kv.pool.remembered()[(digest, _)] == block
-            if not self.core._in_flight:
+        remembered = self.kv.pool.remembered()
+        assert len(set(remembered.values())) == len(remembered)
+        assert remembered.keys() <= {(digest, group.index) for digest in self.identity for group in self.kv.groups}
+        if not self.core._in_flight:
+            for (digest, _), block in remembered.items():
                 assert self.executor.memory[block][-1] == self.identity[digest]
 
     def name_blocks(self, request):
-        """An own computation of the digests of a request's full blocks, with what the runner must hold for each."""
-        salt = self.requests[request.request_id].cache_salt.encode("utf-8", "surrogatepass")
+        """An own computation of the digests of all its full blocks, with what the runner must hold for each."""
+        salt = request.cache_salt.encode("utf-8", "surrogatepass")
         digest = sha256(len(salt).to_bytes(8, "little") + salt).digest()
+        token_ids = request.prompt_token_ids + self.expected[request.request_id][0]
         size, prefix = self.kv.block_size, 0
-        for start in range(0, len(request.token_ids) - size + 1, size):
-            tokens = request.token_ids[start : start + size]
+        for start in range(0, len(token_ids) - size + 1, size):
+            tokens = token_ids[start : start + size]
             digest = sha256(digest + array("q", tokens).tobytes()).digest()
             for token in tokens:
                 prefix = extend_digest(prefix, token)

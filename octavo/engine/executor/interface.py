@@ -6,6 +6,7 @@ of requests' ends, blocks or policies.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -16,6 +17,12 @@ from octavo.messages.step import ModelRunnerOutput, SchedulerOutput
 
 class Executor(ABC):
     """All ranks of one model as one object; used by one thread."""
+
+    def watch(self, on_loss: Callable[[Exception], None]) -> None:  # noqa: B027  # most need nothing
+        """Before `start`: have `on_loss` called, on any thread, when workers are lost, also while idle.
+
+        An executor whose workers cannot be lost ignores it.
+        """
 
     @abstractmethod
     def start(self, config: EngineConfig) -> ModelReady:

@@ -8,6 +8,7 @@ everything: all open steps and every later call raise it.
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
@@ -56,7 +57,12 @@ class MultiprocessExecutor(Executor):
         self._open_steps: deque[Future[ModelRunnerOutput]] = deque()
         self._error: OctavoError | None = None
         self._answers: SimpleQueue[Loaded | Returned | OctavoError] = SimpleQueue()
-        self._heard_failure = threading.Event()
+        self._cause_is_known = threading.Event()
+        self._on_loss: Callable[[Exception], None] = lambda _: None
+
+    def watch(self, on_loss: Callable[[Exception], None]) -> None:
+        """Have `on_loss` called when a rank is lost."""
+        self._on_loss = on_loss
 
     def start(self, config: EngineConfig) -> ModelReady:
         """Start the ranks and load the model. After ConfigError or EngineDead nothing is left running."""
@@ -149,7 +155,7 @@ class MultiprocessExecutor(Executor):
             while (reply := self._replies.receive()) is not None:
                 self._take(reply)
         except Exception as error:
-            self._fail(EngineDead(f"The answers of the ranks cannot be read: {error}"))
+            self._lose(EngineDead(f"The answers of the ranks cannot be read: {error}"))
 
     def _take(self, reply: WorkerReply) -> None:
         match reply:
@@ -159,15 +165,18 @@ class MultiprocessExecutor(Executor):
                 if future is not None:
                     future.set_result(output)
             case Failed(error, is_config_error):
-                self._fail(ConfigError(error) if is_config_error else EngineDead(error))
-                self._heard_failure.set()
+                self._lose(ConfigError(error) if is_config_error else EngineDead(error))
             case _:
                 self._answers.put(reply)
 
     def _on_exit(self, rank: int, code: int) -> None:
         """Thread of a rank's watcher: the process has ended. Its own account of why goes first."""
-        self._heard_failure.wait(_LAST_WORDS_S)
-        self._fail(EngineDead(f"The process of rank {rank} ended with exit code {code}."))
+        self._cause_is_known.wait(_LAST_WORDS_S)
+        self._lose(EngineDead(f"The process of rank {rank} ended with exit code {code}."))
+
+    def _lose(self, error: OctavoError) -> None:
+        self._fail(error)
+        self._on_loss(error)
 
     def _fail(self, error: OctavoError) -> None:
         """Fail all open and all later work; only the first error counts."""
@@ -176,6 +185,7 @@ class MultiprocessExecutor(Executor):
                 return
             self._error = error
             steps, self._open_steps = self._open_steps, deque()
+        self._cause_is_known.set()
         for future in steps:
             future.set_exception(error)
         self._answers.put(error)

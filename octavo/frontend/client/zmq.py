@@ -127,7 +127,8 @@ class AsyncClient:
                 else:
                     future.set_result(result)
             case Ready():
-                self._ready.set_result(message)
+                if not self._ready.done():  # else the start was cancelled
+                    self._ready.set_result(message)
             case Failed(error, is_config_error):
                 self._end(ConfigError(error) if is_config_error else EngineDead(error))
             case Shutdown():

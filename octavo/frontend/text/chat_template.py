@@ -23,6 +23,7 @@ from octavo.base.errors import RequestError
 
 ContentFormat = Literal["auto", "string", "openai"]
 MAX_OUTPUT_CHARS = 16 * 1024 * 1024
+_MAX_REPEATED = 1024 * 1024
 _RESERVED = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"} | {
     *("tokenize", "chat_template", "raise_exception", "strftime_now", "tojson"),
     *("bos_token", "eos_token", "pad_token", "unk_token"),
@@ -140,7 +141,7 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
         sizes = [len(x) if isinstance(x, str | list | tuple) else x for x in (left, right)]
-        if operator == "**" or (sizes != [left, right] and sizes[0] * sizes[1] > MAX_OUTPUT_CHARS):
+        if operator == "**" or (sizes != [left, right] and sizes[0] * sizes[1] > _MAX_REPEATED):
             raise SecurityError(f"the result of {operator!r} may be too large")
         return super().call_binop(context, operator, left, right)
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from octavo.base.errors import BadCheckpoint, Unsupported
+from octavo.base.errors import BadCheckpoint, OctavoError, Unsupported
 from octavo.frontend.text import tokenizer
 from octavo.frontend.text.tokenizer import SpecialTokens
 
@@ -81,7 +81,7 @@ def tokenizer_from_metadata(metadata: Mapping[str, Any]) -> tokenizer.Tokenizer:
             backend, add_bos = _sentencepiece(metadata, tokens, types), True
         special = _special_tokens(metadata, len(tokens))
         _add_ends(backend, special, bool(metadata.get("tokenizer.ggml.add_bos_token", add_bos)), metadata)
-    except BadCheckpoint:
+    except OctavoError:
         raise
     except Exception as error:  # the tokenizers library raises bare Exception for a bad vocabulary
         raise BadCheckpoint(f"The GGUF file's tokenizer cannot be built: {error}") from error

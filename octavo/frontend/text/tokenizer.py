@@ -149,10 +149,8 @@ class Tokenizer:
         """
         try:
             ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        except UnicodeEncodeError as error:
-            raise RequestError(
-                f"The text holds a lone surrogate at character {error.start}.", "prompt"
-            ) from None
+        except TypeError:  # all that the library says of a string it cannot read
+            raise RequestError("The text is not Unicode: it holds a lone surrogate.", "prompt") from None
         return ids
 
     def __call__(self, text: str | list[str], add_special_tokens: bool = True) -> dict[str, Any]:

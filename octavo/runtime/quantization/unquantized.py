@@ -1,7 +1,7 @@
 """Weights as plain numbers.
 
-Where they have the type of the activations, torch multiplies them. On CPU activations are float32: bf16 and
-f16 weights stay as small as they are and are widened inside the kernel.
+On a GPU torch multiplies them. On CPU activations are float32 and the block kernel multiplies: bf16 and f16
+weights stay as small as they are, and a row's result does not depend on the rest of the batch, as it does in torch.
 """
 
 import torch
@@ -24,10 +24,9 @@ class Unquantized(Scheme):
         return config.model.load_format != "gguf" and not config.checkpoint.config.get("quantization_config")
 
     def linear(self, name: str) -> LinearMethod:
-        """A dense or a widening method."""
+        """The device's method."""
         del name  # every matrix is stored alike
-        widen = self.storage.weight_dtype != self.storage.compute_dtype
-        return WideningLinear(self.storage) if widen else DenseLinear(self.storage)
+        return BlockLinear(self.storage) if self.storage.device.type == "cpu" else DenseLinear(self.storage)
 
 
 class DenseLinear(LinearMethod):
@@ -53,11 +52,11 @@ class DenseLinear(LinearMethod):
         return functional.embedding(ids, self._weight.data).to(self._storage.compute_dtype)
 
 
-class WideningLinear(DenseLinear):
-    """Narrow weights under wide activations."""
+class BlockLinear(DenseLinear):
+    """Weights of any width under float32 activations."""
 
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Multiply by the block kernel: a narrow number is a block of one."""
+        """Multiply by the block kernel: a number is a block of one."""
         weight = self._weight.data
         type_name = _BLOCK_TYPES[weight.dtype]
         return self._storage.kernels.block_matmul(x, weight.view(torch.uint8), type_name, bias)

@@ -1,8 +1,8 @@
 """The process of one rank: `python -m octavo.runtime.worker.main MAILBOX RANK WORKER PARENT`.
 
 Started by the engine's multiprocess executor. Reads commands, gives them to the Worker, answers; keeps no
-state of its own. Ends on Shutdown, with its parent, and after any fault that leaves the worker's state unsure.
-Nothing heavy is imported before the guard against the parent's death stands.
+state of its own. Ends on Shutdown, with its parent, and after any fault that leaves the worker's state
+unsure. Nothing heavy is imported before the guard against the parent's death stands.
 """
 
 import signal

@@ -7,17 +7,6 @@ from octavo.messages.sampling import SamplingParams
 LIMIT = 400
 
 
-class FakeTokenizer:
-    """Token ids are character codes; a conversation is laid out as role:content lines."""
-
-    def __init__(self, chat_template):
-        self.chat_template = chat_template
-
-    def apply_chat_template(self, messages):
-        text = "\n".join(f"{m['role']}:{m['content']}" for m in messages) + "\nassistant:"
-        return [ord(c) for c in text]
-
-
 class FakeEngine:
     """Speaks LLMEngine's interface. `answers`: last line of the prompt's user → words; else it echoes."""
 
@@ -83,14 +72,23 @@ class FakeEngine:
 class FakeLLM:
     """What the command line uses of LLM."""
 
-    def __init__(self, args, chat_template="a template", recommended=None):
+    def __init__(self, args, chat_template=True, recommended=None):
         self.args = args
         self.llm_engine = FakeEngine()
-        self._tokenizer = FakeTokenizer(chat_template)
+        self.has_chat_template = chat_template
+        self.is_closed = False
         self._recommended = recommended or SamplingParams()
 
-    def get_tokenizer(self):
-        return self._tokenizer
+    def render_chat(self, messages):
+        """A conversation is laid out as role:content lines; token ids are character codes."""
+        text = "\n".join(f"{m['role']}:{m['content']}" for m in messages) + "\nassistant:"
+        return {"prompt_token_ids": [ord(c) for c in text], "prompt": text}
 
     def get_default_sampling_params(self):
         return self._recommended
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.is_closed = True

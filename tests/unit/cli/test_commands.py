@@ -43,6 +43,7 @@ def test_one_prompt_streams(launcher, capsys):
     assert launcher.llm.args.max_num_seqs == 3
     params = launcher.llm.llm_engine.params["0"]
     assert (params.temperature, params.max_tokens) == (0.0, 5)
+    assert launcher.llm.is_closed
 
 
 def test_several_prompts_are_listed_in_order(launcher, capsys):
@@ -74,7 +75,7 @@ def test_templates_are_applied_unless_raw_or_absent(launcher, capsys):
     assert launcher.llm.llm_engine.prompts["0"] == "system:be brief\nuser:q\nassistant:"
     main(["generate", "q", "--raw"])
     assert launcher.llm.llm_engine.prompts["0"] == "q"
-    launcher.options = {"chat_template": None}
+    launcher.options = {"chat_template": False}
     main(["generate", "q"])
     assert launcher.llm.llm_engine.prompts["0"] == "q"
 
@@ -156,6 +157,17 @@ def test_chat_survives_a_message_that_is_too_long(launcher, capsys, monkeypatch)
     assert launcher.llm.llm_engine.prompts == {"1": "user:short\nassistant:"}
 
 
+def test_chat_forgets_a_message_that_failed(launcher, capsys, monkeypatch):
+    launcher.prepare = lambda llm: llm.llm_engine.answers.update(bad="FAIL")
+    monkeypatch.setattr("sys.stdin", io.StringIO("bad\ngood\n"))
+    assert main(["chat"]) == 0
+    out, err = capsys.readouterr()
+    assert out.endswith("echo good\n")
+    assert "it broke" in err
+    assert launcher.llm.llm_engine.prompts["1"] == "user:good\nassistant:"
+    assert launcher.llm.is_closed
+
+
 def test_ctrl_c_stops_an_answer_and_not_the_chat(launcher, capsys, monkeypatch):
     launcher.prepare = lambda llm: setattr(llm.llm_engine, "interrupt_at", 3)
     monkeypatch.setattr("sys.stdin", io.StringIO("a b c d\nz\n"))
@@ -167,7 +179,7 @@ def test_ctrl_c_stops_an_answer_and_not_the_chat(launcher, capsys, monkeypatch):
 
 
 def test_chat_needs_a_template(launcher, capsys):
-    launcher.options = {"chat_template": None}
+    launcher.options = {"chat_template": False}
     assert main(["chat", "-q", "hi"]) == 2
     assert "has no chat template" in capsys.readouterr().err
 

@@ -84,13 +84,11 @@ def test_a_second_start_is_dropped(front):
 
 
 def test_the_end_of_the_reading_thread_is_the_end_of_the_core(front, monkeypatch):
-    receive = front.core._incoming.receive
-    calls = iter([receive, receive])
-    monkeypatch.setattr(front.core._incoming, "receive", lambda: next(calls)())
-    front.start()
+    answers = [Start(process_config().to_msgpack()), None]
+    monkeypatch.setattr(front.core._incoming, "receive", lambda: answers.pop(0) or [].pop())
+    front.thread.start()
     assert isinstance(front.receiver.receive(5), Ready)
-    front.sender.send(Abort([]))
-    assert front.receiver.receive(5) == Failed("StopIteration: ")
+    assert front.receiver.receive(5) == Failed("IndexError: pop from empty list")
     assert front.end() == 1
 
 

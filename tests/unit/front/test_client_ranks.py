@@ -54,11 +54,13 @@ async def test_requests_and_close(client):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-async def test_a_killed_rank_ends_the_engine(client, rank):
+@pytest.mark.parametrize("idle", [True, False])
+async def test_a_killed_rank_ends_the_engine(client, rank, idle):
     pids = await rank_pids(client)
     os.kill(pids[rank], signal.SIGKILL)
     began = time.monotonic()
-    client.add(fake_request("a", [1, 2, 3], 50))
+    if not idle:
+        client.add(fake_request("a", [1, 2, 3], 50))
     with pytest.raises(EngineDead, match=f"rank {rank} ended with exit code -9"):
         await asyncio.wait_for(run_until_dead(client), 2)
     assert time.monotonic() - began < 2
@@ -76,5 +78,5 @@ async def test_a_killed_core_takes_its_ranks_along(client):
 
 async def test_a_config_error_of_a_rank_reaches_the_user():
     client = AsyncClient(process_config(RANKS, tp=2, fault="load:config", fault_rank=1))
-    with pytest.raises(ConfigError, match="^the option is wrong$"):
+    with pytest.raises(ConfigError, match=r"^the option is wrong$"):
         await client.start()

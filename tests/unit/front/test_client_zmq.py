@@ -1,4 +1,4 @@
-"""The core in its own process: requests, control, start-up faults, deaths, and that nothing is ever left behind."""
+"""The core in its own process: requests, control, faults at the start, deaths; nothing is ever left."""
 
 import asyncio
 import os
@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -94,7 +95,7 @@ async def test_duplicates_and_garbage_on_the_wire_disturb_nothing(start, tmp_pat
         for frame in (b"", b"\xc1", b"add", msgspec.msgpack.encode(["add", 1]), os.urandom(500)):
             intruder.send(frame)
         intruder.send(msgspec.msgpack.encode(request))
-        tokens, reasons = await asyncio.wait_for(collect(client, 1), 10)
+        tokens, _ = await asyncio.wait_for(collect(client, 1), 10)
     assert tokens[request.request_id] == expected_output(request, 64)[0]
     assert await client.call("collective_rpc", {"verb": "ping"})
 
@@ -105,7 +106,7 @@ async def test_abort(start):
         client.add(request)
     client.abort(["r0", "r2", "unknown"])
     client.abort(["r0"])
-    tokens, reasons = await asyncio.wait_for(collect(client, 1), 10)
+    _, reasons = await asyncio.wait_for(collect(client, 1), 10)
     assert reasons == {"r1": FinishReason.LENGTH}
     assert (await client.call("stats"))["num_blocks_used"] == 0
 
@@ -233,8 +234,8 @@ async def test_an_idle_core_uses_no_cpu_and_wakes_at_once(start):
     client, _ = await start()
 
     def cpu_ticks():
-        with open(f"/proc/{client.pid}/stat") as stat:
-            return sum(map(int, stat.read().rsplit(")", 1)[1].split()[11:13]))
+        fields = Path(f"/proc/{client.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return sum(map(int, fields[11:13]))
 
     await asyncio.sleep(0.2)
     before = cpu_ticks()

@@ -1,4 +1,4 @@
-"""The tokenizers of GGUF files against transformers' own conversion, and of folders against tokenizer.json."""
+"""The tokenizers of GGUF files against transformers' conversion, and of folders against tokenizer.json."""
 
 import json
 import random
@@ -7,13 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import tokenizers
-from tests.fakes import ByteTokenizer
-from tests.real_tokenizers import NASTY, real_tokenizer
 
 from octavo.base.errors import BadCheckpoint, RequestError, Unsupported
 from octavo.frontend.text.gguf_vocab import derive_merges, tokenizer_from_metadata
 from octavo.frontend.text.loader import load_tokenizer
 from octavo.frontend.text.tokenizer import SpecialTokens, Tokenizer
+from tests.fakes import ByteTokenizer
+from tests.real_tokenizers import NASTY, real_tokenizer
 
 
 def transformers_tokenizer(path):
@@ -169,17 +169,17 @@ def test_words_of_pre_tokenizers(pre, text, words):
 
 
 def test_special_tokens_outside_the_byte_alphabet_stay_whole():
-    tokens = [*ByteTokenizer().get_vocab(), "<｜User｜>", "  "]
+    tokens = [*ByteTokenizer().get_vocab(), "<\uff5cUser\uff5c>", "  "]
     metadata = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": [1] * (len(tokens) - 2) + [3, 4],
     }
     tokenizer = tokenizer_from_metadata(metadata)
-    ids = tokenizer.encode("<｜User｜>  a")
+    ids = tokenizer.encode("<\uff5cUser\uff5c>  a")
     assert ids[:2] == [len(tokens) - 2, len(tokens) - 1]
     assert tokenizer.decode(ids) == "  a"
-    assert tokenizer.decode(ids, skip_special_tokens=False) == "<｜User｜>  a"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "<\uff5cUser\uff5c>  a"
     assert tokenizer.vocab_size == len(tokens)
 
 
@@ -213,7 +213,9 @@ def test_unknown_pre_tokenizer_is_refused():
 @pytest.fixture
 def folder(tmp_path):
     """A Hugging Face folder with a word-level vocabulary."""
-    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"hello": 0, "world": 1, "?": 2}, unk_token="?"))
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"hello": 0, "world": 1, "?": 2}, unk_token="?")
+    )
     backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     backend.add_special_tokens(["<s>", "</s>"])
     backend.enable_truncation(1)
@@ -242,10 +244,10 @@ def test_folder(folder):
 
 def test_damaged_folders_are_refused(folder, tmp_path_factory):
     (folder / "tokenizer.json").write_text('{"version": "1.0"')
-    with pytest.raises(BadCheckpoint, match="tokenizer.json"):
+    with pytest.raises(BadCheckpoint, match=r"tokenizer\.json"):
         load_tokenizer(folder)
     (folder / "tokenizer_config.json").write_text("[]")
-    with pytest.raises(BadCheckpoint, match="tokenizer_config.json"):
+    with pytest.raises(BadCheckpoint, match=r"tokenizer_config\.json"):
         load_tokenizer(folder)
     with pytest.raises(BadCheckpoint):
         load_tokenizer(tmp_path_factory.mktemp("empty"))
@@ -281,7 +283,7 @@ def test_lookups_and_calls():
     assert tokenizer.decode([97, -1, 2**40, 10**6]) == "a"
     assert tokenizer.all_special_ids == [256, 257]
     assert tokenizer.max_token_chars == 4
-    with pytest.raises(RequestError, match="surrogate at character 1"):
+    with pytest.raises(RequestError, match="lone surrogate"):
         tokenizer.encode("a\ud800")
 
 

@@ -48,13 +48,15 @@ int64_t panel_offset(int64_t column, int64_t k) { return column / COLUMNS * COLU
 
 template <int R, int C>
 void multiply_tile(const Matmul& job, int64_t row, const float* w, int64_t column) {
-    vf acc[R][C] = {};
+    vf acc[R][C];
+    for (int r = 0; r < R; r++)
+        for (int c = 0; c < C; c++) acc[r][c] = vf{};
     const float* x = job.x + row * job.x_stride;
     for (int64_t i = 0; i < job.k; i += VL, w += COLUMNS * VL) {
         vf b[C];
-        for (int c = 0; c < C; c++) b[c] = load(w + c * VL);
+        for (int c = 0; c < C; c++) b[c] = in_register(load(w + c * VL));
         for (int r = 0; r < R; r++) {
-            vf a = load(x + r * job.x_stride + i);
+            vf a = in_register(load(x + r * job.x_stride + i));
             for (int c = 0; c < C; c++) acc[r][c] = fma(a, b[c], acc[r][c]);
         }
     }
@@ -104,7 +106,7 @@ int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Rows of W that are unpacked together: few rows of x want them in the first cache, many in the second.
 int64_t panel_rows(int64_t m, int64_t k) {
-    int64_t bytes = m <= 16 ? 16 << 10 : 160 << 10;
+    int64_t bytes = m <= 16 ? 16 << 10 : 96 << 10;
     return std::max<int64_t>(1, bytes / (4 * k) / COLUMNS) * COLUMNS;
 }
 

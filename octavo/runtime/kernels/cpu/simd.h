@@ -125,6 +125,14 @@ inline float largest(vf a) { return std::fmax(std::fmax(a[0], a[1]), std::fmax(a
 
 #endif
 
+// Keeps the compiler from loading a value again at each use.
+inline vf in_register(vf a) {
+#if defined(__x86_64__)
+    asm("" : "+v"(a));
+#endif
+    return a;
+}
+
 inline vf load(const uint16_t* p, bool bf16) { return bf16 ? load_bf16(p) : load_f16(p); }
 
 // Rounds to nearest, ties to even, as torch does; a not-a-number stays one.

@@ -1,0 +1,104 @@
+"""Turns a transformers model into a GGUF file as llama.cpp's converter does, with the `gguf` package as guide.
+
+Names come from the package's own table and blocks from its quantizer, so nothing here is shared with octavo's
+loader. Source of the three changes of layout: convert_hf_to_gguf.py of https://github.com/ggml-org/llama.cpp.
+"""
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from tests.gguf_writer import FLOAT32, STRING, UINT32, Entry, Tensor, gguf_bytes
+
+MIXED = {"attn_v": "Q8_0", "ffn_up": "Q5_1", "ffn_down": "Q4_0", "token_embd": "Q8_0", "output": "F16"}
+"""As real files do: types that differ within a merged projection."""
+
+_HEAD = {
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.sliding_window": "sliding_window",
+    "context_length": "max_position_embeddings",
+    "vocab_size": "vocab_size",
+}
+
+
+def write_gguf(oracle: PreTrainedModel, path: Path, types: dict[str, str], default: str = "F32") -> Path:
+    """Write the model, its matrices in `types` (by tensor) or `default`; the oracle gets the rounded weights."""
+    architecture = oracle.config.model_type.removesuffix("_text")
+    key = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == architecture)
+    names = gguf.get_tensor_name_map(key, oracle.config.num_hidden_layers)
+    rows, data = [], bytearray()
+    for name, parameter in oracle.named_parameters():
+        stem = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        values = _to_gguf(architecture, oracle, name, parameter.detach()).contiguous().numpy()
+        kind = types.get(stem.split(".")[-2], default) if values.ndim == 2 else "F32"
+        quantization = gguf.GGMLQuantizationType[kind]
+        raw = gguf.quants.quantize(values, quantization)
+        rows.append(Tensor(stem, values.shape[::-1], int(quantization), len(data)))
+        data += raw.tobytes() + bytes(-raw.nbytes % 32)
+        rounded = torch.from_numpy(np.copy(gguf.quants.dequantize(raw, quantization))).view(values.shape)
+        parameter.data.copy_(_from_gguf(architecture, oracle, name, rounded))
+    if (divisors := _rope_divisors(oracle)) is not None:
+        rows.append(Tensor("rope_freqs.weight", divisors.shape, 0, len(data)))
+        data += divisors.numpy().tobytes() + bytes(-divisors.nbytes % 32)
+    path.write_bytes(gguf_bytes(_entries(architecture, oracle), rows, bytes(data)))
+    return path
+
+
+def _entries(architecture: str, oracle: PreTrainedModel) -> list[Entry]:
+    config = oracle.config
+    entries: list[Entry] = [("general.architecture", STRING, architecture)]
+    for theirs, ours in _HEAD.items():
+        if isinstance(value := getattr(config, ours, None), int):
+            entries.append((f"{architecture}.{theirs}", UINT32, value))
+    if architecture == "gpt2":
+        entries.append(("gpt2.feed_forward_length", UINT32, 4 * config.hidden_size))
+        return [*entries, ("gpt2.attention.layer_norm_epsilon", FLOAT32, config.layer_norm_epsilon)]
+    entries.append((f"{architecture}.attention.layer_norm_rms_epsilon", FLOAT32, config.rms_norm_eps))
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    entries.append((f"{architecture}.rope.freq_base", FLOAT32, rope["rope_theta"]))
+    if rope["rope_type"] == "linear":
+        entries.append((f"{architecture}.rope.scaling.type", STRING, "linear"))
+        entries.append((f"{architecture}.rope.scaling.factor", FLOAT32, rope["factor"]))
+    return entries
+
+
+def _to_gguf(architecture: str, oracle: PreTrainedModel, name: str, weight: torch.Tensor) -> torch.Tensor:
+    if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
+        pairs = weight.unflatten(0, (-1, 2, _head_dim(oracle) // 2)).transpose(1, 2)
+        return pairs.flatten(0, 2)
+    if architecture == "gemma3" and "norm" in name:
+        return weight + 1
+    if architecture == "gpt2" and "c_" in name:
+        return weight.t()
+    return weight
+
+
+def _from_gguf(architecture: str, oracle: PreTrainedModel, name: str, weight: torch.Tensor) -> torch.Tensor:
+    if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
+        return weight.unflatten(0, (-1, _head_dim(oracle) // 2, 2)).transpose(1, 2).flatten(0, 2)
+    if architecture == "gemma3" and "norm" in name:
+        return weight - 1
+    return weight.t() if architecture == "gpt2" and "c_" in name else weight
+
+
+def _head_dim(oracle: PreTrainedModel) -> int:
+    return oracle.config.hidden_size // oracle.config.num_attention_heads
+
+
+def _rope_divisors(oracle: PreTrainedModel) -> torch.Tensor | None:
+    """Llama 3's rope as llama.cpp stores it: plain frequency / scaled frequency."""
+    rope = getattr(oracle.config, "rope_parameters", None) or {}
+    if rope.get("rope_type") != "llama3":
+        return None
+    dim = _head_dim(oracle)
+    plain = rope["rope_theta"] ** (-torch.arange(0, dim, 2).float() / dim)
+    scaled = next(b for n, b in oracle.named_buffers() if n.endswith("rotary_emb.inv_freq"))
+    return plain / scaled

@@ -1,0 +1,28 @@
+"""Every GGUF architecture against Hugging Face, on files written by the test with the `gguf` package."""
+
+import pytest
+import torch
+
+from tests.gguf_models import MIXED, write_gguf
+from tests.model_driver import load, prompt_logits
+from tests.tiny_models import make_oracle, make_prompts, oracle_logits, tiny_config
+
+TOLERANCE = 1e-4
+SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+CONFIGS = {
+    "LlamaForCausalLM": SIZES,
+    "Qwen2ForCausalLM": SIZES | {"use_sliding_window": False},
+    "Qwen3ForCausalLM": SIZES | {"tie_word_embeddings": False},
+    "Gemma3ForCausalLM": SIZES | {"query_pre_attn_scalar": 16, "layer_types": None},
+    "GPT2LMHeadModel": {"n_embd": 64},
+}
+
+
+@pytest.mark.parametrize("types", [{}, MIXED], ids=["plain", "packed"])
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_logits(tmp_path, architecture, types):
+    oracle = make_oracle(tiny_config(architecture) | CONFIGS[architecture])
+    path = write_gguf(oracle, tmp_path / "tiny.gguf", types, "Q4_1" if types else "F32")
+    prompts = make_prompts(oracle.config.vocab_size)
+    for logits, prompt in zip(prompt_logits(load(path), prompts), prompts, strict=True):
+        torch.testing.assert_close(logits, oracle_logits(oracle, prompt), atol=TOLERANCE, rtol=0)
