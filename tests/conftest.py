@@ -8,6 +8,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,15 @@ def _model(name: str, remedy: str) -> Path:
         absent = pytest.fail if os.environ.get("CI") else pytest.skip
         absent(f"the model {name} is not installed: {remedy}, or octavo pull {name}")
     return path
+
+
+@pytest.fixture(autouse=True)
+def _fresh_log():
+    """A test that sets up the log leaves it as it was."""
+    logger = logging.getLogger("octavo")
+    before = logger.handlers[:], logger.propagate, logger.level
+    yield
+    logger.handlers[:], logger.propagate, logger.level = before
 
 
 def pytest_collection_modifyitems(items):

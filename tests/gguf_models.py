@@ -1,4 +1,4 @@
-"""Turns a transformers model into a GGUF file as llama.cpp's converter does, with the `gguf` package as guide.
+"""Turns a transformers model into a GGUF file as llama.cpp's converter does, guided by the `gguf` package.
 
 Names come from the package's own table and blocks from its quantizer, so nothing here is shared with octavo's
 loader. Source of the three changes of layout: convert_hf_to_gguf.py of https://github.com/ggml-org/llama.cpp.
@@ -30,7 +30,7 @@ _HEAD = {
 
 
 def write_gguf(oracle: PreTrainedModel, path: Path, types: dict[str, str], default: str = "F32") -> Path:
-    """Write the model, its matrices in `types` (by tensor) or `default`; the oracle gets the rounded weights."""
+    """Write the model, matrices in `types` (by tensor) or `default`; the oracle gets the rounded weights."""
     architecture = oracle.config.model_type.removesuffix("_text")
     key = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == architecture)
     names = gguf.get_tensor_name_map(key, oracle.config.num_hidden_layers)
@@ -64,6 +64,8 @@ def _entries(architecture: str, oracle: PreTrainedModel) -> list[Entry]:
     entries.append((f"{architecture}.attention.layer_norm_rms_epsilon", FLOAT32, config.rms_norm_eps))
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     entries.append((f"{architecture}.rope.freq_base", FLOAT32, rope["rope_theta"]))
+    if cap := getattr(config, "final_logit_softcapping", None):
+        entries.append((f"{architecture}.final_logit_softcapping", FLOAT32, cap))
     if rope["rope_type"] == "linear":
         entries.append((f"{architecture}.rope.scaling.type", STRING, "linear"))
         entries.append((f"{architecture}.rope.scaling.factor", FLOAT32, rope["factor"]))

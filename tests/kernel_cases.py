@@ -1,5 +1,6 @@
 """Inputs for every op of the kernel table, by op name; fast kernels are compared with their twins on them."""
 
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from gguf import GGMLQuantizationType, quants
 
 from octavo.base.gguf import BLOCK_TYPES
+from octavo.runtime.kernels.table import KernelTable
 
 BLOCKS = {kind.name: kind for kind in BLOCK_TYPES.values()}
 TYPE_NAMES = sorted(BLOCKS)
@@ -194,3 +196,22 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "block_dequantize": _dequantize,
     "block_matmul": _matmul,
 }
+
+
+def run(table: KernelTable, op: str, case: Case) -> list[torch.Tensor]:
+    args: list[Any] = [
+        copy.deepcopy(arg) if index in case.changed else arg for index, arg in enumerate(case.args)
+    ]
+    result = getattr(table, op)(*args, **case.kwargs)
+    outputs = result if isinstance(result, tuple) else [] if result is None else [result]
+    return [*outputs, *(args[index] for index in case.changed)]
+
+
+def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float, name: str) -> None:
+    assert actual.dtype == expected.dtype and actual.shape == expected.shape, name
+    a, b = actual.double(), expected.double()
+    finite = b.isfinite()
+    assert torch.equal(a[~finite], b[~finite]), name
+    limit = tolerance * max(1.0, float(b[finite].abs().max()))
+    worst = float((a - b)[finite].abs().max())
+    assert worst <= limit, f"{name}: off by {worst}, allowed {limit}"

@@ -124,3 +124,12 @@ def greedy(model: Model, prompts: list[list[int]], count: int, num_blocks: int =
         for request, tokens in work.items():
             outputs[request] += tokens
     return outputs
+
+
+def rank_main(rank: int, size: int, folders: list[Path], prompts: list[list[int]], meeting: Path) -> None:
+    """One rank of a tensor parallel group: writes every model's logits to a file beside the meeting file."""
+    torch.set_num_threads(1)
+    parallel = ParallelContext.create(rank, size, f"file://{meeting}", torch.device("cpu"), timeout_s=60)
+    logits = [prompt_logits(load(folder, parallel), prompts) for folder in folders]
+    torch.save(logits, meeting.with_suffix(f".{rank}"))
+    parallel.close()

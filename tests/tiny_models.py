@@ -23,7 +23,7 @@ def make_oracle(config: dict[str, Any], seed: int = 0) -> PreTrainedModel:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in oracle.parameters():
-            parameter += torch.randn(parameter.shape, generator=generator) * 0.1
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
     return oracle
 
 

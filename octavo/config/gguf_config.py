@@ -33,11 +33,12 @@ _KEYS = {
     "max_position_embeddings": "context_length",
     "rope_theta": "rope.freq_base",
     "sliding_window": "attention.sliding_window",
+    "final_logit_softcapping": "final_logit_softcapping",
     "vocab_size": "vocab_size",
 }
 
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads")
-_FRACTIONS = ("rms_norm_eps", "layer_norm_epsilon", "rope_theta")
+_FRACTIONS = ("rms_norm_eps", "layer_norm_epsilon", "rope_theta", "final_logit_softcapping")
 _KINDS = {int: "a whole number", float: "a number"}
 _MAX_NUMBER = 1 << 40
 _MAX_LAYERS = 10_000

@@ -9,6 +9,9 @@ from octavo.messages.kv import CachePlan, ModelReady
 
 logger = get_logger(__name__)
 
+CPU_CACHE_BYTES = 4 << 30
+"""Most that is taken of a CPU's memory without being told to: other programs live there too."""
+
 
 def plan_cache(config: EngineConfig, ready: ModelReady) -> CachePlan:
     """Decide the number of blocks, the null block included, and log it.
@@ -37,7 +40,7 @@ def plan_cache(config: EngineConfig, ready: ModelReady) -> CachePlan:
 def _num_blocks(config: EngineConfig, ready: ModelReady, bytes_per_block: int, needed: int) -> int:
     """The user's number, the user's bytes, or what the device has left.
 
-    On CPU the memory is the user's own: no more is taken than max_num_seqs requests of full length can use.
+    On CPU no more is taken than CPU_CACHE_BYTES, nor than max_num_seqs requests of full length can use.
     """
     if config.cache.num_gpu_blocks_override:
         return config.cache.num_gpu_blocks_override
@@ -45,7 +48,8 @@ def _num_blocks(config: EngineConfig, ready: ModelReady, bytes_per_block: int, n
         return config.cache.kv_cache_memory_bytes // bytes_per_block
     num_blocks = max(0, ready.available_bytes) // bytes_per_block
     if config.parallel.device == "cpu":
-        return min(num_blocks, config.scheduler.max_num_seqs * needed + 1)
+        enough = config.scheduler.max_num_seqs * needed + 1
+        return min(num_blocks, enough, max(needed + 1, CPU_CACHE_BYTES // bytes_per_block))
     return num_blocks
 
 

@@ -36,7 +36,10 @@ class EngineRequest(msgspec.Struct, array_like=True, gc=False, tag="add"):
     priority: int = 0
     cache_salt: str = ""
     leader_id: str = ""
-    """For the children of n > 1: the sibling whose prompt blocks this one shares once they are computed."""
+    """The request whose blocks this one shares as soon as they are computed: its tokens begin with all of this
+    prompt but the last token. For the children of n > 1, and for the next tokens of a beam."""
+    hold: bool = False
+    """Keep the blocks after its own end, for followers, until it is aborted or the blocks are needed."""
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True, gc=False):

@@ -4,17 +4,19 @@ import pytest
 import torch
 
 from octavo.runtime.kernels.cpu.table import cpu_table
-from octavo.runtime.kernels.table import KernelTable
+from octavo.runtime.kernels.table import Activations, KernelTable
 from tests.kernel_cases import CACHE_DTYPES, TYPE_NAMES, Paged, make_blocks, make_paged
 
 
+@pytest.mark.parametrize("activations", ["float32", "int8"])
 @pytest.mark.parametrize("name", TYPE_NAMES)
-def test_matmul_rows_do_not_see_each_other(fast: KernelTable, name: str) -> None:
+def test_matmul_rows_do_not_see_each_other(fast: KernelTable, name: str, activations: Activations) -> None:
     torch.manual_seed(2)
     blocks, x = make_blocks(name, 101, 512), torch.randn(70, 512)
-    whole = cpu_table(1).block_matmul(x, blocks, name)
+    whole = cpu_table(1).block_matmul(x, blocks, name, None, activations)
     for start, end in ((0, 1), (69, 70), (3, 5), (1, 4), (7, 24), (0, 70), (13, 70)):
-        assert torch.equal(fast.block_matmul(x[start:end], blocks, name), whole[start:end]), (start, end)
+        part = fast.block_matmul(x[start:end], blocks, name, None, activations)
+        assert torch.equal(part, whole[start:end]), (start, end)
 
 
 @pytest.mark.parametrize("name", TYPE_NAMES)

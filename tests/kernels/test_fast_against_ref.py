@@ -2,35 +2,15 @@
 
 import copy
 from dataclasses import fields
-from typing import Any
 
 import pytest
 import torch
 
 from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.kernels.table import KernelTable
-from tests.kernel_cases import CASES, Case
+from tests.kernel_cases import CASES, assert_close, run
 
 OPS = [field.name for field in fields(KernelTable) if field.name != "name"]
-
-
-def run(table: KernelTable, op: str, case: Case) -> list[torch.Tensor]:
-    args: list[Any] = [
-        copy.deepcopy(arg) if index in case.changed else arg for index, arg in enumerate(case.args)
-    ]
-    result = getattr(table, op)(*args, **case.kwargs)
-    outputs = result if isinstance(result, tuple) else [] if result is None else [result]
-    return [*outputs, *(args[index] for index in case.changed)]
-
-
-def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float, name: str) -> None:
-    assert actual.dtype == expected.dtype and actual.shape == expected.shape, name
-    a, b = actual.double(), expected.double()
-    finite = b.isfinite()
-    assert torch.equal(a[~finite], b[~finite]), name
-    limit = tolerance * max(1.0, float(b[finite].abs().max()))
-    worst = float((a - b)[finite].abs().max())
-    assert worst <= limit, f"{name}: off by {worst}, allowed {limit}"
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -1,7 +1,7 @@
 """Core, scheduler and KV cache under random traffic, against the invariants of a serving engine.
 
 Hypothesis drives one engine over a FakeExecutor: requests with shared beginnings, salts, priorities, siblings,
-aborts, cache resets, in a pool so small that preemption is normal. After every rule the whole bookkeeping is checked
+aborts, cache resets, requests held for followers, in a pool so small that preemption is normal. After every rule the whole bookkeeping is checked
 against an independent recount; every finished request's output is compared with what it gives alone.
 OCTAVO_MACHINE_EXAMPLES=2000 runs as many examples.
 """
@@ -118,9 +118,23 @@ class EngineMachine(RuleBasedStateMachine):
         min_tokens=st.integers(0, 3),
         prompt_logprobs=st.sampled_from([None, None, None, 1]),
         error_at=st.sampled_from([None] * 7 + [1]),
+        hold=st.booleans(),
     )
     def add(
-        self, beginning, tail, max_tokens, n, priority, salt, haste, eos, stops, min_tokens, prompt_logprobs, error_at
+        self,
+        beginning,
+        tail,
+        max_tokens,
+        n,
+        priority,
+        salt,
+        haste,
+        eos,
+        stops,
+        min_tokens,
+        prompt_logprobs,
+        error_at,
+        hold,
     ):
         prompt = beginning + tail or [1]
         max_tokens = min(max_tokens, MAX_MODEL_LEN - len(prompt))
@@ -136,6 +150,7 @@ class EngineMachine(RuleBasedStateMachine):
                 priority=priority,
                 cache_salt=salt,
                 leader_id=f"r{number}.0" if child else "",
+                hold=hold,
                 sampling=SamplingParams(
                     max_tokens=max_tokens,
                     min_tokens=min(min_tokens, max_tokens),
@@ -145,14 +160,50 @@ class EngineMachine(RuleBasedStateMachine):
             )
             if error_at is not None and child == n - 1:
                 self.executor.errors[request.request_id] = error_at
-            self.requests[request.request_id] = request
-            self.outputs[request.request_id] = []
-            self.num_tokens_asked += len(prompt) + max_tokens
-            self.expected[request.request_id] = expected_output(request, MAX_MODEL_LEN, VOCAB)
-            self.name_blocks(request)
-            self.core.add(request)
+            self.send(request)
             if child:
                 self.core.add(request)  # a duplicate changes nothing
+
+    def send(self, request):
+        self.requests[request.request_id] = request
+        self.outputs[request.request_id] = []
+        self.num_tokens_asked += len(request.prompt_token_ids) + request.max_tokens
+        self.expected[request.request_id] = expected_output(request, MAX_MODEL_LEN, VOCAB)
+        self.name_blocks(request)
+        self.core.add(request)
+
+    @precondition(lambda self: self.requests)
+    @rule(
+        data=st.data(),
+        token=st.integers(0, 3),
+        back=st.sampled_from([0, 0, 0, 1, 2]),
+        max_tokens=st.sampled_from([1, 1, 3]),
+        hold=st.booleans(),
+        n=st.integers(1, 3),
+    )
+    def follow(self, data, token, back, max_tokens, hold, n):
+        """Go on from what a request has so far, whatever its state, with another token."""
+        held = [request.request_id for request in self.ledger.held]
+        leader = self.requests[data.draw(st.sampled_from(held or sorted(self.requests)))]
+        known = leader.prompt_token_ids + self.outputs[leader.request_id]
+        prompt = known[: len(known) - 1 - back] + [token]
+        max_tokens = min(max_tokens, MAX_MODEL_LEN - len(prompt))
+        if max_tokens < 1:
+            return
+        number = len(self.requests)
+        for child in range(n):
+            self.send(
+                fake_request(
+                    f"f{number}.{child}",
+                    prompt[:-1] + [token + child],
+                    max_tokens,
+                    arrival_s=float(number),
+                    cache_salt=leader.cache_salt,
+                    leader_id=leader.request_id,
+                    hold=hold,
+                    sampling=SamplingParams(max_tokens=max_tokens),
+                )
+            )
 
     @rule(count=st.integers(1, 8))
     def step(self, count):
@@ -181,6 +232,9 @@ class EngineMachine(RuleBasedStateMachine):
             self.one_step()
         assert not self.core.has_work(), "the engine does not come to an end"
         assert set(self.ended) | self.aborted == set(self.requests)
+        assert {request.request_id for request in self.ledger.held} <= set(self.ended)
+        self.core.abort([request.request_id for request in self.ledger.held])
+        assert not len(self.ledger.held)
         assert self.kv.pool.num_used == 0
         assert self.kv.pool.num_free == self.kv.num_usable_blocks
         assert not self.ledger.requests and not self.ledger.leaving
@@ -241,7 +295,10 @@ class EngineMachine(RuleBasedStateMachine):
             started = self.ledger.requests[new.request_id]
             for waiting in self.ledger.waiting:
                 place = (key(waiting), waiting.sequence)
-                assert waiting.status is not RequestStatus.PREEMPTED or place > (key(started), started.sequence)
+                assert waiting.status is not RequestStatus.PREEMPTED or place > (
+                    key(started),
+                    started.sequence,
+                )
         return step
 
     # What holds at any time
@@ -259,7 +316,7 @@ class EngineMachine(RuleBasedStateMachine):
         pool, size = self.kv.pool, self.kv.block_size
         holders = Counter()
         salts = {}
-        for request in self.ledger.requests.values():
+        for request in [*self.ledger.requests.values(), *self.ledger.held]:
             if request.table is None:
                 continue
             for group, blocks, first_live in zip(
@@ -299,12 +356,19 @@ class EngineMachine(RuleBasedStateMachine):
             assert is_waiting or request.num_computed >= self.computed.get(request_id, 0)
             self.computed[request_id] = 0 if is_waiting else request.num_computed
         assert len(waiting) + len(running) + len(self.ledger.leaving) == len(self.ledger.requests)
+        for request in self.ledger.held:
+            assert request.request_id not in self.ledger.requests
+            assert request.is_finished and request.num_in_flight == 0 and request.table is not None
+            assert self.requests[request.request_id].hold and request.request_id not in self.aborted
+            assert self.ended[request.request_id] in (FinishReason.STOP, FinishReason.LENGTH)
 
     def check_prefix_map(self):
         """I-5, I-6: what a key promises is what the block holds, seen from the runner's side."""
         remembered = self.kv.pool.remembered()
         assert len(set(remembered.values())) == len(remembered)
-        assert remembered.keys() <= {(digest, group.index) for digest in self.identity for group in self.kv.groups}
+        assert remembered.keys() <= {
+            (digest, group.index) for digest in self.identity for group in self.kv.groups
+        }
         if not self.core._in_flight:
             for (digest, _), block in remembered.items():
                 assert self.executor.memory[block][-1] == self.identity[digest]

@@ -1,10 +1,12 @@
 """`Ledger`: every request's place, from arrival to the moment nothing of it is left in the engine.
 
 The scheduler plans with it, `update` ends requests in it. Owns the lifetimes of blocks and of the runner's
-slots: both are freed together, and never while a step in flight has a part of the request.
+slots: both are freed together, and never while a step in flight has a part of the request. Only the blocks of
+a request that asked for it are held beyond its end.
 """
 
 from octavo.engine.kvcache.manager import KVCacheManager
+from octavo.engine.scheduler.held import HeldRequests
 from octavo.engine.scheduler.policies import Policy
 from octavo.engine.scheduler.queue import RunningSet, WaitingQueue
 from octavo.engine.scheduler.request import Request, RequestStatus
@@ -20,9 +22,14 @@ class Ledger:
         self.waiting = WaitingQueue(policy)
         self.running = RunningSet(policy)
         self.leaving: set[Request] = set()
+        self.held = HeldRequests(kv)
         self.released_ids: list[str] = []
         """Requests whose slots the runner may free; sent down with the next step."""
         self.num_preemptions = 0
+
+    def find(self, request_id: str) -> Request | None:
+        """The request of this id, a held one too."""
+        return self.requests.get(request_id) or self.held.get(request_id)
 
     def add(self, request: Request) -> None:
         """Enter a new request."""
@@ -58,23 +65,34 @@ class Ledger:
         if request.num_in_flight:
             self.leaving.add(request)
         else:
-            self._forget(request)
+            self._leave(request)
+
+    def let_go(self, request: Request) -> None:
+        """Hold a finished request no longer."""
+        request.hold = False
+        self.held.drop(request.request_id)
 
     def retire(self, request: Request) -> None:
         """Free what a finished request holds when its last step in flight has been read."""
         if request.num_in_flight == 0:
             self.leaving.remove(request)
-            self._forget(request)
+            self._leave(request)
 
     def take_released(self) -> list[str]:
         """The ids to send down; the list is handed over."""
         released, self.released_ids = self.released_ids, []
         return released
 
-    def _forget(self, request: Request) -> None:
-        if request.table is not None:
-            self._release(request)
+    def _leave(self, request: Request) -> None:
         del self.requests[request.request_id]
+        if request.table is None:
+            return
+        if request.hold and request.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self.kv.commit(request.table, request.chain, request.token_ids, request.num_computed)
+            self.released_ids.append(request.request_id)
+            self.held.add(request)
+        else:
+            self._release(request)
 
     def _release(self, request: Request) -> None:
         """Give back blocks and slot; what is known and sound stays findable in the prefix map."""

@@ -35,9 +35,9 @@ class StepPlan:
         self.num_scheduled.append(num_new)
         self.new_blocks.append(new_blocks)
         self.num_tokens_left -= num_new
+        request.num_computed_before = request.num_computed
         request.num_computed += num_new
         request.num_in_flight += 1
-        request.last_step_id = self.step_id
         if request.num_computed == len(request.token_ids) + request.num_pending:
             request.num_pending += 1
 

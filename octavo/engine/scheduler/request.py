@@ -26,7 +26,8 @@ class RequestStatus(Enum):
     PREEMPTED = auto()
     """Waiting again, without blocks; everything it had computed will be computed anew."""
     FINISHED = auto()
-    """It may still be part of steps in flight; blocks and slot are freed when the last has retired."""
+    """It may still be part of steps in flight; slot and blocks are freed when the last has retired, or the
+    blocks are held for followers."""
 
 
 _ALLOWED = {
@@ -57,8 +58,10 @@ class Request:
     sequence: int
     """Order of arrival at this engine."""
     chain: HashChain
+    hold: bool
+    """Whether it keeps its blocks when it ends by its own tokens."""
     leader: "Request | None" = None
-    """Until it first runs: the sibling whose prompt blocks it may share."""
+    """Until it first runs: the request whose blocks it may share."""
     status: RequestStatus = RequestStatus.WAITING
     num_computed: int = 0
     """Tokens whose keys and values are in the cache once all steps given so far have run."""
@@ -66,8 +69,8 @@ class Request:
     """Outputs that steps in flight will bring."""
     num_in_flight: int = 0
     """Steps given to the executor and not read back."""
-    last_step_id: int = -1
-    """The last step that has a part of this request."""
+    num_computed_before: int = 0
+    """`num_computed` when the last step that has a part of this request began."""
     table: BlockTable | None = None
     """Blocks held; None before it runs."""
     prefix: SharedPrefix | None = None
@@ -98,6 +101,7 @@ class Request:
             priority=request.priority,
             sequence=sequence,
             chain=HashChain(block_size, request.cache_salt),
+            hold=request.hold,
         )
 
     @property
@@ -115,10 +119,10 @@ class Request:
         """True from the moment its end is known."""
         return self.status is RequestStatus.FINISHED
 
-    def has_same_prompt(self, other: "Request") -> bool:
-        """True when the prompts' keys and values are the same and may be shared."""
-        own = self.token_ids[: self.num_prompt_tokens]
-        return own == other.token_ids[: other.num_prompt_tokens] and self.chain.root == other.chain.root
+    def can_lead(self, follower: "Request") -> bool:
+        """True when the keys and values of `follower`'s prompt but its last token are among this one's."""
+        shared = follower.token_ids[: follower.num_prompt_tokens - 1]
+        return self.token_ids[: len(shared)] == shared and self.chain.root == follower.chain.root
 
     def move_to(self, status: RequestStatus) -> None:
         """Change the state; a change that the drawing above lacks is a bug of the engine."""

@@ -7,8 +7,10 @@ rules added to the list; the scheduler itself knows none of them.
 from abc import ABC, abstractmethod
 
 from octavo.engine.kvcache.manager import KVCacheManager, SharedPrefix
+from octavo.engine.scheduler.held import HeldRequests
 from octavo.engine.scheduler.plan import StepPlan
 from octavo.engine.scheduler.request import Request, RequestStatus
+from octavo.messages.request import FinishReason
 
 
 class Rule(ABC):
@@ -46,9 +48,9 @@ class SeatRule(Rule):
 
 
 class LeaderRule(Rule):
-    """A sibling of n > 1 waits until its leader has computed their prompt in an earlier step.
+    """A follower waits until its leader goes on from what they share, computed in an earlier step.
 
-    When the leader is gone or has lost its blocks the sibling goes its own way.
+    When the leader has ended or lost its blocks the follower waits no more.
     """
 
     keeps_place = False
@@ -58,35 +60,38 @@ class LeaderRule(Rule):
         leader = request.leader
         if leader is None or leader.status in (RequestStatus.FINISHED, RequestStatus.PREEMPTED):
             return True
-        in_this_step = leader.num_computed == leader.num_prompt_tokens and leader.last_step_id == plan.step_id
-        return leader.num_computed >= leader.num_prompt_tokens and not in_this_step
+        return leader.num_computed_before >= request.num_prompt_tokens - 1
 
 
 class BlockRule(Rule):
     """All tokens a request has must fit into the free blocks at once, less what it shares.
 
-    So a long prompt does not start, fill the cache and lose it again. Leaves the shared beginning in
-    `request.prefix`, from which it will start.
+    So a long prompt does not start, fill the cache and lose it again. What ended requests hold gives way.
+    Leaves the shared beginning in `request.prefix`, from which it will start.
     """
 
-    def __init__(self, kv: KVCacheManager, max_chunk: int) -> None:
+    def __init__(self, kv: KVCacheManager, held: HeldRequests, max_chunk: int) -> None:
         self._kv = kv
+        self._held = held
         self._max_chunk = max_chunk
 
     def admit(self, request: Request, plan: StepPlan) -> bool:
         """The blocks are there."""
-        prefix = self._find_prefix(request)
-        if not self._kv.can_start(prefix, request.num_tokens, self._max_chunk):
-            return False
-        request.prefix = prefix
-        return True
+        while True:
+            prefix = self._find_prefix(request)
+            if self._kv.can_start(prefix, request.num_tokens, self._max_chunk):
+                request.prefix = prefix
+                return True
+            if not self._held.drop_oldest():
+                return False
 
     def _find_prefix(self, request: Request) -> SharedPrefix:
         if request.sampling.skip_reading_prefix_cache:
             return self._kv.nothing()
         leader = request.leader
-        if leader is not None and leader.status is RequestStatus.RUNNING and leader.table is not None:
-            forked = self._kv.fork(leader.table, request.num_prompt_tokens - 1)
+        if leader is not None and leader.table is not None and leader.finish_reason is not FinishReason.ERROR:
+            num_shared = min(request.num_prompt_tokens - 1, leader.num_computed)
+            forked = self._kv.fork(leader.table, num_shared)
             if forked is not None:
                 return forked
         return self._kv.match(request.chain, request.token_ids)

@@ -51,7 +51,7 @@ class Scheduler:
         self._rules: list[Rule] = [
             SeatRule(),
             LeaderRule(),
-            BlockRule(self.kv, self._max_chunk),
+            BlockRule(self.kv, self._ledger.held, self._max_chunk),
             TokenRule(split_prompts=config.enable_chunked_prefill),
         ]
         self._in_flight: deque[StepPlan] = deque()
@@ -70,17 +70,21 @@ class Scheduler:
         """Accept a request. Raises PromptTooLong if it can never run, RequestError for an id in use."""
         self._check(request)
         entry = Request.create(request, self._num_added, self._max_model_len, self.kv.block_size)
-        leader = self._ledger.requests.get(request.leader_id)
-        if leader is not None and leader.has_same_prompt(entry):
+        leader = self._ledger.find(request.leader_id)
+        if leader is not None and leader.can_lead(entry):
             entry.leader = leader
         self._num_added += 1
         self._ledger.add(entry)
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """End requests in any state, without an output; unknown and finished ids are skipped."""
+        """End requests in any state, without an output; finished ones are held no longer, unknown ids skipped."""
         for request_id in request_ids:
-            request = self._ledger.requests.get(request_id)
-            if request is not None and not request.is_finished:
+            request = self._ledger.find(request_id)
+            if request is None:
+                continue
+            if request.is_finished:
+                self._ledger.let_go(request)
+            else:
                 self._ledger.finish(request, FinishReason.ABORT)
 
     def schedule(self) -> SchedulerOutput | None:
@@ -123,7 +127,7 @@ class Scheduler:
 
     def _check(self, request: EngineRequest) -> None:
         """Refuse what could never run, or would be mistaken for another request."""
-        if request.request_id in self._ledger.requests:
+        if self._ledger.find(request.request_id) is not None:
             raise RequestError(f"Request id {request.request_id!r} is in use.", "request_id")
         num_prompt, longest = len(request.prompt_token_ids), self._max_model_len
         if not 0 < num_prompt < longest:
@@ -168,7 +172,9 @@ class Scheduler:
     def _blocks_for(
         self, request: Request, num_new: int, order: list[Request], plan: StepPlan
     ) -> list[list[int]] | None:
-        """New blocks for a running request, taken from those behind it if need be; None if it must wait.
+        """New blocks for a running request; None if it must wait.
+
+        If need be they are taken from ended requests that hold some, then from the running ones behind it.
 
         Whoever loses its blocks, or would but for a step in flight, is removed from the end of `order`.
         """
@@ -182,6 +188,8 @@ class Scheduler:
             new_blocks = self.kv.reserve(table, request.num_computed, num_new)
             if new_blocks is not None:
                 return new_blocks
+            if self._ledger.held.drop_oldest():
+                continue
             plan.is_short_of_blocks = True
             victim = order[-1]
             if victim is not request:

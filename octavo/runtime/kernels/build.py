@@ -13,6 +13,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from octavo.base import env, log
@@ -63,16 +64,11 @@ def _compile(command: list[str], path: Path) -> None:
     """Compile all sources side by side, link, and let the library appear under its name at once."""
     logger.info("Compiling CPU kernels into %s", path)
     with tempfile.TemporaryDirectory(dir=path.parent) as work:
-        objects = []
-        running = []
-        for source in sorted(_SOURCES.glob("*.cpp")):
-            objects.append(f"{work}/{source.stem}.o")
-            compile_one = [*command, *_OPTIONS, "-c", str(source), "-o", objects[-1]]
-            running.append(subprocess.Popen(compile_one, stderr=subprocess.PIPE, text=True))
-        for process in running:
-            _, errors = process.communicate(timeout=_TIMEOUT_S)
-            if process.returncode:
-                raise subprocess.CalledProcessError(process.returncode, process.args, stderr=errors)
+        sources = sorted(_SOURCES.glob("*.cpp"))
+        objects = [f"{work}/{source.stem}.o" for source in sources]
+        with ThreadPoolExecutor() as pool:
+            compile_one = [*command, *_OPTIONS, "-c"]
+            list(pool.map(lambda s, o: _run([*compile_one, str(s), "-o", o]), sources, objects))
         _run([*command, "-shared", "-pthread", *objects, "-o", f"{work}/library.so"])
         Path(work, "library.so").replace(path)
 

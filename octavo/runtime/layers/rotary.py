@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from octavo.base.errors import BadCheckpoint
 from octavo.runtime.batch import ForwardBatch
 from octavo.runtime.kernels.table import KernelTable
 
@@ -50,7 +51,11 @@ class DividedRope(Rope):
     divisors: tuple[float, ...]
 
     def frequencies(self) -> tuple[Tensor, float]:
-        """Each slower by its own divisor."""
+        """Each slower by its own divisor. Raises BadCheckpoint if there are not as many, or one is 0."""
+        if len(self.divisors) != self.dim // 2 or not all(self.divisors):
+            raise BadCheckpoint(
+                f"{self.dim // 2} rope frequencies need as many divisors; found {self.divisors}"
+            )
         return super().frequencies()[0] / torch.tensor(self.divisors), 1.0
 
 

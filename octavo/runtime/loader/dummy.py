@@ -20,7 +20,7 @@ def read(config: EngineConfig, model: Model, arch: Arch) -> Iterator[Piece]:
     for name, parameter in named_parameters(model).items():
         for shard in parameter.layout.shards:
             origin = f"dummy {name}:{shard.name}"
-            generator = torch.Generator().manual_seed(config.model.seed << 32 | crc32(origin.encode()))
+            generator = torch.Generator().manual_seed(crc32(f"{config.model.seed} {origin}".encode()))
             shape = parameter.layout.full_shape((shard,))
             yield Piece(
                 origin, name, shard.name, torch.empty(shape).uniform_(-_BOUND, _BOUND, generator=generator)

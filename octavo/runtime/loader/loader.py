@@ -37,11 +37,10 @@ def load_model(config: EngineConfig, platform: Platform, parallel: ParallelConte
     """Build and fill this rank's part of the model. Raises ConfigError (BadCheckpoint), Unsupported."""
     family = MODELS.load(config.checkpoint.architecture)
     arch = family.arch_from_hf(dict(config.checkpoint.text_config))
-    with torch.inference_mode():
-        model = family.build(arch, _context(config, arch, platform, parallel))
-        reader = READERS.load(config.model.load_format)
-        _fill(model, reader(config, model, arch), config, parallel)
-        finish_loading(model)
+    model = family.build(arch, _context(config, arch, platform, parallel))
+    reader = READERS.load(config.model.load_format)
+    _fill(model, reader(config, model, arch), config, parallel)
+    finish_loading(model)
     return model
 
 

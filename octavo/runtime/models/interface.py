@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from octavo.base.registry import Registry
 from octavo.runtime.batch import ForwardBatch
 from octavo.runtime.layers.attention import Attention
-from octavo.runtime.layers.build import BuildContext
+from octavo.runtime.layers.build import BuildContext, named_parameters
 from octavo.runtime.models.arch import Arch, Config
 from octavo.runtime.models.weights import WeightMap
 
@@ -46,6 +46,11 @@ class Model(nn.Module, ABC):
     def attention_layers(self) -> list[Attention]:
         """The layers that keep a KV cache, by layer id."""
         return [module for module in self.modules() if isinstance(module, Attention)]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights that this rank keeps."""
+        return sum(parameter.num_bytes for parameter in named_parameters(self).values())
 
 
 MODELS: Registry[type[Model]] = Registry(

@@ -64,12 +64,16 @@ class Parameter(ABC):
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.missing = [shard.name for shard in layout.shards]
+        self.num_bytes = 0
+        """Bytes that this rank keeps, as far as loaded."""
 
     def load(self, tensor: Tensor | Blocks, name: str = "") -> None:
         """Keep this rank's part of a whole tensor. Raises BadCheckpoint for a wrong shape or a repeat."""
         shards = self.layout.select(name)
+        if not shards:
+            raise BadCheckpoint(f"this model has no {name!r} beside {[s.name for s in self.layout.shards]}")
         expected = self.layout.full_shape(shards)
-        if not shards or tuple(tensor.shape) != expected:
+        if tuple(tensor.shape) != expected:
             raise BadCheckpoint(f"expected shape {list(expected)}, found {list(tensor.shape)}")
         offset = 0
         for shard in shards:
@@ -78,12 +82,13 @@ class Parameter(ABC):
                     "the same weight was loaded before, under another name or from another file"
                 )
             self.missing.remove(shard.name)
-            self._keep(shard, tensor.narrow(self.layout.axis, offset + shard.start, shard.size))
+            part = tensor.narrow(self.layout.axis, offset + shard.start, shard.size)
+            self.num_bytes += self._keep(shard, part)
             offset += shard.full
 
     @abstractmethod
-    def _keep(self, shard: Shard, part: Tensor | Blocks) -> None:
-        """Store the part of `shard` that belongs to this rank."""
+    def _keep(self, shard: Shard, part: Tensor | Blocks) -> int:
+        """Store the part of `shard` that belongs to this rank; returns its bytes."""
 
 
 class DenseParameter(Parameter):
@@ -96,10 +101,10 @@ class DenseParameter(Parameter):
         parts = torch.split(self.data, sizes, dim=layout.axis)
         self._parts = {shard.name: part for shard, part in zip(layout.shards, parts, strict=True)}
 
-    def _keep(self, shard: Shard, part: Tensor | Blocks) -> None:
+    def _keep(self, shard: Shard, part: Tensor | Blocks) -> int:
         if isinstance(part, Blocks):
             raise BadCheckpoint(f"{part.type.name} blocks where a plain tensor is expected")
-        self._parts[shard.name].copy_(part)
+        return self._parts[shard.name].copy_(part).nbytes
 
 
 class BlockParameter(Parameter):
@@ -114,7 +119,8 @@ class BlockParameter(Parameter):
         """Hand over the segments, in the layout's order; the parameter keeps none."""
         return [self._segments.pop(shard.name) for shard in self.layout.shards]
 
-    def _keep(self, shard: Shard, part: Tensor | Blocks) -> None:
+    def _keep(self, shard: Shard, part: Tensor | Blocks) -> int:
         if isinstance(part, Tensor):
             raise BadCheckpoint("a plain tensor where GGUF blocks are expected")
         self._segments[shard.name] = part.to(self._device)
+        return part.data.nbytes

@@ -1,7 +1,8 @@
 """Weights as plain numbers.
 
 On a GPU torch multiplies them. On CPU activations are float32 and the block kernel multiplies: bf16 and f16
-weights stay as small as they are, and a row's result does not depend on the rest of the batch, as it does in torch.
+weights stay as small as they are, and a row's result does not depend on the rest of the batch, as it does in
+torch.
 """
 
 import torch

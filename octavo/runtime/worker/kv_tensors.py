@@ -1,5 +1,8 @@
 """The memory of the KV cache: which layers share a block table, and the tensors behind the blocks."""
 
+import mmap
+from math import prod
+
 import torch
 
 from octavo.base.errors import Unsupported
@@ -9,9 +12,9 @@ from octavo.messages.kv import CachePlan, KVCacheGroup, KVCacheSpec
 def group_layers(specs: list[KVCacheSpec]) -> list[KVCacheGroup]:
     """Group the attention layers (given by layer id) so that one pool of blocks serves them all.
 
-    Layers of one kind form groups of as many layers as the rarest kind has. Gemma 3 270M, with 3 global and 15
-    local layers, becomes one global and five local groups of 3 layers; a model of one kind becomes one group.
-    The idea is that of vLLM's hybrid cache manager.
+    Layers of one kind form groups of as many layers as the rarest kind has. Gemma 3 270M, with 3 global and
+    15 local layers, becomes one global and five local groups of 3 layers; a model of one kind becomes one
+    group. The idea is that of vLLM's hybrid cache manager.
     """
     kinds: dict[KVCacheSpec, list[int]] = {}
     for layer_id, spec in enumerate(specs):
@@ -32,8 +35,8 @@ def group_layers(specs: list[KVCacheSpec]) -> list[KVCacheGroup]:
 class KVTensors:
     """The allocated cache.
 
-    by_layer:        cache of each layer, [num_blocks, 2, block_size, num_kv_heads, head_dim]; layer i of every
-                     group has the same tensor
+    by_layer:        cache of each layer, [num_blocks, 2, block_size, num_kv_heads, head_dim]; layer i of
+                     every group has the same tensor
     group_of_layer:  index of each layer's group
     """
 
@@ -41,7 +44,7 @@ class KVTensors:
         spec = plan.groups[0].spec
         shape = (plan.num_blocks, 2, plan.block_size, spec.num_kv_heads, spec.head_dim)
         count = max(len(group.layers) for group in plan.groups)
-        self.tensors = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(count)]
+        self.tensors = [_zeros(shape, dtype, device) for _ in range(count)]
         num_layers = sum(len(group.layers) for group in plan.groups)
         self.by_layer = [self.tensors[0]] * num_layers
         self.group_of_layer = [0] * num_layers
@@ -58,3 +61,11 @@ class KVTensors:
         target = torch.tensor([c[1] for c in copies], device=self.tensors[0].device)
         for tensor in self.tensors:
             tensor[target] = tensor[source]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor of zeros; on CPU its pages take memory only once they are written."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    pages = mmap.mmap(-1, prod(shape) * dtype.itemsize)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)

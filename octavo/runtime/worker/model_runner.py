@@ -1,7 +1,7 @@
 """One step on one rank: release and admit slots, prepare, forward, head, sample, tell.
 
-Called by Worker for every SchedulerOutput. Knows requests by slot and tokens by number; what a request wants of
-its tokens is the sampler's affair.
+Called by Worker for every SchedulerOutput. Knows requests by slot and tokens by number; what a request wants
+of its tokens is the sampler's affair.
 """
 
 import torch

@@ -50,10 +50,10 @@ class PromptScores:
             last = min(first + step.num_scheduled_tokens[index], int(state.num_prompt_tokens[slot]) - 1)
             rows = hidden[prepared.starts[index] :][: last - first]
             targets = state.token_ids[slot, first + 1 : last + 1]
-            scores[step.request_ids[index]] = [
-                entry
-                for part, wanted in zip(torch.split(rows, _ROWS_AT_ONCE), torch.split(targets, _ROWS_AT_ONCE), strict=True)
-                if len(part)
-                for entry in score_tokens(model.logits(part), wanted, self._wanted[slot], self._mode)
-            ]
+            entries = scores[step.request_ids[index]] = []
+            for start in range(0, last - first, _ROWS_AT_ONCE):
+                part = slice(start, start + _ROWS_AT_ONCE)
+                entries += score_tokens(
+                    model.logits(rows[part]), targets[part], self._wanted[slot], self._mode
+                )
         return scores

@@ -1,7 +1,7 @@
 """What the runner remembers of each request in the batch: its tokens and block tables, in slots.
 
-A slot has one owner from `add` to `release`; everything in it is overwritten on `add`. Tokens and tables live on
-the device, where the next step reads them; only lengths are known on the host. The runner appends what it
+A slot has one owner from `add` to `release`; everything in it is overwritten on `add`. Tokens and tables live
+on the device, where the next step reads them; only lengths are known on the host. The runner appends what it
 samples, so a step can be prepared before the host has seen the tokens of the one before.
 """
 

@@ -111,7 +111,6 @@ def test_a_folder_without_weights_runs_on_dummy_weights_only(model):
 
 
 def test_decisions_are_logged_once(model, caplog):
-    logging.getLogger("octavo").propagate = True
     with caplog.at_level(logging.INFO, logger="octavo"):
         config = resolve(EngineArgs(model=model()))
     assert caplog.messages.count(describe(config)) == 1
@@ -121,7 +120,6 @@ def test_decisions_are_logged_once(model, caplog):
 
 
 def test_trust_remote_code_only_warns(model, caplog):
-    logging.getLogger("octavo").propagate = True
     with caplog.at_level(logging.WARNING, logger="octavo"):
         resolve(EngineArgs(model=model(), trust_remote_code=True))
     assert "never runs code from a model folder" in caplog.text

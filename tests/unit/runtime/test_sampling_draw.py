@@ -70,7 +70,7 @@ def test_chi_square(values, vocab_size):
         sampler.add(slot, Case(params, seed=slot).message())
     counts = np.zeros(vocab_size)
     for position in range(20):
-        output = sampler.sample(logits.repeat(2000, 1), np.arange(500), np.full(2000, position))
+        output = sampler.sample(logits.repeat(500, 1), np.arange(500), np.full(500, position))
         counts += np.bincount(output.token_ids.numpy(), minlength=vocab_size)
     expected = distribution(logits.numpy().astype(np.float64), params) * counts.sum()
     assert counts[expected == 0].sum() == 0

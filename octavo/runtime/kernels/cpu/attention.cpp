@@ -56,22 +56,21 @@ struct Piece {
 
 int64_t pad(int64_t head_dim) { return (head_dim + VL - 1) / VL * VL; }
 
-void widen_vector(const Cache& cache, const uint8_t* from, float* to) {
-    int64_t d = 0, size = cache.head_dim;
-    if (cache.type == CACHE_F32) {
-        std::memcpy(to, from, size_t(size) * 4);
-        d = size;
-    } else {
-        const uint16_t* p = (const uint16_t*)from;
-        bool bf16 = cache.type == CACHE_BF16;
-        for (; d + VL <= size; d += VL) store(to + d, load(p + d, bf16));
-        if (d < size) {
-            uint16_t rest[VL] = {};
-            std::memcpy(rest, p + d, size_t(size - d) * 2);
-            store(to + d, load(rest, bf16));
-        }
-    }
-    for (d = size; d < pad(size); d++) to[d] = 0;
+template <CacheType TYPE> inline vf load_cached(const uint8_t* p, int64_t i) {
+    if constexpr (TYPE == CACHE_F32) return load((const float*)p + i);
+    if constexpr (TYPE == CACHE_F16) return load_f16((const uint16_t*)p + i);
+    if constexpr (TYPE == CACHE_BF16) return load_bf16((const uint16_t*)p + i);
+}
+
+// `size` cached values to floats, the last vector filled up with zeros.
+template <CacheType TYPE> inline void widen_vector(const uint8_t* from, int64_t size, float* to) {
+    constexpr int64_t BYTES = TYPE == CACHE_F32 ? 4 : 2;
+    int64_t d = 0;
+    for (; d + VL <= size; d += VL) store(to + d, load_cached<TYPE>(from, d));
+    if (d == size) return;
+    uint8_t rest[VL * BYTES] = {};
+    std::memcpy(rest, from + d * BYTES, size_t((size - d) * BYTES));
+    store(to + d, load_cached<TYPE>(rest, 0));
 }
 
 void prefetch(const uint8_t* p, int64_t bytes) {
@@ -80,20 +79,27 @@ void prefetch(const uint8_t* p, int64_t bytes) {
 
 // Copy keys and values of positions begin … end - 1 to rows position % TILE of k and v, and ask for those of the next
 // tile, up to position `limit`.
+template <CacheType TYPE>
 void gather(const Attention& job, const Piece& piece, int64_t begin, int64_t end, int64_t limit, float* k, float* v) {
     const Cache& cache = job.cache;
     const int32_t* table = job.tables + piece.request * job.table_stride;
-    int64_t width = pad(cache.head_dim), bytes = cache.head_dim * cache.value_bytes();
-    for (int64_t at = begin; at < end; at++) {
-        int64_t block = table[at / cache.block_size], offset = at % cache.block_size;
-        widen_vector(cache, cache.vector(block, 0, offset, piece.head), k + at % TILE * width);
-        widen_vector(cache, cache.vector(block, 1, offset, piece.head), v + at % TILE * width);
-        int64_t ahead = at + TILE;
-        if (ahead >= limit) continue;
-        block = table[ahead / cache.block_size], offset = ahead % cache.block_size;
-        prefetch(cache.vector(block, 0, offset, piece.head), bytes);
-        prefetch(cache.vector(block, 1, offset, piece.head), bytes);
-    }
+    int64_t size = cache.head_dim, width = pad(size), slot = cache.slot_bytes(), bytes = size * cache.value_bytes();
+    auto for_runs = [&](int64_t at, int64_t stop, auto body) {  // body(keys, values, position) of each slot
+        while (at < stop) {
+            int64_t offset = at % cache.block_size, next = std::min(stop, at - offset + cache.block_size);
+            const uint8_t* keys = cache.vector(table[at / cache.block_size], 0, offset, piece.head);
+            const uint8_t* values = keys + cache.block_size * slot;
+            for (; at < next; at++, keys += slot, values += slot) body(keys, values, at);
+        }
+    };
+    for_runs(std::min(limit, end), std::min(limit, end + TILE), [&](const uint8_t* keys, const uint8_t* values, int64_t) {
+        prefetch(keys, bytes);
+        prefetch(values, bytes);
+    });
+    for_runs(begin, end, [&](const uint8_t* keys, const uint8_t* values, int64_t at) {
+        widen_vector<TYPE>(keys, size, k + at % TILE * width);
+        widen_vector<TYPE>(values, size, v + at % TILE * width);
+    });
 }
 
 #if defined(__AVX2__)
@@ -193,9 +199,10 @@ void attend(const Attention& job, const Piece& piece) {
         for (int64_t d = 0; d < size; d++) q[d] = from[d] * job.scale;
         rows.push_back({q, q + width, LOWEST, 0.0f});
     }
+    auto read = job.cache.type == CACHE_F32 ? gather<CACHE_F32> : job.cache.type == CACHE_F16 ? gather<CACHE_F16> : gather<CACHE_BF16>;
     int64_t oldest = job.oldest_visible(piece.position), limit = piece.position + piece.last - piece.first;
     for (int64_t tile = oldest / TILE * TILE; tile < limit; tile += TILE) {
-        gather(job, piece, std::max(oldest, tile), std::min(limit, tile + TILE), limit, k, v);
+        read(job, piece, std::max(oldest, tile), std::min(limit, tile + TILE), limit, k, v);
         for (int64_t i = 0; i < num_rows; i++) {
             int64_t position = piece.position + i / group;
             int64_t begin = std::max(job.oldest_visible(position) - tile, int64_t(0));

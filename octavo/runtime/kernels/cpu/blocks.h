@@ -1,8 +1,9 @@
 // GGUF's tensor types, 32 weights at a time. Formats: ggml-quants.h of https://github.com/ggml-org/ggml.
 //
-// A quantized type gives `part(row, i)`: weights 32 i … 32 i + 31 of a row as signed bytes with a scale and an offset
-// for each half, weight = q * scale + offset. The float and the integer kernels share this one decoder.
-// A dense type gives its values at once.
+// A quantized type gives `part(row, i)`: weights 32 i … 32 i + 31 of a row as bytes with a scale and an offset for each
+// half, weight = q * scale + offset; the float and the integer kernels share this one decoder. The bytes are never
+// negative (but Q8_0's), as integer dot products want it: d * (q - 8) is written q * d - 8 d, which rounds alike in a
+// fused multiply-add. A dense type gives its values at once.
 #pragma once
 #include <cstdlib>
 
@@ -28,17 +29,17 @@ inline u8x16 fifth_bits(uint32_t bits) {
 }
 
 struct Q4_0 {
-    static constexpr bool DENSE = false, OFFSET = false, TWO_SCALES = false;
+    static constexpr bool DENSE = false, SIGNED = false, TWO_SCALES = false;
     static Part part(const uint8_t* row, int64_t i) {
         const uint8_t* b = row + i * 18;
         u8x16 q = read<u8x16>(b + 2);
         float d = half(read<uint16_t>(b));
-        return {{(i8x16)(q & 15) - 8, (i8x16)(q >> 4) - 8}, {d, d}, {}};
+        return {{(i8x16)(q & 15), (i8x16)(q >> 4)}, {d, d}, {-8 * d, -8 * d}};
     }
 };
 
 struct Q4_1 {
-    static constexpr bool DENSE = false, OFFSET = true, TWO_SCALES = false;
+    static constexpr bool DENSE = false, SIGNED = false, TWO_SCALES = false;
     static Part part(const uint8_t* row, int64_t i) {
         const uint8_t* b = row + i * 20;
         u8x16 q = read<u8x16>(b + 4);
@@ -48,19 +49,19 @@ struct Q4_1 {
 };
 
 struct Q5_0 {
-    static constexpr bool DENSE = false, OFFSET = false, TWO_SCALES = false;
+    static constexpr bool DENSE = false, SIGNED = false, TWO_SCALES = false;
     static Part part(const uint8_t* row, int64_t i) {
         const uint8_t* b = row + i * 22;
         u8x16 q = read<u8x16>(b + 6);
         uint32_t high = read<uint32_t>(b + 2);
         float d = half(read<uint16_t>(b));
         i8x16 low = (i8x16)((q & 15) | fifth_bits(high)), upper = (i8x16)((q >> 4) | fifth_bits(high >> 16));
-        return {{low - 16, upper - 16}, {d, d}, {}};
+        return {{low, upper}, {d, d}, {-16 * d, -16 * d}};
     }
 };
 
 struct Q5_1 {
-    static constexpr bool DENSE = false, OFFSET = true, TWO_SCALES = false;
+    static constexpr bool DENSE = false, SIGNED = false, TWO_SCALES = false;
     static Part part(const uint8_t* row, int64_t i) {
         const uint8_t* b = row + i * 24;
         u8x16 q = read<u8x16>(b + 8);
@@ -72,7 +73,7 @@ struct Q5_1 {
 };
 
 struct Q8_0 {
-    static constexpr bool DENSE = false, OFFSET = false, TWO_SCALES = false;
+    static constexpr bool DENSE = false, SIGNED = true, TWO_SCALES = false;
     static Part part(const uint8_t* row, int64_t i) {
         const uint8_t* b = row + i * 34;
         float d = half(read<uint16_t>(b));
@@ -92,7 +93,7 @@ inline void scale_and_min(const uint8_t* packed, int s, int& scale, int& min) {
 }
 
 struct Q4_K {
-    static constexpr bool DENSE = false, OFFSET = true, TWO_SCALES = false;
+    static constexpr bool DENSE = false, SIGNED = false, TWO_SCALES = false;
     static Part part(const uint8_t* row, int64_t i) {
         const uint8_t* b = row + i / 8 * 144;
         int s = int(i % 8), scale, min, shift = s % 2 * 4;
@@ -105,7 +106,7 @@ struct Q4_K {
 };
 
 struct Q5_K {
-    static constexpr bool DENSE = false, OFFSET = true, TWO_SCALES = false;
+    static constexpr bool DENSE = false, SIGNED = false, TWO_SCALES = false;
     static Part part(const uint8_t* row, int64_t i) {
         const uint8_t* b = row + i / 8 * 176;
         int s = int(i % 8), scale, min, shift = s % 2 * 4;
@@ -119,7 +120,7 @@ struct Q5_K {
 };
 
 struct Q6_K {
-    static constexpr bool DENSE = false, OFFSET = false, TWO_SCALES = true;
+    static constexpr bool DENSE = false, SIGNED = false, TWO_SCALES = true;
     static Part part(const uint8_t* row, int64_t i) {
         const uint8_t* b = row + i / 8 * 210;
         int s = int(i % 8), quarter = s % 4, shift = quarter / 2 * 4;
@@ -129,7 +130,8 @@ struct Q6_K {
         float d = half(read<uint16_t>(b + 208));
         u8x16 first = (read<u8x16>(low) >> shift & 15) | (read<u8x16>(high) >> quarter * 2 & 3) << 4;
         u8x16 second = (read<u8x16>(low + 16) >> shift & 15) | (read<u8x16>(high + 16) >> quarter * 2 & 3) << 4;
-        return {{(i8x16)first - 32, (i8x16)second - 32}, {d * float(scales[0]), d * float(scales[1])}, {}};
+        float a = d * float(scales[0]), c = d * float(scales[1]);
+        return {{(i8x16)first, (i8x16)second}, {a, c}, {-32 * a, -32 * c}};
     }
 };
 
@@ -168,7 +170,7 @@ template <class Type, class Emit> inline void unpack(const uint8_t* row, int64_t
         for (int j = 0; j < VECTORS; j++) {
             int h = j * VL / 16;
             vf q = widen(part.q[h], j * VL % 16 / VL), d = set1(part.scale[h]);
-            emit(j, Type::OFFSET ? fma(q, d, set1(part.offset[h])) : q * d);
+            emit(j, Type::SIGNED ? q * d : fma(q, d, set1(part.offset[h])));
         }
     }
 }

@@ -12,6 +12,7 @@ _C_TYPES = {"p": ctypes.c_void_p, "l": ctypes.c_int64, "i": ctypes.c_int, "f": c
 
 _ARGUMENTS = {
     "octavo_matmul": "plllpllippi",
+    "octavo_matmul_int8": "plllpllippi",
     "octavo_dequantize": "plllipi",
     "octavo_write_kv": "plplpilllpli",
     "octavo_attention": "pllpilllplppiflfpi",

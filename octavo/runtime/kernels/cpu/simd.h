@@ -133,8 +133,6 @@ inline vf in_register(vf a) {
     return a;
 }
 
-inline vf load(const uint16_t* p, bool bf16) { return bf16 ? load_bf16(p) : load_f16(p); }
-
 // Rounds to nearest, ties to even, as torch does; a not-a-number stays one.
 inline void store_bf16(uint16_t* p, vf a) {
     vi bits = (vi)a;

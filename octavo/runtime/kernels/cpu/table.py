@@ -13,7 +13,7 @@ from torch import Tensor
 from octavo.base.gguf import BLOCK_TYPES
 from octavo.runtime.kernels.cpu.library import load_library
 from octavo.runtime.kernels.ref.table import ref_table
-from octavo.runtime.kernels.table import Activations, KernelTable
+from octavo.runtime.kernels.table import INT8_TYPES, Activations, KernelTable
 
 _TYPE_IDS = {kind.name: number for number, kind in BLOCK_TYPES.items()}
 _BLOCKS = {kind.name: kind for kind in BLOCK_TYPES.values()}
@@ -176,7 +176,9 @@ class _CompiledKernels:
     ) -> Tensor:
         """See table.BlockMatmul."""
         out = torch.empty((x.shape[0], blocks.shape[0]))
-        self._library.octavo_matmul(
+        small = activations == "int8" and type_name in INT8_TYPES
+        matmul = self._library.octavo_matmul_int8 if small else self._library.octavo_matmul
+        matmul(
             _pointer(x),
             *x.shape,
             x.stride(0),

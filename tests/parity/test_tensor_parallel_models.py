@@ -1,0 +1,55 @@
+"""Two ranks over gloo give the logits of one: every registered model, packed weights, shared key heads."""
+
+import multiprocessing
+
+import pytest
+import torch
+
+from octavo.base.errors import ConfigError
+from octavo.runtime.distributed.context import ParallelContext
+from octavo.runtime.models.interface import MODELS
+from tests.gguf_models import MIXED, write_gguf
+from tests.model_driver import load, prompt_logits, rank_main
+from tests.tiny_models import make_oracle, make_prompts, save, tiny_config
+
+SIZE = 2
+TOLERANCE = 1e-4
+PACKED = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """Every architecture, one with fewer key heads than ranks, one with packed weights."""
+    folder = tmp_path_factory.mktemp("models")
+    configs = {name: tiny_config(name) for name in MODELS.names()}
+    configs["one_key_head"] = tiny_config("Qwen3ForCausalLM") | {"num_key_value_heads": 1}
+    paths = {name: save(make_oracle(config), folder / name) for name, config in configs.items()}
+    packed = make_oracle(tiny_config("LlamaForCausalLM") | PACKED)
+    paths["packed"] = write_gguf(packed, folder / "packed.gguf", MIXED, "Q4_1")
+    return paths
+
+
+def test_two_ranks_equal_one(checkpoints, tmp_path):
+    prompts = make_prompts(vocab_size=131, lengths=(5, 33))
+    paths, meeting = list(checkpoints.values()), tmp_path / "meeting"
+    context = multiprocessing.get_context("spawn")
+    ranks = [
+        context.Process(target=rank_main, args=(rank, SIZE, paths, prompts, meeting)) for rank in range(SIZE)
+    ]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(timeout=120)
+        assert rank.exitcode == 0
+    for number in range(SIZE):
+        results = torch.load(meeting.with_suffix(f".{number}"))
+        for name, result, path in zip(checkpoints, results, paths, strict=True):
+            for logits, expected in zip(result, prompt_logits(load(path), prompts), strict=True):
+                torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=0, msg=name)
+
+
+@pytest.mark.parametrize(("size", "reason"), [(4, "columns"), (3, "attention heads")])
+def test_impossible_sizes_are_refused(checkpoints, size, reason):
+    """4 ranks would cut blocks of 32 columns, 3 do not divide the heads; no group is needed to find out."""
+    with pytest.raises(ConfigError, match=reason):
+        load(checkpoints["packed"], ParallelContext(tp_rank=1, tp_size=size))

@@ -1,0 +1,117 @@
+"""Requests, policies, the two queues and the stop tests."""
+
+import pytest
+
+from octavo.base.errors import ConfigError
+from octavo.engine.scheduler.policies import POLICIES, FirstComeFirstServed, Policy, PriorityFirst
+from octavo.engine.scheduler.queue import RunningSet, WaitingQueue
+from octavo.engine.scheduler.request import Request, RequestStatus
+from octavo.engine.scheduler.stops import Stop, find_stop
+from octavo.messages.request import FinishReason
+from octavo.messages.sampling import SamplingParams
+from tests.fakes import fake_request
+
+
+def request(sequence=0, prompt=(1, 2, 3), max_model_len=100, **fields):
+    return Request.create(fake_request(f"r{sequence}", list(prompt), **fields), sequence, max_model_len, 4)
+
+
+class LastComeFirst(Policy):
+    """A policy whose keys change."""
+
+    is_dynamic = True
+
+    def __init__(self):
+        self.sign = -1
+
+    def key(self, request):
+        return (self.sign * request.sequence,)
+
+
+def test_states_change_as_drawn():
+    for path in (["RUNNING", "PREEMPTED", "RUNNING", "FINISHED"], ["FINISHED"], ["RUNNING", "PREEMPTED", "FINISHED"]):
+        one = request()
+        for status in path:
+            one.move_to(RequestStatus[status])
+        assert one.is_finished
+        with pytest.raises(AssertionError, match="FINISHED cannot become RUNNING"):
+            one.move_to(RequestStatus.RUNNING)
+    with pytest.raises(AssertionError):
+        request().move_to(RequestStatus.PREEMPTED)
+
+
+def test_length_is_bounded_by_max_tokens_and_context():
+    assert request(max_tokens=5).max_total_tokens == 8
+    assert request(max_tokens=50, max_model_len=10).max_total_tokens == 10
+
+
+def test_registry_knows_the_policies():
+    assert POLICIES.load("fcfs") is FirstComeFirstServed and POLICIES.load("priority") is PriorityFirst
+    with pytest.raises(ConfigError, match="fcfs, priority"):
+        POLICIES.load("random")
+
+
+def test_fcfs_goes_by_arrival_then_by_order_of_add():
+    queue = WaitingQueue(FirstComeFirstServed())
+    requests = [request(i, arrival_s=t) for i, t in enumerate([5.0, 1.0, 5.0, 0.5])]
+    for one in requests:
+        queue.add(one)
+    assert [one.sequence for one in queue] == [3, 1, 0, 2]
+    queue.remove(requests[1])
+    queue.add(requests[1])  # as after a preemption
+    assert [one.sequence for one in queue.first(2)] == [3, 1] and len(queue) == 4
+
+
+def test_priority_goes_first_smaller_first():
+    queue = WaitingQueue(PriorityFirst())
+    for i, priority in enumerate([1, 0, -1, 0]):
+        queue.add(request(i, priority=priority, arrival_s=float(-i)))
+    assert [one.sequence for one in queue] == [2, 3, 1, 0]
+
+
+def test_running_oldest_is_served_first_whatever_the_policy_says():
+    running = RunningSet(PriorityFirst())
+    requests = [request(i, priority=-i, arrival_s=float(i)) for i in range(4)]
+    for one in reversed(requests):
+        running.add(one)
+    assert [one.sequence for one in running.in_order()] == [0, 3, 2, 1]
+    running.remove(requests[0])
+    assert [one.sequence for one in running.in_order()] == [1, 3, 2]
+    running.in_order().clear()
+    assert len(running.in_order()) == len(running) == 3
+
+
+def test_dynamic_keys_are_followed():
+    policy = LastComeFirst()
+    queue, running = WaitingQueue(policy), RunningSet(policy)
+    requests = [request(i) for i in range(3)]
+    for one in requests:
+        queue.add(one)
+        running.add(one)
+    assert [one.sequence for one in queue] == [2, 1, 0]
+    policy.sign = 1
+    assert [one.sequence for one in running.in_order()] == [0, 1, 2]
+    queue.remove(requests[2])
+    assert [one.sequence for one in queue] == [0, 1]
+
+
+def after(outputs, **fields):
+    one = request(**fields)
+    one.token_ids += outputs
+    return find_stop(one)
+
+
+def test_stops():
+    stop_8 = SamplingParams(stop_token_ids=[8, 9])
+    held = SamplingParams(stop_token_ids=[8], min_tokens=3)
+    assert after([5], eos=[7]) is None
+    assert after([5, 7], eos=[7]) == Stop(FinishReason.STOP)
+    assert after([5, 7]) is None
+    assert after([8], sampling=stop_8) == Stop(FinishReason.STOP, 8)
+    assert after([7], eos=[7], sampling=SamplingParams(stop_token_ids=[7])) == Stop(FinishReason.STOP)
+    assert after([1, 1], max_tokens=2) == Stop(FinishReason.LENGTH)
+    assert after([1, 7], max_tokens=2, eos=[7]) == Stop(FinishReason.STOP)
+    assert after([1], max_tokens=50, max_model_len=4) == Stop(FinishReason.LENGTH)
+    assert after([1, 8], sampling=held) is None
+    assert after([1, 1, 8], sampling=held) == Stop(FinishReason.STOP, 8)
+    assert after([8], max_tokens=1, sampling=held) == Stop(FinishReason.LENGTH)

@@ -1,0 +1,58 @@
+"""plan_cache: how many blocks, and when it refuses."""
+
+import dataclasses
+
+import pytest
+
+from octavo.base.errors import ConfigError
+from octavo.engine.startup import plan_cache
+from octavo.messages.kv import ModelReady
+from tests.fakes import fake_config, fake_groups
+
+BLOCK = 4 * 64  # bytes: 4 slots of one layer
+
+
+def plan(windows=(0,), available=1 << 30, device="cpu", **options):
+    config = fake_config(**({"num_blocks": 0, "max_model_len": 64, "max_num_seqs": 8} | options))
+    config = dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, device=device))
+    return plan_cache(config, ModelReady(fake_groups(*windows), available))
+
+
+def test_number_comes_from_the_user_first():
+    assert plan(num_blocks=20).num_blocks == 20
+    assert plan(num_blocks=20, cache={"kv_cache_memory_bytes": 100 * BLOCK}).num_blocks == 20
+    assert plan(cache={"kv_cache_memory_bytes": 1000 * BLOCK + 5}).num_blocks == 1000
+
+
+def test_memory_decides_and_cpu_takes_no_more_than_it_can_use():
+    assert plan(available=1000 * BLOCK, device="cuda").num_blocks == 1000
+    assert plan(available=1000 * BLOCK).num_blocks == 8 * 16 + 1
+    assert plan(available=50 * BLOCK).num_blocks == 50
+
+
+def test_a_window_needs_less():
+    with pytest.raises(ConfigError):
+        plan(num_blocks=12)
+    assert plan(windows=(8,), num_blocks=12, max_num_batched_tokens=8).num_blocks == 12
+
+
+def test_smallest_cache_that_holds_one_request():
+    assert plan(num_blocks=17).num_blocks == 17
+    with pytest.raises(ConfigError) as refusal:
+        plan(num_blocks=16)
+    text = str(refusal.value)
+    assert "max_model_len=64 tokens needs 17 blocks" in text and "room for 16" in text
+    assert "Lower max_model_len to 61 or less" in text and "kv_cache_memory_bytes" in text
+    assert plan(num_blocks=16, max_model_len=61).num_blocks == 16
+    with pytest.raises(ConfigError, match="room for 0"):
+        plan(available=-5)
+
+
+def test_plan_is_logged(caplog):
+    import logging
+
+    logging.getLogger("octavo").propagate = True
+    with caplog.at_level(logging.INFO, logger="octavo"):
+        plan(num_blocks=33)
+    assert "KV cache: 33 blocks, 128 tokens" in caplog.text
+    assert "max concurrency 2.0 at 64 tokens" in caplog.text

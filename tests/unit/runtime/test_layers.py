@@ -1,0 +1,178 @@
+"""Shards, blocks and layers by themselves."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
+from octavo.base.gguf import BLOCK_TYPES
+from octavo.runtime.attention.registry import choose_backend
+from octavo.runtime.distributed.context import ParallelContext
+from octavo.runtime.layers.build import BuildContext
+from octavo.runtime.layers.embedding import LMHead, VocabEmbedding
+from octavo.runtime.layers.linear import ColumnLinear, QKVLinear, ReplicatedLinear, RowLinear
+from octavo.runtime.layers.mlp import MLP, plain_activation
+from octavo.runtime.layers.norm import LayerNorm, NoNorm, RMSNorm
+from octavo.runtime.platforms.platform import get_platform
+from octavo.runtime.quantization.blocks import Blocks
+from octavo.runtime.quantization.method import Storage
+from octavo.runtime.quantization.parameter import DenseParameter, Layout, Shard, vector
+from octavo.runtime.quantization.unquantized import Unquantized
+
+Q8_0 = next(kind for kind in BLOCK_TYPES.values() if kind.name == "Q8_0")
+CPU = torch.device("cpu")
+
+
+def make_build(rank: int = 0, size: int = 1, weight_dtype: torch.dtype = torch.float32) -> BuildContext:
+    platform = get_platform("cpu", 1)
+    return BuildContext(
+        device=CPU,
+        compute_dtype=torch.float32,
+        kv_dtype=torch.float32,
+        kernels=platform.kernels,
+        attention=choose_backend([], platform),
+        parallel=ParallelContext(rank, size),
+        scheme=Unquantized(Storage(CPU, weight_dtype, torch.float32, platform.kernels)),
+    )
+
+
+def fill(layer, **tensors):
+    for name, tensor in tensors.items():
+        layer.parameters_by_name[name].load(tensor)
+    layer.after_load()
+    return layer
+
+
+@pytest.mark.parametrize(("rank", "expected"), [(0, ("k", 16, 0, 8)), (1, ("k", 16, 8, 8))])
+def test_even_split(rank, expected):
+    assert make_build(rank, 2).split("k", 16, unit=4) == expected
+
+
+def test_units_fewer_than_ranks_are_repeated():
+    starts = [make_build(rank, 4).split("k", 16, 8, repeat=True) for rank in range(4)]
+    assert [(s.start, s.size) for s in starts] == [(0, 8), (0, 8), (8, 8), (8, 8)]
+
+
+def test_uneven_splits_are_refused():
+    for full, unit in ((16, 8), (18, 6)):
+        with pytest.raises(ConfigError, match="tensor_parallel_size=4 does not divide"):
+            make_build(0, 4).at("layers.0").split("q", full, unit)
+
+
+def test_qkv_takes_whole_and_fused_tensors():
+    weight = torch.randn(8 * 4, 6)
+    q, k, v = weight.split([16, 8, 8])
+    for rank in range(2):
+        separate, fused = (QKVLinear(make_build(rank, 2), 6, 4, 2, 4, bias=False) for _ in range(2))
+        for name, part in (("v", v), ("q", q), ("k", k)):
+            separate.parameters_by_name["weight"].load(part, name)
+        fused.parameters_by_name["weight"].load(weight)
+        expected = torch.cat([part.chunk(2)[rank] for part in (q, k, v)])
+        assert torch.equal(separate.parameters_by_name["weight"].data, expected)
+        assert torch.equal(fused.parameters_by_name["weight"].data, expected)
+        assert (fused.num_heads, fused.num_kv_heads) == (2, 1)
+
+
+def test_ranks_add_up():
+    """Columns concatenate and rows add up to the whole projection, without a process group."""
+    x, weight, bias = torch.randn(3, 8), torch.randn(12, 8), torch.randn(12)
+    expected = functional.linear(x, weight, bias)
+    columns = [fill(ColumnLinear(make_build(r, 2), 8, 12, True), weight=weight, bias=bias) for r in range(2)]
+    torch.testing.assert_close(torch.cat([layer(x) for layer in columns], -1), expected)
+    rows = [fill(RowLinear(make_build(r, 2), 8, 12, False), weight=weight) for r in range(2)]
+    partial = [layer(part) for layer, part in zip(rows, x.chunk(2, -1), strict=True)]
+    torch.testing.assert_close(partial[0] + partial[1] + bias, expected)
+    whole = fill(ReplicatedLinear(make_build(1, 2), 8, 12, True), weight=weight, bias=bias)
+    torch.testing.assert_close(whole(x), expected)
+
+
+@pytest.mark.parametrize("vocab_size", [10, 9, 5])
+def test_vocabularies_that_ranks_cannot_share_evenly(vocab_size):
+    """Local rows of four ranks make up the table; the last may have none."""
+    table, sizes = torch.randn(vocab_size, 6), []
+    for rank in range(4):
+        layer = VocabEmbedding(make_build(rank, 4), vocab_size, 6)
+        layer.parameters_by_name["weight"].load(table)
+        sizes.append(layer.parameters_by_name["weight"].data)
+    assert torch.equal(torch.cat(sizes), table)
+
+
+def test_a_tied_head_has_no_parameters():
+    build, table = make_build(), torch.randn(9, 6)
+    embedding = fill(VocabEmbedding(build, 9, 6), weight=table)
+    head = LMHead(build, 9, 6, tied=embedding)
+    assert not head.parameters_by_name
+    hidden = torch.randn(2, 6)
+    torch.testing.assert_close(head(hidden), hidden @ table.t())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_weights_stay_narrow(dtype):
+    weight = torch.randn(12, 8).to(dtype)
+    layer = fill(ColumnLinear(make_build(weight_dtype=dtype), 8, 12, False), weight=weight)
+    assert layer.parameters_by_name["weight"].data.dtype == dtype
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(layer(x), functional.linear(x, weight.float()))
+
+
+def test_norms_add_to_the_residual_stream():
+    x, residual, weight, bias = torch.randn(2, 8), torch.randn(2, 8), torch.randn(8), torch.randn(8)
+    rms = fill(RMSNorm(make_build(), 8, 1e-5), weight=weight)
+    layer = fill(LayerNorm(make_build(), 8, 1e-5, bias=True), weight=weight, bias=bias)
+    total = x + residual
+    expected = functional.rms_norm(total, (8,), weight, 1e-5)
+    for norm, normalised in (
+        (rms, expected),
+        (layer, functional.layer_norm(total, (8,), weight, bias, 1e-5)),
+        (NoNorm(), total),
+    ):
+        torch.testing.assert_close(norm.add(x, residual), (normalised, total))
+        torch.testing.assert_close(norm(total), normalised)
+        assert norm.add(x, None)[1] is x
+    assert list(LayerNorm(make_build(), 8, 1e-5, bias=False).parameters_by_name) == ["weight"]
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("silu", functional.silu),
+        ("relu", functional.relu),
+        ("gelu", functional.gelu),
+        ("gelu_new", lambda x: functional.gelu(x, approximate="tanh")),
+        ("gelu_pytorch_tanh", lambda x: functional.gelu(x, approximate="tanh")),
+    ],
+)
+def test_activations(name, function):
+    x, up, down = torch.randn(3, 8), torch.randn(12, 8), torch.randn(8, 12)
+    plain = MLP(make_build(), 8, 12, activation=name, gated=False, bias=False)
+    fill(plain.up, weight=up)
+    fill(plain.down, weight=down)
+    torch.testing.assert_close(plain(x), function(x @ up.t()) @ down.t(), atol=1e-4, rtol=1e-4)
+
+
+def test_unknown_activations_are_refused():
+    with pytest.raises(Unsupported, match="Activation 'sine' is not supported"):
+        plain_activation("sine", make_build().kernels)
+
+
+def test_parameters_refuse_what_does_not_fit():
+    parameter = DenseParameter(Layout((Shard("a", 4, 0, 4), Shard("b", 2, 0, 2)), 3), torch.float32, CPU)
+    with pytest.raises(BadCheckpoint, match=r"expected shape \[4, 3\], found \[4, 2\]"):
+        parameter.load(torch.zeros(4, 2), "a")
+    with pytest.raises(BadCheckpoint, match="no 'c'"):
+        parameter.load(torch.zeros(4, 3), "c")
+    parameter.load(torch.ones(2, 3), "b")
+    assert parameter.missing == ["a"]
+    with pytest.raises(BadCheckpoint, match="loaded before"):
+        parameter.load(torch.zeros(6, 3))
+    assert vector(5).shape == (5,)
+
+
+def test_blocks_are_cut_where_they_end():
+    blocks = Blocks(torch.arange(4 * 68, dtype=torch.int16).to(torch.uint8).view(4, 68), Q8_0)
+    assert blocks.shape == (4, 64)
+    assert torch.equal(blocks.narrow(0, 1, 2).data, blocks.data[1:3])
+    assert torch.equal(blocks.narrow(1, 32, 32).data, blocks.data[:, 34:])
+    assert torch.equal(blocks.index_select(0, torch.tensor([3, 0])).data, blocks.data[[3, 0]])
+    with pytest.raises(ConfigError, match="columns 16 to 48 cannot be one rank's part"):
+        blocks.narrow(1, 16, 32)
