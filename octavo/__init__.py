@@ -24,11 +24,15 @@ if TYPE_CHECKING:  # the one place where this is allowed: type checkers cannot f
     from octavo.config.args import EngineArgs as AsyncEngineArgs
     from octavo.frontend.async_engine import AsyncLLM
     from octavo.frontend.async_engine import AsyncLLM as AsyncLLMEngine
+    from octavo.frontend.beam_search_params import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from octavo.frontend.engine import LLMEngine
+    from octavo.frontend.logprobs import FlatLogprobs, Logprob
     from octavo.frontend.outputs import CompletionOutput, RequestOutput
-    from octavo.frontend.prompts import PromptType, TextPrompt, TokensPrompt
+    from octavo.frontend.prompts import EmbedsPrompt, PromptType, TextPrompt, TokensPrompt
     from octavo.llm import LLM
-    from octavo.messages.sampling import RequestOutputKind, SamplingParams
+    from octavo.messages.sampling import RepetitionDetectionParams, RequestOutputKind, SamplingParams
+    from octavo.runtime.sampling.custom import AdapterLogitsProcessor
+    from octavo.runtime.sampling.processors import Processor as LogitsProcessor
 
 _HOMES = {
     "LLM": "octavo.llm:LLM",
@@ -38,11 +42,20 @@ _HOMES = {
     "EngineArgs": "octavo.config.args:EngineArgs",
     "AsyncEngineArgs": "octavo.config.args:EngineArgs",
     "SamplingParams": "octavo.messages.sampling:SamplingParams",
+    "BeamSearchParams": "octavo.frontend.beam_search_params:BeamSearchParams",
+    "BeamSearchOutput": "octavo.frontend.beam_search_params:BeamSearchOutput",
+    "BeamSearchSequence": "octavo.frontend.beam_search_params:BeamSearchSequence",
     "RequestOutputKind": "octavo.messages.sampling:RequestOutputKind",
+    "RepetitionDetectionParams": "octavo.messages.sampling:RepetitionDetectionParams",
+    "LogitsProcessor": "octavo.runtime.sampling.processors:Processor",
+    "AdapterLogitsProcessor": "octavo.runtime.sampling.custom:AdapterLogitsProcessor",
+    "Logprob": "octavo.frontend.logprobs:Logprob",
+    "FlatLogprobs": "octavo.frontend.logprobs:FlatLogprobs",
     "RequestOutput": "octavo.frontend.outputs:RequestOutput",
     "CompletionOutput": "octavo.frontend.outputs:CompletionOutput",
     "PromptType": "octavo.frontend.prompts:PromptType",
     "TextPrompt": "octavo.frontend.prompts:TextPrompt",
+    "EmbedsPrompt": "octavo.frontend.prompts:EmbedsPrompt",
     "TokensPrompt": "octavo.frontend.prompts:TokensPrompt",
     "OctavoError": "octavo.base.errors:OctavoError",
     "ConfigError": "octavo.base.errors:ConfigError",
@@ -57,19 +70,28 @@ _HOMES = {
 
 __all__ = [
     "LLM",
+    "AdapterLogitsProcessor",
     "AsyncEngineArgs",
     "AsyncLLM",
     "AsyncLLMEngine",
     "BadCheckpoint",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
     "ConfigError",
+    "EmbedsPrompt",
     "EngineArgs",
     "EngineDead",
+    "FlatLogprobs",
     "LLMEngine",
+    "LogitsProcessor",
+    "Logprob",
     "OctavoError",
     "Overloaded",
     "PromptTooLong",
     "PromptType",
+    "RepetitionDetectionParams",
     "RequestError",
     "RequestOutput",
     "RequestOutputKind",

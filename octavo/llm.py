@@ -3,19 +3,23 @@
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from octavo.base.errors import RequestError
 from octavo.config import EngineArgs
 from octavo.config.model import DEFAULT_MODEL
+from octavo.frontend.beam_search_params import BeamSearchOutput, BeamSearchParams
+from octavo.frontend.control import PauseMode
 from octavo.frontend.conversation import Message
 from octavo.frontend.engine import LLMEngine
 from octavo.frontend.input_processor import PreparedRequest
+from octavo.frontend.later import refuse_options, refuse_pooling
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.progress import ProgressBar
 from octavo.frontend.prompts import PromptType, TokensPrompt
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.sampling import RequestOutputKind, SamplingParams
+from octavo.metrics import Metric
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 
@@ -28,8 +32,11 @@ class LLM:
     """
 
     def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
-        """Load `model`; `options` are the fields of EngineArgs. Raises ConfigError."""
-        self._open(EngineArgs.from_options({"model": model, **options}))
+        """Load `model`; `options` are the fields of EngineArgs. Raises ConfigError.
+
+        The periodic line of statistics is off unless disable_log_stats=False; `get_metrics` works anyway.
+        """
+        self._open(EngineArgs.from_options({"model": model, "disable_log_stats": True, **options}))
 
     @classmethod
     def from_engine_args(cls, args: EngineArgs) -> Self:
@@ -40,8 +47,12 @@ class LLM:
 
     def _open(self, args: EngineArgs) -> None:
         self.llm_engine = LLMEngine.from_engine_args(args)
+        self.engine_class = LLMEngine
         self.model_config = self.llm_engine.config.model
         self.request_counter = itertools.count()
+        self._enqueued: list[str] = []
+        """Ids of what `wait_for_completion` is to return."""
+        self._finished: dict[str, RequestOutput] = {}
 
     def generate(
         self,
@@ -49,8 +60,10 @@ class LLM:
         sampling_params: Params = None,
         *,
         use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: Any = None,
         priority: Sequence[int] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Continue each prompt; one output per prompt, in their order.
 
@@ -59,10 +72,49 @@ class LLM:
         priority: one per prompt, smaller first, with scheduling_policy="priority"
         All prompts are checked before any is started: RequestError then leaves the engine as it was.
         """
+        refuse_options(lora_request, mm_processor_kwargs)
+        return self._run(self._prepare(prompts, sampling_params, priority, tokenization_kwargs), use_tqdm)
+
+    def enqueue(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: Any = None,
+        priority: Sequence[int] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[str]:
+        """Start requests, but compute nothing yet; their ids. `wait_for_completion` brings the outputs."""
+        del use_tqdm  # adding takes no time
+        refuse_options(lora_request)
+        prepared = self._prepare(prompts, sampling_params, priority, tokenization_kwargs)
+        ids = [self.llm_engine.add_prepared(request) for request in prepared]
+        self._enqueued += ids
+        return ids
+
+    def wait_for_completion(
+        self, output_type: type[RequestOutput] | None = None, *, use_tqdm: bool | Callable[..., Any] = True
+    ) -> list[RequestOutput]:
+        """The outputs of everything enqueued and not yet returned, in order.
+
+        output_type: accepted; all outputs are RequestOutputs
+        """
+        del output_type
+        ids, self._enqueued = self._enqueued, []
+        return self._collect(ids, use_tqdm)
+
+    def _prepare(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        sampling_params: Params,
+        priority: Sequence[int] | None,
+        tokenization_kwargs: Mapping[str, Any] | None,
+    ) -> list[PreparedRequest]:
         listed = _as_list(prompts)
         every_params = self._params(sampling_params, len(listed))
         priorities = _per_prompt("priority", priority, len(listed), 0)
-        prepared = [
+        return [
             self.llm_engine.input_processor.process(
                 prompt,
                 params,
@@ -72,7 +124,6 @@ class LLM:
             )
             for prompt, params, rank in zip(listed, every_params, priorities, strict=True)
         ]
-        return self._run(prepared, use_tqdm)
 
     def chat(
         self,
@@ -80,20 +131,96 @@ class LLM:
         sampling_params: Params = None,
         *,
         use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: Any = None,
         priority: Sequence[int] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
         **chat_options: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation or several; `chat_options` as in `render_chat`."""
-        batch = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        prompts = [self.render_chat(conversation, **chat_options) for conversation in batch]  # type: ignore[arg-type]  # told apart above
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, priority=priority)
+        return self.generate(
+            self._render_all(messages, chat_options),
+            sampling_params,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
+            priority=priority,
+            tokenization_kwargs=tokenization_kwargs,
+        )
 
-    def render_chat(self, messages: Sequence[Message], **chat_options: Any) -> TokensPrompt:
+    def enqueue_chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: Any = None,
+        priority: Sequence[int] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        **chat_options: Any,
+    ) -> list[str]:
+        """`enqueue` for conversations; `chat_options` as in `render_chat`."""
+        return self.enqueue(
+            self._render_all(messages, chat_options),
+            sampling_params,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
+            priority=priority,
+            tokenization_kwargs=tokenization_kwargs,
+        )
+
+    def _render_all(
+        self, messages: Sequence[Message] | Sequence[Sequence[Message]], chat_options: dict[str, Any]
+    ) -> list[PromptType]:
+        batch = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        return [self.render_chat(conversation, **chat_options) for conversation in batch]  # type: ignore[arg-type]  # told apart above
+
+    def beam_search(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool | Callable[..., Any] = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The likeliest continuations of each prompt that a beam search finds, best first.
+
+        concurrency_limit: most prompts searched at once, all when None
+        Shows 2 * beam_width logprobs of each position, as far as the model's max_logprobs allow.
+        """
+        limit = self.model_config.max_logprobs
+        num_shown = 2 * params.beam_width if limit == -1 else min(2 * params.beam_width, limit)
+        if concurrency_limit is not None and concurrency_limit < 1:
+            raise RequestError(
+                f"concurrency_limit must be at least 1, got {concurrency_limit}.", "concurrency_limit"
+            )
+        prepared = [
+            self.llm_engine.input_processor.process(
+                prompt, params.to_sampling_params(num_shown), request_id=str(next(self.request_counter))
+            )
+            for prompt in _as_list(prompts)
+        ]
+        outputs: list[RequestOutput] = []
+        size = concurrency_limit or max(1, len(prepared))
+        for first in range(0, len(prepared), size):
+            outputs += self._run(prepared[first : first + size], use_tqdm)
+        tokenizer = self.get_tokenizer()
+        return [BeamSearchOutput.from_request(output, params, tokenizer) for output in outputs]
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        chat_template_content_format: str = "auto",
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
+        **chat_options: Any,
+    ) -> TokensPrompt:
         """The prompt of a conversation.
 
-        chat_options: chat_template, add_generation_prompt=True, continue_final_message=False, tools, documents,
-        chat_template_kwargs
+        chat_template_content_format: accepted; contents are text in either form
+        chat_options: chat_template, add_generation_prompt=True, continue_final_message=False, tools,
+        documents, chat_template_kwargs
         """
+        del chat_template_content_format
+        refuse_options(mm_processor_kwargs=mm_processor_kwargs)
         return self.llm_engine.chat.render(messages, **chat_options)
 
     @property
@@ -114,17 +241,75 @@ class LLM:
         """The tokenizer; None with skip_tokenizer_init."""
         return self.llm_engine.get_tokenizer()
 
-    def get_world_size(self) -> int:
-        """Number of ranks."""
+    def get_metrics(self) -> list[Metric]:
+        """Everything counted so far, as objects with name, labels and value."""
+        return self.llm_engine.get_metrics()
+
+    def get_world_size(self, include_dp: bool = True) -> int:
+        """Number of ranks; there is one replica."""
+        del include_dp
         return self.llm_engine.config.parallel.tensor_parallel_size
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached prompts."""
-        return self.llm_engine.reset_prefix_cache()
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Run a command of the workers on every rank, or call a function with each worker of this process."""
+        return self.llm_engine.collective_rpc(method, timeout, args, kwargs)
 
-    def collective_rpc(self, method: str, **arguments: Any) -> list[Any]:
-        """Run a worker's command on every rank; one result per rank."""
-        return self.llm_engine.collective_rpc(method, arguments)
+    def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
+        """Call `func` with the model of each rank, if the workers are in this process; else Unsupported."""
+        return self.llm_engine.apply_model(func)
+
+    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Give up memory until `wake_up`; levels and modes as in EngineControl.sleep."""
+        self.llm_engine.sleep(level, mode)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Take memory back: of "weights", of "kv_cache", of all that sleeps when None."""
+        self.llm_engine.wake_up(tags)
+
+    def is_sleeping(self) -> bool:
+        """True while anything is given up."""
+        return self.llm_engine.is_sleeping()
+
+    def release_kv_cache_memory(self) -> None:
+        """Give up the KV cache alone, until wake_up(["kv_cache"])."""
+        self.llm_engine.release_kv_cache_memory()
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Forget all cached prompts; what enqueued requests have computed too, if asked."""
+        return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
+
+    def reset_mm_cache(self) -> None:
+        """Nothing to forget: octavo serves text only."""
+
+    def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Record what the device does. Raises Unsupported without the option profiler_dir."""
+        self.llm_engine.start_profile(profile_prefix)
+
+    def stop_profile(self) -> list[str]:
+        """End the recording; the paths of the traces (Chrome's format), one per rank."""
+        return self.llm_engine.stop_profile()
+
+    def encode(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Of pooling models: Unsupported."""
+        raise refuse_pooling("LLM.encode()")
+
+    def embed(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Of pooling models: Unsupported."""
+        raise refuse_pooling("LLM.embed()")
+
+    def classify(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Of pooling models: Unsupported."""
+        raise refuse_pooling("LLM.classify()")
+
+    def score(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Of pooling models: Unsupported."""
+        raise refuse_pooling("LLM.score()")
 
     def shutdown(self) -> None:
         """Free the model and its memory; may be called twice."""
@@ -147,23 +332,29 @@ class LLM:
     def _run(
         self, prepared: list[PreparedRequest], use_tqdm: bool | Callable[..., Any]
     ) -> list[RequestOutput]:
-        engine = self.llm_engine
-        finished: dict[str, RequestOutput] = {}
-        progress = ProgressBar(use_tqdm, len(prepared))
+        return self._collect([self.llm_engine.add_prepared(request) for request in prepared], use_tqdm)
+
+    def _collect(self, ids: list[str], use_tqdm: bool | Callable[..., Any]) -> list[RequestOutput]:
+        """Step until these requests have ended; what ends of the enqueued ones meanwhile is kept."""
+        engine, finished = self.llm_engine, self._finished
+        missing = set(ids).difference(finished)
+        wanted = missing.union(self._enqueued)
+        progress = ProgressBar(use_tqdm, len(ids))
         try:
-            for request in prepared:
-                engine.add_prepared(request)
-            while len(finished) < len(prepared):
+            while missing:
                 for output in engine.step():
-                    if output.finished:
+                    if output.finished and output.request_id in wanted:
                         finished[output.request_id] = output
+                        missing.discard(output.request_id)
                         progress.update(output)
         except BaseException:
-            engine.abort_request([request.request_id for request in prepared])
+            engine.abort_request(missing)
+            for request_id in ids:
+                finished.pop(request_id, None)
             raise
         finally:
             progress.close()
-        return [finished[request.request_id] for request in prepared]
+        return [finished.pop(request_id) for request_id in ids]
 
 
 def _as_list(prompts: PromptType | Sequence[PromptType]) -> list[PromptType]:

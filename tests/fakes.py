@@ -188,7 +188,9 @@ class FakeExecutor(Executor):
 
     def allocate(self, plan: CachePlan) -> None:
         self.plan = plan
-        self.memory: list[list[object]] = [[None] * plan.block_size for _ in range(plan.num_blocks)]
+        self.memory: list[list[object]] = [
+            [None] * plan.block_size for _ in range(plan.num_blocks + plan.num_host_blocks)
+        ]
 
     def execute(self, step: SchedulerOutput) -> Future:
         future = _LazyFuture(self._run_until)
@@ -215,8 +217,9 @@ class FakeExecutor(Executor):
             raise RuntimeError("the fake device is gone")
         self._enter(step)
         for source, target in step.block_copies:
-            self._check_block(source)
-            self._check_block(target)
+            self._check(0 < source < len(self.memory), f"copy from {source}, which is null or out of range")
+            self._check(0 < target < len(self.memory), f"copy to {target}, which is null or out of range")
+            self._check(min(source, target) < self.plan.num_blocks, "a copy within host memory")
             self.memory[target] = list(self.memory[source])
         parts = list(zip(step.request_ids, step.num_computed_tokens, step.num_scheduled_tokens, strict=True))
         for request_id, start, count in parts:

@@ -45,8 +45,8 @@ def write_gguf(oracle: PreTrainedModel, path: Path, types: dict[str, str], defau
         data += raw.tobytes() + bytes(-raw.nbytes % 32)
         rounded = torch.from_numpy(np.copy(gguf.quants.dequantize(raw, quantization))).view(values.shape)
         parameter.data.copy_(_from_gguf(architecture, oracle, name, rounded))
-    if (divisors := _rope_divisors(oracle)) is not None:
-        rows.append(Tensor("rope_freqs.weight", divisors.shape, 0, len(data)))
+    for name, divisors in _rope_divisors(oracle).items():
+        rows.append(Tensor(f"{name}.weight", divisors.shape, 0, len(data)))
         data += divisors.numpy().tobytes() + bytes(-divisors.nbytes % 32)
     path.write_bytes(gguf_bytes(_entries(architecture, oracle), rows, bytes(data)))
     return path
@@ -64,8 +64,15 @@ def _entries(architecture: str, oracle: PreTrainedModel) -> list[Entry]:
     entries.append((f"{architecture}.attention.layer_norm_rms_epsilon", FLOAT32, config.rms_norm_eps))
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     entries.append((f"{architecture}.rope.freq_base", FLOAT32, rope["rope_theta"]))
-    if cap := getattr(config, "final_logit_softcapping", None):
-        entries.append((f"{architecture}.final_logit_softcapping", FLOAT32, cap))
+    for name in ("final_logit_softcapping", "attn_logit_softcapping"):
+        if cap := getattr(config, name, None):
+            entries.append((f"{architecture}.{name}", FLOAT32, cap))
+    if rotated := rope.get("partial_rotary_factor"):
+        size = int(rotated * _head_dim(oracle))
+        entries.append((f"{architecture}.rope.dimension_count", UINT32, size))
+    if rope["rope_type"] == "longrope":
+        length = rope["original_max_position_embeddings"]
+        entries.append((f"{architecture}.rope.scaling.original_context_length", UINT32, length))
     if rope["rope_type"] == "linear":
         entries.append((f"{architecture}.rope.scaling.type", STRING, "linear"))
         entries.append((f"{architecture}.rope.scaling.factor", FLOAT32, rope["factor"]))
@@ -76,7 +83,7 @@ def _to_gguf(architecture: str, oracle: PreTrainedModel, name: str, weight: torc
     if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
         pairs = weight.unflatten(0, (-1, 2, _head_dim(oracle) // 2)).transpose(1, 2)
         return pairs.flatten(0, 2)
-    if architecture == "gemma3" and "norm" in name:
+    if architecture.startswith("gemma") and "norm" in name:
         return weight + 1
     if architecture == "gpt2" and "c_" in name:
         return weight.t()
@@ -86,7 +93,7 @@ def _to_gguf(architecture: str, oracle: PreTrainedModel, name: str, weight: torc
 def _from_gguf(architecture: str, oracle: PreTrainedModel, name: str, weight: torch.Tensor) -> torch.Tensor:
     if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
         return weight.unflatten(0, (-1, _head_dim(oracle) // 2, 2)).transpose(1, 2).flatten(0, 2)
-    if architecture == "gemma3" and "norm" in name:
+    if architecture.startswith("gemma") and "norm" in name:
         return weight - 1
     return weight.t() if architecture == "gpt2" and "c_" in name else weight
 
@@ -95,12 +102,14 @@ def _head_dim(oracle: PreTrainedModel) -> int:
     return oracle.config.hidden_size // oracle.config.num_attention_heads
 
 
-def _rope_divisors(oracle: PreTrainedModel) -> torch.Tensor | None:
-    """Llama 3's rope as llama.cpp stores it: plain frequency / scaled frequency."""
+def _rope_divisors(oracle: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Ropes as llama.cpp stores them: Llama 3's as plain frequency / scaled frequency."""
     rope = getattr(oracle.config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        return {f"rope_factors_{kind}": torch.tensor(rope[f"{kind}_factor"]) for kind in ("short", "long")}
     if rope.get("rope_type") != "llama3":
-        return None
+        return {}
     dim = _head_dim(oracle)
     plain = rope["rope_theta"] ** (-torch.arange(0, dim, 2).float() / dim)
     scaled = next(b for n, b in oracle.named_buffers() if n.endswith("rotary_emb.inv_freq"))
-    return plain / scaled
+    return {"rope_freqs": plain / scaled}

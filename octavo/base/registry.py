@@ -20,6 +20,17 @@ def load_object(target: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
+def load_named(target: str, purpose: str) -> Any:
+    """`load_object` for a name that a user gave as `purpose`. Raises ConfigError."""
+    try:
+        return load_object(target)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"{purpose}: {target!r} cannot be loaded ({error}). Name a class that every process of the "
+            "engine can import: package.module:Class."
+        ) from error
+
+
 class Registry(Generic[T]):
     """One family of interchangeable things, by name."""
 

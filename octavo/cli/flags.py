@@ -60,7 +60,13 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
-_READERS: dict[type, Callable[[str], Any]] = {int: whole_number, float: float, str: str, dict: json_object}
+_READERS: dict[type, Callable[[str], Any]] = {
+    int: whole_number,
+    float: float,
+    str: str,
+    dict: json_object,
+    list: str,
+}
 
 
 def _behaviour(field: dataclasses.Field[Any]) -> dict[str, Any]:
@@ -72,6 +78,8 @@ def _behaviour(field: dataclasses.Field[Any]) -> dict[str, Any]:
         return {"action": argparse.BooleanOptionalAction, "help": explain + shown}
     kind: Any = get_origin(field.type) or field.type
     behaviour: dict[str, Any] = {"type": _READERS[kind], "help": explain + shown}
+    if kind is list:
+        return behaviour | {"nargs": "+", "metavar": "NAME"}
     if field.metadata["choices"]:
         return behaviour | {"choices": field.metadata["choices"]}
     return behaviour | {"metavar": {int: "N", float: "X", str: "TEXT", dict: "JSON"}[kind]}

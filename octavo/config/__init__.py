@@ -1,7 +1,25 @@
 """What the user may set, one frozen dataclass per concern, and what the engine decided (`resolve`)."""
 
 from octavo.config.args import EngineArgs
+from octavo.config.cache import CacheConfig
+from octavo.config.concerns import DeviceConfig
 from octavo.config.engine import EngineConfig
+from octavo.config.front import FrontConfig
+from octavo.config.model import ModelConfig
+from octavo.config.observability import ObservabilityConfig
+from octavo.config.parallel import ParallelConfig
 from octavo.config.resolve import resolve
+from octavo.config.scheduling import SchedulerConfig
 
-__all__ = ["EngineArgs", "EngineConfig", "resolve"]
+__all__ = [
+    "CacheConfig",
+    "DeviceConfig",
+    "EngineArgs",
+    "EngineConfig",
+    "FrontConfig",
+    "ModelConfig",
+    "ObservabilityConfig",
+    "ParallelConfig",
+    "SchedulerConfig",
+    "resolve",
+]

@@ -47,6 +47,14 @@ class Checkpoint:
         return size
 
     @property
+    def embedding_size(self) -> int:
+        """Width of a token's embedding."""
+        for key in ("word_embed_proj_dim", "hidden_size", "n_embd", "d_model"):
+            if isinstance(size := self.text_config.get(key), int) and size > 0:
+                return size
+        raise BadCheckpoint(f"{self.path}: the config does not say its hidden_size")
+
+    @property
     def max_position_embeddings(self) -> int:
         """The longest context the model was made for."""
         for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):

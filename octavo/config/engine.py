@@ -1,12 +1,13 @@
 """`EngineConfig`: every decision made, for the engine and its workers (it crosses processes as msgpack)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
 from octavo.base.errors import ConfigError
 from octavo.config.cache import CacheConfig
 from octavo.config.checkpoint import Checkpoint
+from octavo.config.front import FrontConfig
 from octavo.config.model import ModelConfig
 from octavo.config.observability import ObservabilityConfig
 from octavo.config.parallel import ParallelConfig
@@ -23,6 +24,7 @@ class EngineConfig:
     parallel: ParallelConfig
     observability: ObservabilityConfig
     checkpoint: Checkpoint
+    front: FrontConfig = field(default_factory=FrontConfig)
 
     def to_msgpack(self) -> bytes:
         """This config as bytes for another process. Raises ConfigError for a value that is not plain data."""

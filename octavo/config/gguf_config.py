@@ -34,19 +34,27 @@ _KEYS = {
     "rope_theta": "rope.freq_base",
     "sliding_window": "attention.sliding_window",
     "final_logit_softcapping": "final_logit_softcapping",
+    "attn_logit_softcapping": "attn_logit_softcapping",
     "vocab_size": "vocab_size",
 }
 
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads")
-_FRACTIONS = ("rms_norm_eps", "layer_norm_epsilon", "rope_theta", "final_logit_softcapping")
+_FRACTIONS = (
+    "rms_norm_eps",
+    "layer_norm_epsilon",
+    "rope_theta",
+    "final_logit_softcapping",
+    "attn_logit_softcapping",
+)
 _KINDS = {int: "a whole number", float: "a number"}
 _MAX_NUMBER = 1 << 40
 _MAX_LAYERS = 10_000
 _MAX_SHOWN = 60
 
 _GEMMA3_LAYERS_PER_GLOBAL = 6
-_GEMMA3_27B_LAYERS = 62
+_GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3_text": 62}
 _ROPE_DIVISORS = "rope_freqs.weight"
+_LONG_ROPE_DIVISORS = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
 
 
 def config_from_gguf(file: GGUFFile) -> Config:
@@ -93,19 +101,25 @@ def _shortened(value: Any) -> str:
 
 
 def _add_rope(config: Config, name: str, file: GGUFFile) -> None:
-    """Rope scaling: Llama 3's frequencies come as a tensor of divisors, the rest as metadata."""
+    """Rope scaling: Llama 3's and Phi 3's frequencies come as tensors of divisors, the rest as metadata."""
+    if rotated := file.metadata.get(f"{name}.rope.dimension_count"):
+        size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        config["partial_rotary_factor"] = _checked(f"{name}.rope.dimension_count", rotated, int) / size
+    length = f"{name}.rope.scaling.original_context_length"
     if _ROPE_DIVISORS in file.tensors:
-        if (kind := file.tensors[_ROPE_DIVISORS].type.name) != "F32":
-            raise BadCheckpoint(f"{file.path}: {_ROPE_DIVISORS} must be F32, found {kind}")
-        divisors = file.data(_ROPE_DIVISORS).ravel().view(np.float32).tolist()
-        config["rope_scaling"] = {"rope_type": "divided", "divisors": divisors}
+        config["rope_scaling"] = {"rope_type": "divided", "divisors": _divisors(file, _ROPE_DIVISORS)}
+        return
+    if file.tensors.keys() >= set(_LONG_ROPE_DIVISORS.values()):
+        divisors = {ours: _divisors(file, theirs) for ours, theirs in _LONG_ROPE_DIVISORS.items()}
+        config["rope_scaling"] = {"rope_type": "longrope", **divisors}
+        config["original_max_position_embeddings"] = _checked(length, file.metadata.get(length), int)
         return
     kind = file.metadata.get(f"{name}.rope.scaling.type", "none")
     if kind == "none":
         return
     if kind not in ("linear", "yarn"):
         raise Unsupported(f"GGUF rope scaling {kind!r} is not supported (none, linear and yarn are)")
-    factor, length = f"{name}.rope.scaling.factor", f"{name}.rope.scaling.original_context_length"
+    factor = f"{name}.rope.scaling.factor"
     config["rope_scaling"] = {
         "rope_type": kind,
         "factor": _checked(factor, file.metadata.get(factor), float),
@@ -113,24 +127,36 @@ def _add_rope(config: Config, name: str, file: GGUFFile) -> None:
     }
 
 
+def _divisors(file: GGUFFile, name: str) -> list[float]:
+    if (kind := file.tensors[name].type.name) != "F32":
+        raise BadCheckpoint(f"{file.path}: {name} must be F32, found {kind}")
+    divisors: list[float] = file.data(name).ravel().view(np.float32).tolist()
+    return divisors
+
+
 def _complete_gemma3(config: Config) -> None:
-    """Every sixth layer is global; the scale of the scores is the head's, but for the largest size."""
-    num_layers = config["num_hidden_layers"]
+    """Every sixth layer is global."""
     config["layer_types"] = [
         "sliding_attention" if (i + 1) % _GEMMA3_LAYERS_PER_GLOBAL else "full_attention"
-        for i in range(num_layers)
+        for i in range(config["num_hidden_layers"])
     ]
-    config["query_pre_attn_scalar"] = (
-        config["hidden_size"] // config["num_attention_heads"]
-        if num_layers == _GEMMA3_27B_LAYERS
-        else config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
-    )
+    _complete_gemma(config)
+
+
+def _complete_gemma(config: Config) -> None:
+    """The scale of the scores is the head's, but for the largest size."""
+    share = config["hidden_size"] // config["num_attention_heads"]
+    largest = config["num_hidden_layers"] == _GEMMA_27B_LAYERS[config["model_type"]]
+    config["query_pre_attn_scalar"] = share if largest else config.get("head_dim", share)
 
 
 _ARCHITECTURES = {
     "llama": _Row("LlamaForCausalLM", "llama"),
     "qwen2": _Row("Qwen2ForCausalLM", "qwen2"),
     "qwen3": _Row("Qwen3ForCausalLM", "qwen3"),
+    "phi3": _Row("Phi3ForCausalLM", "phi3"),
+    "gemma": _Row("GemmaForCausalLM", "gemma"),
+    "gemma2": _Row("Gemma2ForCausalLM", "gemma2", _complete_gemma),
     "gemma3": _Row("Gemma3ForCausalLM", "gemma3_text", _complete_gemma3),
     "gpt2": _Row("GPT2LMHeadModel", "gpt2"),
 }

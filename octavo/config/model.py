@@ -27,8 +27,18 @@ class ModelConfig:
         "Type in which weights and KV cache are kept; on CPU arithmetic is float32 in any case.",
         ("auto", "float32", "bfloat16", "float16", "float", "half"),
     )
+    activations: str = option(
+        "auto",
+        "What packed weights are multiplied by on CPU: float32 (exact), or int8 (rounded, faster for few rows).",
+        ("auto", "float32", "int8"),
+    )
     quantization: str = option("", "Quantization scheme; empty = what the checkpoint says.")
     load_format: str = option("auto", "How weights are read.", ("auto", "safetensors", "gguf", "dummy"))
+    model_impl: str = option(
+        "auto",
+        "Whose code runs the model: octavo's own, or transformers'; auto = octavo's where there is any.",
+        ("auto", "octavo", "transformers"),
+    )
     max_model_len: int = option(
         0, "Longest prompt + output in tokens; 0 = the model's; -1 = what memory holds."
     )
@@ -49,3 +59,11 @@ class ModelConfig:
         ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"),
     )
     chat_template: str = option("", "File with a Jinja chat template; empty = the model's own.")
+    enable_prompt_embeds: bool = option(False, "Take prompts that are given as embeddings (prompt_embeds).")
+    logits_processors: list[str] = field(
+        default_factory=list,
+        metadata={
+            "explain": "Classes derived from octavo.LogitsProcessor, by name: package.module:Class.",
+            "choices": (),
+        },
+    )

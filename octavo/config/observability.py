@@ -7,7 +7,10 @@ from octavo.config.option import option
 
 @dataclass(frozen=True, kw_only=True)
 class ObservabilityConfig:
-    """Logs and statistics."""
+    """Logs, statistics and traces."""
 
-    disable_log_stats: bool = option(False, "No periodic line of throughput and cache use.")
+    served_model_name: str = option("", "The model's name in metrics and answers; empty = `model`.")
+    disable_log_stats: bool = option(False, "No periodic line of throughput and cache use, none at the end.")
     log_stats_interval_s: float = option(10.0, "Seconds between two such lines.")
+    enable_log_requests: bool = option(False, "Log each request that comes and its end, without its text.")
+    profiler_dir: str = option("", "Folder for the traces of start_profile; empty = no profiling.")

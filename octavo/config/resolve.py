@@ -1,6 +1,7 @@
 """Turns what the user said into what the engine does: every open option is decided here, once, and logged."""
 
 import dataclasses
+import math
 import os
 from typing import Any, TypeVar, get_origin
 
@@ -11,6 +12,7 @@ from octavo.config.args import EngineArgs
 from octavo.config.cache import CacheConfig
 from octavo.config.checkpoint import Checkpoint, read_checkpoint
 from octavo.config.engine import EngineConfig
+from octavo.config.front import FrontConfig
 from octavo.config.model import ModelConfig
 from octavo.config.observability import ObservabilityConfig
 from octavo.config.option import TARGET
@@ -38,6 +40,7 @@ def resolve(args: EngineArgs) -> EngineConfig:
         dtype=_dtype(args.dtype, checkpoint, cpu),
         load_format=_load_format(args.load_format, checkpoint),
         max_model_len=_max_model_len(args.max_model_len, checkpoint),
+        logits_processors=[_importable_name(given) for given in args.logits_processors],
     )
     cache = dataclasses.replace(_part(args, CacheConfig), block_size=args.block_size or (16 if cpu else 64))
     if cache.kv_cache_dtype == "auto":
@@ -48,6 +51,7 @@ def resolve(args: EngineArgs) -> EngineConfig:
         scheduler=_scheduler(args, cpu, model.max_model_len),
         parallel=parallel,
         observability=_part(args, ObservabilityConfig),
+        front=_part(args, FrontConfig),
         checkpoint=checkpoint,
     )
     logger.info("%s", describe(config))
@@ -160,8 +164,26 @@ def _max_model_len(asked: int, checkpoint: Checkpoint) -> int:
     return asked
 
 
+def _importable_name(processor: Any) -> str:
+    """The package.module:Class of a class, or of its name in either of the usual forms."""
+    if isinstance(processor, type):
+        if "." in processor.__qualname__:
+            raise ConfigError(
+                f"logits_processors: {processor.__qualname__} is defined inside a function or class. The "
+                "engine imports it by name: define it at the top of a module."
+            )
+        return f"{processor.__module__}:{processor.__qualname__}"
+    module, separator, name = str(processor).rpartition(":" if ":" in str(processor) else ".")
+    if not isinstance(processor, str) or not (module and separator and name):
+        raise ConfigError(
+            f"logits_processors must hold classes, or names like package.module:Class, got {processor!r}."
+        )
+    return f"{module}:{name}"
+
+
 def _scheduler(args: EngineArgs, cpu: bool, max_model_len: int) -> SchedulerConfig:
     scheduler = _part(args, SchedulerConfig)
+    _check_weights(scheduler.fair_weights)
     seqs = scheduler.max_num_seqs or 256
     tokens = scheduler.max_num_batched_tokens or max(seqs, 4096 if cpu else 16384)
     if tokens < seqs:
@@ -184,6 +206,15 @@ def _scheduler(args: EngineArgs, cpu: bool, max_model_len: int) -> SchedulerConf
         max_num_batched_tokens=tokens,
         steps_in_flight=scheduler.steps_in_flight or (1 if cpu else 2),
     )
+
+
+def _check_weights(weights: dict[str, Any]) -> None:
+    for tenant, weight in weights.items():
+        is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if not isinstance(tenant, str) or not is_number or not 0 < weight < math.inf:
+            raise ConfigError(
+                f"fair_weights must map names of tenants to numbers above 0, got {tenant!r}: {weight!r}."
+            )
 
 
 def as_dict(config: EngineConfig) -> dict[str, Any]:

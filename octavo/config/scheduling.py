@@ -1,6 +1,6 @@
 """How requests share the steps."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from octavo.config.option import option
 
@@ -13,6 +13,17 @@ class SchedulerConfig:
     max_num_batched_tokens: int = option(0, "Most tokens computed in one step; 0 = by device.")
     enable_chunked_prefill: bool = option(True, "Split prompts that do not fit the step's token budget.")
     long_prefill_token_threshold: int = option(0, "Most tokens of one prompt per step; 0 = the token budget.")
-    scheduling_policy: str = option("fcfs", "Order of waiting requests: fcfs, priority, or a plug-in's name.")
+    scheduling_policy: str = option(
+        "fcfs", "Order of requests: fcfs, priority, deadline, fair (among tenants), or a plug-in's name."
+    )
+    priority_aging_s: float = option(
+        0.0, "Seconds of waiting that improve a request's priority by one; 0 = no aging."
+    )
+    fair_weights: dict[str, float] = field(
+        default_factory=dict,
+        metadata={"explain": "Share of each tenant under the policy 'fair', 1 if not named.", "choices": ()},
+    )
+    max_request_seconds: float = option(
+        0.0, "Seconds from arrival after which any request ends with the text so far; 0 = no limit."
+    )
     steps_in_flight: int = option(0, "Steps given to the device before a result is read; 0 = by device.")
-    max_num_queued_reqs: int = option(0, "Waiting requests above which new ones are refused; 0 = unbounded.")

@@ -4,46 +4,119 @@ A new verb is a function and a line in HANDLERS. What concerns the workers goes 
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from octavo.base.errors import RequestError
 from octavo.engine.executor.interface import Executor
+from octavo.engine.gate import Gate
 from octavo.engine.scheduler.scheduler import Scheduler
 
-Handler = Callable[[Scheduler, Executor, dict[str, Any]], Any]
+KV_CACHE, WEIGHTS = "kv_cache", "weights"
 
 
-def run(verb: str, arguments: dict[str, Any], scheduler: Scheduler, executor: Executor) -> Any:
-    """Run one verb. Raises RequestError for an unknown one."""
+class Parts(NamedTuple):
+    """What verbs act on."""
+
+    scheduler: Scheduler
+    executor: Executor
+    gate: Gate
+
+
+Handler = Callable[[Parts, dict[str, Any]], Any]
+
+
+def run(verb: str, arguments: dict[str, Any], parts: Parts) -> Any:
+    """Run one verb, between two steps and with none in flight. Raises RequestError for an unknown one."""
     handler = HANDLERS.get(verb)
     if handler is None:
         raise RequestError(f"Unknown command {verb!r}. Known: {', '.join(sorted(HANDLERS))}.", "verb")
-    return handler(scheduler, executor, arguments)
+    return handler(parts, arguments)
 
 
-def _reset_prefix_cache(scheduler: Scheduler, executor: Executor, arguments: dict[str, Any]) -> bool:
-    scheduler.reset_prefix_cache()
+def _reset_prefix_cache(parts: Parts, arguments: dict[str, Any]) -> bool:
+    """arguments: `reset_running_requests`, to have them computed anew too."""
+    if arguments.get("reset_running_requests"):
+        parts.scheduler.preempt_all()
+    parts.scheduler.reset_prefix_cache()
     return True
 
 
-def _stats(scheduler: Scheduler, executor: Executor, arguments: dict[str, Any]) -> dict[str, Any]:
-    return msgspec.structs.asdict(scheduler.stats())
+def _stats(parts: Parts, arguments: dict[str, Any]) -> dict[str, Any]:
+    return msgspec.structs.asdict(parts.scheduler.stats())
 
 
-def _collective_rpc(scheduler: Scheduler, executor: Executor, arguments: dict[str, Any]) -> list[Any]:
-    """arguments: `verb` for the workers, and their `arguments`; one result per rank."""
+def _collective_rpc(parts: Parts, arguments: dict[str, Any]) -> list[Any]:
+    """One result per rank.
+
+    arguments: `verb` for the workers, and their `arguments`; or, in the caller's process only, a `function`
+    of the worker.
+    """
+    if (function := arguments.get("function")) is not None:
+        return parts.executor.apply(function)
     verb = arguments.get("verb")
     if not isinstance(verb, str):
         raise RequestError(
             f"collective_rpc needs 'verb', the name of a worker command; got {verb!r}.", "verb"
         )
-    return executor.call(verb, arguments.get("arguments") or {})
+    return parts.executor.call(verb, arguments.get("arguments") or {})
+
+
+def _pause(parts: Parts, arguments: dict[str, Any]) -> None:
+    """arguments: `freeze`, to stop what runs too."""
+    parts.gate.close(freeze=bool(arguments.get("freeze")))
+
+
+def _resume(parts: Parts, arguments: dict[str, Any]) -> None:
+    parts.gate.open()
+
+
+def _is_paused(parts: Parts, arguments: dict[str, Any]) -> bool:
+    return parts.gate.is_closed
+
+
+def _sleep(parts: Parts, arguments: dict[str, Any]) -> None:
+    """Freeze, and have the workers give up memory; open requests will be computed anew.
+
+    arguments: `parts`, of kv_cache and weights; `discard_weights`, to keep no copy of them.
+    """
+    wanted = set(arguments["parts"]) - parts.gate.asleep
+    parts.gate.close(freeze=True)
+    if KV_CACHE in wanted:
+        parts.scheduler.preempt_all()
+        parts.scheduler.reset_prefix_cache()
+    orders = {"parts": sorted(wanted), "discard_weights": bool(arguments.get("discard_weights"))}
+    parts.executor.call("sleep", orders)
+    parts.gate.asleep |= wanted
+
+
+def _wake_up(parts: Parts, arguments: dict[str, Any]) -> list[str]:
+    """Take the memory back; once nothing sleeps, go on. Returns what still sleeps.
+
+    arguments: `parts`, all when empty.
+    """
+    wanted = parts.gate.asleep.intersection(arguments.get("parts") or parts.gate.asleep)
+    if wanted:
+        parts.executor.call("wake_up", {"parts": sorted(wanted)})
+    parts.gate.asleep -= wanted
+    if not parts.gate.asleep:
+        parts.gate.open()
+    return sorted(parts.gate.asleep)
+
+
+def _is_sleeping(parts: Parts, arguments: dict[str, Any]) -> list[str]:
+    return sorted(parts.gate.asleep)
 
 
 HANDLERS: dict[str, Handler] = {
     "collective_rpc": _collective_rpc,
+    "is_paused": _is_paused,
+    "is_sleeping": _is_sleeping,
+    "pause": _pause,
     "reset_prefix_cache": _reset_prefix_cache,
+    "resume": _resume,
+    "sleep": _sleep,
     "stats": _stats,
+    "wake_up": _wake_up,
 }

@@ -5,8 +5,9 @@ Driven by `process` (its own process) or by the front's in-process client; singl
 neither sockets nor tensors.
 """
 
+import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
 
@@ -15,24 +16,34 @@ from octavo.base.log import get_logger
 from octavo.config.engine import EngineConfig
 from octavo.engine import commands
 from octavo.engine.executor.interface import Executor
+from octavo.engine.gate import Gate
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.startup import plan_cache
+from octavo.engine.timeouts import Timeouts
 from octavo.messages.kv import CachePlan
 from octavo.messages.request import EngineOutput, EngineOutputs, EngineRequest, FinishReason
 from octavo.messages.step import ModelRunnerOutput
 
 logger = get_logger(__name__)
+_LONGEST_WAIT_S = 3600.0
 
 
 class EngineCore:
     """One engine: `start` once, then `add`, `abort`, `call` between `step`s, `close` at the end."""
 
-    def __init__(self, config: EngineConfig, executor: Executor) -> None:
+    def __init__(
+        self, config: EngineConfig, executor: Executor, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """clock: seconds, the same that the front's arrival times are of."""
         self._config = config
         self._executor = executor
         self._scheduler: Scheduler | None = None
         self._in_flight: deque[Future[ModelRunnerOutput]] = deque()
-        self._refused: list[EngineOutput] = []
+        self._early: list[EngineOutput] = []
+        """Outputs that the next step will bring besides its own."""
+        self._gate = Gate()
+        self._timeouts = Timeouts(config.scheduler.max_request_seconds)
+        self._clock = clock
         self._max_in_flight = max(1, config.scheduler.steps_in_flight)
 
     def start(self) -> CachePlan:
@@ -57,15 +68,22 @@ class EngineCore:
     def add(self, request: EngineRequest) -> None:
         """Accept a request; one that can never run ends with an error output in the next step.
 
-        An id in use is dropped with a warning: an answer would end the request that has the id.
+        An id in use is dropped with a warning: an answer would end the request that has the id. While the
+        engine is paused, the request waits outside.
         """
+        if self._gate.keep_out(request):
+            self._timeouts.add(request)
+        else:
+            self._enter(request)
+
+    def _enter(self, request: EngineRequest) -> None:
         try:
             self.scheduler.add(request)
         except RequestError as error:
             if error.parameter == "request_id":
                 logger.warning("Dropped a request: %s", error)
                 return
-            self._refused.append(
+            self._early.append(
                 EngineOutput(
                     request_id=request.request_id,
                     new_token_ids=[],
@@ -73,40 +91,68 @@ class EngineCore:
                     error=str(error),
                 )
             )
+        else:
+            self._timeouts.add(request)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End requests; they get no output any more. Unknown and finished ids are skipped."""
         ids = set(request_ids)
-        self._refused = [output for output in self._refused if output.request_id not in ids]
+        self._early = [output for output in self._early if output.request_id not in ids]
+        self._gate.drop(ids)
         self.scheduler.abort(ids)
+        for request_id in ids:
+            self._timeouts.discard(request_id)
 
     def has_work(self) -> bool:
         """True while `step` has something to do."""
-        return bool(self._refused or self._in_flight) or self.scheduler.has_requests
+        is_pending = bool(self._early or self._in_flight)
+        return is_pending or (self.scheduler.has_requests and not self._gate.is_frozen)
+
+    def wait_s(self) -> float | None:
+        """How long, at most, to wait for news while there is no work: then a `step` ends who is late."""
+        next_s = self._timeouts.next_s()
+        return None if next_s is None else min(max(0.0, next_s - self._clock()), _LONGEST_WAIT_S)
 
     def step(self) -> EngineOutputs:
         """Give out steps as long as there is room and work, wait for the oldest, return what it brought.
 
         Raises EngineDead when a step failed as a whole: what the workers hold is unknown, the core is over.
         """
-        while len(self._in_flight) < self._max_in_flight:
+        self._end_late()
+        while len(self._in_flight) < self._max_in_flight and not self._gate.is_frozen:
             step = self.scheduler.schedule()
             if step is None:
                 break
             self._in_flight.append(self._executor.execute(step))
-        outputs, self._refused = self._refused, []
+        outputs, self._early = self._early, []
         if self._in_flight:
             outputs += self.scheduler.update(self._read_oldest())
+        for output in outputs:
+            if output.finish_reason is not None:
+                self._timeouts.discard(output.request_id)
         return EngineOutputs(outputs=outputs, stats=self.scheduler.stats())
 
     def call(self, verb: str, arguments: dict[str, Any]) -> Any:
-        """Run a control verb (engine/commands). Raises RequestError for an unknown one."""
-        return commands.run(verb, arguments, self.scheduler, self._executor)
+        """Run a control verb (engine/commands) behind the steps in flight. Raises RequestError."""
+        while self._in_flight:
+            self._early += self.scheduler.update(self._read_oldest())
+        result = commands.run(verb, arguments, commands.Parts(self.scheduler, self._executor, self._gate))
+        for request in self._gate.let_in():
+            self._enter(request)
+        return result
 
     def close(self) -> None:
         """End the workers; open requests are dropped without an output. May be called twice."""
         self._in_flight.clear()
         self._executor.close()
+
+    def _end_late(self) -> None:
+        """End the requests whose time is over, wherever they are."""
+        late = self._timeouts.take_late(self._clock())
+        if late:
+            for request in self._gate.drop(late):
+                self._enter(request)  # to end like the others
+            self._early += self.scheduler.time_out(late)
 
     def _read_oldest(self) -> ModelRunnerOutput:
         try:

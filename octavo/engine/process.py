@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from types import FrameType
 
 from octavo.base import log
@@ -89,7 +89,9 @@ class CoreProcess:
         """The loop: what has arrived, then a step. Returns on Shutdown."""
         while True:
             while not self._inbox.empty() or not core.has_work():
-                message = self._take()  # waits when there is nothing to compute
+                message = self._take(core.wait_s())  # waits when there is nothing to compute
+                if message is None:
+                    break
                 if isinstance(message, Shutdown):
                     return
                 self._obey(core, message)
@@ -126,9 +128,12 @@ class CoreProcess:
         self._outgoing.send(EngineOutputs(outputs, SchedulerStats()))
         self._outgoing.send(Shutdown())
 
-    def _take(self) -> CoreMessage:
-        """The next message, when it comes; raises what the reader raised."""
-        message = self._inbox.get()
+    def _take(self, timeout_s: float | None = None) -> CoreMessage | None:
+        """The next message, when it comes; None if it does not come in time. Raises what the reader raised."""
+        try:
+            message = self._inbox.get(timeout=timeout_s)
+        except Empty:
+            return None
         if isinstance(message, Exception):
             raise message
         return message

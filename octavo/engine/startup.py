@@ -1,9 +1,12 @@
 """`plan_cache`: how many blocks the KV cache gets. Called once by the core, after the model is loaded."""
 
+import os
+
 from octavo.base.errors import ConfigError
 from octavo.base.log import get_logger
 from octavo.config.engine import EngineConfig
 from octavo.engine.kvcache.groups import CacheGroup
+from octavo.engine.kvcache.offload import swapping_pays
 from octavo.engine.scheduler.scheduler import max_chunk
 from octavo.messages.kv import CachePlan, ModelReady
 
@@ -22,7 +25,12 @@ def plan_cache(config: EngineConfig, ready: ModelReady) -> CachePlan:
     one_block = CachePlan(groups=ready.groups, num_blocks=1, block_size=config.cache.block_size)
     needed = _blocks_for(config, one_block, config.model.max_model_len)
     num_blocks = _num_blocks(config, ready, one_block.bytes_per_block, needed)
-    plan = CachePlan(groups=ready.groups, num_blocks=num_blocks, block_size=config.cache.block_size)
+    plan = CachePlan(
+        groups=ready.groups,
+        num_blocks=num_blocks,
+        block_size=config.cache.block_size,
+        num_host_blocks=_num_host_blocks(config, ready, one_block),
+    )
     if needed > num_blocks - 1:
         raise ConfigError(_too_small(config, plan, needed))
     concurrency = (num_blocks - 1) / needed
@@ -34,6 +42,8 @@ def plan_cache(config: EngineConfig, ready: ModelReady) -> CachePlan:
         concurrency,
         config.model.max_model_len,
     )
+    if plan.num_host_blocks:
+        logger.info("Swap space: %d blocks, %s", plan.num_host_blocks, _gib(plan, plan.num_host_blocks))
     return plan
 
 
@@ -51,6 +61,27 @@ def _num_blocks(config: EngineConfig, ready: ModelReady, bytes_per_block: int, n
         enough = config.scheduler.max_num_seqs * needed + 1
         return min(num_blocks, enough, max(needed + 1, CPU_CACHE_BYTES // bytes_per_block))
     return num_blocks
+
+
+def _num_host_blocks(config: EngineConfig, ready: ModelReady, one_block: CachePlan) -> int:
+    """As many as fill swap_space on each rank, if copying blocks is any use. Raises ConfigError."""
+    space = int(config.cache.swap_space * (1 << 30))
+    if not space:
+        return 0
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if space * config.parallel.tensor_parallel_size > memory:
+        raise ConfigError(
+            f"Too large swap space: {config.parallel.tensor_parallel_size} x {config.cache.swap_space:g} GiB "
+            f"out of the machine's {memory / (1 << 30):.3g} GiB. Lower swap_space."
+        )
+    if not config.cache.enable_prefix_caching:
+        logger.warning("swap_space is not used: blocks are found in it by enable_prefix_caching, which is off.")
+        return 0
+    kv_bytes = len(ready.groups) * one_block.bytes_per_block // one_block.block_size
+    if not swapping_pays(kv_bytes, ready.weight_bytes, config.parallel.device):
+        logger.info("swap_space is not used: computing tokens anew takes less time than copying them.")
+        return 0
+    return space // one_block.bytes_per_block
 
 
 def _blocks_for(config: EngineConfig, plan: CachePlan, num_tokens: int) -> int:

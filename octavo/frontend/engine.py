@@ -6,32 +6,53 @@ The base of `LLM` and of scripts that drive the steps themselves; the asynchrono
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
+from octavo.base.errors import RequestError
 from octavo.config import EngineArgs, EngineConfig, resolve
+from octavo.config.concerns import resolve_concerns
 from octavo.frontend.client.inproc import InprocClient
 from octavo.frontend.client.interface import EngineClient
+from octavo.frontend.control import EngineControl, PauseMode
 from octavo.frontend.conversation import ChatRenderer
+from octavo.frontend.engine_metrics import EngineMetrics
 from octavo.frontend.input_processor import InputProcessor, PreparedRequest
+from octavo.frontend.later import refuse_options
 from octavo.frontend.output_processor import OutputProcessor
 from octavo.frontend.outputs import RequestOutput
-from octavo.frontend.prompts import PromptType
+from octavo.frontend.prompts import PromptType, joined_prompt
+from octavo.frontend.stats_line import StatsLine
 from octavo.frontend.text.loader import tokenizer_for
 from octavo.frontend.text.tokenizer import Tokenizer
-from octavo.messages.request import SchedulerStats
+from octavo.messages.request import EngineOutputs, FinishReason, SchedulerStats
 from octavo.messages.sampling import SamplingParams
 
 
-class LLMEngine:
+class LLMEngine(EngineControl):
     """One engine and its front. Not thread-safe."""
 
-    def __init__(self, config: EngineConfig, client: EngineClient | None = None) -> None:
-        """Load tokenizer and model. Raises ConfigError for what the user can mend."""
-        self.config = config
+    def __init__(self, *configs: object, client: EngineClient | None = None, **named: object) -> None:
+        """Load tokenizer and model.
+
+        configs, named: an EngineConfig; or configs by concern (octavo.config), as in
+        LLMEngine(model_config, cache_config, parallel_config, scheduler_config, device_config)
+        Raises ConfigError for what the user can mend.
+        """
+        self.config = config = resolve_concerns(*configs, **named)
+        self.model_config = config.model
         self.tokenizer = tokenizer_for(config)
-        self.input_processor = InputProcessor(config, self.tokenizer)
+        self.input_processor = InputProcessor(config, self.tokenizer, core_is_here=True)
         self.chat = ChatRenderer(config, self.tokenizer)
         self.stats = SchedulerStats()
         """As of the last step."""
-        self._output_processor = OutputProcessor(self.tokenizer)
+        self.metrics = EngineMetrics(config)
+        self._stats_line = StatsLine(self.metrics, config.observability)
+        self._output_processor = OutputProcessor(
+            self.tokenizer,
+            self.metrics,
+            strict_ids=config.front.strict_request_ids,
+            log_requests=config.observability.enable_log_requests,
+        )
+        self._early: list[RequestOutput] = []
+        """Outputs that came while the engine was being paused: the next step's."""
         self._client = client or InprocClient(config)
         self.cache_plan = self._client.start().plan
 
@@ -40,23 +61,37 @@ class LLMEngine:
         """Decide what the arguments left open, and load."""
         return cls(resolve(args))
 
-    def add_request(
+    @classmethod
+    def from_engine_config(cls, config: EngineConfig) -> Self:
+        """The same from a config in which everything is decided."""
+        return cls(config)
+
+    def add_request(  # noqa: PLR0913  # the early and the present form of vLLM's
         self,
-        request_id: str | None,
-        prompt: PromptType,
+        request_id: str | None = None,
+        prompt: PromptType | None = None,
         params: SamplingParams | None = None,
         arrival_time: float | None = None,
         *,
+        prompt_token_ids: list[int] | None = None,
+        sampling_params: SamplingParams | None = None,
+        lora_request: Any = None,
         priority: int = 0,
         tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
     ) -> str:
         """Check a request and hand it over; returns its id (made when None).
 
-        arrival_time: monotonic seconds, now when None. Raises RequestError and what derives from it.
+        prompt_token_ids, sampling_params: other places for prompt and params
+        arrival_time: monotonic seconds, now when None
+        trace_headers: accepted; spans are not sent yet
+        Raises RequestError and what derives from it.
         """
+        del trace_headers
+        refuse_options(lora_request)
         prepared = self.input_processor.process(
-            prompt,
-            params,
+            joined_prompt(prompt, prompt_token_ids),
+            params or sampling_params,
             request_id=request_id,
             priority=priority,
             arrival_s=arrival_time,
@@ -72,23 +107,30 @@ class LLMEngine:
         return prepared.request_id
 
     def step(self) -> list[RequestOutput]:
-        """Run one step of the engine; what it brought, by request. Raises EngineDead."""
-        outputs = self._client.step()
-        self.stats = outputs.stats
-        processed = self._output_processor.process(outputs)
-        if processed.abort_ids:
-            self._client.abort(processed.abort_ids)
-        return processed.request_outputs
+        """Run one step of the engine; what it brought, by request.
+
+        Raises RequestError while the engine is paused and has nothing to report, EngineDead.
+        """
+        if self._early:
+            outputs, self._early = self._early, []
+            return outputs
+        if self._is_frozen:
+            raise RequestError(
+                "The engine is paused or asleep: resume_generation() or wake_up() comes before the next step."
+            )
+        outputs = self._take(self._client.step())
+        self._stats_line.log_if_due()
+        return outputs
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """End requests without a further output; unknown and finished ids are skipped."""
         ids = [request_ids] if isinstance(request_ids, str) else request_ids
-        if abort_ids := self._output_processor.abort(ids):
+        if abort_ids := self._output_processor.forget(self._output_processor.keys_of(ids)):
             self._client.abort(abort_ids)
 
     def has_unfinished_requests(self) -> bool:
         """True while a request waits for its last output."""
-        return self._output_processor.has_unfinished_requests()
+        return bool(self._early) or self._output_processor.has_unfinished_requests()
 
     def get_num_unfinished_requests(self) -> int:
         """Requests that wait for their last output."""
@@ -98,15 +140,33 @@ class LLMEngine:
         """The tokenizer; None with skip_tokenizer_init."""
         return self.tokenizer
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached prompts."""
-        return bool(self._client.call("reset_prefix_cache"))
-
-    def collective_rpc(self, verb: str, arguments: dict[str, Any] | None = None) -> list[Any]:
-        """Run a worker's command on every rank; one result per rank."""
-        result: list[Any] = self._client.call("collective_rpc", {"verb": verb, "arguments": arguments or {}})
-        return result
+    def do_log_stats(self) -> None:
+        """Log the line of statistics now."""
+        self._stats_line.log()
 
     def shutdown(self) -> None:
         """Free the model and its memory; may be called twice."""
+        self._stats_line.log_end()
         self._client.close()
+
+    def _take(self, outputs: EngineOutputs) -> list[RequestOutput]:
+        """What a step brought, for users; and what follows from it for the core."""
+        self.stats = outputs.stats
+        processed = self._output_processor.process(outputs)
+        if processed.abort_ids:
+            self._client.abort(processed.abort_ids)
+        for request in processed.new_requests:
+            self._client.add(request)
+        return processed.request_outputs
+
+    def _call(self, verb: str, arguments: dict[str, Any] | None = None) -> Any:
+        return self._client.call(verb, arguments)
+
+    def _settle(self, mode: PauseMode) -> None:
+        processor = self._output_processor
+        if mode == "abort":
+            processed = processor.end(processor.open_keys(), FinishReason.ABORT)
+            self._client.abort(processed.abort_ids)
+            self._early += processed.request_outputs
+        while mode == "wait" and not self._is_frozen and processor.has_unfinished_requests():
+            self._early += self._take(self._client.step())

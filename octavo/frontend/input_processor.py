@@ -8,12 +8,18 @@ and keeps nothing between requests. Names, rules and texts follow vLLM's.
 import random
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 from uuid import uuid4
 
+import msgspec
+
 from octavo.base.errors import PromptTooLong, RequestError
 from octavo.config.engine import EngineConfig
+from octavo.frontend.beam_search import BeamRules
+from octavo.frontend.beam_search_params import beam_rules, check_beam_search
+from octavo.frontend.prompt_embeds import ReadEmbeds
+from octavo.frontend.prompt_scoring import check_prompt_scoring
 from octavo.frontend.prompts import ParsedPrompt, PromptType, parse_prompt
 from octavo.frontend.sampling_limits import SamplingLimits
 from octavo.frontend.text.tokenizer import Tokenizer
@@ -68,17 +74,29 @@ class PreparedRequest:
     params: SamplingParams
     arrival_s: float
     engine_requests: list[EngineRequest]
-    """One per sequence; the first leads."""
+    """One per sequence; the first leads. Of a beam search: the first step."""
+    beam_rules: BeamRules | None = None
+    """For a beam search."""
+
+    @property
+    def key(self) -> str:
+        """Unique, unlike the client's name."""
+        return self.engine_requests[0].request_id
 
 
 class InputProcessor:
     """Checks and completes requests for one engine. Thread-safe."""
 
-    def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self, config: EngineConfig, tokenizer: Tokenizer | None, *, core_is_here: bool = False
+    ) -> None:
+        """core_is_here: the engine core runs in this process."""
         checkpoint, model = config.checkpoint, config.model
+        self._config = config
         self._tokenizer = tokenizer
         self._max_model_len = model.max_model_len
-        self._limits = SamplingLimits(checkpoint.vocab_size, model.max_logprobs, tokenizer)
+        self._logprobs_mode = model.logprobs_mode
+        self._limits = SamplingLimits.of(config, tokenizer, core_is_here=core_is_here)
         stated = checkpoint.generation_config if model.generation_config == "auto" else {}
         self._defaults = stated | model.override_generation_config
         self._eos_token_ids = self._find_eos(config)
@@ -103,7 +121,7 @@ class InputProcessor:
         arrival_s: float | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> PreparedRequest:
-        """Check one request and make its engine requests, one for each of params.n sequences.
+        """Check one request and make its engine requests, one for each sequence, or a beam search's first.
 
         request_id: made when None; arrival_s: monotonic, now when None. Raises RequestError, PromptTooLong,
         Unsupported.
@@ -111,23 +129,29 @@ class InputProcessor:
         arrival_s = time.monotonic() if arrival_s is None else arrival_s
         if type(priority) is not int or not -(2**31) <= priority < 2**31:
             raise RequestError(f"priority must be an integer of 32 bits, got {priority!r}.", "priority")
-        params = self._limits.resolve(params or self.get_default_sampling_params())
+        params = params or self.get_default_sampling_params()
+        check_beam_search(params)
+        params = self._limits.resolve(params)
         parsed = parse_prompt(prompt)
         ids = self._prompt_ids(parsed, TokenizationOptions.parse(tokenization_kwargs), params)
         self._check_prompt(ids)
-        return PreparedRequest(
+        check_prompt_scoring(params, len(ids), given_as_embeds=parsed.embeds is not None)
+        prepared = PreparedRequest(
             request_id=uuid4().hex if request_id is None else request_id,
             prompt=parsed.text,
             prompt_token_ids=ids,
             params=params,
             arrival_s=arrival_s,
-            engine_requests=self._engine_requests(ids, params, priority, arrival_s, parsed.cache_salt),
+            engine_requests=self._engine_requests(ids, params, priority, arrival_s, parsed),
         )
+        return self._as_search(prepared) if params.use_beam_search else prepared
 
     def _prompt_ids(
         self, prompt: ParsedPrompt, options: TokenizationOptions, params: SamplingParams
     ) -> list[int]:
         ids = prompt.token_ids
+        if prompt.embeds is not None:
+            return self._placeholders(prompt.embeds, options)
         if ids is None:
             ids = self._tokenize(prompt.text or "", options)
         keep = options.truncate_prompt_tokens
@@ -136,6 +160,27 @@ class InputProcessor:
         if keep == -1:
             keep = max(1, self._max_model_len - (params.max_tokens or 1))
         return ids[-keep:] if options.truncation_side == "left" else ids[:keep]
+
+    def _placeholders(self, embeds: ReadEmbeds, options: TokenizationOptions) -> list[int]:
+        """Token ids that stand where the embeddings will."""
+        if not self._config.model.enable_prompt_embeds:
+            raise RequestError(
+                "You must set `--enable-prompt-embeds` (enable_prompt_embeds=True) to input `prompt_embeds`.",
+                "prompt_embeds",
+            )
+        width = self._config.checkpoint.embedding_size
+        if embeds.width != width:
+            raise RequestError(
+                f"prompt_embeds must be of shape (seq_len, {width}) for this model, got (seq_len, "
+                f"{embeds.width}).",
+                "prompt_embeds",
+            )
+        if options.truncate_prompt_tokens is not None:
+            raise RequestError(
+                "truncate_prompt_tokens does not apply to prompt_embeds: give fewer rows.",
+                "truncate_prompt_tokens",
+            )
+        return [0] * embeds.num_tokens
 
     def _tokenize(self, text: str, options: TokenizationOptions) -> list[int]:
         tokenizer = self._tokenizer
@@ -174,26 +219,51 @@ class InputProcessor:
         )
 
     def _engine_requests(
-        self, ids: list[int], params: SamplingParams, priority: int, arrival_s: float, cache_salt: str
+        self, ids: list[int], params: SamplingParams, priority: int, arrival_s: float, prompt: ParsedPrompt
     ) -> list[EngineRequest]:
         room = self._max_model_len - len(ids)
         seed = self._seeds.getrandbits(_SEED_BITS) if params.seed is None else params.seed
         base_id = uuid4().hex
+        sampling = params
+        if params.num_sequences > params.n and params.logprobs is None:
+            sampling = msgspec.structs.replace(params, logprobs=0)  # to find the best by
         return [
             EngineRequest(
                 request_id=f"{base_id}-{index}",
                 prompt_token_ids=ids,
-                sampling=params,
+                sampling=sampling,
                 max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
                 seed=(seed + index) % 2**_SEED_BITS,
                 eos_token_ids=[] if params.ignore_eos else self._eos_token_ids,
                 arrival_s=arrival_s,
                 priority=priority,
-                cache_salt=cache_salt,
+                cache_salt=prompt.cache_salt,
+                prompt_embeds=prompt.embeds.message if prompt.embeds else None,
                 leader_id=f"{base_id}-0" if index else "",
             )
-            for index in range(params.n)
+            for index in range(1 if params.use_beam_search else params.num_sequences)
         ]
+
+    def _as_search(self, prepared: PreparedRequest) -> PreparedRequest:
+        """The same as a beam search: the engine request asks for one token and its likeliest alternatives."""
+        if self._logprobs_mode != "raw_logprobs":
+            raise RequestError(
+                f"Beam search needs an engine with logprobs_mode=raw_logprobs; this one has "
+                f"{self._logprobs_mode}.",
+                "use_beam_search",
+            )
+        params, [request] = prepared.params, prepared.engine_requests
+        rules = beam_rules(params, request.eos_token_ids, request.max_tokens)
+        step = msgspec.structs.replace(
+            params,
+            n=1,
+            best_of=None,
+            use_beam_search=False,
+            max_tokens=1,
+            logprobs=max(rules.num_candidates, params.logprobs or 0),
+        )
+        first = msgspec.structs.replace(request, sampling=step, max_tokens=1, hold=True)
+        return replace(prepared, engine_requests=[first], beam_rules=rules)
 
     def _find_eos(self, config: EngineConfig) -> list[int]:
         """End-of-text ids of generation (or model) config and tokenizer, as far as the logits have them."""

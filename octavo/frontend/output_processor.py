@@ -1,41 +1,58 @@
 """`OutputProcessor`: what the core brings, as `RequestOutput`s; owner of every open request of the front.
 
-Called by the offline and the asynchronous engine, from one thread. Finds stop strings (the core knows only
-ids) and says which requests the core must therefore abort. Each accepted request gets exactly one last
-output; what the core still brings for an ended one is dropped. An error in handling one request ends that
-request only.
+Called by the offline and the asynchronous engine, from one thread. Says which requests the core must abort
+(stop strings are found here: the core knows only ids) and what it must compute next (beams). Each accepted
+request gets exactly one last output; what the core still brings for an ended one is dropped. An error in
+handling one request ends that request only.
 """
 
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from octavo.base.errors import RequestError
 from octavo.base.log import get_logger
+from octavo.frontend.beam_search_request import BeamSearchRequest
+from octavo.frontend.engine_metrics import EngineMetrics
 from octavo.frontend.input_processor import PreparedRequest
-from octavo.frontend.outputs import CompletionOutput, PromptLogprobs, RequestOutput, RequestStateStats
-from octavo.frontend.sequence_output import SequenceOutput, position_logprobs
+from octavo.frontend.open_request import OpenRequest, Receiver, SampledRequest
+from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.text.tokenizer import Tokenizer
-from octavo.messages.request import EngineOutput, EngineOutputs, FinishReason
-from octavo.messages.sampling import RequestOutputKind
+from octavo.messages.request import EngineOutput, EngineOutputs, EngineRequest, FinishReason
 
 logger = get_logger(__name__)
 
 
 class Processed(NamedTuple):
-    """Outputs for users, and the core's ids of requests that it must abort."""
+    """Outputs for users, the core's ids of requests that it must abort, and its next requests."""
 
     request_outputs: list[RequestOutput]
     abort_ids: list[str]
+    new_requests: list[EngineRequest]
 
 
 class OutputProcessor:
     """Holds the open requests; not thread-safe."""
 
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        metrics: EngineMetrics | None = None,
+        *,
+        strict_ids: bool = False,
+        log_requests: bool = False,
+    ) -> None:
+        """strict_ids: refuse a client's id that is in use, instead of keeping both requests apart."""
         self._tokenizer = tokenizer
-        self._open: dict[str, _OpenRequest] = {}
-        self._owners: dict[str, tuple[_OpenRequest, SequenceOutput]] = {}
+        self._metrics = metrics or EngineMetrics()
+        self._strict_ids = strict_ids
+        self._log_requests = log_requests
+        self._open: dict[str, OpenRequest] = {}
+        self._keys: dict[str, list[str]] = {}
+        """By the client's id."""
+        self._owners: dict[str, _Ownership] = {}
+        """By the core's ids."""
 
     @property
     def num_open(self) -> int:
@@ -46,128 +63,140 @@ class OutputProcessor:
         """True while any request is open."""
         return bool(self._open)
 
-    def open_ids(self) -> list[str]:
-        """The clients' ids of all open requests."""
+    def open_keys(self) -> list[str]:
+        """The keys of all open requests, in order of arrival."""
         return list(self._open)
 
-    def add(self, prepared: PreparedRequest) -> None:
-        """Open a request, before it is sent to the core. Raises RequestError when its id is open already."""
-        if prepared.request_id in self._open:
+    def keys_of(self, request_ids: Iterable[str]) -> list[str]:
+        """The keys of the open requests that their clients call so; unknown ids are skipped."""
+        return [key for request_id in request_ids for key in self._keys.get(request_id, ())]
+
+    def add(self, prepared: PreparedRequest, receiver: Receiver | None = None) -> None:
+        """Open a request, before it is sent to the core; `receiver` gets its outputs.
+
+        Raises RequestError when strict and its id is open already.
+        """
+        if self._strict_ids and prepared.request_id in self._keys:
             raise RequestError(
                 f"Request id {prepared.request_id!r} is in use by an open request.", "request_id"
             )
-        request = _OpenRequest(prepared, self._tokenizer)
-        self._open[prepared.request_id] = request
-        for engine_request, sequence in zip(prepared.engine_requests, request.sequences, strict=True):
-            self._owners[engine_request.request_id] = (request, sequence)
+        kind = BeamSearchRequest if prepared.beam_rules is not None else SampledRequest
+        request = self._open[prepared.key] = kind(prepared, self._tokenizer)
+        request.receiver = receiver
+        self._keys.setdefault(prepared.request_id, []).append(prepared.key)
+        self._own(request, prepared.engine_requests)
+        if self._log_requests:
+            logger.info("Request %s: %d prompt tokens", request.request_id, request.num_prompt_tokens)
 
     def process(self, outputs: EngineOutputs) -> Processed:
         """Take in what one step brought."""
         now = time.monotonic()
-        touched: dict[str, _OpenRequest] = {}
-        abort_ids: list[str] = []
+        touched: dict[str, OpenRequest] = {}
+        processed = Processed([], [], [])
         for output in outputs.outputs:
             owner = self._owners.get(output.request_id)
             if owner is None:
                 continue  # it has ended here; the core had it in flight
-            request, sequence = owner
-            touched[request.request_id] = request
+            request = owner.request
+            touched[request.key] = request
+            self._count(owner, output, now)
             try:
-                drop = request.feed(sequence, output, now)
+                orders = request.feed(output, now)
             except Exception:
                 logger.exception("Request %s: its output could not be handled", request.request_id)
-                drop = output.finish_reason is None
-                sequence.fail("Internal error while handling the output of this request.")
-            if drop:
-                abort_ids.append(output.request_id)
-            if sequence.finish_reason is not None:
+                orders = request.fail(output, "Internal error while handling the output of this request.")
+            if output.finish_reason is not None:
                 del self._owners[output.request_id]
-        made = [request.make_output() for request in touched.values()]
+            self._disown(orders.abort_ids)
+            self._own(request, orders.new_requests)
+            processed.abort_ids.extend(orders.abort_ids)
+            processed.new_requests.extend(orders.new_requests)
         for request in touched.values():
-            if request.finished:
-                del self._open[request.request_id]
-        return Processed([output for output in made if output is not None], abort_ids)
+            self._deliver(request, now, processed)
+        self._metrics.note_step(outputs.stats)
+        return processed
 
-    def end(self, request_ids: Iterable[str], reason: FinishReason, error: str = "") -> Processed:
-        """End requests from the front: abort, timeout, error. Unknown and ended ids are skipped."""
-        outputs: list[RequestOutput] = []
-        abort_ids: list[str] = []
-        for request_id in request_ids:
-            request = self._open.pop(request_id, None)
-            if request is None:
-                continue
-            for engine_id, sequence in zip(request.engine_ids, request.sequences, strict=True):
-                if self._owners.pop(engine_id, None) is not None:
-                    abort_ids.append(engine_id)
-                    sequence.end(reason, error=error)
-            last = request.make_output()
-            assert last is not None  # an open request has news once it is ended
-            outputs.append(last)
-        return Processed(outputs, abort_ids)
+    def end(self, keys: Iterable[str], reason: FinishReason, error: str = "") -> Processed:
+        """End requests from the front: abort, timeout, error. Unknown and ended ones are skipped."""
+        now = time.monotonic()
+        processed = Processed([], [], [])
+        for key in keys:
+            request = self._open.get(key)
+            if request is not None:
+                processed.abort_ids.extend(request.end(reason, error))
+                self._deliver(request, now, processed)
+        self._disown(processed.abort_ids)
+        return processed
 
-    def abort(self, request_ids: Iterable[str]) -> list[str]:
-        """Forget requests whose client is gone; the core's ids to abort. Idempotent."""
-        return self.end(request_ids, FinishReason.ABORT).abort_ids
+    def forget(self, keys: Iterable[str]) -> list[str]:
+        """End requests whose readers are gone; the core's ids to abort. Idempotent."""
+        for key in keys:
+            if (request := self._open.get(key)) is not None:
+                request.receiver = _nobody
+        return self.end(keys, FinishReason.ABORT).abort_ids
+
+    def owner_of(self, engine_id: str) -> str | None:
+        """The key of the open request that the core knows as `engine_id`."""
+        owner = self._owners.get(engine_id)
+        return None if owner is None else owner.request.key
+
+    def _deliver(self, request: OpenRequest, now: float, processed: Processed) -> None:
+        """Hand out what is new of `request`, and close it if that was its last output."""
+        made = request.make_output()
+        if request.finished:
+            assert made is not None  # an end is news
+            reasons = (completion.finish_reason for completion in made.outputs if completion.finish_reason)
+            reason = next(reasons, FinishReason.ABORT.value)
+            self._metrics.note_end(request.stats, request.params, request.num_prompt_tokens, reason, now)
+            self._close(request)
+            if self._log_requests:
+                logger.info(
+                    "Request %s ended: %s, %d tokens",
+                    request.request_id,
+                    reason,
+                    request.stats.num_generation_tokens,
+                )
+        if made is not None and request.receiver is not None:
+            request.receiver(made)
+        elif made is not None:
+            processed.request_outputs.append(made)
+
+    def _close(self, request: OpenRequest) -> None:
+        del self._open[request.key]
+        keys = self._keys[request.request_id]
+        keys.remove(request.key)
+        if not keys:
+            del self._keys[request.request_id]
+
+    def _count(self, owner: "_Ownership", output: EngineOutput, now: float) -> None:
+        stats, count = owner.request.stats, len(output.new_token_ids)
+        if not count:
+            return
+        if not stats.first_token_ts:
+            self._metrics.note_first_token(
+                now - stats.arrival_time, owner.request.num_prompt_tokens, output.num_cached_tokens
+            )
+        self._metrics.note_tokens(count, now - owner.last_token_s if owner.last_token_s else None)
+        owner.last_token_s = now
+        owner.num_tokens += count
+        stats.max_num_generation_tokens = max(stats.max_num_generation_tokens, owner.num_tokens)
+
+    def _own(self, request: OpenRequest, engine_requests: Iterable[EngineRequest]) -> None:
+        self._owners.update((entry.request_id, _Ownership(request)) for entry in engine_requests)
+
+    def _disown(self, engine_ids: Iterable[str]) -> None:
+        for engine_id in engine_ids:
+            self._owners.pop(engine_id, None)
 
 
-class _OpenRequest:
-    """One client's request with its sequences."""
+@dataclass(slots=True)
+class _Ownership:
+    """One of the core's requests, seen from here."""
 
-    def __init__(self, prepared: PreparedRequest, tokenizer: Tokenizer | None) -> None:
-        self.request_id = prepared.request_id
-        self.engine_ids = [request.request_id for request in prepared.engine_requests]
-        self._prepared = prepared
-        self._tokenizer = tokenizer
-        params, ids = prepared.params, prepared.prompt_token_ids
-        self.sequences = [SequenceOutput(i, params, ids, tokenizer) for i in range(len(self.engine_ids))]
-        self._stats = RequestStateStats(arrival_time=prepared.arrival_s, queued_ts=time.monotonic())
-        self._num_cached_tokens: int | None = None
-        self._prompt_logprobs: PromptLogprobs | None = None if params.prompt_logprobs is None else [None]
-        self._prompt_logprobs_shown = False
+    request: OpenRequest
+    last_token_s: float = 0.0
+    num_tokens: int = 0
 
-    @property
-    def finished(self) -> bool:
-        """True when every sequence has ended."""
-        return all(sequence.finish_reason is not None for sequence in self.sequences)
 
-    def feed(self, sequence: SequenceOutput, output: EngineOutput, now: float) -> bool:
-        """Hand a step's output to its sequence; True when the core must drop it."""
-        if output.new_token_ids:
-            stats = self._stats
-            stats.num_generation_tokens += len(output.new_token_ids)
-            stats.first_token_ts = stats.first_token_ts or now
-            stats.last_token_ts = now
-        if sequence.index == 0:
-            self._take_prompt_facts(output)
-        return sequence.feed(output)
-
-    def make_output(self) -> RequestOutput | None:
-        """What the user is to see now, in the kind asked for; None when there is nothing new."""
-        finished, kind = self.finished, self._prepared.params.output_kind
-        news = [sequence for sequence in self.sequences if sequence.has_news]
-        if not news or (kind is RequestOutputKind.FINAL_ONLY and not finished):
-            return None
-        delta = kind is RequestOutputKind.DELTA
-        shown = [sequence.take(delta=delta) for sequence in (news if delta else self.sequences)]
-        return self._wrap(shown, finished=finished, once=delta)
-
-    def _wrap(self, completions: list[CompletionOutput], *, finished: bool, once: bool) -> RequestOutput:
-        prompt_logprobs = None if once and self._prompt_logprobs_shown else self._prompt_logprobs
-        self._prompt_logprobs_shown = True
-        return RequestOutput(
-            request_id=self.request_id,
-            prompt=self._prepared.prompt,
-            prompt_token_ids=self._prepared.prompt_token_ids,
-            prompt_logprobs=prompt_logprobs,
-            outputs=completions,
-            finished=finished,
-            metrics=self._stats,
-            num_cached_tokens=self._num_cached_tokens,
-        )
-
-    def _take_prompt_facts(self, output: EngineOutput) -> None:
-        if self._num_cached_tokens is None:
-            self._num_cached_tokens = output.num_cached_tokens
-        if self._prompt_logprobs is not None and output.prompt_logprobs:
-            entries = output.prompt_logprobs
-            self._prompt_logprobs.extend(position_logprobs(entry, self._tokenizer) for entry in entries)
+def _nobody(output: RequestOutput) -> None:
+    """Receives what no one reads."""

@@ -7,21 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-
-@dataclass(slots=True)
-class Logprob:
-    """One token's logprob at one position; rank 1 = most likely."""
-
-    logprob: float
-    rank: int | None = None
-    decoded_token: str | None = None
-
-
-PositionLogprobs = dict[int, Logprob]
-"""By token id: the chosen token first, then the most likely ones in order."""
-SampleLogprobs = list[PositionLogprobs]
-PromptLogprobs = list[PositionLogprobs | None]
-"""One entry per prompt token; None for the first."""
+from octavo.frontend.logprobs import PromptLogprobs, SampleLogprobs, joined
 
 
 @dataclass(slots=True)
@@ -29,8 +15,14 @@ class RequestStateStats:
     """When a request was where; 0.0 = not yet. Ends in `_ts`: monotonic seconds."""
 
     num_generation_tokens: int = 0
+    """Of all its sequences."""
+    max_num_generation_tokens: int = 0
+    """Of its longest sequence."""
     arrival_time: float = 0.0
     queued_ts: float = 0.0
+    """Handed to the engine."""
+    scheduled_ts: float = 0.0
+    """First taken into a step."""
     first_token_ts: float = 0.0
     last_token_ts: float = 0.0
 
@@ -38,6 +30,26 @@ class RequestStateStats:
     def first_token_latency(self) -> float:
         """Seconds from arrival to the first token."""
         return max(0.0, self.first_token_ts - self.arrival_time)
+
+    @property
+    def queue_time(self) -> float:
+        """Seconds from the hand-over to the first step."""
+        return max(0.0, self.scheduled_ts - self.queued_ts)
+
+    @property
+    def prefill_time(self) -> float:
+        """Seconds from the first step to the first token."""
+        return max(0.0, self.first_token_ts - self.scheduled_ts)
+
+    @property
+    def decode_time(self) -> float:
+        """Seconds from the first token to the last."""
+        return max(0.0, self.last_token_ts - self.first_token_ts)
+
+    @property
+    def inference_time(self) -> float:
+        """Seconds from the first step to the last token."""
+        return max(0.0, self.last_token_ts - self.scheduled_ts)
 
 
 @dataclass(slots=True)
@@ -84,7 +96,8 @@ class RequestOutput:
     num_cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache."""
     num_cache_creation_tokens: int | None = None
-    prompt_token_id_logprobs: Any = None
+    prompt_token_id_logprobs: list[list[float]] | None = None
+    """Row i scores the candidates for prompt position prompt_logprob_start + 1 + i."""
     kv_transfer_params: dict[str, Any] | None = None
     ec_transfer_params: dict[str, Any] | None = None
 
@@ -108,7 +121,7 @@ def _joined(old: CompletionOutput, new: CompletionOutput) -> CompletionOutput:
         text=old.text + new.text,
         token_ids=[*old.token_ids, *new.token_ids],
         cumulative_logprob=new.cumulative_logprob,
-        logprobs=None if new.logprobs is None else (old.logprobs or []) + new.logprobs,
+        logprobs=joined(old.logprobs, new.logprobs),
         finish_reason=new.finish_reason,
         stop_reason=new.stop_reason,
         error=new.error,

@@ -1,4 +1,4 @@
-"""What one model allows of `SamplingParams`: the checks that need its vocabulary.
+"""What one engine allows of `SamplingParams`: the checks that need its model or its options.
 
 Called by the input processor only. Rules that hold for every model are in `SamplingParams` itself; names and
 texts follow vLLM's. The vocabulary is the width of the logits, which may differ from the tokenizer's.
@@ -6,8 +6,12 @@ texts follow vLLM's. The vocabulary is the width of the logits, which may differ
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
-from octavo.base.errors import RequestError
+from octavo.base.errors import OctavoError, RequestError, Unsupported
+from octavo.base.registry import load_named
+from octavo.config.engine import EngineConfig
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.sampling import SamplingParams
 
@@ -18,21 +22,46 @@ MAX_BAD_WORD_TOKENS = 1024
 
 @dataclass(frozen=True, slots=True)
 class SamplingLimits:
-    """The model's side of the bargain."""
+    """The engine's side of the bargain."""
 
     vocab_size: int
     max_logprobs: int
     """-1 = the vocabulary."""
     tokenizer: Tokenizer | None
+    stream_interval: int = 1
+    """Least that a request may ask for."""
+    takes_functions: bool = False
+    """Whether logits are computed in this process."""
+    processors: tuple[Any, ...] = ()
+    """The engine's own logits processors: classes."""
+
+    @classmethod
+    def of(
+        cls, config: EngineConfig, tokenizer: Tokenizer | None, *, core_is_here: bool
+    ) -> "SamplingLimits":
+        """Those of an engine, whose core may run in this process. Raises ConfigError."""
+        return cls(
+            vocab_size=config.checkpoint.vocab_size,
+            max_logprobs=config.model.max_logprobs,
+            tokenizer=tokenizer,
+            stream_interval=config.front.stream_interval,
+            takes_functions=core_is_here and config.parallel.distributed_executor_backend == "inproc",
+            processors=tuple(
+                load_named(name, "logits_processors") for name in config.model.logits_processors
+            ),
+        )
 
     def resolve(self, params: SamplingParams) -> SamplingParams:
         """A checked copy: -1 logprobs turned into a number, bad words into ids. Raises RequestError."""
         resolved = params.clone()
-        resolved.logprobs = self._num_logprobs(params.logprobs, "logprobs", "sample")
-        resolved.prompt_logprobs = self._num_logprobs(params.prompt_logprobs, "prompt_logprobs", "prompt")
-        self._check_ids(params)
-        self._check_strings(params)
-        resolved.bad_words_token_ids = self._bad_words(params.bad_words) if params.bad_words else None
+        if resolved.logprob_token_ids is None:
+            resolved.logprobs = self._num_logprobs(resolved.logprobs, "logprobs", "sample")
+        resolved.prompt_logprobs = self._num_logprobs(resolved.prompt_logprobs, "prompt_logprobs", "prompt")
+        self._check_ids(resolved)
+        self._check_strings(resolved)
+        self._check_processors(resolved)
+        resolved.stream_interval = max(resolved.stream_interval or 1, self.stream_interval)
+        resolved.bad_words_token_ids = self._bad_words(resolved.bad_words) if resolved.bad_words else None
         return resolved
 
     def _num_logprobs(self, asked: int | None, name: str, kind: str) -> int | None:
@@ -51,6 +80,8 @@ class SamplingLimits:
     def _check_ids(self, params: SamplingParams) -> None:
         self._in_vocab(params.stop_token_ids, "stop_token_ids")
         self._in_vocab(params.logit_bias, "logit_bias")
+        self._in_vocab(params.logprob_token_ids, "logprob_token_ids")
+        self._in_vocab(chain.from_iterable(params.prompt_candidates), "prompt_logprob_token_ids")
         self._in_vocab(params.allowed_token_ids, "allowed_token_ids")
         self._in_vocab(params.forbidden_token_ids, "forbidden_token_ids")
         allowed = range(self.vocab_size) if params.allowed_token_ids is None else params.allowed_token_ids
@@ -79,6 +110,21 @@ class SamplingLimits:
                 f"{name} needs the tokenizer, which skip_tokenizer_init=True left out: give token ids.",
                 name,
             )
+
+    def _check_processors(self, params: SamplingParams) -> None:
+        if params.logits_processors and not self.takes_functions:
+            raise Unsupported(
+                "A request's logits_processors are functions of this process, and this engine computes in "
+                "others (AsyncLLM, or several ranks). Use LLM or LLMEngine with one rank, or give the engine "
+                "a class: its option logits_processors."
+            )
+        for processor in self.processors:
+            try:
+                processor.validate_params(params)
+            except OctavoError:
+                raise
+            except ValueError as error:
+                raise RequestError(str(error)) from error
 
     def _bad_words(self, words: list[str]) -> list[list[int]]:
         assert self.tokenizer is not None  # checked with the strings

@@ -5,20 +5,13 @@ does not depend on how many tokens a step brings. What was not yet handed to the
 news.
 """
 
-from octavo.frontend.outputs import CompletionOutput, Logprob, PositionLogprobs, SampleLogprobs
+from octavo.frontend.logprobs import FlatLogprobs, SampleLogprobs, position_logprobs
+from octavo.frontend.outputs import CompletionOutput
 from octavo.frontend.text.detokenizer import Detokenizer
 from octavo.frontend.text.stop import StopFinder
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.request import EngineOutput, FinishReason, TokenLogprobs
 from octavo.messages.sampling import SamplingParams
-
-
-def position_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer | None) -> PositionLogprobs:
-    """The logprobs of one position as users see them."""
-    return {
-        token_id: Logprob(logprob, rank, None if tokenizer is None else tokenizer.token_text(token_id))
-        for token_id, logprob, rank in zip(entry.token_ids, entry.logprobs, entry.ranks, strict=True)
-    }
 
 
 class SequenceOutput:
@@ -30,14 +23,17 @@ class SequenceOutput:
         self.index = index
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
+        self.cumulative_logprob = 0.0
+        """Of the tokens whose logprobs the core sent, which it may do unasked by the user."""
         self._params = params
         self._tokenizer = tokenizer
         self._detokenizer = _detokenizer(params, prompt_ids, tokenizer)
         stops = params.stop_strings if self._detokenizer else []
         self._stops = StopFinder(stops, include_stop=params.include_stop_str_in_output) if stops else None
         self._texts: list[str] = []
-        self._logprobs: SampleLogprobs | None = None if params.logprobs is None else []
-        self._cumulative: float | None = None if params.logprobs is None else 0.0
+        self._logprobs: SampleLogprobs | None = None
+        if params.logprobs is not None:
+            self._logprobs = FlatLogprobs() if params.flat_logprobs else []
         self._stop_reason: int | str | None = None
         self._error: str | None = None
         self._num_taken = self._num_texts_taken = 0
@@ -70,12 +66,11 @@ class SequenceOutput:
         """End with an error, without touching the text again: handling it may be what failed."""
         self.finish_reason, self._stop_reason, self._error = FinishReason.ERROR, None, error
 
-    @property
-    def has_news(self) -> bool:
-        """True when `take(delta=True)` would show something new."""
-        return len(self.token_ids) > self._num_taken or (
-            self.finish_reason is not None and not self._end_taken
-        )
+    def is_due(self, interval: int) -> bool:
+        """True when there is something new to show: the first token, `interval` more, the end."""
+        num_new = len(self.token_ids) - self._num_taken
+        has_ended = self.finish_reason is not None and not self._end_taken
+        return has_ended or num_new >= (interval if self._num_taken else 1)
 
     def take(self, *, delta: bool) -> CompletionOutput:
         """The sequence so far, or (delta) what came since the last call."""
@@ -86,7 +81,7 @@ class SequenceOutput:
             index=self.index,
             text="".join(self._texts[text_from:]),
             token_ids=self.token_ids[ids_from:],
-            cumulative_logprob=self._cumulative,
+            cumulative_logprob=None if self._logprobs is None else self.cumulative_logprob,
             logprobs=None if self._logprobs is None else self._logprobs[ids_from:],
             finish_reason=None if self.finish_reason is None else self.finish_reason.value,
             stop_reason=self._stop_reason,
@@ -112,10 +107,9 @@ class SequenceOutput:
         return True
 
     def _add_logprobs(self, entry: TokenLogprobs) -> None:
-        if self._logprobs is None or self._cumulative is None:
-            return
-        self._logprobs.append(position_logprobs(entry, self._tokenizer))
-        self._cumulative += entry.logprobs[0]
+        self.cumulative_logprob += entry.logprobs[0]
+        if self._logprobs is not None:
+            self._logprobs.append(position_logprobs(entry, self._tokenizer))
 
 
 def _detokenizer(

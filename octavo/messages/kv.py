@@ -31,6 +31,8 @@ class ModelReady(msgspec.Struct, array_like=True):
     groups: list[KVCacheGroup]
     available_bytes: int
     """Per rank, for the KV cache."""
+    weight_bytes: int = 0
+    """Per rank; 0 = not known."""
 
 
 class CachePlan(msgspec.Struct, array_like=True):
@@ -39,6 +41,8 @@ class CachePlan(msgspec.Struct, array_like=True):
     groups: list[KVCacheGroup]
     num_blocks: int
     block_size: int
+    num_host_blocks: int = 0
+    """Slots in host memory for contents of blocks, on each rank; their ids follow those of the blocks."""
 
     @property
     def bytes_per_block(self) -> int:

@@ -18,6 +18,14 @@ class FinishReason(StrEnum):
     REPETITION = "repetition"
 
 
+class PromptEmbeds(msgspec.Struct, array_like=True, gc=False):
+    """A prompt as vectors that stand in for the embeddings of its tokens."""
+
+    data: bytes
+    """[rows, width] float32, row by row; one row for each of the first tokens."""
+    width: int
+
+
 class EngineRequest(msgspec.Struct, array_like=True, gc=False, tag="add"):
     """One sequence to generate. All limits have been checked and all defaults filled by the input processor."""
 
@@ -36,10 +44,16 @@ class EngineRequest(msgspec.Struct, array_like=True, gc=False, tag="add"):
     priority: int = 0
     cache_salt: str = ""
     leader_id: str = ""
-    """The request whose blocks this one shares as soon as they are computed: its tokens begin with all of this
+    """The request whose blocks this one shares once they are computed: its tokens begin with all of this
     prompt but the last token. For the children of n > 1, and for the next tokens of a beam."""
     hold: bool = False
     """Keep the blocks after its own end, for followers, until it is aborted or the blocks are needed."""
+    prompt_embeds: PromptEmbeds | None = None
+    """Computed in the place of the embeddings of the prompt's first tokens, whose ids then mean nothing."""
+    tenant: str = ""
+    """Whom the computed tokens are charged to, where shares are fair."""
+    due_s: float | None = None
+    """Monotonic time by which the answer is wanted, where the earliest deadline goes first."""
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True, gc=False):
@@ -69,6 +83,8 @@ class EngineOutput(msgspec.Struct, array_like=True, gc=False):
     """Prompt tokens found in the prefix cache."""
     error: str = ""
     """For FinishReason.ERROR: a text for the client."""
+    scheduled_s: float = 0.0
+    """When it first took part in a step, monotonic clock; 0 = never."""
 
 
 class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
@@ -79,10 +95,14 @@ class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
     num_blocks_used: int = 0
     num_blocks: int = 0
     num_preemptions: int = 0
-    """Since the start, as are the next three."""
+    """Since the start, as are all that follow."""
     prefix_queries: int = 0
     prefix_hits: int = 0
     num_steps: int = 0
+    num_timeouts: int = 0
+    num_blocks_swapped_out: int = 0
+    """Blocks whose content was copied to host memory."""
+    num_blocks_swapped_in: int = 0
 
 
 class EngineOutputs(msgspec.Struct, array_like=True, gc=False, tag="outputs"):

@@ -4,16 +4,15 @@ Names, defaults, rules and texts follow vLLM's class of the same name; the excep
 Rules that need the model (vocabulary, context) are checked by the input processor.
 """
 
-import math
-from collections.abc import Mapping, Set
 from enum import IntEnum
-from numbers import Integral, Real
 from typing import Any
 
 import msgspec
 
-from octavo.base.errors import RequestError
+from octavo.base.errors import RequestError, Unsupported
 from octavo.base.log import get_logger
+from octavo.messages import sampling_values as read
+from octavo.messages.sampling_keywords import SamplingKeywords
 
 _log = get_logger(__name__)
 
@@ -21,13 +20,15 @@ GREEDY_BELOW = 1e-5
 LOWEST_TEMPERATURE = 1e-2
 MAX_N = 16384
 MAX_SEED = 2**63 - 1
-_MAX_INTEGER = 2**63 - 1  # what a message can carry
+MAX_LOGPROB_TOKEN_IDS = 128
 _FLAGS = (
+    "flat_logprobs",
     "ignore_eos",
     "detokenize",
     "skip_special_tokens",
     "spaces_between_special_tokens",
     "include_stop_str_in_output",
+    "use_beam_search",
 )
 
 
@@ -39,11 +40,41 @@ class RequestOutputKind(IntEnum):
     FINAL_ONLY = 2
 
 
-class SamplingParams(msgspec.Struct, omit_defaults=True, dict=False):
+class RepetitionDetectionParams(msgspec.Struct, omit_defaults=True, frozen=True):
+    """End an output that ends with the same pattern of tokens several times over. Raises RequestError."""
+
+    max_pattern_size: int = 0
+    """Longest pattern in tokens; 0 = detect nothing."""
+    min_pattern_size: int = 0
+    """Shortest pattern; 0 = 1."""
+    min_count: int = 0
+    """Repetitions that end the output; at least 2."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            read.integer(getattr(self, name), name, 0, "at least 0")
+        if self.min_pattern_size > self.max_pattern_size:
+            raise RequestError(
+                "max_pattern_size, min_pattern_size must be >=0, with min_pattern_size <= max_pattern_size. "
+                "Set both to 0 to disable repetitive pattern detection.",
+                "repetition_detection",
+            )
+        if self.max_pattern_size > 0 and self.min_count < 2:
+            raise RequestError(
+                "min_count must be >= 2 to detect repetitive patterns in engine output. If you do not wish "
+                "to detect repetitive patterns, set max_pattern_size to 0.",
+                "repetition_detection",
+            )
+
+
+class SamplingParams(msgspec.Struct, metaclass=SamplingKeywords, omit_defaults=True, dict=False):
     """How the tokens of one request are chosen and when it ends. Raises RequestError for a wrong value."""
 
     n: int = 1
     """Sequences for one prompt; sequence i uses seed + i. Must be 1 when greedy."""
+    best_of: int | None = None
+    """Sequences generated, of which the n with the highest cumulative logprob are shown, at the end; None = n
+    (octavo). With use_beam_search: the beam width."""
     presence_penalty: float = 0.0
     """-2 … 2; subtracted once from every token that the output has."""
     frequency_penalty: float = 0.0
@@ -62,6 +93,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=False):
     """Key of the noise; the same seed gives the same tokens however requests are batched. -1 = None."""
     stop: str | list[str] | None = None
     """Strings that end the output."""
+    stop_strings: list[str] = []
+    """Another name of `stop` (octavo); holds its strings in either case."""
     stop_token_ids: list[int] | None = None
     """Tokens that end the output, kept in token_ids and left out of the text."""
     bad_words: list[str] | None = None
@@ -75,11 +108,22 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=False):
     """Logprobs of this many likeliest tokens per output position, besides the chosen one; -1 = all tokens."""
     prompt_logprobs: int | None = None
     """The same for every prompt position but the first."""
+    logprob_token_ids: list[int] | None = None
+    """Logprobs of these tokens, at most 128, instead of the likeliest ones; `logprobs` is their number."""
+    prompt_logprob_token_ids: list[int | list[int]] | None = None
+    """Candidates to score at every prompt position after `prompt_logprob_start`: one list for all, or one per
+    position. The scores are in `RequestOutput.prompt_token_id_logprobs`."""
+    prompt_logprob_start: int = 0
+    """Prompt position whose successor is the first to be scored."""
+    flat_logprobs: bool = False
+    """Give logprobs as FlatLogprobs: read like the lists of dicts, in a fraction of the memory."""
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    stream_interval: int | None = None
+    """Show a sequence when it has this many new tokens, and when it begins and ends; None = 1."""
     logit_bias: dict[int, float] | None = None
     """Added to the logits of these tokens; -100 … 100."""
     allowed_token_ids: list[int] | None = None
@@ -87,6 +131,21 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=False):
     """Never chosen (octavo)."""
     skip_reading_prefix_cache: bool | None = None
     """Compute the whole prompt; None = only when prompt_logprobs are asked for."""
+    use_beam_search: bool = False
+    """Search the likeliest sequences instead of drawing (octavo, as are the fields for it that follow)."""
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+    num_beam_groups: int = 1
+    diversity_penalty: float = 0.0
+    repetition_detection: RepetitionDetectionParams | None = None
+    timeout_s: float | None = None
+    """Seconds from its arrival, waiting included, after which the request ends with the text so far and finish
+    reason "timeout" (octavo)."""
+    thinking_token_budget: int | None = None
+    """Most tokens of reasoning; reserved until there are reasoning parsers. -1 = None."""
+    logits_processors: list[Any] | None = None
+    """Functions that change this request's logits: (output_ids, logits) → logits, a tensor [vocab_size], or
+    the same with prompt_ids before. Only where the engine runs in the caller's process (LLM, LLMEngine)."""
     extra_args: dict[str, Any] | None = None
     bad_words_token_ids: list[list[int]] | None = None
     """`bad_words` as token sequences; filled by the input processor, not by users."""
@@ -96,11 +155,16 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=False):
         self._check_integers()
         self._check_texts()
         self._check_tokens()
+        self._check_logprobs()
         self._check_the_rest()
         if self.greedy:
-            if self.n > 1:
-                raise RequestError(f"n must be 1 when using greedy sampling, got {self.n}.", "n")
+            self._check_greedy()
             self.top_p, self.top_k, self.min_p = 1.0, 0, 0.0
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences generated for one prompt."""
+        return self.n if self.best_of is None else self.best_of
 
     @property
     def greedy(self) -> bool:
@@ -108,61 +172,96 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=False):
         return self.temperature < GREEDY_BELOW
 
     @property
-    def stop_strings(self) -> list[str]:
-        """`stop` as a list."""
-        return self.stop if isinstance(self.stop, list) else []
+    def prompt_candidates(self) -> list[list[int]]:
+        """`prompt_logprob_token_ids` as lists: none, one for all scored positions, or one for each."""
+        ids: list[Any] = self.prompt_logprob_token_ids or []
+        return ids if ids and isinstance(ids[0], list) else [ids] if ids else []
 
     def clone(self) -> "SamplingParams":
-        """A copy that shares nothing mutable that octavo changes."""
-        return msgspec.structs.replace(self)
+        """A copy that shares nothing mutable that octavo changes, checked anew."""
+        return msgspec.structs.replace(self, stop_strings=[])
+
+    @classmethod
+    def from_optional(cls, **values: Any) -> "SamplingParams":
+        """The same as the class, with None for "the default" (but for max_tokens, where it has a meaning)."""
+        return cls(
+            **{name: value for name, value in values.items() if value is not None or name == "max_tokens"}
+        )
 
     def _check_floats(self) -> None:
-        self.presence_penalty = _within(self.presence_penalty, "presence_penalty", -2.0, 2.0)
-        self.frequency_penalty = _within(self.frequency_penalty, "frequency_penalty", -2.0, 2.0)
-        self.repetition_penalty = _number(self.repetition_penalty, "repetition_penalty")
+        self.presence_penalty = read.within(self.presence_penalty, "presence_penalty", -2.0, 2.0)
+        self.frequency_penalty = read.within(self.frequency_penalty, "frequency_penalty", -2.0, 2.0)
+        self.repetition_penalty = read.number(self.repetition_penalty, "repetition_penalty")
         if self.repetition_penalty <= 0:
             raise RequestError(
                 f"repetition_penalty must be greater than zero, got {self.repetition_penalty}.",
                 "repetition_penalty",
             )
-        if _number(self.temperature, "temperature") < 0:
+        if read.number(self.temperature, "temperature") < 0:
             raise RequestError(f"temperature must be non-negative, got {self.temperature}.", "temperature")
-        self.temperature = _within(self.temperature, "temperature", 0.0, 2.0)
+        self.temperature = read.within(self.temperature, "temperature", 0.0, 2.0)
         if GREEDY_BELOW <= self.temperature < LOWEST_TEMPERATURE:
             _log.warning("temperature %s is raised to %s.", self.temperature, LOWEST_TEMPERATURE)
             self.temperature = LOWEST_TEMPERATURE
-        self.top_p = _number(self.top_p, "top_p")
+        self.top_p = read.number(self.top_p, "top_p")
         if not 0.0 < self.top_p <= 1.0:
             raise RequestError(f"top_p must be in (0, 1], got {self.top_p}.", "top_p")
-        self.min_p = _within(self.min_p, "min_p", 0.0, 1.0)
+        self.min_p = read.within(self.min_p, "min_p", 0.0, 1.0)
+        if self.timeout_s is not None:
+            self.timeout_s = read.number(self.timeout_s, "timeout_s")
+            if self.timeout_s <= 0:
+                raise RequestError(f"timeout_s must be greater than zero, got {self.timeout_s}.", "timeout_s")
 
     def _check_integers(self) -> None:
-        self.n = _integer(self.n, "n", 1, "at least 1")
+        self.n = read.integer(self.n, "n", 1, "at least 1")
         if self.n > MAX_N:
             raise RequestError(f"n must be at most {MAX_N}, got {self.n}.", "n")
-        self.top_k = _integer(self.top_k, "top_k", -1, "0 (disable), or at least 1")
-        self.min_tokens = _integer(self.min_tokens, "min_tokens", 0, "greater than or equal to 0")
+        if self.best_of is not None:
+            self.best_of = read.integer(self.best_of, "best_of", 1, "at least 1")
+            if not self.n <= self.best_of <= MAX_N:
+                raise RequestError(
+                    f"best_of must be greater than or equal to n and at most {MAX_N}, got n={self.n} and "
+                    f"best_of={self.best_of}.",
+                    "best_of",
+                )
+        self.top_k = read.integer(self.top_k, "top_k", -1, "0 (disable), or at least 1")
+        self.min_tokens = read.integer(self.min_tokens, "min_tokens", 0, "greater than or equal to 0")
         if self.max_tokens is not None:
-            self.max_tokens = _integer(self.max_tokens, "max_tokens", 1, "at least 1")
+            self.max_tokens = read.integer(self.max_tokens, "max_tokens", 1, "at least 1")
             if self.min_tokens > self.max_tokens:
                 raise RequestError(
                     f"min_tokens must be less than or equal to max_tokens={self.max_tokens}, "
                     f"got {self.min_tokens}.",
                     "min_tokens",
                 )
-        self.logprobs = _number_of_logprobs(self.logprobs, "logprobs")
-        self.prompt_logprobs = _number_of_logprobs(self.prompt_logprobs, "prompt_logprobs")
-        if self.skip_reading_prefix_cache is None:
-            self.skip_reading_prefix_cache = self.prompt_logprobs is not None
         if self.seed is not None:
-            seed = _integer(self.seed, "seed", -MAX_SEED - 1, f"at least {-MAX_SEED - 1}")
+            seed = read.integer(self.seed, "seed", -MAX_SEED - 1, f"at least {-MAX_SEED - 1}")
             self.seed = None if seed == -1 else seed
+        if self.stream_interval is not None:
+            self.stream_interval = read.integer(self.stream_interval, "stream_interval", 1, "at least 1")
+        if self.thinking_token_budget is not None:
+            allowed = "non-negative or -1"
+            if read.integer(self.thinking_token_budget, "thinking_token_budget", -1, allowed) >= 0:
+                raise Unsupported(
+                    "thinking_token_budget needs a reasoning parser, and octavo has none yet: leave it None."
+                )
+            self.thinking_token_budget = None
+
+    def _check_greedy(self) -> None:
+        for name, count in (("n", self.n), ("best_of", self.num_sequences)):
+            if count > 1 and not self.use_beam_search:
+                raise RequestError(f"{name} must be 1 when using greedy sampling, got {count}.", name)
 
     def _check_texts(self) -> None:
+        if self.stop_strings:
+            self.stop_strings = read.strings(self.stop_strings, "stop_strings")
+            if self.stop and read.strings(self.stop, "stop") != self.stop_strings:
+                raise RequestError(
+                    "stop and stop_strings are two names of one thing: give one.", "stop_strings"
+                )
+            self.stop = self.stop_strings
         if self.stop is not None:
-            self.stop = _texts([self.stop] if isinstance(self.stop, str) else self.stop, "stop")
-            if "" in self.stop:
-                raise RequestError("stop cannot contain an empty string.", "stop")
+            self.stop = self.stop_strings = read.strings(self.stop, "stop")
             if self.stop and not self.detokenize:
                 raise RequestError(
                     "stop strings are only supported when detokenize is True. "
@@ -170,7 +269,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=False):
                     "stop",
                 )
         if self.bad_words is not None:
-            self.bad_words = list(dict.fromkeys(_texts(self.bad_words, "bad_words")))
+            self.bad_words = list(dict.fromkeys(read.texts(self.bad_words, "bad_words")))
             if "" in self.bad_words:
                 raise RequestError(
                     f"bad_words cannot contain an empty string. Got bad_words={self.bad_words}", "bad_words"
@@ -179,14 +278,45 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=False):
     def _check_tokens(self) -> None:
         for name in ("stop_token_ids", "allowed_token_ids", "forbidden_token_ids"):
             if (ids := getattr(self, name)) is not None:
-                setattr(self, name, _token_ids(ids, name))
+                setattr(self, name, read.token_ids(ids, name))
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise RequestError("allowed_token_ids is not None and empty!", "allowed_token_ids")
         if self.bad_words_token_ids is not None:
-            words = [_token_ids(word, "bad_words_token_ids", False) for word in self.bad_words_token_ids]
+            words = [read.token_ids(word, "bad_words_token_ids", False) for word in self.bad_words_token_ids]
             self.bad_words_token_ids = [word for word in words if word]
         if self.logit_bias is not None:
-            self.logit_bias = _biases(self.logit_bias)
+            self.logit_bias = read.biases(self.logit_bias)
+
+    def _check_logprobs(self) -> None:
+        self.logprobs = read.number_of_logprobs(self.logprobs, "logprobs")
+        self.prompt_logprobs = read.number_of_logprobs(self.prompt_logprobs, "prompt_logprobs")
+        if self.logprob_token_ids is not None:
+            ids = read.token_ids(self.logprob_token_ids, "logprob_token_ids")
+            if not 0 < len(ids) <= MAX_LOGPROB_TOKEN_IDS:
+                raise RequestError(
+                    f"logprob_token_ids must hold 1 to {MAX_LOGPROB_TOKEN_IDS} ids, got {len(ids)}.",
+                    "logprob_token_ids",
+                )
+            if self.logprobs not in (None, len(ids)):
+                raise RequestError(
+                    f"logprobs must be None or the number of logprob_token_ids ({len(ids)}), "
+                    f"got {self.logprobs}.",
+                    "logprobs",
+                )
+            self.logprob_token_ids, self.logprobs = ids, len(ids)
+        self.prompt_logprob_start = read.integer(
+            self.prompt_logprob_start, "prompt_logprob_start", 0, "at least 0"
+        )
+        if self.prompt_logprob_token_ids is not None:
+            self.prompt_logprob_token_ids = _candidates(self.prompt_logprob_token_ids)
+        elif self.prompt_logprob_start:
+            raise RequestError(
+                "prompt_logprob_start belongs to prompt_logprob_token_ids, which is None.",
+                "prompt_logprob_start",
+            )
+        if self.skip_reading_prefix_cache is None:
+            scored = self.prompt_logprobs, self.prompt_logprob_token_ids
+            self.skip_reading_prefix_cache = scored != (None, None)
 
     def _check_the_rest(self) -> None:
         for name in _FLAGS:
@@ -199,6 +329,14 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=False):
             raise RequestError(
                 f"output_kind must be one of {kinds}, got {self.output_kind!r}.", "output_kind"
             ) from None
+        detection = self.repetition_detection
+        if not isinstance(detection, RepetitionDetectionParams | None):
+            raise RequestError(
+                f"repetition_detection must be RepetitionDetectionParams, got {detection!r}.",
+                "repetition_detection",
+            )
+        if self.logits_processors is not None:
+            self.logits_processors = read.functions(self.logits_processors, "logits_processors")
         try:
             msgspec.msgpack.encode(self.extra_args)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -207,74 +345,15 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=False):
             ) from error
 
 
-def _number(value: object, name: str) -> float:
-    try:
-        number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        raise RequestError(f"{name} must be a finite number, got {value!r}.", name)
-    return number
-
-
-def _within(value: object, name: str, low: float, high: float) -> float:
-    number = _number(value, name)
-    if not low <= number <= high:
-        raise RequestError(f"{name} must be in [{low:g}, {high:g}], got {number}.", name)
-    return number
-
-
-def _integer(value: object, name: str, low: int, allowed: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise RequestError(f"{name} must be an integer, got {value!r}.", name)
-    number = int(value)
-    if number < low:
-        raise RequestError(f"{name} must be {allowed}, got {number}.", name)
-    if number > _MAX_INTEGER:
-        raise RequestError(f"{name} must be less than 2**63, got {number}.", name)
-    return number
-
-
-def _number_of_logprobs(value: object, name: str) -> int | None:
-    if value is None or value is False:
-        return None
-    return 1 if value is True else _integer(value, name, -1, "non-negative or -1")
-
-
-def _texts(values: object, name: str) -> list[str]:
-    if not isinstance(values, list | tuple) or not all(isinstance(text, str) for text in values):
-        raise RequestError(f"{name} must be a list of strings, got {values!r}.", name)
-    if any("\ud800" <= character <= "\udfff" for text in values for character in text):
-        raise RequestError(f"{name} holds half of a surrogate pair, which is no text: {values!r}.", name)
-    return list(values)
-
-
-def _token_ids(values: object, name: str, unique: bool = True) -> list[int]:
-    """In their order; each once if `unique`."""
-    if not isinstance(values, list | tuple | range | Set):
-        raise RequestError(f"{name} must be a list of token ids, got {values!r}.", name)
-    if any(isinstance(value, bool) or not isinstance(value, Integral) for value in values):
-        raise RequestError(f"{name} must contain only integers, got {values!r}.", name)
-    ids = [_integer(value, name, 0, "ids of at least 0") for value in values]
-    return list(dict.fromkeys(ids)) if unique else ids
-
-
-def _biases(values: object) -> dict[int, float]:
-    """Keys as integers, values clamped to what is allowed."""
-    if not isinstance(values, Mapping):
-        raise RequestError(f"logit_bias must map token ids to numbers, got {values!r}.", "logit_bias")
-    biases, invalid = {}, []
-    for key, value in values.items():
-        try:
-            token_id = int(key)
-        except (TypeError, ValueError, OverflowError):
-            invalid.append(key)
-            continue
-        _integer(token_id, "logit_bias", 0, "about token ids of at least 0")
-        biases[token_id] = min(100.0, max(-100.0, _number(value, "logit_bias")))
-    if invalid:
-        raise RequestError(
-            f"logit_bias contains key(s) that cannot be converted to integer token IDs: {invalid!r}",
-            "logit_bias",
-        )
-    return biases
+def _candidates(values: object) -> list[int | list[int]]:
+    """One list of token ids, or one for each scored position."""
+    name = "prompt_logprob_token_ids"
+    rows = list(values) if isinstance(values, list | tuple) else []
+    per_position = bool(rows) and isinstance(rows[0], list | tuple)
+    lists = [read.token_ids(row, name, False) for row in (rows if per_position else [values])]
+    for ids in lists:
+        if not 0 < len(ids) <= MAX_LOGPROB_TOKEN_IDS:
+            raise RequestError(
+                f"{name} must hold 1 to {MAX_LOGPROB_TOKEN_IDS} ids per position, got {len(ids)}.", name
+            )
+    return [*lists] if per_position else [*lists[0]]

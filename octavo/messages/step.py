@@ -2,7 +2,7 @@
 
 import msgspec
 
-from octavo.messages.request import TokenLogprobs
+from octavo.messages.request import PromptEmbeds, TokenLogprobs
 from octavo.messages.sampling import SamplingParams
 
 
@@ -17,13 +17,17 @@ class NewRequest(msgspec.Struct, array_like=True, gc=False):
     seed: int
     stop_token_ids: list[int]
     """End of text and stop tokens together: what `min_tokens` forbids."""
+    prompt_embeds: PromptEmbeds | None = None
+    """Computed in the place of the embeddings of the prompt's first tokens, whose ids then mean nothing."""
 
 
 class SchedulerOutput(msgspec.Struct, array_like=True, gc=False):
-    """One step. The lists from `request_ids` to `new_block_ids` run in parallel, one entry per scheduled request.
+    """One step. The lists from `request_ids` to `new_block_ids` run in parallel, one entry per request.
 
-    A request samples in this step when computed + scheduled reaches its number of tokens; the runner keeps sampled
-    tokens itself, so they are not sent down again.
+    A request samples in this step when computed + scheduled reaches its number of tokens; the runner keeps
+    sampled tokens itself, so they are not sent down again. Order within a step: releases, new requests, block
+    copies; then in each layer all keys and values are written before any are read, for requests of one step
+    may share blocks.
     """
 
     step_id: int
@@ -36,7 +40,8 @@ class SchedulerOutput(msgspec.Struct, array_like=True, gc=False):
     new_block_ids: list[list[list[int]]]
     """[request][group]: block ids to append to the group's table; a (re)entering request gets its whole table."""
     block_copies: list[tuple[int, int]]
-    """(from, to) blocks to copy in all layers before anything is computed."""
+    """(from, to) blocks to copy in all layers, in this order, before anything is computed; ids from num_blocks on
+    are slots in host memory."""
 
     @property
     def num_tokens(self) -> int:

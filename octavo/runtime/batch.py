@@ -23,6 +23,17 @@ class GroupTables:
 
 
 @dataclass(slots=True)
+class GivenEmbeds:
+    """Rows of the step whose embeddings come with the request.
+
+    rows: [N] int64, distinct; values: [N, embedding_size] float32
+    """
+
+    rows: torch.Tensor
+    values: torch.Tensor
+
+
+@dataclass(slots=True)
 class ForwardBatch:
     """The step's tokens and where their keys and values live.
 
@@ -43,8 +54,16 @@ class ForwardBatch:
     kv_caches: list[torch.Tensor]
     groups: list[GroupTables]
     group_of_layer: list[int]
+    given_embeds: GivenEmbeds | None = None
     scratch: dict[str, torch.Tensor] = field(default_factory=dict)
     """Values computed once per step and shared by layers (rotary tables …)."""
+
+    def with_given_embeds(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """The embeddings of `input_ids`, [T, embedding_size], but the given ones where there are some."""
+        given = self.given_embeds
+        if given is None:
+            return embeddings
+        return embeddings.index_copy(0, given.rows, given.values.to(embeddings.dtype))
 
     def tables(self, layer_id: int) -> GroupTables:
         """The tables that layer `layer_id` uses."""

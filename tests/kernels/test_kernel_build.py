@@ -99,18 +99,18 @@ def test_disabled_kernels(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_portable_build_passes_the_same_arithmetic(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sources also serve CPUs without AVX2: compile for the plain architecture and compare with the twins."""
+    """The sources also serve CPUs without AVX2: built for the plain architecture they equal the twins."""
     script = (
         "import torch\n"
         "from octavo.runtime.kernels import build\n"
-        "build._OPTIONS = [o for o in build._OPTIONS if not o.startswith('-march')] + ['-O1']\n"
+        "build._OPTIONS = [o for o in build._OPTIONS if not o.startswith('-march')] + ['-O0']\n"
         "from octavo.runtime.kernels.cpu.table import cpu_table\n"
         "from octavo.runtime.kernels.ref.table import ref_table\n"
         "from tests.kernel_cases import CASES, assert_close, run\n"
         "table = cpu_table(2)\n"
         "assert table.name == 'cpu'\n"
         "for op, cases in CASES.items():\n"
-        "    for case in list(cases())[::4]:\n"
+        "    for case in list(cases())[::5]:\n"
         "        for a, b in zip(run(table, op, case), run(ref_table(), op, case), strict=True):\n"
         "            assert_close(a, b, case.tolerance, f'{op} {case.name}')\n"
     )

@@ -19,10 +19,16 @@ PACKED = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4,
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
-    """Every architecture, one with fewer key heads than ranks, one with packed weights."""
+    """Every architecture, one with fewer key heads than ranks, special layouts, one with packed weights."""
     folder = tmp_path_factory.mktemp("models")
     configs = {name: tiny_config(name) for name in MODELS.names()}
     configs["one_key_head"] = tiny_config("Qwen3ForCausalLM") | {"num_key_value_heads": 1}
+    own_norms = {"qk_layernorm": True, "num_key_value_heads": 1, "use_parallel_residual": True}
+    configs["own_head_norms"] = tiny_config("StableLmForCausalLM") | own_norms
+    grouped = {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}
+    configs["grouped_qkv"] = tiny_config("FalconForCausalLM") | grouped
+    projected = {"word_embed_proj_dim": 32, "do_layer_norm_before": False}
+    configs["projected_embeddings"] = tiny_config("OPTForCausalLM") | projected
     paths = {name: save(make_oracle(config), folder / name) for name, config in configs.items()}
     packed = make_oracle(tiny_config("LlamaForCausalLM") | PACKED)
     paths["packed"] = write_gguf(packed, folder / "packed.gguf", MIXED, "Q4_1")

@@ -9,10 +9,15 @@ from tests.tiny_models import make_oracle, make_prompts, oracle_logits, tiny_con
 
 TOLERANCE = 1e-4
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+FOUR = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 2.0, 3.0, 4.0]}
+LONG_ROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, **FOUR}
 CONFIGS = {
     "LlamaForCausalLM": SIZES,
     "Qwen2ForCausalLM": SIZES | {"use_sliding_window": False},
     "Qwen3ForCausalLM": SIZES | {"tie_word_embeddings": False},
+    "Phi3ForCausalLM": SIZES | {"rope_parameters": LONG_ROPE},
+    "GemmaForCausalLM": SIZES,
+    "Gemma2ForCausalLM": SIZES | {"query_pre_attn_scalar": 16},
     "Gemma3ForCausalLM": SIZES | {"query_pre_attn_scalar": 16, "layer_types": None},
     "GPT2LMHeadModel": {"n_embd": 64},
 }

@@ -1,9 +1,10 @@
 """Core, scheduler and KV cache under random traffic, against the invariants of a serving engine.
 
-Hypothesis drives one engine over a FakeExecutor: requests with shared beginnings, salts, priorities, siblings,
-aborts, cache resets, requests held for followers, in a pool so small that preemption is normal. After every rule the whole bookkeeping is checked
-against an independent recount; every finished request's output is compared with what it gives alone.
-OCTAVO_MACHINE_EXAMPLES=2000 runs as many examples.
+Hypothesis drives one engine over a FakeExecutor: requests with shared beginnings, salts, priorities,
+siblings, tenants, aborts, timeouts, cache resets, requests held for followers, in a pool so small that
+preemption is normal, with and without a host tier.
+After every rule the whole bookkeeping is checked against an independent recount; every finished request's
+output is compared with what it gives alone. OCTAVO_MACHINE_EXAMPLES=2000 runs as many examples.
 """
 
 import logging
@@ -43,7 +44,9 @@ class EngineMachine(RuleBasedStateMachine):
         threshold=st.sampled_from([0, 0, 5]),
         chunked=st.booleans(),
         caching=st.sampled_from([True, True, True, False]),
-        policy=st.sampled_from(["fcfs", "priority"]),
+        policy=st.sampled_from(["fcfs", "priority", "deadline", "fair"]),
+        aging=st.sampled_from([0.0, 2.0]),
+        host_blocks=st.sampled_from([0, 0, 1, 3, 40]),
     )
     def start(
         self,
@@ -57,7 +60,10 @@ class EngineMachine(RuleBasedStateMachine):
         chunked,
         caching,
         policy,
+        aging,
+        host_blocks,
     ):
+        self.now = 0.0
         self.config = fake_config(
             block_size=block_size,
             num_blocks=1,
@@ -69,6 +75,9 @@ class EngineMachine(RuleBasedStateMachine):
             steps_in_flight=steps_in_flight,
             enable_prefix_caching=caching,
             scheduling_policy=policy,
+            priority_aging_s=aging,
+            fair_weights={"a": 2.0},
+            max_request_seconds=200.0,
         )
         groups = fake_groups(*windows)
         chunk = max_chunk(self.config.scheduler)
@@ -83,9 +92,10 @@ class EngineMachine(RuleBasedStateMachine):
             num_blocks=num_blocks,
             max_model_len=MAX_MODEL_LEN,
             enable_prefix_caching=caching,
+            cache={"swap_space": host_blocks * block_size * 64 / 2**30},
         )
         self.executor = FakeExecutor(groups, vocab_size=VOCAB)
-        self.core = EngineCore(self.config, self.executor)
+        self.core = EngineCore(self.config, self.executor, clock=lambda: self.now)
         self.core.start()
         logging.getLogger("octavo").setLevel(logging.ERROR)
         self.scheduler, self.kv = self.core.scheduler, self.core.scheduler.kv
@@ -119,6 +129,8 @@ class EngineMachine(RuleBasedStateMachine):
         prompt_logprobs=st.sampled_from([None, None, None, 1]),
         error_at=st.sampled_from([None] * 7 + [1]),
         hold=st.booleans(),
+        tenant=st.sampled_from("abc"),
+        timeout_s=st.sampled_from([None] * 4 + [4.0, 12.0]),
     )
     def add(
         self,
@@ -135,6 +147,8 @@ class EngineMachine(RuleBasedStateMachine):
         prompt_logprobs,
         error_at,
         hold,
+        tenant,
+        timeout_s,
     ):
         prompt = beginning + tail or [1]
         max_tokens = min(max_tokens, MAX_MODEL_LEN - len(prompt))
@@ -151,8 +165,10 @@ class EngineMachine(RuleBasedStateMachine):
                 cache_salt=salt,
                 leader_id=f"r{number}.0" if child else "",
                 hold=hold,
+                tenant=tenant,
                 sampling=SamplingParams(
                     max_tokens=max_tokens,
+                    timeout_s=timeout_s,
                     min_tokens=min(min_tokens, max_tokens),
                     stop_token_ids=stops,
                     prompt_logprobs=prompt_logprobs,
@@ -186,7 +202,7 @@ class EngineMachine(RuleBasedStateMachine):
         held = [request.request_id for request in self.ledger.held]
         leader = self.requests[data.draw(st.sampled_from(held or sorted(self.requests)))]
         known = leader.prompt_token_ids + self.outputs[leader.request_id]
-        prompt = known[: len(known) - 1 - back] + [token]
+        prompt = [*known[: len(known) - 1 - back], token]
         max_tokens = min(max_tokens, MAX_MODEL_LEN - len(prompt))
         if max_tokens < 1:
             return
@@ -195,7 +211,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.send(
                 fake_request(
                     f"f{number}.{child}",
-                    prompt[:-1] + [token + child],
+                    [*prompt[:-1], token + child],
                     max_tokens,
                     arrival_s=float(number),
                     cache_salt=leader.cache_salt,
@@ -204,6 +220,10 @@ class EngineMachine(RuleBasedStateMachine):
                     sampling=SamplingParams(max_tokens=max_tokens),
                 )
             )
+
+    @rule(seconds=st.floats(0.5, 9.0))
+    def wait(self, seconds):
+        self.now += seconds
 
     @rule(count=st.integers(1, 8))
     def step(self, count):
@@ -221,7 +241,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule()
     def reset_prefix_cache(self):
         assert self.core.call("reset_prefix_cache", {}) is True
-        assert not self.kv.pool.remembered()
+        assert not self.kv.pool.remembered() and not self.kv.host.contents()
 
     @rule()
     def drain(self):
@@ -250,11 +270,21 @@ class EngineMachine(RuleBasedStateMachine):
 
     def one_step(self):
         num_steps = len(self.executor.steps)
-        had_requests = any(not r.is_finished for r in self.ledger.requests.values())
+        had_requests = any(
+            not r.is_finished and self.now < self.end_s(r.request_id) for r in self.ledger.requests.values()
+        )
         outputs = self.core.step()
+        assert all(
+            r.is_finished or self.now < self.end_s(r.request_id) for r in self.ledger.requests.values()
+        )
         assert len(self.executor.steps) > num_steps or not had_requests, "I-15: no token was computed"
         for output in outputs.outputs:
             self.take(output)
+
+    def end_s(self, request_id):
+        """When this request's time is over."""
+        request = self.requests[request_id]
+        return request.arrival_s + (request.sampling.timeout_s or 200.0)
 
     def take(self, output):
         """I-12, I-13, I-17: one end, nothing after it, and the tokens of an undisturbed run."""
@@ -271,6 +301,9 @@ class EngineMachine(RuleBasedStateMachine):
         self.ended[request_id] = output.finish_reason
         if output.finish_reason is FinishReason.ERROR:
             assert len(self.outputs[request_id]) == self.executor.errors[request_id] and output.error
+            return
+        if output.finish_reason is FinishReason.TIMEOUT:
+            assert self.now >= self.end_s(request_id) and not output.new_token_ids
             return
         assert (self.outputs[request_id], output.finish_reason, output.stop_reason) == (tokens, reason, stop)
         if request.sampling.prompt_logprobs is not None:
@@ -290,14 +323,16 @@ class EngineMachine(RuleBasedStateMachine):
         assert len(self.ledger.running) + len(self.ledger.leaving) <= limits.max_num_seqs
         assert not self.aborted & set(step.request_ids)
         assert all(0 < count <= max_chunk(limits) for count in step.num_scheduled_tokens)
-        key = self.scheduler._policy.key
+        key, line = self.scheduler._policy.key, self.scheduler._policy.line
         for new in step.new_requests:
             started = self.ledger.requests[new.request_id]
+            self.computed[new.request_id] = 0  # it may have been preempted since the last look
             for waiting in self.ledger.waiting:
                 place = (key(waiting), waiting.sequence)
-                assert waiting.status is not RequestStatus.PREEMPTED or place > (
-                    key(started),
-                    started.sequence,
+                assert (
+                    waiting.status is not RequestStatus.PREEMPTED
+                    or line(waiting) != line(started)
+                    or place > (key(started), started.sequence)
                 )
         return step
 
@@ -360,7 +395,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert request.request_id not in self.ledger.requests
             assert request.is_finished and request.num_in_flight == 0 and request.table is not None
             assert self.requests[request.request_id].hold and request.request_id not in self.aborted
-            assert self.ended[request.request_id] in (FinishReason.STOP, FinishReason.LENGTH)
+            assert request.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
 
     def check_prefix_map(self):
         """I-5, I-6: what a key promises is what the block holds, seen from the runner's side."""
@@ -372,9 +407,16 @@ class EngineMachine(RuleBasedStateMachine):
         if not self.core._in_flight:
             for (digest, _), block in remembered.items():
                 assert self.executor.memory[block][-1] == self.identity[digest]
+        host = self.kv.host
+        contents = host.contents()
+        assert len(set(contents.values())) == len(contents) == host.num_slots - host.num_free
+        assert contents.keys() <= {(digest, group.index) for digest in self.identity for group in self.kv.groups}
+        if not self.core._in_flight and not self.kv.copies:
+            for (digest, _), slot in contents.items():
+                assert self.executor.memory[self.kv.pool.num_blocks + slot][-1] == self.identity[digest]
 
     def name_blocks(self, request):
-        """An own computation of the digests of all its full blocks, with what the runner must hold for each."""
+        """An own computation of the digests of its full blocks, with what the runner must hold for each."""
         salt = request.cache_salt.encode("utf-8", "surrogatepass")
         digest = sha256(len(salt).to_bytes(8, "little") + salt).digest()
         token_ids = request.prompt_token_ids + self.expected[request.request_id][0]
@@ -388,7 +430,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 EngineMachine.TestCase.settings = settings(
-    max_examples=int(os.environ.get("OCTAVO_MACHINE_EXAMPLES", "120")),
+    max_examples=int(os.environ.get("OCTAVO_MACHINE_EXAMPLES", "600")),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -1,5 +1,6 @@
 """One worker in the core's own process: a step is a plain call."""
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -40,6 +41,10 @@ class InprocExecutor(Executor):
     def call(self, verb: str, arguments: dict[str, Any]) -> list[Any]:
         """Run the worker's command `verb`: a list of one result."""
         return [self._worker.call(verb, arguments)]
+
+    def apply(self, function: Callable[[Any], Any]) -> list[Any]:
+        """Run `function` on the worker: a list of one result."""
+        return [function(self._worker)]
 
     def close(self) -> None:
         """Free the model."""

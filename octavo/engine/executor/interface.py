@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from octavo.base.errors import Unsupported
 from octavo.config.engine import EngineConfig
 from octavo.messages.kv import CachePlan, ModelReady
 from octavo.messages.step import ModelRunnerOutput, SchedulerOutput
@@ -47,6 +48,14 @@ class Executor(ABC):
     @abstractmethod
     def call(self, verb: str, arguments: dict[str, Any]) -> list[Any]:
         """Run the workers' command `verb` on every rank, after the steps given so far; one result each."""
+
+    def apply(self, function: Callable[[Any], Any]) -> list[Any]:
+        """Run `function` on the worker object of every rank; one result each. Raises Unsupported."""
+        raise Unsupported(
+            "The workers run in processes of their own, and functions are not sent to processes (that takes "
+            "pickle, which runs whatever it is given): name a command of the worker instead, or use one rank "
+            "with distributed_executor_backend='inproc'."
+        )
 
     @abstractmethod
     def close(self) -> None:

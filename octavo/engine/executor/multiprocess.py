@@ -87,7 +87,10 @@ class MultiprocessExecutor(Executor):
             loaded = self._gather(Loaded)
             self._opened = opened.pop_all()
         self._serving = True
-        return ModelReady(loaded[0].ready.groups, min(answer.ready.available_bytes for answer in loaded))
+        ready = [answer.ready for answer in loaded]
+        return ModelReady(
+            ready[0].groups, min(r.available_bytes for r in ready), max(r.weight_bytes for r in ready)
+        )
 
     def allocate(self, plan: CachePlan) -> None:
         """Make the cache tensors on every rank."""

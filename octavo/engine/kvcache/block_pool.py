@@ -8,7 +8,7 @@ that is in the prefix map can be taken back by `share`; handing it out for new c
 first.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 NULL_BLOCK = 0
 BlockKey = tuple[bytes, int]
@@ -22,8 +22,12 @@ class BlockError(AssertionError):
 class BlockPool:
     """Reference counts, the free list and the prefix map of `num_blocks` blocks, the null block included."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(
+        self, num_blocks: int, on_evict: Callable[[int, BlockKey], None] = lambda block, key: None
+    ) -> None:
+        """on_evict: told of each known content before its block is handed out for another one."""
         self.num_blocks = num_blocks
+        self._on_evict = on_evict
         self.num_free = num_blocks - 1
         self._ref_counts = [0] * num_blocks
         self._keys: list[BlockKey | None] = [None] * num_blocks
@@ -49,7 +53,9 @@ class BlockPool:
         for _ in range(count):
             block = self._next[NULL_BLOCK]
             self._unlink(block)
-            self.forget(block)
+            key = self.forget(block)
+            if key is not None:
+                self._on_evict(block, key)
             self._ref_counts[block] = 1
             blocks.append(block)
         return blocks
@@ -83,12 +89,13 @@ class BlockPool:
         if self._by_key.setdefault(key, block) == block:
             self._keys[block] = key
 
-    def forget(self, block: int) -> None:
-        """Remove `block` from the prefix map, if it is there."""
+    def forget(self, block: int) -> BlockKey | None:
+        """Remove `block` from the prefix map; returns its key there, if it has one."""
         key = self._keys[block]
         if key is not None:
             del self._by_key[key]
             self._keys[block] = None
+        return key
 
     def forget_all(self) -> None:
         """Empty the prefix map."""

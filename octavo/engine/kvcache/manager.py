@@ -1,6 +1,7 @@
 """`KVCacheManager`: which blocks each request holds, by cache group, and which beginnings can be shared.
 
 Called by the scheduler, which says how many tokens are to be computed; knows no requests, policies or steps.
+Blocks from num_blocks on are slots of the host tier; tables hold none of them.
 All answers hold for steps that execute in the order in which they were scheduled: a block may be shared as
 soon as the step that fills it is scheduled, and given to a new owner while an earlier step still reads it.
 """
@@ -8,8 +9,9 @@ soon as the step that fills it is scheduled, and given to a new owner while an e
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from octavo.engine.kvcache.block_pool import NULL_BLOCK, BlockPool
+from octavo.engine.kvcache.block_pool import NULL_BLOCK, BlockKey, BlockPool
 from octavo.engine.kvcache.groups import CacheGroup
+from octavo.engine.kvcache.offload import HostTier
 from octavo.engine.kvcache.prefix import HashChain
 from octavo.messages.kv import CachePlan
 
@@ -19,7 +21,7 @@ class SharedPrefix(NamedTuple):
 
     num_tokens: int
     blocks: list[list[int]]
-    """[group]: the first blocks of a table; null where the window has passed."""
+    """[group]: the first blocks of a table; null where the window has passed; some may be host slots."""
     epoch: int
     num_queried: int = 0
     """Tokens that were looked up in the prefix map."""
@@ -51,13 +53,14 @@ class KVCacheManager:
     """The tables of all running requests over one pool of blocks."""
 
     def __init__(self, plan: CachePlan, enable_prefix_caching: bool = True) -> None:
-        self.pool = BlockPool(plan.num_blocks)
+        self.pool = BlockPool(plan.num_blocks, on_evict=self._save)
+        self.host = HostTier(plan.num_host_blocks)
         self.block_size = plan.block_size
         self.groups = [
             CacheGroup.from_spec(i, group.spec, plan.block_size) for i, group in enumerate(plan.groups)
         ]
         self.copies: list[tuple[int, int]] = []
-        """(from, to) blocks that must be copied before the step being planned computes anything."""
+        """(from, to) blocks to copy, in this order, before the step being planned computes anything."""
         self._enable_prefix_caching = enable_prefix_caching
         self._epoch = 0
 
@@ -84,7 +87,7 @@ class KVCacheManager:
         blocks = []
         for group in self.groups:
             first = group.first_needed(num_tokens)
-            found = [self.pool.find((digest, group.index)) for digest in digests[first:num_blocks]]
+            found = [self._find((digest, group.index)) for digest in digests[first:num_blocks]]
             blocks.append([NULL_BLOCK] * first + [block for block in found if block is not None])
         return SharedPrefix(num_tokens, blocks, self._epoch, num_queried=len(token_ids))
 
@@ -107,7 +110,7 @@ class KVCacheManager:
         needed = 0
         for group, blocks in zip(self.groups, prefix.blocks, strict=True):
             live = blocks[group.first_needed(prefix.num_tokens) :]
-            num_shared = sum(self.pool.ref_count(block) > 0 for block in live)
+            num_shared = sum(not self._is_host(block) and self.pool.ref_count(block) > 0 for block in live)
             peak = group.peak_blocks(num_tokens, max_chunk)
             ahead = -(-num_tokens // self.block_size) - len(blocks)
             # At first it holds `live` too; once the window has passed them, only blocks of its own.
@@ -117,11 +120,20 @@ class KVCacheManager:
         return needed <= self.pool.num_free
 
     def open(self, prefix: SharedPrefix) -> BlockTable:
-        """A table that holds the blocks of `prefix`, which must have been found since the last change."""
+        """A table that holds the blocks of `prefix`, which must have been found since the last change.
+
+        What is in the host tier is copied back.
+        """
         first_live = [group.first_needed(prefix.num_tokens) for group in self.groups]
+        places: list[tuple[list[int], int]] = []
         for blocks, first in zip(prefix.blocks, first_live, strict=True):
-            for block in blocks[first:]:
-                self.pool.share(block)
+            for index in range(first, len(blocks)):
+                if self._is_host(blocks[index]):
+                    places.append((blocks, index))
+                else:
+                    self.pool.share(blocks[index])
+        if places:
+            self._load(places)
         table = BlockTable(prefix.blocks, first_live, prefix.num_tokens // self.block_size, prefix.epoch)
         table.capacity = table.num_blocks * self.block_size
         return table
@@ -168,7 +180,7 @@ class KVCacheManager:
             for blocks, first_live in zip(table.groups, table.first_live, strict=True):
                 if i >= first_live:
                     if discard and self.pool.ref_count(blocks[i]) == 1:
-                        self.pool.forget(blocks[i])
+                        self._discard(blocks[i])
                     self.pool.release(blocks[i])
         table.groups = [[] for _ in self.groups]
         table.capacity = 0
@@ -181,13 +193,14 @@ class KVCacheManager:
     def reset_prefix_cache(self) -> None:
         """Forget all contents; tables in use keep their blocks, which are not shared by content any more."""
         self.pool.forget_all()
+        self.host.clear()
         self._epoch += 1
 
     def _longest_hit(self, digests: list[bytes], limit: int) -> int:
         """Most leading blocks that every group can do without computing."""
 
         def is_cached(block: int, group: int) -> bool:
-            return self.pool.find((digests[block], group)) is not None
+            return self._find((digests[block], group)) is not None
 
         while True:
             before = limit
@@ -195,6 +208,43 @@ class KVCacheManager:
                 limit = group.longest_hit(is_cached, limit)
             if limit == before:
                 return limit
+
+    def _find(self, key: BlockKey) -> int | None:
+        """The block that holds this content, or its host slot."""
+        block = self.pool.find(key)
+        if block is None and (slot := self.host.find(key)) is not None:
+            return self.pool.num_blocks + slot
+        return block
+
+    def _is_host(self, block: int) -> bool:
+        return block >= self.pool.num_blocks
+
+    def _save(self, block: int, key: BlockKey) -> None:
+        """Keep what `block` holds; called before it is handed out for something else."""
+        slot = self.host.store(key)
+        if slot is not None:
+            self.copies.append((block, self.pool.num_blocks + slot))
+
+    def _load(self, places: list[tuple[list[int], int]]) -> None:
+        """Replace the host slots at these places of tables by blocks with their content.
+
+        Pinned meanwhile: taking blocks saves what those held before, to other slots.
+        """
+        slots = [blocks[index] - self.pool.num_blocks for blocks, index in places]
+        keys = [self.host.pin(slot) for slot in slots]
+        new_blocks = self.pool.allocate(len(places))
+        for (blocks, index), key, new in zip(places, keys, new_blocks, strict=True):
+            self.copies.append((blocks[index], new))
+            self.pool.remember(new, key)
+            blocks[index] = new
+        for slot in slots:
+            self.host.unpin(slot)
+
+    def _discard(self, block: int) -> None:
+        """Forget what `block` holds, here and in the host tier."""
+        key = self.pool.forget(block)
+        if key is not None:
+            self.host.discard(key)
 
     def _trim(self, table: BlockTable, num_computed: int) -> None:
         """Free the blocks that the window has passed."""

@@ -5,9 +5,11 @@ slots: both are freed together, and never while a step in flight has a part of t
 a request that asked for it are held beyond its end.
 """
 
+import time
+
 from octavo.engine.kvcache.manager import KVCacheManager
 from octavo.engine.scheduler.held import HeldRequests
-from octavo.engine.scheduler.policies import Policy
+from octavo.engine.scheduler.policies.interface import Policy
 from octavo.engine.scheduler.queue import RunningSet, WaitingQueue
 from octavo.engine.scheduler.request import Request, RequestStatus
 from octavo.messages.request import FinishReason
@@ -18,6 +20,7 @@ class Ledger:
 
     def __init__(self, kv: KVCacheManager, policy: Policy) -> None:
         self.kv = kv
+        self._policy = policy
         self.requests: dict[str, Request] = {}
         self.waiting = WaitingQueue(policy)
         self.running = RunningSet(policy)
@@ -34,6 +37,7 @@ class Ledger:
     def add(self, request: Request) -> None:
         """Enter a new request."""
         self.requests[request.request_id] = request
+        self._policy.enter(request)
         self.waiting.add(request)
 
     def start(self, request: Request) -> None:
@@ -41,6 +45,7 @@ class Ledger:
         self.waiting.remove(request)
         request.move_to(RequestStatus.RUNNING)
         request.leader = None
+        request.scheduled_s = request.scheduled_s or time.monotonic()
         self.running.add(request)
 
     def preempt(self, request: Request) -> None:
@@ -62,6 +67,7 @@ class Ledger:
         request.move_to(RequestStatus.FINISHED)
         request.finish_reason = reason
         request.leader = None
+        self._policy.leave(request)
         if request.num_in_flight:
             self.leaving.add(request)
         else:

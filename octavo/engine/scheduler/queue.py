@@ -1,14 +1,15 @@
 """The scheduler's two orders: `WaitingQueue` (who starts next) and `RunningSet` (who is served first).
 
-Used by the scheduler only. Both follow the policy; neither knows blocks or budgets.
+Used by the scheduler only. Both follow the policy: requests stand in its lines, and lines take turns. Neither
+knows blocks or budgets.
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from itertools import islice
+from heapq import heapify, heappop, heapreplace
 from operator import itemgetter
 
-from octavo.engine.scheduler.policies import Key, Policy
+from octavo.engine.scheduler.policies.interface import Key, Policy
 from octavo.engine.scheduler.request import Request
 
 _Entry = tuple[Key, int, Request]
@@ -20,33 +21,51 @@ class WaitingQueue:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._entries: list[_Entry] = []
+        self._lines: dict[str, list[_Entry]] = {}
+        self._num_requests = 0
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return self._num_requests
 
     def __iter__(self) -> Iterator[Request]:
-        return (request for _, _, request in self._entries)
+        return self.first(self._num_requests)
 
     def add(self, request: Request) -> None:
         """Enter `request` at its place."""
-        insort(self._entries, self._entry(request), key=_place)
+        insort(self._lines.setdefault(self._policy.line(request), []), self._entry(request), key=_place)
+        self._num_requests += 1
 
     def remove(self, request: Request) -> None:
         """Take out `request`, which must be in the queue."""
-        self.sort()
-        index = bisect_left(self._entries, _place(self._entry(request)), key=_place)
-        assert self._entries[index][2] is request, f"request {request.request_id} does not wait"
-        del self._entries[index]
+        name = self._policy.line(request)
+        line = self._lines.get(name, [])
+        index = bisect_left(line, _place(self._entry(request)), key=_place)
+        assert index < len(line) and line[index][2] is request, f"request {request.request_id} does not wait"
+        del line[index]
+        if not line:
+            del self._lines[name]
+        self._num_requests -= 1
 
-    def first(self, count: int) -> list[Request]:
-        """A copy of the first `count` requests."""
-        return [request for _, _, request in islice(self._entries, count)]
+    def first(self, count: int) -> Iterator[Request]:
+        """The first `count` requests; meanwhile they may be removed, and their lines charged.
 
-    def sort(self) -> None:
-        """Bring the order up to date when keys may have changed."""
-        if self._policy.is_dynamic:
-            self._entries = sorted((self._entry(request) for request in self), key=_place)
+        What the start of one costs its line counts before the next is chosen.
+        """
+        turn = self._policy.turn
+        heads = [
+            (turn(name), line[0], name, iter(line[1:count])) for name, line in self._lines.items()
+        ]  # no two entries are equal, so the comparison ends there
+        heapify(heads)
+        for _ in range(count):
+            if not heads:
+                return
+            _, (_, _, request), name, others = heads[0]
+            yield request
+            following = next(others, None)
+            if following is None:
+                heappop(heads)
+            else:
+                heapreplace(heads, (turn(name), following, name, others))
 
     def _entry(self, request: Request) -> _Entry:
         return (self._policy.key(request), request.sequence, request)
@@ -63,7 +82,9 @@ class RunningSet:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._members: set[Request] = set()
-        self._order: list[Request] | None = []
+        self._lines: dict[str, list[Request]] | None = {}
+        """The members but the oldest, each line in order; None when that has to be found anew."""
+        self._oldest: list[Request] = []
 
     def __len__(self) -> int:
         return len(self._members)
@@ -74,20 +95,29 @@ class RunningSet:
     def add(self, request: Request) -> None:
         """Enter `request`."""
         self._members.add(request)
-        self._order = None
+        self._lines = None
 
     def remove(self, request: Request) -> None:
         """Take out `request`, which must be a member."""
         self._members.remove(request)
-        self._order = None
+        self._lines = None
 
     def in_order(self) -> list[Request]:
         """A copy of the members in order of service."""
-        if self._order is None or self._policy.is_dynamic:
-            order = sorted(self._members, key=lambda request: (self._policy.key(request), request.sequence))
-            if order:
-                oldest = min(order, key=lambda request: (request.arrival_s, request.sequence))
-                order.remove(oldest)
-                order.insert(0, oldest)
-            self._order = order
-        return self._order.copy()
+        lines = self._lines if self._lines is not None else self._line_up()
+        order = self._oldest.copy()
+        for name in sorted(lines, key=self._policy.turn) if len(lines) > 1 else lines:
+            order += lines[name]
+        return order
+
+    def _line_up(self) -> dict[str, list[Request]]:
+        members = sorted(self._members, key=lambda request: (self._policy.key(request), request.sequence))
+        self._oldest = []
+        self._lines = {}
+        if members:
+            oldest = min(members, key=lambda request: (request.arrival_s, request.sequence))
+            members.remove(oldest)
+            self._oldest.append(oldest)
+        for request in members:
+            self._lines.setdefault(self._policy.line(request), []).append(request)
+        return self._lines

@@ -11,10 +11,13 @@ and outputs that were scheduled but whose values are still on the device ("pendi
 
 from dataclasses import dataclass
 from enum import Enum, auto
+from math import inf
+from hashlib import sha256
 
 from octavo.engine.kvcache.manager import BlockTable, SharedPrefix
 from octavo.engine.kvcache.prefix import HashChain
-from octavo.messages.request import EngineRequest, FinishReason
+from octavo.engine.scheduler.repetition import RepetitionDetector
+from octavo.messages.request import EngineRequest, FinishReason, PromptEmbeds
 from octavo.messages.sampling import SamplingParams
 
 
@@ -55,11 +58,17 @@ class Request:
     """End of text and the user's stop tokens together."""
     arrival_s: float
     priority: int
+    tenant: str
+    due_s: float
+    """When the answer is wanted; infinite when at no certain time."""
     sequence: int
     """Order of arrival at this engine."""
     chain: HashChain
     hold: bool
     """Whether it keeps its blocks when it ends by its own tokens."""
+    prompt_embeds: PromptEmbeds | None = None
+    """What the runner computes in the place of the prompt's tokens."""
+    repetition: RepetitionDetector | None = None
     leader: "Request | None" = None
     """Until it first runs: the request whose blocks it may share."""
     status: RequestStatus = RequestStatus.WAITING
@@ -77,6 +86,8 @@ class Request:
     """While it is being admitted: the beginning it will start from."""
     num_cached_tokens: int = -1
     """Prompt tokens it need not compute when it first ran; -1 before."""
+    scheduled_s: float = 0.0
+    """When it first ran, monotonic clock; 0 before."""
     num_overtaken: int = 0
     """Later requests that started while this one did not fit."""
     num_prompt_logprobs: int = 0
@@ -87,6 +98,7 @@ class Request:
     def create(cls, request: EngineRequest, sequence: int, max_model_len: int, block_size: int) -> "Request":
         """The engine's own record of what the front asked for."""
         eos = frozenset(request.eos_token_ids)
+        detection = request.sampling.repetition_detection
         num_prompt_tokens = len(request.prompt_token_ids)
         return cls(
             request_id=request.request_id,
@@ -99,9 +111,13 @@ class Request:
             stop_token_ids=eos | frozenset(request.sampling.stop_token_ids or ()),
             arrival_s=request.arrival_s,
             priority=request.priority,
+            tenant=request.tenant,
+            due_s=_due_s(request),
             sequence=sequence,
-            chain=HashChain(block_size, request.cache_salt),
+            chain=HashChain(block_size, request.cache_salt, _content_beside_tokens(request)),
             hold=request.hold,
+            prompt_embeds=request.prompt_embeds,
+            repetition=RepetitionDetector(detection) if detection and detection.max_pattern_size else None,
         )
 
     @property
@@ -129,3 +145,18 @@ class Request:
         if status not in _ALLOWED[self.status]:
             raise AssertionError(f"request {self.request_id}: {self.status.name} cannot become {status.name}")
         self.status = status
+
+
+def _content_beside_tokens(request: EngineRequest) -> bytes:
+    """What else the keys and values of the prompt depend on."""
+    if request.prompt_embeds is None:
+        return b""
+    return b"prompt_embeds" + sha256(request.prompt_embeds.data).digest()
+
+
+def _due_s(request: EngineRequest) -> float:
+    """As asked for, or the time after which an answer would be cut off."""
+    if request.due_s is not None:
+        return request.due_s
+    timeout_s = request.sampling.timeout_s
+    return inf if timeout_s is None else request.arrival_s + timeout_s

@@ -21,7 +21,7 @@ from octavo.engine.scheduler.plan import StepPlan
 from octavo.engine.scheduler.policies import POLICIES
 from octavo.engine.scheduler.request import Request, RequestStatus
 from octavo.engine.scheduler.rules import BlockRule, LeaderRule, Rule, SeatRule, TokenRule
-from octavo.engine.scheduler.update import read_results
+from octavo.engine.scheduler.update import last_output, read_results
 from octavo.messages.kv import CachePlan
 from octavo.messages.request import EngineOutput, EngineRequest, FinishReason, SchedulerStats
 from octavo.messages.step import ModelRunnerOutput, NewRequest, SchedulerOutput
@@ -46,7 +46,7 @@ class Scheduler:
         self._config = config
         self._max_model_len = max_model_len
         self._max_chunk = max_chunk(config)
-        self._policy = POLICIES.load(config.scheduling_policy)()
+        self._policy = POLICIES.load(config.scheduling_policy).from_config(config)
         self._ledger = Ledger(self.kv, self._policy)
         self._rules: list[Rule] = [
             SeatRule(),
@@ -58,6 +58,7 @@ class Scheduler:
         self._no_blocks: list[list[int]] = [[] for _ in cache.groups]
         self._num_added = 0
         self._num_steps = 0
+        self._num_timeouts = 0
         self._prefix_queries = 0
         self._prefix_hits = 0
 
@@ -77,7 +78,7 @@ class Scheduler:
         self._ledger.add(entry)
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """End requests in any state, without an output; finished ones are held no longer, unknown ids skipped."""
+        """End requests in any state, without an output; ended ones are held no longer, unknown skipped."""
         for request_id in request_ids:
             request = self._ledger.find(request_id)
             if request is None:
@@ -86,6 +87,17 @@ class Scheduler:
                 self._ledger.let_go(request)
             else:
                 self._ledger.finish(request, FinishReason.ABORT)
+
+    def time_out(self, request_ids: Iterable[str]) -> list[EngineOutput]:
+        """End requests in any state, with an output that says so; ended and unknown ones are skipped."""
+        outputs = []
+        for request_id in request_ids:
+            request = self._ledger.requests.get(request_id)
+            if request is not None and not request.is_finished:
+                self._ledger.finish(request, FinishReason.TIMEOUT)
+                self._num_timeouts += 1
+                outputs.append(last_output(request))
+        return outputs
 
     def schedule(self) -> SchedulerOutput | None:
         """Plan the next step and count it as in flight; None when there is nothing to compute now."""
@@ -108,6 +120,13 @@ class Scheduler:
         """Read the result of the oldest step in flight."""
         return read_results(self._in_flight.popleft(), result, self._ledger)
 
+    def preempt_all(self) -> None:
+        """Take all blocks back: running requests will start anew. No step may be in flight."""
+        while self._ledger.held.drop_oldest():
+            pass
+        for request in self._ledger.running.in_order():
+            self._ledger.preempt(request)
+
     def reset_prefix_cache(self) -> None:
         """Forget all cached prompts; running requests go on undisturbed."""
         self.kv.reset_prefix_cache()
@@ -123,6 +142,9 @@ class Scheduler:
             prefix_queries=self._prefix_queries,
             prefix_hits=self._prefix_hits,
             num_steps=self._num_steps,
+            num_timeouts=self._num_timeouts,
+            num_blocks_swapped_out=self.kv.host.num_stored,
+            num_blocks_swapped_in=self.kv.host.num_loaded,
         )
 
     def _check(self, request: EngineRequest) -> None:
@@ -202,7 +224,6 @@ class Scheduler:
 
     def _schedule_waiting(self, plan: StepPlan) -> None:
         """Start waiting requests in order. One that does not fit lets others pass, but only so often."""
-        self._ledger.waiting.sort()
         if self._is_full(plan):
             return
         passed: list[Request] = []
@@ -247,6 +268,7 @@ class Scheduler:
                 sampling=request.sampling,
                 seed=request.seed,
                 stop_token_ids=sorted(request.stop_token_ids),
+                prompt_embeds=request.prompt_embeds,
             )
         )
         self._take(plan, request, num_new, [blocks.copy() for blocks in request.table.groups])
@@ -261,7 +283,7 @@ class Scheduler:
         assert table is not None
         if request.num_computed // self.kv.block_size > table.num_committed:
             self.kv.commit(table, request.chain, request.token_ids, request.num_computed)
-        if self._policy.is_dynamic:
+        if self._policy.takes_turns:
             self._policy.charge(request, num_new)
 
 

@@ -1,6 +1,7 @@
-"""When a request ends by its own tokens: end of text, stop tokens, limits. Asked by `update` per token.
+"""When a request ends by its own tokens: end of text, stop tokens, limits, repetition.
 
-Stop strings are the front's business (it has the text); it aborts the request here.
+Asked by `update` once for every token. Stop strings are the front's business (it has the text); it aborts the
+request here.
 """
 
 from typing import NamedTuple
@@ -10,17 +11,21 @@ from octavo.messages.request import FinishReason
 
 
 class Stop(NamedTuple):
-    """Why a request ended, and the stop token that ended it (None for end of text and limits)."""
+    """Why a request ended, and what it was that ended it (None for end of text and limits)."""
 
     reason: FinishReason
-    token_id: int | None = None
+    cause: int | str | None = None
 
 
 def find_stop(request: Request) -> Stop | None:
     """Whether the request ends with its last known token; `min_tokens` holds back tokens, never limits."""
     last = request.token_ids[-1]
-    if last in request.stop_token_ids and request.num_output_tokens >= request.sampling.min_tokens:
+    repeats = request.repetition is not None and request.repetition.feed(last)
+    is_long_enough = request.num_output_tokens >= request.sampling.min_tokens
+    if last in request.stop_token_ids and is_long_enough:
         return Stop(FinishReason.STOP, None if last in request.eos_token_ids else last)
     if len(request.token_ids) >= request.max_total_tokens:
         return Stop(FinishReason.LENGTH)
+    if repeats and is_long_enough:
+        return Stop(FinishReason.REPETITION, "repetition_detected")
     return None

@@ -25,7 +25,7 @@ def read_results(plan: StepPlan, result: ModelRunnerOutput, ledger: Ledger) -> l
             ledger.retire(request)
         elif request.request_id in errors:
             ledger.finish(request, FinishReason.ERROR)
-            outputs.append(_failure(request, errors[request.request_id]))
+            outputs.append(last_output(request, errors[request.request_id]))
         elif token_ids or request.request_id in prompt_logprobs:
             outputs.append(_advance(request, token_ids, result, ledger))
         else:
@@ -55,18 +55,21 @@ def _advance(
         logprobs=logprobs[:num_kept] if logprobs is not None else None,
         prompt_logprobs=result.prompt_logprobs.get(request.request_id) if result.prompt_logprobs else None,
         finish_reason=stop.reason if stop is not None else None,
-        stop_reason=stop.token_id if stop is not None else None,
+        stop_reason=stop.cause if stop is not None else None,
         num_cached_tokens=request.num_cached_tokens,
+        scheduled_s=request.scheduled_s,
     )
 
 
-def _failure(request: Request, error: str) -> EngineOutput:
+def last_output(request: Request, error: str = "") -> EngineOutput:
+    """The end of a request that brings no token."""
     return EngineOutput(
         request_id=request.request_id,
         new_token_ids=[],
-        finish_reason=FinishReason.ERROR,
-        num_cached_tokens=request.num_cached_tokens,
+        finish_reason=request.finish_reason,
+        num_cached_tokens=max(0, request.num_cached_tokens),
         error=error,
+        scheduled_s=request.scheduled_s,
     )
 
 

@@ -46,24 +46,35 @@ class LMHead(Layer):
     """Hidden states to logits over the whole vocabulary; uses the matrix of `tied` if given."""
 
     def __init__(
-        self, build: BuildContext, vocab_size: int, size: int, tied: VocabEmbedding | None = None
+        self,
+        build: BuildContext,
+        vocab_size: int,
+        size: int,
+        *,
+        tied: VocabEmbedding | None = None,
+        bias: bool = False,
     ) -> None:
         super().__init__()
-        self._parallel, self._vocab_size = build.parallel, vocab_size
+        self._parallel, self._vocab_size, self._tied = build.parallel, vocab_size, tied is not None
+        shard, self._bias = _split_vocab(build, vocab_size), None
+        if bias:
+            parameter = build.dense(Layout((shard,)))
+            self.parameters_by_name["bias"] = parameter
+            self._bias = parameter.data
         if tied is not None:
             self.method = tied.method
             return
         self.method = build.scheme.linear(build.path)
-        self.parameters_by_name |= self.method.create(Layout((_split_vocab(build, vocab_size),), size))
+        self.parameters_by_name |= self.method.create(Layout((shard,), size))
 
     def after_load(self) -> None:
         """Let an own method repack."""
-        if self.parameters_by_name:
+        if not self._tied:
             self.method.after_load()
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[rows, size] to [rows, vocab_size], gathered from all ranks."""
-        logits = self.method.apply(hidden, None)
+        logits = self.method.apply(hidden, self._bias)
         if self._parallel.tp_size == 1:
             return logits
         width = _rows_per_rank(self._vocab_size, self._parallel.tp_size)

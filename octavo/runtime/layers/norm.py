@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from octavo.runtime.layers.build import BuildContext, Layer
-from octavo.runtime.quantization.parameter import vector
+from octavo.runtime.quantization.parameter import Layout, Shard, vector
 
 
 class Norm(Layer):
@@ -55,16 +55,40 @@ class RMSNorm(Norm):
 
 
 class LayerNorm(Norm):
-    """Mean and variance, with or without bias."""
+    """Mean and variance (https://arxiv.org/abs/1607.06450), with or without weight and bias."""
 
-    def __init__(self, build: BuildContext, size: int, eps: float, bias: bool) -> None:
+    def __init__(
+        self, build: BuildContext, size: int, eps: float, *, weight: bool = True, bias: bool = False
+    ) -> None:
         super().__init__()
         self._shape, self._eps = (size,), eps
-        parameters = {name: build.dense(vector(size)) for name in ("weight", "bias")[: 1 + bias]}
+        names = [name for name, present in (("weight", weight), ("bias", bias)) if present]
+        parameters = {name: build.dense(vector(size)) for name in names}
         self.parameters_by_name |= parameters
-        self._weight = parameters["weight"].data
+        self._weight = parameters["weight"].data if weight else None
         self._bias = parameters["bias"].data if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise."""
         return functional.layer_norm(x, self._shape, self._weight, self._bias, self._eps)
+
+
+class HeadLayerNorm(Norm):
+    """A LayerNorm without bias over every head, each with weights of its own.
+
+    A checkpoint holds one vector per head, named by its number, or all of them as one.
+    """
+
+    def __init__(self, build: BuildContext, num_heads: int, head_dim: int, eps: float) -> None:
+        super().__init__()
+        self._shape, self._eps = (head_dim,), eps
+        mine = build.split("weight", num_heads, repeat=True)
+        kept = [head_dim * (mine.start <= i < mine.start + mine.size) for i in range(num_heads)]
+        shards = tuple(Shard(str(i), head_dim, 0, size) for i, size in enumerate(kept))
+        parameter = build.dense(Layout(shards))
+        self.parameters_by_name["weight"] = parameter
+        self._weight = parameter.data.view(mine.size, head_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise; x: [T, heads of this rank, head_dim]."""
+        return functional.layer_norm(x, self._shape, eps=self._eps) * self._weight

@@ -12,8 +12,11 @@ import torch
 from torch import Tensor
 
 from octavo.base.errors import BadCheckpoint
+from octavo.base.log import get_logger
 from octavo.runtime.batch import ForwardBatch
 from octavo.runtime.kernels.table import KernelTable
+
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +55,7 @@ class DividedRope(Rope):
 
     def frequencies(self) -> tuple[Tensor, float]:
         """Each slower by its own divisor. Raises BadCheckpoint if there are not as many, or one is 0."""
-        if len(self.divisors) != self.dim // 2 or not all(self.divisors):
-            raise BadCheckpoint(
-                f"{self.dim // 2} rope frequencies need as many divisors; found {self.divisors}"
-            )
+        _check_divisors(self.divisors, self.dim // 2)
         return super().frequencies()[0] / torch.tensor(self.divisors), 1.0
 
 
@@ -77,6 +77,46 @@ class Llama3Rope(Rope):
         blended = (1 - blend) * plain / self.factor + blend * plain
         stretched = torch.where(turns < self.low_freq_factor, plain / self.factor, blended)
         return torch.where(turns > self.high_freq_factor, plain, stretched), 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongRope(Rope):
+    """One divisor per frequency, of two sets: for the original context and for a longer one (LongRoPE).
+
+    Keys in the cache cannot change their rotation when a request outgrows the original context, so
+    `max_model_len` chooses the set for all requests. Source: https://arxiv.org/abs/2402.13753.
+    """
+
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    original_max_position_embeddings: int
+    max_position_embeddings: int
+    max_model_len: int
+    factor: float | None = None
+    attention_factor: float | None = None
+
+    def frequencies(self) -> tuple[Tensor, float]:
+        """Each slower by its own divisor. Raises BadCheckpoint if there are not as many, or one is 0."""
+        for divisors in (self.short_factor, self.long_factor):
+            _check_divisors(divisors, self.dim // 2)
+        original = self.original_max_position_embeddings
+        extended = self.max_model_len > original
+        if extended:
+            logger.warning(
+                "Short texts, too, are rotated as for contexts over %d tokens, which costs some quality: "
+                "set max_model_len to %d unless you need more.",
+                original,
+                original,
+            )
+        divisors = self.long_factor if extended else self.short_factor
+        return 1.0 / (torch.tensor(divisors) * self._wavelengths()), self._scores_factor()
+
+    def _scores_factor(self) -> float:
+        if self.attention_factor is not None:
+            return self.attention_factor
+        original = self.original_max_position_embeddings
+        factor = self.factor or self.max_position_embeddings / original
+        return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +157,11 @@ class YarnRope(Rope):
 
     def _mscale(self, scale: float) -> float:
         return 0.1 * scale * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+
+
+def _check_divisors(divisors: tuple[float, ...], count: int) -> None:
+    if len(divisors) != count or not all(divisors):
+        raise BadCheckpoint(f"{count} rope frequencies need as many divisors; found {divisors}")
 
 
 class RotaryEmbedding:

@@ -4,24 +4,28 @@ from collections.abc import Iterator
 from zlib import crc32
 
 import torch
+from torch import Tensor
 
 from octavo.config.engine import EngineConfig
 from octavo.runtime.layers.build import named_parameters
 from octavo.runtime.loader.piece import Piece
 from octavo.runtime.models.arch import Arch
-from octavo.runtime.models.interface import Model
+from octavo.runtime.models.interface import Family
 
 _BOUND = 1e-3
 
 
-def read(config: EngineConfig, model: Model, arch: Arch) -> Iterator[Piece]:
+def read(config: EngineConfig, model: Family, arch: Arch) -> Iterator[Piece]:
     """Yield whole tensors, each from a seed of its own: the option `seed` and its name."""
     del arch
     for name, parameter in named_parameters(model).items():
         for shard in parameter.layout.shards:
             origin = f"dummy {name}:{shard.name}"
-            generator = torch.Generator().manual_seed(crc32(f"{config.model.seed} {origin}".encode()))
             shape = parameter.layout.full_shape((shard,))
-            yield Piece(
-                origin, name, shard.name, torch.empty(shape).uniform_(-_BOUND, _BOUND, generator=generator)
-            )
+            yield Piece(origin, name, shard.name, random_tensor(config.model.seed, origin, shape))
+
+
+def random_tensor(seed: int, name: str, shape: tuple[int, ...]) -> Tensor:
+    """The weight `name`, float32; the same in every process."""
+    generator = torch.Generator().manual_seed(crc32(f"{seed} {name}".encode()))
+    return torch.empty(shape).uniform_(-_BOUND, _BOUND, generator=generator)

@@ -11,14 +11,14 @@ from octavo.base.gguf import GGUFFile
 from octavo.config.engine import EngineConfig
 from octavo.runtime.loader.piece import Piece
 from octavo.runtime.models.arch import Arch
-from octavo.runtime.models.interface import Model
+from octavo.runtime.models.interface import Family
 from octavo.runtime.models.weights import Stored
 from octavo.runtime.quantization.blocks import Blocks
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-def read(config: EngineConfig, model: Model, arch: Arch) -> Iterator[Piece]:
+def read(config: EngineConfig, model: Family, arch: Arch) -> Iterator[Piece]:
     """Yield every tensor of the file. Raises BadCheckpoint for one that the family does not know."""
     file = GGUFFile(Path(config.checkpoint.path))
     weights = model.GGUF_WEIGHTS

@@ -10,16 +10,26 @@ from tqdm import tqdm
 from octavo.base.errors import BadCheckpoint, ConfigError
 from octavo.base.registry import Registry
 from octavo.config.engine import EngineConfig
+from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.attention.registry import choose_backend
 from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.layers.build import BuildContext, finish_loading, named_parameters
 from octavo.runtime.loader.piece import Piece
 from octavo.runtime.models.arch import Arch
-from octavo.runtime.models.interface import MODELS, Model
+from octavo.runtime.models.interface import MODELS, Family, Model
 from octavo.runtime.platforms.platform import Platform
 from octavo.runtime.quantization.method import Storage, select_scheme
 
-Reader = Callable[[EngineConfig, Model, Arch], Iterator[Piece]]
+Reader = Callable[[EngineConfig, Family, Arch], Iterator[Piece]]
+Load = Callable[[EngineConfig, Platform, ParallelContext], Model]
+
+IMPLEMENTATIONS: Registry[Load] = Registry(
+    "model_impl",
+    {
+        "octavo": "octavo.runtime.loader.loader:load_own",
+        "transformers": "octavo.runtime.loader.generic:load",
+    },
+)
 
 READERS: Registry[Reader] = Registry(
     "load format",
@@ -30,36 +40,49 @@ READERS: Registry[Reader] = Registry(
     },
 )
 
-_SHOWN_MISSING = 5
+_SHOWN = 5
 
 
 def load_model(config: EngineConfig, platform: Platform, parallel: ParallelContext) -> Model:
     """Build and fill this rank's part of the model. Raises ConfigError (BadCheckpoint), Unsupported."""
+    implementation = config.model.model_impl
+    if implementation == "auto":
+        implementation = "octavo" if config.checkpoint.architecture in MODELS else "transformers"
+    return IMPLEMENTATIONS.load(implementation)(config, platform, parallel)
+
+
+def load_own(config: EngineConfig, platform: Platform, parallel: ParallelContext) -> Model:
+    """`load_model` for an architecture of runtime/models."""
     family = MODELS.load(config.checkpoint.architecture)
-    arch = family.arch_from_hf(dict(config.checkpoint.text_config))
-    model = family.build(arch, _context(config, arch, platform, parallel))
+    length = {"max_model_len": config.model.max_model_len}
+    arch = family.arch_from_hf(config.checkpoint.text_config | length)
+    if arch.num_heads % parallel.tp_size:
+        raise ConfigError(
+            f"tensor_parallel_size={parallel.tp_size} does not divide the model's {arch.num_heads} "
+            "attention heads; use a size that does."
+        )
+    specs = arch.kv_specs(parallel.tp_size, _dtype(config.cache.kv_cache_dtype).itemsize)
+    model = family.build(arch, make_context(config, specs, platform, parallel))
     reader = READERS.load(config.model.load_format)
     _fill(model, reader(config, model, arch), config, parallel)
     finish_loading(model)
     return model
 
 
-def _context(config: EngineConfig, arch: Arch, platform: Platform, parallel: ParallelContext) -> BuildContext:
-    if arch.num_heads % parallel.tp_size:
-        raise ConfigError(
-            f"tensor_parallel_size={parallel.tp_size} does not divide the model's {arch.num_heads} "
-            "attention heads; use a size that does."
-        )
+def make_context(
+    config: EngineConfig, specs: list[KVCacheSpec], platform: Platform, parallel: ParallelContext
+) -> BuildContext:
+    """What layers are built with; `specs` are those of the attention layers. Raises Unsupported."""
     weight_dtype = _dtype(config.model.dtype)
-    kv_dtype = _dtype(config.cache.kv_cache_dtype)
     compute_dtype = platform.compute_dtype(weight_dtype)
-    storage = Storage(platform.device, weight_dtype, compute_dtype, platform.kernels)
+    activations = "int8" if config.model.activations == "int8" else "float32"
+    storage = Storage(platform.device, weight_dtype, compute_dtype, platform.kernels, activations)
     return BuildContext(
         device=platform.device,
         compute_dtype=compute_dtype,
-        kv_dtype=kv_dtype,
+        kv_dtype=_dtype(config.cache.kv_cache_dtype),
         kernels=platform.kernels,
-        attention=choose_backend(arch.kv_specs(parallel.tp_size, kv_dtype.itemsize), platform),
+        attention=choose_backend(specs, platform),
         parallel=parallel,
         scheme=select_scheme(config, storage),
     )
@@ -69,10 +92,10 @@ def _dtype(name: str) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
 
 
-def _fill(model: Model, pieces: Iterator[Piece], config: EngineConfig, parallel: ParallelContext) -> None:
+def _fill(model: Family, pieces: Iterator[Piece], config: EngineConfig, parallel: ParallelContext) -> None:
     """Hand every piece to its parameter; at the end none may be left without."""
     parameters = named_parameters(model)
-    for piece in tqdm(pieces, "Loading weights", unit=" tensors", delay=1.0, disable=parallel.tp_rank > 0):
+    for piece in tqdm(pieces, "Loading weights", unit=" tensors", delay=1.0, disable=parallel.tp_rank > 0 or None):
         parameter = parameters.get(piece.parameter)
         if parameter is None:
             raise BadCheckpoint(f"{piece.origin} has no place in this {config.checkpoint.architecture}")
@@ -82,5 +105,9 @@ def _fill(model: Model, pieces: Iterator[Piece], config: EngineConfig, parallel:
             raise BadCheckpoint(f"{piece.origin}: {error}") from error
     missing = [f"{n}:{s}".rstrip(":") for n, parameter in parameters.items() for s in parameter.missing]
     if missing:
-        shown = ", ".join(missing[:_SHOWN_MISSING]) + (", …" if len(missing) > _SHOWN_MISSING else "")
-        raise BadCheckpoint(f"{config.checkpoint.path} lacks {len(missing)} weights: {shown}")
+        raise BadCheckpoint(f"{config.checkpoint.path} lacks {len(missing)} weights: {shorten(missing)}")
+
+
+def shorten(names: list[str]) -> str:
+    """The first few of `names`, for a message."""
+    return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")

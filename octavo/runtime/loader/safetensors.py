@@ -8,48 +8,32 @@ them.
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from octavo.base.errors import BadCheckpoint
 from octavo.config.engine import EngineConfig
 from octavo.runtime.layers.build import named_parameters
 from octavo.runtime.loader.piece import Piece
 from octavo.runtime.models.arch import Arch
-from octavo.runtime.models.interface import Model
+from octavo.runtime.models.interface import Family
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def read(config: EngineConfig, model: Model, arch: Arch) -> Iterator[Piece]:
+def read(config: EngineConfig, model: Family, arch: Arch) -> Iterator[Piece]:
     """Yield every tensor of the checkpoint. Raises BadCheckpoint, naming file and tensor."""
     tied = "lm_head.weight" not in named_parameters(model)
-    for path, names in _find_files(Path(config.checkpoint.path)).items():
-        try:
-            with safe_open(path, "pt") as file:
-                yield from _read_file(file, path, names, model, arch, tied)
-        except (SafetensorError, OSError) as error:
-            raise BadCheckpoint(f"{path} cannot be read: {error}") from error
-
-
-def _read_file(
-    file: Any, path: Path, names: list[str] | None, model: Model, arch: Arch, tied: bool
-) -> Iterator[Piece]:
-    present = file.keys()
-    for name in sorted(present) if names is None else names:
-        origin = f"{path}: tensor {name!r}"
-        if name not in present:
-            raise BadCheckpoint(f"{origin} is announced by {_INDEX} but not there")
+    for origin, name, tensor in read_tensors(Path(config.checkpoint.path)):
         target = model.WEIGHTS.find(name)
         if model.WEIGHTS.ignores(name) or (tied and target and target.module == "lm_head.weight"):
             continue
         if target is None:
             raise BadCheckpoint(f"{origin} is not known to {type(model).__name__}")
-        tensor = file.get_tensor(name)
         if tensor.dtype not in _DTYPES:
             raise BadCheckpoint(f"{origin} is {tensor.dtype}; float32, bfloat16 and float16 can be read")
         yield Piece(
@@ -58,6 +42,21 @@ def _read_file(
             target.shard,
             target.transform(tensor, arch) if target.transform else tensor,
         )
+
+
+def read_tensors(folder: Path) -> Iterator[tuple[str, str, Tensor]]:
+    """Yield a folder's tensors, mapped: (origin for messages, name, tensor). Raises BadCheckpoint."""
+    for path, names in _find_files(folder).items():
+        try:
+            with safe_open(path, "pt") as file:
+                present = file.keys()
+                for name in sorted(present) if names is None else names:
+                    origin = f"{path}: tensor {name!r}"
+                    if name not in present:
+                        raise BadCheckpoint(f"{origin} is announced by {_INDEX} but not there")
+                    yield origin, name, file.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise BadCheckpoint(f"{path} cannot be read: {error}") from error
 
 
 def _find_files(folder: Path) -> dict[Path, list[str] | None]:

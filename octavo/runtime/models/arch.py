@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from octavo.base.errors import BadCheckpoint, Unsupported
 from octavo.messages.kv import KVCacheSpec
-from octavo.runtime.layers.rotary import DividedRope, LinearRope, Llama3Rope, Rope, YarnRope
+from octavo.runtime.layers.rotary import DividedRope, LinearRope, Llama3Rope, LongRope, Rope, YarnRope
 
 Config = dict[str, Any]
 Place = Literal["attention_in", "attention_out", "mlp_in", "mlp_out"]
@@ -24,6 +24,7 @@ ROPES: dict[str, type[Rope]] = {
     "llama3": Llama3Rope,
     "yarn": YarnRope,
     "divided": DividedRope,
+    "longrope": LongRope,
     # Changes nothing within the context that the model was made for, and no longer one is accepted.
     "dynamic": Rope,
 }
@@ -43,6 +44,8 @@ class Arch:
 
     vocab_size: int
     hidden_size: int
+    embedding_size: int = 0
+    """Of the token embeddings and of what the head receives; 0 = hidden_size."""
     intermediate_size: int
     num_heads: int
     num_kv_heads: int
@@ -51,15 +54,21 @@ class Arch:
     num_learned_positions: int = 0
     tied_head: bool = False
 
+    residual: Literal["serial", "parallel", "normalised"] = "serial"
+    """Attention, then MLP; both from the same stream (without "mlp_in", one norm serves both); or each
+    followed by the norm of the stream itself, as in the first transformer."""
     norms: frozenset[Place] = PRE_NORMS
+    final_norm: bool = True
     norm_kind: Literal["rms", "layer"] = "rms"
+    norm_weight: bool = True
     norm_bias: bool = False
     norm_eps: float = 1e-6
-    qk_norm: bool = False
-    """Normalise each head of queries and keys."""
+    qk_norm: Literal["none", "head", "each_head"] = "none"
+    """Normalise each head of queries and keys, with weights that all heads share or that each has its own."""
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
+    head_bias: bool = False
     activation: str = "silu"
     gated_mlp: bool = True
 
@@ -67,6 +76,12 @@ class Arch:
     attention_soft_cap: float = 0.0
     logit_soft_cap: float = 0.0
     embedding_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        for rope in {layer.rope for layer in self.layers if layer.rope}:
+            if not 0 < rope.dim <= self.head_dim or rope.dim % 2:
+                allowed = f"an even number up to {self.head_dim}"
+                raise BadCheckpoint(f"{rope.dim} components of a head cannot rotate: it must be {allowed}")
 
     def kv_specs(self, tp_size: int, itemsize: int) -> list[KVCacheSpec]:
         """The cache of each layer on one rank, in numbers of `itemsize` bytes."""
@@ -140,7 +155,14 @@ def read_rope(config: Config, head_dim: int, kind: str = "", interleaved: bool =
         "theta": float(given.get("rope_theta") or config.get("rope_theta") or 10000.0),
         "interleaved": interleaved,
     }
-    given.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
+    longest = config.get("max_position_embeddings")
+    original = config.get("original_max_position_embeddings")
+    if original or "original_max_position_embeddings" not in given:
+        given["original_max_position_embeddings"] = original or longest
+    given |= {
+        "max_position_embeddings": longest,
+        "max_model_len": config.get("max_model_len") or longest,
+    }
     cls: Any = ROPES[name]
     own = {f.name: given[f.name] for f in fields(cls) if given.get(f.name) is not None}
     try:

@@ -19,10 +19,10 @@ from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.embedding import Embedding, LMHead, VocabEmbedding
 from octavo.runtime.layers.linear import QKVLinear, RowLinear
 from octavo.runtime.layers.mlp import MLP
-from octavo.runtime.layers.norm import LayerNorm, NoNorm, Norm, RMSNorm
+from octavo.runtime.layers.norm import HeadLayerNorm, LayerNorm, NoNorm, Norm, RMSNorm
 from octavo.runtime.layers.rotary import Rope, RotaryEmbedding
 from octavo.runtime.models.arch import Arch, Place
-from octavo.runtime.models.interface import Model
+from octavo.runtime.models.interface import Family
 from octavo.runtime.models.weights import WeightMap, to
 
 GGUF_WEIGHTS = WeightMap(
@@ -46,15 +46,22 @@ GGUF_WEIGHTS = WeightMap(
         "blk.*.ffn_down": to("layers.*.mlp.down"),
         "blk.*.post_ffw_norm": to("layers.*.mlp_out_norm"),
     },
-    ignored=(r"^rope_freqs\.weight$",),  # read with the config
+    ignored=(r"^rope_(freqs|factors_long|factors_short)\.weight$",),  # read with the config
 )
 
 
 def make_norm(arch: Arch, build: BuildContext, size: int) -> Norm:
     """A norm of the architecture's kind."""
     if arch.norm_kind == "layer":
-        return LayerNorm(build, size, arch.norm_eps, arch.norm_bias)
+        return LayerNorm(build, size, arch.norm_eps, weight=arch.norm_weight, bias=arch.norm_bias)
     return RMSNorm(build, size, arch.norm_eps)
+
+
+def make_head_norm(arch: Arch, build: BuildContext, num_heads: int) -> Norm:
+    """The norm of `num_heads` heads of queries or keys, of [T, heads of this rank, head_dim]."""
+    if arch.qk_norm == "each_head":
+        return HeadLayerNorm(build, num_heads, arch.head_dim, arch.norm_eps)
+    return make_norm(arch, build, arch.head_dim)
 
 
 class SelfAttention(nn.Module):
@@ -70,10 +77,10 @@ class SelfAttention(nn.Module):
             build.at("qkv"), arch.hidden_size, arch.num_heads, arch.num_kv_heads, arch.head_dim, arch.qkv_bias
         )
         self._heads = (self.qkv.num_heads, self.qkv.num_kv_heads, self.qkv.num_kv_heads)
-        if arch.qk_norm:
-            self.q_norm = make_norm(arch, build.at("q_norm"), arch.head_dim)
-            self.k_norm = make_norm(arch, build.at("k_norm"), arch.head_dim)
-        self._normalised = arch.qk_norm
+        self._normalised = arch.qk_norm != "none"
+        if self._normalised:
+            self.q_norm = make_head_norm(arch, build.at("q_norm"), arch.num_heads)
+            self.k_norm = make_head_norm(arch, build.at("k_norm"), arch.num_kv_heads)
         spec = arch.kv_specs(build.parallel.tp_size, build.kv_dtype.itemsize)[layer_id]
         self.attention = Attention(
             build, layer_id, spec, scale=arch.attention_scale, soft_cap=arch.attention_soft_cap
@@ -120,7 +127,9 @@ class DecoderLayer(nn.Module):
         )
         self.mlp_out_norm = norm("mlp_out", "mlp_out_norm")
 
-    def forward(self, x: Tensor, residual: Tensor | None, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, residual: Tensor | None, batch: ForwardBatch
+    ) -> tuple[Tensor, Tensor | None]:
         """Take and return (what is to be added to the residual stream, the stream), so that norms can add."""
         x, residual = self.attention_norm.add(x, residual)
         x = self.attention_out_norm(self.attention(x, batch))
@@ -128,14 +137,48 @@ class DecoderLayer(nn.Module):
         return self.mlp_out_norm(self.mlp(x)), residual
 
 
-class Decoder(Model):
+class ParallelLayer(DecoderLayer):
+    """Attention and MLP side by side, each with a norm of its own or both with one."""
+
+    def __init__(
+        self, arch: Arch, build: BuildContext, layer_id: int, rotary: RotaryEmbedding | None
+    ) -> None:
+        super().__init__(arch, build, layer_id, rotary)
+        self._one_norm = "mlp_in" not in arch.norms
+
+    def forward(
+        self, x: Tensor, residual: Tensor | None, batch: ForwardBatch
+    ) -> tuple[Tensor, Tensor | None]:
+        """See DecoderLayer."""
+        x, residual = self.attention_norm.add(x, residual)
+        mlp_input = x if self._one_norm else self.mlp_norm(residual)
+        return self.attention(x, batch) + self.mlp(mlp_input), residual
+
+
+class NormalisedLayer(DecoderLayer):
+    """The norms stand behind the sums: what they give is the residual stream."""
+
+    def forward(
+        self, x: Tensor, residual: Tensor | None, batch: ForwardBatch
+    ) -> tuple[Tensor, Tensor | None]:
+        """See DecoderLayer; `residual` stays None."""
+        assert residual is None
+        x = self.attention_norm(x + self.attention(x, batch))
+        return self.mlp_norm(x + self.mlp(x)), None
+
+
+LAYERS = {"serial": DecoderLayer, "parallel": ParallelLayer, "normalised": NormalisedLayer}
+
+
+class Decoder(Family):
     """Embedding → layers → norm; head apart, because only some rows need it."""
 
     GGUF_WEIGHTS = GGUF_WEIGHTS
 
     def __init__(self, arch: Arch, build: BuildContext) -> None:
         super().__init__()
-        self.embed_tokens = VocabEmbedding(build.at("embed_tokens"), arch.vocab_size, arch.hidden_size)
+        embedding_size = arch.embedding_size or arch.hidden_size
+        self.embed_tokens = VocabEmbedding(build.at("embed_tokens"), arch.vocab_size, embedding_size)
         if arch.num_learned_positions:
             self.embed_positions = Embedding(
                 build.at("embed_positions"), arch.num_learned_positions, arch.hidden_size
@@ -145,13 +188,16 @@ class Decoder(Model):
             for layer in arch.layers
             if layer.rope
         }
+        layer_type = LAYERS[arch.residual]
         self.layers = nn.ModuleList(
-            DecoderLayer(arch, build.at(f"layers.{i}"), i, ropes[layer.rope] if layer.rope else None)
+            layer_type(arch, build.at(f"layers.{i}"), i, ropes[layer.rope] if layer.rope else None)
             for i, layer in enumerate(arch.layers)
         )
-        self.norm = make_norm(arch, build.at("norm"), arch.hidden_size)
+        self.norm = make_norm(arch, build.at("norm"), arch.hidden_size) if arch.final_norm else NoNorm()
         tied = self.embed_tokens if arch.tied_head else None
-        self.lm_head = LMHead(build.at("lm_head"), arch.vocab_size, arch.hidden_size, tied)
+        self.lm_head = LMHead(
+            build.at("lm_head"), arch.vocab_size, embedding_size, tied=tied, bias=arch.head_bias
+        )
         self._learned_positions = arch.num_learned_positions > 0
         # Rounded to the type of the activations, as these models were trained.
         self._embedding_scale = torch.tensor(arch.embedding_scale, dtype=build.compute_dtype).item()
@@ -160,7 +206,7 @@ class Decoder(Model):
 
     @classmethod
     def build(cls, arch: Arch, build: BuildContext) -> Self:
-        """See Model.build."""
+        """See Family.build."""
         return cls(arch, build)
 
     def embed(self, batch: ForwardBatch) -> Tensor:
@@ -168,6 +214,7 @@ class Decoder(Model):
         x: Tensor = self.embed_tokens(batch.input_ids)
         if self._embedding_scale != 1.0:
             x = x * self._embedding_scale
+        x = batch.with_given_embeds(x)
         if self._learned_positions:
             x = x + self.embed_positions(batch.positions)
         return x

@@ -2,12 +2,10 @@
 
 from typing import ClassVar
 
-from torch import Tensor
-
-from octavo.runtime.models.arch import SANDWICH_NORMS, Arch, Config, read_arch, size_of
+from octavo.runtime.models.arch import SANDWICH_NORMS, Arch, Config
 from octavo.runtime.models.decoder import Decoder
-from octavo.runtime.models.llama import LLAMA_WEIGHTS
-from octavo.runtime.models.weights import Stored, to
+from octavo.runtime.models.gemma import Gemma2, layer_types, plus_one, read_gemma
+from octavo.runtime.models.weights import to
 
 _DEFAULTS: Config = {
     "num_attention_heads": 8,
@@ -22,25 +20,13 @@ _DEFAULTS: Config = {
 """What transformers assumes where a config is silent, as those of Gemma 3's larger sizes are."""
 
 
-def plus_one(tensor: Stored, arch: Arch) -> Stored:
-    """Gemma's norms multiply by 1 + w: keep the sum. (GGUF files hold the sum.)"""
-    del arch
-    assert isinstance(tensor, Tensor)
-    return tensor.float() + 1
-
-
 class Gemma3(Decoder):
     """Every sixth layer sees everything; the others see a window."""
 
-    WEIGHTS = LLAMA_WEIGHTS.replace(
+    WEIGHTS = Gemma2.WEIGHTS.replace(
         {
-            "norm": to("norm", "", plus_one),
-            "layers.*.input_layernorm": to("layers.*.attention_norm", "", plus_one),
             "layers.*.self_attn.q_norm": to("layers.*.attention.q_norm", "", plus_one),
             "layers.*.self_attn.k_norm": to("layers.*.attention.k_norm", "", plus_one),
-            "layers.*.post_attention_layernorm": to("layers.*.attention_out_norm", "", plus_one),
-            "layers.*.pre_feedforward_layernorm": to("layers.*.mlp_norm", "", plus_one),
-            "layers.*.post_feedforward_layernorm": to("layers.*.mlp_out_norm", "", plus_one),
         }
     )
     TINY: ClassVar[Config] = {
@@ -68,28 +54,18 @@ class Gemma3(Decoder):
     def arch_from_hf(config: Config) -> Arch:
         """Fill in the defaults, then spell the two ropes as transformers 5 does."""
         config = _DEFAULTS | config
-        config.setdefault("layer_types", _layer_types(config))
+        config.setdefault("layer_types", layer_types(config, config.get("sliding_window_pattern", 6)))
         if not config.get("rope_parameters"):
             config["rope_parameters"] = {
                 "sliding_attention": {"rope_theta": config.get("rope_local_base_freq", 10_000.0)},
                 "full_attention": {"rope_theta": config.get("rope_theta", 1_000_000.0)}
                 | (config.pop("rope_scaling", None) or {}),
             }
-        bias = bool(config.get("attention_bias"))
-        return read_arch(
+        return read_gemma(
             config,
-            qkv_bias=bias,
-            out_bias=bias,
-            qk_norm=True,
+            qk_norm="head",
             norms=SANDWICH_NORMS,
             activation=config.get("hidden_activation") or "gelu_pytorch_tanh",
             attention_scale=config["query_pre_attn_scalar"] ** -0.5,
             logit_soft_cap=config.get("final_logit_softcapping") or 0.0,
-            embedding_scale=size_of(config, "hidden_size") ** 0.5,
         )
-
-
-def _layer_types(config: Config) -> list[str]:
-    period = config.get("sliding_window_pattern", 6)
-    count = size_of(config, "num_hidden_layers")
-    return ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(count)]

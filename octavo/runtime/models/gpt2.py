@@ -13,8 +13,13 @@ _NAMES = {
     "num_attention_heads": "n_head",
     "max_position_embeddings": "n_positions",
     "intermediate_size": "n_inner",
-    "rms_norm_eps": "layer_norm_epsilon",
 }
+
+
+def usual_names(config: Config) -> Config:
+    """The config with GPT-2's names also in the usual spelling."""
+    config = {"layer_norm_epsilon": 1e-5} | config
+    return {ours: config.get(theirs) for ours, theirs in _NAMES.items()} | config
 
 
 class GPT2(Decoder):
@@ -51,8 +56,7 @@ class GPT2(Decoder):
         """GPT-2's own names become the usual ones."""
         if config.get("scale_attn_by_inverse_layer_idx") or config.get("scale_attn_weights") is False:
             raise Unsupported("GPT-2 with scale_attn_by_inverse_layer_idx, or without scale_attn_weights")
-        config = {"tie_word_embeddings": True, "layer_norm_epsilon": 1e-5} | config
-        config = {ours: config.get(theirs) for ours, theirs in _NAMES.items()} | config
+        config = usual_names({"tie_word_embeddings": True} | config)
         return read_arch(
             config,
             layers=(LayerArch(),) * size_of(config, "num_hidden_layers"),

@@ -1,4 +1,7 @@
-"""`Model`: what the model runner and the loader ask of an architecture, and the list of architectures."""
+"""`Model`: what the model runner asks of a model; `Family`: what the loader asks of one of octavo's own.
+
+The architectures that octavo has a file for are listed here.
+"""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar, Self
@@ -14,25 +17,7 @@ from octavo.runtime.models.weights import WeightMap
 
 
 class Model(nn.Module, ABC):
-    """A causal language model on this rank.
-
-    WEIGHTS, GGUF_WEIGHTS: names in safetensors and GGUF files to our parameters
-    TINY:                  a config small enough for tests on a CPU
-    """
-
-    WEIGHTS: ClassVar[WeightMap]
-    GGUF_WEIGHTS: ClassVar[WeightMap]
-    TINY: ClassVar[Config]
-
-    @staticmethod
-    @abstractmethod
-    def arch_from_hf(config: Config) -> Arch:
-        """Read a config in Hugging Face's form. Raises BadCheckpoint or Unsupported."""
-
-    @classmethod
-    @abstractmethod
-    def build(cls, arch: Arch, build: BuildContext) -> Self:
-        """Construct with parameters still to be loaded."""
+    """A causal language model on this rank, ready to run."""
 
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -48,19 +33,55 @@ class Model(nn.Module, ABC):
         return [module for module in self.modules() if isinstance(module, Attention)]
 
     @property
+    @abstractmethod
     def weight_bytes(self) -> int:
         """Bytes of the weights that this rank keeps."""
+
+
+class Family(Model):
+    """A model with a file of its own.
+
+    WEIGHTS, GGUF_WEIGHTS: names in safetensors and GGUF files to our parameters
+    TINY:                  a config small enough for tests on a CPU
+    """
+
+    WEIGHTS: ClassVar[WeightMap]
+    GGUF_WEIGHTS: ClassVar[WeightMap]
+    TINY: ClassVar[Config]
+
+    @staticmethod
+    @abstractmethod
+    def arch_from_hf(config: Config) -> Arch:
+        """Read a config in Hugging Face's form, plus `max_model_len`. Raises BadCheckpoint or Unsupported."""
+
+    @classmethod
+    @abstractmethod
+    def build(cls, arch: Arch, build: BuildContext) -> Self:
+        """Construct with parameters still to be loaded."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """See Model.weight_bytes."""
         return sum(parameter.num_bytes for parameter in named_parameters(self).values())
 
 
-MODELS: Registry[type[Model]] = Registry(
+MODELS: Registry[type[Family]] = Registry(
     "model architecture",
     {
+        "FalconForCausalLM": "octavo.runtime.models.falcon:Falcon",
         "GPT2LMHeadModel": "octavo.runtime.models.gpt2:GPT2",
+        "GPTJForCausalLM": "octavo.runtime.models.gptj:GPTJ",
+        "GPTNeoXForCausalLM": "octavo.runtime.models.gpt_neox:GPTNeoX",
+        "GemmaForCausalLM": "octavo.runtime.models.gemma:Gemma",
+        "Gemma2ForCausalLM": "octavo.runtime.models.gemma:Gemma2",
         "Gemma3ForCausalLM": "octavo.runtime.models.gemma3:Gemma3",
         "LlamaForCausalLM": "octavo.runtime.models.llama:Llama",
         "MistralForCausalLM": "octavo.runtime.models.llama:Mistral",
+        "OPTForCausalLM": "octavo.runtime.models.opt:OPT",
+        "PhiForCausalLM": "octavo.runtime.models.phi:Phi",
+        "Phi3ForCausalLM": "octavo.runtime.models.phi:Phi3",
         "Qwen2ForCausalLM": "octavo.runtime.models.qwen:Qwen2",
         "Qwen3ForCausalLM": "octavo.runtime.models.qwen:Qwen3",
+        "StableLmForCausalLM": "octavo.runtime.models.stablelm:StableLM",
     },
 )

@@ -55,4 +55,4 @@ class Qwen3(Decoder):
     def arch_from_hf(config: Config) -> Arch:
         """A head has 128 components unless the config says otherwise."""
         bias = bool(config.get("attention_bias"))
-        return read_arch({"head_dim": 128} | _windowed(config), qk_norm=True, qkv_bias=bias, out_bias=bias)
+        return read_arch({"head_dim": 128} | _windowed(config), qk_norm="head", qkv_bias=bias, out_bias=bias)

@@ -1,7 +1,7 @@
 """`WeightMap`: from the names in a checkpoint to our parameters, as data.
 
-A rule maps a stem, with `*` for the layer's number, to the module that takes it; ".weight" and ".bias" carry
-over.
+A rule maps a stem, with `*` for numbers (the layer's, a head's), to the module that takes it; ".weight" and
+".bias" carry over.
 
     "model.layers.*.self_attn.q_proj": to("layers.*.attention.qkv", "q")
 """
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from octavo.runtime.models.arch import Arch
@@ -19,7 +20,7 @@ from octavo.runtime.quantization.blocks import Blocks
 Stored = Tensor | Blocks
 Transform = Callable[[Stored, Arch], Stored]
 
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 class Target(NamedTuple):
@@ -44,12 +45,12 @@ class WeightMap:
     def find(self, name: str) -> Target | None:
         """Where tensor `name` goes, the target's module completed to a parameter's name; None if unknown."""
         stem, _, suffix = name.removeprefix(self.prefix).rpartition(".")
-        number = _NUMBER.search(stem)
-        target = self.rules.get(_NUMBER.sub("*", stem, count=1))
+        target = self.rules.get(_NUMBER.sub("*", stem))
         if target is None:
             return None
-        module = target.module.replace("*", number.group()) if number else target.module
-        return target._replace(module=f"{module}.{suffix}")
+        numbers = iter(_NUMBER.findall(stem))
+        module, shard = (re.sub(r"\*", lambda _: next(numbers), part) for part in target[:2])
+        return Target(f"{module}.{suffix}", shard, target.transform)
 
     def ignores(self, name: str) -> bool:
         """Whether `name` may be left out."""
@@ -65,3 +66,16 @@ def transpose(tensor: Stored, arch: Arch) -> Stored:
     del arch
     assert isinstance(tensor, Tensor)
     return tensor.t()
+
+
+def ungroup_qkv(tensor: Stored, arch: Arch) -> Stored:
+    """Rows in groups of one key head (its queries, the key, the value) to all queries, all keys, all values.
+
+    Whole rows move, so packed ones stay packed. A wrong number of rows is left for the parameter to refuse.
+    """
+    num_rows = (arch.num_heads + 2 * arch.num_kv_heads) * arch.head_dim
+    if tensor.shape[:1] != (num_rows,):
+        return tensor
+    rows = torch.arange(num_rows).view(arch.num_kv_heads, -1, arch.head_dim)
+    queries, keys, values = rows[:, :-2], rows[:, -2], rows[:, -1]
+    return tensor.index_select(0, torch.cat([queries.flatten(), keys.flatten(), values.flatten()]))

@@ -48,12 +48,9 @@ class BlockLinear(LinearMethod):
 
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Multiply segment by segment."""
-        matmul = self._storage.kernels.block_matmul
         if len(self._segments) == 1:
-            return matmul(x, self._segments[0].data, self._segments[0].type.name, bias)
-        outputs = torch.cat(
-            [matmul(x, segment.data, segment.type.name) for segment in self._segments], dim=-1
-        )
+            return self._multiply(x, self._segments[0], bias)
+        outputs = torch.cat([self._multiply(x, segment, None) for segment in self._segments], dim=-1)
         return outputs if bias is None else outputs.add_(bias)
 
     def gather(self, ids: Tensor) -> Tensor:
@@ -61,3 +58,8 @@ class BlockLinear(LinearMethod):
         (table,) = self._segments
         rows = self._storage.kernels.block_dequantize(table.data[ids], table.type.name)
         return rows.to(self._storage.compute_dtype)
+
+    def _multiply(self, x: Tensor, segment: Blocks, bias: Tensor | None) -> Tensor:
+        return self._storage.kernels.block_matmul(
+            x, segment.data, segment.type.name, bias, self._storage.activations
+        )

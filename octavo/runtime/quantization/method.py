@@ -13,18 +13,22 @@ from torch import Tensor
 from octavo.base.errors import Unsupported
 from octavo.base.registry import Registry
 from octavo.config.engine import EngineConfig
-from octavo.runtime.kernels.table import KernelTable
+from octavo.runtime.kernels.table import Activations, KernelTable
 from octavo.runtime.quantization.parameter import Layout, Parameter
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Where and how weights are kept: `compute_dtype` is the type of activations, biases and norms."""
+    """Where and how weights are kept: `compute_dtype` is the type of activations, biases and norms.
+
+    activations: what packed weights are multiplied by; "int8" rounds a row's activations to 8 bits on the way
+    """
 
     device: torch.device
     weight_dtype: torch.dtype
     compute_dtype: torch.dtype
     kernels: KernelTable
+    activations: Activations = "float32"
 
 
 class LinearMethod(ABC):

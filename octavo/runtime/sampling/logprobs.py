@@ -29,12 +29,19 @@ class Scores(NamedTuple):
         return [TokenLogprobs(*row) for row in zip(*columns, strict=True)]
 
 
-def score(logits: torch.Tensor, token_ids: torch.Tensor, num_likeliest: int, normalise: bool) -> Scores:
-    """Score the chosen tokens and the `num_likeliest` others.
+def score(
+    logits: torch.Tensor,
+    token_ids: torch.Tensor,
+    num_likeliest: int,
+    normalise: bool,
+    listed_ids: torch.Tensor | None = None,
+) -> Scores:
+    """Score the chosen tokens and the `num_likeliest` others, or those listed instead.
 
     logits:        [n, vocab_size] float32, overwritten when `normalise`d
     token_ids:     [n] int64
     num_likeliest: -1 = the whole vocabulary
+    listed_ids:    [n, k] int64
     A token's rank is 1 + the number of larger values.
     """
     vocab_size = logits.shape[1]
@@ -42,13 +49,18 @@ def score(logits: torch.Tensor, token_ids: torch.Tensor, num_likeliest: int, nor
     size = vocab_size if num_likeliest == WHOLE_VOCABULARY else min(num_likeliest, vocab_size)
     chosen = values.gather(1, token_ids[:, None])
     rank = 1 + (values > chosen).sum(dim=1, keepdim=True)
-    if size == 0:
+    if listed_ids is not None:
+        ids, others = listed_ids, values.gather(1, listed_ids)
+        ascending = values.sort(dim=1).values
+        ranks = 1 + vocab_size - torch.searchsorted(ascending, others, right=True)
+    elif size == 0:
         return Scores(token_ids[:, None], chosen, rank)
-    best, ids = top_candidates(values, size)
-    ranks = torch.arange(1, size + 1, device=logits.device).expand(len(logits), -1)
+    else:
+        others, ids = top_candidates(values, size)
+        ranks = torch.arange(1, size + 1, device=logits.device).expand(len(logits), -1)
     return Scores(
         torch.cat([token_ids[:, None], ids], dim=1),
-        torch.cat([chosen, best], dim=1),
+        torch.cat([chosen, others], dim=1),
         torch.cat([rank, ranks], dim=1),
     )
 
@@ -63,3 +75,14 @@ def score_tokens(
     values = logits.float()
     owned = values.clone() if values is logits else values
     return score(owned, token_ids, num_likeliest, mode.endswith("logprobs")).to_host()
+
+
+def score_candidates(logits: torch.Tensor, candidates: list[list[int]], mode: str) -> list[list[float]]:
+    """The values of each row's own candidates. logits: [n, vocab_size], kept."""
+    longest = max(map(len, candidates), default=0)
+    ids = torch.tensor([row + [0] * (longest - len(row)) for row in candidates], device=logits.device)
+    values = logits.float()
+    if mode.endswith("logprobs"):
+        values = values.log_softmax(dim=1)
+    scores = values.gather(1, ids).tolist()
+    return [row[: len(wanted)] for row, wanted in zip(scores, candidates, strict=True)]

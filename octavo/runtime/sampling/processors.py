@@ -18,8 +18,25 @@ from octavo.runtime.sampling.slots import Batch, SlotLists, TokenTable, in_vocab
 NEVER = float("-inf")
 
 
+class SlotsFailed(Exception):
+    """Some requests of a batch cannot go on; all others were served."""
+
+    def __init__(self, texts: dict[int, str]) -> None:
+        super().__init__(texts)
+        self.texts = texts
+        """By slot, for the client."""
+
+
 class Processor(ABC):
-    """One way to change logits; keeps what it needs of each active request by slot."""
+    """One way to change logits; keeps what it needs of each active request by slot.
+
+    Public as `octavo.LogitsProcessor`: users derive their own. What a method raises ends the requests that it
+    was called for, and no other.
+    """
+
+    @classmethod  # noqa: B027 - most have nothing to say
+    def validate_params(cls, params: SamplingParams) -> None:
+        """Raise ValueError for a request that it cannot serve. Called by the front, for users' processors."""
 
     def __init__(self, vocab_size: int, num_slots: int, device: torch.device) -> None:
         self.vocab_size = vocab_size

@@ -1,24 +1,28 @@
 """`Sampler`: logits in, one token per row out, with everything a request asked for.
 
 Called by the model runner: `add` and `remove` when a request takes or leaves a slot, `sample` once per step.
-The order is vLLM's: raw logprobs, allowed and forbidden tokens, bad words, min_tokens, logit_bias, penalties,
-then the likeliest token, or temperature, min_p, top_k, top_p and a draw. `sample` never waits for an
-accelerator: the runner may prepare the next step before the host knows a token.
+The order is vLLM's: raw logprobs, allowed and forbidden tokens, bad words, min_tokens, logit_bias, users' own
+processors, penalties, then the likeliest token, or temperature, min_p, top_k, top_p and a draw. It waits for
+no accelerator (but for a request's own functions): the runner may prepare the next step before the host
+knows a token.
 
 State belongs to a slot, is written when a request enters and then only by its own tokens. So a row's result
 depends on its logits, its request and the output position, and on nothing else in the batch.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
 import torch
 
+from octavo.base.log import get_logger
 from octavo.messages.request import TokenLogprobs
-from octavo.messages.sampling import SamplingParams
+from octavo.messages.sampling import MAX_LOGPROB_TOKEN_IDS, SamplingParams
 from octavo.messages.step import NewRequest
+from octavo.runtime.sampling.custom import RequestFunctions
 from octavo.runtime.sampling.draw import (
     Choice,
     Limits,
@@ -36,9 +40,13 @@ from octavo.runtime.sampling.processors import (
     ForbiddenTokens,
     LogitBias,
     MinTokens,
+    Processor,
     ProcessorFactory,
+    SlotsFailed,
 )
 from octavo.runtime.sampling.slots import Array, Batch, to_device
+
+_log = get_logger(__name__)
 
 PROCESSORS: tuple[ProcessorFactory, ...] = (
     AllowedTokens,
@@ -46,6 +54,7 @@ PROCESSORS: tuple[ProcessorFactory, ...] = (
     BadWords,
     MinTokens,
     LogitBias,
+    RequestFunctions,
     Penalties,
 )
 _NO_LOGPROBS = -2
@@ -80,15 +89,17 @@ class SamplerOutput:
     token_ids: [rows] int64; 0 for a failed row
     peaks:     [rows] float32, each row's largest logit after the processors; not finite = the row has failed
     scores:    pairs of rows (on the host) and their scores
+    faults:    by row: why it cannot go on
     """
 
     token_ids: torch.Tensor
     peaks: torch.Tensor
     scores: list[tuple[Array, Scores]]
+    faults: dict[int, str] = field(default_factory=dict)
 
     def to_host(self) -> HostSamples:
         """Lists of everything; waits for the device."""
-        errors = [_error(peak) for peak in self.peaks.tolist()]
+        errors = [self.faults.get(row) or _error(peak) for row, peak in enumerate(self.peaks.tolist())]
         logprobs: list[TokenLogprobs | None] = [None] * len(errors)
         for rows, scores in self.scores:
             for row, entry in zip(rows.tolist(), scores.to_host(), strict=True):
@@ -115,6 +126,9 @@ class Sampler:
         self._is_active = np.zeros((len(self._processors), max_num_slots), dtype=bool)
         self._kinds = np.zeros(max_num_slots, dtype=np.int64)
         self._num_logprobs = np.full(max_num_slots, _NO_LOGPROBS)
+        self._has_listed = np.zeros(max_num_slots, dtype=bool)
+        self._listed_ids = torch.zeros(max_num_slots, MAX_LOGPROB_TOKEN_IDS, dtype=torch.int64, device=device)
+        self._faults: dict[int, str] = {}
         self._limits = torch.ones(max_num_slots, len(Limits._fields), dtype=torch.float64, device=device)
         # Pieces that stay in a CPU's caches are twice as fast; elsewhere only memory bounds them.
         self._rows_at_once = max(1, (2**20 if self._device.type == "cpu" else 2**26) // vocab_size)
@@ -127,22 +141,28 @@ class Sampler:
         params = request.sampling
         self._kinds[slot] = _kind(params)
         self._num_logprobs[slot] = _NO_LOGPROBS if params.logprobs is None else params.logprobs
+        self._has_listed[slot] = params.logprob_token_ids is not None
+        if (ids := params.logprob_token_ids) is not None:
+            self._listed_ids[slot, : len(ids)] = torch.tensor(ids)
         temperature = 1.0 if params.greedy else params.temperature
         limits = [temperature, params.top_k, params.top_p, params.min_p]
         self._limits[slot] = torch.tensor(limits, dtype=torch.float64)
         self._seeds[slot] = request.seed
         for index, processor in enumerate(self._processors):
-            if processor.is_active(params):
-                processor.add(slot, request)
-                self._is_active[index, slot] = True
+            with self._blaming(processor, [slot]):
+                if processor.is_active(params):
+                    processor.add(slot, request)
+                    self._is_active[index, slot] = True
 
     @torch.inference_mode()
     def remove(self, slot: int) -> None:
         """The request of `slot` has left; a free slot may be removed again."""
         for index, processor in enumerate(self._processors):
             if self._is_active[index, slot]:
-                processor.remove(slot)
                 self._is_active[index, slot] = False
+                with self._blaming(processor, [slot]):
+                    processor.remove(slot)
+        self._faults.pop(slot, None)
 
     @torch.inference_mode()
     def sample(
@@ -165,18 +185,38 @@ class Sampler:
         token_ids, peaks = self._choose(logits, batch)
         token_ids = torch.where(peaks.isfinite(), token_ids, 0)
         self._observe(batch, token_ids)
-        return SamplerOutput(token_ids, peaks, self._score(shown, scored, token_ids))
+        scores = self._score(shown, scored, token_ids)
+        return SamplerOutput(token_ids, peaks, scores, self._faults_by_row(batch) if self._faults else {})
 
     def _process(self, logits: torch.Tensor, batch: Batch) -> None:
         for processor, is_active in zip(self._processors, self._is_active[:, batch.slots], strict=True):
             if is_active.any():
-                processor.apply(logits, batch.where(is_active))
+                part = batch.where(is_active)
+                with self._blaming(processor, part.slots.tolist()):
+                    processor.apply(logits, part)
 
     def _observe(self, batch: Batch, token_ids: torch.Tensor) -> None:
         for processor, is_active in zip(self._processors, self._is_active[:, batch.slots], strict=True):
             if is_active.any():
                 part = batch.where(is_active)
-                processor.observe(part, token_ids[to_device(part.rows, self._device)])
+                with self._blaming(processor, part.slots.tolist()):
+                    processor.observe(part, token_ids[to_device(part.rows, self._device)])
+
+    def _faults_by_row(self, batch: Batch) -> dict[int, str]:
+        slots = enumerate(batch.slots.tolist())
+        return {row: self._faults[slot] for row, slot in slots if slot in self._faults}
+
+    @contextmanager
+    def _blaming(self, processor: Processor, slots: list[int]) -> Iterator[None]:
+        """What `processor` raises inside ends the requests of these slots, not the engine."""
+        try:
+            yield
+        except SlotsFailed as failed:
+            self._faults |= failed.texts
+        except Exception as error:
+            _log.exception("%s failed.", type(processor).__name__)
+            text = f"The logits processor {type(processor).__name__} failed: {type(error).__name__}: {error}"
+            self._faults |= dict.fromkeys(slots, text)
 
     def _choose(self, logits: torch.Tensor, batch: Batch) -> Choice:
         kinds = self._kinds[batch.slots]
@@ -212,16 +252,23 @@ class Sampler:
         self, shown: torch.Tensor, scored: Batch, token_ids: torch.Tensor
     ) -> list[tuple[Array, Scores]]:
         scores = []
-        numbers = self._num_logprobs[scored.slots]
-        for number in np.unique(numbers).tolist():
-            of_number = np.flatnonzero(numbers == number)
-            for first in range(0, len(of_number), self._rows_at_once):
-                places = of_number[first : first + self._rows_at_once]
+        kinds = np.stack([self._num_logprobs[scored.slots], self._has_listed[scored.slots]], axis=1)
+        for number, has_listed in np.unique(kinds, axis=0).tolist():
+            of_kind = np.flatnonzero((kinds == (number, has_listed)).all(axis=1))
+            for first in range(0, len(of_kind), self._rows_at_once):
+                places = of_kind[first : first + self._rows_at_once]
                 rows = scored.rows[places]
                 chosen = token_ids[to_device(rows, self._device)]
                 part = shown[to_device(places, self._device)]
-                scores.append((rows, score(part, chosen, number, self._normalise)))
+                slots = to_device(scored.slots[places], self._device)
+                listed = self._listed_ids[slots, :number] if has_listed else None
+                scores.append((rows, score(part, chosen, number, self._normalise, listed)))
         return scores
+
+
+def with_users(processors: Sequence[ProcessorFactory]) -> tuple[ProcessorFactory, ...]:
+    """All of ours, and before the penalties the users' own."""
+    return (*PROCESSORS[:-1], *processors, PROCESSORS[-1])
 
 
 def _kind(params: SamplingParams) -> _Kind:

@@ -1,6 +1,7 @@
 """The memory of the KV cache: which layers share a block table, and the tensors behind the blocks."""
 
 import mmap
+from collections.abc import Iterator
 from math import prod
 
 import torch
@@ -41,31 +42,73 @@ class KVTensors:
     """
 
     def __init__(self, plan: CachePlan, dtype: torch.dtype, device: torch.device) -> None:
-        spec = plan.groups[0].spec
+        self._plan, self._dtype, self._device = plan, dtype, device
+        self.group_of_layer = [0] * sum(len(group.layers) for group in plan.groups)
+        for index, group in enumerate(plan.groups):
+            for layer_id in group.layers:
+                self.group_of_layer[layer_id] = index
+        self.allocate()
+
+    def allocate(self) -> None:
+        """Take the memory."""
+        plan, spec = self._plan, self._plan.groups[0].spec
         shape = (plan.num_blocks, 2, plan.block_size, spec.num_kv_heads, spec.head_dim)
         count = max(len(group.layers) for group in plan.groups)
-        self.tensors = [_zeros(shape, dtype, device) for _ in range(count)]
-        num_layers = sum(len(group.layers) for group in plan.groups)
-        self.by_layer = [self.tensors[0]] * num_layers
-        self.group_of_layer = [0] * num_layers
-        for index, group in enumerate(plan.groups):
+        self.tensors = [_zeros(shape, self._dtype, self._device) for _ in range(count)]
+        host_shape = (plan.num_host_blocks, *shape[1:])
+        self._host = [_zeros(host_shape, self._dtype, torch.device("cpu")) for _ in range(count)]
+        self.by_layer = [self.tensors[0]] * len(self.group_of_layer)
+        for group in plan.groups:
             for tensor, layer_id in zip(self.tensors, group.layers, strict=False):
                 self.by_layer[layer_id] = tensor
-                self.group_of_layer[layer_id] = index
+
+    def free(self) -> None:
+        """Give the memory back, and what is in it; no step may run before the next `allocate`."""
+        self.tensors, self.by_layer, self._host = [], [], []
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held now."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
-        """Copy whole blocks (from, to) in every layer."""
-        if not copies:
-            return
-        source = torch.tensor([c[0] for c in copies], device=self.tensors[0].device)
-        target = torch.tensor([c[1] for c in copies], device=self.tensors[0].device)
-        for tensor in self.tensors:
-            tensor[target] = tensor[source]
+        """Copy whole blocks (from, to) in every layer, in this order; ids from num_blocks on are host slots."""
+        for run in _runs(copies, self._plan.num_blocks):
+            sources, source = self._locate([copy[0] for copy in run])
+            targets, target = self._locate([copy[1] for copy in run])
+            for from_tensor, to_tensor in zip(sources, targets, strict=True):
+                to_tensor[target] = from_tensor[source].to(to_tensor.device)
+
+    def _locate(self, blocks: list[int]) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """The tensors in which these blocks are, all of one kind, and the blocks' places in them."""
+        offset = self._plan.num_blocks if blocks[0] >= self._plan.num_blocks else 0
+        tensors = self._host if offset else self.tensors
+        return tensors, torch.tensor(blocks, device=tensors[0].device) - offset
+
+
+def _runs(copies: list[tuple[int, int]], num_blocks: int) -> Iterator[list[tuple[int, int]]]:
+    """Cut into runs that may each be done at once: from and to one kind of memory, nothing written before."""
+    run: list[tuple[int, int]] = []
+    written: set[int] = set()
+    kinds = (False, False)
+    for source, target in copies:
+        new_kinds = (source >= num_blocks, target >= num_blocks)
+        if run and (new_kinds != kinds or source in written or target in written):
+            yield run
+            run, written = [], set()
+        kinds = new_kinds
+        run.append((source, target))
+        written.add(target)
+    if run:
+        yield run
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A tensor of zeros; on CPU its pages take memory only once they are written."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    pages = mmap.mmap(-1, prod(shape) * dtype.itemsize)
+    num_bytes = prod(shape) * dtype.itemsize
+    if not num_bytes:
+        return torch.zeros(shape, dtype=dtype)
+    pages = mmap.mmap(-1, num_bytes)
     return torch.frombuffer(pages, dtype=dtype).view(shape)

@@ -27,7 +27,8 @@ class ModelRunner:
         sampler: Sampler,
         logprobs_mode: str,
     ) -> None:
-        self._model = model
+        self.model = model
+        """Deleted while the weights are given up."""
         self._cache = cache
         self._state = state
         self._sampler = sampler
@@ -43,8 +44,8 @@ class ModelRunner:
         self._state.extend_tables(slots, step)
         self._cache.copy_blocks(step.block_copies)
         prepared = prepare(step, slots, self._state, self._cache)
-        hidden = self._model.forward(prepared.batch)
-        prompt_logprobs = self._prompt_scores.collect(step, prepared, self._state, hidden, self._model)
+        hidden = self.model.forward(prepared.batch)
+        prompt_logprobs = self._prompt_scores.collect(step, prepared, self._state, hidden, self.model)
         return self._sample(step, prepared, hidden, prompt_logprobs)
 
     def _update_slots(self, step: SchedulerOutput) -> None:
@@ -71,7 +72,7 @@ class ModelRunner:
         slots = prepared.slots[prepared.samples]
         last_rows = torch.from_numpy(prepared.starts[prepared.samples + 1] - 1).to(hidden.device)
         positions = self._state.num_tokens[slots] - self._state.num_prompt_tokens[slots]
-        result = self._sampler.sample(self._model.logits(hidden[last_rows]), slots, positions)
+        result = self._sampler.sample(self.model.logits(hidden[last_rows]), slots, positions)
         self._state.append(slots, result.token_ids)
         host = result.to_host()
         for row, index in enumerate(prepared.samples.tolist()):

@@ -1,4 +1,4 @@
-"""From a planned step to tensors: vectorized over tokens, no loop over requests.
+"""From a planned step to tensors: vectorized over tokens, no loop over requests (but those with embeddings).
 
 T = tokens of the step, R = requests of the step.
 """
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from octavo.messages.step import SchedulerOutput
-from octavo.runtime.batch import ForwardBatch, GroupTables
+from octavo.runtime.batch import ForwardBatch, GivenEmbeds, GroupTables
 from octavo.runtime.worker.kv_tensors import KVTensors
 from octavo.runtime.worker.request_state import RequestState
 
@@ -63,6 +63,20 @@ def prepare(step: SchedulerOutput, slots: list[int], state: RequestState, cache:
         kv_caches=cache.by_layer,
         groups=groups,
         group_of_layer=cache.group_of_layer,
+        given_embeds=_given_embeds(state, slots, computed, starts) if state.prompt_embeds else None,
     )
     samples = np.flatnonzero(kv_lens == state.num_tokens[slot])
     return PreparedStep(batch, slot, starts, samples)
+
+
+def _given_embeds(
+    state: RequestState, slots: list[int], computed: np.ndarray, starts: np.ndarray
+) -> GivenEmbeds | None:
+    """The part of the prompts' own embeddings that this step computes."""
+    rows, values = [], []
+    for index, slot in enumerate(slots):
+        if (embeds := state.prompt_embeds.get(slot)) is not None:
+            part = embeds[computed[index] :][: starts[index + 1] - starts[index]]
+            rows.append(torch.arange(len(part), device=embeds.device) + int(starts[index]))
+            values.append(part)
+    return GivenEmbeds(torch.cat(rows), torch.cat(values)) if rows else None

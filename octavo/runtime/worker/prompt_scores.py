@@ -1,11 +1,12 @@
-"""Logprobs of prompt tokens, collected chunk by chunk for the requests that ask for them."""
+"""Logprobs of prompt tokens and of candidates beside them, chunk by chunk, for the requests that ask."""
 
 import torch
 
 from octavo.messages.request import TokenLogprobs
+from octavo.messages.sampling import SamplingParams
 from octavo.messages.step import NewRequest, SchedulerOutput
 from octavo.runtime.models.interface import Model
-from octavo.runtime.sampling.logprobs import score_tokens
+from octavo.runtime.sampling.logprobs import score_candidates, score_tokens
 from octavo.runtime.worker.prepare import PreparedStep
 from octavo.runtime.worker.request_state import RequestState
 
@@ -13,16 +14,17 @@ _ROWS_AT_ONCE = 256  # bounds the memory of a long chunk: rows x vocabulary x 4 
 
 
 class PromptScores:
-    """Remembers which slots want prompt logprobs, and how many."""
+    """Remembers which slots want their prompts scored, and how."""
 
     def __init__(self, logprobs_mode: str) -> None:
         self._mode = logprobs_mode
-        self._wanted: dict[int, int] = {}
+        self._wanted: dict[int, SamplingParams] = {}
 
     def add(self, slot: int, request: NewRequest) -> None:
         """Called for every request that enters."""
-        if request.sampling.prompt_logprobs is not None:
-            self._wanted[slot] = request.sampling.prompt_logprobs
+        params = request.sampling
+        if params.prompt_logprobs is not None or params.prompt_logprob_token_ids is not None:
+            self._wanted[slot] = params
 
     def remove(self, slot: int) -> None:
         """Called for every request that leaves."""
@@ -38,7 +40,8 @@ class PromptScores:
     ) -> dict[str, list[TokenLogprobs]]:
         """Score, for each such request, the prompt tokens that follow those computed in this step.
 
-        Entry i belongs to prompt position computed + 1 + i. hidden: [T, hidden_size]
+        Entry i belongs to prompt position computed + 1 + i: the token and its likeliest rivals, if they are
+        wanted, then the position's candidates. hidden: [T, hidden_size]
         """
         scores: dict[str, list[TokenLogprobs]] = {}
         if not self._wanted:
@@ -53,7 +56,35 @@ class PromptScores:
             entries = scores[step.request_ids[index]] = []
             for start in range(0, last - first, _ROWS_AT_ONCE):
                 part = slice(start, start + _ROWS_AT_ONCE)
-                entries += score_tokens(
-                    model.logits(rows[part]), targets[part], self._wanted[slot], self._mode
-                )
+                params = self._wanted[slot]
+                entries += self._score(params, model, rows[part], targets[part], first + start)
         return scores
+
+    def _score(
+        self, params: SamplingParams, model: Model, hidden: torch.Tensor, targets: torch.Tensor, position: int
+    ) -> list[TokenLogprobs]:
+        """Entries of one run of prompt tokens. position: of the first row of `hidden`, before its target"""
+        count, candidates = len(targets), params.prompt_candidates
+        bare = min(count, max(0, params.prompt_logprob_start - position)) if candidates else count
+        unscored = bare if params.prompt_logprobs is None else 0
+        if unscored == count:
+            return [_nothing() for _ in range(count)]
+        logits = model.logits(hidden[unscored:])
+        if params.prompt_logprobs is None:
+            entries = [_nothing() for _ in range(count)]
+        else:
+            entries = score_tokens(logits, targets, params.prompt_logprobs, self._mode)
+        if bare < count:
+            row = position + bare - params.prompt_logprob_start
+            wanted = candidates[row:] if len(candidates) > 1 else candidates * count
+            wanted = wanted[: count - bare]
+            scores = score_candidates(logits[bare - unscored :], wanted, self._mode)
+            for entry, ids, values in zip(entries[bare:], wanted, scores, strict=True):
+                entry.token_ids += ids
+                entry.logprobs += values
+                entry.ranks += [0] * len(ids)
+        return entries
+
+
+def _nothing() -> TokenLogprobs:
+    return TokenLogprobs([], [], [])

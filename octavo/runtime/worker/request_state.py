@@ -18,6 +18,7 @@ class RequestState:
     token_ids:     [num_slots, max_model_len + 1] int64 on the device
     block_tables:  per group [num_slots, max_blocks] int32 on the device
     num_tokens:    [num_slots] int64 on the host, sampled tokens included
+    prompt_embeds: by slot, for requests that bring some, [rows, embedding_size] float32 on the device
     """
 
     def __init__(self, num_slots: int, max_model_len: int, plan: CachePlan, device: torch.device) -> None:
@@ -28,6 +29,7 @@ class RequestState:
         ]
         self.num_tokens = np.zeros(num_slots, np.int64)
         self.num_prompt_tokens = np.zeros(num_slots, np.int64)
+        self.prompt_embeds: dict[int, torch.Tensor] = {}
         self._num_blocks = np.zeros((len(plan.groups), num_slots), np.int64)
         self._slots: dict[str, int] = {}
         self._free = list(range(num_slots - 1, -1, -1))
@@ -45,11 +47,15 @@ class RequestState:
         self.num_tokens[slot] = count
         self.num_prompt_tokens[slot] = request.num_prompt_tokens
         self._num_blocks[:, slot] = 0
+        if (embeds := request.prompt_embeds) is not None:
+            values = torch.frombuffer(bytearray(embeds.data), dtype=torch.float32)
+            self.prompt_embeds[slot] = values.view(-1, embeds.width).to(self.token_ids.device)
         return slot
 
     def release(self, request_id: str) -> int:
         """Free the request's slot; returns it."""
         slot = self._slots.pop(request_id)
+        self.prompt_embeds.pop(slot, None)
         self._free.append(slot)
         return slot
 

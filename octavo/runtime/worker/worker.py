@@ -3,6 +3,8 @@
 Started by an executor, in the engine's process or in one of its own (worker/main). Runs on one thread.
 """
 
+import gc
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,10 +15,13 @@ from octavo.messages.kv import CachePlan, ModelReady
 from octavo.messages.step import ModelRunnerOutput, SchedulerOutput
 from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.loader.loader import load_model
+from octavo.runtime.models.interface import Model
 from octavo.runtime.platforms.platform import get_platform
-from octavo.runtime.sampling.sampler import Sampler
+from octavo.runtime.sampling.custom import load_processors
+from octavo.runtime.sampling.sampler import Sampler, with_users
 from octavo.runtime.worker.kv_tensors import KVTensors, group_layers
 from octavo.runtime.worker.model_runner import ModelRunner
+from octavo.runtime.worker.profiler import Profiler
 from octavo.runtime.worker.request_state import RequestState
 
 
@@ -29,23 +34,35 @@ class Worker:
         self._parallel = ParallelContext.create(
             rank, config.parallel.tensor_parallel_size, init_method, self._platform.device
         )
+        profiler = Profiler(config.observability.profiler_dir, rank)
+        self._commands: dict[str, Callable[..., Any]] = {
+            "describe": self.describe,
+            "sleep": self.sleep,
+            "start_profile": profiler.start,
+            "stop_profile": profiler.stop,
+            "wake_up": self.wake_up,
+        }
 
     def load(self) -> ModelReady:
         """Load the model; returns the cache groups and the bytes left for them."""
-        self._model = load_model(self._config, self._platform, self._parallel)
+        self._users_processors = load_processors(self._config.model.logits_processors)
+        self._model: Model | None = load_model(self._config, self._platform, self._parallel)
         groups = group_layers([layer.kv_spec for layer in self._model.attention_layers])
         share = self._config.cache.gpu_memory_utilization
-        return ModelReady(groups, int(self._platform.available_memory_bytes() * share))
+        available_bytes = int(self._platform.available_memory_bytes() * share)
+        return ModelReady(groups, available_bytes, self._model.weight_bytes)
 
     def allocate(self, plan: CachePlan) -> None:
         """Allocate the planned cache and the batch state."""
         config, device = self._config, self._platform.device
         num_slots = config.scheduler.max_num_seqs
-        cache = KVTensors(plan, getattr(torch, config.cache.kv_cache_dtype), device)
+        self._cache = KVTensors(plan, getattr(torch, config.cache.kv_cache_dtype), device)
         state = RequestState(num_slots, config.model.max_model_len, plan, device)
         vocab_size = config.checkpoint.vocab_size
-        sampler = Sampler(vocab_size, num_slots, device, config.model.logprobs_mode)
-        self._runner = ModelRunner(self._model, cache, state, sampler, config.model.logprobs_mode)
+        sampler = Sampler(
+            vocab_size, num_slots, device, config.model.logprobs_mode, with_users(self._users_processors)
+        )
+        self._runner = ModelRunner(self.model, self._cache, state, sampler, config.model.logprobs_mode)
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step."""
@@ -53,18 +70,46 @@ class Worker:
 
     def call(self, verb: str, arguments: dict[str, Any]) -> Any:
         """Answer a control verb. Raises Unsupported for an unknown one."""
-        if verb == "describe":
-            return self.describe()
-        raise Unsupported(f"Workers know no verb {verb!r}. Known: describe.")
+        command = self._commands.get(verb)
+        if command is None:
+            raise Unsupported(f"Workers know no verb {verb!r}. Known: {', '.join(self._commands)}.")
+        return command(**arguments)
+
+    @property
+    def model(self) -> Model:
+        """The loaded model."""
+        assert self._model is not None, "the weights have been given up"
+        return self._model
+
+    def sleep(self, parts: list[str], *, discard_weights: bool = False) -> None:
+        """Give up memory until `wake_up`: of the KV cache, of the weights.
+
+        Weights that the CPU computes with are in host memory already: they stay, unless they are discarded. A
+        GPU's are read from the checkpoint again in any case.
+        """
+        if "kv_cache" in parts:
+            self._cache.free()
+        if "weights" in parts and (discard_weights or self._platform.device.type != "cpu"):
+            self._model = None
+            del self._runner.model
+        gc.collect()  # modules and their children refer to each other
+        torch.cuda.empty_cache()
+
+    def wake_up(self, parts: list[str]) -> None:
+        """Take the memory of these parts back."""
+        if "weights" in parts and self._model is None:
+            self._model = self._runner.model = load_model(self._config, self._platform, self._parallel)
+        if "kv_cache" in parts:
+            self._cache.allocate()
 
     def describe(self) -> dict[str, Any]:
         """What this rank holds, as plain types."""
-        weights = sum(t.numel() * t.element_size() for t in self._model.state_dict().values())
         return {
             "device": str(self._platform.device),
             "kernels": self._platform.kernels.name,
             "tp_rank": self._parallel.tp_rank,
-            "weight_bytes": weights,
+            "weight_bytes": 0 if self._model is None else self._model.weight_bytes,
+            "kv_cache_bytes": self._cache.num_bytes,
         }
 
     def close(self) -> None:

@@ -37,7 +37,9 @@ def test_peak_is_reached_and_never_exceeded(window, block_size):
             for attempt in range(300):
                 computed = 0
                 while computed < num_tokens:
-                    chunk = min(num_tokens - computed, max_chunk if attempt == 0 else rng.randint(1, max_chunk))
+                    chunk = min(
+                        num_tokens - computed, max_chunk if attempt == 0 else rng.randint(1, max_chunk)
+                    )
                     end = -(-(computed + chunk) // block_size)
                     most = max(most, end - g.first_kept(computed))
                     computed += chunk

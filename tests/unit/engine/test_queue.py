@@ -3,7 +3,9 @@
 import pytest
 
 from octavo.base.errors import ConfigError
-from octavo.engine.scheduler.policies import POLICIES, FirstComeFirstServed, Policy, PriorityFirst
+from octavo.engine.scheduler.policies import POLICIES, Policy
+from octavo.engine.scheduler.policies.fcfs import FirstComeFirstServed
+from octavo.engine.scheduler.policies.priority import PriorityFirst
 from octavo.engine.scheduler.queue import RunningSet, WaitingQueue
 from octavo.engine.scheduler.request import Request, RequestStatus
 from octavo.engine.scheduler.stops import Stop, find_stop
@@ -16,20 +18,30 @@ def request(sequence=0, prompt=(1, 2, 3), max_model_len=100, **fields):
     return Request.create(fake_request(f"r{sequence}", list(prompt), **fields), sequence, max_model_len, 4)
 
 
-class LastComeFirst(Policy):
-    """A policy whose keys change."""
+class Tables(Policy):
+    """A policy of two lines, even and odd seeds, whose turns are set by hand."""
 
-    is_dynamic = True
+    takes_turns = True
 
     def __init__(self):
-        self.sign = -1
+        self.turns = {"even": 0.0, "odd": 1.0}
 
     def key(self, request):
-        return (self.sign * request.sequence,)
+        return (request.arrival_s,)
+
+    def line(self, request):
+        return "odd" if request.seed % 2 else "even"
+
+    def turn(self, line):
+        return self.turns[line]
 
 
 def test_states_change_as_drawn():
-    for path in (["RUNNING", "PREEMPTED", "RUNNING", "FINISHED"], ["FINISHED"], ["RUNNING", "PREEMPTED", "FINISHED"]):
+    for path in (
+        ["RUNNING", "PREEMPTED", "RUNNING", "FINISHED"],
+        ["FINISHED"],
+        ["RUNNING", "PREEMPTED", "FINISHED"],
+    ):
         one = request()
         for status in path:
             one.move_to(RequestStatus[status])
@@ -81,18 +93,33 @@ def test_running_oldest_is_served_first_whatever_the_policy_says():
     assert len(running.in_order()) == len(running) == 3
 
 
-def test_dynamic_keys_are_followed():
-    policy = LastComeFirst()
+def test_lines_keep_their_order_and_take_turns():
+    policy = Tables()
     queue, running = WaitingQueue(policy), RunningSet(policy)
-    requests = [request(i) for i in range(3)]
-    for one in requests:
+    requests = [request(i, seed=i) for i in range(6)]
+    for one in reversed(requests):
         queue.add(one)
         running.add(one)
-    assert [one.sequence for one in queue] == [2, 1, 0]
-    policy.sign = 1
-    assert [one.sequence for one in running.in_order()] == [0, 1, 2]
-    queue.remove(requests[2])
-    assert [one.sequence for one in queue] == [0, 1]
+    assert [one.sequence for one in queue] == [0, 2, 4, 1, 3, 5]
+    assert [one.sequence for one in running.in_order()] == [0, 2, 4, 1, 3, 5]
+    policy.turns["even"] = 2.0
+    assert [one.sequence for one in queue] == [1, 3, 5, 0, 2, 4]
+    assert [one.sequence for one in running.in_order()] == [0, 1, 3, 5, 2, 4], "the oldest stays the first"
+
+
+def test_lines_are_charged_while_the_queue_is_read():
+    policy = Tables()
+    queue = WaitingQueue(policy)
+    for i in range(8):
+        queue.add(request(i, seed=i))
+    order = []
+    for one in queue.first(7):
+        queue.remove(one)
+        policy.turns[policy.line(one)] += 1 if one.seed % 2 else 3
+        order.append(one.sequence)
+    assert order == [0, 1, 3, 2, 5, 7, 4]
+    assert [one.sequence for one in queue] == [6]
+    assert list(queue.first(0)) == [] and list(WaitingQueue(policy)) == []
 
 
 def after(outputs, **fields):

@@ -13,7 +13,7 @@ from tests.fakes import fake_config, fake_groups, fake_request
 
 
 class Driver:
-    """A scheduler, and results by hand: every request that samples gets token 5, or what `say` holds for it."""
+    """A scheduler, and results by hand: a request that samples gets token 5, or what `say` has for it."""
 
     def __init__(self, windows=(0,), num_blocks=33, block_size=4, max_model_len=64, caching=True, **options):
         options = {"max_num_seqs": 8, "max_num_batched_tokens": 64} | options
@@ -155,13 +155,35 @@ def test_preemption_takes_the_last_and_it_resumes_before_later_arrivals():
     d.add("later", 1)
     assert d.run() == {"a": 1, "b": 1}, "a took a block of c's, b the other; nothing starts in such a step"
     assert d.scheduler.stats().num_preemptions == 1
-    d.scheduler.abort(["b"])
+    d.scheduler.abort(["b"])  # c's slot was released with the step
     parts = d.plan()
     step = d.steps[0][0]
-    assert list(parts)[:2] == ["a", "c"] and set(step.released_ids) == {"b", "c"}
-    assert [new.request_id for new in step.new_requests] == ["c", "later"]
+    assert list(parts)[:2] == ["a", "c"] and step.released_ids == ["b"]
+    assert [new.request_id for new in step.new_requests] == ["c"], "it takes the last blocks"
     assert step.new_requests[0].token_ids == [12] * 7 + [5, 5], "it comes back with its outputs"
     assert step.new_requests[0].num_prompt_tokens == 7
+
+
+def test_nothing_starts_in_a_step_that_preempted():
+    d = Driver(num_blocks=7, scheduling_policy="priority")
+    for request_id, num_prompt in (("a", 7), ("b", 5), ("c", 5)):
+        d.add(request_id, num_prompt, max_tokens=6)
+    d.run()
+    d.run()
+    d.add("urgent", 1, priority=-1)
+    assert d.run() == {"a": 1, "b": 1} and d.scheduler.kv.pool.num_free == 1
+    assert d.run() == {"a": 1, "b": 1, "urgent": 1}
+
+
+def test_the_workers_own_what_they_were_sent():
+    d = Driver()
+    d.add("a", 4)
+    d.plan()
+    [new] = d.steps[0][0].new_requests
+    blocks = d.steps[0][0].new_block_ids[0]
+    d.read()
+    d.run()
+    assert new.token_ids == [10] * 4 and [len(ids) for ids in blocks] == [1]
 
 
 def test_victim_in_flight_is_held_until_it_can_be_preempted():

@@ -1,6 +1,7 @@
 """plan_cache: how many blocks, and when it refuses."""
 
 import dataclasses
+import logging
 
 import pytest
 
@@ -48,10 +49,8 @@ def test_smallest_cache_that_holds_one_request():
         plan(available=-5)
 
 
-def test_plan_is_logged(caplog):
-    import logging
-
-    logging.getLogger("octavo").propagate = True
+def test_plan_is_logged(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
     with caplog.at_level(logging.INFO, logger="octavo"):
         plan(num_blocks=33)
     assert "KV cache: 33 blocks, 128 tokens" in caplog.text

@@ -75,7 +75,6 @@ def test_numpy_ids_become_ints():
         ([1, -1], RequestError, "Token id -1 is out of vocabulary"),
         ({"prompt": "a", "cache_salt": ""}, RequestError, "cache_salt"),
         ({"prompt": "a", "cache_salt": 3}, RequestError, "cache_salt"),
-        ({"prompt_embeds": b"x"}, Unsupported, "prompt_embeds is not supported yet"),
         ({"prompt": "a", "multi_modal_data": {}}, Unsupported, "multi_modal_data"),
         ("a\ud800", RequestError, "lone surrogate"),
         ("a" * MAX_LEN, PromptTooLong, "maximum context length is 64 tokens.*64 input tokens"),

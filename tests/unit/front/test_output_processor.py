@@ -5,7 +5,7 @@ import pytest
 from octavo.base.errors import RequestError
 from octavo.frontend.input_processor import InputProcessor
 from octavo.frontend.output_processor import OutputProcessor
-from octavo.frontend.outputs import Logprob
+from octavo.frontend.logprobs import Logprob
 from octavo.messages.request import EngineOutput, EngineOutputs, FinishReason, SchedulerStats, TokenLogprobs
 from octavo.messages.sampling import RequestOutputKind, SamplingParams
 from tests.fakes import ByteTokenizer, fake_config
@@ -35,7 +35,7 @@ class Driver:
 
     def feed(self, tokens="", child=0, **fields):
         """The one request output of a step (None when there is none) and the ids to abort."""
-        outputs, abort_ids = self.step(self.output(tokens, child, **fields))
+        outputs, abort_ids, _ = self.step(self.output(tokens, child, **fields))
         assert len(outputs) <= 1
         return (outputs[0] if outputs else None), abort_ids
 
@@ -197,7 +197,7 @@ def test_prompt_logprobs_come_in_chunks(kind, again):
 
 def test_children_end_one_by_one():
     driver = Driver(n=3, seed=1, temperature=1.0)
-    outputs, _ = driver.step(driver.output("a", 2), driver.output("b", 0))
+    outputs, *_ = driver.step(driver.output("a", 2), driver.output("b", 0))
     assert [(c.index, c.text) for c in outputs[0].outputs] == [(0, "b"), (1, ""), (2, "a")]
     ends = [driver.feed("z", child, finish_reason=FinishReason.LENGTH)[0] for child in (1, 2, 0)]
     assert [output.finished for output in ends] == [False, False, True]
@@ -209,7 +209,7 @@ def test_deltas_of_children():
     driver = Driver(n=2, output_kind=DELTA)
     output, _ = driver.feed("a", 1)
     assert [(c.index, c.text) for c in output.outputs] == [(1, "a")]
-    outputs, _ = driver.step(driver.output("b", 0, finish_reason=FinishReason.LENGTH), driver.output("c", 1))
+    outputs, *_ = driver.step(driver.output("b", 0, finish_reason=FinishReason.LENGTH), driver.output("c", 1))
     assert [(c.index, c.text, c.finish_reason) for c in outputs[0].outputs] == [
         (0, "b", "length"),
         (1, "c", None),
@@ -238,8 +238,10 @@ def test_one_child_stops_the_other_goes_on():
 def test_abort_is_idempotent_and_nothing_follows():
     driver = Driver(n=2)
     driver.feed("a", 0, finish_reason=FinishReason.LENGTH)
-    assert driver.processor.abort(["unknown", "r"]) == [driver.ids[1]]
-    assert driver.processor.abort(["r"]) == []
+    assert driver.processor.keys_of(["unknown", "r"]) == [driver.prepared.key]
+    assert driver.processor.forget(["unknown", driver.prepared.key]) == [driver.ids[1]]
+    assert driver.processor.forget([driver.prepared.key]) == []
+    assert driver.processor.keys_of(["r"]) == []
     assert driver.feed("b", 1) == (None, [])
     assert driver.processor.num_open == 0
 
@@ -247,7 +249,7 @@ def test_abort_is_idempotent_and_nothing_follows():
 def test_end_gives_the_last_output():
     driver = Driver(output_kind=DELTA, stop="STOP")
     driver.feed("abcd")
-    (output,), abort_ids = driver.processor.end(["r"], FinishReason.TIMEOUT)
+    (output,), abort_ids, _ = driver.processor.end([driver.prepared.key], FinishReason.TIMEOUT)
     assert (output.outputs[0].text, output.outputs[0].finish_reason) == ("bcd", "timeout")
     assert (output.finished, abort_ids) == (True, driver.ids)
 
@@ -255,7 +257,7 @@ def test_end_gives_the_last_output():
 def test_an_error_of_the_core_ends_that_request():
     driver = Driver()
     other = Driver(processor=driver.processor, request_id="other")
-    outputs, abort_ids = driver.step(
+    outputs, abort_ids, _ = driver.step(
         driver.output("", finish_reason=FinishReason.ERROR, error="logits are not numbers"), other.output("a")
     )
     failed, fine = outputs
@@ -274,7 +276,7 @@ def test_a_failing_detokenizer_ends_only_its_request(caplog):
     broken = Broken()
     driver = Driver(tokenizer=broken, logprobs=0)
     other = Driver(tokenizer=broken, processor=driver.processor, request_id="other")
-    outputs, abort_ids = driver.step(driver.output("AB", logprobs=[entry((65, -1.0, 1))]), other.output("A"))
+    outputs, abort_ids, _ = driver.step(driver.output("AB", logprobs=[entry((65, -1.0, 1))]), other.output("A"))
     failed, fine = outputs
     assert failed.outputs[0].finish_reason == "error"
     assert "secret" not in failed.outputs[0].error
@@ -285,12 +287,33 @@ def test_a_failing_detokenizer_ends_only_its_request(caplog):
     assert driver.processor.num_open == 0
 
 
-def test_an_id_in_use_is_refused():
-    driver = Driver()
+def test_an_id_in_use_is_refused_when_strict():
+    driver = Driver(processor=OutputProcessor(TOKENIZER, strict_ids=True))
     with pytest.raises(RequestError, match="'r' is in use"):
         Driver(processor=driver.processor)
     driver.feed("a", finish_reason=FinishReason.LENGTH)
     Driver(processor=driver.processor)
+
+
+def test_two_requests_of_one_id_are_kept_apart():
+    first = Driver()
+    second = Driver(processor=first.processor)
+    assert len(first.processor.keys_of(["r"])) == 2
+    assert texts([first.feed("a")[0], second.feed("x")[0]]) == ["a", "x"]
+    processed = first.processor.end(first.processor.keys_of(["r"]), FinishReason.ABORT)
+    assert texts(processed.request_outputs) == ["a", "x"]
+    assert processed.abort_ids == first.ids + second.ids
+    assert first.processor.keys_of(["r"]) == []
+
+
+def test_a_receiver_gets_what_nobody_else_gets():
+    received = []
+    processor = OutputProcessor(TOKENIZER)
+    prepared = InputProcessor(CONFIG, TOKENIZER).process("p", SamplingParams(max_tokens=9), request_id="r")
+    processor.add(prepared, received.append)
+    output = EngineOutput(prepared.key, list(b"ab"), finish_reason=FinishReason.LENGTH)
+    assert processor.process(EngineOutputs([output], SchedulerStats())).request_outputs == []
+    assert texts(received) == ["ab"]
 
 
 def test_metrics_and_cached_tokens():

@@ -1,9 +1,9 @@
 // GGUF's tensor types, 32 weights at a time. Formats: ggml-quants.h of https://github.com/ggml-org/ggml.
 //
-// A quantized type gives `part(row, i)`: weights 32 i … 32 i + 31 of a row as bytes with a scale and an offset for each
-// half, weight = q * scale + offset; the float and the integer kernels share this one decoder. The bytes are never
-// negative (but Q8_0's), as integer dot products want it: d * (q - 8) is written q * d - 8 d, which rounds alike in a
-// fused multiply-add. A dense type gives its values at once.
+// A quantized type gives `part(row, i)`: weights 32 i … 32 i + 31 of a row as bytes with a scale and an
+// offset for each half, weight = q * scale + offset; the float and the integer kernels share this one
+// decoder. The bytes are never negative (but Q8_0's), as integer dot products want it: d * (q - 8) is written
+// q * d - 8 d, which rounds alike in a fused multiply-add. A dense type gives its values at once.
 #pragma once
 #include <cstdlib>
 
@@ -26,6 +26,12 @@ inline u8x16 fifth_bits(uint32_t bits) {
     u64x2 spread = {(bits & 0xFF) * EACH, (bits >> 8 & 0xFF) * EACH};
     constexpr u8x16 mask = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
     return (u8x16)(((u8x16)spread & mask) == mask) & 16;
+}
+
+// `width` bits of every byte, from bit `from` upwards. In 16-bit lanes, as shifts of single bytes are slow;
+// what comes over from the neighbour lies above the mask.
+inline u8x16 field(u8x16 a, int from, int width) {
+    return (u8x16)((u16x8)a >> from) & uint8_t((1 << width) - 1);
 }
 
 struct Q4_0 {
@@ -100,7 +106,7 @@ struct Q4_K {
         scale_and_min(b + 4, s, scale, min);
         float d = half(read<uint16_t>(b)) * float(scale), m = -(half(read<uint16_t>(b + 2)) * float(min));
         const uint8_t* q = b + 16 + s / 2 * 32;
-        u8x16 first = read<u8x16>(q) >> shift & 15, second = read<u8x16>(q + 16) >> shift & 15;
+        u8x16 first = field(read<u8x16>(q), shift, 4), second = field(read<u8x16>(q + 16), shift, 4);
         return {{(i8x16)first, (i8x16)second}, {d, d}, {m, m}};
     }
 };
@@ -113,8 +119,8 @@ struct Q5_K {
         scale_and_min(b + 4, s, scale, min);
         float d = half(read<uint16_t>(b)) * float(scale), m = -(half(read<uint16_t>(b + 2)) * float(min));
         const uint8_t* q = b + 48 + s / 2 * 32;
-        u8x16 first = (read<u8x16>(q) >> shift & 15) | (read<u8x16>(b + 16) >> s & 1) << 4;
-        u8x16 second = (read<u8x16>(q + 16) >> shift & 15) | (read<u8x16>(b + 32) >> s & 1) << 4;
+        u8x16 first = field(read<u8x16>(q), shift, 4) | field(read<u8x16>(b + 16), s, 1) << 4;
+        u8x16 second = field(read<u8x16>(q + 16), shift, 4) | field(read<u8x16>(b + 32), s, 1) << 4;
         return {{(i8x16)first, (i8x16)second}, {d, d}, {m, m}};
     }
 };
@@ -128,8 +134,9 @@ struct Q6_K {
         const uint8_t* high = b + 128 + s / 4 * 32;
         const int8_t* scales = (const int8_t*)(b + 192) + s * 2;
         float d = half(read<uint16_t>(b + 208));
-        u8x16 first = (read<u8x16>(low) >> shift & 15) | (read<u8x16>(high) >> quarter * 2 & 3) << 4;
-        u8x16 second = (read<u8x16>(low + 16) >> shift & 15) | (read<u8x16>(high + 16) >> quarter * 2 & 3) << 4;
+        u8x16 first = field(read<u8x16>(low), shift, 4) | field(read<u8x16>(high), quarter * 2, 2) << 4;
+        u8x16 second = field(read<u8x16>(low + 16), shift, 4) | field(read<u8x16>(high + 16), quarter * 2, 2)
+                                                                    << 4;
         float a = d * float(scales[0]), c = d * float(scales[1]);
         return {{(i8x16)first, (i8x16)second}, {a, c}, {-32 * a, -32 * c}};
     }
@@ -153,9 +160,10 @@ struct BF16 {
     static vf values(const uint8_t* p) { return load_bf16((const uint16_t*)p); }
 };
 
-// Call emit(j, weights) for the VECTORS vectors of part `i` of a row. Rows of a dense type end at `size` weights; what
-// is missing in the last part counts as 0.
-template <class Type, class Emit> inline void unpack(const uint8_t* row, int64_t i, int64_t size, Emit&& emit) {
+// Call emit(j, weights) for the VECTORS vectors of part `i` of a row. Rows of a dense type end at `size`
+// weights; what is missing in the last part counts as 0.
+template <class Type, class Emit>
+inline void unpack(const uint8_t* row, int64_t i, int64_t size, Emit&& emit) {
     if constexpr (Type::DENSE) {
         const uint8_t* p = row + i * PART * Type::BYTES;
         uint8_t padded[PART * Type::BYTES];
@@ -177,20 +185,44 @@ template <class Type, class Emit> inline void unpack(const uint8_t* row, int64_t
 
 // Call use(Type{}) for the tensor type with GGUF's number `id`. The caller
 // knows the numbers: an unknown one is a fault of its own.
-template <class Use> void with_type(int id, Use&& use) {
+template <class Use>
+void with_type(int id, Use&& use) {
     switch (id) {
-        case 0: use(F32{}); return;
-        case 1: use(F16{}); return;
-        case 2: use(Q4_0{}); return;
-        case 3: use(Q4_1{}); return;
-        case 6: use(Q5_0{}); return;
-        case 7: use(Q5_1{}); return;
-        case 8: use(Q8_0{}); return;
-        case 12: use(Q4_K{}); return;
-        case 13: use(Q5_K{}); return;
-        case 14: use(Q6_K{}); return;
-        case 30: use(BF16{}); return;
-        default: std::abort();
+        case 0:
+            use(F32{});
+            return;
+        case 1:
+            use(F16{});
+            return;
+        case 2:
+            use(Q4_0{});
+            return;
+        case 3:
+            use(Q4_1{});
+            return;
+        case 6:
+            use(Q5_0{});
+            return;
+        case 7:
+            use(Q5_1{});
+            return;
+        case 8:
+            use(Q8_0{});
+            return;
+        case 12:
+            use(Q4_K{});
+            return;
+        case 13:
+            use(Q5_K{});
+            return;
+        case 14:
+            use(Q6_K{});
+            return;
+        case 30:
+            use(BF16{});
+            return;
+        default:
+            std::abort();
     }
 }
 

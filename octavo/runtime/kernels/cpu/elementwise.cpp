@@ -1,4 +1,5 @@
-// Normalisation, rotary embedding and activations: one pass over float32 rows, split over threads when it pays.
+// Normalisation, rotary embedding and activations: one pass over float32 rows, split over threads when it
+// pays.
 #include <algorithm>
 
 #include "simd.h"
@@ -10,7 +11,8 @@ namespace {
 constexpr int64_t VALUES_PER_TASK = 32768;  // about ten microseconds of work
 
 // Call body(row) for all rows of `size` values, in pieces worth a task.
-template <class Body> void for_rows(int64_t rows, int64_t size, int threads, Body&& body) {
+template <class Body>
+void for_rows(int64_t rows, int64_t size, int threads, Body&& body) {
     int64_t step = 1 + VALUES_PER_TASK / std::max<int64_t>(1, size);
     parallel_for((rows + step - 1) / step, threads, [&](int64_t task) {
         for (int64_t row = task * step; row < std::min(rows, (task + 1) * step); row++) body(row);
@@ -18,7 +20,8 @@ template <class Body> void for_rows(int64_t rows, int64_t size, int threads, Bod
 }
 
 // Call body(offset) for whole vectors of a row and tail(offset) for the values that are left.
-template <class Body, class Tail> inline void walk(int64_t size, Body&& body, Tail&& tail) {
+template <class Body, class Tail>
+inline void walk(int64_t size, Body&& body, Tail&& tail) {
     int64_t i = 0;
     for (; i + VL <= size; i += VL) body(i);
     for (; i < size; i++) tail(i);
@@ -27,10 +30,13 @@ template <class Body, class Tail> inline void walk(int64_t size, Body&& body, Ta
 void normalize(const float* x, const float* weight, int64_t size, float eps, float* y) {
     vf squares = {};
     float rest = 0;
-    walk(size, [&](int64_t i) { squares = fma(load(x + i), load(x + i), squares); }, [&](int64_t i) { rest += x[i] * x[i]; });
+    walk(
+        size, [&](int64_t i) { squares = fma(load(x + i), load(x + i), squares); },
+        [&](int64_t i) { rest += x[i] * x[i]; });
     float factor = 1.0f / std::sqrt((sum(squares) + rest) / float(size) + eps);
-    walk(size, [&](int64_t i) { store(y + i, load(x + i) * factor * load(weight + i)); },
-         [&](int64_t i) { y[i] = x[i] * factor * weight[i]; });
+    walk(
+        size, [&](int64_t i) { store(y + i, load(x + i) * factor * load(weight + i)); },
+        [&](int64_t i) { y[i] = x[i] * factor * weight[i]; });
 }
 
 void rotate_pairs(float* x, const float* cos, const float* sin, int64_t half) {
@@ -43,17 +49,18 @@ void rotate_pairs(float* x, const float* cos, const float* sin, int64_t half) {
 
 void rotate_halves(float* x, const float* cos, const float* sin, int64_t half) {
     float* y = x + half;
-    walk(half,
-         [&](int64_t i) {
-             vf a = load(x + i), b = load(y + i), c = load(cos + i), s = load(sin + i);
-             store(x + i, a * c - b * s);
-             store(y + i, b * c + a * s);
-         },
-         [&](int64_t i) {
-             float a = x[i], b = y[i];
-             x[i] = a * cos[i] - b * sin[i];
-             y[i] = b * cos[i] + a * sin[i];
-         });
+    walk(
+        half,
+        [&](int64_t i) {
+            vf a = load(x + i), b = load(y + i), c = load(cos + i), s = load(sin + i);
+            store(x + i, a * c - b * s);
+            store(y + i, b * c + a * s);
+        },
+        [&](int64_t i) {
+            float a = x[i], b = y[i];
+            x[i] = a * cos[i] - b * sin[i];
+            y[i] = b * cos[i] + a * sin[i];
+        });
 }
 
 struct Silu {
@@ -74,17 +81,20 @@ struct Gelu {
     }
 };
 
-// y = act(x), or act(x) * up when up is given. The tail goes through a whole vector, so every place computes alike.
-template <class Act> void activate(const float* x, const float* up, int64_t size, float* y) {
-    walk(size,
-         [&](int64_t i) {
-             vf a = Act::apply(load(x + i));
-             store(y + i, up ? a * load(up + i) : a);
-         },
-         [&](int64_t i) {
-             float a = Act::apply(set1(x[i]))[0];
-             y[i] = up ? a * up[i] : a;
-         });
+// y = act(x), or act(x) * up when up is given. The tail goes through a whole vector, so every place computes
+// alike.
+template <class Act>
+void activate(const float* x, const float* up, int64_t size, float* y) {
+    walk(
+        size,
+        [&](int64_t i) {
+            vf a = Act::apply(load(x + i));
+            store(y + i, up ? a * load(up + i) : a);
+        },
+        [&](int64_t i) {
+            float a = Act::apply(set1(x[i]))[0];
+            y[i] = up ? a * up[i] : a;
+        });
 }
 
 }  // namespace
@@ -94,15 +104,16 @@ using namespace octavo;
 
 // x: tokens of `heads` rows each. With `residual`, total = x + residual is stored and normalized.
 extern "C" void octavo_rms_norm(const float* x, int64_t x_stride, int64_t tokens, int64_t heads, int64_t size,
-                                const float* weight, float eps, const float* residual, int64_t residual_stride,
-                                float* total, float* y, int threads) {
+                                const float* weight, float eps, const float* residual,
+                                int64_t residual_stride, float* total, float* y, int threads) {
     for_rows(tokens * heads, size, threads, [&](int64_t row) {
         const float* from = x + row / heads * x_stride + row % heads * size;
         if (residual) {
             const float* other = residual + row / heads * residual_stride + row % heads * size;
             float* to = total + row * size;
-            walk(size, [&](int64_t i) { store(to + i, load(from + i) + load(other + i)); },
-                 [&](int64_t i) { to[i] = from[i] + other[i]; });
+            walk(
+                size, [&](int64_t i) { store(to + i, load(from + i) + load(other + i)); },
+                [&](int64_t i) { to[i] = from[i] + other[i]; });
             from = to;
         }
         normalize(from, weight, size, eps, y + row * size);
@@ -119,7 +130,8 @@ extern "C" void octavo_rope(float* x, int64_t x_stride, int64_t tokens, int64_t 
 }
 
 // kind: 0 silu, 1 gelu, 2 gelu by tanh. gated: rows of x are (gate, up), 2 * size wide.
-extern "C" void octavo_activation(const float* x, int64_t rows, int64_t size, int kind, int gated, float* y, int threads) {
+extern "C" void octavo_activation(const float* x, int64_t rows, int64_t size, int kind, int gated, float* y,
+                                  int threads) {
     auto run = kind == 0 ? activate<Silu> : kind == 1 ? activate<Gelu> : activate<GeluTanh>;
     for_rows(rows, size, threads, [&](int64_t row) {
         const float* from = x + row * size * (gated ? 2 : 1);

@@ -1,9 +1,9 @@
 // y = x W^T + bias with W in any of GGUF's types and float32 activations.
 //
-// Every output is one vector accumulator that walks along K from 0, then a fixed sum of its lanes: so a row of y is the
-// same for every number of rows, of threads, and in every place. One row of x: weights are unpacked in registers and
-// multiplied at once. More rows: some rows of W are unpacked into work space that stays in the cache, and a
-// register-tiled loop multiplies them with all rows of x.
+// Every output is one vector accumulator that walks along K from 0, then a fixed sum of its lanes: so a row
+// of y is the same for every number of rows, of threads, and in every place. One row of x: weights are
+// unpacked in registers and multiplied at once. More rows: some rows of W are unpacked into work space that
+// stays in the cache, and a register-tiled loop multiplies them with all rows of x.
 #include <algorithm>
 #include <vector>
 
@@ -13,7 +13,7 @@
 namespace octavo {
 namespace {
 
-#if defined(__AVX512F__)
+#if defined(OCTAVO_AVX512)
 constexpr int ROWS = 4, COLUMNS = 6;  // of a register tile: 24 accumulators of 32 registers
 #else
 constexpr int ROWS = 4, COLUMNS = 3;  // 12 of 16
@@ -30,7 +30,8 @@ struct Matmul {
     float with_bias(float sum, int64_t column) const { return bias ? sum + bias[column] : sum; }
 };
 
-template <class Type, int R> void multiply_vector(const Matmul& job, int64_t column) {
+template <class Type, int R>
+void multiply_vector(const Matmul& job, int64_t column) {
     const uint8_t* row = job.w + column * job.row_bytes;
     vf acc[R] = {};
     for (int64_t i = 0; i < job.k / PART; i++) {
@@ -42,9 +43,11 @@ template <class Type, int R> void multiply_vector(const Matmul& job, int64_t col
     for (int r = 0; r < R; r++) job.y[column + r] = job.with_bias(sum(acc[r]), column + r);
 }
 
-// Where the unpacked panel keeps vector i of its column: tiles of COLUMNS weight rows, interleaved vector by vector, so
-// that a tile is one stream.
-int64_t panel_offset(int64_t column, int64_t k) { return column / COLUMNS * COLUMNS * k + column % COLUMNS * VL; }
+// Where the unpacked panel keeps vector i of its column: tiles of COLUMNS weight rows, interleaved vector by
+// vector, so that a tile is one stream.
+int64_t panel_offset(int64_t column, int64_t k) {
+    return column / COLUMNS * COLUMNS * k + column % COLUMNS * VL;
+}
 
 template <int R, int C>
 void multiply_tile(const Matmul& job, int64_t row, const float* w, int64_t column) {
@@ -65,31 +68,37 @@ void multiply_tile(const Matmul& job, int64_t row, const float* w, int64_t colum
             job.y[(row + r) * job.n + column + c] = job.with_bias(sum(acc[r][c]), column + c);
 }
 
-template <int R> void multiply_rows(const Matmul& job, int64_t row, const float* w, int64_t begin, int64_t end) {
+template <int R>
+void multiply_rows(const Matmul& job, int64_t row, const float* w, int64_t begin, int64_t end) {
     int64_t column = begin;
     for (; column + COLUMNS <= end; column += COLUMNS)
         multiply_tile<R, COLUMNS>(job, row, w + panel_offset(column - begin, job.k), column);
-    for (; column < end; column++) multiply_tile<R, 1>(job, row, w + panel_offset(column - begin, job.k), column);
+    for (; column < end; column++)
+        multiply_tile<R, 1>(job, row, w + panel_offset(column - begin, job.k), column);
 }
 
-// Columns begin … end - 1 of y, with their weights unpacked in w. A few rows of x stay in the first cache while w
-// streams by.
+// Columns begin … end - 1 of y, with their weights unpacked in w. A few rows of x stay in the first cache
+// while w streams by.
 void multiply_panel(const Matmul& job, const float* w, int64_t begin, int64_t end) {
     int64_t row = 0;
     for (; row + ROWS <= job.m; row += ROWS) multiply_rows<ROWS>(job, row, w, begin, end);
     for (; row < job.m; row++) multiply_rows<1>(job, row, w, begin, end);
 }
 
-template <class Type> void unpack_row(const Matmul& job, int64_t column, float* out) {
+template <class Type>
+void unpack_row(const Matmul& job, int64_t column, float* out) {
     const uint8_t* row = job.w + column * job.row_bytes;
     for (int64_t i = 0; i < job.k / PART; i++)
-        unpack<Type>(row, i, job.w_size, [&](int j, vf w) { store(out + (i * VECTORS + j) * COLUMNS * VL, w); });
+        unpack<Type>(row, i, job.w_size,
+                     [&](int j, vf w) { store(out + (i * VECTORS + j) * COLUMNS * VL, w); });
 }
 
-template <class Type> void multiply_range(const Matmul& job, int64_t begin, int64_t end, int64_t panel) {
+template <class Type>
+void multiply_range(const Matmul& job, int64_t begin, int64_t end, int64_t panel) {
     if (job.m == 1) {
         int64_t column = begin;
-        for (; column + ROWS_AT_ONCE <= end; column += ROWS_AT_ONCE) multiply_vector<Type, ROWS_AT_ONCE>(job, column);
+        for (; column + ROWS_AT_ONCE <= end; column += ROWS_AT_ONCE)
+            multiply_vector<Type, ROWS_AT_ONCE>(job, column);
         for (; column < end; column++) multiply_vector<Type, 1>(job, column);
         return;
     }
@@ -110,7 +119,8 @@ int64_t panel_rows(int64_t m, int64_t k) {
     return std::max<int64_t>(1, bytes / (4 * k) / COLUMNS) * COLUMNS;
 }
 
-template <class Type> void multiply(const Matmul& job, int threads) {
+template <class Type>
+void multiply(const Matmul& job, int threads) {
     if (job.m == 0) return;
     int64_t panel = panel_rows(job.m, job.k);
     int64_t enough = divide_up(65536, job.k * std::min<int64_t>(job.m, 16));  // columns that are worth a task
@@ -126,8 +136,9 @@ template <class Type> void multiply(const Matmul& job, int threads) {
 
 using namespace octavo;
 
-extern "C" void octavo_matmul(const float* x, int64_t m, int64_t k, int64_t x_stride, const uint8_t* w, int64_t n,
-                             int64_t row_bytes, int type, const float* bias, float* y, int threads) {
+extern "C" void octavo_matmul(const float* x, int64_t m, int64_t k, int64_t x_stride, const uint8_t* w,
+                              int64_t n, int64_t row_bytes, int type, const float* bias, float* y,
+                              int threads) {
     Matmul job{x, m, k, x_stride, w, n, row_bytes, k, bias, y};
     std::vector<float> padded;
     if (k % PART) {  // dense types only
@@ -139,8 +150,8 @@ extern "C" void octavo_matmul(const float* x, int64_t m, int64_t k, int64_t x_st
     with_type(type, [&](auto type) { multiply<decltype(type)>(job, threads); });
 }
 
-extern "C" void octavo_dequantize(const uint8_t* w, int64_t n, int64_t k, int64_t row_bytes, int type, float* out,
-                                 int threads) {
+extern "C" void octavo_dequantize(const uint8_t* w, int64_t n, int64_t k, int64_t row_bytes, int type,
+                                  float* out, int threads) {
     with_type(type, [&](auto type) {
         parallel_for(n, threads, [&](int64_t i) {
             const uint8_t* row = w + i * row_bytes;

@@ -1,8 +1,9 @@
-// y = x W^T + bias with W in GGUF's quantized types and x rounded to 8 bits, 32 values to a scale, as llama.cpp does.
+// y = x W^T + bias with W in GGUF's quantized types and x rounded to 8 bits, 32 values to a scale, as
+// llama.cpp does.
 //
-// Integers are summed exactly in eight lanes per 32 values; then two fused multiply-adds per part, from part 0 upwards:
-// the same bits for every number of rows and threads. A tile is either several rows of x with one column, so that
-// unpacking is shared, or one row with several columns.
+// Integers are summed exactly in eight lanes per 32 values; then two fused multiply-adds per part, from part
+// 0 upwards: the same bits for every number of rows and threads. A tile is either several rows of x with one
+// column, so that unpacking is shared, or one row with several columns.
 #include <algorithm>
 #include <vector>
 
@@ -14,12 +15,10 @@ namespace {
 
 typedef uint8_t u8x32 __attribute__((vector_size(32)));
 typedef int8_t i8x32 __attribute__((vector_size(32)));
-typedef int8_t i8x8 __attribute__((vector_size(8)));
 typedef int32_t i32x8 __attribute__((vector_size(32)));
 typedef float f32x8 __attribute__((vector_size(32)));
 
-constexpr int LANES = 8;  // of four bytes each
-constexpr int ROWS = 8, COLUMNS = 4;
+constexpr int LANES = 8;                 // of four bytes each
 constexpr int64_t COLUMNS_AT_ONCE = 32;  // packed weights that stay in the cache while rows pass
 
 inline f32x8 fma8(f32x8 a, f32x8 b, f32x8 c) {
@@ -31,7 +30,8 @@ inline f32x8 fma8(f32x8 a, f32x8 b, f32x8 c) {
 }
 
 // Lane i = sum of w[4 i + j] * x[4 i + j]; w is 0 … 63, or SIGNED.
-template <bool SIGNED> inline i32x8 dot(i8x32 w, i8x32 x) {
+template <bool SIGNED>
+inline i32x8 dot(i8x32 w, i8x32 x) {
 #if defined(__AVX2__)
     __m256i a = (__m256i)w, b = (__m256i)x;
     if constexpr (SIGNED) {
@@ -40,20 +40,35 @@ template <bool SIGNED> inline i32x8 dot(i8x32 w, i8x32 x) {
     }
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
     return (i32x8)_mm256_dpbusd_epi32(_mm256_setzero_si256(), a, b);
+#elif defined(__AVXVNNI__)
+    return (i32x8)_mm256_dpbusd_avx_epi32(_mm256_setzero_si256(), a, b);
 #else
-    return (i32x8)_mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1));  // 2 * 128 * 127 < 2^15
+    return (i32x8)_mm256_madd_epi16(_mm256_maddubs_epi16(a, b),
+                                    _mm256_set1_epi16(1));  // 2 * 128 * 127 < 2^15
 #endif
 #else
-    i32x8 out;
+    i32x8 out = {};
     for (int i = 0; i < LANES; i++)
-        out[i] = w[4 * i] * x[4 * i] + w[4 * i + 1] * x[4 * i + 1] + w[4 * i + 2] * x[4 * i + 2] + w[4 * i + 3] * x[4 * i + 3];
+        for (int j = 4 * i; j < 4 * i + 4; j++) out[i] += w[j] * x[j];
     return out;
 #endif
 }
 
-inline f32x8 pair(const float (&value)[2], bool different) {
+// One number per half; `different` is known when compiling.
+inline f32x8 spread(const float (&value)[2], bool different) {
     float a = value[0], b = different ? value[1] : a;
+#if defined(__AVX2__)
+    if (different) return _mm256_set_m128(_mm_set1_ps(b), _mm_set1_ps(a));
+#endif
     return f32x8{a, a, a, a, b, b, b, b};
+}
+
+inline i8x32 join(const i8x16 (&half)[2]) {
+#if defined(__AVX2__)  // in registers: loading what two stores have just written would stall
+    return (i8x32)_mm256_set_m128i((__m128i)half[1], (__m128i)half[0]);
+#else
+    return read<i8x32>(half);
+#endif
 }
 
 // Rows of x in 8 bits: x = scale * q; sums = scale * (q summed over four neighbours).
@@ -68,7 +83,8 @@ struct Rounded {
     void round_row(const float* x, int64_t row) {
         for (int64_t i = 0; i < k / PART; i++) {
             int64_t part = row * (k / PART) + i;
-            round_part(x + i * PART, q.data() + part * PART, sums.data() + part * LANES, scales[size_t(part)]);
+            round_part(x + i * PART, q.data() + part * PART, sums.data() + part * LANES,
+                       scales[size_t(part)]);
         }
     }
 
@@ -100,7 +116,8 @@ struct Matmul {
     float* y;
 };
 
-template <class Type, int R, int C> void multiply_tile(const Matmul& job, int64_t row, int64_t column) {
+template <class Type, int R, int C>
+void multiply_tile(const Matmul& job, int64_t row, int64_t column) {
     int64_t parts = job.x.k / PART;
     const int8_t* q = job.x.q.data() + row * job.x.k;
     const float* sums = job.x.sums.data() + row * parts * LANES;
@@ -111,13 +128,16 @@ template <class Type, int R, int C> void multiply_tile(const Matmul& job, int64_
     for (int64_t i = 0; i < parts; i++)
         for (int c = 0; c < C; c++) {
             Part part = Type::part(job.w + (column + c) * job.row_bytes, i);
-            i8x32 w = read<i8x32>(part.q);
-            f32x8 scale = pair(part.scale, Type::TWO_SCALES), offset = pair(part.offset, Type::TWO_SCALES);
+            i8x32 w = join(part.q);
+            f32x8 scale = spread(part.scale, Type::TWO_SCALES),
+                  offset = spread(part.offset, Type::TWO_SCALES);
             for (int r = 0; r < R; r++) {
                 int64_t at = r * parts + i;
-                f32x8 whole = __builtin_convertvector(dot<Type::SIGNED>(w, read<i8x32>(q + at * PART)), f32x8);
+                f32x8 whole =
+                    __builtin_convertvector(dot<Type::SIGNED>(w, read<i8x32>(q + at * PART)), f32x8);
                 acc[r][c] = fma8(whole, scale * scales[at], acc[r][c]);
-                if constexpr (!Type::SIGNED) acc[r][c] = fma8(offset, read<f32x8>(sums + at * LANES), acc[r][c]);
+                if constexpr (!Type::SIGNED)
+                    acc[r][c] = fma8(offset, read<f32x8>(sums + at * LANES), acc[r][c]);
             }
         }
     for (int r = 0; r < R; r++)
@@ -128,22 +148,27 @@ template <class Type, int R, int C> void multiply_tile(const Matmul& job, int64_
         }
 }
 
-template <class Type> void multiply_range(const Matmul& job, int64_t begin, int64_t end) {
-    int64_t row = 0;
-    for (; row + ROWS <= job.x.m; row += ROWS)
-        for (int64_t column = begin; column < end; column++) multiply_tile<Type, ROWS, 1>(job, row, column);
-    for (; row < job.x.m; row++) {
-        int64_t column = begin;
-        for (; column + COLUMNS <= end; column += COLUMNS) multiply_tile<Type, 1, COLUMNS>(job, row, column);
-        for (; column < end; column++) multiply_tile<Type, 1, 1>(job, row, column);
-    }
+template <class Type, int R, int C>
+void multiply_rows(const Matmul& job, int64_t row, int64_t begin, int64_t end) {
+    int64_t column = begin;
+    for (; column + C <= end; column += C) multiply_tile<Type, R, C>(job, row, column);
+    for (; column < end; column++) multiply_tile<Type, R, 1>(job, row, column);
 }
 
-template <class Type> void multiply(const Matmul& job, int threads) {
+template <class Type>
+void multiply_range(const Matmul& job, int64_t begin, int64_t end) {
+    int64_t row = 0, m = job.x.m;
+    for (; row + 8 <= m; row += 8) multiply_rows<Type, 8, 1>(job, row, begin, end);
+    for (; row + 3 <= m; row += 3) multiply_rows<Type, 3, 2>(job, row, begin, end);
+    for (; row < m; row++) multiply_rows<Type, 1, 4>(job, row, begin, end);
+}
+
+template <class Type>
+void multiply(const Matmul& job, int threads) {
     if constexpr (Type::DENSE) {
         std::abort();  // the caller sends quantized types only
     } else {
-        int64_t step = job.x.m == 1 ? std::max<int64_t>(COLUMNS_AT_ONCE, 131072 / job.x.k) : COLUMNS_AT_ONCE;
+        int64_t step = job.x.m == 1 ? std::max<int64_t>(COLUMNS_AT_ONCE, 65536 / job.x.k) : COLUMNS_AT_ONCE;
         parallel_for((job.n + step - 1) / step, threads, [&](int64_t i) {
             multiply_range<Type>(job, i * step, std::min(job.n, (i + 1) * step));
         });
@@ -156,8 +181,9 @@ template <class Type> void multiply(const Matmul& job, int threads) {
 using namespace octavo;
 
 // As octavo_matmul, for quantized types.
-extern "C" void octavo_matmul_int8(const float* x, int64_t m, int64_t k, int64_t x_stride, const uint8_t* w, int64_t n,
-                                   int64_t row_bytes, int type, const float* bias, float* y, int threads) {
+extern "C" void octavo_matmul_int8(const float* x, int64_t m, int64_t k, int64_t x_stride, const uint8_t* w,
+                                   int64_t n, int64_t row_bytes, int type, const float* bias, float* y,
+                                   int threads) {
     Rounded rounded(m, k);
     int64_t step = 1 + 32768 / k;
     parallel_for((m + step - 1) / step, threads, [&](int64_t task) {

@@ -1,6 +1,6 @@
 // Vectors of VL floats: AVX-512, AVX2 or whatever the compiler makes of 16 bytes. Included by every kernel.
-// Arithmetic uses the compiler's vector operators; only what they cannot say stands here. Sums have a fixed order,
-// and the build forbids contraction (-ffp-contract=off), so a result depends on its inputs alone.
+// Arithmetic uses the compiler's vector operators; only what they cannot say stands here. Sums have a fixed
+// order, and the build forbids contraction (-ffp-contract=off), so a result depends on its inputs alone.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -10,19 +10,27 @@
 #include <immintrin.h>
 #endif
 
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+#define OCTAVO_AVX512
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#define OCTAVO_AVX2
+#endif
+
 namespace octavo {
 
 typedef uint8_t u8x16 __attribute__((vector_size(16)));
 typedef int8_t i8x16 __attribute__((vector_size(16)));
+typedef uint16_t u16x8 __attribute__((vector_size(16)));
 typedef uint64_t u64x2 __attribute__((vector_size(16)));
 
-template <class T> inline T read(const void* p) {
+template <class T>
+inline T read(const void* p) {
     T value;
     std::memcpy(&value, p, sizeof(T));
     return value;
 }
 
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+#if defined(OCTAVO_AVX512)
 
 constexpr int VL = 16;
 typedef __m512 vf;
@@ -39,13 +47,15 @@ inline vf load_bf16(const uint16_t* p) {
 }
 inline vf load_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
 inline void store_f16(uint16_t* p, vf a) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(a, 0)); }
-inline void store_low16(uint16_t* p, vi a) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16((__m512i)a)); }
+inline void store_low16(uint16_t* p, vi a) {
+    _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16((__m512i)a));
+}
 inline float half(uint16_t a) { return _cvtsh_ss(a); }
 inline vi to_int(vf a) { return (vi)_mm512_cvtps_epi32(a); }
 inline float sum(vf a) { return _mm512_reduce_add_ps(a); }
 inline float largest(vf a) { return _mm512_reduce_max_ps(a); }
 
-#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#elif defined(OCTAVO_AVX2)
 
 constexpr int VL = 8;
 typedef __m256 vf;
@@ -66,7 +76,8 @@ inline vf load_bf16(const uint16_t* p) {
 inline vf load_f16(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
 inline void store_f16(uint16_t* p, vf a) { _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(a, 0)); }
 inline void store_low16(uint16_t* p, vi a) {
-    __m256i low = _mm256_packus_epi32(_mm256_and_si256((__m256i)a, _mm256_set1_epi32(0xFFFF)), _mm256_setzero_si256());
+    __m256i low =
+        _mm256_packus_epi32(_mm256_and_si256((__m256i)a, _mm256_set1_epi32(0xFFFF)), _mm256_setzero_si256());
     _mm_storeu_si128((__m128i*)p, _mm256_castsi256_si128(_mm256_permute4x64_epi64(low, 0x08)));
 }
 inline float half(uint16_t a) { return _cvtsh_ss(a); }
@@ -92,15 +103,19 @@ inline vf load(const float* p) { return read<vf>(p); }
 inline void store(float* p, vf a) { std::memcpy(p, &a, sizeof a); }
 inline vf fma(vf a, vf b, vf c) { return a * b + c; }
 inline vf max(vf a, vf b) { return a > b ? a : b; }
-inline vf round(vf a) { return vf{std::nearbyint(a[0]), std::nearbyint(a[1]), std::nearbyint(a[2]), std::nearbyint(a[3])}; }
+inline vf round(vf a) {
+    return vf{std::nearbyint(a[0]), std::nearbyint(a[1]), std::nearbyint(a[2]), std::nearbyint(a[3])};
+}
 inline vf widen(i8x16 a, int part) {
     return vf{float(a[4 * part]), float(a[4 * part + 1]), float(a[4 * part + 2]), float(a[4 * part + 3])};
 }
 inline float half(uint16_t a) {
-    uint32_t sign = uint32_t(a & 0x8000) << 16, mantissa = a & 0x3FF, bits = sign | 0x7F800000 | mantissa << 13;
+    uint32_t sign = uint32_t(a & 0x8000) << 16, mantissa = a & 0x3FF,
+             bits = sign | 0x7F800000 | mantissa << 13;
     int exponent = a >> 10 & 31;
     if (exponent == 31) return read<float>(&bits);
-    float magnitude = exponent ? std::ldexp(float(mantissa | 0x400), exponent - 25) : std::ldexp(float(mantissa), -24);
+    float magnitude =
+        exponent ? std::ldexp(float(mantissa | 0x400), exponent - 25) : std::ldexp(float(mantissa), -24);
     return sign ? -magnitude : magnitude;
 }
 inline uint16_t to_half(float a) {
@@ -117,9 +132,16 @@ inline vf load_bf16(const uint16_t* p) {
     return (vf)bits;
 }
 inline vf load_f16(const uint16_t* p) { return vf{half(p[0]), half(p[1]), half(p[2]), half(p[3])}; }
-inline void store_f16(uint16_t* p, vf a) { for (int i = 0; i < VL; i++) p[i] = to_half(a[i]); }
-inline void store_low16(uint16_t* p, vi a) { for (int i = 0; i < VL; i++) p[i] = uint16_t(a[i]); }
-inline vi to_int(vf a) { return vi{int(std::nearbyint(a[0])), int(std::nearbyint(a[1])), int(std::nearbyint(a[2])), int(std::nearbyint(a[3]))}; }
+inline void store_f16(uint16_t* p, vf a) {
+    for (int i = 0; i < VL; i++) p[i] = to_half(a[i]);
+}
+inline void store_low16(uint16_t* p, vi a) {
+    for (int i = 0; i < VL; i++) p[i] = uint16_t(a[i]);
+}
+inline vi to_int(vf a) {
+    return vi{int(std::nearbyint(a[0])), int(std::nearbyint(a[1])), int(std::nearbyint(a[2])),
+              int(std::nearbyint(a[3]))};
+}
 inline float sum(vf a) { return (a[0] + a[2]) + (a[1] + a[3]); }
 inline float largest(vf a) { return std::fmax(std::fmax(a[0], a[1]), std::fmax(a[2], a[3])); }
 
@@ -140,8 +162,8 @@ inline void store_bf16(uint16_t* p, vf a) {
     store_low16(p, (vi)(a == a ? (vf)rounded : (vf)((vi){} + 0x7FC0)));
 }
 
-// e^x to 1-2 units in the last place; 0 below -87.3 (so for -inf), inf above 88.7. Range reduction and polynomial
-// after Cephes' expf.
+// e^x to 1-2 units in the last place; 0 below -87.3 (so for -inf), inf above 88.7. Range reduction and
+// polynomial after Cephes' expf.
 inline vf exp(vf x) {
     vf clamped = x < set1(-87.3f) ? set1(-87.3f) : x;
     clamped = clamped > set1(88.7f) ? set1(88.7f) : clamped;

@@ -80,7 +80,7 @@ class _CompiledKernels:
     ) -> Tensor:
         """See table.PagedAttention."""
         assert cache.is_contiguous() and block_tables.dtype == cu_q_lens.dtype == kv_lens.dtype == torch.int32
-        out = torch.empty(q.shape)
+        out = _empty_like(q)
         self._library.octavo_attention(
             _pointer(q),
             q.stride(0),
@@ -109,8 +109,8 @@ class _CompiledKernels:
         self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
         """See table.RMSNorm."""
-        y = torch.empty(x.shape)
-        total = None if residual is None else torch.empty(x.shape)
+        y = _empty_like(x)
+        total = None if residual is None else _empty_like(x)
         self._library.octavo_rms_norm(
             _pointer(x),
             x.stride(0),
@@ -198,3 +198,8 @@ def _pointer(x: Tensor) -> int:
     assert x.dtype == torch.float32, f"activations must be float32, got {x.dtype}"
     assert x.stride(-1) == 1 and (x.dim() == 2 or x.shape[1] == 1 or x.stride(1) == x.shape[2])
     return x.data_ptr()
+
+
+def _empty_like(x: Tensor) -> Tensor:
+    """A contiguous tensor of x's shape; half the price of torch.empty(x.shape)."""
+    return torch.empty_like(x, memory_format=torch.contiguous_format)

@@ -74,7 +74,8 @@ struct Pool {
     }
 
     void run(int64_t total, int threads, Task call, void* argument) {
-        for (; num_workers < threads - 1; num_workers++) std::thread([this, id = num_workers] { work(id); }).detach();
+        for (; num_workers < threads - 1; num_workers++)
+            std::thread([this, id = num_workers] { work(id); }).detach();
         task.store(call, std::memory_order_relaxed);
         context.store(argument, std::memory_order_relaxed);
         count.store(total, std::memory_order_relaxed);
@@ -88,8 +89,10 @@ struct Pool {
         }
         take_all(next);
         for (int spin = 0; done.load(std::memory_order_acquire) < total; spin++) {
-            if (spin < SPINS) RELAX();
-            else std::this_thread::yield();
+            if (spin < SPINS)
+                RELAX();
+            else
+                std::this_thread::yield();
         }
     }
 };

@@ -1,7 +1,7 @@
-// A pool of threads of our own: starting a parallel loop costs about a microsecond while the workers still spin
-// from the last one, and they sleep soon after (OpenMP's spin for milliseconds and would starve torch's threads).
-// Loops may be called from several threads at once: who finds the pool busy runs alone. Results must not depend on who
-// runs a task.
+// A pool of threads of our own: starting a parallel loop costs about a microsecond while the workers still
+// spin from the last one, and they sleep soon after (OpenMP's spin for milliseconds and would starve torch's
+// threads). Loops may be called from several threads at once: who finds the pool busy runs alone. Results
+// must not depend on who runs a task.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -11,10 +11,12 @@ namespace octavo {
 
 using Task = void (*)(void* context, int64_t index);
 
-// Run task(context, i) for every i < count on up to `threads` threads, the caller's among them; returns when all ran.
+// Run task(context, i) for every i < count on up to `threads` threads, the caller's among them; returns when
+// all ran.
 void run_tasks(int64_t count, int threads, Task task, void* context);
 
-template <class Body> void parallel_for(int64_t count, int threads, Body&& body) {
+template <class Body>
+void parallel_for(int64_t count, int threads, Body&& body) {
     using B = std::remove_reference_t<Body>;
     run_tasks(count, threads, [](void* b, int64_t i) { (*static_cast<B*>(b))(i); }, (void*)&body);
 }

@@ -1,0 +1,70 @@
+"""The form of constructors that take one config object per concern, in any order (vLLM's early one)."""
+
+from dataclasses import Field, dataclass, fields
+from typing import Any
+
+from octavo.base.errors import ConfigError, Unsupported
+from octavo.base.log import get_logger
+from octavo.config.args import EngineArgs
+from octavo.config.cache import CacheConfig
+from octavo.config.engine import EngineConfig
+from octavo.config.front import FrontConfig
+from octavo.config.model import ModelConfig
+from octavo.config.observability import ObservabilityConfig
+from octavo.config.parallel import ParallelConfig
+from octavo.config.resolve import resolve
+from octavo.config.scheduling import SchedulerConfig
+
+logger = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class DeviceConfig:
+    """Where the model runs; the same as ParallelConfig.device and ModelConfig.seed."""
+
+    device: str = "auto"
+    seed: int = 0
+
+
+Concern = ModelConfig | CacheConfig | ParallelConfig | SchedulerConfig | FrontConfig | ObservabilityConfig
+
+
+def resolve_concerns(*configs: object, **named: object) -> EngineConfig:
+    """An EngineConfig as it is; configs by concern, resolved. Raises ConfigError, Unsupported."""
+    if len(configs) == 1 and not named and isinstance(configs[0], EngineConfig):
+        return configs[0]
+    return resolve(from_concerns(*configs, **named))
+
+
+def from_concerns(*concerns: object, **named: object) -> EngineArgs:
+    """The flat arguments that these configs make up; None counts as left out, what DeviceConfig sets wins.
+
+    Raises Unsupported for a LoRA config, ConfigError for anything else that is no config of octavo's.
+    """
+    values: dict[str, object] = {}
+    for concern in (*concerns, *named.values()):
+        if isinstance(concern, str):
+            logger.warning("distributed_init_method=%r has no effect: ranks find each other.", concern)
+        elif isinstance(concern, DeviceConfig):
+            values |= {f.name: getattr(concern, f.name) for f in fields(concern) if _is_set(concern, f)}
+        elif isinstance(concern, Concern):
+            values = {f.name: getattr(concern, f.name) for f in fields(concern)} | values
+        elif concern is not None:
+            _refuse(concern)
+    return EngineArgs(**values)  # type: ignore[arg-type]  # the fields of EngineArgs are those of the concerns
+
+
+def _is_set(concern: DeviceConfig, field: Field[Any]) -> bool:
+    return bool(getattr(concern, field.name) != field.default)
+
+
+def _refuse(concern: object) -> None:
+    kind = type(concern).__name__
+    if "lora" in kind.lower():
+        raise Unsupported(
+            "LoRA is not supported yet: pass lora_config=None, merge the adapter into the model."
+        )
+    raise ConfigError(
+        f"{kind} is no config of octavo's. Allowed: EngineConfig alone, or ModelConfig, CacheConfig, "
+        "ParallelConfig, SchedulerConfig, DeviceConfig, FrontConfig, ObservabilityConfig (octavo.config)."
+    )

@@ -1,0 +1,26 @@
+"""How requests are taken in and let out."""
+
+from dataclasses import dataclass
+
+from octavo.config.option import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontConfig:
+    """What the front does before and after the engine."""
+
+    max_num_queued_reqs: int = option(
+        0, "Sequences beyond max_num_seqs that may wait; more are refused at once; 0 = unbounded."
+    )
+    max_num_queued_tokens: int = option(
+        0, "Prompt tokens that may wait to be computed; requests beyond are refused at once; 0 = unbounded."
+    )
+    strict_request_ids: bool = option(
+        False, "Refuse a request id that an open request has; off: both run, an abort ends both."
+    )
+    stream_interval: int = option(
+        1, "Tokens that a streamed output holds at least; the first and the last come at once."
+    )
+    shutdown_timeout: float = option(
+        0.0, "Seconds that a shutdown waits for open requests, refusing new ones; 0 = end them at once."
+    )

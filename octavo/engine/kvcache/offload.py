@@ -1,0 +1,97 @@
+"""`HostTier`: which contents of evicted blocks live on in host memory, and in which slots.
+
+Owned by the KV cache manager. Knows contents by key and slots by number: the manager plans the copies, the
+workers do them. A content never changes once it has a key; so a slot keeps it when it is copied back, and it
+is not written again when the block is evicted the next time.
+
+Preempted requests need nothing of their own: their full blocks are known, so they are kept here as soon as
+somebody takes them, and found again when the request resumes. Only the partly filled last block is lost.
+"""
+
+from octavo.engine.kvcache.block_pool import BlockKey
+
+COPIED_BYTES_PER_S = {"cpu": 2e9, "cuda": 1e10}
+"""Whole blocks between cache and host."""
+COMPUTED_BYTES_PER_S = {"cpu": 4e10, "cuda": 4e14}
+"""Bytes of weights x tokens per second in large steps."""
+
+
+def swapping_pays(kv_bytes_per_token: int, weight_bytes: int, device: str) -> bool:
+    """True when copying the keys and values of a token out and in takes less time than computing them anew.
+
+    Both times grow with the number of tokens (attention makes computing grow faster still), so one comparison
+    decides for all. Sizes are of one rank; weight_bytes = 0: not known, then it is taken to pay.
+    """
+    if not weight_bytes or device not in COPIED_BYTES_PER_S:
+        return True
+    copying_s = 2 * kv_bytes_per_token / COPIED_BYTES_PER_S[device]
+    return copying_s < weight_bytes / COMPUTED_BYTES_PER_S[device]
+
+
+class HostTier:
+    """The contents of `num_slots` host slots, the least recently used first."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self.num_stored = 0
+        """Contents copied to a slot since the start."""
+        self.num_loaded = 0
+        """Contents copied back since the start."""
+        self._slots: dict[BlockKey, int] = {}
+        self._keys: list[BlockKey | None] = [None] * num_slots
+        self._free = list(range(num_slots - 1, -1, -1))
+
+    @property
+    def num_free(self) -> int:
+        """Slots without a content."""
+        return len(self._free)
+
+    def contents(self) -> dict[BlockKey, int]:
+        """A copy of the map from contents to slots."""
+        return dict(self._slots)
+
+    def find(self, key: BlockKey) -> int | None:
+        """The slot that has this content."""
+        return self._slots.get(key)
+
+    def store(self, key: BlockKey) -> int | None:
+        """The slot that this content must be copied to; None when it has one already, or gets none."""
+        slot = self._slots.pop(key, None)
+        if slot is not None:
+            self._slots[key] = slot
+            return None
+        if self._free:
+            slot = self._free.pop()
+        elif self._slots:
+            slot = self._slots.pop(next(iter(self._slots)))
+        else:
+            return None  # all are pinned, or there are none
+        self._slots[key], self._keys[slot] = slot, key
+        self.num_stored += 1
+        return slot
+
+    def pin(self, slot: int) -> BlockKey:
+        """Protect a slot that is about to be read until `unpin`; returns its content."""
+        key = self._keys[slot]
+        assert key is not None and self._slots.get(key) == slot, f"host slot {slot} has no content"
+        del self._slots[key]
+        return key
+
+    def unpin(self, slot: int) -> None:
+        """The copy from this slot is planned: it is the most recently used, and may be written again."""
+        key = self._keys[slot]
+        assert key is not None
+        self._slots[key] = slot
+        self.num_loaded += 1
+
+    def discard(self, key: BlockKey) -> None:
+        """Forget a content; an unknown one is skipped."""
+        slot = self._slots.pop(key, None)
+        if slot is not None:
+            self._keys[slot] = None
+            self._free.append(slot)
+
+    def clear(self) -> None:
+        """Forget all contents."""
+        for key in list(self._slots):
+            self.discard(key)

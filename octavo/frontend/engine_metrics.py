@@ -1,0 +1,117 @@
+"""`EngineMetrics`: what one engine has done, counted where requests end and steps arrive.
+
+Fed by the output processor (per request) and by the engines (per step, verbs); read by `get_metrics` and by
+the periodic line. Counting is always on: it costs some additions per output. A request with n > 1 counts as
+one.
+"""
+
+import dataclasses
+from typing import Literal
+
+from octavo.config.engine import EngineConfig
+from octavo.frontend.outputs import RequestStateStats
+from octavo.messages.request import SchedulerStats
+from octavo.messages.sampling import SamplingParams
+from octavo.metrics import Metric
+from octavo.metrics.collection import Collection
+
+SleepState = Literal["awake", "weights_offloaded", "discard_all"]
+SLEEP_STATES: tuple[SleepState, ...] = ("awake", "weights_offloaded", "discard_all")
+"""By level of sleep."""
+
+
+class EngineMetrics:
+    """The instruments of one engine, by the names of metrics/names."""
+
+    def __init__(self, config: EngineConfig | None = None) -> None:
+        """`config` gives the labels."""
+        name = (config.observability.served_model_name or config.model.model) if config else ""
+        self._all = every = Collection(model_name=name, engine="0")
+        self.num_running = every.gauge("num_requests_running")
+        self.num_waiting = every.gauge("num_requests_waiting")
+        self.kv_cache_usage = every.gauge("kv_cache_usage_perc")
+        self.prefix_queries = every.counter("prefix_cache_queries")
+        self.prefix_hits = every.counter("prefix_cache_hits")
+        self.prompt_tokens = every.counter("prompt_tokens")
+        self.generation_tokens = every.counter("generation_tokens")
+        self.request_latency = every.histogram("e2e_request_latency_seconds")
+        self._num_preemptions = every.counter("num_preemptions")
+        self._prompt_tokens_cached = every.counter("prompt_tokens_cached")
+        self._first_token = every.histogram("time_to_first_token_seconds")
+        self._token_gap = every.histogram("inter_token_latency_seconds")
+        self._step_tokens = every.histogram("iteration_tokens_total")
+        self._num_step_tokens = 0
+        self.note_sleep_state("awake")
+        if config is not None:
+            labels = {name: str(value) for name, value in dataclasses.asdict(config.cache).items()}
+            every.gauge("cache_config_info", **labels).set(1)
+
+    def snapshot(self) -> list[Metric]:
+        """Copies of all metrics."""
+        return self._all.snapshot()
+
+    def note_step(self, stats: SchedulerStats) -> None:
+        """Take over the engine's state; its counters only grow."""
+        self.num_running.set(stats.num_running)
+        self.num_waiting.set(stats.num_waiting)
+        self.kv_cache_usage.set(stats.num_blocks_used / stats.num_blocks if stats.num_blocks else 0.0)
+        for counter, value in (
+            (self.prefix_queries, stats.prefix_queries),
+            (self.prefix_hits, stats.prefix_hits),
+            (self._num_preemptions, stats.num_preemptions),
+        ):
+            counter.add(max(0, value - counter.value))
+        if self._num_step_tokens:
+            self._step_tokens.observe(self._num_step_tokens)
+            self._num_step_tokens = 0
+
+    def note_first_token(self, latency_s: float, num_prompt: int, num_cached: int) -> None:
+        """A request's prompt is computed; latency_s: since its arrival."""
+        self.prompt_tokens.add(num_prompt)
+        self._prompt_tokens_cached.add(num_cached)
+        self._all.counter("prompt_tokens_by_source", source="local_compute").add(num_prompt - num_cached)
+        self._all.counter("prompt_tokens_by_source", source="local_cache_hit").add(num_cached)
+        self._all.histogram("request_prefill_kv_computed_tokens").observe(num_prompt - num_cached)
+        self._first_token.observe(latency_s)
+        self._num_step_tokens += num_prompt
+
+    def note_tokens(self, count: int, gap_s: float | None) -> None:
+        """New tokens of a sequence; gap_s: since its last ones, None for the first."""
+        self.generation_tokens.add(count)
+        self._num_step_tokens += count
+        if gap_s is not None:
+            self._token_gap.observe(gap_s)
+
+    def note_end(
+        self, stats: RequestStateStats, params: SamplingParams, num_prompt: int, reason: str, now: float
+    ) -> None:
+        """A request has had its last output."""
+        observe = self._observe
+        self._all.counter("request_success", finished_reason=reason).add()
+        self.request_latency.observe(now - stats.arrival_time)
+        observe("request_prompt_tokens", num_prompt)
+        observe("request_generation_tokens", stats.num_generation_tokens)
+        observe("request_max_num_generation_tokens", stats.max_num_generation_tokens)
+        observe("request_params_n", params.n)
+        if params.max_tokens is not None:
+            observe("request_params_max_tokens", params.max_tokens)
+        if stats.first_token_ts:
+            observe("request_queue_time_seconds", stats.queue_time)
+            observe("request_prefill_time_seconds", stats.prefill_time)
+            observe("request_decode_time_seconds", stats.decode_time)
+            observe("request_inference_time_seconds", stats.inference_time)
+        if stats.max_num_generation_tokens > 1:
+            per_token_s = stats.decode_time / (stats.max_num_generation_tokens - 1)
+            observe("request_time_per_output_token_seconds", per_token_s)
+
+    def note_rejection(self, reason: str) -> None:
+        """A request was refused because too many wait; reason: the option that bounds them."""
+        self._all.counter("admission_rejections", reason=reason).add()
+
+    def note_sleep_state(self, state: SleepState) -> None:
+        """The engine sleeps, or is awake again."""
+        for known in SLEEP_STATES:
+            self._all.gauge("engine_sleep_state", sleep_state=known).set(float(known == state))
+
+    def _observe(self, name: str, value: float) -> None:
+        self._all.histogram(name).observe(value)

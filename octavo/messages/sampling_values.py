@@ -1,0 +1,107 @@
+"""Readers of single values of `SamplingParams`: what a user gave, returned in its proper type.
+
+Used by the messages only. Every one raises RequestError, whose text says the name, what is allowed and what
+was given; texts follow vLLM's.
+"""
+
+import math
+from collections.abc import Mapping, Set
+from numbers import Integral, Real
+from typing import Any
+
+from octavo.base.errors import RequestError
+
+_MAX_INTEGER = 2**63 - 1  # what a message can carry
+
+
+def number(value: object, name: str) -> float:
+    """A finite float."""
+    try:
+        result = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+    except OverflowError:
+        result = math.inf
+    if not math.isfinite(result):
+        raise RequestError(f"{name} must be a finite number, got {value!r}.", name)
+    return result
+
+
+def within(value: object, name: str, low: float, high: float) -> float:
+    """A float in [low, high]."""
+    result = number(value, name)
+    if not low <= result <= high:
+        raise RequestError(f"{name} must be in [{low:g}, {high:g}], got {result}.", name)
+    return result
+
+
+def integer(value: object, name: str, low: int, allowed: str) -> int:
+    """An int of at least `low` ("must be `allowed`") that a message can carry."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise RequestError(f"{name} must be an integer, got {value!r}.", name)
+    result = int(value)
+    if result < low:
+        raise RequestError(f"{name} must be {allowed}, got {result}.", name)
+    if result > _MAX_INTEGER:
+        raise RequestError(f"{name} must be less than 2**63, got {result}.", name)
+    return result
+
+
+def number_of_logprobs(value: object, name: str) -> int | None:
+    """A count, -1 for all, or None; True is 1."""
+    if value is None or value is False:
+        return None
+    return 1 if value is True else integer(value, name, -1, "non-negative or -1")
+
+
+def texts(values: object, name: str) -> list[str]:
+    """Strings that UTF-8 can hold."""
+    if not isinstance(values, list | tuple) or not all(isinstance(text, str) for text in values):
+        raise RequestError(f"{name} must be a list of strings, got {values!r}.", name)
+    if any("\ud800" <= character <= "\udfff" for text in values for character in text):
+        raise RequestError(f"{name} holds half of a surrogate pair, which is no text: {values!r}.", name)
+    return list(values)
+
+
+def strings(value: object, name: str) -> list[str]:
+    """One string, or several, none of them empty."""
+    result = texts([value] if isinstance(value, str) else value, name)
+    if "" in result:
+        raise RequestError(f"{name} cannot contain an empty string.", name)
+    return result
+
+
+def functions(value: object, name: str) -> list[Any]:
+    """A list of callables."""
+    if not isinstance(value, list | tuple) or not all(callable(function) for function in value):
+        raise RequestError(f"{name} must be a list of functions, got {value!r}.", name)
+    return list(value)
+
+
+def token_ids(values: object, name: str, unique: bool = True) -> list[int]:
+    """In their order; each once if `unique`."""
+    if not isinstance(values, list | tuple | range | Set):
+        raise RequestError(f"{name} must be a list of token ids, got {values!r}.", name)
+    if any(isinstance(value, bool) or not isinstance(value, Integral) for value in values):
+        raise RequestError(f"{name} must contain only integers, got {values!r}.", name)
+    ids = [integer(value, name, 0, "ids of at least 0") for value in values]
+    return list(dict.fromkeys(ids)) if unique else ids
+
+
+def biases(values: object) -> dict[int, float]:
+    """Keys as integers, values clamped to what is allowed."""
+    if not isinstance(values, Mapping):
+        raise RequestError(f"logit_bias must map token ids to numbers, got {values!r}.", "logit_bias")
+    result, invalid = {}, []
+    for key, value in values.items():
+        try:
+            token_id = int(key)
+        except (TypeError, ValueError, OverflowError):
+            invalid.append(key)
+            continue
+        integer(token_id, "logit_bias", 0, "about token ids of at least 0")
+        result[token_id] = min(100.0, max(-100.0, number(value, "logit_bias")))
+    if invalid:
+        raise RequestError(
+            f"logit_bias contains key(s) that cannot be converted to integer token IDs: {invalid!r}",
+            "logit_bias",
+        )
+    return result

@@ -1,0 +1,41 @@
+"""`Collection`: the instruments of one engine, made on first use from the table of names."""
+
+from typing import TypeVar
+
+from octavo.metrics.instruments import Counter, Gauge, Histogram, Metric
+from octavo.metrics.names import METRICS, PREFIX
+
+M = TypeVar("M", bound=Metric)
+
+
+class Collection:
+    """Time series by name and own labels; not thread-safe."""
+
+    def __init__(self, **labels: str) -> None:
+        """`labels`: those that all series share."""
+        self._labels = labels
+        self._series: dict[tuple[str, tuple[str, ...]], Metric] = {}
+
+    def counter(self, name: str, **labels: str) -> Counter:
+        """The counter of this name (of the table, without prefix) and these labels."""
+        return self._find(Counter(PREFIX + name, self._labels | labels), name, labels)
+
+    def gauge(self, name: str, **labels: str) -> Gauge:
+        """The same for a gauge."""
+        return self._find(Gauge(PREFIX + name, self._labels | labels), name, labels)
+
+    def histogram(self, name: str) -> Histogram:
+        """The same for a histogram."""
+        return self._find(Histogram(PREFIX + name, dict(self._labels), METRICS[name].buckets), name, {})
+
+    def snapshot(self) -> list[Metric]:
+        """Copies of all series, those of one name together, in the order of the table."""
+        order = {name: place for place, name in enumerate(METRICS)}
+        keys = sorted(self._series, key=lambda key: (order[key[0]], key[1]))
+        return [self._series[key].copy() for key in keys]
+
+    def _find(self, new: M, name: str, labels: dict[str, str]) -> M:
+        assert METRICS[name].kind is type(new), f"{name} is a {METRICS[name].kind.__name__}"
+        found = self._series.setdefault((name, tuple(labels.values())), new)
+        assert isinstance(found, type(new))
+        return found

@@ -1,0 +1,181 @@
+"""Loads a model that runs by transformers' code: class and config by name, weights from safetensors.
+
+Chosen by `load_model` for architectures without a file in runtime/models. No code of the model's folder runs:
+the class is one of the installed transformers, and of the folder only config.json and the tensors are read.
+Names and layouts that transformers changes while loading are its own business (`from_pretrained`).
+"""
+
+import dataclasses
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
+from octavo.base.log import get_logger
+from octavo.config.engine import EngineConfig
+from octavo.runtime.attention.registry import choose_backend
+from octavo.runtime.distributed.context import ParallelContext
+from octavo.runtime.layers.build import BuildContext
+from octavo.runtime.loader.dummy import random_tensor
+from octavo.runtime.loader.loader import make_context, shorten
+from octavo.runtime.loader.safetensors import read_tensors
+from octavo.runtime.models.generic import ATTENTION, Generic, probe, verify
+from octavo.runtime.models.interface import MODELS
+from octavo.runtime.platforms.platform import Platform
+
+logger = get_logger(__name__)
+
+_KINDS = {"full_attention", "sliding_attention"}
+_GROWING_ROPES = {"dynamic", "longrope"}
+_FOREIGN = ("auto_map", "attn_implementation", "experts_implementation", "quantization_config")
+"""Entries of a config.json that name code to run, or are refused before."""
+
+
+def load(config: EngineConfig, platform: Platform, parallel: ParallelContext) -> Generic:
+    """Build, fill, probe and verify. Raises ConfigError (BadCheckpoint), Unsupported."""
+    cls = _find_class(config.checkpoint.architecture)
+    _check_options(config, cls, parallel)
+    hf_config = _make_config(cls, config)
+    _check_kind(config, cls, hf_config)
+    build = make_context(config, [], platform, parallel)
+    hf = _fill(cls, hf_config, config, build)
+    link = probe(hf)
+    specs = [call.kv_spec(build.kv_dtype.itemsize) for call in link.calls]
+    build = dataclasses.replace(build, attention=choose_backend(specs, platform))
+    model = Generic(hf, link, build)
+    verify(model, build)
+    logger.info(
+        "%s runs by the code of transformers %s. Its weights, read as %s, take %.2f GiB of memory as %s.",
+        cls.__name__,
+        transformers.__version__,
+        config.model.dtype,
+        model.weight_bytes / 2**30,
+        str(build.compute_dtype).removeprefix("torch."),
+    )
+    return model
+
+
+def _find_class(architecture: str) -> type[PreTrainedModel]:
+    if architecture not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        raise ConfigError(
+            f"octavo has no file for the architecture {architecture!r}, and transformers "
+            f"{transformers.__version__} has no causal language model of that name; code from a model folder "
+            f"never runs. octavo's own: {', '.join(MODELS.names())}."
+        )
+    cls: type[PreTrainedModel] = getattr(transformers, architecture)
+    return cls
+
+
+def _check_options(config: EngineConfig, cls: type[PreTrainedModel], parallel: ParallelContext) -> None:
+    if parallel.tp_size > 1:
+        raise ConfigError(
+            f"{cls.__name__} runs by transformers' code, on one rank only: use tensor_parallel_size=1."
+        )
+    if config.model.load_format == "gguf":
+        raise Unsupported(f"{cls.__name__} runs by transformers' code, which needs safetensors, not GGUF.")
+    if stored := config.checkpoint.config.get("quantization_config"):
+        method = stored.get("quant_method") if isinstance(stored, dict) else stored
+        raise Unsupported(
+            f"{cls.__name__} runs by transformers' code, with unquantized weights only; these are stored by "
+            f"{method!r}."
+        )
+
+
+def _make_config(cls: type[PreTrainedModel], config: EngineConfig) -> Any:
+    """The config as transformers' object. Raises BadCheckpoint."""
+    config_class: Any = cls.config_class
+    try:
+        return config_class.from_dict(_clean(config.checkpoint.config), attn_implementation=ATTENTION)
+    except Exception as error:
+        raise BadCheckpoint(
+            f"{config.checkpoint.path}: transformers refuses the config of this {cls.__name__}: {error!r}"
+        ) from error
+
+
+def _clean(entry: Any) -> Any:
+    """The entry without foreign ones; numbers that JSON has not ({"__float__": "Infinity"}) are read."""
+    if isinstance(entry, list):
+        return [_clean(value) for value in entry]
+    if not isinstance(entry, dict):
+        return entry
+    if "__float__" in entry:
+        return float(entry["__float__"])
+    return {name: _clean(value) for name, value in entry.items() if not name.strip("_").startswith(_FOREIGN)}
+
+
+def _check_kind(config: EngineConfig, cls: type[PreTrainedModel], hf_config: Any) -> None:
+    """Refuse what the config shows to have no place in a paged cache, before anything is read."""
+    text = hf_config.get_text_config()
+    kinds = set(getattr(text, "layer_types", None) or ()) - _KINDS
+    if hf_config.is_encoder_decoder or getattr(text, "add_cross_attention", False):
+        reason = "it has an encoder"
+    elif kinds:
+        reason = f"it has layers of kind {', '.join(sorted(kinds))}"
+    elif cls._is_stateful:
+        reason = "it keeps a recurrent state"
+    elif not hasattr(sys.modules[cls.__module__], "ALL_ATTENTION_FUNCTIONS"):
+        reason = "it does not use transformers' attention interface (as models with ALiBi do not)"
+    else:
+        _check_rope(config, text)
+        return
+    raise Unsupported(f"{cls.__name__} of transformers cannot run over octavo's paged cache: {reason}.")
+
+
+def _check_rope(config: EngineConfig, text: Any) -> None:
+    """These ropes turn every token by the longest request of the step, once it exceeds a length."""
+    given = getattr(text, "rope_parameters", None) or {}
+    for rope in [given] if "rope_type" in given else given.values():
+        if not rope or rope["rope_type"] not in _GROWING_ROPES:
+            continue
+        own = getattr(text, "original_max_position_embeddings", None) or text.max_position_embeddings
+        longest = rope.get("original_max_position_embeddings") or own
+        if config.model.max_model_len > longest:
+            raise ConfigError(
+                f"max_model_len={config.model.max_model_len}: by transformers' code, this model's rope "
+                f"({rope['rope_type']}) serves at most {longest} tokens; use max_model_len={longest}."
+            )
+
+
+def _fill(
+    cls: type[PreTrainedModel], hf_config: Any, config: EngineConfig, build: BuildContext
+) -> PreTrainedModel:
+    path = config.checkpoint.path
+    make: Any = cls.from_pretrained
+    try:
+        hf, report = make(
+            None,
+            config=hf_config,
+            state_dict=_tensors(cls, hf_config, config),
+            dtype=build.compute_dtype,
+            attn_implementation=ATTENTION,
+            ignore_mismatched_sizes=True,  # reported below
+            output_loading_info=True,
+        )
+    except (RuntimeError, ValueError) as error:
+        raise BadCheckpoint(f"{path}: transformers cannot fill a {cls.__name__} from it: {error}") from error
+    _check_report(path, "lacks", report["missing_keys"])
+    _check_report(path, "has, but this model has no place for,", report["unexpected_keys"])
+    _check_report(path, "has in another shape", (row[0] for row in report["mismatched_keys"]))
+    filled: PreTrainedModel = hf.eval().requires_grad_(False).to(build.device)
+    return filled
+
+
+def _check_report(path: str, what: str, names: Iterable[str]) -> None:
+    if listed := sorted(names):
+        raise BadCheckpoint(f"{path} {what} {len(listed)} weights: {shorten(listed)}")
+
+
+def _tensors(cls: type[PreTrainedModel], hf_config: Any, config: EngineConfig) -> dict[str, Tensor]:
+    """The checkpoint's tensors by name, mapped from the files; or random ones by the model's own names."""
+    if config.model.load_format != "dummy":
+        return {name: tensor for _, name, tensor in read_tensors(Path(config.checkpoint.path))}
+    with torch.device("meta"):
+        shapes = {name: tensor.shape for name, tensor in cls(hf_config).state_dict().items()}
+    return {name: random_tensor(config.model.seed, name, shape) for name, shape in shapes.items()}

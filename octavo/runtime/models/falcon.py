@@ -1,0 +1,77 @@
+"""Falcon: attention beside the MLP; one key head for all queries (7B), or for each group of them (40B)."""
+
+from typing import ClassVar
+
+from octavo.base.errors import Unsupported
+from octavo.runtime.models.arch import PRE_NORMS, Arch, Config, Place, read_arch, size_of
+from octavo.runtime.models.decoder import Decoder
+from octavo.runtime.models.weights import WeightMap, to, ungroup_qkv
+
+
+class Falcon(Decoder):
+    """The rows of a key head stand behind those of its queries, then its value head's."""
+
+    WEIGHTS = WeightMap(
+        {
+            "word_embeddings": to("embed_tokens"),
+            "ln_f": to("norm"),
+            "lm_head": to("lm_head"),
+            "h.*.input_layernorm": to("layers.*.attention_norm"),
+            "h.*.ln_attn": to("layers.*.attention_norm"),
+            "h.*.self_attention.query_key_value": to("layers.*.attention.qkv", "", ungroup_qkv),
+            "h.*.self_attention.dense": to("layers.*.attention.out"),
+            "h.*.post_attention_layernorm": to("layers.*.mlp_norm"),
+            "h.*.ln_mlp": to("layers.*.mlp_norm"),
+            "h.*.mlp.dense_h_to_4h": to("layers.*.mlp.up"),
+            "h.*.mlp.dense_4h_to_h": to("layers.*.mlp.down"),
+        },
+        prefix="transformer.",
+    )
+    TINY: ClassVar[Config] = {
+        "architectures": ["FalconForCausalLM"],
+        "model_type": "falcon",
+        "vocab_size": 131,
+        "hidden_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "max_position_embeddings": 256,
+    }
+
+    @staticmethod
+    def arch_from_hf(config: Config) -> Arch:
+        """Three switches make the variants. Raises Unsupported for ALiBi."""
+        if config.get("alibi"):
+            raise Unsupported(
+                "Falcon with alibi=True (falcon-rw) is not supported: attention here has no position biases. "
+                "The rotary Falcons are: falcon-7b, falcon-40b, falcon-180B, falcon-11B."
+            )
+        config = {"tie_word_embeddings": True, "layer_norm_epsilon": 1e-5} | config
+        bias = bool(config.get("bias"))
+        parallel = bool(config.get("parallel_attn", True) or config.get("new_decoder_architecture"))
+        return read_arch(
+            config
+            | {"intermediate_size": config.get("ffn_hidden_size"), "num_key_value_heads": _kv_heads(config)},
+            residual="parallel" if parallel else "serial",
+            norms=_norms(config, parallel),
+            norm_kind="layer",
+            norm_bias=True,
+            norm_eps=config["layer_norm_epsilon"],
+            qkv_bias=bias,
+            out_bias=bias,
+            mlp_bias=bias,
+            gated_mlp=False,
+            activation=config.get("activation") or "gelu",
+        )
+
+
+def _kv_heads(config: Config) -> int:
+    num_heads = size_of(config, "num_attention_heads")
+    if config.get("new_decoder_architecture"):
+        return size_of(config, "num_kv_heads", num_heads)
+    return 1 if config.get("multi_query", True) else num_heads
+
+
+def _norms(config: Config, parallel: bool) -> frozenset[Place]:
+    """Side by side, only the new architecture has a norm for each, and 11B does without."""
+    two = config.get("new_decoder_architecture") and (config.get("num_ln_in_parallel_attn") or 2) == 2
+    return PRE_NORMS if two or not parallel else frozenset({"attention_in"})

@@ -1,0 +1,105 @@
+"""Gemma 1 and 2: norms that add one, scaled embeddings; Gemma 2 has soft caps and alternating windows."""
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from octavo.base.errors import Unsupported
+from octavo.runtime.models.arch import SANDWICH_NORMS, Arch, Config, read_arch, size_of
+from octavo.runtime.models.decoder import Decoder
+from octavo.runtime.models.llama import LLAMA_WEIGHTS, Llama
+from octavo.runtime.models.weights import Stored, to
+
+_ACTIVATION = "gelu_pytorch_tanh"
+_DEFAULTS: Config = {"head_dim": 256, "tie_word_embeddings": True, "hidden_act": _ACTIVATION}
+_DEFAULTS_2: Config = _DEFAULTS | {
+    "num_key_value_heads": 4,
+    "sliding_window": 4096,
+    "query_pre_attn_scalar": 256,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+}
+"""What transformers assumes where a config is silent."""
+
+
+def plus_one(tensor: Stored, arch: Arch) -> Stored:
+    """Gemma's norms multiply by 1 + w: keep the sum. (GGUF files hold the sum.)"""
+    del arch
+    assert isinstance(tensor, Tensor)
+    return tensor.float() + 1
+
+
+def layer_types(config: Config, period: int) -> list[str]:
+    """Local layers, but every `period`-th one is global."""
+    count = size_of(config, "num_hidden_layers")
+    return ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(count)]
+
+
+def read_gemma(config: Config, **own: object) -> Arch:
+    """What all generations share. Raises Unsupported for the variants that embed texts."""
+    if config.get("use_bidirectional_attention"):
+        raise Unsupported("use_bidirectional_attention: a Gemma that sees what comes later cannot generate")
+    bias = bool(config.get("attention_bias"))
+    scale = size_of(config, "hidden_size") ** 0.5
+    return read_arch(config, qkv_bias=bias, out_bias=bias, embedding_scale=scale, **own)
+
+
+class Gemma(Decoder):
+    """A Llama with large heads."""
+
+    WEIGHTS = LLAMA_WEIGHTS.replace(
+        {
+            "norm": to("norm", "", plus_one),
+            "layers.*.input_layernorm": to("layers.*.attention_norm", "", plus_one),
+            "layers.*.post_attention_layernorm": to("layers.*.mlp_norm", "", plus_one),
+        }
+    )
+    TINY: ClassVar[Config] = Llama.TINY | {
+        "architectures": ["GemmaForCausalLM"],
+        "model_type": "gemma",
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    }
+
+    @staticmethod
+    def arch_from_hf(config: Config) -> Arch:
+        """The first configs say "gelu" where the model was trained with the approximation."""
+        config = _DEFAULTS | config
+        if config["hidden_act"] == "gelu":
+            config["hidden_act"] = _ACTIVATION
+        return read_gemma(config)
+
+
+class Gemma2(Decoder):
+    """Norms around attention and MLP, caps on scores and logits, a window in every other layer."""
+
+    WEIGHTS = Gemma.WEIGHTS.replace(
+        {
+            "layers.*.post_attention_layernorm": to("layers.*.attention_out_norm", "", plus_one),
+            "layers.*.pre_feedforward_layernorm": to("layers.*.mlp_norm", "", plus_one),
+            "layers.*.post_feedforward_layernorm": to("layers.*.mlp_out_norm", "", plus_one),
+        }
+    )
+    TINY: ClassVar[Config] = Gemma.TINY | {
+        "architectures": ["Gemma2ForCausalLM"],
+        "model_type": "gemma2",
+        "num_key_value_heads": 2,
+        "query_pre_attn_scalar": 24,
+        "sliding_window": 24,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 3.0,
+    }
+
+    @staticmethod
+    def arch_from_hf(config: Config) -> Arch:
+        """The first layer is local, the second global, and so on."""
+        config = _DEFAULTS_2 | config
+        return read_gemma(
+            config | {"layer_types": config.get("layer_types") or layer_types(config, 2)},
+            norms=SANDWICH_NORMS,
+            activation=config.get("hidden_activation") or _ACTIVATION,
+            attention_scale=config["query_pre_attn_scalar"] ** -0.5,
+            attention_soft_cap=config["attn_logit_softcapping"] or 0.0,
+            logit_soft_cap=config["final_logit_softcapping"] or 0.0,
+        )

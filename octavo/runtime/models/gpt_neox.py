@@ -1,0 +1,62 @@
+"""GPT-NeoX and Pythia: attention beside or before the MLP, a part of each head rotates."""
+
+from typing import ClassVar
+
+from octavo.runtime.models.arch import Arch, Config, read_arch
+from octavo.runtime.models.decoder import Decoder
+from octavo.runtime.models.weights import WeightMap, to, ungroup_qkv
+
+
+class GPTNeoX(Decoder):
+    """The rows of a head's query, key and value are neighbours in the checkpoint."""
+
+    WEIGHTS = WeightMap(
+        {
+            "embed_in": to("embed_tokens"),
+            "final_layer_norm": to("norm"),
+            "embed_out": to("lm_head"),
+            "lm_head": to("lm_head"),
+            "layers.*.input_layernorm": to("layers.*.attention_norm"),
+            "layers.*.attention.query_key_value": to("layers.*.attention.qkv", "", ungroup_qkv),
+            "layers.*.attention.dense": to("layers.*.attention.out"),
+            "layers.*.post_attention_layernorm": to("layers.*.mlp_norm"),
+            "layers.*.mlp.dense_h_to_4h": to("layers.*.mlp.up"),
+            "layers.*.mlp.dense_4h_to_h": to("layers.*.mlp.down"),
+        },
+        prefix="gpt_neox.",
+        # The causal mask, and what the rotation is made of.
+        ignored=(r"\.attention\.(masked_)?bias$", r"rotary_emb\.inv_freq$"),
+    )
+    TINY: ClassVar[Config] = {
+        "architectures": ["GPTNeoXForCausalLM"],
+        "model_type": "gpt_neox",
+        "vocab_size": 131,
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "max_position_embeddings": 256,
+        "rotary_pct": 0.5,
+    }
+
+    @staticmethod
+    def arch_from_hf(config: Config) -> Arch:
+        """The rope has names of its own."""
+        config = {
+            "hidden_act": "gelu",
+            "layer_norm_eps": 1e-5,
+            "partial_rotary_factor": config.get("rotary_pct", 0.25),
+            "rope_theta": config.get("rotary_emb_base", 10_000),
+        } | config
+        bias = bool(config.get("attention_bias", True))
+        return read_arch(
+            config,
+            residual="parallel" if config.get("use_parallel_residual", True) else "serial",
+            norm_kind="layer",
+            norm_bias=True,
+            norm_eps=config["layer_norm_eps"],
+            qkv_bias=bias,
+            out_bias=bias,
+            mlp_bias=True,
+            gated_mlp=False,
+        )

@@ -1,0 +1,54 @@
+"""GPT-J: one norm for attention and MLP side by side, rotated pairs are neighbours, the head has a bias."""
+
+from typing import ClassVar
+
+from octavo.runtime.layers.rotary import Rope
+from octavo.runtime.models.arch import Arch, Config, LayerArch, read_arch, size_of
+from octavo.runtime.models.decoder import Decoder
+from octavo.runtime.models.gpt2 import GPT2, usual_names
+from octavo.runtime.models.weights import WeightMap, to
+
+
+class GPTJ(Decoder):
+    """Biases in the MLP and the head only."""
+
+    WEIGHTS = WeightMap(
+        {
+            "wte": to("embed_tokens"),
+            "ln_f": to("norm"),
+            "lm_head": to("lm_head"),
+            "h.*.ln_1": to("layers.*.attention_norm"),
+            "h.*.attn.q_proj": to("layers.*.attention.qkv", "q"),
+            "h.*.attn.k_proj": to("layers.*.attention.qkv", "k"),
+            "h.*.attn.v_proj": to("layers.*.attention.qkv", "v"),
+            "h.*.attn.out_proj": to("layers.*.attention.out"),
+            "h.*.mlp.fc_in": to("layers.*.mlp.up"),
+            "h.*.mlp.fc_out": to("layers.*.mlp.down"),
+        },
+        prefix="transformer.",
+        ignored=(r"\.attn\.(masked_)?bias$", r"\.attn\.embed_positions$"),  # the causal mask, the rope
+    )
+    TINY: ClassVar[Config] = GPT2.TINY | {
+        "architectures": ["GPTJForCausalLM"],
+        "model_type": "gptj",
+        "rotary_dim": 4,
+    }
+
+    @staticmethod
+    def arch_from_hf(config: Config) -> Arch:
+        """GPT-2's names; `rotary_dim` components of a head rotate."""
+        config = usual_names(config)
+        rope = Rope(dim=size_of(config, "rotary_dim", 64), interleaved=True)
+        return read_arch(
+            config,
+            layers=(LayerArch(rope=rope),) * size_of(config, "num_hidden_layers"),
+            residual="parallel",
+            norms=frozenset({"attention_in"}),
+            norm_kind="layer",
+            norm_bias=True,
+            norm_eps=config["layer_norm_epsilon"],
+            mlp_bias=True,
+            head_bias=True,
+            gated_mlp=False,
+            activation=config.get("activation_function") or "gelu_new",
+        )

@@ -1,0 +1,107 @@
+"""OPT and Galactica: learned positions, layer norms before or behind the sums, embeddings of another size."""
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from octavo.runtime.batch import ForwardBatch
+from octavo.runtime.layers.build import BuildContext
+from octavo.runtime.layers.linear import ReplicatedLinear
+from octavo.runtime.models.arch import Arch, Config, LayerArch, read_arch, size_of
+from octavo.runtime.models.decoder import Decoder
+from octavo.runtime.models.weights import Stored, WeightMap, to
+
+_DEFAULTS: Config = {
+    "do_layer_norm_before": True,
+    "enable_bias": True,
+    "layer_norm_elementwise_affine": True,
+    "tie_word_embeddings": True,
+    "activation_function": "relu",
+}
+_PADDING_POSITIONS = 2
+
+
+def without_padding(tensor: Stored, arch: Arch) -> Stored:
+    """The first rows of the position table served padded batches; position 0 is the row behind them."""
+    del arch
+    assert isinstance(tensor, Tensor)
+    return tensor[_PADDING_POSITIONS:]
+
+
+class OPT(Decoder):
+    """Where embeddings are smaller than hidden states, two matrices stand between them."""
+
+    WEIGHTS = WeightMap(
+        {
+            "decoder.embed_tokens": to("embed_tokens"),
+            "decoder.embed_positions": to("embed_positions", "", without_padding),
+            "decoder.project_in": to("project_in"),
+            "decoder.project_out": to("project_out"),
+            "decoder.final_layer_norm": to("norm"),
+            "lm_head": to("lm_head"),
+            "decoder.layers.*.self_attn_layer_norm": to("layers.*.attention_norm"),
+            "decoder.layers.*.self_attn.q_proj": to("layers.*.attention.qkv", "q"),
+            "decoder.layers.*.self_attn.k_proj": to("layers.*.attention.qkv", "k"),
+            "decoder.layers.*.self_attn.v_proj": to("layers.*.attention.qkv", "v"),
+            "decoder.layers.*.self_attn.out_proj": to("layers.*.attention.out"),
+            "decoder.layers.*.final_layer_norm": to("layers.*.mlp_norm"),
+            "decoder.layers.*.fc1": to("layers.*.mlp.up"),
+            "decoder.layers.*.fc2": to("layers.*.mlp.down"),
+        },
+        prefix="model.",
+    )
+    TINY: ClassVar[Config] = {
+        "architectures": ["OPTForCausalLM"],
+        "model_type": "opt",
+        "vocab_size": 131,
+        "hidden_size": 48,
+        "ffn_dim": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 256,
+    }
+
+    def __init__(self, arch: Arch, build: BuildContext) -> None:
+        super().__init__(arch, build)
+        self._projected = arch.embedding_size > 0
+        if self._projected:
+            sizes = arch.embedding_size, arch.hidden_size
+            self.project_in = ReplicatedLinear(build.at("project_in"), *sizes, bias=False)
+            self.project_out = ReplicatedLinear(build.at("project_out"), *sizes[::-1], bias=False)
+
+    @staticmethod
+    def arch_from_hf(config: Config) -> Arch:
+        """OPT's own names become the usual ones."""
+        config = _DEFAULTS | config | {"intermediate_size": config.get("ffn_dim")}
+        bias, weights = bool(config["enable_bias"]), bool(config["layer_norm_elementwise_affine"])
+        hidden_size, before = size_of(config, "hidden_size"), bool(config["do_layer_norm_before"])
+        embedding_size = size_of(config, "word_embed_proj_dim", hidden_size)
+        return read_arch(
+            config,
+            layers=(LayerArch(),) * size_of(config, "num_hidden_layers"),
+            embedding_size=embedding_size if embedding_size != hidden_size else 0,
+            num_learned_positions=size_of(config, "max_position_embeddings"),
+            residual="serial" if before else "normalised",
+            final_norm=before and not config.get("_remove_final_layer_norm"),
+            norm_kind="layer",
+            norm_weight=weights,
+            norm_bias=weights,
+            norm_eps=1e-5,
+            qkv_bias=bias,
+            out_bias=bias,
+            mlp_bias=bias,
+            gated_mlp=False,
+            activation=config["activation_function"],
+        )
+
+    def embed(self, batch: ForwardBatch) -> Tensor:
+        """See Decoder.embed; positions have the size of hidden states."""
+        if not self._projected:
+            return super().embed(batch)
+        tokens: Tensor = self.project_in(batch.with_given_embeds(self.embed_tokens(batch.input_ids)))
+        positions: Tensor = self.embed_positions(batch.positions)
+        return tokens + positions
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See Model.logits."""
+        return super().logits(self.project_out(hidden) if self._projected else hidden)

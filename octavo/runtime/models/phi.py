@@ -1,0 +1,88 @@
+"""Phi 1 to 2 (attention beside the MLP, biases everywhere), Phi 3 and 4 (a Llama with fused projections)."""
+
+from typing import ClassVar
+
+from octavo.runtime.models.arch import Arch, Config, read_arch
+from octavo.runtime.models.decoder import GGUF_WEIGHTS, Decoder
+from octavo.runtime.models.llama import LLAMA_WEIGHTS, Llama
+from octavo.runtime.models.weights import to
+
+_PHI_DEFAULTS: Config = {"partial_rotary_factor": 0.5, "layer_norm_eps": 1e-5, "hidden_act": "gelu_new"}
+_PHI3_DEFAULTS: Config = {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}
+"""What transformers assumes where a config is silent."""
+
+
+class Phi(Decoder):
+    """One norm feeds attention and MLP; a part of each head rotates; the head has a bias."""
+
+    WEIGHTS = LLAMA_WEIGHTS.replace(
+        {
+            "final_layernorm": to("norm"),
+            "layers.*.self_attn.q_layernorm": to("layers.*.attention.q_norm"),
+            "layers.*.self_attn.k_layernorm": to("layers.*.attention.k_norm"),
+            "layers.*.self_attn.dense": to("layers.*.attention.out"),
+            "layers.*.mlp.fc1": to("layers.*.mlp.up"),
+            "layers.*.mlp.fc2": to("layers.*.mlp.down"),
+        }
+    )
+    TINY: ClassVar[Config] = Llama.TINY | {
+        "architectures": ["PhiForCausalLM"],
+        "model_type": "phi",
+        "rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    }
+
+    @staticmethod
+    def arch_from_hf(config: Config) -> Arch:
+        """Half of a head rotates unless the config says otherwise."""
+        config = _PHI_DEFAULTS | config
+        return read_arch(
+            config,
+            residual="parallel",
+            norms=frozenset({"attention_in"}),
+            norm_kind="layer",
+            norm_bias=True,
+            norm_eps=config["layer_norm_eps"],
+            qk_norm="head" if config.get("qk_layernorm") else "none",
+            qkv_bias=True,
+            out_bias=True,
+            mlp_bias=True,
+            head_bias=True,
+            gated_mlp=False,
+        )
+
+
+class Phi3(Decoder):
+    """Queries, keys and values are one matrix in the checkpoint, and so are the two inputs of the MLP."""
+
+    WEIGHTS = LLAMA_WEIGHTS.replace(
+        {
+            "layers.*.self_attn.qkv_proj": to("layers.*.attention.qkv"),
+            "layers.*.mlp.gate_up_proj": to("layers.*.mlp.up"),
+        }
+    )
+    GGUF_WEIGHTS = GGUF_WEIGHTS.replace({"blk.*.ffn_up": to("layers.*.mlp.up")})
+    TINY: ClassVar[Config] = Llama.TINY | {
+        "architectures": ["Phi3ForCausalLM"],
+        "model_type": "phi3",
+        "pad_token_id": 0,
+        "sliding_window": 24,
+        "max_position_embeddings": 1024,
+        "original_max_position_embeddings": 256,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+            "short_factor": [1.0, 1.1],
+            "long_factor": [1.2, 4.0],
+        },
+    }
+
+    @staticmethod
+    def arch_from_hf(config: Config) -> Arch:
+        """LongRoPE has had other names."""
+        config = _PHI3_DEFAULTS | config
+        for key in ("rope_scaling", "rope_parameters"):
+            given: Config = config.get(key) or {}
+            if (given.get("rope_type") or given.get("type")) in ("su", "yarn"):
+                config[key] = {**given, "rope_type": "longrope"}
+        return read_arch(config)

@@ -1,0 +1,40 @@
+"""StableLM 2 and 3B: a Llama with layer norms; a part of each head rotates."""
+
+from typing import ClassVar
+
+from octavo.runtime.models.arch import PRE_NORMS, Arch, Config, read_arch
+from octavo.runtime.models.decoder import Decoder
+from octavo.runtime.models.llama import LLAMA_WEIGHTS, Llama
+from octavo.runtime.models.weights import to
+
+
+class StableLM(Decoder):
+    """The 12B has attention beside the MLP, and a norm for each head."""
+
+    WEIGHTS = LLAMA_WEIGHTS.replace(
+        {
+            "layers.*.self_attn.q_layernorm.norms.*": to("layers.*.attention.q_norm", "*"),
+            "layers.*.self_attn.k_layernorm.norms.*": to("layers.*.attention.k_norm", "*"),
+        }
+    )
+    TINY: ClassVar[Config] = Llama.TINY | {
+        "architectures": ["StableLmForCausalLM"],
+        "model_type": "stablelm",
+        "rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    }
+
+    @staticmethod
+    def arch_from_hf(config: Config) -> Arch:
+        """A quarter of a head rotates unless the config says otherwise."""
+        config = {"partial_rotary_factor": 0.25, "layer_norm_eps": 1e-5} | config
+        parallel = bool(config.get("use_parallel_residual"))
+        return read_arch(
+            config,
+            residual="parallel" if parallel else "serial",
+            norms=frozenset({"attention_in"}) if parallel else PRE_NORMS,
+            norm_kind="layer",
+            norm_bias=True,
+            norm_eps=config["layer_norm_eps"],
+            qk_norm="each_head" if config.get("qk_layernorm") else "none",
+            qkv_bias=bool(config.get("use_qkv_bias")),
+        )

@@ -1,0 +1,127 @@
+"""Logits processors that users bring: classes for the whole engine, functions for single requests.
+
+The worker loads the classes by name (`load_processors`); the sampler runs all of them between logit_bias and
+the penalties, where vLLM has them. Only functions of requests are called row by row.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from inspect import signature
+
+import torch
+
+from octavo.base.errors import ConfigError
+from octavo.base.log import get_logger
+from octavo.base.registry import load_named
+from octavo.messages.sampling import SamplingParams
+from octavo.messages.step import NewRequest
+from octavo.runtime.sampling.processors import Processor, SlotsFailed
+from octavo.runtime.sampling.slots import Batch
+
+_log = get_logger(__name__)
+
+RequestLogitsProcessor = Callable[..., torch.Tensor]
+"""(output_ids, logits) or (prompt_ids, output_ids, logits) → logits, [vocab_size] float32."""
+
+
+@dataclass(slots=True)
+class _Functions:
+    """What one request brought, and what it is called with."""
+
+    functions: Sequence[RequestLogitsProcessor]
+    prompt_ids: list[int]
+    output_ids: list[int]
+
+    def process(self, logits: torch.Tensor) -> torch.Tensor:
+        """One row through all functions. Raises what they raise, TypeError for a wrong result."""
+        shape = logits.shape
+        for function in self.functions:
+            if len(signature(function).parameters) == 3:
+                logits = function(self.prompt_ids, self.output_ids, logits)
+            else:
+                logits = function(self.output_ids, logits)
+            if not isinstance(logits, torch.Tensor) or logits.shape != shape:
+                raise TypeError(f"it must return a tensor of {shape[0]} logits, not {_describe(logits)}")
+        return logits
+
+
+class RowProcessor(Processor):
+    """A processor made of functions that see one request's row each."""
+
+    def __init__(self, vocab_size: int, num_slots: int, device: torch.device) -> None:
+        super().__init__(vocab_size, num_slots, device)
+        self._held: dict[int, _Functions] = {}
+
+    @abstractmethod
+    def functions(self, params: SamplingParams) -> Sequence[RequestLogitsProcessor]:
+        """The functions of a request, in their order."""
+
+    def is_active(self, params: SamplingParams) -> bool:
+        """When there is a function."""
+        return bool(self.functions(params))
+
+    def add(self, slot: int, request: NewRequest) -> None:
+        """Keep the functions, and the tokens that they are called with."""
+        ids, start = request.token_ids, request.num_prompt_tokens
+        self._held[slot] = _Functions(self.functions(request.sampling), ids[:start], ids[start:])
+
+    def remove(self, slot: int) -> None:
+        """Forget them."""
+        self._held.pop(slot, None)
+
+    def apply(self, logits: torch.Tensor, batch: Batch) -> None:
+        """One row after the other; the failure of one is no other's."""
+        failed: dict[int, str] = {}
+        for row, slot in zip(batch.rows.tolist(), batch.slots.tolist(), strict=True):
+            try:
+                logits[row] = self._held[slot].process(logits[row])
+            except Exception as error:
+                _log.warning("A logits processor failed.", exc_info=True)
+                failed[slot] = f"The request's logits processor failed: {type(error).__name__}: {error}"
+        if failed:
+            raise SlotsFailed(failed)
+
+    def observe(self, batch: Batch, token_ids: torch.Tensor) -> None:
+        """Lengthen the outputs."""
+        for slot, token_id in zip(batch.slots.tolist(), token_ids.tolist(), strict=True):
+            self._held[slot].output_ids.append(token_id)
+
+
+class RequestFunctions(RowProcessor):
+    """`SamplingParams.logits_processors`."""
+
+    def functions(self, params: SamplingParams) -> Sequence[RequestLogitsProcessor]:
+        """As the request says."""
+        return params.logits_processors or ()
+
+
+class AdapterLogitsProcessor(RowProcessor):
+    """Base of users' classes that make a function for each request; vLLM's class of this name."""
+
+    @abstractmethod
+    def new_req_logits_processor(self, params: SamplingParams) -> RequestLogitsProcessor | None:
+        """A new function for a request, or None. May be called more than once for it."""
+
+    def functions(self, params: SamplingParams) -> Sequence[RequestLogitsProcessor]:
+        """One or none."""
+        function = self.new_req_logits_processor(params)
+        return () if function is None else (function,)
+
+
+def load_processors(names: Sequence[str]) -> list[type[Processor]]:
+    """The classes of these names, package.module:Class. Raises ConfigError."""
+    classes = [load_named(name, "logits_processors") for name in names]
+    for name, processor in zip(names, classes, strict=True):
+        if not (isinstance(processor, type) and issubclass(processor, Processor)):
+            raise ConfigError(
+                f"logits_processors: {name} is not derived from octavo.LogitsProcessor or "
+                "octavo.AdapterLogitsProcessor."
+            )
+    return classes
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return "None" if value is None else f"a {type(value).__name__}"

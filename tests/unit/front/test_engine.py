@@ -1,0 +1,242 @@
+"""LLMEngine and LLM over a FakeExecutor: requests, ids, verbs, metrics, without torch."""
+
+import pytest
+
+from octavo import LLM, LLMEngine, RequestError, SamplingParams, Unsupported
+from octavo.messages.request import EngineRequest
+from octavo.metrics import Counter
+from octavo.metrics.names import PREFIX
+from tests.fakes import ByteTokenizer, expected_output
+from tests.process_fakes import process_config
+
+PARAMS = SamplingParams(max_tokens=8, seed=5, detokenize=False)
+
+
+@pytest.fixture
+def make_engine(monkeypatch):
+    """An engine whose executor is the fake one."""
+    monkeypatch.setattr("octavo.frontend.engine.tokenizer_for", lambda config: ByteTokenizer())
+    opened = []
+
+    def make(front=None, **orders):
+        config = process_config(**orders)
+        if front:
+            object.__setattr__(config, "front", front)
+        opened.append(LLMEngine(config))
+        return opened[-1]
+
+    yield make
+    for engine in opened:
+        engine.shutdown()
+        engine.shutdown()
+
+
+@pytest.fixture
+def engine(make_engine):
+    return make_engine()
+
+
+@pytest.fixture
+def llm(engine, monkeypatch):
+    monkeypatch.setattr(LLMEngine, "from_engine_args", classmethod(lambda cls, args: engine))
+    return LLM("fake")
+
+
+def finish(engine):
+    outputs = {}
+    while engine.has_unfinished_requests():
+        outputs |= {o.request_id: o for o in engine.step() if o.finished}
+    return outputs
+
+
+def expected(ids, params=PARAMS):
+    request = EngineRequest("", ids, params, params.max_tokens, params.seed, [], 0.0)
+    return expected_output(request, 64)[0]
+
+
+def test_forms_of_a_request(engine):
+    ids = [
+        engine.add_request("text", "hello", PARAMS),
+        engine.add_request("ids", [104, 105], PARAMS),
+        engine.add_request(None, {"prompt_token_ids": [1, 2]}, PARAMS),
+        engine.add_request("early", prompt_token_ids=[3, 4], sampling_params=PARAMS, lora_request=None),
+        engine.add_request("both", "text of it", prompt_token_ids=[5], sampling_params=PARAMS, arrival_time=1.0),
+    ]
+    assert ids[:2] + ids[3:] == ["text", "ids", "early", "both"]
+    assert ids[2]
+    assert engine.get_num_unfinished_requests() == 5
+    outputs = finish(engine)
+    prompts = [list(b"hello"), [104, 105], [1, 2], [3, 4], [5]]
+    for request_id, prompt in zip(ids, prompts, strict=True):
+        assert outputs[request_id].outputs[0].token_ids == expected(prompt)
+    assert (outputs["both"].prompt, outputs["both"].prompt_token_ids) == ("text of it", [5])
+
+
+def test_neither_prompt_nor_ids(engine):
+    for arguments in ({}, {"prompt": {}}):
+        with pytest.raises(ValueError, match="Either prompt or prompt_token_ids must be provided."):
+            engine.add_request("r", **arguments)
+    assert not engine.has_unfinished_requests()
+
+
+def test_what_a_request_cannot_have(engine):
+    with pytest.raises(Unsupported, match="LoRA"):
+        engine.add_request("r", "p", PARAMS, lora_request=object())
+
+
+def test_abort_is_idempotent(engine):
+    engine.add_request("a", [1], PARAMS)
+    engine.add_request("a", [2], PARAMS)
+    engine.add_request("b", [3], PARAMS)
+    engine.step()
+    engine.abort_request("a")
+    engine.abort_request(["a", "never heard of"])
+    assert list(finish(engine)) == ["b"]
+    engine.abort_request("b")
+    assert (engine.stats.num_running, engine.stats.num_blocks_used) == (0, 0)
+
+
+def test_strict_ids(make_engine):
+    from octavo.config import FrontConfig
+
+    engine = make_engine(FrontConfig(strict_request_ids=True))
+    engine.add_request("a", [1], PARAMS)
+    with pytest.raises(RequestError, match="'a' is in use"):
+        engine.add_request("a", [2], PARAMS)
+    finish(engine)
+    engine.add_request("a", [2], PARAMS)
+
+
+@pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
+def test_modes_of_a_pause(engine, mode):
+    engine.add_request("a", [1], PARAMS)
+    engine.step()
+    engine.pause_generation(mode)
+    assert engine.is_paused()
+    engine.add_request("b", [2], PARAMS)
+    if mode == "keep":
+        with pytest.raises(RequestError, match="paused or asleep"):
+            engine.step()
+        engine.resume_generation()
+    [output] = [output for _ in range(20) for output in engine.step() if output.request_id == "a" and output.finished]
+    tokens, reason = output.outputs[0].token_ids, output.outputs[0].finish_reason
+    assert (tokens, reason) == ((expected([1])[:1], "abort") if mode == "abort" else (expected([1]), "length"))
+    engine.resume_generation()
+    assert not engine.is_paused()
+
+
+def test_sleep_levels_and_tags(engine):
+    engine.add_request("a", [1, 2, 3], PARAMS)
+    engine.step()
+    engine.sleep(2, mode="keep")
+    assert engine.is_sleeping()
+    assert sleep_state(engine) == "discard_all"
+    with pytest.raises(RequestError, match="asleep"):
+        engine.resume_generation()
+    engine.wake_up(["weights"])
+    assert engine.is_sleeping()
+    engine.wake_up(["kv_cache"])
+    assert not engine.is_sleeping()
+    assert sleep_state(engine) == "awake"
+    assert finish(engine)["a"].outputs[0].token_ids == expected([1, 2, 3])
+    engine.sleep(0)
+    assert engine.is_paused()
+    assert not engine.is_sleeping()
+    engine.wake_up(["scheduling"])
+    assert not engine.is_paused()
+
+
+def sleep_state(engine):
+    [state] = [m.labels["sleep_state"] for m in engine.get_metrics() if "sleep_state" in m.labels and m.value]
+    return state
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda engine: engine.sleep(3), "level must be 0, 1 or 2"),
+        (lambda engine: engine.sleep(mode="now"), "mode must be one of abort, wait, keep"),
+        (lambda engine: engine.wake_up(["eyes"]), "Unknown tags eyes. Known: weights"),
+        (lambda engine: engine.start_profile(), "profiler_dir"),
+        (lambda engine: engine.stop_profile(), "profiler_dir"),
+        (lambda engine: engine.collective_rpc("echo", args=(1,)), "named arguments"),
+        (lambda engine: engine.apply_model(id), "processes"),
+    ],
+)
+def test_wrong_orders(engine, call, says):
+    with pytest.raises(ValueError, match=says):
+        call(engine)
+    assert not engine.is_paused()
+
+
+def test_commands_of_workers(engine):
+    verb, arguments, _ = engine.collective_rpc("echo", kwargs={"a": 1})
+    assert (verb, arguments) == ("echo", {"a": 1})
+    assert engine.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+    assert engine.reset_mm_cache() is None
+    assert engine.reset_encoder_cache() is None
+    assert engine.get_supported_tasks() == ("generate",)
+
+
+def test_metrics_count_requests(engine):
+    for i in range(5):
+        engine.add_request(str(i), [1, 2, 3 + i], PARAMS)
+    finish(engine)
+    counters = {m.name.removeprefix(PREFIX): m.value for m in engine.get_metrics() if isinstance(m, Counter)}
+    assert counters["prompt_tokens"] == 15
+    assert counters["generation_tokens"] == 40
+    assert counters["request_success"] == 5
+
+
+def test_enqueue_and_wait(llm):
+    first = llm.enqueue([[1], [2]], PARAMS)
+    second = llm.enqueue_chat([{"role": "user", "content": "hi"}], PARAMS)
+    between = llm.generate([[9]], PARAMS, use_tqdm=False)
+    assert between[0].outputs[0].token_ids == expected([9])
+    outputs = llm.wait_for_completion(use_tqdm=False)
+    assert [output.request_id for output in outputs] == first + second
+    assert [output.outputs[0].token_ids for output in outputs[:2]] == [expected([1]), expected([2])]
+    assert outputs[2].prompt == "user: hi\nassistant:"
+    assert llm.wait_for_completion(use_tqdm=False) == []
+    assert llm._finished == {}
+
+
+def test_generate_while_asleep(llm):
+    waiting = llm.enqueue([[1], [2]], PARAMS)
+    llm.sleep(mode="keep")
+    with pytest.raises(RequestError, match="wake_up"):
+        llm.generate([[3]], PARAMS, use_tqdm=False)
+    llm.wake_up()
+    outputs = llm.wait_for_completion(use_tqdm=False)
+    assert [output.request_id for output in outputs] == waiting
+    assert [output.outputs[0].token_ids for output in outputs] == [expected([1]), expected([2])]
+
+
+def test_sleep_ends_what_was_enqueued(llm):
+    llm.enqueue([[1], [2]], PARAMS)
+    llm.sleep()
+    assert [o.outputs[0].finish_reason for o in llm.wait_for_completion(use_tqdm=False)] == ["abort"] * 2
+
+
+def test_attributes(llm, engine):
+    assert llm.llm_engine is engine
+    assert llm.engine_class is LLMEngine
+    assert llm.model_config is engine.model_config
+    assert next(llm.request_counter) == 0
+    assert llm.default_sampling_params == SamplingParams()
+    assert llm.get_world_size() == 1
+    assert {type(m).__name__ for m in llm.get_metrics()} == {"Counter", "Gauge", "Histogram"}
+
+
+@pytest.mark.parametrize("method", ["encode", "embed", "classify", "score"])
+def test_pooling_is_refused(llm, method):
+    with pytest.raises(Unsupported, match=rf"LLM.{method}\(\) needs an embedding"):
+        getattr(llm, method)("text")
+
+
+def test_what_prompts_cannot_have(llm):
+    with pytest.raises(Unsupported, match="LoRA"):
+        llm.generate(["a"], PARAMS, lora_request=[None, object()])
+    with pytest.raises(Unsupported, match="text only"):
+        llm.generate(["a"], PARAMS, mm_processor_kwargs={"a": 1})
+    assert llm.generate([[1]], PARAMS, lora_request=[None], use_tqdm=False)[0].finished
