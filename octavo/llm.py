@@ -54,7 +54,7 @@ class LLM:
         """Ids of what `wait_for_completion` is to return."""
         self._finished: dict[str, RequestOutput] = {}
 
-    def generate(
+    def generate(  # noqa: PLR0913  # vLLM's signature, and two of ours
         self,
         prompts: PromptType | Sequence[PromptType],
         sampling_params: Params = None,
@@ -64,16 +64,22 @@ class LLM:
         priority: Sequence[int] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
+        tenant: Sequence[str] | None = None,
+        deadline_s: Sequence[float | None] | None = None,
     ) -> list[RequestOutput]:
         """Continue each prompt; one output per prompt, in their order.
 
         sampling_params: one for all, one per prompt, or None for the model's defaults
         use_tqdm: show a progress bar; a callable makes it (tqdm's signature)
-        priority: one per prompt, smaller first, with scheduling_policy="priority"
+        priority, tenant, deadline_s: one per prompt, for the scheduling policies "priority" (smaller first),
+            "fair" and "deadline" (seconds from now)
         All prompts are checked before any is started: RequestError then leaves the engine as it was.
         """
         refuse_options(lora_request, mm_processor_kwargs)
-        return self._run(self._prepare(prompts, sampling_params, priority, tokenization_kwargs), use_tqdm)
+        prepared = self._prepare(
+            prompts, sampling_params, priority, tokenization_kwargs, tenant=tenant, deadline_s=deadline_s
+        )
+        return self._run(prepared, use_tqdm)
 
     def enqueue(
         self,
@@ -110,10 +116,18 @@ class LLM:
         sampling_params: Params,
         priority: Sequence[int] | None,
         tokenization_kwargs: Mapping[str, Any] | None,
+        *,
+        tenant: Sequence[str] | None = None,
+        deadline_s: Sequence[float | None] | None = None,
     ) -> list[PreparedRequest]:
         listed = _as_list(prompts)
         every_params = self._params(sampling_params, len(listed))
-        priorities = _per_prompt("priority", priority, len(listed), 0)
+        standings = zip(
+            _per_prompt("priority", priority, len(listed), 0),
+            _per_prompt("tenant", tenant, len(listed), ""),
+            _per_prompt("deadline_s", deadline_s, len(listed), None),
+            strict=True,
+        )
         return [
             self.llm_engine.input_processor.process(
                 prompt,
@@ -121,8 +135,10 @@ class LLM:
                 request_id=str(next(self.request_counter)),
                 priority=rank,
                 tokenization_kwargs=tokenization_kwargs,
+                tenant=payer,
+                deadline_s=due,
             )
-            for prompt, params, rank in zip(listed, every_params, priorities, strict=True)
+            for prompt, params, (rank, payer, due) in zip(listed, every_params, standings, strict=True)
         ]
 
     def chat(

@@ -7,6 +7,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from octavo.runtime.models.interface import MODELS
+from tests import internlm_oracle
+
+internlm_oracle.register()
 
 PROMPT_LENGTHS = (1, 7, 40, 90)
 """Shorter than a block, and longer than every TINY's sliding window."""

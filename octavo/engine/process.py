@@ -129,7 +129,7 @@ class CoreProcess:
         self._outgoing.send(Shutdown())
 
     def _take(self, timeout_s: float | None = None) -> CoreMessage | None:
-        """The next message, when it comes; None if it does not come in time. Raises what the reader raised."""
+        """The next message, when it comes; None after `timeout_s`. Raises what the reader raised."""
         try:
             message = self._inbox.get(timeout=timeout_s)
         except Empty:

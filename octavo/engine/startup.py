@@ -75,7 +75,7 @@ def _num_host_blocks(config: EngineConfig, ready: ModelReady, one_block: CachePl
             f"out of the machine's {memory / (1 << 30):.3g} GiB. Lower swap_space."
         )
     if not config.cache.enable_prefix_caching:
-        logger.warning("swap_space is not used: blocks are found in it by enable_prefix_caching, which is off.")
+        logger.warning("swap_space is not used: it needs enable_prefix_caching, by which blocks are found.")
         return 0
     kv_bytes = len(ready.groups) * one_block.bytes_per_block // one_block.block_size
     if not swapping_pays(kv_bytes, ready.weight_bytes, config.parallel.device):

@@ -70,8 +70,8 @@ class Admission:
     def _refuse(self, option: str, waiting: int, allowed: int, unit: str) -> None:
         self._metrics.note_rejection(option)
         raise Overloaded(
-            f"The engine's queue is full: {max(0, waiting)} {unit} wait, {option}={allowed}. Nothing was done; "
-            "try again later.",
+            f"The engine's queue is full: {max(0, waiting)} {unit} wait, {option}={allowed}. Nothing was "
+            "done; try again later.",
             retry_after_s=self._retry_after_s(),
         )
 

@@ -101,10 +101,13 @@ class AsyncLLM(AsyncEngineControl):
         priority: int = 0,
         data_parallel_rank: int | None = None,
         session_id: str | None = None,
+        tenant: str = "",
+        deadline_s: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of one request, the last with finished=True; closing the generator aborts it.
 
         trace_headers, session_id: accepted without effect
+        tenant, deadline_s: for the scheduling policies "fair" and "deadline" (seconds after the arrival)
         Raises RequestError and Overloaded before anything is started, EngineDead when the core ends.
         """
         del trace_headers, session_id
@@ -116,6 +119,8 @@ class AsyncLLM(AsyncEngineControl):
             request_id=request_id,
             priority=priority,
             tokenization_kwargs=tokenization_kwargs,
+            tenant=tenant,
+            deadline_s=deadline_s,
         )
         kind = sampling_params.output_kind if sampling_params else None
         stream = OutputStream(is_delta=kind is RequestOutputKind.DELTA)
@@ -145,6 +150,8 @@ class AsyncLLM(AsyncEngineControl):
         priority: int = 0,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
+        tenant: str = "",
+        deadline_s: float | None = None,
     ) -> str:
         """Start a request whose last output `step` will return; its id (made when None).
 
@@ -161,6 +168,8 @@ class AsyncLLM(AsyncEngineControl):
             priority=priority,
             arrival_s=arrival_time,
             tokenization_kwargs=tokenization_kwargs,
+            tenant=tenant,
+            deadline_s=deadline_s,
         )
         slot = await self._admit(joined, wanted)
         try:

@@ -79,12 +79,15 @@ class LLMEngine(EngineControl):
         priority: int = 0,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
+        tenant: str = "",
+        deadline_s: float | None = None,
     ) -> str:
         """Check a request and hand it over; returns its id (made when None).
 
         prompt_token_ids, sampling_params: other places for prompt and params
         arrival_time: monotonic seconds, now when None
         trace_headers: accepted; spans are not sent yet
+        tenant, deadline_s: for the scheduling policies "fair" and "deadline" (seconds after the arrival)
         Raises RequestError and what derives from it.
         """
         del trace_headers
@@ -96,6 +99,8 @@ class LLMEngine(EngineControl):
             priority=priority,
             arrival_s=arrival_time,
             tokenization_kwargs=tokenization_kwargs,
+            tenant=tenant,
+            deadline_s=deadline_s,
         )
         return self.add_prepared(prepared)
 

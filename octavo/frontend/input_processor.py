@@ -22,6 +22,7 @@ from octavo.frontend.prompt_embeds import ReadEmbeds
 from octavo.frontend.prompt_scoring import check_prompt_scoring
 from octavo.frontend.prompts import ParsedPrompt, PromptType, parse_prompt
 from octavo.frontend.sampling_limits import SamplingLimits
+from octavo.frontend.standing import Standing
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.request import EngineRequest
 from octavo.messages.sampling import SamplingParams
@@ -120,15 +121,19 @@ class InputProcessor:
         priority: int = 0,
         arrival_s: float | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
+        tenant: str = "",
+        deadline_s: float | None = None,
     ) -> PreparedRequest:
         """Check one request and make its engine requests, one for each sequence, or a beam search's first.
 
-        request_id: made when None; arrival_s: monotonic, now when None. Raises RequestError, PromptTooLong,
-        Unsupported.
+        request_id: made when None
+        arrival_s: monotonic, now when None
+        tenant: whom the scheduling policy "fair" charges
+        deadline_s: seconds after the arrival in which the answer is wanted, for the policy "deadline"
+        Raises RequestError, PromptTooLong, Unsupported.
         """
         arrival_s = time.monotonic() if arrival_s is None else arrival_s
-        if type(priority) is not int or not -(2**31) <= priority < 2**31:
-            raise RequestError(f"priority must be an integer of 32 bits, got {priority!r}.", "priority")
+        standing = Standing.check(arrival_s, priority, tenant, deadline_s)
         params = params or self.get_default_sampling_params()
         check_beam_search(params)
         params = self._limits.resolve(params)
@@ -142,7 +147,7 @@ class InputProcessor:
             prompt_token_ids=ids,
             params=params,
             arrival_s=arrival_s,
-            engine_requests=self._engine_requests(ids, params, priority, arrival_s, parsed),
+            engine_requests=self._engine_requests(ids, params, standing, parsed),
         )
         return self._as_search(prepared) if params.use_beam_search else prepared
 
@@ -219,7 +224,7 @@ class InputProcessor:
         )
 
     def _engine_requests(
-        self, ids: list[int], params: SamplingParams, priority: int, arrival_s: float, prompt: ParsedPrompt
+        self, ids: list[int], params: SamplingParams, standing: Standing, prompt: ParsedPrompt
     ) -> list[EngineRequest]:
         room = self._max_model_len - len(ids)
         seed = self._seeds.getrandbits(_SEED_BITS) if params.seed is None else params.seed
@@ -235,8 +240,10 @@ class InputProcessor:
                 max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
                 seed=(seed + index) % 2**_SEED_BITS,
                 eos_token_ids=[] if params.ignore_eos else self._eos_token_ids,
-                arrival_s=arrival_s,
-                priority=priority,
+                arrival_s=standing.arrival_s,
+                priority=standing.priority,
+                tenant=standing.tenant,
+                due_s=standing.due_s,
                 cache_salt=prompt.cache_salt,
                 prompt_embeds=prompt.embeds.message if prompt.embeds else None,
                 leader_id=f"{base_id}-0" if index else "",

@@ -36,9 +36,7 @@ class SamplingLimits:
     """The engine's own logits processors: classes."""
 
     @classmethod
-    def of(
-        cls, config: EngineConfig, tokenizer: Tokenizer | None, *, core_is_here: bool
-    ) -> "SamplingLimits":
+    def of(cls, config: EngineConfig, tokenizer: Tokenizer | None, *, core_is_here: bool) -> "SamplingLimits":
         """Those of an engine, whose core may run in this process. Raises ConfigError."""
         return cls(
             vocab_size=config.checkpoint.vocab_size,

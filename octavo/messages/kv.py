@@ -17,8 +17,8 @@ class KVCacheSpec(msgspec.Struct, array_like=True, frozen=True):
 class KVCacheGroup(msgspec.Struct, array_like=True, frozen=True):
     """Layers that share one block table.
 
-    All groups have the same number of layers (the last may be short of some), so one block of any group has the
-    same size: layer i of every group lives in cache tensor i, and one pool of blocks serves them all.
+    All groups have the same number of layers (the last may be short of some), so one block of any group has
+    the same size: layer i of every group lives in cache tensor i, and one pool of blocks serves them all.
     """
 
     spec: KVCacheSpec

@@ -27,7 +27,7 @@ class PromptEmbeds(msgspec.Struct, array_like=True, gc=False):
 
 
 class EngineRequest(msgspec.Struct, array_like=True, gc=False, tag="add"):
-    """One sequence to generate. All limits have been checked and all defaults filled by the input processor."""
+    """One sequence to generate. The input processor has checked all limits and filled in all defaults."""
 
     request_id: str
     """Unique in the engine; made by the front, never by a client."""

@@ -139,13 +139,13 @@ class SamplingParams(msgspec.Struct, metaclass=SamplingKeywords, omit_defaults=T
     diversity_penalty: float = 0.0
     repetition_detection: RepetitionDetectionParams | None = None
     timeout_s: float | None = None
-    """Seconds from its arrival, waiting included, after which the request ends with the text so far and finish
-    reason "timeout" (octavo)."""
+    """Seconds from its arrival, waiting included, after which the request ends with the text so far and
+    finish reason "timeout" (octavo)."""
     thinking_token_budget: int | None = None
     """Most tokens of reasoning; reserved until there are reasoning parsers. -1 = None."""
     logits_processors: list[Any] | None = None
     """Functions that change this request's logits: (output_ids, logits) → logits, a tensor [vocab_size], or
-    the same with prompt_ids before. Only where the engine runs in the caller's process (LLM, LLMEngine)."""
+    the same with prompt_ids before. Only where the core runs in the caller's process: LLM, LLMEngine."""
     extra_args: dict[str, Any] | None = None
     bad_words_token_ids: list[list[int]] | None = None
     """`bad_words` as token sequences; filled by the input processor, not by users."""

@@ -14,29 +14,21 @@ _STRUCTURED = (
     "structured output is not there yet. Until then allowed_token_ids, bad_words or logits_processors can "
     "steer the output."
 )
-_REFUSED: dict[str, tuple[tuple[Any, ...], type[RequestError | Unsupported], str]] = {
-    "top_ema_p": ((None,), RequestError, _TOP_EMA),
-    "top_ema_d": ((None,), RequestError, _TOP_EMA),
-    "structured_outputs": ((None,), Unsupported, _STRUCTURED),
-    "guided_decoding": ((None,), Unsupported, _STRUCTURED),
-    "guided_json": ((None,), Unsupported, _STRUCTURED),
-    "guided_regex": ((None,), Unsupported, _STRUCTURED),
-    "guided_choice": ((None,), Unsupported, _STRUCTURED),
-    "guided_grammar": ((None,), Unsupported, _STRUCTURED),
-    "watermarking": ((None,), Unsupported, "watermarks are not there yet; logits_processors can add one."),
-    "trace_decode_token_ids": ((None,), Unsupported, "octavo keeps no trace of decoding: leave it None."),
-    "routed_experts_prompt_start": (
-        (None, 0),
-        Unsupported,
-        "octavo does not return routed experts: leave it 0.",
-    ),
-    "skip_clone": (
-        (None, False, True),
-        Unsupported,
-        "give True or False; parameters are copied in any case.",
-    ),
+_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "top_ema_p": ((None,), _TOP_EMA),
+    "top_ema_d": ((None,), _TOP_EMA),
+    "structured_outputs": ((None,), _STRUCTURED),
+    "guided_decoding": ((None,), _STRUCTURED),
+    "guided_json": ((None,), _STRUCTURED),
+    "guided_regex": ((None,), _STRUCTURED),
+    "guided_choice": ((None,), _STRUCTURED),
+    "guided_grammar": ((None,), _STRUCTURED),
+    "watermarking": ((None,), "watermarks are not there yet; logits_processors can add one."),
+    "trace_decode_token_ids": ((None,), "octavo keeps no trace of decoding: leave it None."),
+    "routed_experts_prompt_start": ((None, 0), "octavo does not return routed experts: leave it 0."),
+    "skip_clone": ((None, False, True), "give True or False; parameters are copied in any case."),
 }
-"""By name: the values that ask for nothing, and with what and why others are refused."""
+"""By name: the values that ask for nothing, and why others are refused."""
 
 
 class SamplingKeywords(msgspec.StructMeta):
@@ -45,7 +37,9 @@ class SamplingKeywords(msgspec.StructMeta):
     def __call__(cls, *args: Any, **options: Any) -> Any:
         """Raises RequestError or Unsupported for a keyword of the table, TypeError for an unknown one."""
         for name in options.keys() & _REFUSED.keys():
-            accepted, error, reason = _REFUSED[name]
-            if not any(options.pop(name) is value for value in accepted):
-                raise error(f"{name} is not supported: {reason}")
+            value = options.pop(name)
+            accepted, reason = _REFUSED[name]
+            if not any(value is neutral for neutral in accepted):
+                text = f"{name} is not supported: {reason}"
+                raise RequestError(text, name) if reason is _TOP_EMA else Unsupported(text)
         return super().__call__(*args, **options)

@@ -38,10 +38,10 @@ class SchedulerOutput(msgspec.Struct, array_like=True, gc=False):
     num_computed_tokens: list[int]
     num_scheduled_tokens: list[int]
     new_block_ids: list[list[list[int]]]
-    """[request][group]: block ids to append to the group's table; a (re)entering request gets its whole table."""
+    """[request][group]: block ids to append to the group's table; who (re)enters gets the whole table."""
     block_copies: list[tuple[int, int]]
-    """(from, to) blocks to copy in all layers, in this order, before anything is computed; ids from num_blocks on
-    are slots in host memory."""
+    """(from, to) blocks to copy in all layers, in this order, before anything is computed; ids from
+    num_blocks on are slots in host memory."""
 
     @property
     def num_tokens(self) -> int:

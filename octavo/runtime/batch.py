@@ -1,7 +1,7 @@
 """`ForwardBatch`: one step as tensors; the only thing a model's `forward` receives.
 
-Made by worker/prepare, read by models, layers and attention. Ragged: the tokens of all requests stand one after
-the other, without padding. T = tokens of the step, R = requests of the step.
+Made by worker/prepare, read by models, layers and attention. Ragged: the tokens of all requests stand one
+after the other, without padding. T = tokens of the step, R = requests of the step.
 """
 
 from dataclasses import dataclass, field
@@ -13,8 +13,8 @@ import torch
 class GroupTables:
     """Where one KV cache group keeps the step's tokens.
 
-    block_tables: [R, max_blocks] int32, row r = blocks of request r in order; entries past its length, and those a
-                  sliding window has left, are arbitrary and must not be read
+    block_tables: [R, max_blocks] int32, row r = blocks of request r in order; entries past its length, and
+                  those a sliding window has left, are arbitrary and must not be read
     slots:        [T] int64, block_id * block_size + offset of each new token; -1 = keep nothing
     """
 
@@ -41,7 +41,7 @@ class ForwardBatch:
     positions:  [T] int64, place of each token in its request
     cu_q_lens:  [R + 1] int32, cumulative numbers of new tokens
     kv_lens:    [R] int32, tokens in the cache once this step's are written
-    kv_caches:  by layer id: [num_blocks, 2, block_size, num_kv_heads, head_dim]; several layers may share a tensor
+    kv_caches:  by layer id: [num_blocks, 2, block_size, num_kv_heads, head_dim]; layers may share a tensor
     groups:     tables by group; layer i reads groups[group_of_layer[i]]
     """
 

@@ -223,7 +223,7 @@ async def test_drain_has_an_end(make_engine):
     await engine.wait_for_requests_to_drain(1)
     long = SamplingParams(max_tokens=400, ignore_eos=True, detokenize=False)
     await engine.add_request("a", [1], long)
-    with pytest.raises(TimeoutError, match="Timeout reached after 0.01 seconds"):
+    with pytest.raises(TimeoutError, match=r"Timeout reached after 0\.01 seconds"):
         await engine.wait_for_requests_to_drain(0.01)
     await engine.abort("a")
     await engine.wait_for_requests_to_drain(1)

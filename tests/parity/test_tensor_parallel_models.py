@@ -24,6 +24,10 @@ def checkpoints(tmp_path_factory):
     configs = {name: tiny_config(name) for name in MODELS.names()}
     configs["one_key_head"] = tiny_config("Qwen3ForCausalLM") | {"num_key_value_heads": 1}
     own_norms = {"qk_layernorm": True, "num_key_value_heads": 1, "use_parallel_residual": True}
+    one_key_head = {"num_key_value_heads": 1}
+    configs["one_key_head_all_normalised"] = tiny_config("Olmo2ForCausalLM") | one_key_head
+    configs["own_head_norms_2d"] = tiny_config("CohereForCausalLM") | one_key_head | {"use_qk_norm": True}
+    configs["fused_groups_biased"] = tiny_config("InternLM2ForCausalLM") | one_key_head | {"bias": True}
     configs["own_head_norms"] = tiny_config("StableLmForCausalLM") | own_norms
     grouped = {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}
     configs["grouped_qkv"] = tiny_config("FalconForCausalLM") | grouped

@@ -10,10 +10,10 @@ somebody takes them, and found again when the request resumes. Only the partly f
 
 from octavo.engine.kvcache.block_pool import BlockKey
 
-COPIED_BYTES_PER_S = {"cpu": 2e9, "cuda": 1e10}
-"""Whole blocks between cache and host."""
-COMPUTED_BYTES_PER_S = {"cpu": 4e10, "cuda": 4e14}
-"""Bytes of weights x tokens per second in large steps."""
+COPIED_BYTES_PER_S = {"cpu": 1e9, "cuda": 3e10}
+"""Whole blocks between cache and host. Measured: 1 to 2.7e9 on one AVX2 core, 3.5e10 on an H200 (pinned)."""
+COMPUTED_BYTES_PER_S = {"cpu": 4e10, "cuda": 7e14}
+"""Bytes of weights x tokens per second in large steps. Measured: 1e10 on one AVX2 core, 7e14 on an H200."""
 
 
 def swapping_pays(kv_bytes_per_token: int, weight_bytes: int, device: str) -> bool:

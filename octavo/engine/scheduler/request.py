@@ -11,8 +11,8 @@ and outputs that were scheduled but whose values are still on the device ("pendi
 
 from dataclasses import dataclass
 from enum import Enum, auto
-from math import inf
 from hashlib import sha256
+from math import inf
 
 from octavo.engine.kvcache.manager import BlockTable, SharedPrefix
 from octavo.engine.kvcache.prefix import HashChain

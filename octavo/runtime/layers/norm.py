@@ -4,6 +4,7 @@ it.
 
 from abc import abstractmethod
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -25,11 +26,15 @@ class Norm(Layer):
 
 
 class NoNorm(Norm):
-    """The place of a norm that an architecture does not have."""
+    """The place of a norm that an architecture does not have; some multiply by a constant there."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self._factor = factor
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x."""
-        return x
+        """Return x times the factor."""
+        return x if self._factor == 1.0 else x * self._factor
 
 
 class RMSNorm(Norm):
@@ -92,3 +97,30 @@ class HeadLayerNorm(Norm):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise; x: [T, heads of this rank, head_dim]."""
         return functional.layer_norm(x, self._shape, eps=self._eps) * self._weight
+
+
+class AllHeadsRMSNorm(Norm):
+    """Root mean square over all heads of queries or keys together, wherever they are.
+
+    The mean over the ranks is that over the heads, because every rank keeps equally many, and of repeated
+    ones every head equally often.
+    """
+
+    def __init__(self, build: BuildContext, num_heads: int, head_dim: int, eps: float) -> None:
+        super().__init__()
+        mine = build.split("weight", num_heads * head_dim, head_dim, repeat=True)
+        parameter = build.dense(Layout((mine._replace(name=""),)))
+        self.parameters_by_name["weight"] = parameter
+        self._weight = parameter.data
+        self._eps = eps
+        self._kernel, self._parallel = build.kernels.rms_norm, build.parallel
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise; x: [T, heads of this rank, head_dim]."""
+        flat = x.flatten(1)
+        if self._parallel.tp_size == 1:
+            return self._kernel(flat, self._weight, self._eps).view_as(x)
+        squares = flat.float().square().mean(-1, keepdim=True)
+        mean = self._parallel.all_reduce(squares) / self._parallel.tp_size
+        normal = flat.float() * torch.rsqrt(mean + self._eps)
+        return (normal * self._weight).to(x.dtype).view_as(x)

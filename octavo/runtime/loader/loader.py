@@ -13,6 +13,7 @@ from octavo.config.engine import EngineConfig
 from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.attention.registry import choose_backend
 from octavo.runtime.distributed.context import ParallelContext
+from octavo.runtime.kernels.table import Activations
 from octavo.runtime.layers.build import BuildContext, finish_loading, named_parameters
 from octavo.runtime.loader.piece import Piece
 from octavo.runtime.models.arch import Arch
@@ -75,7 +76,7 @@ def make_context(
     """What layers are built with; `specs` are those of the attention layers. Raises Unsupported."""
     weight_dtype = _dtype(config.model.dtype)
     compute_dtype = platform.compute_dtype(weight_dtype)
-    activations = "int8" if config.model.activations == "int8" else "float32"
+    activations: Activations = "int8" if config.model.activations == "int8" else "float32"
     storage = Storage(platform.device, weight_dtype, compute_dtype, platform.kernels, activations)
     return BuildContext(
         device=platform.device,
@@ -95,7 +96,8 @@ def _dtype(name: str) -> torch.dtype:
 def _fill(model: Family, pieces: Iterator[Piece], config: EngineConfig, parallel: ParallelContext) -> None:
     """Hand every piece to its parameter; at the end none may be left without."""
     parameters = named_parameters(model)
-    for piece in tqdm(pieces, "Loading weights", unit=" tensors", delay=1.0, disable=parallel.tp_rank > 0 or None):
+    quiet = True if parallel.tp_rank else None  # None: unless stderr is a terminal
+    for piece in tqdm(pieces, "Loading weights", unit=" tensors", delay=1.0, disable=quiet):
         parameter = parameters.get(piece.parameter)
         if parameter is None:
             raise BadCheckpoint(f"{piece.origin} has no place in this {config.checkpoint.architecture}")

@@ -4,6 +4,7 @@
 `arch_from_hf` adds what is its own. Nobody else reads a config: models and layers see an `Arch`.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -16,7 +17,8 @@ Config = dict[str, Any]
 Place = Literal["attention_in", "attention_out", "mlp_in", "mlp_out"]
 
 PRE_NORMS: frozenset[Place] = frozenset({"attention_in", "mlp_in"})
-SANDWICH_NORMS: frozenset[Place] = frozenset({"attention_in", "attention_out", "mlp_in", "mlp_out"})
+RESIDUAL_NORMS: frozenset[Place] = frozenset({"attention_out", "mlp_out"})
+SANDWICH_NORMS = PRE_NORMS | RESIDUAL_NORMS
 
 ROPES: dict[str, type[Rope]] = {
     "default": Rope,
@@ -63,8 +65,9 @@ class Arch:
     norm_weight: bool = True
     norm_bias: bool = False
     norm_eps: float = 1e-6
-    qk_norm: Literal["none", "head", "each_head"] = "none"
-    """Normalise each head of queries and keys, with weights that all heads share or that each has its own."""
+    qk_norm: Literal["none", "head", "each_head", "all_heads"] = "none"
+    """Normalise each head of queries and keys, with weights that all heads share or that each has its own;
+    or all heads as one vector."""
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
@@ -75,7 +78,10 @@ class Arch:
     attention_scale: float
     attention_soft_cap: float = 0.0
     logit_soft_cap: float = 0.0
+    logit_scale: float = 1.0
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    """Of what attention and MLP add to the stream, where no norm stands behind them; serial layers only."""
 
     def __post_init__(self) -> None:
         for rope in {layer.rope for layer in self.layers if layer.rope}:
@@ -90,7 +96,7 @@ class Arch:
         return [KVCacheSpec(heads, self.head_dim, size, layer.sliding_window) for layer in self.layers]
 
 
-def read_arch(config: Config, **own: Any) -> Arch:
+def read_arch(config: Config, *, interleaved_rope: bool = False, **own: Any) -> Arch:
     """The fields that most configs share, and those that the family adds or replaces by keyword.
 
     Raises BadCheckpoint for a missing or impossible size, Unsupported for an unknown kind of layer or rope.
@@ -117,11 +123,11 @@ def read_arch(config: Config, **own: Any) -> Arch:
         "attention_scale": head_dim**-0.5,
     }
     if "layers" not in own:
-        common["layers"] = read_layers(config, head_dim)
+        common["layers"] = read_layers(config, head_dim, interleaved_rope)
     return Arch(**common | own)
 
 
-def read_layers(config: Config, head_dim: int) -> tuple[LayerArch, ...]:
+def read_layers(config: Config, head_dim: int, interleaved: bool = False) -> tuple[LayerArch, ...]:
     """One entry per layer, from `layer_types` if there are any; otherwise all layers are alike."""
     count, window = size_of(config, "num_hidden_layers"), config.get("sliding_window") or 0
     default = "sliding_attention" if window else "full_attention"
@@ -130,10 +136,12 @@ def read_layers(config: Config, head_dim: int) -> tuple[LayerArch, ...]:
         raise Unsupported(
             f"layer_types must name full_attention or sliding_attention for all {count} layers; found {kinds}"
         )
+    if "sliding_attention" in kinds and not window:
+        raise BadCheckpoint("layer_types has sliding_attention, but sliding_window gives no size")
     made = {
         kind: LayerArch(
             sliding_window=window if kind == "sliding_attention" else 0,
-            rope=read_rope(config, head_dim, kind),
+            rope=read_rope(config, head_dim, kind, interleaved),
         )
         for kind in set(kinds)
     }
@@ -178,3 +186,18 @@ def size_of(config: Config, name: str, default: int | None = None) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise BadCheckpoint(f"The config's {name} must be a positive integer; found {value!r}")
     return value
+
+
+def factor_of(config: Config, name: str, default: float = 1.0) -> float:
+    """The entry `name` as a positive number. Raises BadCheckpoint."""
+    value = config.get(name, default)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise BadCheckpoint(f"The config's {name} must be a positive number; found {value!r}")
+    return float(value)
+
+
+def expect(config: Config, **values: Any) -> None:
+    """Raise Unsupported if the config has one of these entries with another value."""
+    for name, value in values.items():
+        if config.get(name) not in (None, value):
+            raise Unsupported(f"{name}={config[name]!r} is not supported, only {name}={value!r} is.")

@@ -19,9 +19,9 @@ from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.embedding import Embedding, LMHead, VocabEmbedding
 from octavo.runtime.layers.linear import QKVLinear, RowLinear
 from octavo.runtime.layers.mlp import MLP
-from octavo.runtime.layers.norm import HeadLayerNorm, LayerNorm, NoNorm, Norm, RMSNorm
+from octavo.runtime.layers.norm import AllHeadsRMSNorm, HeadLayerNorm, LayerNorm, NoNorm, Norm, RMSNorm
 from octavo.runtime.layers.rotary import Rope, RotaryEmbedding
-from octavo.runtime.models.arch import Arch, Place
+from octavo.runtime.models.arch import RESIDUAL_NORMS, Arch, Place
 from octavo.runtime.models.interface import Family
 from octavo.runtime.models.weights import WeightMap, to
 
@@ -61,6 +61,8 @@ def make_head_norm(arch: Arch, build: BuildContext, num_heads: int) -> Norm:
     """The norm of `num_heads` heads of queries or keys, of [T, heads of this rank, head_dim]."""
     if arch.qk_norm == "each_head":
         return HeadLayerNorm(build, num_heads, arch.head_dim, arch.norm_eps)
+    if arch.qk_norm == "all_heads":
+        return AllHeadsRMSNorm(build, num_heads, arch.head_dim, arch.norm_eps)
     return make_norm(arch, build, arch.head_dim)
 
 
@@ -111,7 +113,9 @@ class DecoderLayer(nn.Module):
         super().__init__()
 
         def norm(place: Place, name: str) -> Norm:
-            return make_norm(arch, build.at(name), arch.hidden_size) if place in arch.norms else NoNorm()
+            if place in arch.norms:
+                return make_norm(arch, build.at(name), arch.hidden_size)
+            return NoNorm(arch.residual_scale if place in RESIDUAL_NORMS else 1.0)
 
         self.attention_norm = norm("attention_in", "attention_norm")
         self.attention = SelfAttention(arch, build.at("attention"), layer_id, rotary)
@@ -201,7 +205,7 @@ class Decoder(Family):
         self._learned_positions = arch.num_learned_positions > 0
         # Rounded to the type of the activations, as these models were trained.
         self._embedding_scale = torch.tensor(arch.embedding_scale, dtype=build.compute_dtype).item()
-        self._logit_soft_cap = arch.logit_soft_cap
+        self._logit_scale, self._logit_soft_cap = arch.logit_scale, arch.logit_soft_cap
         self._attention = build.attention
 
     @classmethod
@@ -230,6 +234,8 @@ class Decoder(Family):
     def logits(self, hidden: Tensor) -> Tensor:
         """See Model.logits."""
         logits: Tensor = self.lm_head(hidden).float()
+        if self._logit_scale != 1.0:
+            logits = logits * self._logit_scale
         if cap := self._logit_soft_cap:
             logits = cap * torch.tanh(logits / cap)
         return logits

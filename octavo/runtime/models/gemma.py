@@ -1,6 +1,6 @@
 """Gemma 1 and 2: norms that add one, scaled embeddings; Gemma 2 has soft caps and alternating windows."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -35,7 +35,7 @@ def layer_types(config: Config, period: int) -> list[str]:
     return ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(count)]
 
 
-def read_gemma(config: Config, **own: object) -> Arch:
+def read_gemma(config: Config, **own: Any) -> Arch:
     """What all generations share. Raises Unsupported for the variants that embed texts."""
     if config.get("use_bidirectional_attention"):
         raise Unsupported("use_bidirectional_attention: a Gemma that sees what comes later cannot generate")

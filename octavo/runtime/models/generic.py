@@ -89,8 +89,8 @@ def record(
         raise Unsupported("it runs one attention layer twice in a step")
     if key.shape[-1] != value.shape[-1]:
         raise Unsupported(
-            f"its keys have {key.shape[-1]} numbers per head, its values {value.shape[-1]}; the cache keeps as "
-            "many of either"
+            f"its keys have {key.shape[-1]} numbers per head, its values {value.shape[-1]}; the cache keeps "
+            "as many of either"
         )
     if query.shape[0] != 1 or query.shape[2] != key.shape[2] or query.shape[-1] != key.shape[-1]:
         raise Unsupported("its attention looks at other things than the prompt (cross attention)")

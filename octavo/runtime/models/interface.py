@@ -68,6 +68,8 @@ class Family(Model):
 MODELS: Registry[type[Family]] = Registry(
     "model architecture",
     {
+        "CohereForCausalLM": "octavo.runtime.models.cohere:Cohere",
+        "Cohere2ForCausalLM": "octavo.runtime.models.cohere:Cohere2",
         "FalconForCausalLM": "octavo.runtime.models.falcon:Falcon",
         "GPT2LMHeadModel": "octavo.runtime.models.gpt2:GPT2",
         "GPTJForCausalLM": "octavo.runtime.models.gptj:GPTJ",
@@ -75,13 +77,19 @@ MODELS: Registry[type[Family]] = Registry(
         "GemmaForCausalLM": "octavo.runtime.models.gemma:Gemma",
         "Gemma2ForCausalLM": "octavo.runtime.models.gemma:Gemma2",
         "Gemma3ForCausalLM": "octavo.runtime.models.gemma3:Gemma3",
+        "GraniteForCausalLM": "octavo.runtime.models.granite:Granite",
+        "InternLM2ForCausalLM": "octavo.runtime.models.internlm:InternLM2",
+        "InternLM3ForCausalLM": "octavo.runtime.models.internlm:InternLM3",
         "LlamaForCausalLM": "octavo.runtime.models.llama:Llama",
         "MistralForCausalLM": "octavo.runtime.models.llama:Mistral",
+        "Olmo2ForCausalLM": "octavo.runtime.models.olmo:Olmo2",
         "OPTForCausalLM": "octavo.runtime.models.opt:OPT",
         "PhiForCausalLM": "octavo.runtime.models.phi:Phi",
         "Phi3ForCausalLM": "octavo.runtime.models.phi:Phi3",
         "Qwen2ForCausalLM": "octavo.runtime.models.qwen:Qwen2",
         "Qwen3ForCausalLM": "octavo.runtime.models.qwen:Qwen3",
+        "SmolLM3ForCausalLM": "octavo.runtime.models.smollm3:SmolLM3",
         "StableLmForCausalLM": "octavo.runtime.models.stablelm:StableLM",
+        "Starcoder2ForCausalLM": "octavo.runtime.models.starcoder2:Starcoder2",
     },
 )

@@ -1,10 +1,16 @@
-"""An NVIDIA GPU, served by the torch twins until it has kernels of its own."""
+"""An NVIDIA GPU, served by Triton kernels; by the torch twins where Triton is not installed."""
+
+import importlib.util
 
 import torch
 
 from octavo.base.errors import ConfigError
+from octavo.base.log import get_logger
 from octavo.runtime.kernels.ref.table import ref_table
+from octavo.runtime.kernels.table import KernelTable
 from octavo.runtime.platforms.platform import Platform
+
+logger = get_logger(__name__)
 
 
 class CUDAPlatform(Platform):
@@ -20,7 +26,7 @@ class CUDAPlatform(Platform):
             )
         torch.set_num_threads(threads)
         torch.cuda.set_device(device)
-        return cls(device, ref_table())
+        return cls(device, _kernels())
 
     def available_memory_bytes(self) -> int:
         """Free memory of the GPU."""
@@ -29,3 +35,12 @@ class CUDAPlatform(Platform):
     def compute_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Activations have the type of the weights."""
         return dtype
+
+
+def _kernels() -> KernelTable:
+    if importlib.util.find_spec("triton") is None:
+        logger.warning("The package triton is missing: slow torch code takes the place of GPU kernels.")
+        return ref_table()
+    from octavo.runtime.kernels.triton.table import cuda_table
+
+    return cuda_table()

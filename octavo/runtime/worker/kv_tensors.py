@@ -1,7 +1,6 @@
 """The memory of the KV cache: which layers share a block table, and the tensors behind the blocks."""
 
 import mmap
-from collections.abc import Iterator
 from math import prod
 
 import torch
@@ -56,11 +55,17 @@ class KVTensors:
         count = max(len(group.layers) for group in plan.groups)
         self.tensors = [_zeros(shape, self._dtype, self._device) for _ in range(count)]
         host_shape = (plan.num_host_blocks, *shape[1:])
-        self._host = [_zeros(host_shape, self._dtype, torch.device("cpu")) for _ in range(count)]
+        self._host = [self._host_zeros(host_shape) for _ in range(count)]
         self.by_layer = [self.tensors[0]] * len(self.group_of_layer)
         for group in plan.groups:
             for tensor, layer_id in zip(self.tensors, group.layers, strict=False):
                 self.by_layer[layer_id] = tensor
+
+    def _host_zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """Memory that the device copies to and from while the host does something else."""
+        if self._device.type == "cpu":
+            return _zeros(shape, self._dtype, self._device)
+        return torch.zeros(shape, dtype=self._dtype, pin_memory=True)
 
     def free(self) -> None:
         """Give the memory back, and what is in it; no step may run before the next `allocate`."""
@@ -72,43 +77,25 @@ class KVTensors:
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
-        """Copy whole blocks (from, to) in every layer, in this order; ids from num_blocks on are host slots."""
-        for run in _runs(copies, self._plan.num_blocks):
-            sources, source = self._locate([copy[0] for copy in run])
-            targets, target = self._locate([copy[1] for copy in run])
-            for from_tensor, to_tensor in zip(sources, targets, strict=True):
-                to_tensor[target] = from_tensor[source].to(to_tensor.device)
+        """Copy whole blocks (from, to) in every layer, in this order; ids from num_blocks on are host slots.
 
-    def _locate(self, blocks: list[int]) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """The tensors in which these blocks are, all of one kind, and the blocks' places in them."""
-        offset = self._plan.num_blocks if blocks[0] >= self._plan.num_blocks else 0
-        tensors = self._host if offset else self.tensors
-        return tensors, torch.tensor(blocks, device=tensors[0].device) - offset
+        One copy after the other, because a later one may read what an earlier one wrote. On CPU that is also
+        faster than gathering; between an H200 and pinned memory it gives 35 GB/s with blocks of 256 KiB.
+        """
+        for source, target in copies:
+            for from_block, to_block in zip(self._locate(source), self._locate(target), strict=True):
+                to_block.copy_(from_block, non_blocking=True)
 
-
-def _runs(copies: list[tuple[int, int]], num_blocks: int) -> Iterator[list[tuple[int, int]]]:
-    """Cut into runs that may each be done at once: from and to one kind of memory, nothing written before."""
-    run: list[tuple[int, int]] = []
-    written: set[int] = set()
-    kinds = (False, False)
-    for source, target in copies:
-        new_kinds = (source >= num_blocks, target >= num_blocks)
-        if run and (new_kinds != kinds or source in written or target in written):
-            yield run
-            run, written = [], set()
-        kinds = new_kinds
-        run.append((source, target))
-        written.add(target)
-    if run:
-        yield run
+    def _locate(self, block: int) -> list[torch.Tensor]:
+        """The block in every cache tensor, [2, block_size, num_kv_heads, head_dim] each."""
+        slot = block - self._plan.num_blocks
+        return [t[block] for t in self.tensors] if slot < 0 else [t[slot] for t in self._host]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A tensor of zeros; on CPU its pages take memory only once they are written."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
     num_bytes = prod(shape) * dtype.itemsize
-    if not num_bytes:
-        return torch.zeros(shape, dtype=dtype)
+    if device.type != "cpu" or not num_bytes:
+        return torch.zeros(shape, dtype=dtype, device=device)
     pages = mmap.mmap(-1, num_bytes)
     return torch.frombuffer(pages, dtype=dtype).view(shape)

@@ -10,6 +10,7 @@ from octavo.messages.request import TokenLogprobs
 from octavo.messages.step import ModelRunnerOutput, SchedulerOutput
 from octavo.runtime.models.interface import Model
 from octavo.runtime.sampling.sampler import Sampler
+from octavo.runtime.sampling.slots import to_device
 from octavo.runtime.worker.kv_tensors import KVTensors
 from octavo.runtime.worker.prepare import PreparedStep, prepare
 from octavo.runtime.worker.prompt_scores import PromptScores
@@ -70,7 +71,7 @@ class ModelRunner:
         if prepared.samples.size == 0:
             return output
         slots = prepared.slots[prepared.samples]
-        last_rows = torch.from_numpy(prepared.starts[prepared.samples + 1] - 1).to(hidden.device)
+        last_rows = to_device(prepared.starts[prepared.samples + 1] - 1, hidden.device)
         positions = self._state.num_tokens[slots] - self._state.num_prompt_tokens[slots]
         result = self._sampler.sample(self.model.logits(hidden[last_rows]), slots, positions)
         self._state.append(slots, result.token_ids)

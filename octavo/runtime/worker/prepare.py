@@ -10,6 +10,7 @@ import torch
 
 from octavo.messages.step import SchedulerOutput
 from octavo.runtime.batch import ForwardBatch, GivenEmbeds, GroupTables
+from octavo.runtime.sampling.slots import to_device
 from octavo.runtime.worker.kv_tensors import KVTensors
 from octavo.runtime.worker.request_state import RequestState
 
@@ -39,9 +40,9 @@ def prepare(step: SchedulerOutput, slots: list[int], state: RequestState, cache:
     positions = np.arange(starts[-1]) + np.repeat(computed - starts[:-1], scheduled)
 
     device = state.token_ids.device
-    token_slots = torch.from_numpy(np.repeat(slot, scheduled)).to(device)
-    token_positions = torch.from_numpy(positions).to(device)
-    request_slots = torch.from_numpy(slot).to(device)
+    token_slots = to_device(np.repeat(slot, scheduled), device)
+    token_positions = to_device(positions, device)
+    request_slots = to_device(slot, device)
     max_kv_len = int(kv_lens.max())
     block_size = cache.tensors[0].shape[2]
     num_blocks = -(-max_kv_len // block_size)
@@ -56,8 +57,8 @@ def prepare(step: SchedulerOutput, slots: list[int], state: RequestState, cache:
     batch = ForwardBatch(
         input_ids=state.token_ids[token_slots, token_positions],
         positions=token_positions,
-        cu_q_lens=torch.from_numpy(starts.astype(np.int32)).to(device),
-        kv_lens=torch.from_numpy(kv_lens.astype(np.int32)).to(device),
+        cu_q_lens=to_device(starts.astype(np.int32), device),
+        kv_lens=to_device(kv_lens.astype(np.int32), device),
         max_q_len=int(scheduled.max()),
         max_kv_len=max_kv_len,
         kv_caches=cache.by_layer,

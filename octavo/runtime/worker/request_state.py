@@ -10,6 +10,7 @@ import torch
 
 from octavo.messages.kv import CachePlan
 from octavo.messages.step import NewRequest, SchedulerOutput
+from octavo.runtime.sampling.slots import to_device
 
 
 class RequestState:
@@ -74,6 +75,6 @@ class RequestState:
         slots: [rows] int64 on the host; token_ids: [rows] int64 on the device
         """
         device = self.token_ids.device
-        places = torch.from_numpy(self.num_tokens[slots]).to(device)
-        self.token_ids[torch.from_numpy(slots).to(device), places] = token_ids
+        places = to_device(self.num_tokens[slots], device)
+        self.token_ids[to_device(slots, device), places] = token_ids
         self.num_tokens[slots] += 1

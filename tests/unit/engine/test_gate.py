@@ -1,4 +1,4 @@
-"""Pause, resume, sleep and wake over a FakeExecutor, whose cache notices any block that was not recomputed."""
+"""Pause, resume, sleep and wake over a FakeExecutor, which notices any block that was not recomputed."""
 
 import pytest
 
@@ -27,7 +27,9 @@ def core(request):
 
 
 def ask(core, *names, **fields):
-    requests = [fake_request(name, list(name.encode()) * 5, 12, seed=ord(name[0]), **fields) for name in names]
+    requests = [
+        fake_request(name, list(name.encode()) * 5, 12, seed=ord(name[0]), **fields) for name in names
+    ]
     for request in requests:
         core.add(request)
     return requests

@@ -71,7 +71,9 @@ def test_min_tokens_holds_it_back(min_tokens, expected):
 
 def test_other_ends_come_first():
     detection = RepetitionDetectionParams(1, 1, 3)
-    assert feed(request(max_tokens=3, repetition_detection=detection), [5] * 9)[1].reason is FinishReason.LENGTH
+    assert (
+        feed(request(max_tokens=3, repetition_detection=detection), [5] * 9)[1].reason is FinishReason.LENGTH
+    )
     stopped = feed(request(stop_token_ids=[5], repetition_detection=detection), [5] * 9)
     assert stopped == (1, Stop(FinishReason.STOP, 5))
 

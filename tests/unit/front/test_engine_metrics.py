@@ -106,8 +106,12 @@ def test_two_sequences_are_one_request():
 
 def test_the_engines_counters_are_taken_over():
     metrics = EngineMetrics()
-    metrics.note_step(SchedulerStats(num_waiting=3, num_blocks_used=2, num_blocks=8, prefix_queries=5, prefix_hits=1))
-    metrics.note_step(SchedulerStats(num_waiting=1, num_blocks_used=4, num_blocks=8, prefix_queries=9, prefix_hits=4))
+    metrics.note_step(
+        SchedulerStats(num_waiting=3, num_blocks_used=2, num_blocks=8, prefix_queries=5, prefix_hits=1)
+    )
+    metrics.note_step(
+        SchedulerStats(num_waiting=1, num_blocks_used=4, num_blocks=8, prefix_queries=9, prefix_hits=4)
+    )
     assert by_name(metrics, "num_requests_waiting").value == 1
     assert by_name(metrics, "kv_cache_usage_perc").value == 0.5
     assert by_name(metrics, "prefix_cache_queries").value == 9

@@ -40,7 +40,9 @@ def test_parts_join(first, second):
 
 
 def test_columns_are_vllms():
-    flat = FlatLogprobs([None, {7: Logprob(-0.5, 1, "a"), 9: Logprob(-1.5, 2, "b")}, {7: Logprob(-2.0, 4, "a")}])
+    flat = FlatLogprobs(
+        [None, {7: Logprob(-0.5, 1, "a"), 9: Logprob(-1.5, 2, "b")}, {7: Logprob(-2.0, 4, "a")}]
+    )
     assert (flat.start_indices, flat.end_indices) == ([0, 0, 2], [0, 2, 3])
     assert (list(flat.token_ids), list(flat.ranks)) == ([7, 9, 7], [1, 2, 4])
     assert (list(flat.logprobs), flat.decoded_tokens) == ([-0.5, -1.5, -2.0], ["a", "b", "a"])
@@ -51,7 +53,8 @@ def test_it_is_lighter():
     positions = [position_logprobs(entry, ByteTokenizer()) for _ in range(100)]
     flat = FlatLogprobs(positions)
     nested_bytes = sum(
-        sys.getsizeof(p) + sum(sys.getsizeof(e) + sys.getsizeof(e.logprob) for e in p.values()) for p in positions
+        sys.getsizeof(p) + sum(sys.getsizeof(e) + sys.getsizeof(e.logprob) for e in p.values())
+        for p in positions
     )
     flat_bytes = sum(map(sys.getsizeof, (flat.token_ids, flat.logprobs, flat.ranks, flat._ends)))
     assert flat_bytes < nested_bytes / 3

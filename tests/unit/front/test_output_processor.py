@@ -4,8 +4,8 @@ import pytest
 
 from octavo.base.errors import RequestError
 from octavo.frontend.input_processor import InputProcessor
-from octavo.frontend.output_processor import OutputProcessor
 from octavo.frontend.logprobs import Logprob
+from octavo.frontend.output_processor import OutputProcessor
 from octavo.messages.request import EngineOutput, EngineOutputs, FinishReason, SchedulerStats, TokenLogprobs
 from octavo.messages.sampling import RequestOutputKind, SamplingParams
 from tests.fakes import ByteTokenizer, fake_config

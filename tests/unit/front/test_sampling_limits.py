@@ -43,7 +43,7 @@ def test_a_processor_of_the_engine_may_refuse():
 
 
 def test_functions_stay_in_their_process():
-    with pytest.raises(Unsupported, match="AsyncLLM.*its option logits_processors"):
+    with pytest.raises(Unsupported, match=r"AsyncLLM.*its option logits_processors"):
         resolve(logits_processors=[max])
     assert resolve(SamplingLimits(VOCAB, 20, None, takes_functions=True), logits_processors=[max])
 

@@ -11,8 +11,8 @@ class PriorityFirst(Policy):
     """By the user's priority, smaller first; ties by time of arrival.
 
     Without aging, a steady stream of urgent requests keeps the others waiting for ever. With it, a request
-    overtakes those that are better by p and come p x aging_s later. All age alike, so that order is known when
-    they arrive: by priority + arrival / aging_s.
+    goes before those that are better by p and come more than p x aging_s later. All age alike, so the order
+    is known when they arrive: priority + arrival / aging_s.
     """
 
     def __init__(self, aging_s: float = 0.0) -> None:

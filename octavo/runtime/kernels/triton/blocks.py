@@ -1,0 +1,216 @@
+"""Kernels over GGUF's quantized blocks: unpack, or multiply and unpack on the way.
+
+A value's place in its block is arithmetic on its column, so one function per format serves every kernel; the
+loads it repeats hit the first-level cache. Few rows are multiplied tile by tile without an unpacked copy in
+memory; for many the matrix is unpacked once per call and torch multiplies.
+Formats: ggml-quants.h of https://github.com/ggml-org/ggml.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn import functional
+
+from octavo.base.gguf import BLOCK_TYPES
+from octavo.runtime.kernels.table import Activations
+
+_BLOCKS = {kind.name: kind for kind in BLOCK_TYPES.values()}
+_PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_FEW_ROWS = 64
+_WIDTH = 1024  # values that one unpacking program makes
+
+
+@triton.jit
+def _half(address, mask):
+    """The float16 at an even address, as float32."""
+    return tl.load(address.to(tl.pointer_type(tl.float16)), mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _byte(address, mask):
+    return tl.load(address, mask=mask, other=0).to(tl.int32)
+
+
+@triton.jit
+def _signed(address, mask):
+    return tl.load(address.to(tl.pointer_type(tl.int8)), mask=mask, other=0).to(tl.float32)
+
+
+@triton.jit
+def _scale_and_min(block, group, mask):
+    """Of group 0 … 7 of a Q4_K or Q5_K block: 6 bits each, of which later groups keep 2 beside earlier ones."""
+    upper = group >= 4
+    low = _byte(block + 4 + group % 4, mask)
+    middle = _byte(block + 8 + group % 4, mask)
+    high = _byte(block + 12 + group % 4, mask)
+    scale = tl.where(upper, (high & 15) | ((low >> 6) << 4), low & 63)
+    minimum = tl.where(upper, (high >> 4) | ((middle >> 6) << 4), middle & 63)
+    return scale.to(tl.float32) * _half(block, mask), minimum.to(tl.float32) * _half(block + 2, mask)
+
+
+@triton.jit
+def _unpack_32(block, i, mask, TYPE: tl.constexpr):
+    """Value i of a block of 32."""
+    scale = _half(block, mask)
+    if TYPE == "Q8_0":
+        return scale * _signed(block + 2 + i, mask)
+    with_min: tl.constexpr = TYPE == "Q4_1" or TYPE == "Q5_1"
+    five: tl.constexpr = TYPE == "Q5_0" or TYPE == "Q5_1"
+    start: tl.constexpr = 4 if with_min else 2
+    nibbles: tl.constexpr = start + 4 if five else start
+    q = (_byte(block + nibbles + i % 16, mask) >> (i // 16 * 4)) & 15
+    if five:
+        q = q | (((_byte(block + start + i // 8, mask) >> (i % 8)) & 1) << 4)
+    if with_min:
+        return scale * q.to(tl.float32) + _half(block + 2, mask)
+    return scale * (q - (16 if five else 8)).to(tl.float32)
+
+
+@triton.jit
+def _unpack_256(block, i, mask, TYPE: tl.constexpr):
+    """Value i of a block of 256."""
+    if TYPE == "Q6_K":
+        j = i % 128
+        low = (_byte(block + i // 128 * 64 + j % 64, mask) >> (j // 64 * 4)) & 15
+        high = (_byte(block + 128 + i // 128 * 32 + j % 32, mask) >> (j // 32 * 2)) & 3
+        q = (low | (high << 4)) - 32
+        return _half(block + 208, mask) * _signed(block + 192 + i // 16, mask) * q.to(tl.float32)
+    scale, minimum = _scale_and_min(block, i // 32, mask)
+    nibbles: tl.constexpr = 16 if TYPE == "Q4_K" else 48
+    q = (_byte(block + nibbles + i // 64 * 32 + i % 32, mask) >> (i // 32 % 2 * 4)) & 15
+    if TYPE == "Q5_K":
+        q = q | (((_byte(block + 16 + i % 32, mask) >> (i // 32)) & 1) << 4)
+    return scale * q.to(tl.float32) - minimum
+
+
+@triton.jit
+def _unpack(rows, column, mask, TYPE: tl.constexpr, BLOCK: tl.constexpr, NUM_BYTES: tl.constexpr):
+    """Values at `column` of packed rows that begin at the addresses `rows`; the two are broadcast."""
+    block = rows + column // BLOCK * NUM_BYTES
+    if BLOCK == 32:
+        return _unpack_32(block, column % BLOCK, mask, TYPE)
+    else:  # noqa: RET505  # both branches of a constant are compiled after a return
+        return _unpack_256(block, column % BLOCK, mask, TYPE)
+
+
+@triton.jit
+def _dequantize_kernel(
+    blocks,
+    out,
+    stride,
+    K,
+    TYPE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    NUM_BYTES: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """WIDTH values of one row."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    inside = column < K
+    values = _unpack(blocks + row * stride, column, inside, TYPE, BLOCK, NUM_BYTES)
+    tl.store(out + row * K + column, values.to(out.dtype.element_ty), mask=inside)
+
+
+def block_dequantize(blocks: Tensor, type_name: str) -> Tensor:
+    """See table.BlockDequantize."""
+    return _dequantize(blocks, type_name, torch.float32)
+
+
+def _dequantize(blocks: Tensor, type_name: str, dtype: torch.dtype) -> Tensor:
+    if type_name in _PLAIN:
+        return blocks.contiguous().view(_PLAIN[type_name]).to(dtype)
+    kind = _BLOCKS[type_name]
+    rows, row_bytes = blocks.shape
+    columns = row_bytes // kind.num_bytes * kind.block
+    out = torch.empty((rows, columns), dtype=dtype, device=blocks.device)
+    if rows:
+        _dequantize_kernel[(rows, triton.cdiv(columns, _WIDTH))](
+            blocks,
+            out,
+            blocks.stride(0),
+            columns,
+            TYPE=type_name,
+            BLOCK=kind.block,
+            NUM_BYTES=kind.num_bytes,
+            WIDTH=_WIDTH,
+        )
+    return out
+
+
+@triton.jit(do_not_specialize=["M"])
+def _matmul_kernel(
+    x,
+    blocks,
+    bias,
+    out,
+    M,
+    N,
+    K,
+    stride_x,
+    stride_blocks,
+    TYPE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    NUM_BYTES: tl.constexpr,
+    TILE_M: tl.constexpr,
+    TILE_N: tl.constexpr,
+    TILE_K: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    """A tile of the product; K is a multiple of TILE_K."""
+    m = tl.program_id(1) * TILE_M + tl.arange(0, TILE_M)
+    n = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
+    k = tl.arange(0, TILE_K)
+    rows = (blocks + n.to(tl.int64) * stride_blocks)[:, None]
+    source = x + m.to(tl.int64)[:, None] * stride_x + k[None, :]
+    total = tl.zeros([TILE_M, TILE_N], tl.float32)
+    real = (n < N)[:, None] & (k >= 0)[None, :]
+    for start in range(0, K, TILE_K):
+        weights = _unpack(rows, (start + k)[None, :], real, TYPE, BLOCK, NUM_BYTES).to(DOT)
+        part = tl.load(source + start, mask=(m < M)[:, None], other=0.0).to(DOT)
+        total = tl.dot(part, tl.trans(weights), total, input_precision="ieee")
+    if HAS_BIAS:
+        total += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
+    inside = (m < M)[:, None] & (n < N)[None, :]
+    tl.store(out + m.to(tl.int64)[:, None] * N + n[None, :], total.to(out.dtype.element_ty), mask=inside)
+
+
+def block_matmul(
+    x: Tensor,
+    blocks: Tensor,
+    type_name: str,
+    bias: Tensor | None = None,
+    activations: Activations = "float32",
+) -> Tensor:
+    """See table.BlockMatmul; `activations` are never rounded here: tensor cores take them as they are."""
+    del activations
+    num_rows = x.shape[0]
+    if type_name in _PLAIN or num_rows > _FEW_ROWS:
+        return functional.linear(x, _dequantize(blocks, type_name, x.dtype), bias)
+    kind, num_outputs = _BLOCKS[type_name], blocks.shape[0]
+    out = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=x.device)
+    exact = x.dtype == torch.float32 or triton.knobs.runtime.interpret
+    tile_m, tile_n = max(16, triton.next_power_of_2(num_rows)), 32
+    if num_rows:
+        _matmul_kernel[(triton.cdiv(num_outputs, tile_n), triton.cdiv(num_rows, tile_m))](
+            x,
+            blocks,
+            out if bias is None else bias,
+            out,
+            num_rows,
+            num_outputs,
+            x.shape[1],
+            x.stride(0),
+            blocks.stride(0),
+            TYPE=type_name,
+            BLOCK=kind.block,
+            NUM_BYTES=kind.num_bytes,
+            TILE_M=tile_m,
+            TILE_N=tile_n,
+            TILE_K=32 if x.shape[1] % 128 else 128,
+            HAS_BIAS=bias is not None,
+            DOT=tl.float32 if exact else {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}[x.dtype],
+        )
+    return out

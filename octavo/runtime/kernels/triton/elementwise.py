@@ -1,0 +1,186 @@
+"""Kernels of normalisation, rotary embedding and activations. Arithmetic is float32 whatever is stored."""
+
+from typing import overload
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_SILU, _GELU, _GELU_TANH = 0, 1, 2
+_ELEMENTS = 2048  # of one program
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _rms_norm_kernel(
+    x,
+    weight,
+    residual,
+    total,
+    out,
+    num_rows,
+    stride_x,
+    stride_residual,
+    eps,
+    HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    ADD: tl.constexpr,
+):
+    """ROWS rows of SIZE; row r of x is head r % HEADS of token r // HEADS."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, WIDTH)
+    inside = (row < num_rows)[:, None] & (column < SIZE)[None, :]
+    head = row % HEADS * SIZE
+    place = (row * SIZE)[:, None] + column[None, :]
+    value = tl.load(x + (row // HEADS * stride_x + head)[:, None] + column[None, :], mask=inside, other=0.0)
+    wide = value.to(tl.float32)
+    if ADD:
+        offset = (row // HEADS * stride_residual + head)[:, None] + column[None, :]
+        wide += tl.load(residual + offset, mask=inside, other=0.0).to(tl.float32)
+        rounded = wide.to(total.dtype.element_ty)
+        tl.store(total + place, rounded, mask=inside)
+        wide = rounded.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, 1) / SIZE + eps)
+    factor = tl.load(weight + column, mask=column < SIZE, other=0.0).to(tl.float32)
+    tl.store(out + place, (wide * scale[:, None] * factor[None, :]).to(out.dtype.element_ty), mask=inside)
+
+
+@overload
+def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: None = None) -> Tensor: ...
+@overload
+def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor) -> tuple[Tensor, Tensor]: ...
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
+) -> Tensor | tuple[Tensor, Tensor]:
+    """See table.RMSNorm."""
+    size = x.shape[-1]
+    heads = 1 if x.dim() == 2 else x.shape[1]
+    num_rows = x.shape[0] * heads
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    total = out if residual is None else torch.empty_like(out)
+    width = triton.next_power_of_2(size)
+    rows = max(1, min(_ELEMENTS // 2 // width, 16))
+    if num_rows:
+        _rms_norm_kernel[(triton.cdiv(num_rows, rows),)](
+            x,
+            weight,
+            x if residual is None else residual,
+            total,
+            out,
+            num_rows,
+            x.stride(0),
+            0 if residual is None else residual.stride(0),
+            eps,
+            HEADS=heads,
+            SIZE=size,
+            WIDTH=width,
+            ROWS=rows,
+            ADD=residual is not None,
+            num_warps=8 if width >= 4096 else 4,
+        )
+    return out if residual is None else (out, total)
+
+
+@triton.jit
+def _rope_kernel(
+    x,
+    cos,
+    sin,
+    stride_x,
+    HEADS: tl.constexpr,
+    D: tl.constexpr,
+    HALF: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+):
+    """ROWS heads of one token."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    pair = tl.arange(0, WIDTH)
+    c = tl.load(cos + token * HALF + pair, mask=pair < HALF, other=0.0)[None, :]
+    s = tl.load(sin + token * HALF + pair, mask=pair < HALF, other=0.0)[None, :]
+    inside = (head < HEADS)[:, None] & (pair < HALF)[None, :]
+    step: tl.constexpr = 2 if INTERLEAVED else 1
+    first = x + token * stride_x + (head * D)[:, None] + (pair * step)[None, :]
+    second = first + (1 if INTERLEAVED else HALF)
+    a = tl.load(first, mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(second, mask=inside, other=0.0).to(tl.float32)
+    tl.store(first, (a * c - b * s).to(x.dtype.element_ty), mask=inside)
+    tl.store(second, (b * c + a * s).to(x.dtype.element_ty), mask=inside)
+
+
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> None:
+    """See table.ApplyRope."""
+    tokens, heads, head_dim = x.shape
+    half = cos.shape[-1]
+    width = triton.next_power_of_2(half)
+    rows = min(triton.next_power_of_2(heads), max(1, _ELEMENTS // width))
+    if tokens:
+        _rope_kernel[(tokens, triton.cdiv(heads, rows))](
+            x,
+            cos,
+            sin,
+            x.stride(0),
+            HEADS=heads,
+            D=head_dim,
+            HALF=half,
+            WIDTH=width,
+            ROWS=rows,
+            INTERLEAVED=interleaved,
+        )
+
+
+@triton.jit
+def _activation_kernel(x, out, SIZE, WIDTH: tl.constexpr, KIND: tl.constexpr, GATED: tl.constexpr):
+    """WIDTH outputs of one row."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    inside = column < SIZE
+    source = x + row * SIZE * (2 if GATED else 1) + column
+    value = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    if KIND == 0:
+        value = value * tl.sigmoid(value)
+    elif KIND == 1:
+        value = 0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476))
+    else:  # 1 + tanh(z) = 2 sigmoid(2 z)
+        value = value * tl.sigmoid(1.5957691216057308 * (value + 0.044715 * value * value * value))
+    if GATED:
+        value *= tl.load(source + SIZE, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * SIZE + column, value.to(out.dtype.element_ty), mask=inside)
+
+
+def _activate(x: Tensor, kind: int, gated: bool) -> Tensor:
+    rows, size = x.shape[0], x.shape[1] // (1 + gated)
+    out = torch.empty((rows, size), dtype=x.dtype, device=x.device)
+    width = min(triton.next_power_of_2(size), _ELEMENTS // 2)
+    if rows:
+        _activation_kernel[(rows, triton.cdiv(size, width))](x, out, size, WIDTH=width, KIND=kind, GATED=gated)
+    return out
+
+
+def silu_and_mul(x: Tensor) -> Tensor:
+    """See table.Activation."""
+    return _activate(x, _SILU, True)
+
+
+def gelu_and_mul(x: Tensor) -> Tensor:
+    """See table.Activation."""
+    return _activate(x, _GELU, True)
+
+
+def gelu_tanh_and_mul(x: Tensor) -> Tensor:
+    """See table.Activation."""
+    return _activate(x, _GELU_TANH, True)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """See table.Activation."""
+    return _activate(x, _GELU, False)
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """See table.Activation."""
+    return _activate(x, _GELU_TANH, False)

@@ -1,0 +1,64 @@
+"""InternLM 2 and 3: Llamas with names and biases of their own."""
+
+from typing import ClassVar
+
+from octavo.runtime.models.arch import Arch, Config, read_arch
+from octavo.runtime.models.decoder import Decoder
+from octavo.runtime.models.llama import LLAMA_WEIGHTS, Llama
+from octavo.runtime.models.weights import WeightMap, to, ungroup_qkv
+
+_DEFAULTS_3: Config = {"num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1e-5}
+"""What transformers assumes where a config is silent."""
+
+
+class InternLM2(Decoder):
+    """The rows of a key head stand behind those of its queries, then its value head's."""
+
+    WEIGHTS = WeightMap(
+        {
+            "tok_embeddings": to("embed_tokens"),
+            "norm": to("norm"),
+            "output": to("lm_head"),
+            "layers.*.attention_norm": to("layers.*.attention_norm"),
+            "layers.*.attention.wqkv": to("layers.*.attention.qkv", "", ungroup_qkv),
+            "layers.*.attention.wo": to("layers.*.attention.out"),
+            "layers.*.ffn_norm": to("layers.*.mlp_norm"),
+            "layers.*.feed_forward.w1": to("layers.*.mlp.up", "gate"),
+            "layers.*.feed_forward.w3": to("layers.*.mlp.up", "up"),
+            "layers.*.feed_forward.w2": to("layers.*.mlp.down"),
+        },
+        prefix="model.",
+        ignored=(r"rotary_emb\.inv_freq$",),
+    )
+    TINY: ClassVar[Config] = Llama.TINY | {
+        "architectures": ["InternLM2ForCausalLM"],
+        "model_type": "internlm2",
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
+        "bias": False,
+    }
+
+    @staticmethod
+    def arch_from_hf(config: Config) -> Arch:
+        """The MLP never has biases; attention has unless the config denies it."""
+        bias = bool(config.get("bias", True))
+        return read_arch(config, qkv_bias=bias, out_bias=bias)
+
+
+class InternLM3(Decoder):
+    """Queries, keys and values have biases apart from the rest."""
+
+    WEIGHTS = LLAMA_WEIGHTS
+    TINY: ClassVar[Config] = Llama.TINY | {
+        "architectures": ["InternLM3ForCausalLM"],
+        "model_type": "internlm3",
+        "head_dim": 16,
+        "qkv_bias": True,
+        "bias": False,
+    }
+
+    @staticmethod
+    def arch_from_hf(config: Config) -> Arch:
+        """Transformers writes other names for the same two switches."""
+        bias = bool(config.get("bias", config.get("mlp_bias")))
+        qkv_bias = bool(config.get("qkv_bias", config.get("attention_bias")))
+        return read_arch(_DEFAULTS_3 | config, qkv_bias=qkv_bias, out_bias=bias, mlp_bias=bias)

@@ -1,0 +1,52 @@
+"""StarCoder 2: layer norms, a plain MLP, biases everywhere, a sliding window in all layers."""
+
+from typing import ClassVar
+
+from octavo.runtime.models.arch import Arch, Config, expect, read_arch
+from octavo.runtime.models.decoder import Decoder
+from octavo.runtime.models.llama import LLAMA_WEIGHTS, Llama
+from octavo.runtime.models.weights import to
+
+_DEFAULTS: Config = {
+    "num_key_value_heads": 2,
+    "hidden_act": "gelu_pytorch_tanh",
+    "norm_epsilon": 1e-5,
+    "use_bias": True,
+    "tie_word_embeddings": True,
+}
+"""What transformers assumes where a config is silent."""
+
+
+class Starcoder2(Decoder):
+    """Named like a Llama, but for the MLP."""
+
+    WEIGHTS = LLAMA_WEIGHTS.replace(
+        {
+            "layers.*.mlp.c_fc": to("layers.*.mlp.up"),
+            "layers.*.mlp.c_proj": to("layers.*.mlp.down"),
+        }
+    )
+    TINY: ClassVar[Config] = Llama.TINY | {
+        "architectures": ["Starcoder2ForCausalLM"],
+        "model_type": "starcoder2",
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "hidden_act": "gelu_pytorch_tanh",
+        "sliding_window": 24,
+    }
+
+    @staticmethod
+    def arch_from_hf(config: Config) -> Arch:
+        """Raises Unsupported for kinds of norms and MLPs that were announced but never released."""
+        expect(config, norm_type="layer_norm", mlp_type="default")
+        config = _DEFAULTS | config
+        bias = bool(config["use_bias"])
+        return read_arch(
+            config,
+            norm_kind="layer",
+            norm_bias=True,
+            norm_eps=config["norm_epsilon"],
+            qkv_bias=bias,
+            out_bias=bias,
+            mlp_bias=bias,
+            gated_mlp=False,
+        )

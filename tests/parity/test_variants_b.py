@@ -1,0 +1,134 @@
+"""What configs switch on and off within a family, against Hugging Face, continued from test_variants_a."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from octavo.base.errors import BadCheckpoint, Unsupported
+from octavo.runtime.batch import GivenEmbeds
+from octavo.runtime.models.interface import MODELS
+from tests.model_driver import Driver, load, prompt_logits
+from tests.tiny_models import make_oracle, make_prompts, oracle_logits, save, tiny_config
+
+TOLERANCE = 1e-4
+OLMO2, GRANITE, SMOLLM3 = "Olmo2ForCausalLM", "GraniteForCausalLM", "SmolLM3ForCausalLM"
+STARCODER2, INTERNLM2, INTERNLM3 = "Starcoder2ForCausalLM", "InternLM2ForCausalLM", "InternLM3ForCausalLM"
+COHERE, COHERE2 = "CohereForCausalLM", "Cohere2ForCausalLM"
+YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "olmo2_7b": (OLMO2, {"num_key_value_heads": 6}),
+    "olmo2_biases": (OLMO2, {"attention_bias": True, "tie_word_embeddings": True}),
+    "granite_plain": (
+        GRANITE,
+        dict.fromkeys(("embedding_multiplier", "residual_multiplier", "logits_scaling"), 1),
+    ),
+    "granite_biases": (GRANITE, {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "smollm3_every_fourth": (SMOLLM3, {"no_rope_layer_interval": 4, "tie_word_embeddings": False}),
+    "smollm3_list": (SMOLLM3, {"no_rope_layers": [0, 0, 1, 1, 0], "rope_parameters": YARN}),
+    "smollm3_windows": (SMOLLM3, {"use_sliding_window": True, "sliding_window": 24}),
+    "smollm3_layer_types": (
+        SMOLLM3,
+        {"use_sliding_window": True, "sliding_window": 3, "layer_types": [SLIDING, SLIDING, FULL, FULL]},
+    ),
+    "smollm3_biases": (SMOLLM3, {"attention_bias": True, "mlp_bias": True}),
+    "starcoder2_without_window": (STARCODER2, {"sliding_window": None, "rope_parameters": YARN}),
+    "starcoder2_without_biases": (
+        STARCODER2,
+        {"use_bias": False, "tie_word_embeddings": False, "hidden_act": "gelu"},
+    ),
+    "internlm2_biases": (INTERNLM2, {"bias": True, "num_key_value_heads": 6}),
+    "internlm2_one_key_head": (INTERNLM2, {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "internlm3_plain": (INTERNLM3, {"qkv_bias": False}),
+    "internlm3_biases": (INTERNLM3, {"bias": True, "num_key_value_heads": 6}),
+    "cohere_plus": (COHERE, {"use_qk_norm": True}),
+    "cohere_plus_biases": (COHERE, {"use_qk_norm": True, "attention_bias": True, "num_key_value_heads": 6}),
+    "cohere_untied": (COHERE, {"tie_word_embeddings": False, "rope_parameters": YARN}),
+    "cohere2_pattern": (COHERE2, {"layer_types": None, "num_hidden_layers": 5}),
+    "cohere2_other_pattern": (COHERE2, {"layer_types": None, "sliding_window_pattern": 2}),
+    "cohere2_global_only": (COHERE2, {"layer_types": [FULL] * 3, "attention_bias": True}),
+}
+
+
+@pytest.mark.parametrize(("architecture", "changes"), VARIANTS.values(), ids=VARIANTS)
+def test_logits(tmp_path, architecture, changes):
+    oracle = make_oracle(tiny_config(architecture) | changes)
+    model = load(save(oracle, tmp_path))
+    prompts = make_prompts(oracle.config.vocab_size, (11, 90))
+    expected = [oracle_logits(oracle, prompt) for prompt in prompts]
+    for chunk in (0, 13):
+        for logits, wanted in zip(prompt_logits(model, prompts, chunk), expected, strict=True):
+            torch.testing.assert_close(logits, wanted, atol=TOLERANCE, rtol=0)
+
+
+def test_granite_multiplies_given_embeddings(tmp_path):
+    oracle = make_oracle(tiny_config(GRANITE))
+    model = load(save(oracle, tmp_path))
+    [prompt] = make_prompts(oracle.config.vocab_size, (9,))
+    driver = Driver(model)
+    batch = driver._batch({driver.add(): [0, 0, *prompt[2:]]})
+    values = oracle.get_input_embeddings()(torch.tensor(prompt[:2]))
+    batch.given_embeds = GivenEmbeds(torch.arange(2), values)
+    with torch.inference_mode():
+        logits = model.logits(model.forward(batch))
+    torch.testing.assert_close(logits, oracle_logits(oracle, prompt), atol=TOLERANCE, rtol=0)
+
+
+def arch_of(architecture: str, **changes: Any) -> Any:
+    return MODELS.load(architecture).arch_from_hf(tiny_config(architecture) | changes)
+
+
+def test_silent_configs():
+    """What transformers, or InternLM 2's own code, assumes where a config says nothing."""
+    unsaid = {"rope_parameters": None, "num_key_value_heads": None}
+    assert arch_of(SMOLLM3, rope_parameters=None).layers[0].rope.theta == 2e6
+    assert arch_of(COHERE, **unsaid).layers[0].rope.theta == 5e5
+    assert arch_of(COHERE2, **unsaid).layers[0].rope.theta == 1e4
+    assert arch_of(COHERE).tied_head and arch_of(STARCODER2).tied_head and arch_of(SMOLLM3).tied_head
+    assert arch_of(OLMO2).norm_eps == arch_of(INTERNLM3).norm_eps == 1e-5
+    silent = {key: value for key, value in tiny_config(INTERNLM2).items() if key != "bias"}
+    assert MODELS.load(INTERNLM2).arch_from_hf(silent).qkv_bias
+
+
+def test_spellings_of_internlm3():
+    old = tiny_config(INTERNLM3)
+    new = {key: value for key, value in old.items() if key not in ("qkv_bias", "bias")}
+    for biases in ((True, True), (False, False)):
+        written = new | dict(zip(("attention_bias", "mlp_bias"), biases, strict=True))
+        asked = old | dict(zip(("qkv_bias", "bias"), biases, strict=True))
+        family = MODELS.load(INTERNLM3)
+        assert family.arch_from_hf(written) == family.arch_from_hf(asked)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "reason"),
+    [
+        (GRANITE, {"logits_scaling": 0}, "logits_scaling must be a positive number"),
+        (GRANITE, {"residual_multiplier": "0.2"}, "residual_multiplier"),
+        (SMOLLM3, {"no_rope_layers": [1, 0]}, "no_rope_layers"),
+        (SMOLLM3, {"no_rope_layers": [1, 0, 2, 1]}, "no_rope_layers"),
+        (SMOLLM3, {"layer_types": [SLIDING] * 4, "sliding_window": 8}, "use_sliding_window"),
+        (SMOLLM3, {"layer_types": [SLIDING] * 4, "use_sliding_window": True}, "gives no size"),
+        (STARCODER2, {"norm_type": "rms_norm"}, "norm_type='rms_norm'"),
+        (STARCODER2, {"mlp_type": "gated"}, "mlp_type"),
+        (STARCODER2, {"hidden_act": "swoosh"}, "swoosh"),
+        (INTERNLM2, {"bias": True}, "lacks"),
+        (INTERNLM2, {"num_key_value_heads": 6}, "expected shape"),
+        (INTERNLM3, {"rope_scaling": {"rope_type": "spiral"}}, "spiral"),
+        (COHERE, {"use_parallel_block": False}, "use_parallel_block"),
+        (COHERE, {"logit_scale": None}, "logit_scale"),
+        (COHERE, {"use_qk_norm": True}, "q_norm"),
+        (COHERE2, {"use_qk_norm": True}, "use_qk_norm"),
+        (COHERE2, {"sliding_window": None}, "gives no size"),
+        (OLMO2, {"num_attention_heads": 12, "head_dim": 4}, "expected shape"),
+    ],
+)
+def test_refused(tmp_path, architecture, changes, reason):
+    folder = save(make_oracle(tiny_config(architecture)), tmp_path)
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+    with pytest.raises((Unsupported, BadCheckpoint), match=reason):
+        load(folder)

@@ -1,0 +1,32 @@
+"""Where the Triton kernels run in these tests: on the GPU if there is one, else in Triton's interpreter.
+
+To be imported before any kernel: the interpreter is chosen when kernels are defined.
+"""
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+HAS_GPU = any(Path("/dev").glob("nvidia[0-9]*"))
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("needs the package triton: pip install triton==3.6.0", allow_module_level=True)
+if not HAS_GPU:
+    os.environ["TRITON_INTERPRET"] = "1"
+
+from triton.runtime import interpreter
+
+_patch_tensor = interpreter._patch_lang_tensor
+
+
+def _patch_tensor_and_index(tensor, *scope):
+    """NumPy 2.4 makes no number of an array of one element, which the interpreter's loop bounds are."""
+    _patch_tensor(tensor, *scope)
+    tensor.__index__ = lambda self: self.handle.data.item()
+
+
+interpreter._patch_lang_tensor = _patch_tensor_and_index
+
+DEVICE = "cuda" if HAS_GPU else "cpu"

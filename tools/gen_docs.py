@@ -1,0 +1,93 @@
+"""Writes docs/config.md and docs/metrics.md from the code: `python tools/gen_docs.py`. A test checks them."""
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any, get_origin
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # run as a script, from any folder
+
+from octavo.config.args import EngineArgs  # noqa: E402
+from octavo.config.compat import ALIASES, FOREIGN  # noqa: E402
+from octavo.config.option import TARGET  # noqa: E402
+from octavo.metrics.names import METRICS, PREFIX  # noqa: E402
+
+_NOTE = "<!-- Written by tools/gen_docs.py; change the code, not this page. -->"
+
+
+def config_page() -> str:
+    """Every option by concern, and vLLM's that octavo has not."""
+    parts = [
+        "# Options",
+        _NOTE,
+        "A field of `EngineArgs`, a keyword of `LLM`, a flag of the command line (`--max-num-seqs`) and a "
+        "key of a `--config` file are the same thing under the same name. `resolve` decides what is left "
+        "open, once, and logs it. Each field is declared in its concern's class in `octavo/config/`.",
+    ]
+    for concern in EngineArgs.__mro__[1:-1]:
+        fields = dataclasses.fields(concern)
+        parts.append(f"## {concern.__name__}\n\n{concern.__doc__}")
+        parts.append(_table(("option", "type", "default", "meaning"), [_option(field) for field in fields]))
+    parts.append(
+        "## Options of vLLM that octavo has not\n\nThey may be given: a value that asks for nothing passes, "
+        "another is dropped with a line in the log, or refused."
+    )
+    foreign = [
+        (f"`{name}`", "refused" if row.is_refused else "no effect", row.text)
+        for name, row in sorted(FOREIGN.items())
+    ]
+    aliases = [(f"`{name}`", "", f"Another name of `{own}`.") for name, (own, _) in sorted(ALIASES.items())]
+    parts.append(_table(("option", "", "why"), aliases + foreign))
+    return "\n\n".join(parts) + "\n"
+
+
+def metrics_page() -> str:
+    """Every metric."""
+    rows = [
+        (
+            f"`{PREFIX}{name}`",
+            row.kind.__name__.lower(),
+            ", ".join(f"`{label}`" if label != "…" else label for label in row.labels),
+            row.explain,
+            ", ".join(f"{bound:g}" for bound in row.buckets),
+        )
+        for name, row in METRICS.items()
+    ]
+    parts = [
+        "# Metrics",
+        _NOTE,
+        "`LLM.get_metrics()`, `LLMEngine.get_metrics()` and `await AsyncLLM.get_metrics()` return them as "
+        "objects with `name`, `labels` and `value` (counter, gauge) or `count`, `sum` and `buckets` "
+        "(histogram). All have the labels `model_name` and `engine`. A series appears once it has something "
+        "to say. A request with `n` > 1 counts as one. Times are of the monotonic clock.",
+        _table(("name", "kind", "own labels", "meaning", "buckets"), rows),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+PAGES = {"docs/config.md": config_page, "docs/metrics.md": metrics_page}
+
+
+def _option(field: dataclasses.Field[Any]) -> tuple[str, ...]:
+    kind = get_origin(field.type) or field.type
+    default = {} if field.default is dataclasses.MISSING else field.default
+    choices = [f"`{choice}`" for choice in field.metadata["choices"] if choice not in ("", TARGET)]
+    allowed = f" One of {', '.join(choices)}." if choices else ""
+    shown = "" if default in ("", {}) else f"`{default}`"
+    return (f"`{field.name}`", kind.__name__, shown, field.metadata["explain"] + allowed)
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def main() -> None:
+    """Write the pages."""
+    for name, page in PAGES.items():
+        (ROOT / name).write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
