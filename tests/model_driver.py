@@ -24,7 +24,7 @@ from octavo.runtime.models.interface import Model
 from octavo.runtime.platforms.platform import get_platform
 
 
-def engine_config(path: Path, **model_options: object) -> EngineConfig:
+def engine_config(path: Path, device: str = "cpu", **model_options: object) -> EngineConfig:
     """A resolved config for the model at `path`, in float32 unless told otherwise."""
     checkpoint = read_checkpoint(path)
     load_format = "gguf" if checkpoint.format == "gguf" else "safetensors"
@@ -33,16 +33,18 @@ def engine_config(path: Path, **model_options: object) -> EngineConfig:
         model=ModelConfig(model=str(path), **options),
         cache=CacheConfig(block_size=16, kv_cache_dtype="float32"),
         scheduler=SchedulerConfig(),
-        parallel=ParallelConfig(device="cpu"),
+        parallel=ParallelConfig(device=device),
         observability=ObservabilityConfig(),
         checkpoint=checkpoint,
     )
 
 
-def load(path: Path, parallel: ParallelContext | None = None, **model_options: object) -> Model:
-    """The model at `path`, on the CPU."""
-    platform = get_platform("cpu", 1)
-    return load_model(engine_config(path, **model_options), platform, parallel or ParallelContext())
+def load(
+    path: Path, parallel: ParallelContext | None = None, device: str = "cpu", **model_options: object
+) -> Model:
+    """The model at `path`, on `device`."""
+    config = engine_config(path, device, **model_options)
+    return load_model(config, get_platform(device, 1), parallel or ParallelContext())
 
 
 class Driver:
@@ -50,6 +52,8 @@ class Driver:
 
     def __init__(self, model: Model, num_blocks: int = 128, block_size: int = 4) -> None:
         self.model = model
+        platform = model.attention_layers[0]._backend.platform
+        self._device = platform.device
         self._block_size = block_size
         self._free = random.Random(0).sample(range(1, num_blocks), num_blocks - 1)
         self._tables: list[list[int]] = []

@@ -410,7 +410,9 @@ class EngineMachine(RuleBasedStateMachine):
         host = self.kv.host
         contents = host.contents()
         assert len(set(contents.values())) == len(contents) == host.num_slots - host.num_free
-        assert contents.keys() <= {(digest, group.index) for digest in self.identity for group in self.kv.groups}
+        assert contents.keys() <= {
+            (digest, group.index) for digest in self.identity for group in self.kv.groups
+        }
         if not self.core._in_flight and not self.kv.copies:
             for (digest, _), slot in contents.items():
                 assert self.executor.memory[self.kv.pool.num_blocks + slot][-1] == self.identity[digest]

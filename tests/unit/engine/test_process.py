@@ -1,13 +1,26 @@
 """The core's process from inside: what it says when a thread, the core or the first message is at fault."""
 
 import threading
+import time
 
 import pytest
 
 from octavo.base.transport import Mailbox, Receiver, Sender
 from octavo.engine.process import CoreProcess
-from octavo.messages.control import CORE_PIPE, FRONT_PIPE, Abort, Failed, FrontMessage, Ready, Shutdown, Start
+from octavo.messages.control import (
+    CORE_PIPE,
+    FRONT_PIPE,
+    Abort,
+    Call,
+    Failed,
+    FrontMessage,
+    Ready,
+    Reply,
+    Shutdown,
+    Start,
+)
 from octavo.messages.request import EngineOutputs, FinishReason
+from octavo.messages.sampling import SamplingParams
 from tests.fakes import fake_request
 from tests.process_fakes import process_config
 
@@ -98,3 +111,21 @@ def test_a_failing_step(front):
     front.sender.send(fake_request("a", [1]))
     assert front.receiver.receive(5) == Failed("A step failed: RuntimeError: the fake was told to fail")
     assert front.end() == 1
+
+
+def test_time_runs_out_while_nothing_is_computed(front):
+    """The loop sleeps, and wakes up for the end of a request's time."""
+    front.start()
+    assert isinstance(front.receiver.receive(5), Ready)
+    front.sender.send(Call(1, "pause", {"freeze": True}))
+    front.sender.send(
+        fake_request("a", [1], arrival_s=time.monotonic(), sampling=SamplingParams(timeout_s=0.2))
+    )
+    assert front.receiver.receive(5) == Reply(1)
+    begun_s = time.monotonic()
+    [output] = front.receiver.receive(5).outputs
+    assert (output.request_id, output.finish_reason) == ("a", FinishReason.TIMEOUT)
+    assert time.monotonic() - begun_s < 2.0
+    assert front.receiver.receive(0.2) is None, "after that it sleeps on"
+    front.sender.send(Shutdown())
+    assert front.end() == 0

@@ -13,10 +13,10 @@ from tests.fakes import fake_config, fake_groups
 BLOCK = 4 * 64  # bytes: 4 slots of one layer
 
 
-def plan(windows=(0,), available=1 << 30, device="cpu", **options):
+def plan(windows=(0,), available=1 << 30, device="cpu", weight_bytes=0, **options):
     config = fake_config(**({"num_blocks": 0, "max_model_len": 64, "max_num_seqs": 8} | options))
     config = dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, device=device))
-    return plan_cache(config, ModelReady(fake_groups(*windows), available))
+    return plan_cache(config, ModelReady(fake_groups(*windows), available, weight_bytes))
 
 
 def test_number_comes_from_the_user_first():
@@ -55,3 +55,21 @@ def test_plan_is_logged(caplog, monkeypatch):
         plan(num_blocks=33)
     assert "KV cache: 33 blocks, 128 tokens" in caplog.text
     assert "max concurrency 2.0 at 64 tokens" in caplog.text
+
+
+def test_swap_space_is_counted_in_blocks_of_each_rank():
+    assert plan(num_blocks=17).num_host_blocks == 0
+    assert plan(num_blocks=17, cache={"swap_space": 1000.5 * BLOCK / 2**30}).num_host_blocks == 1000
+    with pytest.raises(ConfigError, match=r"Too large swap space: 1 x 1e\+06 GiB out of the machine's"):
+        plan(num_blocks=17, cache={"swap_space": 1e6})
+
+
+def test_swap_space_that_is_no_use_is_left(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
+    swap = {"num_blocks": 17, "cache": {"swap_space": 0.001}}
+    assert plan(**swap, enable_prefix_caching=False).num_host_blocks == 0
+    assert "needs enable_prefix_caching" in caplog.text
+    with caplog.at_level(logging.INFO, logger="octavo"):
+        assert plan(**swap, device="cuda", weight_bytes=1 << 10).num_host_blocks == 0
+    assert "computing tokens anew takes less time" in caplog.text
+    assert plan(**swap, device="cuda", weight_bytes=1 << 34).num_host_blocks > 0

@@ -24,19 +24,17 @@ def make(num_host_blocks=NUM_HOST):
 @given(copies=COPIES)
 def test_copies_are_done_one_after_the_other(copies):
     cache = make()
-    contents = list(range(NUM_BLOCKS)) + [-1] * NUM_HOST
-    for number, tensor in enumerate(cache.tensors):
-        tensor[:] = torch.arange(NUM_BLOCKS).view(-1, 1, 1, 1, 1) + 100 * number
+    contents = [*range(1, NUM_BLOCKS + 1), *[0] * NUM_HOST]
+    for tensor in cache.tensors:
+        tensor[:] = torch.arange(1, NUM_BLOCKS + 1).view(-1, 1, 1, 1, 1)
     cache.copy_blocks(copies)
     for source, target in copies:
         contents[target] = contents[source]
-    cache.copy_blocks([(NUM_BLOCKS + slot, 0) for slot in range(NUM_HOST) if contents[NUM_BLOCKS + slot] >= 0][:1])
-    kept = [content for content in contents[NUM_BLOCKS:] if content >= 0][:1]
-    for number, tensor in enumerate(cache.tensors):
-        expected = [content + 100 * number for content in (kept + contents[len(kept) : NUM_BLOCKS])]
-        for block, value in enumerate(expected):
-            if (kept + contents[len(kept) : NUM_BLOCKS])[block] >= 0:
-                assert (tensor[block] == value).all()
+    for tensor in cache.tensors:
+        assert [set(block.unique().tolist()) for block in tensor] == [{i} for i in contents[:NUM_BLOCKS]]
+    cache.copy_blocks([(NUM_BLOCKS + slot, slot) for slot in range(NUM_HOST)])
+    for tensor in cache.tensors:
+        assert [block.max().item() for block in tensor[:NUM_HOST]] == contents[NUM_BLOCKS:]
 
 
 @pytest.mark.parametrize("num_host_blocks", [0, NUM_HOST])

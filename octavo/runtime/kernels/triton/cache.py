@@ -25,13 +25,12 @@ def _write_kernel(
     k, v, cache, slots, stride_k, stride_v, SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr, WIDTH: tl.constexpr
 ):
     """One program per token: its keys and values of all heads. SIZE = heads * head_dim, WIDTH = padded."""
-    token = tl.program_id(0)
+    token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
     if slot >= 0:
         column = tl.arange(0, WIDTH)
         inside = column < SIZE
         target = cache + (slot // BLOCK_SIZE * 2 * BLOCK_SIZE + slot % BLOCK_SIZE) * SIZE + column
-        token = token.to(tl.int64)
         key = tl.load(k + token * stride_k + column, mask=inside)
         tl.store(target, key.to(cache.dtype.element_ty), mask=inside)
         value = tl.load(v + token * stride_v + column, mask=inside)
