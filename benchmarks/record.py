@@ -2,7 +2,7 @@
 
 python benchmarks/record.py NAME [--note TEXT] -- COMMAND …
 
-Writes benchmarks/results/NAME.json: date, machine, versions, commit, command, note and every JSON line printed.
+Writes benchmarks/results/NAME.json: date, machine, versions, commit, command, note, every JSON line printed.
 """
 
 import argparse

@@ -6,9 +6,7 @@ from octavo import AsyncLLM, EngineArgs, RequestOutputKind, SamplingParams
 
 
 async def stream(engine: AsyncLLM, prompt: str, request_id: str) -> str:
-    params = SamplingParams(
-        temperature=0.8, seed=42, max_tokens=32, output_kind=RequestOutputKind.DELTA
-    )
+    params = SamplingParams(temperature=0.8, seed=42, max_tokens=32, output_kind=RequestOutputKind.DELTA)
     text = ""
     async for output in engine.generate(prompt, params, request_id):
         for completion in output.outputs:

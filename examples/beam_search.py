@@ -6,8 +6,8 @@ PROMPT = "The capital of France is"
 
 with LLM() as llm:
     for params in (
-        BeamSearchParams(beam_width=3, max_tokens=12),
-        BeamSearchParams(beam_width=3, max_tokens=12, num_beam_groups=3, diversity_penalty=2.0),
+        BeamSearchParams(beam_width=3, max_tokens=8),
+        BeamSearchParams(beam_width=3, max_tokens=8, num_beam_groups=3, diversity_penalty=2.0),
     ):
         [output] = llm.beam_search([PROMPT], params)
         print(f"{params.num_beam_groups} group(s):")

@@ -4,7 +4,7 @@ import torch
 
 from octavo import LLM, AdapterLogitsProcessor, SamplingParams
 
-MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
+PROMPT = "red blue red blue red blue red blue"
 
 
 def never_repeat(output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
@@ -28,12 +28,12 @@ def keep(logits: torch.Tensor, token_id: int) -> torch.Tensor:
 
 if __name__ == "__main__":
     with LLM(logits_processors=[Only]) as llm:
-        greedy = {"temperature": 0, "max_tokens": 24}
-        paris = llm.get_tokenizer().encode(" Paris", add_special_tokens=False)[0]
+        greedy = {"temperature": 0, "max_tokens": 12}
+        [sun] = llm.get_tokenizer().encode(" sun")
         for name, params in {
             "free": SamplingParams(**greedy),
             "never_repeat": SamplingParams(**greedy, logits_processors=[never_repeat]),
-            "only": SamplingParams(**greedy, extra_args={"only": paris}),
+            "only": SamplingParams(**greedy, extra_args={"only": sun}),
         }.items():
-            [output] = llm.chat(MESSAGES, params, use_tqdm=False)
+            [output] = llm.generate(PROMPT, params, use_tqdm=False)
             print(f"{name}: {output.outputs[0].text!r}")

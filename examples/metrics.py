@@ -1,7 +1,7 @@
-"""What an engine counts: totals, distributions, and the times of each request."""
+"""What an engine counts: the times of each request, totals, distributions."""
 
 from octavo import LLM, SamplingParams
-from octavo.metrics import Histogram
+from octavo.metrics import Counter, Histogram
 
 with LLM() as llm:
     params = SamplingParams(temperature=0.8, seed=1, max_tokens=16)
@@ -12,7 +12,7 @@ with LLM() as llm:
             f"{times.first_token_latency:.3f} s, {times.num_generation_tokens} tokens"
         )
     for metric in llm.get_metrics():
-        if isinstance(metric, Histogram):
-            print(f"{metric.name}: {metric.count} observations, sum {metric.sum:.3f}")
-        else:
-            print(f"{metric.name}: {metric.value:g}")
+        if isinstance(metric, Counter):
+            print(f"{metric.name}: {metric.value}")
+        elif isinstance(metric, Histogram):
+            print(f"{metric.name}: {metric.count} observations, mean {metric.sum / metric.count:.3g}")

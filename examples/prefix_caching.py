@@ -5,7 +5,11 @@ import time
 from octavo import LLM, SamplingParams
 
 PREFIX = "You are an expert school principal, skilled in managing staff and faculty. " * 12
-QUESTIONS = ["Write a question for a teacher.", "Draft a letter to the parents.", "Plan the first day of school."]
+QUESTIONS = [
+    "Write a question for a teacher.",
+    "Draft a letter to the parents.",
+    "Plan the first day of school.",
+]
 
 with LLM() as llm:
     params = SamplingParams(temperature=0, max_tokens=16)

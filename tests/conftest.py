@@ -7,6 +7,8 @@ os.environ.setdefault("OMP_NUM_THREADS", str(min(2, len(os.sched_getaffinity(0))
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+if not os.path.exists("/dev/nvidiactl"):  # noqa: PTH110  # Triton asks when it is first imported, whoever does it
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import logging
 from pathlib import Path

@@ -52,16 +52,16 @@ class Driver:
 
     def __init__(self, model: Model, num_blocks: int = 128, block_size: int = 4) -> None:
         self.model = model
-        platform = model.attention_layers[0]._backend.platform
-        self._device = platform.device
+        self._device = model.attention_layers[0]._backend.platform.device
         self._block_size = block_size
         self._free = random.Random(0).sample(range(1, num_blocks), num_blocks - 1)
         self._tables: list[list[int]] = []
         self._lengths: list[int] = []
-        self._caches = [
-            torch.full((num_blocks, 2, block_size, s.num_kv_heads, s.head_dim), torch.nan)
+        shapes = [
+            (num_blocks, 2, block_size, s.num_kv_heads, s.head_dim)
             for s in (layer.kv_spec for layer in model.attention_layers)
         ]
+        self._caches = [torch.full(shape, torch.nan, device=self._device) for shape in shapes]
 
     def add(self) -> int:
         """Begin a request; returns its number."""
@@ -72,8 +72,10 @@ class Driver:
     @torch.inference_mode()
     def step(self, work: dict[int, list[int]]) -> dict[int, torch.Tensor]:
         """Compute the next tokens of some requests: request → logits [tokens, vocab_size]."""
-        hidden = self.model.forward(self._batch(work))
-        logits = self.model.logits(hidden).split([len(tokens) for tokens in work.values()])
+        with self._device:
+            batch = self._batch(work)
+        logits = self.model.logits(self.model.forward(batch)).cpu()
+        logits = logits.split([len(tokens) for tokens in work.values()])
         return dict(zip(work, logits, strict=True))
 
     def _batch(self, work: dict[int, list[int]]) -> ForwardBatch:

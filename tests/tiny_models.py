@@ -22,7 +22,9 @@ def tiny_config(architecture: str) -> dict[str, Any]:
 def make_oracle(config: dict[str, Any], seed: int = 0) -> PreTrainedModel:
     """A model with weights large enough that every part of it shows in the logits, norms and biases too."""
     rest = {key: value for key, value in config.items() if key != "model_type"}
-    oracle = AutoModelForCausalLM.from_config(AutoConfig.for_model(config["model_type"], **rest)).eval()
+    full = AutoConfig.for_model(config["model_type"], **rest)
+    # Some versions' other attention knows no soft cap.
+    oracle = AutoModelForCausalLM.from_config(full, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in oracle.parameters():

@@ -75,7 +75,7 @@ class GGUFFile:
             raise BadCheckpoint(f"{path}: the GGUF header is damaged ({error})") from error
 
     def data(self, name: str) -> np.ndarray:
-        """The bytes of tensor `name`: uint8 [rows, bytes per row], a view of the mapped file, private to this process."""
+        """The bytes of tensor `name`: uint8 [rows, bytes per row], a private view of the mapped file."""
         info = self.tensors[name]
         flat = np.frombuffer(self._map, np.uint8, info.num_bytes, info.offset)
         rows = prod(info.shape[:-1])

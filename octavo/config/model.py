@@ -29,7 +29,8 @@ class ModelConfig:
     )
     activations: str = option(
         "auto",
-        "What packed weights are multiplied by on CPU: float32 (exact), or int8 (rounded, faster for few rows).",
+        "What packed weights are multiplied by on CPU: float32 (exact) or int8 (rounded, fast for few rows); "
+        "auto = float32.",
         ("auto", "float32", "int8"),
     )
     quantization: str = option("", "Quantization scheme; empty = what the checkpoint says.")

@@ -3,8 +3,11 @@
 import argparse
 import ast
 import importlib
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,13 @@ from octavo.cli.main import COMMANDS
 from octavo.cli.words import expand_config, normalise
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ["README.md", "CONTRIBUTING.md", "docs/architecture.md"]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/architecture.md",
+    "docs/compatibility.md",
+    "examples/README.md",
+]
 BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
 
 
@@ -60,6 +69,23 @@ def test_python_blocks_use_public_names():
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.ImportFrom) and node.module == "octavo":
                 assert {a.name for a in node.names} <= set(octavo.__all__), page
+
+
+def test_the_ten_lines_run(smollm2_path):
+    [(page, text), *_] = _blocks("python")
+    assert page == "README.md"
+    assert len([line for line in text.splitlines() if line]) <= 10
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(" → ") == 3
+    assert "Paris" in done.stdout.splitlines()[-1]
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -1,8 +1,8 @@
 """Every pair of sampling features, under every way the engine may treat a request: equal to its solo run.
 
-One request per pair; all of them run together in an engine that chunks, caches, preempts, swaps or forks, and each
-must give the text, tokens, logprobs and reasons that it gives alone. A tiny random model (float32) with the real
-vocabulary of the default model, so that stop strings and bad words mean something.
+One request per pair; all of them run together in an engine that chunks, caches, preempts, swaps or forks, and
+each must give the text, tokens, logprobs and reasons that it gives alone. A tiny random model (float32) with
+the real vocabulary of the default model, so that stop strings and bad words mean something.
 """
 
 import itertools

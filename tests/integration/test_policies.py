@@ -71,12 +71,12 @@ def test_policies_do_not_change_the_tokens(tiny_llama, make_llm, policy):
         llm.generate(PROMPTS, params(), use_tqdm=False, tenant=["a"])
 
 
-def test_the_tokens_so_far(timed):
+def test_the_tokens_so_far(timed, clock):
     engine = timed()
-    engine.add_request("whole", PROMPTS[3], params(max_tokens=40), arrival_time=0.0)
+    engine.add_request("whole", PROMPTS[3], params(max_tokens=40), clock["now"])
     whole = run(engine)["whole"].outputs[0]
     engine = timed()
-    engine.add_request("part", PROMPTS[3], params(max_tokens=40, timeout_s=50), arrival_time=40.0)
+    engine.add_request("part", PROMPTS[3], params(max_tokens=40, timeout_s=20), clock["now"])
     part = run(engine)["part"].outputs[0]
     assert part.finish_reason == "timeout" and whole.finish_reason == "length"
     assert 0 < len(part.token_ids) < 40 and part.token_ids == whole.token_ids[: len(part.token_ids)]
@@ -89,6 +89,8 @@ def test_every_sequence_ends_and_so_does_who_waits(timed, clock):
     engine.add_request(
         "two", PROMPTS[1], params(n=2, seed=1, temperature=1, timeout_s=60, max_tokens=90), now
     )
+    engine.step()
+    engine.step()  # both of the two run
     engine.add_request("waits", PROMPTS[2], params(timeout_s=30), now)
     engine.add_request("after", PROMPTS[4], params(), now)
     outputs = run(engine)

@@ -25,6 +25,7 @@ class CUDAPlatform(Platform):
                 f"device={str(device)!r}: torch sees {count} GPUs here; use device='cpu', or a CUDA torch."
             )
         torch.set_num_threads(threads)
+        device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
         return cls(device, _kernels())
 

@@ -182,3 +182,12 @@ def test_a_damaged_config_is_named(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(BadCheckpoint, match=r"config\.json cannot be read as JSON"):
         resolve(EngineArgs(model=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    "weights", [{"a": 0}, {"a": -1.0}, {"a": True}, {"a": "2"}, {3: 1.0}, {"a": float("inf")}]
+)
+def test_fair_weights_are_numbers_above_zero(model, weights):
+    with pytest.raises(ConfigError, match="fair_weights must map names of tenants to numbers above 0"):
+        resolve(EngineArgs(model=model(), fair_weights=weights))
+    assert resolve(EngineArgs(model=model(), fair_weights={"a": 2})).scheduler.fair_weights == {"a": 2}

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,7 @@ from tests.fakes import fake_config, fake_groups, fake_request
 
 
 class World:
-    """One scheduler, arrivals in order of time, and a device that takes 1 s and 0.01 s per token for a step."""
+    """One scheduler, arrivals in order of time, and a device whose steps take 1 s and 0.01 s per token."""
 
     def __init__(self, policy, *, num_blocks=2000, **options):
         options = {"max_num_seqs": 8, "max_num_batched_tokens": 64} | options
@@ -149,7 +150,7 @@ def test_aging_lets_the_unimportant_pass_those_that_come_much_later(aging_s):
         for earlier in order[:place]:
             other_at, other_priority = facts[earlier]
             assert other_at - at <= max(0, priority - other_priority) * aging_s
-    assert any(facts[a][1] > facts[b][1] for a, b in zip(order, order[1:], strict=False))
+    assert any(facts[a][1] > facts[b][1] for a, b in pairwise(order))
 
 
 def backlog(world, tenants, count=400):

@@ -276,7 +276,9 @@ def test_a_failing_detokenizer_ends_only_its_request(caplog):
     broken = Broken()
     driver = Driver(tokenizer=broken, logprobs=0)
     other = Driver(tokenizer=broken, processor=driver.processor, request_id="other")
-    outputs, abort_ids, _ = driver.step(driver.output("AB", logprobs=[entry((65, -1.0, 1))]), other.output("A"))
+    outputs, abort_ids, _ = driver.step(
+        driver.output("AB", logprobs=[entry((65, -1.0, 1))]), other.output("A")
+    )
     failed, fine = outputs
     assert failed.outputs[0].finish_reason == "error"
     assert "secret" not in failed.outputs[0].error

@@ -14,19 +14,20 @@ HOST = st.integers(NUM_BLOCKS, NUM_BLOCKS + NUM_HOST - 1)
 COPIES = st.lists(st.tuples(BLOCK, BLOCK) | st.tuples(BLOCK, HOST) | st.tuples(HOST, BLOCK), max_size=12)
 
 
-def make(num_host_blocks=NUM_HOST):
+def make(num_host_blocks=NUM_HOST, device="cpu"):
     spec = KVCacheSpec(num_kv_heads=2, head_dim=4, bytes_per_token=64)
     plan = CachePlan([KVCacheGroup(spec, (0, 2)), KVCacheGroup(spec, (1,))], NUM_BLOCKS, 3, num_host_blocks)
-    return KVTensors(plan, torch.float32, torch.device("cpu"))
+    return KVTensors(plan, torch.float32, torch.device(device))
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @settings(deadline=None)
 @given(copies=COPIES)
-def test_copies_are_done_one_after_the_other(copies):
-    cache = make()
+def test_copies_are_done_one_after_the_other(device, copies):
+    cache = make(device=device)
     contents = [*range(1, NUM_BLOCKS + 1), *[0] * NUM_HOST]
     for tensor in cache.tensors:
-        tensor[:] = torch.arange(1, NUM_BLOCKS + 1).view(-1, 1, 1, 1, 1)
+        tensor[:] = torch.arange(1, NUM_BLOCKS + 1, device=device).view(-1, 1, 1, 1, 1)
     cache.copy_blocks(copies)
     for source, target in copies:
         contents[target] = contents[source]
