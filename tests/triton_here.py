@@ -3,18 +3,13 @@
 The interpreter is chosen by TRITON_INTERPRET, which conftest sets before anything imports Triton.
 """
 
-import importlib.util
-
 import pytest
 import torch
 
+interpreter = pytest.importorskip(
+    "triton.runtime.interpreter", reason="needs the package triton: pip install triton==3.6.0"
+)
 HAS_GPU = torch.cuda.is_available()
-
-if importlib.util.find_spec("triton") is None:
-    pytest.skip("needs the package triton: pip install triton==3.6.0", allow_module_level=True)
-
-from triton.runtime import interpreter
-
 _patch_tensor = interpreter._patch_lang_tensor
 
 

@@ -1,4 +1,4 @@
-"""Every registered model on a GPU against Hugging Face on the CPU: float32 closely, bf16 within its rounding."""
+"""Every registered model on a GPU against Hugging Face on CPU: float32 closely, bf16 within its rounding."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Every Triton kernel against its twin: in the interpreter on some cases, on a GPU on all, there in bf16 too."""
+"""Every Triton kernel against its twin: some cases in the interpreter; on a GPU all, and in bf16 too."""
 
 import functools
 from dataclasses import fields
@@ -6,14 +6,19 @@ from dataclasses import fields
 import pytest
 import torch
 
+from tests.triton_here import DEVICE, HAS_GPU
+
+# isort: split  # that skips where there is no Triton
+
 from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.kernels.table import KernelTable
 from octavo.runtime.kernels.triton.cache import _num_parts
 from octavo.runtime.kernels.triton.table import cuda_table
 from tests.kernel_cases import CASES, Case, assert_close, make_paged, run
-from tests.triton_here import DEVICE, HAS_GPU
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, which the interpreter computes with
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::RuntimeWarning"
+)  # of NumPy, which the interpreter computes with
 OPS = [field.name for field in fields(KernelTable) if field.name != "name"]
 REF, TRITON = ref_table(), cuda_table()
 SHARES = 8  # tests per op: so many processes can compile at once

@@ -34,7 +34,8 @@ def block_matmul(
     """See table.BlockMatmul; int8 activations are an approximation the twin does not make."""
     del activations
     parts = [
-        functional.linear(x, block_dequantize(part, type_name)) for part in torch.split(blocks, _ROWS_AT_ONCE)
+        functional.linear(x, block_dequantize(part, type_name).to(x.dtype))
+        for part in torch.split(blocks, _ROWS_AT_ONCE)
     ]
     out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
     return out if bias is None else out + bias

@@ -1,10 +1,12 @@
-"""Kernels over GGUF's quantized blocks: unpack, or multiply and unpack on the way.
+"""Kernels over GGUF's quantized blocks: unpack; torch multiplies what was unpacked.
 
-A value's place in its block is arithmetic on its column, so one function per format serves every kernel; the
-loads it repeats hit the first-level cache. Few rows are multiplied tile by tile without an unpacked copy in
-memory; for many the matrix is unpacked once per call and torch multiplies.
+A value's place in its block is arithmetic on its column; the loads that this repeats hit the first-level
+cache, so unpacking goes at the speed of memory. Unpacking inside a product of tensor cores was five times
+slower than this at any number of rows.
 Formats: ggml-quants.h of https://github.com/ggml-org/ggml.
 """
+
+import functools
 
 import torch
 import triton
@@ -13,11 +15,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from octavo.base.gguf import BLOCK_TYPES
+from octavo.base.log import get_logger
 from octavo.runtime.kernels.table import Activations
+
+logger = get_logger(__name__)
 
 _BLOCKS = {kind.name: kind for kind in BLOCK_TYPES.values()}
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_FEW_ROWS = 64
 _WIDTH = 1024  # values that one unpacking program makes
 
 
@@ -39,7 +43,7 @@ def _signed(address, mask):
 
 @triton.jit
 def _scale_and_min(block, group, mask):
-    """Of group 0 … 7 of a Q4_K or Q5_K block: 6 bits each, of which later groups keep 2 beside earlier ones."""
+    """Of group 0 … 7 of a Q4_K or Q5_K block: 6 bits each; later groups keep 2 of them beside earlier ones."""
     upper = group >= 4
     low = _byte(block + 4 + group % 4, mask)
     middle = _byte(block + 8 + group % 4, mask)
@@ -139,44 +143,6 @@ def _dequantize(blocks: Tensor, type_name: str, dtype: torch.dtype) -> Tensor:
     return out
 
 
-@triton.jit(do_not_specialize=["M"])
-def _matmul_kernel(
-    x,
-    blocks,
-    bias,
-    out,
-    M,
-    N,
-    K,
-    stride_x,
-    stride_blocks,
-    TYPE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    NUM_BYTES: tl.constexpr,
-    TILE_M: tl.constexpr,
-    TILE_N: tl.constexpr,
-    TILE_K: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    DOT: tl.constexpr,
-):
-    """A tile of the product; K is a multiple of TILE_K."""
-    m = tl.program_id(1) * TILE_M + tl.arange(0, TILE_M)
-    n = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
-    k = tl.arange(0, TILE_K)
-    rows = (blocks + n.to(tl.int64) * stride_blocks)[:, None]
-    source = x + m.to(tl.int64)[:, None] * stride_x + k[None, :]
-    total = tl.zeros([TILE_M, TILE_N], tl.float32)
-    real = (n < N)[:, None] & (k >= 0)[None, :]
-    for start in range(0, K, TILE_K):
-        weights = _unpack(rows, (start + k)[None, :], real, TYPE, BLOCK, NUM_BYTES).to(DOT)
-        part = tl.load(source + start, mask=(m < M)[:, None], other=0.0).to(DOT)
-        total = tl.dot(part, tl.trans(weights), total, input_precision="ieee")
-    if HAS_BIAS:
-        total += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
-    inside = (m < M)[:, None] & (n < N)[None, :]
-    tl.store(out + m.to(tl.int64)[:, None] * N + n[None, :], total.to(out.dtype.element_ty), mask=inside)
-
-
 def block_matmul(
     x: Tensor,
     blocks: Tensor,
@@ -186,31 +152,10 @@ def block_matmul(
 ) -> Tensor:
     """See table.BlockMatmul; `activations` are never rounded here: tensor cores take them as they are."""
     del activations
-    num_rows = x.shape[0]
-    if type_name in _PLAIN or num_rows > _FEW_ROWS:
-        return functional.linear(x, _dequantize(blocks, type_name, x.dtype), bias)
-    kind, num_outputs = _BLOCKS[type_name], blocks.shape[0]
-    out = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=x.device)
-    exact = x.dtype == torch.float32 or triton.knobs.runtime.interpret
-    tile_m, tile_n = max(16, triton.next_power_of_2(num_rows)), 32
-    if num_rows:
-        _matmul_kernel[(triton.cdiv(num_outputs, tile_n), triton.cdiv(num_rows, tile_m))](
-            x,
-            blocks,
-            out if bias is None else bias,
-            out,
-            num_rows,
-            num_outputs,
-            x.shape[1],
-            x.stride(0),
-            blocks.stride(0),
-            TYPE=type_name,
-            BLOCK=kind.block,
-            NUM_BYTES=kind.num_bytes,
-            TILE_M=tile_m,
-            TILE_N=tile_n,
-            TILE_K=32 if x.shape[1] % 128 else 128,
-            HAS_BIAS=bias is not None,
-            DOT=tl.float32 if exact else {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}[x.dtype],
-        )
-    return out
+    _tell_once()
+    return functional.linear(x, _dequantize(blocks, type_name, x.dtype), bias)
+
+
+@functools.cache
+def _tell_once() -> None:
+    logger.info("On a GPU quantized matrices are unpacked in every step, then multiplied by torch.")

@@ -16,7 +16,7 @@ from torch import Tensor
 _LOG2_E = 1.4426950408889634
 _NUM_PROGRAMS = 4 * 132  # one wave of decoding programs on the GPUs this was tuned on
 _MIN_KEYS = 64  # fewest keys of a part
-_MIN_KEYS_OF_MANY = 512  # the same where the batch alone nearly fills the device
+_MIN_KEYS_OF_MANY = 1024  # the same where the batch alone nearly fills the device
 _MAX_PARTS = 32
 
 
@@ -223,7 +223,13 @@ def _attention_kernel(
 
 @triton.jit
 def _join_kernel(
-    parts, part_stats, out, D: tl.constexpr, D_PAD: tl.constexpr, NUM_PARTS: tl.constexpr, PADDED: tl.constexpr
+    parts,
+    part_stats,
+    out,
+    D: tl.constexpr,
+    D_PAD: tl.constexpr,
+    NUM_PARTS: tl.constexpr,
+    PADDED: tl.constexpr,
 ):
     """One program per query and head: the parts, weighted by what each saw. An empty part weighs nothing."""
     place = tl.program_id(0).to(tl.int64)
@@ -232,9 +238,7 @@ def _join_kernel(
     log_sums = tl.load(part_stats + place * NUM_PARTS + part, mask=part < NUM_PARTS, other=float("-inf"))
     weights = tl.exp2(log_sums - tl.max(log_sums, 0))
     inside = (part < NUM_PARTS)[:, None] & (d[None, :] < D)
-    values = tl.load(
-        parts + (place * NUM_PARTS + part)[:, None] * D + d[None, :], mask=inside, other=0.0
-    )
+    values = tl.load(parts + (place * NUM_PARTS + part)[:, None] * D + d[None, :], mask=inside, other=0.0)
     joined = tl.sum(values * weights[:, None], 0) / tl.sum(weights, 0)
     tl.store(out + place * D + d, joined.to(out.dtype.element_ty), mask=d < D)
 
@@ -264,7 +268,9 @@ def paged_attention(
     longest = min(block_tables.shape[1] * block_size, sliding_window or 1 << 30)
     num_parts = _num_parts(num_requests * num_kv_heads, longest) if one_each else 1
     if num_parts > 1:
-        parts = torch.empty((num_tokens, num_heads, num_parts, head_dim), dtype=torch.float32, device=q.device)
+        parts = torch.empty(
+            (num_tokens, num_heads, num_parts, head_dim), dtype=torch.float32, device=q.device
+        )
         stats = torch.empty((num_tokens, num_heads, num_parts), dtype=torch.float32, device=q.device)
     else:
         parts = stats = out
@@ -313,7 +319,7 @@ def paged_attention(
 
 
 def _num_parts(num_pairs: int, longest: int) -> int:
-    """Into how many parts the keys of `num_pairs` (request, key head) are cut: at most one wave of programs."""
+    """Into how many parts the keys of `num_pairs` (request, key head) are cut: one wave of programs at most."""
     few_keys = _MIN_KEYS if num_pairs * 4 <= _NUM_PROGRAMS else _MIN_KEYS_OF_MANY
     fitting = min(_NUM_PROGRAMS // num_pairs, longest // few_keys, _MAX_PARTS)
     return max(1, 1 << max(0, fitting.bit_length() - 1))  # powers of two: few variants to compile
@@ -321,11 +327,15 @@ def _num_parts(num_pairs: int, longest: int) -> int:
 
 def _tiles(q: Tensor, cache: Tensor, group: int, one_each: bool) -> tuple[tl.dtype, int, int, int, int]:
     """(type of the operands, rows of queries, keys, warps, stages), as measured on one H200."""
-    padded_group = max(16, triton.next_power_of_2(group))
-    if q.dtype == torch.float32 or cache.dtype == torch.float32 or triton.knobs.runtime.interpret:
-        return tl.float32, max(32, padded_group) if not one_each else padded_group, 32, 4, 2
+    heads = max(16, triton.next_power_of_2(group))
+    if torch.float32 in {q.dtype, cache.dtype} or triton.knobs.runtime.interpret:
+        return tl.float32, heads if one_each else max(32, heads), 32, 4, 2
     dot = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}[q.dtype]
     wide = q.shape[2] > 128
     if one_each:
-        return dot, padded_group, 64, 4, 2 if wide else 4
-    return dot, max(64 if wide else 128, padded_group), 64, 8, 2 if wide else 3
+        return dot, heads, 64, 4, 2 if wide else 4
+    if wide:
+        return dot, max(128, heads), 64, 8, 2
+    if cache.shape[2] >= 64:
+        return dot, max(128, heads), 128, 8, 2
+    return dot, max(64, heads), 64, 4, 3

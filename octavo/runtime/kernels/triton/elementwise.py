@@ -157,7 +157,9 @@ def _activate(x: Tensor, kind: int, gated: bool) -> Tensor:
     out = torch.empty((rows, size), dtype=x.dtype, device=x.device)
     width = min(triton.next_power_of_2(size), _ELEMENTS // 2)
     if rows:
-        _activation_kernel[(rows, triton.cdiv(size, width))](x, out, size, WIDTH=width, KIND=kind, GATED=gated)
+        _activation_kernel[(rows, triton.cdiv(size, width))](
+            x, out, size, WIDTH=width, KIND=kind, GATED=gated
+        )
     return out
 
 
