@@ -1,6 +1,6 @@
 """Run a benchmark that prints JSON lines, and keep its figures with what they depend on.
 
-python benchmarks/record.py NAME [--note TEXT] -- COMMAND …
+python benchmarks/record.py [--note TEXT] NAME COMMAND …
 
 Writes benchmarks/results/NAME.json: date, machine, versions, commit, command, note, every JSON line printed.
 """
@@ -24,8 +24,7 @@ def main() -> int:
     parser.add_argument("--note", default="")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     args = parser.parse_args()
-    command = args.command[1:] if args.command[:1] == ["--"] else args.command
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(args.command, stdout=subprocess.PIPE, text=True, check=False)
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not rows:
         print(f"The command ended with {done.returncode} and {len(rows)} rows: nothing is recorded.")
@@ -35,11 +34,12 @@ def main() -> int:
         "machine": machine(),
         "versions": {"python": platform.python_version(), **versions()},
         "commit": git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain") else ""),
-        "command": [Path(word).name if "/" in word else word for word in command],
+        "command": [Path(word).name if "/" in word else word for word in args.command],
         "note": args.note,
         "rows": rows,
     }
     path = ROOT / "benchmarks" / "results" / f"{args.name}.json"
+    path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     for row in rows:
         print(json.dumps(row))

@@ -10,7 +10,7 @@ _LAYOUTS = {UINT32: "<I", INT32: "<i", FLOAT32: "<f", BOOL: "<?", UINT64: "<Q"}
 
 
 class Tensor(NamedTuple):
-    """A row of the tensor table; `shape` innermost first, as GGUF writes it; `offset` from the data section."""
+    """A row of the tensor table; `shape` innermost first, `offset` from the data section."""
 
     name: str
     shape: tuple[int, ...]

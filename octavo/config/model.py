@@ -40,9 +40,7 @@ class ModelConfig:
         "Whose code runs the model: octavo's own, or transformers'; auto = octavo's where there is any.",
         ("auto", "octavo", "transformers"),
     )
-    max_model_len: int = option(
-        0, "Longest prompt + output in tokens; 0 = the model's; -1 = what memory holds."
-    )
+    max_model_len: int = option(0, "Longest prompt + output in tokens; 0 = the model's.")
     seed: int = option(0, "Seed of dummy weights, and of requests that bring none when it is not 0.")
     hf_overrides: dict[str, Any] = field(
         default_factory=dict,

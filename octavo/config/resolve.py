@@ -154,7 +154,12 @@ def _load_format(load_format: str, checkpoint: Checkpoint) -> str:
 
 def _max_model_len(asked: int, checkpoint: Checkpoint) -> int:
     longest = checkpoint.max_position_embeddings
-    if asked in (0, -1):
+    if asked == -1:
+        raise Unsupported(
+            "max_model_len=-1 (as long as memory holds) is not supported yet. Leave it out for the model's "
+            f"own {longest}; where that does not fit, the error at start says what does."
+        )
+    if asked == 0:
         return longest
     if asked > longest:
         raise ConfigError(

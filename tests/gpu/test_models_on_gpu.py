@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from octavo.runtime.models.interface import MODELS
+from tests.gguf_models import MIXED, write_gguf
 from tests.model_driver import greedy, load, prompt_logits
+from tests.parity.test_tiny_gguf import CONFIGS
 from tests.tiny_models import make_oracle, make_prompts, oracle_greedy, oracle_logits, save, tiny_config
 
 pytestmark = pytest.mark.gpu
@@ -45,3 +47,13 @@ def test_bf16_on_gpu(pair):
     ours = prompt_logits(load(folder, device="cuda", dtype="bfloat16"), [prompt])[0].float()
     spread = (rounded - exact).norm() / exact.norm()
     assert (ours - exact).norm() / exact.norm() <= 1.5 * spread + 1e-3
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_gguf_on_gpu(tmp_path, architecture):
+    """Blocks of several types, unpacked on the device."""
+    oracle = make_oracle(tiny_config(architecture) | CONFIGS[architecture])
+    path = write_gguf(oracle, tmp_path / "tiny.gguf", MIXED, "Q4_1")
+    prompts = make_prompts(oracle.config.vocab_size)
+    for logits, prompt in zip(prompt_logits(load(path, device="cuda"), prompts), prompts, strict=True):
+        torch.testing.assert_close(logits, oracle_logits(oracle, prompt), atol=2e-4, rtol=0)

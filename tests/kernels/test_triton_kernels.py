@@ -6,24 +6,22 @@ from dataclasses import fields
 import pytest
 import torch
 
-from tests.triton_here import DEVICE, HAS_GPU
+from tests.triton_here import DEVICE, HAS_GPU  # skips where there is no Triton
 
-# isort: split  # that skips where there is no Triton
-
+# isort: split
 from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.kernels.table import KernelTable
 from octavo.runtime.kernels.triton.cache import _num_parts
 from octavo.runtime.kernels.triton.table import cuda_table
 from tests.kernel_cases import CASES, Case, assert_close, make_paged, run
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::RuntimeWarning"
-)  # of NumPy, which the interpreter computes with
+# The interpreter computes with NumPy, which warns of overflows.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 OPS = [field.name for field in fields(KernelTable) if field.name != "name"]
 REF, TRITON = ref_table(), cuda_table()
 SHARES = 8  # tests per op: so many processes can compile at once
 STRIDES = {"paged_attention": 10, "block_matmul": 3, "write_kv": 2}
-"""The interpreter takes every so manieth case only."""
+"""In the interpreter only every n-th case is run."""
 
 
 @functools.cache

@@ -3,7 +3,7 @@
 from typing import Any
 
 from octavo.base.errors import EngineDead
-from octavo.base.registry import load_object
+from octavo.base.registry import load_object, load_plugins
 from octavo.config.engine import EngineConfig
 from octavo.frontend.client.interface import EngineClient
 from octavo.messages.control import Ready
@@ -17,6 +17,7 @@ class InprocClient(EngineClient):
     """Owns an EngineCore and its executor."""
 
     def __init__(self, config: EngineConfig) -> None:
+        load_plugins()
         self._config = config
         self._core: Any = load_object(_CORE)(config, load_object(_MAKE_EXECUTOR)(config))
 

@@ -133,3 +133,20 @@ def test_other_objects_are_no_configs():
         from_concerns(ModelConfig(), lora_config=LoRAConfig())
     with pytest.raises(ConfigError, match="dict is no config of octavo's"):
         from_concerns({"model": "m"})
+
+
+def test_import_paths():
+    import octavo
+    from octavo import inputs, outputs, sampling_params
+
+    for module in (inputs, outputs, sampling_params):
+        assert all(getattr(module, name) is getattr(octavo, name) for name in module.__all__)
+
+
+def test_the_constructor_takes_what_llm_takes():
+    args = EngineArgs(model="x", quantization=None, max_model_len=None, enable_lora=False, runner="auto")
+    assert args == EngineArgs(model="x")
+    with pytest.raises(ConfigError, match="LoRA"):
+        EngineArgs(model="x", enable_lora=True)
+    with pytest.raises(ConfigError, match="Unknown option banana"):
+        EngineArgs(banana=1)

@@ -101,7 +101,8 @@ def test_without_chunked_prefill_the_budget_holds_the_longest_prompt(model):
 def test_overrides_reach_the_checkpoint(model):
     args = EngineArgs(model=model(), hf_overrides={"max_position_embeddings": 1024}, max_model_len=1024)
     assert resolve(args).model.max_model_len == 1024
-    assert resolve(EngineArgs(model=model(), max_model_len=-1)).model.max_model_len == 512
+    with pytest.raises(Unsupported, match="max_model_len=-1"):
+        resolve(EngineArgs(model=model(), max_model_len=-1))
 
 
 def test_a_folder_without_weights_runs_on_dummy_weights_only(model):

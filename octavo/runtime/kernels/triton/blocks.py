@@ -17,6 +17,7 @@ from torch.nn import functional
 from octavo.base.gguf import BLOCK_TYPES
 from octavo.base.log import get_logger
 from octavo.runtime.kernels.table import Activations
+from octavo.runtime.kernels.triton.sizes import parts
 
 logger = get_logger(__name__)
 
@@ -43,7 +44,7 @@ def _signed(address, mask):
 
 @triton.jit
 def _scale_and_min(block, group, mask):
-    """Of group 0 … 7 of a Q4_K or Q5_K block: 6 bits each; later groups keep 2 of them beside earlier ones."""
+    """Of group 0 … 7 of a Q4_K or Q5_K block: 6 bits each, 2 of them elsewhere for later groups."""
     upper = group >= 4
     low = _byte(block + 4 + group % 4, mask)
     middle = _byte(block + 8 + group % 4, mask)
@@ -130,7 +131,7 @@ def _dequantize(blocks: Tensor, type_name: str, dtype: torch.dtype) -> Tensor:
     columns = row_bytes // kind.num_bytes * kind.block
     out = torch.empty((rows, columns), dtype=dtype, device=blocks.device)
     if rows:
-        _dequantize_kernel[(rows, triton.cdiv(columns, _WIDTH))](
+        _dequantize_kernel[(rows, parts(columns, _WIDTH))](
             blocks,
             out,
             blocks.stride(0),

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.runtime.kernels.triton.sizes import parts, power_of_2
+
 _SILU, _GELU, _GELU_TANH = 0, 1, 2
 _ELEMENTS = 2048  # of one program
 
@@ -60,10 +62,10 @@ def rms_norm(
     num_rows = x.shape[0] * heads
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     total = out if residual is None else torch.empty_like(out)
-    width = triton.next_power_of_2(size)
+    width = power_of_2(size)
     rows = max(1, min(_ELEMENTS // 2 // width, 16))
     if num_rows:
-        _rms_norm_kernel[(triton.cdiv(num_rows, rows),)](
+        _rms_norm_kernel[(parts(num_rows, rows),)](
             x,
             weight,
             x if residual is None else residual,
@@ -116,10 +118,10 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -
     """See table.ApplyRope."""
     tokens, heads, head_dim = x.shape
     half = cos.shape[-1]
-    width = triton.next_power_of_2(half)
-    rows = min(triton.next_power_of_2(heads), max(1, _ELEMENTS // width))
+    width = power_of_2(half)
+    rows = min(power_of_2(heads), max(1, _ELEMENTS // width))
     if tokens:
-        _rope_kernel[(tokens, triton.cdiv(heads, rows))](
+        _rope_kernel[(tokens, parts(heads, rows))](
             x,
             cos,
             sin,
@@ -155,11 +157,9 @@ def _activation_kernel(x, out, SIZE, WIDTH: tl.constexpr, KIND: tl.constexpr, GA
 def _activate(x: Tensor, kind: int, gated: bool) -> Tensor:
     rows, size = x.shape[0], x.shape[1] // (1 + gated)
     out = torch.empty((rows, size), dtype=x.dtype, device=x.device)
-    width = min(triton.next_power_of_2(size), _ELEMENTS // 2)
+    width = min(power_of_2(size), _ELEMENTS // 2)
     if rows:
-        _activation_kernel[(rows, triton.cdiv(size, width))](
-            x, out, size, WIDTH=width, KIND=kind, GATED=gated
-        )
+        _activation_kernel[(rows, parts(size, width))](x, out, size, WIDTH=width, KIND=kind, GATED=gated)
     return out
 
 
