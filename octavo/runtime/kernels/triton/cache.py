@@ -115,7 +115,7 @@ def _visit(
         key = start + column
         stored = (key >= oldest) & (key < end_key) if MASKED else key >= 0
         block = tl.load(table + key // BLOCK_SIZE, mask=stored, other=0).to(tl.int64)
-        offset = (block * 2 * BLOCK_SIZE + key % BLOCK_SIZE) * stride_slot
+        offset = block * (2 * BLOCK_SIZE * stride_slot) + key % BLOCK_SIZE * stride_slot
         inside = stored[:, None] & (d[None, :] < D)
         k = tl.load(keys + offset[:, None] + d[None, :], mask=inside, other=0.0).to(DOT)
         scores = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
