@@ -220,8 +220,3 @@ def _check_weights(weights: dict[str, Any]) -> None:
             raise ConfigError(
                 f"fair_weights must map names of tenants to numbers above 0, got {tenant!r}: {weight!r}."
             )
-
-
-def as_dict(config: EngineConfig) -> dict[str, Any]:
-    """The config as plain types, for logs and reports."""
-    return dataclasses.asdict(config)

@@ -40,13 +40,6 @@ class MergedColumnLinear(Linear):
         super().__init__(build, Layout(shards, inputs), Layout(shards) if bias else None)
 
 
-class ColumnLinear(MergedColumnLinear):
-    """One projection, its outputs split over the ranks."""
-
-    def __init__(self, build: BuildContext, inputs: int, outputs: int, bias: bool) -> None:
-        super().__init__(build, inputs, (build.split("", outputs),), bias)
-
-
 class QKVLinear(MergedColumnLinear):
     """Queries, keys and values, split by heads; with more ranks than key heads, these are repeated."""
 

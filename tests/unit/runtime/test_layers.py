@@ -10,7 +10,7 @@ from octavo.runtime.attention.registry import choose_backend
 from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.embedding import LMHead, VocabEmbedding
-from octavo.runtime.layers.linear import ColumnLinear, QKVLinear, ReplicatedLinear, RowLinear
+from octavo.runtime.layers.linear import MergedColumnLinear, QKVLinear, ReplicatedLinear, RowLinear
 from octavo.runtime.layers.mlp import MLP, plain_activation
 from octavo.runtime.layers.norm import LayerNorm, NoNorm, RMSNorm
 from octavo.runtime.platforms.platform import get_platform
@@ -34,6 +34,10 @@ def make_build(rank: int = 0, size: int = 1, weight_dtype: torch.dtype = torch.f
         parallel=ParallelContext(rank, size),
         scheme=Unquantized(Storage(CPU, weight_dtype, torch.float32, platform.kernels)),
     )
+
+
+def one_column_linear(build, inputs, outputs, bias):
+    return MergedColumnLinear(build, inputs, (build.split("", outputs),), bias)
 
 
 def fill(layer, **tensors):
@@ -77,7 +81,9 @@ def test_ranks_add_up():
     """Columns concatenate and rows add up to the whole projection, without a process group."""
     x, weight, bias = torch.randn(3, 8), torch.randn(12, 8), torch.randn(12)
     expected = functional.linear(x, weight, bias)
-    columns = [fill(ColumnLinear(make_build(r, 2), 8, 12, True), weight=weight, bias=bias) for r in range(2)]
+    columns = [
+        fill(one_column_linear(make_build(r, 2), 8, 12, True), weight=weight, bias=bias) for r in range(2)
+    ]
     torch.testing.assert_close(torch.cat([layer(x) for layer in columns], -1), expected)
     rows = [fill(RowLinear(make_build(r, 2), 8, 12, False), weight=weight) for r in range(2)]
     partial = [layer(part) for layer, part in zip(rows, x.chunk(2, -1), strict=True)]
@@ -109,7 +115,7 @@ def test_a_tied_head_has_no_parameters():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_weights_stay_narrow(dtype):
     weight = torch.randn(12, 8).to(dtype)
-    layer = fill(ColumnLinear(make_build(weight_dtype=dtype), 8, 12, False), weight=weight)
+    layer = fill(one_column_linear(make_build(weight_dtype=dtype), 8, 12, False), weight=weight)
     assert layer.parameters_by_name["weight"].data.dtype == dtype
     x = torch.randn(3, 8)
     torch.testing.assert_close(layer(x), functional.linear(x, weight.float()))
