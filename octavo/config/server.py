@@ -1,0 +1,64 @@
+"""What `octavo serve` needs besides the engine's options: the door to the network and its limits.
+
+Not part of EngineArgs: an engine in a program has no port. `None` lists are empty.
+"""
+
+from dataclasses import dataclass, field
+
+from octavo.config.option import option
+
+
+def _names(explain: str) -> list[str]:
+    """A list field, empty by default."""
+    names: list[str] = field(default_factory=list, metadata={"explain": explain, "choices": ()})
+    return names
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """One HTTP server."""
+
+    host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 = every interface (give a key then).")
+    port: int = option(8000, "TCP port; 0 = any free one.")
+    uds: str = option("", "Listen on this Unix socket instead of a TCP port.")
+    insecure: bool = option(False, "Allow a public address without a key.")
+    api_key: list[str] = _names("Keys, one of which a request must bear; also OCTAVO_API_KEY, VLLM_API_KEY.")
+    api_key_file: str = option("", "File with one key per line.")
+    allowed_hosts: list[str] = _names(
+        "Values of the Host header that are answered on a loopback address, besides localhost and IPs; * = any."
+    )
+    allowed_origins: list[str] = _names("Origins of web pages that may call the server (CORS); * = any.")
+    allowed_methods: list[str] = _names("Methods that those pages may use; empty = all.")
+    allowed_headers: list[str] = _names("Headers that those pages may send; empty = all.")
+    allow_credentials: bool = option(False, "Whether those pages may send credentials.")
+    ssl_keyfile: str = option("", "Private key file: serve HTTPS.")
+    ssl_certfile: str = option("", "Certificate file.")
+    ssl_ca_certs: str = option("", "Authorities whose client certificates are accepted.")
+    ssl_cert_reqs: int = option(0, "Client certificates: 0 = none, 1 = optional, 2 = required.")
+    root_path: str = option("", "Path under which a proxy shows the server.")
+    api_server_count: int = option(1, "Processes that speak HTTP, on one port, in front of one engine.")
+    strict: bool = option(True, "Answer 400 to request fields that octavo does not know.")
+    on_crash: str = option(
+        "restart", "When the engine core dies: start it anew, or exit.", choices=("restart", "exit")
+    )
+    max_request_bytes: int = option(16 * 1024 * 1024, "Largest body of a request; larger ones get 413.")
+    max_header_bytes: int = option(64 * 1024, "Largest head of a request; larger ones get 431.")
+    max_connections: int = option(4096, "Connections open at once; more wait in the listen queue.")
+    keep_alive_timeout: float = option(5.0, "Seconds an idle connection stays open.")
+    write_timeout: float = option(60.0, "Seconds without progress after which a reader is given up.")
+    sse_keep_alive_interval: float = option(0.0, "Seconds between comments in a silent stream; 0 = none.")
+    response_role: str = option("assistant", "Role of answers.")
+    default_chat_template_kwargs: dict[str, object] = field(
+        default_factory=dict,
+        metadata={"explain": "Variables of the chat template that requests may override.", "choices": ()},
+    )
+    enable_force_include_usage: bool = option(False, "Every stream ends with a chunk of usage.")
+    enable_prompt_tokens_details: bool = option(False, "Usage says how many prompt tokens were cached.")
+    enable_per_request_metrics: bool = option(False, "Answers carry their latencies.")
+    enable_request_id_headers: bool = option(False, "Answers carry X-Request-Id.")
+    return_tokens_as_token_ids: bool = option(False, "Logprobs name tokens as token_id:N.")
+    disable_access_log: bool = option(False, "No line per request.")
+    disable_page: bool = option(False, "No page at /, no /docs, no /openapi.json.")
+    metric_names: str = option(
+        "vllm", "Prefix of the names on /metrics.", choices=("vllm", "octavo", "both")
+    )
