@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # the one place where this is allowed: type checkers cannot f
     from octavo.frontend.logprobs import FlatLogprobs, Logprob
     from octavo.frontend.outputs import CompletionOutput, RequestOutput
     from octavo.frontend.prompts import EmbedsPrompt, PromptType, TextPrompt, TokensPrompt
+    from octavo.frontend.streaming_input import StreamingInput
     from octavo.llm import LLM
     from octavo.messages.sampling import RepetitionDetectionParams, RequestOutputKind, SamplingParams
     from octavo.runtime.sampling.custom import AdapterLogitsProcessor
@@ -57,6 +58,7 @@ _HOMES = {
     "TextPrompt": "octavo.frontend.prompts:TextPrompt",
     "EmbedsPrompt": "octavo.frontend.prompts:EmbedsPrompt",
     "TokensPrompt": "octavo.frontend.prompts:TokensPrompt",
+    "StreamingInput": "octavo.frontend.streaming_input:StreamingInput",
     "OctavoError": "octavo.base.errors:OctavoError",
     "ConfigError": "octavo.base.errors:ConfigError",
     "BadCheckpoint": "octavo.base.errors:BadCheckpoint",
@@ -96,6 +98,7 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "StreamingInput",
     "TextPrompt",
     "TokensPrompt",
     "UnknownModel",

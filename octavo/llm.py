@@ -3,28 +3,26 @@
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 from octavo.base.errors import RequestError
 from octavo.config import EngineArgs
 from octavo.config.model import DEFAULT_MODEL
 from octavo.frontend.beam_search_params import BeamSearchOutput, BeamSearchParams
-from octavo.frontend.control import PauseMode
 from octavo.frontend.conversation import Message
 from octavo.frontend.engine import LLMEngine
 from octavo.frontend.input_processor import PreparedRequest
-from octavo.frontend.later import refuse_options, refuse_pooling
+from octavo.frontend.later import refuse_options
+from octavo.frontend.offline_control import OfflineControl
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.progress import ProgressBar
 from octavo.frontend.prompts import PromptType, TokensPrompt
-from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.sampling import RequestOutputKind, SamplingParams
-from octavo.metrics import Metric
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
-class LLM:
+class LLM(OfflineControl):
     """A model, loaded in this process, that answers batches of prompts.
 
     >>> llm = LLM()                                      # the built-in SmolLM2-135M-Instruct
@@ -81,7 +79,7 @@ class LLM:
         )
         return self._run(prepared, use_tqdm)
 
-    def enqueue(
+    def enqueue(  # noqa: PLR0913  # as generate
         self,
         prompts: PromptType | Sequence[PromptType],
         sampling_params: Params = None,
@@ -90,11 +88,19 @@ class LLM:
         lora_request: Any = None,
         priority: Sequence[int] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
+        tenant: Sequence[str] | None = None,
+        deadline_s: Sequence[float | None] | None = None,
     ) -> list[str]:
-        """Start requests, but compute nothing yet; their ids. `wait_for_completion` brings the outputs."""
+        """Start requests, but compute nothing yet; their ids. `wait_for_completion` brings the outputs.
+
+        Arguments as in `generate`; a deadline counts from now.
+        """
         del use_tqdm  # adding takes no time
-        refuse_options(lora_request)
-        prepared = self._prepare(prompts, sampling_params, priority, tokenization_kwargs)
+        refuse_options(lora_request, mm_processor_kwargs)
+        prepared = self._prepare(
+            prompts, sampling_params, priority, tokenization_kwargs, tenant=tenant, deadline_s=deadline_s
+        )
         ids = [self.llm_engine.add_prepared(request) for request in prepared]
         self._enqueued += ids
         return ids
@@ -141,7 +147,7 @@ class LLM:
             for prompt, params, (rank, payer, due) in zip(listed, every_params, standings, strict=True)
         ]
 
-    def chat(
+    def chat(  # noqa: PLR0913  # as generate
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: Params = None,
@@ -150,6 +156,8 @@ class LLM:
         lora_request: Any = None,
         priority: Sequence[int] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
+        tenant: Sequence[str] | None = None,
+        deadline_s: Sequence[float | None] | None = None,
         **chat_options: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation or several; `chat_options` as in `render_chat`."""
@@ -160,9 +168,11 @@ class LLM:
             lora_request=lora_request,
             priority=priority,
             tokenization_kwargs=tokenization_kwargs,
+            tenant=tenant,
+            deadline_s=deadline_s,
         )
 
-    def enqueue_chat(
+    def enqueue_chat(  # noqa: PLR0913  # as generate
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: Params = None,
@@ -171,6 +181,8 @@ class LLM:
         lora_request: Any = None,
         priority: Sequence[int] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
+        tenant: Sequence[str] | None = None,
+        deadline_s: Sequence[float | None] | None = None,
         **chat_options: Any,
     ) -> list[str]:
         """`enqueue` for conversations; `chat_options` as in `render_chat`."""
@@ -181,6 +193,8 @@ class LLM:
             lora_request=lora_request,
             priority=priority,
             tokenization_kwargs=tokenization_kwargs,
+            tenant=tenant,
+            deadline_s=deadline_s,
         )
 
     def _render_all(
@@ -194,6 +208,7 @@ class LLM:
         prompts: PromptType | Sequence[PromptType],
         params: BeamSearchParams,
         *,
+        lora_request: Any = None,
         use_tqdm: bool | Callable[..., Any] = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
@@ -202,6 +217,7 @@ class LLM:
         concurrency_limit: most prompts searched at once, all when None
         Shows 2 * beam_width logprobs of each position, as far as the model's max_logprobs allow.
         """
+        refuse_options(lora_request)
         limit = self.model_config.max_logprobs
         num_shown = 2 * params.beam_width if limit == -1 else min(2 * params.beam_width, limit)
         if concurrency_limit is not None and concurrency_limit < 1:
@@ -248,84 +264,6 @@ class LLM:
     def default_sampling_params(self) -> SamplingParams:
         """What the model recommends."""
         return self.get_default_sampling_params()
-
-    def get_default_sampling_params(self) -> SamplingParams:
-        """New SamplingParams with what the model recommends (generation_config.json)."""
-        return self.llm_engine.input_processor.get_default_sampling_params()
-
-    def get_tokenizer(self) -> Tokenizer | None:
-        """The tokenizer; None with skip_tokenizer_init."""
-        return self.llm_engine.get_tokenizer()
-
-    def get_metrics(self) -> list[Metric]:
-        """Everything counted so far, as objects with name, labels and value."""
-        return self.llm_engine.get_metrics()
-
-    def get_world_size(self, include_dp: bool = True) -> int:
-        """Number of ranks; there is one replica."""
-        del include_dp
-        return self.llm_engine.config.parallel.tensor_parallel_size
-
-    def collective_rpc(
-        self,
-        method: str | Callable[..., Any],
-        timeout: float | None = None,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> list[Any]:
-        """Run a command of the workers on every rank, or call a function with each worker of this process."""
-        return self.llm_engine.collective_rpc(method, timeout, args, kwargs)
-
-    def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
-        """Call `func` with the model of each rank, if the workers are in this process; else Unsupported."""
-        return self.llm_engine.apply_model(func)
-
-    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
-        """Give up memory until `wake_up`; levels and modes as in EngineControl.sleep."""
-        self.llm_engine.sleep(level, mode)
-
-    def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Take memory back: of "weights", of "kv_cache", of all that sleeps when None."""
-        self.llm_engine.wake_up(tags)
-
-    def is_sleeping(self) -> bool:
-        """True while anything is given up."""
-        return self.llm_engine.is_sleeping()
-
-    def release_kv_cache_memory(self) -> None:
-        """Give up the KV cache alone, until wake_up(["kv_cache"])."""
-        self.llm_engine.release_kv_cache_memory()
-
-    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Forget all cached prompts; what enqueued requests have computed too, if asked."""
-        return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
-
-    def reset_mm_cache(self) -> None:
-        """Nothing to forget: octavo serves text only."""
-
-    def start_profile(self, profile_prefix: str | None = None) -> None:
-        """Record what the device does. Raises Unsupported without the option profiler_dir."""
-        self.llm_engine.start_profile(profile_prefix)
-
-    def stop_profile(self) -> list[str]:
-        """End the recording; the paths of the traces (Chrome's format), one per rank."""
-        return self.llm_engine.stop_profile()
-
-    def encode(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Of pooling models: Unsupported."""
-        raise refuse_pooling("LLM.encode()")
-
-    def embed(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Of pooling models: Unsupported."""
-        raise refuse_pooling("LLM.embed()")
-
-    def classify(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Of pooling models: Unsupported."""
-        raise refuse_pooling("LLM.classify()")
-
-    def score(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Of pooling models: Unsupported."""
-        raise refuse_pooling("LLM.score()")
 
     def shutdown(self) -> None:
         """Free the model and its memory; may be called twice."""

@@ -99,8 +99,6 @@ class Driver:
             positions=torch.tensor(positions),
             cu_q_lens=torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32),
             kv_lens=torch.tensor(lengths, dtype=torch.int32),
-            max_q_len=max(counts),
-            max_kv_len=max(lengths),
             kv_caches=self._caches,
             groups=[group],
             group_of_layer=[0] * len(self._caches),

@@ -93,6 +93,13 @@ class FakeRanks(MultiprocessExecutor):
         super().__init__(WORKER)
 
 
+class Done:
+    """A step that waits for nothing."""
+
+    def __init__(self, output):
+        self.read = lambda: output
+
+
 class FakeWorker:
     """A Worker without torch: its sampled tokens tell step and rank."""
 
@@ -109,7 +116,7 @@ class FakeWorker:
 
     def execute(self, step):
         fail_at(str(step.step_id), self.config, self.rank)
-        return ModelRunnerOutput(step.step_id, [[step.step_id, self.rank] for _ in step.request_ids])
+        return Done(ModelRunnerOutput(step.step_id, [[step.step_id, self.rank] for _ in step.request_ids]))
 
     def call(self, verb, arguments):
         match verb:

@@ -32,6 +32,17 @@ def fault() -> str:
     return os.environ.get("OCTAVO_FAULT", "")
 
 
+def api_keys() -> list[str]:
+    """OCTAVO_API_KEY, VLLM_API_KEY: keys that requests to a server may bear, one each."""
+    return [key for name in ("OCTAVO_API_KEY", "VLLM_API_KEY") if (key := os.environ.get(name, "").strip())]
+
+
+def dev_mode() -> bool:
+    """OCTAVO_SERVER_DEV_MODE=1 (also VLLM_SERVER_DEV_MODE): the same as the server's flag --dev-mode."""
+    names = ("OCTAVO_SERVER_DEV_MODE", "VLLM_SERVER_DEV_MODE")
+    return any(os.environ.get(name, "0") not in ("", "0") for name in names)
+
+
 def compiler() -> str:
     """CXX: the C++ compiler for CPU kernels (default g++)."""
     return os.environ.get("CXX") or "g++"

@@ -1,6 +1,6 @@
-"""Flags out of dataclass fields: `EngineArgs` declares an option once, and this makes the flag of it.
+"""Flags out of dataclass fields: a config class declares an option once, and this makes the flag of it.
 
-A bool has `--x` and `--no-x`; whole numbers may carry a unit (8k = 8000, 8K = 8KiB = 8192, 2GiB); mappings
+A list may be given as several words, by several flags, or as JSON. A bool has `--x` and `--no-x`; whole numbers may carry a unit (8k = 8000, 8K = 8KiB = 8192, 2GiB); mappings
 are JSON. Every default is None, so that "not given" stays visible to the code that decides.
 """
 
@@ -10,9 +10,10 @@ import json
 import re
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any, get_origin
+from typing import Any, get_args, get_origin
 
 from octavo.config.args import EngineArgs
+from octavo.config.secret import Secret
 
 _SHORT = {"tensor_parallel_size": "-tp"}
 _NUMBER = re.compile(r"([+-]?\d+(?:\.\d+)?)([kmgtKMGT]?)(iB|B)?")
@@ -23,7 +24,12 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     """Add one flag per field of EngineArgs, and `--config`."""
     group = parser.add_argument_group("engine")
     group.add_argument("--config", metavar="FILE", help="YAML file with the names of these flags as keys.")
-    for field in dataclasses.fields(EngineArgs):
+    add_flags(group, EngineArgs)
+
+
+def add_flags(group: "argparse._ArgumentGroup", kind: Any) -> None:
+    """Add one flag per field of the dataclass `kind`."""
+    for field in dataclasses.fields(kind):
         names = ["--" + field.name.replace("_", "-")]
         if field.name in _SHORT:
             names.insert(0, _SHORT[field.name])
@@ -32,8 +38,17 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
 
 def engine_args(args: argparse.Namespace) -> EngineArgs:
     """The engine's options among parsed arguments; those not given keep their defaults."""
-    names = [field.name for field in dataclasses.fields(EngineArgs)]
-    return EngineArgs.from_options({name: getattr(args, name) for name in names})
+    return EngineArgs.from_options(options(args, EngineArgs))
+
+
+def options(args: argparse.Namespace, kind: Any) -> dict[str, Any]:
+    """What was given of the fields of the dataclass `kind`."""
+    given = [(field, getattr(args, field.name)) for field in dataclasses.fields(kind)]
+    return {
+        field.name: _items(value, field.type) if isinstance(value, list) else value
+        for field, value in given
+        if value is not None
+    }
 
 
 def whole_number(text: str) -> int:
@@ -60,26 +75,34 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
-_READERS: dict[type, Callable[[str], Any]] = {
-    int: whole_number,
-    float: float,
-    str: str,
-    dict: json_object,
-    list: str,
-}
+_READERS: dict[type, Callable[[str], Any]] = {int: whole_number, float: float, str: str, dict: json_object}
+
+
+def _items(words: list[str], kind: Any) -> list[Any]:
+    """The entries of a list option; a word may be a JSON list of them."""
+    make = Secret.of if get_args(kind) == (Secret,) else str
+    return [make(str(item)) for word in words for item in (_json_list(word) if word[:1] == "[" else [word])]
+
+
+def _json_list(text: str) -> list[Any]:
+    try:
+        value: list[Any] = json.loads(text)
+    except ValueError:
+        return [text]
+    return value
 
 
 def _behaviour(field: dataclasses.Field[Any]) -> dict[str, Any]:
     """The keyword arguments of add_argument for one field."""
-    default = field.default if field.default is not dataclasses.MISSING else {}
+    default = field.default if field.default is not dataclasses.MISSING else ""
     explain = field.metadata["explain"].replace("%", "%%")
-    shown = "" if default in ("", {}) else f" (default: {default})"
+    shown = "" if default == "" else f" (default: {default})"
     if field.type is bool:
         return {"action": argparse.BooleanOptionalAction, "help": explain + shown}
     kind: Any = get_origin(field.type) or field.type
-    behaviour: dict[str, Any] = {"type": _READERS[kind], "help": explain + shown}
     if kind is list:
-        return behaviour | {"nargs": "+", "metavar": "NAME"}
+        return {"action": "extend", "nargs": "+", "metavar": "NAME", "help": explain}
+    behaviour: dict[str, Any] = {"type": _READERS[kind], "help": explain + shown}
     if field.metadata["choices"]:
         return behaviour | {"choices": field.metadata["choices"]}
     return behaviour | {"metavar": {int: "N", float: "X", str: "TEXT", dict: "JSON"}[kind]}

@@ -1,6 +1,6 @@
 """`EngineConfig`: every decision made, for the engine and its workers (it crosses processes as msgpack)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -25,6 +25,12 @@ class EngineConfig:
     observability: ObservabilityConfig
     checkpoint: Checkpoint
     front: FrontConfig = field(default_factory=FrontConfig)
+    fit_max_model_len: bool = False
+    """max_model_len may be lowered at the start to what the cache has room for."""
+
+    def with_max_model_len(self, max_model_len: int) -> "EngineConfig":
+        """The same for requests of another length."""
+        return replace(self, model=replace(self.model, max_model_len=max_model_len))
 
     def to_msgpack(self) -> bytes:
         """This config as bytes for another process. Raises ConfigError for a value that is not plain data."""

@@ -10,7 +10,9 @@ class FrontConfig:
     """What the front does before and after the engine."""
 
     max_num_queued_reqs: int = option(
-        0, "Sequences beyond max_num_seqs that may wait; more are refused at once; 0 = unbounded."
+        -1,
+        "Sequences beyond max_num_seqs that may wait; more are refused at once; 0 = no request is taken, "
+        "-1 = 4 x max_num_seqs in a server, unbounded in Python.",
     )
     max_num_queued_tokens: int = option(
         0, "Prompt tokens that may wait to be computed; requests beyond are refused at once; 0 = unbounded."

@@ -6,6 +6,8 @@ from typing import Any
 from octavo.config.option import option
 
 DEFAULT_MODEL = "smollm2"
+FIT = -1
+"""A max_model_len: as long as memory holds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +42,12 @@ class ModelConfig:
         "Whose code runs the model: octavo's own, or transformers'; auto = octavo's where there is any.",
         ("auto", "octavo", "transformers"),
     )
-    max_model_len: int = option(0, "Longest prompt + output in tokens; 0 = the model's.")
+    max_model_len: int = option(
+        0,
+        "Longest prompt + output in tokens; 0 = the model's; -1 or auto = the model's, or less where the "
+        "cache has no room for it.",
+        words={"auto": FIT},
+    )
     seed: int = option(0, "Seed of dummy weights, and of requests that bring none when it is not 0.")
     hf_overrides: dict[str, Any] = field(
         default_factory=dict,

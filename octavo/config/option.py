@@ -1,5 +1,6 @@
 """`option`: a config field with its explanation; flags, YAML keys and docs are generated from it."""
 
+from collections.abc import Mapping
 from dataclasses import field
 from typing import TypeVar
 
@@ -8,6 +9,12 @@ TARGET = "module:Class"
 """Among the choices of an option: any class, named by where to import it from."""
 
 
-def option(default: T, explain: str, choices: tuple[str, ...] = ()) -> T:
-    """A dataclass field with a default, a sentence of help and, for closed sets, the allowed values."""
-    return field(default=default, metadata={"explain": explain, "choices": choices})
+def option(
+    default: T, explain: str, choices: tuple[str, ...] = (), *, words: Mapping[str, T] | None = None
+) -> T:
+    """A dataclass field with a default and a sentence of help.
+
+    choices: the allowed values of a closed set
+    words: values that may be given by name
+    """
+    return field(default=default, metadata={"explain": explain, "choices": choices, "words": words or {}})

@@ -13,7 +13,7 @@ from octavo.config.cache import CacheConfig
 from octavo.config.checkpoint import Checkpoint, read_checkpoint
 from octavo.config.engine import EngineConfig
 from octavo.config.front import FrontConfig
-from octavo.config.model import ModelConfig
+from octavo.config.model import FIT, ModelConfig
 from octavo.config.observability import ObservabilityConfig
 from octavo.config.option import TARGET
 from octavo.config.parallel import ParallelConfig
@@ -23,7 +23,7 @@ logger = get_logger(__name__)
 C = TypeVar("C")
 
 _DTYPE_ALIASES = {"float": "float32", "half": "float16"}
-_LOWEST = {"max_model_len": -1, "max_logprobs": -1}
+_LOWEST = {"max_model_len": FIT, "max_logprobs": -1, "max_num_queued_reqs": -1}
 """Numbers that may be below 0; every seed may."""
 _CHECKPOINT_DTYPES = ("float32", "bfloat16", "float16")
 
@@ -53,6 +53,7 @@ def resolve(args: EngineArgs) -> EngineConfig:
         observability=_part(args, ObservabilityConfig),
         front=_part(args, FrontConfig),
         checkpoint=checkpoint,
+        fit_max_model_len=args.max_model_len == FIT,
     )
     logger.info("%s", describe(config))
     return config
@@ -64,7 +65,7 @@ def describe(config: EngineConfig) -> str:
         "model": f"{config.checkpoint.path} ({config.checkpoint.architecture}, {config.model.load_format})",
         "device": f"{config.parallel.device} x {config.parallel.tensor_parallel_size}",
         "dtype": f"{config.model.dtype}, KV cache {config.cache.kv_cache_dtype}",
-        "context": f"{config.model.max_model_len} tokens",
+        "context": f"{'at most ' * config.fit_max_model_len}{config.model.max_model_len} tokens",
         "step": f"{config.scheduler.max_num_batched_tokens} tokens, {config.scheduler.max_num_seqs} requests,"
         f" {config.scheduler.scheduling_policy}",
     }
@@ -154,12 +155,7 @@ def _load_format(load_format: str, checkpoint: Checkpoint) -> str:
 
 def _max_model_len(asked: int, checkpoint: Checkpoint) -> int:
     longest = checkpoint.max_position_embeddings
-    if asked == -1:
-        raise Unsupported(
-            "max_model_len=-1 (as long as memory holds) is not supported yet. Leave it out for the model's "
-            f"own {longest}; where that does not fit, the error at start says what does."
-        )
-    if asked == 0:
+    if asked in (FIT, 0):
         return longest
     if asked > longest:
         raise ConfigError(

@@ -4,13 +4,15 @@ Not part of EngineArgs: an engine in a program has no port. `None` lists are emp
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from octavo.config.option import option
+from octavo.config.secret import Secret
 
 
-def _names(explain: str) -> list[str]:
+def _names(explain: str) -> list[Any]:
     """A list field, empty by default."""
-    names: list[str] = field(default_factory=list, metadata={"explain": explain, "choices": ()})
+    names: list[Any] = field(default_factory=list, metadata={"explain": explain, "choices": ()})
     return names
 
 
@@ -20,10 +22,13 @@ class ServerConfig:
 
     host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 = every interface (give a key then).")
     port: int = option(8000, "TCP port; 0 = any free one.")
-    uds: str = option("", "Listen on this Unix socket instead of a TCP port.")
+    uds: str = option("", "Listen on this Unix socket instead of a TCP port; only its owner may connect.")
     insecure: bool = option(False, "Allow a public address without a key.")
-    api_key: list[str] = _names("Keys, one of which a request must bear; also OCTAVO_API_KEY, VLLM_API_KEY.")
+    api_key: list[Secret] = _names("Keys, one of which a request must bear; also OCTAVO_API_KEY, VLLM_API_KEY.")
     api_key_file: str = option("", "File with one key per line.")
+    dev_mode: bool = option(
+        False, "Mount /server_info and the admin verbs without a key too; also VLLM_SERVER_DEV_MODE=1."
+    )
     allowed_hosts: list[str] = _names(
         "Values of the Host header that are answered on a loopback address, besides localhost and IPs; * = any."
     )
@@ -35,6 +40,7 @@ class ServerConfig:
     ssl_certfile: str = option("", "Certificate file.")
     ssl_ca_certs: str = option("", "Authorities whose client certificates are accepted.")
     ssl_cert_reqs: int = option(0, "Client certificates: 0 = none, 1 = optional, 2 = required.")
+    ssl_ciphers: str = option("", "Ciphers for TLS 1.2, in OpenSSL's notation; empty = OpenSSL's choice.")
     root_path: str = option("", "Path under which a proxy shows the server.")
     api_server_count: int = option(1, "Processes that speak HTTP, on one port, in front of one engine.")
     strict: bool = option(True, "Answer 400 to request fields that octavo does not know.")
@@ -45,6 +51,8 @@ class ServerConfig:
     max_header_bytes: int = option(64 * 1024, "Largest head of a request; larger ones get 431.")
     max_connections: int = option(4096, "Connections open at once; more wait in the listen queue.")
     keep_alive_timeout: float = option(5.0, "Seconds an idle connection stays open.")
+    header_timeout: float = option(10.0, "Seconds within which the head of a request must come.")
+    body_timeout: float = option(60.0, "Seconds within which the body of a request must come.")
     write_timeout: float = option(60.0, "Seconds without progress after which a reader is given up.")
     sse_keep_alive_interval: float = option(0.0, "Seconds between comments in a silent stream; 0 = none.")
     response_role: str = option("assistant", "Role of answers.")

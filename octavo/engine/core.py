@@ -53,7 +53,7 @@ class EngineCore:
         self._scheduler = Scheduler(
             self._config.scheduler,
             plan,
-            self._config.model.max_model_len,
+            plan.max_model_len,
             self._config.cache.enable_prefix_caching,
         )
         return plan

@@ -81,7 +81,8 @@ class CoreProcess:
         executor = make_executor(config)
         executor.watch(self._inbox.put)
         self._core = EngineCore(config, executor)
-        self._outgoing.send(Ready(self._core.start(), config.model.max_model_len))
+        plan = self._core.start()
+        self._outgoing.send(Ready(plan, plan.max_model_len))
         self._is_loading = False
         return self._core
 

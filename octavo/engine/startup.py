@@ -1,4 +1,7 @@
-"""`plan_cache`: how many blocks the KV cache gets. Called once by the core, after the model is loaded."""
+"""`plan_cache`: how many blocks the KV cache gets, and how long a request may be.
+
+Called once by the core, after the model is loaded.
+"""
 
 import os
 
@@ -12,35 +15,43 @@ from octavo.messages.kv import CachePlan, ModelReady
 
 logger = get_logger(__name__)
 
+_SHORTEST = 2
+"""A max_model_len of any use: one token in, one out."""
 CPU_CACHE_BYTES = 4 << 30
 """Most that is taken of a CPU's memory without being told to: other programs live there too."""
 
 
 def plan_cache(config: EngineConfig, ready: ModelReady) -> CachePlan:
-    """Decide the number of blocks, the null block included, and log it.
+    """Decide the number of blocks, the null block included, and the longest request; log them.
 
-    Raises ConfigError when not even one request of max_model_len fits: what it needs, what there is, what to
-    change.
+    Raises ConfigError when not even one request of max_model_len fits (of any length, where it may be
+    lowered): what it needs, what there is, what to change.
     """
     one_block = CachePlan(groups=ready.groups, num_blocks=1, block_size=config.cache.block_size)
-    needed = _blocks_for(config, one_block, config.model.max_model_len)
+    longest = config.model.max_model_len
+    needed = _blocks_for(config, one_block, longest)
     num_blocks = _num_blocks(config, ready, one_block.bytes_per_block, needed)
     plan = CachePlan(
         groups=ready.groups,
         num_blocks=num_blocks,
         block_size=config.cache.block_size,
         num_host_blocks=_num_host_blocks(config, ready, one_block),
+        max_model_len=longest,
     )
     if needed > num_blocks - 1:
-        raise ConfigError(_too_small(config, plan, needed))
+        plan.max_model_len = longest = _longest_that_fits(config, plan)
+        if not config.fit_max_model_len or longest < _SHORTEST:
+            raise ConfigError(_too_small(config, plan, needed))
+        needed = _blocks_for(config, plan, longest)
+        logger.info("max_model_len: %d, as much as the KV cache has room for", longest)
     concurrency = (num_blocks - 1) / needed
     logger.info(
         "KV cache: %d blocks, %d tokens, %s, max concurrency %.1f at %d tokens per request",
         num_blocks,
-        int(concurrency * config.model.max_model_len),
+        int(concurrency * longest),
         _gib(plan, num_blocks),
         concurrency,
-        config.model.max_model_len,
+        longest,
     )
     if plan.num_host_blocks:
         logger.info("Swap space: %d blocks, %s", plan.num_host_blocks, _gib(plan, plan.num_host_blocks))
@@ -50,7 +61,8 @@ def plan_cache(config: EngineConfig, ready: ModelReady) -> CachePlan:
 def _num_blocks(config: EngineConfig, ready: ModelReady, bytes_per_block: int, needed: int) -> int:
     """The user's number, the user's bytes, or what the device has left.
 
-    On CPU no more is taken than CPU_CACHE_BYTES, nor than max_num_seqs requests of full length can use.
+    On CPU no more is taken than max_num_seqs requests of full length can use, nor than CPU_CACHE_BYTES,
+    unless a length that must be served needs it.
     """
     if config.cache.num_gpu_blocks_override:
         return config.cache.num_gpu_blocks_override
@@ -59,7 +71,8 @@ def _num_blocks(config: EngineConfig, ready: ModelReady, bytes_per_block: int, n
     num_blocks = max(0, ready.available_bytes) // bytes_per_block
     if config.parallel.device == "cpu":
         enough = config.scheduler.max_num_seqs * needed + 1
-        return min(num_blocks, enough, max(needed + 1, CPU_CACHE_BYTES // bytes_per_block))
+        least = 0 if config.fit_max_model_len else needed + 1
+        return min(num_blocks, enough, max(least, CPU_CACHE_BYTES // bytes_per_block))
     return num_blocks
 
 
@@ -91,16 +104,21 @@ def _blocks_for(config: EngineConfig, plan: CachePlan, num_tokens: int) -> int:
     return sum(group.peak_blocks(max(1, num_tokens - 1), chunk) for group in groups)
 
 
-def _too_small(config: EngineConfig, plan: CachePlan, needed: int) -> str:
-    longest = config.model.max_model_len
-    low = 1
-    while low < longest:  # the most tokens whose blocks fit
-        middle = (low + longest + 1) // 2
+def _longest_that_fits(config: EngineConfig, plan: CachePlan) -> int:
+    """The most tokens of one request whose blocks there are; 1 when there is none."""
+    low, high = 1, config.model.max_model_len
+    while low < high:
+        middle = (low + high + 1) // 2
         if _blocks_for(config, plan, middle) <= plan.num_blocks - 1:
             low = middle
         else:
-            longest = middle - 1
-    advice = f"Lower max_model_len to {low} or less, or give" if low > 1 else "Give"
+            high = middle - 1
+    return low
+
+
+def _too_small(config: EngineConfig, plan: CachePlan, needed: int) -> str:
+    longest = plan.max_model_len
+    advice = f"Lower max_model_len to {longest} or less, or give" if longest >= _SHORTEST else "Give"
     return (
         f"One request of max_model_len={config.model.max_model_len} tokens needs {needed + 1} blocks of KV "
         f"cache ({_gib(plan, needed + 1)}, the null block included); there is room for {plan.num_blocks} "

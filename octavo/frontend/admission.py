@@ -55,7 +55,7 @@ class Admission:
         A prompt longer than the bound is taken when none waits: it could never come in else.
         """
         num_queued = self.num_sequences + num_sequences - self._num_seats
-        if self._max_queued and num_queued > self._max_queued:
+        if self._max_queued == 0 or 0 < self._max_queued < num_queued:
             self._refuse("max_num_queued_reqs", num_queued - num_sequences, self._max_queued, "sequences")
         waiting = self.num_waiting_tokens
         if self._max_tokens and waiting and waiting + num_tokens > self._max_tokens:

@@ -1,42 +1,35 @@
 """`AsyncLLM`: many requests at once on an event loop, the engine core in a process of its own. Public.
 
-The base of servers. One task reads what the core sends and hands each output to its request's stream.
+The base of servers. Here are the requests; the core's life is the business of async_lifecycle.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping
+from contextlib import aclosing
 from functools import partial
-from typing import Any, NoReturn, Self
+from itertools import chain
+from typing import Any, NoReturn
+from uuid import uuid4
 
-from octavo.base.errors import EngineDead, Overloaded
-from octavo.base.log import get_logger
-from octavo.config import EngineArgs, EngineConfig, resolve
+from octavo.base.errors import EngineDead
 from octavo.config.concerns import resolve_concerns
 from octavo.frontend.admission import Admission, Slot
-from octavo.frontend.async_control import AsyncEngineControl
-from octavo.frontend.client.zmq import AsyncClient
+from octavo.frontend.async_lifecycle import AsyncLifecycle
 from octavo.frontend.conversation import ChatRenderer
-from octavo.frontend.engine_metrics import EngineMetrics
 from octavo.frontend.input_processor import InputProcessor, PreparedRequest
 from octavo.frontend.later import refuse_options, refuse_pooling
 from octavo.frontend.open_request import Receiver
-from octavo.frontend.output_processor import OutputProcessor
 from octavo.frontend.output_stream import OutputStream
 from octavo.frontend.outputs import RequestOutput
-from octavo.frontend.prompts import PromptType, joined_prompt
-from octavo.frontend.stats_line import StatsLine
-from octavo.frontend.text.loader import tokenizer_for
+from octavo.frontend.prompts import PromptType, joined_prompt, with_text
+from octavo.frontend.streaming_input import Session, StreamingInput
 from octavo.frontend.text.tokenizer import Tokenizer
-from octavo.messages.request import EngineRequest, FinishReason, SchedulerStats
+from octavo.messages.control import Ready
+from octavo.messages.request import FinishReason
 from octavo.messages.sampling import RequestOutputKind, SamplingParams
 
-logger = get_logger(__name__)
-_GRACE_S = 5.0
-"""What the core gets to end by itself before it is killed."""
 
-
-class AsyncLLM(AsyncEngineControl):
+class AsyncLLM(AsyncLifecycle):
     """One engine and its front, used from one event loop."""
 
     def __init__(self, *configs: object, **named: object) -> None:
@@ -44,77 +37,58 @@ class AsyncLLM(AsyncEngineControl):
 
         configs, named: an EngineConfig, or configs by concern, as in LLMEngine
         """
-        self.config = config = resolve_concerns(*configs, **named)
-        self.model_config = config.model
-        self.tokenizer = tokenizer_for(config)
-        self.input_processor = InputProcessor(config, self.tokenizer)
-        self.chat = ChatRenderer(config, self.tokenizer)
-        self.stats = SchedulerStats()
-        """As of the last step."""
-        self.metrics = EngineMetrics(config)
-        self.admission = Admission(config, self.metrics)
-        self._stats_line = StatsLine(self.metrics, config.observability)
-        self._output_processor = OutputProcessor(
-            self.tokenizer,
-            self.metrics,
-            strict_ids=config.front.strict_request_ids,
-            log_requests=config.observability.enable_log_requests,
-        )
-        self._client = AsyncClient(config)
+        super().__init__(resolve_concerns(*configs, **named))
+        self.model_config = self.config.model
+        self.input_processor = InputProcessor(self.config, self.tokenizer)
+        self.chat = ChatRenderer(self.config, self.tokenizer)
+        self.admission = Admission(self.config, self.metrics)
         self._streams: dict[str, OutputStream] = {}
         """Of generators, by the requests' keys."""
+        self._sessions: dict[str, list[Session]] = {}
+        """By the client's id."""
         self._added: dict[str, Slot] = {}
         """Requests of `add_request`, by key."""
         self._finished: list[RequestOutput] = []
         """Their last outputs, for `step`."""
         self._news = asyncio.Event()
-        self._starting: asyncio.Task[None] | None = None
-        self._tasks: list[asyncio.Task[None]] = []
-        self._is_draining = False
-        self._error: EngineDead | None = None
-
-    @classmethod
-    def from_engine_args(cls, args: EngineArgs) -> Self:
-        """Decide what the arguments left open."""
-        return cls(resolve(args))
-
-    @classmethod
-    def from_engine_config(cls, config: EngineConfig) -> Self:
-        """The same from a config in which everything is decided."""
-        return cls(config)
-
-    async def start(self) -> None:
-        """Start the core and wait until the model is loaded; once. Raises ConfigError, EngineDead."""
-        if self._starting is None:
-            self._starting = asyncio.create_task(self._start())
-        await asyncio.shield(self._starting)
 
     async def generate(  # noqa: PLR0913  # vLLM's signature
         self,
-        prompt: PromptType,
+        prompt: PromptType | AsyncIterable[StreamingInput],
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
+        prompt_text: str | None = None,
         lora_request: Any = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
         data_parallel_rank: int | None = None,
         session_id: str | None = None,
+        kv_hints: Any = None,
         tenant: str = "",
         deadline_s: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of one request, the last with finished=True; closing the generator aborts it.
 
-        trace_headers, session_id: accepted without effect
+        prompt: a stream of pieces makes a session of turns (see streaming_input)
+        prompt_text: of a prompt of token ids, for the outputs
+        trace_headers, session_id, kv_hints: accepted without effect
         tenant, deadline_s: for the scheduling policies "fair" and "deadline" (seconds after the arrival)
         Raises RequestError and Overloaded before anything is started, EngineDead when the core ends.
         """
-        del trace_headers, session_id
+        del trace_headers, session_id, kv_hints
         refuse_options(lora_request, data_parallel_rank=data_parallel_rank)
+        if isinstance(prompt, AsyncIterable):
+            session = Session(prompt, sampling_params, self.input_processor, tokenization_kwargs)
+            standing = {"priority": priority, "tenant": tenant, "deadline_s": deadline_s}
+            async with aclosing(self._hold(session, request_id or uuid4().hex, standing)) as outputs:
+                async for output in outputs:
+                    yield output
+            return
         process = partial(
             self.input_processor.process,
-            prompt,
+            with_text(prompt, prompt_text),
             sampling_params,
             request_id=request_id,
             priority=priority,
@@ -136,6 +110,21 @@ class AsyncLLM(AsyncEngineControl):
             slot.release()
             self._streams.pop(key, None)
             self._send_aborts(self._output_processor.forget([key]))
+
+    async def _hold(
+        self, session: Session, request_id: str, standing: dict[str, Any]
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The outputs of a session whose turns are requests of the same id and standing."""
+        self._sessions.setdefault(request_id, []).append(session)
+        turns = session.outputs(partial(self.generate, request_id=request_id, **standing))
+        try:
+            async with aclosing(turns):
+                async for output in turns:
+                    yield output
+        finally:
+            self._sessions[request_id].remove(session)
+            if not self._sessions[request_id]:
+                del self._sessions[request_id]
 
     async def add_request(  # noqa: PLR0913  # the early and the present form of vLLM's
         self,
@@ -194,7 +183,9 @@ class AsyncLLM(AsyncEngineControl):
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests: their generators yield a last output with finish reason "abort". Idempotent."""
-        ids = [request_id] if isinstance(request_id, str) else request_id
+        ids = [request_id] if isinstance(request_id, str) else list(request_id)
+        for session in (session for i in ids for session in self._sessions.get(i, ())):
+            session.end()
         self._end(self._output_processor.keys_of(ids), FinishReason.ABORT)
 
     def check_admission(self, num_requests: int = 1, num_tokens: int = 0) -> None:
@@ -206,75 +197,14 @@ class AsyncLLM(AsyncEngineControl):
         """Of pooling models: Unsupported."""
         raise refuse_pooling("AsyncLLM.encode()")
 
-    async def check_health(self) -> None:
-        """Raise EngineDead when the core has ended."""
-        if self._error is not None:
-            raise self._error
-
     async def get_tokenizer(self) -> Tokenizer | None:
         """The tokenizer; None with skip_tokenizer_init."""
         return self.tokenizer
-
-    async def do_log_stats(self) -> None:
-        """Log the line of statistics now."""
-        self._stats_line.log()
-
-    @property
-    def is_running(self) -> bool:
-        """True from the end of the start to the end of the core."""
-        return bool(self._tasks) and self._error is None
-
-    @property
-    def is_stopped(self) -> bool:
-        """True when the core has ended."""
-        return self._error is not None
-
-    @property
-    def errored(self) -> bool:
-        """True when the core has ended: nothing can be asked of it any more."""
-        return self._error is not None
-
-    @property
-    def dead_error(self) -> EngineDead | None:
-        """Why it ended."""
-        return self._error
-
-    async def shutdown(self, timeout: float | None = None) -> None:
-        """End the core; requests still open after `timeout` seconds end with EngineDead. May be called twice.
-
-        timeout: option shutdown_timeout when None. New requests are refused from now on.
-        """
-        self._is_draining = True
-        if self._starting is None:
-            return
-        await asyncio.wait([self._starting])
-        if self._error is None:
-            with suppress(TimeoutError, EngineDead):
-                await self.wait_for_requests_to_drain(
-                    self.config.front.shutdown_timeout if timeout is None else timeout
-                )
-        self._stats_line.log_end()
-        self._fail_all(EngineDead("The engine has been shut down."))
-        await self._client.close(_GRACE_S)
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-
-    async def _start(self) -> None:
-        await self._client.start()
-        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._log_stats())]
 
     async def _admit(self, prompt: PromptType, params: SamplingParams | None) -> Slot:
         await self.start()
         self._refuse_when_ending()
         return self.admission.reserve(params.n if params else 1, prompt)
-
-    def _refuse_when_ending(self) -> None:
-        if self._error is not None:
-            raise self._error
-        if self._is_draining:
-            raise Overloaded("The engine is shutting down: send the request to another one.")
 
     async def _prepare(self, process: Callable[[], PreparedRequest], slot: Slot) -> PreparedRequest:
         """Check a request, off the event loop."""
@@ -314,54 +244,16 @@ class AsyncLLM(AsyncEngineControl):
             self._finished.append(output)
             self._news.set()
 
-    def _end(self, keys: Iterable[str], reason: FinishReason, error: str = "") -> None:
-        self._send_aborts(self._output_processor.end(keys, reason, error).abort_ids)
+    def _learn(self, ready: Ready) -> None:
+        super()._learn(ready)
+        self.model_config = self.config.model
+        self.input_processor.max_model_len = ready.max_model_len
 
-    async def _call(self, verb: str, arguments: dict[str, Any] | None = None) -> Any:
-        await self.start()
-        return await self._client.call(verb, arguments)
-
-    async def _read(self) -> None:
-        """Task: every output of the core, until it ends."""
-        try:
-            async for outputs in self._client.outputs():
-                self.stats = outputs.stats
-                processed = self._output_processor.process(outputs)
-                self._send_aborts(processed.abort_ids)
-                self._send_requests(processed.new_requests)
-        except EngineDead as error:
-            logger.error("%s", error)
-            self._fail_all(error)
-        except Exception as error:
-            logger.exception("The front cannot go on.")
-            self._fail_all(EngineDead(f"The outputs of the engine cannot be read: {error}"))
-
-    async def _log_stats(self) -> None:
-        """Task: the periodic line."""
-        while self._stats_line.is_wanted and self._error is None:
-            await asyncio.sleep(self._stats_line.interval_s)
-            self._stats_line.log_if_due()
-
-    def _send_aborts(self, request_ids: list[str]) -> None:
-        if request_ids and self._error is None:
-            with suppress(EngineDead):  # the reading task is about to tell everybody
-                self._client.abort(request_ids)
-
-    def _send_requests(self, requests: list[EngineRequest]) -> None:
-        """Go on with open requests; one that cannot go on ends with an error."""
-        for request in requests:
-            try:
-                self._client.add(request)
-            except Overloaded as error:
-                if (key := self._output_processor.owner_of(request.request_id)) is not None:
-                    self._end([key], FinishReason.ERROR, str(error))
-
-    def _fail_all(self, error: EngineDead) -> None:
-        """Every open request ends with the first error, once."""
-        self._error = self._error or error
-        self._output_processor.forget(self._output_processor.open_keys())
+    def _fail_open(self, error: EngineDead) -> None:
         for stream in self._streams.values():
-            stream.fail(self._error)
+            stream.fail(error)
+        for session in chain.from_iterable(self._sessions.values()):
+            session.end(error)
         for slot in self._added.values():
             slot.release()
         self._added.clear()

@@ -43,7 +43,11 @@ class BeamSearchParams:
     """Beams are ranked by cum_logprob / num_output_tokens ** length_penalty: above 0 favours long ones."""
     include_stop_str_in_output: bool = False
     """Keep the end token's text."""
+    structured_outputs: Any = None
+    """Refused until there is structured output."""
     skip_special_tokens: bool = True
+    watermarking: Any = None
+    """Refused."""
     early_stopping: EarlyStopping = False
     """True: stop when beam_width beams have finished; False: when a better one is unlikely to come; "never":
     when it is impossible."""
@@ -71,7 +75,9 @@ class BeamSearchParams:
             temperature=self.temperature,
             length_penalty=self.length_penalty,
             include_stop_str_in_output=self.include_stop_str_in_output,
+            structured_outputs=self.structured_outputs,
             skip_special_tokens=self.skip_special_tokens,
+            watermarking=self.watermarking,
             early_stopping=self.early_stopping,
             num_beam_groups=self.num_beam_groups,
             diversity_penalty=self.diversity_penalty,

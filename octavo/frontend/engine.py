@@ -22,6 +22,7 @@ from octavo.frontend.prompts import PromptType, joined_prompt
 from octavo.frontend.stats_line import StatsLine
 from octavo.frontend.text.loader import tokenizer_for
 from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.messages.control import Ready
 from octavo.messages.request import EngineOutputs, FinishReason, SchedulerStats
 from octavo.messages.sampling import SamplingParams
 
@@ -37,7 +38,6 @@ class LLMEngine(EngineControl):
         Raises ConfigError for what the user can mend.
         """
         self.config = config = resolve_concerns(*configs, **named)
-        self.model_config = config.model
         self.tokenizer = tokenizer_for(config)
         self.input_processor = InputProcessor(config, self.tokenizer, core_is_here=True)
         self.chat = ChatRenderer(config, self.tokenizer)
@@ -54,7 +54,7 @@ class LLMEngine(EngineControl):
         self._early: list[RequestOutput] = []
         """Outputs that came while the engine was being paused: the next step's."""
         self._client = client or InprocClient(config)
-        self.cache_plan = self._client.start().plan
+        self._learn(self._client.start())
 
     @classmethod
     def from_engine_args(cls, args: EngineArgs) -> Self:
@@ -65,6 +65,8 @@ class LLMEngine(EngineControl):
     def from_engine_config(cls, config: EngineConfig) -> Self:
         """The same from a config in which everything is decided."""
         return cls(config)
+
+    from_vllm_config = from_engine_config
 
     def add_request(  # noqa: PLR0913  # the early and the present form of vLLM's
         self,
@@ -153,6 +155,13 @@ class LLMEngine(EngineControl):
         """Free the model and its memory; may be called twice."""
         self._stats_line.log_end()
         self._client.close()
+
+    def _learn(self, ready: Ready) -> None:
+        """Take over what the core decided at its start."""
+        self.cache_plan = ready.plan
+        self.config = self.config.with_max_model_len(ready.max_model_len)
+        self.model_config = self.config.model
+        self.input_processor.max_model_len = ready.max_model_len
 
     def _take(self, outputs: EngineOutputs) -> list[RequestOutput]:
         """What a step brought, for users; and what follows from it for the core."""

@@ -95,7 +95,8 @@ class InputProcessor:
         checkpoint, model = config.checkpoint, config.model
         self._config = config
         self._tokenizer = tokenizer
-        self._max_model_len = model.max_model_len
+        self.max_model_len = model.max_model_len
+        """Of prompt and output; the start of the engine may lower it."""
         self._logprobs_mode = model.logprobs_mode
         self._limits = SamplingLimits.of(config, tokenizer, core_is_here=core_is_here)
         stated = checkpoint.generation_config if model.generation_config == "auto" else {}
@@ -151,6 +152,22 @@ class InputProcessor:
         )
         return self._as_search(prepared) if params.use_beam_search else prepared
 
+    def tokenize(self, text: str, options: TokenizationOptions) -> list[int]:
+        """The ids of a text. Raises RequestError without a tokenizer, PromptTooLong if it cannot fit."""
+        tokenizer = self._tokenizer
+        if tokenizer is None:
+            raise RequestError(
+                "A text prompt needs the tokenizer, which skip_tokenizer_init=True left out: "
+                "give prompt_token_ids.",
+                "prompt",
+            )
+        # A text that cannot fit whatever its tokens are is refused before work is spent on it.
+        if len(text) > self.max_model_len and options.truncate_prompt_tokens is None:
+            fewest = -(-len(text) // tokenizer.max_token_chars)
+            if fewest >= self.max_model_len:
+                raise self._too_long(f"at least {fewest}")
+        return tokenizer.encode(text, add_special_tokens=options.add_special_tokens)
+
     def _prompt_ids(
         self, prompt: ParsedPrompt, options: TokenizationOptions, params: SamplingParams
     ) -> list[int]:
@@ -158,12 +175,12 @@ class InputProcessor:
         if prompt.embeds is not None:
             return self._placeholders(prompt.embeds, options)
         if ids is None:
-            ids = self._tokenize(prompt.text or "", options)
+            ids = self.tokenize(prompt.text or "", options)
         keep = options.truncate_prompt_tokens
         if keep is None:
             return ids
         if keep == -1:
-            keep = max(1, self._max_model_len - (params.max_tokens or 1))
+            keep = max(1, self.max_model_len - (params.max_tokens or 1))
         return ids[-keep:] if options.truncation_side == "left" else ids[:keep]
 
     def _placeholders(self, embeds: ReadEmbeds, options: TokenizationOptions) -> list[int]:
@@ -187,25 +204,10 @@ class InputProcessor:
             )
         return [0] * embeds.num_tokens
 
-    def _tokenize(self, text: str, options: TokenizationOptions) -> list[int]:
-        tokenizer = self._tokenizer
-        if tokenizer is None:
-            raise RequestError(
-                "A text prompt needs the tokenizer, which skip_tokenizer_init=True left out: "
-                "give prompt_token_ids.",
-                "prompt",
-            )
-        # A text that cannot fit whatever its tokens are is refused before work is spent on it.
-        if len(text) > self._max_model_len and options.truncate_prompt_tokens is None:
-            fewest = -(-len(text) // tokenizer.max_token_chars)
-            if fewest >= self._max_model_len:
-                raise self._too_long(f"at least {fewest}")
-        return tokenizer.encode(text, add_special_tokens=options.add_special_tokens)
-
     def _check_prompt(self, ids: list[int]) -> None:
         if not ids:
             raise RequestError("The decoder prompt cannot be empty.", "prompt")
-        if len(ids) >= self._max_model_len:
+        if len(ids) >= self.max_model_len:
             raise self._too_long(str(len(ids)))
         vocab_size = self._limits.vocab_size
         low, high = min(ids), max(ids)
@@ -217,7 +219,7 @@ class InputProcessor:
 
     def _too_long(self, count: str) -> PromptTooLong:
         return PromptTooLong(
-            f"This model's maximum context length is {self._max_model_len} tokens. However, your request has "
+            f"This model's maximum context length is {self.max_model_len} tokens. However, your request has "
             f"{count} input tokens, and at least one token must be left for the output. "
             "Please reduce the length of the prompt.",
             "prompt",
@@ -226,7 +228,7 @@ class InputProcessor:
     def _engine_requests(
         self, ids: list[int], params: SamplingParams, standing: Standing, prompt: ParsedPrompt
     ) -> list[EngineRequest]:
-        room = self._max_model_len - len(ids)
+        room = self.max_model_len - len(ids)
         seed = self._seeds.getrandbits(_SEED_BITS) if params.seed is None else params.seed
         base_id = uuid4().hex
         sampling = params

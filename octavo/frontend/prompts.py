@@ -78,6 +78,15 @@ def parse_prompt(prompt: PromptType) -> ParsedPrompt:
     )
 
 
+def with_text(prompt: PromptType, text: str | None) -> PromptType:
+    """The prompt with its text, for the output, if it does not tell it itself."""
+    if text is None or isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, Mapping):
+        return {"prompt": text, **prompt}  # type: ignore[return-value,misc]  # still one of the forms
+    return TokensPrompt(prompt_token_ids=prompt, prompt=text)
+
+
 def joined_prompt(prompt: PromptType | None, token_ids: list[int] | None) -> PromptType:
     """One prompt out of vLLM's early form, text and ids apart; the ids win, the text is for the output.
 

@@ -43,6 +43,8 @@ class CachePlan(msgspec.Struct, array_like=True):
     block_size: int
     num_host_blocks: int = 0
     """Slots in host memory for contents of blocks, on each rank; their ids follow those of the blocks."""
+    max_model_len: int = 0
+    """Longest prompt + output that the engine takes; 0 = as configured."""
 
     @property
     def bytes_per_block(self) -> int:

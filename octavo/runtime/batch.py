@@ -49,11 +49,11 @@ class ForwardBatch:
     positions: torch.Tensor
     cu_q_lens: torch.Tensor
     kv_lens: torch.Tensor
-    max_q_len: int
-    max_kv_len: int
     kv_caches: list[torch.Tensor]
     groups: list[GroupTables]
     group_of_layer: list[int]
+    num_singles: int = 0
+    """So many of the first requests have one new token each: attention serves them better if it is told."""
     given_embeds: GivenEmbeds | None = None
     scratch: dict[str, torch.Tensor] = field(default_factory=dict)
     """Values computed once per step and shared by layers (rotary tables …)."""

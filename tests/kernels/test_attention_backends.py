@@ -36,8 +36,6 @@ def test_steps_over_a_cache_equal_one_attention(name: str, platform: Platform) -
             positions=positions,
             cu_q_lens=torch.tensor([0, last - first], dtype=torch.int32),
             kv_lens=torch.tensor([last], dtype=torch.int32),
-            max_q_len=last - first,
-            max_kv_len=last,
             kv_caches=[cache],
             groups=[GroupTables(table, slots)],
             group_of_layer=[0],

@@ -1,4 +1,4 @@
-"""One worker in the core's own process: a step is a plain call."""
+"""One worker in the core's own process: a step is a plain call, and reading what it brought another."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -13,7 +13,7 @@ from octavo.messages.step import ModelRunnerOutput, SchedulerOutput
 
 
 class InprocExecutor(Executor):
-    """Runs the class named `worker` as rank 0; futures are complete when they are returned."""
+    """Runs the class named `worker` as rank 0; a future waits for the device when its result is asked for."""
 
     def __init__(self, worker: str = WORKER) -> None:
         self._worker_class = worker
@@ -30,13 +30,8 @@ class InprocExecutor(Executor):
         self._worker.allocate(plan)
 
     def execute(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        """Run one step now; its error, if any, is the future's."""
-        future: Future[ModelRunnerOutput] = Future()
-        try:
-            future.set_result(self._worker.execute(step))
-        except Exception as error:  # handed on to whoever asks for the result
-            future.set_exception(error)
-        return future
+        """Give the step to the device now; its error, if any, is the future's."""
+        return _Reading(self._worker, step)
 
     def call(self, verb: str, arguments: dict[str, Any]) -> list[Any]:
         """Run the worker's command `verb`: a list of one result."""
@@ -51,3 +46,33 @@ class InprocExecutor(Executor):
         if self._worker is not None:
             self._worker.close()
             self._worker = None
+
+
+class _Reading(Future[ModelRunnerOutput]):
+    """A step on the device, read by the thread that asks for it."""
+
+    def __init__(self, worker: Any, step: SchedulerOutput) -> None:
+        super().__init__()
+        self._pending: Any = None
+        try:
+            self._pending = worker.execute(step)
+        except Exception as error:  # handed on to whoever asks for the result
+            self.set_exception(error)
+
+    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
+        """What the step brought; waits for it. Raises the step's error."""
+        self._read()
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """The step's error, if any; waits for the step."""
+        self._read()
+        return super().exception(timeout)
+
+    def _read(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            try:
+                self.set_result(pending.read())
+            except Exception as error:
+                self.set_exception(error)

@@ -7,6 +7,7 @@ from octavo.base.registry import load_object, load_plugins
 from octavo.config.engine import EngineConfig
 from octavo.frontend.client.interface import EngineClient
 from octavo.messages.control import Ready
+from octavo.messages.kv import CachePlan
 from octavo.messages.request import EngineOutputs, EngineRequest
 
 _CORE = "octavo.engine.core:EngineCore"
@@ -18,16 +19,16 @@ class InprocClient(EngineClient):
 
     def __init__(self, config: EngineConfig) -> None:
         load_plugins()
-        self._config = config
         self._core: Any = load_object(_CORE)(config, load_object(_MAKE_EXECUTOR)(config))
 
     def start(self) -> Ready:
         """Load the model and plan the cache. Raises ConfigError when the user can mend it."""
         try:
-            return Ready(self._core.start(), self._config.model.max_model_len)
+            plan: CachePlan = self._core.start()
         except BaseException:
             self.close()
             raise
+        return Ready(plan, plan.max_model_len)
 
     def add(self, request: EngineRequest) -> None:
         """Hand over a request."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.batch import ForwardBatch, GroupTables
+from octavo.runtime.kernels.table import HeadNorms, Rotation
 from octavo.runtime.platforms.platform import Platform
 
 
@@ -44,9 +45,12 @@ class AttentionBackend(ABC):
         scale: float,
         sliding_window: int = 0,
         soft_cap: float = 0.0,
+        rotation: Rotation | None = None,
+        norms: HeadNorms | None = None,
     ) -> Tensor:
-        """Store k and v, then attend; returns [T, num_heads, head_dim].
+        """Normalise and rotate q and k, store k and v, attend; returns [T, num_heads, head_dim].
 
-        q: [T, num_heads, head_dim]; k, v: [T, num_kv_heads, head_dim]; contiguous in all but the first axis
-        cache, tables: those of the layer; the other arguments as in kernels.table.PagedAttention
+        q: [T, num_heads, head_dim]; k, v: [T, num_kv_heads, head_dim]; contiguous in all but the first axis;
+                       q and k may be overwritten
+        cache, tables: those of the layer; the other arguments as in kernels.table
         """

@@ -8,6 +8,7 @@ from torch import Tensor
 from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.attention.interface import AttentionBackend
 from octavo.runtime.batch import ForwardBatch, GroupTables
+from octavo.runtime.kernels.table import HeadNorms, Rotation
 from octavo.runtime.platforms.platform import Platform
 
 
@@ -39,10 +40,12 @@ class PagedBackend(AttentionBackend):
         scale: float,
         sliding_window: int = 0,
         soft_cap: float = 0.0,
+        rotation: Rotation | None = None,
+        norms: HeadNorms | None = None,
     ) -> Tensor:
         """See AttentionBackend.run."""
         kernels = self.platform.kernels
-        kernels.write_kv(k, v, cache, tables.slots)
+        q = kernels.store_kv(q, k, v, cache, tables.slots, rotation=rotation, norms=norms)
         return kernels.paged_attention(
             q,
             cache,
@@ -52,4 +55,5 @@ class PagedBackend(AttentionBackend):
             scale=scale,
             sliding_window=sliding_window,
             soft_cap=soft_cap,
+            num_singles=batch.num_singles,
         )

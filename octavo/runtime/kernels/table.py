@@ -9,21 +9,53 @@ on CPU. "Token-strided" = contiguous in all but the first axis, so slices of a f
 """
 
 from dataclasses import dataclass
-from typing import Literal, Protocol, overload
+from typing import Literal, NamedTuple, Protocol, overload
 
 from torch import Tensor
 
 Activations = Literal["float32", "int8"]
 
 
-class WriteKV(Protocol):
-    """Store new keys and values at their slots."""
+class Rotation(NamedTuple):
+    """Rotary position embedding of the first R components of every head of queries and keys.
 
-    def __call__(self, k: Tensor, v: Tensor, cache: Tensor, slots: Tensor) -> None:
-        """Write into `cache`, converting to its dtype.
+    cos, sin:    [T, R / 2] float32, contiguous, R <= D: this step's tables
+    interleaved: pairs are (0, 1), (2, 3) …; otherwise (0, R / 2), (1, R / 2 + 1) … (GPT-NeoX)
+    """
 
-        k, v:   [T, num_kv_heads, head_dim], token-strided
-        cache:  [num_blocks, 2, block_size, num_kv_heads, head_dim] f32, bf16 or f16; changed in place
+    cos: Tensor
+    sin: Tensor
+    interleaved: bool = False
+
+
+class HeadNorms(NamedTuple):
+    """RMS norms over every head of queries and of keys. Weights: [D], of the activations' type."""
+
+    q_weight: Tensor
+    k_weight: Tensor
+    eps: float
+
+
+class StoreKV(Protocol):
+    """What happens between a layer's projections and its attention."""
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cache: Tensor,
+        slots: Tensor,
+        *,
+        rotation: Rotation | None = None,
+        norms: HeadNorms | None = None,
+    ) -> Tensor:
+        """Normalise, then rotate the heads of q and k; store k and v in `cache`; return the new q.
+
+        q:      [T, num_heads, D], token-strided; it and k may be overwritten
+        k, v:   [T, num_kv_heads, D], token-strided
+        cache:  [num_blocks, 2, block_size, num_kv_heads, D] f32, bf16, f16 or, clamped to ±448,
+                float8_e4m3fn; changed in place
         slots:  [T] int64, block_id * block_size + offset; -1 = keep nothing
         """
 
@@ -42,16 +74,18 @@ class PagedAttention(Protocol):
         scale: float,
         sliding_window: int = 0,
         soft_cap: float = 0.0,
+        num_singles: int = 0,
     ) -> Tensor:
         """Attend each new token to the cached tokens up to and including itself; returns a tensor like q.
 
         q:             [T, num_heads, head_dim], token-strided; num_heads a multiple of num_kv_heads
-        cache:         as in WriteKV, this step's keys and values already written
+        cache:         as in StoreKV, this step's keys and values already written
         block_tables:  [R, max_blocks] int32; entries outside what a query sees are never read
         cu_q_lens:     [R + 1] int32; the queries of request r are the last ones of its kv_lens[r] tokens
-        kv_lens:       [R] int32
+        kv_lens:       [R] int32; 0 = padding, whose one row of the result is arbitrary but finite
         sliding_window: positions a query sees, itself included; 0 = all
         soft_cap:      scores become soft_cap * tanh(score / soft_cap); 0 = off
+        num_singles:   so many of the first requests have one query each; what is not told costs speed only
         """
 
 
@@ -72,18 +106,6 @@ class RMSNorm(Protocol):
         """
 
 
-class ApplyRope(Protocol):
-    """Rotary position embedding, in place."""
-
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> None:
-        """Rotate the first R components of every head of `x` in place.
-
-        x:         [T, H, D], token-strided; queries and keys that lie side by side rotate in one call
-        cos, sin:  [T, R / 2] float32, R <= D: this step's table, made once, kept in ForwardBatch.scratch
-        interleaved: pairs are (0, 1), (2, 3) …; otherwise (0, R / 2), (1, R / 2 + 1) … (GPT-NeoX)
-        """
-
-
 class Activation(Protocol):
     """An element-wise activation."""
 
@@ -92,6 +114,13 @@ class Activation(Protocol):
 
         x: [T, I] (or [T, 2 I]), contiguous; returns a new tensor [T, I]
         """
+
+
+class Matmul(Protocol):
+    """Linear layer with weights of the type of the activations."""
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x: [M, K], token-strided; weight: [N, K], contiguous; bias: [N]; returns x @ weight.T + bias."""
 
 
 class BlockDequantize(Protocol):
@@ -132,14 +161,14 @@ class KernelTable:
     """One implementation of every op."""
 
     name: str
-    write_kv: WriteKV
+    store_kv: StoreKV
     paged_attention: PagedAttention
     rms_norm: RMSNorm
-    apply_rope: ApplyRope
     silu_and_mul: Activation
     gelu_and_mul: Activation
     gelu_tanh_and_mul: Activation
     gelu: Activation
     gelu_tanh: Activation
+    matmul: Matmul
     block_dequantize: BlockDequantize
     block_matmul: BlockMatmul

@@ -4,6 +4,7 @@ from torch import Tensor, nn
 
 from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.batch import ForwardBatch
+from octavo.runtime.kernels.table import HeadNorms, Rotation
 from octavo.runtime.layers.build import BuildContext
 
 
@@ -26,8 +27,19 @@ class Attention(nn.Module):
         self._scale = scale
         self._soft_cap = soft_cap
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch) -> Tensor:
-        """q: [T, num_heads, head_dim]; k, v: [T, num_kv_heads, head_dim]; to [T, num_heads * head_dim]."""
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        batch: ForwardBatch,
+        rotation: Rotation | None = None,
+        norms: HeadNorms | None = None,
+    ) -> Tensor:
+        """To [T, num_heads * head_dim]. q and k, which may be overwritten, are normalised, then rotated.
+
+        q: [T, num_heads, head_dim]; k, v: [T, num_kv_heads, head_dim]
+        """
         out = self._backend.run(
             q,
             k,
@@ -38,5 +50,7 @@ class Attention(nn.Module):
             scale=self._scale,
             sliding_window=self.kv_spec.sliding_window,
             soft_cap=self._soft_cap,
+            rotation=rotation,
+            norms=norms,
         )
         return out.flatten(1)

@@ -44,19 +44,19 @@ class RMSNorm(Norm):
         super().__init__()
         parameter = build.dense(vector(size))
         self.parameters_by_name["weight"] = parameter
-        self._weight = parameter.data
-        self._eps = eps
+        self.weight = parameter.data
+        self.eps = eps
         self._kernel = build.kernels.rms_norm
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise."""
-        return self._kernel(x, self._weight, self._eps)
+        return self._kernel(x, self.weight, self.eps)
 
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """Add and normalise in one kernel."""
         if residual is None:
             return self.forward(x), x
-        return self._kernel(x, self._weight, self._eps, residual)
+        return self._kernel(x, self.weight, self.eps, residual)
 
 
 class LayerNorm(Norm):

@@ -14,7 +14,7 @@ from torch import Tensor
 from octavo.base.errors import BadCheckpoint
 from octavo.base.log import get_logger
 from octavo.runtime.batch import ForwardBatch
-from octavo.runtime.kernels.table import KernelTable
+from octavo.runtime.kernels.table import Rotation
 
 logger = get_logger(__name__)
 
@@ -167,22 +167,18 @@ def _check_divisors(divisors: tuple[float, ...], count: int) -> None:
 class RotaryEmbedding:
     """One rope on one device."""
 
-    def __init__(self, rope: Rope, device: torch.device, kernels: KernelTable) -> None:
+    def __init__(self, rope: Rope, device: torch.device) -> None:
         frequencies, self._factor = rope.frequencies()
         self._frequencies = frequencies.to(device)
         self._interleaved = rope.interleaved
-        self._kernel = kernels.apply_rope
         self._key = repr(rope)
 
-    def rotate(self, x: Tensor, batch: ForwardBatch) -> None:
-        """Rotate heads in place by their positions; x: [T, heads, head_dim], contiguous in all but axis 0."""
-        cos, sin = self._tables(batch)
-        self._kernel(x, cos, sin, self._interleaved)
-
-    def _tables(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [T, dim / 2] of the step, made by the first layer that asks."""
-        if f"{self._key} cos" not in batch.scratch:
-            angles = batch.positions[:, None].float() * self._frequencies
-            batch.scratch[f"{self._key} cos"] = angles.cos() * self._factor
-            batch.scratch[f"{self._key} sin"] = angles.sin() * self._factor
-        return batch.scratch[f"{self._key} cos"], batch.scratch[f"{self._key} sin"]
+    def rotation(self, batch: ForwardBatch) -> Rotation:
+        """The step's tables; the first layer that asks makes them."""
+        names = f"{self._key} cos", f"{self._key} sin"
+        if names[0] not in batch.scratch:
+            angles = batch.positions[:, None] * self._frequencies
+            for name, table in zip(names, (angles.cos(), angles.sin()), strict=True):
+                batch.scratch[name] = table if self._factor == 1.0 else table * self._factor
+        cos, sin = (batch.scratch[name] for name in names)
+        return Rotation(cos, sin, self._interleaved)

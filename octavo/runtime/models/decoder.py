@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from octavo.runtime.batch import ForwardBatch
+from octavo.runtime.kernels.table import HeadNorms
 from octavo.runtime.layers.attention import Attention
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.embedding import Embedding, LMHead, VocabEmbedding
@@ -79,10 +80,14 @@ class SelfAttention(nn.Module):
             build.at("qkv"), arch.hidden_size, arch.num_heads, arch.num_kv_heads, arch.head_dim, arch.qkv_bias
         )
         self._heads = (self.qkv.num_heads, self.qkv.num_kv_heads, self.qkv.num_kv_heads)
-        self._normalised = arch.qk_norm != "none"
-        if self._normalised:
+        self._norms, self._norms_apart = None, arch.qk_norm != "none"
+        if self._norms_apart:
             self.q_norm = make_head_norm(arch, build.at("q_norm"), arch.num_heads)
             self.k_norm = make_head_norm(arch, build.at("k_norm"), arch.num_kv_heads)
+            if isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
+                # One kernel applies them on the way into the cache.
+                self._norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
+                self._norms_apart = False
         spec = arch.kv_specs(build.parallel.tp_size, build.kv_dtype.itemsize)[layer_id]
         self.attention = Attention(
             build, layer_id, spec, scale=arch.attention_scale, soft_cap=arch.attention_soft_cap
@@ -93,14 +98,10 @@ class SelfAttention(nn.Module):
         """[T, hidden_size] to [T, hidden_size]."""
         heads = self.qkv(x).unflatten(-1, (-1, self._head_dim))
         q, k, v = heads.split(self._heads, dim=1)
-        if self._normalised:
+        if self._norms_apart:
             q, k = self.q_norm(q), self.k_norm(k)
-        if self._rotary is not None and self._normalised:
-            self._rotary.rotate(q, batch)
-            self._rotary.rotate(k, batch)
-        elif self._rotary is not None:
-            self._rotary.rotate(heads[:, : self._heads[0] + self._heads[1]], batch)
-        out: Tensor = self.out(self.attention(q, k, v, batch))
+        rotation = self._rotary.rotation(batch) if self._rotary else None
+        out: Tensor = self.out(self.attention(q, k, v, batch, rotation, self._norms))
         return out
 
 
@@ -188,7 +189,7 @@ class Decoder(Family):
                 build.at("embed_positions"), arch.num_learned_positions, arch.hidden_size
             )
         ropes: dict[Rope, RotaryEmbedding] = {
-            layer.rope: RotaryEmbedding(layer.rope, build.device, build.kernels)
+            layer.rope: RotaryEmbedding(layer.rope, build.device)
             for layer in arch.layers
             if layer.rope
         }
@@ -233,9 +234,10 @@ class Decoder(Family):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See Model.logits."""
-        logits: Tensor = self.lm_head(hidden).float()
+        logits: Tensor = self.lm_head(hidden)
         if self._logit_scale != 1.0:
-            logits = logits * self._logit_scale
+            logits = logits.float() * self._logit_scale
         if cap := self._logit_soft_cap:
+            logits = logits.float()
             logits = cap * torch.tanh(logits / cap)
         return logits

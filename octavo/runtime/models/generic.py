@@ -188,6 +188,8 @@ class _Given(nn.Module):
 class Generic(Model):
     """A model of transformers' with octavo's attention layers. `hf` has been probed."""
 
+    is_recordable = False  # nobody knows what its code looks at on the host
+
     def __init__(self, hf: PreTrainedModel, link: Link, build: BuildContext) -> None:
         super().__init__()
         self._backend = build.attention
@@ -273,8 +275,6 @@ def _run_in_steps(model: Generic, prompts: list[Tensor], build: BuildContext) ->
             positions=torch.cat(pieces),
             cu_q_lens=torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=build.device),
             kv_lens=torch.tensor(ends, dtype=torch.int32, device=build.device),
-            max_q_len=max(lengths),
-            max_kv_len=max(ends),
             kv_caches=caches,
             groups=[GroupTables(tables, slots)],
             group_of_layer=[0] * len(caches),

@@ -17,7 +17,12 @@ from octavo.runtime.models.weights import WeightMap
 
 
 class Model(nn.Module, ABC):
-    """A causal language model on this rank, ready to run."""
+    """A causal language model on this rank, ready to run.
+
+    is_recordable: `forward` and `logits` launch the same work for every batch of the same shapes
+    """
+
+    is_recordable: ClassVar[bool] = True
 
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -25,7 +30,10 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
-        """Hidden states [rows, hidden_size] to scores [rows, vocab_size], float32, on every rank."""
+        """Hidden states [rows, hidden_size] to scores [rows, vocab_size] on every rank.
+
+        In float32 or, where nothing was done to them since, as the head gave them.
+        """
 
     @property
     def attention_layers(self) -> list[Attention]:

@@ -1,6 +1,7 @@
 """An NVIDIA GPU, served by Triton kernels; by the torch twins where Triton is not installed."""
 
 import importlib.util
+from collections.abc import Callable
 
 import torch
 
@@ -8,7 +9,7 @@ from octavo.base.errors import ConfigError
 from octavo.base.log import get_logger
 from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.kernels.table import KernelTable
-from octavo.runtime.platforms.platform import Platform
+from octavo.runtime.platforms.platform import Platform, Record
 
 logger = get_logger(__name__)
 
@@ -36,6 +37,31 @@ class CUDAPlatform(Platform):
     def compute_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Activations have the type of the weights."""
         return dtype
+
+    def recorder(self) -> Record:
+        """CUDA graphs in one pool of memory: they never run at the same time."""
+        return _GraphRecorder().record
+
+
+class _GraphRecorder:
+    """Captures on a stream of its own. The pool lives as long as its graphs."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """See platform.Record. torch.cuda.graph would collect garbage and empty the cache at every capture."""
+        graph = torch.cuda.CUDAGraph()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                work()
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return graph.replay
 
 
 def _kernels() -> KernelTable:

@@ -4,6 +4,7 @@ A platform says what is there and which kernels serve it; it never holds weights
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 
@@ -17,6 +18,12 @@ PLATFORMS: "Registry[type[Platform]]" = Registry(
         "cuda": "octavo.runtime.platforms.cuda:CUDAPlatform",
     },
 )
+
+Record = Callable[[Callable[[], None]], Callable[[], None]]
+"""Takes work that launches the same kernels on the same memory every time; returns what repeats them.
+
+The work has run before; it is called once more, and what it launches then is kept, not computed.
+"""
 
 
 class Platform(ABC):
@@ -34,6 +41,10 @@ class Platform(ABC):
     @abstractmethod
     def available_memory_bytes(self) -> int:
         """Memory that this process may still take, now."""
+
+    def recorder(self) -> Record | None:
+        """A new way to record work, whose recordings share memory; None where launches cost too little."""
+        return None
 
     @abstractmethod
     def compute_dtype(self, dtype: torch.dtype) -> torch.dtype:

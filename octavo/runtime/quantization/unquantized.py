@@ -1,6 +1,6 @@
 """Weights as plain numbers.
 
-On a GPU torch multiplies them. On CPU activations are float32 and the block kernel multiplies: bf16 and f16
+On a GPU the kernel for such matrices multiplies them. On CPU activations are float32 and the block kernel multiplies: bf16 and f16
 weights stay as small as they are, and a row's result does not depend on the rest of the batch, as it does in
 torch.
 """
@@ -45,8 +45,8 @@ class DenseLinear(LinearMethod):
         """Nothing to repack."""
 
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Multiply by torch."""
-        return functional.linear(x, self._weight.data, bias)
+        """Multiply."""
+        return self._storage.kernels.matmul(x, self._weight.data, bias)
 
     def gather(self, ids: Tensor) -> Tensor:
         """Look up rows."""

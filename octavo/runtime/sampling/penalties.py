@@ -11,7 +11,14 @@ import torch
 from octavo.messages.sampling import SamplingParams
 from octavo.messages.step import NewRequest
 from octavo.runtime.sampling.processors import Processor
-from octavo.runtime.sampling.slots import Batch, TokenTable, grown, in_vocabulary, to_device
+from octavo.runtime.sampling.slots import (
+    Batch,
+    SlotNumbers,
+    TokenTable,
+    grown,
+    in_vocabulary,
+    to_device,
+)
 
 _IN_PROMPT = 1 << 30  # added to the count of a token that the repetition penalty has to see in the prompt
 
@@ -27,7 +34,7 @@ class Penalties(Processor):
         super().__init__(vocab_size, num_slots, device)
         self._occurring = TokenTable(num_slots, device)
         self._counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)  # by table row
-        self._strengths = torch.zeros(num_slots, 3, device=device)  # repetition, frequency, presence
+        self._strengths = SlotNumbers(num_slots, 3, np.float32, device)  # repetition, frequency, presence
 
     def is_active(self, params: SamplingParams) -> bool:
         """When any of the three is not neutral."""
@@ -46,9 +53,9 @@ class Penalties(Processor):
             self._counts = grown(self._counts, len(self._occurring.ids), self.vocab_size)
         counts = np.bincount(outputs, minlength=self.vocab_size).astype(np.int32)
         counts[repeats] += _IN_PROMPT
-        self._counts[row] = torch.from_numpy(counts)
-        self._strengths[slot] = torch.tensor(
-            [params.repetition_penalty, params.frequency_penalty, params.presence_penalty]
+        self._counts[row] = to_device(counts, self.device)
+        self._strengths.put(
+            slot, params.repetition_penalty, params.frequency_penalty, params.presence_penalty
         )
 
     def remove(self, slot: int) -> None:
@@ -64,7 +71,7 @@ class Penalties(Processor):
         marks = self._counts[table_rows, ids]  # 0 for filler
         counts = marks % _IN_PROMPT
         slots = to_device(batch.slots, self.device)
-        repetition, frequency, presence = self._strengths[slots, :, None].unbind(dim=1)  # each [n, 1]
+        repetition, frequency, presence = self._strengths.on_device()[slots, :, None].unbind(dim=1)  # each [n, 1]
         values = logits[rows, ids]
         repeated = torch.where(values > 0, values / repetition, values * repetition)
         values = torch.where(marks > 0, repeated, values) - frequency * counts - presence * (counts > 0)

@@ -12,14 +12,12 @@ depends on its logits, its request and the output position, and on nothing else 
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
 import torch
 
 from octavo.base.log import get_logger
-from octavo.messages.request import TokenLogprobs
 from octavo.messages.sampling import MAX_LOGPROB_TOKEN_IDS, SamplingParams
 from octavo.messages.step import NewRequest
 from octavo.runtime.sampling.custom import RequestFunctions
@@ -33,6 +31,7 @@ from octavo.runtime.sampling.draw import (
 )
 from octavo.runtime.sampling.logprobs import Scores, score
 from octavo.runtime.sampling.noise import uniform
+from octavo.runtime.sampling.output import SamplerOutput, encode
 from octavo.runtime.sampling.penalties import Penalties
 from octavo.runtime.sampling.processors import (
     AllowedTokens,
@@ -44,7 +43,7 @@ from octavo.runtime.sampling.processors import (
     ProcessorFactory,
     SlotsFailed,
 )
-from octavo.runtime.sampling.slots import Array, Batch, to_device
+from octavo.runtime.sampling.slots import Array, Batch, SlotNumbers, to_device
 
 _log = get_logger(__name__)
 
@@ -58,8 +57,6 @@ PROCESSORS: tuple[ProcessorFactory, ...] = (
     Penalties,
 )
 _NO_LOGPROBS = -2
-_NOT_A_NUMBER = "numerics: the model's logits for this request are not finite numbers."
-_ALL_MASKED = "No token may be chosen: the request's constraints together forbid the whole vocabulary."
 
 
 class _Kind(IntEnum):
@@ -68,43 +65,6 @@ class _Kind(IntEnum):
     LIKELIEST = 0
     TRUNCATED = 1
     WHOLE = 2
-
-
-@dataclass(slots=True)
-class HostSamples:
-    """A step's result as lists, one entry per row.
-
-    logprobs: None where not asked for; errors: a text for the client, None where all is well
-    """
-
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs | None]
-    errors: list[str | None]
-
-
-@dataclass(slots=True)
-class SamplerOutput:
-    """A step's result on the device.
-
-    token_ids: [rows] int64; 0 for a failed row
-    peaks:     [rows] float32, each row's largest logit after the processors; not finite = the row has failed
-    scores:    pairs of rows (on the host) and their scores
-    faults:    by row: why it cannot go on
-    """
-
-    token_ids: torch.Tensor
-    peaks: torch.Tensor
-    scores: list[tuple[Array, Scores]]
-    faults: dict[int, str] = field(default_factory=dict)
-
-    def to_host(self) -> HostSamples:
-        """Lists of everything; waits for the device."""
-        errors = [self.faults.get(row) or _error(peak) for row, peak in enumerate(self.peaks.tolist())]
-        logprobs: list[TokenLogprobs | None] = [None] * len(errors)
-        for rows, scores in self.scores:
-            for row, entry in zip(rows.tolist(), scores.to_host(), strict=True):
-                logprobs[row] = None if errors[row] else entry
-        return HostSamples(self.token_ids.tolist(), logprobs, errors)
 
 
 class Sampler:
@@ -129,10 +89,11 @@ class Sampler:
         self._has_listed = np.zeros(max_num_slots, dtype=bool)
         self._listed_ids = torch.zeros(max_num_slots, MAX_LOGPROB_TOKEN_IDS, dtype=torch.int64, device=device)
         self._faults: dict[int, str] = {}
-        self._limits = torch.ones(max_num_slots, len(Limits._fields), dtype=torch.float64, device=device)
+        # One row more than there are slots: for the rows that pad a recorded step.
+        self._limits = SlotNumbers(max_num_slots + 1, 1 + len(Limits._fields), np.float64, self._device)
+        self._seeds = SlotNumbers(max_num_slots + 1, 1, np.int64, self._device)
         # Pieces that stay in a CPU's caches are twice as fast; elsewhere only memory bounds them.
         self._rows_at_once = max(1, (2**20 if self._device.type == "cpu" else 2**26) // vocab_size)
-        self._seeds = torch.zeros(max_num_slots, dtype=torch.int64, device=device)
 
     @torch.inference_mode()
     def add(self, slot: int, request: NewRequest) -> None:
@@ -143,11 +104,10 @@ class Sampler:
         self._num_logprobs[slot] = _NO_LOGPROBS if params.logprobs is None else params.logprobs
         self._has_listed[slot] = params.logprob_token_ids is not None
         if (ids := params.logprob_token_ids) is not None:
-            self._listed_ids[slot, : len(ids)] = torch.tensor(ids)
-        temperature = 1.0 if params.greedy else params.temperature
-        limits = [temperature, params.top_k, params.top_p, params.min_p]
-        self._limits[slot] = torch.tensor(limits, dtype=torch.float64)
-        self._seeds[slot] = request.seed
+            self._listed_ids[slot, : len(ids)] = to_device(np.array(ids, np.int64), self._device)
+        given = 0.0 if params.greedy else params.temperature
+        self._limits.put(slot, given, given or 1.0, params.top_k, params.top_p, params.min_p)
+        self._seeds.put(slot, request.seed)
         for index, processor in enumerate(self._processors):
             with self._blaming(processor, [slot]):
                 if processor.is_active(params):
@@ -182,11 +142,43 @@ class Sampler:
         self._process(logits, batch)
         if self._processed_logprobs:
             shown = self._distribution(logits, scored)
-        token_ids, peaks = self._choose(logits, batch)
-        token_ids = torch.where(peaks.isfinite(), token_ids, 0)
-        self._observe(batch, token_ids)
-        scores = self._score(shown, scored, token_ids)
-        return SamplerOutput(token_ids, peaks, scores, self._faults_by_row(batch) if self._faults else {})
+        output = SamplerOutput(encode(self._choose(logits, batch)))
+        self._observe(batch, output.token_ids)
+        output.scores = self._score(shown, scored, output.token_ids)
+        if self._faults:
+            output.faults = self._faults_by_row(batch)
+        return output
+
+    def is_plain(self, slots: Array) -> bool:
+        """Whether `choose` serves these slots: nothing but a temperature shapes what they draw from."""
+        return not (
+            self._is_active[:, slots].any()
+            or (self._kinds[slots] == _Kind.TRUNCATED).any()
+            or (self._num_logprobs[slots] != _NO_LOGPROBS).any()
+            or (self._faults and not self._faults.keys().isdisjoint(slots.tolist()))
+        )
+
+    def draws(self, slots: Array) -> bool:
+        """Whether any of these plain slots draws, instead of taking the likeliest token."""
+        return bool(self._kinds[slots].any())
+
+    def refresh(self) -> None:
+        """Bring what was added to the device, for `choose` to read."""
+        self._limits.on_device()
+        self._seeds.on_device()
+
+    def choose(
+        self, logits: torch.Tensor, slots: torch.Tensor, output_positions: torch.Tensor, *, draws: bool
+    ) -> torch.Tensor:
+        """`sample` for plain slots, from what is on the device alone: the same launches whoever they belong to.
+
+        logits: [rows, vocab_size]; slots, output_positions: [rows] int64 on the device; returns codes as in
+        SamplerOutput
+        """
+        if not draws:
+            return encode(choose_likeliest(logits))
+        noise = uniform(self._seeds.on_device()[slots, 0], output_positions)
+        return encode(_choose_plain(logits, self._limits.on_device()[slots, 0], noise))
 
     def _process(self, logits: torch.Tensor, batch: Batch) -> None:
         for processor, is_active in zip(self._processors, self._is_active[:, batch.slots], strict=True):
@@ -223,8 +215,8 @@ class Sampler:
         if (kinds == _Kind.LIKELIEST).all():
             return choose_likeliest(logits)
         slots = to_device(batch.slots, self._device)
-        noise = uniform(self._seeds[slots], to_device(batch.positions, self._device))
-        limits = Limits(*self._limits[slots, :, None].unbind(dim=1))
+        noise = uniform(self._seeds.on_device()[slots, 0], to_device(batch.positions, self._device))
+        limits = self._limits_of(slots)
         token_ids = torch.empty(len(batch), dtype=torch.int64, device=self._device)
         peaks = torch.empty(len(batch), device=self._device)
         for kind in np.unique(kinds).tolist():
@@ -234,13 +226,16 @@ class Sampler:
                 token_ids[rows], peaks[rows] = _choose(_Kind(kind), part, limits.at(rows), noise[rows])
         return Choice(token_ids, peaks)
 
+    def _limits_of(self, slots: torch.Tensor) -> Limits:
+        return Limits(*self._limits.on_device()[slots, 1:, None].unbind(dim=1))
+
     def _copy(self, logits: torch.Tensor, scored: Batch) -> torch.Tensor:
         return logits[to_device(scored.rows, self._device)]
 
     def _distribution(self, logits: torch.Tensor, scored: Batch) -> torch.Tensor:
         """The logits that the scored rows are drawn from: [len(scored), vocab_size]."""
         slots = to_device(scored.slots, self._device)
-        limits = Limits(*self._limits[slots, :, None].unbind(dim=1))
+        limits = self._limits_of(slots)
         shown = self._copy(logits, scored)
         truncated = np.flatnonzero(self._kinds[scored.slots] == _Kind.TRUNCATED)
         if truncated.size:
@@ -285,7 +280,10 @@ def _choose(kind: _Kind, logits: torch.Tensor, limits: Limits, noise: torch.Tens
     return draw(logits, limits.temperature, noise)
 
 
-def _error(peak: float) -> str | None:
-    if np.isfinite(peak):
-        return None
-    return _ALL_MASKED if peak == -np.inf else _NOT_A_NUMBER
+def _choose_plain(logits: torch.Tensor, temperature: torch.Tensor, noise: torch.Tensor) -> Choice:
+    """The likeliest token where the temperature is 0, else a draw; temperature, noise: [n] float64."""
+    logits = logits.float()
+    greedy = temperature == 0
+    likeliest = choose_likeliest(logits)
+    drawn = draw(logits, torch.where(greedy, 1.0, temperature)[:, None], noise)
+    return Choice(torch.where(greedy, likeliest.token_ids, drawn.token_ids), likeliest.peaks)

@@ -1,7 +1,8 @@
-"""What processors keep per slot: sparse lists and growing token tables; and `Batch`, the rows of one call.
+"""What is kept per slot: numbers, sparse lists, growing token tables; and `Batch`, the rows of one call.
 
 A slot belongs to one request at a time. Everything here is replaced when a slot changes hands, never merged.
-Called by the sampler and its processors. Host arrays say which rows; values stay on the device.
+Called by the sampler and its processors. Host arrays say which rows; values stay on the device, and go there
+in copies that neither side waits for.
 """
 
 from dataclasses import dataclass
@@ -29,6 +30,30 @@ class Batch:
     def where(self, mask: Array) -> "Batch":
         """The part where `mask` ([n] bool) holds."""
         return self if mask.all() else Batch(self.rows[mask], self.slots[mask], self.positions[mask])
+
+
+class SlotNumbers:
+    """A row of numbers per slot, written on the host and read on the device.
+
+    However many rows were written since the last reading, one copy of the small table brings them over.
+    """
+
+    def __init__(self, num_slots: int, num_columns: int, dtype: type, device: torch.device) -> None:
+        self._host = np.zeros((num_slots, num_columns), dtype)
+        self._device = torch.from_numpy(self._host).to(device, copy=True)
+        self._is_stale = False
+
+    def put(self, slot: int, *numbers: float) -> None:
+        """Replace the row of `slot`."""
+        self._host[slot] = numbers
+        self._is_stale = True
+
+    def on_device(self) -> torch.Tensor:
+        """[num_slots, num_columns]; always the same memory, so that recorded work may refer to it."""
+        if self._is_stale:
+            self._device.copy_(staged(self._host, self._device.device), non_blocking=True)
+            self._is_stale = False
+        return self._device
 
 
 class SlotLists:
@@ -118,8 +143,24 @@ def grown(table: torch.Tensor, num_rows: int, num_columns: int) -> torch.Tensor:
 
 
 def to_device(array: Array, device: torch.device) -> torch.Tensor:
-    """A tensor of the same values on `device`."""
-    return torch.from_numpy(array).to(device, non_blocking=True)
+    """A tensor of the same values on `device`; on CPU it may be the array's own memory."""
+    return staged(array, device).to(device, non_blocking=True)
+
+
+def send(arrays: list[Array], device: torch.device) -> list[torch.Tensor]:
+    """Several int64 arrays to the device in one copy."""
+    joined = to_device(np.concatenate(arrays, axis=None), device)
+    parts = torch.split(joined, [array.size for array in arrays])
+    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
+
+
+def staged(array: Array, device: torch.device) -> torch.Tensor:
+    """`array` where `device` can copy from while the host goes on: pinned memory, if it is an accelerator.
+
+    torch takes such memory back only when the copy is done, and hands it out again without asking the driver.
+    """
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.pin_memory()
 
 
 def in_vocabulary(token_ids: list[int] | Array, vocab_size: int) -> Array:

@@ -69,7 +69,7 @@ class Rank:
                 self._worker.allocate(plan)
                 self._replies.send(Returned(self._rank))
             case Execute(step):
-                output = self._worker.execute(step)
+                output = self._worker.execute(step).read()
                 if self._rank == 0:
                     self._replies.send(Executed(output))
             case Call(_, verb, arguments):

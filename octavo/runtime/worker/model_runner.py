@@ -1,18 +1,21 @@
-"""One step on one rank: release and admit slots, prepare, forward, head, sample, tell.
+"""One step on one rank: release and admit slots, prepare, forward, head, sample, send.
 
 Called by Worker for every SchedulerOutput. Knows requests by slot and tokens by number; what a request wants
-of its tokens is the sampler's affair.
+of its tokens is the sampler's affair. Waits for no accelerator: what a step brings is read later, while the
+next one runs. (Prompt logprobs and users' functions do wait: they need values on the host.)
 """
 
 import torch
 
-from octavo.messages.request import TokenLogprobs
-from octavo.messages.step import ModelRunnerOutput, SchedulerOutput
+from octavo.messages.step import SchedulerOutput
 from octavo.runtime.models.interface import Model
+from octavo.runtime.platforms.platform import Record
+from octavo.runtime.sampling.output import SamplerOutput
 from octavo.runtime.sampling.sampler import Sampler
-from octavo.runtime.sampling.slots import to_device
+from octavo.runtime.worker.decode_steps import DecodeSteps, first_sizes
 from octavo.runtime.worker.kv_tensors import KVTensors
-from octavo.runtime.worker.prepare import PreparedStep, prepare
+from octavo.runtime.worker.pending import PendingStep
+from octavo.runtime.worker.prepare import Work, make_batch, read_step
 from octavo.runtime.worker.prompt_scores import PromptScores
 from octavo.runtime.worker.request_state import RequestState
 
@@ -22,32 +25,54 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: Model,
         cache: KVTensors,
         state: RequestState,
         sampler: Sampler,
         logprobs_mode: str,
     ) -> None:
-        self.model = model
-        """Deleted while the weights are given up."""
         self._cache = cache
         self._state = state
         self._sampler = sampler
         self._prompt_scores = PromptScores(logprobs_mode)
+        self._model: Model | None = None
+        self._decode_steps: DecodeSteps | None = None
+
+    def equip(self, model: Model, record: Record | None) -> None:
+        """Compute with `model` and the cache as allocated now; with `record`, decoding steps are recorded."""
+        self._model, self._decode_steps = model, None
+        if record is not None:
+            self._decode_steps = DecodeSteps(model, self._cache, self._state, self._sampler, record)
+            self._decode_steps.warm_up(first_sizes(self._decode_steps.sizes))
+
+    def strip(self) -> None:
+        """Let the model go, and what was recorded of it."""
+        self._model = self._decode_steps = None
 
     @torch.inference_mode()
-    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        """Run one step; the output's lists run parallel to `step.request_ids`."""
+    def execute(self, step: SchedulerOutput) -> PendingStep:
+        """Give one step to the device."""
         self._update_slots(step)
-        if not step.request_ids:
-            return ModelRunnerOutput(step.step_id, [])
         slots = self._state.slots(step.request_ids)
         self._state.extend_tables(slots, step)
+        self._state.flush()
         self._cache.copy_blocks(step.block_copies)
-        prepared = prepare(step, slots, self._state, self._cache)
-        hidden = self.model.forward(prepared.batch)
-        prompt_logprobs = self._prompt_scores.collect(step, prepared, self._state, hidden, self.model)
-        return self._sample(step, prepared, hidden, prompt_logprobs)
+        if not step.request_ids:
+            return PendingStep(step.step_id, [])
+        work = read_step(step, slots, self._state)
+        if work.is_decoding and self._decode_steps is not None and self._is_simple:
+            return self._decode(self._decode_steps, step, work)
+        return self._compute(step, work)
+
+    @property
+    def model(self) -> Model:
+        """What the runner computes with."""
+        assert self._model is not None, "the weights have been given up"
+        return self._model
+
+    @property
+    def _is_simple(self) -> bool:
+        """Whether nothing needs more than the ids of a decoding step."""
+        return self._prompt_scores.is_idle and not self._state.prompt_embeds
 
     def _update_slots(self, step: SchedulerOutput) -> None:
         for request_id in step.released_ids:
@@ -59,28 +84,27 @@ class ModelRunner:
             self._sampler.add(slot, request)
             self._prompt_scores.add(slot, request)
 
-    def _sample(
-        self,
-        step: SchedulerOutput,
-        prepared: PreparedStep,
-        hidden: torch.Tensor,
-        prompt_logprobs: dict[str, list[TokenLogprobs]],
-    ) -> ModelRunnerOutput:
-        sampled: list[list[int]] = [[] for _ in step.request_ids]
-        output = ModelRunnerOutput(step.step_id, sampled, prompt_logprobs=prompt_logprobs)
-        if prepared.samples.size == 0:
-            return output
-        slots = prepared.slots[prepared.samples]
-        last_rows = to_device(prepared.starts[prepared.samples + 1] - 1, hidden.device)
+    def _decode(self, steps: DecodeSteps, step: SchedulerOutput, work: Work) -> PendingStep:
+        if self._sampler.is_plain(work.slots):
+            samples = SamplerOutput(steps.sample(work))
+        else:
+            samples = self._sample(steps.forward(work), work)
+        return PendingStep(step.step_id, step.request_ids, work.samples, samples.send())
+
+    def _compute(self, step: SchedulerOutput, work: Work) -> PendingStep:
+        batch, last_rows = make_batch(work, self._state, self._cache)
+        hidden = self.model.forward(batch)
+        pending = PendingStep(step.step_id, step.request_ids)
+        pending.prompt_logprobs = self._prompt_scores.collect(step, work, self._state, hidden, self.model)
+        if work.samples.size:
+            pending.samples = work.samples
+            pending.pending = self._sample(hidden[last_rows], work).send()
+        return pending
+
+    def _sample(self, hidden: torch.Tensor, work: Work) -> SamplerOutput:
+        """Sample from the last hidden states, [S, hidden_size], of the requests that do."""
+        slots = work.slots[work.samples]
         positions = self._state.num_tokens[slots] - self._state.num_prompt_tokens[slots]
-        result = self._sampler.sample(self.model.logits(hidden[last_rows]), slots, positions)
-        self._state.append(slots, result.token_ids)
-        host = result.to_host()
-        for row, index in enumerate(prepared.samples.tolist()):
-            request_id = step.request_ids[index]
-            sampled[index] = [host.token_ids[row]]
-            if (scores := host.logprobs[row]) is not None:
-                output.logprobs[request_id] = [scores]
-            if (error := host.errors[row]) is not None:
-                output.errors[request_id] = error
-        return output
+        samples = self._sampler.sample(self.model.logits(hidden), slots, positions)
+        self._state.append(slots, samples.token_ids)
+        return samples

@@ -1,6 +1,7 @@
 """From a planned step to tensors: vectorized over tokens, no loop over requests (but those with embeddings).
 
-T = tokens of the step, R = requests of the step.
+Everything the host knows of a step goes to the device in one copy. T = tokens of the step, R = requests of the
+step, S = those of them that sample.
 """
 
 from dataclasses import dataclass
@@ -10,74 +11,87 @@ import torch
 
 from octavo.messages.step import SchedulerOutput
 from octavo.runtime.batch import ForwardBatch, GivenEmbeds, GroupTables
-from octavo.runtime.sampling.slots import to_device
+from octavo.runtime.sampling.slots import Array, send
 from octavo.runtime.worker.kv_tensors import KVTensors
 from octavo.runtime.worker.request_state import RequestState
 
 
 @dataclass(slots=True)
-class PreparedStep:
-    """The batch, and which of its requests sample.
+class Work:
+    """Whose tokens a step computes, on the host.
 
     slots:    [R] int64, slot of each request
+    computed: [R] int64, tokens computed before
     starts:   [R + 1] int64, first token of each request in the batch
     samples:  [S] int64, indexes into R of the requests that sample
     """
 
-    batch: ForwardBatch
-    slots: np.ndarray
-    starts: np.ndarray
-    samples: np.ndarray
+    slots: Array
+    computed: Array
+    starts: Array
+    samples: Array
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether every request computes its last token, and only that."""
+        return len(self.samples) == len(self.slots) == self.starts[-1]
 
 
-def prepare(step: SchedulerOutput, slots: list[int], state: RequestState, cache: KVTensors) -> PreparedStep:
+def read_step(step: SchedulerOutput, slots: Array, state: RequestState) -> Work:
     """Lay out the step's tokens one request after the other."""
-    slot = np.asarray(slots, np.int64)
-    computed = np.asarray(step.num_computed_tokens, np.int64)
-    scheduled = np.asarray(step.num_scheduled_tokens, np.int64)
-    starts = np.concatenate([[0], np.cumsum(scheduled)])
-    kv_lens = computed + scheduled
-    positions = np.arange(starts[-1]) + np.repeat(computed - starts[:-1], scheduled)
+    computed = np.array(step.num_computed_tokens, np.int64)
+    scheduled = np.array(step.num_scheduled_tokens, np.int64)
+    starts = np.zeros(len(slots) + 1, np.int64)
+    np.cumsum(scheduled, out=starts[1:])
+    samples = np.flatnonzero(computed + scheduled == state.num_tokens[slots])
+    return Work(slots, computed, starts, samples)
 
-    device = state.token_ids.device
-    token_slots = to_device(np.repeat(slot, scheduled), device)
-    token_positions = to_device(positions, device)
-    request_slots = to_device(slot, device)
-    max_kv_len = int(kv_lens.max())
-    block_size = cache.tensors[0].shape[2]
-    num_blocks = -(-max_kv_len // block_size)
-    groups = [
-        GroupTables(
-            block_tables=table[request_slots, :num_blocks],
-            slots=table[token_slots, token_positions // block_size].long() * block_size
-            + token_positions % block_size,
-        )
-        for table in state.block_tables
-    ]
-    batch = ForwardBatch(
-        input_ids=state.token_ids[token_slots, token_positions],
-        positions=token_positions,
-        cu_q_lens=to_device(starts.astype(np.int32), device),
-        kv_lens=to_device(kv_lens.astype(np.int32), device),
-        max_q_len=int(scheduled.max()),
-        max_kv_len=max_kv_len,
-        kv_caches=cache.by_layer,
-        groups=groups,
-        group_of_layer=cache.group_of_layer,
-        given_embeds=_given_embeds(state, slots, computed, starts) if state.prompt_embeds else None,
+
+def make_batch(work: Work, state: RequestState, cache: KVTensors) -> tuple[ForwardBatch, torch.Tensor]:
+    """The batch, and the last token of each request that samples: [S] int64, indexes into T."""
+    scheduled = np.diff(work.starts)
+    position_of_token = np.arange(work.starts[-1]) + np.repeat(work.computed - work.starts[:-1], scheduled)
+    token_slots, positions, slots, cu_q_lens, lengths, last_rows = send(
+        [
+            np.repeat(work.slots, scheduled),
+            position_of_token,
+            work.slots,
+            work.starts,
+            work.computed + scheduled,
+            work.starts[work.samples + 1] - 1,
+        ],
+        state.token_ids.device,
     )
-    samples = np.flatnonzero(kv_lens == state.num_tokens[slot])
-    return PreparedStep(batch, slot, starts, samples)
+    batch = ForwardBatch(
+        input_ids=state.token_ids[token_slots, positions],
+        positions=positions,
+        cu_q_lens=cu_q_lens.int(),
+        kv_lens=lengths.int(),
+        kv_caches=cache.by_layer,
+        groups=[
+            GroupTables(table[slots], cache_slots(table, token_slots, positions, state.block_size))
+            for table in state.block_tables
+        ],
+        group_of_layer=cache.group_of_layer,
+        given_embeds=_given_embeds(work, state) if state.prompt_embeds else None,
+    )
+    return batch, last_rows
 
 
-def _given_embeds(
-    state: RequestState, slots: list[int], computed: np.ndarray, starts: np.ndarray
-) -> GivenEmbeds | None:
+def cache_slots(
+    table: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, block_size: int
+) -> torch.Tensor:
+    """Where one group keeps the tokens at these positions of these slots: [T] int64. table: by slot."""
+    return table[slots, positions // block_size].long() * block_size + positions % block_size
+
+
+def _given_embeds(work: Work, state: RequestState) -> GivenEmbeds | None:
     """The part of the prompts' own embeddings that this step computes."""
     rows, values = [], []
-    for index, slot in enumerate(slots):
+    for index, slot in enumerate(work.slots.tolist()):
         if (embeds := state.prompt_embeds.get(slot)) is not None:
-            part = embeds[computed[index] :][: starts[index + 1] - starts[index]]
-            rows.append(torch.arange(len(part), device=embeds.device) + int(starts[index]))
+            start, end = work.starts[index : index + 2].tolist()
+            part = embeds[work.computed[index] :][: end - start]
+            rows.append(torch.arange(start, start + len(part), device=embeds.device))
             values.append(part)
     return GivenEmbeds(torch.cat(rows), torch.cat(values)) if rows else None

@@ -7,7 +7,7 @@ from octavo.messages.sampling import SamplingParams
 from octavo.messages.step import NewRequest, SchedulerOutput
 from octavo.runtime.models.interface import Model
 from octavo.runtime.sampling.logprobs import score_candidates, score_tokens
-from octavo.runtime.worker.prepare import PreparedStep
+from octavo.runtime.worker.prepare import Work
 from octavo.runtime.worker.request_state import RequestState
 
 _ROWS_AT_ONCE = 256  # bounds the memory of a long chunk: rows x vocabulary x 4 bytes
@@ -27,13 +27,18 @@ class PromptScores:
             self._wanted[slot] = params
 
     def remove(self, slot: int) -> None:
-        """Called for every request that leaves."""
+        """Called for every request that leaves, and once a prompt is done with."""
         self._wanted.pop(slot, None)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no prompt is left to score."""
+        return not self._wanted
 
     def collect(
         self,
         step: SchedulerOutput,
-        prepared: PreparedStep,
+        work: Work,
         state: RequestState,
         hidden: torch.Tensor,
         model: Model,
@@ -46,18 +51,20 @@ class PromptScores:
         scores: dict[str, list[TokenLogprobs]] = {}
         if not self._wanted:
             return scores
-        for index, slot in enumerate(prepared.slots.tolist()):
+        for index, slot in enumerate(work.slots.tolist()):
             if slot not in self._wanted:
                 continue
             first = step.num_computed_tokens[index]
             last = min(first + step.num_scheduled_tokens[index], int(state.num_prompt_tokens[slot]) - 1)
-            rows = hidden[prepared.starts[index] :][: last - first]
+            rows = hidden[work.starts[index] :][: last - first]
             targets = state.token_ids[slot, first + 1 : last + 1]
             entries = scores[step.request_ids[index]] = []
             for start in range(0, last - first, _ROWS_AT_ONCE):
                 part = slice(start, start + _ROWS_AT_ONCE)
                 params = self._wanted[slot]
                 entries += self._score(params, model, rows[part], targets[part], first + start)
+            if last == state.num_prompt_tokens[slot] - 1:
+                self.remove(slot)
         return scores
 
     def _score(

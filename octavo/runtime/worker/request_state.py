@@ -2,7 +2,8 @@
 
 A slot has one owner from `add` to `release`; everything in it is overwritten on `add`. Tokens and tables live
 on the device, where the next step reads them; only lengths are known on the host. The runner appends what it
-samples, so a step can be prepared before the host has seen the tokens of the one before.
+samples, so a step can be prepared before the host has seen the tokens of the one before. What the host adds
+is collected, and `flush` brings all of it over at once.
 """
 
 import numpy as np
@@ -10,47 +11,51 @@ import torch
 
 from octavo.messages.kv import CachePlan
 from octavo.messages.step import NewRequest, SchedulerOutput
-from octavo.runtime.sampling.slots import to_device
+from octavo.runtime.sampling.slots import Array, send, to_device
 
 
 class RequestState:
-    """Per-request tensors by slot.
+    """Per-request tensors by slot; one slot more than requests, `spare_slot`, serves rows without a request.
 
-    token_ids:     [num_slots, max_model_len + 1] int64 on the device
-    block_tables:  per group [num_slots, max_blocks] int32 on the device
+    token_ids:     [num_slots + 1, max_model_len + 1] int64 on the device
+    block_tables:  [groups, num_slots + 1, max_blocks] int32 on the device
     num_tokens:    [num_slots] int64 on the host, sampled tokens included
     prompt_embeds: by slot, for requests that bring some, [rows, embedding_size] float32 on the device
     """
 
     def __init__(self, num_slots: int, max_model_len: int, plan: CachePlan, device: torch.device) -> None:
         max_blocks = -(-(max_model_len + 1) // plan.block_size)
-        self.token_ids = torch.zeros((num_slots, max_model_len + 1), dtype=torch.int64, device=device)
-        self.block_tables = [
-            torch.zeros((num_slots, max_blocks), dtype=torch.int32, device=device) for _ in plan.groups
-        ]
+        num_groups = len(plan.groups)
+        self.spare_slot = num_slots
+        self.block_size = plan.block_size
+        self.token_ids = torch.zeros((num_slots + 1, max_model_len + 1), dtype=torch.int64, device=device)
+        self.block_tables = torch.zeros(
+            (num_groups, num_slots + 1, max_blocks), dtype=torch.int32, device=device
+        )
         self.num_tokens = np.zeros(num_slots, np.int64)
         self.num_prompt_tokens = np.zeros(num_slots, np.int64)
         self.prompt_embeds: dict[int, torch.Tensor] = {}
-        self._num_blocks = np.zeros((len(plan.groups), num_slots), np.int64)
+        self._num_blocks = np.zeros((num_groups, num_slots), np.int64)
         self._slots: dict[str, int] = {}
         self._free = list(range(num_slots - 1, -1, -1))
+        self._new_tokens = _Writes(self.token_ids)
+        self._new_blocks = _Writes(self.block_tables)
 
-    def slots(self, request_ids: list[str]) -> list[int]:
-        """The slots of these requests."""
-        return [self._slots[request_id] for request_id in request_ids]
+    def slots(self, request_ids: list[str]) -> Array:
+        """The slots of these requests, [R] int64."""
+        return np.array([self._slots[request_id] for request_id in request_ids], np.int64)
 
     def add(self, request: NewRequest) -> int:
         """Give the request a slot and fill it; returns the slot."""
         slot = self._free.pop()
         self._slots[request.request_id] = slot
-        count = len(request.token_ids)
-        self.token_ids[slot, :count] = torch.tensor(request.token_ids)
-        self.num_tokens[slot] = count
+        self._new_tokens.put(slot * self.token_ids.shape[1], request.token_ids)
+        self.num_tokens[slot] = len(request.token_ids)
         self.num_prompt_tokens[slot] = request.num_prompt_tokens
         self._num_blocks[:, slot] = 0
         if (embeds := request.prompt_embeds) is not None:
-            values = torch.frombuffer(bytearray(embeds.data), dtype=torch.float32)
-            self.prompt_embeds[slot] = values.view(-1, embeds.width).to(self.token_ids.device)
+            values = np.frombuffer(bytearray(embeds.data), np.float32).reshape(-1, embeds.width)
+            self.prompt_embeds[slot] = to_device(values, self.token_ids.device)
         return slot
 
     def release(self, request_id: str) -> int:
@@ -60,21 +65,52 @@ class RequestState:
         self._free.append(slot)
         return slot
 
-    def extend_tables(self, slots: list[int], step: SchedulerOutput) -> None:
+    def extend_tables(self, slots: Array, step: SchedulerOutput) -> None:
         """Append the step's new blocks to the tables of their requests."""
-        for slot, blocks_by_group in zip(slots, step.new_block_ids, strict=True):
+        _, num_rows, num_columns = self.block_tables.shape
+        for index, blocks_by_group in enumerate(step.new_block_ids):
             for group, blocks in enumerate(blocks_by_group):
                 if blocks:
+                    slot = slots[index]
                     start = self._num_blocks[group, slot]
-                    self.block_tables[group][slot, start : start + len(blocks)] = torch.tensor(blocks)
+                    self._new_blocks.put((group * num_rows + slot) * num_columns + start, blocks)
                     self._num_blocks[group, slot] += len(blocks)
 
-    def append(self, slots: np.ndarray, token_ids: torch.Tensor) -> None:
+    def flush(self) -> None:
+        """Bring all that was added since the last call to the device: one copy, however much it is."""
+        writes = [writes for writes in (self._new_tokens, self._new_blocks) if writes.places]
+        if writes:
+            arrays = [array for write in writes for array in write.take()]
+            sent = send(arrays, self.token_ids.device)
+            for index, write in enumerate(writes):
+                write.target[sent[2 * index]] = sent[2 * index + 1].to(write.target.dtype)
+
+    def append(self, slots: Array, token_ids: torch.Tensor) -> None:
         """Append one sampled token to each of these slots.
 
         slots: [rows] int64 on the host; token_ids: [rows] int64 on the device
         """
-        device = self.token_ids.device
-        places = to_device(self.num_tokens[slots], device)
-        self.token_ids[to_device(slots, device), places] = token_ids
+        rows, places = send([slots, self.num_tokens[slots]], self.token_ids.device)
+        self.token_ids[rows, places] = token_ids
         self.num_tokens[slots] += 1
+
+
+class _Writes:
+    """Runs of numbers to be written into a tensor, by their places in it as if it were flat; none twice."""
+
+    def __init__(self, target: torch.Tensor) -> None:
+        self.target = target.view(-1)
+        self.places: list[Array] = []
+        self._values: list[list[int]] = []
+
+    def put(self, place: int, values: list[int]) -> None:
+        """Write `values` from `place` on."""
+        self.places.append(np.arange(place, place + len(values)))
+        self._values.append(values)
+
+    def take(self) -> tuple[Array, Array]:
+        """(places, values) collected so far, which are forgotten here."""
+        places = np.concatenate(self.places)
+        values = np.concatenate([np.array(run, np.int64) for run in self._values])
+        self.places, self._values = [], []
+        return places, values

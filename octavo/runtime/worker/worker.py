@@ -12,7 +12,7 @@ import torch
 from octavo.base.errors import Unsupported
 from octavo.config.engine import EngineConfig
 from octavo.messages.kv import CachePlan, ModelReady
-from octavo.messages.step import ModelRunnerOutput, SchedulerOutput
+from octavo.messages.step import SchedulerOutput
 from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.loader.loader import load_model
 from octavo.runtime.models.interface import Model
@@ -21,6 +21,7 @@ from octavo.runtime.sampling.custom import load_processors
 from octavo.runtime.sampling.sampler import Sampler, with_users
 from octavo.runtime.worker.kv_tensors import KVTensors, group_layers
 from octavo.runtime.worker.model_runner import ModelRunner
+from octavo.runtime.worker.pending import PendingStep
 from octavo.runtime.worker.profiler import Profiler
 from octavo.runtime.worker.request_state import RequestState
 
@@ -57,15 +58,23 @@ class Worker:
         config, device = self._config, self._platform.device
         num_slots = config.scheduler.max_num_seqs
         self._cache = KVTensors(plan, getattr(torch, config.cache.kv_cache_dtype), device)
-        state = RequestState(num_slots, config.model.max_model_len, plan, device)
+        longest = plan.max_model_len or config.model.max_model_len
+        state = RequestState(num_slots, longest, plan, device)
         vocab_size = config.checkpoint.vocab_size
         sampler = Sampler(
             vocab_size, num_slots, device, config.model.logprobs_mode, with_users(self._users_processors)
         )
-        self._runner = ModelRunner(self.model, self._cache, state, sampler, config.model.logprobs_mode)
+        self._runner = ModelRunner(self._cache, state, sampler, config.model.logprobs_mode)
+        self._equip()
 
-    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        """Run one step."""
+    def _equip(self) -> None:
+        """Let the runner compute with what there is now."""
+        may_record = self.model.is_recordable and self._parallel.tp_size == 1
+        is_wanted = may_record and not self._config.parallel.enforce_eager
+        self._runner.equip(self.model, self._platform.recorder() if is_wanted else None)
+
+    def execute(self, step: SchedulerOutput) -> PendingStep:
+        """Give one step to the device."""
         return self._runner.execute(step)
 
     def call(self, verb: str, arguments: dict[str, Any]) -> Any:
@@ -87,20 +96,22 @@ class Worker:
         Weights that the CPU computes with are in host memory already: they stay, unless they are discarded. A
         GPU's are read from the checkpoint again in any case.
         """
+        self._runner.strip()
         if "kv_cache" in parts:
             self._cache.free()
         if "weights" in parts and (discard_weights or self._platform.device.type != "cpu"):
             self._model = None
-            del self._runner.model
         gc.collect()  # modules and their children refer to each other
         torch.cuda.empty_cache()
 
     def wake_up(self, parts: list[str]) -> None:
         """Take the memory of these parts back."""
         if "weights" in parts and self._model is None:
-            self._model = self._runner.model = load_model(self._config, self._platform, self._parallel)
+            self._model = load_model(self._config, self._platform, self._parallel)
         if "kv_cache" in parts:
             self._cache.allocate()
+        if self._model is not None and self._cache.num_bytes:
+            self._equip()
 
     def describe(self) -> dict[str, Any]:
         """What this rank holds, as plain types."""

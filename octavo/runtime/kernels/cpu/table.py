@@ -9,11 +9,12 @@ from typing import overload
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from octavo.base.gguf import BLOCK_TYPES
 from octavo.runtime.kernels.cpu.library import load_library
 from octavo.runtime.kernels.ref.table import ref_table
-from octavo.runtime.kernels.table import INT8_TYPES, Activations, KernelTable
+from octavo.runtime.kernels.table import INT8_TYPES, Activations, HeadNorms, KernelTable, Rotation
 
 _TYPE_IDS = {kind.name: number for number, kind in BLOCK_TYPES.items()}
 _BLOCKS = {kind.name: kind for kind in BLOCK_TYPES.values()}
@@ -29,15 +30,15 @@ def cpu_table(threads: int) -> KernelTable:
     kernels = _CompiledKernels(library, threads)
     return KernelTable(
         name="cpu",
-        write_kv=kernels.write_kv,
+        store_kv=kernels.store_kv,
         paged_attention=kernels.paged_attention,
         rms_norm=kernels.rms_norm,
-        apply_rope=kernels.apply_rope,
         silu_and_mul=partial(kernels.activation, kind=_SILU, gated=True),
         gelu_and_mul=partial(kernels.activation, kind=_GELU, gated=True),
         gelu_tanh_and_mul=partial(kernels.activation, kind=_GELU_TANH, gated=True),
         gelu=partial(kernels.activation, kind=_GELU, gated=False),
         gelu_tanh=partial(kernels.activation, kind=_GELU_TANH, gated=False),
+        matmul=functional.linear,
         block_dequantize=kernels.block_dequantize,
         block_matmul=kernels.block_matmul,
     )
@@ -50,8 +51,28 @@ class _CompiledKernels:
         self._library = library
         self._threads = threads
 
-    def write_kv(self, k: Tensor, v: Tensor, cache: Tensor, slots: Tensor) -> None:
-        """See table.WriteKV."""
+    def store_kv(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cache: Tensor,
+        slots: Tensor,
+        *,
+        rotation: Rotation | None = None,
+        norms: HeadNorms | None = None,
+    ) -> Tensor:
+        """See table.StoreKV."""
+        if norms is not None:
+            q = self.rms_norm(q, norms.q_weight, norms.eps)
+            k = self.rms_norm(k, norms.k_weight, norms.eps)
+        if rotation is not None:
+            self._rotate(q, rotation)
+            self._rotate(k, rotation)
+        self._write_kv(k, v, cache, slots)
+        return q
+
+    def _write_kv(self, k: Tensor, v: Tensor, cache: Tensor, slots: Tensor) -> None:
         assert cache.is_contiguous()
         self._library.octavo_write_kv(
             _pointer(k),
@@ -77,8 +98,10 @@ class _CompiledKernels:
         scale: float,
         sliding_window: int = 0,
         soft_cap: float = 0.0,
+        num_singles: int = 0,
     ) -> Tensor:
         """See table.PagedAttention."""
+        del num_singles
         assert cache.is_contiguous() and block_tables.dtype == cu_q_lens.dtype == kv_lens.dtype == torch.int32
         out = _empty_like(q)
         self._library.octavo_attention(
@@ -127,8 +150,9 @@ class _CompiledKernels:
         )
         return y if total is None else (y, total)
 
-    def apply_rope(self, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> None:
-        """See table.ApplyRope."""
+    def _rotate(self, x: Tensor, rotation: Rotation) -> None:
+        """Rotate heads in place."""
+        cos, sin, interleaved = rotation
         assert cos.is_contiguous() and sin.is_contiguous()
         self._library.octavo_rope(
             _pointer(x),

@@ -3,13 +3,45 @@
 import torch
 from torch import Tensor
 
+from octavo.runtime.kernels.ref.elementwise import rms_norm
+from octavo.runtime.kernels.table import HeadNorms, Rotation
 
-def write_kv(k: Tensor, v: Tensor, cache: Tensor, slots: Tensor) -> None:
-    """See table.WriteKV."""
+
+def store_kv(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cache: Tensor,
+    slots: Tensor,
+    *,
+    rotation: Rotation | None = None,
+    norms: HeadNorms | None = None,
+) -> Tensor:
+    """See table.StoreKV."""
+    if norms is not None:
+        q, k = rms_norm(q, norms.q_weight, norms.eps), rms_norm(k, norms.k_weight, norms.eps)
+    if rotation is not None:
+        q, k = _rotated(q, rotation), _rotated(k, rotation)
     keep = slots >= 0
     blocks, offsets = slots[keep] // cache.shape[2], slots[keep] % cache.shape[2]
-    cache[blocks, 0, offsets] = k[keep].to(cache.dtype)
-    cache[blocks, 1, offsets] = v[keep].to(cache.dtype)
+    for index, new in enumerate((k, v)):
+        if cache.dtype == torch.float8_e4m3fn:
+            new = new.clamp(-448, 448)
+        cache[blocks, index, offsets] = new[keep].to(cache.dtype)
+    return q
+
+
+def _rotated(x: Tensor, rotation: Rotation) -> Tensor:
+    cos, sin, interleaved = rotation
+    half = cos.shape[-1]
+    x = x.clone()
+    rotated = x[..., : 2 * half]
+    first, second = (rotated[..., 0::2], rotated[..., 1::2]) if interleaved else rotated.chunk(2, dim=-1)
+    a, b = first.float(), second.float()
+    c, s = cos[:, None, :], sin[:, None, :]
+    first.copy_(a * c - b * s)
+    second.copy_(b * c + a * s)
+    return x
 
 
 def paged_attention(
@@ -22,12 +54,17 @@ def paged_attention(
     scale: float,
     sliding_window: int = 0,
     soft_cap: float = 0.0,
+    num_singles: int = 0,
 ) -> Tensor:
     """See table.PagedAttention."""
+    del num_singles
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     starts = cu_q_lens.tolist()
     for request, kv_len in enumerate(kv_lens.tolist()):
         start, end = starts[request], starts[request + 1]
+        if kv_len == 0:
+            out[start:end] = 0.0
+            continue
         oldest = kv_len - (end - start)  # position of the first query
         first = max(0, oldest - sliding_window + 1) if sliding_window else 0
         keys, values = _gather(cache, block_tables[request], first, kv_len, q.shape[1])

@@ -1,4 +1,4 @@
-"""Twins of normalisation, rotary embedding and activations."""
+"""Twins of normalisation, activations and plain products."""
 
 from typing import overload
 
@@ -21,18 +21,6 @@ def rms_norm(
     normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     y = (normed * weight.float()).to(x.dtype)
     return y if residual is None else (y, x)
-
-
-def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> None:
-    """See table.ApplyRope."""
-    half = cos.shape[-1]
-    rotated = x[..., : 2 * half]
-    first, second = (rotated[..., 0::2], rotated[..., 1::2]) if interleaved else rotated.chunk(2, dim=-1)
-    a, b = first.float(), second.float()
-    c, s = cos[:, None, :], sin[:, None, :]
-    new_first, new_second = a * c - b * s, b * c + a * s
-    first.copy_(new_first)
-    second.copy_(new_second)
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
@@ -61,3 +49,8 @@ def gelu(x: Tensor) -> Tensor:
 def gelu_tanh(x: Tensor) -> Tensor:
     """See table.Activation."""
     return functional.gelu(x, approximate="tanh")
+
+
+def matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """See table.Matmul."""
+    return functional.linear(x, weight, bias)

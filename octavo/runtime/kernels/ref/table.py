@@ -8,15 +8,15 @@ def ref_table() -> KernelTable:
     """Every op as its torch twin."""
     return KernelTable(
         name="ref",
-        write_kv=cache.write_kv,
+        store_kv=cache.store_kv,
         paged_attention=cache.paged_attention,
         rms_norm=elementwise.rms_norm,
-        apply_rope=elementwise.apply_rope,
         silu_and_mul=elementwise.silu_and_mul,
         gelu_and_mul=elementwise.gelu_and_mul,
         gelu_tanh_and_mul=elementwise.gelu_tanh_and_mul,
         gelu=elementwise.gelu,
         gelu_tanh=elementwise.gelu_tanh,
+        matmul=elementwise.matmul,
         block_dequantize=blocks.block_dequantize,
         block_matmul=blocks.block_matmul,
     )

@@ -17,7 +17,7 @@ from torch.nn import functional
 from octavo.base.gguf import BLOCK_TYPES
 from octavo.base.log import get_logger
 from octavo.runtime.kernels.table import Activations
-from octavo.runtime.kernels.triton.sizes import parts
+from octavo.runtime.kernels.triton.launch import parts
 
 logger = get_logger(__name__)
 

@@ -1,4 +1,4 @@
-"""Kernels of normalisation, rotary embedding and activations. Arithmetic is float32 whatever is stored."""
+"""Kernels of normalisation and activations. Arithmetic is float32 whatever is stored."""
 
 from typing import overload
 
@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.runtime.kernels.triton.sizes import parts, power_of_2
+from octavo.runtime.kernels.triton.launch import overlapped, parts, power_of_2, release, wait
 
 _SILU, _GELU, _GELU_TANH = 0, 1, 2
 _ELEMENTS = 2048  # of one program
@@ -29,6 +29,7 @@ def _rms_norm_kernel(
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     ADD: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """ROWS rows of SIZE; row r of x is head r % HEADS of token r // HEADS."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -36,6 +37,8 @@ def _rms_norm_kernel(
     inside = (row < num_rows)[:, None] & (column < SIZE)[None, :]
     head = row % HEADS * SIZE
     place = (row * SIZE)[:, None] + column[None, :]
+    factor = tl.load(weight + column, mask=column < SIZE, other=0.0).to(tl.float32)
+    wait(PDL)
     value = tl.load(x + (row // HEADS * stride_x + head)[:, None] + column[None, :], mask=inside, other=0.0)
     wide = value.to(tl.float32)
     if ADD:
@@ -45,7 +48,7 @@ def _rms_norm_kernel(
         tl.store(total + place, rounded, mask=inside)
         wide = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, 1) / SIZE + eps)
-    factor = tl.load(weight + column, mask=column < SIZE, other=0.0).to(tl.float32)
+    release(PDL)
     tl.store(out + place, (wide * scale[:, None] * factor[None, :]).to(out.dtype.element_ty), mask=inside)
 
 
@@ -81,67 +84,21 @@ def rms_norm(
             ROWS=rows,
             ADD=residual is not None,
             num_warps=8 if width >= 4096 else 4,
+            **overlapped(),
         )
     return out if residual is None else (out, total)
 
 
 @triton.jit
-def _rope_kernel(
-    x,
-    cos,
-    sin,
-    stride_x,
-    HEADS: tl.constexpr,
-    D: tl.constexpr,
-    HALF: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
+def _activation_kernel(
+    x, out, SIZE, WIDTH: tl.constexpr, KIND: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr
 ):
-    """ROWS heads of one token."""
-    token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    pair = tl.arange(0, WIDTH)
-    c = tl.load(cos + token * HALF + pair, mask=pair < HALF, other=0.0)[None, :]
-    s = tl.load(sin + token * HALF + pair, mask=pair < HALF, other=0.0)[None, :]
-    inside = (head < HEADS)[:, None] & (pair < HALF)[None, :]
-    step: tl.constexpr = 2 if INTERLEAVED else 1
-    first = x + token * stride_x + (head * D)[:, None] + (pair * step)[None, :]
-    second = first + (1 if INTERLEAVED else HALF)
-    a = tl.load(first, mask=inside, other=0.0).to(tl.float32)
-    b = tl.load(second, mask=inside, other=0.0).to(tl.float32)
-    tl.store(first, (a * c - b * s).to(x.dtype.element_ty), mask=inside)
-    tl.store(second, (b * c + a * s).to(x.dtype.element_ty), mask=inside)
-
-
-def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> None:
-    """See table.ApplyRope."""
-    tokens, heads, head_dim = x.shape
-    half = cos.shape[-1]
-    width = power_of_2(half)
-    rows = min(power_of_2(heads), max(1, _ELEMENTS // width))
-    if tokens:
-        _rope_kernel[(tokens, parts(heads, rows))](
-            x,
-            cos,
-            sin,
-            x.stride(0),
-            HEADS=heads,
-            D=head_dim,
-            HALF=half,
-            WIDTH=width,
-            ROWS=rows,
-            INTERLEAVED=interleaved,
-        )
-
-
-@triton.jit
-def _activation_kernel(x, out, SIZE, WIDTH: tl.constexpr, KIND: tl.constexpr, GATED: tl.constexpr):
     """WIDTH outputs of one row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     inside = column < SIZE
     source = x + row * SIZE * (2 if GATED else 1) + column
+    wait(PDL)
     value = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     if KIND == 0:
         value = value * tl.sigmoid(value)
@@ -151,6 +108,7 @@ def _activation_kernel(x, out, SIZE, WIDTH: tl.constexpr, KIND: tl.constexpr, GA
         value = value * tl.sigmoid(1.5957691216057308 * (value + 0.044715 * value * value * value))
     if GATED:
         value *= tl.load(source + SIZE, mask=inside, other=0.0).to(tl.float32)
+    release(PDL)
     tl.store(out + row * SIZE + column, value.to(out.dtype.element_ty), mask=inside)
 
 
@@ -159,7 +117,8 @@ def _activate(x: Tensor, kind: int, gated: bool) -> Tensor:
     out = torch.empty((rows, size), dtype=x.dtype, device=x.device)
     width = min(power_of_2(size), _ELEMENTS // 2)
     if rows:
-        _activation_kernel[(rows, parts(size, width))](x, out, size, WIDTH=width, KIND=kind, GATED=gated)
+        grid = (rows, parts(size, width))
+        _activation_kernel[grid](x, out, size, WIDTH=width, KIND=kind, GATED=gated, **overlapped())
     return out
 
 

@@ -4,22 +4,27 @@ Importing this module needs the package `triton`; the CUDA platform asks for it,
 """
 
 from octavo.runtime.kernels.table import KernelTable
-from octavo.runtime.kernels.triton import blocks, cache, elementwise
+from octavo.runtime.kernels.triton import blocks, elementwise
+from octavo.runtime.kernels.triton.attention import PagedAttention
+from octavo.runtime.kernels.triton.launch import Counters
+from octavo.runtime.kernels.triton.matmul import Matmul
+from octavo.runtime.kernels.triton.store import store_kv
 
 
 def cuda_table() -> KernelTable:
     """Every op as a Triton kernel."""
+    counters = Counters()
     return KernelTable(
         name="triton",
-        write_kv=cache.write_kv,
-        paged_attention=cache.paged_attention,
+        store_kv=store_kv,
+        paged_attention=PagedAttention(counters),
         rms_norm=elementwise.rms_norm,
-        apply_rope=elementwise.apply_rope,
         silu_and_mul=elementwise.silu_and_mul,
         gelu_and_mul=elementwise.gelu_and_mul,
         gelu_tanh_and_mul=elementwise.gelu_tanh_and_mul,
         gelu=elementwise.gelu,
         gelu_tanh=elementwise.gelu_tanh,
+        matmul=Matmul(counters),
         block_dequantize=blocks.block_dequantize,
         block_matmul=blocks.block_matmul,
     )

@@ -1,0 +1,66 @@
+"""Decides what ServerConfig left open and refuses what cannot work, before a socket is opened."""
+
+import dataclasses
+from pathlib import Path
+
+from octavo.base import env
+from octavo.base.errors import ConfigError
+from octavo.config.secret import Secret
+from octavo.config.server import ServerConfig
+
+_ABOVE_ZERO = (
+    "api_server_count",
+    "max_request_bytes",
+    "max_header_bytes",
+    "max_connections",
+    "keep_alive_timeout",
+    "header_timeout",
+    "body_timeout",
+    "write_timeout",
+)
+
+
+def resolve_server(config: ServerConfig) -> ServerConfig:
+    """With all keys in `api_key`, also those of the file and the environment. Raises ConfigError."""
+    _check(config)
+    keys = [*config.api_key, *_keys_of_file(config.api_key_file), *map(Secret.of, env.api_keys())]
+    return dataclasses.replace(
+        config,
+        api_key=list(dict.fromkeys(keys)),
+        dev_mode=config.dev_mode or env.dev_mode(),
+        root_path=config.root_path.rstrip("/"),
+    )
+
+
+def _check(config: ServerConfig) -> None:
+    for name in _ABOVE_ZERO:
+        if (value := getattr(config, name)) <= 0:
+            raise ConfigError(f"{name} must be above 0, got {value}.")
+    if not 0 <= config.port <= 65535:
+        raise ConfigError(f"port must be between 0 and 65535, got {config.port}.")
+    if config.root_path and not config.root_path.startswith("/"):
+        raise ConfigError(f"root_path must begin with /, got {config.root_path!r}.")
+    if config.ssl_cert_reqs not in (0, 1, 2):
+        raise ConfigError(f"ssl_cert_reqs must be 0, 1 or 2, got {config.ssl_cert_reqs}.")
+    if config.ssl_keyfile and not config.ssl_certfile:
+        raise ConfigError("ssl_keyfile needs ssl_certfile beside it.")
+    if config.ssl_cert_reqs and not config.ssl_ca_certs:
+        raise ConfigError("ssl_cert_reqs needs ssl_ca_certs: the authorities whose certificates are accepted.")
+    for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs"):
+        path = getattr(config, name)
+        if path and not Path(path).is_file():
+            raise ConfigError(f"{name}: there is no file {path!r}.")
+
+
+def _keys_of_file(path: str) -> list[Secret]:
+    """One key per line; empty lines and lines that begin with # do not count."""
+    if not path:
+        return []
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"api_key_file: {path!r} cannot be read ({type(error).__name__}).") from error
+    keys = [Secret.of(word) for line in lines if (word := line.strip()) and not word.startswith("#")]
+    if not keys:
+        raise ConfigError(f"api_key_file: {path!r} holds no key.")
+    return keys

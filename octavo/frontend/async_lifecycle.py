@@ -1,0 +1,185 @@
+"""`AsyncLifecycle`: the half of AsyncLLM that starts the core, reads what it sends, and outlives it or not.
+
+Above it stand the requests (async_engine); it knows of them only that they can be failed all at once.
+"""
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any, Self
+
+from octavo.base.errors import EngineDead, Overloaded
+from octavo.base.log import get_logger
+from octavo.config import EngineArgs, EngineConfig, resolve
+from octavo.frontend.async_control import AsyncEngineControl
+from octavo.frontend.client.zmq import AsyncClient
+from octavo.frontend.engine_metrics import EngineMetrics
+from octavo.frontend.output_processor import OutputProcessor
+from octavo.frontend.stats_line import StatsLine
+from octavo.frontend.text.loader import tokenizer_for
+from octavo.messages.control import Ready
+from octavo.messages.request import EngineRequest, FinishReason, SchedulerStats
+
+logger = get_logger(__name__)
+_GRACE_S = 5.0
+"""What the core gets to end by itself before it is killed."""
+
+
+class AsyncLifecycle(AsyncEngineControl):
+    """One core and what the front keeps about it, used from one event loop."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Load the tokenizer; the core's process starts with `start`."""
+        self.config = config
+        self.tokenizer = tokenizer_for(config)
+        self.stats = SchedulerStats()
+        """As of the last step."""
+        self.metrics = EngineMetrics(config)
+        self._stats_line = StatsLine(self.metrics, config.observability)
+        self._output_processor = OutputProcessor(
+            self.tokenizer,
+            self.metrics,
+            strict_ids=config.front.strict_request_ids,
+            log_requests=config.observability.enable_log_requests,
+        )
+        self._client = AsyncClient(config)
+        self._starting: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_draining = False
+        self._error: EngineDead | None = None
+
+    @abstractmethod
+    def _fail_open(self, error: EngineDead) -> None:
+        """End every open request with this error."""
+
+    @classmethod
+    def from_engine_args(cls, args: EngineArgs) -> Self:
+        """Decide what the arguments left open."""
+        return cls(resolve(args))
+
+    @classmethod
+    def from_engine_config(cls, config: EngineConfig) -> Self:
+        """The same from a config in which everything is decided."""
+        return cls(config)
+
+    from_vllm_config = from_engine_config
+
+    async def start(self) -> None:
+        """Start the core and wait until the model is loaded; once. Raises ConfigError, EngineDead."""
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start())
+        await asyncio.shield(self._starting)
+
+    async def check_health(self) -> None:
+        """Raise EngineDead when the core has ended."""
+        if self._error is not None:
+            raise self._error
+
+    async def do_log_stats(self) -> None:
+        """Log the line of statistics now."""
+        self._stats_line.log()
+
+    @property
+    def is_running(self) -> bool:
+        """True from the end of the start to the end of the core."""
+        return bool(self._tasks) and self._error is None
+
+    @property
+    def is_stopped(self) -> bool:
+        """True when the core has ended."""
+        return self._error is not None
+
+    @property
+    def errored(self) -> bool:
+        """True when the core has ended: nothing can be asked of it any more."""
+        return self._error is not None
+
+    @property
+    def dead_error(self) -> EngineDead | None:
+        """Why it ended."""
+        return self._error
+
+    async def shutdown(self, timeout: float | None = None) -> None:
+        """End the core; requests still open after `timeout` seconds end with EngineDead. May be called twice.
+
+        timeout: option shutdown_timeout when None. New requests are refused from now on.
+        """
+        self._is_draining = True
+        if self._starting is None:
+            return
+        await asyncio.wait([self._starting])
+        if self._error is None:
+            with suppress(TimeoutError, EngineDead):
+                await self.wait_for_requests_to_drain(
+                    self.config.front.shutdown_timeout if timeout is None else timeout
+                )
+        self._stats_line.log_end()
+        self._fail_all(EngineDead("The engine has been shut down."))
+        await self._client.close(_GRACE_S)
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _start(self) -> None:
+        self._learn(await self._client.start())
+        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._log_stats())]
+
+    def _learn(self, ready: Ready) -> None:
+        """Take over what the core decided at its start."""
+        self.config = self.config.with_max_model_len(ready.max_model_len)
+
+    def _refuse_when_ending(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._is_draining:
+            raise Overloaded("The engine is shutting down: send the request to another one.")
+
+    def _end(self, keys: Iterable[str], reason: FinishReason, error: str = "") -> None:
+        self._send_aborts(self._output_processor.end(keys, reason, error).abort_ids)
+
+    async def _call(self, verb: str, arguments: dict[str, Any] | None = None) -> Any:
+        await self.start()
+        return await self._client.call(verb, arguments)
+
+    async def _read(self) -> None:
+        """Task: every output of the core, until it ends."""
+        try:
+            async for outputs in self._client.outputs():
+                self.stats = outputs.stats
+                processed = self._output_processor.process(outputs)
+                self._send_aborts(processed.abort_ids)
+                self._send_requests(processed.new_requests)
+        except EngineDead as error:
+            logger.error("%s", error)
+            self._fail_all(error)
+        except Exception as error:
+            logger.exception("The front cannot go on.")
+            self._fail_all(EngineDead(f"The outputs of the engine cannot be read: {error}"))
+
+    async def _log_stats(self) -> None:
+        """Task: the periodic line."""
+        while self._stats_line.is_wanted and self._error is None:
+            await asyncio.sleep(self._stats_line.interval_s)
+            self._stats_line.log_if_due()
+
+    def _send_aborts(self, request_ids: list[str]) -> None:
+        if request_ids and self._error is None:
+            with suppress(EngineDead):  # the reading task is about to tell everybody
+                self._client.abort(request_ids)
+
+    def _send_requests(self, requests: list[EngineRequest]) -> None:
+        """Go on with open requests; one that cannot go on ends with an error."""
+        for request in requests:
+            try:
+                self._client.add(request)
+            except Overloaded as error:
+                if (key := self._output_processor.owner_of(request.request_id)) is not None:
+                    self._end([key], FinishReason.ERROR, str(error))
+
+    def _fail_all(self, error: EngineDead) -> None:
+        """Every open request ends with the first error, once."""
+        self._error = self._error or error
+        self._output_processor.forget(self._output_processor.open_keys())
+        self._fail_open(self._error)

@@ -1,0 +1,416 @@
+"""Attention over the paged cache: one kernel for requests with one new token, one for all others.
+
+Both follow FlashAttention-2 (https://arxiv.org/abs/2307.08691): a program keeps a tile of queries and walks
+over the keys they see with a running softmax. All query heads of one key head share the tile: row m is query
+m // GROUP of the tile and head m % GROUP of the group, so a decoding request, too, fills a tensor core.
+
+Decoding is cut over the keys (split-KV): the shapes decide into how many parts at most, the kernel itself into
+how many by the request's length; the last part to be done joins them. So no launch depends on a length,
+and one captured graph serves any context.
+"""
+
+import functools
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.runtime.kernels.triton.launch import (
+    NUM_PROGRAMS,
+    Counters,
+    is_last,
+    overlapped,
+    parts,
+    power_of_2,
+    release,
+    wait,
+)
+
+_LOG2_E = 1.4426950408889634
+_FEW_KEYS, _MANY_KEYS = 64, 512  # fewest keys of a part; where the batch nearly fills the device
+_MAX_PARTS = 32
+_JOINED_AT_ONCE = 1 << 13  # values of partial results that a joining program holds
+
+
+@triton.jit
+def _blocks(table, start, key, stored, BLOCK_SIZE: tl.constexpr, TILE_K: tl.constexpr):
+    """The blocks of the keys from `start` on: a single one, where tiles do not cross blocks."""
+    if BLOCK_SIZE % TILE_K == 0:
+        return tl.load(table + start // BLOCK_SIZE).to(tl.int64)
+    else:  # noqa: RET505  # both branches of a constant are compiled after a return
+        return tl.load(table + key // BLOCK_SIZE, mask=stored, other=0).to(tl.int64)
+
+
+@triton.jit
+def _visit(
+    state,
+    query,
+    position,
+    first_key,
+    end_key,
+    oldest,
+    keys,
+    values,
+    table,
+    stride_slot,
+    scale,
+    soft_cap,
+    D: tl.constexpr,
+    D_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE_K: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr,
+    MASKED: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    """Attend to keys first_key … end_key - 1 and return the new (maxima, sums, weighted values).
+
+    first_key: a multiple of TILE_K. Without MASKED every query of the tile sees all of these keys. Keys
+    before `oldest` are not read.
+    """
+    maxima, sums, total = state
+    d = tl.arange(0, D_PAD)
+    column = tl.arange(0, TILE_K)
+    for start in range(first_key, end_key, TILE_K):
+        key = start + column
+        stored = (key >= oldest) & (key < end_key) if MASKED else key >= 0
+        block = _blocks(table, start, key, stored, BLOCK_SIZE, TILE_K)
+        offset = block * (2 * BLOCK_SIZE * stride_slot) + key % BLOCK_SIZE * stride_slot
+        inside = stored[:, None] & (d[None, :] < D)
+        k = tl.load(keys + offset[:, None] + d[None, :], mask=inside, other=0.0).to(DOT)
+        scores = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
+        if CAPPED:  # tanh, in terms of the base 2 that `scale` brings
+            scores = soft_cap - 2.0 * soft_cap / (1.0 + tl.exp2(2.0 * scores))
+        if MASKED:
+            visible = stored[None, :] & (key[None, :] <= position[:, None])
+            if WINDOW > 0:
+                visible = visible & (key[None, :] > position[:, None] - WINDOW)
+            scores = tl.where(visible, scores, float("-inf"))
+        higher = tl.maximum(maxima, tl.max(scores, 1))
+        # A row that has seen no key yet stays at 0 instead of becoming -inf - -inf.
+        shift = tl.where(higher == float("-inf"), 0.0, higher) if MASKED else higher
+        weights = tl.exp2(scores - shift[:, None])
+        fade = tl.exp2(maxima - shift)
+        v = tl.load(values + offset[:, None] + d[None, :], mask=inside, other=0.0).to(DOT)
+        total = tl.dot(weights.to(DOT), v, total * fade[:, None], input_precision="ieee")
+        sums = sums * fade + tl.sum(weights, 1)
+        maxima = higher
+    return maxima, sums, total
+
+
+@triton.jit
+def _locate(cu_q_lens, tile, num_requests, TILE_Q: tl.constexpr):
+    """(request, its first token in the batch, its number of new tokens, the tile's first of these).
+
+    Tiles of request r begin at number start_r // TILE_Q + r; surplus ones lie behind the request's end.
+    """
+    base = tl.load(cu_q_lens)
+    low, high = tile * 0, num_requests
+    while low < high:
+        middle = (low + high) // 2
+        if (tl.load(cu_q_lens + middle) - base) // TILE_Q + middle <= tile:
+            low = middle + 1
+        else:
+            high = middle
+    low -= 1
+    begin = tl.load(cu_q_lens + low) - base
+    q_len = tl.load(cu_q_lens + low + 1) - base - begin
+    return low, begin, q_len, (tile - begin // TILE_Q - low) * TILE_Q
+
+
+# fmt: off
+@triton.jit(do_not_specialize=["num_requests", "stride_table"])
+def _prefill_kernel(
+    q, cache, block_tables, cu_q_lens, kv_lens, out,
+    stride_q, stride_table, num_requests, scale, soft_cap,
+    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE_M: tl.constexpr, TILE_K: tl.constexpr, WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+):
+    """One tile of queries, one key head."""
+    TILE_Q: tl.constexpr = TILE_M // GROUP
+    head = tl.program_id(1)
+    wait(PDL)
+    request, begin, q_len, first_q = _locate(cu_q_lens, tl.program_id(0), num_requests, TILE_Q)
+    if first_q >= q_len:
+        return
+    kv_len = tl.load(kv_lens + request)
+    first_position = kv_len - q_len + first_q
+    end_key = tl.minimum(first_position + TILE_Q, kv_len)
+    oldest = tl.maximum(first_position - WINDOW + 1, 0) if WINDOW > 0 else 0
+    first_key = oldest // TILE_K * TILE_K
+
+    row, d = tl.arange(0, TILE_M), tl.arange(0, D_PAD)
+    index = first_q + row // GROUP
+    position = kv_len - q_len + index
+    real = (row < TILE_Q * GROUP) & (index < q_len)
+    inside = real[:, None] & (d[None, :] < D)
+    token, column = (begin + index).to(tl.int64), head * GROUP + row % GROUP
+    source = q + (token * stride_q + column * D)[:, None] + d[None, :]
+    query = tl.load(source, mask=inside, other=0.0).to(DOT)
+    maxima, sums = tl.full([TILE_M], float("-inf"), tl.float32), tl.zeros([TILE_M], tl.float32)
+    state = maxima, sums, tl.zeros([TILE_M, D_PAD], tl.float32)
+    keys = cache + head * D
+    values = keys + BLOCK_SIZE * NUM_KV_HEADS * D
+    table = block_tables + request.to(tl.int64) * stride_table
+    whole_end = first_key
+    if WINDOW == 0:  # whole tiles of keys that all queries see need no mask
+        whole = tl.minimum(first_position + 1, end_key) - first_key
+        whole_end += tl.maximum(whole // TILE_K * TILE_K, 0)
+        state = _visit(
+            state, query, position, first_key, whole_end, oldest, keys, values, table, NUM_KV_HEADS * D,
+            scale, soft_cap, D, D_PAD, BLOCK_SIZE, TILE_K, WINDOW, CAPPED, False, DOT,
+        )
+    maxima, sums, total = _visit(
+        state, query, position, whole_end, end_key, oldest, keys, values, table, NUM_KV_HEADS * D,
+        scale, soft_cap, D, D_PAD, BLOCK_SIZE, TILE_K, WINDOW, CAPPED, True, DOT,
+    )
+    release(PDL)
+    total = total / tl.where(sums == 0.0, 1.0, sums)[:, None]
+    place = token * (NUM_KV_HEADS * GROUP) + column
+    tl.store(out + place[:, None] * D + d[None, :], total.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _join(
+    partial, log_sums, out, place, num_parts,
+    GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, MAX_PARTS: tl.constexpr, HEADS: tl.constexpr,
+):
+    """Parts 0 … num_parts - 1 of the GROUP heads from `place` on, weighted by what each saw, HEADS at a time."""
+    part, d = tl.arange(0, MAX_PARTS), tl.arange(0, D_PAD)
+    for first in range(0, GROUP, HEADS):
+        head = first + tl.arange(0, HEADS)
+        there = (part < num_parts)[:, None] & (head < GROUP)[None, :]
+        source = (place + head)[None, :] * MAX_PARTS + part[:, None]
+        seen = tl.load(log_sums + source, mask=there, other=float("-inf"), cache_modifier=".cg")
+        inside = there[:, :, None] & (d < D)[None, None, :]
+        values = tl.load(
+            partial + source[:, :, None] * D + d[None, None, :], mask=inside, other=0.0, cache_modifier=".cg"
+        )
+        highest = tl.max(seen, 0)
+        weights = tl.exp2(seen - tl.where(highest == float("-inf"), 0.0, highest)[None, :])
+        joined = tl.sum(values * weights[:, :, None], 0) / tl.sum(weights, 0)[:, None]
+        target = out + (place + head)[:, None] * D + d[None, :]
+        tl.store(target, joined.to(out.dtype.element_ty), mask=(head < GROUP)[:, None] & (d < D)[None, :])
+
+
+@triton.jit(do_not_specialize=["stride_table"])
+def _decode_kernel(
+    q, cache, block_tables, kv_lens, out, partial, log_sums, counters,
+    stride_q, stride_table, scale, soft_cap,
+    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE_M: tl.constexpr, TILE_K: tl.constexpr, WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    MAX_PARTS: tl.constexpr, MIN_KEYS: tl.constexpr, HEADS: tl.constexpr,
+):
+    """One part of the keys of one key head of one request. A request of no length is padding and gets zeros."""
+    head, part, request = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    row, d = tl.arange(0, TILE_M), tl.arange(0, D_PAD)
+    inside = (row < GROUP)[:, None] & (d < D)[None, :]
+    wait(PDL)
+    kv_len = tl.load(kv_lens + request)
+    oldest = tl.maximum(kv_len - WINDOW, 0) if WINDOW > 0 else 0
+    first_key = oldest // TILE_K * TILE_K
+    part_size = tl.cdiv(tl.cdiv(kv_len - first_key, tl.num_programs(1)), TILE_K) * TILE_K
+    part_size = tl.maximum(part_size, MIN_KEYS)
+    num_parts = tl.cdiv(kv_len - first_key, part_size)
+    if part >= tl.maximum(num_parts, 1):
+        return
+    first_key += part * part_size
+    end_key = tl.minimum(first_key + part_size, kv_len)
+
+    source = q + request * stride_q + ((head * GROUP + row) * D)[:, None] + d[None, :]
+    query = tl.load(source, mask=inside, other=0.0).to(DOT)
+    position = tl.zeros([TILE_M], tl.int32) + kv_len - 1
+    maxima, sums = tl.full([TILE_M], float("-inf"), tl.float32), tl.zeros([TILE_M], tl.float32)
+    keys = cache + head * D
+    maxima, sums, total = _visit(
+        (maxima, sums, tl.zeros([TILE_M, D_PAD], tl.float32)), query, position, first_key, end_key, oldest,
+        keys, keys + BLOCK_SIZE * NUM_KV_HEADS * D, block_tables + request * stride_table, NUM_KV_HEADS * D,
+        scale, soft_cap, D, D_PAD, BLOCK_SIZE, TILE_K, 0, CAPPED, True, DOT,
+    )
+    release(PDL)
+    total = total / tl.where(sums == 0.0, 1.0, sums)[:, None]
+    first_row = (request * NUM_KV_HEADS + head) * GROUP
+    if num_parts <= 1:
+        target = out + (first_row + row)[:, None] * D + d[None, :]
+        tl.store(target, total.to(out.dtype.element_ty), mask=inside)
+        return
+    place = (first_row + row) * MAX_PARTS + part
+    tl.store(partial + place[:, None] * D + d[None, :], total, mask=inside)
+    tl.store(log_sums + place, maxima + tl.log2(sums), mask=row < GROUP)
+    if is_last(counters + request * NUM_KV_HEADS + head, num_parts):
+        _join(partial, log_sums, out, first_row, num_parts, GROUP, D, D_PAD, MAX_PARTS, HEADS)
+# fmt: on
+
+
+class PagedAttention:
+    """The op, and the counters that its parts meet at."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+
+    def __call__(
+        self,
+        q: Tensor,
+        cache: Tensor,
+        block_tables: Tensor,
+        cu_q_lens: Tensor,
+        kv_lens: Tensor,
+        *,
+        scale: float,
+        sliding_window: int = 0,
+        soft_cap: float = 0.0,
+        num_singles: int = 0,
+    ) -> Tensor:
+        """See table.PagedAttention."""
+        assert cache.is_contiguous() and block_tables.stride(1) == 1
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        factors = scale / (soft_cap or 1.0) * _LOG2_E, soft_cap * _LOG2_E
+        kind = {"WINDOW": sliding_window, "CAPPED": soft_cap > 0} | overlapped()
+        n = len(kv_lens) if len(q) == len(kv_lens) else num_singles
+        if n:
+            self._decode(q[:n], cache, block_tables, kv_lens[:n], out, factors, kind)
+        if n < len(q):
+            rest = block_tables[n:], cu_q_lens[n:], kv_lens[n:]
+            _prefill(q[n:], cache, *rest, out[n:], factors, kind)
+        return out
+
+    def _decode(
+        self,
+        q: Tensor,
+        cache: Tensor,
+        block_tables: Tensor,
+        kv_lens: Tensor,
+        out: Tensor,
+        factors: tuple[float, float],
+        kind: dict[str, Any],
+    ) -> None:
+        num_requests, num_heads, head_dim = q.shape
+        num_pairs = num_requests * cache.shape[3]
+        longest = min(block_tables.shape[1] * cache.shape[2], kind["WINDOW"] or 1 << 30)
+        num_parts, min_keys = split(num_pairs, longest)
+        partial = stats = counters = out
+        if num_parts > 1:
+            max_parts = power_of_2(num_parts)
+            partial = q.new_empty((num_requests, num_heads, max_parts, head_dim), dtype=torch.float32)
+            stats = q.new_empty((num_requests, num_heads, max_parts), dtype=torch.float32)
+            counters = self._counters.on(q.device, num_pairs)
+        _decode_kernel[(cache.shape[3], num_parts, num_requests)](
+            q,
+            cache,
+            block_tables,
+            kv_lens,
+            out,
+            partial,
+            stats,
+            counters,
+            q.stride(0),
+            block_tables.stride(0),
+            *factors,
+            MIN_KEYS=min_keys,
+            **_decode_constants(num_heads, cache.shape, q.dtype, cache.dtype, num_parts, num_requests >= 64),
+            **kind,
+        )
+
+
+def _prefill(
+    q: Tensor,
+    cache: Tensor,
+    block_tables: Tensor,
+    cu_q_lens: Tensor,
+    kv_lens: Tensor,
+    out: Tensor,
+    factors: tuple[float, float],
+    kind: dict[str, Any],
+) -> None:
+    constants = _prefill_constants(q.shape[1], cache.shape, q.dtype, cache.dtype)
+    num_tiles = len(q) // (constants["TILE_M"] // constants["GROUP"]) + len(kv_lens)
+    _prefill_kernel[(num_tiles, cache.shape[3])](
+        q,
+        cache,
+        block_tables,
+        cu_q_lens,
+        kv_lens,
+        out,
+        q.stride(0),
+        block_tables.stride(0),
+        len(kv_lens),
+        *factors,
+        **constants,
+        **kind,
+    )
+
+
+def split(num_pairs: int, longest: int) -> tuple[int, int]:
+    """Into how many parts the keys of each (request, key head) are cut at most, and the fewest keys of one.
+
+    One wave of programs: a second one, not full, would cost more than it brings.
+    """
+    few_keys = _FEW_KEYS if num_pairs * 4 <= NUM_PROGRAMS else _MANY_KEYS
+    return max(1, min(NUM_PROGRAMS // num_pairs, parts(longest, few_keys), _MAX_PARTS)), few_keys
+
+
+@functools.cache
+def _decode_constants(
+    num_heads: int,
+    cache_shape: torch.Size,
+    q_type: torch.dtype,
+    cache_type: torch.dtype,
+    num_parts: int,
+    many: bool,
+) -> dict[str, Any]:
+    """What the decode kernel is compiled for; tiles, warps and stages as measured on an H200."""
+    constants = _shape_constants(num_heads, cache_shape, q_type, cache_type)
+    max_parts, d_pad = power_of_2(num_parts), constants["D_PAD"]
+    tile_k, warps, stages = 64, 4, 2 if d_pad > 128 else 4
+    if constants["DOT"] == tl.float32:
+        tile_k, warps, stages = 32, 4, 2
+    elif many and d_pad <= 128:
+        tile_k, warps, stages = 128, 4, 3
+    heads = min(power_of_2(constants["GROUP"]), max(1, _JOINED_AT_ONCE // (max_parts * d_pad)))
+    return constants | {
+        "TILE_M": max(16, power_of_2(constants["GROUP"])),
+        "TILE_K": tile_k,
+        "MAX_PARTS": max_parts,
+        "HEADS": heads,
+        "num_warps": warps,
+        "num_stages": stages,
+    }
+
+
+@functools.cache
+def _prefill_constants(
+    num_heads: int, cache_shape: torch.Size, q_type: torch.dtype, cache_type: torch.dtype
+) -> dict[str, Any]:
+    """What the prefill kernel is compiled for, as measured on an H200."""
+    constants = _shape_constants(num_heads, cache_shape, q_type, cache_type)
+    heads = max(16, power_of_2(constants["GROUP"]))
+    if constants["DOT"] == tl.float32:
+        tiles = (max(32, heads), 32, 4, 2)
+    elif constants["D"] > 128:
+        tiles = (max(128, heads), 64, 8, 2)
+    elif constants["BLOCK_SIZE"] >= 64:
+        tiles = (max(128, heads), 128, 8, 2)
+    else:
+        tiles = (max(64, heads), 64, 4, 3)
+    return constants | dict(zip(("TILE_M", "TILE_K", "num_warps", "num_stages"), tiles, strict=True))
+
+
+def _shape_constants(
+    num_heads: int, cache_shape: torch.Size, q_type: torch.dtype, cache_type: torch.dtype
+) -> dict[str, Any]:
+    _, _, block_size, num_kv_heads, head_dim = cache_shape
+    dot = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}.get(q_type, tl.float32)
+    narrow = cache_type != torch.float32 and not triton.knobs.runtime.interpret
+    return {
+        "NUM_KV_HEADS": num_kv_heads,
+        "GROUP": num_heads // num_kv_heads,
+        "D": head_dim,
+        "D_PAD": max(16, power_of_2(head_dim)),
+        "BLOCK_SIZE": block_size,
+        "DOT": dot if narrow else tl.float32,
+    }

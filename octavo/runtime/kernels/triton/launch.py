@@ -1,0 +1,79 @@
+"""How kernels are launched: arithmetic of grids, kernels that begin before their inputs are there, counters.
+
+Programmatic dependent launch. A kernel that is launched with `OVERLAPPED` may begin while its predecessor still
+runs. So every kernel of this folder that takes `PDL` calls `wait` before it touches memory that another kernel
+reads or writes, and `release` where its successor may begin: late, because programs that wait take the place
+of programs that work. All kernels of a chain wait, so a kernel's writes are also safe from those before last.
+"""
+
+import functools
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+NUM_PROGRAMS = 4 * 132
+"""One wave of small programs on the GPUs the kernels were tuned on."""
+_NUM_COUNTERS = 1 << 14  # never more: a captured graph keeps the address
+
+
+def power_of_2(number: int) -> int:
+    """The smallest power of two that is not smaller. Triton's own function costs 3 µs a call on the host."""
+    return 1 << (number - 1).bit_length()
+
+
+def parts(number: int, size: int) -> int:
+    """How many programs of `size` cover `number`."""
+    return -(-number // size)
+
+
+@functools.cache
+def overlapped() -> dict[str, Any]:
+    """Arguments of a launch that may begin early, where the device can do that."""
+    able = not triton.knobs.runtime.interpret and torch.version.cuda is not None
+    able = able and torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9
+    return {"PDL": True, "launch_pdl": True} if able else {"PDL": False}
+
+
+@triton.jit
+def wait(PDL: tl.constexpr):
+    """Until all earlier kernels are done and their writes visible."""
+    if PDL:
+        gdc_wait()
+
+
+@triton.jit
+def release(PDL: tl.constexpr):
+    """Let the next kernel begin, once all programs have come here."""
+    if PDL:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def is_last(counter, number):
+    """Whether this program is the last of `number` to come here; then it sees what the others stored.
+
+    The counter is left at 0, as it was found.
+    """
+    tl.debug_barrier()
+    last = tl.atomic_add(counter, 1, sem="acq_rel") == number - 1
+    if last:
+        tl.store(counter, 0)
+    return last
+
+
+class Counters:
+    """Zeros for `is_last`, which leaves them zero. Kernels on one stream share them."""
+
+    def __init__(self) -> None:
+        self._by_device: dict[torch.device, Tensor] = {}
+
+    def on(self, device: torch.device, number: int) -> Tensor:
+        """At least `number` of them. The first call on a device must not be captured into a graph."""
+        assert number <= _NUM_COUNTERS, number
+        if device not in self._by_device:
+            self._by_device[device] = torch.zeros(_NUM_COUNTERS, dtype=torch.int32, device=device)
+        return self._by_device[device]

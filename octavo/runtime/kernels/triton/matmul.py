@@ -1,0 +1,188 @@
+"""Products of few rows with a large matrix, bound by reading it: one kernel without, one with tensor cores.
+
+Up to `_FEW_ROWS` rows each program multiplies some rows of the matrix, whole, by plain arithmetic. More rows
+fill a tile of the tensor cores; where the matrix has too few rows to occupy the device, several programs share
+each, and the last to be done adds their parts in fixed order, so that a result is reproducible. Everything
+else, and what measurements gave to it, is torch's.
+"""
+
+import functools
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn import functional
+
+from octavo.runtime.kernels.triton.launch import (
+    Counters,
+    is_last,
+    overlapped,
+    parts,
+    power_of_2,
+    release,
+    wait,
+)
+
+_FEW_ROWS, _SOME_ROWS = 2, 32
+_NARROW = {torch.bfloat16, torch.float16}
+
+
+# fmt: off
+@triton.jit
+def _vector_kernel(
+    x, weight, bias, out, stride_x, N,
+    M: tl.constexpr, M_PAD: tl.constexpr, K: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
+    BIASED: tl.constexpr, PDL: tl.constexpr,
+):
+    """TILE_N outputs of all M rows."""
+    m, n = tl.arange(0, M_PAD), tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
+    column = tl.arange(0, TILE_K)
+    total = tl.zeros([M_PAD, TILE_N, TILE_K], tl.float32)
+    wait(PDL)
+    for start in tl.static_range(0, K, TILE_K):
+        k = start + column
+        inside = k < K
+        w = tl.load(weight + n.to(tl.int64)[:, None] * K + k[None, :], mask=(n < N)[:, None] & inside[None, :], other=0.0)
+        a = tl.load(x + m[:, None] * stride_x + k[None, :], mask=(m < M)[:, None] & inside[None, :], other=0.0)
+        total += a.to(tl.float32)[:, None, :] * w.to(tl.float32)[None, :, :]
+    release(PDL)
+    result = tl.sum(total, 2)
+    if BIASED:
+        result += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
+    target = out + m[:, None] * N + n[None, :]
+    tl.store(target, result.to(out.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
+
+
+@triton.jit
+def _tile_kernel(
+    x, weight, bias, out, partial, counters, M, stride_x, N,
+    K: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, SPLIT: tl.constexpr,
+    SWAPPED: tl.constexpr, BIASED: tl.constexpr, PDL: tl.constexpr,
+):
+    """TILE_N outputs of all M rows, over one of SPLIT parts of K. SWAPPED: the matrix is the left operand."""
+    m, n = tl.arange(0, TILE_M), tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
+    part_size: tl.constexpr = (K + SPLIT * TILE_K - 1) // (SPLIT * TILE_K) * TILE_K
+    part = tl.program_id(1)
+    column = part * part_size + tl.arange(0, TILE_K)
+    rows, outputs = (m < M)[:, None], (n < N)[None, :]
+    weight += n.to(tl.int64)[:, None] * K
+    x += m[:, None] * stride_x
+    total = tl.zeros([TILE_N, TILE_M] if SWAPPED else [TILE_M, TILE_N], tl.float32)
+    wait(PDL)
+    release(PDL)
+    for start in range(0, part_size, TILE_K):
+        k = start + column
+        inside = (k < K)[None, :]
+        w = tl.load(weight + k[None, :], mask=(n < N)[:, None] & inside, other=0.0)
+        a = tl.load(x + k[None, :], mask=rows & inside, other=0.0)
+        if SWAPPED:
+            total = tl.dot(w, tl.trans(a), total)
+        else:
+            total = tl.dot(a, tl.trans(w), total)
+    if SWAPPED:
+        total = tl.trans(total)
+    place = m[:, None] * N + n[None, :]
+    if SPLIT > 1:
+        tl.store(partial + part * M * N + place, total, mask=rows & outputs)
+        if not is_last(counters + tl.program_id(0), SPLIT):
+            return
+        total = tl.zeros([TILE_M, TILE_N], tl.float32)
+        for index in tl.static_range(SPLIT):
+            total += tl.load(
+                partial + index * M * N + place, mask=rows & outputs, other=0.0, cache_modifier=".cg"
+            )
+    if BIASED:
+        total += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=rows & outputs)
+# fmt: on
+
+
+class Matmul:
+    """The op, and the counters that parts of a product meet at."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """See table.Matmul."""
+        num_rows = x.shape[0]
+        if num_rows > _SOME_ROWS or not num_rows or x.dtype not in _NARROW:
+            return functional.linear(x, weight, bias)
+        if num_rows <= _FEW_ROWS:
+            return _few_rows(x, weight, bias)
+        tile = _tile(num_rows, *weight.shape)
+        if tile is None:
+            return functional.linear(x, weight, bias)
+        return self._some_rows(x, weight, bias, tile)
+
+    def _some_rows(self, x: Tensor, weight: Tensor, bias: Tensor | None, tile: dict[str, Any]) -> Tensor:
+        (m, k), n, num_parts = x.shape, weight.shape[0], tile["SPLIT"]
+        out = x.new_empty((m, n))
+        partial = x.new_empty((num_parts, m, n), dtype=torch.float32) if num_parts > 1 else out
+        num_tiles = parts(n, tile["TILE_N"])
+        _tile_kernel[(num_tiles, num_parts)](
+            x,
+            weight,
+            out if bias is None else bias,
+            out,
+            partial,
+            self._counters.on(x.device, num_tiles) if num_parts > 1 else out,
+            m,
+            x.stride(0),
+            n,
+            K=k,
+            BIASED=bias is not None,
+            **tile,
+            **overlapped(),
+        )
+        return out
+
+
+def _few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    (m, k), n = x.shape, weight.shape[0]
+    out = x.new_empty((m, n))
+    tile_n, warps = (8, 4) if k > 8192 else (4, 8) if k <= 3072 and n * k < 1 << 22 else (2, 4)
+    _vector_kernel[(parts(n, tile_n),)](
+        x,
+        weight,
+        out if bias is None else bias,
+        out,
+        x.stride(0),
+        n,
+        M=m,
+        M_PAD=power_of_2(m),
+        K=k,
+        TILE_N=tile_n,
+        TILE_K=min(1024, power_of_2(k)),
+        BIASED=bias is not None,
+        num_warps=warps,
+        **overlapped(),
+    )
+    return out
+
+
+@functools.cache
+def _tile(num_rows: int, n: int, k: int) -> dict[str, Any] | None:
+    """Tile and split of a product, as measured on an H200; None where torch is as fast or faster."""
+    tile_m = max(16, power_of_2(num_rows))
+    if n >= 1 << 16:  # a language model head
+        return _constants(tile_m, 64, 128, 1, swapped=True)
+    if n * k <= 1 << 23:
+        return _constants(tile_m, 32, 256 if tile_m > 16 and n > 2048 else 128, 1 if n > 2048 else 4)
+    if n <= 4096:
+        return _constants(tile_m, 32, 128, 2 if k <= 4096 else 4)
+    return None
+
+
+def _constants(tile_m: int, tile_n: int, tile_k: int, num_parts: int, *, swapped: bool = False) -> dict[str, Any]:
+    return {
+        "TILE_M": tile_m,
+        "TILE_N": tile_n,
+        "TILE_K": tile_k,
+        "SPLIT": num_parts,
+        "SWAPPED": swapped,
+        "num_warps": 4,
+        "num_stages": 3 if tile_k > 128 else 4,
+    }

@@ -1,0 +1,34 @@
+"""`PendingStep`: what a step that was given to the device will bring. Made by the model runner, read later."""
+
+from dataclasses import dataclass, field
+
+from octavo.messages.request import TokenLogprobs
+from octavo.messages.step import ModelRunnerOutput
+from octavo.runtime.sampling.output import PendingSamples
+from octavo.runtime.sampling.slots import Array
+
+
+@dataclass(slots=True)
+class PendingStep:
+    """samples: indexes into `request_ids` of those that sample, in the order of the rows of `pending`."""
+
+    step_id: int
+    request_ids: list[str]
+    samples: Array | None = None
+    pending: PendingSamples | None = None
+    prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+
+    def read(self) -> ModelRunnerOutput:
+        """Everything on the host; waits for this step on the device, and for none behind it."""
+        sampled: list[list[int]] = [[] for _ in self.request_ids]
+        output = ModelRunnerOutput(self.step_id, sampled, prompt_logprobs=self.prompt_logprobs)
+        if self.pending is None or self.samples is None:
+            return output
+        host = self.pending.read()
+        indexes = self.samples.tolist()
+        for index, token_id in zip(indexes, host.token_ids, strict=True):
+            sampled[index].append(token_id)
+        ids = [self.request_ids[index] for index in indexes]
+        output.logprobs = {i: [scores] for i, scores in zip(ids, host.logprobs, strict=True) if scores}
+        output.errors = {i: error for i, error in zip(ids, host.errors, strict=True) if error}
+        return output

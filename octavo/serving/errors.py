@@ -1,0 +1,123 @@
+"""Errors as HTTP answers: status and `{"error": {"message", "type", "param", "code"}}`, whatever was raised.
+
+Called by `app` and by every stream. What is not an OctavoError is logged and told to nobody.
+"""
+
+import re
+from collections.abc import Mapping
+from http import HTTPStatus
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.base.errors import ConfigError, EngineDead, OctavoError, Overloaded, RequestError, UnknownModel, Unsupported
+from octavo.base.log import get_logger
+
+logger = get_logger(__name__)
+_MAX_MESSAGE_CHARS = 2000
+_INNER = re.compile(r"0x[0-9a-fA-F]{6,}|(?:/[\w.+-]+){2,}")
+"""Addresses and paths: of use to nobody but an attacker."""
+_TYPES = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    403: "PermissionDeniedError",
+    404: "NotFoundError",
+    405: "MethodNotAllowedError",
+    413: "RequestTooLargeError",
+    415: "UnsupportedMediaTypeError",
+    429: "RateLimitError",
+    499: "RequestAbortedError",
+    501: "NotImplementedError",
+    503: "ServiceUnavailableError",
+    504: "TimeoutError",
+}
+
+
+class HTTPError(OctavoError):
+    """An error that says its status itself."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        parameter: str | None = None,
+        *,
+        kind: str = "",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.parameter = parameter
+        self.kind = kind or _TYPES.get(status, "InternalServerError")
+        self.headers = dict(headers or {})
+
+
+class ErrorDetail(msgspec.Struct):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int
+    """The HTTP status."""
+
+
+class ErrorBody(msgspec.Struct):
+    """The body of every error."""
+
+    error: ErrorDetail
+
+
+def http_error(error: BaseException) -> HTTPError:
+    """What the client is told of an error; what he is not told goes to the log."""
+    match error:
+        case HTTPError():
+            return error
+        case UnknownModel(parameter=parameter):
+            return HTTPError(404, str(error), parameter)
+        case RequestError(parameter=parameter):
+            return HTTPError(400, str(error), parameter)
+        case Unsupported() | ConfigError():
+            return HTTPError(501, str(error))
+        case Overloaded(retry_after_s=retry_after_s):
+            return HTTPError(503, str(error), headers=_retry_after(retry_after_s))
+        case EngineDead():
+            logger.error("A request ended with the engine: %s", error)
+            text = "The engine has stopped and this request with it. If it is restarted, try again in a moment."
+            return HTTPError(503, text, kind="engine_dead", headers=_retry_after(1.0))
+        case HTTPException(status_code=status, detail=detail):
+            return HTTPError(status, str(detail), headers=error.headers)
+    logger.error("A request failed inside octavo.", exc_info=error)
+    return HTTPError(500, "Internal error while handling this request; the server's log has the details.")
+
+
+def error_body(error: BaseException) -> bytes:
+    """The JSON object of an error, at most 4 KB."""
+    told = http_error(error)
+    message = _INNER.sub("…", str(told)[:_MAX_MESSAGE_CHARS])
+    parameter = told.parameter[:100] if told.parameter else None
+    return msgspec.json.encode(ErrorBody(ErrorDetail(message, told.kind, parameter, told.status)))
+
+
+def error_response(error: BaseException) -> Response:
+    """The whole answer to a request that failed before anything was sent."""
+    told = http_error(error)
+    return Response(error_body(told), told.status, told.headers, media_type="application/json")
+
+
+async def handle_exception(request: Request, error: Exception) -> Response:
+    """For Starlette, which raises its own: unknown paths, wrong methods."""
+    if isinstance(error, HTTPException) and error.detail == _phrase(error.status_code):
+        text = f"{error.detail}: {request.method} {request.url.path[:200]}."
+        error = HTTPError(error.status_code, text, headers=error.headers)
+    return error_response(error)
+
+
+def _phrase(status: int) -> str:
+    return HTTPStatus(status).phrase
+
+
+def _retry_after(seconds: float) -> dict[str, str]:
+    return {"Retry-After": str(max(1, round(seconds)))}

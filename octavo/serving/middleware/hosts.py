@@ -1,0 +1,68 @@
+"""`HostCheck`: a browser must not be made to talk to this server by a page of somebody else's.
+
+Two ways lead there. *DNS rebinding*: a name of the attacker's resolves to 127.0.0.1; so a server on a loopback
+address answers only to names that can mean nothing else. *Requests across sites*: a page may send simple POSTs
+and open WebSockets to any address; so without keys, which such a page does not know, what carries an Origin
+must come from this server's own page or from `allowed_origins`.
+"""
+
+import ipaddress
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from octavo.config.server import ServerConfig
+from octavo.serving.middleware import headers
+from octavo.serving.middleware.refusal import refuse
+
+_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+
+
+class HostCheck:
+    """Refuses 400 for a Host header that is missing or doubled, 403 for a foreign Host or Origin."""
+
+    def __init__(self, app: ASGIApp, config: ServerConfig, *, is_loopback: bool) -> None:
+        self._app = app
+        self._checks_host = is_loopback and "*" not in config.allowed_hosts
+        self._checks_origin = not config.api_key and "*" not in config.allowed_origins
+        self._hosts = {host.lower() for host in config.allowed_hosts}
+        self._origins = {origin.lower().rstrip("/") for origin in config.allowed_origins}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the request through, or refuse it."""
+        hosts = headers.values(scope, b"host")
+        host = hosts[0].lower() if hosts else ""
+        if len(hosts) != 1 and (hosts or scope.get("http_version") != "1.0"):
+            await refuse(scope, send, 400, f"A request needs one Host header; found {len(hosts)}.")
+        elif self._checks_host and not self._is_ours(host):
+            message = "This server answers only to localhost and IP addresses as Host; see --allowed-hosts."
+            await refuse(scope, send, 403, message)
+        elif self._checks_origin and not self._is_same_site(scope, host):
+            message = "This server takes no requests from pages of other sites; see --allowed-origins."
+            await refuse(scope, send, 403, message)
+        else:
+            await self._app(scope, receive, send)
+
+    def _is_ours(self, host: str) -> bool:
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+        except ValueError:
+            return False
+        return name in self._hosts or name == "localhost" or name.endswith(".localhost") or _is_address(name)
+
+    def _is_same_site(self, scope: Scope, host: str) -> bool:
+        if scope["type"] == "http" and scope["method"] in _SAFE_METHODS:
+            return True
+        for origin in headers.values(scope, b"origin"):
+            scheme, _, place = origin.lower().partition("://")
+            if origin.lower() not in self._origins and (place != host or scheme not in ("http", "https")):
+                return False
+        return True
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return not name  # HTTP/1.0 without a Host: no browser speaks it
+    return True

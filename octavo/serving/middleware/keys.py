@@ -1,0 +1,50 @@
+"""`KeyCheck`: with keys configured, everything but the list of open paths needs one of them.
+
+The path that is looked up is the one that routes; what is not on the list is closed, whatever it is.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Collection, Sequence
+
+from starlette._utils import get_route_path
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from octavo.config.secret import Secret
+from octavo.serving.middleware import headers
+from octavo.serving.middleware.refusal import refuse
+
+
+class KeyCheck:
+    """Refuses 401; sets `tenant` and, when several keys exist, `cache_salt` in `scope["state"]`."""
+
+    def __init__(self, app: ASGIApp, secrets: Sequence[Secret], open_paths: Collection[str]) -> None:
+        self._app = app
+        self._secrets = secrets
+        self._open_paths = open_paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the request through, or refuse it."""
+        secret = self._find(headers.value(scope, b"authorization"))
+        if secret is None and not self._is_open(scope):
+            message = "A key is needed and was not given or is wrong: send the header Authorization: Bearer KEY."
+            await refuse(scope, send, 401, message, {"WWW-Authenticate": "Bearer"})
+            return
+        if secret is not None:
+            scope["state"]["tenant"] = secret.tenant
+            scope["state"]["cache_salt"] = secret.cache_salt if len(self._secrets) > 1 else ""
+        await self._app(scope, receive, send)
+
+    def _is_open(self, scope: Scope) -> bool:
+        is_read = scope["type"] == "http" and scope["method"] in ("GET", "HEAD")
+        return is_read and get_route_path(scope) in self._open_paths
+
+    def _find(self, authorization: str) -> Secret | None:
+        """Whose key this is. Takes the same time whichever key matches, or none."""
+        scheme, _, key = authorization.partition(" ")
+        digest = hashlib.sha256(key.strip().encode("latin-1")).digest()
+        found = None
+        for secret in self._secrets:
+            if hmac.compare_digest(secret.digest, digest):
+                found = secret
+        return found if scheme.lower() == "bearer" else None

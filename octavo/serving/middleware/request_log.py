@@ -1,0 +1,74 @@
+"""`RequestLog`: gives every request its id, and a line in the log when it is over.
+
+The line holds method, path, status, time and id: never a query, a header or a body. Probes are logged at DEBUG.
+"""
+
+import logging
+import re
+import secrets
+import time
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo.base.log import get_logger
+from octavo.config.server import ServerConfig
+from octavo.serving.middleware import headers
+
+logger = get_logger(__name__)
+_WELL_FORMED = re.compile(r"[!-~]{1,128}")
+_PROBES = {"/health", "/ready", "/ping", "/load", "/metrics"}
+_LONGEST_PATH = 200
+
+
+class RequestLog:
+    """Sets `scope["state"]["request_id"]`: the client's X-Request-Id if it is well-formed, else a new one."""
+
+    def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
+        self._app = app
+        self._echoes_id = config.enable_request_id_headers
+        self._is_logging = not config.disable_access_log
+        self._root_path = config.root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the request through."""
+        begun_s, status = time.monotonic(), 0
+        request_id = headers.value(scope, b"x-request-id")
+        if not _WELL_FORMED.fullmatch(request_id):
+            request_id = secrets.token_hex(16)
+        scope.setdefault("state", {})["request_id"] = request_id
+        scope["root_path"] = self._root_path
+
+        async def note(message: Message) -> None:
+            nonlocal status
+            if message["type"] in ("http.response.start", "websocket.http.response.start"):
+                status = message["status"]
+                if self._echoes_id:
+                    message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+            elif message["type"] == "websocket.accept":
+                status = 101
+            await send(message)
+
+        try:
+            await self._app(scope, receive, note)
+        finally:
+            if self._is_logging:
+                self._log(scope, status, time.monotonic() - begun_s)
+
+    def _log(self, scope: Scope, status: int, took_s: float) -> None:
+        level = logging.DEBUG if scope["path"] in _PROBES else logging.INFO
+        path = scope.get("raw_path", b"").partition(b"?")[0].decode("ascii", "backslashreplace")
+        logger.log(
+            level,
+            "%s %s %s %d %.3fs %s",
+            _peer(scope),
+            scope.get("method", "WEBSOCKET"),
+            path[:_LONGEST_PATH],
+            status,
+            took_s,
+            scope["state"]["request_id"],
+        )
+
+
+def _peer(scope: Scope) -> str:
+    client = scope.get("client")
+    return f"{client[0]}:{client[1]}" if client else "-"

@@ -1,0 +1,168 @@
+"""What a client gets: one struct per answer and per chunk, encoded as it is. UNSET is left out, None is null.
+
+Names and places follow OpenAI's, then vLLM's.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+Logprobs = dict[str, dict[str, Any]]
+"""By token id as text: logprob, rank, decoded_token."""
+FinishReason = Literal["stop", "length", "repetition"]
+
+
+class PromptTokensDetails(Struct):
+    """Where the prompt's tokens came from."""
+
+    cached_tokens: int
+
+
+class Usage(Struct):
+    """Tokens of the whole request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+
+
+class RequestMetrics(Struct):
+    """Latencies of one request, in milliseconds."""
+
+    time_to_first_token_ms: float
+    generation_time_ms: float
+    queue_time_ms: float
+    mean_itl_ms: float
+    tokens_per_second: float
+
+
+class CompletionLogprobs(Struct):
+    """Of a completion's tokens, in parallel lists; null for the first token of an echoed prompt."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class CompletionChoice(Struct):
+    """One completion of one prompt, or what is new of it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    """The stop string or token that ended it."""
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | None | UnsetType = UNSET
+    prompt_logprobs: list[Logprobs | None] | UnsetType = UNSET
+
+
+class Completion(Struct):
+    """Answer of /v1/completions, and a chunk of its stream."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    object: Literal["text_completion"] = "text_completion"
+    system_fingerprint: str | None = None
+    usage: Usage | None | UnsetType = UNSET
+    metrics: RequestMetrics | UnsetType = UNSET
+
+
+class TopLogprob(Struct):
+    """A likely token at one position."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprob(Struct):
+    """The chosen token at one position, and the likeliest ones."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct):
+    """Of an answer's tokens."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class ChatMessage(Struct):
+    """The model's turn."""
+
+    role: str
+    content: str | None
+    refusal: None = None
+
+
+class ChatChoice(Struct):
+    """One answer."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletion(Struct):
+    """Answer of /v1/chat/completions."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    object: Literal["chat.completion"] = "chat.completion"
+    system_fingerprint: str | None = None
+    prompt_logprobs: list[Logprobs | None] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_text: str | UnsetType = UNSET
+    metrics: RequestMetrics | UnsetType = UNSET
+
+
+class Delta(Struct, omit_defaults=True):
+    """What is new of a message."""
+
+    role: str | None = None
+    content: str | None = None
+
+
+class DeltaChoice(Struct):
+    """What is new of one answer."""
+
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunk(Struct):
+    """A chunk of a chat stream."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[DeltaChoice]
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    system_fingerprint: str | None = None
+    usage: Usage | None | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    metrics: RequestMetrics | UnsetType = UNSET
+
+
+encode = msgspec.json.Encoder().encode

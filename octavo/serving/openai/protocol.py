@@ -1,0 +1,214 @@
+"""What a client may ask: one struct per request body. `body` fills them, strictly; null means "not given".
+
+Ranges are here for the documentation and for a quick answer; the rules that join fields, and those that need
+the model, are SamplingParams' and the input processor's. Names follow OpenAI's, then vLLM's.
+"""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from octavo.messages.sampling import MAX_N, RepetitionDetectionParams
+
+MAX_PROMPTS = 1024
+MAX_MESSAGES = 16384
+_MAX_INT = 2**63 - 1
+Positive = Annotated[int, Meta(ge=1, le=_MAX_INT)]
+Natural = Annotated[int, Meta(ge=0, le=_MAX_INT)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Seconds = Annotated[float, Meta(gt=0)]
+TokenId = Annotated[int, Meta(ge=0, le=_MAX_INT)]
+TokenIds = Annotated[list[TokenId], Meta(max_length=2**17)]
+Text = Annotated[str, Meta(min_length=1)]
+Count = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+"""A number of logprobs; -1 = the vocabulary."""
+Prompt = Annotated[
+    Any,
+    Meta(
+        extra_json_schema={
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_PROMPTS},
+                {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+                {
+                    "type": "array",
+                    "items": {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+                    "minItems": 1,
+                    "maxItems": MAX_PROMPTS,
+                },
+                {"type": "null"},
+            ]
+        }
+    ),
+]
+"""A text, token ids, or a list of either; read by `prompts`."""
+Message = dict[str, Any]
+Messages = Annotated[
+    list[Message],
+    Meta(
+        min_length=1,
+        max_length=MAX_MESSAGES,
+        extra_json_schema={
+            "items": {
+                "type": "object",
+                "properties": {
+                    "role": {"type": "string"},
+                    "content": {
+                        "anyOf": [
+                            {"type": "string"},
+                            {
+                                "type": "array",
+                                "items": {
+                                    "type": "object",
+                                    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                                    "required": ["type", "text"],
+                                },
+                            },
+                        ]
+                    },
+                },
+                "required": ["role", "content"],
+            }
+        },
+    ),
+]
+"""A conversation; the chat template checks the messages one by one."""
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True):
+    """What a stream tells besides the text."""
+
+    include_usage: bool | None = None
+    """Usage in a last chunk without choices."""
+    continuous_usage_stats: bool | None = None
+    """With include_usage: usage so far in every chunk."""
+    include_obfuscation: bool | None = None
+    """Of OpenAI, without an effect: nothing is padded."""
+
+
+class ResponseFormat(Struct):
+    """The form of the answer; only text is there yet."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: dict[str, Any] | None = None
+
+
+class SamplingFields(Struct, kw_only=True):
+    """What all requests for text have in common. Names that SamplingParams has mean the same there."""
+
+    model: str | None = None
+    """Name of the model; the served one if it is left out."""
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=_MAX_INT)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=_MAX_INT)] | None = None
+    stop: Text | Annotated[list[Text], Meta(max_length=64)] | None = None
+    stop_token_ids: TokenIds | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Natural | None = None
+    bad_words: Annotated[list[Text], Meta(max_length=128)] | None = None
+    logit_bias: dict[str, float] | None = None
+    """By token id; clamped to -100 … 100."""
+    allowed_token_ids: TokenIds | None = None
+    forbidden_token_ids: TokenIds | None = None
+    prompt_logprobs: Count | None = None
+    logprob_token_ids: TokenIds | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    num_beam_groups: Positive | None = None
+    diversity_penalty: Annotated[float, Meta(ge=0)] | None = None
+    repetition_detection: RepetitionDetectionParams | None = None
+    thinking_token_budget: Count | None = None
+    stream_interval: Positive | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    """Whether the tokenizer adds its own; in chat the template has written them already."""
+    truncate_prompt_tokens: Count | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    response_format: ResponseFormat | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    timeout: Seconds | None = None
+    """Seconds from the arrival after which the request fails with 504."""
+    deadline_s: Seconds | None = None
+    """Seconds in which the answer is wanted, for the scheduling policy "deadline"."""
+    request_id: Annotated[str, Meta(min_length=1, max_length=128, pattern="^[!-~]*$")] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+    """Only prompts of the same salt share cached blocks."""
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    """Logprobs name tokens as token_id:N."""
+    vllm_xargs: dict[str, Any] | None = None
+    """For custom logits processors."""
+
+
+class CompletionRequest(SamplingFields, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: Prompt = None
+    prompt_embeds: str | Annotated[list[str], Meta(min_length=1, max_length=MAX_PROMPTS)] | None = None
+    """Base64 of a safetensors file with one tensor [num_tokens, hidden_size]; a list for several prompts."""
+    max_tokens: Natural | None = None
+    """16 if left out; 0 only with echo, to score the prompt."""
+    logprobs: Count | None = None
+    echo: bool | None = None
+
+
+class ChatRequest(SamplingFields, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: Messages
+    max_tokens: Positive | None = None
+    max_completion_tokens: Positive | None = None
+    """The rest of the context if both are left out."""
+    logprobs: bool | None = None
+    top_logprobs: Count | None = None
+    echo: bool | None = None
+    """Begin the answer with the last message."""
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    documents: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables of the template; only those that it reads."""
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    """A variable of the template."""
+    return_prompt_text: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+
+
+class BatchChatRequest(ChatRequest, kw_only=True):
+    """POST /v1/chat/completions/batch: several conversations, one choice for each."""
+
+    messages: Annotated[list[Messages], Meta(min_length=1, max_length=MAX_PROMPTS)]  # type: ignore[assignment]
+
+
+class TokenizeRequest(Struct, kw_only=True):
+    """POST /tokenize: a text, or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Struct, kw_only=True):
+    """POST /detokenize."""
+
+    tokens: list[TokenId]
+    model: str | None = None

@@ -1,0 +1,76 @@
+"""`sampling_params`: a request's fields as SamplingParams. The only place where one becomes the other.
+
+What a request leaves open is the model's recommendation (generation_config.json), then octavo's default.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from octavo.base.errors import RequestError
+from octavo.messages.sampling import RequestOutputKind, SamplingParams
+from octavo.serving.openai.protocol import ChatRequest, CompletionRequest, SamplingFields
+
+DEFAULT_COMPLETION_TOKENS = 16
+_SAME = tuple(set(SamplingFields.__struct_fields__) & set(SamplingParams.__struct_fields__))
+"""Fields that both have under one name."""
+
+
+def sampling_params(request: SamplingFields, defaults: Mapping[str, Any]) -> SamplingParams:
+    """The parameters of a request. Raises RequestError, which names the field.
+
+    defaults: of InputProcessor.default_sampling_values
+    """
+    _check_stream(request)
+    if request.response_format is not None and request.response_format.type != "text":
+        raise RequestError(
+            f"response_format {request.response_format.type!r} is not supported: structured output is not there "
+            "yet. Ask for JSON in the prompt.",
+            "response_format",
+        )
+    given = {name: getattr(request, name) for name in _SAME}
+    values = {**defaults, **{name: value for name, value in given.items() if value is not None}}
+    if request.use_beam_search and request.temperature is None:
+        values["temperature"] = 0.0
+    values["output_kind"] = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
+    values["timeout_s"] = request.timeout
+    values["extra_args"] = request.vllm_xargs
+    match request:
+        case CompletionRequest():
+            values |= _of_completion(request)
+        case ChatRequest():
+            values |= _of_chat(request, values.get("max_tokens"))
+    return SamplingParams(**values)
+
+
+def _check_stream(request: SamplingFields) -> None:
+    if request.stream_options is not None and not request.stream:
+        raise RequestError("stream_options can only be set when stream is true.", "stream_options")
+    if request.prompt_logprobs is not None and request.stream:
+        raise RequestError("prompt_logprobs are not available when stream is true.", "prompt_logprobs")
+
+
+def _of_completion(request: CompletionRequest) -> dict[str, Any]:
+    max_tokens = request.max_tokens
+    if max_tokens == 0 and not request.echo:
+        raise RequestError("max_tokens must be at least 1; 0 needs echo, to score the prompt.", "max_tokens")
+    prompt_logprobs = request.prompt_logprobs
+    if request.echo and prompt_logprobs is None:
+        prompt_logprobs = request.logprobs
+    if max_tokens is None:
+        max_tokens = DEFAULT_COMPLETION_TOKENS
+    return {
+        "max_tokens": max(1, max_tokens),
+        "min_tokens": request.min_tokens or 0,
+        "logprobs": request.logprobs,
+        "prompt_logprobs": prompt_logprobs,
+    }
+
+
+def _of_chat(request: ChatRequest, recommended: int | None) -> dict[str, Any]:
+    if request.top_logprobs is not None and not request.logprobs:
+        raise RequestError("top_logprobs needs logprobs to be true.", "top_logprobs")
+    max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+    return {
+        "max_tokens": recommended if max_tokens is None else max_tokens,
+        "logprobs": (request.top_logprobs or 0) if request.logprobs else None,
+    }

@@ -1,0 +1,125 @@
+"""Answers that take time: server-sent events, and the watch for clients that leave before they have their answer.
+
+A stream ends in one of three ways: a finish reason and [DONE]; an error event without [DONE]; a connection
+that is cut. Its head is sent with the first event, so that a request that fails before gets a plain error.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import suppress
+from typing import TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from octavo.base.log import get_logger
+from octavo.config.server import ServerConfig
+from octavo.serving.errors import error_body, error_response
+
+logger = get_logger(__name__)
+T = TypeVar("T")
+DONE = b"data: [DONE]\n\n"
+_KEEP_ALIVE = b": keep-alive\n\n"
+_HEAD = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class ClientGone(Exception):
+    """Nobody waits for the answer any more."""
+
+
+def event(data: bytes) -> bytes:
+    """One server-sent event."""
+    return b"data: " + data + b"\n\n"
+
+
+class EventStream(Response):
+    """An answer in events. However it ends, the generator is closed, which aborts what it asked for."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None], config: ServerConfig) -> None:
+        """events: ready to be sent; they include DONE when all went well."""
+        self.status_code = 200
+        self.background = None
+        self._events = events
+        self._interval_s = config.sse_keep_alive_interval or None
+        self._write_timeout_s = config.write_timeout or None
+        self._has_started = False
+        self._is_quiet = True
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send all events; an error before the first is answered as if there were no stream."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                watch = group.create_task(self._watch(receive, send))
+                await self._run(scope, receive, send)
+                watch.cancel()
+        except* ClientGone:
+            logger.debug("A client left its stream.")
+        finally:
+            await self._events.aclose()
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async for data in self._events:
+                await self._send(send, data)
+        except ClientGone:
+            raise
+        except Exception as error:
+            if not self._has_started:
+                await error_response(error)(scope, receive, send)
+                return
+            await self._send(send, event(error_body(error)))
+        await self._send(send, b"", more=False)
+
+    async def _send(self, send: Send, data: bytes, *, more: bool = True) -> None:
+        try:
+            async with asyncio.timeout(self._write_timeout_s):
+                if not self._has_started:
+                    self._has_started = True
+                    await send({"type": "http.response.start", "status": 200, "headers": self._head()})
+                await send({"type": "http.response.body", "body": data, "more_body": more})
+        except (OSError, TimeoutError) as error:
+            raise ClientGone from error
+        self._is_quiet = False
+
+    def _head(self) -> list[tuple[bytes, bytes]]:
+        return list(_HEAD)
+
+    async def _watch(self, receive: Receive, send: Send) -> None:
+        """Task: notice that the client leaves, and break the silence for proxies."""
+        while True:
+            try:
+                async with asyncio.timeout(self._interval_s):
+                    message = await receive()
+            except TimeoutError:
+                if self._is_quiet:
+                    await self._send(send, _KEEP_ALIVE)
+                self._is_quiet = True
+                continue
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+
+
+async def unless_gone(receive: Receive, work: Coroutine[None, None, T]) -> T:
+    """The result of `work`, which is cancelled when the client leaves. Raises ClientGone then."""
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(_leaving(receive))
+    try:
+        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        for future in (task, watch):
+            future.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await future
+
+
+async def _leaving(receive: Receive) -> None:
+    """Until the client leaves."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
