@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # the one place where this is allowed: type checkers cannot f
     from octavo.frontend.streaming_input import StreamingInput
     from octavo.llm import LLM
     from octavo.messages.sampling import RepetitionDetectionParams, RequestOutputKind, SamplingParams
+    from octavo.messages.structured import GuidedDecodingParams, StructuredOutputsParams
     from octavo.runtime.sampling.custom import AdapterLogitsProcessor
     from octavo.runtime.sampling.processors import Processor as LogitsProcessor
 
@@ -48,6 +49,8 @@ _HOMES = {
     "BeamSearchSequence": "octavo.frontend.beam_search_params:BeamSearchSequence",
     "RequestOutputKind": "octavo.messages.sampling:RequestOutputKind",
     "RepetitionDetectionParams": "octavo.messages.sampling:RepetitionDetectionParams",
+    "StructuredOutputsParams": "octavo.messages.structured:StructuredOutputsParams",
+    "GuidedDecodingParams": "octavo.messages.structured:GuidedDecodingParams",
     "LogitsProcessor": "octavo.runtime.sampling.processors:Processor",
     "AdapterLogitsProcessor": "octavo.runtime.sampling.custom:AdapterLogitsProcessor",
     "Logprob": "octavo.frontend.logprobs:Logprob",
@@ -86,6 +89,7 @@ __all__ = [
     "EngineArgs",
     "EngineDead",
     "FlatLogprobs",
+    "GuidedDecodingParams",
     "LLMEngine",
     "LogitsProcessor",
     "Logprob",
@@ -99,6 +103,7 @@ __all__ = [
     "RequestOutputKind",
     "SamplingParams",
     "StreamingInput",
+    "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
     "UnknownModel",

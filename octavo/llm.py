@@ -147,7 +147,7 @@ class LLM(OfflineControl):
             for prompt, params, (rank, payer, due) in zip(listed, every_params, standings, strict=True)
         ]
 
-    def chat(  # noqa: PLR0913  # as generate
+    def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: Params = None,
@@ -172,7 +172,7 @@ class LLM(OfflineControl):
             deadline_s=deadline_s,
         )
 
-    def enqueue_chat(  # noqa: PLR0913  # as generate
+    def enqueue_chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: Params = None,

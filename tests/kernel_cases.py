@@ -10,7 +10,7 @@ import torch
 from gguf import GGMLQuantizationType, quants
 
 from octavo.base.gguf import BLOCK_TYPES
-from octavo.runtime.kernels.table import KernelTable
+from octavo.runtime.kernels.table import Cut, HeadNorms, KernelTable, Rotation
 
 BLOCKS = {kind.name: kind for kind in BLOCK_TYPES.values()}
 TYPE_NAMES = sorted(BLOCKS)
@@ -19,12 +19,16 @@ CACHE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass
 class Case:
-    """One call of an op. `changed` names the positional arguments that the op changes in place."""
+    """One call of an op.
+
+    changed, spoiled: positional arguments that the op changes in place, or may overwrite
+    """
 
     name: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any] = field(default_factory=dict)
     changed: tuple[int, ...] = ()
+    spoiled: tuple[int, ...] = ()
     tolerance: float = 2e-6
     """Largest error, relative to the largest value."""
 
@@ -127,17 +131,59 @@ def _attention() -> Iterator[Case]:
                 )
 
 
-def _write_kv() -> Iterator[Case]:
-    for dtype in CACHE_DTYPES:
-        for kv_heads, head_dim, block_size in ((3, 64, 16), (1, 36, 5), (2, 256, 64)):
-            fused = torch.randn(9, 4 * kv_heads, head_dim)
-            fused[0, 0, :4] = torch.tensor([float("inf"), -0.0, 1e-40, 7e4])
-            cache = torch.randn(4, 2, block_size, kv_heads, head_dim).to(dtype)
-            slots = torch.tensor(
-                [0, -1, block_size - 1, block_size, -1, 3 * block_size + 2, 2 * block_size, 1, -1]
-            )
-            k, v = fused[:, :kv_heads], fused[:, kv_heads : 2 * kv_heads]
-            yield Case(f"{kv_heads}x{head_dim} {dtype}", (k, v, cache, slots), changed=(2,), tolerance=0)
+def _store_kv() -> Iterator[Case]:
+    for dtype in (*CACHE_DTYPES, torch.float8_e4m3fn):
+        for heads, kv_heads, head_dim, block_size in ((3, 3, 64, 16), (5, 1, 36, 5), (4, 2, 256, 64)):
+            tolerance = 0 if dtype != torch.float8_e4m3fn else 2**-4  # a tie may round either way
+            yield _to_store(heads, kv_heads, head_dim, block_size, dtype, tolerance=tolerance)
+    for heads, kv_heads, head_dim, half in (
+        (9, 3, 64, 32),
+        (2, 1, 80, 20),
+        (2, 2, 6, 3),
+        (4, 1, 256, 128),
+        (16, 8, 128, 64),
+    ):
+        for interleaved in (False, True):
+            for normed in (False, True):
+                angles = torch.randn(9, half) * 100
+                yield _to_store(
+                    heads,
+                    kv_heads,
+                    head_dim,
+                    16,
+                    rotation=Rotation(angles.cos(), angles.sin(), interleaved),
+                    norms=HeadNorms(torch.randn(head_dim), torch.randn(head_dim), 1e-6) if normed else None,
+                )
+    norms = HeadNorms(torch.randn(64), torch.randn(64), 1e-5)
+    yield _to_store(3, 1, 64, 16, norms=norms)
+
+
+def _to_store(
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    dtype: torch.dtype = torch.float32,
+    *,
+    rotation: Rotation | None = None,
+    norms: HeadNorms | None = None,
+    tolerance: float = 2e-6,
+) -> Case:
+    """Nine tokens, some of which are not to be kept."""
+    fused = torch.randn(9, heads + 2 * kv_heads + 1, head_dim)
+    cache = torch.randn(4, 2, block_size, kv_heads, head_dim).to(dtype)
+    slots = torch.tensor([0, -1, block_size - 1, block_size, -1, 3 * block_size + 2, 2 * block_size, 1, -1])
+    q, k, v, _ = fused.split((heads, kv_heads, kv_heads, 1), dim=1)
+    if rotation is None and norms is None:
+        k[0, 0, :4] = torch.tensor([float("inf"), -0.0, 1e-40, 7e4])
+    return Case(
+        f"{heads}x{kv_heads}x{head_dim} {dtype} {rotation is not None} {norms is not None}",
+        (q, k, v, cache, slots),
+        {"rotation": rotation, "norms": norms},
+        changed=(3,),
+        spoiled=(0, 1),
+        tolerance=tolerance,
+    )
 
 
 def _rms_norm() -> Iterator[Case]:
@@ -147,15 +193,6 @@ def _rms_norm() -> Iterator[Case]:
         yield Case(f"{tokens}x{size} residual", (x[:, size:], weight, 1e-5), {"residual": residual})
     x = torch.randn(5, 12, 64)
     yield Case("heads", (x[:, 2:7], torch.randn(64), 1e-6))
-
-
-def _rope() -> Iterator[Case]:
-    for heads, head_dim, half in ((9, 64, 32), (1, 80, 20), (2, 6, 3), (4, 256, 128)):
-        for interleaved in (False, True):
-            angles = torch.randn(11, half) * 100
-            x = torch.randn(11, heads + 1, head_dim)
-            args = (x[:, 1:], angles.cos(), angles.sin(), interleaved)
-            yield Case(f"{heads}x{head_dim} rotate {2 * half} {interleaved}", args, changed=(0,))
 
 
 def _activation(gated: bool) -> Callable[[], Iterator[Case]]:
@@ -183,16 +220,42 @@ def _matmul() -> Iterator[Case]:
             yield Case(f"{name} odd {m}", (torch.randn(m, 75), make_blocks(name, 11, 75), name))
 
 
+def _dense_matmul() -> Iterator[Case]:
+    for m, n, k in ((1, 30, 512), (2, 7, 70), (3, 65, 192), (17, 97, 768), (33, 64, 256)):
+        x, weight = torch.randn(m, k + 5)[:, :k], torch.randn(n, k)
+        yield Case(f"{m}x{n}x{k}", (x, weight))
+        yield Case(f"{m}x{n}x{k} bias", (x, weight, torch.randn(n)))
+
+
+def _draw() -> Iterator[Case]:
+    for n, size in ((1, 151), (3, 5000), (6, 4096)):
+        logits = torch.randn(n, size) * 3
+        logits[0, 7] = logits[0, 9] = logits[0].max() + 1  # of equal ones the first
+        temperature = torch.rand(n, dtype=torch.float64) * (torch.arange(n) % 3 > 0)
+        noise = torch.rand(n, dtype=torch.float64)
+        yield Case(f"{n}x{size} greedy", (logits,))
+        yield Case(f"{n}x{size} mixed", (logits, temperature, noise))
+        yield Case(f"{n}x{size} narrow", (logits.bfloat16(), temperature, noise))
+        values = logits.sort(dim=1).values[:, -40]
+        ids = torch.full((n,), size // 2, dtype=torch.int32)
+        yield Case(f"{n}x{size} cut", (logits, temperature + 0.5, noise, Cut(values, ids)))
+    noise = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
+    for temperature in (1e-5, 1.0, 50.0):
+        degrees = torch.full((2,), temperature, dtype=torch.float64)
+        yield Case(f"ends {temperature}", (torch.randn(2, 9000), degrees, noise))
+
+
 CASES: dict[str, Callable[[], Iterator[Case]]] = {
-    "write_kv": _write_kv,
+    "store_kv": _store_kv,
     "paged_attention": _attention,
     "rms_norm": _rms_norm,
-    "apply_rope": _rope,
     "silu_and_mul": _activation(True),
     "gelu_and_mul": _activation(True),
     "gelu_tanh_and_mul": _activation(True),
     "gelu": _activation(False),
     "gelu_tanh": _activation(False),
+    "draw": _draw,
+    "matmul": _dense_matmul,
     "block_dequantize": _dequantize,
     "block_matmul": _matmul,
 }
@@ -200,10 +263,11 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
 
 def run(table: KernelTable, op: str, case: Case) -> list[torch.Tensor]:
     args: list[Any] = [
-        copy.deepcopy(arg) if index in case.changed else arg for index, arg in enumerate(case.args)
+        copy.deepcopy(arg) if index in case.changed + case.spoiled else arg
+        for index, arg in enumerate(case.args)
     ]
     result = getattr(table, op)(*args, **case.kwargs)
-    outputs = result if isinstance(result, tuple) else [] if result is None else [result]
+    outputs = list(result) if isinstance(result, tuple) else [] if result is None else [result]
     return [*outputs, *(args[index] for index in case.changed)]
 
 

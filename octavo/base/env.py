@@ -4,8 +4,11 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from octavo.base.errors import ConfigError
+
 _DEFAULT_CACHE = "~/.cache/octavo"
 _REPORTED = ("OCTAVO_", "VLLM_", "OMP_", "MKL_", "CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE", "CXX")
+_OPTIONS = {"log_stats_interval_s": ("OCTAVO_LOG_STATS_INTERVAL", "VLLM_LOG_STATS_INTERVAL")}
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 
 
@@ -37,6 +40,11 @@ def api_keys() -> list[str]:
     return [key for name in ("OCTAVO_API_KEY", "VLLM_API_KEY") if (key := os.environ.get(name, "").strip())]
 
 
+def openai_api_key() -> str:
+    """OPENAI_API_KEY: the key that `octavo chat --url` and `complete --url` send."""
+    return os.environ.get("OPENAI_API_KEY", "")
+
+
 def dev_mode() -> bool:
     """OCTAVO_SERVER_DEV_MODE=1 (also VLLM_SERVER_DEV_MODE): the same as the server's flag --dev-mode."""
     names = ("OCTAVO_SERVER_DEV_MODE", "VLLM_SERVER_DEV_MODE")
@@ -53,6 +61,39 @@ def offline() -> bool:
     return os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
 
 
+def plugins() -> list[str] | None:
+    """OCTAVO_PLUGINS, VLLM_PLUGINS: names of the plug-ins to load, with commas between; None = all."""
+    for name in ("OCTAVO_PLUGINS", "VLLM_PLUGINS"):
+        if name in os.environ:
+            return [plugin.strip() for plugin in os.environ[name].split(",") if plugin.strip()]
+    return None
+
+
+def logging_config() -> Path | None:
+    """OCTAVO_LOGGING_CONFIG_PATH, VLLM_LOGGING_CONFIG_PATH: JSON for logging.config.dictConfig."""
+    names = ("OCTAVO_LOGGING_CONFIG_PATH", "VLLM_LOGGING_CONFIG_PATH")
+    return next((Path(path) for name in names if (path := os.environ.get(name))), None)
+
+
+def option_defaults() -> dict[str, float]:
+    """Engine options that the environment decides where the user does not. Raises ConfigError.
+
+    OCTAVO_LOG_STATS_INTERVAL, VLLM_LOG_STATS_INTERVAL: log_stats_interval_s
+    """
+    return {
+        option: _number(name)
+        for option, names in _OPTIONS.items()
+        for name in reversed(names)
+        if os.environ.get(name)
+    }
+
+
+def cpu_cache_gib() -> float:
+    """OCTAVO_CPU_KVCACHE_SPACE, VLLM_CPU_KVCACHE_SPACE: GiB of KV cache on CPU; 0 = octavo decides."""
+    names = ("OCTAVO_CPU_KVCACHE_SPACE", "VLLM_CPU_KVCACHE_SPACE")
+    return next((_number(name) for name in names if os.environ.get(name)), 0.0)
+
+
 def for_child(fixed: Mapping[str, str], defaults: Mapping[str, str]) -> dict[str, str]:
     """A child process's environment: this one's, with `fixed` set, and `defaults` where it says nothing."""
     return {**defaults, **os.environ, **fixed}
@@ -65,3 +106,10 @@ def settings() -> list[str]:
         for name, value in os.environ.items()
         if name.startswith(_REPORTED) and not any(word in name for word in _SECRET)
     )
+
+
+def _number(name: str) -> float:
+    try:
+        return float(os.environ[name])
+    except ValueError:
+        raise ConfigError(f"The variable {name}={os.environ[name]!r} must be a number.") from None

@@ -7,7 +7,7 @@
     │   ├── PromptTooLong    the prompt does not fit the context, or never fits the cache
     │   └── UnknownModel     a model or adapter name that is not served (HTTP 404)
     ├── Overloaded           nothing was done, try again later (HTTP 503); carries `retry_after_s`
-    ├── EngineDead           the core ended; every open request ends with this (HTTP 500)
+    ├── EngineDead           the core ended; every open request ends with this (HTTP 503)
     └── Unsupported          octavo does not do this; says what would work (HTTP 501)
 
 A message says what was given, what is allowed and what to change. ConfigError, RequestError and Unsupported
@@ -52,7 +52,14 @@ class Overloaded(OctavoError):
 
 
 class EngineDead(OctavoError):
-    """The engine core ended; the message holds the root cause as far as it is known."""
+    """The engine core ended; the message holds the root cause as far as it is known.
+
+    retry_after_s: when a new core may be there; None: none is coming
+    """
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class Unsupported(OctavoError, ValueError):

@@ -3,17 +3,23 @@
 Called by the front for the engine core and by the multiprocess executor for its ranks; knows neither of them.
 """
 
+import faulthandler
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from octavo.base import env
 
 _PARENT_POLL_S = 0.25
+_DUMP_SIGNAL = signal.SIGUSR1
 
 
 class Child:
@@ -58,6 +64,47 @@ class Child:
         if self._watcher.is_alive():
             self._process.kill()
             self._watcher.join()
+
+
+def tell_stacks_when_asked() -> None:
+    """In a child: write the stacks of all threads to standard error at `dump_stacks`, and before a crash."""
+    faulthandler.enable()
+    faulthandler.register(_DUMP_SIGNAL, all_threads=True)
+
+
+def dump_stacks(pid: int) -> None:
+    """Have a process that promised it, and its children, write their stacks. A stopped one cannot."""
+    for process in _family(pid):
+        with suppress(psutil.Error):
+            process.send_signal(_DUMP_SIGNAL)
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time that a process and its children have used so far; those that have ended do not count."""
+    total_s = 0.0
+    for process in _family(pid):
+        with suppress(psutil.Error):
+            times = process.cpu_times()
+            total_s += times.user + times.system
+    return total_s
+
+
+def end_with_threads(on_error: Callable[[Exception], None]) -> None:
+    """In a child: `on_error` gets, on its thread, any exception that ends a thread; it must end the process."""
+
+    def report(arguments: threading.ExceptHookArgs) -> None:
+        error = arguments.exc_value
+        on_error(error if isinstance(error, Exception) else RuntimeError(f"A thread ended: {error!r}"))
+
+    threading.excepthook = report
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    try:
+        parent = psutil.Process(pid)
+        return [parent, *parent.children(recursive=True)]
+    except psutil.Error:
+        return []
 
 
 def die_with_parent(parent_pid: int, last_act: Callable[[], None]) -> None:

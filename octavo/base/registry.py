@@ -9,6 +9,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar, cast
 
+from octavo.base import env
 from octavo.base.errors import ConfigError
 
 T = TypeVar("T")
@@ -57,6 +58,8 @@ class Registry(Generic[T]):
 
 
 def load_plugins() -> None:
-    """Run every installed plug-in once; called by each process at its start."""
+    """Run the installed plug-ins, all or those that the environment names; by each process at its start."""
+    wanted = env.plugins()
     for entry in entry_points(group="octavo.plugins"):
-        entry.load()()
+        if wanted is None or entry.name in wanted:
+            entry.load()()

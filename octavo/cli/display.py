@@ -50,9 +50,13 @@ class Stream:
     def update(self, output: "octavo.RequestOutput") -> None:
         """Write what is new."""
         text = output.outputs[0].text
-        self._out.write(_harmless(text[self._shown :], self._out))
-        self._out.flush()
+        self.write(text[self._shown :])
         self._shown = len(text)
+
+    def write(self, text: str) -> None:
+        """Write a piece."""
+        self._out.write(_harmless(text, self._out))
+        self._out.flush()
 
     def close(self) -> None:
         """End the line."""

@@ -1,23 +1,22 @@
 """Flags out of dataclass fields: a config class declares an option once, and this makes the flag of it.
 
-A list may be given as several words, by several flags, or as JSON. A bool has `--x` and `--no-x`; whole numbers may carry a unit (8k = 8000, 8K = 8KiB = 8192, 2GiB); mappings
-are JSON. Every default is None, so that "not given" stays visible to the code that decides.
+A list may be given as several words, by several flags, or as JSON. A bool has `--x` and `--no-x`; whole
+numbers may carry a unit (8k = 8000, 8K = 8KiB = 8192, 2GiB); mappings are JSON. Every default is None, so that
+"not given" stays visible to the code that decides.
 """
 
 import argparse
 import dataclasses
 import json
-import re
-from collections.abc import Callable
-from fractions import Fraction
+from collections.abc import Callable, Mapping
 from typing import Any, get_args, get_origin
 
+from octavo.cli.foreign_flags import add_foreign_flags, foreign_options
+from octavo.cli.units import whole_number
 from octavo.config.args import EngineArgs
 from octavo.config.secret import Secret
 
 _SHORT = {"tensor_parallel_size": "-tp"}
-_NUMBER = re.compile(r"([+-]?\d+(?:\.\d+)?)([kmgtKMGT]?)(iB|B)?")
-_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +24,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine")
     group.add_argument("--config", metavar="FILE", help="YAML file with the names of these flags as keys.")
     add_flags(group, EngineArgs)
+    add_foreign_flags(parser)
 
 
 def add_flags(group: "argparse._ArgumentGroup", kind: Any) -> None:
@@ -38,7 +38,18 @@ def add_flags(group: "argparse._ArgumentGroup", kind: Any) -> None:
 
 def engine_args(args: argparse.Namespace) -> EngineArgs:
     """The engine's options among parsed arguments; those not given keep their defaults."""
-    return EngineArgs.from_options(options(args, EngineArgs))
+    return EngineArgs.from_options(engine_options(args))
+
+
+def engine_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Those that were given, vLLM's among them."""
+    return options(args, EngineArgs) | foreign_options(args)
+
+
+def engine_flags_given(args: argparse.Namespace) -> list[str]:
+    """The names of those options that were given, as flags."""
+    given = options(args, EngineArgs) | foreign_options(args)
+    return ["--" + name.replace("_", "-") for name in given]
 
 
 def options(args: argparse.Namespace, kind: Any) -> dict[str, Any]:
@@ -49,19 +60,6 @@ def options(args: argparse.Namespace, kind: Any) -> dict[str, Any]:
         for field, value in given
         if value is not None
     }
-
-
-def whole_number(text: str) -> int:
-    """An integer with an optional unit: 4096, 8k and 2GB (powers of 1000), 8K, 1M and 2GiB (of 1024)."""
-    match = _NUMBER.fullmatch(text.strip())
-    if not match:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number like 4096, 8k, 1M or 2GiB")
-    digits, unit, byte = match.groups()
-    binary = byte == "iB" or (unit.isupper() and byte is None)
-    value = Fraction(digits) * (1024 if binary else 1000) ** _POWERS[unit.lower()]
-    if value.denominator != 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(value)
 
 
 def json_object(text: str) -> dict[str, Any]:
@@ -92,6 +90,12 @@ def _json_list(text: str) -> list[Any]:
     return value
 
 
+def _reader(kind: type, words: Mapping[str, Any]) -> Callable[[str], Any]:
+    """From text to a value of `kind`, or to what a word stands for."""
+    read = _READERS[kind]
+    return (lambda text: words[text] if text in words else read(text)) if words else read
+
+
 def _behaviour(field: dataclasses.Field[Any]) -> dict[str, Any]:
     """The keyword arguments of add_argument for one field."""
     default = field.default if field.default is not dataclasses.MISSING else ""
@@ -102,7 +106,8 @@ def _behaviour(field: dataclasses.Field[Any]) -> dict[str, Any]:
     kind: Any = get_origin(field.type) or field.type
     if kind is list:
         return {"action": "extend", "nargs": "+", "metavar": "NAME", "help": explain}
-    behaviour: dict[str, Any] = {"type": _READERS[kind], "help": explain + shown}
+    read = _reader(kind, field.metadata.get("words", {}))
+    behaviour: dict[str, Any] = {"type": read, "help": explain + shown}
     if field.metadata["choices"]:
         return behaviour | {"choices": field.metadata["choices"]}
     return behaviour | {"metavar": {int: "N", float: "X", str: "TEXT", dict: "JSON"}[kind]}

@@ -51,7 +51,11 @@ def sampling_params(
     chosen = msgspec.structs.asdict(recommended)
     if recommended == SamplingParams():
         chosen["temperature"] = 0.0
-    given: dict[str, Any] = {name: getattr(args, name) for name in [*_FLAGS, "seed", "stop", "ignore_eos"]}
-    chosen |= {name: value for name, value in given.items() if value is not None}
-    chosen["max_tokens"] = max_tokens if args.max_tokens is None else args.max_tokens
+    chosen |= {"max_tokens": max_tokens} | given_sampling(args)
     return SamplingParams(**chosen | {"n": n, "output_kind": RequestOutputKind.CUMULATIVE})
+
+
+def given_sampling(args: argparse.Namespace) -> dict[str, Any]:
+    """What was given, by the names of SamplingParams, which are those of a request's fields over HTTP."""
+    names = [*_FLAGS, "seed", "stop", "ignore_eos", "max_tokens"]
+    return {name: value for name in names if (value := getattr(args, name)) is not None}

@@ -1,6 +1,7 @@
 """The words of the command line before parsing: one spelling of the flags, and `--config FILE` unfolded.
 
-`--max-num-seqs` and `--max_num_seqs` are the same flag. A config file is YAML whose keys are the names of the
+`--max-num-seqs` and `--max_num_seqs` are the same flag. `--hf-overrides.a.b 1` is a part of what
+`--hf-overrides '{"a": {"b": 1}}'` says. A config file is YAML whose keys are the names of the
 flags, sampling and engine alike; what stands on the command line wins.
 """
 
@@ -10,12 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from octavo.base.errors import ConfigError
+from octavo.cli.units import any_value
 
 
 def normalise(argv: list[str]) -> list[str]:
-    """Write every long flag with hyphens; values, and all that follows a bare `--`, stay as they are."""
+    """Write every long flag with hyphens and dotted ones as JSON.
+
+    Values, and all that follows a bare `--`, stay as they are. Raises ConfigError for a dotted flag without
+    a value.
+    """
     end = argv.index("--") if "--" in argv else len(argv)
-    return [_hyphenated(word) for word in argv[:end]] + argv[end:]
+    return _joined([_hyphenated(word) for word in argv[:end]]) + argv[end:]
 
 
 def expand_config(argv: list[str]) -> list[str]:
@@ -31,7 +37,35 @@ def _hyphenated(word: str) -> str:
     if not word.startswith("--"):
         return word
     name, equals, value = word.partition("=")
-    return name.replace("_", "-") + equals + value
+    name, dot, path = name.partition(".")
+    return name.replace("_", "-") + dot + path + equals + value
+
+
+def _joined(words: list[str]) -> list[str]:
+    """The parts of dotted flags as one JSON object per flag, after all other words."""
+    plain: list[str] = []
+    objects: dict[str, dict[str, Any]] = {}
+    rest = iter(words)
+    for word in rest:
+        name, equals, text = word.partition("=")
+        flag, dot, path = name.partition(".")
+        if not (flag.startswith("--") and dot):
+            plain.append(word)
+            continue
+        value = text if equals else next(rest, None)
+        if value is None:
+            raise ConfigError(f"{name} needs a value.")
+        _put(objects.setdefault(flag, {}), path.split("."), any_value(value), name)
+    return plain + [f"{flag}={json.dumps(content)}" for flag, content in objects.items()]
+
+
+def _put(content: dict[str, Any], path: list[str], value: Any, name: str) -> None:
+    *parents, last = path
+    for parent in parents:
+        content = content.setdefault(parent, {})
+        if not isinstance(content, dict):
+            raise ConfigError(f"{name}: another flag gives {parent} a value that has no parts.")
+    content[last] = value
 
 
 def _flags_of(path: str) -> list[str]:

@@ -1,9 +1,10 @@
 """`EngineArgs`: every option in one flat object, as a user writes them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields
 from typing import Any, Self
 
+from octavo.base import env
 from octavo.base.errors import ConfigError
 from octavo.config import compat
 from octavo.config.cache import CacheConfig
@@ -15,15 +16,24 @@ from octavo.config.scheduling import SchedulerConfig
 
 
 class _AsUsersWrite(type):
-    """Reads the keywords before the dataclass does: None means the default, `compat` knows other names."""
+    """Reads the keywords before the dataclass does.
+
+    None means the default, or what the environment says; `compat` knows other names, a field its words.
+    """
 
     def __call__(cls, **options: Any) -> Any:
-        known = {f.name for f in fields(cls)}  # type: ignore[arg-type]  # its only instance is a dataclass
+        known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]  # its only instance is a dataclass
         given = {name: value for name, value in options.items() if value is not None}
         translated = compat.translate(given, known)
-        if unknown := sorted(set(translated) - known):
+        if unknown := sorted(set(translated) - set(known)):
             raise ConfigError(f"Unknown option {', '.join(unknown)}. Known: {', '.join(sorted(known))}.")
-        return super().__call__(**translated)
+        meant = {name: _meaning(known[name], value) for name, value in translated.items()}
+        return super().__call__(**env.option_defaults() | meant)
+
+
+def _meaning(field: Field[Any], value: Any) -> Any:
+    """The value that a word of the field's stands for."""
+    return field.metadata.get("words", {}).get(value, value) if isinstance(value, str) else value
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -131,20 +131,32 @@ ALIASES: dict[str, tuple[str, Callable[[Any], Any]]] = {
 """vLLM's name → octavo's, and the value in octavo's terms."""
 
 
-def translate(options: Mapping[str, Any], known: Container[str]) -> dict[str, Any]:
+def translate(
+    options: Mapping[str, Any],
+    known: Container[str],
+    aliases: Mapping[str, tuple[str, Callable[[Any], Any]]] = ALIASES,
+    foreign: Mapping[str, Foreign] = FOREIGN,
+) -> dict[str, Any]:
     """The options in octavo's terms. `known` names win. Raises ConfigError for what is refused."""
     translated: dict[str, Any] = {}
     for name, value in options.items():
         if name in known:
             translated[name] = value
-        elif name in ALIASES:
-            own, convert = ALIASES[name]
-            translated.setdefault(own, convert(value))
-        elif name not in FOREIGN:
+        elif name in aliases:
+            own, convert = aliases[name]
+            translated.setdefault(own, _converted(name, value, own, convert))
+        elif name not in foreign:
             translated[name] = value
-        elif not _is_neutral(value, FOREIGN[name]):
-            _take(name, value, FOREIGN[name])
+        elif not _is_neutral(value, foreign[name]):
+            _take(name, value, foreign[name])
     return translated
+
+
+def _converted(name: str, value: Any, own: str, convert: Callable[[Any], Any]) -> Any:
+    try:
+        return convert(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{name}={value!r} cannot be read as {own}.") from None
 
 
 def _take(name: str, value: Any, foreign: Foreign) -> None:

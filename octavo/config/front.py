@@ -26,3 +26,8 @@ class FrontConfig:
     shutdown_timeout: float = option(
         0.0, "Seconds that a shutdown waits for open requests, refusing new ones; 0 = end them at once."
     )
+    stall_timeout: float = option(
+        30.0,
+        "Seconds without a step, though one is due, or without a sign of life, after which the engine core "
+        "is killed; ten times as many while it computes; 0 = never.",
+    )

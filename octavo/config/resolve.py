@@ -5,6 +5,7 @@ import math
 import os
 from typing import Any, TypeVar, get_origin
 
+from octavo.base import env
 from octavo.base.errors import ConfigError, Unsupported
 from octavo.base.hub import locate
 from octavo.base.log import get_logger
@@ -42,12 +43,9 @@ def resolve(args: EngineArgs) -> EngineConfig:
         max_model_len=_max_model_len(args.max_model_len, checkpoint),
         logits_processors=[_importable_name(given) for given in args.logits_processors],
     )
-    cache = dataclasses.replace(_part(args, CacheConfig), block_size=args.block_size or (16 if cpu else 64))
-    if cache.kv_cache_dtype == "auto":
-        cache = dataclasses.replace(cache, kv_cache_dtype=model.dtype)
     config = EngineConfig(
         model=model,
-        cache=cache,
+        cache=_cache(args, cpu, model.dtype),
         scheduler=_scheduler(args, cpu, model.max_model_len),
         parallel=parallel,
         observability=_part(args, ObservabilityConfig),
@@ -163,6 +161,17 @@ def _max_model_len(asked: int, checkpoint: Checkpoint) -> int:
             f"use at most {longest}, or hf_overrides={{'max_position_embeddings': …}} if you know better."
         )
     return asked
+
+
+def _cache(args: EngineArgs, cpu: bool, dtype: str) -> CacheConfig:
+    cache = _part(args, CacheConfig)
+    cpu_bytes = int(env.cpu_cache_gib() * (1 << 30)) if cpu else 0
+    return dataclasses.replace(
+        cache,
+        block_size=cache.block_size or (16 if cpu else 64),
+        kv_cache_memory_bytes=cache.kv_cache_memory_bytes or cpu_bytes,
+        kv_cache_dtype=dtype if cache.kv_cache_dtype == "auto" else cache.kv_cache_dtype,
+    )
 
 
 def _importable_name(processor: Any) -> str:

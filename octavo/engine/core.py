@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
 
+from octavo.base import faults
 from octavo.base.errors import ConfigError, EngineDead, RequestError
 from octavo.base.log import get_logger
 from octavo.config.engine import EngineConfig
@@ -45,6 +46,7 @@ class EngineCore:
         self._timeouts = Timeouts(config.scheduler.max_request_seconds)
         self._clock = clock
         self._max_in_flight = max(1, config.scheduler.steps_in_flight)
+        self._num_dropped = 0
 
     def start(self) -> CachePlan:
         """Load the model, plan and allocate the KV cache. Raises ConfigError, EngineDead."""
@@ -81,6 +83,7 @@ class EngineCore:
             self.scheduler.add(request)
         except RequestError as error:
             if error.parameter == "request_id":
+                self._num_dropped += 1
                 logger.warning("Dropped a request: %s", error)
                 return
             self._early.append(
@@ -123,6 +126,7 @@ class EngineCore:
             step = self.scheduler.schedule()
             if step is None:
                 break
+            faults.hit("core.step")
             self._in_flight.append(self._executor.execute(step))
         outputs, self._early = self._early, []
         if self._in_flight:
@@ -130,7 +134,9 @@ class EngineCore:
         for output in outputs:
             if output.finish_reason is not None:
                 self._timeouts.discard(output.request_id)
-        return EngineOutputs(outputs=outputs, stats=self.scheduler.stats())
+        stats = self.scheduler.stats()
+        stats.num_dropped, stats.has_work = self._num_dropped, self.has_work()
+        return EngineOutputs(outputs=outputs, stats=stats)
 
     def call(self, verb: str, arguments: dict[str, Any]) -> Any:
         """Run a control verb (engine/commands) behind the steps in flight. Raises RequestError."""

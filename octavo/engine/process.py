@@ -1,9 +1,10 @@
-"""The process of the engine core: `python -m octavo.engine.process MAILBOX PARENT`.
+"""The process of the engine core: `python -m octavo.engine.process MAILBOX LIFE PARENT`.
 
 Started by the front's client. The main thread owns the core: it takes what has arrived, runs a step, sends
-what the step brought, and sleeps when there is nothing to do. A second thread reads and decodes the front's
-messages, so that decoding overlaps a step. Whatever goes wrong in either ends the process: Failed with the
-cause, exit code 1.
+what the step brought, and sleeps when there is nothing to do, waking up to show that it lives. A second
+thread reads and decodes the fronts' messages, so that decoding overlaps a step; it stops reading when the
+main thread falls far behind. Whatever goes wrong in any thread ends the process: Failed with the cause, exit
+code 1.
 """
 
 import signal
@@ -13,42 +14,48 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import FrameType
 
-from octavo.base import log
-from octavo.base.errors import ConfigError, EngineDead, OctavoError, Unsupported
-from octavo.base.processes import die_with_parent
+from octavo.base import faults, log
+from octavo.base.errors import EngineDead, OctavoError
+from octavo.base.processes import die_with_parent, end_with_threads, tell_stacks_when_asked
 from octavo.base.registry import load_plugins
-from octavo.base.transport import BadFrame, Mailbox, Receiver, Sender
+from octavo.base.transport import BadFrame, Mailbox, Receiver
 from octavo.config.engine import EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.executor import make_executor
+from octavo.engine.fronts import BEAT_S, Fronts
 from octavo.messages.control import (
-    CORE_PIPE,
-    FRONT_PIPE,
     Abort,
     Call,
     CoreMessage,
+    Detach,
     Failed,
-    FrontMessage,
     Ready,
     Reply,
     Shutdown,
     Start,
+    core_pipe,
 )
-from octavo.messages.request import EngineOutput, EngineOutputs, EngineRequest, FinishReason, SchedulerStats
+from octavo.messages.request import EngineRequest
 
 logger = log.get_logger(__name__)
+_MAX_INBOX = 10_000
+"""Messages decoded and not yet obeyed; more stay in the pipe, whose senders learn that it is full."""
 
 
 class CoreProcess:
-    """An EngineCore between two pipes."""
+    """An EngineCore between the pipes of its fronts."""
 
-    def __init__(self, mailbox: Mailbox) -> None:
-        self._incoming: Receiver[CoreMessage] = Receiver(mailbox.address(CORE_PIPE), CoreMessage)
-        self._outgoing: Sender[FrontMessage] = Sender(mailbox.address(FRONT_PIPE))
+    def __init__(self, mailbox: Mailbox, life: int = 1) -> None:
+        """life: the number of this core among those of its parent."""
+        self._life = life
+        self._incoming: Receiver[CoreMessage] = Receiver(mailbox.address(core_pipe(life)), CoreMessage)
+        self._fronts = Fronts(mailbox)
         self._inbox: SimpleQueue[CoreMessage | Exception] = SimpleQueue()
+        self._room = threading.Semaphore(_MAX_INBOX)
+        """For messages of the reader."""
+        self._num_bad_frames = 0
         self._reader = threading.Thread(target=self._read, name="core-inbox", daemon=True)
         self._core: EngineCore | None = None
-        self._open_ids: set[str] = set()
         self._is_loading = True
 
     def run(self) -> int:
@@ -57,10 +64,11 @@ class CoreProcess:
         try:
             core = self._start()
             self._serve(core)
-            self._abort_all()
+            self._fronts.abort_all()
+            self._fronts.tell(0, Shutdown())
         except Exception as error:
             logger.exception("The engine core ends.")
-            self._outgoing.send(_failure(error))
+            self._fronts.tell(0, Failed.because_of(error))
             return 1
         finally:
             self._close()
@@ -72,114 +80,120 @@ class CoreProcess:
             raise SystemExit(0)
         self._inbox.put(Shutdown())
 
+    def fail(self, error: Exception) -> None:
+        """From any thread: the engine cannot go on."""
+        self._inbox.put(error)
+
     def _start(self) -> EngineCore:
         start = self._take()
         if not isinstance(start, Start):
             raise OctavoError(f"The first message must be Start, not {type(start).__name__}.")
+        self._fronts.admit(start.num_fronts)
         config = EngineConfig.from_msgpack(start.config)
         load_plugins()
         executor = make_executor(config)
-        executor.watch(self._inbox.put)
+        executor.watch(self.fail)
         self._core = EngineCore(config, executor)
         plan = self._core.start()
-        self._outgoing.send(Ready(plan, plan.max_model_len))
+        self._fronts.greet(Ready(plan, plan.max_model_len, self._life))
         self._is_loading = False
         return self._core
 
     def _serve(self, core: EngineCore) -> None:
-        """The loop: what has arrived, then a step. Returns on Shutdown."""
+        """The loop: what has arrived, then a step, if only to show that the loop runs. Returns on Shutdown."""
         while True:
             while not self._inbox.empty() or not core.has_work():
-                message = self._take(core.wait_s())  # waits when there is nothing to compute
+                wait_s = core.wait_s()
+                message = self._take(BEAT_S if wait_s is None else min(wait_s, BEAT_S))
                 if message is None:
                     break
                 if isinstance(message, Shutdown):
                     return
                 self._obey(core, message)
             outputs = core.step()
-            self._open_ids.difference_update(o.request_id for o in outputs.outputs if o.finish_reason)
-            self._outgoing.send(outputs)
+            outputs.stats.num_dropped += self._num_bad_frames
+            self._fronts.deliver(outputs)
+            core.abort(self._fronts.take_orphans())
 
     def _obey(self, core: EngineCore, message: CoreMessage) -> None:
         match message:
             case EngineRequest():
+                self._fronts.own(message)
                 core.add(message)
-                self._open_ids.add(message.request_id)
             case Abort(request_ids):
                 core.abort(request_ids)
-                self._open_ids.difference_update(request_ids)
+                self._fronts.disown(request_ids)
             case Call():
                 self._call(core, message)
+            case Detach(front):
+                self._fronts.detach(front)
+                core.abort(self._fronts.take_orphans())
             case _:
                 logger.warning("Dropped a message %s: out of place.", type(message).__name__)
 
     def _call(self, core: EngineCore, call: Call) -> None:
         """Answer with the result, or with why there is none (or none that can be sent)."""
         try:
-            self._outgoing.send(Reply(call.call_id, core.call(call.verb, call.arguments)))
+            self._answer(call, Reply(call.call_id, core.call(call.verb, call.arguments)))
         except EngineDead:
             raise
         except Exception as error:
             logger.warning("The command %s failed.", call.verb, exc_info=True)
-            self._outgoing.send(Reply(call.call_id, error=f"{call.verb}: {error}"))
+            self._answer(call, Reply(call.call_id, error=f"{call.verb}: {error}"))
 
-    def _abort_all(self) -> None:
-        """Every request ends exactly once, also when the engine ends."""
-        outputs = [EngineOutput(i, [], finish_reason=FinishReason.ABORT) for i in sorted(self._open_ids)]
-        self._outgoing.send(EngineOutputs(outputs, SchedulerStats()))
-        self._outgoing.send(Shutdown())
+    def _answer(self, call: Call, reply: Reply) -> None:
+        self._fronts.tell(call.front, reply)
 
     def _take(self, timeout_s: float | None = None) -> CoreMessage | None:
-        """The next message, when it comes; None after `timeout_s`. Raises what the reader raised."""
+        """The next message, when it comes; None after `timeout_s`. Raises what another thread raised."""
         try:
             message = self._inbox.get(timeout=timeout_s)
         except Empty:
             return None
+        self._room.release()
         if isinstance(message, Exception):
             raise message
         return message
 
     def _read(self) -> None:
-        """Thread: every message of the front, until interrupted. Its failure is the core's."""
-        num_dropped = 0
+        """Thread: every message of the fronts, until interrupted. Its failure is the core's."""
         try:
             while True:
                 try:
                     message = self._incoming.receive()
                 except BadFrame as error:
-                    num_dropped += 1
-                    logger.warning("Dropped frame number %d: %s", num_dropped, error)
+                    self._num_bad_frames += 1
+                    logger.warning("Dropped frame number %d: %s", self._num_bad_frames, error)
                     continue
                 if message is None:
                     return
+                if isinstance(message, EngineRequest):
+                    faults.hit("core.decode_add")
+                self._room.acquire()
                 self._inbox.put(message)
         except Exception as error:
-            self._inbox.put(error)
+            self.fail(error)
 
     def _close(self) -> None:
         self._is_loading = False
         if self._core is not None:
             self._core.close()
         self._incoming.interrupt()
+        self._room.release()  # the reader may wait for it
         self._reader.join()
         self._incoming.close()
-        self._outgoing.close()
-
-
-def _failure(error: Exception) -> Failed:
-    """What the front is told: octavo's own texts as they are, others with their type."""
-    if isinstance(error, OctavoError):
-        return Failed(str(error), is_config_error=isinstance(error, ConfigError | Unsupported))
-    return Failed(f"{type(error).__name__}: {error}")
+        self._fronts.close()
 
 
 def main(arguments: list[str]) -> int:
     """Guard against the parent's death, then serve. Returns the exit code."""
-    path, parent = arguments
+    path, life, parent = arguments
     mailbox = Mailbox(Path(path))
     die_with_parent(int(parent), mailbox.close)
     log.setup("engine0")
-    process = CoreProcess(mailbox)
+    tell_stacks_when_asked()
+    process = CoreProcess(mailbox, int(life))
+    end_with_threads(process.fail)
     # Ctrl-C reaches every process of the terminal: the front decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, process.ask_to_end)

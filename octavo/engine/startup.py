@@ -41,7 +41,7 @@ def plan_cache(config: EngineConfig, ready: ModelReady) -> CachePlan:
     if needed > num_blocks - 1:
         plan.max_model_len = longest = _longest_that_fits(config, plan)
         if not config.fit_max_model_len or longest < _SHORTEST:
-            raise ConfigError(_too_small(config, plan, needed))
+            raise ConfigError(_too_small(config, plan, needed, ready))
         needed = _blocks_for(config, plan, longest)
         logger.info("max_model_len: %d, as much as the KV cache has room for", longest)
     concurrency = (num_blocks - 1) / needed
@@ -116,7 +116,7 @@ def _longest_that_fits(config: EngineConfig, plan: CachePlan) -> int:
     return low
 
 
-def _too_small(config: EngineConfig, plan: CachePlan, needed: int) -> str:
+def _too_small(config: EngineConfig, plan: CachePlan, needed: int, ready: ModelReady) -> str:
     longest = plan.max_model_len
     advice = f"Lower max_model_len to {longest} or less, or give" if longest >= _SHORTEST else "Give"
     return (
@@ -124,6 +124,18 @@ def _too_small(config: EngineConfig, plan: CachePlan, needed: int) -> str:
         f"cache ({_gib(plan, needed + 1)}, the null block included); there is room for {plan.num_blocks} "
         f"({_gib(plan, plan.num_blocks)}). {advice} the cache more memory: gpu_memory_utilization "
         f"(now {config.cache.gpu_memory_utilization:g}), kv_cache_memory_bytes or num_gpu_blocks_override."
+        + _other_uses(ready)
+    )
+
+
+def _other_uses(ready: ModelReady) -> str:
+    """What else takes memory, where it is kept back."""
+    if not ready.workspace_bytes:
+        return ""
+    weights, steps = (f"{size / (1 << 30):.3g} GiB" for size in (ready.weight_bytes, ready.workspace_bytes))
+    return (
+        f" The weights take {weights}, the largest step {steps}: a lower max_num_batched_tokens or "
+        "max_num_seqs makes it smaller."
     )
 
 

@@ -5,6 +5,7 @@ whatever the end is; the bounds are the options max_num_queued_reqs and max_num_
 """
 
 from collections.abc import Mapping
+from typing import Self
 
 from octavo.base.errors import Overloaded
 from octavo.config.engine import EngineConfig
@@ -36,6 +37,12 @@ class Slot:
         self.set_prompt(0)
         self._admission.num_sequences -= self._num_sequences
         self._num_sequences = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.release()
 
 
 class Admission:

@@ -4,40 +4,62 @@ The base of servers. Here are the requests; the core's life is the business of a
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from itertools import chain
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any, Literal, NoReturn, Self, TypeVar
 from uuid import uuid4
 
-from octavo.base.errors import EngineDead
+from octavo.base.errors import EngineDead, RequestError
 from octavo.config.concerns import resolve_concerns
+from octavo.config.engine import EngineConfig
 from octavo.frontend.admission import Admission, Slot
 from octavo.frontend.async_lifecycle import AsyncLifecycle
-from octavo.frontend.conversation import ChatRenderer
+from octavo.frontend.client.attached import AttachedClient
+from octavo.frontend.client.door import Door
+from octavo.frontend.client.restart import RestartPolicy
+from octavo.frontend.client.zmq import AsyncClient
+from octavo.frontend.conversation import ChatRenderer, Message
 from octavo.frontend.input_processor import InputProcessor, PreparedRequest
 from octavo.frontend.later import refuse_options, refuse_pooling
 from octavo.frontend.open_request import Receiver
 from octavo.frontend.output_stream import OutputStream
 from octavo.frontend.outputs import RequestOutput
-from octavo.frontend.prompts import PromptType, joined_prompt, with_text
+from octavo.frontend.prompts import PromptType, TextPrompt, joined_prompt, with_text
 from octavo.frontend.streaming_input import Session, StreamingInput
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.control import Ready
 from octavo.messages.request import FinishReason
 from octavo.messages.sampling import RequestOutputKind, SamplingParams
 
+T = TypeVar("T")
+_MAX_PREPARE_S = 30.0
+"""For rendering or tokenizing one prompt."""
+
 
 class AsyncLLM(AsyncLifecycle):
     """One engine and its front, used from one event loop."""
 
-    def __init__(self, *configs: object, **named: object) -> None:
+    def __init__(
+        self,
+        *configs: object,
+        on_crash: Literal["none", "restart"] = "none",
+        num_fronts: int = 1,
+        client: Door | None = None,
+        **named: object,
+    ) -> None:
         """Load the tokenizer; the core's process starts with `start` or with the first request.
 
         configs, named: an EngineConfig, or configs by concern, as in LLMEngine
+        on_crash: whether another core follows one that died or hung
+        num_fronts: this one and those that will be `attached`
+        client: the door to a core that is there already
         """
-        super().__init__(resolve_concerns(*configs, **named))
+        config = resolve_concerns(*configs, **named)
+        restarts = RestartPolicy() if on_crash == "restart" else None
+        super().__init__(config, client or AsyncClient(config, restarts, num_fronts))
         self.model_config = self.config.model
         self.input_processor = InputProcessor(self.config, self.tokenizer)
         self.chat = ChatRenderer(self.config, self.tokenizer)
@@ -51,6 +73,14 @@ class AsyncLLM(AsyncLifecycle):
         self._finished: list[RequestOutput] = []
         """Their last outputs, for `step`."""
         self._news = asyncio.Event()
+
+    @classmethod
+    def attached(cls, config: EngineConfig, mailbox_path: Path, front: int) -> Self:
+        """Another front, 1 … num_fronts - 1, of the core whose owner has this `mailbox_path`.
+
+        config: the owner's. `start` waits for the core, `shutdown` leaves it alone.
+        """
+        return cls(config, client=AttachedClient(mailbox_path, front))
 
     async def generate(  # noqa: PLR0913  # vLLM's signature
         self,
@@ -68,6 +98,7 @@ class AsyncLLM(AsyncLifecycle):
         kv_hints: Any = None,
         tenant: str = "",
         deadline_s: float | None = None,
+        slot: Slot | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of one request, the last with finished=True; closing the generator aborts it.
 
@@ -75,6 +106,7 @@ class AsyncLLM(AsyncLifecycle):
         prompt_text: of a prompt of token ids, for the outputs
         trace_headers, session_id, kv_hints: accepted without effect
         tenant, deadline_s: for the scheduling policies "fair" and "deadline" (seconds after the arrival)
+        slot: of `reserve`, whose caller releases it; None: one is taken for this request
         Raises RequestError and Overloaded before anything is started, EngineDead when the core ends.
         """
         del trace_headers, session_id, kv_hints
@@ -98,16 +130,19 @@ class AsyncLLM(AsyncLifecycle):
         )
         kind = sampling_params.output_kind if sampling_params else None
         stream = OutputStream(is_delta=kind is RequestOutputKind.DELTA)
-        slot = await self._admit(prompt, sampling_params)
+        own = await self._admit(prompt, sampling_params) if slot is None else None
+        taken = slot or own
+        assert taken is not None
         key, output = "", None
         try:
-            key = await self._submit(process, slot, stream.put)
+            key = await self._submit(process, taken, stream.put)
             self._streams[key] = stream
             while output is None or not output.finished:
                 output = await stream.get()
                 yield output
         finally:
-            slot.release()
+            if own is not None:
+                own.release()
             self._streams.pop(key, None)
             self._send_aborts(self._output_processor.forget([key]))
 
@@ -193,6 +228,28 @@ class AsyncLLM(AsyncLifecycle):
         self._refuse_when_ending()
         self.admission.check(num_requests, num_tokens)
 
+    def reserve(self, num_sequences: int = 1, prompt: PromptType = "") -> Slot:
+        """A place for a request before any work is done for it: for `generate`, perhaps several times.
+
+        prompt: what there is of it, for an estimate of its length. Raises Overloaded, EngineDead.
+        """
+        self._refuse_when_ending()
+        return self.admission.reserve(num_sequences, prompt)
+
+    async def render(self, messages: Sequence[Message], **options: Any) -> TextPrompt:
+        """A conversation's prompt, made off the event loop; options of ChatRenderer.render_text."""
+        return await self.off_loop(partial(self.chat.render_text, messages, **options))
+
+    async def off_loop(self, work: Callable[[], T]) -> T:
+        """Run what takes time in proportion to a request on a thread. Raises RequestError after 30 s."""
+        try:
+            async with asyncio.timeout(_MAX_PREPARE_S):
+                return await asyncio.to_thread(work)
+        except TimeoutError:
+            raise RequestError(
+                f"Reading the prompt took more than {_MAX_PREPARE_S:g} s: shorten it.", "prompt"
+            ) from None
+
     async def encode(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Of pooling models: Unsupported."""
         raise refuse_pooling("AsyncLLM.encode()")
@@ -208,7 +265,7 @@ class AsyncLLM(AsyncLifecycle):
 
     async def _prepare(self, process: Callable[[], PreparedRequest], slot: Slot) -> PreparedRequest:
         """Check a request, off the event loop."""
-        prepared = await asyncio.to_thread(process)
+        prepared = await self.off_loop(process)
         slot.set_prompt(len(prepared.prompt_token_ids))
         return prepared
 

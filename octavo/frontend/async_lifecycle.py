@@ -1,20 +1,27 @@
-"""`AsyncLifecycle`: the half of AsyncLLM that starts the core, reads what it sends, and outlives it or not.
+"""`AsyncLifecycle`: the half of AsyncLLM that starts the core, reads what it sends, and may outlive it.
 
-Above it stand the requests (async_engine); it knows of them only that they can be failed all at once.
+Above it stand the requests (async_engine); it knows of them only that they can be failed all at once. When
+the core dies or hangs, every open request ends with EngineDead; whether another core comes is the client's
+business (client/zmq).
 """
 
 import asyncio
+import time
 from abc import abstractmethod
 from collections.abc import Iterable
 from contextlib import suppress
+from copy import copy
+from pathlib import Path
 from typing import Any, Self
 
-from octavo.base.errors import EngineDead, Overloaded
+from octavo.base.errors import EngineDead, Overloaded, Unsupported
 from octavo.base.log import get_logger
 from octavo.config import EngineArgs, EngineConfig, resolve
 from octavo.frontend.async_control import AsyncEngineControl
+from octavo.frontend.client.door import Door
 from octavo.frontend.client.zmq import AsyncClient
 from octavo.frontend.engine_metrics import EngineMetrics
+from octavo.frontend.health import Health, HealthState
 from octavo.frontend.output_processor import OutputProcessor
 from octavo.frontend.stats_line import StatsLine
 from octavo.frontend.text.loader import tokenizer_for
@@ -29,9 +36,11 @@ _GRACE_S = 5.0
 class AsyncLifecycle(AsyncEngineControl):
     """One core and what the front keeps about it, used from one event loop."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, client: Door) -> None:
         """Load the tokenizer; the core's process starts with `start`."""
         self.config = config
+        self.num_restarts = 0
+        """Cores started in the place of dead ones."""
         self.tokenizer = tokenizer_for(config)
         self.stats = SchedulerStats()
         """As of the last step."""
@@ -43,7 +52,10 @@ class AsyncLifecycle(AsyncEngineControl):
             strict_ids=config.front.strict_request_ids,
             log_requests=config.observability.enable_log_requests,
         )
-        self._client = AsyncClient(config)
+        self._client = client
+        self._last_step_s = time.monotonic()
+        self._gone = asyncio.Event()
+        """Set when the core is gone for good."""
         self._starting: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._is_draining = False
@@ -69,16 +81,50 @@ class AsyncLifecycle(AsyncEngineControl):
         """Start the core and wait until the model is loaded; once. Raises ConfigError, EngineDead."""
         if self._starting is None:
             self._starting = asyncio.create_task(self._start())
-        await asyncio.shield(self._starting)
+        try:
+            await asyncio.shield(self._starting)
+        except asyncio.CancelledError:
+            if self._starting.cancelled():
+                raise EngineDead("The engine has been shut down.") from None
+            raise
 
     async def check_health(self) -> None:
         """Raise EngineDead when the core has ended."""
         if self._error is not None:
-            raise self._error
+            raise copy(self._error)
 
     async def do_log_stats(self) -> None:
         """Log the line of statistics now."""
         self._stats_line.log()
+
+    def health(self) -> Health:
+        """How the engine is; at once, from what is known here."""
+        return Health(
+            state=self._state(),
+            reason="" if self._error is None else str(self._error),
+            num_restarts=self.num_restarts,
+            last_step_age_s=time.monotonic() - self._last_step_s,
+            num_running=self.stats.num_running,
+            num_waiting=self.stats.num_waiting,
+        )
+
+    async def wait_until_dead(self) -> EngineDead:
+        """Return when the core is gone and no other one comes: why."""
+        await self._gone.wait()
+        assert self._error is not None
+        return self._error
+
+    @property
+    def mailbox_path(self) -> Path:
+        """The directory by which other fronts find the core (AsyncLLM.attached)."""
+        return self._own_client().mailbox_path
+
+    def detach_front(self, front: int) -> None:
+        """The process of another front has ended: end its requests. To be said before its successor starts."""
+        client = self._own_client()
+        if self._is_up:
+            with suppress(EngineDead):  # then there is nothing to end
+                client.detach(front)
 
     @property
     def is_running(self) -> bool:
@@ -92,7 +138,7 @@ class AsyncLifecycle(AsyncEngineControl):
 
     @property
     def errored(self) -> bool:
-        """True when the core has ended: nothing can be asked of it any more."""
+        """True when the core has ended: nothing can be asked of it, unless it is restarted."""
         return self._error is not None
 
     @property
@@ -100,39 +146,66 @@ class AsyncLifecycle(AsyncEngineControl):
         """Why it ended."""
         return self._error
 
-    async def shutdown(self, timeout: float | None = None) -> None:
+    async def shutdown(self, timeout: float | None = None, grace_s: float = _GRACE_S) -> None:
         """End the core; requests still open after `timeout` seconds end with EngineDead. May be called twice.
 
         timeout: option shutdown_timeout when None. New requests are refused from now on.
+        grace_s: for the core to end by itself. While it still loads, it is ended at once.
         """
         self._is_draining = True
-        if self._starting is None:
-            return
+        if self._starting is not None:
+            await self._drain(timeout)
+        await self._client.close(grace_s)
+
+    async def _drain(self, timeout: float | None) -> None:
+        assert self._starting is not None
+        self._starting.cancel()
         await asyncio.wait([self._starting])
-        if self._error is None:
+        if self._is_up and self._error is None:
             with suppress(TimeoutError, EngineDead):
                 await self.wait_for_requests_to_drain(
                     self.config.front.shutdown_timeout if timeout is None else timeout
                 )
         self._stats_line.log_end()
-        self._fail_all(EngineDead("The engine has been shut down."))
-        await self._client.close(_GRACE_S)
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+        if self._state() != "dead":
+            self._send_aborts(self._output_processor.forget(self._output_processor.open_keys()))
+            self._fail_all(EngineDead("The engine has been shut down."))
 
     async def _start(self) -> None:
         self._learn(await self._client.start())
-        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._log_stats())]
+        self._tasks = [asyncio.create_task(self._live()), asyncio.create_task(self._log_stats())]
 
     def _learn(self, ready: Ready) -> None:
         """Take over what the core decided at its start."""
         self.config = self.config.with_max_model_len(ready.max_model_len)
+        self._last_step_s = time.monotonic()
+
+    @property
+    def _is_up(self) -> bool:
+        """The first start has succeeded."""
+        return bool(self._tasks)
+
+    def _state(self) -> HealthState:
+        if self._error is not None:
+            return "dead" if self._error.retry_after_s is None else "restarting"
+        if self._is_draining:
+            return "draining"
+        if not self._is_up:
+            return "starting"
+        return "stalled" if self._client.is_stalled else "ready"
+
+    def _own_client(self) -> AsyncClient:
+        if not isinstance(self._client, AsyncClient):
+            raise Unsupported("This front is attached to the core of another one: ask that front.")
+        return self._client
 
     def _refuse_when_ending(self) -> None:
         if self._error is not None:
-            raise self._error
+            raise copy(self._error)  # what is raised collects frames: a new one for each
         if self._is_draining:
             raise Overloaded("The engine is shutting down: send the request to another one.")
 
@@ -143,20 +216,52 @@ class AsyncLifecycle(AsyncEngineControl):
         await self.start()
         return await self._client.call(verb, arguments)
 
-    async def _read(self) -> None:
-        """Task: every output of the core, until it ends."""
+    async def _live(self) -> None:
+        """Task: one core after the other, as long as another one comes."""
+        error = await self._read()
+        while error is not None:
+            logger.error("%s", error)
+            self._fail_all(error)
+            if error.retry_after_s is None:
+                self._gone.set()
+                return
+            error = await self._come_back() or await self._read()
+
+    async def _read(self) -> EngineDead | None:
+        """Take every output of the core until it ends: why it did."""
         try:
             async for outputs in self._client.outputs():
-                self.stats = outputs.stats
+                self._note(outputs.stats)
                 processed = self._output_processor.process(outputs)
                 self._send_aborts(processed.abort_ids)
                 self._send_requests(processed.new_requests)
         except EngineDead as error:
-            logger.error("%s", error)
-            self._fail_all(error)
+            return error
         except Exception as error:
             logger.exception("The front cannot go on.")
-            self._fail_all(EngineDead(f"The outputs of the engine cannot be read: {error}"))
+            return EngineDead(f"The outputs of the engine cannot be read: {error}")
+        return None
+
+    async def _come_back(self) -> EngineDead | None:
+        """Wait for the next core: why it did not come."""
+        try:
+            ready = await self._client.start()
+        except EngineDead as error:
+            return error
+        except Exception as error:
+            logger.exception("The engine core cannot be started again.")
+            return EngineDead(f"The engine core cannot be started again: {error}")
+        self._learn(ready)
+        self._error = None
+        self.num_restarts += 1
+        self.metrics.note_restart()
+        logger.warning("A new engine core is ready; it is restart number %d.", self.num_restarts)
+        return None
+
+    def _note(self, stats: SchedulerStats) -> None:
+        if stats.num_steps != self.stats.num_steps:
+            self._last_step_s = time.monotonic()
+        self.stats = stats
 
     async def _log_stats(self) -> None:
         """Task: the periodic line."""
@@ -179,7 +284,8 @@ class AsyncLifecycle(AsyncEngineControl):
                     self._end([key], FinishReason.ERROR, str(error))
 
     def _fail_all(self, error: EngineDead) -> None:
-        """Every open request ends with the first error, once."""
-        self._error = self._error or error
-        self._output_processor.forget(self._output_processor.open_keys())
+        """Every open request ends with this error, once."""
+        self._error = error
+        self.stats = SchedulerStats()
+        self._output_processor.forget(self._output_processor.open_keys(), FinishReason.ERROR)
         self._fail_open(self._error)

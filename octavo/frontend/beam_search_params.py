@@ -44,7 +44,7 @@ class BeamSearchParams:
     include_stop_str_in_output: bool = False
     """Keep the end token's text."""
     structured_outputs: Any = None
-    """Refused until there is structured output."""
+    """Refused: the search ranks what the model itself would write."""
     skip_special_tokens: bool = True
     watermarking: Any = None
     """Refused."""

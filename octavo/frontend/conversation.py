@@ -10,7 +10,7 @@ from typing import Any
 
 from octavo.base.errors import ConfigError, RequestError
 from octavo.config.engine import EngineConfig
-from octavo.frontend.prompts import TokensPrompt
+from octavo.frontend.prompts import TextPrompt, TokensPrompt
 from octavo.frontend.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
@@ -34,6 +34,15 @@ class ChatRenderer:
         self, messages: Sequence[Message], *, chat_template: str | None = None, **options: Any
     ) -> TokensPrompt:
         """The prompt, as ids and text; `options` as in ChatTemplate.render. Raises RequestError."""
+        text = self.render_text(messages, chat_template=chat_template, **options)["prompt"]
+        assert self._tokenizer is not None
+        ids = self._tokenizer.encode(text, add_special_tokens=False)  # the template writes them out
+        return TokensPrompt(prompt_token_ids=ids, prompt=text)
+
+    def render_text(
+        self, messages: Sequence[Message], *, chat_template: str | None = None, **options: Any
+    ) -> TextPrompt:
+        """The prompt, as text that holds its special tokens already. Raises RequestError."""
         if self._tokenizer is None:
             raise RequestError(
                 "A conversation needs the tokenizer, which skip_tokenizer_init=True left out.", "messages"
@@ -42,8 +51,7 @@ class ChatRenderer:
             messages, chat_template=chat_template or self._template, tokenize=False, **options
         )
         assert isinstance(text, str)
-        ids = self._tokenizer.encode(text, add_special_tokens=False)  # the template writes them out
-        return TokensPrompt(prompt_token_ids=ids, prompt=text)
+        return TextPrompt(prompt=text)
 
 
 def _read_template(option: str) -> str | None:

@@ -8,7 +8,7 @@ and keeps nothing between requests. Names, rules and texts follow vLLM's.
 import random
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 from uuid import uuid4
 
@@ -78,6 +78,8 @@ class PreparedRequest:
     """One per sequence; the first leads. Of a beam search: the first step."""
     beam_rules: BeamRules | None = None
     """For a beam search."""
+    trace_headers: Mapping[str, str] = field(default_factory=dict)
+    """Its client's `traceparent` and `tracestate`."""
 
     @property
     def key(self) -> str:
@@ -104,14 +106,18 @@ class InputProcessor:
         self._eos_token_ids = self._find_eos(config)
         self._seeds = random.Random(model.seed) if model.seed else random.SystemRandom()
 
-    def get_default_sampling_params(self) -> SamplingParams:
-        """New parameters with what the model recommends (generation_config.json)."""
+    def default_sampling_values(self) -> dict[str, Any]:
+        """What the model recommends (generation_config.json), as fields of SamplingParams."""
         values = {
             name: self._defaults[name] for name in _SAMPLING_DEFAULTS if self._defaults.get(name) is not None
         }
         if self._defaults.get("max_new_tokens") is not None:
             values["max_tokens"] = self._defaults["max_new_tokens"]
-        return SamplingParams(**values)
+        return values
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """New parameters with what the model recommends."""
+        return SamplingParams(**self.default_sampling_values())
 
     def process(
         self,
@@ -124,6 +130,7 @@ class InputProcessor:
         tokenization_kwargs: Mapping[str, Any] | None = None,
         tenant: str = "",
         deadline_s: float | None = None,
+        trace_headers: Mapping[str, str] | None = None,
     ) -> PreparedRequest:
         """Check one request and make its engine requests, one for each sequence, or a beam search's first.
 
@@ -131,6 +138,7 @@ class InputProcessor:
         arrival_s: monotonic, now when None
         tenant: whom the scheduling policy "fair" charges
         deadline_s: seconds after the arrival in which the answer is wanted, for the policy "deadline"
+        trace_headers: the client's place in a trace
         Raises RequestError, PromptTooLong, Unsupported.
         """
         arrival_s = time.monotonic() if arrival_s is None else arrival_s
@@ -149,6 +157,7 @@ class InputProcessor:
             params=params,
             arrival_s=arrival_s,
             engine_requests=self._engine_requests(ids, params, standing, parsed),
+            trace_headers=trace_headers or {},
         )
         return self._as_search(prepared) if params.use_beam_search else prepared
 
@@ -179,6 +188,12 @@ class InputProcessor:
         keep = options.truncate_prompt_tokens
         if keep is None:
             return ids
+        if keep > self._max_model_len:
+            raise RequestError(
+                f"truncate_prompt_tokens must be at most {self._max_model_len}, the model's context, "
+                f"got {keep}.",
+                "truncate_prompt_tokens",
+            )
         if keep == -1:
             keep = max(1, self.max_model_len - (params.max_tokens or 1))
         return ids[-keep:] if options.truncation_side == "left" else ids[:keep]

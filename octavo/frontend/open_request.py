@@ -4,9 +4,10 @@ Owned by the output processor, which hands it what the core brings and asks it w
 `SampledRequest` is the common kind, n independent sequences; beam search has its own.
 """
 
+import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -47,6 +48,17 @@ class OpenRequest(ABC):
         return self._prepared.params
 
     @property
+    def due_s(self) -> float:
+        """Monotonic time by which the answer is wanted; infinite when at no certain time."""
+        due_s = self._prepared.engine_requests[0].due_s
+        return math.inf if due_s is None else due_s
+
+    @property
+    def trace_headers(self) -> Mapping[str, str]:
+        """The place of this request in its client's trace (W3C)."""
+        return self._prepared.trace_headers
+
+    @property
     def num_prompt_tokens(self) -> int:
         """Length of the prompt."""
         return len(self._prepared.prompt_token_ids)
@@ -75,6 +87,8 @@ class OpenRequest(ABC):
     def _count(self, output: EngineOutput, now: float) -> None:
         stats = self.stats
         stats.scheduled_ts = stats.scheduled_ts or output.scheduled_s
+        if output.finish_reason is not None:
+            stats.num_preemptions += output.num_preemptions
         if output.new_token_ids:
             stats.num_generation_tokens += len(output.new_token_ids)
             stats.first_token_ts = stats.first_token_ts or now

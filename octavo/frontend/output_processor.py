@@ -128,12 +128,12 @@ class OutputProcessor:
         self._disown(processed.abort_ids)
         return processed
 
-    def forget(self, keys: Iterable[str]) -> list[str]:
+    def forget(self, keys: Iterable[str], reason: FinishReason = FinishReason.ABORT) -> list[str]:
         """End requests whose readers are gone; the core's ids to abort. Idempotent."""
         for key in keys:
             if (request := self._open.get(key)) is not None:
                 request.receiver = _nobody
-        return self.end(keys, FinishReason.ABORT).abort_ids
+        return self.end(keys, reason).abort_ids
 
     def owner_of(self, engine_id: str) -> str | None:
         """The key of the open request that the core knows as `engine_id`."""
@@ -147,7 +147,9 @@ class OutputProcessor:
             assert made is not None  # an end is news
             reasons = (completion.finish_reason for completion in made.outputs if completion.finish_reason)
             reason = next(reasons, FinishReason.ABORT.value)
-            self._metrics.note_end(request.stats, request.params, request.num_prompt_tokens, reason, now)
+            self._metrics.note_end(
+                request.stats, request.params, request.num_prompt_tokens, reason, now, request.due_s
+            )
             self._close(request)
             if self._log_requests:
                 logger.info(

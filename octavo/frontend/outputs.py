@@ -25,6 +25,8 @@ class RequestStateStats:
     """First taken into a step."""
     first_token_ts: float = 0.0
     last_token_ts: float = 0.0
+    num_preemptions: int = 0
+    """Times its sequences lost their blocks to others."""
 
     @property
     def first_token_latency(self) -> float:

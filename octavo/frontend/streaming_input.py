@@ -103,14 +103,17 @@ class Session:
             await asyncio.wait((coming, over))  # the stream must have stopped before it is closed
         if piece is not None and not isinstance(piece, StreamingInput):
             raise RequestError(
-                f"A prompt that comes in pieces must yield StreamingInput, got {type(piece).__name__}.", "prompt"
+                f"A prompt that comes in pieces must yield StreamingInput, got {type(piece).__name__}.",
+                "prompt",
             )
         return piece
 
     async def _append(self, prompt: PromptType) -> None:
         parsed = parse_prompt(prompt)
         if parsed.embeds is not None:
-            raise Unsupported("A prompt that comes in pieces is made of text or token ids, not prompt_embeds.")
+            raise Unsupported(
+                "A prompt that comes in pieces is made of text or token ids, not prompt_embeds."
+            )
         self._cache_salt = self._cache_salt or parsed.cache_salt
         ids = parsed.token_ids
         if ids is None:

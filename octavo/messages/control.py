@@ -4,12 +4,22 @@ from typing import Any
 
 import msgspec
 
+from octavo.base.errors import BadCheckpoint, ConfigError, EngineDead, OctavoError, Unsupported
 from octavo.messages.kv import CachePlan
 from octavo.messages.request import EngineOutputs, EngineRequest
 
-CORE_PIPE = "core"
-FRONT_PIPE = "front"
-"""Names, in the mailbox, of the pipe each end of the door receives from."""
+_KINDS = {kind.__name__: kind for kind in (ConfigError, BadCheckpoint, Unsupported)}
+"""Errors at the start that the user can mend."""
+
+
+def core_pipe(life: int) -> str:
+    """Name, in the mailbox, of the pipe that the core receives from; each core started anew has its own."""
+    return f"core-{life}"
+
+
+def front_pipe(front: int) -> str:
+    """Name, in the mailbox, of the pipe that a front receives from."""
+    return f"front-{front}"
 
 
 class Start(msgspec.Struct, array_like=True, tag="start"):
@@ -17,6 +27,8 @@ class Start(msgspec.Struct, array_like=True, tag="start"):
 
     config: bytes
     """An EngineConfig as msgpack."""
+    num_fronts: int = 1
+    """Fronts of the core, numbered from 0; number 0 is its parent. (Of no meaning to ranks.)"""
 
 
 class Abort(msgspec.Struct, array_like=True, tag="abort"):
@@ -31,6 +43,14 @@ class Call(msgspec.Struct, array_like=True, tag="call"):
     call_id: int
     verb: str
     arguments: dict[str, Any] = {}
+    front: int = 0
+    """Whom to answer."""
+
+
+class Detach(msgspec.Struct, array_like=True, tag="detach"):
+    """A front's process has ended: abort its requests, and say Ready to its successor."""
+
+    front: int
 
 
 class Shutdown(msgspec.Struct, array_like=True, tag="shutdown"):
@@ -46,19 +66,42 @@ class Reply(msgspec.Struct, array_like=True, tag="reply"):
 
 
 class Ready(msgspec.Struct, array_like=True, tag="ready"):
-    """The core has loaded the model and planned its cache."""
+    """The core has loaded the model and planned its cache. It knows no request of the front that hears it."""
 
     plan: CachePlan
     max_model_len: int
+    life: int = 0
+    """How often a core was started before this one, and 1."""
+
+
+class Lost(msgspec.Struct, array_like=True, tag="lost"):
+    """Front 0 to the others: the core of this life has ended, and with it all its requests."""
+
+    life: int
+    error: str
+    retry_after_s: float | None = None
+    """About when another core says Ready; None: never."""
 
 
 class Failed(msgspec.Struct, array_like=True, tag="failed"):
-    """The core cannot start or cannot go on; nothing follows."""
+    """The core, or a rank, cannot start or cannot go on; nothing follows."""
 
     error: str
-    is_config_error: bool = False
-    """True when the user can mend it (options, model files)."""
+    kind: str = ""
+    """Class of the error if the user can mend it (options, model files)."""
+
+    @classmethod
+    def because_of(cls, error: Exception) -> "Failed":
+        """Octavo's own texts as they are, others with their type."""
+        if isinstance(error, OctavoError):
+            kind = type(error).__name__
+            return cls(str(error), kind if kind in _KINDS else "")
+        return cls(f"{type(error).__name__}: {error}")
+
+    def to_error(self) -> OctavoError:
+        """The error as the other side raises it."""
+        return _KINDS.get(self.kind, EngineDead)(self.error)
 
 
-CoreMessage = Start | EngineRequest | Abort | Call | Shutdown
-FrontMessage = EngineOutputs | Reply | Ready | Failed | Shutdown
+CoreMessage = Start | EngineRequest | Abort | Call | Detach | Shutdown
+FrontMessage = EngineOutputs | Reply | Ready | Lost | Failed | Shutdown

@@ -33,6 +33,8 @@ class ModelReady(msgspec.Struct, array_like=True):
     """Per rank, for the KV cache."""
     weight_bytes: int = 0
     """Per rank; 0 = not known."""
+    workspace_bytes: int = 0
+    """Per rank, kept back for the largest steps; 0 where that is not done."""
 
 
 class CachePlan(msgspec.Struct, array_like=True):

@@ -5,6 +5,7 @@ from enum import StrEnum
 import msgspec
 
 from octavo.messages.sampling import SamplingParams
+from octavo.messages.structured import Constraint
 
 
 class FinishReason(StrEnum):
@@ -54,6 +55,10 @@ class EngineRequest(msgspec.Struct, array_like=True, gc=False, tag="add"):
     """Whom the computed tokens are charged to, where shares are fair."""
     due_s: float | None = None
     """Monotonic time by which the answer is wanted, where the earliest deadline goes first."""
+    front: int = 0
+    """Who gets the outputs."""
+    constraint: Constraint | None = None
+    """The form that the output must have."""
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True, gc=False):
@@ -85,6 +90,8 @@ class EngineOutput(msgspec.Struct, array_like=True, gc=False):
     """For FinishReason.ERROR: a text for the client."""
     scheduled_s: float = 0.0
     """When it first took part in a step, monotonic clock; 0 = never."""
+    num_preemptions: int = 0
+    """Times it lost its blocks to another so far."""
 
 
 class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
@@ -103,10 +110,14 @@ class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
     num_blocks_swapped_out: int = 0
     """Blocks whose content was copied to host memory."""
     num_blocks_swapped_in: int = 0
+    num_dropped: int = 0
+    """Messages to the core that were not requests, or requests whose id was in use."""
+    has_work: bool = False
+    """Whether a step is due: there are requests, and the engine is not paused."""
 
 
 class EngineOutputs(msgspec.Struct, array_like=True, gc=False, tag="outputs"):
-    """Everything one step brought."""
+    """Everything one step brought to a front. Without outputs, twice a second at least, a sign of life."""
 
     outputs: list[EngineOutput]
     stats: SchedulerStats

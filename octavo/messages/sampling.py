@@ -13,6 +13,7 @@ from octavo.base.errors import RequestError, Unsupported
 from octavo.base.log import get_logger
 from octavo.messages import sampling_values as read
 from octavo.messages.sampling_keywords import SamplingKeywords
+from octavo.messages.structured import StructuredOutputsParams
 
 _log = get_logger(__name__)
 
@@ -138,6 +139,8 @@ class SamplingParams(msgspec.Struct, metaclass=SamplingKeywords, omit_defaults=T
     num_beam_groups: int = 1
     diversity_penalty: float = 0.0
     repetition_detection: RepetitionDetectionParams | None = None
+    structured_outputs: StructuredOutputsParams | None = None
+    """The form of the output, or a mapping with its fields."""
     timeout_s: float | None = None
     """Seconds from its arrival, waiting included, after which the request ends with the text so far and
     finish reason "timeout" (octavo)."""
@@ -335,6 +338,8 @@ class SamplingParams(msgspec.Struct, metaclass=SamplingKeywords, omit_defaults=T
                 f"repetition_detection must be RepetitionDetectionParams, got {detection!r}.",
                 "repetition_detection",
             )
+        if self.structured_outputs is not None:
+            self.structured_outputs = StructuredOutputsParams.of(self.structured_outputs)
         if self.logits_processors is not None:
             self.logits_processors = read.functions(self.logits_processors, "logits_processors")
         try:

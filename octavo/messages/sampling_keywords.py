@@ -1,6 +1,7 @@
-"""Keywords of `SamplingParams` that octavo knows and does not serve: refused with a reason, not as unknown.
+"""Keywords of `SamplingParams` from other engines: older names of a field, and what octavo does not serve.
 
-The values that ask for nothing are accepted and dropped, so that code written for other engines runs.
+The latter are refused with a reason, not as unknown. The values that ask for nothing are accepted and
+dropped, so that code written for other engines runs.
 """
 
 from typing import Any
@@ -8,21 +9,14 @@ from typing import Any
 import msgspec
 
 from octavo.base.errors import RequestError, Unsupported
+from octavo.messages.structured import StructuredOutputsParams
 
 _TOP_EMA = "no paper and no engine says what Top-EMA sampling is. Use top_p, min_p or top_k instead."
-_STRUCTURED = (
-    "structured output is not there yet. Until then allowed_token_ids, bad_words or logits_processors can "
-    "steer the output."
-)
+_GUIDED = {f"guided_{kind}": kind for kind in ("json", "regex", "choice", "grammar", "json_object")}
+"""Fields of StructuredOutputsParams that were keywords of their own."""
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "top_ema_p": ((None,), _TOP_EMA),
     "top_ema_d": ((None,), _TOP_EMA),
-    "structured_outputs": ((None,), _STRUCTURED),
-    "guided_decoding": ((None,), _STRUCTURED),
-    "guided_json": ((None,), _STRUCTURED),
-    "guided_regex": ((None,), _STRUCTURED),
-    "guided_choice": ((None,), _STRUCTURED),
-    "guided_grammar": ((None,), _STRUCTURED),
     "watermarking": ((None,), "watermarks are not there yet; logits_processors can add one."),
     "trace_decode_token_ids": ((None,), "octavo keeps no trace of decoding: leave it None."),
     "routed_experts_prompt_start": ((None, 0), "octavo does not return routed experts: leave it 0."),
@@ -32,7 +26,7 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
 
 
 class SamplingKeywords(msgspec.StructMeta):
-    """Makes the parameters, once the keywords of the table are checked and dropped."""
+    """Makes the parameters, once such keywords are renamed, or checked and dropped."""
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
         """Raises RequestError or Unsupported for a keyword of the table, TypeError for an unknown one."""
@@ -42,4 +36,22 @@ class SamplingKeywords(msgspec.StructMeta):
             if not any(value is neutral for neutral in accepted):
                 text = f"{name} is not supported: {reason}"
                 raise RequestError(text, name) if reason is _TOP_EMA else Unsupported(text)
+        _rename_guided(options)
         return super().__call__(*args, **options)
+
+
+def _rename_guided(options: dict[str, Any]) -> None:
+    """`guided_decoding` and its like become `structured_outputs`."""
+    given = {name: options.pop(name) for name in ("guided_decoding", *_GUIDED) if name in options}
+    given = {name: value for name, value in given.items() if value is not None}
+    if not given:
+        return
+    if len(given) > 1 or options.get("structured_outputs") is not None:
+        raise RequestError(
+            f"{', '.join(given)} {'is an older name' if len(given) == 1 else 'are older names'} of "
+            "structured_outputs: give one constraint.",
+            "structured_outputs",
+        )
+    [(name, value)] = given.items()
+    kind = _GUIDED.get(name)
+    options["structured_outputs"] = StructuredOutputsParams(**{kind: value}) if kind else value

@@ -21,6 +21,15 @@ class NewRequest(msgspec.Struct, array_like=True, gc=False):
     """Computed in the place of the embeddings of the prompt's first tokens, whose ids then mean nothing."""
 
 
+class TokenMasks(msgspec.Struct, array_like=True, gc=False):
+    """Which tokens some of a step's requests may choose."""
+
+    indexes: list[int]
+    """Places in SchedulerOutput.request_ids, ascending, all of requests that sample."""
+    bits: bytes
+    """[len(indexes), ceil(vocab_size / 32)] int32: bit i of word w = token 32 w + i may be chosen."""
+
+
 class SchedulerOutput(msgspec.Struct, array_like=True, gc=False):
     """One step. The lists from `request_ids` to `new_block_ids` run in parallel, one entry per request.
 
@@ -42,6 +51,7 @@ class SchedulerOutput(msgspec.Struct, array_like=True, gc=False):
     block_copies: list[tuple[int, int]]
     """(from, to) blocks to copy in all layers, in this order, before anything is computed; ids from
     num_blocks on are slots in host memory."""
+    token_masks: TokenMasks | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -3,7 +3,7 @@
 from typing import TypeVar
 
 from octavo.metrics.instruments import Counter, Gauge, Histogram, Metric
-from octavo.metrics.names import METRICS, PREFIX
+from octavo.metrics.names import METRICS
 
 M = TypeVar("M", bound=Metric)
 
@@ -18,15 +18,16 @@ class Collection:
 
     def counter(self, name: str, **labels: str) -> Counter:
         """The counter of this name (of the table, without prefix) and these labels."""
-        return self._find(Counter(PREFIX + name, self._labels | labels), name, labels)
+        return self._find(Counter(METRICS[name].prefix + name, self._labels | labels), name, labels)
 
     def gauge(self, name: str, **labels: str) -> Gauge:
         """The same for a gauge."""
-        return self._find(Gauge(PREFIX + name, self._labels | labels), name, labels)
+        return self._find(Gauge(METRICS[name].prefix + name, self._labels | labels), name, labels)
 
-    def histogram(self, name: str) -> Histogram:
+    def histogram(self, name: str, **labels: str) -> Histogram:
         """The same for a histogram."""
-        return self._find(Histogram(PREFIX + name, dict(self._labels), METRICS[name].buckets), name, {})
+        row = METRICS[name]
+        return self._find(Histogram(row.prefix + name, self._labels | labels, row.buckets), name, labels)
 
     def snapshot(self) -> list[Metric]:
         """Copies of all series, those of one name together, in the order of the table."""

@@ -1,10 +1,10 @@
-"""Every metric: its name, kind, meaning, own labels and buckets. Names, labels and buckets are vLLM's.
+"""Every metric: its name, kind, meaning, own labels and buckets. What vLLM has too is named and cut as there.
 
-docs/metrics.md is generated from this table. All metrics also have the labels `model_name` and `engine`. A
-Prometheus page writes `_total` behind the names of counters.
+docs/metrics.md is generated from this table. All metrics but those of HTTP also have the labels `model_name`
+and `engine`. A Prometheus page writes `_total` behind the names of counters.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from octavo.metrics.instruments import Counter, Gauge, Histogram, Metric
 
@@ -25,6 +25,11 @@ _REQUEST_S: tuple[float, ...] = (
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
 _SEQUENCES = (1, 2, 5, 10, 20)
+_PREEMPTIONS = (0, 1, 2, 5, 10, 20, 50)
+_HTTP_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+Counted = Literal["by front", "by core"]
+"""Where a total is made: each front process counts its own part, or all fronts are told the whole."""
 
 
 class Description(NamedTuple):
@@ -34,20 +39,50 @@ class Description(NamedTuple):
     explain: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
+    counted: Counted = "by front"
+    prefix: str = PREFIX
 
 
 METRICS: dict[str, Description] = {
     "num_requests_running": Description(Gauge, "Sequences that take part in steps."),
     "num_requests_waiting": Description(Gauge, "Sequences that wait to start or to resume."),
+    "num_requests_waiting_by_reason": Description(
+        Gauge, "The same by reason: capacity; deferred is always 0, as none is put aside.", ("reason",)
+    ),
+    "max_num_requests_running": Description(Gauge, "Option max_num_seqs."),
+    "max_num_requests_waiting": Description(Gauge, "Sequences beyond these that are taken; +Inf = all."),
     "kv_cache_usage_perc": Description(Gauge, "Share of the KV cache's blocks in use, 0 … 1."),
     "engine_sleep_state": Description(Gauge, "1 for the state that holds.", ("sleep_state",)),
+    "engine_restarts": Description(Counter, "Cores started in the place of dead ones.", counted="by core"),
+    "lora_requests_info": Description(
+        Gauge,
+        "Time of the last change; the labels are the adapters in use. There are none yet.",
+        ("max_lora", "waiting_lora_adapters", "running_lora_adapters"),
+    ),
     "cache_config_info": Description(Gauge, "Always 1; the labels are the cache's options.", ("…",)),
-    "prefix_cache_queries": Description(Counter, "Prompt tokens looked up in the prefix cache."),
-    "prefix_cache_hits": Description(Counter, "Prompt tokens found in the prefix cache."),
-    "num_preemptions": Description(Counter, "Times a running sequence lost its blocks to another."),
+    "prefix_cache_queries": Description(
+        Counter, "Prompt tokens looked up in the prefix cache.", counted="by core"
+    ),
+    "prefix_cache_hits": Description(Counter, "Prompt tokens found in the prefix cache.", counted="by core"),
+    "external_prefix_cache_queries": Description(Counter, "The same in a cache of other engines: none yet."),
+    "external_prefix_cache_hits": Description(Counter, "Found there."),
+    "mm_cache_queries": Description(Counter, "Images and the like looked up in their cache: none yet."),
+    "mm_cache_hits": Description(Counter, "Found there."),
+    "num_preemptions": Description(
+        Counter, "Times a running sequence lost its blocks to another.", counted="by core"
+    ),
+    "num_blocks_swapped_out": Description(
+        Counter, "Blocks whose content was copied to host memory.", counted="by core"
+    ),
+    "num_blocks_swapped_in": Description(Counter, "Blocks whose content was copied back.", counted="by core"),
+    "num_timeouts": Description(Counter, "Sequences ended by their time limit.", counted="by core"),
+    "deadline_misses": Description(
+        Counter, "Requests that ended after their deadline or were ended by their time limit."
+    ),
     "prompt_tokens": Description(Counter, "Tokens of prompts that are computed or were found in the cache."),
     "prompt_tokens_cached": Description(Counter, "Those of them that were found in the cache."),
     "prompt_tokens_by_source": Description(Counter, "Prompt tokens by where they came from.", ("source",)),
+    "prompt_tokens_cached_by_source": Description(Counter, "Those found, by cache.", ("source",)),
     "generation_tokens": Description(Counter, "Tokens generated."),
     "request_success": Description(Counter, "Requests that ended, by reason.", ("finished_reason",)),
     "admission_rejections": Description(Counter, "Requests refused because too many waited.", ("reason",)),
@@ -87,7 +122,45 @@ METRICS: dict[str, Description] = {
     ),
     "request_params_n": Description(Histogram, "`n` of a request.", buckets=_SEQUENCES),
     "request_params_max_tokens": Description(Histogram, "`max_tokens` of a request.", buckets=_TOKENS),
+    "request_num_preemptions": Description(
+        Histogram, "Times a request lost its blocks to another.", buckets=_PREEMPTIONS
+    ),
     "iteration_tokens_total": Description(
         Histogram, "Tokens of a step: generated, and of prompts it completed.", buckets=_STEP_TOKENS
     ),
+    "spec_decode_num_drafts": Description(Counter, "Drafts of tokens to come: none yet."),
+    "spec_decode_num_draft_tokens": Description(Counter, "Their tokens."),
+    "spec_decode_num_accepted_tokens": Description(Counter, "Those of them that were accepted."),
+    "spec_decode_num_accepted_tokens_per_pos": Description(
+        Counter, "The same by position in the draft.", ("position",)
+    ),
+    "tool_call_parser_invocations": Description(
+        Counter, "Answers searched for calls of tools: none yet.", ("mode", "outcome", "request_type")
+    ),
+    "cpu_utilization": Description(Gauge, "CPU cores that the server and its processes keep busy."),
+    "memory_used_bytes": Description(Gauge, "Resident memory of the server and its processes."),
+    "memory_total_bytes": Description(Gauge, "Memory of the machine."),
+    "gpu_utilization": Description(Gauge, "Share of time in which the GPU computed, 0 … 1.", ("gpu",)),
+    "gpu_memory_used_bytes": Description(Gauge, "Memory of the GPU in use, by anybody.", ("gpu",)),
+    "gpu_memory_total_bytes": Description(Gauge, "Memory of the GPU.", ("gpu",)),
+    "http_requests": Description(
+        Counter,
+        "Requests answered, by path, method and class of status (2xx); none = no such path.",
+        ("handler", "method", "status"),
+        prefix="",
+    ),
+    "http_request_duration_seconds": Description(
+        Histogram,
+        "From the head of a request to the end of its answer.",
+        ("handler", "method"),
+        _HTTP_S,
+        prefix="",
+    ),
 }
+
+ALIASES = {
+    "vllm_requests": "request_success",
+    "vllm_request_duration_seconds": "e2e_request_latency_seconds",
+    "vllm_gpu_utilization": "gpu_utilization",
+}
+"""Further names on a Prometheus page, for dashboards that look for them."""

@@ -1,11 +1,10 @@
-"""Bodies of requests: bounded, strict JSON, then a struct of the protocol. No field reaches a handler unchecked.
+"""Bodies of requests: bounded, strict JSON, then a struct of the protocol; no handler sees an unchecked field.
 
-Strict means: UTF-8, no NaN or Infinity, no booleans or strings for numbers, and only the fields that are known
+Strict means: UTF-8, no NaN or Infinity, no booleans or strings for numbers, and only fields that are known
 (ServerConfig.strict). Raises HTTPError and RequestError, which name the field.
 """
 
 import re
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,9 +12,8 @@ from starlette.requests import ClientDisconnect, Request
 
 from octavo.base.errors import RequestError
 from octavo.base.log import get_logger
-from octavo.serving.errors import HTTPError
+from octavo.serving.errors import ClientGone, HTTPError
 from octavo.serving.fields import IGNORED, refuse_later
-from octavo.serving.streaming import ClientGone
 
 logger = get_logger(__name__)
 T = TypeVar("T", bound=msgspec.Struct)
@@ -50,9 +48,7 @@ def _convert(fields: dict[str, Any], model: type[T], *, strict: bool) -> T:
     unknown = [name for name in fields if name not in known]
     if unknown:
         refuse_later(fields)
-        _judge(
-            [name for name in unknown if name not in IGNORED], strict=strict
-        )
+        _judge([name for name in unknown if name not in IGNORED], strict=strict)
     try:
         return msgspec.convert(fields, model, strict=True)
     except msgspec.ValidationError as error:
@@ -114,8 +110,3 @@ async def _read(request: Request, limit: int) -> bytes:
 
 def _too_large(limit: int) -> HTTPError:
     return HTTPError(413, f"The body is larger than {limit} bytes, the server's max_request_bytes.")
-
-
-def with_fields(schema: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """A model's JSON schema that allows `names` besides, whatever their values."""
-    return {**schema, "properties": {**schema["properties"], **{name: {} for name in names}}}

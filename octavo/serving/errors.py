@@ -12,7 +12,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.base.errors import ConfigError, EngineDead, OctavoError, Overloaded, RequestError, UnknownModel, Unsupported
+from octavo.base.errors import (
+    ConfigError,
+    EngineDead,
+    OctavoError,
+    Overloaded,
+    RequestError,
+    UnknownModel,
+    Unsupported,
+)
 from octavo.base.log import get_logger
 
 logger = get_logger(__name__)
@@ -54,6 +62,13 @@ class HTTPError(OctavoError):
         self.headers = dict(headers or {})
 
 
+class ClientGone(HTTPError):
+    """Nobody waits for the answer any more."""
+
+    def __init__(self) -> None:
+        super().__init__(499, "The client has gone.")
+
+
 class ErrorDetail(msgspec.Struct):
     """What went wrong."""
 
@@ -85,7 +100,9 @@ def http_error(error: BaseException) -> HTTPError:
             return HTTPError(503, str(error), headers=_retry_after(retry_after_s))
         case EngineDead():
             logger.error("A request ended with the engine: %s", error)
-            text = "The engine has stopped and this request with it. If it is restarted, try again in a moment."
+            text = (
+                "The engine has stopped and this request with it. If it is restarted, try again in a moment."
+            )
             return HTTPError(503, text, kind="engine_dead", headers=_retry_after(1.0))
         case HTTPException(status_code=status, detail=detail):
             return HTTPError(status, str(detail), headers=error.headers)

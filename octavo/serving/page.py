@@ -25,7 +25,20 @@ _MEDIA_TYPES = {
     ".svg": "image/svg+xml",
 }
 _INDEX = "index.html"
-_NAMES = frozenset(path.name for path in _FOLDER.iterdir() if path.suffix in _MEDIA_TYPES)
+_NAMES = (
+    *(_INDEX, "style.css", "icon.svg"),
+    *(
+        "api.js",
+        "app.js",
+        "chat.js",
+        "dashboard.js",
+        "dom.js",
+        "markdown.js",
+        "metrics.js",
+        "settings.js",
+        "tile.js",
+    ),
+)
 _POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -85,6 +98,6 @@ def _read(name: str) -> _File:
 
 
 ROUTES = [
-    Route("/", page, methods=("GET", "HEAD")),
-    Route("/web/{name}", web_file, methods=("GET", "HEAD")),
+    Route("/", page),
+    Route("/web/{name}", web_file),
 ]

@@ -1,6 +1,6 @@
-"""The families of endpoints: one line each in `ROUTE_MODULES`, and the words in which a module lists its routes.
+"""The families of endpoints: one line each in `ROUTE_MODULES`, and the words in which they list their routes.
 
-Read by `app.make_app`. A module of endpoints has `ROUTES`; a handler takes the request and returns a response,
+Read by `app.make_app`. A module of endpoints has `ROUTES`; a handler takes the request and returns an answer,
 or raises an OctavoError, which `errors` turns into one.
 """
 
@@ -38,6 +38,7 @@ class Route:
     """msgspec type of the JSON answer; None = anything."""
     streams: bool = False
     """Whether the answer may be server-sent events instead."""
+    documented: bool = True
 
 
 @dataclass(frozen=True, slots=True)

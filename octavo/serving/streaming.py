@@ -1,4 +1,4 @@
-"""Answers that take time: server-sent events, and the watch for clients that leave before they have their answer.
+"""Answers that take time: server-sent events, and the watch for clients that leave before their answer.
 
 A stream ends in one of three ways: a finish reason and [DONE]; an error event without [DONE]; a connection
 that is cut. Its head is sent with the first event, so that a request that fails before gets a plain error.
@@ -6,7 +6,6 @@ that is cut. Its head is sent with the first event, so that a request that fails
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
-from contextlib import suppress
 from typing import TypeVar
 
 from starlette.responses import Response
@@ -14,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from octavo.base.log import get_logger
 from octavo.config.server import ServerConfig
-from octavo.serving.errors import error_body, error_response
+from octavo.serving.errors import ClientGone, error_body, error_response
 
 logger = get_logger(__name__)
 T = TypeVar("T")
@@ -25,10 +24,6 @@ _HEAD = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-
-
-class ClientGone(Exception):
-    """Nobody waits for the answer any more."""
 
 
 def event(data: bytes) -> bytes:
@@ -103,23 +98,22 @@ class EventStream(Response):
                 raise ClientGone
 
 
-async def unless_gone(receive: Receive, work: Coroutine[None, None, T]) -> T:
-    """The result of `work`, which is cancelled when the client leaves. Raises ClientGone then."""
-    task = asyncio.ensure_future(work)
-    watch = asyncio.ensure_future(_leaving(receive))
+async def unless_gone(watch: Coroutine[None, None, None], work: Coroutine[None, None, T]) -> T:
+    """The result of `work`, cancelled when `watch` ends: then ClientGone, or what `watch` raised."""
+    task, watching = asyncio.ensure_future(work), asyncio.ensure_future(watch)
     try:
-        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGone
-        return task.result()
+        await asyncio.wait((task, watching), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        watching.result()
+        raise ClientGone
     finally:
-        for future in (task, watch):
+        for future in (task, watching):
             future.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await future
+        await asyncio.gather(task, watching, return_exceptions=True)
 
 
-async def _leaving(receive: Receive) -> None:
-    """Until the client leaves."""
+async def leaving(receive: Receive) -> None:
+    """Until the client leaves; for `unless_gone`, once the body has been read."""
     while (await receive())["type"] != "http.disconnect":
         pass

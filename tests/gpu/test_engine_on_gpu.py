@@ -1,6 +1,11 @@
-"""The engine on a GPU in float32: caching, chunks, preemption and overlap change no token."""
+"""The engine on a GPU in float32: graphs, caching, chunks, preemption and overlap change no token."""
 
 import pytest
+import torch
+
+from octavo import SamplingParams
+from octavo.runtime.worker.decode_steps import DecodeSteps
+from octavo.runtime.worker.model_runner import ModelRunner
 
 from tests.integration.test_invariance import params, prompts, tokens
 
@@ -9,10 +14,10 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture
 def expected(tiny_model, make_llm):
-    """A plain engine's tokens: nothing cached, nothing cut, one step at a time."""
+    """A plain engine's tokens: nothing recorded, nothing cached, nothing cut, one step at a time."""
 
     def run(work, wanted):
-        llm = make_llm(tiny_model, enable_prefix_caching=False, steps_in_flight=1)
+        llm = make_llm(tiny_model, enforce_eager=True, enable_prefix_caching=False, steps_in_flight=1)
         [report] = llm.collective_rpc("describe")
         assert (report["device"], report["kernels"]) == ("cuda:0", "triton")
         return tokens(llm, work, wanted)
@@ -23,12 +28,14 @@ def expected(tiny_model, make_llm):
 @pytest.mark.parametrize(
     "options",
     [
+        {"steps_in_flight": 1},
         {"steps_in_flight": 2},
+        {"steps_in_flight": 2, "enforce_eager": True},
         {"max_num_batched_tokens": 33, "max_num_seqs": 8},
         {"block_size": 16, "num_gpu_blocks_override": 400},
         {"num_gpu_blocks_override": 115, "block_size": 4, "max_model_len": 140},
     ],
-    ids=["overlap", "chunks", "small_blocks", "preemption"],
+    ids=["graphs", "graphs_overlap", "overlap", "chunks", "small_blocks", "preemption"],
 )
 def test_engine_on_gpu(tiny_model, make_llm, expected, options):
     work, wanted = prompts(12), params(12)
@@ -46,3 +53,47 @@ def test_prefix_hits_on_gpu(tiny_model, make_llm, expected):
     assert first == expected(work, wanted)
     assert [[c.token_ids for c in output.outputs] for output in again] == first
     assert all(output.num_cached_tokens >= 64 for output in again)
+
+
+def test_no_step_waits_for_the_device(tiny_model, make_llm, monkeypatch):
+    """Whatever requests ask for, giving a step out makes no call that waits (torch watches its own)."""
+    execute, num_decoded = ModelRunner.execute, []
+
+    def watched(runner, step):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return execute(runner, step)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    wanted = [
+        SamplingParams(max_tokens=24, ignore_eos=True, seed=7, **options)
+        for options in (
+            {"temperature": 0.0},
+            {"temperature": 1.0},
+            {"temperature": 1.0, "top_k": 5},
+            {"temperature": 1.0, "top_p": 0.7, "min_p": 0.01},
+            {"temperature": 0.0, "logprobs": 3},
+            {"temperature": 1.0, "repetition_penalty": 1.2, "presence_penalty": 0.5},
+            {"temperature": 0.0, "logit_bias": {3: 2.0}, "min_tokens": 5},
+            {"temperature": 1.0, "allowed_token_ids": [1, 2, 3, 4]},
+        )
+    ]
+    llm = make_llm(tiny_model, steps_in_flight=2)
+    run = DecodeSteps._run
+    monkeypatch.setattr(DecodeSteps, "_run", lambda *a: (num_decoded.append(1), run(*a))[1])
+    monkeypatch.setattr(ModelRunner, "execute", watched)
+    mixed = tokens(llm, prompts(8), wanted)
+    alone = [tokens(llm, [prompt], [param])[0] for prompt, param in zip(prompts(8), wanted, strict=True)]
+    assert mixed == alone
+    assert len(num_decoded) > 8 * 20
+
+
+def test_memory_of_graphs_is_given_back(tiny_llama, make_llm):
+    work, wanted = prompts(6), params(6)
+    llm = make_llm(tiny_llama)
+    expected = tokens(llm, work, wanted)
+    for _ in range(2):
+        llm.sleep(level=2)
+        llm.wake_up()
+        assert tokens(llm, work, wanted) == expected

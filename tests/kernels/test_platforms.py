@@ -64,7 +64,7 @@ def test_cpu_here() -> None:
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(threads)
-    assert 0 < platform.available_memory_bytes() < 1 << 50
+    assert 0 < platform.available_memory_bytes(0.5) < 1 << 50
     assert platform.compute_dtype(torch.bfloat16) == torch.float32
     assert platform.device == torch.device("cpu")
 
@@ -81,4 +81,7 @@ def test_unknown_and_absent_devices() -> None:
 def test_cuda_here() -> None:
     platform = get_platform("cuda:0", 1)
     assert platform.compute_dtype(torch.bfloat16) == torch.bfloat16
-    assert 0 < platform.available_memory_bytes() <= torch.cuda.get_device_properties(0).total_memory
+    total = torch.cuda.get_device_properties(0).total_memory
+    assert 0 < platform.available_memory_bytes(0.9) <= 0.9 * total
+    assert platform.available_memory_bytes(1e-6) < 0, "what is in use counts"
+    assert platform.peak_bytes(lambda: torch.zeros(1 << 20, device="cuda").add(1)) == 8 << 20

@@ -9,6 +9,7 @@ from gguf import GGMLQuantizationType, quants
 from torch.nn import functional
 
 from octavo.runtime.kernels.ref.table import ref_table
+from octavo.runtime.kernels.table import Rotation
 from tests.kernel_cases import BLOCKS, TYPE_NAMES, make_paged
 
 REF = ref_table()
@@ -51,9 +52,11 @@ def test_rope_turns_a_pair_by_its_angle() -> None:
     x = torch.tensor([[[1.0, 2.0, 3.0, 4.0, 5.0]]])
     as_complex = torch.complex(x[0, 0, :2], x[0, 0, 2:4]) * torch.polar(torch.ones(2), angle[0])
     neighbours = torch.view_as_complex(x[0, 0, :4].reshape(2, 2)) * torch.polar(torch.ones(2), angle[0])
-    halves, pairs = x.clone(), x.clone()
-    REF.apply_rope(halves, angle.cos(), angle.sin())
-    REF.apply_rope(pairs, angle.cos(), angle.sin(), True)
+    cache, nowhere = torch.zeros(1, 2, 1, 1, 5), torch.tensor([-1])
+    halves, pairs = (
+        REF.store_kv(x, x, x, cache, nowhere, rotation=Rotation(angle.cos(), angle.sin(), interleaved))
+        for interleaved in (False, True)
+    )
     torch.testing.assert_close(halves[0, 0], torch.cat([as_complex.real, as_complex.imag, x[0, 0, 4:]]))
     torch.testing.assert_close(
         pairs[0, 0], torch.cat([torch.view_as_real(neighbours).flatten(), x[0, 0, 4:]])

@@ -15,7 +15,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from octavo.base.errors import ConfigError, EngineDead, OctavoError
+from octavo.base.errors import EngineDead, OctavoError
 from octavo.base.processes import Child
 from octavo.base.transport import Broadcaster, Mailbox, Receiver
 from octavo.config.engine import EngineConfig
@@ -89,7 +89,10 @@ class MultiprocessExecutor(Executor):
         self._serving = True
         ready = [answer.ready for answer in loaded]
         return ModelReady(
-            ready[0].groups, min(r.available_bytes for r in ready), max(r.weight_bytes for r in ready)
+            ready[0].groups,
+            min(r.available_bytes for r in ready),
+            max(r.weight_bytes for r in ready),
+            max(r.workspace_bytes for r in ready),
         )
 
     def allocate(self, plan: CachePlan) -> None:
@@ -167,8 +170,8 @@ class MultiprocessExecutor(Executor):
                     future = self._open_steps.popleft() if self._open_steps else None
                 if future is not None:
                     future.set_result(output)
-            case Failed(error, is_config_error):
-                self._lose(ConfigError(error) if is_config_error else EngineDead(error))
+            case Failed():
+                self._lose(reply.to_error())
             case _:
                 self._answers.put(reply)
 

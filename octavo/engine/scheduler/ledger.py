@@ -56,6 +56,7 @@ class Ledger:
         self._release(request)
         request.num_computed = 0
         self.waiting.add(request)
+        request.num_preemptions += 1
         self.num_preemptions += 1
 
     def finish(self, request: Request, reason: FinishReason) -> None:

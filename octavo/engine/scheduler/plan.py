@@ -6,7 +6,8 @@ Filled by the scheduler; rules look at it. `to_output` is the form in which it g
 from dataclasses import dataclass, field
 
 from octavo.engine.scheduler.request import Request
-from octavo.messages.step import NewRequest, SchedulerOutput
+from octavo.engine.structured.guides import Guide
+from octavo.messages.step import NewRequest, SchedulerOutput, TokenMasks
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +28,8 @@ class StepPlan:
     num_computed: list[int] = field(default_factory=list)
     num_scheduled: list[int] = field(default_factory=list)
     new_blocks: list[list[list[int]]] = field(default_factory=list)
+    guided: list[tuple[int, Guide]] = field(default_factory=list)
+    """Places in `requests` of those that sample under a guide."""
 
     def add(self, request: Request, num_new: int, new_blocks: list[list[int]]) -> None:
         """Give `request` a part of `num_new` tokens, and count them as computed from here on."""
@@ -40,8 +43,12 @@ class StepPlan:
         request.num_in_flight += 1
         if request.num_computed == len(request.token_ids) + request.num_pending:
             request.num_pending += 1
+            if request.guide is not None:
+                self.guided.append((len(self.requests) - 1, request.guide))
 
-    def to_output(self, released_ids: list[str], block_copies: list[tuple[int, int]]) -> SchedulerOutput:
+    def to_output(
+        self, released_ids: list[str], block_copies: list[tuple[int, int]], token_masks: TokenMasks | None
+    ) -> SchedulerOutput:
         """The step as the workers get it."""
         return SchedulerOutput(
             step_id=self.step_id,
@@ -52,4 +59,5 @@ class StepPlan:
             num_scheduled_tokens=self.num_scheduled,
             new_block_ids=self.new_blocks,
             block_copies=block_copies,
+            token_masks=token_masks,
         )

@@ -17,6 +17,7 @@ from math import inf
 from octavo.engine.kvcache.manager import BlockTable, SharedPrefix
 from octavo.engine.kvcache.prefix import HashChain
 from octavo.engine.scheduler.repetition import RepetitionDetector
+from octavo.engine.structured.guides import Guide
 from octavo.messages.request import EngineRequest, FinishReason, PromptEmbeds
 from octavo.messages.sampling import SamplingParams
 
@@ -69,6 +70,8 @@ class Request:
     prompt_embeds: PromptEmbeds | None = None
     """What the runner computes in the place of the prompt's tokens."""
     repetition: RepetitionDetector | None = None
+    guide: Guide | None = None
+    """Says which tokens may come next. It must know the last one, so there is never more than one pending."""
     leader: "Request | None" = None
     """Until it first runs: the request whose blocks it may share."""
     status: RequestStatus = RequestStatus.WAITING
@@ -88,6 +91,8 @@ class Request:
     """Prompt tokens it need not compute when it first ran; -1 before."""
     scheduled_s: float = 0.0
     """When it first ran, monotonic clock; 0 before."""
+    num_preemptions: int = 0
+    """Times it lost its blocks to another."""
     num_overtaken: int = 0
     """Later requests that started while this one did not fit."""
     num_prompt_logprobs: int = 0

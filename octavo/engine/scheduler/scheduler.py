@@ -22,6 +22,7 @@ from octavo.engine.scheduler.policies import POLICIES
 from octavo.engine.scheduler.request import Request, RequestStatus
 from octavo.engine.scheduler.rules import BlockRule, LeaderRule, Rule, SeatRule, TokenRule
 from octavo.engine.scheduler.update import last_output, read_results
+from octavo.engine.structured.guides import Guides
 from octavo.messages.kv import CachePlan
 from octavo.messages.request import EngineOutput, EngineRequest, FinishReason, SchedulerStats
 from octavo.messages.step import ModelRunnerOutput, NewRequest, SchedulerOutput
@@ -41,7 +42,9 @@ class Scheduler:
         cache: CachePlan,
         max_model_len: int,
         enable_prefix_caching: bool = True,
+        guides: Guides | None = None,
     ) -> None:
+        """guides: for requests whose output must have a form; without, there must be none."""
         self.kv = KVCacheManager(cache, enable_prefix_caching)
         self._config = config
         self._max_model_len = max_model_len
@@ -55,6 +58,7 @@ class Scheduler:
             TokenRule(split_prompts=config.enable_chunked_prefill),
         ]
         self._in_flight: deque[StepPlan] = deque()
+        self._guides = guides
         self._no_blocks: list[list[int]] = [[] for _ in cache.groups]
         self._num_added = 0
         self._num_steps = 0
@@ -71,6 +75,8 @@ class Scheduler:
         """Accept a request. Raises PromptTooLong if it can never run, RequestError for an id in use."""
         self._check(request)
         entry = Request.create(request, self._num_added, self._max_model_len, self.kv.block_size)
+        if self._guides is not None:
+            entry.guide = self._guides.open(request)
         leader = self._ledger.find(request.leader_id)
         if leader is not None and leader.can_lead(entry):
             entry.leader = leader
@@ -114,7 +120,8 @@ class Scheduler:
             return None
         self._num_steps += 1
         self._in_flight.append(plan)
-        return plan.to_output(ledger.take_released(), self.kv.take_copies())
+        masks = self._guides.masks(plan.guided) if self._guides is not None else None
+        return plan.to_output(ledger.take_released(), self.kv.take_copies(), masks)
 
     def update(self, result: ModelRunnerOutput) -> list[EngineOutput]:
         """Read the result of the oldest step in flight."""
@@ -183,8 +190,8 @@ class Scheduler:
             request = order[served]
             served += 1
             num_tokens = len(request.token_ids) + request.num_pending
-            if num_tokens >= request.max_total_tokens:
-                continue  # its last token is pending
+            if num_tokens >= request.max_total_tokens or (request.guide and request.num_pending):
+                continue  # its last token is pending, or one that its guide must know first
             room = max(1, plan.num_tokens_left - (len(order) - served))
             num_new = min(num_tokens - request.num_computed, room, self._max_chunk)
             new_blocks = self._blocks_for(request, num_new, order, plan)

@@ -1,4 +1,4 @@
-"""When a request ends by its own tokens: end of text, stop tokens, limits, repetition.
+"""When a request ends by its own tokens: end of text, stop tokens, a guide's end, limits, repetition.
 
 Asked by `update` once for every token. Stop strings are the front's business (it has the text); it aborts the
 request here.
@@ -18,12 +18,19 @@ class Stop(NamedTuple):
 
 
 def find_stop(request: Request) -> Stop | None:
-    """Whether the request ends with its last known token; `min_tokens` holds back tokens, never limits."""
+    """Whether the request ends with its last known token; `min_tokens` holds back tokens, never limits.
+
+    Nor does it hold back a guide that has come to its end. Raises RequestError for a token that the guide does not
+    know how to follow.
+    """
     last = request.token_ids[-1]
+    is_complete = request.guide is not None and request.guide.feed(last)
     repeats = request.repetition is not None and request.repetition.feed(last)
     is_long_enough = request.num_output_tokens >= request.sampling.min_tokens
     if last in request.stop_token_ids and is_long_enough:
         return Stop(FinishReason.STOP, None if last in request.eos_token_ids else last)
+    if is_complete:
+        return Stop(FinishReason.STOP)
     if len(request.token_ids) >= request.max_total_tokens:
         return Stop(FinishReason.LENGTH)
     if repeats and is_long_enough:

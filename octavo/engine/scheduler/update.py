@@ -4,6 +4,7 @@ Called by the scheduler for the oldest step in flight. A request that ended sinc
 nothing from it: the result is dropped, and what it held is freed with its last step.
 """
 
+from octavo.base.errors import RequestError
 from octavo.engine.scheduler.ledger import Ledger
 from octavo.engine.scheduler.plan import StepPlan
 from octavo.engine.scheduler.request import Request, RequestStatus
@@ -27,7 +28,11 @@ def read_results(plan: StepPlan, result: ModelRunnerOutput, ledger: Ledger) -> l
             ledger.finish(request, FinishReason.ERROR)
             outputs.append(last_output(request, errors[request.request_id]))
         elif token_ids or request.request_id in prompt_logprobs:
-            outputs.append(_advance(request, token_ids, result, ledger))
+            try:
+                outputs.append(_advance(request, token_ids, result, ledger))
+            except RequestError as error:
+                ledger.finish(request, FinishReason.ERROR)
+                outputs.append(last_output(request, str(error)))
         else:
             assert request.num_pending <= request.num_in_flight, f"no token came for {request.request_id}"
     return outputs
@@ -58,6 +63,7 @@ def _advance(
         stop_reason=stop.cause if stop is not None else None,
         num_cached_tokens=request.num_cached_tokens,
         scheduled_s=request.scheduled_s,
+        num_preemptions=request.num_preemptions,
     )
 
 
@@ -70,6 +76,7 @@ def last_output(request: Request, error: str = "") -> EngineOutput:
         num_cached_tokens=max(0, request.num_cached_tokens),
         error=error,
         scheduled_s=request.scheduled_s,
+        num_preemptions=request.num_preemptions,
     )
 
 

@@ -1,54 +1,66 @@
-"""The engine core in a process of its own, seen from an asyncio event loop."""
+"""The engine core in a process of its own, seen from the front that started it: it also ends it.
+
+It watches its process, finds out when it hangs, starts another one if it is told to, and tells the other
+fronts of these.
+"""
 
 import asyncio
-import itertools
-from collections.abc import AsyncIterator
+import weakref
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from pathlib import Path
 
-from octavo.base.errors import ConfigError, EngineDead, OctavoError
+from octavo.base.errors import EngineDead, OctavoError, Overloaded
 from octavo.base.log import get_logger
-from octavo.base.transport import AsyncReceiver, BadFrame
+from octavo.base.transport import Mailbox, Sender
 from octavo.config.engine import EngineConfig
+from octavo.frontend.client.door import Door
 from octavo.frontend.client.launch import CoreProcess
-from octavo.messages.control import Abort, Call, CoreMessage, Failed, FrontMessage, Ready, Reply, Shutdown
-from octavo.messages.request import EngineOutputs, EngineRequest
+from octavo.frontend.client.restart import RestartPolicy
+from octavo.frontend.client.stall import StallWatch
+from octavo.messages.control import CoreMessage, Failed, FrontMessage, Lost, Ready, Shutdown, front_pipe
+from octavo.messages.request import EngineOutputs
 
 logger = get_logger(__name__)
+_OWNER = 0
 _LAST_WORDS_S = 0.1
 """Between the end of the process and the verdict: its last messages may still be on their way."""
+_GRACE_S = 5.0
+"""For a core that said that it cannot go on to end its workers."""
+_LOADING_GRACE_S = 1.0
+"""For one that loads, and has nothing to save."""
+_DUMP_S = 0.3
+"""For the stacks of a core that hangs to be written."""
+_RESTART_S = 2.0
+"""About what a start takes: when those who were refused may ask again."""
 
 
-class AsyncClient:
-    """One engine core, used from one event loop. After EngineDead only `close` may be called."""
+class AsyncClient(Door):
+    """One engine core, used from one event loop. After EngineDead `close`, or `start` if it says so."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        self._config = config
-        self._outputs: asyncio.Queue[EngineOutputs | None] = asyncio.Queue()
-        """None: nothing follows."""
-        self._replies: dict[int, asyncio.Future[Any]] = {}
-        self._call_ids = itertools.count(1)
-        self._error: OctavoError | None = None
-        """Why the core is gone."""
-        self._over = asyncio.Event()
-        self._closing = False
-        self._core: CoreProcess | None = None
+    def __init__(
+        self, config: EngineConfig, restarts: RestartPolicy | None = None, num_fronts: int = 1
+    ) -> None:
+        """restarts: whether another core follows one that died; None: never.
 
-    async def start(self) -> Ready:
-        """Start the process and wait until the model is loaded.
-
-        Raises the core's own ConfigError, or EngineDead; then nothing is left running.
+        num_fronts: this one and those that will attach themselves
         """
-        self._loop = asyncio.get_running_loop()
-        self._ready: asyncio.Future[Ready] = self._loop.create_future()
-        self._core = CoreProcess(self._config, self._notice_exit)
-        self._receiver: AsyncReceiver[FrontMessage] = AsyncReceiver(self._core.address, FrontMessage)
-        self._reader = asyncio.create_task(self._read())
-        try:
-            return await self._ready
-        except BaseException:
-            await self.close()
-            raise
+        super().__init__(_OWNER)
+        self._config = config
+        self._restarts = restarts
+        self._num_fronts = num_fronts
+        self._core: CoreProcess | None = None
+        self._mailbox: Mailbox | None = None
+        self._others: list[Sender[FrontMessage]] = []
+        self._delay_s = 0.0
+        self._watch: StallWatch | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._is_stalled = False
+
+    @property
+    def mailbox_path(self) -> Path:
+        """The directory by which other fronts find the core."""
+        return self._open_mailbox().path
 
     @property
     def pid(self) -> int:
@@ -56,99 +68,139 @@ class AsyncClient:
         assert self._core is not None
         return self._core.pid
 
-    def add(self, request: EngineRequest) -> None:
-        """Hand over a request; it ends with exactly one finish reason in `outputs`.
+    @property
+    def is_stalled(self) -> bool:
+        """True when the core was found to hang, until it is gone."""
+        return self._is_stalled
 
-        Raises EngineDead, and Overloaded when the core has stopped reading (nothing was done then).
+    async def start(self) -> Ready:
+        """Start a process and wait until the model is loaded; a second one after a while.
+
+        Raises the core's own ConfigError at first, later and else EngineDead; then nothing is left running.
         """
-        self._send(request)
-
-    def abort(self, request_ids: list[str]) -> None:
-        """End these requests; unknown and finished ids are skipped. Raises EngineDead, Overloaded."""
-        self._send(Abort(request_ids))
-
-    async def outputs(self) -> AsyncIterator[EngineOutputs]:
-        """What the steps bring, until `close`. Raises EngineDead when the core ends by itself."""
-        while (outputs := await self._outputs.get()) is not None:
-            yield outputs
-        self._outputs.put_nowait(None)  # for whoever iterates again
-        if self._error is not None and not self._closing:
-            raise self._error
-
-    async def call(self, verb: str, arguments: dict[str, Any] | None = None) -> Any:
-        """Run the core's command `verb` and return its result. Raises OctavoError when it is refused."""
-        call_id = next(self._call_ids)
-        self._send(Call(call_id, verb, arguments or {}))
-        self._replies[call_id] = self._loop.create_future()
+        await self._bury()
+        await asyncio.sleep(self._delay_s)
+        self._loop = asyncio.get_running_loop()
+        self._life += 1
+        self._is_stalled = False
+        self._begin()
+        mailbox = self._open_mailbox()
+        self._listen(mailbox)
+        on_exit = partial(self._notice_exit, self._life)
+        self._core = CoreProcess(self._config, mailbox, self._life, self._num_fronts, on_exit)
         try:
-            return await self._replies[call_id]
-        finally:
-            del self._replies[call_id]
+            ready = await self._ready
+        except EngineDead as error:
+            await (self.close() if error.retry_after_s is None else self._bury())
+            raise
+        except BaseException:
+            await self.close(_LOADING_GRACE_S)
+            raise
+        self._watch_over(self._core)
+        return ready
 
     async def close(self, timeout_s: float = 5.0) -> None:
         """End the core: it aborts what is open; after `timeout_s` it is killed. May be called twice."""
         self._closing = True
+        await self._bury(timeout_s)
+        self._tell_others(Lost(self._life, "The engine has been shut down."))
+        while self._others:
+            self._others.pop().close(linger_s=_LAST_WORDS_S)
+        if self._mailbox is not None:
+            self._mailbox.close()
+
+    def _open_mailbox(self) -> Mailbox:
+        if self._mailbox is None:
+            self._mailbox = Mailbox.create()
+            weakref.finalize(self, self._mailbox.close)
+            addresses = [self._mailbox.address(front_pipe(i)) for i in range(1, self._num_fronts)]
+            self._others = [Sender(address) for address in addresses]
+        return self._mailbox
+
+    async def _bury(self, grace_s: float = _GRACE_S) -> None:
+        """End the present core, if there is one, and wait until nothing of it is left."""
         if self._core is None:
             return
-        await asyncio.to_thread(self._core.end, timeout_s)
+        if self._watcher is not None:
+            if not self._is_stalled:
+                self._watcher.cancel()
+            await asyncio.wait([self._watcher])
+        await asyncio.to_thread(self._core.end, 0.0 if self._is_stalled else grace_s)
         await self._over.wait()
-        self._reader.cancel()
-        await asyncio.wait([self._reader])
-        self._receiver.close()
+        await self._stop_listening()
 
-    def _send(self, message: CoreMessage) -> None:
-        if self._error is not None:
-            raise self._error
+    def _hand_over(self, message: CoreMessage) -> None:
         assert self._core is not None
         self._core.send(message)
 
-    async def _read(self) -> None:
-        """Task: every message of the core. Its own end is the engine's."""
-        try:
-            while True:
-                try:
-                    self._take(await self._receiver.receive())
-                except BadFrame as error:
-                    logger.warning("Dropped: %s", error)
-        except Exception as error:
-            logger.exception("The engine core's messages cannot be read any more.")
-            self._end(EngineDead(f"The engine core's messages cannot be read: {error}"))
-
     def _take(self, message: FrontMessage) -> None:
+        if self._watch is not None and isinstance(message, EngineOutputs):
+            self._watch.note(message.stats)
+        super()._take(message)
+
+    def _take_news(self, message: FrontMessage) -> None:
         match message:
-            case EngineOutputs():
-                self._outputs.put_nowait(message)
-            case Reply(call_id, result, error):
-                future = self._replies.get(call_id)
-                if future is None or future.done():  # the caller has gone
-                    return
-                if error:
-                    future.set_exception(OctavoError(error))
-                else:
-                    future.set_result(result)
             case Ready():
                 if not self._ready.done():  # else the start was cancelled
                     self._ready.set_result(message)
-            case Failed(error, is_config_error):
-                self._end(ConfigError(error) if is_config_error else EngineDead(error))
+            case Failed():
+                self._lose(message.to_error())
             case Shutdown():
-                self._end(EngineDead("The engine core has been shut down."))
+                self._lose(EngineDead("The engine core has been shut down."))
 
-    def _notice_exit(self, code: int) -> None:
+    def _notice_exit(self, life: int, code: int) -> None:
         """On the thread that waits for the process."""
         with suppress(RuntimeError):  # the event loop is closed: nobody is left to be told
-            self._loop.call_soon_threadsafe(self._loop.call_later, _LAST_WORDS_S, self._verdict, code)
+            self._loop.call_soon_threadsafe(self._loop.call_later, _LAST_WORDS_S, self._verdict, life, code)
 
-    def _verdict(self, code: int) -> None:
-        self._end(EngineDead(f"The engine core ended unexpectedly with exit code {code}; its log says why."))
+    def _verdict(self, life: int, code: int) -> None:
+        if life == self._life:
+            self._lose(
+                EngineDead(f"The engine core ended unexpectedly with exit code {code}; its log says why.")
+            )
 
-    def _end(self, error: OctavoError) -> None:
-        """Fail what waits, once; the first cause counts."""
+    def _lose(self, error: OctavoError) -> None:
+        """The first cause counts. Decide whether another core comes, and tell the other fronts."""
         if self._over.is_set():
             return
-        self._over.set()
-        self._error = error
-        for future in (self._ready, *self._replies.values()):
-            if not future.done():
-                future.set_exception(error)
-        self._outputs.put_nowait(None)
+        delay_s = self._next_delay_s()
+        if delay_s is not None:
+            self._delay_s = delay_s
+            error = EngineDead(str(error), delay_s + _RESTART_S)
+        elif self._life > 1:
+            error = EngineDead(str(error))
+        self._end(error)
+        self._tell_others(Lost(self._life, str(error), getattr(error, "retry_after_s", None)))
+
+    def _next_delay_s(self) -> float | None:
+        """How long to wait before the next start; None: there is none."""
+        was_there = self._life > 1 or self._ready.done()
+        if self._closing or self._restarts is None or not was_there:
+            return None
+        return self._restarts.delay_s()
+
+    def _tell_others(self, message: Lost) -> None:
+        for other in self._others:
+            with suppress(Overloaded):  # it has stopped reading, and will be ended
+                other.try_send(message)
+
+    def _watch_over(self, core: CoreProcess) -> None:
+        timeout_s = self._config.front.stall_timeout
+        self._watch = StallWatch(timeout_s, core.cpu_seconds) if timeout_s else None
+        self._watcher = (
+            asyncio.create_task(self._end_when_stalled(core, self._watch)) if self._watch else None
+        )
+
+    async def _end_when_stalled(self, core: CoreProcess, watch: StallWatch) -> None:
+        """Task: a core that hangs is asked for its stacks and killed."""
+        while not await asyncio.to_thread(watch.is_stalled):
+            await asyncio.sleep(watch.interval_s)
+        if self._over.is_set():
+            return
+        self._is_stalled = True
+        error = EngineDead(f"The engine core hangs: no step for {watch.silence_s:.1f} s. It has been killed.")
+        logger.error("The engine core hangs; its stacks follow, if it can still write them.")
+        core.dump_stacks()
+        await asyncio.sleep(_DUMP_S)
+        self._lose(error)
+        await asyncio.to_thread(core.end, 0.0)

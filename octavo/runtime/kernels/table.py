@@ -123,6 +123,36 @@ class Matmul(Protocol):
         """x: [M, K], token-strided; weight: [N, K], contiguous; bias: [N]; returns x @ weight.T + bias."""
 
 
+class Cut(NamedTuple):
+    """Where each row's distribution ends: at a logit, and among equal ones at a token.
+
+    values: [n] float32, the least likely logits that are kept; -inf = all
+    ids:    [n] int32, the last token kept of those equal to `values`
+    """
+
+    values: Tensor
+    ids: Tensor
+
+
+class Draw(Protocol):
+    """One token per row."""
+
+    def __call__(
+        self,
+        logits: Tensor,
+        temperature: Tensor | None = None,
+        noise: Tensor | None = None,
+        cut: Cut | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return (token ids [n] int64, each row's largest logit [n] float32: not finite = no valid choice).
+
+        logits:       [n, vocab_size] of any floating-point type, contiguous rows
+        temperature:  [n] float64; 0, or None for all rows = the likeliest token, of equal ones the lowest id
+        noise:        [n] float64 in [0, 1): tokens stand in the order of their ids, each as wide as it is
+                      likely; the one that holds this point is drawn
+        """
+
+
 class BlockDequantize(Protocol):
     """Unpack quantized rows."""
 
@@ -170,5 +200,6 @@ class KernelTable:
     gelu: Activation
     gelu_tanh: Activation
     matmul: Matmul
+    draw: Draw
     block_dequantize: BlockDequantize
     block_matmul: BlockMatmul

@@ -1,4 +1,4 @@
-"""Random weights for measurements: uniform in ±0.001, the same for every number of ranks."""
+"""Random weights for measurements: uniform in ±0.001, made on the device, the same for every number of ranks."""
 
 from collections.abc import Iterator
 from zlib import crc32
@@ -22,10 +22,11 @@ def read(config: EngineConfig, model: Family, arch: Arch) -> Iterator[Piece]:
         for shard in parameter.layout.shards:
             origin = f"dummy {name}:{shard.name}"
             shape = parameter.layout.full_shape((shard,))
-            yield Piece(origin, name, shard.name, random_tensor(config.model.seed, origin, shape))
+            tensor = random_tensor(config.model.seed, origin, shape, config.parallel.device)
+            yield Piece(origin, name, shard.name, tensor)
 
 
-def random_tensor(seed: int, name: str, shape: tuple[int, ...]) -> Tensor:
-    """The weight `name`, float32; the same in every process."""
-    generator = torch.Generator().manual_seed(crc32(f"{seed} {name}".encode()))
-    return torch.empty(shape).uniform_(-_BOUND, _BOUND, generator=generator)
+def random_tensor(seed: int, name: str, shape: tuple[int, ...], device: str) -> Tensor:
+    """The weight `name`, float32; the same in every process with that kind of device."""
+    generator = torch.Generator(device).manual_seed(crc32(f"{seed} {name}".encode()))
+    return torch.empty(shape, device=device).uniform_(-_BOUND, _BOUND, generator=generator)

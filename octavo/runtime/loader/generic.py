@@ -178,4 +178,5 @@ def _tensors(cls: type[PreTrainedModel], hf_config: Any, config: EngineConfig) -
         return {name: tensor for _, name, tensor in read_tensors(Path(config.checkpoint.path))}
     with torch.device("meta"):
         shapes = {name: tensor.shape for name, tensor in cls(hf_config).state_dict().items()}
-    return {name: random_tensor(config.model.seed, name, shape) for name, shape in shapes.items()}
+    seed, device = config.model.seed, config.parallel.device
+    return {name: random_tensor(seed, name, shape, device) for name, shape in shapes.items()}

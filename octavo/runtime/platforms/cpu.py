@@ -21,9 +21,9 @@ class CPUPlatform(Platform):
         torch.set_num_threads(threads)
         return cls(device, cpu_table(threads))
 
-    def available_memory_bytes(self) -> int:
-        """What the machine has left, or the tightest of the cgroups around this process if that is less."""
-        return min(_machine_bytes(_PROC), _cgroup_bytes(_PROC, _CGROUPS))
+    def available_memory_bytes(self, share: float) -> int:
+        """Of what the machine has left, or the tightest of the cgroups around this process if that is less."""
+        return int(share * min(_machine_bytes(_PROC), _cgroup_bytes(_PROC, _CGROUPS)))
 
     def compute_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Always float32: 16-bit weights are widened inside the kernels."""

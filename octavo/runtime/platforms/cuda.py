@@ -30,9 +30,26 @@ class CUDAPlatform(Platform):
         torch.cuda.set_device(device)
         return cls(device, _kernels())
 
-    def available_memory_bytes(self) -> int:
-        """Free memory of the GPU."""
-        return int(torch.cuda.mem_get_info(self.device)[0])
+    def available_memory_bytes(self, share: float) -> int:
+        """What is missing to `share` of the GPU, counting all that is in use now, by whomever."""
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(self.device)
+        return int(total * share) - (total - free)
+
+    def peak_bytes(self, work: Callable[[], None]) -> int:
+        """Work, and see. Raises ConfigError when the GPU is too small even for that."""
+        before = torch.cuda.memory_allocated(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        try:
+            work()
+        except torch.OutOfMemoryError as error:
+            logger.info("%s", error)
+            free, total = torch.cuda.mem_get_info(self.device)
+            raise ConfigError(
+                f"The largest step does not fit into the GPU beside the weights: {free / 2**30:.3g} of "
+                f"{total / 2**30:.3g} GiB are free. Lower max_num_batched_tokens or max_num_seqs."
+            ) from error
+        return torch.cuda.max_memory_allocated(self.device) - before
 
     def compute_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Activations have the type of the weights."""

@@ -39,8 +39,15 @@ class Platform(ABC):
         """Set the device up for this process. Raises ConfigError when it is not there."""
 
     @abstractmethod
-    def available_memory_bytes(self) -> int:
-        """Memory that this process may still take, now."""
+    def available_memory_bytes(self, share: float) -> int:
+        """Memory that this process may still take, now, if `share` of it may be used."""
+
+    def peak_bytes(self, work: Callable[[], None]) -> int:
+        """The most memory that `work` takes on top of what is taken. 0, without working, where none is kept
+        back for it: the operating system lends it.
+        """
+        del work
+        return 0
 
     def recorder(self) -> Record | None:
         """A new way to record work, whose recordings share memory; None where launches cost too little."""

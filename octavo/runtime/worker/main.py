@@ -5,6 +5,7 @@ state of its own. Ends on Shutdown, with its parent, and after any fault that le
 unsure. Nothing heavy is imported before the guard against the parent's death stands.
 """
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 from octavo.base import log
 from octavo.base.errors import ConfigError, Unsupported
-from octavo.base.processes import die_with_parent
+from octavo.base.processes import die_with_parent, end_with_threads, tell_stacks_when_asked
 from octavo.base.registry import load_object, load_plugins
 from octavo.base.transport import Mailbox, Receiver, Sender
 from octavo.config.engine import EngineConfig
@@ -90,8 +91,14 @@ class Rank:
 
 def _failure(rank: int, error: Exception) -> Failed:
     if isinstance(error, ConfigError | Unsupported):
-        return Failed(str(error), is_config_error=True)
+        return Failed.because_of(error)
     return Failed(f"rank {rank}: {type(error).__name__}: {error}")
+
+
+def _end_at_once(error: Exception) -> None:
+    """On a thread that failed: the engine sees this process end."""
+    logger.error("A thread of the rank failed.", exc_info=error)
+    os._exit(1)
 
 
 def main(arguments: list[str]) -> int:
@@ -103,6 +110,8 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     log.setup(f"worker{rank}")
+    tell_stacks_when_asked()
+    end_with_threads(_end_at_once)
     return Rank(mailbox, int(rank), worker_class).run()
 
 

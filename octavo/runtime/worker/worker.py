@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from octavo.base.errors import Unsupported
+from octavo.base.errors import ConfigError, Unsupported
 from octavo.config.engine import EngineConfig
 from octavo.messages.kv import CachePlan, ModelReady
 from octavo.messages.step import SchedulerOutput
@@ -23,6 +23,7 @@ from octavo.runtime.worker.kv_tensors import KVTensors, group_layers
 from octavo.runtime.worker.model_runner import ModelRunner
 from octavo.runtime.worker.pending import PendingStep
 from octavo.runtime.worker.profiler import Profiler
+from octavo.runtime.worker.rehearsal import workspace_bytes
 from octavo.runtime.worker.request_state import RequestState
 
 
@@ -49,15 +50,16 @@ class Worker:
         self._users_processors = load_processors(self._config.model.logits_processors)
         self._model: Model | None = load_model(self._config, self._platform, self._parallel)
         groups = group_layers([layer.kv_spec for layer in self._model.attention_layers])
+        workspace = workspace_bytes(self._model, self._config, self._platform)
         share = self._config.cache.gpu_memory_utilization
-        available_bytes = int(self._platform.available_memory_bytes() * share)
-        return ModelReady(groups, available_bytes, self._model.weight_bytes)
+        available = self._platform.available_memory_bytes(share) - workspace
+        return ModelReady(groups, available, self._model.weight_bytes, workspace)
 
     def allocate(self, plan: CachePlan) -> None:
         """Allocate the planned cache and the batch state."""
         config, device = self._config, self._platform.device
         num_slots = config.scheduler.max_num_seqs
-        self._cache = KVTensors(plan, getattr(torch, config.cache.kv_cache_dtype), device)
+        self._cache = _make_cache(plan, getattr(torch, config.cache.kv_cache_dtype), device)
         longest = plan.max_model_len or config.model.max_model_len
         state = RequestState(num_slots, longest, plan, device)
         vocab_size = config.checkpoint.vocab_size
@@ -126,3 +128,15 @@ class Worker:
     def close(self) -> None:
         """Leave the process group."""
         self._parallel.close()
+
+
+def _make_cache(plan: CachePlan, dtype: torch.dtype, device: torch.device) -> KVTensors:
+    """Take the cache's memory. Raises ConfigError when the device has less than was asked for."""
+    try:
+        return KVTensors(plan, dtype, device)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"A KV cache of {plan.num_blocks} blocks ({plan.num_blocks * plan.bytes_per_block / 2**30:.3g} GiB) "
+            f"does not fit into the memory that {device} has left. Lower kv_cache_memory_bytes or "
+            "num_gpu_blocks_override, or leave them out: the cache is then planned from gpu_memory_utilization."
+        ) from error

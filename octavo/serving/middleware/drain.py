@@ -8,12 +8,16 @@ import asyncio
 from starlette._utils import get_route_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from octavo.serving.errors import HTTPError, error_response
 from octavo.serving.middleware import headers
-from octavo.serving.middleware.refusal import refuse
 
 _WATCHING = {"/health", "/ping", "/version", "/load", "/metrics"}
 _SMALL_BODY = 1 << 20
-_GOODBYE = {"Retry-After": "5", "Connection": "close"}
+_REFUSAL = HTTPError(
+    503,
+    "The server is shutting down; nothing was done.",
+    headers={"Retry-After": "5", "Connection": "close"},
+)
 
 
 class Drain:
@@ -23,7 +27,7 @@ class Drain:
         self._app = app
         self._num_open = 0
         self._is_draining = False
-        self._idle = asyncio.Event()
+        self._is_idle = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the request through, or refuse it."""
@@ -31,7 +35,7 @@ class Drain:
             await self._app(scope, receive, send)
         elif self._is_draining:
             await _swallow(scope, receive)
-            await refuse(scope, send, 503, "The server is shutting down; nothing was done.", _GOODBYE)
+            await error_response(_REFUSAL)(scope, receive, send)
         else:
             self._num_open += 1
             try:
@@ -39,7 +43,12 @@ class Drain:
             finally:
                 self._num_open -= 1
                 if not self._num_open:
-                    self._idle.set()
+                    self._is_idle.set()
+
+    @property
+    def num_open(self) -> int:
+        """Requests under way."""
+        return self._num_open
 
     def begin(self) -> None:
         """Let nothing new in."""
@@ -48,13 +57,8 @@ class Drain:
     async def wait(self) -> None:
         """Until no request is under way."""
         while self._num_open:
-            self._idle.clear()
-            await self._idle.wait()
-
-    @property
-    def num_open(self) -> int:
-        """Requests under way."""
-        return self._num_open
+            self._is_idle.clear()
+            await self._is_idle.wait()
 
 
 async def _swallow(scope: Scope, receive: Receive) -> None:

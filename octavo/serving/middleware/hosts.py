@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo.config.server import ServerConfig
+from octavo.serving.errors import HTTPError, error_response
 from octavo.serving.middleware import headers
-from octavo.serving.middleware.refusal import refuse
 
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
@@ -30,18 +30,21 @@ class HostCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the request through, or refuse it."""
+        error = self._fault(scope)
+        await (self._app if error is None else error_response(error))(scope, receive, send)
+
+    def _fault(self, scope: Scope) -> HTTPError | None:
         hosts = headers.values(scope, b"host")
-        host = hosts[0].lower() if hosts else ""
         if len(hosts) != 1 and (hosts or scope.get("http_version") != "1.0"):
-            await refuse(scope, send, 400, f"A request needs one Host header; found {len(hosts)}.")
-        elif self._checks_host and not self._is_ours(host):
-            message = "This server answers only to localhost and IP addresses as Host; see --allowed-hosts."
-            await refuse(scope, send, 403, message)
-        elif self._checks_origin and not self._is_same_site(scope, host):
-            message = "This server takes no requests from pages of other sites; see --allowed-origins."
-            await refuse(scope, send, 403, message)
-        else:
-            await self._app(scope, receive, send)
+            return HTTPError(400, f"A request needs one Host header; found {len(hosts)}.", "Host")
+        host = hosts[0].lower() if hosts else "localhost"
+        if self._checks_host and not self._is_ours(host):
+            text = "This server answers only to localhost and IP addresses as Host; see --allowed-hosts."
+            return HTTPError(403, text, "Host")
+        if self._checks_origin and not self._is_same_site(scope, host):
+            text = "This server takes no requests from pages of other sites; see --allowed-origins."
+            return HTTPError(403, text, "Origin")
+        return None
 
     def _is_ours(self, host: str) -> bool:
         try:
@@ -53,16 +56,13 @@ class HostCheck:
     def _is_same_site(self, scope: Scope, host: str) -> bool:
         if scope["type"] == "http" and scope["method"] in _SAFE_METHODS:
             return True
-        for origin in headers.values(scope, b"origin"):
-            scheme, _, place = origin.lower().partition("://")
-            if origin.lower() not in self._origins and (place != host or scheme not in ("http", "https")):
-                return False
-        return True
+        ours = {f"http://{host}", f"https://{host}", *self._origins}
+        return all(origin.lower() in ours for origin in headers.values(scope, b"origin"))
 
 
 def _is_address(name: str) -> bool:
     try:
         ipaddress.ip_address(name)
     except ValueError:
-        return not name  # HTTP/1.0 without a Host: no browser speaks it
+        return False
     return True

@@ -1,4 +1,4 @@
-"""`KeyCheck`: with keys configured, everything but the list of open paths needs one of them.
+"""`KeyCheck`: with keys configured, everything but a short list of open paths needs one of them.
 
 The path that is looked up is the one that routes; what is not on the list is closed, whatever it is.
 """
@@ -11,8 +11,14 @@ from starlette._utils import get_route_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo.config.secret import Secret
+from octavo.serving.errors import HTTPError, error_response
 from octavo.serving.middleware import headers
-from octavo.serving.middleware.refusal import refuse
+
+_REFUSAL = HTTPError(
+    401,
+    "A key is needed, and was not given or is wrong: send the header Authorization: Bearer KEY.",
+    headers={"WWW-Authenticate": "Bearer"},
+)
 
 
 class KeyCheck:
@@ -26,13 +32,12 @@ class KeyCheck:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the request through, or refuse it."""
         secret = self._find(headers.value(scope, b"authorization"))
-        if secret is None and not self._is_open(scope):
-            message = "A key is needed and was not given or is wrong: send the header Authorization: Bearer KEY."
-            await refuse(scope, send, 401, message, {"WWW-Authenticate": "Bearer"})
-            return
         if secret is not None:
             scope["state"]["tenant"] = secret.tenant
             scope["state"]["cache_salt"] = secret.cache_salt if len(self._secrets) > 1 else ""
+        elif not self._is_open(scope):
+            await error_response(_REFUSAL)(scope, receive, send)
+            return
         await self._app(scope, receive, send)
 
     def _is_open(self, scope: Scope) -> bool:

@@ -57,7 +57,7 @@ class CompletionChoice(Struct):
     stop_reason: int | str | None = None
     """The stop string or token that ended it."""
     token_ids: list[int] | UnsetType = UNSET
-    prompt_token_ids: list[int] | None | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType | None = UNSET
     prompt_logprobs: list[Logprobs | None] | UnsetType = UNSET
 
 
@@ -70,7 +70,7 @@ class Completion(Struct):
     choices: list[CompletionChoice]
     object: Literal["text_completion"] = "text_completion"
     system_fingerprint: str | None = None
-    usage: Usage | None | UnsetType = UNSET
+    usage: Usage | UnsetType | None = UNSET
     metrics: RequestMetrics | UnsetType = UNSET
 
 
@@ -147,7 +147,7 @@ class DeltaChoice(Struct):
     delta: Delta
     logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None = None
-    stop_reason: int | str | None | UnsetType = UNSET
+    stop_reason: int | str | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -160,7 +160,7 @@ class ChatChunk(Struct):
     choices: list[DeltaChoice]
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     system_fingerprint: str | None = None
-    usage: Usage | None | UnsetType = UNSET
+    usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     metrics: RequestMetrics | UnsetType = UNSET
 

@@ -164,6 +164,14 @@ class CompletionRequest(SamplingFields, kw_only=True):
     echo: bool | None = None
 
 
+class GenerateRequest(SamplingFields, kw_only=True):
+    """POST /generate and /generate_stream: one prompt and the fields of sampling, nothing of OpenAI's."""
+
+    prompt: str | Annotated[list[TokenId], Meta(min_length=1)]
+    max_tokens: Positive | None = None
+    """16 if left out."""
+
+
 class ChatRequest(SamplingFields, kw_only=True):
     """POST /v1/chat/completions."""
 

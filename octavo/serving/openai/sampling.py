@@ -8,7 +8,7 @@ from typing import Any
 
 from octavo.base.errors import RequestError
 from octavo.messages.sampling import RequestOutputKind, SamplingParams
-from octavo.serving.openai.protocol import ChatRequest, CompletionRequest, SamplingFields
+from octavo.serving.openai.protocol import ChatRequest, CompletionRequest, GenerateRequest, SamplingFields
 
 DEFAULT_COMPLETION_TOKENS = 16
 _SAME = tuple(set(SamplingFields.__struct_fields__) & set(SamplingParams.__struct_fields__))
@@ -23,8 +23,8 @@ def sampling_params(request: SamplingFields, defaults: Mapping[str, Any]) -> Sam
     _check_stream(request)
     if request.response_format is not None and request.response_format.type != "text":
         raise RequestError(
-            f"response_format {request.response_format.type!r} is not supported: structured output is not there "
-            "yet. Ask for JSON in the prompt.",
+            f"response_format {request.response_format.type!r} is not supported: structured output is not "
+            "there yet. Ask for JSON in the prompt.",
             "response_format",
         )
     given = {name: getattr(request, name) for name in _SAME}
@@ -38,8 +38,21 @@ def sampling_params(request: SamplingFields, defaults: Mapping[str, Any]) -> Sam
         case CompletionRequest():
             values |= _of_completion(request)
         case ChatRequest():
-            values |= _of_chat(request, values.get("max_tokens"))
+            values |= _of_chat(request, defaults.get("max_tokens"))
+        case GenerateRequest():
+            values["max_tokens"] = request.max_tokens or DEFAULT_COMPLETION_TOKENS
     return SamplingParams(**values)
+
+
+def tokenization(request: SamplingFields, *, add_special_tokens: bool) -> dict[str, Any]:
+    """How the prompts are tokenized; add_special_tokens: unless the request says otherwise."""
+    wanted = request.add_special_tokens
+    options: dict[str, Any] = {"add_special_tokens": add_special_tokens if wanted is None else wanted}
+    if request.truncate_prompt_tokens is not None:
+        options["truncate_prompt_tokens"] = request.truncate_prompt_tokens
+    if request.truncation_side is not None:
+        options["truncation_side"] = request.truncation_side
+    return options
 
 
 def _check_stream(request: SamplingFields) -> None:
@@ -69,7 +82,9 @@ def _of_completion(request: CompletionRequest) -> dict[str, Any]:
 def _of_chat(request: ChatRequest, recommended: int | None) -> dict[str, Any]:
     if request.top_logprobs is not None and not request.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true.", "top_logprobs")
-    max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+    max_tokens = (
+        request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+    )
     return {
         "max_tokens": recommended if max_tokens is None else max_tokens,
         "logprobs": (request.top_logprobs or 0) if request.logprobs else None,

@@ -8,6 +8,7 @@ import { Settings } from "./settings.js";
 
 const RETRY_MS = 2000;
 const MAX_PROMPT_PX = 240;
+const HAS_KEYBOARD = matchMedia("(hover: hover)").matches;
 
 const prompt = byId("prompt");
 const model = byId("model");
@@ -64,7 +65,7 @@ function chooseView() {
     else link.removeAttribute("aria-current");
   }
   dashboard.isShown = wanted === "dashboard";
-  if (wanted === "chat") prompt.focus();
+  if (wanted === "chat" && HAS_KEYBOARD) prompt.focus();
 }
 
 function onKey(event) {

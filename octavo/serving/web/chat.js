@@ -6,6 +6,7 @@ import { show } from "./markdown.js";
 
 const NEAR_PX = 80;
 const ENDS = { length: "reached its length", abort: "stopped", timeout: "ran out of time", error: "failed" };
+const FAILED = "error";
 
 /** One conversation. `settings()` gives the model, the system prompt and the sampling of the next answer. */
 export class Conversation {
@@ -27,6 +28,7 @@ export class Conversation {
 
   /** Say `text`, and show the answer. */
   async ask(text) {
+    if (this.#said.at(-1)?.role === "user") this.#said.pop(); // it got no answer; roles alternate
     this.#said.push({ role: "user", content: text });
     this.list.append(element("li", { class: "user" }, element("div", { class: "text" }, text)));
     await this.#answer();
@@ -61,7 +63,7 @@ export class Conversation {
       }
       answer.end();
     } catch (error) {
-      answer.end(running.signal.aborted ? "stopped" : "failed");
+      answer.end(running.signal.aborted ? "abort" : FAILED);
       if (!running.signal.aborted) this.#fail(answer, error);
     }
     if (answer.text) said.push({ role: "assistant", content: answer.text });
@@ -183,7 +185,7 @@ class Answer {
     }
     if (this.#firstMs !== null) facts.push(`first token ${duration(this.#firstMs - this.#askedMs)}`);
     if (this.#tokens) facts.push(this.#tokens === 1 ? "1 token" : `${this.#tokens} tokens`);
-    if (this.finish) facts.push(ENDS[this.finish] ?? this.finish);
+    if (this.finish && this.finish !== FAILED) facts.push(ENDS[this.finish] ?? this.finish);
     return facts;
   }
 }

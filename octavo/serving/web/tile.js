@@ -4,7 +4,10 @@ import { drawing, element } from "./dom.js";
 
 const WIDTH = 320;
 const HEIGHT = 84;
+const MIN_MS = 60_000;
 const NONE = "–";
+
+const ago = (ms) => (ms < 120_000 ? `${Math.round(ms / 1000)} s` : `${Math.round(ms / 60_000)} min`);
 
 /** A question and its answers over time. */
 export class Tile {
@@ -25,7 +28,7 @@ export class Tile {
       { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" },
       this.area, ...this.paths.toReversed(), this.cursor,
     );
-    this.ago = element("span", {}, "5 min ago");
+    this.ago = element("span");
     this.node = element(
       "section",
       { class: "tile" },
@@ -46,9 +49,11 @@ export class Tile {
     this.#points.push({ timeMs, values: values.map((value) => (Number.isFinite(value) ? value : null)) });
   }
 
-  /** Draw the last `spanMs`, ending at `nowMs`. */
-  draw(nowMs, spanMs) {
-    while (this.#points[0]?.timeMs < nowMs - spanMs) this.#points.shift();
+  /** Draw what is known, `maxMs` back from `nowMs` and at least `MIN_MS`. */
+  draw(nowMs, maxMs) {
+    while (this.#points[0]?.timeMs < nowMs - maxMs) this.#points.shift();
+    const spanMs = Math.max(MIN_MS, nowMs - (this.#points[0]?.timeMs ?? nowMs));
+    this.ago.textContent = `${ago(spanMs)} ago`;
     const highest = Math.max(this.least, ...this.#points.flatMap((point) => point.values));
     this.x = (timeMs) => WIDTH * (1 - (nowMs - timeMs) / spanMs);
     const y = (value) => HEIGHT - 2 - ((HEIGHT - 6) * value) / highest;
@@ -56,7 +61,7 @@ export class Tile {
     this.area.setAttribute("d", this.#filled(y));
     this.top.textContent = this.form(highest);
     if (!this.isPointed) this.#show(this.#points.at(-1), null);
-    this.plot.setAttribute("aria-label", `${this.title}, the last five minutes`);
+    this.plot.setAttribute("aria-label", `${this.title}, the last ${ago(spanMs)}`);
   }
 
   /** The line of one series, with gaps where it says nothing. */

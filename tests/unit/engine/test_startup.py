@@ -13,10 +13,10 @@ from tests.fakes import fake_config, fake_groups
 BLOCK = 4 * 64  # bytes: 4 slots of one layer
 
 
-def plan(windows=(0,), available=1 << 30, device="cpu", weight_bytes=0, **options):
+def plan(windows=(0,), available=1 << 30, device="cpu", weight_bytes=0, workspace_bytes=0, **options):
     config = fake_config(**({"num_blocks": 0, "max_model_len": 64, "max_num_seqs": 8} | options))
     config = dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, device=device))
-    return plan_cache(config, ModelReady(fake_groups(*windows), available, weight_bytes))
+    return plan_cache(config, ModelReady(fake_groups(*windows), available, weight_bytes, workspace_bytes))
 
 
 def test_number_comes_from_the_user_first():
@@ -45,8 +45,14 @@ def test_smallest_cache_that_holds_one_request():
     assert "max_model_len=64 tokens needs 17 blocks" in text and "room for 16" in text
     assert "Lower max_model_len to 61 or less" in text and "kv_cache_memory_bytes" in text
     assert plan(num_blocks=16, max_model_len=61).num_blocks == 16
+    assert "largest step" not in text, "nothing is kept back for it here"
     with pytest.raises(ConfigError, match="room for 0"):
         plan(available=-5)
+
+
+def test_a_refusal_says_what_else_takes_memory():
+    with pytest.raises(ConfigError, match=r"weights take 3 GiB, the largest step 1\.5 GiB"):
+        plan(available=-5, weight_bytes=3 << 30, workspace_bytes=3 << 29)
 
 
 def test_plan_is_logged(caplog, monkeypatch):

@@ -88,7 +88,9 @@ async def test_texts_begin_once_and_share_a_salt(engine, monkeypatch):
     asked = []
     process = engine.input_processor.process
     monkeypatch.setattr(
-        engine.input_processor, "process", lambda prompt, *a, **k: asked.append(prompt) or process(prompt, *a, **k)
+        engine.input_processor,
+        "process",
+        lambda prompt, *a, **k: asked.append(prompt) or process(prompt, *a, **k),
     )
     one = SamplingParams(max_tokens=1, detokenize=False)
     pieces = stream({"prompt": "ab", "cache_salt": "s"}, "c", "")
@@ -186,5 +188,7 @@ async def test_the_text_of_token_ids_for_the_output(engine):
     for prompt in ([104, 105], {"prompt_token_ids": [104, 105]}):
         outputs = await collect(engine.generate(prompt, PARAMS, prompt_text="hi", kv_hints={"pin": True}))
         assert outputs[-1].prompt == "hi"
-    outputs = await collect(engine.generate({"prompt_token_ids": [1], "prompt": "own"}, PARAMS, prompt_text="x"))
+    outputs = await collect(
+        engine.generate({"prompt_token_ids": [1], "prompt": "own"}, PARAMS, prompt_text="x")
+    )
     assert outputs[-1].prompt == "own"

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from octavo.base.gguf import BLOCK_TYPES
 from octavo.runtime.kernels.cpu.library import load_library
+from octavo.runtime.kernels.ref.draws import draw
 from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.kernels.table import INT8_TYPES, Activations, HeadNorms, KernelTable, Rotation
 
@@ -39,6 +40,7 @@ def cpu_table(threads: int) -> KernelTable:
         gelu=partial(kernels.activation, kind=_GELU, gated=False),
         gelu_tanh=partial(kernels.activation, kind=_GELU_TANH, gated=False),
         matmul=functional.linear,
+        draw=draw,
         block_dequantize=kernels.block_dequantize,
         block_matmul=kernels.block_matmul,
     )

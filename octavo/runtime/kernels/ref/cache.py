@@ -39,8 +39,9 @@ def _rotated(x: Tensor, rotation: Rotation) -> Tensor:
     first, second = (rotated[..., 0::2], rotated[..., 1::2]) if interleaved else rotated.chunk(2, dim=-1)
     a, b = first.float(), second.float()
     c, s = cos[:, None, :], sin[:, None, :]
-    first.copy_(a * c - b * s)
-    second.copy_(b * c + a * s)
+    new_first, new_second = a * c - b * s, b * c + a * s
+    first.copy_(new_first)
+    second.copy_(new_second)
     return x
 
 

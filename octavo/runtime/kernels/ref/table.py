@@ -1,6 +1,6 @@
 """The table of twins: pure torch, any device. The fallback, and the oracle in tests."""
 
-from octavo.runtime.kernels.ref import blocks, cache, elementwise
+from octavo.runtime.kernels.ref import blocks, cache, draws, elementwise
 from octavo.runtime.kernels.table import KernelTable
 
 
@@ -17,6 +17,7 @@ def ref_table() -> KernelTable:
         gelu=elementwise.gelu,
         gelu_tanh=elementwise.gelu_tanh,
         matmul=elementwise.matmul,
+        draw=draws.draw,
         block_dequantize=blocks.block_dequantize,
         block_matmul=blocks.block_matmul,
     )

@@ -35,7 +35,8 @@ def _heads(
     rotated = pair < HALF
     first = pair * (2 if INTERLEAVED else 1)
     second = first + (1 if INTERLEAVED else HALF)
-    has_first = has_second = inside & rotated[None, :]
+    has_second = inside & rotated[None, :]
+    has_first = has_second
     if D > 2 * HALF:
         first = tl.where(rotated, first, HALF + pair)
         has_first = inside & (first < D)[None, :]

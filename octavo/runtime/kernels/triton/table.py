@@ -6,6 +6,7 @@ Importing this module needs the package `triton`; the CUDA platform asks for it,
 from octavo.runtime.kernels.table import KernelTable
 from octavo.runtime.kernels.triton import blocks, elementwise
 from octavo.runtime.kernels.triton.attention import PagedAttention
+from octavo.runtime.kernels.triton.draws import Draw
 from octavo.runtime.kernels.triton.launch import Counters
 from octavo.runtime.kernels.triton.matmul import Matmul
 from octavo.runtime.kernels.triton.store import store_kv
@@ -25,6 +26,7 @@ def cuda_table() -> KernelTable:
         gelu=elementwise.gelu,
         gelu_tanh=elementwise.gelu_tanh,
         matmul=Matmul(counters),
+        draw=Draw(counters),
         block_dequantize=blocks.block_dequantize,
         block_matmul=blocks.block_matmul,
     )

@@ -1,0 +1,28 @@
+"""Continue texts in the terminal; with --url by a model on a server.
+
+Each line of input is a text, continued as it stands, without a chat template, until the end of input. Ctrl-C
+stops a continuation. -q continues one text and ends.
+"""
+
+import argparse
+
+from octavo.cli.terminal import add_partner_flags, lines, open_partner, show, survives
+
+_MAX_TOKENS = 256
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    add_partner_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Continue text after text; continuations go to stdout, all else to stderr."""
+    with open_partner(args, max_tokens=_MAX_TOKENS) as partner:
+        if args.quick is not None:
+            show(partner.complete(args.quick), stats=args.stats)
+            return 0
+        for line in filter(None, lines()):
+            with survives():
+                show(partner.complete(line), stats=args.stats)
+    return 0

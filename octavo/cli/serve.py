@@ -1,0 +1,65 @@
+"""Serve a model over HTTP, with OpenAI's API and a page to chat on.
+
+Every option of the engine and of the server is a flag and a key of a --config file. Exit status: 0 after it was
+asked to end, 2 = an option cannot work (a port in use, for one), 3 = the model cannot be loaded, 1 = the engine
+is gone for good.
+"""
+
+import argparse
+import signal
+import sys
+from dataclasses import fields
+from types import FrameType
+
+from octavo.base.errors import BadCheckpoint, Unsupported
+from octavo.base.registry import load_object
+from octavo.cli.flags import add_engine_flags, add_flags, engine_options, options
+from octavo.cli.foreign_flags import add_foreign_flags, foreign_options
+from octavo.config.args import EngineArgs
+from octavo.config.compat import translate
+from octavo.config.resolve_server import resolve_server
+from octavo.config.server import ServerConfig
+from octavo.config.server_compat import SERVER_ALIASES, SERVER_FOREIGN
+from octavo.serving.listener import Listener
+
+_SERVE = "octavo.serving.server:serve"
+_BAD_MODEL = 3
+_DEFAULTS = {"shutdown_timeout": 30.0}
+"""Where a server differs from an engine in a program."""
+_FOREIGN_NAMES = (*SERVER_ALIASES, *SERVER_FOREIGN)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="The same as --model.")
+    add_flags(parser.add_argument_group("server"), ServerConfig)
+    add_foreign_flags(parser, _FOREIGN_NAMES)
+    add_engine_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until asked to end. What cannot work is told before anything is loaded."""
+    if args.model_tag:
+        args.model = args.model_tag
+    signal.signal(signal.SIGTERM, _leave)
+    engine = EngineArgs.from_options(_DEFAULTS | engine_options(args))
+    config = resolve_server(_server_config(args))
+    with Listener.open(config) as listener:
+        serve = load_object(_SERVE)  # after the port is known to be free: it takes a second
+        try:
+            serve(engine, config, listener)
+        except (BadCheckpoint, Unsupported) as error:
+            print(f"octavo: error: {error}", file=sys.stderr)
+            return _BAD_MODEL
+    return 0
+
+
+def _server_config(args: argparse.Namespace) -> ServerConfig:
+    given = options(args, ServerConfig) | foreign_options(args, _FOREIGN_NAMES)
+    known = {field.name for field in fields(ServerConfig)}
+    return ServerConfig(**translate(given, known, SERVER_ALIASES, SERVER_FOREIGN))
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """SIGTERM before the server can handle it: end as it would, leaving nothing behind."""
+    raise SystemExit(0)

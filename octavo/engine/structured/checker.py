@@ -1,0 +1,77 @@
+"""A checker: `python -m octavo.engine.structured.checker MAILBOX VOCABULARY BACKEND PARENT`.
+
+Started by the front (`frontend/grammar_check`), which kills it when it takes too long. Translates and compiles
+what users bring, one grammar after the other, under a limit of memory; a grammar that breaks the process
+breaks nothing else. Keeps nothing.
+"""
+
+import resource
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from octavo.base import log
+from octavo.base.errors import RequestError
+from octavo.base.processes import die_with_parent
+from octavo.base.registry import load_plugins
+from octavo.base.transport import Mailbox, Receiver, Sender
+from octavo.engine.structured import BACKENDS
+from octavo.engine.structured.interface import Backend
+from octavo.messages.structured import (
+    CHECK_PIPE,
+    VERDICT_PIPE,
+    Check,
+    CheckerAnswer,
+    CheckerReady,
+    Verdict,
+    Vocabulary,
+)
+
+logger = log.get_logger(__name__)
+_MEMORY_BYTES = 1 << 30
+"""On top of what the process has when it is ready."""
+
+
+def judge(backend: Backend, check: Check) -> Verdict:
+    """Compile one grammar."""
+    try:
+        grammar = backend.translate(check.params)
+        backend.compile(grammar)
+    except RequestError as error:
+        return Verdict(error=str(error))
+    except (MemoryError, RecursionError) as error:
+        return Verdict(error=f"The grammar is too large: {type(error).__name__}.")
+    return Verdict(grammar)
+
+
+def _limit_memory() -> None:
+    limit = psutil.Process().memory_info().vms + _MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def main(arguments: list[str]) -> int:
+    """Serve until the parent ends this process."""
+    path, vocabulary, backend_name, parent = arguments
+    mailbox = Mailbox(Path(path))
+    die_with_parent(int(parent), mailbox.close)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    log.setup("checker")
+    load_plugins()
+    content = msgspec.msgpack.decode(Path(vocabulary).read_bytes(), type=Vocabulary)
+    backend = BACKENDS.load(backend_name)(content)
+    checks: Receiver[Check] = Receiver(mailbox.address(CHECK_PIPE), Check)
+    answers: Sender[CheckerAnswer] = Sender(mailbox.address(VERDICT_PIPE))
+    _limit_memory()
+    answers.send(CheckerReady())
+    while True:
+        check = checks.receive()
+        if check is not None:
+            answers.send(judge(backend, check))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,123 @@
+"""`Guides`: the matchers of running requests. A guide says which tokens may come next, and when all is said.
+
+Owned by the core, which has it `prepare` requests off its loop; the scheduler opens a guide per request and
+asks for masks when a step is given out. Grammars come checked from the front, so compiling them again is
+short; what was compiled is shared and kept within a bound. Nobody but this package knows what a guide is made
+of.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from octavo.base.errors import RequestError
+from octavo.base.log import get_logger
+from octavo.base.lru import LRU
+from octavo.engine.structured import BACKENDS
+from octavo.engine.structured.interface import Backend, Matcher
+from octavo.messages.request import EngineRequest
+from octavo.messages.step import TokenMasks
+from octavo.messages.structured import Constraint, Vocabulary
+
+_log = get_logger(__name__)
+
+_MAX_CACHE_BYTES = 256 << 20
+_BYTES_PER_GRAMMAR = 1 << 20
+_BYTES_PER_CHARACTER = 600
+"""Of a compiled grammar and what it grows to; measured for llguidance, from above."""
+
+
+@dataclass(slots=True, eq=False)
+class Guide:
+    """One request's way through its grammar."""
+
+    matcher: Matcher
+    backend: Backend[Any]
+    hidden_ids: Sequence[int] = field(default=())
+    """Ends of text that this request ignores."""
+
+    def feed(self, token_id: int) -> bool:
+        """The request's next token. Returns True when nothing may follow it. Raises RequestError."""
+        return self.matcher.advance(token_id)
+
+
+class Guides:
+    """What was compiled, for all requests."""
+
+    def __init__(self, vocab_size: int) -> None:
+        """vocab_size: number of logits."""
+        self._num_words = -(-vocab_size // 32)
+        self._lock = threading.Lock()
+        """Guards the cache; never held while something is compiled."""
+        self._compiled: LRU[tuple[str, str], Matcher] = LRU(_MAX_CACHE_BYTES)
+        self._loading = threading.Lock()
+        self._backends: dict[str, tuple[Backend[Any], list[int]]] = {}
+        """By content of the vocabulary: the back end and the ends of text."""
+
+    def prepare(self, request: EngineRequest) -> None:
+        """Compile what `open` will need; on any thread. What goes wrong here is found again by `open`."""
+        if request.constraint is not None:
+            try:
+                self._matcher(request.constraint)
+            except RequestError as error:
+                _log.warning("A grammar that had passed its check was refused: %s", error)
+
+    def open(self, request: EngineRequest) -> Guide | None:
+        """A guide at the beginning; None for a request that has no grammar. Raises RequestError."""
+        constraint = request.constraint
+        if constraint is None:
+            return None
+        backend, end_ids = self._backend(constraint)
+        return Guide(self._matcher(constraint).copy(), backend, () if request.eos_token_ids else end_ids)
+
+    def masks(self, guided: Sequence[tuple[int, Guide]]) -> TokenMasks | None:
+        """The masks of a step; guided: (index of the request in the step, its guide), ascending."""
+        if not guided:
+            return None
+        bits = np.empty((len(guided), self._num_words), np.int32)
+        for backend in {guide.backend for _, guide in guided}:
+            rows = [row for row, (_, guide) in enumerate(guided) if guide.backend is backend]
+            part = np.empty((len(rows), self._num_words), np.int32)
+            backend.fill_masks([guided[row][1].matcher for row in rows], part)
+            bits[rows] = part
+        for row, (_, guide) in enumerate(guided):
+            for token_id in guide.hidden_ids:
+                bits[row, token_id // 32] &= ~np.int32(1 << token_id % 32)
+        return TokenMasks([index for index, _ in guided], bits.tobytes())
+
+    def _matcher(self, constraint: Constraint) -> Matcher:
+        key = Path(constraint.vocabulary).name, constraint.grammar
+        with self._lock:
+            known = self._compiled.get(key)
+        if known is not None:
+            return known
+        backend, _ = self._backend(constraint)
+        matcher: Matcher = backend.compile(constraint.grammar)
+        size = _BYTES_PER_GRAMMAR + _BYTES_PER_CHARACTER * len(constraint.grammar)
+        with self._lock:
+            self._compiled.put(key, matcher, size)
+        return matcher
+
+    def _backend(self, constraint: Constraint) -> tuple[Backend[Any], list[int]]:
+        name = Path(constraint.vocabulary).name
+        with self._loading:
+            if name not in self._backends:
+                vocabulary = _read(Path(constraint.vocabulary))
+                self._backends[name] = BACKENDS.load(constraint.backend)(vocabulary), vocabulary.end_ids
+            return self._backends[name]
+
+
+def _read(path: Path) -> Vocabulary:
+    try:
+        return msgspec.msgpack.decode(path.read_bytes(), type=Vocabulary)
+    except (OSError, msgspec.MsgspecError) as error:
+        _log.exception("The vocabulary for structured output cannot be read.")
+        raise RequestError(
+            "The engine cannot read the vocabulary for structured output; its log says why.",
+            "structured_outputs",
+        ) from error

@@ -1,0 +1,55 @@
+"""What a grammar back end is: one object per vocabulary that compiles grammars and says which tokens may come.
+
+Implemented in a file beside this one, named in the registry of the package. Called by `guides` in the core
+and by the checker. A back end knows nothing of requests, steps or processes. What it refuses, and what goes
+beyond its limits of work and memory, is a RequestError: the same grammar must give the same verdict wherever
+it is compiled.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Generic, Self, TypeVar
+
+import numpy as np
+
+from octavo.messages.structured import StructuredOutputsParams, Vocabulary
+
+
+class Matcher(ABC):
+    """How far one output has come in its grammar."""
+
+    @abstractmethod
+    def copy(self) -> Self:
+        """Another at the same place; cheap."""
+
+    @abstractmethod
+    def advance(self, token_id: int) -> bool:
+        """The output's next token. Returns True when nothing may follow. Raises RequestError if it may not be."""
+
+
+M = TypeVar("M", bound=Matcher)
+
+
+class Backend(ABC, Generic[M]):
+    """A compiler for one vocabulary."""
+
+    @abstractmethod
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        """May take a second for a large vocabulary."""
+
+    @staticmethod
+    @abstractmethod
+    def translate(params: StructuredOutputsParams) -> str:
+        """The constraint as a text that `compile` takes. Only in the checker: it may take any time."""
+
+    @abstractmethod
+    def compile(self, grammar: str) -> M:
+        """A matcher at the beginning. Thread-safe."""
+
+    @abstractmethod
+    def fill_masks(self, matchers: Sequence[M], masks: np.ndarray) -> None:
+        """Set the bits of the tokens that may come next, row by row.
+
+        masks: [len(matchers), words] int32, bit i of word w = token 32 w + i; a row of a matcher that fails
+        is arbitrary, and its next `advance` raises
+        """

@@ -1,0 +1,124 @@
+"""`StructuredOutputsParams` as one grammar in Lark, in the dialect of llguidance.
+
+Called by the back end's `translate`. Every grammar begins with the line that switches forcing off.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import llguidance
+from llguidance.gbnf_to_lark import any_to_lark
+
+from octavo.base.errors import RequestError
+from octavo.messages.structured import StructuredOutputsParams
+
+_DIRECTIVE = "%llguidance"
+_HEADER = f'{_DIRECTIVE} {{"no_forcing": true}}'
+_WHITE_SPACE = r"[ \t]{1,4}|\r?\n[ \t]{0,128}"
+"""Between JSON tokens. Bounded, because small models may write blanks until they run out of tokens."""
+_ASCII_ONLY = "d"
+"""Character classes that mean ASCII: \\d."""
+
+
+def to_lark(params: StructuredOutputsParams) -> str:
+    """Raises RequestError for a grammar or tag that cannot be read; what it says is checked by compiling."""
+    return f"{_HEADER}\n{_TRANSLATORS[params.kind](params)}"
+
+
+def _from_json(params: StructuredOutputsParams) -> str:
+    return f"start: %json {_schema(params.json, params)}"
+
+
+def _from_json_object(params: StructuredOutputsParams) -> str:
+    return f"start: %json {_schema({'type': 'object'}, params)}"
+
+
+def _from_regex(params: StructuredOutputsParams) -> str:
+    return f"start: /{llguidance.regex_to_lark(params.regex or '', _ASCII_ONLY)}/"
+
+
+def _from_choice(params: StructuredOutputsParams) -> str:
+    return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in params.choice or ())
+
+
+def _from_grammar(params: StructuredOutputsParams) -> str:
+    try:
+        lark: str = any_to_lark(params.grammar or "")
+    except Exception as error:  # the library has no narrower kind
+        raise RequestError(f"Grammar error: {error}", "structured_outputs") from error
+    return lark.removeprefix(f"{_DIRECTIVE} {{}}")
+
+
+def _from_structural_tag(params: StructuredOutputsParams) -> str:
+    assert isinstance(params.structural_tag, dict)
+    tags = [_tag(structure, params) for structure in _structures(params.structural_tag)]
+    return llguidance.StructTag.to_grammar(tags, assume_special=False).removeprefix(f"{_DIRECTIVE} {{}}")
+
+
+_TRANSLATORS: dict[str, Callable[[StructuredOutputsParams], str]] = {
+    "json": _from_json,
+    "json_object": _from_json_object,
+    "regex": _from_regex,
+    "choice": _from_choice,
+    "grammar": _from_grammar,
+    "structural_tag": _from_structural_tag,
+}
+
+
+def _schema(schema: Any, params: StructuredOutputsParams) -> str:
+    """As text, with the options for JSON where the library looks for them."""
+    if params.disable_additional_properties:
+        schema = _closed(schema)
+    white_space: dict[str, Any] = {"whitespace_pattern": params.whitespace_pattern or _WHITE_SPACE}
+    if params.disable_any_whitespace:
+        white_space = {"whitespace_flexible": False}
+    if schema is True:
+        schema = {}
+    if isinstance(schema, dict):
+        own = schema.get("x-guidance")
+        schema = {**schema, "x-guidance": white_space | (own if isinstance(own, dict) else {})}
+    return json.dumps(schema, ensure_ascii=False)
+
+
+def _closed(schema: Any) -> Any:
+    """The same, where objects have only the properties that are named."""
+    if isinstance(schema, list):
+        return [_closed(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {key: _closed(value) for key, value in schema.items()}
+    is_object = isinstance(schema.get("properties"), dict) and schema.get("type", "object") == "object"
+    if is_object and not {"additionalProperties", "patternProperties"} & schema.keys():
+        closed["additionalProperties"] = False
+    return closed
+
+
+def _structures(tag: dict[str, Any]) -> list[dict[str, Any]]:
+    """[{begin, schema, end, trigger}]. Raises RequestError."""
+    structures, triggers = tag.get("structures"), tag.get("triggers")
+    if not (isinstance(structures, list) and structures and isinstance(triggers, list) and triggers):
+        raise _wrong('needs "structures", a list of {begin, schema, end}, and "triggers", a list of strings')
+    found = []
+    for structure in structures:
+        begin, end = (structure.get(key) for key in ("begin", "end")) if isinstance(structure, dict) else ("", "")
+        if not (isinstance(begin, str) and isinstance(end, str)):
+            raise _wrong(f"structures must have strings begin and end, got {structure!r:.200}")
+        trigger = next((t for t in triggers if isinstance(t, str) and t and begin.startswith(t)), None)
+        if trigger is None:
+            raise _wrong(f"begin {begin!r:.100} starts with none of the triggers")
+        found.append({**structure, "trigger": trigger})
+    return found
+
+
+def _tag(structure: dict[str, Any], params: StructuredOutputsParams) -> llguidance.StructTag:
+    return llguidance.StructTag(
+        trigger=structure["trigger"],
+        begin=structure["begin"],
+        grammar=_schema(structure.get("schema", {}), params),
+        end=structure["end"],
+    )
+
+
+def _wrong(what: str) -> RequestError:
+    return RequestError(f"structured_outputs.structural_tag {what}.", "structured_outputs")

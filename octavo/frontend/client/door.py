@@ -1,0 +1,167 @@
+"""`Door`: a front's end of the door to an engine core in another process, on an asyncio event loop.
+
+What the front that owns the core (`zmq`) and those that only use it (`attached`) have in common. The core may
+end and another one come: each core is one life of the door, from `start` to the EngineDead that `outputs`
+raises; while that error says that there will be another core, `start` may be called again.
+"""
+
+import asyncio
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from copy import copy
+from typing import Any
+
+from octavo.base.errors import EngineDead, OctavoError, Overloaded
+from octavo.base.log import get_logger
+from octavo.base.transport import AsyncReceiver, BadFrame, Mailbox
+from octavo.messages.control import Abort, Call, CoreMessage, Detach, FrontMessage, Ready, Reply, front_pipe
+from octavo.messages.request import EngineOutputs, EngineRequest
+
+logger = get_logger(__name__)
+
+
+class Door(ABC):
+    """One engine core after the other, used from one event loop."""
+
+    def __init__(self, front: int) -> None:
+        """front: the number of this front; 0 owns the core."""
+        self._front = front
+        self._call_ids = itertools.count(1)
+        self._replies: dict[int, asyncio.Future[Any]] = {}
+        self._unsent_aborts: list[str] = []
+        """They found the pipe full."""
+        self._life = 0
+        """Number of the present core, or of the last one."""
+        self._error: OctavoError | None = None
+        """Why the present core is gone."""
+        self._outputs: asyncio.Queue[EngineOutputs | None] = asyncio.Queue()
+        """None: nothing follows."""
+        self._closing = False
+
+    @abstractmethod
+    async def start(self) -> Ready:
+        """Begin a life: wait until a core is ready. Raises what keeps it from that."""
+
+    @abstractmethod
+    async def close(self, timeout_s: float = 5.0) -> None:
+        """Leave the door, and end the core if it is ours. May be called twice."""
+
+    @abstractmethod
+    def _hand_over(self, message: CoreMessage) -> None:
+        """Send without waiting. Raises Overloaded when the core has stopped reading."""
+
+    @abstractmethod
+    def _take_news(self, message: FrontMessage) -> None:
+        """What a message about the core's life means."""
+
+    @abstractmethod
+    def _lose(self, error: OctavoError) -> None:
+        """The core is gone, or of no use any more: end this life, once."""
+
+    @property
+    def is_stalled(self) -> bool:
+        """True when the core was found to hang, until it is gone."""
+        return False
+
+    def add(self, request: EngineRequest) -> None:
+        """Hand over a request; it ends with exactly one finish reason in `outputs`.
+
+        Raises EngineDead, and Overloaded when the core has stopped reading (nothing was done then).
+        """
+        request.front = self._front
+        self._send(request)
+
+    def abort(self, request_ids: list[str]) -> None:
+        """End these requests; unknown and finished ids are skipped. Raises EngineDead."""
+        self._unsent_aborts += request_ids
+        try:
+            self._send(Abort(self._unsent_aborts))
+        except Overloaded:
+            return  # said again with the next output
+        self._unsent_aborts = []
+
+    def detach(self, front: int) -> None:
+        """The process of another front has ended: the core drops what it had."""
+        if self._error is None:  # else there is nothing to drop
+            self._send(Detach(front))
+
+    async def outputs(self) -> AsyncIterator[EngineOutputs]:
+        """What the steps bring, until `close`. Raises EngineDead when the core ends by itself."""
+        while (outputs := await self._outputs.get()) is not None:
+            yield outputs
+        self._outputs.put_nowait(None)  # for whoever iterates again
+        if self._error is not None and not self._closing:
+            raise copy(self._error)
+
+    async def call(self, verb: str, arguments: dict[str, Any] | None = None) -> Any:
+        """Run the core's command `verb` and return its result. Raises OctavoError when it is refused."""
+        call_id = next(self._call_ids)
+        self._send(Call(call_id, verb, arguments or {}, self._front))
+        self._replies[call_id] = asyncio.get_running_loop().create_future()
+        try:
+            return await self._replies[call_id]
+        finally:
+            del self._replies[call_id]
+
+    def _begin(self) -> None:
+        """A life that is not yet there."""
+        self._outputs = asyncio.Queue()
+        self._unsent_aborts = []
+        self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+        self._over = asyncio.Event()
+        self._error = None
+
+    def _listen(self, mailbox: Mailbox) -> None:
+        self._receiver: AsyncReceiver[FrontMessage] = AsyncReceiver(
+            mailbox.address(front_pipe(self._front)), FrontMessage
+        )
+        self._reader = asyncio.create_task(self._read())
+
+    async def _stop_listening(self) -> None:
+        self._reader.cancel()
+        await asyncio.wait([self._reader])
+        self._receiver.close()
+
+    def _send(self, message: CoreMessage) -> None:
+        if self._error is not None:
+            raise copy(self._error)
+        self._hand_over(message)
+
+    async def _read(self) -> None:
+        """Task: every message of the core. Its own end is the engine's."""
+        try:
+            while True:
+                try:
+                    self._take(await self._receiver.receive())
+                except BadFrame as error:
+                    logger.warning("Dropped: %s", error)
+        except Exception as error:
+            logger.exception("The engine core's messages cannot be read any more.")
+            self._lose(EngineDead(f"The engine core's messages cannot be read: {error}"))
+
+    def _take(self, message: FrontMessage) -> None:
+        match message:
+            case EngineOutputs():
+                self._outputs.put_nowait(message)
+                if self._unsent_aborts and self._error is None:
+                    self.abort([])
+            case Reply(call_id, result, error):
+                future = self._replies.get(call_id)
+                if future is None or future.done():  # the caller has gone
+                    return
+                if error:
+                    future.set_exception(OctavoError(error))
+                else:
+                    future.set_result(result)
+            case _:
+                self._take_news(message)
+
+    def _end(self, error: OctavoError) -> None:
+        """Fail all that waits."""
+        self._over.set()
+        self._error = error
+        for future in (self._ready, *self._replies.values()):
+            if not future.done():
+                future.set_exception(copy(error))
+        self._outputs.put_nowait(None)

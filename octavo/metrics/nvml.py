@@ -1,0 +1,55 @@
+"""`read_gpus`: how busy and how full the NVIDIA GPUs of this machine are, by the driver's own library.
+
+Called by `machine`. Four plain functions of libnvidia-ml by ctypes; without a driver there are no GPUs.
+"""
+
+import ctypes
+from functools import cache
+from typing import NamedTuple
+
+
+class GpuUse(NamedTuple):
+    """One GPU now."""
+
+    utilization: float
+    """Share of the last moments in which a kernel ran, 0 … 1."""
+    used_bytes: int
+    total_bytes: int
+
+
+class _Utilization(ctypes.Structure):
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+def read_gpus() -> list[GpuUse]:
+    """All GPUs in the driver's order; one that cannot tell is left out."""
+    library = _library()
+    count = ctypes.c_uint()
+    if library is None or library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
+        return []
+    return [use for index in range(count.value) if (use := _read(library, index)) is not None]
+
+
+def _read(library: ctypes.CDLL, index: int) -> GpuUse | None:
+    device, rates, memory = ctypes.c_void_p(), _Utilization(), _Memory()
+    if library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)) != 0:
+        return None
+    if library.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)) != 0:
+        return None
+    if library.nvmlDeviceGetUtilizationRates(device, ctypes.byref(rates)) != 0:
+        return None
+    return GpuUse(rates.gpu / 100, memory.used, memory.total)
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    """Loaded once, and for the life of the process."""
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    return library if library.nvmlInit_v2() == 0 else None

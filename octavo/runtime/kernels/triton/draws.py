@@ -1,0 +1,146 @@
+"""Choosing one token per row in one pass over the logits, by the row's one random number.
+
+A row is cut into tiles of one size, whatever the batch, so that a row's token does not depend on its
+neighbours. Every program leaves the largest logit and the weight of each of its tiles; the last one of a row
+finds the tile in which the running weight passes the target, and searches that one only.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.runtime.kernels.table import Cut
+from octavo.runtime.kernels.triton.launch import (
+    NUM_PROGRAMS,
+    Counters,
+    is_last,
+    overlapped,
+    parts,
+    power_of_2,
+    release,
+    wait,
+)
+
+_LOG2_E = tl.constexpr(1.4426950408889634)
+_TILE = 2048
+_NEVER = tl.constexpr(float("-inf"))
+
+
+@triton.jit
+def _weights(values, ids, peak, factor, lowest, last_id, CUT: tl.constexpr):
+    """What the values weigh beside a peak of weight 1; 0 where they are cut off."""
+    weights = tl.exp2((values - tl.where(peak == _NEVER, 0.0, peak)) * factor)
+    if CUT:
+        weights = tl.where((values > lowest) | ((values == lowest) & (ids <= last_id)), weights, 0.0)
+    return weights
+
+
+@triton.jit
+def _passing(weights, index, target):
+    """The first index where the running weight exceeds `target`, but none after the last of any weight."""
+    ends = tl.cumsum(weights.to(tl.float64), 0)
+    return tl.minimum(tl.sum((ends <= target).to(tl.int32), 0), tl.max(tl.where(weights > 0, index, 0), 0))
+
+
+# fmt: off
+@triton.jit
+def _draw_kernel(
+    logits, temperature, noise, cut_values, cut_ids, token_ids, peaks,
+    tile_peaks, tile_ids, tile_weights, counters, stride,
+    SIZE: tl.constexpr, TILE: tl.constexpr, NUM_TILES: tl.constexpr, PER_PROGRAM: tl.constexpr,
+    NUM_TILES_PAD: tl.constexpr, DRAWS: tl.constexpr, CUT: tl.constexpr, PDL: tl.constexpr,
+):
+    """PER_PROGRAM tiles of one row."""
+    part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    logits += row * stride
+    column = tl.arange(0, TILE)
+    factor, lowest, last_id = 0.0, 0.0, 0
+    wait(PDL)
+    if DRAWS:
+        degree = tl.load(temperature + row).to(tl.float32)
+        factor = tl.where(degree > 0, _LOG2_E / degree, 0.0)
+    if CUT:
+        lowest, last_id = tl.load(cut_values + row), tl.load(cut_ids + row)
+    for tile in range(part * PER_PROGRAM, tl.minimum((part + 1) * PER_PROGRAM, NUM_TILES)):
+        index = tile * TILE + column
+        values = tl.load(logits + index, mask=index < SIZE, other=_NEVER).to(tl.float32)
+        peak, offset = tl.max(values, 0, return_indices=True, return_indices_tie_break_left=True)
+        is_bad = tl.max((values != values).to(tl.int32), 0) > 0
+        place = row * NUM_TILES + tile
+        tl.store(tile_peaks + place, tl.where(is_bad, float("nan"), peak))
+        tl.store(tile_ids + place, tile * TILE + offset)
+        if DRAWS:
+            weights = _weights(values, index, peak, factor, lowest, last_id, CUT)
+            tl.store(tile_weights + place, tl.sum(weights, 0))
+    if not is_last(counters + row, tl.num_programs(0)):
+        return
+    release(PDL)
+    tile = tl.arange(0, NUM_TILES_PAD)
+    there, place = tile < NUM_TILES, row * NUM_TILES + tile
+    highest = tl.load(tile_peaks + place, mask=there, other=_NEVER, cache_modifier=".cg")
+    is_bad = tl.max((highest != highest).to(tl.int32), 0) > 0
+    peak, best = tl.max(highest, 0, return_indices=True, return_indices_tie_break_left=True)
+    chosen = tl.load(tile_ids + row * NUM_TILES + best, cache_modifier=".cg")
+    if DRAWS:
+        if factor > 0:
+            weights = tl.load(tile_weights + place, mask=there, other=0.0, cache_modifier=".cg")
+            weights = weights * _weights(highest, tile, peak, factor, lowest, last_id, False)
+            target = tl.sum(weights.to(tl.float64), 0) * tl.load(noise + row)
+            found = _passing(weights, tile, target)
+            target -= tl.sum(tl.where(tile < found, weights, 0.0).to(tl.float64), 0)
+            index = found * TILE + column
+            values = tl.load(logits + index, mask=index < SIZE, other=_NEVER).to(tl.float32)
+            weights = _weights(values, index, peak, factor, lowest, last_id, CUT)
+            chosen = found * TILE + _passing(weights, column, target)
+    tl.store(token_ids + row, chosen.to(tl.int64))
+    tl.store(peaks + row, tl.where(is_bad, float("nan"), peak))
+# fmt: on
+
+
+class Draw:
+    """The op, and the counters that the programs of a row meet at."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+
+    def __call__(
+        self,
+        logits: Tensor,
+        temperature: Tensor | None = None,
+        noise: Tensor | None = None,
+        cut: Cut | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """See table.Draw."""
+        num_rows, size = logits.shape
+        token_ids = logits.new_empty(num_rows, dtype=torch.int64)
+        peaks = logits.new_empty(num_rows, dtype=torch.float32)
+        if not num_rows:
+            return token_ids, peaks
+        num_tiles = parts(size, _TILE)
+        per_program = parts(num_tiles * num_rows, 2 * NUM_PROGRAMS)
+        tiles = logits.new_empty((3, num_rows, num_tiles), dtype=torch.float32)
+        _draw_kernel[(parts(num_tiles, per_program), num_rows)](
+            logits,
+            peaks if temperature is None else temperature,
+            peaks if noise is None else noise,
+            peaks if cut is None else cut.values,
+            token_ids if cut is None else cut.ids,
+            token_ids,
+            peaks,
+            tiles[0],
+            tiles[1].view(torch.int32),
+            tiles[2],
+            self._counters.on(logits.device, num_rows),
+            logits.stride(0),
+            SIZE=size,
+            TILE=_TILE,
+            NUM_TILES=num_tiles,
+            PER_PROGRAM=per_program,
+            NUM_TILES_PAD=power_of_2(num_tiles),
+            DRAWS=temperature is not None,
+            CUT=cut is not None,
+            num_warps=4,
+            **overlapped(),
+        )
+        return token_ids, peaks

@@ -1,0 +1,63 @@
+"""The largest steps, computed on nothing, to learn what memory they need and to load the kernels they use.
+
+Called by the worker between loading and planning the cache. Keys and values are stored nowhere; what is read
+instead of them is one block of zeros.
+"""
+
+import numpy as np
+import torch
+
+from octavo.config.engine import EngineConfig
+from octavo.messages.sampling import SamplingParams
+from octavo.messages.step import NewRequest
+from octavo.runtime.batch import ForwardBatch, GroupTables
+from octavo.runtime.models.interface import Model
+from octavo.runtime.platforms.platform import Platform
+from octavo.runtime.sampling.sampler import Sampler
+
+_HARD_TO_SAMPLE = SamplingParams(temperature=1.0, top_k=2, top_p=0.5, min_p=0.1)
+
+
+def workspace_bytes(model: Model, config: EngineConfig, platform: Platform) -> int:
+    """Memory that steps need beside weights and cache, tables of the batch included.
+
+    Steps that are recorded keep memory of their own, so the largest of them counts besides the largest of all.
+    """
+    requests, tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
+    each = min(-(-tokens // requests), config.model.max_model_len)
+    largest = platform.peak_bytes(lambda: _rehearse(model, config, platform.device, requests, each))
+    decoding = platform.peak_bytes(lambda: _rehearse(model, config, platform.device, requests, 1))
+    token_ids = 8 * (requests + 1) * (config.model.max_model_len + 1)
+    return largest + token_ids + (0 if config.parallel.enforce_eager else decoding)
+
+
+@torch.inference_mode()
+def _rehearse(model: Model, config: EngineConfig, device: torch.device, requests: int, each: int) -> None:
+    """`requests` requests compute `each` tokens, and sample as laboriously as they can."""
+    hidden = model.forward(_batch(model, config, device, requests, each))
+    logits = model.logits(hidden[each - 1 :: each])
+    sampler = Sampler(config.checkpoint.vocab_size, requests, device)
+    for slot in range(requests):
+        sampler.add(slot, NewRequest("", [0], 1, _HARD_TO_SAMPLE, 0, []))
+    sampler.sample(logits, np.arange(requests), np.zeros(requests, np.int64)).to_host()
+
+
+def _batch(
+    model: Model, config: EngineConfig, device: torch.device, requests: int, each: int
+) -> ForwardBatch:
+    block_size, dtype = config.cache.block_size, getattr(torch, config.cache.kv_cache_dtype)
+    tables = torch.zeros((requests, -(-each // block_size)), dtype=torch.int32, device=device)
+    positions = torch.arange(each, device=device).repeat(requests)
+    caches = [
+        torch.zeros((1, 2, block_size, spec.num_kv_heads, spec.head_dim), dtype=dtype, device=device)
+        for spec in (layer.kv_spec for layer in model.attention_layers)
+    ]
+    return ForwardBatch(
+        input_ids=torch.zeros_like(positions),
+        positions=positions,
+        cu_q_lens=torch.arange(requests + 1, dtype=torch.int32, device=device) * each,
+        kv_lens=torch.full((requests,), each, dtype=torch.int32, device=device),
+        kv_caches=caches,
+        groups=[GroupTables(tables, torch.full_like(positions, -1))],
+        group_of_layer=[0] * len(caches),
+    )

@@ -1,0 +1,51 @@
+"""`Caller`: what every handler needs to know of a request besides its body. Made from the ASGI scope."""
+
+import re
+from dataclasses import dataclass
+from uuid import uuid4
+
+from starlette.requests import HTTPConnection
+
+from octavo.config.server import ServerConfig
+from octavo.frontend.async_engine import AsyncLLM
+from octavo.serving.openai.models import ServedModels
+
+_ID = re.compile(r"[!-~]{1,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, and of whom. The middleware has put id, tenant and salt into the scope."""
+
+    engine: AsyncLLM
+    config: ServerConfig
+    models: ServedModels
+    request_id: str
+    tenant: str
+    """Whose key it was; empty without keys."""
+    cache_salt: str
+    """Keeps the tenants' cached prompts apart."""
+
+    @classmethod
+    def of(cls, connection: HTTPConnection) -> "Caller":
+        """The caller on this connection."""
+        state = connection.scope.get("state", {})
+        app = connection.app.state
+        request_id = state.get("request_id") or _given_id(connection) or uuid4().hex
+        return cls(
+            app.engine,
+            app.config,
+            app.models,
+            request_id,
+            state.get("tenant", ""),
+            state.get("cache_salt", ""),
+        )
+
+    def salted(self, salt: str | None) -> str:
+        """The salt of a prompt: the tenant's and the request's own, so that no request can name another's."""
+        return "/".join(part for part in (self.cache_salt, salt) if part)
+
+
+def _given_id(connection: HTTPConnection) -> str:
+    name = connection.headers.get("x-request-id", "")
+    return name if _ID.fullmatch(name) else ""

@@ -1,0 +1,133 @@
+"""`Connection`: uvicorn's HTTP/1.1 connection, with bounds on what a client may send, hold or leave unread.
+
+Made by `http_server`, one per socket. Sizes are checked as bytes arrive; times by `check`, which the server
+calls for every connection once a second, so that a request arms no timer of its own.
+"""
+
+import time
+from typing import Literal
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from octavo.config.server import ServerConfig
+from octavo.serving.errors import HTTPError, error_body
+
+_MAX_HEADERS = 100
+_LINGER_S = 2.0
+"""How long a refused client is listened to: closing on unread bytes would take the answer from it."""
+_PHRASES = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
+
+
+class _HeadTooLarge(Exception):
+    """Stops the parser."""
+
+
+class Connection(HttpToolsProtocol):
+    """One client's connection."""
+
+    def __init__(self, config: Config, state: ServerState, limits: ServerConfig) -> None:
+        super().__init__(config=config, server_state=state, app_state={})
+        self._limits = limits
+        self._owes: Literal["head", "body", "nothing", "silence"] = "head"
+        """What is to come from the client; silence: it has been refused, what it sends is dropped."""
+        self._owes_since_s = self._stuck_since_s = time.monotonic()
+        self._num_head_bytes = 0
+        self._num_unread = 0
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the parser, unless the head of the request grows too large."""
+        if self._owes == "silence":
+            return
+        if self._owes == "nothing":
+            self._expect("head")
+        if self._owes == "head":
+            self._num_head_bytes += len(data)
+        super().data_received(data)
+        if self._owes == "head" and self._num_head_bytes > self._limits.max_header_bytes:
+            self._refuse(self._head_too_large())
+
+    def on_headers_complete(self) -> None:
+        """The head is there: measure it, then go on."""
+        if self._is_head_too_large():
+            raise _HeadTooLarge
+        self._expect("body")
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The body is there."""
+        self._expect("nothing")
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """What uvicorn does when the parser stops, whatever stopped it."""
+        if self._owes == "head" and self.headers is not None and self._is_head_too_large():
+            self._refuse(self._head_too_large())
+        else:
+            self._refuse(HTTPError(400, "What arrived is not HTTP/1.1 as this server understands it."))
+
+    def check(self, now: float) -> None:
+        """Refuse or cut a client that makes the server wait. now: monotonic seconds."""
+        if self._owes == "head" and self._is_answering():
+            self._owes_since_s = now  # the next request came early: it is not read before its turn
+        allowed_s = {
+            "head": self._limits.header_timeout,
+            "body": self._limits.body_timeout,
+            "silence": _LINGER_S,
+        }.get(self._owes)
+        if allowed_s is not None and now - self._owes_since_s > allowed_s:
+            self._give_up(allowed_s)
+        num_unread = self.transport.get_write_buffer_size()
+        if not 0 < self._num_unread <= num_unread:
+            self._stuck_since_s = now
+        self._num_unread = num_unread
+        if now - self._stuck_since_s > self._limits.write_timeout:
+            self.transport.abort()
+
+    def _expect(self, part: Literal["head", "body", "nothing", "silence"]) -> None:
+        self._owes = part
+        self._owes_since_s = time.monotonic()
+        self._num_head_bytes = 0
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _is_head_too_large(self) -> bool:
+        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        return size > self._limits.max_header_bytes or len(self.headers) > _MAX_HEADERS
+
+    def _head_too_large(self) -> HTTPError:
+        return HTTPError(
+            431,
+            f"The head of the request is larger than {self._limits.max_header_bytes} bytes or {_MAX_HEADERS} lines.",
+            kind="RequestTooLargeError",
+        )
+
+    def _give_up(self, allowed_s: float) -> None:
+        """The client did not send in time what it owes."""
+        if self._owes == "silence" or (self._owes == "head" and not self._num_head_bytes):
+            self.transport.close()
+        else:
+            text = f"The {self._owes} of the request did not come within {allowed_s:g} s."
+            self._refuse(HTTPError(408, text, kind="TimeoutError"))
+
+    def _refuse(self, error: HTTPError) -> None:
+        """Answer in place of the application, and listen no more."""
+        if self._is_answering():
+            if self.cycle.response_started:
+                self.transport.abort()
+                return
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        body = error_body(error)
+        head = (
+            f"HTTP/1.1 {error.status} {_PHRASES[error.status]}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self._expect("silence")
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        else:
+            self.transport.close()

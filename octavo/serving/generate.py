@@ -1,0 +1,101 @@
+"""POST /generate and /generate_stream: one prompt in, plain text out, for scripts that need no protocol."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.frontend.outputs import RequestOutput
+from octavo.serving.body import read_body
+from octavo.serving.caller import Caller
+from octavo.serving.openai.answers import FinishReason, encode
+from octavo.serving.openai.generation import Generation
+from octavo.serving.openai.protocol import GenerateRequest
+from octavo.serving.openai.sampling import sampling_params, tokenization
+from octavo.serving.registry import Route
+from octavo.serving.streaming import DONE, EventStream, event, leaving, unless_gone
+
+
+class Generated(msgspec.Struct):
+    """The whole answer."""
+
+    text: list[str]
+    """The prompt and what follows it, for each of the n sequences."""
+    token_ids: list[list[int]]
+    """Of what follows."""
+    finish_reasons: list[FinishReason]
+    num_prompt_tokens: int
+
+
+class Piece(msgspec.Struct):
+    """An event of the stream: what is new of one sequence."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None
+
+
+async def generate(request: Request) -> Response:
+    """The text that follows a prompt; with stream=true as of /generate_stream."""
+    return await _answer(request, streams=False)
+
+
+async def generate_stream(request: Request) -> Response:
+    """The text that follows a prompt, piece by piece."""
+    return await _answer(request, streams=True)
+
+
+async def _answer(request: Request, *, streams: bool) -> Response:
+    caller = Caller.of(request)
+    body = await read_body(request, GenerateRequest)
+    body.stream = streams or body.stream
+    caller.models.resolve(body.model)
+    generation = Generation(
+        caller=caller,
+        request=body,
+        request_id=f"gen-{body.request_id or caller.request_id}",
+        prompts=[body.prompt],
+        params=sampling_params(body, caller.engine.input_processor.default_sampling_values()),
+        tokenization=tokenization(body, add_special_tokens=True),
+    )
+    if body.stream:
+        return EventStream(_events(generation), caller.config)
+    [output] = await unless_gone(leaving(request.receive), generation.results())
+    return Response(encode(_generated(output)), media_type="application/json")
+
+
+def _generated(output: RequestOutput) -> Generated:
+    return Generated(
+        [(output.prompt or "") + completion.text for completion in output.outputs],
+        [list(completion.token_ids) for completion in output.outputs],
+        [completion.finish_reason for completion in output.outputs],  # type: ignore[misc]  # all have ended
+        len(output.prompt_token_ids or ()),
+    )
+
+
+async def _events(generation: Generation) -> AsyncGenerator[bytes, None]:
+    async with aclosing(generation.outputs()) as outputs:
+        async for _, output in outputs:
+            yield b"".join(
+                [
+                    event(encode(Piece(c.index, c.text, list(c.token_ids), c.finish_reason)))  # type: ignore[arg-type]
+                    for c in output.outputs
+                ]
+            )
+    yield DONE
+
+
+ROUTES = [
+    Route(
+        "/generate",
+        generate,
+        ("POST",),
+        request_model=GenerateRequest,
+        response_model=Generated,
+        streams=True,
+    ),
+    Route("/generate_stream", generate_stream, ("POST",), request_model=GenerateRequest, streams=True),
+]

@@ -1,0 +1,55 @@
+"""`MetricsBoard`: everything that one front process of the server can tell to a metrics page.
+
+Made with the app. The engine's figures, those of HTTP, and the machine's; with several front processes the sum
+of all, whichever is asked.
+"""
+
+import asyncio
+import os
+from pathlib import Path
+
+from octavo.frontend.engine_metrics import EngineMetrics
+from octavo.metrics import Metric
+from octavo.metrics.collection import Collection
+from octavo.metrics.machine import Machine
+from octavo.metrics.totals import Totals
+
+_INTERVAL_S = 0.5
+
+
+class MetricsBoard:
+    """The figures of one front, used on its event loop."""
+
+    def __init__(self, engine: EngineMetrics) -> None:
+        self.http = Collection()
+        self._engine = engine
+        self._totals: Totals | None = None
+        self._machine = Machine(os.getpid(), **engine.labels)
+        self._turn = asyncio.Lock()
+
+    async def share(self, folder: Path, server_pid: int) -> None:
+        """Task, where there are several fronts: meet the others in `folder`, until cancelled.
+
+        folder: of all fronts of this server, and of its life
+        server_pid: the process above all of them
+        """
+        self._totals = Totals(folder)
+        self._machine = Machine(server_pid, **self._engine.labels)
+        while True:
+            async with self._turn:
+                await asyncio.to_thread(self._totals.publish, self._snapshot())
+            await asyncio.sleep(_INTERVAL_S)
+
+    async def read(self) -> list[Metric]:
+        """All series of all fronts."""
+        async with self._turn:
+            return await asyncio.to_thread(self._read, self._snapshot())
+
+    def _snapshot(self) -> list[Metric]:
+        return [*self._engine.snapshot(), *self.http.snapshot()]
+
+    def _read(self, own: list[Metric]) -> list[Metric]:
+        if self._totals is not None:
+            self._totals.publish(own)
+            own = self._totals.read(own)
+        return [*own, *self._machine.snapshot()]

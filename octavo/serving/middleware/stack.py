@@ -1,0 +1,41 @@
+"""The order of the layers, from the network inward: log, host, origins of pages, key, drain, then `inner`.
+
+Called once per front process by `serving.process`.
+"""
+
+from typing import NamedTuple
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+from octavo.config.server import ServerConfig
+from octavo.serving.middleware.drain import Drain
+from octavo.serving.middleware.hosts import HostCheck
+from octavo.serving.middleware.keys import KeyCheck
+from octavo.serving.middleware.request_log import RequestLog
+from octavo.serving.page import OPEN_PATHS
+
+
+class Stack(NamedTuple):
+    """The whole application, and the layer that the process speaks to."""
+
+    app: ASGIApp
+    drain: Drain
+
+
+def build_stack(inner: ASGIApp, config: ServerConfig, *, is_loopback: bool) -> Stack:
+    """Wrap `inner`. is_loopback: whether the server listens on a TCP address of this machine alone."""
+    app: ASGIApp = (drain := Drain(inner))
+    if config.api_key:
+        app = KeyCheck(app, config.api_key, {"/health", *OPEN_PATHS})
+    if config.allowed_origins:
+        app = CORSMiddleware(
+            app,
+            allow_origins=config.allowed_origins,
+            allow_methods=config.allowed_methods or ("*",),
+            allow_headers=config.allowed_headers or ("*",),
+            allow_credentials=config.allow_credentials,
+            expose_headers=("X-Request-Id", "Retry-After"),
+        )
+    app = HostCheck(app, config, is_loopback=is_loopback)
+    return Stack(RequestLog(app, config), drain)

@@ -1,0 +1,102 @@
+"""POST /v1/chat/completions. What is special about chat; the engine's part is `generation`."""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.base.errors import RequestError
+from octavo.serving.body import read_body
+from octavo.serving.caller import Caller
+from octavo.serving.openai.answers import ChatCompletion, encode
+from octavo.serving.openai.chat_answer import ChatAnswer
+from octavo.serving.openai.generation import Conversation, Generation
+from octavo.serving.openai.protocol import ChatRequest, Message
+from octavo.serving.openai.sampling import sampling_params, tokenization
+from octavo.serving.registry import Route
+from octavo.serving.streaming import DONE, EventStream, event, leaving, unless_gone
+
+
+async def create_chat_completion(request: Request) -> Response:
+    """The model's turn in a conversation, whole or as a stream of chunks."""
+    caller = Caller.of(request)
+    body = await read_body(request, ChatRequest)
+    generation, answer = prepare(caller, body, [body.messages])
+    if body.stream:
+        return EventStream(_events(generation, answer), caller.config)
+    return await whole_answer(request, generation, answer)
+
+
+def prepare(
+    caller: Caller, body: ChatRequest, conversations: Sequence[Sequence[Message]]
+) -> tuple[Generation, ChatAnswer]:
+    """The engine's work for the conversations of a checked body, and the form of its answer.
+
+    Nothing is started yet. Raises RequestError.
+    """
+    model = caller.models.resolve(body.model)
+    _refuse_tools(body)
+    answer_id = f"chatcmpl-{body.request_id or caller.request_id}"
+    options = _render_options(body, caller.config.default_chat_template_kwargs)
+    generation = Generation(
+        caller=caller,
+        request=body,
+        request_id=answer_id,
+        prompts=[Conversation(messages, options) for messages in conversations],
+        params=sampling_params(body, caller.engine.input_processor.default_sampling_values()),
+        tokenization=tokenization(body, add_special_tokens=False),
+    )
+    return generation, ChatAnswer(caller, body, conversations, answer_id, model)
+
+
+async def whole_answer(request: Request, generation: Generation, answer: ChatAnswer) -> Response:
+    """The answer in one piece."""
+    outputs = await unless_gone(leaving(request.receive), generation.results())
+    return Response(encode(answer.whole(outputs)), media_type="application/json")
+
+
+async def _events(generation: Generation, answer: ChatAnswer) -> AsyncGenerator[bytes, None]:
+    async with aclosing(generation.outputs()) as outputs:
+        async for index, output in outputs:
+            if data := b"".join([event(encode(chunk)) for chunk in answer.chunks(index, output)]):
+                yield data
+    if (last := answer.last_chunk()) is not None:
+        yield event(encode(last))
+    yield DONE
+
+
+def _render_options(body: ChatRequest, defaults: Mapping[str, object]) -> dict[str, Any]:
+    """What the template is told besides the messages."""
+    variables = {**defaults, **(body.chat_template_kwargs or {})}
+    if body.reasoning_effort is not None:
+        variables["reasoning_effort"] = body.reasoning_effort
+    continues = bool(body.continue_final_message)
+    opens = not continues if body.add_generation_prompt is None else body.add_generation_prompt
+    return {
+        "documents": body.documents,
+        "add_generation_prompt": opens,
+        "continue_final_message": continues,
+        "chat_template_kwargs": variables,
+    }
+
+
+def _refuse_tools(body: ChatRequest) -> None:
+    """Until there are tools: none may be called."""
+    if body.tools and body.tool_choice != "none":
+        raise RequestError("tools are not supported yet: send none, or tool_choice none.", "tools")
+    if not body.tools and body.tool_choice not in (None, "none", "auto"):
+        raise RequestError("tool_choice needs tools.", "tool_choice")
+
+
+ROUTES = [
+    Route(
+        "/v1/chat/completions",
+        create_chat_completion,
+        ("POST",),
+        request_model=ChatRequest,
+        response_model=ChatCompletion,
+        streams=True,
+    )
+]

@@ -1,0 +1,155 @@
+"""`ChatAnswer`: what the engine brings, as chat.completion objects: the one place where they are made.
+
+Used by the routes of chat, whole or streamed, over HTTP or WebSocket. It keeps what a stream must remember.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+
+from msgspec import UNSET, UnsetType
+
+from octavo.frontend.outputs import CompletionOutput, RequestOutput
+from octavo.serving.caller import Caller
+from octavo.serving.openai.answers import (
+    ChatChoice,
+    ChatChunk,
+    ChatCompletion,
+    ChatLogprobs,
+    ChatMessage,
+    Delta,
+    DeltaChoice,
+    FinishReason,
+)
+from octavo.serving.openai.fingerprint import FINGERPRINT
+from octavo.serving.openai.logprobs import LogprobWriter, prompt_logprobs
+from octavo.serving.openai.protocol import ChatRequest, Message
+from octavo.serving.openai.usage import Meter
+
+
+class ChatAnswer:
+    """The answer to one request, of one conversation or several."""
+
+    def __init__(
+        self,
+        caller: Caller,
+        request: ChatRequest,
+        conversations: Sequence[Sequence[Message]],
+        answer_id: str,
+        model: str,
+    ) -> None:
+        self.id = answer_id
+        self.model = model
+        self.meter = Meter(request, caller.config)
+        self._request = request
+        self._created = int(time.time())
+        self._chunk = partial(ChatChunk, answer_id, self._created, model, system_fingerprint=FINGERPRINT)
+        self._openings = [
+            _opening(request, messages, caller.config.response_role) for messages in conversations
+        ]
+        self._logprobs: LogprobWriter | None = None
+        if request.logprobs:
+            self._logprobs = LogprobWriter(
+                caller.engine.tokenizer,
+                request.top_logprobs or 0,
+                request.logprob_token_ids,
+                as_ids=bool(request.return_tokens_as_token_ids or caller.config.return_tokens_as_token_ids),
+            )
+        self._begun: set[int] = set()
+        """Choices that have their role."""
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> ChatCompletion:
+        """The answer, from the last outputs of all conversations."""
+        for index, output in enumerate(outputs):
+            self.meter.count(index, output)
+        request, first = self._request, outputs[0]
+        return ChatCompletion(
+            self.id,
+            self._created,
+            self.model,
+            choices=[
+                self._choice(index, completion)
+                for index, output in enumerate(outputs)
+                for completion in output.outputs
+            ],
+            usage=self.meter.usage(),
+            system_fingerprint=FINGERPRINT,
+            prompt_logprobs=prompt_logprobs(first.prompt_logprobs) if first.prompt_logprobs else UNSET,
+            prompt_token_ids=(first.prompt_token_ids or []) if request.return_token_ids else UNSET,
+            prompt_text=(first.prompt or "") if request.return_prompt_text else UNSET,
+            metrics=self.meter.metrics(),
+        )
+
+    def chunks(self, index: int, output: RequestOutput) -> Iterator[ChatChunk]:
+        """What a new output of conversation `index` adds to the stream."""
+        self.meter.count(index, output)
+        for completion in output.outputs:
+            number = self._number(index, completion)
+            if number not in self._begun:
+                self._begun.add(number)
+                yield self._opening_chunk(index, number, output)
+            if (choice := self._delta(number, completion)) is not None:
+                yield self._chunk([choice], usage=self.meter.of_chunk())
+
+    def last_chunk(self) -> ChatChunk | None:
+        """Usage, if it was asked for."""
+        if not self.meter.shows_end:
+            return None
+        return self._chunk([], usage=self.meter.usage(), metrics=self.meter.metrics())
+
+    def end_chunk(self, reasons: Mapping[int, FinishReason]) -> ChatChunk:
+        """Finish reasons of all choices, and usage: the last frame on a WebSocket."""
+        choices = [DeltaChoice(number, Delta(), finish_reason=reasons[number]) for number in sorted(reasons)]
+        return self._chunk(choices, usage=self.meter.usage(), metrics=self.meter.metrics())
+
+    def _number(self, index: int, completion: CompletionOutput) -> int:
+        return index * (self._request.n or 1) + completion.index
+
+    def _choice(self, index: int, completion: CompletionOutput) -> ChatChoice:
+        role, echoed = self._openings[index]
+        return ChatChoice(
+            self._number(index, completion),
+            ChatMessage(role, echoed + completion.text),
+            self._written_logprobs(completion),
+            completion.finish_reason,  # type: ignore[arg-type]  # the others were raised as errors
+            completion.stop_reason,
+            self._ids(completion),
+        )
+
+    def _opening_chunk(self, index: int, number: int, output: RequestOutput) -> ChatChunk:
+        role, echoed = self._openings[index]
+        prompt_ids = (output.prompt_token_ids or []) if self._request.return_token_ids else UNSET
+        choice = DeltaChoice(number, Delta(role=role, content=echoed))
+        return self._chunk([choice], usage=self.meter.of_chunk(), prompt_token_ids=prompt_ids)
+
+    def _delta(self, number: int, completion: CompletionOutput) -> DeltaChoice | None:
+        """None when there is nothing to see yet: half a character, or what may become a stop string."""
+        ids, reason = self._ids(completion), completion.finish_reason
+        if not (completion.text or reason or ids or completion.logprobs):
+            return None
+        return DeltaChoice(
+            number,
+            Delta(content=completion.text),
+            self._written_logprobs(completion),
+            reason,  # type: ignore[arg-type]  # as above
+            UNSET if reason is None else completion.stop_reason,
+            ids,
+        )
+
+    def _ids(self, completion: CompletionOutput) -> list[int] | UnsetType:
+        return list(completion.token_ids) if self._request.return_token_ids else UNSET
+
+    def _written_logprobs(self, completion: CompletionOutput) -> ChatLogprobs | None:
+        if self._logprobs is None or completion.logprobs is None:
+            return None
+        return self._logprobs.chat(completion.token_ids, completion.logprobs)
+
+
+def _opening(request: ChatRequest, messages: Sequence[Message], answering: str) -> tuple[str, str]:
+    """The role of the answer, and the text it begins with."""
+    last = messages[-1]
+    continues = request.continue_final_message or request.add_generation_prompt is False
+    role = last.get("role") if continues else answering
+    content = last.get("content")
+    echoes = request.echo and role == last.get("role") and isinstance(content, str)
+    return role if isinstance(role, str) else answering, content if echoes else ""  # type: ignore[return-value]

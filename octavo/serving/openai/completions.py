@@ -1,0 +1,61 @@
+"""POST /v1/completions. What is special about completions; the engine's part is `generation`."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.serving.body import read_body
+from octavo.serving.caller import Caller
+from octavo.serving.openai.answers import Completion, encode
+from octavo.serving.openai.completion_answer import CompletionAnswer
+from octavo.serving.openai.generation import Generation
+from octavo.serving.openai.prompts import prompts_of
+from octavo.serving.openai.protocol import CompletionRequest
+from octavo.serving.openai.sampling import sampling_params, tokenization
+from octavo.serving.registry import Route
+from octavo.serving.streaming import DONE, EventStream, event, leaving, unless_gone
+
+
+async def create_completion(request: Request) -> Response:
+    """The text that follows each prompt, whole or as a stream of chunks."""
+    caller = Caller.of(request)
+    body = await read_body(request, CompletionRequest)
+    model = caller.models.resolve(body.model)
+    answer_id = f"cmpl-{body.request_id or caller.request_id}"
+    generation = Generation(
+        caller=caller,
+        request=body,
+        request_id=answer_id,
+        prompts=prompts_of(body),
+        params=sampling_params(body, caller.engine.input_processor.default_sampling_values()),
+        tokenization=tokenization(body, add_special_tokens=True),
+    )
+    answer = CompletionAnswer(caller, body, answer_id, model)
+    if body.stream:
+        return EventStream(_events(generation, answer), caller.config)
+    completion = answer.whole(await unless_gone(leaving(request.receive), generation.results()))
+    return Response(encode(completion), media_type="application/json")
+
+
+async def _events(generation: Generation, answer: CompletionAnswer) -> AsyncGenerator[bytes, None]:
+    async with aclosing(generation.outputs()) as outputs:
+        async for index, output in outputs:
+            if data := b"".join([event(encode(chunk)) for chunk in answer.chunks(index, output)]):
+                yield data
+    if (last := answer.last_chunk()) is not None:
+        yield event(encode(last))
+    yield DONE
+
+
+ROUTES = [
+    Route(
+        "/v1/completions",
+        create_completion,
+        ("POST",),
+        request_model=CompletionRequest,
+        response_model=Completion,
+        streams=True,
+    )
+]

@@ -1,0 +1,164 @@
+"""`Generation`: the engine's work for one HTTP request, of one prompt or many; used by all that writes.
+
+Places in the engine are reserved before any prompt is rendered or tokenized, all of them or none. A request
+of many prompts holds as many places as the engine has seats at most: its prompts take turns on them, so that
+a long list is slow and not refused.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.base.errors import RequestError
+from octavo.frontend.admission import Slot
+from octavo.frontend.outputs import RequestOutput
+from octavo.frontend.prompts import PromptType
+from octavo.messages.sampling import SamplingParams
+from octavo.serving.caller import Caller
+from octavo.serving.errors import HTTPError
+from octavo.serving.openai.protocol import SamplingFields
+
+MAX_SEQUENCES = 16384
+"""Of one HTTP request: prompts times n."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages that are still to be rendered, with the renderer's options."""
+
+    messages: Sequence[Mapping[str, Any]]
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Prompts to be answered alike."""
+
+    caller: Caller
+    request: SamplingFields
+    request_id: str
+    """The answer's; the engine's too, with the prompt's number from the second prompt on."""
+    prompts: Sequence[PromptType | Conversation]
+    params: SamplingParams
+    tokenization: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        num_sequences = len(self.prompts) * self.params.num_sequences
+        if num_sequences > MAX_SEQUENCES:
+            raise RequestError(
+                f"{len(self.prompts)} prompts times n={self.params.num_sequences} are {num_sequences} "
+                f"sequences; one request may ask for {MAX_SEQUENCES}.",
+                "n",
+            )
+
+    async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        """Outputs with the number of their prompt, in the order in which they come; close it to abort all.
+
+        Raises RequestError and Overloaded before the first, EngineDead and HTTPError (timeout …) at any time.
+        """
+        engine, num_sequences = self.caller.engine, self.params.num_sequences
+        width = max(1, engine.config.scheduler.max_num_seqs // num_sequences)
+        with ExitStack() as reserved:
+            slots = [
+                reserved.enter_context(engine.reserve(num_sequences, _text_of(prompt)))
+                for prompt in self.prompts[:width]
+            ]
+            outputs = self._one(0, slots[0]) if len(self.prompts) == 1 else self._in_turns(slots)
+            async with aclosing(outputs):
+                async for index, output in outputs:
+                    _check_ends(output)
+                    yield index, output
+
+    async def results(self) -> list[RequestOutput]:
+        """The last output of each prompt."""
+        async with aclosing(self.outputs()) as outputs:
+            last = {index: output async for index, output in outputs}
+        return [last[index] for index in range(len(self.prompts))]
+
+    async def _one(self, index: int, slot: Slot) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        request, caller = self.request, self.caller
+        prompt = await self._rendered(self.prompts[index])
+        outputs = caller.engine.generate(
+            prompt,
+            self.params,
+            f"{self.request_id}-{index}" if index else self.request_id,
+            tokenization_kwargs=self.tokenization,
+            priority=request.priority or 0,
+            tenant=caller.tenant,
+            deadline_s=request.deadline_s,
+            slot=slot,
+        )
+        async with aclosing(outputs):
+            async for output in outputs:
+                yield index, output
+
+    async def _rendered(self, prompt: PromptType | Conversation) -> PromptType:
+        if isinstance(prompt, Conversation):
+            prompt = await self.caller.engine.render(prompt.messages, **prompt.options)
+        salt = self.caller.salted(self.request.cache_salt)
+        if not salt:
+            return prompt
+        if isinstance(prompt, str):
+            return {"prompt": prompt, "cache_salt": salt}
+        if isinstance(prompt, list):
+            return {"prompt_token_ids": prompt, "cache_salt": salt}
+        return {**prompt, "cache_salt": salt}  # type: ignore[return-value, misc]  # the same kind of prompt
+
+    async def _in_turns(self, slots: list[Slot]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        """One task per slot takes prompt after prompt; what they bring meets in a queue of one."""
+        queue: asyncio.Queue[tuple[int, RequestOutput] | Exception | None] = asyncio.Queue(1)
+        todo = iter(range(len(self.prompts)))
+        tasks = [asyncio.create_task(self._work_off(todo, slot, queue)) for slot in slots]
+        num_open = len(tasks)
+        try:
+            while num_open:
+                item = await queue.get()
+                if item is None:
+                    num_open -= 1
+                elif isinstance(item, Exception):
+                    raise item
+                else:
+                    yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _work_off(
+        self,
+        todo: Iterator[int],
+        slot: Slot,
+        queue: "asyncio.Queue[tuple[int, RequestOutput] | Exception | None]",
+    ) -> None:
+        try:
+            for index in todo:
+                async with aclosing(self._one(index, slot)) as outputs:
+                    async for item in outputs:
+                        await queue.put(item)
+        except Exception as error:
+            await queue.put(error)
+        else:
+            await queue.put(None)
+
+
+def _check_ends(output: RequestOutput) -> None:
+    """A sequence that did not come to a good end is an error of the whole request."""
+    for completion in output.outputs:
+        match completion.finish_reason:
+            case "timeout":
+                raise HTTPError(
+                    504, "The request took longer than its timeout, or the server's limit, allows."
+                )
+            case "abort":
+                raise HTTPError(499, "The request was aborted.")
+            case "error":
+                raise HTTPError(500, completion.error or "Internal error while generating.")
+
+
+def _text_of(prompt: PromptType | Conversation) -> PromptType:
+    """What admission estimates the length by."""
+    if not isinstance(prompt, Conversation):
+        return prompt
+    return "".join(m["content"] for m in prompt.messages if isinstance(m.get("content"), str))

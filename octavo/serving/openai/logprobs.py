@@ -1,0 +1,102 @@
+"""Logprobs in OpenAI's two forms, that of completions and that of chat."""
+
+from collections.abc import Sequence
+
+from octavo.frontend.logprobs import Logprob, PositionLogprobs, PromptLogprobs
+from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.serving.openai.answers import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    Logprobs,
+    TokenLogprob,
+    TopLogprob,
+)
+
+LOWEST = -9999.0
+"""Stands for minus infinity, which JSON cannot say."""
+
+
+class LogprobWriter:
+    """How one request wants its logprobs written."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        num_top: int,
+        candidates: Sequence[int] | None = None,
+        *,
+        as_ids: bool = False,
+    ) -> None:
+        """num_top: alternatives per position; candidates: show these tokens instead; as_ids: token_id:N."""
+        self._tokenizer = tokenizer
+        self._num_top = num_top
+        self._candidates = None if candidates is None else frozenset(candidates)
+        self._as_ids = as_ids
+
+    def chat(self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs]) -> ChatLogprobs:
+        """Of the tokens of an answer."""
+        entries = []
+        for token_id, position in zip(token_ids, positions, strict=True):
+            chosen = self._entry(token_id, position[token_id])
+            top = [self._entry(other, entry) for other, entry in self._top(position)]
+            entries.append(TokenLogprob(chosen.token, chosen.logprob, chosen.bytes, top))
+        return ChatLogprobs(entries)
+
+    def completion(
+        self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs | None], offset: int = 0
+    ) -> CompletionLogprobs:
+        """Of the tokens of a completion; offset: characters of text before them."""
+        written = CompletionLogprobs([], [], [], [])
+        for token_id, position in zip(token_ids, positions, strict=True):
+            token = self._name(token_id, position[token_id] if position else None)
+            written.text_offset.append(offset)
+            written.tokens.append(token)
+            written.token_logprobs.append(_finite(position[token_id].logprob) if position else None)
+            written.top_logprobs.append(self._by_name(token_id, position) if position else None)
+            offset += len(token)
+        return written
+
+    def _by_name(self, chosen: int, position: PositionLogprobs) -> dict[str, float]:
+        """The top and the chosen token; of two that are spelled alike the likelier one counts."""
+        named: dict[str, float] = {}
+        for token_id, entry in [*self._top(position), (chosen, position[chosen])]:
+            named.setdefault(self._name(token_id, entry), _finite(entry.logprob))
+        return named
+
+    def _top(self, position: PositionLogprobs) -> list[tuple[int, Logprob]]:
+        """What was asked for beside the chosen token, likeliest first."""
+        ranked = sorted(position.items(), key=lambda item: -item[1].logprob)
+        if self._candidates is not None:
+            return [item for item in ranked if item[0] in self._candidates]
+        return ranked if self._num_top < 0 else ranked[: self._num_top]
+
+    def _entry(self, token_id: int, entry: Logprob) -> TopLogprob:
+        spelled = None if self._tokenizer is None else list(self._tokenizer.token_bytes(token_id))
+        return TopLogprob(self._name(token_id, entry), _finite(entry.logprob), spelled)
+
+    def _name(self, token_id: int, entry: Logprob | None) -> str:
+        if self._as_ids:
+            return f"token_id:{token_id}"
+        if entry is not None and entry.decoded_token is not None:
+            return entry.decoded_token
+        return "" if self._tokenizer is None else self._tokenizer.token_text(token_id)
+
+
+def prompt_logprobs(positions: PromptLogprobs) -> list[Logprobs | None]:
+    """Of a prompt, by token id."""
+    return [None if position is None else _by_id(position) for position in positions]
+
+
+def _by_id(position: PositionLogprobs) -> Logprobs:
+    return {
+        str(token_id): {
+            "logprob": _finite(entry.logprob),
+            "rank": entry.rank,
+            "decoded_token": entry.decoded_token,
+        }
+        for token_id, entry in position.items()
+    }
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LOWEST)

@@ -1,0 +1,99 @@
+"""POST /tokenize and /detokenize: the tokenizer alone. The work is bounded, and done off the event loop."""
+
+from functools import partial
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.base.errors import RequestError, Unsupported
+from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.serving.body import read_body
+from octavo.serving.caller import Caller
+from octavo.serving.openai.answers import encode
+from octavo.serving.openai.protocol import DetokenizeRequest, TokenizeRequest
+from octavo.serving.registry import Route
+
+MAX_CHARS = 2**20
+MAX_TOKENS = 2**17
+
+
+class Tokens(msgspec.Struct):
+    """A text in tokens."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Detokenized(msgspec.Struct):
+    """Tokens as a text."""
+
+    prompt: str
+
+
+async def tokenize(request: Request) -> Response:
+    """The tokens of a text, or of a conversation as the model would get it."""
+    caller = Caller.of(request)
+    body = await read_body(request, TokenizeRequest)
+    caller.models.resolve(body.model)
+    tokenizer = _tokenizer(caller)
+    with caller.engine.reserve():
+        text, has_special_tokens = await _text(caller, body)
+        if len(text) > MAX_CHARS:
+            raise RequestError(f"A text may have {MAX_CHARS} characters, got {len(text)}.", "prompt")
+        wanted = body.add_special_tokens
+        adds = not has_special_tokens if wanted is None else wanted
+        ids = await caller.engine.off_loop(partial(tokenizer.encode, text, adds))
+    names = tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None
+    tokens = Tokens(len(ids), caller.models.max_model_len, ids, names)
+    return Response(encode(tokens), media_type="application/json")
+
+
+async def detokenize(request: Request) -> Response:
+    """The text of tokens."""
+    caller = Caller.of(request)
+    body = await read_body(request, DetokenizeRequest)
+    caller.models.resolve(body.model)
+    tokenizer, size = _tokenizer(caller), caller.engine.config.checkpoint.vocab_size
+    if len(body.tokens) > MAX_TOKENS:
+        raise RequestError(f"tokens may hold {MAX_TOKENS} ids, got {len(body.tokens)}.", "tokens")
+    if body.tokens and max(body.tokens) >= size:
+        raise RequestError(f"Token id {max(body.tokens)} is out of vocabulary (0 to {size - 1}).", "tokens")
+    with caller.engine.reserve():
+        text = await caller.engine.off_loop(partial(tokenizer.decode, body.tokens, skip_special_tokens=False))
+    return Response(encode(Detokenized(text)), media_type="application/json")
+
+
+async def _text(caller: Caller, body: TokenizeRequest) -> tuple[str, bool]:
+    """The text, and whether its special tokens are written out in it."""
+    if (body.prompt is None) == (body.messages is None):
+        raise RequestError("Give prompt or messages, one of them.", "prompt")
+    if body.messages is None:
+        return body.prompt or "", False
+    continues = bool(body.continue_final_message)
+    rendered = await caller.engine.render(
+        body.messages,
+        add_generation_prompt=not continues
+        if body.add_generation_prompt is None
+        else body.add_generation_prompt,
+        continue_final_message=continues,
+        chat_template_kwargs={
+            **caller.config.default_chat_template_kwargs,
+            **(body.chat_template_kwargs or {}),
+        },
+    )
+    return rendered["prompt"], True
+
+
+def _tokenizer(caller: Caller) -> Tokenizer:
+    if caller.engine.tokenizer is None:
+        raise Unsupported("The server was started with --skip-tokenizer-init: it knows token ids only.")
+    return caller.engine.tokenizer
+
+
+ROUTES = [
+    Route("/tokenize", tokenize, ("POST",), request_model=TokenizeRequest, response_model=Tokens),
+    Route("/detokenize", detokenize, ("POST",), request_model=DetokenizeRequest, response_model=Detokenized),
+]

@@ -1,0 +1,68 @@
+"""Counting what a request used, for `usage` and `metrics`; common to completions and chat."""
+
+from collections.abc import Iterable
+
+from msgspec import UNSET, UnsetType
+
+from octavo.config.server import ServerConfig
+from octavo.frontend.outputs import RequestOutput
+from octavo.serving.openai.answers import PromptTokensDetails, RequestMetrics, Usage
+from octavo.serving.openai.protocol import SamplingFields
+
+
+class Meter:
+    """Tokens of one HTTP request, counted as outputs come, whole ones or deltas."""
+
+    def __init__(self, request: SamplingFields, config: ServerConfig) -> None:
+        options = request.stream_options
+        self.shows_end = bool(options and options.include_usage) or config.enable_force_include_usage
+        """Whether the stream ends with usage."""
+        self.shows_always = bool(self.shows_end and options and options.continuous_usage_stats)
+        self._details = config.enable_prompt_tokens_details
+        self._metrics = config.enable_per_request_metrics
+        self._num_prompt: dict[int, int] = {}
+        self._num_cached: dict[int, int] = {}
+        self._num_output = 0
+        self._last: RequestOutput | None = None
+
+    def count(self, index: int, output: RequestOutput, num_output: int | None = None) -> None:
+        """An output of prompt `index`; num_output: of its tokens, when not all are shown."""
+        self._num_prompt[index] = len(output.prompt_token_ids or ())
+        self._num_cached[index] = output.num_cached_tokens or 0
+        if num_output is None:
+            num_output = sum(len(completion.token_ids) for completion in output.outputs)
+        self._num_output += num_output
+        self._last = output
+
+    def usage(self) -> Usage:
+        """All so far."""
+        num_prompt = sum(self._num_prompt.values())
+        cached = PromptTokensDetails(sum(self._num_cached.values())) if self._details else UNSET
+        return Usage(num_prompt, self._num_output, num_prompt + self._num_output, cached)
+
+    def of_chunk(self) -> Usage | UnsetType | None:
+        """What a chunk with choices says: all so far, or null before a last chunk that says it."""
+        if self.shows_always:
+            return self.usage()
+        return None if self.shows_end else UNSET
+
+    def metrics(self) -> RequestMetrics | UnsetType:
+        """Latencies, with the option enable_per_request_metrics."""
+        stats = self._last.metrics if self._last and self._metrics else None
+        if stats is None:
+            return UNSET
+        num_gaps = max(1, stats.max_num_generation_tokens - 1)
+        busy_s = stats.inference_time
+        return RequestMetrics(
+            time_to_first_token_ms=1e3 * stats.first_token_latency,
+            generation_time_ms=1e3 * stats.decode_time,
+            queue_time_ms=1e3 * stats.queue_time,
+            mean_itl_ms=1e3 * stats.decode_time / num_gaps,
+            tokens_per_second=stats.num_generation_tokens / busy_s if busy_s else 0.0,
+        )
+
+
+def count_all(meter: Meter, outputs: Iterable[RequestOutput]) -> None:
+    """The last outputs of all prompts."""
+    for index, output in enumerate(outputs):
+        meter.count(index, output)

@@ -1,0 +1,83 @@
+"""`serve`: the process of `octavo serve`. It owns the engine, and the further front processes if there are any.
+
+Started by `cli.serve` with a socket that listens already; a client that comes early is told that the server
+starts.
+"""
+
+import asyncio
+import dataclasses
+import resource
+from contextlib import suppress
+
+import uvloop
+
+from octavo.base import log
+from octavo.config import EngineArgs, EngineConfig, resolve
+from octavo.config.server import ServerConfig
+from octavo.frontend.async_engine import AsyncLLM
+from octavo.serving.listener import Listener
+from octavo.serving.service import Service
+
+_QUEUED_PER_SEAT = 4
+
+
+def serve(args: EngineArgs, config: ServerConfig, listener: Listener) -> None:
+    """Serve until asked to end. Raises ConfigError when model or options cannot work, EngineDead."""
+    log.go_to_background("uvicorn.error", "asyncio")
+    _raise_file_limit()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(Server(args, config, listener).run())
+
+
+class Server(Service):
+    """The front process that owns the engine."""
+
+    def __init__(self, args: EngineArgs, config: ServerConfig, listener: Listener) -> None:
+        super().__init__(config, listener)
+        self._args = args
+
+    async def run(self) -> None:
+        """Answer from the start: a probe that waits in the queue of the socket learns nothing."""
+        self._http.start()
+        await super().run()
+
+    def _make_engine(self) -> AsyncLLM:
+        on_crash = "restart" if self._config.on_crash == "restart" else "none"
+        return AsyncLLM(
+            _bounded(resolve(self._args)), on_crash=on_crash, num_fronts=self._config.api_server_count
+        )
+
+    async def _be_ready(self, engine: AsyncLLM) -> None:
+        name = engine.config.observability.served_model_name or engine.config.model.model
+        with suppress(OSError, ValueError, AttributeError):  # nobody has to listen
+            print(_invitation(name, self._listener.url, self._config), flush=True)  # noqa: T201
+
+
+def _bounded(config: EngineConfig) -> EngineConfig:
+    """With a bound of the queue, if none was chosen."""
+    if config.front.max_num_queued_reqs >= 0:
+        return config
+    bound = _QUEUED_PER_SEAT * config.scheduler.max_num_seqs
+    return dataclasses.replace(
+        config, front=dataclasses.replace(config.front, max_num_queued_reqs=bound)
+    )
+
+
+def _invitation(model: str, url: str, config: ServerConfig) -> str:
+    """What to try, once the server is ready."""
+    place = f"--unix-socket {url.removeprefix('unix:')} http://localhost" if config.uds else url
+    key = ' -H "Authorization: Bearer $KEY"' if config.api_key else ""
+    page = "" if config.disable_page or config.uds else f"\n  page   {url}/"
+    return (
+        f"\noctavo serves {model} at {url}{page}\n"
+        f"  try    curl {place}{config.root_path}/v1/chat/completions -H 'Content-Type: application/json'{key} "
+        """-d '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'\n"""
+        "  end    Ctrl-C\n"
+    )
+
+
+def _raise_file_limit() -> None:
+    """As many connections as the system lets this user have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 65536) if hard > 0 else 65536), hard))

@@ -1,0 +1,155 @@
+"""`Service`: one process that speaks HTTP, from its first connection to its last.
+
+It answers 503 while the engine starts, serves, and ends when it is asked to (SIGTERM, SIGINT) or when the
+engine is gone for good. Asked to end, it lets no new request in and waits for those under way; what is left
+at the deadline, or at a second signal, ends with an error. A third signal kills.
+
+`server` makes the one that owns the engine, `front` those beside it; how the engine comes about is theirs.
+"""
+
+import asyncio
+import signal
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from octavo.base.log import get_logger
+from octavo.config.server import ServerConfig
+from octavo.frontend.async_engine import AsyncLLM
+from octavo.serving.app import make_app
+from octavo.serving.errors import HTTPError, error_response
+from octavo.serving.http_server import HttpServer
+from octavo.serving.listener import Listener
+from octavo.serving.middleware.drain import Drain
+from octavo.serving.middleware.stack import build_stack
+
+logger = get_logger(__name__)
+T = TypeVar("T")
+_LAST_WORDS_S = 1.0
+"""For error events on their way once the engine has been shut down."""
+_STARTING = HTTPError(503, "The server is starting: the model is being loaded.", headers={"Retry-After": "2"})
+
+
+class Door:
+    """What the network sees; the rooms behind it change once."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on."""
+        await self.app(scope, receive, send)
+
+
+class Service(ABC):
+    """A front process."""
+
+    _signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT)
+    """What asks it to end."""
+
+    def __init__(self, config: ServerConfig, listener: Listener) -> None:
+        """Raises ConfigError for certificates that cannot be used."""
+        self._config = config
+        self._listener = listener
+        self._door = Door(self._layers(error_response(_STARTING)))
+        self._http = HttpServer(self._door, config, listener.socket)
+        self._engine: AsyncLLM | None = None
+
+    @abstractmethod
+    def _make_engine(self) -> AsyncLLM:
+        """The engine, not started; called on a thread of its own, as it may take long."""
+
+    @abstractmethod
+    async def _be_ready(self, engine: AsyncLLM) -> None:
+        """The engine has started and the door is open."""
+
+    async def run(self) -> None:
+        """Serve until asked to end. Raises ConfigError or EngineDead when the engine cannot start, or is gone."""
+        asked, hurried = _watch_signals(self._signals)
+        serving = asyncio.create_task(self._serve())
+        try:
+            await _first_of([serving, asyncio.create_task(asked.wait())])
+            if serving.done():
+                serving.result()
+            await _first_of(map(asyncio.create_task, (self._drained(), hurried.wait())), self._deadline_s)
+        finally:
+            serving.cancel()
+            await self._end()
+
+    async def _serve(self) -> None:
+        """Task: until the engine is gone for good."""
+        engine = self._engine = await _on_thread(self._make_engine)
+        await engine.start()
+        self._door.app = self._layers(make_app(engine, self._config))
+        await self._be_ready(engine)
+        raise await engine.wait_until_dead()
+
+    async def _drained(self) -> None:
+        """Let nothing new in, and return when all is done."""
+        logger.info("Asked to end: %d requests under way are finished first.", self._drain.num_open)
+        self._drain.begin()
+        await self._drain.wait()
+
+    async def _end(self) -> None:
+        """What is still open ends with an error; then nothing of this service is left."""
+        if self._engine is not None:
+            await self._engine.shutdown(timeout=0)
+        await self._http.close(_LAST_WORDS_S)
+
+    @property
+    def _deadline_s(self) -> float:
+        """What requests get to finish; nothing while none can be under way."""
+        return self._engine.config.front.shutdown_timeout if self._engine is not None else 0.0
+
+    def _layers(self, inner: ASGIApp) -> ASGIApp:
+        stack = build_stack(inner, self._config, is_loopback=self._listener.is_loopback)
+        self._drain: Drain = stack.drain
+        return stack.app
+
+
+def _watch_signals(signals: Iterable[signal.Signals]) -> tuple[asyncio.Event, asyncio.Event]:
+    """Set by the first signal, and by the second; a third does what it does to any process."""
+    loop, asked, hurried = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+
+    def notice() -> None:
+        if asked.is_set():
+            hurried.set()
+            for number in signals:
+                loop.remove_signal_handler(number)
+                signal.signal(number, signal.SIG_DFL)
+        asked.set()
+
+    for number in signals:
+        loop.add_signal_handler(number, notice)
+    return asked, hurried
+
+
+async def _first_of(tasks: Iterable[asyncio.Task[Any]], timeout_s: float | None = None) -> None:
+    """Return when one of these is done, or the time is over."""
+    await asyncio.wait(list(tasks), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def _on_thread(function: Callable[[], T]) -> T:
+    """Its result. The thread does not keep the process alive, as one of an executor's would."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[T] = loop.create_future()
+
+    def settle(outcome: Callable[[T], None] | Callable[[BaseException], None], value: Any) -> None:
+        if not result.done():
+            outcome(value)
+
+    def run() -> None:
+        try:
+            settled = partial(settle, result.set_result, function())
+        except Exception as error:
+            settled = partial(settle, result.set_exception, error)
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settled)
+
+    threading.Thread(target=run, name="make-engine", daemon=True).start()
+    return await result

@@ -1,0 +1,109 @@
+"""Decoding steps over fixed memory, as a GPU records them, give the tokens of ordinary steps (float32).
+
+On CPU nothing can be recorded: the stand-in computes a step again where a GPU would repeat it, over the same
+padded, static tensors.
+"""
+
+import pytest
+
+from octavo import SamplingParams
+from octavo.runtime.platforms.cpu import CPUPlatform
+from octavo.runtime.worker.decode_steps import DecodeSteps, first_sizes, step_sizes
+from tests.integration.test_invariance import params, prompts, tokens
+
+
+@pytest.fixture
+def repeats(monkeypatch):
+    """Let CPU engines use recorded steps; returns how often one was repeated."""
+    count = [0]
+
+    def record(work):
+        def repeat():
+            count[0] += 1
+            work()
+
+        return repeat
+
+    monkeypatch.setattr(CPUPlatform, "recorder", lambda self: record)
+    return count
+
+
+@pytest.fixture
+def eager(tiny_model, make_llm):
+    """Tokens and logprobs of ordinary steps, all requests together."""
+    return lambda work, wanted: tokens(make_llm(tiny_model, enforce_eager=True), work, wanted)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"steps_in_flight": 1},
+        {"steps_in_flight": 2},
+        {"steps_in_flight": 2, "max_num_seqs": 5},
+        {"steps_in_flight": 2, "num_gpu_blocks_override": 115, "block_size": 4, "max_model_len": 140},
+    ],
+    ids=["one_at_a_time", "overlapped", "few_seats", "preemption"],
+)
+def test_recorded_equals_eager(tiny_model, make_llm, repeats, eager, options):
+    work, wanted = prompts(12), params(12)
+    llm = make_llm(tiny_model, **options)
+    recorded = tokens(llm, work, wanted)
+    assert repeats[0] > 20, "hardly a step was repeated"
+    if "block_size" in options:
+        assert llm.llm_engine.stats.num_preemptions > 0
+    assert recorded == eager(work, wanted)
+
+
+def test_what_needs_more_than_a_temperature(tiny_llama, make_llm, repeats):
+    """Logprobs, penalties, truncation and prompt scores leave the recorded part and stay right."""
+    work = prompts(4)
+    wanted = [
+        SamplingParams(max_tokens=12, temperature=0, logprobs=3, ignore_eos=True),
+        SamplingParams(max_tokens=12, temperature=1, seed=3, presence_penalty=1.5, ignore_eos=True),
+        SamplingParams(max_tokens=12, temperature=1, seed=4, top_k=5, prompt_logprobs=2, ignore_eos=True),
+        SamplingParams(max_tokens=12, temperature=0.7, seed=5, logit_bias={7: 4.0}, ignore_eos=True),
+    ]
+
+    def everything(**options):
+        outputs = make_llm(tiny_llama, **options).generate(work, wanted, use_tqdm=False)
+        return [(o.prompt_logprobs, o.outputs[0].token_ids, o.outputs[0].logprobs) for o in outputs]
+
+    recorded = everything(steps_in_flight=2)
+    assert repeats[0] > 8
+    assert recorded == everything(enforce_eager=True)
+
+
+def test_memory_given_up_is_not_used_again(tiny_llama, make_llm, repeats):
+    """Recordings refer to weights and cache: they end with them."""
+    work, wanted = prompts(3), params(3)
+    llm = make_llm(tiny_llama)
+    expected = tokens(llm, work, wanted)
+    llm.sleep(level=2)
+    llm.wake_up()
+    assert tokens(llm, work, wanted) == expected
+
+
+def test_padding_touches_no_request(tiny_llama, make_llm, repeats):
+    """A warm-up between two steps of requests, all rows padding, changes nothing of theirs."""
+    work, wanted = prompts(3), params(3)
+    expected = tokens(make_llm(tiny_llama, enforce_eager=True), work, wanted)
+    llm = make_llm(tiny_llama)
+    run = DecodeSteps.sample
+
+    def disturbed(steps, step_work):
+        steps.warm_up(steps.sizes)
+        return run(steps, step_work)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DecodeSteps, "sample", disturbed)
+        assert tokens(llm, work, wanted) == expected
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 8, 100, 256, 1000])
+def test_sizes(most):
+    sizes = step_sizes(most)
+    assert sizes == sorted(set(sizes)) and sizes[0] == 1 and sizes[-1] == most
+    for count in range(1, most + 1):
+        size = min(size for size in sizes if size >= count)
+        assert size <= max(8, count + 7, count * 9 // 8)
+    assert set(first_sizes(sizes)) <= set(sizes) and first_sizes(sizes)[0] == most
