@@ -11,6 +11,7 @@ from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+import numpy as np
 import tokenizers
 
 from octavo.config.cache import CacheConfig
@@ -105,6 +106,12 @@ def next_token(digest: int, seed: int, forbidden=frozenset(), vocab: int = VOCAB
     while token in forbidden:
         token = (token + 1) % vocab
     return token
+
+
+def masked_token(digest: int, seed: int, bits: np.ndarray) -> int:
+    """The same among the tokens whose bits are set."""
+    allowed = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
+    return int(allowed[hash((digest, seed)) % len(allowed)])
 
 
 def expected_output(
@@ -216,6 +223,7 @@ class FakeExecutor(Executor):
         if step.step_id == self.fail_at_step:
             raise RuntimeError("the fake device is gone")
         self._enter(step)
+        masks = self._read_masks(step)
         for source, target in step.block_copies:
             self._check(0 < source < len(self.memory), f"copy from {source}, which is null or out of range")
             self._check(0 < target < len(self.memory), f"copy to {target}, which is null or out of range")
@@ -229,8 +237,8 @@ class FakeExecutor(Executor):
         output = ModelRunnerOutput(
             step_id=step.step_id, sampled_token_ids=[], logprobs={}, prompt_logprobs={}, errors={}
         )
-        for request_id, start, count in parts:
-            self._sample(request_id, start, count, output)
+        for index, (request_id, start, count) in enumerate(parts):
+            self._sample(request_id, start, count, output, masks.get(index))
         self.steps.append(step)
         return output
 
@@ -280,7 +288,28 @@ class FakeExecutor(Executor):
                     f"{row.new.request_id}: position {position} of window {window} holds another's keys",
                 )
 
-    def _sample(self, request_id: str, start: int, count: int, output: ModelRunnerOutput) -> None:
+    def _read_masks(self, step: SchedulerOutput) -> dict[int, np.ndarray]:
+        """By place in the step: the tokens that may be chosen, as bits."""
+        if step.token_masks is None:
+            return {}
+        indexes = step.token_masks.indexes
+        bits = np.frombuffer(step.token_masks.bits, np.uint8).reshape(len(indexes), -1)
+        self._check(bits.shape[1] == -(-self.vocab_size // 32) * 4, "masks of another vocabulary")
+        self._check(bool(indexes) and indexes == sorted(set(indexes)), f"masks of requests {indexes}")
+        for index in indexes:
+            end = step.num_computed_tokens[index] + step.num_scheduled_tokens[index]
+            row = self.rows[step.request_ids[index]]
+            self._check(end == len(row.tokens), "a mask for a request that does not sample")
+        return dict(zip(indexes, bits, strict=True))
+
+    def _sample(
+        self,
+        request_id: str,
+        start: int,
+        count: int,
+        output: ModelRunnerOutput,
+        bits: np.ndarray | None = None,
+    ) -> None:
         row = self.rows[request_id]
         sampling, num_prompt = row.new.sampling, row.new.num_prompt_tokens
         if sampling.prompt_logprobs is not None and start < num_prompt - 1:
@@ -294,6 +323,8 @@ class FakeExecutor(Executor):
             output.errors[request_id] = "the logits are not numbers"
         forbidden = set(row.new.stop_token_ids) if index < sampling.min_tokens else set()
         token = next_token(row.digests[-1], row.new.seed, forbidden, self.vocab_size)
+        if bits is not None:
+            token = masked_token(row.digests[-1], row.new.seed, bits)
         row.append(token)
         output.sampled_token_ids.append([token])
         if sampling.logprobs is not None:

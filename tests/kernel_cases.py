@@ -236,7 +236,7 @@ def _draw() -> Iterator[Case]:
         yield Case(f"{n}x{size} greedy", (logits,))
         yield Case(f"{n}x{size} mixed", (logits, temperature, noise))
         yield Case(f"{n}x{size} narrow", (logits.bfloat16(), temperature, noise))
-        values = logits.sort(dim=1).values[:, -40]
+        values = logits.sort(dim=1).values[:, -40].contiguous()
         ids = torch.full((n,), size // 2, dtype=torch.int32)
         yield Case(f"{n}x{size} cut", (logits, temperature + 0.5, noise, Cut(values, ids)))
     noise = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)

@@ -1,6 +1,6 @@
 """Fakes for processes: loaded there by name, they take their orders from the config (`checkpoint.config`).
 
-fault:      "place:action"; place = load, or the id of a step; action = raise, config, exit, hang
+fault:      "place:action"; place = load, or the id of a step; action = raise, config, exit, hang, compute
 fault_rank: the rank that fails (FakeWorker)
 step_s:     how long a step lasts (ObedientExecutor)
 """
@@ -66,6 +66,10 @@ def fail_at(place, config, rank=0):
             os._exit(3)
         case "hang":
             time.sleep(60)
+        case "compute":
+            end_s = time.monotonic() + 2.5
+            while time.monotonic() < end_s:
+                pass
 
 
 class ObedientExecutor(FakeExecutor):

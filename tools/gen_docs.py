@@ -11,7 +11,8 @@ sys.path.insert(0, str(ROOT))  # run as a script, from any folder
 from octavo.config.args import EngineArgs  # noqa: E402
 from octavo.config.compat import ALIASES, FOREIGN  # noqa: E402
 from octavo.config.option import TARGET  # noqa: E402
-from octavo.metrics.names import METRICS, PREFIX  # noqa: E402
+from octavo.metrics.names import ALIASES as METRIC_ALIASES  # noqa: E402
+from octavo.metrics.names import METRICS  # noqa: E402
 
 _NOTE = "<!-- Written by tools/gen_docs.py; change the code, not this page. -->"
 
@@ -46,7 +47,7 @@ def metrics_page() -> str:
     """Every metric."""
     rows = [
         (
-            f"`{PREFIX}{name}`",
+            f"`{row.prefix}{name}`",
             row.kind.__name__.lower(),
             ", ".join(f"`{label}`" if label != "…" else label for label in row.labels),
             row.explain,
@@ -54,13 +55,18 @@ def metrics_page() -> str:
         )
         for name, row in METRICS.items()
     ]
+    aliases = ", ".join(f"`{alias}` (`{name}`)" for alias, name in METRIC_ALIASES.items())
     parts = [
         "# Metrics",
         _NOTE,
         "`LLM.get_metrics()`, `LLMEngine.get_metrics()` and `await AsyncLLM.get_metrics()` return them as "
         "objects with `name`, `labels` and `value` (counter, gauge) or `count`, `sum` and `buckets` "
-        "(histogram). All have the labels `model_name` and `engine`. A series appears once it has something "
-        "to say. A request with `n` > 1 counts as one. Times are of the monotonic clock.",
+        "(histogram). All but those of HTTP have the labels `model_name` and `engine`. A series appears once "
+        "it has something to say. A request with `n` > 1 counts as one. Times are of the monotonic clock.",
+        "A server shows them at `/metrics` for Prometheus, where counters end in `_total`; `--metric-names` "
+        "chooses the prefix: `vllm` (as here), `octavo`, `both`. With several front processes every one of "
+        "them shows the sum. The machine's own figures and those of HTTP are there only. Dashboards may also "
+        f"ask for {aliases}. `deploy/monitoring` has a configuration of Prometheus and a Grafana dashboard.",
         _table(("name", "kind", "own labels", "meaning", "buckets"), rows),
     ]
     return "\n\n".join(parts) + "\n"

@@ -94,6 +94,12 @@ def cpu_cache_gib() -> float:
     return next((_number(name) for name in names if os.environ.get(name)), 0.0)
 
 
+def otlp_protocol() -> str:
+    """OTEL_EXPORTER_OTLP_TRACES_PROTOCOL, OTEL_EXPORTER_OTLP_PROTOCOL: grpc or http/protobuf, of traces."""
+    names = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+    return next((value for name in names if (value := os.environ.get(name))), "grpc")
+
+
 def for_child(fixed: Mapping[str, str], defaults: Mapping[str, str]) -> dict[str, str]:
     """A child process's environment: this one's, with `fixed` set, and `defaults` where it says nothing."""
     return {**defaults, **os.environ, **fixed}

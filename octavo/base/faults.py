@@ -3,8 +3,8 @@
 OCTAVO_FAULT=site:action@k,…: at its k-th use (the first, when not said) the site does what the action says:
 raise, memory (MemoryError), sleep=SECONDS, exit (code 3), kill9, nan=ROW (that row of the site's numbers).
 A site that says whose work it does fails from then on at all work of the same owner, as a real fault of one
-request would. Sites: core.decode_add, core.step, worker.forward, worker.sample, worker.logprobs, out.encode,
-detok, tokenize, template. With nothing armed a site costs one look at an empty dict.
+request would. Sites: core.decode_add, core.step, worker.forward, worker.sample, out.encode, detok, logprobs,
+tokenize, template. With nothing armed a site costs one look at an empty dict.
 """
 
 import os
@@ -34,14 +34,14 @@ class _Order:
     value: float
     at: int
     num_uses: int = 0
-    owner: str = ""
+    owner: object = None
     """Whose work failed."""
 
 
 _armed: dict[str, _Order] = {}
 
 
-def hit(site: str, owner: str = "", rows: Any = None) -> None:
+def hit(site: str, owner: object = None, rows: Any = None) -> None:
     """Fail if told to; owner: whose work this is; rows: what `nan` spoils a row of."""
     if _armed and (order := _armed.get(site)) is not None:
         _obey(site, order, owner, rows)
@@ -66,11 +66,11 @@ def arm(orders: str) -> None:
         logger.warning("Faults on purpose: %s", orders)
 
 
-def _obey(site: str, order: _Order, owner: str, rows: Any) -> None:
+def _obey(site: str, order: _Order, owner: object, rows: Any) -> None:
     order.num_uses += 1
     if order.num_uses == order.at:
         order.owner = owner
-    elif not (owner and owner == order.owner):
+    elif owner is None or owner != order.owner:
         return
     match order.action:
         case "raise":

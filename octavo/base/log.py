@@ -1,6 +1,6 @@
 """Log set-up: stdlib logging, one handler on stderr, a prefix that names the process (engine0, worker1).
 
-A process that serves must not wait for whoever reads its log: `go_to_background` hands the writing to a thread.
+A process that serves must not wait for whoever reads its log: after `go_to_background` a thread writes it.
 """
 
 import json

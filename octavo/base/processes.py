@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,7 +26,8 @@ class Child:
     """`python -m module arguments… PID-of-this-process`, with this process's import path and standard error.
 
     Its standard output goes to standard error, it has no standard input. `on_exit` gets the exit code
-    (negative: the signal) as soon as the process ends, on a thread of its own.
+    (negative: the signal) as soon as the process ends, on a thread of its own. `inherited_fds` are open in it
+    under the same numbers.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Child:
         *arguments: str,
         on_exit: Callable[[int], None],
         environment: Mapping[str, str] | None = None,
+        inherited_fds: Sequence[int] = (),
     ) -> None:
         path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
         self._process = subprocess.Popen(
@@ -43,6 +45,7 @@ class Child:
             stdin=subprocess.DEVNULL,
             stdout=2,
             env=env.for_child({"PYTHONPATH": path}, environment or {}),
+            pass_fds=inherited_fds,
         )
         self._watcher = threading.Thread(
             target=lambda: on_exit(self._process.wait()), name=f"watch-{module}", daemon=True
@@ -90,7 +93,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def end_with_threads(on_error: Callable[[Exception], None]) -> None:
-    """In a child: `on_error` gets, on its thread, any exception that ends a thread; it must end the process."""
+    """In a child: `on_error` gets, on its thread, an exception that ends a thread; it ends the process."""
 
     def report(arguments: threading.ExceptHookArgs) -> None:
         error = arguments.exc_value

@@ -1,8 +1,8 @@
 """Flags out of dataclass fields: a config class declares an option once, and this makes the flag of it.
 
 A list may be given as several words, by several flags, or as JSON. A bool has `--x` and `--no-x`; whole
-numbers may carry a unit (8k = 8000, 8K = 8KiB = 8192, 2GiB); mappings are JSON. Every default is None, so that
-"not given" stays visible to the code that decides.
+numbers may carry a unit (8k = 8000, 8K = 8KiB = 8192, 2GiB); mappings are JSON. Every default is None, so
+that "not given" stays visible to the code that decides.
 """
 
 import argparse

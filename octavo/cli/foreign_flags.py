@@ -21,7 +21,18 @@ _SHORT = {
     "pipeline_parallel_size": "-pp",
     "speculative_config": "-sc",
 }
-_SWITCHES = ("async_", "calculate_", "disable_", "enable_", "fully_", "return_", "trust_", "use_", "headless", "grpc")
+_SWITCHES = (
+    "async_",
+    "calculate_",
+    "disable_",
+    "enable_",
+    "fully_",
+    "return_",
+    "trust_",
+    "use_",
+    "headless",
+    "grpc",
+)
 """How the names of options begin that take no value."""
 
 ENGINE_NAMES = (*ALIASES, *FOREIGN)

@@ -1,11 +1,10 @@
 """`LocalModel`: the partner that is a model in this process."""
 
 import itertools
-from collections.abc import Iterator
 
 import octavo
 from octavo.base.errors import ConfigError, RequestError
-from octavo.cli.partner import Message, Piece
+from octavo.cli.partner import Answer, Message, Piece
 
 
 class LocalModel:
@@ -17,7 +16,7 @@ class LocalModel:
         self._params = params
         self._ids = itertools.count()
 
-    def chat(self, messages: list[Message]) -> Iterator[Piece]:
+    def chat(self, messages: list[Message]) -> Answer:
         """The conversation goes through the model's chat template. Raises ConfigError without one."""
         if not self._llm.has_chat_template:
             raise ConfigError(
@@ -25,11 +24,11 @@ class LocalModel:
             )
         return self._answer(self._llm.render_chat(messages))
 
-    def complete(self, prompt: str) -> Iterator[Piece]:
+    def complete(self, prompt: str) -> Answer:
         """The text as it stands."""
         return self._answer(prompt)
 
-    def _answer(self, prompt: "octavo.PromptType") -> Iterator[Piece]:
+    def _answer(self, prompt: "octavo.PromptType") -> Answer:
         engine, request_id = self._llm.llm_engine, str(next(self._ids))
         engine.add_request(request_id, prompt, self._params)
         shown = 0

@@ -1,6 +1,6 @@
 """`Partner`: who answers `chat` and `complete`; a model loaded here (`local`) or a server (`remote`)."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import NamedTuple, Protocol
 
 Message = dict[str, str]
@@ -13,14 +13,18 @@ class Piece(NamedTuple):
     num_tokens: int
 
 
+Answer = Generator[Piece, None, None]
+"""Closed before its end, it stops."""
+
+
 class Partner(Protocol):
-    """Answers one question at a time; closing the iterator before its end stops the answer.
+    """Answers one question at a time.
 
     Raises OctavoError for a question without an answer, at any piece.
     """
 
-    def chat(self, messages: list[Message]) -> Iterator[Piece]:
+    def chat(self, messages: list[Message]) -> Answer:
         """The next message of a conversation."""
 
-    def complete(self, prompt: str) -> Iterator[Piece]:
+    def complete(self, prompt: str) -> Answer:
         """What follows a text."""

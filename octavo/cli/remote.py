@@ -6,12 +6,13 @@ are bounded, and nothing but text and numbers is taken out of them.
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from octavo.base.errors import ConfigError, OctavoError, Overloaded, RequestError, UnknownModel
-from octavo.cli.partner import Message, Piece
+from octavo.cli.partner import Answer, Message, Piece
 
 _CONNECT_S = 10.0
 _SILENCE_S = 300.0
@@ -26,9 +27,11 @@ class Remote:
     def __init__(
         self, url: str, *, model: str = "", api_key: str = "", sampling: Mapping[str, Any] | None = None
     ) -> None:
-        """url: of the server, with or without /v1; model: its first when empty; sampling: fields of each request
+        """url: of the server, with or without /v1
+        model: its first when empty
+        sampling: fields of each request
 
-        Raises ConfigError for a URL of another kind, and when no server answers there.
+        Raises ConfigError for a URL of another kind, OctavoError when no server answers there.
         """
         parts = urlsplit(url if "//" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -38,23 +41,24 @@ class Remote:
         self._host, self._port = parts.hostname, parts.port
         path = parts.path.rstrip("/")
         self._path = path if path.endswith("/v1") else path + "/v1"
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
         self._sampling = dict(sampling or {})
         self.model = model or self._first_model()
 
-    def chat(self, messages: list[Message]) -> Iterator[Piece]:
+    def chat(self, messages: list[Message]) -> Answer:
         """/v1/chat/completions, streamed."""
         for choice, num_tokens in self._stream("/chat/completions", {"messages": messages}):
             yield Piece(_text((choice.get("delta") or {}).get("content")), num_tokens)
 
-    def complete(self, prompt: str) -> Iterator[Piece]:
+    def complete(self, prompt: str) -> Answer:
         """/v1/completions, streamed."""
         for choice, num_tokens in self._stream("/completions", {"prompt": prompt}):
             yield Piece(_text(choice.get("text")), num_tokens)
 
     def _first_model(self) -> str:
-        connection, response = self._ask("GET", "/models")
-        with connection:
+        with self._ask("GET", "/models") as response:
             models = _object(response.read(_MAX_LINE)).get("data")
         if not isinstance(models, list) or not models or not isinstance(models[0], dict):
             raise ConfigError(f"The server at {self._url} lists no model; name one: --model-name.")
@@ -69,9 +73,8 @@ class Remote:
             **self._sampling,
             **question,
         }
-        connection, response = self._ask("POST", path, body)
         num_tokens = 0
-        with connection:
+        with self._ask("POST", path, body) as response:
             for event in self._events(response):
                 if "error" in event:
                     _fail(500, event)
@@ -94,51 +97,29 @@ class Remote:
             raise OctavoError(f"The connection to {self._url} broke: {error}") from error
         raise OctavoError(f"The server at {self._url} ended the answer too early.")
 
-    def _ask(
-        self, method: str, path: str, body: dict[str, Any] | None = None
-    ) -> tuple["_Connection", HTTPResponse]:
-        """Send a request; its answer, whose status is 200. Raises what the server says else."""
-        connection = _Connection(self._is_secure, self._host, self._port)
-        try:
-            response = connection.ask(method, self._path + path, body, self._headers)
-        except (OSError, HTTPException) as error:
-            connection.close()
-            raise ConfigError(
-                f"No server answers at {self._url} ({error}). Start one with `octavo serve`, or name "
-                "another with --url."
-            ) from error
-        if response.status != 200:
-            with connection:
-                _fail(response.status, _object(response.read(_MAX_ERROR), response.reason))
-        return connection, response
+    @contextmanager
+    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Iterator[HTTPResponse]:
+        """Send a request; its answer, of status 200, until one leaves it: to a server the end of interest.
 
-
-class _Connection:
-    """An HTTP connection that is closed when one leaves it."""
-
-    def __init__(self, is_secure: bool, host: str, port: int | None) -> None:
-        kind = HTTPSConnection if is_secure else HTTPConnection
-        self._http = kind(host, port, timeout=_CONNECT_S)
-
-    def ask(
-        self, method: str, path: str, body: dict[str, Any] | None, headers: Mapping[str, str]
-    ) -> HTTPResponse:
-        """Send one request, and wait for the head of its answer."""
-        self._http.connect()
-        self._http.sock.settimeout(_SILENCE_S)
+        Raises what the server says else.
+        """
+        kind = HTTPSConnection if self._is_secure else HTTPConnection
         content = None if body is None else json.dumps(body).encode()
-        self._http.request(method, path, content, {"Content-Type": "application/json", **headers})
-        return self._http.getresponse()
-
-    def close(self) -> None:
-        """Close it; a server takes that as the end of interest."""
-        self._http.close()
-
-    def __enter__(self) -> None:
-        """Nothing to hand out."""
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        with closing(kind(self._host, self._port, timeout=_CONNECT_S)) as connection:
+            try:
+                connection.connect()
+                connection.sock.settimeout(_SILENCE_S)
+                connection.request(method, self._path + path, content, self._headers)
+                response = connection.getresponse()
+            except (OSError, HTTPException) as error:
+                raise OctavoError(
+                    f"No server answers at {self._url} ({error}). Start one with `octavo serve`, or name "
+                    "another with --url."
+                ) from error
+            with response:
+                if response.status != 200:
+                    _fail(response.status, _object(response.read(_MAX_ERROR), response.reason))
+                yield response
 
 
 def _object(content: bytes, otherwise: str = "") -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Serve a model over HTTP, with OpenAI's API and a page to chat on.
 
-Every option of the engine and of the server is a flag and a key of a --config file. Exit status: 0 after it was
-asked to end, 2 = an option cannot work (a port in use, for one), 3 = the model cannot be loaded, 1 = the engine
-is gone for good.
+Every option of the engine and of the server is a flag and a key of a --config file. Exit status: 0 after it
+was asked to end, 2 = an option cannot work (a port in use, for one), 3 = the model cannot be loaded, 1 = the
+engine is gone for good.
 """
 
 import argparse

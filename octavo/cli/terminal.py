@@ -12,7 +12,7 @@ from octavo.base.errors import ConfigError, EngineDead, OctavoError, PromptTooLo
 from octavo.cli.display import Stream
 from octavo.cli.flags import add_engine_flags, engine_args, engine_flags_given
 from octavo.cli.local import LocalModel
-from octavo.cli.partner import Partner, Piece
+from octavo.cli.partner import Answer, Partner, Piece
 from octavo.cli.remote import Remote
 from octavo.cli.sampling_flags import add_sampling_flags, given_sampling, sampling_params
 
@@ -54,7 +54,7 @@ def open_partner(args: argparse.Namespace, max_tokens: int | None) -> Iterator[P
         yield LocalModel(llm, sampling_params(args, llm.get_default_sampling_params(), max_tokens))
 
 
-def show(answer: Iterator[Piece], *, stats: bool = False) -> str:
+def show(answer: Answer, *, stats: bool = False) -> str:
     """Print an answer as it comes, and return it; Ctrl-C stops it."""
     display, pace, text = Stream(sys.stdout), Pace(), ""
     try:
@@ -63,9 +63,12 @@ def show(answer: Iterator[Piece], *, stats: bool = False) -> str:
             pace.note(piece)
             text += piece.text
     except KeyboardInterrupt:
-        getattr(answer, "close", lambda: None)()
-    finally:
-        display.close()
+        answer.close()
+    except OctavoError:
+        if text:
+            display.close()
+        raise
+    display.close()
     if stats:
         print(pace.line(), file=sys.stderr)
     return text
@@ -109,10 +112,10 @@ def lines() -> Iterator[str]:
 
 @contextlib.contextmanager
 def survives() -> Iterator[None]:
-    """A question that fails is reported, and the next may be asked; an engine that is gone is the end."""
+    """A question that fails is reported, and the next may be asked; what concerns all is the end."""
     try:
         yield
-    except EngineDead:
+    except (ConfigError, EngineDead):
         raise
     except OctavoError as error:
         hint = " /reset starts anew." if isinstance(error, PromptTooLong) else ""

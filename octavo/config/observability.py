@@ -13,4 +13,7 @@ class ObservabilityConfig:
     disable_log_stats: bool = option(False, "No periodic line of throughput and cache use, none at the end.")
     log_stats_interval_s: float = option(10.0, "Seconds between two such lines.")
     enable_log_requests: bool = option(False, "Log each request that comes and its end, without its text.")
+    otlp_traces_endpoint: str = option(
+        "", "Send a span for each request there, by OpenTelemetry (http://host:4317); needs octavo[otel]."
+    )
     profiler_dir: str = option("", "Folder for the traces of start_profile; empty = no profiling.")

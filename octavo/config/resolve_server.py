@@ -45,7 +45,9 @@ def _check(config: ServerConfig) -> None:
     if config.ssl_keyfile and not config.ssl_certfile:
         raise ConfigError("ssl_keyfile needs ssl_certfile beside it.")
     if config.ssl_cert_reqs and not config.ssl_ca_certs:
-        raise ConfigError("ssl_cert_reqs needs ssl_ca_certs: the authorities whose certificates are accepted.")
+        raise ConfigError(
+            "ssl_cert_reqs needs ssl_ca_certs: the authorities whose certificates are accepted."
+        )
     for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs"):
         path = getattr(config, name)
         if path and not Path(path).is_file():

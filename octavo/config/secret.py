@@ -1,4 +1,4 @@
-"""`Secret`: a key that a request may bear. Only its digest is kept, so that no log, page or core dump can show it."""
+"""`Secret`: a key that a request may bear. Only its digest is kept: no log, page or core dump can show it."""
 
 import hashlib
 import re

@@ -1,6 +1,6 @@
 """What `octavo serve` needs besides the engine's options: the door to the network and its limits.
 
-Not part of EngineArgs: an engine in a program has no port. `None` lists are empty.
+Not part of EngineArgs: an engine in a program has no port.
 """
 
 from dataclasses import dataclass, field
@@ -10,10 +10,9 @@ from octavo.config.option import option
 from octavo.config.secret import Secret
 
 
-def _names(explain: str) -> list[Any]:
-    """A list field, empty by default."""
-    names: list[Any] = field(default_factory=list, metadata={"explain": explain, "choices": ()})
-    return names
+def _about(explain: str) -> dict[str, Any]:
+    """The metadata of a field without a single default."""
+    return {"explain": explain, "choices": ()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,17 +23,30 @@ class ServerConfig:
     port: int = option(8000, "TCP port; 0 = any free one.")
     uds: str = option("", "Listen on this Unix socket instead of a TCP port; only its owner may connect.")
     insecure: bool = option(False, "Allow a public address without a key.")
-    api_key: list[Secret] = _names("Keys, one of which a request must bear; also OCTAVO_API_KEY, VLLM_API_KEY.")
+    api_key: list[Secret] = field(
+        default_factory=list,
+        metadata=_about("Keys, one of which a request must bear; also OCTAVO_API_KEY, VLLM_API_KEY."),
+    )
     api_key_file: str = option("", "File with one key per line.")
     dev_mode: bool = option(
         False, "Mount /server_info and the admin verbs without a key too; also VLLM_SERVER_DEV_MODE=1."
     )
-    allowed_hosts: list[str] = _names(
-        "Values of the Host header that are answered on a loopback address, besides localhost and IPs; * = any."
+    allowed_hosts: list[str] = field(
+        default_factory=list,
+        metadata=_about(
+            "Host headers that are answered on a loopback address, besides localhost and IPs; * = any."
+        ),
     )
-    allowed_origins: list[str] = _names("Origins of web pages that may call the server (CORS); * = any.")
-    allowed_methods: list[str] = _names("Methods that those pages may use; empty = all.")
-    allowed_headers: list[str] = _names("Headers that those pages may send; empty = all.")
+    allowed_origins: list[str] = field(
+        default_factory=list,
+        metadata=_about("Origins of web pages that may call the server (CORS); * = any."),
+    )
+    allowed_methods: list[str] = field(
+        default_factory=list, metadata=_about("Methods that those pages may use; empty = all.")
+    )
+    allowed_headers: list[str] = field(
+        default_factory=list, metadata=_about("Headers that those pages may send; empty = all.")
+    )
     allow_credentials: bool = option(False, "Whether those pages may send credentials.")
     ssl_keyfile: str = option("", "Private key file: serve HTTPS.")
     ssl_certfile: str = option("", "Certificate file.")
@@ -58,7 +70,7 @@ class ServerConfig:
     response_role: str = option("assistant", "Role of answers.")
     default_chat_template_kwargs: dict[str, object] = field(
         default_factory=dict,
-        metadata={"explain": "Variables of the chat template that requests may override.", "choices": ()},
+        metadata=_about("Variables of the chat template that requests may override."),
     )
     enable_force_include_usage: bool = option(False, "Every stream ends with a chunk of usage.")
     enable_prompt_tokens_details: bool = option(False, "Usage says how many prompt tokens were cached.")
@@ -67,6 +79,4 @@ class ServerConfig:
     return_tokens_as_token_ids: bool = option(False, "Logprobs name tokens as token_id:N.")
     disable_access_log: bool = option(False, "No line per request.")
     disable_page: bool = option(False, "No page at /, no /docs, no /openapi.json.")
-    metric_names: str = option(
-        "vllm", "Prefix of the names on /metrics.", choices=("vllm", "octavo", "both")
-    )
+    metric_names: str = option("vllm", "Prefix of the names on /metrics.", choices=("vllm", "octavo", "both"))

@@ -20,6 +20,7 @@ from octavo.engine.executor.interface import Executor
 from octavo.engine.gate import Gate
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.startup import plan_cache
+from octavo.engine.structured.guides import Guides
 from octavo.engine.timeouts import Timeouts
 from octavo.messages.kv import CachePlan
 from octavo.messages.request import EngineOutput, EngineOutputs, EngineRequest, FinishReason
@@ -43,6 +44,7 @@ class EngineCore:
         self._early: list[EngineOutput] = []
         """Outputs that the next step will bring besides its own."""
         self._gate = Gate()
+        self._guides = Guides(config.checkpoint.vocab_size)
         self._timeouts = Timeouts(config.scheduler.max_request_seconds)
         self._clock = clock
         self._max_in_flight = max(1, config.scheduler.steps_in_flight)
@@ -57,6 +59,7 @@ class EngineCore:
             plan,
             plan.max_model_len,
             self._config.cache.enable_prefix_caching,
+            self._guides,
         )
         return plan
 
@@ -66,6 +69,10 @@ class EngineCore:
         if self._scheduler is None:
             raise ConfigError("The engine core has not been started.")
         return self._scheduler
+
+    def prepare(self, request: EngineRequest) -> None:
+        """Before `add`, on any thread: do what would take its time there."""
+        self._guides.prepare(request)
 
     def add(self, request: EngineRequest) -> None:
         """Accept a request; one that can never run ends with an error output in the next step.

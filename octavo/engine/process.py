@@ -23,6 +23,7 @@ from octavo.config.engine import EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.executor import make_executor
 from octavo.engine.fronts import BEAT_S, Fronts
+from octavo.engine.preparation import Preparation
 from octavo.messages.control import (
     Abort,
     Call,
@@ -56,6 +57,7 @@ class CoreProcess:
         self._num_bad_frames = 0
         self._reader = threading.Thread(target=self._read, name="core-inbox", daemon=True)
         self._core: EngineCore | None = None
+        self._preparation = Preparation(self._prepare, self._deliver)
         self._is_loading = True
 
     def run(self) -> int:
@@ -100,7 +102,7 @@ class CoreProcess:
         return self._core
 
     def _serve(self, core: EngineCore) -> None:
-        """The loop: what has arrived, then a step, if only to show that the loop runs. Returns on Shutdown."""
+        """What has arrived, then a step, if only to show that the loop runs. Returns on Shutdown."""
         while True:
             while not self._inbox.empty() or not core.has_work():
                 wait_s = core.wait_s()
@@ -169,10 +171,17 @@ class CoreProcess:
                     return
                 if isinstance(message, EngineRequest):
                     faults.hit("core.decode_add")
-                self._room.acquire()
-                self._inbox.put(message)
+                self._preparation.take(message)
         except Exception as error:
             self.fail(error)
+
+    def _deliver(self, message: CoreMessage) -> None:
+        self._room.acquire()
+        self._inbox.put(message)
+
+    def _prepare(self, request: EngineRequest) -> None:
+        assert self._core is not None  # no front sends requests before it is Ready
+        self._core.prepare(request)
 
     def _close(self) -> None:
         self._is_loading = False
@@ -191,6 +200,7 @@ def main(arguments: list[str]) -> int:
     mailbox = Mailbox(Path(path))
     die_with_parent(int(parent), mailbox.close)
     log.setup("engine0")
+    log.go_to_background()
     tell_stacks_when_asked()
     process = CoreProcess(mailbox, int(life))
     end_with_threads(process.fail)

@@ -7,7 +7,7 @@ whatever the end is; the bounds are the options max_num_queued_reqs and max_num_
 from collections.abc import Mapping
 from typing import Self
 
-from octavo.base.errors import Overloaded
+from octavo.base.errors import Overloaded, RequestError
 from octavo.config.engine import EngineConfig
 from octavo.frontend.engine_metrics import EngineMetrics
 from octavo.frontend.prompts import PromptType
@@ -57,11 +57,17 @@ class Admission:
         self._metrics = metrics
 
     def check(self, num_sequences: int = 1, num_tokens: int = 0) -> None:
-        """Raise Overloaded when a request of this size would have to be refused now.
+        """Raise Overloaded when a request of this size would have to be refused now, RequestError if always.
 
         A prompt longer than the bound is taken when none waits: it could never come in else.
         """
         num_queued = self.num_sequences + num_sequences - self._num_seats
+        if 0 < self._max_queued < num_sequences - self._num_seats:
+            raise RequestError(
+                f"One request may have {self._num_seats + self._max_queued} sequences here (max_num_seqs + "
+                f"max_num_queued_reqs), got {num_sequences}.",
+                "n",
+            )
         if self._max_queued == 0 or 0 < self._max_queued < num_queued:
             self._refuse("max_num_queued_reqs", num_queued - num_sequences, self._max_queued, "sequences")
         waiting = self.num_waiting_tokens

@@ -7,14 +7,13 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Self, TypeVar
 from uuid import uuid4
 
-from octavo.base.errors import EngineDead, RequestError
+from octavo.base.errors import EngineDead
+from octavo.config import EngineArgs, EngineConfig, resolve
 from octavo.config.concerns import resolve_concerns
-from octavo.config.engine import EngineConfig
 from octavo.frontend.admission import Admission, Slot
 from octavo.frontend.async_lifecycle import AsyncLifecycle
 from octavo.frontend.client.attached import AttachedClient
@@ -27,6 +26,7 @@ from octavo.frontend.later import refuse_options, refuse_pooling
 from octavo.frontend.open_request import Receiver
 from octavo.frontend.output_stream import OutputStream
 from octavo.frontend.outputs import RequestOutput
+from octavo.frontend.preparation import Preparation
 from octavo.frontend.prompts import PromptType, TextPrompt, joined_prompt, with_text
 from octavo.frontend.streaming_input import Session, StreamingInput
 from octavo.frontend.text.tokenizer import Tokenizer
@@ -35,8 +35,6 @@ from octavo.messages.request import FinishReason
 from octavo.messages.sampling import RequestOutputKind, SamplingParams
 
 T = TypeVar("T")
-_MAX_PREPARE_S = 30.0
-"""For rendering or tokenizing one prompt."""
 
 
 class AsyncLLM(AsyncLifecycle):
@@ -66,13 +64,26 @@ class AsyncLLM(AsyncLifecycle):
         self.admission = Admission(self.config, self.metrics)
         self._streams: dict[str, OutputStream] = {}
         """Of generators, by the requests' keys."""
-        self._sessions: dict[str, list[Session]] = {}
-        """By the client's id."""
+        self._sessions: dict[Session, str] = {}
+        """And the ids that their clients gave them."""
         self._added: dict[str, Slot] = {}
         """Requests of `add_request`, by key."""
         self._finished: list[RequestOutput] = []
         """Their last outputs, for `step`."""
         self._news = asyncio.Event()
+        self._preparation = Preparation()
+
+    @classmethod
+    def from_engine_args(cls, args: EngineArgs) -> Self:
+        """Decide what the arguments left open."""
+        return cls(resolve(args))
+
+    @classmethod
+    def from_engine_config(cls, config: EngineConfig) -> Self:
+        """The same from a config in which everything is decided."""
+        return cls(config)
+
+    from_vllm_config = from_engine_config
 
     @classmethod
     def attached(cls, config: EngineConfig, mailbox_path: Path, front: int) -> Self:
@@ -104,19 +115,27 @@ class AsyncLLM(AsyncLifecycle):
 
         prompt: a stream of pieces makes a session of turns (see streaming_input)
         prompt_text: of a prompt of token ids, for the outputs
-        trace_headers, session_id, kv_hints: accepted without effect
+        trace_headers: `traceparent` and `tracestate`, the caller's place in a trace (otlp_traces_endpoint)
+        session_id, kv_hints: accepted without effect
         tenant, deadline_s: for the scheduling policies "fair" and "deadline" (seconds after the arrival)
         slot: of `reserve`, whose caller releases it; None: one is taken for this request
         Raises RequestError and Overloaded before anything is started, EngineDead when the core ends.
         """
-        del trace_headers, session_id, kv_hints
+        del session_id, kv_hints
         refuse_options(lora_request, data_parallel_rank=data_parallel_rank)
         if isinstance(prompt, AsyncIterable):
             session = Session(prompt, sampling_params, self.input_processor, tokenization_kwargs)
-            standing = {"priority": priority, "tenant": tenant, "deadline_s": deadline_s}
-            async with aclosing(self._hold(session, request_id or uuid4().hex, standing)) as outputs:
-                async for output in outputs:
-                    yield output
+            turn = partial(
+                self.generate,
+                trace_headers=trace_headers,
+                priority=priority,
+                tenant=tenant,
+                deadline_s=deadline_s,
+                slot=slot,
+            )
+            async with aclosing(self._hold(session, request_id or uuid4().hex, turn)) as outputs:
+                async for of_turn in outputs:
+                    yield of_turn
             return
         process = partial(
             self.input_processor.process,
@@ -127,6 +146,7 @@ class AsyncLLM(AsyncLifecycle):
             tokenization_kwargs=tokenization_kwargs,
             tenant=tenant,
             deadline_s=deadline_s,
+            trace_headers=trace_headers,
         )
         kind = sampling_params.output_kind if sampling_params else None
         stream = OutputStream(is_delta=kind is RequestOutputKind.DELTA)
@@ -135,6 +155,7 @@ class AsyncLLM(AsyncLifecycle):
         assert taken is not None
         key, output = "", None
         try:
+            await self._check_form(sampling_params)
             key = await self._submit(process, taken, stream.put)
             self._streams[key] = stream
             while output is None or not output.finished:
@@ -147,19 +168,16 @@ class AsyncLLM(AsyncLifecycle):
             self._send_aborts(self._output_processor.forget([key]))
 
     async def _hold(
-        self, session: Session, request_id: str, standing: dict[str, Any]
+        self, session: Session, request_id: str, turn: Callable[..., AsyncGenerator[RequestOutput, None]]
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The outputs of a session whose turns are requests of the same id and standing."""
-        self._sessions.setdefault(request_id, []).append(session)
-        turns = session.outputs(partial(self.generate, request_id=request_id, **standing))
+        """The outputs of a session, whose turns are requests of its id."""
+        self._sessions[session] = request_id
         try:
-            async with aclosing(turns):
-                async for output in turns:
+            async with aclosing(session.outputs(partial(turn, request_id=request_id))) as outputs:
+                async for output in outputs:
                     yield output
         finally:
-            self._sessions[request_id].remove(session)
-            if not self._sessions[request_id]:
-                del self._sessions[request_id]
+            del self._sessions[session]
 
     async def add_request(  # noqa: PLR0913  # the early and the present form of vLLM's
         self,
@@ -181,7 +199,6 @@ class AsyncLLM(AsyncLifecycle):
 
         Arguments as in LLMEngine.add_request, errors as in `generate`.
         """
-        del trace_headers
         refuse_options(lora_request)
         joined, wanted = joined_prompt(prompt, prompt_token_ids), params or sampling_params
         process = partial(
@@ -194,9 +211,11 @@ class AsyncLLM(AsyncLifecycle):
             tokenization_kwargs=tokenization_kwargs,
             tenant=tenant,
             deadline_s=deadline_s,
+            trace_headers=trace_headers,
         )
         slot = await self._admit(joined, wanted)
         try:
+            await self._check_form(wanted)
             prepared = await self._prepare(process, slot)
             self._added[prepared.key] = slot
             self._send(prepared, partial(self._collect, prepared.key, slot))
@@ -219,7 +238,7 @@ class AsyncLLM(AsyncLifecycle):
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests: their generators yield a last output with finish reason "abort". Idempotent."""
         ids = [request_id] if isinstance(request_id, str) else list(request_id)
-        for session in (session for i in ids for session in self._sessions.get(i, ())):
+        for session in (session for session, name in self._sessions.items() if name in ids):
             session.end()
         self._end(self._output_processor.keys_of(ids), FinishReason.ABORT)
 
@@ -241,14 +260,11 @@ class AsyncLLM(AsyncLifecycle):
         return await self.off_loop(partial(self.chat.render_text, messages, **options))
 
     async def off_loop(self, work: Callable[[], T]) -> T:
-        """Run what takes time in proportion to a request on a thread. Raises RequestError after 30 s."""
-        try:
-            async with asyncio.timeout(_MAX_PREPARE_S):
-                return await asyncio.to_thread(work)
-        except TimeoutError:
-            raise RequestError(
-                f"Reading the prompt took more than {_MAX_PREPARE_S:g} s: shorten it.", "prompt"
-            ) from None
+        """Run what takes time in proportion to a request on a thread.
+
+        Raises RequestError when it takes more than 30 s, Overloaded when it cannot begin in that time.
+        """
+        return await self._preparation.run(work)
 
     async def encode(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Of pooling models: Unsupported."""
@@ -262,6 +278,12 @@ class AsyncLLM(AsyncLifecycle):
         await self.start()
         self._refuse_when_ending()
         return self.admission.reserve(params.n if params else 1, prompt)
+
+    async def _check_form(self, params: SamplingParams | None) -> None:
+        """Have a grammar judged, which may take seconds and uses none of the threads for prompts."""
+        if params is not None and params.structured_outputs is not None:
+            verdict = self.input_processor.grammars.ask(params.structured_outputs)
+            await asyncio.shield(asyncio.wrap_future(verdict))
 
     async def _prepare(self, process: Callable[[], PreparedRequest], slot: Slot) -> PreparedRequest:
         """Check a request, off the event loop."""
@@ -309,7 +331,7 @@ class AsyncLLM(AsyncLifecycle):
     def _fail_open(self, error: EngineDead) -> None:
         for stream in self._streams.values():
             stream.fail(error)
-        for session in chain.from_iterable(self._sessions.values()):
+        for session in self._sessions:
             session.end(error)
         for slot in self._added.values():
             slot.release()

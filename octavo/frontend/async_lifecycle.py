@@ -12,16 +12,18 @@ from collections.abc import Iterable
 from contextlib import suppress
 from copy import copy
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from octavo.base.errors import EngineDead, Overloaded, Unsupported
 from octavo.base.log import get_logger
-from octavo.config import EngineArgs, EngineConfig, resolve
+from octavo.config.engine import EngineConfig
 from octavo.frontend.async_control import AsyncEngineControl
 from octavo.frontend.client.door import Door
 from octavo.frontend.client.zmq import AsyncClient
 from octavo.frontend.engine_metrics import EngineMetrics
 from octavo.frontend.health import Health, HealthState
+from octavo.frontend.input_processor import InputProcessor
+from octavo.frontend.otel import tracer_for
 from octavo.frontend.output_processor import OutputProcessor
 from octavo.frontend.stats_line import StatsLine
 from octavo.frontend.text.loader import tokenizer_for
@@ -35,6 +37,8 @@ _GRACE_S = 5.0
 
 class AsyncLifecycle(AsyncEngineControl):
     """One core and what the front keeps about it, used from one event loop."""
+
+    input_processor: InputProcessor
 
     def __init__(self, config: EngineConfig, client: Door) -> None:
         """Load the tokenizer; the core's process starts with `start`."""
@@ -51,6 +55,7 @@ class AsyncLifecycle(AsyncEngineControl):
             self.metrics,
             strict_ids=config.front.strict_request_ids,
             log_requests=config.observability.enable_log_requests,
+            tracer=tracer_for(config),
         )
         self._client = client
         self._last_step_s = time.monotonic()
@@ -64,18 +69,6 @@ class AsyncLifecycle(AsyncEngineControl):
     @abstractmethod
     def _fail_open(self, error: EngineDead) -> None:
         """End every open request with this error."""
-
-    @classmethod
-    def from_engine_args(cls, args: EngineArgs) -> Self:
-        """Decide what the arguments left open."""
-        return cls(resolve(args))
-
-    @classmethod
-    def from_engine_config(cls, config: EngineConfig) -> Self:
-        """The same from a config in which everything is decided."""
-        return cls(config)
-
-    from_vllm_config = from_engine_config
 
     async def start(self) -> None:
         """Start the core and wait until the model is loaded; once. Raises ConfigError, EngineDead."""
@@ -120,7 +113,7 @@ class AsyncLifecycle(AsyncEngineControl):
         return self._own_client().mailbox_path
 
     def detach_front(self, front: int) -> None:
-        """The process of another front has ended: end its requests. To be said before its successor starts."""
+        """The process of another front has ended: end its requests. To be said before it is replaced."""
         client = self._own_client()
         if self._is_up:
             with suppress(EngineDead):  # then there is nothing to end
@@ -156,6 +149,8 @@ class AsyncLifecycle(AsyncEngineControl):
         if self._starting is not None:
             await self._drain(timeout)
         await self._client.close(grace_s)
+        await asyncio.to_thread(self._output_processor.close)
+        await asyncio.to_thread(self.input_processor.close)
 
     async def _drain(self, timeout: float | None) -> None:
         assert self._starting is not None

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from octavo.base.errors import RequestError
+from octavo.base.errors import RequestError, Unsupported
 from octavo.frontend.beam_search import BeamRules, EarlyStopping
 from octavo.frontend.logprobs import PositionLogprobs
 from octavo.frontend.outputs import CompletionOutput, RequestOutput
@@ -62,6 +62,8 @@ class BeamSearchParams:
                 f"beam_width must be an integer from 1 to {MAX_BEAM_WIDTH}, got {self.beam_width!r}.",
                 "beam_width",
             )
+        if self.watermarking is not None:
+            raise Unsupported("watermarking is not supported: watermarks are not there yet.")
         check_beam_search(self.to_sampling_params())
 
     def to_sampling_params(self, logprobs: int | None = None) -> SamplingParams:
@@ -77,7 +79,6 @@ class BeamSearchParams:
             include_stop_str_in_output=self.include_stop_str_in_output,
             structured_outputs=self.structured_outputs,
             skip_special_tokens=self.skip_special_tokens,
-            watermarking=self.watermarking,
             early_stopping=self.early_stopping,
             num_beam_groups=self.num_beam_groups,
             diversity_penalty=self.diversity_penalty,

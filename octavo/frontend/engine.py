@@ -16,6 +16,7 @@ from octavo.frontend.conversation import ChatRenderer
 from octavo.frontend.engine_metrics import EngineMetrics
 from octavo.frontend.input_processor import InputProcessor, PreparedRequest
 from octavo.frontend.later import refuse_options
+from octavo.frontend.otel import tracer_for
 from octavo.frontend.output_processor import OutputProcessor
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.prompts import PromptType, joined_prompt
@@ -50,6 +51,7 @@ class LLMEngine(EngineControl):
             self.metrics,
             strict_ids=config.front.strict_request_ids,
             log_requests=config.observability.enable_log_requests,
+            tracer=tracer_for(config),
         )
         self._early: list[RequestOutput] = []
         """Outputs that came while the engine was being paused: the next step's."""
@@ -88,11 +90,10 @@ class LLMEngine(EngineControl):
 
         prompt_token_ids, sampling_params: other places for prompt and params
         arrival_time: monotonic seconds, now when None
-        trace_headers: accepted; spans are not sent yet
+        trace_headers: `traceparent` and `tracestate`, the caller's place in a trace (otlp_traces_endpoint)
         tenant, deadline_s: for the scheduling policies "fair" and "deadline" (seconds after the arrival)
         Raises RequestError and what derives from it.
         """
-        del trace_headers
         refuse_options(lora_request)
         prepared = self.input_processor.process(
             joined_prompt(prompt, prompt_token_ids),
@@ -103,6 +104,7 @@ class LLMEngine(EngineControl):
             tokenization_kwargs=tokenization_kwargs,
             tenant=tenant,
             deadline_s=deadline_s,
+            trace_headers=trace_headers,
         )
         return self.add_prepared(prepared)
 
@@ -155,6 +157,8 @@ class LLMEngine(EngineControl):
         """Free the model and its memory; may be called twice."""
         self._stats_line.log_end()
         self._client.close()
+        self._output_processor.close()
+        self.input_processor.close()
 
     def _learn(self, ready: Ready) -> None:
         """Take over what the core decided at its start."""

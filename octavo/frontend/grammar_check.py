@@ -8,7 +8,6 @@ MAX_CHECKERS processes run; they are started when they are needed.
 
 import threading
 import weakref
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -20,6 +19,7 @@ from octavo.base.log import get_logger
 from octavo.base.lru import LRU
 from octavo.base.processes import Child
 from octavo.base.transport import Mailbox, Receiver, Sender
+from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.frontend.vocabulary_file import VocabularyFile
 from octavo.messages.structured import (
     CHECK_PIPE,
@@ -89,8 +89,11 @@ class Checker:
 class GrammarCheck:
     """All verdicts of one front. Thread-safe."""
 
-    def __init__(self, make_vocabulary: Callable[[], VocabularyFile]) -> None:
-        self._make_vocabulary = make_vocabulary
+    def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, end_ids: list[int]) -> None:
+        """vocab_size: number of logits; end_ids: tokens that end a text."""
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._end_ids = end_ids
         self._vocabulary: VocabularyFile | None = None
         self._lock = threading.RLock()
         self._idle: list[Checker] = []
@@ -111,6 +114,10 @@ class GrammarCheck:
 
     def ask(self, params: StructuredOutputsParams) -> "Future[Verdict]":
         """The verdict, when it is there; then `check` does not wait. Raises RequestError."""
+        if self._tokenizer is None:
+            raise RequestError(
+                "Structured outputs requires a tokenizer so it can't be used with 'skip_tokenizer_init'.", _NAME
+            )
         try:
             key = msgspec.msgpack.encode(params, order="deterministic")
         except (TypeError, ValueError, OverflowError) as error:
@@ -131,7 +138,8 @@ class GrammarCheck:
 
     def _judge(self, params: StructuredOutputsParams) -> Verdict:
         """On a thread of the pool."""
-        checker = self._take_checker()
+        assert self._tokenizer is not None
+        checker = self._take_checker(self._tokenizer)
         verdict = checker.judge(params)
         if verdict is not None:
             self._idle.append(checker)
@@ -142,10 +150,10 @@ class GrammarCheck:
             "repetitions, less nesting."
         )
 
-    def _take_checker(self) -> Checker:
+    def _take_checker(self, tokenizer: Tokenizer) -> Checker:
         with self._lock:
             if self._vocabulary is None:
-                self._vocabulary = self._make_vocabulary()
+                self._vocabulary = VocabularyFile(tokenizer, self._vocab_size, self._end_ids)
             while self._idle:
                 if (checker := self._idle.pop()).is_alive:
                     return checker

@@ -1,4 +1,4 @@
-"""`Health`: what a front knows of its engine at this moment. For /health, /ready and whoever restarts servers."""
+"""`Health`: what a front knows of its engine at this moment. For /health, /ready and supervisors."""
 
 from dataclasses import dataclass
 from typing import Literal

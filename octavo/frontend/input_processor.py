@@ -18,6 +18,7 @@ from octavo.base.errors import PromptTooLong, RequestError
 from octavo.config.engine import EngineConfig
 from octavo.frontend.beam_search import BeamRules
 from octavo.frontend.beam_search_params import beam_rules, check_beam_search
+from octavo.frontend.grammar_check import GrammarCheck
 from octavo.frontend.prompt_embeds import ReadEmbeds
 from octavo.frontend.prompt_scoring import check_prompt_scoring
 from octavo.frontend.prompts import ParsedPrompt, PromptType, parse_prompt
@@ -104,7 +105,12 @@ class InputProcessor:
         stated = checkpoint.generation_config if model.generation_config == "auto" else {}
         self._defaults = stated | model.override_generation_config
         self._eos_token_ids = self._find_eos(config)
+        self.grammars = GrammarCheck(tokenizer, self._limits.vocab_size, self._eos_token_ids)
         self._seeds = random.Random(model.seed) if model.seed else random.SystemRandom()
+
+    def close(self) -> None:
+        """End the processes that check grammars; may be called twice."""
+        self.grammars.close()
 
     def default_sampling_values(self) -> dict[str, Any]:
         """What the model recommends (generation_config.json), as fields of SamplingParams."""
@@ -119,7 +125,7 @@ class InputProcessor:
         """New parameters with what the model recommends."""
         return SamplingParams(**self.default_sampling_values())
 
-    def process(
+    def process(  # noqa: PLR0913  # what a request may bring
         self,
         prompt: PromptType,
         params: SamplingParams | None = None,
@@ -188,9 +194,9 @@ class InputProcessor:
         keep = options.truncate_prompt_tokens
         if keep is None:
             return ids
-        if keep > self._max_model_len:
+        if keep > self.max_model_len:
             raise RequestError(
-                f"truncate_prompt_tokens must be at most {self._max_model_len}, the model's context, "
+                f"truncate_prompt_tokens must be at most {self.max_model_len}, the model's context, "
                 f"got {keep}.",
                 "truncate_prompt_tokens",
             )
@@ -246,9 +252,12 @@ class InputProcessor:
         room = self.max_model_len - len(ids)
         seed = self._seeds.getrandbits(_SEED_BITS) if params.seed is None else params.seed
         base_id = uuid4().hex
-        sampling = params
+        constraint, sampling = None, params
+        if params.structured_outputs is not None:
+            constraint = self.grammars.check(params.structured_outputs)
+            sampling = msgspec.structs.replace(params, structured_outputs=None)  # the workers need it not
         if params.num_sequences > params.n and params.logprobs is None:
-            sampling = msgspec.structs.replace(params, logprobs=0)  # to find the best by
+            sampling = msgspec.structs.replace(sampling, logprobs=0)  # to find the best by
         return [
             EngineRequest(
                 request_id=f"{base_id}-{index}",
@@ -264,6 +273,7 @@ class InputProcessor:
                 cache_salt=prompt.cache_salt,
                 prompt_embeds=prompt.embeds.message if prompt.embeds else None,
                 leader_id=f"{base_id}-0" if index else "",
+                constraint=constraint,
             )
             for index in range(1 if params.use_beam_search else params.num_sequences)
         ]

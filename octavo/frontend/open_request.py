@@ -84,6 +84,12 @@ class OpenRequest(ABC):
     def make_output(self) -> RequestOutput | None:
         """What the client is to see now, in the kind asked for; None when there is nothing new."""
 
+    def break_off(self, error: str) -> RequestOutput:
+        """Its last output when `make_output` fails: nothing of what was generated is looked at again."""
+        reason = FinishReason.ERROR.value
+        lost = [CompletionOutput(i, "", [], finish_reason=reason, error=error) for i in range(self.params.n)]
+        return self._wrap(lost, finished=True)
+
     def _count(self, output: EngineOutput, now: float) -> None:
         stats = self.stats
         stats.scheduled_ts = stats.scheduled_ts or output.scheduled_s

@@ -17,11 +17,13 @@ from octavo.frontend.beam_search_request import BeamSearchRequest
 from octavo.frontend.engine_metrics import EngineMetrics
 from octavo.frontend.input_processor import PreparedRequest
 from octavo.frontend.open_request import OpenRequest, Receiver, SampledRequest
+from octavo.frontend.otel import RequestTracer
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.request import EngineOutput, EngineOutputs, EngineRequest, FinishReason
 
 logger = get_logger(__name__)
+_INTERNAL = "Internal error while handling the output of this request."
 
 
 class Processed(NamedTuple):
@@ -42,17 +44,25 @@ class OutputProcessor:
         *,
         strict_ids: bool = False,
         log_requests: bool = False,
+        tracer: RequestTracer | None = None,
     ) -> None:
         """strict_ids: refuse a client's id that is in use, instead of keeping both requests apart."""
         self._tokenizer = tokenizer
         self._metrics = metrics or EngineMetrics()
         self._strict_ids = strict_ids
         self._log_requests = log_requests
+        self._tracer = tracer
         self._open: dict[str, OpenRequest] = {}
         self._keys: dict[str, list[str]] = {}
         """By the client's id."""
         self._owners: dict[str, _Ownership] = {}
         """By the core's ids."""
+
+    def close(self) -> None:
+        """Nothing more comes: send the last spans, if there are any; takes two seconds at most."""
+        if self._tracer is not None:
+            self._tracer.close()
+            self._tracer = None
 
     @property
     def num_open(self) -> int:
@@ -104,7 +114,7 @@ class OutputProcessor:
                 orders = request.feed(output, now)
             except Exception:
                 logger.exception("Request %s: its output could not be handled", request.request_id)
-                orders = request.fail(output, "Internal error while handling the output of this request.")
+                orders = request.fail(output, _INTERNAL)
             if output.finish_reason is not None:
                 del self._owners[output.request_id]
             self._disown(orders.abort_ids)
@@ -142,14 +152,23 @@ class OutputProcessor:
 
     def _deliver(self, request: OpenRequest, now: float, processed: Processed) -> None:
         """Hand out what is new of `request`, and close it if that was its last output."""
-        made = request.make_output()
-        if request.finished:
+        try:
+            made, is_over = request.make_output(), request.finished
+        except Exception:
+            logger.exception("Request %s: its output could not be made", request.request_id)
+            made, is_over = request.break_off(_INTERNAL), True
+            ids = [engine_id for engine_id, owner in self._owners.items() if owner.request is request]
+            self._disown(ids)
+            processed.abort_ids.extend(ids)
+        if is_over:
             assert made is not None  # an end is news
             reasons = (completion.finish_reason for completion in made.outputs if completion.finish_reason)
             reason = next(reasons, FinishReason.ABORT.value)
             self._metrics.note_end(
                 request.stats, request.params, request.num_prompt_tokens, reason, now, request.due_s
             )
+            if self._tracer is not None:
+                self._tracer.note_end(request, reason, now)
             self._close(request)
             if self._log_requests:
                 logger.info(

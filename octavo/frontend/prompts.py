@@ -83,7 +83,7 @@ def with_text(prompt: PromptType, text: str | None) -> PromptType:
     if text is None or isinstance(prompt, str):
         return prompt
     if isinstance(prompt, Mapping):
-        return {"prompt": text, **prompt}  # type: ignore[return-value,misc]  # still one of the forms
+        return {"prompt": text, **prompt}  # type: ignore[return-value]  # still one of the forms
     return TokensPrompt(prompt_token_ids=prompt, prompt=text)
 
 

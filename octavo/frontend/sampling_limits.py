@@ -16,6 +16,7 @@ from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.sampling import SamplingParams
 
 MAX_STOP_STRINGS = 64
+MAX_STOP_CHARS = 4096
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_TOKENS = 1024
 
@@ -101,6 +102,10 @@ class SamplingLimits:
         if len(params.stop_strings) > MAX_STOP_STRINGS:
             raise RequestError(
                 f"stop may hold at most {MAX_STOP_STRINGS} strings, got {len(params.stop_strings)}.", "stop"
+            )
+        if (longest := max(map(len, params.stop_strings), default=0)) > MAX_STOP_CHARS:
+            raise RequestError(
+                f"A stop string may have at most {MAX_STOP_CHARS} characters, got {longest}.", "stop"
             )
         if self.tokenizer is None and (params.stop_strings or params.bad_words):
             name = "stop" if params.stop_strings else "bad_words"

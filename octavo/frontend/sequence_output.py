@@ -5,6 +5,7 @@ does not depend on how many tokens a step brings. What was not yet handed to the
 news.
 """
 
+from octavo.base import faults
 from octavo.frontend.logprobs import FlatLogprobs, SampleLogprobs, position_logprobs
 from octavo.frontend.outputs import CompletionOutput
 from octavo.frontend.text.detokenizer import Detokenizer
@@ -41,7 +42,7 @@ class SequenceOutput:
 
     def feed(self, output: EngineOutput) -> bool:
         """Add what a step brought; True when a stop string ended the sequence, so the core must drop it."""
-        ended_by_token = output.finish_reason is FinishReason.STOP
+        ended_by_token = output.finish_reason is FinishReason.STOP and not output.ended_by_text
         last = len(output.new_token_ids) - 1
         for n, token_id in enumerate(output.new_token_ids):
             self.token_ids.append(token_id)
@@ -95,6 +96,7 @@ class SequenceOutput:
         """True when the token completes a stop string, which ends the sequence."""
         if self._detokenizer is None:
             return False
+        faults.hit("detok", self)
         text = self._detokenizer.feed((token_id,))
         if self._stops is None:
             self._texts.append(text)
@@ -107,6 +109,7 @@ class SequenceOutput:
         return True
 
     def _add_logprobs(self, entry: TokenLogprobs) -> None:
+        faults.hit("logprobs", self)
         self.cumulative_logprob += entry.logprobs[0]
         if self._logprobs is not None:
             self._logprobs.append(position_logprobs(entry, self._tokenizer))

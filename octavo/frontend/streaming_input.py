@@ -77,9 +77,9 @@ class Session:
                     async for output in turn:
                         [sequence] = output.outputs
                         answer = [*answer, *sequence.token_ids] if is_delta else list(sequence.token_ids)
-                        output.finished &= sequence.finish_reason in (FinishReason.ABORT, FinishReason.ERROR)
-                        yield output
-                        if output.finished:
+                        is_over = sequence.finish_reason in (FinishReason.ABORT, FinishReason.ERROR)
+                        yield replace(output, finished=is_over)  # the turn still reads its own
+                        if is_over:
                             return
                 self._token_ids += answer[:-1]
             if output is not None:

@@ -92,6 +92,8 @@ class EngineOutput(msgspec.Struct, array_like=True, gc=False):
     """When it first took part in a step, monotonic clock; 0 = never."""
     num_preemptions: int = 0
     """Times it lost its blocks to another so far."""
+    ended_by_text: bool = False
+    """For FinishReason.STOP: the last token completed the output and is part of its text."""
 
 
 class SchedulerStats(msgspec.Struct, array_like=True, gc=False):

@@ -70,7 +70,9 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True):
                 raise RequestError(f"Unknown fields of structured_outputs: {', '.join(unknown)}.", _NAME)
             return cls(**value)
         if not isinstance(value, cls):
-            raise RequestError(f"structured_outputs must be StructuredOutputsParams, got {value!r:.200}.", _NAME)
+            raise RequestError(
+                f"structured_outputs must be StructuredOutputsParams, got {value!r:.200}.", _NAME
+            )
         return value
 
     @property
@@ -204,8 +206,10 @@ def _depths(schema: Any) -> Iterator[int]:
 
 
 def _check_text(text: str, name: str) -> None:
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        raise _wrong(name, "holds half of a surrogate pair, which is no text")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise _wrong(name, "holds half of a surrogate pair, which is no text") from None
 
 
 def _no_constant(name: str) -> None:

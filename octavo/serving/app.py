@@ -17,6 +17,7 @@ from starlette.responses import Response
 from octavo.config.server import ServerConfig
 from octavo.frontend.async_engine import AsyncLLM
 from octavo.serving.errors import error_response, handle_exception
+from octavo.serving.metrics_board import MetricsBoard
 from octavo.serving.openai.models import ServedModels
 from octavo.serving.openapi import describe, schemas
 from octavo.serving.registry import Route, load_routes
@@ -36,6 +37,7 @@ def make_app(engine: AsyncLLM, config: ServerConfig) -> FastAPI:
     )
     app.state.engine = engine
     app.state.config = config
+    app.state.metrics_board = MetricsBoard(engine.metrics)
     app.state.models = ServedModels.of(engine.config)
     app.add_exception_handler(HTTPException, handle_exception)
     routes = []

@@ -1,4 +1,4 @@
-"""Bodies of requests: bounded, strict JSON, then a struct of the protocol; no handler sees an unchecked field.
+"""Bodies of requests: bounded, strict JSON, then a struct of the protocol; no field goes unchecked.
 
 Strict means: UTF-8, no NaN or Infinity, no booleans or strings for numbers, and only fields that are known
 (ServerConfig.strict). Raises HTTPError and RequestError, which name the field.
@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from octavo.base.errors import RequestError
 from octavo.base.log import get_logger
 from octavo.serving.errors import ClientGone, HTTPError
-from octavo.serving.fields import IGNORED, refuse_later
+from octavo.serving.fields import ACCEPTED, refuse_later
 
 logger = get_logger(__name__)
 T = TypeVar("T", bound=msgspec.Struct)
@@ -45,10 +45,8 @@ def parse_body(content: bytes | str, model: type[T], *, strict: bool) -> T:
 
 def _convert(fields: dict[str, Any], model: type[T], *, strict: bool) -> T:
     known = model.__struct_fields__
-    unknown = [name for name in fields if name not in known]
-    if unknown:
-        refuse_later(fields)
-        _judge([name for name in unknown if name not in IGNORED], strict=strict)
+    refuse_later(fields)
+    _judge([name for name in fields if name not in known and name not in ACCEPTED], strict=strict)
     try:
         return msgspec.convert(fields, model, strict=True)
     except msgspec.ValidationError as error:

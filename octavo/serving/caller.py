@@ -1,6 +1,7 @@
 """`Caller`: what every handler needs to know of a request besides its body. Made from the ASGI scope."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -11,6 +12,8 @@ from octavo.frontend.async_engine import AsyncLLM
 from octavo.serving.openai.models import ServedModels
 
 _ID = re.compile(r"[!-~]{1,128}")
+
+_TRACE_HEADERS = ("traceparent", "tracestate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,8 @@ class Caller:
     """Whose key it was; empty without keys."""
     cache_salt: str
     """Keeps the tenants' cached prompts apart."""
+    trace_headers: Mapping[str, str]
+    """The caller's place in a trace."""
 
     @classmethod
     def of(cls, connection: HTTPConnection) -> "Caller":
@@ -39,6 +44,7 @@ class Caller:
             request_id,
             state.get("tenant", ""),
             state.get("cache_salt", ""),
+            {name: connection.headers[name] for name in _TRACE_HEADERS if name in connection.headers},
         )
 
     def salted(self, salt: str | None) -> str:

@@ -98,11 +98,8 @@ class Connection(HttpToolsProtocol):
         return size > self._limits.max_header_bytes or len(self.headers) > _MAX_HEADERS
 
     def _head_too_large(self) -> HTTPError:
-        return HTTPError(
-            431,
-            f"The head of the request is larger than {self._limits.max_header_bytes} bytes or {_MAX_HEADERS} lines.",
-            kind="RequestTooLargeError",
-        )
+        most = f"{self._limits.max_header_bytes} bytes or {_MAX_HEADERS} lines"
+        return HTTPError(431, f"The head of the request is larger than {most}.", kind="RequestTooLargeError")
 
     def _give_up(self, allowed_s: float) -> None:
         """The client did not send in time what it owes."""

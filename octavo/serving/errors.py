@@ -25,8 +25,10 @@ from octavo.base.log import get_logger
 
 logger = get_logger(__name__)
 _MAX_MESSAGE_CHARS = 2000
-_INNER = re.compile(r"0x[0-9a-fA-F]{6,}|(?:/[\w.+-]+){2,}")
-"""Addresses and paths: of use to nobody but an attacker."""
+_INNER = re.compile(
+    r"0x[0-9a-fA-F]{6,}|/(?:data|etc|home|mnt|opt|root|run|srv|tmp|usr|var|work)/[^\s'\",;:)]*|site-packages"
+)
+"""Addresses and paths of this machine: of use to nobody but an attacker."""
 _TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",

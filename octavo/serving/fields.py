@@ -27,7 +27,6 @@ IGNORED = {
 _STRUCTURED = "structured output is not there yet; ask for JSON in the prompt"
 _MEDIA = "octavo serves text only"
 LATER = {
-    "tools": "tools are not there yet: send none, or tool_choice none",
     "functions": "tools are not there yet",
     "function_call": "tools are not there yet",
     "structured_outputs": _STRUCTURED,
@@ -50,6 +49,9 @@ LATER = {
     "suffix": "the model is not told what follows; put it into the prompt in the model's own form",
 }
 """Refused when set: name → why, and what would work."""
+
+ACCEPTED = IGNORED.keys() | LATER.keys()
+"""Not unknown."""
 
 
 def refuse_later(fields: Mapping[str, Any]) -> None:

@@ -39,8 +39,8 @@ class HttpServer:
         self._ssl = self._uvicorn.ssl
 
     def start(self) -> None:
-        """Accept connections from now on."""
-        self._tasks = [asyncio.create_task(self._accept()), asyncio.create_task(self._tick())]
+        """Accept connections from now on; may be called twice."""
+        self._tasks = self._tasks or [asyncio.create_task(self._accept()), asyncio.create_task(self._tick())]
 
     async def close(self, grace_s: float) -> None:
         """Accept no more and end what is idle; what is not idle within `grace_s` is cut."""

@@ -1,7 +1,7 @@
 """`Listener`: the socket on which the server listens, opened before anything is loaded.
 
-Opened by `octavo serve`, used by `http_server`, inherited by further front processes. Light to import, so that
-a port in use is told within a second.
+Opened by `octavo serve`, used by `http_server`, inherited by further front processes. Light to import, so
+that a port in use is told within a second.
 """
 
 import errno
@@ -35,13 +35,14 @@ class Listener:
 
     @classmethod
     def open(cls, config: ServerConfig) -> Self:
-        """Bind and listen. Raises ConfigError for an address that cannot be had, or is public without a key."""
+        """Bind and listen. Raises ConfigError for an address that cannot or must not be used."""
         return cls(_open_unix(config.uds) if config.uds else _open_tcp(config), config)
 
     @classmethod
     def inherited(cls, fd: int, config: ServerConfig) -> Self:
         """The socket that a parent process has opened; its file is the parent's to remove."""
         listener = cls(socket.socket(fileno=fd), config)
+        listener.socket.setblocking(False)
         listener._path = None
         return listener
 
@@ -72,7 +73,9 @@ class Listener:
 def _open_tcp(config: ServerConfig) -> socket.socket:
     place = f"{config.host}:{config.port}"
     try:
-        found = socket.getaddrinfo(config.host or None, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = socket.getaddrinfo(
+            config.host or None, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"--host {config.host!r} is no address: {error}.") from error
     family, kind, protocol, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)

@@ -1,7 +1,7 @@
 """`MetricsBoard`: everything that one front process of the server can tell to a metrics page.
 
-Made with the app. The engine's figures, those of HTTP, and the machine's; with several front processes the sum
-of all, whichever is asked.
+Made with the app. The engine's figures, those of HTTP, and the machine's; with several front processes the
+sum of all, whichever is asked.
 """
 
 import asyncio

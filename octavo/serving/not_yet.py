@@ -1,4 +1,4 @@
-"""Routes that clients of other servers know and octavo does not have yet: 404, and what would work instead."""
+"""Routes that clients of other servers know and octavo does not have yet: 404, and what would work."""
 
 from starlette.requests import Request
 from starlette.responses import Response

@@ -1,4 +1,4 @@
-"""The description of the API: /openapi.json, made from the structs that bodies become and answers are made of.
+"""The description of the API: /openapi.json, from the structs that bodies become and answers are.
 
 Called by `app`; FastAPI has the paths, this module what goes in and out.
 """

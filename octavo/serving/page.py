@@ -98,6 +98,6 @@ def _read(name: str) -> _File:
 
 
 ROUTES = [
-    Route("/", page),
-    Route("/web/{name}", web_file),
+    Route("/", page, documented=False),
+    Route("/web/{name}", web_file, documented=False),
 ]

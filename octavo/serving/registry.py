@@ -21,6 +21,10 @@ ROUTE_MODULES = [
     "octavo.serving.openai.websocket",
     "octavo.serving.openai.tokenize",
     "octavo.serving.generate",
+    "octavo.serving.health",
+    "octavo.serving.metrics_page",
+    "octavo.serving.admin",
+    "octavo.serving.page",
     "octavo.serving.not_yet",
 ]
 

@@ -1,4 +1,4 @@
-"""`serve`: the process of `octavo serve`. It owns the engine, and the further front processes if there are any.
+"""`serve`: the process of `octavo serve`. It owns the engine, and the further front processes if there are.
 
 Started by `cli.serve` with a socket that listens already; a client that comes early is told that the server
 starts.
@@ -6,8 +6,10 @@ starts.
 
 import asyncio
 import dataclasses
+import os
 import resource
 from contextlib import suppress
+from typing import Literal
 
 import uvloop
 
@@ -15,7 +17,9 @@ from octavo.base import log
 from octavo.config import EngineArgs, EngineConfig, resolve
 from octavo.config.server import ServerConfig
 from octavo.frontend.async_engine import AsyncLLM
+from octavo.serving.fronts import Fronts
 from octavo.serving.listener import Listener
+from octavo.serving.metrics_board import MetricsBoard
 from octavo.serving.service import Service
 
 _QUEUED_PER_SEAT = 4
@@ -35,6 +39,7 @@ class Server(Service):
     def __init__(self, args: EngineArgs, config: ServerConfig, listener: Listener) -> None:
         super().__init__(config, listener)
         self._args = args
+        self._fronts: Fronts | None = None
 
     async def run(self) -> None:
         """Answer from the start: a probe that waits in the queue of the socket learns nothing."""
@@ -42,15 +47,26 @@ class Server(Service):
         await super().run()
 
     def _make_engine(self) -> AsyncLLM:
-        on_crash = "restart" if self._config.on_crash == "restart" else "none"
-        return AsyncLLM(
-            _bounded(resolve(self._args)), on_crash=on_crash, num_fronts=self._config.api_server_count
-        )
+        config = _bounded(resolve(self._args))
+        on_crash: Literal["none", "restart"] = "restart" if self._config.on_crash == "restart" else "none"
+        return AsyncLLM(config, on_crash=on_crash, num_fronts=self._config.api_server_count)
 
-    async def _be_ready(self, engine: AsyncLLM) -> None:
+    def _open(self, engine: AsyncLLM, board: MetricsBoard) -> None:
+        if self._config.api_server_count > 1:
+            self._fronts = Fronts(engine, self._config, self._listener)
+            self._fronts.start()
+            self._tasks = [asyncio.create_task(board.share(engine.mailbox_path, os.getpid()))]
         name = engine.config.observability.served_model_name or engine.config.model.model
         with suppress(OSError, ValueError, AttributeError):  # nobody has to listen
             print(_invitation(name, self._listener.url, self._config), flush=True)  # noqa: T201
+
+    async def _drained(self) -> None:
+        await asyncio.gather(super()._drained(), *([self._fronts.drained()] if self._fronts else []))
+
+    async def _end(self, grace_s: float) -> None:
+        if self._fronts is not None:
+            await self._fronts.end(grace_s)
+        await super()._end(grace_s)
 
 
 def _bounded(config: EngineConfig) -> EngineConfig:
@@ -58,9 +74,7 @@ def _bounded(config: EngineConfig) -> EngineConfig:
     if config.front.max_num_queued_reqs >= 0:
         return config
     bound = _QUEUED_PER_SEAT * config.scheduler.max_num_seqs
-    return dataclasses.replace(
-        config, front=dataclasses.replace(config.front, max_num_queued_reqs=bound)
-    )
+    return dataclasses.replace(config, front=dataclasses.replace(config.front, max_num_queued_reqs=bound))
 
 
 def _invitation(model: str, url: str, config: ServerConfig) -> str:
@@ -70,7 +84,7 @@ def _invitation(model: str, url: str, config: ServerConfig) -> str:
     page = "" if config.disable_page or config.uds else f"\n  page   {url}/"
     return (
         f"\noctavo serves {model} at {url}{page}\n"
-        f"  try    curl {place}{config.root_path}/v1/chat/completions -H 'Content-Type: application/json'{key} "
+        f"  try    curl {place}/v1/chat/completions -H 'Content-Type: application/json'{key} "
         """-d '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'\n"""
         "  end    Ctrl-C\n"
     )

@@ -1,6 +1,6 @@
 """`Service`: one process that speaks HTTP, from its first connection to its last.
 
-It answers 503 while the engine starts, serves, and ends when it is asked to (SIGTERM, SIGINT) or when the
+It serves, and ends when it is asked to (SIGTERM, SIGINT) or when the
 engine is gone for good. Asked to end, it lets no new request in and waits for those under way; what is left
 at the deadline, or at a second signal, ends with an error. A third signal kills.
 
@@ -23,13 +23,17 @@ from octavo.config.server import ServerConfig
 from octavo.frontend.async_engine import AsyncLLM
 from octavo.serving.app import make_app
 from octavo.serving.errors import HTTPError, error_response
+from octavo.serving.http_metrics import HttpMetrics
 from octavo.serving.http_server import HttpServer
 from octavo.serving.listener import Listener
+from octavo.serving.metrics_board import MetricsBoard
 from octavo.serving.middleware.drain import Drain
 from octavo.serving.middleware.stack import build_stack
 
 logger = get_logger(__name__)
 T = TypeVar("T")
+_GRACE_S, _HURRIED_GRACE_S = 5.0, 0.5
+"""For the engine to end by itself."""
 _LAST_WORDS_S = 1.0
 """For error events on their way once the engine has been shut down."""
 _STARTING = HTTPError(503, "The server is starting: the model is being loaded.", headers={"Retry-After": "2"})
@@ -59,17 +63,19 @@ class Service(ABC):
         self._door = Door(self._layers(error_response(_STARTING)))
         self._http = HttpServer(self._door, config, listener.socket)
         self._engine: AsyncLLM | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        """What `_open` began."""
 
     @abstractmethod
     def _make_engine(self) -> AsyncLLM:
         """The engine, not started; called on a thread of its own, as it may take long."""
 
     @abstractmethod
-    async def _be_ready(self, engine: AsyncLLM) -> None:
-        """The engine has started and the door is open."""
+    def _open(self, engine: AsyncLLM, board: MetricsBoard) -> None:
+        """The engine has started and requests are let in: begin what else there is to do."""
 
     async def run(self) -> None:
-        """Serve until asked to end. Raises ConfigError or EngineDead when the engine cannot start, or is gone."""
+        """Serve until asked to end. Raises ConfigError when the engine cannot start, EngineDead."""
         asked, hurried = _watch_signals(self._signals)
         serving = asyncio.create_task(self._serve())
         try:
@@ -79,14 +85,17 @@ class Service(ABC):
             await _first_of(map(asyncio.create_task, (self._drained(), hurried.wait())), self._deadline_s)
         finally:
             serving.cancel()
-            await self._end()
+            await self._end(_HURRIED_GRACE_S if hurried.is_set() else _GRACE_S)
 
     async def _serve(self) -> None:
         """Task: until the engine is gone for good."""
         engine = self._engine = await _on_thread(self._make_engine)
         await engine.start()
-        self._door.app = self._layers(make_app(engine, self._config))
-        await self._be_ready(engine)
+        app = make_app(engine, self._config)
+        board: MetricsBoard = app.state.metrics_board
+        self._door.app = HttpMetrics(self._layers(app), board)
+        self._http.start()
+        self._open(engine, board)
         raise await engine.wait_until_dead()
 
     async def _drained(self) -> None:
@@ -95,10 +104,12 @@ class Service(ABC):
         self._drain.begin()
         await self._drain.wait()
 
-    async def _end(self) -> None:
+    async def _end(self, grace_s: float) -> None:
         """What is still open ends with an error; then nothing of this service is left."""
+        for task in self._tasks:
+            task.cancel()
         if self._engine is not None:
-            await self._engine.shutdown(timeout=0)
+            await self._engine.shutdown(timeout=0, grace_s=grace_s)
         await self._http.close(_LAST_WORDS_S)
 
     @property

@@ -40,7 +40,6 @@ class EventStream(Response):
         self.background = None
         self._events = events
         self._interval_s = config.sse_keep_alive_interval or None
-        self._write_timeout_s = config.write_timeout or None
         self._has_started = False
         self._is_quiet = True
 
@@ -71,17 +70,13 @@ class EventStream(Response):
 
     async def _send(self, send: Send, data: bytes, *, more: bool = True) -> None:
         try:
-            async with asyncio.timeout(self._write_timeout_s):
-                if not self._has_started:
-                    self._has_started = True
-                    await send({"type": "http.response.start", "status": 200, "headers": self._head()})
-                await send({"type": "http.response.body", "body": data, "more_body": more})
-        except (OSError, TimeoutError) as error:
+            if not self._has_started:
+                self._has_started = True
+                await send({"type": "http.response.start", "status": 200, "headers": list(_HEAD)})
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+        except OSError as error:
             raise ClientGone from error
         self._is_quiet = False
-
-    def _head(self) -> list[tuple[bytes, bytes]]:
-        return list(_HEAD)
 
     async def _watch(self, receive: Receive, send: Send) -> None:
         """Task: notice that the client leaves, and break the silence for proxies."""

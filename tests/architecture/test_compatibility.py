@@ -259,7 +259,8 @@ EXISTS = {
     "Environment variables": lambda name: name in inspect.getsource(env),
 }
 ELSEWHERE = {
-    *("--version", "--config", "_ or -"),  # flags
+    *("--version", "--config", "_ or -", "--flag.field"),  # flags
+    "StreamingInput",  # a kind of prompt
     *("metrics", "num_cached_tokens", "prompt_token_id_logprobs"),  # None until there is something to say
     *("cumulative_logprob", "logprobs", "finish_reason", "stop_reason", "rank", "decoded_token"),
     *("HF_TOKEN", "HF_HOME", "CUDA_VISIBLE_DEVICES"),  # read by libraries
@@ -295,6 +296,8 @@ def ask_for(row: Row) -> None:
             refuse_options(**{name: 5})
         case "Forms of a prompt":
             parse_prompt({"prompt": "a", name: {"image": 1}})
+        case "Fields of `BeamSearchParams`":
+            octavo.BeamSearchParams(2, 4, **{name: {"regex": "a"}})
         case "Fields of `SamplingParams`":
             SamplingParams(**{name: True if name == "skip_clone" else 5})
 

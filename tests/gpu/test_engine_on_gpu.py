@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from octavo import SamplingParams
-from octavo.runtime.worker.decode_steps import DecodeSteps
+from octavo.runtime.worker.recorded_steps import RecordedSteps
 from octavo.runtime.worker.model_runner import ModelRunner
 
 from tests.integration.test_invariance import params, prompts, tokens
@@ -55,6 +55,7 @@ def test_prefix_hits_on_gpu(tiny_model, make_llm, expected):
     assert all(output.num_cached_tokens >= 64 for output in again)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 def test_no_step_waits_for_the_device(tiny_model, make_llm, monkeypatch):
     """Whatever requests ask for, giving a step out makes no call that waits (torch watches its own)."""
     execute, num_decoded = ModelRunner.execute, []
@@ -80,8 +81,8 @@ def test_no_step_waits_for_the_device(tiny_model, make_llm, monkeypatch):
         )
     ]
     llm = make_llm(tiny_model, steps_in_flight=2)
-    run = DecodeSteps._run
-    monkeypatch.setattr(DecodeSteps, "_run", lambda *a: (num_decoded.append(1), run(*a))[1])
+    run = RecordedSteps._run
+    monkeypatch.setattr(RecordedSteps, "_run", lambda *a: (num_decoded.append(1), run(*a))[1])
     monkeypatch.setattr(ModelRunner, "execute", watched)
     mixed = tokens(llm, prompts(8), wanted)
     alone = [tokens(llm, [prompt], [param])[0] for prompt, param in zip(prompts(8), wanted, strict=True)]

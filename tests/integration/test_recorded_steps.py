@@ -8,7 +8,7 @@ import pytest
 
 from octavo import SamplingParams
 from octavo.runtime.platforms.cpu import CPUPlatform
-from octavo.runtime.worker.decode_steps import DecodeSteps, first_sizes, step_sizes
+from octavo.runtime.worker.recorded_steps import RecordedSteps, first_sizes, step_sizes
 from tests.integration.test_invariance import params, prompts, tokens
 
 
@@ -88,14 +88,14 @@ def test_padding_touches_no_request(tiny_llama, make_llm, repeats):
     work, wanted = prompts(3), params(3)
     expected = tokens(make_llm(tiny_llama, enforce_eager=True), work, wanted)
     llm = make_llm(tiny_llama)
-    run = DecodeSteps.sample
+    run = RecordedSteps.sample
 
-    def disturbed(steps, step_work):
+    def disturbed(steps, step_work, shape):
         steps.warm_up(steps.sizes)
-        return run(steps, step_work)
+        return run(steps, step_work, shape)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DecodeSteps, "sample", disturbed)
+        patch.setattr(RecordedSteps, "sample", disturbed)
         assert tokens(llm, work, wanted) == expected
 
 

@@ -125,3 +125,15 @@ def test_mixtral_by_the_code_of_transformers(tmp_path):
 def test_unknown_quantizations_are_refused(tiny_llama):
     with pytest.raises(ConfigError, match=r"Unknown quantization scheme 'awq'\. Known: gguf, unquantized"):
         LLM(str(tiny_llama), quantization="awq", skip_tokenizer_init=True)
+
+
+def test_the_longest_request_that_fits(tiny_model, make_llm):
+    """The workers' tables are made for it: it runs to its very end, as in an engine with room."""
+    llm = make_llm(tiny_model, max_model_len="auto", num_gpu_blocks_override=14, block_size=4)
+    longest = llm.model_config.max_model_len
+    assert 10 < longest < 100
+    params = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True, detokenize=False)
+    [output] = llm.generate([[5, 6, 7]], params, use_tqdm=False)
+    assert len(output.outputs[0].token_ids) == longest - 3
+    [whole] = make_llm(tiny_model, max_model_len=longest).generate([[5, 6, 7]], params, use_tqdm=False)
+    assert output.outputs[0].token_ids == whole.outputs[0].token_ids

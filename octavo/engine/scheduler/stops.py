@@ -15,13 +15,15 @@ class Stop(NamedTuple):
 
     reason: FinishReason
     cause: int | str | None = None
+    by_text: bool = False
+    """The token that ended it is part of the text."""
 
 
 def find_stop(request: Request) -> Stop | None:
     """Whether the request ends with its last known token; `min_tokens` holds back tokens, never limits.
 
-    Nor does it hold back a guide that has come to its end. Raises RequestError for a token that the guide does not
-    know how to follow.
+    Nor does it hold back a guide that has come to its end. Raises RequestError for a token that the guide
+    cannot follow.
     """
     last = request.token_ids[-1]
     is_complete = request.guide is not None and request.guide.feed(last)
@@ -30,7 +32,7 @@ def find_stop(request: Request) -> Stop | None:
     if last in request.stop_token_ids and is_long_enough:
         return Stop(FinishReason.STOP, None if last in request.eos_token_ids else last)
     if is_complete:
-        return Stop(FinishReason.STOP)
+        return Stop(FinishReason.STOP, by_text=True)
     if len(request.token_ids) >= request.max_total_tokens:
         return Stop(FinishReason.LENGTH)
     if repeats and is_long_enough:

@@ -61,6 +61,7 @@ def _advance(
         prompt_logprobs=result.prompt_logprobs.get(request.request_id) if result.prompt_logprobs else None,
         finish_reason=stop.reason if stop is not None else None,
         stop_reason=stop.cause if stop is not None else None,
+        ended_by_text=stop is not None and stop.by_text,
         num_cached_tokens=request.num_cached_tokens,
         scheduled_s=request.scheduled_s,
         num_preemptions=request.num_preemptions,

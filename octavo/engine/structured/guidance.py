@@ -6,6 +6,7 @@ is determined, as it was trained to, and no tokenizer is needed here.
 """
 
 import os
+import re
 from collections.abc import Sequence
 from typing import Self
 
@@ -21,6 +22,8 @@ from octavo.messages.structured import StructuredOutputsParams, Vocabulary
 _MAX_LEXER_STATES = 50_000
 """Of up to 2 kB each; they are made as an output grows."""
 _MAX_THREADS = 4
+_PLACE = re.compile(r"^at \d+\(\d+\): ")
+"""In the text that was compiled, which users do not see."""
 _SHOWN = 300
 """Characters of the library's message."""
 
@@ -60,11 +63,11 @@ class GuidanceBackend(Backend[GuidanceMatcher]):
         """Refused are also grammars that only the empty text fits; the first mask is computed to see that."""
         inner = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
         probe = inner.deep_copy()
-        probe.compute_bitmask()
+        first = int.from_bytes(probe.compute_bitmask(), "little")
         if probe.is_error():
             raise _refusal(probe)
-        if probe.is_stopped():
-            raise RequestError("The grammar admits no text but the empty one.", "structured_outputs")
+        if not first & ~sum(1 << token_id for token_id in self._tokenizer.eos_tokens):
+            raise RequestError("Grammar error: it admits no text but the empty one.", "structured_outputs")
         return GuidanceMatcher(inner)
 
     def fill_masks(self, matchers: Sequence[GuidanceMatcher], masks: np.ndarray) -> None:
@@ -94,5 +97,5 @@ class _Tokens:
 
 def _refusal(matcher: llguidance.LLMatcher) -> RequestError:
     """What the library has against the grammar, or against a token."""
-    text = matcher.get_error().split("\n<state>")[0].strip()
-    return RequestError(f"Grammar error: {text[:_SHOWN]}", "structured_outputs")
+    text = _PLACE.sub("", matcher.get_error().split("\n<state>")[0].split("\n   1 | ")[0])
+    return RequestError(f"Grammar error: {' '.join(text.split())[:_SHOWN]}", "structured_outputs")

@@ -97,7 +97,7 @@ class Guides:
         if known is not None:
             return known
         backend, _ = self._backend(constraint)
-        matcher: Matcher = backend.compile(constraint.grammar)
+        matcher = _compile(backend, constraint.grammar)
         size = _BYTES_PER_GRAMMAR + _BYTES_PER_CHARACTER * len(constraint.grammar)
         with self._lock:
             self._compiled.put(key, matcher, size)
@@ -110,6 +110,17 @@ class Guides:
                 vocabulary = _read(Path(constraint.vocabulary))
                 self._backends[name] = BACKENDS.load(constraint.backend)(vocabulary), vocabulary.end_ids
             return self._backends[name]
+
+
+def _compile(backend: Backend[Any], grammar: str) -> Matcher:
+    try:
+        matcher: Matcher = backend.compile(grammar)
+    except RequestError:
+        raise
+    except Exception as error:  # of the library: it must not reach the loop
+        _log.exception("A grammar that had passed its check failed.")
+        raise RequestError("The grammar failed; the engine's log says why.", "structured_outputs") from error
+    return matcher
 
 
 def _read(path: Path) -> Vocabulary:

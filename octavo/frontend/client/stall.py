@@ -1,8 +1,8 @@
 """`StallWatch`: tells a core that hangs from one that works long.
 
-Used by the front that owns the core, which looks at regular times. The core says after each step, and twice a
-second when it has nothing to do, how many steps it has made and whether one is due (EngineOutputs.stats), from
-the very loop that makes the steps. So there are three ways to be without progress for long:
+Used by the front that owns the core, which looks at regular times. The core says after each step, and twice
+a second when it has nothing to do, how many steps it has made and whether one is due (EngineOutputs.stats),
+from the very loop that makes the steps. So there are three ways to be without progress for long:
 
 - It speaks, and a step is due, but none is made. It hangs.
 - It is silent, and its processes use no CPU time: stopped, or waiting for what never comes. It hangs.
@@ -40,6 +40,8 @@ class StallWatch:
         self._clock = clock
         self._num_steps = 0
         self._looked_s = clock()
+        self._cpu_s: float | None = None
+        """When the window was opened; asked for at its first look."""
         self._progress()
 
     @property
@@ -66,7 +68,7 @@ class StallWatch:
         if self._has_progressed:
             self._progress()
             return False
-        if self._cpu_s is None:  # only now: to ask is not cheap
+        if self._cpu_s is None:  # not before: to ask is not cheap
             self._cpu_s = self._cpu_seconds()
         self._without_progress_s += elapsed_s
         self._window_s += elapsed_s
@@ -82,7 +84,7 @@ class StallWatch:
     def _open_window(self) -> None:
         self._window_s = 0.0
         self._has_spoken = False
-        self._cpu_s: float | None = None
+        self._cpu_s = None
 
     def _is_excused(self) -> bool:
         """True for a core that computed all the time, and not yet for too long."""

@@ -186,7 +186,7 @@ class AsyncClient(Door):
 
     def _watch_over(self, core: CoreProcess) -> None:
         timeout_s = self._config.front.stall_timeout
-        self._watch = StallWatch(timeout_s, core.cpu_seconds) if timeout_s else None
+        self._watch = StallWatch(timeout_s, core.cpu_seconds) if timeout_s > 0 else None
         self._watcher = (
             asyncio.create_task(self._end_when_stalled(core, self._watch)) if self._watch else None
         )

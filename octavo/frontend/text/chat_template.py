@@ -1,28 +1,34 @@
 """`ChatTemplate`: turns a conversation into the text of a prompt, by the Jinja template a model brings.
 
 Called by `Tokenizer.apply_chat_template`. A template comes from a model file, so it is untrusted: it runs in
-Jinja's immutable sandbox, sees plain data only, and its output is bounded. What templates may use beside
-Jinja itself follows transformers: raise_exception, strftime_now, tojson, break/continue, {% generation %}.
+Jinja's immutable sandbox, sees plain data only, and its output and its time are bounded. What templates may
+use beside Jinja itself follows transformers: raise_exception, strftime_now, tojson, break/continue,
+{% generation %}.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Mapping, Sequence, Set
 from datetime import datetime
 from functools import cached_property
 from typing import Any, Literal
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.runtime
 import jinja2.sandbox
 from jinja2.exceptions import SecurityError
 
+from octavo.base import faults
 from octavo.base.errors import RequestError
 
 ContentFormat = Literal["auto", "string", "openai"]
 MAX_OUTPUT_CHARS = 16 * 1024 * 1024
+MAX_RENDER_S = 10.0
 _MAX_REPEATED = 1024 * 1024
 _RESERVED = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"} | {
     *("tokenize", "chat_template", "raise_exception", "strftime_now", "tojson"),
@@ -63,9 +69,9 @@ class ChatTemplate:
 
         continue_final_message: the prompt ends inside the last message, so that the model goes on with it
         content_format:         how the template reads content: one string, or OpenAI's list of parts
-        chat_template_kwargs:   further variables of the template (enable_thinking …)
+        chat_template_kwargs:   further variables of the template (enable_thinking …), as far as it reads them
         """
-        extra = _check_extra(chat_template_kwargs or {})
+        extra = _check_extra(chat_template_kwargs or {}, self.variables)
         if continue_final_message and add_generation_prompt:
             raise RequestError(
                 "continue_final_message and add_generation_prompt exclude each other: set one to False.",
@@ -88,6 +94,15 @@ class ChatTemplate:
         return _cut_at_mark(text) if continue_final_message else text
 
     @cached_property
+    def variables(self) -> Set[str]:
+        """The names that the template reads and that are neither its own nor Jinja's."""
+        try:
+            names = jinja2.meta.find_undeclared_variables(_ENVIRONMENT.parse(self.source))
+        except jinja2.TemplateError as error:
+            raise RequestError(f"The chat template is not valid Jinja: {error}", "chat_template") from None
+        return names - _ENVIRONMENT.globals.keys()
+
+    @cached_property
     def content_format(self) -> ContentFormat:
         """ "openai" when the template goes through the parts of a message's content, else "string"."""
         try:
@@ -105,8 +120,10 @@ class ChatTemplate:
             raise RequestError(f"The chat template is not valid Jinja: {error}", "chat_template") from None
 
     def _run(self, variables: dict[str, Any]) -> str:
+        faults.hit("template")
         template = self._compiled
         pieces, size = [], 0
+        _ENVIRONMENT.allow(MAX_RENDER_S)
         try:
             for piece in template.generate(variables):
                 size += len(piece)
@@ -135,9 +152,37 @@ class ChatTemplate:
 
 
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, which also refuses to multiply itself out of memory."""
+    """Jinja's sandbox, which also refuses to multiply itself out of memory, and to run for ever.
+
+    Every pass of a loop and every call of a macro begins by looking at the clock; nothing else repeats.
+    """
 
     intercepted_binops = frozenset({"*", "**"})
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._end = threading.local()
+
+    def allow(self, seconds: float) -> None:
+        """Templates that this thread renders may take so long from now."""
+        self._end.time_s = time.monotonic() + seconds
+
+    def tick(self) -> None:
+        """Called by compiled templates. Raises SecurityError when the time is over."""
+        if time.monotonic() > self._end.time_s:
+            raise SecurityError(f"it did not come to its end in {MAX_RENDER_S:g} s")
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
+        tree = super()._parse(source, name, filename)
+        for kind in (jinja2.nodes.For, jinja2.nodes.Macro, jinja2.nodes.CallBlock):
+            for node in tree.find_all(kind):
+                node.body.insert(0, self._tick_statement(node.lineno))
+        return tree
+
+    def _tick_statement(self, line: int) -> jinja2.nodes.Node:
+        method = jinja2.nodes.EnvironmentAttribute("tick")
+        statement = jinja2.nodes.ExprStmt(jinja2.nodes.Call(method, [], [], None, None))
+        return statement.set_lineno(line).set_environment(self)
 
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
         sizes = [len(x) if isinstance(x, str | list | tuple) else x for x in (left, right)]
@@ -175,13 +220,15 @@ def _strftime_now(layout: str) -> str:
     return datetime.now().strftime(layout)
 
 
-def _check_extra(extra: Mapping[str, Any]) -> dict[str, Any]:
+def _check_extra(extra: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
+    """What the template reads of `extra`; the rest would have no effect."""
     if taken := sorted(_RESERVED & extra.keys()):
         raise RequestError(
             f"chat_template_kwargs may not set {', '.join(taken)}: give the argument of that name instead.",
             "chat_template_kwargs",
         )
-    return {name: _plain(value, "chat_template_kwargs") for name, value in extra.items()}
+    plain = {name: _plain(value, "chat_template_kwargs") for name, value in extra.items()}
+    return {name: plain[name] for name in plain.keys() & known}
 
 
 def _plain(value: Any, parameter: str) -> Any:

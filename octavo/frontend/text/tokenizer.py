@@ -15,6 +15,7 @@ from typing import Any
 
 import tokenizers
 
+from octavo.base import faults
 from octavo.base.errors import RequestError
 from octavo.frontend.text.chat_template import ChatTemplate
 
@@ -147,10 +148,13 @@ class Tokenizer:
 
         Raises RequestError for a text that is not Unicode (lone surrogates).
         """
+        faults.hit("tokenize")
         try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            # As a batch, because only these let other threads run meanwhile: a long text takes seconds.
+            [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except TypeError:  # all that the library says of a string it cannot read
             raise RequestError("The text is not Unicode: it holds a lone surrogate.", "prompt") from None
+        ids: list[int] = encoding.ids
         return ids
 
     def __call__(self, text: str | list[str], add_special_tokens: bool = True) -> dict[str, Any]:

@@ -124,7 +124,7 @@ class Matmul(Protocol):
 
 
 class Cut(NamedTuple):
-    """Where each row's distribution ends: at a logit, and among equal ones at a token.
+    """Where each row's distribution ends: at a logit, and among equal ones at a token. Contiguous.
 
     values: [n] float32, the least likely logits that are kept; -inf = all
     ids:    [n] int32, the last token kept of those equal to `values`

@@ -7,6 +7,7 @@ the penalties, where vLLM has them. Only functions of requests are called row by
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from inspect import signature
 
 import torch
@@ -14,9 +15,11 @@ import torch
 from octavo.base.errors import ConfigError
 from octavo.base.log import get_logger
 from octavo.base.registry import load_named
+from octavo.config.engine import EngineConfig
 from octavo.messages.sampling import SamplingParams
 from octavo.messages.step import NewRequest
-from octavo.runtime.sampling.processors import Processor, SlotsFailed
+from octavo.runtime.sampling.indexed import IndexedProcessor, LogitsProcessor
+from octavo.runtime.sampling.processors import Processor, ProcessorFactory, SlotsFailed
 from octavo.runtime.sampling.slots import Batch
 
 _log = get_logger(__name__)
@@ -109,16 +112,21 @@ class AdapterLogitsProcessor(RowProcessor):
         return () if function is None else (function,)
 
 
-def load_processors(names: Sequence[str]) -> list[type[Processor]]:
-    """The classes of these names, package.module:Class. Raises ConfigError."""
-    classes = [load_named(name, "logits_processors") for name in names]
-    for name, processor in zip(names, classes, strict=True):
-        if not (isinstance(processor, type) and issubclass(processor, Processor)):
-            raise ConfigError(
-                f"logits_processors: {name} is not derived from octavo.LogitsProcessor or "
-                "octavo.AdapterLogitsProcessor."
-            )
-    return classes
+def load_processors(config: EngineConfig) -> list[ProcessorFactory]:
+    """The engine's classes, named package.module:Class. Raises ConfigError."""
+    return [_load(name, config) for name in config.model.logits_processors]
+
+
+def _load(name: str, config: EngineConfig) -> ProcessorFactory:
+    kind = load_named(name, "logits_processors")
+    if isinstance(kind, type) and issubclass(kind, LogitsProcessor):
+        return partial(IndexedProcessor, kind, config)
+    if isinstance(kind, type) and issubclass(kind, Processor):
+        return kind
+    raise ConfigError(
+        f"logits_processors: {name} is not derived from octavo.LogitsProcessor, "
+        "octavo.AdapterLogitsProcessor or octavo.logits_processor.LogitsProcessor."
+    )
 
 
 def _describe(value: object) -> str:

@@ -65,11 +65,13 @@ class SamplerOutput:
     codes:  [rows] int64, as `encode` makes them
     scores: pairs of rows (on the host) and their scores
     faults: by row: why it cannot go on
+    rows:   those of `codes` that count, in their order; None = all
     """
 
     codes: torch.Tensor
     scores: list[tuple[Array, Scores]] = field(default_factory=list)
     faults: dict[int, str] = field(default_factory=dict)
+    rows: Array | None = None
 
     @property
     def token_ids(self) -> torch.Tensor:
@@ -79,7 +81,7 @@ class SamplerOutput:
     def send(self) -> "PendingSamples":
         """Start the copies to the host."""
         tensors = [self.codes, *(tensor for _, scores in self.scores for tensor in scores)]
-        return PendingSamples(HostCopies(tensors), [rows for rows, _ in self.scores], self.faults)
+        return PendingSamples(HostCopies(tensors), [rows for rows, _ in self.scores], self.faults, self.rows)
 
     def to_host(self) -> HostSamples:
         """Lists of everything; waits for the device."""
@@ -93,11 +95,12 @@ class PendingSamples:
     copies: HostCopies
     scored_rows: list[Array]
     faults: dict[int, str]
+    rows: Array | None
 
     def read(self) -> HostSamples:
         """Lists of everything; waits for this step, but for none behind it."""
         codes, *columns = self.copies.read()
-        token_ids: list[int] = codes.tolist()
+        token_ids: list[int] = (codes if self.rows is None else codes.numpy()[self.rows]).tolist()
         errors: list[str | None] = [None] * len(token_ids)
         if self.faults or min(token_ids, default=0) < 0:
             errors = [self.faults.get(row) or _TEXTS.get(code) for row, code in enumerate(token_ids)]

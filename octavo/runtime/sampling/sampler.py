@@ -1,10 +1,10 @@
 """`Sampler`: logits in, one token per row out, with everything a request asked for.
 
 Called by the model runner: `add` and `remove` when a request takes or leaves a slot, `sample` once per step.
-The order is vLLM's: raw logprobs, allowed and forbidden tokens, bad words, min_tokens, logit_bias, users' own
-processors, penalties, then the likeliest token, or temperature, min_p, top_k, top_p and a draw. It waits for
-no accelerator (but for a request's own functions): the runner may prepare the next step before the host
-knows a token.
+The order is vLLM's: raw logprobs, the step's masks, allowed and forbidden tokens, bad words, min_tokens,
+logit_bias, users' own processors, penalties, then the likeliest token, or temperature, min_p, top_k, top_p and
+a draw. It waits for no accelerator (but for a request's own functions): the runner may prepare the next step
+before the host knows a token.
 
 State belongs to a slot, is written when a request enters and then only by its own tokens. So a row's result
 depends on its logits, its request and the output position, and on nothing else in the batch.
@@ -17,6 +17,7 @@ from enum import IntEnum
 import numpy as np
 import torch
 
+from octavo.base import faults
 from octavo.base.log import get_logger
 from octavo.messages.sampling import MAX_LOGPROB_TOKEN_IDS, SamplingParams
 from octavo.messages.step import NewRequest
@@ -30,6 +31,7 @@ from octavo.runtime.sampling.draw import (
     truncate,
 )
 from octavo.runtime.sampling.logprobs import Scores, score
+from octavo.runtime.sampling.masks import RowMasks
 from octavo.runtime.sampling.noise import uniform
 from octavo.runtime.sampling.output import SamplerOutput, encode
 from octavo.runtime.sampling.penalties import Penalties
@@ -111,6 +113,7 @@ class Sampler:
         for index, processor in enumerate(self._processors):
             with self._blaming(processor, [slot]):
                 if processor.is_active(params):
+                    faults.hit("worker.sample")
                     processor.add(slot, request)
                     self._is_active[index, slot] = True
 
@@ -126,19 +129,26 @@ class Sampler:
 
     @torch.inference_mode()
     def sample(
-        self, logits: torch.Tensor, slots: Array | Sequence[int], output_positions: Array | Sequence[int]
+        self,
+        logits: torch.Tensor,
+        slots: Array | Sequence[int],
+        output_positions: Array | Sequence[int],
+        masks: RowMasks | None = None,
     ) -> SamplerOutput:
         """Choose the next token of each row, and remember it where penalties or bad words need it.
 
         logits:           [rows, vocab_size]; float32 logits are overwritten
         slots:            [rows] on the host: whose row it is; distinct, any subset in any order
         output_positions: [rows] on the host: how many output tokens the request has before this one
+        masks:            of rows that may not choose every token
         """
         logits = logits.float().contiguous()
         assert logits.shape == (len(slots), self.vocab_size), (logits.shape, len(slots), self.vocab_size)
         batch = Batch(np.arange(len(slots)), np.array(slots, np.int64), np.array(output_positions, np.int64))
         scored = batch.where(self._num_logprobs[batch.slots] != _NO_LOGPROBS)
         shown = self._copy(logits, scored)
+        if masks is not None:
+            masks.apply(logits)
         self._process(logits, batch)
         if self._processed_logprobs:
             shown = self._distribution(logits, scored)

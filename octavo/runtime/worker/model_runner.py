@@ -7,16 +7,17 @@ next one runs. (Prompt logprobs and users' functions do wait: they need values o
 
 import torch
 
+from octavo.base import faults
 from octavo.messages.step import SchedulerOutput
 from octavo.runtime.models.interface import Model
 from octavo.runtime.platforms.platform import Record
 from octavo.runtime.sampling.output import SamplerOutput
 from octavo.runtime.sampling.sampler import Sampler
-from octavo.runtime.worker.decode_steps import DecodeSteps, first_sizes
 from octavo.runtime.worker.kv_tensors import KVTensors
 from octavo.runtime.worker.pending import PendingStep
 from octavo.runtime.worker.prepare import Work, make_batch, read_step
 from octavo.runtime.worker.prompt_scores import PromptScores
+from octavo.runtime.worker.recorded_steps import RecordedSteps, Shape, first_sizes
 from octavo.runtime.worker.request_state import RequestState
 
 
@@ -35,18 +36,18 @@ class ModelRunner:
         self._sampler = sampler
         self._prompt_scores = PromptScores(logprobs_mode)
         self._model: Model | None = None
-        self._decode_steps: DecodeSteps | None = None
+        self._recorded_steps: RecordedSteps | None = None
 
     def equip(self, model: Model, record: Record | None) -> None:
-        """Compute with `model` and the cache as allocated now; with `record`, decoding steps are recorded."""
-        self._model, self._decode_steps = model, None
+        """Compute with `model` and the cache as allocated now; with `record`, steps are recorded."""
+        self._model, self._recorded_steps = model, None
         if record is not None:
-            self._decode_steps = DecodeSteps(model, self._cache, self._state, self._sampler, record)
-            self._decode_steps.warm_up(first_sizes(self._decode_steps.sizes))
+            self._recorded_steps = RecordedSteps(model, self._cache, self._state, self._sampler, record)
+            self._recorded_steps.warm_up(first_sizes(self._recorded_steps.sizes))
 
     def strip(self) -> None:
         """Let the model go, and what was recorded of it."""
-        self._model = self._decode_steps = None
+        self._model = self._recorded_steps = None
 
     @torch.inference_mode()
     def execute(self, step: SchedulerOutput) -> PendingStep:
@@ -59,8 +60,9 @@ class ModelRunner:
         if not step.request_ids:
             return PendingStep(step.step_id, [])
         work = read_step(step, slots, self._state)
-        if work.is_decoding and self._decode_steps is not None and self._is_simple:
-            return self._decode(self._decode_steps, step, work)
+        steps = self._recorded_steps
+        if steps is not None and self._is_simple and (shape := steps.shape_of(work)) is not None:
+            return self._repeat(steps, step, work, shape)
         return self._compute(step, work)
 
     @property
@@ -71,7 +73,7 @@ class ModelRunner:
 
     @property
     def _is_simple(self) -> bool:
-        """Whether nothing needs more than the ids of a decoding step."""
+        """Whether nothing needs more of a step than its ids, and the last hidden states."""
         return self._prompt_scores.is_idle and not self._state.prompt_embeds
 
     def _update_slots(self, step: SchedulerOutput) -> None:
@@ -84,11 +86,17 @@ class ModelRunner:
             self._sampler.add(slot, request)
             self._prompt_scores.add(slot, request)
 
-    def _decode(self, steps: DecodeSteps, step: SchedulerOutput, work: Work) -> PendingStep:
-        if self._sampler.is_plain(work.slots):
-            samples = SamplerOutput(steps.sample(work))
+    def _repeat(
+        self, steps: RecordedSteps, step: SchedulerOutput, work: Work, shape: Shape
+    ) -> PendingStep:
+        if work.masks is None and self._sampler.is_plain(work.slots):
+            codes, rows = steps.sample(work, shape)
+            samples = SamplerOutput(codes, rows=rows)
         else:
-            samples = self._sample(steps.forward(work), work)
+            hidden = steps.forward(work, shape)
+            if not work.samples.size:
+                return PendingStep(step.step_id, step.request_ids)
+            samples = self._sample(hidden, work)
         return PendingStep(step.step_id, step.request_ids, work.samples, samples.send())
 
     def _compute(self, step: SchedulerOutput, work: Work) -> PendingStep:
@@ -105,6 +113,8 @@ class ModelRunner:
         """Sample from the last hidden states, [S, hidden_size], of the requests that do."""
         slots = work.slots[work.samples]
         positions = self._state.num_tokens[slots] - self._state.num_prompt_tokens[slots]
-        samples = self._sampler.sample(self.model.logits(hidden), slots, positions)
+        logits = self.model.logits(hidden)
+        faults.hit("worker.forward", rows=logits)
+        samples = self._sampler.sample(logits, slots, positions, work.masks)
         self._state.append(slots, samples.token_ids)
         return samples

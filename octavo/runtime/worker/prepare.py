@@ -11,6 +11,7 @@ import torch
 
 from octavo.messages.step import SchedulerOutput
 from octavo.runtime.batch import ForwardBatch, GivenEmbeds, GroupTables
+from octavo.runtime.sampling.masks import RowMasks
 from octavo.runtime.sampling.slots import Array, send
 from octavo.runtime.worker.kv_tensors import KVTensors
 from octavo.runtime.worker.request_state import RequestState
@@ -24,17 +25,17 @@ class Work:
     computed: [R] int64, tokens computed before
     starts:   [R + 1] int64, first token of each request in the batch
     samples:  [S] int64, indexes into R of the requests that sample
+    masks:    what some of these may choose
     """
 
     slots: Array
     computed: Array
     starts: Array
     samples: Array
+    masks: RowMasks | None = None
 
-    @property
-    def is_decoding(self) -> bool:
-        """Whether every request computes its last token, and only that."""
-        return len(self.samples) == len(self.slots) == self.starts[-1]
+    num_singles: int = 0
+    """So many of the first requests compute one token each."""
 
 
 def read_step(step: SchedulerOutput, slots: Array, state: RequestState) -> Work:
@@ -44,7 +45,9 @@ def read_step(step: SchedulerOutput, slots: Array, state: RequestState) -> Work:
     starts = np.zeros(len(slots) + 1, np.int64)
     np.cumsum(scheduled, out=starts[1:])
     samples = np.flatnonzero(computed + scheduled == state.num_tokens[slots])
-    return Work(slots, computed, starts, samples)
+    masks = RowMasks.read(step.token_masks, samples) if step.token_masks is not None else None
+    num_singles = int(np.argmax(np.append(scheduled, 0) != 1))
+    return Work(slots, computed, starts, samples, masks, num_singles)
 
 
 def make_batch(work: Work, state: RequestState, cache: KVTensors) -> tuple[ForwardBatch, torch.Tensor]:
@@ -73,6 +76,7 @@ def make_batch(work: Work, state: RequestState, cache: KVTensors) -> tuple[Forwa
             for table in state.block_tables
         ],
         group_of_layer=cache.group_of_layer,
+        num_singles=work.num_singles,
         given_embeds=_given_embeds(work, state) if state.prompt_embeds else None,
     )
     return batch, last_rows

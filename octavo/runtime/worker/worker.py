@@ -47,7 +47,7 @@ class Worker:
 
     def load(self) -> ModelReady:
         """Load the model; returns the cache groups and the bytes left for them."""
-        self._users_processors = load_processors(self._config.model.logits_processors)
+        self._users_processors = load_processors(self._config)
         self._model: Model | None = load_model(self._config, self._platform, self._parallel)
         groups = group_layers([layer.kv_spec for layer in self._model.attention_layers])
         workspace = workspace_bytes(self._model, self._config, self._platform)

@@ -1,1 +1,1 @@
-"""What stands between the network and the routes: small pure ASGI applications, one concern each, see `stack`."""
+"""What stands between network and routes: small pure ASGI applications, one concern each; see `stack`."""

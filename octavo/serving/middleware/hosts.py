@@ -1,9 +1,9 @@
 """`HostCheck`: a browser must not be made to talk to this server by a page of somebody else's.
 
-Two ways lead there. *DNS rebinding*: a name of the attacker's resolves to 127.0.0.1; so a server on a loopback
-address answers only to names that can mean nothing else. *Requests across sites*: a page may send simple POSTs
-and open WebSockets to any address; so without keys, which such a page does not know, what carries an Origin
-must come from this server's own page or from `allowed_origins`.
+Two ways lead there. *DNS rebinding*: a name of the attacker's resolves to 127.0.0.1; so a server on a
+loopback address answers only to names that can mean nothing else. *Requests across sites*: a page may send
+simple POSTs and open WebSockets to any address; so without keys, which such a page does not know, what
+carries an Origin must come from this server's own page or from `allowed_origins`.
 """
 
 import ipaddress

@@ -1,6 +1,7 @@
 """`RequestLog`: gives every request its id, and a line in the log when it is over.
 
-The line holds method, path, status, time and id: never a query, a header or a body. Probes are logged at DEBUG.
+The line holds method, path, status, time and id: never a query, a header or a body. Probes are logged at
+DEBUG.
 """
 
 import logging
@@ -14,7 +15,7 @@ from octavo.base.log import get_logger
 from octavo.config.server import ServerConfig
 from octavo.serving.middleware import headers
 
-logger = get_logger(__name__)
+logger = get_logger("octavo.access")
 _WELL_FORMED = re.compile(r"[!-~]{1,128}")
 _PROBES = {"/health", "/ready", "/ping", "/load", "/metrics"}
 _LONGEST_PATH = 200

@@ -61,14 +61,14 @@ class CompletionChoice(Struct):
     prompt_logprobs: list[Logprobs | None] | UnsetType = UNSET
 
 
-class Completion(Struct):
+class Completion(Struct, kw_only=True):
     """Answer of /v1/completions, and a chunk of its stream."""
 
     id: str
+    object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
     choices: list[CompletionChoice]
-    object: Literal["text_completion"] = "text_completion"
     system_fingerprint: str | None = None
     usage: Usage | UnsetType | None = UNSET
     metrics: RequestMetrics | UnsetType = UNSET
@@ -117,15 +117,15 @@ class ChatChoice(Struct):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatCompletion(Struct):
+class ChatCompletion(Struct, kw_only=True):
     """Answer of /v1/chat/completions."""
 
     id: str
+    object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    object: Literal["chat.completion"] = "chat.completion"
     system_fingerprint: str | None = None
     prompt_logprobs: list[Logprobs | None] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
@@ -151,14 +151,14 @@ class DeltaChoice(Struct):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatChunk(Struct):
+class ChatChunk(Struct, kw_only=True):
     """A chunk of a chat stream."""
 
     id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int
     model: str
     choices: list[DeltaChoice]
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     system_fingerprint: str | None = None
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET

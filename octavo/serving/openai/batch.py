@@ -20,7 +20,7 @@ async def create_batch(request: Request) -> Response:
         raise RequestError("A batch is not streamed: leave stream out.", "stream")
     if body.n not in (None, 1):
         raise RequestError(f"A batch has one choice for each conversation, got n={body.n}.", "n")
-    return await whole_answer(request, *prepare(caller, body, body.messages))  # type: ignore[arg-type]
+    return await whole_answer(request, *prepare(caller, body, body.messages))
 
 
 ROUTES = [

@@ -1,6 +1,6 @@
 """POST /v1/chat/completions. What is special about chat; the engine's part is `generation`."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -13,7 +13,7 @@ from octavo.serving.caller import Caller
 from octavo.serving.openai.answers import ChatCompletion, encode
 from octavo.serving.openai.chat_answer import ChatAnswer
 from octavo.serving.openai.generation import Conversation, Generation
-from octavo.serving.openai.protocol import ChatRequest, Message
+from octavo.serving.openai.protocol import ChatRequest, Message, TokenizeRequest
 from octavo.serving.openai.sampling import sampling_params, tokenization
 from octavo.serving.registry import Route
 from octavo.serving.streaming import DONE, EventStream, event, leaving, unless_gone
@@ -39,7 +39,7 @@ def prepare(
     model = caller.models.resolve(body.model)
     _refuse_tools(body)
     answer_id = f"chatcmpl-{body.request_id or caller.request_id}"
-    options = _render_options(body, caller.config.default_chat_template_kwargs)
+    options = render_options(caller, body)
     generation = Generation(
         caller=caller,
         request=body,
@@ -67,9 +67,9 @@ async def _events(generation: Generation, answer: ChatAnswer) -> AsyncGenerator[
     yield DONE
 
 
-def _render_options(body: ChatRequest, defaults: Mapping[str, object]) -> dict[str, Any]:
+def render_options(caller: Caller, body: ChatRequest | TokenizeRequest) -> dict[str, Any]:
     """What the template is told besides the messages."""
-    variables = {**defaults, **(body.chat_template_kwargs or {})}
+    variables = {**caller.config.default_chat_template_kwargs, **(body.chat_template_kwargs or {})}
     if body.reasoning_effort is not None:
         variables["reasoning_effort"] = body.reasoning_effort
     continues = bool(body.continue_final_message)

@@ -38,17 +38,22 @@ class ChatAnswer:
         answer_id: str,
         model: str,
     ) -> None:
-        self.id = answer_id
-        self.model = model
-        self.meter = Meter(request, caller.config)
+        self._id = answer_id
+        self._model = model
+        self._meter = Meter(request, caller.config)
         self._request = request
         self._created = int(time.time())
-        self._chunk = partial(ChatChunk, answer_id, self._created, model, system_fingerprint=FINGERPRINT)
-        self._openings = [
-            _opening(request, messages, caller.config.response_role) for messages in conversations
-        ]
+        self._chunk = partial(
+            ChatChunk,
+            id=answer_id,
+            created=self._created,
+            model=model,
+            system_fingerprint=FINGERPRINT,
+        )
+        role = caller.config.response_role
+        self._openings = [_opening(request, messages, role) for messages in conversations]
         self._logprobs: LogprobWriter | None = None
-        if request.logprobs:
+        if request.logprobs or request.logprob_token_ids is not None:
             self._logprobs = LogprobWriter(
                 caller.engine.tokenizer,
                 request.top_logprobs or 0,
@@ -61,46 +66,46 @@ class ChatAnswer:
     def whole(self, outputs: Sequence[RequestOutput]) -> ChatCompletion:
         """The answer, from the last outputs of all conversations."""
         for index, output in enumerate(outputs):
-            self.meter.count(index, output)
+            self._meter.count(index, output)
         request, first = self._request, outputs[0]
         return ChatCompletion(
-            self.id,
-            self._created,
-            self.model,
+            id=self._id,
+            created=self._created,
+            model=self._model,
             choices=[
                 self._choice(index, completion)
                 for index, output in enumerate(outputs)
                 for completion in output.outputs
             ],
-            usage=self.meter.usage(),
+            usage=self._meter.usage(),
             system_fingerprint=FINGERPRINT,
             prompt_logprobs=prompt_logprobs(first.prompt_logprobs) if first.prompt_logprobs else UNSET,
             prompt_token_ids=(first.prompt_token_ids or []) if request.return_token_ids else UNSET,
             prompt_text=(first.prompt or "") if request.return_prompt_text else UNSET,
-            metrics=self.meter.metrics(),
+            metrics=self._meter.metrics(),
         )
 
     def chunks(self, index: int, output: RequestOutput) -> Iterator[ChatChunk]:
         """What a new output of conversation `index` adds to the stream."""
-        self.meter.count(index, output)
+        self._meter.count(index, output)
         for completion in output.outputs:
             number = self._number(index, completion)
             if number not in self._begun:
                 self._begun.add(number)
                 yield self._opening_chunk(index, number, output)
             if (choice := self._delta(number, completion)) is not None:
-                yield self._chunk([choice], usage=self.meter.of_chunk())
+                yield self._chunk(choices=[choice], usage=self._meter.of_chunk())
 
     def last_chunk(self) -> ChatChunk | None:
         """Usage, if it was asked for."""
-        if not self.meter.shows_end:
+        if not self._meter.shows_end:
             return None
-        return self._chunk([], usage=self.meter.usage(), metrics=self.meter.metrics())
+        return self._chunk(choices=[], usage=self._meter.usage(), metrics=self._meter.metrics())
 
     def end_chunk(self, reasons: Mapping[int, FinishReason]) -> ChatChunk:
         """Finish reasons of all choices, and usage: the last frame on a WebSocket."""
         choices = [DeltaChoice(number, Delta(), finish_reason=reasons[number]) for number in sorted(reasons)]
-        return self._chunk(choices, usage=self.meter.usage(), metrics=self.meter.metrics())
+        return self._chunk(choices=choices, usage=self._meter.usage(), metrics=self._meter.metrics())
 
     def _number(self, index: int, completion: CompletionOutput) -> int:
         return index * (self._request.n or 1) + completion.index
@@ -120,7 +125,7 @@ class ChatAnswer:
         role, echoed = self._openings[index]
         prompt_ids = (output.prompt_token_ids or []) if self._request.return_token_ids else UNSET
         choice = DeltaChoice(number, Delta(role=role, content=echoed))
-        return self._chunk([choice], usage=self.meter.of_chunk(), prompt_token_ids=prompt_ids)
+        return self._chunk(choices=[choice], usage=self._meter.of_chunk(), prompt_token_ids=prompt_ids)
 
     def _delta(self, number: int, completion: CompletionOutput) -> DeltaChoice | None:
         """None when there is nothing to see yet: half a character, or what may become a stop string."""

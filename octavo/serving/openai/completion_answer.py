@@ -23,10 +23,12 @@ class CompletionAnswer:
     """The answer to one request, of one prompt or several."""
 
     def __init__(self, caller: Caller, request: CompletionRequest, answer_id: str, model: str) -> None:
-        self.meter = Meter(request, caller.config)
+        self._meter = Meter(request, caller.config)
         self._tokenizer = caller.engine.tokenizer
         self._request = request
-        self._make = partial(Completion, answer_id, int(time.time()), model, system_fingerprint=FINGERPRINT)
+        self._make = partial(
+            Completion, id=answer_id, created=int(time.time()), model=model, system_fingerprint=FINGERPRINT
+        )
         self._is_scoring = request.max_tokens == 0
         """The engine makes one token at least, which is not shown then."""
         self._logprobs: LogprobWriter | None = None
@@ -43,22 +45,22 @@ class CompletionAnswer:
     def whole(self, outputs: Sequence[RequestOutput]) -> Completion:
         """The answer, from the last outputs of all prompts."""
         choices = [choice for index, output in enumerate(outputs) for choice in self._choices(index, output)]
-        return self._make(choices, usage=self.meter.usage(), metrics=self.meter.metrics())
+        return self._make(choices=choices, usage=self._meter.usage(), metrics=self._meter.metrics())
 
     def chunks(self, index: int, output: RequestOutput) -> Iterator[Completion]:
         """What a new output of prompt `index` adds to the stream."""
         for choice in self._choices(index, output):
             if choice.text or choice.finish_reason or choice.logprobs or choice.token_ids:
-                yield self._make([choice], usage=self.meter.of_chunk())
+                yield self._make(choices=[choice], usage=self._meter.of_chunk())
 
     def last_chunk(self) -> Completion | None:
         """Usage, if it was asked for."""
-        if not self.meter.shows_end:
+        if not self._meter.shows_end:
             return None
-        return self._make([], usage=self.meter.usage(), metrics=self.meter.metrics())
+        return self._make(choices=[], usage=self._meter.usage(), metrics=self._meter.metrics())
 
     def _choices(self, index: int, output: RequestOutput) -> list[CompletionChoice]:
-        self.meter.count(index, output, 0 if self._is_scoring else None)
+        self._meter.count(index, output, 0 if self._is_scoring else None)
         first = index * (self._request.n or 1)
         return [self._choice(first + completion.index, completion, output) for completion in output.outputs]
 

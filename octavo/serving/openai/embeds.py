@@ -5,7 +5,6 @@ Format: github.com/huggingface/safetensors
 """
 
 import base64
-import binascii
 import math
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 
 from octavo.base.errors import RequestError
 
-_TYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+_TYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 
 
 class _Tensor(msgspec.Struct):
@@ -33,14 +32,7 @@ def read_embeds(text: str) -> Any:
         header = msgspec.json.decode(content[8 : 8 + size], type=dict[str, Any])
         [entry] = [value for name, value in header.items() if name != "__metadata__"]
         return _as_float32(msgspec.convert(entry, _Tensor), content[8 + size :])
-    except (
-        binascii.Error,
-        msgspec.MsgspecError,
-        UnicodeError,
-        RecursionError,
-        ValueError,
-        OverflowError,
-    ) as error:
+    except (ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
         raise RequestError(
             "prompt_embeds must be base64 of a safetensors file with one tensor [num_tokens, hidden_size] of "
             f"{', '.join(_TYPES)}, as safetensors.torch.save makes it.",

@@ -85,6 +85,7 @@ class Generation:
             self.params,
             f"{self.request_id}-{index}" if index else self.request_id,
             tokenization_kwargs=self.tokenization,
+            trace_headers=caller.trace_headers,
             priority=request.priority or 0,
             tenant=caller.tenant,
             deadline_s=request.deadline_s,
@@ -104,7 +105,7 @@ class Generation:
             return {"prompt": prompt, "cache_salt": salt}
         if isinstance(prompt, list):
             return {"prompt_token_ids": prompt, "cache_salt": salt}
-        return {**prompt, "cache_salt": salt}  # type: ignore[return-value, misc]  # the same kind of prompt
+        return {**prompt, "cache_salt": salt}  # type: ignore[return-value]  # the same kind of prompt
 
     async def _in_turns(self, slots: list[Slot]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """One task per slot takes prompt after prompt; what they bring meets in a queue of one."""

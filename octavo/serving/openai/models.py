@@ -75,8 +75,8 @@ async def list_models(request: Request) -> Response:
 async def show_model(request: Request) -> Response:
     """One model; 404 for a name that is not served."""
     models: ServedModels = request.app.state.models
-    name = models.resolve(request.path_params["model"])
-    return Response(encode(models.card(name)), media_type="application/json")
+    name = request.path_params["model"] or "/"
+    return Response(encode(models.card(models.resolve(name))), media_type="application/json")
 
 
 ROUTES = [

@@ -19,6 +19,8 @@ def prompts_of(request: CompletionRequest) -> list[PromptType]:
         return _read(request.prompt)
     if request.prompt:
         raise RequestError("Give prompt or prompt_embeds, not both.", "prompt_embeds")
+    if request.echo:
+        raise RequestError("echo has nothing to show of prompt_embeds.", "echo")
     files = request.prompt_embeds
     return [{"prompt_embeds": read_embeds(file)} for file in ([files] if isinstance(files, str) else files)]
 
@@ -31,10 +33,8 @@ def _read(prompt: Any) -> list[PromptType]:
     kinds = set(map(type, prompt)) if isinstance(prompt, list) else set()
     if kinds == {int}:
         return [prompt]
-    if kinds not in ({str}, {list}) or (
-        kinds == {list} and any(set(map(type, ids)) != {int} for ids in prompt)
-    ):
-        raise RequestError(f"prompt must be {_FORMS}, none of them empty.", "prompt")
-    if len(prompt) > MAX_PROMPTS:
+    if kinds in ({str}, {list}) and len(prompt) > MAX_PROMPTS:
         raise RequestError(f"prompt may hold at most {MAX_PROMPTS} prompts, got {len(prompt)}.", "prompt")
-    return list(prompt)
+    if kinds == {str} or (kinds == {list} and all(set(map(type, ids)) == {int} for ids in prompt)):
+        return list(prompt)
+    raise RequestError(f"prompt must be {_FORMS}, none of them empty.", "prompt")

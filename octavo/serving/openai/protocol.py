@@ -20,6 +20,8 @@ Seconds = Annotated[float, Meta(gt=0)]
 TokenId = Annotated[int, Meta(ge=0, le=_MAX_INT)]
 TokenIds = Annotated[list[TokenId], Meta(max_length=2**17)]
 Text = Annotated[str, Meta(min_length=1)]
+StopString = Annotated[str, Meta(min_length=1, max_length=4096)]
+Scalar = str | bool | float | Annotated[int, Meta(ge=-(2**63), le=_MAX_INT)]
 Count = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 """A number of logprobs; -1 = the vocabulary."""
 Prompt = Annotated[
@@ -110,7 +112,7 @@ class SamplingFields(Struct, kw_only=True):
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=_MAX_INT)] | None = None
-    stop: Text | Annotated[list[Text], Meta(max_length=64)] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=64)] | None = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
@@ -148,7 +150,7 @@ class SamplingFields(Struct, kw_only=True):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     """Logprobs name tokens as token_id:N."""
-    vllm_xargs: dict[str, Any] | None = None
+    vllm_xargs: dict[str, Scalar | list[Scalar]] | None = None
     """For custom logits processors."""
 
 
@@ -209,10 +211,12 @@ class TokenizeRequest(Struct, kw_only=True):
     prompt: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    documents: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    return_token_strs: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
 
 class DetokenizeRequest(Struct, kw_only=True):

@@ -87,5 +87,12 @@ def _of_chat(request: ChatRequest, recommended: int | None) -> dict[str, Any]:
     )
     return {
         "max_tokens": recommended if max_tokens is None else max_tokens,
-        "logprobs": (request.top_logprobs or 0) if request.logprobs else None,
+        "logprobs": _num_logprobs(request),
     }
+
+
+def _num_logprobs(request: ChatRequest) -> int | None:
+    """None also where logprob_token_ids say which ones."""
+    if request.logprob_token_ids is not None and not request.top_logprobs:
+        return None
+    return (request.top_logprobs or 0) if request.logprobs else None

@@ -11,6 +11,7 @@ from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.serving.body import read_body
 from octavo.serving.caller import Caller
 from octavo.serving.openai.answers import encode
+from octavo.serving.openai.chat import render_options
 from octavo.serving.openai.protocol import DetokenizeRequest, TokenizeRequest
 from octavo.serving.registry import Route
 
@@ -72,18 +73,7 @@ async def _text(caller: Caller, body: TokenizeRequest) -> tuple[str, bool]:
         raise RequestError("Give prompt or messages, one of them.", "prompt")
     if body.messages is None:
         return body.prompt or "", False
-    continues = bool(body.continue_final_message)
-    rendered = await caller.engine.render(
-        body.messages,
-        add_generation_prompt=not continues
-        if body.add_generation_prompt is None
-        else body.add_generation_prompt,
-        continue_final_message=continues,
-        chat_template_kwargs={
-            **caller.config.default_chat_template_kwargs,
-            **(body.chat_template_kwargs or {}),
-        },
-    )
+    rendered = await caller.engine.render(body.messages, **render_options(caller, body))
     return rendered["prompt"], True
 
 

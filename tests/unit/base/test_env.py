@@ -1,8 +1,11 @@
+import json
+import logging
 from pathlib import Path
 
 import pytest
 
-from octavo.base import env
+from octavo.base import env, log
+from octavo.base.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +38,32 @@ def test_values(monkeypatch):
             assert read() is expected
     monkeypatch.setenv("CXX", "clang++")
     assert env.compiler() == "clang++"
+
+
+def test_plugins_by_name(monkeypatch):
+    assert env.plugins() is None
+    monkeypatch.setenv("VLLM_PLUGINS", "one, two")
+    assert env.plugins() == ["one", "two"]
+    monkeypatch.setenv("OCTAVO_PLUGINS", "")
+    assert env.plugins() == []
+
+
+def test_the_log_as_a_file_says(monkeypatch, tmp_path):
+    path, log_file = tmp_path / "logging.json", tmp_path / "log"
+    handler = {"class": "logging.FileHandler", "filename": str(log_file)}
+    logger = {"handlers": ["file"], "level": "INFO"}
+    config = {"version": 1, "disable_existing_loggers": False, "handlers": {"file": handler}}
+    path.write_text(json.dumps(config | {"loggers": {"octavo_elsewhere": logger}}))
+    monkeypatch.setenv("VLLM_LOGGING_CONFIG_PATH", str(path))
+    log.setup()
+    elsewhere = logging.getLogger("octavo_elsewhere")
+    elsewhere.info("written as configured")
+    elsewhere.handlers[0].close()
+    elsewhere.handlers.clear()
+    assert log_file.read_text() == "written as configured\n"
+    path.write_text("{")
+    with pytest.raises(ConfigError, match=r"logging\.json cannot be used"):
+        log.setup()
 
 
 def test_reports_show_settings_but_no_secrets(monkeypatch):

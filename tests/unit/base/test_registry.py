@@ -39,10 +39,16 @@ def test_entries_can_be_added_and_registries_share_nothing(mappings):
 
 def test_plugins_run_by_entry_point(monkeypatch, mappings):
     class Entry:
+        name = "mine"
+
         @staticmethod
         def load():
             return lambda: mappings.register("plugged", "collections:deque")
 
     monkeypatch.setattr(registry, "entry_points", lambda group: [Entry] if group == "octavo.plugins" else [])
+    monkeypatch.setenv("VLLM_PLUGINS", "another")
+    registry.load_plugins()
+    assert "plugged" not in mappings
+    monkeypatch.setenv("VLLM_PLUGINS", "another,mine")
     registry.load_plugins()
     assert "plugged" in mappings

@@ -101,8 +101,27 @@ def test_without_chunked_prefill_the_budget_holds_the_longest_prompt(model):
 def test_overrides_reach_the_checkpoint(model):
     args = EngineArgs(model=model(), hf_overrides={"max_position_embeddings": 1024}, max_model_len=1024)
     assert resolve(args).model.max_model_len == 1024
-    with pytest.raises(Unsupported, match="max_model_len=-1"):
-        resolve(EngineArgs(model=model(), max_model_len=-1))
+
+
+@pytest.mark.parametrize("asked", [-1, "auto"])
+def test_a_length_that_fits_is_at_most_the_models(model, asked):
+    config = resolve(EngineArgs(model=model(max_position_embeddings=4096), max_model_len=asked))
+    assert config.fit_max_model_len
+    assert config.model.max_model_len == 4096
+    assert not resolve(EngineArgs(model=model())).fit_max_model_len
+
+
+def test_the_environment_decides_what_the_user_does_not(model, monkeypatch):
+    monkeypatch.setenv("VLLM_LOG_STATS_INTERVAL", "3.5")
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "2")
+    config = resolve(EngineArgs(model=model(), device="cpu"))
+    assert (config.observability.log_stats_interval_s, config.cache.kv_cache_memory_bytes) == (3.5, 2 << 30)
+    config = resolve(EngineArgs(model=model(), device="cpu", log_stats_interval_s=1, kv_cache_memory_bytes=9))
+    assert (config.observability.log_stats_interval_s, config.cache.kv_cache_memory_bytes) == (1, 9)
+    assert resolve(EngineArgs(model=model(), device="cuda")).cache.kv_cache_memory_bytes == 0
+    monkeypatch.setenv("OCTAVO_LOG_STATS_INTERVAL", "often")
+    with pytest.raises(ConfigError, match="OCTAVO_LOG_STATS_INTERVAL='often' must be a number"):
+        EngineArgs()
 
 
 def test_a_folder_without_weights_runs_on_dummy_weights_only(model):

@@ -8,8 +8,6 @@ import pytest
 from octavo.base.transport import Mailbox, Receiver, Sender
 from octavo.engine.process import CoreProcess
 from octavo.messages.control import (
-    CORE_PIPE,
-    FRONT_PIPE,
     Abort,
     Call,
     Failed,
@@ -18,6 +16,8 @@ from octavo.messages.control import (
     Reply,
     Shutdown,
     Start,
+    core_pipe,
+    front_pipe,
 )
 from octavo.messages.request import EngineOutputs, FinishReason
 from octavo.messages.sampling import SamplingParams
@@ -29,8 +29,8 @@ class Front:
     """A CoreProcess on a thread of this process, and the front's ends of its pipes."""
 
     def __init__(self, mailbox):
-        self.receiver = Receiver(mailbox.address(FRONT_PIPE), FrontMessage)
-        self.sender = Sender(mailbox.address(CORE_PIPE))
+        self.receiver = Receiver(mailbox.address(front_pipe(0)), FrontMessage)
+        self.sender = Sender(mailbox.address(core_pipe(1)))
         self.core = CoreProcess(mailbox)
         self.exit_code = None
         self.thread = threading.Thread(target=self.run)
@@ -81,7 +81,7 @@ def test_a_config_that_is_none(front):
     front.thread.start()
     front.sender.send(Start(b"\x80"))
     failed = front.receiver.receive(5)
-    assert failed.is_config_error
+    assert failed.kind == "ConfigError"
     assert "field of the wrong type" in failed.error
     assert front.end() == 1
 

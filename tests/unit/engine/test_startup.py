@@ -13,9 +13,13 @@ from tests.fakes import fake_config, fake_groups
 BLOCK = 4 * 64  # bytes: 4 slots of one layer
 
 
-def plan(windows=(0,), available=1 << 30, device="cpu", weight_bytes=0, workspace_bytes=0, **options):
+def plan(
+    windows=(0,), available=1 << 30, device="cpu", weight_bytes=0, workspace_bytes=0, fit=False, **options
+):
     config = fake_config(**({"num_blocks": 0, "max_model_len": 64, "max_num_seqs": 8} | options))
-    config = dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, device=device))
+    config = dataclasses.replace(
+        config, parallel=dataclasses.replace(config.parallel, device=device), fit_max_model_len=fit
+    )
     return plan_cache(config, ModelReady(fake_groups(*windows), available, weight_bytes, workspace_bytes))
 
 
@@ -48,6 +52,24 @@ def test_smallest_cache_that_holds_one_request():
     assert "largest step" not in text, "nothing is kept back for it here"
     with pytest.raises(ConfigError, match="room for 0"):
         plan(available=-5)
+
+
+def test_a_length_is_lowered_where_it_may_be(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
+    with caplog.at_level(logging.INFO, logger="octavo"):
+        assert plan(num_blocks=16, fit=True).max_model_len == 61
+    assert "max_model_len: 61, as much as the KV cache has room for" in caplog.text
+    assert "max concurrency 1.0 at 61 tokens" in caplog.text
+    assert plan(num_blocks=17, fit=True).max_model_len == plan(num_blocks=17).max_model_len == 64
+    assert plan(available=9 * BLOCK, device="cuda", fit=True).max_model_len == 33
+    with pytest.raises(ConfigError, match="Give the cache more memory"):
+        plan(num_blocks=1, fit=True)
+
+
+def test_what_fits_on_cpu_is_not_all_of_its_memory(monkeypatch):
+    monkeypatch.setattr("octavo.engine.startup.CPU_CACHE_BYTES", 9 * BLOCK)
+    assert plan(available=1000 * BLOCK, fit=True).max_model_len == 33
+    assert plan(available=1000 * BLOCK).num_blocks == 17
 
 
 def test_a_refusal_says_what_else_takes_memory():

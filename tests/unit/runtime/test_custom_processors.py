@@ -1,5 +1,6 @@
 """Users' own logits processors and listed logprobs in the sampler; who fails, and who does not."""
 
+import dataclasses
 import re
 
 import pytest
@@ -11,6 +12,7 @@ from octavo.runtime.sampling.custom import AdapterLogitsProcessor, load_processo
 from octavo.runtime.sampling.logprobs import score_candidates
 from octavo.runtime.sampling.processors import LogitBias, Processor
 from octavo.runtime.sampling.sampler import PROCESSORS, Sampler, with_users
+from tests.fakes import fake_config
 from tests.sampling_reference import Case
 
 VOCAB = 61
@@ -162,13 +164,18 @@ def test_users_processors_stand_where_vllm_has_them():
 
 
 def test_loading():
+    def load(*names):
+        config = fake_config()
+        model = dataclasses.replace(config.model, logits_processors=list(names))
+        return load_processors(dataclasses.replace(config, model=model))
+
     name = f"{__name__}:Favourite"
-    assert load_processors([name, "octavo.runtime.sampling.processors:LogitBias"]) == [Favourite, LogitBias]
+    assert load(name, "octavo.runtime.sampling.processors:LogitBias") == [Favourite, LogitBias]
     for wrong in ("octavo.nowhere:Class", f"{__name__}:Nobody"):
         with pytest.raises(ConfigError, match=r"cannot be loaded.*every process"):
-            load_processors([wrong])
+            load(wrong)
     with pytest.raises(ConfigError, match=r"not derived from octavo\.LogitsProcessor"):
-        load_processors([f"{__name__}:Case"])
+        load(f"{__name__}:Case")
 
 
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logits"])

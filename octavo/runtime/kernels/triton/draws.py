@@ -24,7 +24,7 @@ from octavo.runtime.kernels.triton.launch import (
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _TILE = 2048
-_NEVER = tl.constexpr(float("-inf"))
+_NEVER, _FAILED = tl.constexpr(float("-inf")), tl.constexpr(float("inf"))  # the latter for not-a-numbers
 
 
 @triton.jit
@@ -47,7 +47,7 @@ def _passing(weights, index, target):
 @triton.jit
 def _draw_kernel(
     logits, temperature, noise, cut_values, cut_ids, token_ids, peaks,
-    tile_peaks, tile_ids, tile_weights, counters, stride,
+    tile_peaks, tile_weights, counters, stride,
     SIZE: tl.constexpr, TILE: tl.constexpr, NUM_TILES: tl.constexpr, PER_PROGRAM: tl.constexpr,
     NUM_TILES_PAD: tl.constexpr, DRAWS: tl.constexpr, CUT: tl.constexpr, PDL: tl.constexpr,
 ):
@@ -65,11 +65,9 @@ def _draw_kernel(
     for tile in range(part * PER_PROGRAM, tl.minimum((part + 1) * PER_PROGRAM, NUM_TILES)):
         index = tile * TILE + column
         values = tl.load(logits + index, mask=index < SIZE, other=_NEVER).to(tl.float32)
-        peak, offset = tl.max(values, 0, return_indices=True, return_indices_tie_break_left=True)
-        is_bad = tl.max((values != values).to(tl.int32), 0) > 0
+        peak = tl.max(tl.where(values == values, values, _FAILED), 0)
         place = row * NUM_TILES + tile
-        tl.store(tile_peaks + place, tl.where(is_bad, float("nan"), peak))
-        tl.store(tile_ids + place, tile * TILE + offset)
+        tl.store(tile_peaks + place, peak)
         if DRAWS:
             weights = _weights(values, index, peak, factor, lowest, last_id, CUT)
             tl.store(tile_weights + place, tl.sum(weights, 0))
@@ -79,9 +77,8 @@ def _draw_kernel(
     tile = tl.arange(0, NUM_TILES_PAD)
     there, place = tile < NUM_TILES, row * NUM_TILES + tile
     highest = tl.load(tile_peaks + place, mask=there, other=_NEVER, cache_modifier=".cg")
-    is_bad = tl.max((highest != highest).to(tl.int32), 0) > 0
-    peak, best = tl.max(highest, 0, return_indices=True, return_indices_tie_break_left=True)
-    chosen = tl.load(tile_ids + row * NUM_TILES + best, cache_modifier=".cg")
+    peak, found = tl.max(highest, 0, return_indices=True, return_indices_tie_break_left=True)
+    target, weights = tl.full([], 0.0, tl.float64), highest
     if DRAWS:
         if factor > 0:
             weights = tl.load(tile_weights + place, mask=there, other=0.0, cache_modifier=".cg")
@@ -89,12 +86,15 @@ def _draw_kernel(
             target = tl.sum(weights.to(tl.float64), 0) * tl.load(noise + row)
             found = _passing(weights, tile, target)
             target -= tl.sum(tl.where(tile < found, weights, 0.0).to(tl.float64), 0)
-            index = found * TILE + column
-            values = tl.load(logits + index, mask=index < SIZE, other=_NEVER).to(tl.float32)
+    index = found * TILE + column
+    values = tl.load(logits + index, mask=index < SIZE, other=_NEVER).to(tl.float32)
+    chosen = tl.argmax(values, 0, tie_break_left=True)
+    if DRAWS:
+        if factor > 0:
             weights = _weights(values, index, peak, factor, lowest, last_id, CUT)
-            chosen = found * TILE + _passing(weights, column, target)
-    tl.store(token_ids + row, chosen.to(tl.int64))
-    tl.store(peaks + row, tl.where(is_bad, float("nan"), peak))
+            chosen = _passing(weights, column, target)
+    tl.store(token_ids + row, (found * TILE + chosen).to(tl.int64))
+    tl.store(peaks + row, peak)
 # fmt: on
 
 
@@ -119,7 +119,7 @@ class Draw:
             return token_ids, peaks
         num_tiles = parts(size, _TILE)
         per_program = parts(num_tiles * num_rows, 2 * NUM_PROGRAMS)
-        tiles = logits.new_empty((3, num_rows, num_tiles), dtype=torch.float32)
+        tiles = logits.new_empty((2, num_rows, num_tiles), dtype=torch.float32)
         _draw_kernel[(parts(num_tiles, per_program), num_rows)](
             logits,
             peaks if temperature is None else temperature,
@@ -128,9 +128,7 @@ class Draw:
             token_ids if cut is None else cut.ids,
             token_ids,
             peaks,
-            tiles[0],
-            tiles[1].view(torch.int32),
-            tiles[2],
+            *tiles,
             self._counters.on(logits.device, num_rows),
             logits.stride(0),
             SIZE=size,

@@ -1,6 +1,6 @@
 """Products of few rows with a large matrix, bound by reading it: one kernel without, one with tensor cores.
 
-Up to `_FEW_ROWS` rows each program multiplies some rows of the matrix, whole, by plain arithmetic. More rows
+A single row is multiplied by plain arithmetic: each program takes some rows of the matrix, whole. More rows
 fill a tile of the tensor cores; where the matrix has too few rows to occupy the device, several programs share
 each, and the last to be done adds their parts in fixed order, so that a result is reproducible. Everything
 else, and what measurements gave to it, is torch's.
@@ -25,34 +25,32 @@ from octavo.runtime.kernels.triton.launch import (
     wait,
 )
 
-_FEW_ROWS, _SOME_ROWS = 2, 32
+_SOME_ROWS = 32  # above, torch is as fast or faster
+_SMALL_WAVE = 128  # programs that occupy the device
 _NARROW = {torch.bfloat16, torch.float16}
 
 
 # fmt: off
 @triton.jit
 def _vector_kernel(
-    x, weight, bias, out, stride_x, N,
-    M: tl.constexpr, M_PAD: tl.constexpr, K: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
-    BIASED: tl.constexpr, PDL: tl.constexpr,
+    x, weight, bias, out, N,
+    K: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, BIASED: tl.constexpr, PDL: tl.constexpr,
 ):
-    """TILE_N outputs of all M rows."""
-    m, n = tl.arange(0, M_PAD), tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
-    column = tl.arange(0, TILE_K)
-    total = tl.zeros([M_PAD, TILE_N, TILE_K], tl.float32)
+    """TILE_N outputs of a single row."""
+    n, column = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N), tl.arange(0, TILE_K)
+    weight += n.to(tl.int64)[:, None] * K
+    total = tl.zeros([TILE_N, TILE_K], tl.float32)
     wait(PDL)
     for start in tl.static_range(0, K, TILE_K):
         k = start + column
         inside = k < K
-        w = tl.load(weight + n.to(tl.int64)[:, None] * K + k[None, :], mask=(n < N)[:, None] & inside[None, :], other=0.0)
-        a = tl.load(x + m[:, None] * stride_x + k[None, :], mask=(m < M)[:, None] & inside[None, :], other=0.0)
-        total += a.to(tl.float32)[:, None, :] * w.to(tl.float32)[None, :, :]
+        w = tl.load(weight + k[None, :], mask=(n < N)[:, None] & inside[None, :], other=0.0)
+        total += w.to(tl.float32) * tl.load(x + k, mask=inside, other=0.0).to(tl.float32)[None, :]
     release(PDL)
-    result = tl.sum(total, 2)
+    result = tl.sum(total, 1)
     if BIASED:
-        result += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
-    target = out + m[:, None] * N + n[None, :]
-    tl.store(target, result.to(out.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
+        result += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
+    tl.store(out + n, result.to(out.dtype.element_ty), mask=n < N)
 
 
 @triton.jit
@@ -110,12 +108,9 @@ class Matmul:
         num_rows = x.shape[0]
         if num_rows > _SOME_ROWS or not num_rows or x.dtype not in _NARROW:
             return functional.linear(x, weight, bias)
-        if num_rows <= _FEW_ROWS:
-            return _few_rows(x, weight, bias)
-        tile = _tile(num_rows, *weight.shape)
-        if tile is None:
-            return functional.linear(x, weight, bias)
-        return self._some_rows(x, weight, bias, tile)
+        if num_rows == 1:
+            return _one_row(x, weight, bias)
+        return self._some_rows(x, weight, bias, _tile(num_rows, *weight.shape))
 
     def _some_rows(self, x: Tensor, weight: Tensor, bias: Tensor | None, tile: dict[str, Any]) -> Tensor:
         (m, k), n, num_parts = x.shape, weight.shape[0], tile["SPLIT"]
@@ -140,19 +135,16 @@ class Matmul:
         return out
 
 
-def _few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    (m, k), n = x.shape, weight.shape[0]
-    out = x.new_empty((m, n))
-    tile_n, warps = (8, 4) if k > 8192 else (4, 8) if k <= 3072 and n * k < 1 << 22 else (2, 4)
+def _one_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    n, k = weight.shape
+    out = x.new_empty((1, n))
+    tile_n, warps = (8, 4) if k > 8192 else (2, 4)
     _vector_kernel[(parts(n, tile_n),)](
         x,
         weight,
         out if bias is None else bias,
         out,
-        x.stride(0),
         n,
-        M=m,
-        M_PAD=power_of_2(m),
         K=k,
         TILE_N=tile_n,
         TILE_K=min(1024, power_of_2(k)),
@@ -164,19 +156,19 @@ def _few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 @functools.cache
-def _tile(num_rows: int, n: int, k: int) -> dict[str, Any] | None:
-    """Tile and split of a product, as measured on an H200; None where torch is as fast or faster."""
+def _tile(num_rows: int, n: int, k: int) -> dict[str, Any]:
+    """Tile and split of a product, as measured on an H200."""
     tile_m = max(16, power_of_2(num_rows))
-    if n >= 1 << 16:  # a language model head
+    if n > 4096:
         return _constants(tile_m, 64, 128, 1, swapped=True)
-    if n * k <= 1 << 23:
-        return _constants(tile_m, 32, 256 if tile_m > 16 and n > 2048 else 128, 1 if n > 2048 else 4)
-    if n <= 4096:
-        return _constants(tile_m, 32, 128, 2 if k <= 4096 else 4)
-    return None
+    if k <= 1024:
+        return _constants(tile_m, 32, 256 if tile_m > 16 else 128, 1)
+    return _constants(tile_m, 32, 128, max(1, min(4, 2 * _SMALL_WAVE // parts(n, 32))))
 
 
-def _constants(tile_m: int, tile_n: int, tile_k: int, num_parts: int, *, swapped: bool = False) -> dict[str, Any]:
+def _constants(
+    tile_m: int, tile_n: int, tile_k: int, num_parts: int, *, swapped: bool = False
+) -> dict[str, Any]:
     return {
         "TILE_M": tile_m,
         "TILE_N": tile_n,

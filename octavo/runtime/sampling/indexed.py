@@ -1,0 +1,200 @@
+"""vLLM's interface of logits processors, which counts requests by their index in the batch, and its adapter.
+
+Classes written for vLLM's V1 `LogitsProcessor` derive from the one here instead (public as
+octavo.logits_processor); `custom` wraps them. A processor sees a row of logits for every request that it was
+told of; rows of requests that draw no token in this step are zeros, and whatever it makes of them is dropped.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import NamedTuple, TypeVar
+
+import torch
+
+from octavo.config.cache import CacheConfig
+from octavo.config.engine import EngineConfig
+from octavo.config.model import ModelConfig
+from octavo.config.parallel import ParallelConfig
+from octavo.config.scheduling import SchedulerConfig
+from octavo.messages.sampling import SamplingParams
+from octavo.messages.step import NewRequest
+from octavo.runtime.sampling.processors import Processor
+from octavo.runtime.sampling.slots import Batch
+
+T = TypeVar("T")
+
+
+class MoveDirectionality(Enum):
+    """How a request moves from index a to index b."""
+
+    UNIDIRECTIONAL = auto()
+    """What was at b is gone."""
+    SWAP = auto()
+    """What was at b is at a now. octavo never does so."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchUpdate:
+    """What has changed since the last step, in this order: removed, added, moved."""
+
+    batch_size: int
+    """Requests now; their indices are 0 … batch_size - 1."""
+    removed: Sequence[int]
+    added: Sequence[tuple[int, SamplingParams, list[int] | None, list[int]]]
+    """(index, parameters, prompt, output); the output grows by itself. What had the index before is gone."""
+    moved: Sequence[tuple[int, int, MoveDirectionality]]
+    """(from, to, how)."""
+
+
+class LogitsProcessor(ABC):
+    """What users fill in. An exception in it ends the requests of the step."""
+
+    @classmethod  # noqa: B027  # most have nothing to say
+    def validate_params(cls, sampling_params: SamplingParams) -> None:
+        """Raise ValueError for a request that it cannot serve."""
+
+    @abstractmethod
+    def __init__(self, vllm_config: "Configs", device: torch.device, is_pin_memory: bool) -> None:
+        """is_pin_memory: whether copies to the device may be asynchronous."""
+
+    @abstractmethod
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        """Before each step: take in what has changed; None: nothing but the outputs."""
+
+    @abstractmethod
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """Change logits, [batch_size, vocab_size] float32, in place or not, and return them."""
+
+    @abstractmethod
+    def is_argmax_invariant(self) -> bool:
+        """True if the likeliest token stays the likeliest. octavo applies the processor in any case."""
+
+
+class Configs(NamedTuple):
+    """The engine's configuration under vLLM's names for its parts."""
+
+    model_config: ModelConfig
+    cache_config: CacheConfig
+    parallel_config: ParallelConfig
+    scheduler_config: SchedulerConfig
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> "Configs":
+        """Of an engine."""
+        return cls(config.model, config.cache, config.parallel, config.scheduler)
+
+
+class IndexedProcessor(Processor):
+    """Gives every request an index, without gaps, and hands a user's processor the rows in that order."""
+
+    def __init__(
+        self,
+        kind: type[LogitsProcessor],
+        config: EngineConfig,
+        vocab_size: int,
+        num_slots: int,
+        device: torch.device,
+    ) -> None:
+        super().__init__(vocab_size, num_slots, device)
+        self._processor = kind(Configs.of(config), device, False)
+        self._slots: list[int | None] = []
+        """By index; None: the request has gone, which the processor does not know yet."""
+        self._indices: dict[int, int] = {}
+        """By slot."""
+        self._new: dict[int, NewRequest] = {}
+        """By slot: requests that the processor does not know yet."""
+        self._outputs: dict[int, list[int]] = {}
+        """By slot."""
+
+    def is_active(self, params: SamplingParams) -> bool:
+        """Always: only the processor knows which requests are its own."""
+        return True
+
+    def add(self, slot: int, request: NewRequest) -> None:
+        """It enters at the next step."""
+        self._new[slot] = request
+        self._outputs[slot] = request.token_ids[request.num_prompt_tokens :]
+
+    def remove(self, slot: int) -> None:
+        """It leaves at the next step, or has never been."""
+        if self._new.pop(slot, None) is None:
+            self._slots[self._indices.pop(slot)] = None
+        del self._outputs[slot]
+
+    def apply(self, logits: torch.Tensor, batch: Batch) -> None:
+        """Tell what has changed, then let it work on the rows by index. Raises TypeError for a wrong one."""
+        self._processor.update_state(self._update())
+        rows = torch.from_numpy(batch.rows).to(self.device)
+        indices = torch.tensor([self._indices[slot] for slot in batch.slots.tolist()], device=self.device)
+        by_index = logits.new_zeros(len(self._slots), self.vocab_size)
+        by_index[indices] = logits[rows]
+        changed = self._processor.apply(by_index)
+        if not isinstance(changed, torch.Tensor) or changed.shape != by_index.shape:
+            raise TypeError(f"apply must return logits of shape {tuple(by_index.shape)}")
+        logits[rows] = changed[indices]
+
+    def observe(self, batch: Batch, token_ids: torch.Tensor) -> None:
+        """Lengthen the outputs, which the processor holds too."""
+        for slot, token_id in zip(batch.slots.tolist(), token_ids.tolist(), strict=True):
+            self._outputs[slot].append(token_id)
+
+    def _update(self) -> BatchUpdate | None:
+        """New requests take the indices of those that left; gaps that stay are filled from the end."""
+        gaps = [index for index, slot in enumerate(self._slots) if slot is None]
+        if not gaps and not self._new:
+            return None
+        added = [self._enter(slot, request, gaps) for slot, request in self._new.items()]
+        self._new.clear()
+        moved = []
+        for gap in gaps:
+            while self._slots and self._slots[-1] is None:
+                self._slots.pop()
+            if gap >= len(self._slots):
+                break
+            last = self._slots.pop()
+            assert last is not None
+            moved.append((len(self._slots), gap, MoveDirectionality.UNIDIRECTIONAL))
+            self._slots[gap] = last
+            self._indices[last] = gap
+        return BatchUpdate(len(self._slots), tuple(gaps), added, moved)
+
+    def _enter(
+        self, slot: int, request: NewRequest, gaps: list[int]
+    ) -> tuple[int, SamplingParams, list[int], list[int]]:
+        index = gaps.pop(0) if gaps else len(self._slots)
+        if index == len(self._slots):
+            self._slots.append(slot)
+        else:
+            self._slots[index] = slot
+        self._indices[slot] = index
+        prompt = request.token_ids[: request.num_prompt_tokens]
+        return index, request.sampling, prompt, self._outputs[slot]
+
+
+def process_dict_updates(
+    entries: dict[int, T],
+    update: BatchUpdate | None,
+    new_state: Callable[[SamplingParams, list[int] | None, list[int]], T | None],
+) -> bool:
+    """Bring `entries`, by index, up to date: vLLM's helper for processors that keep one thing per request.
+
+    new_state: what to keep of a request, None = nothing. Returns whether anything changed.
+    """
+    if update is None:
+        return False
+    before = dict(entries)
+    for index in update.removed:
+        entries.pop(index, None)
+    for index, params, prompt, output in update.added:
+        entries.pop(index, None)
+        if (state := new_state(params, prompt, output)) is not None:
+            entries[index] = state
+    for source, target, how in update.moved:
+        moving, replaced = entries.pop(source, None), entries.pop(target, None)
+        if moving is not None:
+            entries[target] = moving
+        if how is MoveDirectionality.SWAP and replaced is not None:
+            entries[source] = replaced
+    return entries != before

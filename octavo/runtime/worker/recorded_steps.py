@@ -1,0 +1,251 @@
+"""`RecordedSteps`: steps of a few shapes over memory that stays put, recorded once and then repeated.
+
+A repeated step is one launch instead of hundreds. The host hands over slots, positions and lengths; everything
+else is read on the device, from the tables that hold it by slot: tokens, blocks, sampling parameters. A step is
+padded to the next shape with rows of the spare slot, which attend to one slot of the null block, store nothing
+(slot -1) and append their token to the spare slot, and with tokens that belong to no row.
+
+Called by the model runner. A shape is recorded behind a step of it, which is computed launch by launch; those
+of decoding at once, others when they come up again. `warm_up` records before there are requests.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from enum import Enum, auto
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+
+from octavo.runtime.batch import ForwardBatch, GroupTables
+from octavo.runtime.models.interface import Model
+from octavo.runtime.platforms.platform import Record
+from octavo.runtime.sampling.sampler import Sampler
+from octavo.runtime.sampling.slots import Array, staged, to_device
+from octavo.runtime.worker.kv_tensors import KVTensors
+from octavo.runtime.worker.prepare import Work, cache_slots
+from octavo.runtime.worker.request_state import RequestState
+
+_MOST_TOKENS = 2048
+_FEWEST_TOKENS = 64  # more than there are chunks: as many tokens as rows would be a decoding step
+_CHUNKS = (8, 32)
+_BYTES_TIMES_TOKENS = 5e12  # where computing on a large GPU takes as long as launching: nothing is won beyond
+_MOST_RECORDINGS = 400
+T = TypeVar("T", Array, torch.Tensor)
+
+
+class Shape(NamedTuple):
+    """singles: rows of one token each, which come first; chunks: rows behind them, with `tokens` in all."""
+
+    singles: int
+    chunks: int = 0
+    tokens: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        """Of both kinds."""
+        return self.singles + self.chunks
+
+    @property
+    def num_tokens(self) -> int:
+        """Of both kinds."""
+        return self.singles + self.tokens
+
+
+class _End(Enum):
+    """How far a step goes."""
+
+    HIDDEN = auto()
+    """To the last hidden states: something must be done that is not recorded."""
+    LIKELIEST = auto()
+    DRAWN = auto()
+
+
+class RecordedSteps:
+    """Runs, records and repeats steps."""
+
+    def __init__(
+        self, model: Model, cache: KVTensors, state: RequestState, sampler: Sampler, record: Record
+    ) -> None:
+        self.sizes = step_sizes(state.spare_slot)
+        self._model, self._cache, self._state, self._sampler = model, cache, state, sampler
+        self._record = record
+        self._most_tokens = min(_MOST_TOKENS, int(_BYTES_TIMES_TOKENS / model.weight_bytes))
+        device = state.token_ids.device
+        most_rows = max(self.sizes[-1], *_singles_of(self.sizes[-1])) + _CHUNKS[-1]
+        most_inputs = 6 * most_rows + 1 + 2 * (most_rows + _MOST_TOKENS)
+        self._inputs = torch.zeros(most_inputs, dtype=torch.int64, device=device)
+        self._codes = torch.zeros(most_rows, dtype=torch.int64, device=device)
+        self._hidden: torch.Tensor | None = None
+        self._recorded: dict[tuple[Shape, _End], Callable[[], None]] = {}
+        self._seen: set[tuple[Shape, _End]] = set()
+
+    @torch.inference_mode()
+    def warm_up(self, sizes: Iterable[int]) -> None:
+        """Record greedy decoding steps of these sizes."""
+        nothing = np.empty(0, np.int64)
+        for size in sizes:
+            self._stage(Work(nothing, nothing, np.zeros(1, np.int64), nothing), Shape(size), nothing)
+            self._run(Shape(size), _End.LIKELIEST)
+
+    def shape_of(self, work: Work) -> Shape | None:
+        """The shape that a step is padded to; None if there is none that pays."""
+        singles = work.num_singles
+        chunks, tokens = len(work.slots) - singles, int(work.starts[-1]) - singles
+        if not chunks:
+            return Shape(self.sizes[bisect_left(self.sizes, singles)])
+        tokens = _padded_tokens(tokens)
+        if tokens > self._most_tokens or chunks > _CHUNKS[-1]:
+            return None
+        widths = _singles_of(self.sizes[-1])
+        return Shape(widths[bisect_left(widths, singles)], _CHUNKS[bisect_left(_CHUNKS, chunks)], tokens)
+
+    def sample(self, work: Work, shape: Shape) -> tuple[torch.Tensor, Array]:
+        """Compute a step of plain requests, and append what they sample to the state on the device.
+
+        Returns codes as in SamplerOutput, which the next step overwrites, and the rows of them that count: [S].
+        """
+        rows = self._place(work, shape)
+        self._stage(work, shape, rows)
+        self._sampler.refresh()
+        self._run(shape, _End.DRAWN if self._sampler.draws(work.slots) else _End.LIKELIEST)
+        self._state.num_tokens[work.slots[work.samples]] += 1
+        return self._codes[: shape.num_rows], rows[work.samples]
+
+    def forward(self, work: Work, shape: Shape) -> torch.Tensor:
+        """Compute a step up to the last hidden states of the requests that sample: [S, hidden_size]."""
+        rows = self._place(work, shape)
+        self._stage(work, shape, rows)
+        self._run(shape, _End.HIDDEN)
+        assert self._hidden is not None
+        return self._hidden[to_device(rows[work.samples], self._hidden.device)]
+
+    def _place(self, work: Work, shape: Shape) -> Array:
+        """The row of each request: [R] int64."""
+        rows = np.arange(len(work.slots))
+        rows[work.num_singles :] += shape.singles - work.num_singles
+        return rows
+
+    def _stage(self, work: Work, shape: Shape, rows: Array) -> None:
+        """Hand the step's numbers over, in the order of `_split`."""
+        inputs = np.zeros(_num_inputs(shape), np.int64)
+        token_slots, positions, slots, kv_lens, bounds, output_positions, targets = _split(inputs, shape)
+        token_slots[:] = slots[:] = targets[:] = self._state.spare_slot
+        kv_lens[:] = 1
+        lengths, singles = np.diff(work.starts), work.num_singles
+        own = np.arange(work.starts[-1])
+        positions_of_own = own + np.repeat(work.computed - work.starts[:-1], lengths)
+        own[singles:] += shape.singles - singles
+        token_slots[own] = np.repeat(work.slots, lengths)
+        positions[own] = positions_of_own
+        slots[rows] = work.slots
+        kv_lens[rows] = work.computed + lengths
+        bounds[1 : shape.singles + 1] = np.arange(1, shape.singles + 1)
+        bounds[shape.singles + 1 :] = shape.singles + int(work.starts[-1]) - singles
+        bounds[rows[singles:] + 1] = shape.singles + work.starts[singles + 1 :] - singles
+        output_positions[rows] = work.computed + lengths - self._state.num_prompt_tokens[work.slots]
+        targets[rows[work.samples]] = work.slots[work.samples]
+        target = self._inputs[: inputs.size]
+        target.copy_(staged(inputs, target.device), non_blocking=True)
+
+    def _run(self, shape: Shape, end: _End) -> None:
+        key = shape, end
+        repeat = self._recorded.get(key)
+        if repeat is not None:
+            repeat()
+            return
+        compute = partial(self._compute, shape, end)
+        compute()
+        if (shape.chunks == 0 or key in self._seen) and len(self._recorded) < _MOST_RECORDINGS:
+            self._recorded[key] = self._record(compute)
+        self._seen.add(key)
+
+    def _compute(self, shape: Shape, end: _End) -> None:
+        inputs = _split(self._inputs[: _num_inputs(shape)], shape)
+        token_slots, positions, slots, kv_lens, bounds, output_positions, targets = inputs
+        batch = self._batch(token_slots, positions, slots, kv_lens, bounds, shape)
+        hidden = self._model.forward(batch)
+        if shape.chunks:
+            hidden = hidden[bounds[1:] - 1]
+        if end is _End.HIDDEN:
+            self._keep(hidden)
+            return
+        logits, draws = self._model.logits(hidden), end is _End.DRAWN
+        codes = self._sampler.choose(logits, slots, output_positions, draws=draws)
+        self._codes[: shape.num_rows] = codes
+        self._state.token_ids[targets, kv_lens] = codes.clamp(min=0)
+
+    def _batch(
+        self,
+        token_slots: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        kv_lens: torch.Tensor,
+        bounds: torch.Tensor,
+        shape: Shape,
+    ) -> ForwardBatch:
+        state = self._state
+        is_real = token_slots != state.spare_slot
+        return ForwardBatch(
+            input_ids=state.token_ids[token_slots, positions],
+            positions=positions,
+            cu_q_lens=bounds.int(),
+            kv_lens=kv_lens.int(),
+            kv_caches=self._cache.by_layer,
+            groups=[
+                GroupTables(
+                    table[slots],
+                    cache_slots(table, token_slots, positions, state.block_size).where(is_real, -1),
+                )
+                for table in state.block_tables
+            ],
+            group_of_layer=self._cache.group_of_layer,
+            num_singles=shape.singles,
+        )
+
+    def _keep(self, hidden: torch.Tensor) -> None:
+        if self._hidden is None:
+            self._hidden = hidden.new_zeros(len(self._codes), hidden.shape[1])
+        self._hidden[: len(hidden)] = hidden
+
+
+def step_sizes(most: int) -> list[int]:
+    """The sizes that decoding steps of up to `most` requests are padded to: 1, 2, 4, 8, 16, 24 … 256, 272 …"""
+    sizes, size = [], 1
+    while size < most:
+        sizes.append(size)
+        size += max(size if size < 8 else 8, size // 128 * 8)
+    return [*sizes, most]
+
+
+def first_sizes(sizes: list[int]) -> list[int]:
+    """Those worth recording before the first request, the largest first: they share memory best so."""
+    return sorted({size for size in sizes if size.bit_count() == 1} | {sizes[-1]}, reverse=True)
+
+
+def _singles_of(most: int) -> list[int]:
+    """What single rows beside chunks are padded to: few, because each comes with many numbers of tokens."""
+    return [0, *(8 << i for i in range(max(1, (most - 1).bit_length() - 2)))]
+
+
+def _padded_tokens(number: int) -> int:
+    """The next number of tokens of chunks, at most a quarter more from 128 on."""
+    unit = max(_FEWEST_TOKENS, 1 << max(0, number.bit_length() - 3))
+    return -(-number // unit) * unit
+
+
+def _num_inputs(shape: Shape) -> int:
+    return 2 * shape.num_tokens + 5 * shape.num_rows + 1
+
+
+def _split(inputs: T, shape: Shape) -> list[T]:
+    """Of each token: its slot, its position; of each row: slot, length in the cache, bounds among the tokens
+    (one more, from 0 on), output position, slot that its token is appended to.
+    """
+    tokens, rows = shape.num_tokens, shape.num_rows
+    parts, start = [], 0
+    for size in (tokens, tokens, rows, rows, rows + 1, rows, rows):
+        parts.append(inputs[start : start + size])
+        start += size
+    return parts

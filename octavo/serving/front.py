@@ -1,0 +1,70 @@
+"""One more process that speaks HTTP: `python -m octavo.serving.front FD ORDERS INDEX PARENT`.
+
+Started by `fronts` with the listening socket. It has everything that the first has but the engine's process,
+to which it is attached; it accepts connections once that answers, and ends with its parent.
+"""
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from octavo.base import log
+from octavo.base.errors import OctavoError
+from octavo.base.processes import die_with_parent
+from octavo.config.engine import EngineConfig
+from octavo.frontend.async_engine import AsyncLLM
+from octavo.serving.fronts import Orders
+from octavo.serving.listener import Listener
+from octavo.serving.metrics_board import MetricsBoard
+from octavo.serving.service import Service
+
+logger = log.get_logger(__name__)
+
+
+class Front(Service):
+    """A front process beside the one that owns the engine."""
+
+    _signals = (signal.SIGTERM,)
+
+    def __init__(self, orders: Orders, folder: Path, index: int, parent_pid: int, listener: Listener) -> None:
+        super().__init__(orders.server, listener)
+        self._engine_config = EngineConfig.from_msgpack(orders.engine)
+        self._folder = folder
+        self._index = index
+        self._parent_pid = parent_pid
+
+    def _make_engine(self) -> AsyncLLM:
+        return AsyncLLM.attached(self._engine_config, self._folder, self._index)
+
+    def _open(self, engine: AsyncLLM, board: MetricsBoard) -> None:
+        logger.info("Serving.")
+        self._tasks = [asyncio.create_task(board.share(self._folder, self._parent_pid))]
+
+
+def main(arguments: list[str]) -> int:
+    """Serve until the parent says so. Returns the exit code."""
+    fd, path, index, parent = arguments
+    die_with_parent(int(parent), lambda: None)
+    log.setup(f"front{index}")
+    log.go_to_background("uvicorn.error", "asyncio")
+    # Ctrl-C reaches every process of the terminal: the parent decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    orders = msgspec.msgpack.decode(Path(path).read_bytes(), type=Orders)
+    with (
+        Listener.inherited(int(fd), orders.server) as listener,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        try:
+            runner.run(Front(orders, Path(path).parent, int(index), int(parent), listener).run())
+        except OctavoError as error:
+            logger.error("%s", error)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

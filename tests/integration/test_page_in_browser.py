@@ -1,0 +1,382 @@
+"""The page in a browser, in front of a real server whose model is a fake: chat, keys, dashboard, looks."""
+
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.served_process import ServeProcess
+
+sync_api = pytest.importorskip("playwright.sync_api")
+expect = sync_api.expect
+CHROMIUM = next(
+    (path for path in map(Path, ("/usr/bin/chromium", "/usr/bin/chromium-browser")) if path.exists()), None
+)
+KEY = "a-key-of-the-tests"
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+
+
+@pytest.fixture(scope="module")
+def server():
+    with ServeProcess(orders={"step_s": 0.01}) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser, server):
+    """Opens the page; answers have as many tokens as asked for. Nothing may go wrong in the console."""
+    contexts, faults = [], []
+
+    def visit(path="/", *, url=server.url, num_tokens=60, may_complain=False, **options):
+        context = browser.new_context(**options)
+        contexts.append(context)
+        context.route(
+            "**/v1/chat/completions", lambda route: route.continue_(post_data=_longer(route, num_tokens))
+        )
+        page = context.new_page()
+        page.asked = []
+        page.on("request", lambda request: page.asked.append(request.url))
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        if not may_complain:
+            page.on("console", lambda message: faults.append(message.text))
+        page.goto(url + path)
+        return page
+
+    yield visit
+    for context in contexts:
+        context.close()
+    assert faults == []
+
+
+def _longer(route, num_tokens):
+    body = json.loads(route.request.post_data)
+    return json.dumps({"max_tokens": num_tokens, "ignore_eos": True} | body)
+
+
+def ask(page, text):
+    page.get_by_label("Message").fill(text)
+    page.keyboard.press("Enter")
+
+
+def metric(server, name):
+    found = re.findall(rf"^{re.escape(name)}(?:{{.*}})? (\S+)$", server.get("/metrics").text, re.MULTILINE)
+    return sum(map(float, found))
+
+
+def answer(page):
+    return page.locator("li.assistant").last
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_an_answer_is_seen_while_it_comes(visit, server):
+    page = visit(num_tokens=120)
+    expect(page.get_by_label("Model")).to_have_value("fake")
+    page.get_by_label("Message").focus()
+    expect(page.get_by_role("button", name="Send")).to_be_disabled()
+    ask(page, "hello")
+    expect(page.locator("li.user")).to_have_text("hello")
+    page.get_by_role("button", name="Stop").wait_for()
+    text = answer(page).locator(".text")
+    wait_until(lambda: len(text.inner_text()) > 5)
+    early = text.inner_text()
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+    assert len(text.inner_text()) > len(early) + 20
+    notes = answer(page).locator(".notes").inner_text()
+    speed, first_ms = re.search(r"([\d.]+) tokens/s", notes), re.search(r"first token (\d+) ms", notes)
+    assert 1 < float(speed[1]) < 101, "a step takes 10 ms"
+    assert 10 <= int(first_ms[1]) < 5000
+    assert "120 tokens" in notes
+    assert "reached its length" in notes
+    assert {url.split("/")[2] for url in page.asked} == {server.url.split("/")[2]}, "nobody else was asked"
+
+
+@pytest.mark.parametrize("way", ["key", "button"])
+def test_stop_ends_the_answer_here_and_in_the_engine(visit, server, way):
+    page = visit(num_tokens=2000)
+    ask(page, f"stop by {way}")
+    wait_until(lambda: len(answer(page).locator(".text").inner_text()) > 5)
+    wait_until(lambda: metric(server, "vllm:num_requests_running") == 1)
+    page.keyboard.press("Escape") if way == "key" else page.get_by_role("button", name="Stop").click()
+    expect(answer(page).locator(".notes")).to_contain_text("stopped")
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+    wait_until(lambda: metric(server, "vllm:num_requests_running") == 0)
+    ask(page, "and on")
+    wait_until(lambda: len(answer(page).locator(".text").inner_text()) > 5)
+    page.keyboard.press("Escape")
+
+
+def test_what_is_sent(visit):
+    page = visit(num_tokens=3)
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("System prompt").fill("Be brief.")
+    page.get_by_label("Temperature").fill("0.5")
+    page.get_by_label("Top k").fill("7")
+    page.get_by_label("Seed").fill("")
+    page.keyboard.press("Escape")
+    box = page.get_by_label("Message")
+    box.fill("one")
+    box.press("Shift+Enter")
+    box.type("two")
+    with page.expect_request("**/v1/chat/completions") as asked:
+        box.press("Enter")
+    body = json.loads(asked.value.post_data)
+    assert body.pop("messages") == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "one\ntwo"},
+    ]
+    del body["stream_options"]
+    added = {"max_tokens": 3, "ignore_eos": True}
+    assert body == {"model": "fake", "temperature": 0.5, "top_k": 7, "stream": True} | added
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+    said = page.evaluate("document.querySelector('li.assistant .text').textContent")
+    with page.expect_request("**/v1/chat/completions") as asked:
+        ask(page, "three")
+    roles = [message["role"] for message in json.loads(asked.value.post_data)["messages"]]
+    assert roles == (["system", "user", "assistant", "user"] if said else ["system", "user"])
+    page.get_by_role("button", name="New conversation").click()
+    expect(page.get_by_role("heading", name="What is on your mind?")).to_be_visible()
+    with page.expect_request("**/v1/chat/completions") as asked:
+        ask(page, "four")
+    assert [m["content"] for m in json.loads(asked.value.post_data)["messages"]] == ["Be brief.", "four"]
+    page.reload()
+    page.get_by_role("button", name="Settings").click()
+    expect(page.get_by_label("System prompt")).to_have_value("Be brief.")
+
+
+def test_an_error_is_told_and_the_question_can_be_asked_again(visit):
+    page = visit(num_tokens=5, may_complain=True)
+    ask(page, "x" * 5000)
+    fault = page.get_by_role("alert")
+    expect(fault).to_contain_text("tokens")
+    fault.get_by_role("button", name="Try again").click()
+    expect(page.get_by_role("alert")).to_have_count(1)
+    with page.expect_request("**/v1/chat/completions") as asked:
+        ask(page, "short")
+    messages = json.loads(asked.value.post_data)["messages"]
+    assert messages == [{"role": "user", "content": "short"}], "what got no answer is not said again"
+
+
+def test_a_stream_that_is_cut_is_no_answer(visit):
+    page = visit(may_complain=True)
+    cut = 'data: {"choices":[{"index":0,"delta":{"content":"half"}}]}\n\n'
+    page.context.route(
+        "**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=cut)
+    )
+    ask(page, "hello")
+    expect(page.get_by_role("alert")).to_contain_text("cut before the answer was complete")
+    expect(answer(page).locator(".text")).to_have_text("half")
+
+
+def test_the_figures_of_the_dashboard_move(visit):
+    page = visit(num_tokens=4000)
+    ask(page, "a long one")
+    page.get_by_role("link", name="Dashboard").click()
+
+    def figures(title):
+        tile = page.locator("section.tile", has=page.get_by_role("heading", name=title, exact=True))
+        return [
+            float(re.match(r"[\d.]+|–", text)[0].replace("–", "nan"))
+            for text in tile.locator("dd").all_inner_texts()
+        ]
+
+    expect(page.locator("#pulse")).to_contain_text("Live")
+    wait_until(lambda: figures("Requests")[0] == 1)
+    wait_until(lambda: 10 < figures("Tokens per second")[0] < 101)
+    wait_until(lambda: 5 < figures("Between tokens")[0] < 60)
+    first = page.locator("path.line-0").first.get_attribute("d")
+    wait_until(lambda: page.locator("path.line-0").first.get_attribute("d") != first)
+    page.keyboard.press("Escape")
+    wait_until(lambda: figures("Requests")[0] == 0)
+    wait_until(lambda: figures("Tokens per second")[0] < 10)
+
+
+def test_a_server_with_keys(visit):
+    with ServeProcess("--api-key", KEY) as server:
+        page = visit(url=server.url, num_tokens=5, may_complain=True)
+        field = page.get_by_label("API key")
+        expect(field).to_be_focused()
+        field.fill(KEY)
+        page.keyboard.press("Enter")
+        expect(page.get_by_label("Model")).to_have_value("fake")
+        ask(page, "hello")
+        expect(answer(page).locator(".notes")).to_contain_text("5 tokens")
+        page.get_by_role("link", name="Dashboard").click()
+        expect(page.locator("#pulse")).to_contain_text("Live")
+        kept = page.evaluate("[Object.values(sessionStorage), Object.values(localStorage), document.cookie]")
+        assert kept[0] == [KEY]
+        assert KEY not in json.dumps(kept[1:])
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("view", ["/#chat", "/#dashboard"])
+def test_it_fits_and_can_be_read(visit, scheme, width, view):
+    page = visit(view, color_scheme=scheme, viewport={"width": width, "height": 780}, is_mobile=width < 500)
+    page.locator("select#model:has-text('fake')").wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    cut = page.evaluate(
+        """[...document.querySelectorAll("header *, .view:not([hidden]) *")].filter((node) => {
+            const box = node.getBoundingClientRect();
+            return box.width > 1 && (box.right > innerWidth + 1 || box.left < -1);
+        }).map((node) => node.outerHTML.slice(0, 80))"""
+    )
+    assert cut == []
+    for selector in ("body", ".hint" if "chat" in view else "#pulse", "nav a:not([aria-current])"):
+        front, back = page.evaluate(
+            """selector => [
+                getComputedStyle(document.querySelector(selector)).color,
+                getComputedStyle(document.body).backgroundColor,
+            ]""",
+            selector,
+        )
+        assert contrast(front, back) >= 4.5, (selector, front, back)
+    is_dark = luminance(page.evaluate("getComputedStyle(document.body).backgroundColor")) < 0.2
+    assert is_dark == (scheme == "dark")
+
+
+def luminance(color):
+    """Relative luminance of WCAG 2."""
+    parts = [int(part) / 255 for part in re.findall(r"\d+", color)[:3]]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def contrast(one, two):
+    low, high = sorted((luminance(one), luminance(two)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_everything_is_reached_by_the_keyboard(visit):
+    page = visit()
+    page.locator("select#model:has-text('fake')").wait_for()
+    reached = set()
+    for _ in range(14):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement === document.body"):
+            continue  # past the last
+        name = page.evaluate(
+            "(e => e.getAttribute('aria-label') || e.id || e.textContent)(document.activeElement)"
+        )
+        ring = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert ring != "none" or name == "Message", f"{name} has the focus and does not show it"
+        reached.add(name.strip())
+    assert {"Chat", "Dashboard", "New conversation", "Settings", "Message"} <= reached
+
+
+MARKDOWN = {
+    "plain": ("one\ntwo", "<p>one\ntwo</p>"),
+    "paragraphs": ("one\n\ntwo", "<p>one</p><p>two</p>"),
+    "marks": (
+        "**a** *b* _c_ ~~d~~ `e*f*`",
+        "<p><strong>a</strong> <em>b</em> <em>c</em> <del>d</del> <code>e*f*</code></p>",
+    ),
+    "nested marks": ("**a *b* c**", "<p><strong>a <em>b</em> c</strong></p>"),
+    "no marks": ("2 * 3 * 4, snake_case_name, a\\*b", "<p>2 * 3 * 4, snake_case_name, a*b</p>"),
+    "heading": ("## A *b* ##\ntext", "<h4>A <em>b</em></h4><p>text</p>"),
+    "list": ("- a\n- b\n  - c\n\nend", "<ul><li>a</li><li>b<ul><li>c</li></ul></li></ul><p>end</p>"),
+    "numbers": ("3. a\n\n4. b", '<ol start="3"><li>a</li><li>b</li></ol>'),
+    "quote": ("> a\n> > b", "<blockquote><p>a</p><blockquote><p>b</p></blockquote></blockquote>"),
+    "rule": ("a\n\n---\n\nb", "<p>a</p><hr><p>b</p>"),
+    "break": ("a  \nb", "<p>a<br>b</p>"),
+    "link": (
+        "[a](https://b.example/c_(d)) https://e.example/f.",
+        '<p><a href="https://b.example/c_(d)" target="_blank" rel="noopener noreferrer nofollow">a</a> '
+        '<a href="https://e.example/f" target="_blank" rel="noopener noreferrer nofollow">https://e.example/f</a>.</p>',
+    ),
+    "picture": (
+        "![a](https://b.example/c.png)",
+        '<p><a href="https://b.example/c.png" target="_blank" rel="noopener noreferrer nofollow">a</a></p>',
+    ),
+    "bad link": (
+        "[a](javascript:alert(1)) [b](data:text/html,x)",
+        "<p>[a](javascript:alert(1)) [b](data:text/html,x)</p>",
+    ),
+    "markup": (
+        "<b>a</b> <img src=x onerror=alert(1)> &amp;",
+        "<p>&lt;b&gt;a&lt;/b&gt; &lt;img src=x onerror=alert(1)&gt; &amp;amp;</p>",
+    ),
+    "table": (
+        "| a | b |\n|---|--:|\n| 1 | `x` |",
+        '<div class="table" tabindex="0"><table><thead><tr><th scope="col">a</th>'
+        '<th data-align="end" scope="col">b</th></tr></thead><tbody><tr><td>1</td>'
+        '<td data-align="end"><code>x</code></td></tr></tbody></table></div>',
+    ),
+    "code": (
+        "```py\na = '<b>'\n\n# c\n```\nend",
+        '<figure class="code"><figcaption><span>py</span>'
+        '<button type="button" class="quiet">Copy</button></figcaption>'
+        "<pre tabindex=\"0\"><code>a = '&lt;b&gt;'\n\n# c</code></pre></figure><p>end</p>",
+    ),
+    "open code": (
+        "```\na",
+        '<figure class="code"><figcaption><span>text</span>'
+        '<button type="button" class="quiet">Copy</button></figcaption>'
+        '<pre tabindex="0"><code>a</code></pre></figure>',
+    ),
+}
+SHOW = """async ([text, step]) => {
+    const { show } = await import(new URL("web/markdown.js", location));
+    const place = document.createElement("div");
+    const began = performance.now();
+    for (let end = step; end < text.length; end += step) show(place, text.slice(0, end));
+    show(place, text);
+    return [place.outerHTML.slice(5, -6), performance.now() - began];
+}"""
+
+
+@pytest.fixture(scope="module")
+def blank(browser, server):
+    page = browser.new_page()
+    page.goto(server.url)
+    yield page
+    page.close()
+
+
+@pytest.mark.parametrize("name", MARKDOWN)
+def test_markdown(blank, name):
+    text, html = MARKDOWN[name]
+    assert blank.evaluate(SHOW, [text, 10**9])[0] == html
+    assert blank.evaluate(SHOW, [text, 1])[0] == html, "letter by letter it becomes the same"
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "*a ",
+        "**a ",
+        "[",
+        "![](",
+        "`",
+        "_a ",
+        "> ",
+        "- ",
+        "| a ",
+        "  ",
+        "\\",
+        "~~x",
+        "<a>",
+        "http://",
+        "```\n",
+        "1. ",
+    ],
+)
+def test_no_text_is_slow(blank, piece):
+    text = piece * (20_000 // len(piece))
+    _, spent_ms = blank.evaluate(SHOW, [text, 10**9])
+    assert spent_ms < 1500

@@ -1,0 +1,128 @@
+"""A command line or config file written for vLLM: every option is known, taken or refused with its reason."""
+
+import argparse
+import logging
+
+import pytest
+
+from octavo.base.errors import ConfigError
+from octavo.cli.flags import add_engine_flags, engine_args
+from octavo.cli.units import any_value
+from octavo.cli.words import expand_config, normalise
+from octavo.config import EngineArgs
+from octavo.config.compat import ALIASES, FOREIGN
+
+
+def parse(*words):
+    parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("prompt", nargs="?")
+    add_engine_flags(parser)
+    return engine_args(parser.parse_intermixed_args(expand_config(normalise(list(words)))))
+
+
+@pytest.mark.parametrize("name", [*FOREIGN, *ALIASES])
+def test_every_name_is_a_hidden_flag(name, capsys):
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_engine_flags(parser)
+    flag = "--" + name.replace("_", "-")
+    assert f" {flag} " not in parser.format_help().replace("\n", " ")
+    try:
+        parse(flag, "1")
+    except ConfigError as error:
+        assert FOREIGN[name].text in str(error)
+
+
+def test_values_that_ask_for_nothing_pass(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
+    plain = parse()
+    words = ["-pp", "1", "-dp=1", "-O3", "--runner", "generate", "--no-enable-lora", "--cpu-offload-gb", "0"]
+    assert (
+        parse(*words, "--compilation-config", "{}", "--attention-backend=auto", "--hf-token", "None") == plain
+    )
+    assert not caplog.records
+    assert parse("--enable-sleep-mode", "a prompt", "--max-lora-rank", "64") == plain
+    assert "max_lora_rank has no effect" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["-pp", "2"], "pipeline_parallel_size=2: Pipeline parallelism"),
+        (["--enable-lora"], "enable_lora=True: LoRA is not supported yet"),
+        (["--speculative-config", '{"method": "ngram"}'], "Speculative decoding"),
+        (["--speculative_config.method", "ngram"], r"speculative_config={'method': 'ngram'}"),
+        (["--kv-offloading-size", "much"], "kv_offloading_size='much' cannot be read as swap_space"),
+        (["--worker-cls", "a.B"], "Name an Executor class"),
+    ],
+)
+def test_refusals_say_why(words, says):
+    with pytest.raises(ConfigError, match=says):
+        parse(*words)
+
+
+def test_other_names_of_the_same():
+    assert parse("--async-scheduling").steps_in_flight == 2
+    assert parse("--no-async-scheduling").steps_in_flight == 1
+    assert parse("--kv-offloading-size", "2").swap_space == 2
+    assert parse("--max-model-len", "auto").max_model_len == -1
+    assert EngineArgs(max_model_len="auto").max_model_len == -1
+
+
+def test_a_config_file_may_hold_them(tmp_path):
+    path = tmp_path / "engine.yaml"
+    path.write_text(
+        "enable_lora: false\ncompilation_config: {}\nasync-scheduling: true\nmax_model_len: auto\n"
+    )
+    assert parse("--config", str(path)) == EngineArgs(steps_in_flight=2, max_model_len=-1)
+    path.write_text("speculative_config: {method: ngram}\n")
+    with pytest.raises(ConfigError, match="Speculative decoding"):
+        parse("--config", str(path))
+
+
+def test_dotted_flags_are_parts_of_an_object():
+    args = parse(
+        "--hf_overrides.rope_parameters.rope_theta=1e4",
+        "--max-num-seqs",
+        "3",
+        "--hf-overrides.max_position_embeddings",
+        "8k",
+        "--hf-overrides.rope_parameters.rope_type",
+        "default",
+    )
+    assert args.hf_overrides == {
+        "rope_parameters": {"rope_theta": 1e4, "rope_type": "default"},
+        "max_position_embeddings": 8000,
+    }
+    assert args.max_num_seqs == 3
+    assert normalise(["--", "--a.b", "c"]) == ["--", "--a.b", "c"]
+    assert normalise(["version 1.5", "-x.y"]) == ["version 1.5", "-x.y"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--hf-overrides.a"], "--hf-overrides.a needs a value"),
+        (["--a.b", "1", "--a.b.c", "2"], "--a.b.c: another"),
+    ],
+)
+def test_wrong_dotted_flags(words, says):
+    with pytest.raises(ConfigError, match=says):
+        normalise(words)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("true", True),
+        ("1.5", 1.5),
+        ("80g", 80 * 10**9),
+        ("1GiB", 1 << 30),
+        ("[1, 2]", [1, 2]),
+        ('"8k"', "8k"),
+        ("ngram", "ngram"),
+        ("None", None),
+        ("null", None),
+    ],
+)
+def test_values_of_any_kind(text, value):
+    assert any_value(text) == value

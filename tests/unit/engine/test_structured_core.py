@@ -1,0 +1,194 @@
+"""Grammars in the core, over a runner that chooses any allowed token: alone, in company, and when they fail."""
+
+import json
+import re
+
+import msgspec
+import pytest
+
+from octavo.base.errors import RequestError
+from octavo.engine.structured import guides
+from octavo.engine.structured.guidance import GuidanceBackend, GuidanceMatcher
+from octavo.messages.request import FinishReason
+from octavo.messages.sampling import SamplingParams
+from tests.fakes import fake_request
+from tests.structured import EOS, ByteEngine, text
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 9}, "age": {"type": "integer", "maximum": 99}},
+    "required": ["name", "age"],
+}
+FORMS = [
+    {"json": PERSON},
+    {"regex": r"\d{3}-[a-f]{2,9}"},
+    {"choice": ["positive", "negative"]},
+    {"grammar": 'root ::= "a" root "b" | "c"'},
+    {},
+]
+CONDITIONS = {
+    "batched": {},
+    "chunked": {"max_num_batched_tokens": 7},
+    "preempted": {"num_blocks": 52, "max_model_len": 200},
+    "two_in_flight": {"steps_in_flight": 2},
+    "three_in_flight_and_preempted": {"steps_in_flight": 3, "num_blocks": 52, "max_model_len": 200},
+}
+
+
+def requests(engine):
+    for index in range(40):
+        form = FORMS[index % len(FORMS)]
+        prompt = [7] * 10 + [index] * (index % 6 + 1)
+        yield engine.request(f"r{index}", 100, index, prompt, **form)
+
+
+@pytest.fixture(scope="module")
+def solo(tmp_path_factory):
+    """Every request alone."""
+    engine = ByteEngine(tmp_path_factory.mktemp("solo"), enable_prefix_caching=False)
+    ends = {}
+    for request in requests(engine):
+        ends |= engine.run([request])
+    return ends
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_in_company_as_alone(tmp_path, solo, condition):
+    engine = ByteEngine(tmp_path, **CONDITIONS[condition])
+    ends = engine.run(requests(engine))
+    assert {i: (t, o.finish_reason) for i, (t, o) in ends.items()} == {
+        i: (t, o.finish_reason) for i, (t, o) in solo.items()
+    }
+    if "preempted" in condition:
+        assert engine.core.scheduler.stats().num_preemptions > 0
+
+
+def test_forms_are_kept(solo):
+    for index in range(40):
+        tokens, last = solo[f"r{index}"]
+        if FORMS[index % 5] == {"json": PERSON} and last.finish_reason is FinishReason.STOP:
+            assert set(json.loads(text(tokens))) >= {"name", "age"}
+        if FORMS[index % 5] == FORMS[1]:
+            assert re.fullmatch(FORMS[1]["regex"], text(tokens))
+        if FORMS[index % 5] == FORMS[2]:
+            assert text(tokens) in ("positive", "negative") and last.ended_by_text
+        if FORMS[index % 5] == FORMS[3]:
+            assert re.fullmatch("a*cb*", text(tokens)) and last.finish_reason is FinishReason.STOP
+
+
+def test_a_row_without_a_grammar_does_not_wait(tmp_path):
+    """With two steps in flight, only rows with a grammar sit a step out."""
+    engine = ByteEngine(tmp_path, steps_in_flight=2)
+    engine.run([engine.request("plain", 40, eos=[]), engine.request("formed", 40, regex="[a-z]*x?")])
+    parts = [step.request_ids for step in engine.executor.steps]
+    assert sum("plain" in ids for ids in parts) == 40
+    formed = [number for number, ids in enumerate(parts) if "formed" in ids]
+    assert all(later - earlier > 1 for earlier, later in zip(formed, formed[1:], strict=False))
+
+
+def test_children_follow_a_leader_each_on_their_own_way(tmp_path):
+    engine = ByteEngine(tmp_path)
+    family = [
+        engine.request(f"c{i}", 50, i, list(range(20)), regex="[a-z]{8}", leader_id="c0" if i else "")
+        for i in range(4)
+    ]
+    ends = engine.run(family)
+    assert all(re.fullmatch("[a-z]{8}", text(tokens)) for tokens, _ in ends.values())
+    assert len({tuple(tokens) for tokens, _ in ends.values()}) == 4
+
+
+def test_the_end_of_text_comes_only_where_the_grammar_admits_it(tmp_path):
+    engine = ByteEngine(tmp_path)
+    for seed in range(30):
+        [(tokens, last)] = engine.run([engine.request("r", 50, seed, regex="(ab)+")]).values()
+        if last.finish_reason is FinishReason.STOP:
+            assert tokens[-1] == EOS and not last.ended_by_text
+            assert re.fullmatch("(ab)+", text(tokens[:-1]))
+
+
+def test_ignoring_the_end_of_text(tmp_path):
+    engine = ByteEngine(tmp_path)
+    [(tokens, last)] = engine.run([engine.request("r", 50, regex="(ab)+", eos=[])]).values()
+    assert (len(tokens), last.finish_reason) == (50, FinishReason.LENGTH)
+    [(tokens, last)] = engine.run([engine.request("s", 50, regex="(ab){3}", eos=[])]).values()
+    assert (text(tokens), last.finish_reason) == ("ababab", FinishReason.STOP)
+
+
+def test_min_tokens_does_not_hold_back_what_is_complete(tmp_path):
+    engine = ByteEngine(tmp_path)
+    sampling = SamplingParams(min_tokens=20, max_tokens=50)
+    [(tokens, last)] = engine.run([engine.request("r", 50, choice=["abc"], sampling=sampling)]).values()
+    assert (text(tokens), last.finish_reason) == ("abc", FinishReason.STOP)
+
+
+def test_a_stop_token_ends_an_output_in_its_midst(tmp_path):
+    engine = ByteEngine(tmp_path)
+    sampling = SamplingParams(stop_token_ids=[ord("b")], max_tokens=50)
+    [(tokens, last)] = engine.run([engine.request("r", 50, choice=["abc"], sampling=sampling)]).values()
+    assert (text(tokens), last.stop_reason, last.ended_by_text) == ("ab", ord("b"), False)
+
+
+def test_a_failure_in_a_step_ends_its_request_alone(tmp_path, monkeypatch):
+    advance = GuidanceMatcher.advance
+
+    def fail_on_x(self, token_id):
+        if token_id == ord("x"):
+            raise RequestError("the lexer is at its limit")
+        return advance(self, token_id)
+
+    monkeypatch.setattr(GuidanceMatcher, "advance", fail_on_x)
+    engine = ByteEngine(tmp_path)
+    ends = engine.run([
+        engine.request("bad", choice=["abxcd"]), engine.request("good", choice=["abcd"]), engine.request("plain", 9)
+    ])  # fmt: skip
+    assert ends["bad"][1].finish_reason is FinishReason.ERROR
+    assert ends["bad"][1].error == "the lexer is at its limit"
+    assert text(ends["good"][0]) == "abcd"
+    assert len(ends["plain"][0]) == 9
+    assert engine.core.scheduler.stats().num_blocks_used == 0
+
+
+@pytest.mark.parametrize("fault", [RequestError("too large"), ValueError("a bug of the library")])
+def test_what_cannot_be_compiled_here_ends_with_an_error(tmp_path, monkeypatch, fault):
+    def fail(self, grammar):
+        raise fault
+
+    engine = ByteEngine(tmp_path)
+    request = engine.request("bad", choice=["a"])
+    monkeypatch.setattr(GuidanceBackend, "compile", fail)
+    engine.core.prepare(request)
+    [(tokens, last)] = engine.run([request]).values()
+    assert (tokens, last.finish_reason) == ([], FinishReason.ERROR)
+    assert ("too large" in last.error) == isinstance(fault, RequestError)
+
+
+def test_a_vocabulary_that_is_gone_ends_the_request_alone(tmp_path):
+    engine = ByteEngine(tmp_path)
+    request = engine.request("bad", choice=["a"])
+    request.constraint.vocabulary = str(tmp_path / "nothing")
+    ends = engine.run([request, fake_request("plain", [1], 3)])
+    assert "cannot read the vocabulary" in ends["bad"][1].error
+    assert ends["plain"][1].finish_reason is FinishReason.LENGTH
+
+
+def test_what_was_compiled_is_shared_and_bounded(tmp_path, monkeypatch):
+    compiled = []
+    compile_grammar = GuidanceBackend.compile
+
+    def count(self, grammar):
+        compiled.append(grammar)
+        return compile_grammar(self, grammar)
+
+    monkeypatch.setattr(GuidanceBackend, "compile", count)
+    monkeypatch.setattr(guides, "_MAX_CACHE_BYTES", 3 << 20)
+    engine = ByteEngine(tmp_path)
+    for word in ("aa", "aa", "bb", "cc", "aa"):
+        request = engine.request("r", choice=[word])
+        engine.core.prepare(request)
+        engine.run([request])
+    assert [re.search("aa|bb|cc", grammar)[0] for grammar in compiled] == ["aa", "bb", "cc", "aa"]
+
+
+def test_a_constraint_crosses_the_door(tmp_path):
+    request = ByteEngine(tmp_path).request("r", choice=["a"])
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=type(request)) == request

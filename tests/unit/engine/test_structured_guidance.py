@@ -1,0 +1,144 @@
+"""The back end over llguidance, with single bytes as tokens: what it admits, what it refuses, what it bounds."""
+
+import re
+
+import numpy as np
+import pytest
+
+from octavo.base.errors import RequestError
+from octavo.engine.structured.guidance import GuidanceBackend
+from octavo.messages.structured import StructuredOutputsParams
+from tests.structured import BYTES, EOS, VOCAB_SIZE
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer", "minimum": 0}},
+    "required": ["name"],
+}
+TAG = {
+    "structures": [{"begin": "<f=x>", "schema": {"type": "object", "properties": {"a": {"type": "integer"}}}, "end": "</f>"}],
+    "triggers": ["<f="],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def backend():
+    return GuidanceBackend(BYTES)
+
+
+def start(backend, **params):
+    return backend.compile(backend.translate(StructuredOutputsParams(**params)))
+
+
+def allowed(backend, matcher):
+    masks = np.zeros((1, -(-VOCAB_SIZE // 32)), np.int32)
+    backend.fill_masks([matcher], masks)
+    return set(np.flatnonzero(np.unpackbits(masks.view(np.uint8), bitorder="little")))
+
+
+def admits(backend, matcher, text):
+    """Whether `text` is a whole output; every token must be in the mask too."""
+    matcher = matcher.copy()
+    for token in text.encode():
+        if token not in allowed(backend, matcher):
+            return False
+        if matcher.advance(token):
+            return text.encode()[-1] == token and matcher.inner.is_stopped()
+    return EOS in allowed(backend, matcher)
+
+
+CASES = [
+    (
+        {"json": PERSON},
+        ['{"name":"x"}', '{"name": "é", "age": 3}', '{\n  "name": "x"\n}'],
+        ['{"age":3}', "{}", "[]"],
+    ),
+    ({"json": PERSON}, ['{"name":"x","other":1}'], ['{"name":"x","age":-1}', '{          "name":"x"}']),
+    ({"json": PERSON, "disable_additional_properties": True}, ['{"name":"x"}'], ['{"name":"x","other":1}']),
+    ({"json": PERSON, "disable_any_whitespace": True}, ['{"name":"x"}'], ['{"name": "x"}']),
+    ({"json": PERSON, "whitespace_pattern": "_"}, ['{_"name"_:_"x"_}'], ['{ "name":"x"}']),
+    ({"json": True}, ["1", '"a"', "[true]"], ["x"]),
+    ({"json_object": True}, ["{}", '{"a": [1, null]}'], ["[]", "1"]),
+    ({"regex": r"\d{2,3}-[ab]+"}, ["12-a", "123-ba"], ["1-a", "12-", "12-c", "١٢-a"]),
+    ({"regex": "^a|b$"}, ["a", "b"], ["c"]),
+    ({"regex": "a/b"}, ["a/b"], ["a\\/b"]),
+    ({"choice": ["yes", "yes, sir", 'q"\\\n']}, ["yes", "yes, sir", 'q"\\\n'], ["ye", "no"]),
+    ({"grammar": 'root ::= "a" root | "b"'}, ["b", "aab"], ["a", "c"]),
+    ({"grammar": 'start: item+\nitem: "x" | "(" item ")"'}, ["x", "((x))x"], ["(x"]),
+    ({"structural_tag": TAG}, ["hi", 'hi <f=x>{"a": 1}</f> ok'], ["<f=y>", "<f=x>{1}"]),
+]
+
+
+@pytest.mark.parametrize(("params", "good", "bad"), CASES)
+def test_what_is_admitted(backend, params, good, bad):
+    matcher = start(backend, **params)
+    assert [text for text in good if not admits(backend, matcher, text)] == []
+    assert [text for text in bad if admits(backend, matcher, text)] == []
+
+
+@pytest.mark.parametrize(
+    ("params", "reason"),
+    [
+        ({"regex": "(["}, "unclosed character class"),
+        ({"regex": "(?=a)a"}, "look-around"),
+        ({"regex": r"(a)\1"}, "backreferences"),
+        ({"regex": "a{0}"}, "no text but the empty one"),
+        ({"grammar": "root ::= "}, "no text but the empty one"),
+        ({"grammar": 'other ::= "a"'}, "No 'root' rule"),
+        ({"grammar": "root ::= x"}, "'x' not found"),
+        ({"grammar": "root ::= root"}, "Grammar error"),
+        ({"json": {"type": "strin"}}, "Invalid type"),
+        ({"json": {"not": {}}}, "Unimplemented keys"),
+        ({"json": False}, "Unsatisfiable"),
+        ({"json": {"$ref": "#"}}, "Grammar error"),
+        ({"json": {"$ref": "https://example.com/x"}}, "not present"),
+        ({"structural_tag": {"type": "structural_tag", "format": {}}}, "structures"),
+        ({"structural_tag": {"structures": [{"begin": "<a>", "end": ""}], "triggers": ["<b"]}}, "none of the triggers"),
+        ({"structural_tag": {"structures": [3], "triggers": ["<b"]}}, "none of the triggers"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(backend, params, reason):
+    with pytest.raises(RequestError, match=re.escape(reason)) as caught:
+        start(backend, **params)
+    assert caught.value.parameter == "structured_outputs"
+    assert len(str(caught.value)) < 400 and "%llguidance" not in str(caught.value)
+
+
+def test_the_end_is_known_at_once_where_nothing_may_follow(backend):
+    matcher = start(backend, choice=["ab", "cd"])
+    assert not matcher.advance(ord("a"))
+    assert matcher.advance(ord("b"))
+
+
+def test_the_end_stays_open_where_more_may_follow(backend):
+    matcher = start(backend, regex="a+")
+    assert not matcher.advance(ord("a"))
+    assert allowed(backend, matcher) == {ord("a"), EOS}
+    assert matcher.advance(EOS)
+
+
+def test_copies_go_their_own_ways(backend):
+    first = start(backend, choice=["ab", "cd"])
+    second = first.copy()
+    first.advance(ord("a"))
+    assert allowed(backend, first) == {ord("b")}
+    assert allowed(backend, second) == {ord("a"), ord("c")}
+
+
+def test_a_wrong_token_fails_its_matcher_alone(backend):
+    good, bad = start(backend, choice=["ab"]), start(backend, choice=["ab"])
+    with pytest.raises(RequestError):
+        bad.advance(ord("x"))
+    masks = np.zeros((2, -(-VOCAB_SIZE // 32)), np.int32)
+    backend.fill_masks([bad, good], masks)
+    assert np.flatnonzero(np.unpackbits(masks[1].view(np.uint8), bitorder="little")).tolist() == [ord("a")]
+    with pytest.raises(RequestError):
+        bad.advance(ord("a"))
+
+
+def test_a_grammar_that_forces_tokens_works_without_a_tokenizer(backend):
+    matcher = start(backend, grammar='%llguidance {"no_forcing": false}\nstart: "abc" /[0-9]/')
+    for token in b"abc":
+        assert token in allowed(backend, matcher)
+        matcher.advance(token)
+    assert matcher.advance(ord("7"))

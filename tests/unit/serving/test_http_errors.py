@@ -1,0 +1,71 @@
+"""Errors as clients see them: status, form, and nothing of the inside."""
+
+import json
+
+import pytest
+from starlette.exceptions import HTTPException
+
+from octavo.base.errors import (
+    ConfigError,
+    EngineDead,
+    Overloaded,
+    PromptTooLong,
+    RequestError,
+    UnknownModel,
+    Unsupported,
+)
+from octavo.serving.errors import HTTPError, error_body, error_response
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (RequestError("x", "n"), 400, "BadRequestError"),
+        (PromptTooLong("x", "prompt"), 400, "BadRequestError"),
+        (UnknownModel("x", "model"), 404, "NotFoundError"),
+        (Unsupported("x"), 501, "NotImplementedError"),
+        (ConfigError("x"), 501, "NotImplementedError"),
+        (Overloaded("x"), 503, "ServiceUnavailableError"),
+        (EngineDead("x"), 503, "engine_dead"),
+        (HTTPError(429, "x"), 429, "RateLimitError"),
+        (HTTPError(504, "x"), 504, "TimeoutError"),
+        (HTTPException(405), 405, "MethodNotAllowedError"),
+        (ValueError("x"), 500, "InternalServerError"),
+        (ZeroDivisionError(), 500, "InternalServerError"),
+    ],
+)
+def test_status_and_form(error, status, kind):
+    answer = error_response(error)
+    body = json.loads(answer.body)
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/json"
+    assert body["error"] == {
+        "message": body["error"]["message"],
+        "type": kind,
+        "param": getattr(error, "parameter", None),
+        "code": status,
+    }
+
+
+def test_when_to_try_again():
+    assert error_response(Overloaded("x", retry_after_s=7.4)).headers["retry-after"] == "7"
+    assert error_response(Overloaded("x", retry_after_s=0.1)).headers["retry-after"] == "1"
+    assert "retry-after" in error_response(EngineDead("x")).headers
+    assert "retry-after" not in error_response(RequestError("x")).headers
+
+
+@pytest.mark.parametrize("error", [KeyError("/home/me/secret"), EngineDead("Traceback: /usr/lib/x.py")])
+def test_the_inside_stays_inside(error):
+    text = error_body(error).decode()
+    assert "secret" not in text and "Traceback" not in text and "/usr" not in text
+
+
+def test_addresses_and_paths_are_taken_out():
+    text = error_body(RequestError("<Thing at 0x7f12ab34cd> in /home/me/model.py of /v1/chat")).decode()
+    assert "0x7f" not in text and "/home" not in text
+    assert "/v1/chat" in text
+
+
+def test_errors_are_short():
+    assert len(error_body(RequestError("\N{GRINNING FACE}é" * 10_000, "p" * 10_000))) <= 4096 * 4
+    assert len(error_body(RequestError("x" * 10_000, "p" * 10_000))) <= 4096
