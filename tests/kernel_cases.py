@@ -220,6 +220,13 @@ def _matmul() -> Iterator[Case]:
             yield Case(f"{name} odd {m}", (torch.randn(m, 75), make_blocks(name, 11, 75), name))
 
 
+def _gated_matmul() -> Iterator[Case]:
+    for case in _dense_matmul():
+        x, weight, *bias = case.args
+        case.args = (x, torch.cat([weight.flip(0), weight]), *(torch.cat([b, -b]) for b in bias))
+        yield case
+
+
 def _dense_matmul() -> Iterator[Case]:
     for m, n, k in ((1, 30, 512), (2, 7, 70), (3, 65, 192), (17, 97, 768), (33, 64, 256)):
         x, weight = torch.randn(m, k + 5)[:, :k], torch.randn(n, k)
@@ -245,6 +252,18 @@ def _draw() -> Iterator[Case]:
         yield Case(f"ends {temperature}", (torch.randn(2, 9000), degrees, noise))
 
 
+def _cut() -> Iterator[Case]:
+    """Ends among many equal logits, near and deep; compared by the tokens that are kept."""
+    for size, spread in ((151, 3.0), (9000, 3.0), (4500, 0.1)):
+        options = [(0, 1.0, 0.0), (1, 1.0, 0.0), (40, 1.0, 0.0), (700, 1.0, 0.0), (0, 0.3, 0.0)]
+        options += [(0, 0.9, 0.0), (0, 0.999, 0.0), (0, 1.0, 0.1), (50, 0.8, 0.05), (10**6, 0.5, 1e-6)]
+        top_k, top_p, min_p = (torch.tensor(column, dtype=torch.float64) for column in zip(*options))
+        logits = (torch.randn(len(options), size) * spread).bfloat16()
+        temperature = 0.4 + torch.rand(len(options), dtype=torch.float64)
+        for kind in (torch.bfloat16, torch.float32):
+            yield Case(f"{size} {spread} {kind}", (logits.to(kind), temperature, top_k, top_p, min_p))
+
+
 CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "store_kv": _store_kv,
     "paged_attention": _attention,
@@ -255,7 +274,9 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "gelu": _activation(False),
     "gelu_tanh": _activation(False),
     "draw": _draw,
+    "cut": _cut,
     "matmul": _dense_matmul,
+    "gated_matmul": _gated_matmul,
     "block_dequantize": _dequantize,
     "block_matmul": _matmul,
 }

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
@@ -86,8 +87,9 @@ class ServeProcess:
     def post(self, path, body, **options):
         return httpx.post(self.url + path, json=body, timeout=_PATIENCE_S, verify=False, **options)
 
+    @contextmanager
     def stream(self, num_tokens):
-        """An open answer that will have so many events."""
+        """The lines of an answer that will have so many events; the first one has come."""
         body = {
             "model": "fake",
             "prompt": "hello",
@@ -95,8 +97,10 @@ class ServeProcess:
             "ignore_eos": True,
             "stream": True,
         }
-        client = httpx.Client(timeout=_PATIENCE_S)
-        return client.stream("POST", self.url + "/v1/completions", json=body)
+        with httpx.stream("POST", self.url + "/v1/completions", json=body, timeout=_PATIENCE_S) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            yield lines
 
     def wait_for_status(self, status, path="/health"):
         deadline = time.monotonic() + _PATIENCE_S
@@ -108,6 +112,12 @@ class ServeProcess:
                 assert self.is_alive(), self.log
             time.sleep(0.02)
         raise AssertionError(f"{path} was never {status}:\n{self.log}")
+
+    def wait_for_log(self, text, times=1):
+        deadline = time.monotonic() + _PATIENCE_S
+        while self.log.count(text) < times:
+            assert time.monotonic() < deadline, self.log
+            time.sleep(0.02)
 
     def signal(self, number=signal.SIGTERM):
         self.process.send_signal(number)

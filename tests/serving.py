@@ -35,7 +35,9 @@ class Served:
     """Asks it without a socket."""
 
 
-def serving_engine(*, step_s: float = 0.0, fault: str = "", front: dict | None = None, **scheduling) -> AsyncLLM:
+def serving_engine(
+    *, step_s: float = 0.0, fault: str = "", front: dict | None = None, **scheduling
+) -> AsyncLLM:
     """An engine, not started. step_s, fault: orders of tests.process_fakes."""
     config = fake_config(
         **{"max_model_len": MAX_MODEL_LEN, "num_blocks": 512, "max_num_batched_tokens": 256, **scheduling}

@@ -1,6 +1,8 @@
 """Writes docs/config.md and docs/metrics.md from the code: `python tools/gen_docs.py`. A test checks them."""
 
 import dataclasses
+import inspect
+import re
 import sys
 from pathlib import Path
 from typing import Any, get_origin
@@ -8,6 +10,7 @@ from typing import Any, get_origin
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # run as a script, from any folder
 
+from octavo.base import env  # noqa: E402
 from octavo.config.args import EngineArgs  # noqa: E402
 from octavo.config.compat import ALIASES, FOREIGN  # noqa: E402
 from octavo.config.option import TARGET  # noqa: E402
@@ -40,6 +43,8 @@ def config_page() -> str:
     ]
     aliases = [(f"`{name}`", "", f"Another name of `{own}`.") for name, (own, _) in sorted(ALIASES.items())]
     parts.append(_table(("option", "", "why"), aliases + foreign))
+    parts.append("## Environment variables\n\nThe first of a row wins; what an option says wins over all.")
+    parts.append(_table(("variable", "meaning"), _variables()))
     return "\n\n".join(parts) + "\n"
 
 
@@ -73,6 +78,14 @@ def metrics_page() -> str:
 
 
 PAGES = {"docs/config.md": config_page, "docs/metrics.md": metrics_page}
+
+
+def _variables() -> list[tuple[str, ...]]:
+    """As the functions of base/env.py explain them: lines of the form NAME: meaning."""
+    functions = [f for name, f in vars(env).items() if inspect.isfunction(f) and not name.startswith("_")]
+    lines = [line for function in functions for line in (inspect.getdoc(function) or "").splitlines()]
+    matches = [re.fullmatch(r"([A-Z][A-Z_]{2,}[^:]*): (.+)", line) for line in lines]
+    return [match.groups() for match in matches if match]
 
 
 def _option(field: dataclasses.Field[Any]) -> tuple[str, ...]:

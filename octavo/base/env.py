@@ -8,7 +8,11 @@ from octavo.base.errors import ConfigError
 
 _DEFAULT_CACHE = "~/.cache/octavo"
 _REPORTED = ("OCTAVO_", "VLLM_", "OMP_", "MKL_", "CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE", "CXX")
-_OPTIONS = {"log_stats_interval_s": ("OCTAVO_LOG_STATS_INTERVAL", "VLLM_LOG_STATS_INTERVAL")}
+_OPTIONS = {
+    "log_stats_interval_s": ("OCTAVO_LOG_STATS_INTERVAL", "VLLM_LOG_STATS_INTERVAL"),
+    "stall_timeout": ("OCTAVO_STALL_TIMEOUT", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"),
+}
+"""By option; the first that is set counts."""
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 
 
@@ -62,7 +66,7 @@ def offline() -> bool:
 
 
 def plugins() -> list[str] | None:
-    """OCTAVO_PLUGINS, VLLM_PLUGINS: names of the plug-ins to load, with commas between; None = all."""
+    """OCTAVO_PLUGINS, VLLM_PLUGINS: names of the plug-ins to load, with commas between; unset = all."""
     for name in ("OCTAVO_PLUGINS", "VLLM_PLUGINS"):
         if name in os.environ:
             return [plugin.strip() for plugin in os.environ[name].split(",") if plugin.strip()]
@@ -78,7 +82,8 @@ def logging_config() -> Path | None:
 def option_defaults() -> dict[str, float]:
     """Engine options that the environment decides where the user does not. Raises ConfigError.
 
-    OCTAVO_LOG_STATS_INTERVAL, VLLM_LOG_STATS_INTERVAL: log_stats_interval_s
+    OCTAVO_LOG_STATS_INTERVAL, VLLM_LOG_STATS_INTERVAL: seconds, for log_stats_interval_s.
+    OCTAVO_STALL_TIMEOUT, VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS: seconds, for stall_timeout.
     """
     return {
         option: _number(name)

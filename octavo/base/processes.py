@@ -3,6 +3,7 @@
 Called by the front for the engine core and by the multiprocess executor for its ranks; knows neither of them.
 """
 
+import ctypes
 import faulthandler
 import os
 import signal
@@ -19,6 +20,7 @@ import psutil
 from octavo.base import env
 
 _PARENT_POLL_S = 0.25
+_PR_SET_PDEATHSIG = 1
 _DUMP_SIGNAL = signal.SIGUSR1
 
 
@@ -113,9 +115,12 @@ def _family(pid: int) -> list[psutil.Process]:
 def die_with_parent(parent_pid: int, last_act: Callable[[], None]) -> None:
     """End this process within half a second of its parent's end, however that came; `last_act` runs before.
 
-    Looks at the parent's id instead of using PR_SET_PDEATHSIG: that signal comes when the *thread* that
-    started this process ends, and as SIGKILL it would leave no time for `last_act`.
+    Looks at the parent's id instead of being killed by PR_SET_PDEATHSIG: that signal comes when the *thread*
+    that started this process ends, and as SIGKILL it would leave no time for `last_act`. It is used to wake
+    this process up, should it be stopped at that moment.
     """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
 
     def watch() -> None:
         while os.getppid() == parent_pid:

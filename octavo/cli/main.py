@@ -26,8 +26,8 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "serve": Command("octavo.cli.serve", "serve a model over HTTP, with OpenAI's API and a page to chat on"),
     "generate": Command("octavo.cli.generate", "answer one or several prompts, all at once"),
+    "serve": Command("octavo.cli.serve", "serve a model over HTTP, with OpenAI's API and a page to chat on"),
     "chat": Command("octavo.cli.chat", "talk to a model in the terminal, here or on a server"),
     "complete": Command("octavo.cli.complete", "continue texts in the terminal, here or on a server"),
     "pull": Command("octavo.cli.pull", "bring a model to this machine"),

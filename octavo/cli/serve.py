@@ -6,6 +6,7 @@ engine is gone for good.
 """
 
 import argparse
+import os
 import signal
 import sys
 from dataclasses import fields
@@ -41,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until asked to end. What cannot work is told before anything is loaded."""
     if args.model_tag:
         args.model = args.model_tag
+    _open_standard_files()
     signal.signal(signal.SIGTERM, _leave)
     engine = EngineArgs.from_options(_DEFAULTS | engine_options(args))
     config = resolve_server(_server_config(args))
@@ -63,3 +65,10 @@ def _server_config(args: argparse.Namespace) -> ServerConfig:
 def _leave(number: int, frame: FrameType | None) -> None:
     """SIGTERM before the server can handle it: end as it would, leaving nothing behind."""
     raise SystemExit(0)
+
+
+def _open_standard_files() -> None:
+    """Where standard output or error are closed, no socket may get their numbers: all sorts of code writes there."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)

@@ -37,6 +37,7 @@ _POOLING = (
     "octavo generates text; embedding, classification and reward models are not supported yet. "
     "Leave it out, or use 'generate'."
 )
+_ONE_BACKEND = "There is one back end, guidance; options of structured output are given per request."
 _NO_COMPILER = "octavo compiles no graphs: there is nothing to configure."
 
 FOREIGN: dict[str, Foreign] = {
@@ -93,8 +94,8 @@ FOREIGN: dict[str, Foreign] = {
     "max_seq_len_to_capture": Foreign((8192,), _NO_COMPILER, is_refused=False),
     "performance_mode": Foreign(("balanced",), "octavo has one mode.", is_refused=False),
     "quantization_config": Foreign(_OFF, "The checkpoint says how it is quantized."),
-    "structured_outputs_config": Foreign(_OFF, f"Structured output {_LATER}."),
-    "guided_decoding_backend": Foreign(_AUTO, f"Structured output {_LATER}."),
+    "structured_outputs_config": Foreign(_OFF, _ONE_BACKEND, is_refused=False),
+    "guided_decoding_backend": Foreign((*_AUTO, "guidance"), _ONE_BACKEND, is_refused=False),
     "reasoning_parser": Foreign(_OFF, f"Parsing of reasoning {_LATER}."),
     "speculative_config": Foreign(_OFF, _SPECULATION),
     "spec_method": Foreign(_OFF, _SPECULATION),

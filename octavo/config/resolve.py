@@ -194,7 +194,8 @@ def _importable_name(processor: Any) -> str:
 def _scheduler(args: EngineArgs, cpu: bool, max_model_len: int) -> SchedulerConfig:
     scheduler = _part(args, SchedulerConfig)
     _check_weights(scheduler.fair_weights)
-    seqs = scheduler.max_num_seqs or 256
+    most_seqs = 256 if cpu else 1024
+    seqs = scheduler.max_num_seqs or min(most_seqs, scheduler.max_num_batched_tokens or most_seqs)
     tokens = scheduler.max_num_batched_tokens or max(seqs, 4096 if cpu else 16384)
     if tokens < seqs:
         raise ConfigError(

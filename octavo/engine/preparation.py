@@ -18,7 +18,7 @@ class Preparation:
     def __init__(
         self, prepare: Callable[[EngineRequest], None], deliver: Callable[[CoreMessage], None]
     ) -> None:
-        """prepare: what takes time; deliver: hands a message to the core. Both are called on the thread too."""
+        """prepare: what takes time; deliver: hands a message to the core. Both on any thread."""
         self._prepare = prepare
         self._deliver = deliver
         self._queue: Queue[CoreMessage] = Queue()

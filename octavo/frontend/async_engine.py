@@ -93,7 +93,7 @@ class AsyncLLM(AsyncLifecycle):
         """
         return cls(config, client=AttachedClient(mailbox_path, front))
 
-    async def generate(  # noqa: PLR0913  # vLLM's signature
+    def generate(  # noqa: PLR0913  # vLLM's signature
         self,
         prompt: PromptType | AsyncIterable[StreamingInput],
         sampling_params: SamplingParams | None = None,
@@ -123,31 +123,34 @@ class AsyncLLM(AsyncLifecycle):
         """
         del session_id, kv_hints
         refuse_options(lora_request, data_parallel_rank=data_parallel_rank)
+        about: dict[str, Any] = {
+            "priority": priority,
+            "tenant": tenant,
+            "deadline_s": deadline_s,
+            "trace_headers": trace_headers,
+        }
         if isinstance(prompt, AsyncIterable):
             session = Session(prompt, sampling_params, self.input_processor, tokenization_kwargs)
-            turn = partial(
-                self.generate,
-                trace_headers=trace_headers,
-                priority=priority,
-                tenant=tenant,
-                deadline_s=deadline_s,
-                slot=slot,
-            )
-            async with aclosing(self._hold(session, request_id or uuid4().hex, turn)) as outputs:
-                async for of_turn in outputs:
-                    yield of_turn
-            return
+            turn = partial(self.generate, slot=slot, **about)
+            return self._hold(session, request_id or uuid4().hex, turn)
         process = partial(
             self.input_processor.process,
             with_text(prompt, prompt_text),
             sampling_params,
             request_id=request_id,
-            priority=priority,
             tokenization_kwargs=tokenization_kwargs,
-            tenant=tenant,
-            deadline_s=deadline_s,
-            trace_headers=trace_headers,
+            **about,
         )
+        return self._answer(process, prompt, sampling_params, slot)
+
+    async def _answer(
+        self,
+        process: Callable[[], PreparedRequest],
+        prompt: PromptType,
+        sampling_params: SamplingParams | None,
+        slot: Slot | None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The outputs of the request that `process` makes of this prompt."""
         kind = sampling_params.output_kind if sampling_params else None
         stream = OutputStream(is_delta=kind is RequestOutputKind.DELTA)
         own = await self._admit(prompt, sampling_params) if slot is None else None

@@ -26,6 +26,7 @@ _OF_CORE = {
     "num_timeouts": "num_timeouts",
     "num_blocks_swapped_out": "num_blocks_swapped_out",
     "num_blocks_swapped_in": "num_blocks_swapped_in",
+    "num_dropped": "num_dropped_messages",
 }
 """Field of SchedulerStats → counter."""
 _ZERO = (

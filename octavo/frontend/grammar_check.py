@@ -1,9 +1,9 @@
 """`GrammarCheck`: can a grammar be compiled in reasonable time and memory? Asked before a request is sent.
 
-Used by the input processor. Grammars are compiled by processes that may be killed (octavo.engine.structured.
-checker), so a hostile one costs its sender an error and nobody else anything: the core compiles again, off
-its loop, only what a checker compiled in time. Verdicts are remembered, those on hostile grammars too. At most
-MAX_CHECKERS processes run; they are started when they are needed.
+Used by the input processor. Grammars are compiled by processes that may be killed
+(octavo.engine.structured.checker), so a hostile one costs its sender an error and nobody else anything: the
+core compiles again, off its loop, only what a checker compiled in time. Verdicts are remembered, those on
+hostile grammars too. At most MAX_CHECKERS processes run; they are started when they are needed.
 """
 
 import threading
@@ -94,14 +94,15 @@ class GrammarCheck:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._end_ids = end_ids
-        self._vocabulary: VocabularyFile | None = None
+        self._vocabulary: list[VocabularyFile] = []
+        """None before the first grammar."""
         self._lock = threading.RLock()
         self._idle: list[Checker] = []
         self._threads = ThreadPoolExecutor(MAX_CHECKERS, "grammar-check")
         self._verdicts: LRU[bytes, Verdict] = LRU(_MAX_REMEMBERED_BYTES)
         self._asked: dict[bytes, Future[Verdict]] = {}
         """Verdicts to come; who asks the same meanwhile waits for the same answer."""
-        self.close = weakref.finalize(self, _close, self._threads, self._idle)
+        self.close = weakref.finalize(self, _close, self._threads, self._idle, self._vocabulary)
         """End the checkers; may be called twice."""
 
     def check(self, params: StructuredOutputsParams) -> Constraint:
@@ -109,14 +110,14 @@ class GrammarCheck:
         verdict = self.ask(params).result()
         if verdict.error:
             raise RequestError(verdict.error, _NAME)
-        assert self._vocabulary is not None
-        return Constraint(verdict.grammar, str(self._vocabulary.path), BACKEND)
+        return Constraint(verdict.grammar, str(self._vocabulary[0].path), BACKEND)
 
     def ask(self, params: StructuredOutputsParams) -> "Future[Verdict]":
         """The verdict, when it is there; then `check` does not wait. Raises RequestError."""
         if self._tokenizer is None:
             raise RequestError(
-                "Structured outputs requires a tokenizer so it can't be used with 'skip_tokenizer_init'.", _NAME
+                "Structured outputs requires a tokenizer so it can't be used with 'skip_tokenizer_init'.",
+                _NAME,
             )
         try:
             key = msgspec.msgpack.encode(params, order="deterministic")
@@ -140,7 +141,11 @@ class GrammarCheck:
         """On a thread of the pool."""
         assert self._tokenizer is not None
         checker = self._take_checker(self._tokenizer)
-        verdict = checker.judge(params)
+        try:
+            verdict = checker.judge(params)
+        except BaseException:
+            checker.close()
+            raise
         if verdict is not None:
             self._idle.append(checker)
             return verdict
@@ -152,13 +157,13 @@ class GrammarCheck:
 
     def _take_checker(self, tokenizer: Tokenizer) -> Checker:
         with self._lock:
-            if self._vocabulary is None:
-                self._vocabulary = VocabularyFile(tokenizer, self._vocab_size, self._end_ids)
+            if not self._vocabulary:
+                self._vocabulary.append(VocabularyFile(tokenizer, self._vocab_size, self._end_ids))
             while self._idle:
                 if (checker := self._idle.pop()).is_alive:
                     return checker
                 checker.close()
-        return Checker(str(self._vocabulary.path), BACKEND)
+        return Checker(str(self._vocabulary[0].path), BACKEND)
 
     def _remember(self, key: bytes, future: "Future[Verdict]") -> None:
         """A failure of ours is no verdict."""
@@ -169,7 +174,9 @@ class GrammarCheck:
                 self._verdicts.put(key, verdict, len(key) + len(verdict.grammar) + len(verdict.error))
 
 
-def _close(threads: ThreadPoolExecutor, idle: list[Checker]) -> None:
+def _close(threads: ThreadPoolExecutor, idle: list[Checker], vocabulary: list[VocabularyFile]) -> None:
     threads.shutdown(cancel_futures=True)
     while idle:
         idle.pop().close()
+    while vocabulary:
+        vocabulary.pop().close()

@@ -96,4 +96,3 @@ class OfflineControl:
     def score(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Of pooling models: Unsupported."""
         raise refuse_pooling("LLM.score()")
-

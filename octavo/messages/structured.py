@@ -1,8 +1,8 @@
-"""`StructuredOutputsParams`: the form that an output must have. Public; and what the wings say about grammars.
+"""`StructuredOutputsParams`: the form of an output. Public; and what the wings tell each other of grammars.
 
 Names, rules and texts follow vLLM's class of the same name (and its forerunner GuidedDecodingParams). The
-front has each new grammar compiled by a checker, a process with limits (`Check` → `Verdict`); what passed goes
-to the core as a `Constraint`.
+front has each new grammar compiled by a checker, a process with limits (`Check` → `Verdict`); what passed
+goes to the core as a `Constraint`.
 """
 
 import json
@@ -44,23 +44,25 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True):
     disable_additional_properties: bool = False
     """Objects have only the properties that their schema names."""
     whitespace_pattern: str | None = None
-    """Regular expression of the white space between JSON tokens; None: blanks, or a line break and an indent."""
+    """Regular expression of the white space between JSON tokens; None: a few blanks, or a line break and an
+    indent."""
     structural_tag: str | dict[str, Any] | None = None
-    """Free text, in which tags begin constrained parts: {"structures": [{begin, schema, end}], "triggers"}."""
+    """Free text, in which tags begin constrained parts: {structures: [{begin, schema, end}], triggers}."""
     backend: str | None = None
     """Accepted for the sake of GuidedDecodingParams."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.json, type) and hasattr(self.json, "model_json_schema"):
-            self.json = self.json.model_json_schema()
+        given: Any = self.json
+        if isinstance(given, type) and hasattr(given, "model_json_schema"):
+            self.json = given.model_json_schema()
         if self.json_object is False:
             self.json_object = None
         self._check_kind()
         self._check_types()
         if self.json is not None:
-            self.json = _schema(self.json, "json")
+            self.json = self.json if isinstance(self.json, bool) else _object(self.json, "json")
         if self.structural_tag is not None:
-            self.structural_tag = _schema(self.structural_tag, "structural_tag")
+            self.structural_tag = _object(self.structural_tag, "structural_tag")
 
     @classmethod
     def of(cls, value: object) -> "StructuredOutputsParams":
@@ -100,7 +102,7 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise _wrong(name, f"must be a string, got {type(value).__name__}")
-            if value is not None and not value.strip("" if name == "regex" else None):
+            if value is not None and not (value.strip() if name == "grammar" else value):
                 raise _wrong(name, "cannot be an empty string")
         for name in ("disable_fallback", "disable_any_whitespace", "disable_additional_properties"):
             if not isinstance(value := getattr(self, name), bool):
@@ -172,20 +174,19 @@ def _choices(value: object) -> list[str]:
     return list(dict.fromkeys(value))
 
 
-def _schema(value: object, name: str) -> dict[str, Any] | bool:
-    """A schema as an object; text is parsed."""
+def _object(value: object, name: str) -> dict[str, Any]:
+    """A JSON object; text is parsed."""
     try:
         schema = json.loads(value, parse_constant=_no_constant) if isinstance(value, str) else value
-        if isinstance(schema, dict | bool):
-            text = json.dumps(schema, allow_nan=False, ensure_ascii=False)
-            _check_text(text, name)
+        text = json.dumps(schema, allow_nan=False, ensure_ascii=False)
+        _check_text(text, name)
     except RequestError:
         raise
     except RecursionError:
         raise _wrong(name, f"is nested more than {MAX_NESTING} levels deep") from None
     except (TypeError, ValueError):
         raise _wrong(name, "is not valid JSON") from None
-    if not isinstance(schema, dict) and not (name == "json" and isinstance(schema, bool)):
+    if not isinstance(schema, dict):
         raise _wrong(name, f"must be a JSON object, got {type(schema).__name__}")
     if len(text) > MAX_BYTES:
         raise _wrong(name, f"may have at most {MAX_BYTES} characters, got {len(text)}")

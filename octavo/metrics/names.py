@@ -75,6 +75,11 @@ METRICS: dict[str, Description] = {
         Counter, "Blocks whose content was copied to host memory.", counted="by core"
     ),
     "num_blocks_swapped_in": Description(Counter, "Blocks whose content was copied back.", counted="by core"),
+    "num_dropped_messages": Description(
+        Counter,
+        "Messages to the core that it could not read, or whose request id was in use.",
+        counted="by core",
+    ),
     "num_timeouts": Description(Counter, "Sequences ended by their time limit.", counted="by core"),
     "deadline_misses": Description(
         Counter, "Requests that ended after their deadline or were ended by their time limit."

@@ -44,17 +44,19 @@ def make_app(engine: AsyncLLM, config: ServerConfig) -> FastAPI:
     for route in load_routes():
         if isinstance(route, Route):
             routes.append(route)
-            app.add_api_route(
-                route.path,
-                _endpoint(route.handler),
-                methods=list(route.methods),
-                response_model=None,
-                **describe(route),
-            )
+            _add(app, route)
         else:
             app.add_api_websocket_route(route.path, route.handler)
     app.openapi = partial(_openapi, app, routes, config)  # type: ignore[method-assign]  # FastAPI's way
     return app
+
+
+def _add(app: FastAPI, route: Route) -> None:
+    """One entry for each method, as each has an operation of its own in the description."""
+    for method in route.methods:
+        app.add_api_route(
+            route.path, _endpoint(route.handler), methods=[method], response_model=None, **describe(route)
+        )
 
 
 def _openapi(app: FastAPI, routes: list[Route], config: ServerConfig) -> dict[str, Any]:

@@ -4,7 +4,11 @@ Made by `http_server`, one per socket. Sizes are checked as bytes arrive; times 
 calls for every connection once a second, so that a request arms no timer of its own.
 """
 
+import fcntl
+import termios
 import time
+from array import array
+from contextlib import suppress
 from typing import Literal
 
 from uvicorn.config import Config
@@ -78,12 +82,19 @@ class Connection(HttpToolsProtocol):
         }.get(self._owes)
         if allowed_s is not None and now - self._owes_since_s > allowed_s:
             self._give_up(allowed_s)
-        num_unread = self.transport.get_write_buffer_size()
+        num_unread = self._count_unread()
         if not 0 < self._num_unread <= num_unread:
             self._stuck_since_s = now
         self._num_unread = num_unread
         if now - self._stuck_since_s > self._limits.write_timeout:
             self.transport.abort()
+
+    def _count_unread(self) -> int:
+        """Bytes of answers that the client has not taken: those here, and those that the system holds."""
+        count = array("i", [0])
+        with suppress(OSError, ValueError):  # closed meanwhile, or a system that does not tell
+            fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, count)
+        return self.transport.get_write_buffer_size() + count[0]
 
     def _expect(self, part: Literal["head", "body", "nothing", "silence"]) -> None:
         self._owes = part

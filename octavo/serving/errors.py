@@ -24,7 +24,8 @@ from octavo.base.errors import (
 from octavo.base.log import get_logger
 
 logger = get_logger(__name__)
-_MAX_MESSAGE_CHARS = 2000
+_MAX_MESSAGE_BYTES = 1800
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]+")
 _INNER = re.compile(
     r"0x[0-9a-fA-F]{6,}|/(?:data|etc|home|mnt|opt|root|run|srv|tmp|usr|var|work)/[^\s'\",;:)]*|site-packages"
 )
@@ -115,7 +116,8 @@ def http_error(error: BaseException) -> HTTPError:
 def error_body(error: BaseException) -> bytes:
     """The JSON object of an error, at most 4 KB."""
     told = http_error(error)
-    message = _INNER.sub("…", str(told)[:_MAX_MESSAGE_CHARS])
+    shown = _INNER.sub("…", _CONTROL.sub(" ", str(told)[:_MAX_MESSAGE_BYTES]))
+    message = shown.encode(errors="replace")[:_MAX_MESSAGE_BYTES].decode(errors="ignore")
     parameter = told.parameter[:100] if told.parameter else None
     return msgspec.json.encode(ErrorBody(ErrorDetail(message, told.kind, parameter, told.status)))
 

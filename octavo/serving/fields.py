@@ -45,19 +45,21 @@ LATER = {
     "kv_transfer_params": "there is no KV connector",
     "ec_transfer_params": "there is no encoder cache connector",
     "watermarking": "there are no watermarks",
+    "thinking_token_budget": "there are no reasoning parsers yet",
     "return_token_offsets": "offsets are not known; logprobs have text_offset",
     "suffix": "the model is not told what follows; put it into the prompt in the model's own form",
 }
 """Refused when set: name → why, and what would work."""
 
+_NOTHING: tuple[Any, ...] = (None, [], {}, "", False, -1)
 ACCEPTED = IGNORED.keys() | LATER.keys()
 """Not unknown."""
 
 
 def refuse_later(fields: Mapping[str, Any]) -> None:
-    """Raise RequestError when a field of `LATER` asks for something; null and empty ask for nothing."""
+    """Raise RequestError when a field of `LATER` asks for something; null, empty and -1 ask for nothing."""
     for name in LATER.keys() & fields.keys():
-        if fields[name] not in (None, [], {}, "", False) and not _asks_for_text(name, fields[name]):
+        if fields[name] not in _NOTHING and not _asks_for_text(name, fields[name]):
             raise RequestError(f"{name} is not supported: {LATER[name]}.", name)
 
 

@@ -15,7 +15,7 @@ from octavo.serving.openai.generation import Generation
 from octavo.serving.openai.protocol import GenerateRequest
 from octavo.serving.openai.sampling import sampling_params, tokenization
 from octavo.serving.registry import Route
-from octavo.serving.streaming import DONE, EventStream, event, leaving, unless_gone
+from octavo.serving.streaming import DONE, EventStream, event
 
 
 class Generated(msgspec.Struct):
@@ -63,11 +63,11 @@ async def _answer(request: Request, *, streams: bool) -> Response:
     )
     if body.stream:
         return EventStream(_events(generation), caller.config)
-    [output] = await unless_gone(leaving(request.receive), generation.results())
-    return Response(encode(_generated(output)), media_type="application/json")
+    return await generation.response(request, _generated)
 
 
-def _generated(output: RequestOutput) -> Generated:
+def _generated(outputs: list[RequestOutput]) -> Generated:
+    [output] = outputs
     return Generated(
         [(output.prompt or "") + completion.text for completion in output.outputs],
         [list(completion.token_ids) for completion in output.outputs],

@@ -56,7 +56,7 @@ async def version(request: Request) -> Response:
 
 def _status(request: Request, good: tuple[HealthState, ...]) -> Response:
     state = Caller.of(request).engine.health().state
-    if state == "ready" and request.scope["state"].get("is_draining"):
+    if state == "ready" and request.scope.get("state", {}).get("is_draining"):
         state = "draining"
     headers = None if state in good else {"Retry-After": "1"}
     return _json(Status(state), 200 if state in good else 503, headers)

@@ -14,13 +14,15 @@ from octavo.serving.registry import Route
 
 _REFERENCE = "#/components/schemas/{name}"
 _ANYTHING: dict[str, Any] = {}
+_ONE_IS_NEEDED = {"CompletionRequest": ("prompt", "prompt_embeds"), "TokenizeRequest": ("prompt", "messages")}
+"""Fields of which one must be given."""
 
 
 def describe(route: Route) -> dict[str, Any]:
     """Keyword arguments of FastAPI's add_api_route that describe `route`."""
     answer: dict[str, Any] = {"application/json": {"schema": _reference(route.response_model)}}
     if route.streams:
-        answer["text/event-stream"] = {"schema": {"type": "string"}}
+        answer["text/event-stream"] = {"schema": _ANYTHING}
     extra: dict[str, Any] = {}
     if route.request_model is not None:
         body = {"application/json": {"schema": _reference(route.request_model)}}
@@ -54,7 +56,11 @@ def schemas(routes: Iterable[Route], *, strict: bool) -> dict[str, Any]:
 
 def _body_schema(schema: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
     properties = {**schema["properties"], **dict.fromkeys(IGNORED, _ANYTHING)}
-    return {**schema, "properties": properties, "additionalProperties": not strict}
+    described = {**schema, "properties": properties, "additionalProperties": not strict}
+    if (names := _ONE_IS_NEEDED.get(schema["title"])) is not None:
+        given = {"not": {"type": "null"}}
+        described["anyOf"] = [{"required": [name], "properties": {name: given}} for name in names]
+    return described
 
 
 def _reference(model: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import asyncio
 import dataclasses
 import os
 import resource
+import threading
 from contextlib import suppress
 from typing import Literal
 
@@ -57,8 +58,7 @@ class Server(Service):
             self._fronts.start()
             self._tasks = [asyncio.create_task(board.share(engine.mailbox_path, os.getpid()))]
         name = engine.config.observability.served_model_name or engine.config.model.model
-        with suppress(OSError, ValueError, AttributeError):  # nobody has to listen
-            print(_invitation(name, self._listener.url, self._config), flush=True)  # noqa: T201
+        _say(_invitation(name, self._listener.url, self._config))
 
     async def _drained(self) -> None:
         await asyncio.gather(super()._drained(), *([self._fronts.drained()] if self._fronts else []))
@@ -67,6 +67,16 @@ class Server(Service):
         if self._fronts is not None:
             await self._fronts.end(grace_s)
         await super()._end(grace_s)
+
+
+def _say(text: str) -> None:
+    """Print, if somebody reads it; a full pipe holds up a thread of its own."""
+
+    def write() -> None:
+        with suppress(OSError, ValueError):
+            print(text, flush=True)  # noqa: T201
+
+    threading.Thread(target=write, name="say", daemon=True).start()
 
 
 def _bounded(config: EngineConfig) -> EngineConfig:

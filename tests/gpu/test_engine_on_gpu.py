@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from octavo import SamplingParams
-from octavo.runtime.worker.recorded_steps import RecordedSteps
 from octavo.runtime.worker.model_runner import ModelRunner
-
+from octavo.runtime.worker.recorded_steps import RecordedSteps
 from tests.integration.test_invariance import params, prompts, tokens
 
 pytestmark = pytest.mark.gpu

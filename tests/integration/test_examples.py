@@ -14,6 +14,7 @@ PROMISES = {
     "chat": [r"assistant: .*Paris", r"[1-9]\d* of \d+ prompt tokens were cached"],
     "prefix_caching": [r"cold: \d+ of", r"warm: [1-9]\d* of"],
     "async_streaming": [r"\[one\] '.+'", r"\[two\] '.+'"],
+    "streaming_input": [r"capital of France is' -> ' Paris", r"is Paris.*\\nThe capital of Italy is' -> ' "],
     "beam_search": [r"1 group\(s\):\n( +-\d+\.\d\d  .+\n){3}3 group", r"Paris"],
     "custom_logits_processor": [r"free: '( blue){12}'", r"never_repeat: ' blue red", r"only: '( sun){12}'"],
     "priorities": [r"urgent: .*\n(also )?soon: .*\n(also )?soon: .*\nwhenever: "],

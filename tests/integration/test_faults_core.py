@@ -19,6 +19,8 @@ from tests.fakes import expected_output, fake_request
 from tests.process_fakes import RANKS, is_alive, process_config, wait_until
 
 LONG = SamplingParams(max_tokens=60, temperature=0, seed=1, detokenize=False)
+ONE = SamplingParams(max_tokens=1, temperature=0, seed=1, detokenize=False)
+"""So little that what is to happen later does not."""
 SHORT = SamplingParams(max_tokens=5, temperature=0, seed=1, detokenize=False)
 
 
@@ -220,7 +222,7 @@ async def test_a_failing_thread_is_a_failing_engine(start, monkeypatch, fault):
     assert elapsed_s < 2.0
     while engine.health().num_restarts == 0:
         await asyncio.sleep(0.02)
-    assert (await collect(engine, params=dataclasses.replace(SHORT, max_tokens=1))).token_ids == answer()[:1]
+    assert (await collect(engine, params=ONE)).token_ids == answer()[:1]
 
 
 async def test_garbage_and_duplicates_are_counted(start, tmp_path):

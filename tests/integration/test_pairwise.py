@@ -33,6 +33,7 @@ FEATURES = {
     "stop_token_ids": {"stop_token_ids": list(range(0, VOCAB_SIZE, 7))},
     "stop": {"stop": ["e", "st"]},
     "logprobs": {"logprobs": 2},
+    "structured_outputs": {"structured_outputs": {"regex": "[a-z ,.]{0,60}[A-Z]?"}},
 }
 PAIRS = list(itertools.combinations(FEATURES, 2))
 

@@ -29,6 +29,19 @@ def repeats(monkeypatch):
 
 
 @pytest.fixture
+def shapes(monkeypatch):
+    """The shapes of the steps that were computed or repeated."""
+    seen, run = [], RecordedSteps._run
+
+    def noted(steps, shape, end):
+        seen.append(shape)
+        run(steps, shape, end)
+
+    monkeypatch.setattr(RecordedSteps, "_run", noted)
+    return seen
+
+
+@pytest.fixture
 def eager(tiny_model, make_llm):
     """Tokens and logprobs of ordinary steps, all requests together."""
     return lambda work, wanted: tokens(make_llm(tiny_model, enforce_eager=True), work, wanted)
@@ -51,6 +64,19 @@ def test_recorded_equals_eager(tiny_model, make_llm, repeats, eager, options):
     assert repeats[0] > 20, "hardly a step was repeated"
     if "block_size" in options:
         assert llm.llm_engine.stats.num_preemptions > 0
+    assert recorded == eager(work, wanted)
+
+
+def test_prompts_join_a_running_batch(tiny_model, make_llm, repeats, shapes, eager):
+    """Steps of single tokens and of chunks of prompts, side by side, are recorded as well."""
+    work, wanted = prompts(24), params(24)
+    for index, param in enumerate(wanted):
+        param.max_tokens = 5 + 3 * (index % 5)
+    llm = make_llm(tiny_model, max_num_batched_tokens=70, max_num_seqs=14, steps_in_flight=2)
+    recorded = tokens(llm, work, wanted)
+    mixed = {shape for shape in shapes if shape.singles and shape.chunks}
+    assert {shape.singles for shape in mixed} == {8, 16}
+    assert {shape.tokens for shape in mixed} == {64, 128}
     assert recorded == eager(work, wanted)
 
 

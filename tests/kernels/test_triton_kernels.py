@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 OPS = [field.name for field in fields(KernelTable) if field.name != "name"]
 REF, TRITON = ref_table(), cuda_table()
 SHARES = 8  # tests per op: so many processes can compile at once
-STRIDES = {"paged_attention": 10, "block_matmul": 3, "store_kv": 3}
+STRIDES = {"paged_attention": 10, "block_matmul": 3, "store_kv": 3, "cut": 4}
 """In the interpreter only every n-th case is run."""
 
 
@@ -57,8 +57,17 @@ def on_device(case: Case, dtype: torch.dtype | None = None) -> Case:
 
 
 def compare(op: str, case: Case, tolerance: float) -> None:
-    for actual, expected in zip(run(TRITON, op, case), run(REF, op, case), strict=True):
+    results = run(TRITON, op, case), run(REF, op, case)
+    if op == "cut":
+        results = tuple([_kept(case.args[0], Cut(*result))] for result in results)
+    for actual, expected in zip(*results, strict=True):
         assert_close(actual, expected, tolerance, f"{op} {case.name}")
+
+
+def _kept(logits: torch.Tensor, cut: Cut) -> torch.Tensor:
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    lowest, last_id = cut.values[:, None], cut.ids[:, None]
+    return ((logits > lowest) | ((logits == lowest) & (ids <= last_id))).int()
 
 
 @pytest.mark.parametrize("share", range(SHARES))
@@ -76,7 +85,7 @@ def test_kernel_equals_twin(op: str, share: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("share", range(SHARES))
-@pytest.mark.parametrize("op", [op for op in OPS if op not in ("block_dequantize", "draw")])
+@pytest.mark.parametrize("op", [op for op in OPS if op not in ("block_dequantize", "draw", "cut")])
 def test_narrow_activations(op: str, share: int, dtype: torch.dtype) -> None:
     """One rounding of inputs that are already narrow, up to the twin's own roundings."""
     for case in cases(op)[share::SHARES]:
@@ -103,8 +112,9 @@ def test_decoding_in_parts(lens, heads, kv_heads, head_dim, block_size, window, 
 
 
 def test_parts_fill_the_device_once() -> None:
-    assert split(8, 64) == (1, 64)
-    assert split(8, 16384) == (32, 64)
+    assert split(8, 64) == (2, 32)
+    assert split(8, 16384) == (32, 32)
+    assert split(16 * 8, 16384) == (4, 64)
     assert split(32 * 8, 512) == (1, 512)
     assert split(32 * 8, 16384) == (2, 512)
     assert split(256 * 8, 1 << 20) == (1, 512)
@@ -131,6 +141,8 @@ def test_nothing_to_do(op: str) -> None:
     elif op == "store_kv":
         q, k, v, cache, slots = case.args
         case.args = (q[:0], k[:0], v[:0], cache, slots[:0])
+    elif op == "cut":
+        case.args = tuple(arg[:0] for arg in case.args)
     else:
         case.args = (case.args[0][:0], *case.args[1:])
     for actual, expected in zip(run(TRITON, op, case), run(REF, op, case), strict=True):

@@ -1,14 +1,15 @@
 """A checker: `python -m octavo.engine.structured.checker MAILBOX VOCABULARY BACKEND PARENT`.
 
-Started by the front (`frontend/grammar_check`), which kills it when it takes too long. Translates and compiles
-what users bring, one grammar after the other, under a limit of memory; a grammar that breaks the process
-breaks nothing else. Keeps nothing.
+Started by the front (`frontend/grammar_check`), which kills it when it takes too long. Translates and
+compiles what users bring, one grammar after the other, under a limit of memory; a grammar that breaks the
+process breaks nothing else. Keeps nothing.
 """
 
 import resource
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -35,7 +36,7 @@ _MEMORY_BYTES = 1 << 30
 """On top of what the process has when it is ready."""
 
 
-def judge(backend: Backend, check: Check) -> Verdict:
+def judge(backend: Backend[Any], check: Check) -> Verdict:
     """Compile one grammar."""
     try:
         grammar = backend.translate(check.params)

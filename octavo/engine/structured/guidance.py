@@ -49,7 +49,8 @@ class GuidanceBackend(Backend[GuidanceMatcher]):
     """The library with one vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._tokenizer = llguidance.LLTokenizer(_Tokens(vocabulary), eos_token=vocabulary.end_ids or None)
+        tokens = llguidance.TokenizerWrapper(_Tokens(vocabulary))
+        self._tokenizer = llguidance.LLTokenizer(tokens, eos_token=vocabulary.end_ids or None)
         self._num_words = -(-self._tokenizer.vocab_size // 32)
         self._limits = llguidance.LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
         self._threads = llguidance.LLExecutor(min(_MAX_THREADS, os.cpu_count() or 1))
@@ -80,7 +81,6 @@ class GuidanceBackend(Backend[GuidanceMatcher]):
 class _Tokens:
     """A vocabulary as the library reads it."""
 
-    is_tokenizer_wrapper = True
     bos_token_id = None
 
     def __init__(self, vocabulary: Vocabulary) -> None:

@@ -1,4 +1,4 @@
-"""What a grammar back end is: one object per vocabulary that compiles grammars and says which tokens may come.
+"""A grammar back end: one object per vocabulary that compiles grammars and says which tokens may come.
 
 Implemented in a file beside this one, named in the registry of the package. Called by `guides` in the core
 and by the checker. A back end knows nothing of requests, steps or processes. What it refuses, and what goes
@@ -24,7 +24,7 @@ class Matcher(ABC):
 
     @abstractmethod
     def advance(self, token_id: int) -> bool:
-        """The output's next token. Returns True when nothing may follow. Raises RequestError if it may not be."""
+        """The output's next token. True: nothing may follow. Raises RequestError for a wrong one."""
 
 
 M = TypeVar("M", bound=Matcher)

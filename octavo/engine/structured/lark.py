@@ -101,13 +101,14 @@ def _structures(tag: dict[str, Any]) -> list[dict[str, Any]]:
         raise _wrong('needs "structures", a list of {begin, schema, end}, and "triggers", a list of strings')
     found = []
     for structure in structures:
-        begin, end = (structure.get(key) for key in ("begin", "end")) if isinstance(structure, dict) else ("", "")
+        given = structure if isinstance(structure, dict) else {}
+        begin, end = given.get("begin"), given.get("end")
         if not (isinstance(begin, str) and isinstance(end, str)):
-            raise _wrong(f"structures must have strings begin and end, got {structure!r:.200}")
+            raise _wrong("structures must be objects with strings begin and end")
         trigger = next((t for t in triggers if isinstance(t, str) and t and begin.startswith(t)), None)
         if trigger is None:
             raise _wrong(f"begin {begin!r:.100} starts with none of the triggers")
-        found.append({**structure, "trigger": trigger})
+        found.append({**given, "trigger": trigger})
     return found
 
 

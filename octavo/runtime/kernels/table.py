@@ -153,6 +153,20 @@ class Draw(Protocol):
         """
 
 
+class FindCut(Protocol):
+    """Where min_p, top_k and then top_p end each row's distribution."""
+
+    def __call__(
+        self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
+    ) -> Cut:
+        """Return what `Draw` takes. top_k keeps every token as likely as the k-th, top_p no more than it needs.
+
+        logits:       as in Draw
+        temperature:  [n] float64, > 0 where anything is cut
+        top_k, top_p, min_p: [n] float64; < 1, ≥ 1 and 0 = off
+        """
+
+
 class BlockDequantize(Protocol):
     """Unpack quantized rows."""
 
@@ -200,6 +214,9 @@ class KernelTable:
     gelu: Activation
     gelu_tanh: Activation
     matmul: Matmul
+    gated_matmul: Matmul
+    """`silu_and_mul` of the product: the rows of the matrix are gates, then as many values."""
     draw: Draw
+    cut: FindCut
     block_dequantize: BlockDequantize
     block_matmul: BlockMatmul

@@ -50,9 +50,11 @@ class MLP(nn.Module):
         up = build.at("up")
         self.up = MergedColumnLinear(up, size, tuple(up.split(name, inner_size) for name in names), bias)
         self.down = RowLinear(build.at("down"), inner_size, size, bias)
+        self._is_silu_gated = gated and activation == "silu"
         self._activation = (gated_activation if gated else plain_activation)(activation, build.kernels)
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, size] to [T, size]."""
-        hidden: Tensor = self.down(self._activation(self.up(x)))
+        inner = self.up.method.apply_gated(x, self.up.bias) if self._is_silu_gated else None
+        hidden: Tensor = self.down(self._activation(self.up(x)) if inner is None else inner)
         return hidden

@@ -1,4 +1,4 @@
-"""Random weights for measurements: uniform in ±0.001, made on the device, the same for every number of ranks."""
+"""Random weights for measurements: uniform in ±0.001, made on the device, the same however many ranks."""
 
 from collections.abc import Iterator
 from zlib import crc32

@@ -22,7 +22,7 @@ class CPUPlatform(Platform):
         return cls(device, cpu_table(threads))
 
     def available_memory_bytes(self, share: float) -> int:
-        """Of what the machine has left, or the tightest of the cgroups around this process if that is less."""
+        """Of what the machine has left, or the tightest of the cgroups around this process."""
         return int(share * min(_machine_bytes(_PROC), _cgroup_bytes(_PROC, _CGROUPS)))
 
     def compute_dtype(self, dtype: torch.dtype) -> torch.dtype:

@@ -8,7 +8,7 @@ import torch
 from octavo.base.errors import ConfigError
 from octavo.base.log import get_logger
 from octavo.runtime.kernels.ref.table import ref_table
-from octavo.runtime.kernels.table import KernelTable
+from octavo.runtime.kernels.table import Draw, KernelTable
 from octavo.runtime.platforms.platform import Platform, Record
 
 logger = get_logger(__name__)
@@ -29,6 +29,11 @@ class CUDAPlatform(Platform):
         device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
         return cls(device, _kernels())
+
+    @property
+    def draw(self) -> Draw:
+        """One launch for a whole batch."""
+        return self.kernels.draw
 
     def available_memory_bytes(self, share: float) -> int:
         """What is missing to `share` of the GPU, counting all that is in use now, by whomever."""
@@ -68,7 +73,7 @@ class _GraphRecorder:
         self._stream = torch.cuda.Stream()
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """See platform.Record. torch.cuda.graph would collect garbage and empty the cache at every capture."""
+        """See platform.Record. torch.cuda.graph would collect garbage and empty the cache each time."""
         graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 from octavo.base.registry import Registry
-from octavo.runtime.kernels.table import KernelTable
+from octavo.runtime.kernels.table import Draw, KernelTable
 
 PLATFORMS: "Registry[type[Platform]]" = Registry(
     "device",
@@ -32,6 +32,11 @@ class Platform(ABC):
     def __init__(self, device: torch.device, kernels: KernelTable) -> None:
         self.device = device
         self.kernels = kernels
+
+    @property
+    def draw(self) -> Draw | None:
+        """The kernel that samples, if it is faster here than the functions of runtime/sampling."""
+        return None
 
     @classmethod
     @abstractmethod

@@ -46,6 +46,10 @@ class LinearMethod(ABC):
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x [T, inputs] times the matrix transposed, plus bias: [T, outputs]."""
 
+    def apply_gated(self, x: Tensor, bias: Tensor | None) -> Tensor | None:
+        """`silu_and_mul` of `apply` in one kernel; None where there is none."""
+        del x, bias
+
     @abstractmethod
     def gather(self, ids: Tensor) -> Tensor:
         """The rows `ids` [T] as activations [T, inputs]."""

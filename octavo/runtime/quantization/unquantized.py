@@ -48,6 +48,10 @@ class DenseLinear(LinearMethod):
         """Multiply."""
         return self._storage.kernels.matmul(x, self._weight.data, bias)
 
+    def apply_gated(self, x: Tensor, bias: Tensor | None) -> Tensor | None:
+        """Multiply, and gate."""
+        return self._storage.kernels.gated_matmul(x, self._weight.data, bias)
+
     def gather(self, ids: Tensor) -> Tensor:
         """Look up rows."""
         return functional.embedding(ids, self._weight.data).to(self._storage.compute_dtype)
@@ -61,3 +65,6 @@ class BlockLinear(DenseLinear):
         weight = self._weight.data
         type_name = _BLOCK_TYPES[weight.dtype]
         return self._storage.kernels.block_matmul(x, weight.view(torch.uint8), type_name, bias)
+
+    def apply_gated(self, x: Tensor, bias: Tensor | None) -> Tensor | None:
+        """There is no such kernel."""

@@ -5,25 +5,15 @@ Made by the sampler, started by the model runner when a step is given out, read 
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from octavo.messages.request import TokenLogprobs
-from octavo.runtime.sampling.draw import Choice
 from octavo.runtime.sampling.logprobs import Scores
 from octavo.runtime.sampling.slots import Array
 
-_ALL_MASKED, _NOT_A_NUMBER = -1, -2
-_TEXTS = {
-    _ALL_MASKED: "No token may be chosen: the request's constraints together forbid the whole vocabulary.",
-    _NOT_A_NUMBER: "numerics: the model's logits for this request are not finite numbers.",
-}
-
-
-def encode(choice: Choice) -> torch.Tensor:
-    """One number per row, [rows] int64: the token, or below 0 why there is none."""
-    token_ids, peaks = choice
-    fault = torch.where(peaks == float("-inf"), _ALL_MASKED, _NOT_A_NUMBER)
-    return torch.where(peaks.isfinite(), token_ids, fault)
+_ALL_MASKED = "No token may be chosen: the request's constraints together forbid the whole vocabulary."
+_NOT_A_NUMBER = "numerics: the model's logits for this request are not finite numbers."
 
 
 @dataclass(slots=True)
@@ -62,25 +52,22 @@ class HostCopies:
 class SamplerOutput:
     """A step's result on the device.
 
-    codes:  [rows] int64, as `encode` makes them
-    scores: pairs of rows (on the host) and their scores
-    faults: by row: why it cannot go on
-    rows:   those of `codes` that count, in their order; None = all
+    token_ids: [rows] int64; any valid id for a failed row
+    peaks:     [rows] float32, each row's largest logit after the processors; not finite = the row has failed
+    scores:    pairs of rows (on the host) and their scores
+    faults:    by row: why it cannot go on
+    rows:      those that count, in their order; None = all
     """
 
-    codes: torch.Tensor
+    token_ids: torch.Tensor
+    peaks: torch.Tensor
     scores: list[tuple[Array, Scores]] = field(default_factory=list)
     faults: dict[int, str] = field(default_factory=dict)
     rows: Array | None = None
 
-    @property
-    def token_ids(self) -> torch.Tensor:
-        """[rows] int64; 0 for a failed row."""
-        return self.codes.clamp(min=0)
-
     def send(self) -> "PendingSamples":
         """Start the copies to the host."""
-        tensors = [self.codes, *(tensor for _, scores in self.scores for tensor in scores)]
+        tensors = [self.token_ids, self.peaks, *(tensor for _, scores in self.scores for tensor in scores)]
         return PendingSamples(HostCopies(tensors), [rows for rows, _ in self.scores], self.faults, self.rows)
 
     def to_host(self) -> HostSamples:
@@ -99,15 +86,22 @@ class PendingSamples:
 
     def read(self) -> HostSamples:
         """Lists of everything; waits for this step, but for none behind it."""
-        codes, *columns = self.copies.read()
-        token_ids: list[int] = (codes if self.rows is None else codes.numpy()[self.rows]).tolist()
+        token_ids_of_all, peaks_of_all, *columns = (copy.numpy() for copy in self.copies.read())
+        rows = slice(None) if self.rows is None else self.rows
+        token_ids: list[int] = token_ids_of_all[rows].tolist()
+        peaks = peaks_of_all[rows]
         errors: list[str | None] = [None] * len(token_ids)
-        if self.faults or min(token_ids, default=0) < 0:
-            errors = [self.faults.get(row) or _TEXTS.get(code) for row, code in enumerate(token_ids)]
-            token_ids = [max(0, code) for code in token_ids]
+        if self.faults or not np.isfinite(peaks).all():
+            errors = [self.faults.get(row) or _error(peak) for row, peak in enumerate(peaks.tolist())]
         logprobs: list[TokenLogprobs | None] = [None] * len(token_ids)
         for index, rows in enumerate(self.scored_rows):
             scores = Scores(*columns[3 * index : 3 * index + 3])
             for row, entry in zip(rows.tolist(), scores.to_host(), strict=True):
                 logprobs[row] = None if errors[row] else entry
         return HostSamples(token_ids, logprobs, errors)
+
+
+def _error(peak: float) -> str | None:
+    if np.isfinite(peak):
+        return None
+    return _ALL_MASKED if peak == -np.inf else _NOT_A_NUMBER

@@ -71,7 +71,7 @@ class Penalties(Processor):
         marks = self._counts[table_rows, ids]  # 0 for filler
         counts = marks % _IN_PROMPT
         slots = to_device(batch.slots, self.device)
-        repetition, frequency, presence = self._strengths.on_device()[slots, :, None].unbind(dim=1)  # each [n, 1]
+        repetition, frequency, presence = self._strengths.on_device()[slots, :, None].unbind(dim=1)
         values = logits[rows, ids]
         repeated = torch.where(values > 0, values / repetition, values * repetition)
         values = torch.where(marks > 0, repeated, values) - frequency * counts - presence * (counts > 0)

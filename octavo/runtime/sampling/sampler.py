@@ -21,6 +21,7 @@ from octavo.base import faults
 from octavo.base.log import get_logger
 from octavo.messages.sampling import MAX_LOGPROB_TOKEN_IDS, SamplingParams
 from octavo.messages.step import NewRequest
+from octavo.runtime.kernels.table import Draw
 from octavo.runtime.sampling.custom import RequestFunctions
 from octavo.runtime.sampling.draw import (
     Choice,
@@ -33,7 +34,7 @@ from octavo.runtime.sampling.draw import (
 from octavo.runtime.sampling.logprobs import Scores, score
 from octavo.runtime.sampling.masks import RowMasks
 from octavo.runtime.sampling.noise import uniform
-from octavo.runtime.sampling.output import SamplerOutput, encode
+from octavo.runtime.sampling.output import SamplerOutput
 from octavo.runtime.sampling.penalties import Penalties
 from octavo.runtime.sampling.processors import (
     AllowedTokens,
@@ -45,7 +46,7 @@ from octavo.runtime.sampling.processors import (
     ProcessorFactory,
     SlotsFailed,
 )
-from octavo.runtime.sampling.slots import Array, Batch, SlotNumbers, to_device
+from octavo.runtime.sampling.slots import Array, Batch, SlotNumbers, send, to_device
 
 _log = get_logger(__name__)
 
@@ -79,7 +80,10 @@ class Sampler:
         device: torch.device,
         logprobs_mode: str = "raw_logprobs",
         processors: Sequence[ProcessorFactory] = PROCESSORS,
+        draw: Draw | None = None,
     ) -> None:
+        """draw: a kernel for rows of all temperatures; without, the functions of sampling/draw."""
+        self._draw = draw
         self.vocab_size = vocab_size
         self._device = torch.device(device)
         self._processed_logprobs = logprobs_mode.startswith("processed")
@@ -142,8 +146,11 @@ class Sampler:
         output_positions: [rows] on the host: how many output tokens the request has before this one
         masks:            of rows that may not choose every token
         """
-        logits = logits.float().contiguous()
         assert logits.shape == (len(slots), self.vocab_size), (logits.shape, len(slots), self.vocab_size)
+        if self._draw is not None and masks is None and self.is_plain(owners := np.array(slots, np.int64)):
+            rows = send([owners, np.array(output_positions, np.int64)], self._device)
+            return SamplerOutput(*self.choose(logits, *rows, draws=self.draws(owners)))
+        logits = logits.float().contiguous()
         batch = Batch(np.arange(len(slots)), np.array(slots, np.int64), np.array(output_positions, np.int64))
         scored = batch.where(self._num_logprobs[batch.slots] != _NO_LOGPROBS)
         shown = self._copy(logits, scored)
@@ -152,7 +159,7 @@ class Sampler:
         self._process(logits, batch)
         if self._processed_logprobs:
             shown = self._distribution(logits, scored)
-        output = SamplerOutput(encode(self._choose(logits, batch)))
+        output = SamplerOutput(*self._valid(self._choose(logits, batch)))
         self._observe(batch, output.token_ids)
         output.scores = self._score(shown, scored, output.token_ids)
         if self._faults:
@@ -179,16 +186,20 @@ class Sampler:
 
     def choose(
         self, logits: torch.Tensor, slots: torch.Tensor, output_positions: torch.Tensor, *, draws: bool
-    ) -> torch.Tensor:
-        """`sample` for plain slots, from what is on the device alone: the same launches whoever they belong to.
+    ) -> Choice:
+        """`sample` for plain slots, from what is on the device alone: the same launches for any of them.
 
-        logits: [rows, vocab_size]; slots, output_positions: [rows] int64 on the device; returns codes as in
-        SamplerOutput
+        logits: [rows, vocab_size]; slots, output_positions: [rows] int64 on the device
         """
+        draw = self._draw or _draw_plain
         if not draws:
-            return encode(choose_likeliest(logits))
+            return self._valid(Choice(*draw(logits)))
         noise = uniform(self._seeds.on_device()[slots, 0], output_positions)
-        return encode(_choose_plain(logits, self._limits.on_device()[slots, 0], noise))
+        return self._valid(Choice(*draw(logits, self._limits.on_device()[slots, 0], noise)))
+
+    def _valid(self, choice: Choice) -> Choice:
+        """What is no number may have led to any id: the next step must be able to look it up."""
+        return Choice(choice.token_ids.clamp_(0, self.vocab_size - 1), choice.peaks)
 
     def _process(self, logits: torch.Tensor, batch: Batch) -> None:
         for processor, is_active in zip(self._processors, self._is_active[:, batch.slots], strict=True):
@@ -223,17 +234,22 @@ class Sampler:
     def _choose(self, logits: torch.Tensor, batch: Batch) -> Choice:
         kinds = self._kinds[batch.slots]
         if (kinds == _Kind.LIKELIEST).all():
-            return choose_likeliest(logits)
+            return Choice(*self._draw(logits)) if self._draw else choose_likeliest(logits)
+        if self._draw is not None:  # which serves the likeliest tokens with the others
+            kinds = np.where(kinds == _Kind.TRUNCATED, kinds, _Kind.WHOLE)
         slots = to_device(batch.slots, self._device)
         noise = uniform(self._seeds.on_device()[slots, 0], to_device(batch.positions, self._device))
-        limits = self._limits_of(slots)
+        limits, given = self._limits_of(slots), self._limits.on_device()[slots, 0]
         token_ids = torch.empty(len(batch), dtype=torch.int64, device=self._device)
         peaks = torch.empty(len(batch), device=self._device)
         for kind in np.unique(kinds).tolist():
             of_kind = to_device(np.flatnonzero(kinds == kind), self._device)
             for rows in torch.split(of_kind, self._rows_at_once):
                 part = logits if len(rows) == len(batch) else logits[rows]
-                token_ids[rows], peaks[rows] = _choose(_Kind(kind), part, limits.at(rows), noise[rows])
+                if self._draw is not None and kind == _Kind.WHOLE:
+                    token_ids[rows], peaks[rows] = self._draw(part, given[rows], noise[rows])
+                else:
+                    token_ids[rows], peaks[rows] = _choose(_Kind(kind), part, limits.at(rows), noise[rows])
         return Choice(token_ids, peaks)
 
     def _limits_of(self, slots: torch.Tensor) -> Limits:
@@ -290,10 +306,13 @@ def _choose(kind: _Kind, logits: torch.Tensor, limits: Limits, noise: torch.Tens
     return draw(logits, limits.temperature, noise)
 
 
-def _choose_plain(logits: torch.Tensor, temperature: torch.Tensor, noise: torch.Tensor) -> Choice:
-    """The likeliest token where the temperature is 0, else a draw; temperature, noise: [n] float64."""
-    logits = logits.float()
-    greedy = temperature == 0
+def _draw_plain(
+    logits: torch.Tensor, temperature: torch.Tensor | None = None, noise: torch.Tensor | None = None
+) -> Choice:
+    """See kernels.table.Draw."""
     likeliest = choose_likeliest(logits)
-    drawn = draw(logits, torch.where(greedy, 1.0, temperature)[:, None], noise)
+    if temperature is None or noise is None:
+        return likeliest
+    greedy = temperature == 0
+    drawn = draw(logits.float(), torch.where(greedy, 1.0, temperature)[:, None], noise)
     return Choice(torch.where(greedy, likeliest.token_ids, drawn.token_ids), likeliest.peaks)

@@ -86,12 +86,9 @@ class ModelRunner:
             self._sampler.add(slot, request)
             self._prompt_scores.add(slot, request)
 
-    def _repeat(
-        self, steps: RecordedSteps, step: SchedulerOutput, work: Work, shape: Shape
-    ) -> PendingStep:
+    def _repeat(self, steps: RecordedSteps, step: SchedulerOutput, work: Work, shape: Shape) -> PendingStep:
         if work.masks is None and self._sampler.is_plain(work.slots):
-            codes, rows = steps.sample(work, shape)
-            samples = SamplerOutput(codes, rows=rows)
+            samples = steps.sample(work, shape)
         else:
             hidden = steps.forward(work, shape)
             if not work.samples.size:

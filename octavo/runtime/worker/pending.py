@@ -1,4 +1,4 @@
-"""`PendingStep`: what a step that was given to the device will bring. Made by the model runner, read later."""
+"""`PendingStep`: what a step given to the device will bring. Made by the model runner, read later."""
 
 from dataclasses import dataclass, field
 

@@ -1,7 +1,7 @@
 """From a planned step to tensors: vectorized over tokens, no loop over requests (but those with embeddings).
 
-Everything the host knows of a step goes to the device in one copy. T = tokens of the step, R = requests of the
-step, S = those of them that sample.
+Everything the host knows of a step goes to the device in one copy. T = tokens of the step, R = its requests,
+S = those of them that sample.
 """
 
 from dataclasses import dataclass
@@ -50,43 +50,36 @@ def read_step(step: SchedulerOutput, slots: Array, state: RequestState) -> Work:
     return Work(slots, computed, starts, samples, masks, num_singles)
 
 
+def locate(work: Work, state: RequestState) -> tuple[Array, Array, Array]:
+    """Of the tokens: places in the state's token_ids [T], positions [T], slots in the cache [groups, T]."""
+    lengths = np.diff(work.starts)
+    owners = np.repeat(work.slots, lengths)
+    positions = np.arange(work.starts[-1]) + np.repeat(work.computed - work.starts[:-1], lengths)
+    blocks = state.host_tables[:, owners, positions // state.block_size].astype(np.int64)
+    cache_slots = blocks * state.block_size + positions % state.block_size
+    return state.places(owners, positions), positions, cache_slots
+
+
 def make_batch(work: Work, state: RequestState, cache: KVTensors) -> tuple[ForwardBatch, torch.Tensor]:
     """The batch, and the last token of each request that samples: [S] int64, indexes into T."""
-    scheduled = np.diff(work.starts)
-    position_of_token = np.arange(work.starts[-1]) + np.repeat(work.computed - work.starts[:-1], scheduled)
-    token_slots, positions, slots, cu_q_lens, lengths, last_rows = send(
-        [
-            np.repeat(work.slots, scheduled),
-            position_of_token,
-            work.slots,
-            work.starts,
-            work.computed + scheduled,
-            work.starts[work.samples + 1] - 1,
-        ],
-        state.token_ids.device,
-    )
+    kv_lens, last_rows = work.computed + np.diff(work.starts), work.starts[work.samples + 1] - 1
+    arrays = [*locate(work, state), work.slots, work.starts, kv_lens, last_rows]
+    places, positions, cache_slots, slots, starts, lengths, last = send(arrays, state.token_ids.device)
     batch = ForwardBatch(
-        input_ids=state.token_ids[token_slots, positions],
+        input_ids=state.token_ids.view(-1)[places],
         positions=positions,
-        cu_q_lens=cu_q_lens.int(),
+        cu_q_lens=starts.int(),
         kv_lens=lengths.int(),
         kv_caches=cache.by_layer,
         groups=[
-            GroupTables(table[slots], cache_slots(table, token_slots, positions, state.block_size))
-            for table in state.block_tables
+            GroupTables(table[slots], of_group)
+            for table, of_group in zip(state.block_tables, cache_slots, strict=True)
         ],
         group_of_layer=cache.group_of_layer,
         num_singles=work.num_singles,
         given_embeds=_given_embeds(work, state) if state.prompt_embeds else None,
     )
-    return batch, last_rows
-
-
-def cache_slots(
-    table: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, block_size: int
-) -> torch.Tensor:
-    """Where one group keeps the tokens at these positions of these slots: [T] int64. table: by slot."""
-    return table[slots, positions // block_size].long() * block_size + positions % block_size
+    return batch, last
 
 
 def _given_embeds(work: Work, state: RequestState) -> GivenEmbeds | None:

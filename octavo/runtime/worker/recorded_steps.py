@@ -1,9 +1,9 @@
 """`RecordedSteps`: steps of a few shapes over memory that stays put, recorded once and then repeated.
 
-A repeated step is one launch instead of hundreds. The host hands over slots, positions and lengths; everything
-else is read on the device, from the tables that hold it by slot: tokens, blocks, sampling parameters. A step is
-padded to the next shape with rows of the spare slot, which attend to one slot of the null block, store nothing
-(slot -1) and append their token to the spare slot, and with tokens that belong to no row.
+A repeated step is one launch instead of hundreds. The host hands over places, slots and lengths; all else
+is read on the device, from the tables that hold it by slot: tokens, blocks, sampling parameters. A step is padded
+to the next shape with rows of the spare slot, which attend to one slot of the null block, store nothing (slot
+-1) and append their token to the spare slot, and with tokens that belong to no row.
 
 Called by the model runner. A shape is recorded behind a step of it, which is computed launch by launch; those
 of decoding at once, others when they come up again. `warm_up` records before there are requests.
@@ -11,9 +11,10 @@ of decoding at once, others when they come up again. `warm_up` records before th
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -21,10 +22,11 @@ import torch
 from octavo.runtime.batch import ForwardBatch, GroupTables
 from octavo.runtime.models.interface import Model
 from octavo.runtime.platforms.platform import Record
+from octavo.runtime.sampling.output import SamplerOutput
 from octavo.runtime.sampling.sampler import Sampler
 from octavo.runtime.sampling.slots import Array, staged, to_device
 from octavo.runtime.worker.kv_tensors import KVTensors
-from octavo.runtime.worker.prepare import Work, cache_slots
+from octavo.runtime.worker.prepare import Work, locate
 from octavo.runtime.worker.request_state import RequestState
 
 _MOST_TOKENS = 2048
@@ -53,6 +55,25 @@ class Shape(NamedTuple):
         return self.singles + self.tokens
 
 
+@dataclass(slots=True)
+class _Inputs(Generic[T]):
+    """What the host knows of a step.
+
+    of each token: its place in the state's token_ids, its position, its slot in the cache by group
+    of each row:   slot, output position, place of the token it samples, length in the cache (int32)
+    bounds:        [rows + 1] int32, the rows' first tokens, and their end
+    """
+
+    places: T
+    positions: T
+    cache_slots: T
+    slots: T
+    output_positions: T
+    targets: T
+    kv_lens: T
+    bounds: T
+
+
 class _End(Enum):
     """How far a step goes."""
 
@@ -74,9 +95,11 @@ class RecordedSteps:
         self._most_tokens = min(_MOST_TOKENS, int(_BYTES_TIMES_TOKENS / model.weight_bytes))
         device = state.token_ids.device
         most_rows = max(self.sizes[-1], *_singles_of(self.sizes[-1])) + _CHUNKS[-1]
-        most_inputs = 6 * most_rows + 1 + 2 * (most_rows + _MOST_TOKENS)
-        self._inputs = torch.zeros(most_inputs, dtype=torch.int64, device=device)
-        self._codes = torch.zeros(most_rows, dtype=torch.int64, device=device)
+        self._num_groups = len(state.block_tables)
+        most = Shape(most_rows - _CHUNKS[-1], _CHUNKS[-1], _MOST_TOKENS)
+        self._inputs = torch.zeros(self._num_inputs(most), dtype=torch.int64, device=device)
+        self._token_ids = torch.zeros(most_rows, dtype=torch.int64, device=device)
+        self._peaks = torch.zeros(most_rows, device=device)
         self._hidden: torch.Tensor | None = None
         self._recorded: dict[tuple[Shape, _End], Callable[[], None]] = {}
         self._seen: set[tuple[Shape, _End]] = set()
@@ -101,17 +124,18 @@ class RecordedSteps:
         widths = _singles_of(self.sizes[-1])
         return Shape(widths[bisect_left(widths, singles)], _CHUNKS[bisect_left(_CHUNKS, chunks)], tokens)
 
-    def sample(self, work: Work, shape: Shape) -> tuple[torch.Tensor, Array]:
+    def sample(self, work: Work, shape: Shape) -> SamplerOutput:
         """Compute a step of plain requests, and append what they sample to the state on the device.
 
-        Returns codes as in SamplerOutput, which the next step overwrites, and the rows of them that count: [S].
+        The next step overwrites the output's tensors.
         """
         rows = self._place(work, shape)
         self._stage(work, shape, rows)
         self._sampler.refresh()
         self._run(shape, _End.DRAWN if self._sampler.draws(work.slots) else _End.LIKELIEST)
         self._state.num_tokens[work.slots[work.samples]] += 1
-        return self._codes[: shape.num_rows], rows[work.samples]
+        count = shape.num_rows
+        return SamplerOutput(self._token_ids[:count], self._peaks[:count], rows=rows[work.samples])
 
     def forward(self, work: Work, shape: Shape) -> torch.Tensor:
         """Compute a step up to the last hidden states of the requests that sample: [S, hidden_size]."""
@@ -128,26 +152,27 @@ class RecordedSteps:
         return rows
 
     def _stage(self, work: Work, shape: Shape, rows: Array) -> None:
-        """Hand the step's numbers over, in the order of `_split`."""
-        inputs = np.zeros(_num_inputs(shape), np.int64)
-        token_slots, positions, slots, kv_lens, bounds, output_positions, targets = _split(inputs, shape)
-        token_slots[:] = slots[:] = targets[:] = self._state.spare_slot
-        kv_lens[:] = 1
-        lengths, singles = np.diff(work.starts), work.num_singles
+        """Hand the step's numbers over, in the order of `_Inputs`."""
+        numbers = np.zeros(self._num_inputs(shape), np.int64)
+        inputs = self._split(numbers, shape)
+        spare, lengths, singles = self._state.spare_slot, np.diff(work.starts), work.num_singles
         own = np.arange(work.starts[-1])
-        positions_of_own = own + np.repeat(work.computed - work.starts[:-1], lengths)
         own[singles:] += shape.singles - singles
-        token_slots[own] = np.repeat(work.slots, lengths)
-        positions[own] = positions_of_own
-        slots[rows] = work.slots
-        kv_lens[rows] = work.computed + lengths
-        bounds[1 : shape.singles + 1] = np.arange(1, shape.singles + 1)
-        bounds[shape.singles + 1 :] = shape.singles + int(work.starts[-1]) - singles
-        bounds[rows[singles:] + 1] = shape.singles + work.starts[singles + 1 :] - singles
-        output_positions[rows] = work.computed + lengths - self._state.num_prompt_tokens[work.slots]
-        targets[rows[work.samples]] = work.slots[work.samples]
-        target = self._inputs[: inputs.size]
-        target.copy_(staged(inputs, target.device), non_blocking=True)
+        inputs.places[:] = inputs.targets[:] = self._state.places(spare, 0)
+        inputs.cache_slots[:] = -1
+        inputs.places[own], inputs.positions[own], inputs.cache_slots[:, own] = locate(work, self._state)
+        inputs.slots[:] = spare
+        inputs.slots[rows] = work.slots
+        ends, sampling = work.computed + lengths, work.slots[work.samples]
+        inputs.output_positions[rows] = ends - self._state.num_prompt_tokens[work.slots]
+        inputs.targets[rows[work.samples]] = self._state.places(sampling, ends[work.samples])
+        inputs.kv_lens[:] = 1
+        inputs.kv_lens[rows] = ends
+        inputs.bounds[: shape.singles + 1] = np.arange(shape.singles + 1)
+        inputs.bounds[shape.singles + 1 :] = shape.singles + work.starts[-1] - singles
+        inputs.bounds[rows[singles:] + 1] = shape.singles + work.starts[singles + 1 :] - singles
+        target = self._inputs[: numbers.size]
+        target.copy_(staged(numbers, target.device), non_blocking=True)
 
     def _run(self, shape: Shape, end: _End) -> None:
         key = shape, end
@@ -162,56 +187,61 @@ class RecordedSteps:
         self._seen.add(key)
 
     def _compute(self, shape: Shape, end: _End) -> None:
-        inputs = _split(self._inputs[: _num_inputs(shape)], shape)
-        token_slots, positions, slots, kv_lens, bounds, output_positions, targets = inputs
-        batch = self._batch(token_slots, positions, slots, kv_lens, bounds, shape)
-        hidden = self._model.forward(batch)
+        inputs: _Inputs[torch.Tensor] = self._split(self._inputs[: self._num_inputs(shape)], shape)
+        hidden = self._model.forward(self._batch(inputs, shape))
         if shape.chunks:
-            hidden = hidden[bounds[1:] - 1]
+            hidden = hidden[inputs.bounds[1:] - 1]
         if end is _End.HIDDEN:
             self._keep(hidden)
             return
-        logits, draws = self._model.logits(hidden), end is _End.DRAWN
-        codes = self._sampler.choose(logits, slots, output_positions, draws=draws)
-        self._codes[: shape.num_rows] = codes
-        self._state.token_ids[targets, kv_lens] = codes.clamp(min=0)
+        choice = self._sampler.choose(
+            self._model.logits(hidden), inputs.slots, inputs.output_positions, draws=end is _End.DRAWN
+        )
+        self._token_ids[: shape.num_rows] = choice.token_ids
+        self._peaks[: shape.num_rows] = choice.peaks
+        self._state.token_ids.view(-1).scatter_(0, inputs.targets, choice.token_ids)
 
-    def _batch(
-        self,
-        token_slots: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        kv_lens: torch.Tensor,
-        bounds: torch.Tensor,
-        shape: Shape,
-    ) -> ForwardBatch:
+    def _batch(self, inputs: "_Inputs[torch.Tensor]", shape: Shape) -> ForwardBatch:
         state = self._state
-        is_real = token_slots != state.spare_slot
         return ForwardBatch(
-            input_ids=state.token_ids[token_slots, positions],
-            positions=positions,
-            cu_q_lens=bounds.int(),
-            kv_lens=kv_lens.int(),
+            input_ids=state.token_ids.view(-1).index_select(0, inputs.places),
+            positions=inputs.positions,
+            cu_q_lens=inputs.bounds,
+            kv_lens=inputs.kv_lens,
             kv_caches=self._cache.by_layer,
             groups=[
-                GroupTables(
-                    table[slots],
-                    cache_slots(table, token_slots, positions, state.block_size).where(is_real, -1),
-                )
-                for table in state.block_tables
+                GroupTables(table.index_select(0, inputs.slots), cache_slots)
+                for table, cache_slots in zip(state.block_tables, inputs.cache_slots, strict=True)
             ],
             group_of_layer=self._cache.group_of_layer,
             num_singles=shape.singles,
         )
 
+    def _num_inputs(self, shape: Shape) -> int:
+        int32s = shape.num_rows + -shape.num_rows % 2 + shape.num_rows + 1
+        return (2 + self._num_groups) * shape.num_tokens + 3 * shape.num_rows + -(-int32s // 2)
+
+    def _split(self, numbers: T, shape: Shape) -> "_Inputs[T]":
+        """Give names to a shape's numbers; `numbers` are int64."""
+        tokens, rows, groups = shape.num_tokens, shape.num_rows, self._num_groups
+        parts, start = [], 0
+        for size in (tokens, tokens, groups * tokens, rows, rows, rows):
+            parts.append(numbers[start : start + size])
+            start += size
+        places, positions, cache_slots, slots, output_positions, targets = parts
+        narrow = numbers[start:].view(torch.int32 if isinstance(numbers, torch.Tensor) else np.int32)
+        bounds = narrow[rows + rows % 2 :][: rows + 1]
+        shaped = cache_slots.reshape(groups, tokens)
+        return _Inputs(places, positions, shaped, slots, output_positions, targets, narrow[:rows], bounds)
+
     def _keep(self, hidden: torch.Tensor) -> None:
         if self._hidden is None:
-            self._hidden = hidden.new_zeros(len(self._codes), hidden.shape[1])
+            self._hidden = hidden.new_zeros(len(self._peaks), hidden.shape[1])
         self._hidden[: len(hidden)] = hidden
 
 
 def step_sizes(most: int) -> list[int]:
-    """The sizes that decoding steps of up to `most` requests are padded to: 1, 2, 4, 8, 16, 24 … 256, 272 …"""
+    """The sizes that decoding steps of up to `most` requests are padded to: 1, 2, 4, 8, 16, 24 …"""
     sizes, size = [], 1
     while size < most:
         sizes.append(size)
@@ -233,19 +263,3 @@ def _padded_tokens(number: int) -> int:
     """The next number of tokens of chunks, at most a quarter more from 128 on."""
     unit = max(_FEWEST_TOKENS, 1 << max(0, number.bit_length() - 3))
     return -(-number // unit) * unit
-
-
-def _num_inputs(shape: Shape) -> int:
-    return 2 * shape.num_tokens + 5 * shape.num_rows + 1
-
-
-def _split(inputs: T, shape: Shape) -> list[T]:
-    """Of each token: its slot, its position; of each row: slot, length in the cache, bounds among the tokens
-    (one more, from 0 on), output position, slot that its token is appended to.
-    """
-    tokens, rows = shape.num_tokens, shape.num_rows
-    parts, start = [], 0
-    for size in (tokens, tokens, rows, rows, rows + 1, rows, rows):
-        parts.append(inputs[start : start + size])
-        start += size
-    return parts

@@ -21,22 +21,22 @@ _HARD_TO_SAMPLE = SamplingParams(temperature=1.0, top_k=2, top_p=0.5, min_p=0.1)
 def workspace_bytes(model: Model, config: EngineConfig, platform: Platform) -> int:
     """Memory that steps need beside weights and cache, tables of the batch included.
 
-    Steps that are recorded keep memory of their own, so the largest of them counts besides the largest of all.
+    Recorded steps keep memory of their own, so the largest of them counts besides the largest of all.
     """
     requests, tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
     each = min(-(-tokens // requests), config.model.max_model_len)
-    largest = platform.peak_bytes(lambda: _rehearse(model, config, platform.device, requests, each))
-    decoding = platform.peak_bytes(lambda: _rehearse(model, config, platform.device, requests, 1))
+    largest = platform.peak_bytes(lambda: _rehearse(model, config, platform, requests, each))
+    decoding = platform.peak_bytes(lambda: _rehearse(model, config, platform, requests, 1))
     token_ids = 8 * (requests + 1) * (config.model.max_model_len + 1)
     return largest + token_ids + (0 if config.parallel.enforce_eager else decoding)
 
 
 @torch.inference_mode()
-def _rehearse(model: Model, config: EngineConfig, device: torch.device, requests: int, each: int) -> None:
+def _rehearse(model: Model, config: EngineConfig, platform: Platform, requests: int, each: int) -> None:
     """`requests` requests compute `each` tokens, and sample as laboriously as they can."""
-    hidden = model.forward(_batch(model, config, device, requests, each))
+    hidden = model.forward(_batch(model, config, platform.device, requests, each))
     logits = model.logits(hidden[each - 1 :: each])
-    sampler = Sampler(config.checkpoint.vocab_size, requests, device)
+    sampler = Sampler(config.checkpoint.vocab_size, requests, platform.device, draw=platform.draw)
     for slot in range(requests):
         sampler.add(slot, NewRequest("", [0], 1, _HARD_TO_SAMPLE, 0, []))
     sampler.sample(logits, np.arange(requests), np.zeros(requests, np.int64)).to_host()

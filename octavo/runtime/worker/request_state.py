@@ -19,6 +19,7 @@ class RequestState:
 
     token_ids:     [num_slots + 1, max_model_len + 1] int64 on the device
     block_tables:  [groups, num_slots + 1, max_blocks] int32 on the device
+    host_tables:   the same on the host
     num_tokens:    [num_slots] int64 on the host, sampled tokens included
     prompt_embeds: by slot, for requests that bring some, [rows, embedding_size] float32 on the device
     """
@@ -32,6 +33,7 @@ class RequestState:
         self.block_tables = torch.zeros(
             (num_groups, num_slots + 1, max_blocks), dtype=torch.int32, device=device
         )
+        self.host_tables = np.zeros(self.block_tables.shape, np.int32)
         self.num_tokens = np.zeros(num_slots, np.int64)
         self.num_prompt_tokens = np.zeros(num_slots, np.int64)
         self.prompt_embeds: dict[int, torch.Tensor] = {}
@@ -44,6 +46,10 @@ class RequestState:
     def slots(self, request_ids: list[str]) -> Array:
         """The slots of these requests, [R] int64."""
         return np.array([self._slots[request_id] for request_id in request_ids], np.int64)
+
+    def places(self, slots: Array, positions: Array) -> Array:
+        """Where the tokens at these positions of these slots stand in `token_ids`, seen as flat."""
+        return slots * self.token_ids.shape[1] + positions
 
     def add(self, request: NewRequest) -> int:
         """Give the request a slot and fill it; returns the slot."""
@@ -74,6 +80,7 @@ class RequestState:
                     slot = slots[index]
                     start = self._num_blocks[group, slot]
                     self._new_blocks.put((group * num_rows + slot) * num_columns + start, blocks)
+                    self.host_tables[group, slot, start : start + len(blocks)] = blocks
                     self._num_blocks[group, slot] += len(blocks)
 
     def flush(self) -> None:
@@ -90,8 +97,8 @@ class RequestState:
 
         slots: [rows] int64 on the host; token_ids: [rows] int64 on the device
         """
-        rows, places = send([slots, self.num_tokens[slots]], self.token_ids.device)
-        self.token_ids[rows, places] = token_ids
+        places = to_device(self.places(slots, self.num_tokens[slots]), self.token_ids.device)
+        self.token_ids.view(-1)[places] = token_ids
         self.num_tokens[slots] += 1
 
 

@@ -64,7 +64,12 @@ class Worker:
         state = RequestState(num_slots, longest, plan, device)
         vocab_size = config.checkpoint.vocab_size
         sampler = Sampler(
-            vocab_size, num_slots, device, config.model.logprobs_mode, with_users(self._users_processors)
+            vocab_size,
+            num_slots,
+            device,
+            config.model.logprobs_mode,
+            with_users(self._users_processors),
+            self._platform.draw,
         )
         self._runner = ModelRunner(self._cache, state, sampler, config.model.logprobs_mode)
         self._equip()
@@ -136,7 +141,7 @@ def _make_cache(plan: CachePlan, dtype: torch.dtype, device: torch.device) -> KV
         return KVTensors(plan, dtype, device)
     except torch.OutOfMemoryError as error:
         raise ConfigError(
-            f"A KV cache of {plan.num_blocks} blocks ({plan.num_blocks * plan.bytes_per_block / 2**30:.3g} GiB) "
+            f"A KV cache of {plan.num_blocks} blocks of {plan.bytes_per_block} bytes "
             f"does not fit into the memory that {device} has left. Lower kv_cache_memory_bytes or "
-            "num_gpu_blocks_override, or leave them out: the cache is then planned from gpu_memory_utilization."
+            "num_gpu_blocks_override; or leave both out, and gpu_memory_utilization decides."
         ) from error

@@ -7,7 +7,7 @@ from octavo.base.errors import RequestError
 from octavo.serving.body import read_body
 from octavo.serving.caller import Caller
 from octavo.serving.openai.answers import ChatCompletion
-from octavo.serving.openai.chat import prepare, whole_answer
+from octavo.serving.openai.chat import prepare
 from octavo.serving.openai.protocol import BatchChatRequest
 from octavo.serving.registry import Route
 
@@ -20,7 +20,8 @@ async def create_batch(request: Request) -> Response:
         raise RequestError("A batch is not streamed: leave stream out.", "stream")
     if body.n not in (None, 1):
         raise RequestError(f"A batch has one choice for each conversation, got n={body.n}.", "n")
-    return await whole_answer(request, *prepare(caller, body, body.messages))
+    generation, answer = prepare(caller, body, body.messages)
+    return await generation.response(request, answer.whole)
 
 
 ROUTES = [

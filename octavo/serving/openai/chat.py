@@ -1,7 +1,6 @@
 """POST /v1/chat/completions. What is special about chat; the engine's part is `generation`."""
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -10,13 +9,13 @@ from starlette.responses import Response
 from octavo.base.errors import RequestError
 from octavo.serving.body import read_body
 from octavo.serving.caller import Caller
-from octavo.serving.openai.answers import ChatCompletion, encode
+from octavo.serving.openai.answers import ChatCompletion
 from octavo.serving.openai.chat_answer import ChatAnswer
 from octavo.serving.openai.generation import Conversation, Generation
 from octavo.serving.openai.protocol import ChatRequest, Message, TokenizeRequest
 from octavo.serving.openai.sampling import sampling_params, tokenization
 from octavo.serving.registry import Route
-from octavo.serving.streaming import DONE, EventStream, event, leaving, unless_gone
+from octavo.serving.streaming import EventStream
 
 
 async def create_chat_completion(request: Request) -> Response:
@@ -25,8 +24,8 @@ async def create_chat_completion(request: Request) -> Response:
     body = await read_body(request, ChatRequest)
     generation, answer = prepare(caller, body, [body.messages])
     if body.stream:
-        return EventStream(_events(generation, answer), caller.config)
-    return await whole_answer(request, generation, answer)
+        return EventStream(generation.events(answer), caller.config)
+    return await generation.response(request, answer.whole)
 
 
 def prepare(
@@ -49,22 +48,6 @@ def prepare(
         tokenization=tokenization(body, add_special_tokens=False),
     )
     return generation, ChatAnswer(caller, body, conversations, answer_id, model)
-
-
-async def whole_answer(request: Request, generation: Generation, answer: ChatAnswer) -> Response:
-    """The answer in one piece."""
-    outputs = await unless_gone(leaving(request.receive), generation.results())
-    return Response(encode(answer.whole(outputs)), media_type="application/json")
-
-
-async def _events(generation: Generation, answer: ChatAnswer) -> AsyncGenerator[bytes, None]:
-    async with aclosing(generation.outputs()) as outputs:
-        async for index, output in outputs:
-            if data := b"".join([event(encode(chunk)) for chunk in answer.chunks(index, output)]):
-                yield data
-    if (last := answer.last_chunk()) is not None:
-        yield event(encode(last))
-    yield DONE
 
 
 def render_options(caller: Caller, body: ChatRequest | TokenizeRequest) -> dict[str, Any]:

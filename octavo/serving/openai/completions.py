@@ -1,21 +1,18 @@
 """POST /v1/completions. What is special about completions; the engine's part is `generation`."""
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.serving.body import read_body
 from octavo.serving.caller import Caller
-from octavo.serving.openai.answers import Completion, encode
+from octavo.serving.openai.answers import Completion
 from octavo.serving.openai.completion_answer import CompletionAnswer
 from octavo.serving.openai.generation import Generation
 from octavo.serving.openai.prompts import prompts_of
 from octavo.serving.openai.protocol import CompletionRequest
 from octavo.serving.openai.sampling import sampling_params, tokenization
 from octavo.serving.registry import Route
-from octavo.serving.streaming import DONE, EventStream, event, leaving, unless_gone
+from octavo.serving.streaming import EventStream
 
 
 async def create_completion(request: Request) -> Response:
@@ -34,19 +31,8 @@ async def create_completion(request: Request) -> Response:
     )
     answer = CompletionAnswer(caller, body, answer_id, model)
     if body.stream:
-        return EventStream(_events(generation, answer), caller.config)
-    completion = answer.whole(await unless_gone(leaving(request.receive), generation.results()))
-    return Response(encode(completion), media_type="application/json")
-
-
-async def _events(generation: Generation, answer: CompletionAnswer) -> AsyncGenerator[bytes, None]:
-    async with aclosing(generation.outputs()) as outputs:
-        async for index, output in outputs:
-            if data := b"".join([event(encode(chunk)) for chunk in answer.chunks(index, output)]):
-                yield data
-    if (last := answer.last_chunk()) is not None:
-        yield event(encode(last))
-    yield DONE
+        return EventStream(generation.events(answer), caller.config)
+    return await generation.response(request, answer.whole)
 
 
 ROUTES = [

@@ -6,10 +6,14 @@ a long list is slow and not refused.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
+
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
 
 from octavo.base.errors import RequestError
 from octavo.frontend.admission import Slot
@@ -18,7 +22,9 @@ from octavo.frontend.prompts import PromptType
 from octavo.messages.sampling import SamplingParams
 from octavo.serving.caller import Caller
 from octavo.serving.errors import HTTPError
+from octavo.serving.openai.answers import encode
 from octavo.serving.openai.protocol import SamplingFields
+from octavo.serving.streaming import DONE, event, leaving, unless_gone
 
 MAX_SEQUENCES = 16384
 """Of one HTTP request: prompts times n."""
@@ -30,6 +36,16 @@ class Conversation:
 
     messages: Sequence[Mapping[str, Any]]
     options: Mapping[str, Any]
+
+
+class ChunkedAnswer(Protocol):
+    """An answer that can be told piece by piece."""
+
+    def chunks(self, index: int, output: RequestOutput) -> Iterable[Struct]:
+        """What a new output of prompt `index` adds."""
+
+    def last_chunk(self) -> Struct | None:
+        """What comes after all outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +84,34 @@ class Generation:
             outputs = self._one(0, slots[0]) if len(self.prompts) == 1 else self._in_turns(slots)
             async with aclosing(outputs):
                 async for index, output in outputs:
-                    _check_ends(output)
+                    fault = _take_fault(output)
                     yield index, output
+                    if fault is not None:
+                        raise fault
+
+    async def events(self, answer: ChunkedAnswer) -> AsyncGenerator[bytes, None]:
+        """The answer as server-sent events, [DONE] included."""
+        async with aclosing(self.outputs()) as outputs:
+            async for index, output in outputs:
+                if data := b"".join([event(encode(chunk)) for chunk in answer.chunks(index, output)]):
+                    yield data
+        if (last := answer.last_chunk()) is not None:
+            yield event(encode(last))
+        yield DONE
+
+    async def response(self, request: Request, whole: Callable[[list[RequestOutput]], Struct]) -> Response:
+        """The answer in one piece, made by `whole` from the last outputs of all prompts.
+
+        Raises ClientGone when nobody waits for it any more, and what `outputs` raises.
+        """
+        content = await unless_gone(leaving(request.receive), self._written(whole))
+        return Response(content, media_type="application/json")
+
+    async def _written(self, whole: Callable[[list[RequestOutput]], Struct]) -> bytes:
+        outputs = await self.results()
+        if self.params.logprobs is None and self.params.prompt_logprobs is None:
+            return encode(whole(outputs))
+        return await self.caller.engine.off_loop(lambda: encode(whole(outputs)))  # much to write
 
     async def results(self) -> list[RequestOutput]:
         """The last output of each prompt."""
@@ -144,18 +186,23 @@ class Generation:
             await queue.put(None)
 
 
-def _check_ends(output: RequestOutput) -> None:
-    """A sequence that did not come to a good end is an error of the whole request."""
+def _take_fault(output: RequestOutput) -> HTTPError | None:
+    """A sequence that came to no good end: an error of the whole request, once its text so far is told."""
+    fault = None
     for completion in output.outputs:
         match completion.finish_reason:
             case "timeout":
-                raise HTTPError(
+                fault = HTTPError(
                     504, "The request took longer than its timeout, or the server's limit, allows."
                 )
             case "abort":
-                raise HTTPError(499, "The request was aborted.")
+                fault = HTTPError(499, "The request was aborted.")
             case "error":
-                raise HTTPError(500, completion.error or "Internal error while generating.")
+                fault = HTTPError(500, completion.error or "Internal error while generating.")
+            case _:
+                continue
+        completion.finish_reason = None
+    return fault
 
 
 def _text_of(prompt: PromptType | Conversation) -> PromptType:

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from octavo.messages.sampling import MAX_N, RepetitionDetectionParams
 
 MAX_PROMPTS = 1024
-MAX_MESSAGES = 16384
+MAX_MESSAGES = 4096
 _MAX_INT = 2**63 - 1
 Positive = Annotated[int, Meta(ge=1, le=_MAX_INT)]
 Natural = Annotated[int, Meta(ge=0, le=_MAX_INT)]
@@ -24,57 +24,43 @@ StopString = Annotated[str, Meta(min_length=1, max_length=4096)]
 Scalar = str | bool | float | Annotated[int, Meta(ge=-(2**63), le=_MAX_INT)]
 Count = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 """A number of logprobs; -1 = the vocabulary."""
+_IDS_SCHEMA = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_TEXT_SCHEMA = {"type": "string", "minLength": 1}
+_SEVERAL = {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS}
 Prompt = Annotated[
     Any,
     Meta(
         extra_json_schema={
             "anyOf": [
-                {"type": "string"},
-                {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_PROMPTS},
-                {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
-                {
-                    "type": "array",
-                    "items": {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
-                    "minItems": 1,
-                    "maxItems": MAX_PROMPTS,
-                },
+                _TEXT_SCHEMA,
+                {**_SEVERAL, "items": _TEXT_SCHEMA},
+                _IDS_SCHEMA,
+                {**_SEVERAL, "items": _IDS_SCHEMA},
                 {"type": "null"},
             ]
         }
     ),
 ]
 """A text, token ids, or a list of either; read by `prompts`."""
-Message = dict[str, Any]
-Messages = Annotated[
-    list[Message],
+_PART_SCHEMA = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+Message = Annotated[
+    dict[str, Any],
     Meta(
-        min_length=1,
-        max_length=MAX_MESSAGES,
         extra_json_schema={
-            "items": {
-                "type": "object",
-                "properties": {
-                    "role": {"type": "string"},
-                    "content": {
-                        "anyOf": [
-                            {"type": "string"},
-                            {
-                                "type": "array",
-                                "items": {
-                                    "type": "object",
-                                    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-                                    "required": ["type", "text"],
-                                },
-                            },
-                        ]
-                    },
-                },
-                "required": ["role", "content"],
-            }
-        },
+            "properties": {
+                "role": {"type": "string"},
+                "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART_SCHEMA}]},
+            },
+            "required": ["role", "content"],
+        }
     ),
 ]
-"""A conversation; the chat template checks the messages one by one."""
+"""One turn; checked by the chat template, which may read more of it than role and content."""
+Messages = Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
@@ -130,7 +116,6 @@ class SamplingFields(Struct, kw_only=True):
     num_beam_groups: Positive | None = None
     diversity_penalty: Annotated[float, Meta(ge=0)] | None = None
     repetition_detection: RepetitionDetectionParams | None = None
-    thinking_token_budget: Count | None = None
     stream_interval: Positive | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
@@ -169,7 +154,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
 class GenerateRequest(SamplingFields, kw_only=True):
     """POST /generate and /generate_stream: one prompt and the fields of sampling, nothing of OpenAI's."""
 
-    prompt: str | Annotated[list[TokenId], Meta(min_length=1)]
+    prompt: Text | Annotated[list[TokenId], Meta(min_length=1)]
     max_tokens: Positive | None = None
     """16 if left out."""
 

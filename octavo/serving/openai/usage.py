@@ -1,7 +1,5 @@
 """Counting what a request used, for `usage` and `metrics`; common to completions and chat."""
 
-from collections.abc import Iterable
-
 from msgspec import UNSET, UnsetType
 
 from octavo.config.server import ServerConfig
@@ -60,9 +58,3 @@ class Meter:
             mean_itl_ms=1e3 * stats.decode_time / num_gaps,
             tokens_per_second=stats.num_generation_tokens / busy_s if busy_s else 0.0,
         )
-
-
-def count_all(meter: Meter, outputs: Iterable[RequestOutput]) -> None:
-    """The last outputs of all prompts."""
-    for index, output in enumerate(outputs):
-        meter.count(index, output)

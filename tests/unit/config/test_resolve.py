@@ -114,8 +114,11 @@ def test_a_length_that_fits_is_at_most_the_models(model, asked):
 def test_the_environment_decides_what_the_user_does_not(model, monkeypatch):
     monkeypatch.setenv("VLLM_LOG_STATS_INTERVAL", "3.5")
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "2")
+    monkeypatch.setenv("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "300")
+    monkeypatch.setenv("OCTAVO_STALL_TIMEOUT", "40")
     config = resolve(EngineArgs(model=model(), device="cpu"))
     assert (config.observability.log_stats_interval_s, config.cache.kv_cache_memory_bytes) == (3.5, 2 << 30)
+    assert config.front.stall_timeout == 40
     config = resolve(EngineArgs(model=model(), device="cpu", log_stats_interval_s=1, kv_cache_memory_bytes=9))
     assert (config.observability.log_stats_interval_s, config.cache.kv_cache_memory_bytes) == (1, 9)
     assert resolve(EngineArgs(model=model(), device="cuda")).cache.kv_cache_memory_bytes == 0

@@ -1,7 +1,9 @@
-"""Grammars in the core, over a runner that chooses any allowed token: alone, in company, and when they fail."""
+"""Grammars in the core, over a runner that chooses any allowed token: alone, in company, failing."""
 
+import itertools
 import json
 import re
+import time
 
 import msgspec
 import pytest
@@ -83,7 +85,7 @@ def test_a_row_without_a_grammar_does_not_wait(tmp_path):
     parts = [step.request_ids for step in engine.executor.steps]
     assert sum("plain" in ids for ids in parts) == 40
     formed = [number for number, ids in enumerate(parts) if "formed" in ids]
-    assert all(later - earlier > 1 for earlier, later in zip(formed, formed[1:], strict=False))
+    assert all(later - earlier > 1 for earlier, later in itertools.pairwise(formed))
 
 
 def test_children_follow_a_leader_each_on_their_own_way(tmp_path):
@@ -138,9 +140,8 @@ def test_a_failure_in_a_step_ends_its_request_alone(tmp_path, monkeypatch):
 
     monkeypatch.setattr(GuidanceMatcher, "advance", fail_on_x)
     engine = ByteEngine(tmp_path)
-    ends = engine.run([
-        engine.request("bad", choice=["abxcd"]), engine.request("good", choice=["abcd"]), engine.request("plain", 9)
-    ])  # fmt: skip
+    good, bad = (engine.request(name, choice=[word]) for name, word in (("good", "abcd"), ("bad", "abxcd")))
+    ends = engine.run([bad, good, engine.request("plain", 9, eos=[])])
     assert ends["bad"][1].finish_reason is FinishReason.ERROR
     assert ends["bad"][1].error == "the lexer is at its limit"
     assert text(ends["good"][0]) == "abcd"
@@ -169,6 +170,33 @@ def test_a_vocabulary_that_is_gone_ends_the_request_alone(tmp_path):
     ends = engine.run([request, fake_request("plain", [1], 3)])
     assert "cannot read the vocabulary" in ends["bad"][1].error
     assert ends["plain"][1].finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize(
+    "regex",
+    [
+        "(x+x+)+y",
+        "(.*a.{200}){1,50}",
+        "(((a{0,100}b){0,100}c){0,100}d){0,1000}",
+        r"(\p{L}{1,50}.*){40}",
+        "|".join(f".*{number}.*" for number in range(1000)),
+    ],
+)
+def test_a_regex_bomb_is_bounded_while_it_runs(tmp_path, regex):
+    """It may run into the limits of the library, alone; no step takes long."""
+    engine = ByteEngine(tmp_path)
+    for seed in range(3):
+        engine.core.add(engine.request(f"bomb{seed}", 150, seed, regex=regex))
+    engine.core.add(engine.request("plain", 100, eos=[]))
+    ends, slowest = {}, 0.0
+    while engine.core.has_work():
+        start = time.monotonic()
+        outputs = engine.core.step().outputs
+        slowest = max(slowest, time.monotonic() - start)
+        ends |= {output.request_id: output.finish_reason for output in outputs if output.finish_reason}
+    assert ends.pop("plain") is FinishReason.LENGTH
+    assert set(ends.values()) <= {FinishReason.STOP, FinishReason.LENGTH, FinishReason.ERROR}
+    assert slowest < 1.0
 
 
 def test_what_was_compiled_is_shared_and_bounded(tmp_path, monkeypatch):

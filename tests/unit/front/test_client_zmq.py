@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 import zmq
 
@@ -283,14 +284,41 @@ def start_front(tmp_path):
         front.communicate()
 
 
-@pytest.mark.parametrize(("arguments", "wait"), [("", True), ("fault='load:hang'", False)])
-def test_a_killed_front_takes_everything_with_it(start_front, tmp_path, arguments, wait):
-    front, pid = start_front(arguments, wait)
-    assert is_alive(pid)
-    assert len(list(tmp_path.iterdir())) == 1
+RANKS = "'tests.process_fakes:FakeRanks', tp=2"
+WAIT = "await asyncio.sleep(60)"
+WORK = """
+        from tests.fakes import fake_request
+        for number in range(8):
+            client.add(fake_request(f"r{number}", [1, 2], 60))
+        await asyncio.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "then", "stopped"),
+    [
+        pytest.param("", WAIT, False, id="idle"),
+        pytest.param("step_s=0.05", WORK, False, id="under load"),
+        pytest.param("fault='load:hang'", WAIT, False, id="loading"),
+        pytest.param("", WAIT, True, id="stopped"),
+        pytest.param(f"{RANKS}, fault='3:hang', fault_rank=1", WORK, False, id="ranks, one hangs"),
+        pytest.param(f"{RANKS}, fault='load:hang'", WAIT, False, id="ranks, loading"),
+        pytest.param(RANKS, WAIT, True, id="ranks, one stopped"),
+    ],
+)
+def test_a_killed_front_takes_everything_with_it(start_front, tmp_path, arguments, then, stopped):
+    wait = "load" not in arguments
+    front, pid = start_front(arguments, wait, then)
+    core = psutil.Process(pid)
+    num_ranks = 2 if "tp=2" in arguments else 0
+    pipes = ["*/core-1", *(f"*/rank{rank}" for rank in range(num_ranks))]
+    assert wait_until(lambda: all(list(tmp_path.glob(pipe)) for pipe in pipes), 10)
+    pids = [pid, *(rank.pid for rank in core.children())]
+    if stopped:  # so that it cannot notice by itself
+        os.kill(pids[-1], signal.SIGSTOP)
     front.kill()
-    assert wait_until(lambda: not is_alive(pid), 5)
-    assert list(tmp_path.iterdir()) == []
+    assert wait_until(lambda: not any(map(is_alive, pids)), 5)
+    assert wait_until(lambda: list(tmp_path.iterdir()) == [], 2)
 
 
 @pytest.mark.parametrize("then", ["return", "raise SystemExit(3)", "del client"])

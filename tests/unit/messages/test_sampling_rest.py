@@ -77,12 +77,6 @@ def test_refused_with_text_and_name(values, name, text):
     [
         ("top_ema_p", 0.5, RequestError, "top_p, min_p or top_k"),
         ("top_ema_d", 0, RequestError, "top_p, min_p or top_k"),
-        ("structured_outputs", {"json": {}}, Unsupported, "not there yet"),
-        ("guided_decoding", object(), Unsupported, "not there yet"),
-        ("guided_json", {}, Unsupported, "not there yet"),
-        ("guided_regex", "a+", Unsupported, "not there yet"),
-        ("guided_choice", ["a"], Unsupported, "not there yet"),
-        ("guided_grammar", "x", Unsupported, "not there yet"),
         ("watermarking", {}, Unsupported, "not there yet"),
         ("trace_decode_token_ids", [1], Unsupported, "leave it None"),
         ("routed_experts_prompt_start", 3, Unsupported, "leave it 0"),

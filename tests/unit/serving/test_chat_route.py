@@ -35,7 +35,11 @@ async def test_an_answer(server):
     assert choice["message"] == {"role": "assistant", "content": answer_to(PROMPT, 6)[0], "refusal": None}
     assert choice["finish_reason"] == "length" and choice["logprobs"] is None
     assert body["object"] == "chat.completion" and body["id"].startswith("chatcmpl-")
-    assert body["usage"] == {"prompt_tokens": len(PROMPT), "completion_tokens": 6, "total_tokens": len(PROMPT) + 6}
+    assert body["usage"] == {
+        "prompt_tokens": len(PROMPT),
+        "completion_tokens": 6,
+        "total_tokens": len(PROMPT) + 6,
+    }
 
 
 async def test_several_turns_and_parts(server):
@@ -82,7 +86,9 @@ async def test_logprobs(server):
     [choice] = (await chat(server, logprobs=True, top_logprobs=1, max_tokens=3))["choices"]
     _, tokens = answer_to(PROMPT, 3)
     # The fake's logprob of the token at position p is -p.
-    for position, (entry, token) in enumerate(zip(choice["logprobs"]["content"], tokens, strict=True), len(PROMPT)):
+    for position, (entry, token) in enumerate(
+        zip(choice["logprobs"]["content"], tokens, strict=True), len(PROMPT)
+    ):
         assert (entry["bytes"], entry["logprob"]) == ([token], -position)
         assert entry["top_logprobs"] == [{key: entry[key] for key in ("token", "logprob", "bytes")}]
     [choice] = (await chat(server, logprobs=True, max_tokens=3))["choices"]
@@ -95,7 +101,9 @@ async def test_logprobs(server):
 async def test_going_on_with_the_last_message(server):
     messages = [USER, {"role": "assistant", "content": "yes"}]
     for flags in ({}, {"add_generation_prompt": False}):
-        body = await chat(server, messages=messages, continue_final_message=True, return_prompt_text=True, **flags)
+        body = await chat(
+            server, messages=messages, continue_final_message=True, return_prompt_text=True, **flags
+        )
         assert body["prompt_text"] == "user: hi\nassistant: yes"
     body = await chat(server, messages=messages, continue_final_message=True, echo=True)
     said = body["choices"][0]["message"]["content"]
@@ -137,7 +145,8 @@ async def test_tools_that_may_not_be_called_do_no_harm(server):
         ({"logprobs": True, "top_logprobs": 21}, "logprobs", "max allowed: 20"),
         ({"logprobs": 5}, "logprobs", "got `int`"),
         ({"max_tokens": 0}, "max_tokens", ">= 1"),
-        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "exclude"),
+        ({"continue_final_message": True, "add_generation_prompt": True},
+         "continue_final_message", "exclude"),
         ({"chat_template": "{{ x }}"}, "chat_template", "never comes from a request"),
         ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs", "may not set"),
         ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs", "may not set"),

@@ -22,7 +22,9 @@ def answer_to(prompt, max_tokens, seed=0):
 
 
 async def complete(server, status=200, **body):
-    answer = await server.client.post("/v1/completions", json={"prompt": "hello", "max_tokens": 6, "seed": 0, **body})
+    answer = await server.client.post(
+        "/v1/completions", json={"prompt": "hello", "max_tokens": 6, "seed": 0, **body}
+    )
     assert answer.status_code == status, answer.text
     return answer.json()
 
@@ -42,7 +44,13 @@ async def test_a_completion_has_text_reason_and_usage(server):
     body = await complete(server)
     text, tokens = answer_to("hello", 6)
     [choice] = body["choices"]
-    assert choice == {"index": 0, "text": text, "logprobs": None, "finish_reason": "length", "stop_reason": None}
+    assert choice == {
+        "index": 0,
+        "text": text,
+        "logprobs": None,
+        "finish_reason": "length",
+        "stop_reason": None,
+    }
     assert body["usage"] == {"prompt_tokens": 5, "completion_tokens": 6, "total_tokens": 11}
     assert body["object"] == "text_completion" and body["model"] == "fake"
     assert body["id"].startswith("cmpl-") and isinstance(body["created"], int)
@@ -73,7 +81,9 @@ async def test_more_prompts_than_seats_take_turns(server):
 async def test_n_choices_have_seeds_in_a_row(server):
     body = await complete(server, prompt=["ab", "cd"], n=3, seed=5)
     assert [(c["index"], c["text"]) for c in body["choices"]] == [
-        (3 * p + i, answer_to(prompt, 6, seed=5 + i)[0]) for p, prompt in enumerate(("ab", "cd")) for i in range(3)
+        (3 * p + i, answer_to(prompt, 6, seed=5 + i)[0])
+        for p, prompt in enumerate(("ab", "cd"))
+        for i in range(3)
     ]
     assert body["usage"] == {"prompt_tokens": 4, "completion_tokens": 36, "total_tokens": 40}
 
@@ -153,7 +163,9 @@ async def test_stop_strings_and_tokens(server):
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
     [choice] = (await complete(server, max_tokens=40, stop=stop, include_stop_str_in_output=True))["choices"]
     assert choice["text"] == text[: text.index(stop) + len(stop)]
-    [choice] = (await complete(server, max_tokens=40, stop_token_ids=[tokens[3]], return_token_ids=True))["choices"]
+    [choice] = (await complete(server, max_tokens=40, stop_token_ids=[tokens[3]], return_token_ids=True))[
+        "choices"
+    ]
     assert choice["stop_reason"] == tokens[3]
     assert choice["token_ids"] == tokens[: tokens.index(tokens[3]) + 1]
 
@@ -168,8 +180,7 @@ async def test_ids_come_from_the_body_the_header_or_nowhere(server):
 
 
 async def test_the_model_recommends_and_the_request_decides(server):
-    names = {name: value for name, value in server.engine.input_processor.default_sampling_values().items()}
-    assert names == {}
+    assert server.engine.input_processor.default_sampling_values() == {}
     assert (await complete(server, max_tokens=None))["usage"]["completion_tokens"] == 16
 
 
@@ -235,7 +246,9 @@ async def test_errors_before_the_first_token_of_a_stream_are_plain(server):
 
 async def test_fields_without_effect_are_ignored(server):
     plain = (await complete(server))["choices"]
-    assert (await complete(server, user="me", metadata={"a": "b"}, store=True, suffix=None))["choices"] == plain
+    assert (await complete(server, user="me", metadata={"a": "b"}, store=True, suffix=None))[
+        "choices"
+    ] == plain
 
 
 def safetensors(rows, width, kind="F32", size=None):

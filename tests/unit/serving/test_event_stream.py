@@ -62,7 +62,12 @@ async def test_a_good_end():
 
 @pytest.mark.parametrize(
     ("error", "status"),
-    [(RequestError("no", "x"), 400), (Overloaded("full"), 503), (EngineDead("gone"), 503), (KeyError("a"), 500)],
+    [
+        (RequestError("no", "x"), 400),
+        (Overloaded("full"), 503),
+        (EngineDead("gone"), 503),
+        (KeyError("a"), 500),
+    ],
 )
 async def test_an_error_before_the_first_event_has_its_status(error, status):
     async def events():

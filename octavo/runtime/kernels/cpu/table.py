@@ -13,7 +13,8 @@ from torch.nn import functional
 
 from octavo.base.gguf import BLOCK_TYPES
 from octavo.runtime.kernels.cpu.library import load_library
-from octavo.runtime.kernels.ref.draws import draw
+from octavo.runtime.kernels.ref.draws import cut, draw
+from octavo.runtime.kernels.ref.elementwise import gated_matmul
 from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.kernels.table import INT8_TYPES, Activations, HeadNorms, KernelTable, Rotation
 
@@ -40,7 +41,9 @@ def cpu_table(threads: int) -> KernelTable:
         gelu=partial(kernels.activation, kind=_GELU, gated=False),
         gelu_tanh=partial(kernels.activation, kind=_GELU_TANH, gated=False),
         matmul=functional.linear,
+        gated_matmul=gated_matmul,
         draw=draw,
+        cut=cut,
         block_dequantize=kernels.block_dequantize,
         block_matmul=kernels.block_matmul,
     )

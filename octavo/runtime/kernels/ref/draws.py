@@ -23,3 +23,21 @@ def draw(
     ends = ((wide - peaks[:, None]) / degrees).exp().cumsum(dim=1)
     drawn = torch.searchsorted(ends, noise[:, None] * ends[:, -1:], right=True)[:, 0]
     return drawn.clamp(max=logits.shape[1] - 1).where(temperature > 0, likeliest), peaks.float()
+
+
+def cut(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Cut:
+    """See table.FindCut."""
+    size = logits.shape[1]
+    ordered, ids = logits.double().sort(dim=1, descending=True, stable=True)
+    numbers = torch.where(top_k < 1, size, top_k).clamp(max=size).long()[:, None]
+    degrees = temperature.where(temperature > 0, 1.0)[:, None]
+    scaled = (ordered - ordered[:, :1]) / degrees
+    kept = (ordered >= ordered.gather(1, numbers - 1)) & (scaled >= min_p.log()[:, None])
+    weights = scaled.masked_fill(~kept, float("-inf")).softmax(dim=1)
+    before = weights.cumsum(dim=1) - weights
+    kept &= (top_p >= 1)[:, None] | (before < top_p[:, None])
+    last = kept.sum(dim=1, keepdim=True) - 1
+    values, last_ids = ordered.gather(1, last)[:, 0], ids.gather(1, last)[:, 0]
+    off = (top_k < 1) & (top_p >= 1) & (min_p <= 0)
+    values, last_ids = values.masked_fill(off, float("-inf")), last_ids.masked_fill(top_p >= 1, size)
+    return Cut(values.float(), last_ids.int())

@@ -51,6 +51,11 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return functional.gelu(x, approximate="tanh")
 
 
+def gated_matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """See KernelTable.gated_matmul."""
+    return silu_and_mul(matmul(x, weight, bias))
+
+
 def matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """See table.Matmul."""
     return functional.linear(x, weight, bias)

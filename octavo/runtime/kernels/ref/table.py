@@ -17,7 +17,9 @@ def ref_table() -> KernelTable:
         gelu=elementwise.gelu,
         gelu_tanh=elementwise.gelu_tanh,
         matmul=elementwise.matmul,
+        gated_matmul=elementwise.gated_matmul,
         draw=draws.draw,
+        cut=draws.cut,
         block_dequantize=blocks.block_dequantize,
         block_matmul=blocks.block_matmul,
     )

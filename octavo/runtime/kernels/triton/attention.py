@@ -29,7 +29,7 @@ from octavo.runtime.kernels.triton.launch import (
 )
 
 _LOG2_E = 1.4426950408889634
-_FEW_KEYS, _MANY_KEYS = 64, 512  # fewest keys of a part; where the batch nearly fills the device
+_FEW_PAIRS = 32  # of requests and key heads: what they wait for is latency, not memory
 _MAX_PARTS = 32
 _JOINED_AT_ONCE = 1 << 13  # values of partial results that a joining program holds
 
@@ -312,7 +312,7 @@ class PagedAttention:
             block_tables.stride(0),
             *factors,
             MIN_KEYS=min_keys,
-            **_decode_constants(num_heads, cache.shape, q.dtype, cache.dtype, num_parts, num_requests >= 64),
+            **_decode_constants(num_heads, cache.shape, q.dtype, cache.dtype, num_requests, num_parts),
             **kind,
         )
 
@@ -350,7 +350,7 @@ def split(num_pairs: int, longest: int) -> tuple[int, int]:
 
     One wave of programs: a second one, not full, would cost more than it brings.
     """
-    few_keys = _FEW_KEYS if num_pairs * 4 <= NUM_PROGRAMS else _MANY_KEYS
+    few_keys = 32 if num_pairs <= _FEW_PAIRS else 64 if num_pairs * 4 <= NUM_PROGRAMS else 512
     return max(1, min(NUM_PROGRAMS // num_pairs, parts(longest, few_keys), _MAX_PARTS)), few_keys
 
 
@@ -360,8 +360,8 @@ def _decode_constants(
     cache_shape: torch.Size,
     q_type: torch.dtype,
     cache_type: torch.dtype,
+    num_requests: int,
     num_parts: int,
-    many: bool,
 ) -> dict[str, Any]:
     """What the decode kernel is compiled for; tiles, warps and stages as measured on an H200."""
     constants = _shape_constants(num_heads, cache_shape, q_type, cache_type)
@@ -369,8 +369,10 @@ def _decode_constants(
     tile_k, warps, stages = 64, 4, 2 if d_pad > 128 else 4
     if constants["DOT"] == tl.float32:
         tile_k, warps, stages = 32, 4, 2
-    elif many and d_pad <= 128:
-        tile_k, warps, stages = 128, 4, 3
+    elif num_requests * constants["NUM_KV_HEADS"] <= _FEW_PAIRS:
+        tile_k, warps = 32, 2
+    elif num_requests >= 64 and d_pad <= 128:
+        tile_k, stages = 128, 3
     heads = min(power_of_2(constants["GROUP"]), max(1, _JOINED_AT_ONCE // (max_parts * d_pad)))
     return constants | {
         "TILE_M": max(16, power_of_2(constants["GROUP"])),
@@ -405,6 +407,8 @@ def _shape_constants(
 ) -> dict[str, Any]:
     _, _, block_size, num_kv_heads, head_dim = cache_shape
     dot = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}.get(q_type, tl.float32)
+    if cache_type == torch.float8_e4m3fn and q_type == torch.bfloat16:
+        dot = tl.float16  # which 8-bit floats become in one instruction
     narrow = cache_type != torch.float32 and not triton.knobs.runtime.interpret
     return {
         "NUM_KV_HEADS": num_kv_heads,

@@ -44,14 +44,14 @@ def _passing(weights, index, target):
 
 
 # fmt: off
-@triton.jit
+@triton.jit(do_not_specialize=["per_program"])
 def _draw_kernel(
     logits, temperature, noise, cut_values, cut_ids, token_ids, peaks,
-    tile_peaks, tile_weights, counters, stride,
-    SIZE: tl.constexpr, TILE: tl.constexpr, NUM_TILES: tl.constexpr, PER_PROGRAM: tl.constexpr,
+    tile_peaks, tile_weights, counters, stride, per_program,
+    SIZE: tl.constexpr, TILE: tl.constexpr, NUM_TILES: tl.constexpr,
     NUM_TILES_PAD: tl.constexpr, DRAWS: tl.constexpr, CUT: tl.constexpr, PDL: tl.constexpr,
 ):
-    """PER_PROGRAM tiles of one row."""
+    """`per_program` tiles of one row."""
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     logits += row * stride
     column = tl.arange(0, TILE)
@@ -62,7 +62,7 @@ def _draw_kernel(
         factor = tl.where(degree > 0, _LOG2_E / degree, 0.0)
     if CUT:
         lowest, last_id = tl.load(cut_values + row), tl.load(cut_ids + row)
-    for tile in range(part * PER_PROGRAM, tl.minimum((part + 1) * PER_PROGRAM, NUM_TILES)):
+    for tile in range(part * per_program, tl.minimum((part + 1) * per_program, NUM_TILES)):
         index = tile * TILE + column
         values = tl.load(logits + index, mask=index < SIZE, other=_NEVER).to(tl.float32)
         peak = tl.max(tl.where(values == values, values, _FAILED), 0)
@@ -78,21 +78,20 @@ def _draw_kernel(
     there, place = tile < NUM_TILES, row * NUM_TILES + tile
     highest = tl.load(tile_peaks + place, mask=there, other=_NEVER, cache_modifier=".cg")
     peak, found = tl.max(highest, 0, return_indices=True, return_indices_tie_break_left=True)
-    target, weights = tl.full([], 0.0, tl.float64), highest
+    target = tl.full([], 0.0, tl.float64)
     if DRAWS:
         if factor > 0:
-            weights = tl.load(tile_weights + place, mask=there, other=0.0, cache_modifier=".cg")
-            weights = weights * _weights(highest, tile, peak, factor, lowest, last_id, False)
-            target = tl.sum(weights.to(tl.float64), 0) * tl.load(noise + row)
-            found = _passing(weights, tile, target)
-            target -= tl.sum(tl.where(tile < found, weights, 0.0).to(tl.float64), 0)
+            sums = tl.load(tile_weights + place, mask=there, other=0.0, cache_modifier=".cg")
+            sums = sums * _weights(highest, tile, peak, factor, lowest, last_id, False)
+            target = tl.sum(sums.to(tl.float64), 0) * tl.load(noise + row)
+            found = _passing(sums, tile, target)
+            target -= tl.sum(tl.where(tile < found, sums, 0.0).to(tl.float64), 0)
     index = found * TILE + column
     values = tl.load(logits + index, mask=index < SIZE, other=_NEVER).to(tl.float32)
     chosen = tl.argmax(values, 0, tie_break_left=True)
     if DRAWS:
         if factor > 0:
-            weights = _weights(values, index, peak, factor, lowest, last_id, CUT)
-            chosen = _passing(weights, column, target)
+            chosen = _passing(_weights(values, index, peak, factor, lowest, last_id, CUT), column, target)
     tl.store(token_ids + row, (found * TILE + chosen).to(tl.int64))
     tl.store(peaks + row, peak)
 # fmt: on
@@ -131,10 +130,10 @@ class Draw:
             *tiles,
             self._counters.on(logits.device, num_rows),
             logits.stride(0),
+            per_program,
             SIZE=size,
             TILE=_TILE,
             NUM_TILES=num_tiles,
-            PER_PROGRAM=per_program,
             NUM_TILES_PAD=power_of_2(num_tiles),
             DRAWS=temperature is not None,
             CUT=cut is not None,

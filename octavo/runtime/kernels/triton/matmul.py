@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
+from octavo.runtime.kernels.triton.elementwise import silu_and_mul
 from octavo.runtime.kernels.triton.launch import (
     Counters,
     is_last,
@@ -32,34 +33,54 @@ _NARROW = {torch.bfloat16, torch.float16}
 
 # fmt: off
 @triton.jit
+def _finish(total, gate, bias, n, inside, N, BIASED: tl.constexpr, GATED: tl.constexpr):
+    """Outputs `n` (broadcast with `total`) with their bias; GATED: silu(gate) times them."""
+    if BIASED:
+        total += tl.load(bias + (N if GATED else 0) + n, mask=inside, other=0.0).to(tl.float32)
+    if GATED:
+        if BIASED:
+            gate += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)
+        total *= gate * tl.sigmoid(gate)
+    return total
+
+
+@triton.jit
 def _vector_kernel(
     x, weight, bias, out, N,
-    K: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, BIASED: tl.constexpr, PDL: tl.constexpr,
+    K: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, BIASED: tl.constexpr, GATED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """TILE_N outputs of a single row."""
+    """TILE_N outputs of a single row; GATED: rows 0 … N - 1 of the matrix are the gates of the next N."""
     n, column = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N), tl.arange(0, TILE_K)
     weight += n.to(tl.int64)[:, None] * K
     total = tl.zeros([TILE_N, TILE_K], tl.float32)
+    gate = total
     wait(PDL)
     for start in tl.static_range(0, K, TILE_K):
         k = start + column
         inside = k < K
-        w = tl.load(weight + k[None, :], mask=(n < N)[:, None] & inside[None, :], other=0.0)
-        total += w.to(tl.float32) * tl.load(x + k, mask=inside, other=0.0).to(tl.float32)[None, :]
+        there = (n < N)[:, None] & inside[None, :]
+        row = tl.load(x + k, mask=inside, other=0.0).to(tl.float32)[None, :]
+        if GATED:
+            gate += tl.load(weight + k[None, :], mask=there, other=0.0).to(tl.float32) * row
+            total += tl.load(weight + N * K + k[None, :], mask=there, other=0.0).to(tl.float32) * row
+        else:
+            total += tl.load(weight + k[None, :], mask=there, other=0.0).to(tl.float32) * row
     release(PDL)
-    result = tl.sum(total, 1)
-    if BIASED:
-        result += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
+    result = _finish(tl.sum(total, 1), tl.sum(gate, 1), bias, n, n < N, N, BIASED, GATED)
     tl.store(out + n, result.to(out.dtype.element_ty), mask=n < N)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _tile_kernel(
     x, weight, bias, out, partial, counters, M, stride_x, N,
     K: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, SPLIT: tl.constexpr,
-    SWAPPED: tl.constexpr, BIASED: tl.constexpr, PDL: tl.constexpr,
+    SWAPPED: tl.constexpr, BIASED: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr,
 ):
-    """TILE_N outputs of all M rows, over one of SPLIT parts of K. SWAPPED: the matrix is the left operand."""
+    """TILE_N outputs of all M rows, over one of SPLIT parts of K.
+
+    SWAPPED: the matrix is the left operand. GATED (only SWAPPED, not SPLIT): as in `_vector_kernel`.
+    """
     m, n = tl.arange(0, TILE_M), tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
     part_size: tl.constexpr = (K + SPLIT * TILE_K - 1) // (SPLIT * TILE_K) * TILE_K
     part = tl.program_id(1)
@@ -68,19 +89,24 @@ def _tile_kernel(
     weight += n.to(tl.int64)[:, None] * K
     x += m[:, None] * stride_x
     total = tl.zeros([TILE_N, TILE_M] if SWAPPED else [TILE_M, TILE_N], tl.float32)
+    gate = total
     wait(PDL)
     release(PDL)
     for start in range(0, part_size, TILE_K):
         k = start + column
         inside = (k < K)[None, :]
-        w = tl.load(weight + k[None, :], mask=(n < N)[:, None] & inside, other=0.0)
+        there = (n < N)[:, None] & inside
+        w = tl.load(weight + k[None, :], mask=there, other=0.0)
         a = tl.load(x + k[None, :], mask=rows & inside, other=0.0)
+        if GATED:
+            gate = tl.dot(w, tl.trans(a), gate)
+            w = tl.load(weight + N * K + k[None, :], mask=there, other=0.0)
         if SWAPPED:
             total = tl.dot(w, tl.trans(a), total)
         else:
             total = tl.dot(a, tl.trans(w), total)
     if SWAPPED:
-        total = tl.trans(total)
+        total, gate = tl.trans(total), tl.trans(gate)
     place = m[:, None] * N + n[None, :]
     if SPLIT > 1:
         tl.store(partial + part * M * N + place, total, mask=rows & outputs)
@@ -91,32 +117,41 @@ def _tile_kernel(
             total += tl.load(
                 partial + index * M * N + place, mask=rows & outputs, other=0.0, cache_modifier=".cg"
             )
-    if BIASED:
-        total += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
+    total = _finish(total, gate, bias, n[None, :], outputs, N, BIASED, GATED)
     tl.store(out + place, total.to(out.dtype.element_ty), mask=rows & outputs)
 # fmt: on
 
 
 class Matmul:
-    """The op, and the counters that parts of a product meet at."""
+    """The ops `matmul` and `gated_matmul`, and the counters that parts of a product meet at."""
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """See table.Matmul."""
-        num_rows = x.shape[0]
-        if num_rows > _SOME_ROWS or not num_rows or x.dtype not in _NARROW:
+        if not 0 < x.shape[0] <= _SOME_ROWS or x.dtype not in _NARROW:
             return functional.linear(x, weight, bias)
-        if num_rows == 1:
+        if x.shape[0] == 1:
             return _one_row(x, weight, bias)
-        return self._some_rows(x, weight, bias, _tile(num_rows, *weight.shape))
+        return self._some_rows(x, weight, bias)
 
-    def _some_rows(self, x: Tensor, weight: Tensor, bias: Tensor | None, tile: dict[str, Any]) -> Tensor:
-        (m, k), n, num_parts = x.shape, weight.shape[0], tile["SPLIT"]
+    def gated(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """See table.Matmul and KernelTable.gated_matmul."""
+        if not 0 < x.shape[0] <= _SOME_ROWS or x.dtype not in _NARROW:
+            return silu_and_mul(functional.linear(x, weight, bias))
+        if x.shape[0] == 1:
+            return _one_row(x, weight, bias, gated=True)
+        return self._some_rows(x, weight, bias, gated=True)
+
+    def _some_rows(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool = False
+    ) -> Tensor:
+        (m, k), n = x.shape, weight.shape[0] // (1 + gated)
+        tile = _tile(m, n, k, gated)
+        num_parts, num_tiles = tile["SPLIT"], parts(n, tile["TILE_N"])
         out = x.new_empty((m, n))
         partial = x.new_empty((num_parts, m, n), dtype=torch.float32) if num_parts > 1 else out
-        num_tiles = parts(n, tile["TILE_N"])
         _tile_kernel[(num_tiles, num_parts)](
             x,
             weight,
@@ -129,16 +164,17 @@ class Matmul:
             n,
             K=k,
             BIASED=bias is not None,
+            GATED=gated,
             **tile,
             **overlapped(),
         )
         return out
 
 
-def _one_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    n, k = weight.shape
+def _one_row(x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool = False) -> Tensor:
+    n, k = weight.shape[0] // (1 + gated), weight.shape[1]
     out = x.new_empty((1, n))
-    tile_n, warps = (8, 4) if k > 8192 else (2, 4)
+    tile_n = 4 if k <= 1024 and not gated else 2
     _vector_kernel[(parts(n, tile_n),)](
         x,
         weight,
@@ -149,16 +185,19 @@ def _one_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         TILE_N=tile_n,
         TILE_K=min(1024, power_of_2(k)),
         BIASED=bias is not None,
-        num_warps=warps,
+        GATED=gated,
+        num_warps=4,
         **overlapped(),
     )
     return out
 
 
 @functools.cache
-def _tile(num_rows: int, n: int, k: int) -> dict[str, Any]:
+def _tile(num_rows: int, n: int, k: int, gated: bool) -> dict[str, Any]:
     """Tile and split of a product, as measured on an H200."""
     tile_m = max(16, power_of_2(num_rows))
+    if gated:
+        return _constants(tile_m, 64 if n * 2 > 1 << 13 else 32, 128, 1, swapped=True)
     if n > 4096:
         return _constants(tile_m, 64, 128, 1, swapped=True)
     if k <= 1024:

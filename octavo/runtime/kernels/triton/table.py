@@ -6,6 +6,7 @@ Importing this module needs the package `triton`; the CUDA platform asks for it,
 from octavo.runtime.kernels.table import KernelTable
 from octavo.runtime.kernels.triton import blocks, elementwise
 from octavo.runtime.kernels.triton.attention import PagedAttention
+from octavo.runtime.kernels.triton.cuts import cut
 from octavo.runtime.kernels.triton.draws import Draw
 from octavo.runtime.kernels.triton.launch import Counters
 from octavo.runtime.kernels.triton.matmul import Matmul
@@ -15,6 +16,7 @@ from octavo.runtime.kernels.triton.store import store_kv
 def cuda_table() -> KernelTable:
     """Every op as a Triton kernel."""
     counters = Counters()
+    matmul = Matmul(counters)
     return KernelTable(
         name="triton",
         store_kv=store_kv,
@@ -25,8 +27,10 @@ def cuda_table() -> KernelTable:
         gelu_tanh_and_mul=elementwise.gelu_tanh_and_mul,
         gelu=elementwise.gelu,
         gelu_tanh=elementwise.gelu_tanh,
-        matmul=Matmul(counters),
+        matmul=matmul,
+        gated_matmul=matmul.gated,
         draw=Draw(counters),
+        cut=cut,
         block_dequantize=blocks.block_dequantize,
         block_matmul=blocks.block_matmul,
     )

@@ -1,0 +1,247 @@
+"""Where top_k, top_p and min_p end each row's distribution, found without putting the vocabulary in order.
+
+A first kernel takes the largest logit of every small group of tokens. In a second one, a program per row finds
+a logit that some hundred of these reach: all tokens as likely lie in their groups, few enough to be kept in
+registers, and the ends are found among them by bisection. A row whose end lies deeper is bisected over its
+whole vocabulary, slowly. Bisection goes over the bits of the numbers, so it ends at the exact logit.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.runtime.kernels.table import Cut
+from octavo.runtime.kernels.triton.launch import overlapped, parts, power_of_2, release, wait
+
+_LOG2_E = tl.constexpr(1.4426950408889634)
+_NEVER = tl.constexpr(float("-inf"))
+_TILE, _GROUP = 2048, 32  # tokens
+_NUM_REACHED, _MAX_CHOSEN = 256, 512  # groups
+
+
+@triton.jit
+def _key(values):
+    """Integers in the order of the values."""
+    bits = values.to(tl.int32, bitcast=True)
+    return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
+
+
+@triton.jit
+def _value(key):
+    key = key.to(tl.int32)
+    return tl.where(key >= 0, key, key ^ 0x7FFFFFFF).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _is_cut(top_k, top_p, min_p, row):
+    return (tl.load(top_k + row) >= 1) | (tl.load(top_p + row) < 1) | (tl.load(min_p + row) > 0)
+
+
+# fmt: off
+@triton.jit
+def _group_kernel(
+    logits, temperature, top_k, top_p, min_p, group_peaks, tile_weights, stride,
+    SIZE: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, NUM_TILES: tl.constexpr, PDL: tl.constexpr,
+):
+    """The groups of one tile of one row, and the tile's weight beside a peak of weight 1."""
+    tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    wait(PDL)
+    if _is_cut(top_k, top_p, min_p, row):
+        group: tl.constexpr = TILE // GROUP
+        index = tile * TILE + tl.arange(0, group)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+        values = tl.load(logits + row * stride + index, mask=index < SIZE, other=_NEVER).to(tl.float32)
+        peaks = tl.max(values, 1)
+        place = row * NUM_TILES + tile
+        tl.store(group_peaks + place * group + tl.arange(0, group), peaks)
+        peak = tl.max(peaks, 0)
+        factor = _LOG2_E / tl.load(temperature + row).to(tl.float32)
+        weights = tl.exp2((values - tl.where(peak == _NEVER, 0.0, peak)) * factor)
+        tl.store(tile_weights + place, tl.sum(tl.sum(weights, 1), 0))
+    release(PDL)
+
+
+@triton.jit
+def _over(logits, least, peak, factor, SIZE: tl.constexpr, TILE: tl.constexpr):
+    """(number, weight) of the tokens of a whole row whose key is at least `least`."""
+    column = tl.arange(0, TILE)
+    number, weight = tl.zeros([TILE], tl.int32), tl.zeros([TILE], tl.float32)
+    for start in range(0, SIZE, TILE):
+        index = start + column
+        values = tl.load(logits + index, mask=index < SIZE, other=_NEVER).to(tl.float32)
+        kept = (_key(values) >= least) & (index < SIZE)
+        number += kept.to(tl.int32)
+        weight += tl.where(kept, tl.exp2((values - peak) * factor), 0.0)
+    return tl.sum(number, 0), tl.sum(weight, 0)
+
+
+@triton.jit
+def _among(keys, weights, least):
+    """The same of chosen tokens."""
+    kept = keys >= least
+    return tl.sum(tl.sum(kept.to(tl.int32), 1), 0), tl.sum(tl.sum(tl.where(kept, weights, 0.0), 1), 0)
+
+
+@triton.jit
+def _bisect(
+    low, high, number, weight, keys, weights, is_among, logits, peak, factor,
+    SIZE: tl.constexpr, TILE: tl.constexpr,
+):
+    """The largest key at or above which there are `number` tokens and `weight`; `low` is known to be one."""
+    low, high = low.to(tl.int64), high.to(tl.int64)
+    while high - low > 1:
+        middle = (low + high) >> 1
+        if is_among:
+            has_number, has_weight = _among(keys, weights, middle.to(tl.int32))
+        else:
+            has_number, has_weight = _over(logits, middle.to(tl.int32), peak, factor, SIZE, TILE)
+        if (has_number >= number) & (has_weight >= weight):
+            low = middle
+        else:
+            high = middle
+    return low.to(tl.int32)
+
+
+@triton.jit
+def _choose_groups(peaks, groups, chosen, high, NUM: tl.constexpr, MOST: tl.constexpr, SIZE: tl.constexpr):
+    """A key that NUM groups' peaks reach, or all; and the groups that reach it, in order, to `chosen`."""
+    keys = _key(peaks)
+    low, high = tl.min(keys, 0).to(tl.int64), high.to(tl.int64)
+    if tl.sum((keys >= low.to(tl.int32)).to(tl.int32), 0) > NUM:
+        while high - low > 1:
+            middle = (low + high) >> 1
+            if tl.sum((keys >= middle.to(tl.int32)).to(tl.int32), 0) >= NUM:
+                low = middle
+            else:
+                high = middle
+    low = low.to(tl.int32)
+    reached = (keys >= low) & (groups < SIZE)
+    place = tl.cumsum(reached.to(tl.int32), 0) - 1
+    tl.store(chosen + place, groups, mask=reached & (place < MOST))
+    tl.debug_barrier()
+    return low, tl.sum(reached.to(tl.int32), 0)
+
+
+@triton.jit
+def _nth_id(logits, key, number, SIZE: tl.constexpr, TILE: tl.constexpr):
+    """The id of the `number`-th token of this key."""
+    column = tl.arange(0, TILE)
+    start, found = 0, SIZE
+    before = number * 0
+    while (start < SIZE) & (found == SIZE):
+        index = start + column
+        values = tl.load(logits + index, mask=index < SIZE, other=_NEVER).to(tl.float32)
+        equal = ((_key(values) == key) & (index < SIZE)).to(tl.int32)
+        ranks = tl.cumsum(equal, 0) + before
+        found = tl.min(tl.where((equal > 0) & (ranks == number), index, SIZE), 0)
+        before += tl.sum(equal, 0)
+        start += TILE
+    return found
+
+
+@triton.jit
+def _cut_kernel(
+    logits, temperature, top_k, top_p, min_p, group_peaks, tile_weights, chosen, values_out, ids_out, stride,
+    SIZE: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, NUM_TILES: tl.constexpr,
+    NUM_TILES_PAD: tl.constexpr, NUM_REACHED: tl.constexpr, MAX_CHOSEN: tl.constexpr, PDL: tl.constexpr,
+):
+    """One row."""
+    row = tl.program_id(0).to(tl.int64)
+    wait(PDL)
+    if not _is_cut(top_k, top_p, min_p, row):
+        tl.store(values_out + row, _NEVER)
+        tl.store(ids_out + row, SIZE)
+        return
+    logits += row * stride
+    chosen += row * MAX_CHOSEN
+    per_tile: tl.constexpr = TILE // GROUP
+    num_groups: tl.constexpr = NUM_TILES * per_tile
+    groups = tl.arange(0, NUM_TILES_PAD * per_tile)
+    peaks = tl.load(group_peaks + row * num_groups + groups, mask=groups < num_groups, other=_NEVER)
+    peak = tl.max(peaks, 0)
+    factor = _LOG2_E / tl.load(temperature + row).to(tl.float32)
+    above = _key(peak) + 1
+    reached, num_chosen = _choose_groups(peaks, groups, chosen, above, NUM_REACHED, MAX_CHOSEN, num_groups)
+
+    group = tl.arange(0, MAX_CHOSEN)
+    there = group < num_chosen
+    index = tl.load(chosen + group, mask=there, other=0)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    values = tl.load(logits + index, mask=there[:, None] & (index < SIZE), other=_NEVER).to(tl.float32)
+    keys, weights = _key(values), tl.exp2((values - peak) * factor)
+    is_all = num_chosen <= MAX_CHOSEN  # every token that reaches the key is among the chosen
+    num_among, weight = _among(keys, weights, reached)
+
+    least = _key(tl.full([], _NEVER, tl.float32))
+    number = tl.minimum(tl.load(top_k + row), SIZE).to(tl.int32)
+    if number >= 1:
+        is_among = is_all & (num_among >= number)
+        low = tl.where(is_among, reached, least)
+        least = _bisect(low, above, number, 0.0, keys, weights, is_among, logits, peak, factor, SIZE, TILE)
+    share = tl.load(min_p + row).to(tl.float32)
+    if share > 0:
+        least = tl.maximum(least, _key(peak + tl.log2(share) / factor))
+    last_id = tl.full([], SIZE, tl.int32)
+    mass = tl.load(top_p + row).to(tl.float32)
+    ties, total = num_among, weight
+    if mass < 1:
+        if is_all & (least >= reached):
+            ties, total = _among(keys, weights, least)
+        else:
+            tile = tl.arange(0, NUM_TILES_PAD)
+            if (number >= 1) | (share > 0):
+                ties, total = _over(logits, least, peak, factor, SIZE, TILE)
+            else:
+                tile_peaks = tl.max(tl.reshape(peaks, [NUM_TILES_PAD, per_tile]), 1)
+                place = row * NUM_TILES + tile
+                sums = tl.load(tile_weights + place, mask=tile < NUM_TILES, other=0.0)
+                total = tl.sum(sums * tl.exp2((tile_peaks - peak) * factor), 0)
+        target = mass * total
+        low = tl.maximum(least, reached)
+        more, weight = _among(keys, weights, low)
+        is_among = is_all & (weight >= target)
+        low = tl.where(is_among, low, least)
+        least = _bisect(low, above, 1, target, keys, weights, is_among, logits, peak, factor, SIZE, TILE)
+        if is_among:
+            more, weight = _among(keys, weights, least + 1)
+            ties, total = _among(keys, weights, least)
+        else:
+            more, weight = _over(logits, least + 1, peak, factor, SIZE, TILE)
+            ties, total = _over(logits, least, peak, factor, SIZE, TILE)
+        each = tl.exp2((_value(least) - peak) * factor)
+        needed = tl.ceil((target - weight) / each).to(tl.int32)
+        if needed < ties - more:
+            last_id = _nth_id(logits, least, tl.maximum(needed, 1), SIZE, TILE)
+    release(PDL)
+    tl.store(values_out + row, _value(least))
+    tl.store(ids_out + row, last_id)
+# fmt: on
+
+
+def cut(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Cut:
+    """See table.FindCut."""
+    num_rows, size = logits.shape
+    values = logits.new_empty(num_rows, dtype=torch.float32)
+    ids = logits.new_empty(num_rows, dtype=torch.int32)
+    if not num_rows:
+        return Cut(values, ids)
+    num_tiles = parts(size, _TILE)
+    group_peaks = logits.new_empty((num_rows, num_tiles, _TILE // _GROUP), dtype=torch.float32)
+    tile_weights = logits.new_empty((num_rows, num_tiles), dtype=torch.float32)
+    chosen = logits.new_empty((num_rows, _MAX_CHOSEN), dtype=torch.int32)
+    row = logits, temperature, top_k, top_p, min_p, group_peaks, tile_weights
+    sizes = {"SIZE": size, "TILE": _TILE, "GROUP": _GROUP, "NUM_TILES": num_tiles}
+    _group_kernel[(num_tiles, num_rows)](*row, logits.stride(0), num_warps=4, **sizes, **overlapped())
+    _cut_kernel[(num_rows,)](
+        *row,
+        chosen,
+        values,
+        ids,
+        logits.stride(0),
+        NUM_TILES_PAD=power_of_2(num_tiles),
+        NUM_REACHED=_NUM_REACHED,
+        MAX_CHOSEN=_MAX_CHOSEN,
+        num_warps=16,
+        **sizes,
+        **overlapped(),
+    )
+    return Cut(values, ids)

@@ -1,0 +1,219 @@
+"""The real `openai` client against a real server with the default model; the offline API is the oracle."""
+
+import asyncio
+import json
+
+import openai
+import pytest
+from websockets.sync.client import connect
+
+from octavo import LLM, SamplingParams
+from tests.process_fakes import wait_until
+from tests.served_process import ServeProcess
+
+MODEL = "smollm2"
+QUESTION = [{"role": "user", "content": "Name two colours."}]
+GREEDY = {"model": MODEL, "temperature": 0, "max_tokens": 8}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with ServeProcess(program=["-m", "octavo", "serve"]) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def offline():
+    """The same model in this process."""
+    with LLM() as llm:
+        yield llm
+
+
+def answer_of(llm, **params):
+    greedy = SamplingParams(temperature=0, max_tokens=8, **params)
+    [output] = llm.chat(QUESTION, greedy, use_tqdm=False)
+    return output
+
+
+def test_models(client):
+    [model] = client.models.list().data
+    assert model.id == MODEL
+    assert client.models.retrieve(MODEL).id == MODEL
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("other")
+
+
+def test_chat_says_what_the_offline_api_says(client, offline):
+    expected = answer_of(offline)
+    answer = client.chat.completions.create(messages=QUESTION, **GREEDY)
+    assert answer.choices[0].message.content == expected.outputs[0].text
+    assert answer.choices[0].finish_reason == expected.outputs[0].finish_reason
+    assert answer.usage.prompt_tokens == len(expected.prompt_token_ids)
+    assert answer.usage.completion_tokens == len(expected.outputs[0].token_ids)
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+def test_a_stream_says_the_same(client, offline):
+    chunks = list(
+        client.chat.completions.create(
+            messages=QUESTION, **GREEDY, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    assert chunks[0].choices[0].delta.role == "assistant"
+    text = "".join(c.delta.content or "" for chunk in chunks for c in chunk.choices)
+    assert text == answer_of(offline).outputs[0].text
+    assert [c.finish_reason for chunk in chunks for c in chunk.choices if c.finish_reason] == ["length"]
+    assert chunks[-1].usage.completion_tokens == 8
+
+
+async def test_many_at_once_on_the_asynchronous_client(server, offline):
+    expected = answer_of(offline).outputs[0].text
+    async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
+
+        async def whole():
+            answer = await client.chat.completions.create(messages=QUESTION, **GREEDY)
+            return answer.choices[0].message.content
+
+        async def streamed():
+            stream = await client.chat.completions.create(messages=QUESTION, **GREEDY, stream=True)
+            return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+        assert set(await asyncio.gather(*[f() for f in (whole, streamed) * 4])) == {expected}
+
+
+def test_several_turns(client):
+    turns = [
+        *QUESTION,
+        {"role": "assistant", "content": "Red and blue."},
+        {"role": "user", "content": "One more?"},
+    ]
+    parts = [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in turns]
+    plain = client.chat.completions.create(messages=turns, **GREEDY)
+    assert client.chat.completions.create(messages=parts, **GREEDY).choices == plain.choices
+
+
+def test_n_and_seeds(client, offline):
+    params = SamplingParams(n=3, seed=7, max_tokens=8, temperature=0.8)
+    [expected] = offline.generate("Once upon a time", params, use_tqdm=False)
+    answer = client.completions.create(
+        model=MODEL, prompt="Once upon a time", n=3, seed=7, max_tokens=8, temperature=0.8
+    )
+    assert [choice.text for choice in answer.choices] == [output.text for output in expected.outputs]
+    assert len({choice.text for choice in answer.choices}) > 1
+
+
+def test_stop(client, offline):
+    text = answer_of(offline).outputs[0].text
+    word = text.split()[3]
+    answer = client.chat.completions.create(messages=QUESTION, **GREEDY, stop=[word])
+    assert answer.choices[0].message.content == text[: text.index(word)]
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_chat_logprobs(client, offline):
+    expected = answer_of(offline, logprobs=3).outputs[0]
+    answer = client.chat.completions.create(messages=QUESTION, **GREEDY, logprobs=True, top_logprobs=3)
+    entries = answer.choices[0].logprobs.content
+    assert b"".join(bytes(entry.bytes) for entry in entries).decode() == expected.text
+    for entry, token_id, position in zip(entries, expected.token_ids, expected.logprobs, strict=True):
+        assert entry.logprob == pytest.approx(position[token_id].logprob, abs=1e-6)
+        best = sorted((logprob.logprob for logprob in position.values()), reverse=True)[:3]
+        assert [top.logprob for top in entry.top_logprobs] == pytest.approx(best, abs=1e-6)
+        assert entry.top_logprobs[0].token == entry.token  # greedy
+
+
+def test_scoring_as_evaluations_do(client, offline):
+    """lm-eval's way: the context and its continuation as ids, echoed with logprobs, many in a request."""
+    tokenizer = offline.get_tokenizer()
+    pairs = [
+        ("The capital of France is", " Paris"),
+        ("The capital of France is", " a banana"),
+        ("1 2 3", " 4 5"),
+    ]
+    contexts = [tokenizer.encode(context) for context, _ in pairs]
+    wholes = [tokenizer.encode(context + rest) for context, rest in pairs]
+    scored = offline.generate(
+        [{"prompt_token_ids": ids} for ids in wholes],
+        SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=1),
+        use_tqdm=False,
+    )
+    for max_tokens, end in ((1, -1), (0, None)):
+        answer = client.completions.create(
+            model=MODEL, prompt=wholes, max_tokens=max_tokens, temperature=0, logprobs=1, echo=True, seed=1
+        )
+        for choice, context, whole, oracle in zip(answer.choices, contexts, wholes, scored, strict=True):
+            shown = choice.logprobs
+            loglikelihood = sum(shown.token_logprobs[len(context) : end])
+            positions = list(zip(whole, oracle.prompt_logprobs, strict=True))[len(context) :]
+            expected = sum(position[token_id].logprob for token_id, position in positions)
+            assert loglikelihood == pytest.approx(expected, abs=1e-5)
+            is_greedy = all(
+                logprob == max(top.values())
+                for logprob, top in zip(
+                    shown.token_logprobs[len(context) : end],
+                    shown.top_logprobs[len(context) : end],
+                    strict=True,
+                )
+            )
+            assert is_greedy == all(position[token_id].rank == 1 for token_id, position in positions)
+            assert shown.token_logprobs[0] is None and shown.top_logprobs[0] is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "param"),
+    [
+        ({"temperature": 3}, openai.BadRequestError, "temperature"),
+        ({"model": "other"}, openai.NotFoundError, "model"),
+        ({"messages": []}, openai.BadRequestError, "messages"),
+        ({"extra_body": {"no_such_field": 1}}, openai.BadRequestError, "no_such_field"),
+        ({"messages": [{"role": "user", "content": "word " * 9000}]}, openai.BadRequestError, "prompt"),
+        ({"response_format": {"type": "json_object"}}, openai.BadRequestError, "response_format"),
+    ],
+)
+def test_errors(client, fields, error, param):
+    for streams in (False, True):
+        with pytest.raises(error) as caught:
+            client.chat.completions.create(**{"messages": QUESTION, **GREEDY, "stream": streams, **fields})
+        assert caught.value.param == param
+        assert caught.value.body["message"]
+
+
+def test_a_deadline(client):
+    slow = {
+        "prompt": "Once",
+        "model": MODEL,
+        "max_tokens": 4000,
+        "extra_body": {"timeout": 0.5, "ignore_eos": True},
+    }
+    with pytest.raises(openai.InternalServerError) as caught:
+        client.completions.create(**slow)
+    assert caught.value.status_code == 504
+    texts = []
+    with pytest.raises(openai.APIError):
+        texts.extend(chunk.choices[0].text for chunk in client.completions.create(**slow, stream=True))
+    assert texts
+
+
+def test_leaving_frees_the_engine(server, client):
+    stream = client.completions.create(
+        model=MODEL, prompt="Once", max_tokens=4000, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(iter(stream))
+    stream.close()
+    assert wait_until(lambda: server.get("/load").json()["server_load"] == 0, 5)
+
+
+def test_a_websocket(server, offline):
+    with connect(server.url.replace("http", "ws") + "/v1/chat/completions") as socket:
+        socket.send(json.dumps({"messages": QUESTION, **GREEDY}))
+        frames = []
+        while not frames or not frames[-1]["choices"][0]["finish_reason"]:
+            frames.append(json.loads(socket.recv(timeout=30)))
+        text = "".join(frame["choices"][0]["delta"].get("content", "") for frame in frames)
+        assert text == answer_of(offline).outputs[0].text

@@ -1,0 +1,181 @@
+"""Two fronts on one core: each gets its own, both survive the core, the owner survives the other."""
+
+import asyncio
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from octavo import AsyncLLM, EngineDead, SamplingParams, Unsupported
+from tests.fakes import expected_output, fake_request
+from tests.process_fakes import process_config, wait_until
+
+
+CHILD = """
+import asyncio, dataclasses, sys
+from pathlib import Path
+from octavo import AsyncLLM, SamplingParams
+from tests.process_fakes import process_config
+
+async def main():
+    config = process_config()
+    model = dataclasses.replace(config.model, skip_tokenizer_init=True)
+    engine = AsyncLLM.attached(dataclasses.replace(config, model=model), Path(sys.argv[1]), 1)
+    await engine.start()
+    async for _ in engine.generate([1, 2], SamplingParams(max_tokens=60, detokenize=False)):
+        pass
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    yield
+    assert wait_until(lambda: list(tmp_path.iterdir()) == [], 5)
+
+
+@pytest.fixture
+async def fronts():
+    engines = []
+
+    async def start(num=2, *, num_fronts=0, on_crash="restart", **orders):
+        config = process_config(**orders)
+        model = dataclasses.replace(config.model, skip_tokenizer_init=True)
+        config = dataclasses.replace(config, model=model)
+        owner = AsyncLLM(config, on_crash=on_crash, num_fronts=num_fronts or num)
+        others = [AsyncLLM.attached(config, owner.mailbox_path, front) for front in range(1, num)]
+        engines.extend([owner, *others])
+        await asyncio.wait_for(asyncio.gather(*(engine.start() for engine in engines)), 20)
+        return engines
+
+    yield start
+    for engine in reversed(engines):
+        await engine.shutdown()
+
+
+async def collect(engine, seed, max_tokens=20, request_id=None):
+    params = SamplingParams(max_tokens=max_tokens, seed=seed, detokenize=False)
+    outputs = [output async for output in engine.generate([seed, 2], params, request_id)]
+    return outputs[-1].outputs[0]
+
+
+def answer(seed, max_tokens=20):
+    return expected_output(fake_request("", [seed, 2], max_tokens, seed=seed), 64)[0]
+
+
+async def until_ready(*engines):
+    begun_s = time.monotonic()
+    while any(engine.health().state != "ready" for engine in engines):
+        assert time.monotonic() - begun_s < 10.0
+        await asyncio.sleep(0.02)
+
+
+async def test_each_gets_its_own(fronts):
+    owner, other, third = await fronts(3)
+    engines = [owner, other, third] * 8
+    runs = [collect(engine, seed, request_id="same") for seed, engine in enumerate(engines, start=1)]
+    completions = await asyncio.gather(*runs)
+    for seed, completion in enumerate(completions, start=1):
+        assert completion.token_ids == answer(seed)
+    assert not any(engine._output_processor.num_open for engine in (owner, other, third))
+    assert (
+        await asyncio.gather(*(e.collective_rpc("ping") for e in (owner, other, third)))
+        == [["ping", {}, owner._client.pid]] * 3
+    )
+    await asyncio.sleep(0.8)
+    assert other.stats.num_steps == owner.stats.num_steps > 0
+    for call in (lambda: other.mailbox_path, lambda: other.detach_front(2)):
+        with pytest.raises(Unsupported):
+            call()
+
+
+async def test_an_abort_is_of_ones_own_requests(fronts):
+    owner, other = await fronts(step_s=0.02)
+    mine = asyncio.create_task(collect(owner, 1, 50, "same"))
+    theirs = asyncio.create_task(collect(other, 2, 50, "same"))
+    await asyncio.sleep(0.2)
+    await other.abort("same")
+    assert (await theirs).finish_reason == "abort"
+    assert (await mine).token_ids == answer(1, 50)
+
+
+async def test_one_leaves_and_another_takes_its_place(fronts):
+    owner, other = await fronts(step_s=0.02)
+    mine = asyncio.create_task(collect(owner, 1, 50))
+    theirs = asyncio.create_task(collect(other, 2, 50))
+    await asyncio.sleep(0.2)
+    await other.shutdown()
+    with pytest.raises(EngineDead, match="shut down"):
+        await theirs
+    assert (await mine).token_ids == answer(1, 50)
+    assert owner.stats.num_running == 0, "what the one who left had is not computed any more"
+    owner.detach_front(1)
+    successor = AsyncLLM.attached(other.config, owner.mailbox_path, 1)
+    await asyncio.wait_for(successor.start(), 5)
+    assert (await collect(successor, 3)).token_ids == answer(3)
+    await successor.shutdown()
+
+
+async def test_the_requests_of_a_dead_front_end(fronts):
+    [owner] = await fronts(1, num_fronts=2, step_s=0.05)
+    script = [sys.executable, "-c", CHILD, str(owner.mailbox_path)]
+    with subprocess.Popen(script, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}) as child:
+        while owner.stats.num_running == 0:
+            await asyncio.sleep(0.02)
+        child.kill()
+    mine = asyncio.create_task(collect(owner, 1))
+    owner.detach_front(1)
+    assert (await mine).token_ids == answer(1)
+    assert (await owner._call("stats"))["num_blocks_used"] == 0
+
+
+async def test_all_survive_the_core(fronts):
+    owner, other = await fronts(step_s=0.02)
+    tasks = [asyncio.create_task(collect(engine, 1, 50)) for engine in (owner, other) for _ in range(4)]
+    await asyncio.sleep(0.2)
+    os.kill(owner._client.pid, signal.SIGKILL)
+    killed_s = time.monotonic()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert time.monotonic() - killed_s < 1.0
+    assert all(isinstance(result, EngineDead) and result.retry_after_s for result in results)
+    assert other.health().state == "restarting"
+    with pytest.raises(EngineDead):
+        await collect(other, 1)
+    await until_ready(owner, other)
+    assert [engine.health().num_restarts for engine in (owner, other)] == [1, 1]
+    completions = await asyncio.gather(*(collect(engine, 3) for engine in (owner, other)))
+    assert [completion.token_ids for completion in completions] == [answer(3)] * 2
+
+
+async def test_all_hear_that_the_core_is_gone_for_good(fronts):
+    owner, other = await fronts(on_crash="none")
+    os.kill(owner._client.pid, signal.SIGKILL)
+    for engine in (owner, other):
+        error = await asyncio.wait_for(engine.wait_until_dead(), 2)
+        assert error.retry_after_s is None
+        assert "exit code -9" in str(error)
+        assert engine.health().state == "dead"
+
+
+async def test_a_front_whose_requests_were_dropped_learns_it(fronts):
+    owner, other = await fronts(step_s=0.02)
+    theirs = asyncio.create_task(collect(other, 2, 50))
+    await asyncio.sleep(0.2)
+    owner.detach_front(1)  # though it lives
+    with pytest.raises(EngineDead, match="dropped"):
+        await asyncio.wait_for(theirs, 1)
+    await until_ready(other)
+    assert (await collect(other, 3)).token_ids == answer(3)
+
+
+async def test_the_owners_shutdown_is_everybodys(fronts):
+    owner, other = await fronts()
+    await owner.shutdown()
+    error = await asyncio.wait_for(other.wait_until_dead(), 2)
+    assert "shut down" in str(error)

@@ -1,0 +1,248 @@
+"""What a client may do to a connection: raw sockets against the server with a small application behind it."""
+
+import asyncio
+import errno
+import json
+import socket
+import time
+from contextlib import asynccontextmanager
+
+import pytest
+
+from octavo.config.server import ServerConfig
+from octavo.serving.http_server import HttpServer
+
+HOST = b"Host: localhost\r\n"
+GET = b"GET /x HTTP/1.1\r\n" + HOST + b"\r\n"
+
+
+class Application:
+    """Answers with the length of the body; /forever streams until the client has gone, /slow waits."""
+
+    def __init__(self):
+        self.num_calls = 0
+        self.ended = asyncio.Event()
+
+    async def __call__(self, scope, receive, send):
+        self.num_calls += 1
+        body = b""
+        while scope["method"] == "POST":
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                self.ended.set()
+                return
+            body += message["body"]
+            if not message["more_body"]:
+                break
+        if scope["path"] == "/slow":
+            await asyncio.sleep(0.5)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while scope["path"] == "/forever":
+            await send({"type": "http.response.body", "body": b"x" * 100_000, "more_body": True})
+            await asyncio.sleep(0)
+            if await _is_gone(receive):
+                self.ended.set()
+                return
+        await send({"type": "http.response.body", "body": str(len(body)).encode()})
+
+
+async def _is_gone(receive):
+    try:
+        return (await asyncio.wait_for(receive(), 0.001))["type"] == "http.disconnect"
+    except TimeoutError:
+        return False
+
+
+@asynccontextmanager
+async def running(tick_s=0.02, **limits):
+    """(application, connect): a server in this event loop."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setblocking(False)
+    application = Application()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("octavo.serving.http_server._TICK_S", tick_s)
+        patch.setattr("octavo.serving.connection._LINGER_S", 0.3)
+        server = HttpServer(application, ServerConfig(**limits), listener)
+        server.start()
+        writers = []
+
+        async def connect():
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            writers.append(writer)
+            return reader, writer
+
+        try:
+            yield application, connect
+        finally:
+            await server.close(0.2)
+            listener.close()
+            for writer in writers:
+                writer.transport.abort()
+            await asyncio.sleep(0.01)
+
+
+async def exchange(connect, data, *, pause_s=0.0, patience_s=1.0):
+    """Everything that comes back until the server closes, or is silent for so long; and how long it took."""
+    reader, writer = await connect()
+    begun_s = time.monotonic()
+    for part in data if isinstance(data, list) else [data]:
+        writer.write(part)
+        await asyncio.sleep(pause_s)
+    answer = b""
+    try:
+        while chunk := await asyncio.wait_for(reader.read(65536), patience_s):
+            answer += chunk
+    except TimeoutError:
+        pass
+    writer.close()
+    return answer, time.monotonic() - begun_s
+
+
+def status_of(answer):
+    return int(answer.split(b" ", 2)[1])
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"\x16\x03\x01\x02\x00 hello\r\n\r\n", 400),
+        (b"FOO /x HTTP/1.1\r\n" + HOST + b"\r\n", 400),
+        (b"GET /x HTTP/9.9\r\n" + HOST + b"\r\n", 400),
+        (b"GET /x HTTP/1.1\r\nbroken line\r\n\r\n", 400),
+        (b"GET /\xff HTTP/1.1\r\n" + HOST + b"\r\n", 400),
+        (b"GET /x HTTP/1.1\r\n" + HOST + b"X: " + b"a" * 70_000 + b"\r\n\r\n", 431),
+        (b"GET /x HTTP/1.1\r\n" + HOST + b"X: " + b"a" * 1_000_000, 431),
+        (b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\n" + HOST + b"\r\n", 431),
+        (b"GET /x HTTP/1.1\r\n" + HOST + b"a: b\r\n" * 101 + b"\r\n", 431),
+        (b"POST /x HTTP/1.1\r\n" + HOST + b"content-length: -1\r\n\r\n", 400),
+        (b"POST /x HTTP/1.1\r\n" + HOST + b"content-length: 1\r\ncontent-length: 2\r\n\r\na", 400),
+        (
+            b"POST /x HTTP/1.1\r\n"
+            + HOST
+            + b"content-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+            400,
+        ),
+        (b"POST /x HTTP/1.1\r\n" + HOST + b"transfer-encoding: chunked\r\n\r\nzz\r\n", 400),
+    ],
+)
+async def test_what_is_not_a_request(data, status):
+    async with running() as (_, connect):
+        answer, _ = await exchange(connect, data)
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert status_of(answer) == status
+        assert b"connection: close" in head
+        assert json.loads(body)["error"]["code"] == status
+        assert b" 200 " in (await exchange(connect, GET, patience_s=0.1))[0], "the server goes on"
+
+
+async def test_heads_within_the_bounds_are_served():
+    async with running() as (_, connect):
+        head = b"GET /x HTTP/1.1\r\n" + HOST + b"X: " + b"a" * 60_000 + b"\r\n" + b"a: b\r\n" * 90 + b"\r\n"
+        assert status_of((await exchange(connect, head, patience_s=0.2))[0]) == 200
+
+
+async def test_the_answer_to_a_large_head_survives_the_body_behind_it():
+    async with running() as (_, connect):
+        data = (
+            b"POST /x HTTP/1.1\r\n"
+            + HOST
+            + b"X: "
+            + b"a" * 500_000
+            + b"\r\ncontent-length: 9\r\n\r\n"
+            + b"b" * 300_000
+        )
+        for _ in range(5):
+            assert status_of((await exchange(connect, [data[:400_000], data[400_000:]]))[0]) == 431
+
+
+async def test_slow_heads_and_bodies():
+    async with running(header_timeout=0.2, body_timeout=0.3) as (application, connect):
+        silent, took_s = await exchange(connect, b"")
+        assert silent == b""
+        assert 0.2 <= took_s < 0.9
+        slow, took_s = await exchange(connect, b"GET /x HT")
+        assert (status_of(slow), took_s < 0.9) == (408, True)
+        drip, took_s = await exchange(connect, [b"G", b"E", b"T", b" ", b"/", b"x"], pause_s=0.1)
+        assert status_of(drip) == 408, "bytes that come one by one win no time"
+        half = b"POST /x HTTP/1.1\r\n" + HOST + b"content-length: 10\r\n\r\nhalf"
+        answer, took_s = await exchange(connect, half)
+        assert (status_of(answer), 0.3 <= took_s < 0.95) == (408, True)
+        await asyncio.wait_for(application.ended.wait(), 1)
+        endless = [
+            b"POST /x HTTP/1.1\r\n" + HOST + b"transfer-encoding: chunked\r\n\r\n",
+            *[b"1\r\na\r\n"] * 6,
+        ]
+        assert status_of((await exchange(connect, endless, pause_s=0.1))[0]) == 408
+
+
+async def test_an_answer_that_takes_long_is_nobodys_fault():
+    async with running(header_timeout=0.1, body_timeout=0.1, write_timeout=0.1) as (_, connect):
+        request = GET.replace(b"/x", b"/slow")
+        assert status_of((await exchange(connect, request))[0]) == 200
+        answer, _ = await exchange(connect, [request, b"GET /x HT"], pause_s=0.01)
+        assert status_of(answer) == 200, "the next request, half sent, does not disturb it"
+
+
+async def test_requests_in_a_row_and_at_once():
+    async with running(keep_alive_timeout=0.3) as (application, connect):
+        answer, took_s = await exchange(connect, GET * 3)
+        assert answer.count(b" 200 OK") == 3
+        assert took_s < 0.9, "an idle connection is closed"
+        assert b"date: " in answer
+        assert application.num_calls == 3
+
+
+async def test_a_reader_without_progress_is_given_up_and_a_slow_one_is_not():
+    async with running(write_timeout=0.4) as (application, connect):
+        request = GET.replace(b"/x", b"/forever")
+        reader, writer = await connect()
+        writer.write(request)
+        for _ in range(30):
+            assert await reader.readexactly(100_000)
+            await asyncio.sleep(0.03)
+        assert not application.ended.is_set()
+        reader._transport.pause_reading()
+        await asyncio.wait_for(application.ended.wait(), 5)
+        writer.close()
+
+
+async def test_connections_beyond_the_most_wait_for_a_place():
+    async with running(max_connections=2) as (_, connect):
+        first, second, third = [await connect() for _ in range(3)]
+        await asyncio.sleep(0.1)
+        third[1].write(GET)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(third[0].readline(), 0.3)
+        first[1].close()
+        assert b" 200 " in await asyncio.wait_for(third[0].readline(), 2)
+        for _, writer in (second, third):
+            writer.close()
+
+
+async def test_no_file_descriptors_left_is_survived(monkeypatch):
+    loop = asyncio.get_running_loop()
+    accept, failures = loop.sock_accept, [errno.EMFILE, errno.ENFILE, errno.ECONNABORTED, errno.EMFILE]
+
+    async def failing(listener):
+        if failures:
+            raise OSError(failures.pop(), "no more")
+        return await accept(listener)
+
+    monkeypatch.setattr(loop, "sock_accept", failing)
+    monkeypatch.setattr("octavo.serving.http_server._ACCEPT_RETRY_S", 0.01)
+    async with running() as (_, connect):
+        assert b" 200 " in (await exchange(connect, GET, patience_s=0.2))[0]
+    assert not failures
+
+
+async def test_the_end_lets_answers_out_and_cuts_what_takes_too_long():
+    async with running() as (_, connect):
+        (slow, slow_writer), (endless, endless_writer) = await connect(), await connect()
+        slow_writer.write(GET.replace(b"/x", b"/slow").replace(HOST, HOST))
+        endless_writer.write(GET.replace(b"/x", b"/forever"))
+        await asyncio.sleep(0.4)
+    assert b" 200 " in await slow.readline()
+    with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+        await endless.readexactly(1 << 30)
+    for writer in (slow_writer, endless_writer):
+        writer.close()
