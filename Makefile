@@ -1,7 +1,7 @@
 # octavo: two commands are enough, `make run` and `make test`. Everything goes into .venv and octavo's cache folder.
 #
 # Stamps in .venv/.stamps remember what is done, so that a repeated command starts at once. PYTHON=… chooses the
-# interpreter, PYTEST_ARGS=… is handed to pytest.
+# interpreter, PYTEST_ARGS=… is handed to pytest, SERVE_ARGS=… to octavo serve.
 
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -22,7 +22,7 @@ SUITABLE := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make run    set up what is missing, answer several prompts at once on the default model"
+	@echo "make run    set up what is missing, serve the default model at http://127.0.0.1:8000"
 	@echo "make test   set up what is missing, run the test suite"
 	@echo "make setup  virtual environment, packages, default model, CPU kernels"
 	@echo "make lint   ruff, mypy, import contracts, sizes"
@@ -31,11 +31,7 @@ help:
 setup: $(STAMPS)/kernels
 
 run: setup
-	@$(BIN)/octavo generate --max-tokens 96 \
-	  "What is the capital of France?" \
-	  "Write two sentences about the sea." \
-	  "Name three animals that can fly." \
-	  "Explain to a child why the sky is blue."
+	@$(BIN)/octavo serve $(SERVE_ARGS)
 
 test: setup $(STAMPS)/test-model
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

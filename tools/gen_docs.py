@@ -14,6 +14,8 @@ from octavo.base import env  # noqa: E402
 from octavo.config.args import EngineArgs  # noqa: E402
 from octavo.config.compat import ALIASES, FOREIGN  # noqa: E402
 from octavo.config.option import TARGET  # noqa: E402
+from octavo.config.server import ServerConfig  # noqa: E402
+from octavo.config.server_compat import SERVER_ALIASES, SERVER_FOREIGN  # noqa: E402
 from octavo.metrics.names import ALIASES as METRIC_ALIASES  # noqa: E402
 from octavo.metrics.names import METRICS  # noqa: E402
 
@@ -27,9 +29,10 @@ def config_page() -> str:
         _NOTE,
         "A field of `EngineArgs`, a keyword of `LLM`, a flag of the command line (`--max-num-seqs`) and a "
         "key of a `--config` file are the same thing under the same name. `resolve` decides what is left "
-        "open, once, and logs it. Each field is declared in its concern's class in `octavo/config/`.",
+        "open, once, and logs it. Each field is declared in its concern's class in `octavo/config/`. Those "
+        "of `ServerConfig` are options of `octavo serve` alone.",
     ]
-    for concern in EngineArgs.__mro__[1:-1]:
+    for concern in (*EngineArgs.__mro__[1:-1], ServerConfig):
         fields = dataclasses.fields(concern)
         parts.append(f"## {concern.__name__}\n\n{concern.__doc__}")
         parts.append(_table(("option", "type", "default", "meaning"), [_option(field) for field in fields]))
@@ -39,9 +42,10 @@ def config_page() -> str:
     )
     foreign = [
         (f"`{name}`", "refused" if row.is_refused else "no effect", row.text)
-        for name, row in sorted(FOREIGN.items())
+        for name, row in sorted((FOREIGN | SERVER_FOREIGN).items())
     ]
-    aliases = [(f"`{name}`", "", f"Another name of `{own}`.") for name, (own, _) in sorted(ALIASES.items())]
+    names = sorted((ALIASES | SERVER_ALIASES).items())
+    aliases = [(f"`{name}`", "", f"Another name of `{own}`.") for name, (own, _) in names]
     parts.append(_table(("option", "", "why"), aliases + foreign))
     parts.append("## Environment variables\n\nThe first of a row wins; what an option says wins over all.")
     parts.append(_table(("variable", "meaning"), _variables()))

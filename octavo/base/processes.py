@@ -5,6 +5,7 @@ Called by the front for the engine core and by the multiprocess executor for its
 
 import ctypes
 import faulthandler
+import logging
 import os
 import signal
 import subprocess
@@ -14,12 +15,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 
 from octavo.base import env
 
 _PARENT_POLL_S = 0.25
+_LAST_WORDS_S = 1.5
 _PR_SET_PDEATHSIG = 1
 _DUMP_SIGNAL = signal.SIGUSR1
 
@@ -69,6 +72,25 @@ class Child:
         if self._watcher.is_alive():
             self._process.kill()
             self._watcher.join()
+
+
+def leave(code: int) -> NoReturn:
+    """End this process now, whatever its threads do.
+
+    What was logged and printed goes out first, unless whoever reads it does not: Python's own way out would
+    wait for him.
+    """
+
+    def flush() -> None:
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):  # None where it was closed from the start
+                stream.flush()
+
+    flushing = threading.Thread(target=flush, daemon=True)
+    flushing.start()
+    flushing.join(_LAST_WORDS_S)
+    os._exit(code)
 
 
 def tell_stacks_when_asked() -> None:

@@ -7,10 +7,13 @@ Both ends bound their queues; a full queue holds the sender up (back-pressure), 
 """
 
 import asyncio
+import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -23,6 +26,9 @@ from octavo.base.errors import OctavoError, Overloaded
 T = TypeVar("T")
 _HIGH_WATER_MARK = 10_000
 _RECONNECT_MS = 10
+_PREFIX, _LOCK = "octavo-", "lock"
+_SETTLED_S = 60.0
+"""A mailbox younger than that may not have its lock yet."""
 _LONGEST_DIRECTORY = 80
 """Characters; the path of a socket may have 107 in all."""
 
@@ -32,16 +38,25 @@ class BadFrame(OctavoError):
 
 
 class Mailbox:
-    """A private directory for ipc sockets; whoever knows its path can attach to it."""
+    """A private directory for ipc sockets; whoever knows its path can attach to it.
+
+    Who made it holds a lock on a file in it, so that it can be told from one whose makers were killed.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock: int | None = None
 
     @classmethod
     def create(cls) -> "Mailbox":
-        """Make a new directory of mode 0700."""
+        """Make a new directory of mode 0700, and remove what killed processes have left."""
         fits = len(tempfile.gettempdir()) < _LONGEST_DIRECTORY
-        return cls(Path(tempfile.mkdtemp(prefix="octavo-", dir=None if fits else "/tmp")))
+        mailbox = cls(Path(tempfile.mkdtemp(prefix=_PREFIX, dir=None if fits else "/tmp")))
+        mailbox._lock = os.open(mailbox.path / _LOCK, os.O_CREAT | os.O_RDWR, mode=0o600)
+        fcntl.flock(mailbox._lock, fcntl.LOCK_EX)
+        for lock in mailbox.path.parent.glob(f"{_PREFIX}*/{_LOCK}"):
+            _remove_if_left(lock)
+        return mailbox
 
     def address(self, name: str) -> str:
         """The address of the pipe `name` in this directory."""
@@ -50,6 +65,9 @@ class Mailbox:
     def close(self) -> None:
         """Remove the directory and what is in it."""
         shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
 
 class Broadcaster(Generic[T]):
@@ -148,6 +166,15 @@ def decode(decoder: msgspec.msgpack.Decoder[T], frame: bytes) -> T:
         return decoder.decode(frame)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise BadFrame(f"A frame of {len(frame)} bytes is not a known message: {error}") from error
+
+
+def _remove_if_left(lock: Path) -> None:
+    """Remove the mailbox of this lock, if nobody holds it."""
+    with suppress(OSError):  # of somebody else, held, or just gone
+        if time.time() - lock.stat().st_mtime > _SETTLED_S:
+            with lock.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(lock.parent, ignore_errors=True)
 
 
 def _connect(context: Any, address: str) -> Any:

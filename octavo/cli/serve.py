@@ -13,6 +13,7 @@ from dataclasses import fields
 from types import FrameType
 
 from octavo.base.errors import BadCheckpoint, Unsupported
+from octavo.base.processes import leave
 from octavo.base.registry import load_object
 from octavo.cli.flags import add_engine_flags, add_flags, engine_options, options
 from octavo.cli.foreign_flags import add_foreign_flags, foreign_options
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         except (BadCheckpoint, Unsupported) as error:
             print(f"octavo: error: {error}", file=sys.stderr)
             return _BAD_MODEL
-    return 0
+    return leave(0)
 
 
 def _server_config(args: argparse.Namespace) -> ServerConfig:
@@ -68,7 +69,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 def _open_standard_files() -> None:
-    """Where standard output or error are closed, no socket may get their numbers: all sorts of code writes there."""
+    """Where standard output or error are closed, no socket may get their numbers: much code writes there."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)

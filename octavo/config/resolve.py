@@ -170,8 +170,17 @@ def _cache(args: EngineArgs, cpu: bool, dtype: str) -> CacheConfig:
         cache,
         block_size=cache.block_size or (16 if cpu else 64),
         kv_cache_memory_bytes=cache.kv_cache_memory_bytes or cpu_bytes,
-        kv_cache_dtype=dtype if cache.kv_cache_dtype == "auto" else cache.kv_cache_dtype,
+        kv_cache_dtype=_kv_cache_dtype(cache.kv_cache_dtype, cpu, dtype),
     )
+
+
+def _kv_cache_dtype(asked: str, cpu: bool, dtype: str) -> str:
+    """The name that torch has for it."""
+    if not asked.startswith("fp8"):
+        return dtype if asked == "auto" else asked
+    if cpu:
+        raise ConfigError(f"kv_cache_dtype={asked!r} needs a GPU; on a CPU use 'bfloat16' or 'float16'.")
+    return "float8_e4m3fn"
 
 
 def _importable_name(processor: Any) -> str:

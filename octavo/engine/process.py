@@ -38,7 +38,7 @@ from octavo.messages.control import (
 )
 from octavo.messages.request import EngineRequest
 
-logger = log.get_logger(__name__)
+logger = log.get_logger("octavo.engine.process")  # __name__ is __main__ here
 _MAX_INBOX = 10_000
 """Messages decoded and not yet obeyed; more stay in the pipe, whose senders learn that it is full."""
 

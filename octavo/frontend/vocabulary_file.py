@@ -3,13 +3,12 @@
 Made by the front when the first request asks for structured output; gone with the object.
 """
 
-import tempfile
 import weakref
 from hashlib import sha256
-from pathlib import Path
 
 import msgspec
 
+from octavo.base.transport import Mailbox
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.structured import Vocabulary
 
@@ -26,8 +25,8 @@ class VocabularyFile:
                 end_ids=end_ids,
             )
         )
-        folder = tempfile.TemporaryDirectory(prefix="octavo-vocabulary-")
-        self.path = Path(folder.name) / sha256(content).hexdigest()
+        mailbox = Mailbox.create()  # a directory that does not outlive its makers
+        self.path = mailbox.path / sha256(content).hexdigest()
         self.path.write_bytes(content)
-        self.close = weakref.finalize(self, folder.cleanup)
+        self.close = weakref.finalize(self, mailbox.close)
         """Remove it; may be called twice."""

@@ -73,14 +73,15 @@ class Connection(HttpToolsProtocol):
 
     def check(self, now: float) -> None:
         """Refuse or cut a client that makes the server wait. now: monotonic seconds."""
-        if self._owes == "head" and self._is_answering():
-            self._owes_since_s = now  # the next request came early: it is not read before its turn
+        if self._owes in ("head", "nothing") and self._is_answering():
+            self._owes_since_s = now  # its turn has not come yet
         allowed_s = {
             "head": self._limits.header_timeout,
             "body": self._limits.body_timeout,
+            "nothing": self._limits.keep_alive_timeout,
             "silence": _LINGER_S,
-        }.get(self._owes)
-        if allowed_s is not None and now - self._owes_since_s > allowed_s:
+        }[self._owes]
+        if now - self._owes_since_s > allowed_s:
             self._give_up(allowed_s)
         num_unread = self._count_unread()
         if not 0 < self._num_unread <= num_unread:
@@ -114,7 +115,7 @@ class Connection(HttpToolsProtocol):
 
     def _give_up(self, allowed_s: float) -> None:
         """The client did not send in time what it owes."""
-        if self._owes == "silence" or (self._owes == "head" and not self._num_head_bytes):
+        if self._owes in ("nothing", "silence") or (self._owes == "head" and not self._num_head_bytes):
             self.transport.close()
         else:
             text = f"The {self._owes} of the request did not come within {allowed_s:g} s."

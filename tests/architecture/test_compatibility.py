@@ -18,6 +18,7 @@ from octavo import LLM, AsyncLLM, EngineArgs, OctavoError, SamplingParams
 from octavo.base import env
 from octavo.cli.main import COMMANDS
 from octavo.config.compat import ALIASES, FOREIGN
+from octavo.config.server import ServerConfig
 from octavo.frontend.later import refuse_options
 from octavo.frontend.prompts import parse_prompt
 from octavo.messages.request import FinishReason
@@ -27,6 +28,7 @@ STATUSES = ("works", "superset", "refused", "not applicable", "not yet")
 SHOWN = ("works", "superset")
 ID_RANGES = ((1, 49), (50, 74), (80, 104), (110, 136), (140, 155), (160, 185), (190, 199), (210, 222))
 OPTIONS = set(EngineArgs.__dataclass_fields__) | set(ALIASES)
+FLAGS = OPTIONS | set(ServerConfig.__dataclass_fields__)
 
 NAMES = {
     "Names at the top": """LLM, LLMEngine, AsyncLLMEngine, EngineArgs, AsyncEngineArgs, SamplingParams,
@@ -255,7 +257,7 @@ EXISTS = {
     "Methods of `AsyncLLM`": lambda name: hasattr(AsyncLLM, name),
     "Arguments of `AsyncLLM.generate`": takes,
     "Commands": has_command,
-    "Engine options": lambda name: name.removeprefix("--").replace("-", "_") in OPTIONS,
+    "Engine options": lambda name: name.removeprefix("--").replace("-", "_") in FLAGS,
     "Environment variables": lambda name: name in inspect.getsource(env),
 }
 ELSEWHERE = {

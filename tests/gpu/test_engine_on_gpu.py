@@ -97,3 +97,20 @@ def test_memory_of_graphs_is_given_back(tiny_llama, make_llm):
         llm.sleep(level=2)
         llm.wake_up()
         assert tokens(llm, work, wanted) == expected
+
+
+def test_cache_of_8_bits(tiny_model, make_llm):
+    """The rounding of keys and values moves no token's log probability by much."""
+    wanted = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
+    work = prompts(4)
+    exact, narrow = (
+        [
+            [next(iter(scores.values())).logprob for scores in output.prompt_logprobs[1:]]
+            for output in make_llm(tiny_model, max_num_batched_tokens=16, **options).generate(
+                work, wanted, use_tqdm=False
+            )
+        ]
+        for options in ({}, {"kv_cache_dtype": "fp8"})
+    )
+    moved = [abs(a - b) for one, other in zip(exact, narrow, strict=True) for a, b in zip(one, other, strict=True)]
+    assert 0 < max(moved) < 0.1

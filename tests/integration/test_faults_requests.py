@@ -2,10 +2,12 @@
 
 import asyncio
 import dataclasses
+import os
+import signal
 
 import pytest
 
-from octavo import AsyncLLM, RequestError, RequestOutputKind, SamplingParams
+from octavo import AsyncLLM, EngineArgs, RequestError, RequestOutputKind, SamplingParams
 from octavo.base import faults
 from octavo.base.errors import Overloaded
 from octavo.config import EngineConfig, FrontConfig
@@ -171,3 +173,85 @@ async def test_the_wall_clock_means_nothing(start, monkeypatch):
     assert (await running)[-1].outputs[0].text == expected(1)
     latency = engine.metrics.request_latency
     assert 0 < latency.sum < 10
+
+
+async def test_every_way_out_gives_the_place_back(start):
+    engine = await start(step_s=0.02)
+    faults.arm("tokenize:raise@1")
+
+    async def leave_early():
+        async for _ in (stream := engine.generate([1], params(1))):
+            await stream.aclose()
+
+    async def be_cancelled():
+        running = asyncio.create_task(collect(engine, 1))
+        await asyncio.sleep(0.1)
+        running.cancel()
+        await running
+
+    async def be_aborted():
+        running = asyncio.create_task(collect(engine, 1))
+        await asyncio.sleep(0.1)
+        await engine.abort(next(iter(engine._output_processor._keys)))
+        await running
+
+    async def fail_to_tokenize():
+        async for _ in engine.generate("text", params(1)):
+            pass
+
+    async def be_wrong():
+        async for _ in engine.generate([10**9], params(1)):
+            pass
+
+    ways = (leave_early, be_cancelled, be_aborted, fail_to_tokenize, be_wrong)
+    await asyncio.gather(*(way() for way in ways), return_exceptions=True)
+    assert engine.admission.num_sequences == engine.admission.num_waiting_tokens == 0
+    dying = [asyncio.create_task(collect(engine, seed)) for seed in (1, 2)]
+    await asyncio.sleep(0.1)
+    assert engine.admission.num_sequences == 2
+    os.kill(engine._client.pid, signal.SIGKILL)
+    await asyncio.gather(*dying, return_exceptions=True)
+    assert engine.admission.num_sequences == 0
+
+
+@pytest.fixture
+async def start_real(tiny_llama, monkeypatch):
+    engines = []
+
+    async def start(fault):
+        monkeypatch.setenv("OCTAVO_FAULT", fault)
+        options = {"dtype": "float32", "skip_tokenizer_init": True, "num_gpu_blocks_override": 200}
+        engines.append(AsyncLLM.from_engine_args(EngineArgs(model=str(tiny_llama), **options)))
+        await engines[-1].start()
+        return engines[-1]
+
+    yield start
+    for engine in engines:
+        await engine.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("worker.forward:nan=2@9", "numerics"),
+        ("worker.sample:raise@3", "Penalties failed"),
+    ],
+)
+async def test_faults_of_one_row_of_a_real_model(start_real, fault, text):
+    engine = await start_real(fault)
+    wanted = SamplingParams(
+        max_tokens=24, temperature=0, ignore_eos=True, presence_penalty=1.0, detokenize=False
+    )
+
+    async def run(seed):
+        return [output async for output in engine.generate([seed, 2], wanted)][-1].outputs[0]
+
+    together = await asyncio.gather(*map(run, range(1, 9)))
+    alone = [await run(seed) for seed in range(1, 9)]
+    [failed] = [seed for seed, completion in enumerate(together) if completion.finish_reason == "error"]
+    assert text in together[failed].error
+    for seed, completion in enumerate(together):
+        if seed != failed:
+            assert completion.token_ids == alone[seed].token_ids
+            assert completion.finish_reason == "length"
+    assert (await engine._call("stats"))["num_blocks_used"] == 0

@@ -98,9 +98,9 @@ def test_an_answer_is_seen_while_it_comes(visit, server):
     expect(page.get_by_role("button", name="Send")).to_be_visible()
     assert len(text.inner_text()) > len(early) + 20
     notes = answer(page).locator(".notes").inner_text()
-    speed, first_ms = re.search(r"([\d.]+) tokens/s", notes), re.search(r"first token (\d+) ms", notes)
-    assert 1 < float(speed[1]) < 101, "a step takes 10 ms"
-    assert 10 <= int(first_ms[1]) < 5000
+    speed = float(re.search(r"([\d.]+) tokens/s", notes)[1])
+    assert 0.5 < speed < 200, "a step takes 10 ms at least"
+    assert re.search(r"first token (\d{2,3} ms|[\d.]+ s)", notes)
     assert "120 tokens" in notes
     assert "reached its length" in notes
     assert {url.split("/")[2] for url in page.asked} == {server.url.split("/")[2]}, "nobody else was asked"
@@ -197,13 +197,13 @@ def test_the_figures_of_the_dashboard_move(visit):
 
     expect(page.locator("#pulse")).to_contain_text("Live")
     wait_until(lambda: figures("Requests")[0] == 1)
-    wait_until(lambda: 10 < figures("Tokens per second")[0] < 101)
-    wait_until(lambda: 5 < figures("Between tokens")[0] < 60)
+    wait_until(lambda: 1 < figures("Tokens per second")[0] < 101)
+    wait_until(lambda: 5 < figures("Between tokens")[0] < 1000)
     first = page.locator("path.line-0").first.get_attribute("d")
     wait_until(lambda: page.locator("path.line-0").first.get_attribute("d") != first)
     page.keyboard.press("Escape")
     wait_until(lambda: figures("Requests")[0] == 0)
-    wait_until(lambda: figures("Tokens per second")[0] < 10)
+    wait_until(lambda: figures("Tokens per second")[0] == 0)
 
 
 def test_a_server_with_keys(visit):
@@ -379,4 +379,4 @@ def test_markdown(blank, name):
 def test_no_text_is_slow(blank, piece):
     text = piece * (20_000 // len(piece))
     _, spent_ms = blank.evaluate(SHOW, [text, 10**9])
-    assert spent_ms < 1500
+    assert spent_ms < 3000

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import httpx
 import psutil
@@ -20,6 +21,7 @@ from websockets.sync.client import connect
 from tests.served_process import ServeProcess, free_port
 
 SLOW = {"step_s": 0.05}
+SECOND_IS_READY = "front1 octavo.serving.front: Serving."
 BODY = {"model": "fake", "prompt": "hello", "max_tokens": 4}
 
 
@@ -60,7 +62,7 @@ class TestStart:
             server.signal()
             assert server.end(5) == 0
 
-    @pytest.mark.parametrize("after_s", [0.1, 0.4, 0.8, 1.2])
+    @pytest.mark.parametrize("after_s", [0.3, 1.0])
     def test_ended_while_it_starts_it_leaves_nothing(self, after_s, tmp_path):
         path = tmp_path / "s"
         with ServeProcess("--uds", str(path), wait=False) as server:
@@ -113,12 +115,11 @@ class TestEnd:
             assert server.end() == 0
             assert time.monotonic() - begun_s < 5
 
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-    def test_running_requests_finish_and_new_ones_are_refused(self, number):
+    def test_running_requests_finish_and_new_ones_are_refused(self):
         with ServeProcess(orders=SLOW) as server, server.stream(40) as lines, ThreadPoolExecutor() as pool:
             plain = pool.submit(server.post, "/v1/completions", {**BODY, "max_tokens": 30})
             time.sleep(0.3)
-            server.signal(number)
+            server.signal(signal.SIGTERM)
             server.wait_for_status(503, "/ready")
             assert server.get("/health").json() == {"status": "draining"}
             begun_s = time.monotonic()
@@ -254,12 +255,14 @@ class TestBounds:
                 assert client.recv(1000).split()[1] == status
         assert plain.get("/health").status_code == 200
 
-    def test_ten_thousand_methods_and_ids_leave_no_trace_in_metrics(self, plain):
-        before = len(plain.get("/metrics").text)
+    def test_paths_and_ids_leave_no_trace_in_metrics(self, plain):
         with httpx.Client(base_url=plain.url) as client:
+            lengths = []
             for number in range(50):
                 client.request("PUT", f"/path-{number}", headers={"X-Request-Id": f"id-{number}"})
-        assert len(plain.get("/metrics").text) < before + 1000
+                if number in (0, 49):
+                    lengths.append(len(client.get("/metrics").text))
+        assert lengths[1] < lengths[0] + 200
         assert "path-" not in plain.get("/metrics").text
 
     def test_file_descriptors_run_out_and_come_back(self):
@@ -276,27 +279,36 @@ class TestBounds:
                 client.close()
             assert "No connection can be accepted" in server.log
 
-    @pytest.mark.parametrize("output", ["closed", "broken", "stuck", "full"])
+    @pytest.mark.parametrize("output", ["closed", "stuck", "failing"])
     def test_nobody_has_to_read_what_it_prints(self, output):
-        reader, writer = os.pipe()
-        os.set_blocking(writer, False)
+        pipe = os.pipe()
         if output == "stuck":
-            while True:
-                try:
-                    os.write(writer, b"x" * 65536)
-                except BlockingIOError:
-                    break
-        os.set_blocking(writer, True)
-        if output == "broken":
-            os.close(reader)
-        out = {"full": os.open("/dev/full", os.O_WRONLY)}.get(output, writer)
-        closing = {"preexec_fn": _close_outputs} if output == "closed" else {"stdout": out, "stderr": out}
-        with ServeProcess("--log-stats-interval-s", "0.1", **closing) as server:
+            _fill(pipe[1])
+        else:
+            os.close(pipe[0])
+        full = os.open("/dev/full", os.O_WRONLY)
+        options = {
+            "closed": {"preexec_fn": _close_outputs},
+            "stuck": {"stdout": pipe[1], "stderr": pipe[1]},
+            "failing": {"stdout": pipe[1], "stderr": full},
+        }[output]
+        with ServeProcess("--log-stats-interval-s", "0.1", **options) as server:
             for number in range(30):
                 assert server.get(f"/none-{number}").status_code == 404
             assert server.post("/v1/completions", BODY).status_code == 200
             server.signal()
             assert server.end(20) == 0
+        for fd in (full, pipe[1], *([pipe[0]] if output == "stuck" else [])):
+            os.close(fd)
+
+
+def _fill(pipe):
+    """So that whoever writes to it waits."""
+    os.set_blocking(pipe, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(pipe, b"x" * 65536)
+    os.set_blocking(pipe, True)
 
 
 def _close_outputs():
@@ -306,22 +318,15 @@ def _close_outputs():
 
 class TestOtherDoors:
     def test_a_unix_socket(self, tmp_path):
-        path = str(tmp_path / "s")
-        with ServeProcess("--uds", path, wait=False) as server:
-            transport = httpx.HTTPTransport(uds=path)
-            with httpx.Client(transport=transport, base_url="http://any.name") as client:
-                deadline = time.monotonic() + 30
-                while time.monotonic() < deadline:
-                    try:
-                        if client.get("/health").status_code == 200:
-                            break
-                    except httpx.TransportError:
-                        assert server.is_alive(), server.log
-                    time.sleep(0.05)
+        path = tmp_path / "s"
+        with ServeProcess("--uds", str(path), wait=False) as server:
+            server.wait_for_log("octavo serves fake at unix:")
+            transport = httpx.HTTPTransport(uds=str(path))
+            with httpx.Client(transport=transport, base_url="http://any.name", timeout=60) as client:
                 assert client.post("/v1/completions", json=BODY).status_code == 200
             server.signal()
             assert server.end() == 0
-            assert not (tmp_path / "s").exists()
+            assert not path.exists()
 
     @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl command")
     def test_tls(self, tmp_path):
@@ -362,40 +367,36 @@ class TestOtherDoors:
             assert "ssl_certfile, ssl_keyfile or ssl_ca_certs cannot be used" in server.log
 
 
-class TestSeveralFronts:
-    @pytest.fixture(scope="class")
-    def pair(self):
-        with ServeProcess("--api-server-count", "2") as server:
-            server.wait_for_log("front1 octavo.serving.front: Serving.")
-            yield server
+@pytest.fixture(scope="module")
+def pair():
+    """Two front processes; the last test ends them."""
+    with ServeProcess("--api-server-count", "2", orders=SLOW) as server:
+        server.wait_for_log(SECOND_IS_READY)
+        yield server
 
+
+class TestSeveralFronts:
     def test_both_serve_and_count_together(self, pair):
-        for _ in range(20):
+        for _ in range(12):
             assert pair.post("/v1/completions", BODY).status_code == 200
-        text = pair.get("/metrics").text
-        [line] = [
-            line for line in text.splitlines() if line.startswith("vllm:request_success") and "length" in line
-        ]
-        assert float(line.split()[-1]) == 20
+        lines = pair.get("/metrics").text.splitlines()
+        [line] = [line for line in lines if line.startswith("vllm:request_success") and "length" in line]
+        assert float(line.split()[-1]) == 12
         assert "front1 octavo.access" in pair.log, "the second took some"
 
     def test_one_that_dies_is_replaced(self, pair):
         [front] = [child for child in pair.children() if "tests.served_process" in child.cmdline()]
         front.kill()
-        pair.wait_for_log("front1 octavo.serving.front: Serving.", times=2)
-        for _ in range(20):
+        pair.wait_for_log(SECOND_IS_READY, times=2)
+        for _ in range(12):
             assert pair.post("/v1/completions", BODY).status_code == 200
 
-    def test_both_drain(self):
-        with ServeProcess("--api-server-count", "2", orders=SLOW) as server:
-            server.wait_for_log("front1 octavo.serving.front: Serving.")
-            with ThreadPoolExecutor(8) as pool:
-                answers = [
-                    pool.submit(server.post, "/v1/completions", {**BODY, "max_tokens": 30}) for _ in range(8)
-                ]
-                time.sleep(0.5)
-                server.signal()
-                assert [answer.result().json()["choices"][0]["finish_reason"] for answer in answers] == [
-                    "length"
-                ] * 8
-            assert server.end() == 0
+    def test_both_drain(self, pair):
+        body = {**BODY, "max_tokens": 30}
+        with ThreadPoolExecutor(8) as pool:
+            answers = [pool.submit(pair.post, "/v1/completions", body) for _ in range(8)]
+            time.sleep(0.5)
+            pair.signal()
+            reasons = [answer.result().json()["choices"][0]["finish_reason"] for answer in answers]
+        assert reasons == ["length"] * 8
+        assert pair.end() == 0

@@ -14,7 +14,6 @@ from octavo import AsyncLLM, EngineDead, SamplingParams, Unsupported
 from tests.fakes import expected_output, fake_request
 from tests.process_fakes import process_config, wait_until
 
-
 CHILD = """
 import asyncio, dataclasses, sys
 from pathlib import Path

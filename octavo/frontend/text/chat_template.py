@@ -174,9 +174,13 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
         tree = super()._parse(source, name, filename)
-        for kind in (jinja2.nodes.For, jinja2.nodes.Macro, jinja2.nodes.CallBlock):
-            for node in tree.find_all(kind):
-                node.body.insert(0, self._tick_statement(node.lineno))
+        repeated: list[jinja2.nodes.For | jinja2.nodes.Macro | jinja2.nodes.CallBlock] = [
+            *tree.find_all(jinja2.nodes.For),
+            *tree.find_all(jinja2.nodes.Macro),
+            *tree.find_all(jinja2.nodes.CallBlock),
+        ]
+        for node in repeated:
+            node.body.insert(0, self._tick_statement(node.lineno))
         return tree
 
     def _tick_statement(self, line: int) -> jinja2.nodes.Node:

@@ -63,7 +63,7 @@ class StoreKV(Protocol):
 class PagedAttention(Protocol):
     """Causal attention of a ragged batch over the paged cache."""
 
-    def __call__(
+    def __call__(  # noqa: PLR0913  # what attention is made of
         self,
         q: Tensor,
         cache: Tensor,
@@ -159,7 +159,7 @@ class FindCut(Protocol):
     def __call__(
         self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
     ) -> Cut:
-        """Return what `Draw` takes. top_k keeps every token as likely as the k-th, top_p no more than it needs.
+        """Return what `Draw` takes. top_k keeps all tokens as likely as the k-th, top_p no more than needed.
 
         logits:       as in Draw
         temperature:  [n] float64, > 0 where anything is cut

@@ -90,7 +90,8 @@ def make_context(
 
 
 def _dtype(name: str) -> torch.dtype:
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+    dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn)
+    return {str(dtype).removeprefix("torch."): dtype for dtype in dtypes}[name]
 
 
 def _fill(model: Family, pieces: Iterator[Piece], config: EngineConfig, parallel: ParallelContext) -> None:

@@ -8,7 +8,7 @@ import torch
 from octavo.base.errors import ConfigError
 from octavo.base.log import get_logger
 from octavo.runtime.kernels.ref.table import ref_table
-from octavo.runtime.kernels.table import Draw, KernelTable
+from octavo.runtime.kernels.table import KernelTable
 from octavo.runtime.platforms.platform import Platform, Record
 
 logger = get_logger(__name__)
@@ -31,9 +31,9 @@ class CUDAPlatform(Platform):
         return cls(device, _kernels())
 
     @property
-    def draw(self) -> Draw:
-        """One launch for a whole batch."""
-        return self.kernels.draw
+    def sampling_kernels(self) -> KernelTable:
+        """One launch, or three, for a whole batch."""
+        return self.kernels
 
     def available_memory_bytes(self, share: float) -> int:
         """What is missing to `share` of the GPU, counting all that is in use now, by whomever."""

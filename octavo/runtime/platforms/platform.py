@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 from octavo.base.registry import Registry
-from octavo.runtime.kernels.table import Draw, KernelTable
+from octavo.runtime.kernels.table import KernelTable
 
 PLATFORMS: "Registry[type[Platform]]" = Registry(
     "device",
@@ -34,8 +34,8 @@ class Platform(ABC):
         self.kernels = kernels
 
     @property
-    def draw(self) -> Draw | None:
-        """The kernel that samples, if it is faster here than the functions of runtime/sampling."""
+    def sampling_kernels(self) -> KernelTable | None:
+        """The kernels, if they sample faster here than the functions of runtime/sampling."""
         return None
 
     @classmethod

@@ -49,6 +49,7 @@ class LinearMethod(ABC):
     def apply_gated(self, x: Tensor, bias: Tensor | None) -> Tensor | None:
         """`silu_and_mul` of `apply` in one kernel; None where there is none."""
         del x, bias
+        return None
 
     @abstractmethod
     def gather(self, ids: Tensor) -> Tensor:

@@ -31,15 +31,14 @@ class RowMasks:
         """Make all other tokens of these rows of `logits`, [rows, vocab_size], impossible."""
         vocab_size = logits.shape[1]
         if logits.device.type == "cpu":
-            forbidden = torch.from_numpy(
-                np.unpackbits(~self.bits, axis=1, count=vocab_size, bitorder="little")
-            )
+            zeros_and_ones = np.unpackbits(~self.bits, axis=1, count=vocab_size, bitorder="little")
+            forbidden = torch.from_numpy(zeros_and_ones).view(torch.bool)
         else:
             bits = to_device(~self.bits, logits.device)
             places = torch.arange(8, dtype=torch.uint8, device=logits.device)
-            forbidden = (bits[:, :, None] >> places).bitwise_and_(1).flatten(1)[:, :vocab_size]
+            forbidden = (bits[:, :, None] >> places).bitwise_and_(1).flatten(1)[:, :vocab_size].bool()
         if len(self.rows) == len(logits):
-            logits.masked_fill_(forbidden.bool(), NEVER)
+            logits.masked_fill_(forbidden, NEVER)
         else:
             rows = to_device(self.rows, logits.device)
-            logits[rows] = logits[rows].masked_fill_(forbidden.bool(), NEVER)
+            logits[rows] = logits[rows].masked_fill_(forbidden, NEVER)

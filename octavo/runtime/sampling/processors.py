@@ -102,7 +102,7 @@ class AllowedTokens(TokenList):
         """Everything else becomes impossible."""
         rows, ids = self.lists.select(batch)
         allowed = logits[rows, ids]
-        logits[to_device(batch.rows, self.device)] = NEVER
+        logits.index_fill_(0, to_device(batch.rows, self.device), NEVER)
         logits[rows, ids] = allowed
 
 
@@ -120,7 +120,7 @@ class ForbiddenTokens(TokenList):
     def apply(self, logits: torch.Tensor, batch: Batch) -> None:
         """They become impossible."""
         rows, ids = self.lists.select(batch)
-        logits[rows, ids] = NEVER
+        logits[rows, ids] = logits.new_full((), NEVER)
 
 
 class BadWords(Processor):
@@ -195,7 +195,7 @@ class MinTokens(TokenList):
         early = batch.positions < self._min_tokens[batch.slots]
         if early.any():
             rows, ids = self.lists.select(batch.where(early))
-            logits[rows, ids] = NEVER
+            logits[rows, ids] = logits.new_full((), NEVER)
 
 
 class LogitBias(Processor):

@@ -21,7 +21,7 @@ from octavo.base import faults
 from octavo.base.log import get_logger
 from octavo.messages.sampling import MAX_LOGPROB_TOKEN_IDS, SamplingParams
 from octavo.messages.step import NewRequest
-from octavo.runtime.kernels.table import Draw
+from octavo.runtime.kernels.table import KernelTable
 from octavo.runtime.sampling.custom import RequestFunctions
 from octavo.runtime.sampling.draw import (
     Choice,
@@ -62,12 +62,12 @@ PROCESSORS: tuple[ProcessorFactory, ...] = (
 _NO_LOGPROBS = -2
 
 
-class _Kind(IntEnum):
-    """How a slot's tokens are chosen."""
+class Kind(IntEnum):
+    """How a slot's tokens are chosen; what serves one kind serves those before it."""
 
     LIKELIEST = 0
-    TRUNCATED = 1
-    WHOLE = 2
+    WHOLE = 1
+    TRUNCATED = 2
 
 
 class Sampler:
@@ -80,10 +80,10 @@ class Sampler:
         device: torch.device,
         logprobs_mode: str = "raw_logprobs",
         processors: Sequence[ProcessorFactory] = PROCESSORS,
-        draw: Draw | None = None,
+        kernels: KernelTable | None = None,
     ) -> None:
-        """draw: a kernel for rows of all temperatures; without, the functions of sampling/draw."""
-        self._draw = draw
+        """kernels: their `cut` and `draw` take the place of the functions of sampling/draw."""
+        self._kernels = kernels
         self.vocab_size = vocab_size
         self._device = torch.device(device)
         self._processed_logprobs = logprobs_mode.startswith("processed")
@@ -147,11 +147,10 @@ class Sampler:
         masks:            of rows that may not choose every token
         """
         assert logits.shape == (len(slots), self.vocab_size), (logits.shape, len(slots), self.vocab_size)
-        if self._draw is not None and masks is None and self.is_plain(owners := np.array(slots, np.int64)):
-            rows = send([owners, np.array(output_positions, np.int64)], self._device)
-            return SamplerOutput(*self.choose(logits, *rows, draws=self.draws(owners)))
-        logits = logits.float().contiguous()
         batch = Batch(np.arange(len(slots)), np.array(slots, np.int64), np.array(output_positions, np.int64))
+        if self._kernels is not None and masks is None and self.is_plain(batch.slots):
+            return SamplerOutput(*self._choose(logits, batch))
+        logits = logits.float().contiguous()
         scored = batch.where(self._num_logprobs[batch.slots] != _NO_LOGPROBS)
         shown = self._copy(logits, scored)
         if masks is not None:
@@ -167,17 +166,17 @@ class Sampler:
         return output
 
     def is_plain(self, slots: Array) -> bool:
-        """Whether `choose` serves these slots: nothing but a temperature shapes what they draw from."""
+        """Whether `choose` serves these slots: the logits decide, and nothing but tokens is asked for."""
         return not (
             self._is_active[:, slots].any()
-            or (self._kinds[slots] == _Kind.TRUNCATED).any()
+            or (self._kernels is None and self.kind(slots) is Kind.TRUNCATED)
             or (self._num_logprobs[slots] != _NO_LOGPROBS).any()
             or (self._faults and not self._faults.keys().isdisjoint(slots.tolist()))
         )
 
-    def draws(self, slots: Array) -> bool:
-        """Whether any of these plain slots draws, instead of taking the likeliest token."""
-        return bool(self._kinds[slots].any())
+    def kind(self, slots: Array) -> Kind:
+        """The kind that serves all of these slots."""
+        return Kind(self._kinds[slots].max())
 
     def refresh(self) -> None:
         """Bring what was added to the device, for `choose` to read."""
@@ -185,17 +184,22 @@ class Sampler:
         self._seeds.on_device()
 
     def choose(
-        self, logits: torch.Tensor, slots: torch.Tensor, output_positions: torch.Tensor, *, draws: bool
+        self, logits: torch.Tensor, slots: torch.Tensor, output_positions: torch.Tensor, kind: Kind
     ) -> Choice:
-        """`sample` for plain slots, from what is on the device alone: the same launches for any of them.
+        """`sample` for plain slots, from what is on the device alone: the same launches for any of a kind.
 
         logits: [rows, vocab_size]; slots, output_positions: [rows] int64 on the device
         """
-        draw = self._draw or _draw_plain
-        if not draws:
+        draw = self._kernels.draw if self._kernels is not None else _draw_plain
+        if kind is Kind.LIKELIEST:
             return self._valid(Choice(*draw(logits)))
         noise = uniform(self._seeds.on_device()[slots, 0], output_positions)
-        return self._valid(Choice(*draw(logits, self._limits.on_device()[slots, 0], noise)))
+        given, *limits = self._limits.on_device()[slots].unbind(dim=1)
+        if kind is Kind.WHOLE or self._kernels is None:
+            return self._valid(Choice(*draw(logits, given, noise)))
+        return self._valid(
+            Choice(*self._kernels.draw(logits, given, noise, self._kernels.cut(logits, *limits)))
+        )
 
     def _valid(self, choice: Choice) -> Choice:
         """What is no number may have led to any id: the next step must be able to look it up."""
@@ -232,24 +236,22 @@ class Sampler:
             self._faults |= dict.fromkeys(slots, text)
 
     def _choose(self, logits: torch.Tensor, batch: Batch) -> Choice:
+        if self._kernels is not None:
+            slots, positions = send([batch.slots, batch.positions], self._device)
+            return self.choose(logits, slots, positions, self.kind(batch.slots))
         kinds = self._kinds[batch.slots]
-        if (kinds == _Kind.LIKELIEST).all():
-            return Choice(*self._draw(logits)) if self._draw else choose_likeliest(logits)
-        if self._draw is not None:  # which serves the likeliest tokens with the others
-            kinds = np.where(kinds == _Kind.TRUNCATED, kinds, _Kind.WHOLE)
+        if (kinds == Kind.LIKELIEST).all():
+            return choose_likeliest(logits)
         slots = to_device(batch.slots, self._device)
         noise = uniform(self._seeds.on_device()[slots, 0], to_device(batch.positions, self._device))
-        limits, given = self._limits_of(slots), self._limits.on_device()[slots, 0]
+        limits = self._limits_of(slots)
         token_ids = torch.empty(len(batch), dtype=torch.int64, device=self._device)
         peaks = torch.empty(len(batch), device=self._device)
         for kind in np.unique(kinds).tolist():
             of_kind = to_device(np.flatnonzero(kinds == kind), self._device)
             for rows in torch.split(of_kind, self._rows_at_once):
                 part = logits if len(rows) == len(batch) else logits[rows]
-                if self._draw is not None and kind == _Kind.WHOLE:
-                    token_ids[rows], peaks[rows] = self._draw(part, given[rows], noise[rows])
-                else:
-                    token_ids[rows], peaks[rows] = _choose(_Kind(kind), part, limits.at(rows), noise[rows])
+                token_ids[rows], peaks[rows] = _choose(Kind(kind), part, limits.at(rows), noise[rows])
         return Choice(token_ids, peaks)
 
     def _limits_of(self, slots: torch.Tensor) -> Limits:
@@ -263,7 +265,7 @@ class Sampler:
         slots = to_device(scored.slots, self._device)
         limits = self._limits_of(slots)
         shown = self._copy(logits, scored)
-        truncated = np.flatnonzero(self._kinds[scored.slots] == _Kind.TRUNCATED)
+        truncated = np.flatnonzero(self._kinds[scored.slots] == Kind.TRUNCATED)
         if truncated.size:
             rows = to_device(truncated, self._device)
             shown[rows] = truncate(shown[rows], limits.at(rows))
@@ -292,16 +294,16 @@ def with_users(processors: Sequence[ProcessorFactory]) -> tuple[ProcessorFactory
     return (*PROCESSORS[:-1], *processors, PROCESSORS[-1])
 
 
-def _kind(params: SamplingParams) -> _Kind:
+def _kind(params: SamplingParams) -> Kind:
     if params.greedy:
-        return _Kind.LIKELIEST
-    return _Kind.TRUNCATED if params.top_k > 0 or params.top_p < 1 or params.min_p > 0 else _Kind.WHOLE
+        return Kind.LIKELIEST
+    return Kind.TRUNCATED if params.top_k > 0 or params.top_p < 1 or params.min_p > 0 else Kind.WHOLE
 
 
-def _choose(kind: _Kind, logits: torch.Tensor, limits: Limits, noise: torch.Tensor) -> Choice:
-    if kind == _Kind.LIKELIEST:
+def _choose(kind: Kind, logits: torch.Tensor, limits: Limits, noise: torch.Tensor) -> Choice:
+    if kind == Kind.LIKELIEST:
         return choose_likeliest(logits)
-    if kind == _Kind.TRUNCATED:
+    if kind == Kind.TRUNCATED:
         return draw_truncated(logits, limits, noise)
     return draw(logits, limits.temperature, noise)
 

@@ -30,7 +30,7 @@ from octavo.messages.worker import (
     rank_pipe,
 )
 
-logger = log.get_logger(__name__)
+logger = log.get_logger("octavo.runtime.worker.main")  # __name__ is __main__ here
 
 
 class Rank:

@@ -1,9 +1,9 @@
 """`RecordedSteps`: steps of a few shapes over memory that stays put, recorded once and then repeated.
 
 A repeated step is one launch instead of hundreds. The host hands over places, slots and lengths; all else
-is read on the device, from the tables that hold it by slot: tokens, blocks, sampling parameters. A step is padded
-to the next shape with rows of the spare slot, which attend to one slot of the null block, store nothing (slot
--1) and append their token to the spare slot, and with tokens that belong to no row.
+is read on the device, from the tables that hold it by slot: tokens, blocks, sampling parameters. A step is
+padded to the next shape with rows of the spare slot, which attend to one slot of the null block, store
+nothing (slot -1) and append their token to the spare slot, and with tokens that belong to no row.
 
 Called by the model runner. A shape is recorded behind a step of it, which is computed launch by launch; those
 of decoding at once, others when they come up again. `warm_up` records before there are requests.
@@ -12,7 +12,6 @@ of decoding at once, others when they come up again. `warm_up` records before th
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from enum import Enum, auto
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
@@ -23,7 +22,7 @@ from octavo.runtime.batch import ForwardBatch, GroupTables
 from octavo.runtime.models.interface import Model
 from octavo.runtime.platforms.platform import Record
 from octavo.runtime.sampling.output import SamplerOutput
-from octavo.runtime.sampling.sampler import Sampler
+from octavo.runtime.sampling.sampler import Kind, Sampler
 from octavo.runtime.sampling.slots import Array, staged, to_device
 from octavo.runtime.worker.kv_tensors import KVTensors
 from octavo.runtime.worker.prepare import Work, locate
@@ -74,17 +73,8 @@ class _Inputs(Generic[T]):
     bounds: T
 
 
-class _End(Enum):
-    """How far a step goes."""
-
-    HIDDEN = auto()
-    """To the last hidden states: something must be done that is not recorded."""
-    LIKELIEST = auto()
-    DRAWN = auto()
-
-
 class RecordedSteps:
-    """Runs, records and repeats steps."""
+    """Runs, records and repeats steps to an end: tokens of a kind; or, for None, the last hidden states."""
 
     def __init__(
         self, model: Model, cache: KVTensors, state: RequestState, sampler: Sampler, record: Record
@@ -101,8 +91,8 @@ class RecordedSteps:
         self._token_ids = torch.zeros(most_rows, dtype=torch.int64, device=device)
         self._peaks = torch.zeros(most_rows, device=device)
         self._hidden: torch.Tensor | None = None
-        self._recorded: dict[tuple[Shape, _End], Callable[[], None]] = {}
-        self._seen: set[tuple[Shape, _End]] = set()
+        self._recorded: dict[tuple[Shape, Kind | None], Callable[[], None]] = {}
+        self._seen: set[tuple[Shape, Kind | None]] = set()
 
     @torch.inference_mode()
     def warm_up(self, sizes: Iterable[int]) -> None:
@@ -110,7 +100,7 @@ class RecordedSteps:
         nothing = np.empty(0, np.int64)
         for size in sizes:
             self._stage(Work(nothing, nothing, np.zeros(1, np.int64), nothing), Shape(size), nothing)
-            self._run(Shape(size), _End.LIKELIEST)
+            self._run(Shape(size), Kind.LIKELIEST)
 
     def shape_of(self, work: Work) -> Shape | None:
         """The shape that a step is padded to; None if there is none that pays."""
@@ -132,7 +122,7 @@ class RecordedSteps:
         rows = self._place(work, shape)
         self._stage(work, shape, rows)
         self._sampler.refresh()
-        self._run(shape, _End.DRAWN if self._sampler.draws(work.slots) else _End.LIKELIEST)
+        self._run(shape, self._sampler.kind(work.slots))
         self._state.num_tokens[work.slots[work.samples]] += 1
         count = shape.num_rows
         return SamplerOutput(self._token_ids[:count], self._peaks[:count], rows=rows[work.samples])
@@ -141,7 +131,7 @@ class RecordedSteps:
         """Compute a step up to the last hidden states of the requests that sample: [S, hidden_size]."""
         rows = self._place(work, shape)
         self._stage(work, shape, rows)
-        self._run(shape, _End.HIDDEN)
+        self._run(shape, None)
         assert self._hidden is not None
         return self._hidden[to_device(rows[work.samples], self._hidden.device)]
 
@@ -174,7 +164,7 @@ class RecordedSteps:
         target = self._inputs[: numbers.size]
         target.copy_(staged(numbers, target.device), non_blocking=True)
 
-    def _run(self, shape: Shape, end: _End) -> None:
+    def _run(self, shape: Shape, end: Kind | None) -> None:
         key = shape, end
         repeat = self._recorded.get(key)
         if repeat is not None:
@@ -186,17 +176,15 @@ class RecordedSteps:
             self._recorded[key] = self._record(compute)
         self._seen.add(key)
 
-    def _compute(self, shape: Shape, end: _End) -> None:
+    def _compute(self, shape: Shape, end: Kind | None) -> None:
         inputs: _Inputs[torch.Tensor] = self._split(self._inputs[: self._num_inputs(shape)], shape)
         hidden = self._model.forward(self._batch(inputs, shape))
         if shape.chunks:
             hidden = hidden[inputs.bounds[1:] - 1]
-        if end is _End.HIDDEN:
+        if end is None:
             self._keep(hidden)
             return
-        choice = self._sampler.choose(
-            self._model.logits(hidden), inputs.slots, inputs.output_positions, draws=end is _End.DRAWN
-        )
+        choice = self._sampler.choose(self._model.logits(hidden), inputs.slots, inputs.output_positions, end)
         self._token_ids[: shape.num_rows] = choice.token_ids
         self._peaks[: shape.num_rows] = choice.peaks
         self._state.token_ids.view(-1).scatter_(0, inputs.targets, choice.token_ids)

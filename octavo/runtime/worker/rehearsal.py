@@ -36,7 +36,8 @@ def _rehearse(model: Model, config: EngineConfig, platform: Platform, requests: 
     """`requests` requests compute `each` tokens, and sample as laboriously as they can."""
     hidden = model.forward(_batch(model, config, platform.device, requests, each))
     logits = model.logits(hidden[each - 1 :: each])
-    sampler = Sampler(config.checkpoint.vocab_size, requests, platform.device, draw=platform.draw)
+    kernels = platform.sampling_kernels
+    sampler = Sampler(config.checkpoint.vocab_size, requests, platform.device, kernels=kernels)
     for slot in range(requests):
         sampler.add(slot, NewRequest("", [0], 1, _HARD_TO_SAMPLE, 0, []))
     sampler.sample(logits, np.arange(requests), np.zeros(requests, np.int64)).to_host()

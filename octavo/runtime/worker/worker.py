@@ -69,7 +69,7 @@ class Worker:
             device,
             config.model.logprobs_mode,
             with_users(self._users_processors),
-            self._platform.draw,
+            self._platform.sampling_kernels,
         )
         self._runner = ModelRunner(self._cache, state, sampler, config.model.logprobs_mode)
         self._equip()

@@ -73,7 +73,7 @@ class Drain:
 
 def _is_at_rest(scope: Scope) -> bool:
     """What the handler of a WebSocket says of itself."""
-    return scope["type"] == "websocket" and scope["state"].get("is_at_rest", False)
+    return scope["type"] == "websocket" and bool(scope["state"].get("is_at_rest"))
 
 
 async def _swallow(scope: Scope, receive: Receive) -> None:

@@ -30,7 +30,9 @@ async def chat(socket: WebSocket) -> None:
     caller = Caller.of(socket)
     try:
         for number in count():
+            socket.state.is_at_rest = True  # an end of the server need not wait for it
             text = await socket.receive_text()
+            socket.state.is_at_rest = False
             if len(text) > caller.config.max_request_bytes:
                 raise HTTPError(413, f"The message is larger than {caller.config.max_request_bytes} bytes.")
             turn = replace(caller, request_id=f"{caller.request_id}-{number}") if number else caller

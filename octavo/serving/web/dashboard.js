@@ -12,7 +12,7 @@ const RATE_MS = 5_000;
 const QUANTILE_MS = 30_000;
 
 const count = (value) => value.toLocaleString("en", { maximumFractionDigits: value < 10 ? 1 : 0 });
-const percent = (value) => `${(100 * value).toFixed(value < 0.1 ? 1 : 0)} %`;
+const percent = (value) => `${(100 * value).toFixed(0 < value && value < 0.1 ? 1 : 0)} %`;
 const seconds = (value) => (value < 1 ? `${(1000 * value).toFixed(value < 0.01 ? 1 : 0)} ms` : `${value.toFixed(2)} s`);
 const failures = (span) =>
   (60 * (span.growth("http_requests_total", { status: "5xx" }) + span.growth("request_success_total", { finished_reason: "error" }))) / span.seconds;

@@ -1,6 +1,7 @@
 """Pipes: order, back-pressure, waking up, garbage, early senders, private directories."""
 
 import asyncio
+import os
 import stat
 import tempfile
 import threading
@@ -38,6 +39,23 @@ def test_directory_is_private_and_removed():
     mailbox.close()
     mailbox.close()
     assert not mailbox.path.exists()
+
+
+def test_what_killed_processes_left_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed, young, living = Mailbox.create(), Mailbox.create(), Mailbox.create()
+    for dead in (killed, young):
+        os.close(dead._lock)
+        dead._lock = None
+    for old in (killed, living):
+        (old.path / "core").touch()
+        os.utime(old.path / "lock", (0, 0))
+    new = Mailbox.create()
+    assert not killed.path.exists()
+    assert young.path.exists()
+    assert living.path.exists()
+    for mailbox in (young, living, new):
+        mailbox.close()
 
 
 def test_long_temporary_directory(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import dataclasses
 import signal
 import socket
+import sys
 
 import pytest
 
@@ -19,6 +20,7 @@ def served(monkeypatch):
     calls = []
     monkeypatch.setattr(serve, "load_object", lambda target: lambda *given: calls.append(given))
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    monkeypatch.setattr(serve, "leave", sys.exit)
     for name in ("OCTAVO_API_KEY", "VLLM_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     return calls
@@ -26,7 +28,9 @@ def served(monkeypatch):
 
 def started(calls, *words):
     """(EngineArgs, ServerConfig) of a command line."""
-    assert main(["serve", *words, "--port", "0"]) == 0
+    with pytest.raises(SystemExit) as done:
+        main(["serve", *words, "--port", "0"])
+    assert done.value.code == 0
     engine, config, listener = calls.pop()
     assert listener.socket.fileno() == -1, "closed in the end"
     return engine, config

@@ -75,6 +75,14 @@ def test_what_the_user_says_stays(model):
     assert config.parallel.distributed_executor_backend == "mine.module:Executor"
 
 
+def test_a_cache_of_8_bits_needs_a_gpu(model, monkeypatch):
+    with pytest.raises(ConfigError, match="needs a GPU"):
+        resolve(EngineArgs(model=model(), kv_cache_dtype="fp8"))
+    monkeypatch.setattr(resolve_module, "_find_device", lambda: "cuda")
+    config = resolve(EngineArgs(model=model(), kv_cache_dtype="fp8"))
+    assert config.cache.kv_cache_dtype == "float8_e4m3fn"
+
+
 @pytest.mark.parametrize(
     ("stored", "decided"), [("bfloat16", "bfloat16"), ("float16", "float16"), ("int8", "float32")]
 )

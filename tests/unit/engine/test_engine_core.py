@@ -50,6 +50,7 @@ def test_outputs_do_not_depend_on_company(steps_in_flight, windows, pressure):
     stats = core.scheduler.stats()
     assert (stats.num_running, stats.num_waiting, stats.num_blocks_used) == (0, 0, 0)
     assert (stats.num_preemptions > 0) == pressure
+    assert stats.num_preemptions == sum(last.num_preemptions for _, last in results.values())
 
 
 def test_steps_in_flight_are_given_out_ahead():

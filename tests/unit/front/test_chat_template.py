@@ -1,6 +1,7 @@
 """Chat templates: what they may use, what they are given, and what they must not reach."""
 
 import re
+import time
 
 import pytest
 
@@ -166,3 +167,23 @@ def test_output_is_bounded(monkeypatch):
     monkeypatch.setattr(chat_template, "MAX_OUTPUT_CHARS", 1000)
     with pytest.raises(RequestError, match="more than 1000"):
         render("{% for i in range(500) %}{{ messages[0].content }}!{% endfor %}")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for i in range(99999) %}{% for j in range(99999) if false %}{% endfor %}{% endfor %}",
+        "{% for i in range(99999) %}{% set n = range(99999) | sum %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% macro g() %}{{ caller() }}{{ caller() }}{% endmacro %}"
+        "{% macro f(n) %}{% if n %}{% call g() %}{{ f(n - 1) }}{% endcall %}{% endif %}{% endmacro %}{{ f(60) }}",
+    ],
+)
+def test_time_is_bounded(source, monkeypatch):
+    monkeypatch.setattr(chat_template, "MAX_RENDER_S", 0.2)
+    begun_s = time.monotonic()
+    with pytest.raises(RequestError, match="did not come to its end"):
+        render(source)
+    assert time.monotonic() - begun_s < 2.0
+    assert render(CHATML) == "<user>Hi</><assistant>"

@@ -2,7 +2,9 @@
 
 import asyncio
 import dataclasses
+from itertools import pairwise
 
+import numpy
 import pytest
 
 from octavo import AsyncLLM, EngineDead, RequestError, RequestOutputKind, SamplingParams, Unsupported
@@ -80,7 +82,7 @@ async def test_a_piece_may_follow_from_the_answer_before_it(engine):
             prompts.append(output.prompt_token_ids)
             answers.put_nowait(output.outputs[0].token_ids)
     assert len(prompts) == 3
-    for before, after in zip(prompts, prompts[1:], strict=False):
+    for before, after in pairwise(prompts):
         assert after == [*before, *answer_to(before)]
 
 
@@ -148,24 +150,25 @@ async def test_the_end_of_the_engine_reaches_a_waiting_session(engine):
     with pytest.raises(EngineDead):
         async for output in engine.generate(slow(), PARAMS):
             if output.outputs[0].finish_reason:
-                asyncio.ensure_future(engine.shutdown())
+                ending = asyncio.ensure_future(engine.shutdown())
+    await ending
 
 
-@pytest.mark.parametrize(
-    ("pieces", "params", "options", "error"),
-    [
-        ([[1]], SamplingParams(n=2), {}, RequestError),
-        ([[1]], SamplingParams(best_of=2), {}, RequestError),
-        ([[1]], None, {"tokenization_kwargs": {"truncate_prompt_tokens": 3}}, RequestError),
-        ([StreamingInput({"prompt_embeds": [[0.0]]})], None, {}, RequestError),
-        ([[]], None, {}, RequestError),
-        ([list(range(70))], None, {}, RequestError),
-    ],
-)
-async def test_refusals(engine, pieces, params, options, error):
-    with pytest.raises((error, Unsupported)):
-        await collect(engine.generate(stream(*pieces), params, **options))
-    assert engine.admission.num_sequences == 0
+REFUSED = [
+    ([[1]], SamplingParams(n=2), {}, "use n=1"),
+    ([[1]], SamplingParams(best_of=2), {}, "without best_of"),
+    ([[1]], None, {"tokenization_kwargs": {"truncate_prompt_tokens": 3}}, "cannot be truncated"),
+    ([{"prompt_embeds": numpy.zeros((2, 4), numpy.float32)}], None, {}, "not prompt_embeds"),
+    ([[]], None, {}, "cannot be empty"),
+    ([list(range(70))], None, {}, "has 70 input tokens"),
+]
+
+
+async def test_refusals(engine):
+    for pieces, params, options, says in REFUSED:
+        with pytest.raises((RequestError, Unsupported), match=says):
+            await collect(engine.generate(stream(*pieces), params, **options))
+        assert engine.admission.num_sequences == 0
 
 
 async def test_what_the_stream_raises_ends_the_session(engine):

@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 
 from octavo.config.server import ServerConfig
+from octavo.frontend.text.chat_template import ChatTemplate
 from tests.serving import events_of, served
 from tests.unit.serving.test_completion_route import answer_to
 
@@ -212,3 +213,14 @@ async def test_a_full_queue_refuses_at_once():
         assert second.json()["error"]["type"] == "ServiceUnavailableError"
         assert (await chat(server, 400, n=3))["error"]["param"] == "n"
         assert (await chat(server, max_tokens=1))["choices"]
+
+
+async def test_variables_of_the_template():
+    """What the template reads comes from the request, then from the operator; other names have no effect."""
+    template = "{{ messages[0].content }} {{ tone }} {{ mood }}"
+    config = ServerConfig(default_chat_template_kwargs={"tone": "low", "mood": "calm"})
+    async with served(config) as server:
+        server.engine.tokenizer._templates["default"] = ChatTemplate(template)
+        asked = {"tone": "high", "namespace": "x", "unread": 1}
+        body = await chat(server, chat_template_kwargs=asked, return_prompt_text=True)
+        assert body["prompt_text"] == "hi high calm"

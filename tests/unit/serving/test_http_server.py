@@ -17,7 +17,7 @@ GET = b"GET /x HTTP/1.1\r\n" + HOST + b"\r\n"
 
 
 class Application:
-    """Answers with the length of the body; /forever streams until the client has gone, /slow waits."""
+    """Answers with the length of the body. /early reads none, /slow waits, /forever streams."""
 
     def __init__(self):
         self.num_calls = 0
@@ -26,7 +26,7 @@ class Application:
     async def __call__(self, scope, receive, send):
         self.num_calls += 1
         body = b""
-        while scope["method"] == "POST":
+        while scope["method"] == "POST" and scope["path"] != "/early":
             message = await receive()
             if message["type"] == "http.disconnect":
                 self.ended.set()
@@ -190,6 +190,18 @@ async def test_requests_in_a_row_and_at_once():
         assert took_s < 0.9, "an idle connection is closed"
         assert b"date: " in answer
         assert application.num_calls == 3
+
+
+async def test_an_answer_that_comes_before_the_body():
+    async with running(keep_alive_timeout=0.3, body_timeout=0.6) as (_, connect):
+        head = b"POST /early HTTP/1.1\r\n" + HOST + b"content-length: 1000000\r\n\r\n"
+        body = [b"x" * 100_000] * 10
+        answer, took_s = await exchange(connect, [head, *body, GET], pause_s=0.01)
+        assert answer.count(b" 200 OK") == 2, "the body is dropped, the next request is served"
+        answer, took_s = await exchange(connect, [head, *body], pause_s=0.05)
+        assert (answer.count(b" 200 OK"), took_s < 1.4) == (1, True), "then it is idle, and closed"
+        answer, took_s = await exchange(connect, [head, body[0]])
+        assert (answer.count(b" 200 OK"), took_s < 0.95) == (1, True), "half a body is not waited for"
 
 
 async def test_a_reader_without_progress_is_given_up_and_a_slow_one_is_not():

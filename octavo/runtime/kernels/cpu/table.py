@@ -9,12 +9,11 @@ from typing import overload
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from octavo.base.gguf import BLOCK_TYPES
 from octavo.runtime.kernels.cpu.library import load_library
 from octavo.runtime.kernels.ref.draws import cut, draw
-from octavo.runtime.kernels.ref.elementwise import gated_matmul
+from octavo.runtime.kernels.ref.elementwise import gated_matmul, matmul
 from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.kernels.table import INT8_TYPES, Activations, HeadNorms, KernelTable, Rotation
 
@@ -40,7 +39,7 @@ def cpu_table(threads: int) -> KernelTable:
         gelu_tanh_and_mul=partial(kernels.activation, kind=_GELU_TANH, gated=True),
         gelu=partial(kernels.activation, kind=_GELU, gated=False),
         gelu_tanh=partial(kernels.activation, kind=_GELU_TANH, gated=False),
-        matmul=functional.linear,
+        matmul=matmul,
         gated_matmul=gated_matmul,
         draw=draw,
         cut=cut,
@@ -92,7 +91,7 @@ class _CompiledKernels:
             self._threads,
         )
 
-    def paged_attention(
+    def paged_attention(  # noqa: PLR0913  # what attention is made of
         self,
         q: Tensor,
         cache: Tensor,

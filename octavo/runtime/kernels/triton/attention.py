@@ -4,12 +4,11 @@ Both follow FlashAttention-2 (https://arxiv.org/abs/2307.08691): a program keeps
 over the keys they see with a running softmax. All query heads of one key head share the tile: row m is query
 m // GROUP of the tile and head m % GROUP of the group, so a decoding request, too, fills a tensor core.
 
-Decoding is cut over the keys (split-KV): the shapes decide into how many parts at most, the kernel itself into
-how many by the request's length; the last part to be done joins them. So no launch depends on a length,
-and one captured graph serves any context.
+Decoding is cut over the keys (split-KV): the shapes decide into how many parts at most, the request's length,
+which only the kernel knows, into how many; the last part to be done joins them. So no launch depends on a
+length, and one captured graph serves any context.
 """
 
-import functools
 from typing import Any
 
 import torch
@@ -17,20 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.runtime.kernels.triton.launch import (
-    NUM_PROGRAMS,
-    Counters,
-    is_last,
-    overlapped,
-    parts,
-    power_of_2,
-    release,
-    wait,
-)
+from octavo.runtime.kernels.triton.launch import Counters, is_last, overlapped, power_of_2, release, wait
+from octavo.runtime.kernels.triton.tiles import MIN_KEYS, decode_tiles, prefill_tiles, split
 
 _LOG2_E = 1.4426950408889634
-_FEW_PAIRS = 32  # of requests and key heads: what they wait for is latency, not memory
-_MAX_PARTS = 32
 _JOINED_AT_ONCE = 1 << 13  # values of partial results that a joining program holds
 
 
@@ -179,7 +168,7 @@ def _join(
     partial, log_sums, out, place, num_parts,
     GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, MAX_PARTS: tl.constexpr, HEADS: tl.constexpr,
 ):
-    """Parts 0 … num_parts - 1 of the GROUP heads from `place` on, weighted by what each saw, HEADS at a time."""
+    """The parts of GROUP heads from `place` on, weighted by what each saw, HEADS at a time."""
     part, d = tl.arange(0, MAX_PARTS), tl.arange(0, D_PAD)
     for first in range(0, GROUP, HEADS):
         head = first + tl.arange(0, HEADS)
@@ -206,7 +195,7 @@ def _decode_kernel(
     CAPPED: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
     MAX_PARTS: tl.constexpr, MIN_KEYS: tl.constexpr, HEADS: tl.constexpr,
 ):
-    """One part of the keys of one key head of one request. A request of no length is padding and gets zeros."""
+    """One part of the keys of a request's key head. A request without keys is padding and gets zeros."""
     head, part, request = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     row, d = tl.arange(0, TILE_M), tl.arange(0, D_PAD)
     inside = (row < GROUP)[:, None] & (d < D)[None, :]
@@ -292,10 +281,12 @@ class PagedAttention:
         num_requests, num_heads, head_dim = q.shape
         num_pairs = num_requests * cache.shape[3]
         longest = min(block_tables.shape[1] * cache.shape[2], kind["WINDOW"] or 1 << 30)
-        num_parts, min_keys = split(num_pairs, longest)
+        constants = decode_tiles(num_heads, cache.shape, q.dtype, cache.dtype, num_pairs)
+        num_parts = split(num_pairs, longest, constants["TILE_K"])
+        max_parts = power_of_2(num_parts)
+        heads_at_once = max(1, _JOINED_AT_ONCE // (max_parts * constants["D_PAD"]))
         partial = stats = counters = out
         if num_parts > 1:
-            max_parts = power_of_2(num_parts)
             partial = q.new_empty((num_requests, num_heads, max_parts, head_dim), dtype=torch.float32)
             stats = q.new_empty((num_requests, num_heads, max_parts), dtype=torch.float32)
             counters = self._counters.on(q.device, num_pairs)
@@ -311,8 +302,10 @@ class PagedAttention:
             q.stride(0),
             block_tables.stride(0),
             *factors,
-            MIN_KEYS=min_keys,
-            **_decode_constants(num_heads, cache.shape, q.dtype, cache.dtype, num_requests, num_parts),
+            MAX_PARTS=max_parts,
+            MIN_KEYS=MIN_KEYS[constants["TILE_K"]],
+            HEADS=min(power_of_2(constants["GROUP"]), heads_at_once),
+            **constants,
             **kind,
         )
 
@@ -327,7 +320,7 @@ def _prefill(
     factors: tuple[float, float],
     kind: dict[str, Any],
 ) -> None:
-    constants = _prefill_constants(q.shape[1], cache.shape, q.dtype, cache.dtype)
+    constants = prefill_tiles(q.shape[1], cache.shape, q.dtype, cache.dtype)
     num_tiles = len(q) // (constants["TILE_M"] // constants["GROUP"]) + len(kv_lens)
     _prefill_kernel[(num_tiles, cache.shape[3])](
         q,
@@ -343,78 +336,3 @@ def _prefill(
         **constants,
         **kind,
     )
-
-
-def split(num_pairs: int, longest: int) -> tuple[int, int]:
-    """Into how many parts the keys of each (request, key head) are cut at most, and the fewest keys of one.
-
-    One wave of programs: a second one, not full, would cost more than it brings.
-    """
-    few_keys = 32 if num_pairs <= _FEW_PAIRS else 64 if num_pairs * 4 <= NUM_PROGRAMS else 512
-    return max(1, min(NUM_PROGRAMS // num_pairs, parts(longest, few_keys), _MAX_PARTS)), few_keys
-
-
-@functools.cache
-def _decode_constants(
-    num_heads: int,
-    cache_shape: torch.Size,
-    q_type: torch.dtype,
-    cache_type: torch.dtype,
-    num_requests: int,
-    num_parts: int,
-) -> dict[str, Any]:
-    """What the decode kernel is compiled for; tiles, warps and stages as measured on an H200."""
-    constants = _shape_constants(num_heads, cache_shape, q_type, cache_type)
-    max_parts, d_pad = power_of_2(num_parts), constants["D_PAD"]
-    tile_k, warps, stages = 64, 4, 2 if d_pad > 128 else 4
-    if constants["DOT"] == tl.float32:
-        tile_k, warps, stages = 32, 4, 2
-    elif num_requests * constants["NUM_KV_HEADS"] <= _FEW_PAIRS:
-        tile_k, warps = 32, 2
-    elif num_requests >= 64 and d_pad <= 128:
-        tile_k, stages = 128, 3
-    heads = min(power_of_2(constants["GROUP"]), max(1, _JOINED_AT_ONCE // (max_parts * d_pad)))
-    return constants | {
-        "TILE_M": max(16, power_of_2(constants["GROUP"])),
-        "TILE_K": tile_k,
-        "MAX_PARTS": max_parts,
-        "HEADS": heads,
-        "num_warps": warps,
-        "num_stages": stages,
-    }
-
-
-@functools.cache
-def _prefill_constants(
-    num_heads: int, cache_shape: torch.Size, q_type: torch.dtype, cache_type: torch.dtype
-) -> dict[str, Any]:
-    """What the prefill kernel is compiled for, as measured on an H200."""
-    constants = _shape_constants(num_heads, cache_shape, q_type, cache_type)
-    heads = max(16, power_of_2(constants["GROUP"]))
-    if constants["DOT"] == tl.float32:
-        tiles = (max(32, heads), 32, 4, 2)
-    elif constants["D"] > 128:
-        tiles = (max(128, heads), 64, 8, 2)
-    elif constants["BLOCK_SIZE"] >= 64:
-        tiles = (max(128, heads), 128, 8, 2)
-    else:
-        tiles = (max(64, heads), 64, 4, 3)
-    return constants | dict(zip(("TILE_M", "TILE_K", "num_warps", "num_stages"), tiles, strict=True))
-
-
-def _shape_constants(
-    num_heads: int, cache_shape: torch.Size, q_type: torch.dtype, cache_type: torch.dtype
-) -> dict[str, Any]:
-    _, _, block_size, num_kv_heads, head_dim = cache_shape
-    dot = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}.get(q_type, tl.float32)
-    if cache_type == torch.float8_e4m3fn and q_type == torch.bfloat16:
-        dot = tl.float16  # which 8-bit floats become in one instruction
-    narrow = cache_type != torch.float32 and not triton.knobs.runtime.interpret
-    return {
-        "NUM_KV_HEADS": num_kv_heads,
-        "GROUP": num_heads // num_kv_heads,
-        "D": head_dim,
-        "D_PAD": max(16, power_of_2(head_dim)),
-        "BLOCK_SIZE": block_size,
-        "DOT": dot if narrow else tl.float32,
-    }

@@ -1,9 +1,9 @@
 """Where top_k, top_p and min_p end each row's distribution, found without putting the vocabulary in order.
 
-A first kernel takes the largest logit of every small group of tokens. In a second one, a program per row finds
-a logit that some hundred of these reach: all tokens as likely lie in their groups, few enough to be kept in
-registers, and the ends are found among them by bisection. A row whose end lies deeper is bisected over its
-whole vocabulary, slowly. Bisection goes over the bits of the numbers, so it ends at the exact logit.
+A first kernel takes the largest logit of every small group of tokens. In a second one, a program per row
+finds a logit that some hundred of these reach: all tokens as likely lie in their groups, few enough to be
+kept in registers, and the ends are found among them by bisection. A row whose end lies deeper is bisected
+over its whole vocabulary, slowly. Bisection goes over the bits of the numbers, so it ends at the exact logit.
 """
 
 import torch
@@ -140,6 +140,30 @@ def _nth_id(logits, key, number, SIZE: tl.constexpr, TILE: tl.constexpr):
 
 
 @triton.jit
+def _end_of_mass(
+    target, least, above, keys, weights, reached, is_all, logits, peak, factor,
+    SIZE: tl.constexpr, TILE: tl.constexpr,
+):
+    """(key, id) of the last token that is needed for a weight of `target`, not below the key `least`."""
+    low = tl.maximum(least, reached)
+    number, weight = _among(keys, weights, low)
+    is_among = is_all & (weight >= target)
+    low = tl.where(is_among, low, least)
+    least = _bisect(low, above, 1, target, keys, weights, is_among, logits, peak, factor, SIZE, TILE)
+    if is_among:
+        with_ties, weight = _among(keys, weights, least)
+        number, weight = _among(keys, weights, least + 1)
+    else:
+        with_ties, weight = _over(logits, least, peak, factor, SIZE, TILE)
+        number, weight = _over(logits, least + 1, peak, factor, SIZE, TILE)
+    needed = tl.ceil((target - weight) / tl.exp2((_value(least) - peak) * factor)).to(tl.int32)
+    last_id = tl.full([], SIZE, tl.int32)
+    if needed < with_ties - number:
+        last_id = _nth_id(logits, least, tl.maximum(needed, 1), SIZE, TILE)
+    return least, last_id
+
+
+@triton.jit
 def _cut_kernel(
     logits, temperature, top_k, top_p, min_p, group_peaks, tile_weights, chosen, values_out, ids_out, stride,
     SIZE: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, NUM_TILES: tl.constexpr,
@@ -169,7 +193,7 @@ def _cut_kernel(
     values = tl.load(logits + index, mask=there[:, None] & (index < SIZE), other=_NEVER).to(tl.float32)
     keys, weights = _key(values), tl.exp2((values - peak) * factor)
     is_all = num_chosen <= MAX_CHOSEN  # every token that reaches the key is among the chosen
-    num_among, weight = _among(keys, weights, reached)
+    num_among, total = _among(keys, weights, reached)
 
     least = _key(tl.full([], _NEVER, tl.float32))
     number = tl.minimum(tl.load(top_k + row), SIZE).to(tl.int32)
@@ -182,35 +206,19 @@ def _cut_kernel(
         least = tl.maximum(least, _key(peak + tl.log2(share) / factor))
     last_id = tl.full([], SIZE, tl.int32)
     mass = tl.load(top_p + row).to(tl.float32)
-    ties, total = num_among, weight
     if mass < 1:
         if is_all & (least >= reached):
-            ties, total = _among(keys, weights, least)
+            number, total = _among(keys, weights, least)
+        elif (number >= 1) | (share > 0):
+            number, total = _over(logits, least, peak, factor, SIZE, TILE)
         else:
             tile = tl.arange(0, NUM_TILES_PAD)
-            if (number >= 1) | (share > 0):
-                ties, total = _over(logits, least, peak, factor, SIZE, TILE)
-            else:
-                tile_peaks = tl.max(tl.reshape(peaks, [NUM_TILES_PAD, per_tile]), 1)
-                place = row * NUM_TILES + tile
-                sums = tl.load(tile_weights + place, mask=tile < NUM_TILES, other=0.0)
-                total = tl.sum(sums * tl.exp2((tile_peaks - peak) * factor), 0)
-        target = mass * total
-        low = tl.maximum(least, reached)
-        more, weight = _among(keys, weights, low)
-        is_among = is_all & (weight >= target)
-        low = tl.where(is_among, low, least)
-        least = _bisect(low, above, 1, target, keys, weights, is_among, logits, peak, factor, SIZE, TILE)
-        if is_among:
-            more, weight = _among(keys, weights, least + 1)
-            ties, total = _among(keys, weights, least)
-        else:
-            more, weight = _over(logits, least + 1, peak, factor, SIZE, TILE)
-            ties, total = _over(logits, least, peak, factor, SIZE, TILE)
-        each = tl.exp2((_value(least) - peak) * factor)
-        needed = tl.ceil((target - weight) / each).to(tl.int32)
-        if needed < ties - more:
-            last_id = _nth_id(logits, least, tl.maximum(needed, 1), SIZE, TILE)
+            tile_peaks = tl.max(tl.reshape(peaks, [NUM_TILES_PAD, per_tile]), 1)
+            sums = tl.load(tile_weights + row * NUM_TILES + tile, mask=tile < NUM_TILES, other=0.0)
+            total = tl.sum(sums * tl.exp2((tile_peaks - peak) * factor), 0)
+        least, last_id = _end_of_mass(
+            mass * total, least, above, keys, weights, reached, is_all, logits, peak, factor, SIZE, TILE
+        )
     release(PDL)
     tl.store(values_out + row, _value(least))
     tl.store(ids_out + row, last_id)

@@ -79,7 +79,7 @@ def _draw_kernel(
     highest = tl.load(tile_peaks + place, mask=there, other=_NEVER, cache_modifier=".cg")
     peak, found = tl.max(highest, 0, return_indices=True, return_indices_tie_break_left=True)
     target = tl.full([], 0.0, tl.float64)
-    if DRAWS:
+    if DRAWS:  # noqa: SIM102  # a constant
         if factor > 0:
             sums = tl.load(tile_weights + place, mask=there, other=0.0, cache_modifier=".cg")
             sums = sums * _weights(highest, tile, peak, factor, lowest, last_id, False)
@@ -89,7 +89,7 @@ def _draw_kernel(
     index = found * TILE + column
     values = tl.load(logits + index, mask=index < SIZE, other=_NEVER).to(tl.float32)
     chosen = tl.argmax(values, 0, tie_break_left=True)
-    if DRAWS:
+    if DRAWS:  # noqa: SIM102
         if factor > 0:
             chosen = _passing(_weights(values, index, peak, factor, lowest, last_id, CUT), column, target)
     tl.store(token_ids + row, (found * TILE + chosen).to(tl.int64))

@@ -1,7 +1,7 @@
-"""How kernels are launched: arithmetic of grids, kernels that begin before their inputs are there, counters.
+"""How kernels are launched: sizes of grids, kernels that begin before their inputs are there, counters.
 
-Programmatic dependent launch. A kernel that is launched with `OVERLAPPED` may begin while its predecessor still
-runs. So every kernel of this folder that takes `PDL` calls `wait` before it touches memory that another kernel
+Programmatic dependent launch. A kernel launched as `overlapped` may begin while its predecessor still runs.
+So every kernel of this folder that takes `PDL` calls `wait` before it touches memory that another kernel
 reads or writes, and `release` where its successor may begin: late, because programs that wait take the place
 of programs that work. All kernels of a chain wait, so a kernel's writes are also safe from those before last.
 """

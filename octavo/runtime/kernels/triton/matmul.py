@@ -1,9 +1,9 @@
 """Products of few rows with a large matrix, bound by reading it: one kernel without, one with tensor cores.
 
 A single row is multiplied by plain arithmetic: each program takes some rows of the matrix, whole. More rows
-fill a tile of the tensor cores; where the matrix has too few rows to occupy the device, several programs share
-each, and the last to be done adds their parts in fixed order, so that a result is reproducible. Everything
-else, and what measurements gave to it, is torch's.
+fill a tile of the tensor cores; where the matrix has too few rows to occupy the device, several programs
+share each, and the last to be done adds their parts in fixed order, so that a result is reproducible.
+Everything else, and what measurements gave to it, is torch's.
 """
 
 import functools
@@ -27,23 +27,12 @@ from octavo.runtime.kernels.triton.launch import (
 )
 
 _SOME_ROWS = 32  # above, torch is as fast or faster
+_GATED_WIDTH = 2048
 _SMALL_WAVE = 128  # programs that occupy the device
 _NARROW = {torch.bfloat16, torch.float16}
 
 
 # fmt: off
-@triton.jit
-def _finish(total, gate, bias, n, inside, N, BIASED: tl.constexpr, GATED: tl.constexpr):
-    """Outputs `n` (broadcast with `total`) with their bias; GATED: silu(gate) times them."""
-    if BIASED:
-        total += tl.load(bias + (N if GATED else 0) + n, mask=inside, other=0.0).to(tl.float32)
-    if GATED:
-        if BIASED:
-            gate += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)
-        total *= gate * tl.sigmoid(gate)
-    return total
-
-
 @triton.jit
 def _vector_kernel(
     x, weight, bias, out, N,
@@ -67,7 +56,13 @@ def _vector_kernel(
         else:
             total += tl.load(weight + k[None, :], mask=there, other=0.0).to(tl.float32) * row
     release(PDL)
-    result = _finish(tl.sum(total, 1), tl.sum(gate, 1), bias, n, n < N, N, BIASED, GATED)
+    result, gates = tl.sum(total, 1), tl.sum(gate, 1)
+    if BIASED:
+        result += tl.load(bias + (N if GATED else 0) + n, mask=n < N, other=0.0).to(tl.float32)
+    if GATED:
+        if BIASED:
+            gates += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
+        result *= gates * tl.sigmoid(gates)
     tl.store(out + n, result.to(out.dtype.element_ty), mask=n < N)
 
 
@@ -75,12 +70,9 @@ def _vector_kernel(
 def _tile_kernel(
     x, weight, bias, out, partial, counters, M, stride_x, N,
     K: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, SPLIT: tl.constexpr,
-    SWAPPED: tl.constexpr, BIASED: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr,
+    SWAPPED: tl.constexpr, BIASED: tl.constexpr, PDL: tl.constexpr,
 ):
-    """TILE_N outputs of all M rows, over one of SPLIT parts of K.
-
-    SWAPPED: the matrix is the left operand. GATED (only SWAPPED, not SPLIT): as in `_vector_kernel`.
-    """
+    """TILE_N outputs of all M rows, over one of SPLIT parts of K. SWAPPED: the matrix is the left operand."""
     m, n = tl.arange(0, TILE_M), tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
     part_size: tl.constexpr = (K + SPLIT * TILE_K - 1) // (SPLIT * TILE_K) * TILE_K
     part = tl.program_id(1)
@@ -89,24 +81,16 @@ def _tile_kernel(
     weight += n.to(tl.int64)[:, None] * K
     x += m[:, None] * stride_x
     total = tl.zeros([TILE_N, TILE_M] if SWAPPED else [TILE_M, TILE_N], tl.float32)
-    gate = total
     wait(PDL)
     release(PDL)
     for start in range(0, part_size, TILE_K):
         k = start + column
         inside = (k < K)[None, :]
-        there = (n < N)[:, None] & inside
-        w = tl.load(weight + k[None, :], mask=there, other=0.0)
+        w = tl.load(weight + k[None, :], mask=(n < N)[:, None] & inside, other=0.0)
         a = tl.load(x + k[None, :], mask=rows & inside, other=0.0)
-        if GATED:
-            gate = tl.dot(w, tl.trans(a), gate)
-            w = tl.load(weight + N * K + k[None, :], mask=there, other=0.0)
-        if SWAPPED:
-            total = tl.dot(w, tl.trans(a), total)
-        else:
-            total = tl.dot(a, tl.trans(w), total)
+        total = tl.dot(w, tl.trans(a), total) if SWAPPED else tl.dot(a, tl.trans(w), total)
     if SWAPPED:
-        total, gate = tl.trans(total), tl.trans(gate)
+        total = tl.trans(total)
     place = m[:, None] * N + n[None, :]
     if SPLIT > 1:
         tl.store(partial + part * M * N + place, total, mask=rows & outputs)
@@ -117,7 +101,8 @@ def _tile_kernel(
             total += tl.load(
                 partial + index * M * N + place, mask=rows & outputs, other=0.0, cache_modifier=".cg"
             )
-    total = _finish(total, gate, bias, n[None, :], outputs, N, BIASED, GATED)
+    if BIASED:
+        total += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
     tl.store(out + place, total.to(out.dtype.element_ty), mask=rows & outputs)
 # fmt: on
 
@@ -137,18 +122,14 @@ class Matmul:
         return self._some_rows(x, weight, bias)
 
     def gated(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """See table.Matmul and KernelTable.gated_matmul."""
-        if not 0 < x.shape[0] <= _SOME_ROWS or x.dtype not in _NARROW:
-            return silu_and_mul(functional.linear(x, weight, bias))
-        if x.shape[0] == 1:
+        """See KernelTable.gated_matmul. In tiles, or of a wide matrix, one kernel was no faster than two."""
+        if x.shape[0] == 1 and x.shape[1] <= _GATED_WIDTH and x.dtype in _NARROW:
             return _one_row(x, weight, bias, gated=True)
-        return self._some_rows(x, weight, bias, gated=True)
+        return silu_and_mul(self(x, weight, bias))
 
-    def _some_rows(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool = False
-    ) -> Tensor:
-        (m, k), n = x.shape, weight.shape[0] // (1 + gated)
-        tile = _tile(m, n, k, gated)
+    def _some_rows(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        (m, k), n = x.shape, weight.shape[0]
+        tile = _tile(m, n, k)
         num_parts, num_tiles = tile["SPLIT"], parts(n, tile["TILE_N"])
         out = x.new_empty((m, n))
         partial = x.new_empty((num_parts, m, n), dtype=torch.float32) if num_parts > 1 else out
@@ -164,7 +145,6 @@ class Matmul:
             n,
             K=k,
             BIASED=bias is not None,
-            GATED=gated,
             **tile,
             **overlapped(),
         )
@@ -193,11 +173,9 @@ def _one_row(x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool = Fa
 
 
 @functools.cache
-def _tile(num_rows: int, n: int, k: int, gated: bool) -> dict[str, Any]:
+def _tile(num_rows: int, n: int, k: int) -> dict[str, Any]:
     """Tile and split of a product, as measured on an H200."""
     tile_m = max(16, power_of_2(num_rows))
-    if gated:
-        return _constants(tile_m, 64 if n * 2 > 1 << 13 else 32, 128, 1, swapped=True)
     if n > 4096:
         return _constants(tile_m, 64, 128, 1, swapped=True)
     if k <= 1024:

@@ -47,7 +47,8 @@ def _heads(
         weight_a = tl.load(weight + first, mask=first < D, other=0.0).to(tl.float32)[None, :]
         weight_b = tl.load(weight + second, mask=rotated, other=0.0).to(tl.float32)[None, :]
         kind: tl.constexpr = source.dtype.element_ty
-        a, b = (a * factor * weight_a).to(kind).to(tl.float32), (b * factor * weight_b).to(kind).to(tl.float32)
+        a = (a * factor * weight_a).to(kind).to(tl.float32)
+        b = (b * factor * weight_b).to(kind).to(tl.float32)
     if ROTATE:
         c = tl.load(cos + pair, mask=rotated, other=1.0)[None, :]
         s = tl.load(sin + pair, mask=rotated, other=0.0)[None, :]
@@ -64,7 +65,7 @@ def _store_kernel(
     BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr,
     ROTATE: tl.constexpr, PDL: tl.constexpr,
 ):
-    """ROWS heads of one token: first all programs of queries, if these change, then of keys, then of values."""
+    """ROWS heads of one token: first the programs of queries, if these change, then of keys, of values."""
     token, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     pair = tl.arange(0, WIDTH)
     q_groups: tl.constexpr = (HEADS + ROWS - 1) // ROWS if NORM or ROTATE else 0

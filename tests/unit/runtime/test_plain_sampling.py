@@ -1,0 +1,76 @@
+"""Rows that need nothing but their logits: chosen from what is on the device, by functions or by kernels."""
+
+import numpy as np
+import pytest
+import torch
+
+from octavo.messages.sampling import SamplingParams
+from octavo.runtime.kernels.ref.table import ref_table
+from octavo.runtime.sampling.sampler import Kind, Sampler
+from tests.sampling_reference import Case
+
+VOCAB = 200  # fewer than candidates are worth: both ways draw in the order of ids
+CPU = torch.device("cpu")
+LIKELIEST = {"temperature": 0.0}
+WHOLE = {"temperature": 0.8}
+CUT = {"temperature": 1.2, "top_k": 7, "top_p": 0.9}
+
+
+def make(options, kernels=None):
+    sampler = Sampler(VOCAB, 16, CPU, kernels=kernels)
+    for slot, values in enumerate(options):
+        sampler.add(slot, Case(SamplingParams(**values), seed=slot).message(str(slot)))
+    return sampler
+
+
+def logits(rows, seed=0):
+    return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+@pytest.mark.parametrize("kernels", [None, ref_table()], ids=["functions", "kernels"])
+@pytest.mark.parametrize(
+    "options", [[LIKELIEST] * 6, [WHOLE] * 6, [LIKELIEST, WHOLE] * 3, [CUT, LIKELIEST, WHOLE] * 2]
+)
+def test_choose_is_sample(options, kernels):
+    """In any order of the rows, and whichever way they are served."""
+    slots, positions = np.array([3, 0, 5, 1, 4, 2]), np.array([0, 7, 2, 1, 9, 4])
+    expected = make(options).sample(logits(6), slots, positions).to_host()
+    sampler = make(options, kernels)
+    assert sampler.sample(logits(6), slots, positions).to_host() == expected
+    kind = sampler.kind(slots)
+    if kind is Kind.TRUNCATED and kernels is None:
+        assert not sampler.is_plain(slots)
+        return
+    assert sampler.is_plain(slots)
+    chosen = sampler.choose(logits(6), torch.from_numpy(slots), torch.from_numpy(positions), kind)
+    assert chosen.token_ids.tolist() == expected.token_ids
+
+
+@pytest.mark.parametrize("values", [{"logprobs": 0}, {"logit_bias": {3: 1.0}}, {"presence_penalty": 1.0}])
+def test_what_is_not_plain(values):
+    sampler = make([WHOLE, WHOLE | values])
+    assert sampler.is_plain(np.array([0])) and not sampler.is_plain(np.array([0, 1]))
+    sampler.remove(1)
+    sampler.add(1, Case(SamplingParams(**WHOLE)).message())
+    assert sampler.is_plain(np.array([0, 1])), "the next owner of a slot is asked anew"
+
+
+@pytest.mark.parametrize("kernels", [None, ref_table()], ids=["functions", "kernels"])
+def test_rows_without_a_valid_token_fail_alone(kernels):
+    wrong = logits(3)
+    wrong[0, 5] = float("nan")
+    wrong[1] = float("-inf")
+    output = make([LIKELIEST, WHOLE, WHOLE], kernels).sample(wrong, [0, 1, 2], [0, 0, 0])
+    assert 0 <= int(output.token_ids.min()) and int(output.token_ids.max()) < VOCAB
+    host = output.to_host()
+    assert "not finite" in host.errors[0] and "forbid" in host.errors[1] and host.errors[2] is None
+
+
+def test_results_survive_the_memory_they_were_made_in():
+    """What was sent to the host is a copy, also where the device is the host."""
+    output = make([LIKELIEST] * 2).sample(logits(2), [0, 1], [0, 0])
+    expected = output.to_host()
+    pending = output.send()
+    with torch.inference_mode():
+        output.token_ids.fill_(1)
+    assert pending.read() == expected
