@@ -79,7 +79,7 @@ PEER: dict[str, tuple[float, float | None]] = {
 """vLLM 0.26 on one H200, and the floor: bytes or arithmetic that no engine can leave out."""
 ROWS = {
     "qwen3-0.6b": ("start", "check", "nano", "decode"),
-    "llama-3.1-8b": ("check", "decode", "mixed8b", "prefill8b", "prefix8b", "long8b"),
+    "llama-3.1-8b": ("check", "decode", "prefill8b", "prefix8b", "long8b", "mixed8b"),
 }
 BATCHES = {"qwen3-0.6b": (1, 32, 256), "llama-3.1-8b": (1, 32, 128, 256)}
 MAX_ID = 100_000

@@ -59,7 +59,11 @@ class ServeProcess:
                 env={**os.environ, "TMPDIR": str(self.folder), **(env or {})},
             )
         if wait:
-            self.wait_for_status(200)
+            try:
+                self.wait_for_status(200)
+            except BaseException:
+                self.__exit__()
+                raise
 
     def __enter__(self):
         return self

@@ -93,6 +93,12 @@ def option_defaults() -> dict[str, float]:
     }
 
 
+def keep_alive_s() -> float | None:
+    """OCTAVO_HTTP_TIMEOUT_KEEP_ALIVE, VLLM_HTTP_TIMEOUT_KEEP_ALIVE: seconds, for keep_alive_timeout."""
+    names = ("OCTAVO_HTTP_TIMEOUT_KEEP_ALIVE", "VLLM_HTTP_TIMEOUT_KEEP_ALIVE")
+    return next((_number(name) for name in names if os.environ.get(name)), None)
+
+
 def cpu_cache_gib() -> float:
     """OCTAVO_CPU_KVCACHE_SPACE, VLLM_CPU_KVCACHE_SPACE: GiB of KV cache on CPU; 0 = octavo decides."""
     names = ("OCTAVO_CPU_KVCACHE_SPACE", "VLLM_CPU_KVCACHE_SPACE")

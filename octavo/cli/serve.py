@@ -12,6 +12,7 @@ import sys
 from dataclasses import fields
 from types import FrameType
 
+from octavo.base import env
 from octavo.base.errors import BadCheckpoint, Unsupported
 from octavo.base.processes import leave
 from octavo.base.registry import load_object
@@ -28,6 +29,7 @@ _SERVE = "octavo.serving.server:serve"
 _BAD_MODEL = 3
 _DEFAULTS = {"shutdown_timeout": 30.0}
 """Where a server differs from an engine in a program."""
+_KNOWN = {field.name for field in fields(ServerConfig)}
 _FOREIGN_NAMES = (*SERVER_ALIASES, *SERVER_FOREIGN)
 
 
@@ -59,8 +61,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _server_config(args: argparse.Namespace) -> ServerConfig:
     given = options(args, ServerConfig) | foreign_options(args, _FOREIGN_NAMES)
-    known = {field.name for field in fields(ServerConfig)}
-    return ServerConfig(**translate(given, known, SERVER_ALIASES, SERVER_FOREIGN))
+    translated = translate(given, _KNOWN, SERVER_ALIASES, SERVER_FOREIGN)
+    if (keep_alive_s := env.keep_alive_s()) is not None:
+        translated.setdefault("keep_alive_timeout", keep_alive_s)
+    return ServerConfig(**translated)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -96,7 +96,6 @@ FOREIGN: dict[str, Foreign] = {
     "quantization_config": Foreign(_OFF, "The checkpoint says how it is quantized."),
     "structured_outputs_config": Foreign(_OFF, _ONE_BACKEND, is_refused=False),
     "guided_decoding_backend": Foreign((*_AUTO, "guidance"), _ONE_BACKEND, is_refused=False),
-    "reasoning_parser": Foreign(_OFF, f"Parsing of reasoning {_LATER}."),
     "speculative_config": Foreign(_OFF, _SPECULATION),
     "spec_method": Foreign(_OFF, _SPECULATION),
     "spec_model": Foreign(_OFF, _SPECULATION),

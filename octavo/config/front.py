@@ -20,6 +20,14 @@ class FrontConfig:
     strict_request_ids: bool = option(
         False, "Refuse a request id that an open request has; off: both run, an abort ends both."
     )
+    tool_call_parser: str = option(
+        "auto",
+        "Format of tool calls in the model's text; auto = the one its chat template shows; empty = none.",
+    )
+    reasoning_parser: str = option(
+        "auto",
+        "How the model marks its reasoning; auto = what its chat template speaks of; empty = not at all.",
+    )
     stream_interval: int = option(
         1, "Tokens that a streamed output holds at least; the first and the last come at once."
     )
@@ -29,5 +37,5 @@ class FrontConfig:
     stall_timeout: float = option(
         30.0,
         "Seconds without a step, though one is due, or without a sign of life, after which the engine core "
-        "is killed; ten times as many while it computes; 0 = never.",
+        "is killed; ten times as many while it computes, sixty on a CPU; 0 = never.",
     )

@@ -17,6 +17,8 @@ _ABOVE_ZERO = (
     "header_timeout",
     "body_timeout",
     "write_timeout",
+    "store_max_bytes",
+    "store_max_age",
 )
 
 

@@ -66,6 +66,11 @@ class ServerConfig:
     header_timeout: float = option(10.0, "Seconds within which the head of a request must come.")
     body_timeout: float = option(60.0, "Seconds within which the body of a request must come.")
     write_timeout: float = option(60.0, "Seconds without progress after which a reader is given up.")
+    store: str = option(
+        "", "File that keeps batches, their files and responses; empty = they are kept until the server ends."
+    )
+    store_max_bytes: int = option(2**30, "Most bytes the store keeps; the oldest go, or new ones get 507.")
+    store_max_age: float = option(2592000.0, "Seconds after which what is in the store is forgotten.")
     sse_keep_alive_interval: float = option(0.0, "Seconds between comments in a silent stream; 0 = none.")
     response_role: str = option("assistant", "Role of answers.")
     default_chat_template_kwargs: dict[str, object] = field(

@@ -3,6 +3,7 @@
 Called once by the core, after the model is loaded.
 """
 
+import logging
 import os
 
 from octavo.base.errors import ConfigError
@@ -25,7 +26,8 @@ def plan_cache(config: EngineConfig, ready: ModelReady) -> CachePlan:
     """Decide the number of blocks, the null block included, and the longest request; log them.
 
     Raises ConfigError when not even one request of max_model_len fits (of any length, where it may be
-    lowered): what it needs, what there is, what to change.
+    lowered): what it needs, what there is, what to change. It is lowered where the user asked for that, or
+    chose the number of blocks.
     """
     one_block = CachePlan(groups=ready.groups, num_blocks=1, block_size=config.cache.block_size)
     longest = config.model.max_model_len
@@ -40,10 +42,12 @@ def plan_cache(config: EngineConfig, ready: ModelReady) -> CachePlan:
     )
     if needed > num_blocks - 1:
         plan.max_model_len = longest = _longest_that_fits(config, plan)
-        if not config.fit_max_model_len or longest < _SHORTEST:
+        chosen = bool(config.cache.num_gpu_blocks_override)
+        if not (config.fit_max_model_len or chosen) or longest < _SHORTEST:
             raise ConfigError(_too_small(config, plan, needed, ready))
         needed = _blocks_for(config, plan, longest)
-        logger.info("max_model_len: %d, as much as the KV cache has room for", longest)
+        level = logging.WARNING if chosen else logging.INFO
+        logger.log(level, "max_model_len: %d, as much as the KV cache has room for", longest)
     concurrency = (num_blocks - 1) / needed
     logger.info(
         "KV cache: %d blocks, %d tokens, %s, max concurrency %.1f at %d tokens per request",

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from octavo.base.errors import ConfigError, RequestError
+from octavo.base.registry import Registry
 from octavo.config.engine import EngineConfig
+from octavo.frontend.parsers.registry import (
+    REASONING_PARSERS,
+    TOOL_PARSERS,
+    suggested_reasoning_parser,
+    suggested_tool_parser,
+)
+from octavo.frontend.parsers.scanner import Parser
 from octavo.frontend.prompts import TextPrompt, TokensPrompt
 from octavo.frontend.text.tokenizer import Tokenizer
 
@@ -22,6 +30,14 @@ class ChatRenderer:
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
         self._template = _read_template(config.model.chat_template)
+        shown = self._template or (tokenizer and tokenizer.chat_template) or ""
+        front = config.front
+        self.tool_parser = _chosen(front.tool_call_parser, TOOL_PARSERS, suggested_tool_parser(shown))
+        """Name of the format of tool calls; "" = none."""
+        self.reasoning_parser = _chosen(
+            front.reasoning_parser, REASONING_PARSERS, suggested_reasoning_parser(shown)
+        )
+        """Name of the format of reasoning; "" = none."""
 
     @property
     def has_template(self) -> bool:
@@ -52,6 +68,15 @@ class ChatRenderer:
         )
         assert isinstance(text, str)
         return TextPrompt(prompt=text)
+
+
+def _chosen(option: str, parsers: Registry[type[Parser]], suggested: str) -> str:
+    """The parser that the option names. Raises ConfigError for an unknown one."""
+    if option == "auto":
+        return suggested
+    if option:
+        parsers.load(option)
+    return option
 
 
 def _read_template(option: str) -> str | None:

@@ -12,7 +12,9 @@ from typing import Any
 from octavo.base.errors import OctavoError, RequestError, Unsupported
 from octavo.base.registry import load_named
 from octavo.config.engine import EngineConfig
+from octavo.frontend.conversation import ChatRenderer
 from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.frontend.thinking import thinking_tag_ids
 from octavo.messages.sampling import SamplingParams
 
 MAX_STOP_STRINGS = 64
@@ -35,6 +37,8 @@ class SamplingLimits:
     """Whether logits are computed in this process."""
     processors: tuple[Any, ...] = ()
     """The engine's own logits processors: classes."""
+    thinking_tags: list[list[int]] | None = None
+    """Between which the model reasons; None = it is not known to."""
 
     @classmethod
     def of(cls, config: EngineConfig, tokenizer: Tokenizer | None, *, core_is_here: bool) -> "SamplingLimits":
@@ -48,6 +52,7 @@ class SamplingLimits:
             processors=tuple(
                 load_named(name, "logits_processors") for name in config.model.logits_processors
             ),
+            thinking_tags=thinking_tag_ids(ChatRenderer(config, tokenizer).reasoning_parser, tokenizer),
         )
 
     def resolve(self, params: SamplingParams) -> SamplingParams:
@@ -61,6 +66,7 @@ class SamplingLimits:
         self._check_processors(resolved)
         resolved.stream_interval = max(resolved.stream_interval or 1, self.stream_interval)
         resolved.bad_words_token_ids = self._bad_words(resolved.bad_words) if resolved.bad_words else None
+        resolved.thinking_tag_ids = self._thinking_tags(resolved)
         return resolved
 
     def _num_logprobs(self, asked: int | None, name: str, kind: str) -> int | None:
@@ -128,6 +134,25 @@ class SamplingLimits:
                 raise
             except ValueError as error:
                 raise RequestError(str(error)) from error
+
+    def _thinking_tags(self, params: SamplingParams) -> list[list[int]] | None:
+        name = "thinking_token_budget"
+        if params.thinking_token_budget is None:
+            return None
+        if self.thinking_tags is None:
+            raise RequestError(
+                f"{name} needs a model that marks its reasoning, and the parser of its marks. This one's chat "
+                "template shows none: start the engine with reasoning_parser, or leave the budget out.",
+                name,
+            )
+        if params.structured_outputs is not None:
+            raise RequestError(
+                f"{name} and structured_outputs exclude each other: a form holds from the first token, so "
+                "there is no reasoning before it.",
+                name,
+            )
+        self._in_vocab(chain.from_iterable(self.thinking_tags), name)
+        return self.thinking_tags
 
     def _bad_words(self, words: list[str]) -> list[list[int]]:
         assert self.tokenizer is not None  # checked with the strings

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from octavo.base.errors import RequestError, Unsupported
+from octavo.base.errors import RequestError
 from octavo.base.log import get_logger
 from octavo.messages import sampling_values as read
 from octavo.messages.sampling_keywords import SamplingKeywords
@@ -22,6 +22,7 @@ LOWEST_TEMPERATURE = 1e-2
 MAX_N = 16384
 MAX_SEED = 2**63 - 1
 MAX_LOGPROB_TOKEN_IDS = 128
+MAX_TAG_TOKENS = 32
 _FLAGS = (
     "flat_logprobs",
     "ignore_eos",
@@ -145,13 +146,16 @@ class SamplingParams(msgspec.Struct, metaclass=SamplingKeywords, omit_defaults=T
     """Seconds from its arrival, waiting included, after which the request ends with the text so far and
     finish reason "timeout" (octavo)."""
     thinking_token_budget: int | None = None
-    """Most tokens of reasoning; reserved until there are reasoning parsers. -1 = None."""
+    """Most tokens of reasoning, after which its end is forced; needs a reasoning parser. -1 = None."""
     logits_processors: list[Any] | None = None
     """Functions that change this request's logits: (output_ids, logits) → logits, a tensor [vocab_size], or
     the same with prompt_ids before. Only where the core runs in the caller's process: LLM, LLMEngine."""
     extra_args: dict[str, Any] | None = None
     bad_words_token_ids: list[list[int]] | None = None
     """`bad_words` as token sequences; filled by the input processor, not by users."""
+    thinking_tag_ids: list[list[int]] | None = None
+    """For a thinking budget, what opens reasoning (nothing: it is open from the start) and what closes it, at
+    most MAX_TAG_TOKENS each; filled by the input processor too."""
 
     def __post_init__(self) -> None:
         self._check_floats()
@@ -244,11 +248,8 @@ class SamplingParams(msgspec.Struct, metaclass=SamplingKeywords, omit_defaults=T
             self.stream_interval = read.integer(self.stream_interval, "stream_interval", 1, "at least 1")
         if self.thinking_token_budget is not None:
             allowed = "non-negative or -1"
-            if read.integer(self.thinking_token_budget, "thinking_token_budget", -1, allowed) >= 0:
-                raise Unsupported(
-                    "thinking_token_budget needs a reasoning parser, and octavo has none yet: leave it None."
-                )
-            self.thinking_token_budget = None
+            budget = read.integer(self.thinking_token_budget, "thinking_token_budget", -1, allowed)
+            self.thinking_token_budget = None if budget == -1 else budget
 
     def _check_greedy(self) -> None:
         for name, count in (("n", self.n), ("best_of", self.num_sequences)):

@@ -21,6 +21,7 @@ from octavo.serving.metrics_board import MetricsBoard
 from octavo.serving.openai.models import ServedModels
 from octavo.serving.openapi import describe, schemas
 from octavo.serving.registry import Route, load_routes
+from octavo.serving.store.database import Store
 from octavo.version import __version__
 
 
@@ -39,6 +40,7 @@ def make_app(engine: AsyncLLM, config: ServerConfig) -> FastAPI:
     app.state.config = config
     app.state.metrics_board = MetricsBoard(engine.metrics)
     app.state.models = ServedModels.of(engine.config)
+    app.state.store = Store(config)
     app.add_exception_handler(HTTPException, handle_exception)
     routes = []
     for route in load_routes():

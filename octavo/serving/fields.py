@@ -18,24 +18,15 @@ IGNORED = {
     "prompt_cache_key": "prefixes are found by content; cache_salt keeps them apart",
     "prompt_cache_retention": "blocks are kept while there is room",
     "session_id": "there is one replica",
-    "include_reasoning": "models that mark their reasoning are not told apart yet",
     "add_response_role": "the role is always sent",
     "verbosity": "a hint to OpenAI's own models",
 }
 """Accepted without an effect: name → why."""
 
-_STRUCTURED = "structured output is not there yet; ask for JSON in the prompt"
 _MEDIA = "octavo serves text only"
 LATER = {
-    "functions": "tools are not there yet",
-    "function_call": "tools are not there yet",
-    "structured_outputs": _STRUCTURED,
-    "guided_json": _STRUCTURED,
-    "guided_regex": _STRUCTURED,
-    "guided_choice": _STRUCTURED,
-    "guided_grammar": _STRUCTURED,
-    "guided_decoding_backend": _STRUCTURED,
-    "guided_whitespace_pattern": _STRUCTURED,
+    "functions": "use tools",
+    "function_call": "use tools and tool_choice",
     "modalities": _MEDIA,
     "audio": _MEDIA,
     "mm_processor_kwargs": _MEDIA,

@@ -17,8 +17,9 @@ import octavo
 from octavo import LLM, AsyncLLM, EngineArgs, OctavoError, SamplingParams
 from octavo.base import env
 from octavo.cli.main import COMMANDS
-from octavo.config.compat import ALIASES, FOREIGN
+from octavo.config.compat import ALIASES, FOREIGN, translate
 from octavo.config.server import ServerConfig
+from octavo.config.server_compat import SERVER_ALIASES, SERVER_FOREIGN
 from octavo.frontend.later import refuse_options
 from octavo.frontend.prompts import parse_prompt
 from octavo.messages.request import FinishReason
@@ -288,6 +289,8 @@ def ask_for(row: Row) -> None:
     """Ask for the row's name with a value that is not neutral. Raises what a user would see."""
     name = row.name.removeprefix("--").replace("-", "_")
     match row.section:
+        case "Engine options" if name in SERVER_FOREIGN:
+            translate({name: "wanted"}, (), SERVER_ALIASES, SERVER_FOREIGN)
         case "Keywords of `LLM`" | "Engine options":
             EngineArgs.from_options({name: True if name in OPTIONS else "wanted"})
         case "Methods of `LLM`":

@@ -112,5 +112,7 @@ def test_cache_of_8_bits(tiny_model, make_llm):
         ]
         for options in ({}, {"kv_cache_dtype": "fp8"})
     )
-    moved = [abs(a - b) for one, other in zip(exact, narrow, strict=True) for a, b in zip(one, other, strict=True)]
+    moved = [
+        abs(a - b) for one, other in zip(exact, narrow, strict=True) for a, b in zip(one, other, strict=True)
+    ]
     assert 0 < max(moved) < 0.1

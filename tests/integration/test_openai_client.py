@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import re
 
 import openai
+import pydantic
 import pytest
 from websockets.sync.client import connect
 
@@ -217,3 +219,91 @@ def test_a_websocket(server, offline):
             frames.append(json.loads(socket.recv(timeout=30)))
         text = "".join(frame["choices"][0]["delta"].get("content", "") for frame in frames)
         assert text == answer_of(offline).outputs[0].text
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    age: int
+
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather in a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer"}},
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+IN_ROME = [{"role": "user", "content": "What will the weather be in Rome for the next 3 days?"}]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
+def test_a_forced_call_streamed_and_not(client, choice):
+    asked = {"model": MODEL, "messages": IN_ROME, "temperature": 0, "max_tokens": 64}
+    asked |= {"tools": [WEATHER], "tool_choice": choice, "parallel_tool_calls": False}
+    whole = client.chat.completions.create(**asked).choices[0]
+    [call] = whole.message.tool_calls
+    assert whole.finish_reason == "tool_calls" and whole.message.content is None
+    assert call.function.name == "get_weather"
+    arguments = json.loads(call.function.arguments)
+    assert arguments["city"] in ("Paris", "Rome") and isinstance(arguments["days"], int)
+    with client.chat.completions.stream(**asked) as stream:
+        final = stream.get_final_completion().choices[0]
+    assert final.finish_reason == "tool_calls"
+    assert final.message.tool_calls[0].function.arguments == call.function.arguments
+
+
+def test_the_result_of_a_call_goes_back(client):
+    call = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}
+    turns = [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "Sunny."},
+    ]
+    answer = client.chat.completions.create(messages=IN_ROME + turns, tools=[WEATHER], **GREEDY)
+    assert answer.choices[0].finish_reason in ("stop", "length", "tool_calls")
+
+
+def test_an_answer_in_the_form_of_a_class(client):
+    asked = [{"role": "user", "content": "Tom is 7 years old. Who is it, and how old?"}]
+    answer = client.chat.completions.parse(
+        model=MODEL, messages=asked, response_format=Person, temperature=0, max_tokens=40
+    )
+    assert isinstance(answer.choices[0].message.parsed, Person)
+    assert answer.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("form", "accepts"),
+    [
+        ({"guided_choice": ["red", "blue"]}, lambda text: text in ("red", "blue")),
+        ({"structured_outputs": {"regex": "[0-9]{3}-[a-z]{2}"}}, re.compile("[0-9]{3}-[a-z]{2}").fullmatch),
+        ({"structured_outputs": {"grammar": 'root ::= "yes" | "no"'}}, lambda text: text in ("yes", "no")),
+        ({"response_format": {"type": "json_object"}}, lambda text: isinstance(json.loads(text), dict)),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_forms_of_answers(client, form, accepts):
+    answer = client.chat.completions.create(
+        model=MODEL, messages=QUESTION, temperature=0, max_tokens=200, extra_body=form
+    )
+    assert answer.choices[0].finish_reason == "stop"
+    assert accepts(answer.choices[0].message.content)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"structured_outputs": {"regex": "("}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+        {"structured_outputs": {"grammar": "root ::= missing"}},
+    ],
+    ids=str,
+)
+def test_a_form_that_cannot_be_is_refused(client, form):
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(messages=QUESTION, **GREEDY, extra_body=form)

@@ -136,13 +136,14 @@ def test_storing_in_8_bits() -> None:
 
 
 def test_parts_fill_the_device_once() -> None:
-    assert split(8, 64, 32) == 2
-    assert split(8, 16384, 32) == 32
-    assert split(16 * 8, 16384, 64) == 4
-    assert split(32 * 8, 16384, 128) == 1
-    assert split(16 * 8, 16384, 128) == 3
+    assert split(8, 64, 32, 2) == 2
+    assert split(8, 16384, 32, 2) == 32
+    assert split(16 * 8, 16384, 64, 2) == 4
+    assert split(32 * 8, 16384, 128, 2) == 1
+    assert split(16 * 8, 16384, 128, 2) == 3
+    assert split(16 * 8, 16384, 128, 1) == 4
     for pairs in range(1, 600, 7):
-        assert pairs * split(pairs, 1 << 20, 64) <= max(528, pairs)
+        assert pairs * split(pairs, 1 << 20, 64, 2) <= max(528, pairs)
 
 
 def test_rows_that_cannot_be_drawn_from_say_so() -> None:

@@ -6,7 +6,8 @@ from the very loop that makes the steps. So there are three ways to be without p
 
 - It speaks, and a step is due, but none is made. It hangs.
 - It is silent, and its processes use no CPU time: stopped, or waiting for what never comes. It hangs.
-- It is silent and computes: a step may take minutes on a slow machine. Only after ten times as long it hangs.
+- It is silent and computes: one step of a long prompt may take minutes. Only after many times as long it
+  hangs; most patience is due to a CPU, where a large model may need a second for some tokens.
 
 Time is counted in looks of bounded length, so that a front that was itself stopped does not blame the core.
 """
@@ -19,8 +20,8 @@ from octavo.messages.request import SchedulerStats
 _LOOKS = 8
 """Per stall timeout."""
 _LONGEST_INTERVAL_S = 1.0
-_PATIENCE = 10
-"""Stall timeouts granted to a core that computes."""
+_PATIENCE, _PATIENCE_CPU = 10, 60
+"""Stall timeouts granted to a core that computes, on an accelerator and without one."""
 _BUSY = 0.05
 """Share of one CPU that a core uses at least when it computes, even on a crowded machine."""
 
@@ -33,8 +34,11 @@ class StallWatch:
         stall_timeout_s: float,
         cpu_seconds: Callable[[], float],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        on_cpu: bool = False,
     ) -> None:
-        """cpu_seconds: CPU time that the core and its workers have used."""
+        """cpu_seconds: CPU time that the core and its workers have used; on_cpu: there is no accelerator."""
+        self._limit_s = stall_timeout_s * (_PATIENCE_CPU if on_cpu else _PATIENCE)
         self._timeout_s = stall_timeout_s
         self._cpu_seconds = cpu_seconds
         self._clock = clock
@@ -90,7 +94,7 @@ class StallWatch:
         """True for a core that computed all the time, and not yet for too long."""
         assert self._cpu_s is not None  # since the first look of this window
         is_busy = self._cpu_seconds() - self._cpu_s >= _BUSY * self._window_s
-        if self._has_spoken or not is_busy or self._without_progress_s >= _PATIENCE * self._timeout_s:
+        if self._has_spoken or not is_busy or self._without_progress_s >= self._limit_s:
             return False
         self._open_window()
         return True

@@ -186,7 +186,8 @@ class AsyncClient(Door):
 
     def _watch_over(self, core: CoreProcess) -> None:
         timeout_s = self._config.front.stall_timeout
-        self._watch = StallWatch(timeout_s, core.cpu_seconds) if timeout_s > 0 else None
+        on_cpu = self._config.parallel.device == "cpu"
+        self._watch = StallWatch(timeout_s, core.cpu_seconds, on_cpu=on_cpu) if timeout_s > 0 else None
         self._watcher = (
             asyncio.create_task(self._end_when_stalled(core, self._watch)) if self._watch else None
         )

@@ -1,41 +1,41 @@
-"""`AnswerParser`: an answer through a reasoning parser, and what is not reasoning through a tool parser.
+"""`AnswerParser`: an answer through one parser after the other, each reading the text the one before left.
 
-One per sequence; made by the chat routes.
+One per sequence; made by the chat routes, with a parser of reasoning before one of calls.
 """
+
+from collections.abc import Sequence
 
 from octavo.frontend.parsers.events import Event, Text, coalesced
 from octavo.frontend.parsers.scanner import Parser
 
 
 class AnswerParser:
-    """Either parser may be missing; where one does both jobs, it is given once."""
+    """A chain of parsers."""
 
-    def __init__(self, reasoning: Parser | None, calls: Parser | None) -> None:
-        self._reasoning = reasoning
-        self._calls = calls
+    def __init__(self, parsers: Sequence[Parser]) -> None:
+        self._parsers = parsers
 
     @property
     def num_calls(self) -> int:
         """Calls begun so far."""
-        return sum(parser.num_calls for parser in (self._reasoning, self._calls) if parser)
+        return sum(parser.num_calls for parser in self._parsers)
 
     def feed(self, delta: str) -> list[Event]:
         """What the next piece of text adds."""
-        events: list[Event] = self._reasoning.feed(delta) if self._reasoning else [Text(delta)]
-        return coalesced(self._through(events))
+        return coalesced(_through(self._parsers, [Text(delta)]))
 
     def finish(self) -> list[Event]:
-        """What was held back."""
-        events = self._through(self._reasoning.finish() if self._reasoning else [])
-        return coalesced(events + (self._calls.finish() if self._calls else []))
+        """What was held back; nothing may be fed afterwards."""
+        events: list[Event] = []
+        for parser in self._parsers:
+            events = _through([parser], events) + parser.finish()
+        return coalesced(events)
 
-    def _through(self, events: list[Event]) -> list[Event]:
-        if self._calls is None:
-            return events
+
+def _through(parsers: Sequence[Parser], events: list[Event]) -> list[Event]:
+    for parser in parsers:
         read: list[Event] = []
         for event in events:
-            if isinstance(event, Text):
-                read += self._calls.feed(event.text)
-            else:
-                read.append(event)
-        return read
+            read += parser.feed(event.text) if isinstance(event, Text) else [event]
+        events = read
+    return events

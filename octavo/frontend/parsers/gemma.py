@@ -19,6 +19,11 @@ class FunctionGemmaParser(Parser):
     opening, closing, quote = "<start_function_call>", "<end_function_call>", "<escape>"
     thought, thought_end = "", ""
 
+    @classmethod
+    def reasoning_tags(cls) -> tuple[str, str]:
+        """The tokens of Gemma 4."""
+        return cls.thought, cls.thought_end
+
     def read(self) -> Move[None]:
         """The format."""
         markers = [self.opening, *([self.thought] if self.thought else [])]

@@ -16,6 +16,11 @@ class HarmonyParser(Parser):
 
     shows_special_tokens = True
 
+    @classmethod
+    def reasoning_tags(cls) -> tuple[str, str]:
+        """The channel of analysis; the model goes on with another message."""
+        return f"{_CHANNEL}analysis{_MESSAGE}", _ENDS[0]
+
     def read(self) -> Move[None]:
         """The format."""
         marker = yield from self.copy_until(self.text, _CHANNEL, _START)

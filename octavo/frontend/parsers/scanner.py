@@ -47,6 +47,11 @@ class Parser(ABC):
         self._run = self.read()
         self._is_over = False
 
+    @classmethod
+    def reasoning_tags(cls) -> tuple[str, str]:
+        """What reasoning stands between; no opening: answers begin inside; no closing: there is none."""
+        return "", ""
+
     @abstractmethod
     def read(self) -> Move[None]:
         """The format."""

@@ -15,6 +15,11 @@ class ThinkParser(Parser):
         super().__init__()
         self._is_open = is_open or self.is_always_open
 
+    @classmethod
+    def reasoning_tags(cls) -> tuple[str, str]:
+        """The tags."""
+        return "" if cls.is_always_open else cls.opening, cls.closing
+
     def read(self) -> Move[None]:
         """The format."""
         space = yield from self.take_space()

@@ -16,7 +16,11 @@ from octavo.runtime.sampling.slots import Array, to_device
 
 @dataclass(slots=True)
 class RowMasks:
-    """rows: [m] int64, rows of the logits; bits: [m, bytes] uint8, bit i of byte b = token 8 b + i is allowed."""
+    """Allowed tokens.
+
+    rows: [m] int64, rows of the logits
+    bits: [m, bytes] uint8, bit i of byte b = token 8 b + i
+    """
 
     rows: Array
     bits: Array

@@ -2,9 +2,9 @@
 
 Called by the model runner: `add` and `remove` when a request takes or leaves a slot, `sample` once per step.
 The order is vLLM's: raw logprobs, the step's masks, allowed and forbidden tokens, bad words, min_tokens,
-logit_bias, users' own processors, penalties, then the likeliest token, or temperature, min_p, top_k, top_p and
-a draw. It waits for no accelerator (but for a request's own functions): the runner may prepare the next step
-before the host knows a token.
+logit_bias, users' own processors, penalties, thinking budgets, then the likeliest token, or temperature,
+min_p, top_k, top_p and a draw. It waits for no accelerator (but for a request's own functions): the runner may
+prepare the next step before the host knows a token.
 
 State belongs to a slot, is written when a request enters and then only by its own tokens. So a row's result
 depends on its logits, its request and the output position, and on nothing else in the batch.
@@ -47,6 +47,7 @@ from octavo.runtime.sampling.processors import (
     SlotsFailed,
 )
 from octavo.runtime.sampling.slots import Array, Batch, SlotNumbers, send, to_device
+from octavo.runtime.sampling.thinking import ThinkingBudget
 
 _log = get_logger(__name__)
 
@@ -58,6 +59,7 @@ PROCESSORS: tuple[ProcessorFactory, ...] = (
     LogitBias,
     RequestFunctions,
     Penalties,
+    ThinkingBudget,
 )
 _NO_LOGPROBS = -2
 
@@ -194,7 +196,7 @@ class Sampler:
         if kind is Kind.LIKELIEST:
             return self._valid(Choice(*draw(logits)))
         noise = uniform(self._seeds.on_device()[slots, 0], output_positions)
-        given, *limits = self._limits.on_device()[slots].unbind(dim=1)
+        given, *limits = self._limits.on_device()[slots].T.contiguous()
         if kind is Kind.WHOLE or self._kernels is None:
             return self._valid(Choice(*draw(logits, given, noise)))
         return self._valid(
@@ -291,7 +293,8 @@ class Sampler:
 
 def with_users(processors: Sequence[ProcessorFactory]) -> tuple[ProcessorFactory, ...]:
     """All of ours, and before the penalties the users' own."""
-    return (*PROCESSORS[:-1], *processors, PROCESSORS[-1])
+    place = PROCESSORS.index(Penalties)
+    return (*PROCESSORS[:place], *processors, *PROCESSORS[place:])
 
 
 def _kind(params: SamplingParams) -> Kind:

@@ -108,8 +108,7 @@ class Worker:
             self._cache.free()
         if "weights" in parts and (discard_weights or self._platform.device.type != "cpu"):
             self._model = None
-        gc.collect()  # modules and their children refer to each other
-        torch.cuda.empty_cache()
+        _free_unused()
 
     def wake_up(self, parts: list[str]) -> None:
         """Take the memory of these parts back."""
@@ -131,8 +130,17 @@ class Worker:
         }
 
     def close(self) -> None:
-        """Leave the process group."""
+        """Leave the process group, and give the device's memory back."""
         self._parallel.close()
+        for part in ("_runner", "_cache", "_model"):
+            self.__dict__.pop(part, None)
+        if self._platform.device.type != "cpu":
+            _free_unused()
+
+
+def _free_unused() -> None:
+    gc.collect()  # modules and their children refer to each other
+    torch.cuda.empty_cache()
 
 
 def _make_cache(plan: CachePlan, dtype: torch.dtype, device: torch.device) -> KVTensors:

@@ -10,7 +10,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 Logprobs = dict[str, dict[str, Any]]
 """By token id as text: logprob, rank, decoded_token."""
-FinishReason = Literal["stop", "length", "repetition"]
+FinishReason = Literal["stop", "length", "tool_calls", "repetition"]
 
 
 class PromptTokensDetails(Struct):
@@ -98,12 +98,32 @@ class ChatLogprobs(Struct):
     refusal: None = None
 
 
+class FunctionCall(Struct):
+    """What is called, and with what; or what is new of it."""
+
+    name: str | UnsetType = UNSET
+    arguments: str = ""
+    """A JSON text."""
+
+
+class ToolCall(Struct):
+    """One call."""
+
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+
+
 class ChatMessage(Struct):
     """The model's turn."""
 
     role: str
     content: str | None
     refusal: None = None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    """The same under its earlier name."""
 
 
 class ChatChoice(Struct):
@@ -133,11 +153,23 @@ class ChatCompletion(Struct, kw_only=True):
     metrics: RequestMetrics | UnsetType = UNSET
 
 
+class ToolCallDelta(Struct, omit_defaults=True):
+    """What is new of one call; id and name come first."""
+
+    index: int
+    function: FunctionCall
+    id: str | None = None
+    type: Literal["function"] | None = None
+
+
 class Delta(Struct, omit_defaults=True):
     """What is new of a message."""
 
     role: str | None = None
     content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
 
 
 class DeltaChoice(Struct):

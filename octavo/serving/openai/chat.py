@@ -1,12 +1,12 @@
 """POST /v1/chat/completions. What is special about chat; the engine's part is `generation`."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.base.errors import RequestError
 from octavo.serving.body import read_body
 from octavo.serving.caller import Caller
 from octavo.serving.openai.answers import ChatCompletion
@@ -14,6 +14,7 @@ from octavo.serving.openai.chat_answer import ChatAnswer
 from octavo.serving.openai.generation import Conversation, Generation
 from octavo.serving.openai.protocol import ChatRequest, Message, TokenizeRequest
 from octavo.serving.openai.sampling import sampling_params, tokenization
+from octavo.serving.openai.tools import ToolUse
 from octavo.serving.registry import Route
 from octavo.serving.streaming import EventStream
 
@@ -36,18 +37,20 @@ def prepare(
     Nothing is started yet. Raises RequestError.
     """
     model = caller.models.resolve(body.model)
-    _refuse_tools(body)
+    use = ToolUse.of(body)
     answer_id = f"chatcmpl-{body.request_id or caller.request_id}"
-    options = render_options(caller, body)
+    options = render_options(caller, body) | {"tools": use.described()}
+    params = sampling_params(body, caller.engine.input_processor.default_sampling_values())
     generation = Generation(
         caller=caller,
         request=body,
         request_id=answer_id,
         prompts=[Conversation(messages, options) for messages in conversations],
-        params=sampling_params(body, caller.engine.input_processor.default_sampling_values()),
+        params=use.constrained(params, caller.engine.chat),
         tokenization=tokenization(body, add_special_tokens=False),
     )
-    return generation, ChatAnswer(caller, body, conversations, answer_id, model)
+    reader = partial(use.parser, renderer=caller.engine.chat, params=generation.params)
+    return generation, ChatAnswer(caller, body, conversations, answer_id, model, reader)
 
 
 def render_options(caller: Caller, body: ChatRequest | TokenizeRequest) -> dict[str, Any]:
@@ -63,14 +66,6 @@ def render_options(caller: Caller, body: ChatRequest | TokenizeRequest) -> dict[
         "continue_final_message": continues,
         "chat_template_kwargs": variables,
     }
-
-
-def _refuse_tools(body: ChatRequest) -> None:
-    """Until there are tools: none may be called."""
-    if body.tools and body.tool_choice != "none":
-        raise RequestError("tools are not supported yet: send none, or tool_choice none.", "tools")
-    if not body.tools and body.tool_choice not in (None, "none", "auto"):
-        raise RequestError("tool_choice needs tools.", "tool_choice")
 
 
 ROUTES = [

@@ -4,25 +4,27 @@ Used by the routes of chat, whole or streamed, over HTTP or WebSocket. It keeps 
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from msgspec import UNSET, UnsetType
 
 from octavo.frontend.outputs import CompletionOutput, RequestOutput
+from octavo.frontend.parsers.answer import AnswerParser
+from octavo.frontend.parsers.events import Event, Reasoning, Text, coalesced
 from octavo.serving.caller import Caller
 from octavo.serving.openai.answers import (
     ChatChoice,
     ChatChunk,
     ChatCompletion,
     ChatLogprobs,
-    ChatMessage,
     Delta,
     DeltaChoice,
     FinishReason,
 )
 from octavo.serving.openai.fingerprint import FINGERPRINT
 from octavo.serving.openai.logprobs import LogprobWriter, prompt_logprobs
+from octavo.serving.openai.messages import delta_of, message_of
 from octavo.serving.openai.protocol import ChatRequest, Message
 from octavo.serving.openai.usage import Meter
 
@@ -37,7 +39,13 @@ class ChatAnswer:
         conversations: Sequence[Sequence[Message]],
         answer_id: str,
         model: str,
+        reader: Callable[[str], AnswerParser | None],
     ) -> None:
+        """reader: makes the parser of an answer to a prompt."""
+        self._reader = reader
+        self._parsers: dict[int, AnswerParser | None] = {}
+        """By choice."""
+        self._shows_reasoning = request.include_reasoning is not False
         self._id = answer_id
         self._model = model
         self._meter = Meter(request, caller.config)
@@ -73,7 +81,7 @@ class ChatAnswer:
             created=self._created,
             model=self._model,
             choices=[
-                self._choice(index, completion)
+                self._choice(index, output, completion)
                 for index, output in enumerate(outputs)
                 for completion in output.outputs
             ],
@@ -93,8 +101,30 @@ class ChatAnswer:
             if number not in self._begun:
                 self._begun.add(number)
                 yield self._opening_chunk(index, number, output)
-            if (choice := self._delta(number, completion)) is not None:
+            events = self.read(index, output, completion)
+            if (choice := self._delta(number, completion, events)) is not None:
                 yield self._chunk(choices=[choice], usage=self._meter.of_chunk())
+
+    def read(self, index: int, output: RequestOutput, completion: CompletionOutput) -> list[Event]:
+        """What the new text of a choice of conversation `index` says; what was held back comes at its end."""
+        number = self._number(index, completion)
+        if number not in self._parsers:
+            self._parsers[number] = self._reader(output.prompt or "")
+        parser = self._parsers[number]
+        if parser is None:
+            return [Text(completion.text)] if completion.text else []
+        events = parser.feed(completion.text)
+        if completion.finish_reason is not None:
+            events = coalesced(events + parser.finish())
+        if self._shows_reasoning:
+            return events
+        return [event for event in events if not isinstance(event, Reasoning)]
+
+    def finish_reason(self, index: int, completion: CompletionOutput) -> FinishReason | None:
+        """Why the choice ended; the same whether it was streamed or not."""
+        reason: FinishReason | None = completion.finish_reason  # type: ignore[assignment]  # others are errors
+        parser = self._parsers.get(self._number(index, completion))
+        return "tool_calls" if reason == "stop" and parser is not None and parser.num_calls else reason
 
     def last_chunk(self) -> ChatChunk | None:
         """Usage, if it was asked for."""
@@ -110,13 +140,13 @@ class ChatAnswer:
     def _number(self, index: int, completion: CompletionOutput) -> int:
         return index * (self._request.n or 1) + completion.index
 
-    def _choice(self, index: int, completion: CompletionOutput) -> ChatChoice:
-        role, echoed = self._openings[index]
+    def _choice(self, index: int, output: RequestOutput, completion: CompletionOutput) -> ChatChoice:
+        events = self.read(index, output, completion)
         return ChatChoice(
             self._number(index, completion),
-            ChatMessage(role, echoed + completion.text),
+            message_of(events, *self._openings[index]),
             self._written_logprobs(completion),
-            completion.finish_reason,  # type: ignore[arg-type]  # the others were raised as errors
+            self.finish_reason(index, completion),
             completion.stop_reason,
             self._ids(completion),
         )
@@ -127,16 +157,17 @@ class ChatAnswer:
         choice = DeltaChoice(number, Delta(role=role, content=echoed))
         return self._chunk(choices=[choice], usage=self._meter.of_chunk(), prompt_token_ids=prompt_ids)
 
-    def _delta(self, number: int, completion: CompletionOutput) -> DeltaChoice | None:
+    def _delta(self, number: int, completion: CompletionOutput, events: list[Event]) -> DeltaChoice | None:
         """None when there is nothing to see yet: half a character, or what may become a stop string."""
-        ids, reason = self._ids(completion), completion.finish_reason
-        if not (completion.text or reason or ids or completion.logprobs):
+        index = number // (self._request.n or 1)
+        ids, reason = self._ids(completion), self.finish_reason(index, completion)
+        if not (events or reason or ids or completion.logprobs):
             return None
         return DeltaChoice(
             number,
-            Delta(content=completion.text),
+            delta_of(events),
             self._written_logprobs(completion),
-            reason,  # type: ignore[arg-type]  # as above
+            reason,
             UNSET if reason is None else completion.stop_reason,
             ids,
         )

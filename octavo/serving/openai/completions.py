@@ -19,6 +19,17 @@ async def create_completion(request: Request) -> Response:
     """The text that follows each prompt, whole or as a stream of chunks."""
     caller = Caller.of(request)
     body = await read_body(request, CompletionRequest)
+    generation, answer = prepare(caller, body)
+    if body.stream:
+        return EventStream(generation.events(answer), caller.config)
+    return await generation.response(request, answer.whole)
+
+
+def prepare(caller: Caller, body: CompletionRequest) -> tuple[Generation, CompletionAnswer]:
+    """The engine's work for a checked body, and the form of its answer. Nothing is started yet.
+
+    Raises RequestError.
+    """
     model = caller.models.resolve(body.model)
     answer_id = f"cmpl-{body.request_id or caller.request_id}"
     generation = Generation(
@@ -29,10 +40,7 @@ async def create_completion(request: Request) -> Response:
         params=sampling_params(body, caller.engine.input_processor.default_sampling_values()),
         tokenization=tokenization(body, add_special_tokens=True),
     )
-    answer = CompletionAnswer(caller, body, answer_id, model)
-    if body.stream:
-        return EventStream(generation.events(answer), caller.config)
-    return await generation.response(request, answer.whole)
+    return generation, CompletionAnswer(caller, body, answer_id, model)
 
 
 ROUTES = [

@@ -104,10 +104,11 @@ class Generation:
 
         Raises ClientGone when nobody waits for it any more, and what `outputs` raises.
         """
-        content = await unless_gone(leaving(request.receive), self._written(whole))
+        content = await unless_gone(leaving(request.receive), self.content(whole))
         return Response(content, media_type="application/json")
 
-    async def _written(self, whole: Callable[[list[RequestOutput]], Struct]) -> bytes:
+    async def content(self, whole: Callable[[list[RequestOutput]], Struct]) -> bytes:
+        """The answer as JSON, made by `whole`; raises what `outputs` raises."""
         outputs = await self.results()
         if self.params.logprobs is None and self.params.prompt_logprobs is None:
             return encode(whole(outputs))

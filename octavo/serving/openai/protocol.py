@@ -12,6 +12,7 @@ from octavo.messages.sampling import MAX_N, RepetitionDetectionParams
 
 MAX_PROMPTS = 1024
 MAX_MESSAGES = 4096
+MAX_TOOLS = 1024
 _MAX_INT = 2**63 - 1
 Positive = Annotated[int, Meta(ge=1, le=_MAX_INT)]
 Natural = Annotated[int, Meta(ge=0, le=_MAX_INT)]
@@ -53,9 +54,15 @@ Message = Annotated[
         extra_json_schema={
             "properties": {
                 "role": {"type": "string"},
-                "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART_SCHEMA}]},
+                "content": {
+                    "anyOf": [
+                        {"type": "string"},
+                        {"type": "array", "items": _PART_SCHEMA},
+                        {"type": "null"},
+                    ]
+                },
             },
-            "required": ["role", "content"],
+            "required": ["role"],
         }
     ),
 ]
@@ -74,11 +81,10 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     """Of OpenAI, without an effect: nothing is padded."""
 
 
-class ResponseFormat(Struct):
-    """The form of the answer; only text is there yet."""
-
-    type: Literal["text", "json_object", "json_schema", "structural_tag"]
-    json_schema: dict[str, Any] | None = None
+_FORMAT_SCHEMA = {
+    "properties": {"type": {"enum": ["text", "json_object", "json_schema", "structural_tag"]}},
+    "required": ["type"],
+}
 
 
 class SamplingFields(Struct, kw_only=True):
@@ -123,7 +129,18 @@ class SamplingFields(Struct, kw_only=True):
     """Whether the tokenizer adds its own; in chat the template has written them already."""
     truncate_prompt_tokens: Count | None = None
     truncation_side: Literal["left", "right"] | None = None
-    response_format: ResponseFormat | None = None
+    response_format: Annotated[dict[str, Any], Meta(extra_json_schema=_FORMAT_SCHEMA)] | None = None
+    """text, json_object, json_schema or structural_tag; read by frontend/response_format, as the next."""
+    structured_outputs: dict[str, Any] | None = None
+    """One of json, json_object, regex, choice, grammar, structural_tag."""
+    guided_json: dict[str, Any] | str | bool | None = None
+    """As `structured_outputs` under the names before it; so all of guided_*."""
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_json_object: bool | None = None
+    guided_decoding_backend: str | None = None
+    guided_whitespace_pattern: str | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     timeout: Seconds | None = None
     """Seconds from the arrival after which the request fails with 504."""
@@ -159,6 +176,37 @@ class GenerateRequest(SamplingFields, kw_only=True):
     """16 if left out."""
 
 
+class Function(Struct):
+    """What a model may call."""
+
+    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """A JSON schema of an object."""
+    strict: bool | None = None
+    """Held to its schema; calls that must happen always are."""
+
+
+class Tool(Struct):
+    """A function, the only kind of tool."""
+
+    function: Function
+    type: Literal["function"] = "function"
+
+
+class NamedFunction(Struct):
+    """The name of a tool."""
+
+    name: str
+
+
+class NamedTool(Struct):
+    """The tool that must be called."""
+
+    function: NamedFunction
+    type: Literal["function"] = "function"
+
+
 class ChatRequest(SamplingFields, kw_only=True):
     """POST /v1/chat/completions."""
 
@@ -178,9 +226,13 @@ class ChatRequest(SamplingFields, kw_only=True):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     """A variable of the template."""
     return_prompt_text: bool | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    """auto if there are tools."""
     parallel_tool_calls: bool | None = None
+    """False: one call at most, where calls are forced."""
+    include_reasoning: bool | None = None
+    """False: the reasoning is left out of the answer."""
 
 
 class BatchChatRequest(ChatRequest, kw_only=True):

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.base.errors import RequestError
+from octavo.frontend.response_format import FIELDS, structured_outputs_of
 from octavo.messages.sampling import RequestOutputKind, SamplingParams
 from octavo.serving.openai.protocol import ChatRequest, CompletionRequest, GenerateRequest, SamplingFields
 
 DEFAULT_COMPLETION_TOKENS = 16
-_SAME = tuple(set(SamplingFields.__struct_fields__) & set(SamplingParams.__struct_fields__))
-"""Fields that both have under one name."""
+_SAME = tuple(set(SamplingFields.__struct_fields__) & set(SamplingParams.__struct_fields__) - set(FIELDS))
+"""Fields that both have under one name and in one form."""
 
 
 def sampling_params(request: SamplingFields, defaults: Mapping[str, Any]) -> SamplingParams:
@@ -21,17 +22,12 @@ def sampling_params(request: SamplingFields, defaults: Mapping[str, Any]) -> Sam
     defaults: of InputProcessor.default_sampling_values
     """
     _check_stream(request)
-    if request.response_format is not None and request.response_format.type != "text":
-        raise RequestError(
-            f"response_format {request.response_format.type!r} is not supported: structured output is not "
-            "there yet. Ask for JSON in the prompt.",
-            "response_format",
-        )
     given = {name: getattr(request, name) for name in _SAME}
     values = {**defaults, **{name: value for name, value in given.items() if value is not None}}
     if request.use_beam_search and request.temperature is None:
         values["temperature"] = 0.0
     values["output_kind"] = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
+    values["structured_outputs"] = structured_outputs_of({name: getattr(request, name) for name in FIELDS})
     values["timeout_s"] = request.timeout
     values["extra_args"] = request.vllm_xargs
     match request:

@@ -14,7 +14,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from octavo.serving.body import parse_body
 from octavo.serving.caller import Caller
 from octavo.serving.errors import ClientGone, HTTPError, error_body, http_error
-from octavo.serving.openai.answers import ChatChunk, FinishReason, encode
+from octavo.serving.openai.answers import ChatChunk, Delta, FinishReason, encode
 from octavo.serving.openai.chat import prepare
 from octavo.serving.openai.protocol import ChatRequest
 from octavo.serving.registry import WebSocketRoute
@@ -64,7 +64,7 @@ def _take_reason(chunk: ChatChunk, reasons: dict[int, FinishReason]) -> bool:
     if choice.finish_reason is None:
         return True
     reasons[choice.index], choice.finish_reason = choice.finish_reason, None
-    return bool(choice.delta.content or choice.logprobs or choice.token_ids)
+    return choice.delta != Delta(content="") or bool(choice.logprobs or choice.token_ids)
 
 
 async def _interrupted(receive: Receive) -> None:

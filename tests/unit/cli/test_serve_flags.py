@@ -79,13 +79,19 @@ def test_a_config_file(served, tmp_path):
     assert (config.host, config.disable_access_log, config.max_request_bytes) == ("0.0.0.0", True, 1 << 20)
 
 
+def test_the_environment_decides_what_flags_do_not(served, monkeypatch):
+    monkeypatch.setenv("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "7")
+    assert started(served)[1].keep_alive_timeout == 7.0
+    assert started(served, "--keep-alive-timeout", "3")[1].keep_alive_timeout == 3.0
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         (["--host", "0.0.0.0"], "there is no key"),
         (["--middleware", "x.y"], "No code is loaded by name into the server"),
         (["--lora-modules", "a=b"], "LoRA is not supported yet"),
-        (["--enable-auto-tool-choice"], "Parsing of tool calls"),
+        (["--tool-parser-plugin", "x.py"], "No code is loaded by name into the server"),
         (["--ssl-certfile", "/no/such"], "there is no file"),
         (["--api-key", "two words"], "printable ASCII"),
         (["--port", "70000"], "port must be between"),

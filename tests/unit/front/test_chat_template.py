@@ -177,7 +177,8 @@ def test_output_is_bounded(monkeypatch):
         "{% for i in range(99999) %}{% set n = range(99999) | sum %}{% endfor %}",
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
         "{% macro g() %}{{ caller() }}{{ caller() }}{% endmacro %}"
-        "{% macro f(n) %}{% if n %}{% call g() %}{{ f(n - 1) }}{% endcall %}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% macro f(n) %}{% if n %}{% call g() %}{{ f(n - 1) }}{% endcall %}{% endif %}{% endmacro %}"
+        "{{ f(60) }}",
     ],
 )
 def test_time_is_bounded(source, monkeypatch):

@@ -200,7 +200,7 @@ def test_forced_calls():
 def test_reasoning_before_calls():
     text = f"<think>I need <tool_call> now.</think>\n\nWait.<tool_call>{CALL}</tool_call>"
     for pieces in ([text], list(text)):
-        parser = AnswerParser(REASONING_PARSERS.load("qwen3")(), TOOL_PARSERS.load("hermes")())
+        parser = AnswerParser([REASONING_PARSERS.load("qwen3")(), TOOL_PARSERS.load("hermes")()])
         events = run(parser, pieces)
         assert joined(events, Reasoning) == "I need <tool_call> now."
         assert joined(events, Text) == "Wait."

@@ -10,11 +10,11 @@ from octavo.messages.request import SchedulerStats
 class Watched:
     """A StallWatch with a clock and a core that uses CPU time, both moved by hand."""
 
-    def __init__(self, timeout_s=8.0):
+    def __init__(self, timeout_s=8.0, on_cpu=False):
         self.now = 100.0
         self.cpu_s = 50.0
         self.num_steps = 0
-        self.watch = StallWatch(timeout_s, lambda: self.cpu_s, lambda: self.now)
+        self.watch = StallWatch(timeout_s, lambda: self.cpu_s, lambda: self.now, on_cpu=on_cpu)
 
     def seconds_until_stalled(self, limit_s=1000.0, *, busy=0.0, each_look=lambda: None):
         """Look at regular times; busy: share of a CPU that the core uses."""
@@ -48,6 +48,11 @@ def test_a_long_step_is_not_a_hang_but_an_endless_one_is():
     assert watched.seconds_until_stalled(60.0, busy=0.3) is None
     watched.speak(steps=1)
     assert 80.0 <= watched.seconds_until_stalled(busy=0.3) <= 90.0
+
+
+def test_most_patience_is_due_to_a_cpu():
+    watched = Watched(on_cpu=True)
+    assert 480.0 <= watched.seconds_until_stalled(busy=0.3) <= 490.0
 
 
 def test_a_step_that_computes_and_then_hangs():

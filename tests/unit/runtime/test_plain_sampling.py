@@ -1,5 +1,7 @@
 """Rows that need nothing but their logits: chosen from what is on the device, by functions or by kernels."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,21 @@ from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.sampling.sampler import Kind, Sampler
 from tests.sampling_reference import Case
 
+
+
+def strict(op):
+    """The op, for arguments as a kernel reads them."""
+
+    def checked(*args):
+        for arg in args:
+            assert arg is None or isinstance(arg, tuple) or arg.is_contiguous(), "entry i is not at place i"
+        return op(*args)
+
+    return checked
+
+
+REF = ref_table()
+KERNELS = replace(REF, draw=strict(REF.draw), cut=strict(REF.cut))
 VOCAB = 200  # fewer than candidates are worth: both ways draw in the order of ids
 CPU = torch.device("cpu")
 LIKELIEST = {"temperature": 0.0}
@@ -27,7 +44,7 @@ def logits(rows, seed=0):
     return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-@pytest.mark.parametrize("kernels", [None, ref_table()], ids=["functions", "kernels"])
+@pytest.mark.parametrize("kernels", [None, KERNELS], ids=["functions", "kernels"])
 @pytest.mark.parametrize(
     "options", [[LIKELIEST] * 6, [WHOLE] * 6, [LIKELIEST, WHOLE] * 3, [CUT, LIKELIEST, WHOLE] * 2]
 )
@@ -55,7 +72,7 @@ def test_what_is_not_plain(values):
     assert sampler.is_plain(np.array([0, 1])), "the next owner of a slot is asked anew"
 
 
-@pytest.mark.parametrize("kernels", [None, ref_table()], ids=["functions", "kernels"])
+@pytest.mark.parametrize("kernels", [None, KERNELS], ids=["functions", "kernels"])
 def test_rows_without_a_valid_token_fail_alone(kernels):
     wrong = logits(3)
     wrong[0, 5] = float("nan")

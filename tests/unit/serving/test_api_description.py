@@ -7,6 +7,7 @@ import pytest
 import octavo
 import octavo.serving
 from octavo.config.server import ServerConfig
+from octavo.frontend.response_format import FIELDS
 from octavo.messages.sampling import SamplingParams
 from octavo.serving.app import make_app
 from octavo.serving.fields import IGNORED, LATER
@@ -67,8 +68,7 @@ def test_every_field_is_used():
         for path in Path(octavo.serving.__file__).parent.rglob("*.py")
         if path.name != "protocol.py"
     )
-    of_tools = {"parallel_tool_calls"}  # which are to come
-    for name in {*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__} - of_tools:
+    for name in {*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__} - set(FIELDS):
         assert name in SamplingParams.__struct_fields__ or f".{name}" in sources, name
 
 

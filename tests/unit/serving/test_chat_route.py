@@ -12,6 +12,8 @@ from tests.unit.serving.test_completion_route import answer_to
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 USER = {"role": "user", "content": "hi"}
+WEATHER = {"type": "function", "function": {"name": "get_weather"}}
+NAMED = {"type": "function", "function": {"name": "other"}}
 PROMPT = "user: hi\nassistant:"
 
 
@@ -152,14 +154,21 @@ async def test_tools_that_may_not_be_called_do_no_harm(server):
         ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs", "may not set"),
         ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs", "may not set"),
         ({"chat_template_kwargs": "x"}, "chat_template_kwargs", "Expected `object"),
-        ({"tools": [{}]}, "tools", "not supported yet"),
+        ({"tools": [{}]}, "tools", "missing required field `function`"),
+        ({"tools": [WEATHER, WEATHER]}, "tools", "Two tools have the name 'get_weather'"),
         ({"tool_choice": "required"}, "tool_choice", "needs tools"),
+        ({"tools": [WEATHER], "tool_choice": NAMED}, "tool_choice", "not among the tools"),
+        (
+            {"tools": [WEATHER], "tool_choice": "required", "response_format": {"type": "json_object"}},
+            "tool_choice",
+            "cannot both be had",
+        ),
         ({"tool_choice": "sometimes"}, "tool_choice", "Invalid enum value"),
         ({"reasoning_effort": "enormous"}, "reasoning_effort", "Invalid enum value"),
         ({"modalities": ["text", "audio"]}, "modalities", "text only"),
         ({"prompt": "hi"}, "prompt", "Unknown field"),
-        ({"response_format": {"type": "yaml"}}, "response_format", "Invalid enum value"),
-        ({"structured_outputs": {"regex": "a"}}, "structured_outputs", "not there yet"),
+        ({"response_format": {"type": "yaml"}}, "response_format", "type is text, json_object"),
+        ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs", "only use one kind"),
     ],
     ids=str,
 )  # fmt: skip

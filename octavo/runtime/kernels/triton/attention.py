@@ -282,7 +282,7 @@ class PagedAttention:
         num_pairs = num_requests * cache.shape[3]
         longest = min(block_tables.shape[1] * cache.shape[2], kind["WINDOW"] or 1 << 30)
         constants = decode_tiles(num_heads, cache.shape, q.dtype, cache.dtype, num_pairs)
-        num_parts = split(num_pairs, longest, constants["TILE_K"])
+        num_parts = split(num_pairs, longest, constants["TILE_K"], cache.dtype.itemsize)
         max_parts = power_of_2(num_parts)
         heads_at_once = max(1, _JOINED_AT_ONCE // (max_parts * constants["D_PAD"]))
         partial = stats = counters = out

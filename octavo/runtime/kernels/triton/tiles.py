@@ -18,13 +18,13 @@ _FEW_PAIRS, _SOME_PAIRS = 64, 192  # of requests and key heads: few wait for lat
 _MAX_PARTS = 32
 
 
-def split(num_pairs: int, longest: int, tile: int) -> int:
+def split(num_pairs: int, longest: int, tile: int, itemsize: int) -> int:
     """Into how many parts the keys of each (request, key head) are cut at most.
 
-    One wave of programs: a second one, not full, would cost more than it brings. Of the largest tiles three
-    programs fit a multiprocessor, of others four.
+    One wave of programs: a second one, not full, would cost more than it brings. Of the largest tiles of more
+    than 8 bits three programs fit a multiprocessor, of others four.
     """
-    num_programs = NUM_PROGRAMS * 3 // 4 if tile == _LARGE else NUM_PROGRAMS
+    num_programs = NUM_PROGRAMS * 3 // 4 if tile == _LARGE and itemsize > 1 else NUM_PROGRAMS
     return max(1, min(num_programs // num_pairs, parts(longest, MIN_KEYS[tile]), _MAX_PARTS))
 
 

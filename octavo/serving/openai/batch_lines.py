@@ -1,0 +1,162 @@
+"""One line of a batch: a request as it would come over HTTP, and its answer as a line of the output.
+
+Used by `batch_runner` behind the server, and by `octavo run-batch` without one. A body is read, checked and
+answered by the code that serves its route.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+from msgspec import Raw, Struct
+
+from octavo.base.errors import EngineDead, Overloaded, RequestError
+from octavo.frontend.outputs import RequestOutput
+from octavo.serving.body import parse_body
+from octavo.serving.caller import Caller
+from octavo.serving.errors import error_body, http_error
+from octavo.serving.openai import chat, completions
+from octavo.serving.openai.generation import Generation
+from octavo.serving.openai.protocol import ChatRequest, CompletionRequest, SamplingFields
+
+_MAX_DEATHS = 3
+"""Engines that one line may outlive: it may be what kills them."""
+
+
+class BatchLine(Struct, kw_only=True):
+    """One line of an input file."""
+
+    custom_id: str
+    method: str
+    url: str
+    body: Raw
+
+
+class LineResponse(Struct):
+    """What HTTP would have answered."""
+
+    status_code: int
+    request_id: str
+    body: Raw
+
+
+class LineError(Struct):
+    """Why there is no answer."""
+
+    code: str
+    message: str
+
+
+class LineResult(Struct, kw_only=True):
+    """One line of an output file."""
+
+    id: str
+    custom_id: str
+    response: LineResponse | None = None
+    error: LineError | None = None
+
+    @property
+    def is_good(self) -> bool:
+        """Whether it was answered as asked."""
+        return self.response is not None and self.response.status_code == 200
+
+
+class LineFault(Exception):
+    """A line that is no request; `code` as OpenAI's."""
+
+    def __init__(self, code: str, message: str, parameter: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.parameter = parameter
+
+
+Answer = tuple[Generation, Callable[[Sequence[RequestOutput]], Struct]]
+
+
+def _chat(caller: Caller, content: Raw) -> Answer:
+    body = _read(caller, content, ChatRequest)
+    generation, answer = chat.prepare(caller, body, [body.messages])
+    return generation, answer.whole
+
+
+def _completion(caller: Caller, content: Raw) -> Answer:
+    generation, answer = completions.prepare(caller, _read(caller, content, CompletionRequest))
+    return generation, answer.whole
+
+
+ENDPOINTS: dict[str, Callable[[Caller, Raw], Answer]] = {
+    "/v1/chat/completions": _chat,
+    "/v1/completions": _completion,
+}
+"""What a batch may ask for: it makes the engine's work of a body, and the form of its answer."""
+
+
+def check_endpoint(endpoint: str) -> None:
+    """Raises RequestError for one that batches cannot have."""
+    if endpoint not in ENDPOINTS:
+        known = " and ".join(ENDPOINTS)
+        raise RequestError(f"Batches are for {known}, not for {endpoint[:100]!r}.", "endpoint")
+
+
+def read_line(content: bytes, endpoint: str = "") -> BatchLine:
+    """A line of a batch for `endpoint`, any of ENDPOINTS when empty; its body is read later. Raises LineFault."""
+    try:
+        line = msgspec.json.decode(content, type=BatchLine)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise LineFault("invalid_json_line", f"This line is no request of a batch: {error}.") from None
+    if line.method != "POST":
+        raise LineFault("invalid_method", f"method must be POST, got {line.method[:20]!r}.", "method")
+    if line.url not in ENDPOINTS or endpoint not in ("", line.url):
+        allowed = endpoint or " or ".join(ENDPOINTS)
+        raise LineFault("invalid_url", f"url must be {allowed}, got {line.url[:100]!r}.", "url")
+    return line
+
+
+async def answer_line(caller: Caller, line: BatchLine) -> LineResult:
+    """What the line's request brings, an error included; waits while the engine is full or restarts.
+
+    Raises EngineDead when no engine comes back.
+    """
+    num_deaths = 0
+    while True:
+        try:
+            generation, whole = ENDPOINTS[line.url](caller, line.body)
+            return _result(caller, line, 200, await generation.content(whole))
+        except Overloaded as error:
+            await asyncio.sleep(error.retry_after_s)
+        except EngineDead as error:
+            num_deaths += 1
+            if error.retry_after_s is None:
+                raise
+            if num_deaths == _MAX_DEATHS:
+                return _failure(caller, line, error)
+            await asyncio.sleep(error.retry_after_s)
+        except Exception as error:
+            return _failure(caller, line, error)
+
+
+def unanswered(line: BatchLine, code: str, message: str) -> LineResult:
+    """The result of a line that was not tried, or not finished."""
+    return LineResult(id=_new_id(), custom_id=line.custom_id, error=LineError(code, message))
+
+
+def _read(caller: Caller, content: Raw, model: type[Any]) -> Any:
+    body: SamplingFields = parse_body(bytes(content), model, strict=caller.config.strict)
+    if body.stream:
+        raise RequestError("The answers of a batch are not streamed: leave stream out.", "stream")
+    return body
+
+
+def _failure(caller: Caller, line: BatchLine, error: Exception) -> LineResult:
+    return _result(caller, line, http_error(error).status, error_body(error))
+
+
+def _result(caller: Caller, line: BatchLine, status: int, content: bytes) -> LineResult:
+    response = LineResponse(status, caller.request_id, Raw(content))
+    return LineResult(id=_new_id(), custom_id=line.custom_id, response=response)
+
+
+def _new_id() -> str:
+    return f"batch_req_{uuid4().hex}"

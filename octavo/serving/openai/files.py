@@ -1,0 +1,210 @@
+"""/v1/files: the inputs and the outputs of batches, kept in the store line by line."""
+
+import time
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import IO, Literal
+from uuid import uuid4
+
+import msgspec
+from starlette.datastructures import FormData, UploadFile
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Message
+
+from octavo.base.errors import Overloaded, RequestError
+from octavo.serving.caller import Caller
+from octavo.serving.errors import ClientGone, HTTPError
+from octavo.serving.openai.answers import encode
+from octavo.serving.openai.pages import Page, PageQuery, json_response
+from octavo.serving.registry import Route
+from octavo.serving.store.database import Store
+from octavo.serving.store.transaction import Document, Transaction
+
+MAX_FILE_BYTES = 200 * 2**20
+MAX_LINES = 50_000
+_MAX_FORM_BYTES = 2**16
+"""Of a form besides its file."""
+_READ_BYTES = 2**20
+_PURPOSE = "batch"
+
+
+class FileNote(msgspec.Struct):
+    """What the store keeps of a file besides its lines."""
+
+    filename: str
+    purpose: Literal["batch", "batch_output"]
+    created_at: int
+
+
+class FileObject(msgspec.Struct, kw_only=True):
+    """One file; its content is asked for by itself."""
+
+    id: str
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: Literal["batch", "batch_output"]
+    object: Literal["file"] = "file"
+    status: Literal["processed"] = "processed"
+
+
+class Deleted(msgspec.Struct):
+    """What was there."""
+
+    id: str
+    object: str
+    deleted: bool = True
+
+
+async def create_file(request: Request) -> Response:
+    """Keep a file, sent as a form with the fields `file` and `purpose` = batch."""
+    store: Store = request.app.state.store
+    caller = Caller.of(request)
+    bounded = _bounded(request, min(MAX_FILE_BYTES, store.max_bytes))
+    if store.uploads.locked():
+        raise Overloaded("Other files are being uploaded; try again in a moment.")
+    try:
+        async with (
+            store.uploads,
+            bounded.form(max_files=1, max_fields=8, max_part_size=_MAX_FORM_BYTES) as form,
+        ):
+            upload = _upload_of(form)
+            note = FileNote(str(upload.filename)[:256], _PURPOSE, int(time.time()))
+            keep = partial(_keep, note, caller.tenant, upload.file, caller.config.max_request_bytes)
+            document = await store.run(keep)
+    except ClientDisconnect:
+        raise ClientGone from None
+    return json_response(shown(document))
+
+
+async def list_files(request: Request) -> Response:
+    """Files of one purpose, or all, the newest first."""
+    query, tenant = PageQuery.of(request, 10_000, 10_000), Caller.of(request).tenant
+    purpose = request.query_params.get("purpose")
+    documents = await request.app.state.store.run(
+        lambda transaction: transaction.page(
+            "file",
+            tenant,
+            after=query.after,
+            limit=query.limit + 1,
+            newest_first=query.newest_first,
+            wanted=lambda document: purpose in (None, shown(document).purpose),
+        )
+    )
+    return query.response(documents, shown, lambda document: document.id)
+
+
+async def show_file(request: Request) -> Response:
+    """One file."""
+    return json_response(shown(await _find(request)))
+
+
+async def show_content(request: Request) -> Response:
+    """The bytes of a file."""
+    document = await _find(request)
+    size = str(shown(document).bytes)
+    content = _content(request.app.state.store, document.id)
+    return StreamingResponse(content, headers={"Content-Length": size}, media_type="application/octet-stream")
+
+
+async def delete_file(request: Request) -> Response:
+    """Forget a file that no batch needs."""
+    file_id, tenant = request.path_params["file_id"], Caller.of(request).tenant
+
+    def delete(transaction: Transaction) -> None:
+        if transaction.find("file", file_id, tenant).num_holders:
+            raise HTTPError(409, f"{file_id} is in use: cancel its batch first.", "file_id")
+        transaction.remove(file_id)
+
+    await request.app.state.store.run(delete)
+    return json_response(Deleted(file_id, "file"))
+
+
+def shown(document: Document) -> FileObject:
+    """What is told of a file."""
+    note = msgspec.json.decode(document.content, type=FileNote)
+    return FileObject(
+        id=document.id,
+        bytes=document.num_bytes - len(document.content),
+        created_at=note.created_at,
+        filename=note.filename,
+        purpose=note.purpose,
+    )
+
+
+def _bounded(request: Request, limit: int) -> Request:
+    """The request, whose body fails with 413 as soon as it is too large."""
+    limit += _MAX_FORM_BYTES
+    too_large = HTTPError(413, f"A file may have {limit - _MAX_FORM_BYTES} bytes here.", "file")
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "multipart/form-data":
+        raise HTTPError(415, "A file is sent as a form: Content-Type: multipart/form-data.", "Content-Type")
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit:
+        raise too_large
+    num_bytes = 0
+
+    async def receive() -> Message:
+        nonlocal num_bytes
+        message = await request.receive()
+        num_bytes += len(message.get("body", b""))
+        if num_bytes > limit:
+            raise too_large
+        return message
+
+    return Request(request.scope, receive)
+
+
+def _upload_of(form: FormData) -> UploadFile:
+    """The file of a form that is in order."""
+    if unknown := sorted(set(form) - {"file", "purpose"}):
+        raise RequestError(
+            f"Unknown field {unknown[0][:100]!r} of the form: file and purpose are known; how long files are "
+            "kept is the operator's choice (--store-max-age).",
+            unknown[0],
+        )
+    if form.get("purpose") != _PURPOSE:
+        raise RequestError('purpose must be "batch": files are for batches here.', "purpose")
+    upload = form.get("file")
+    if not isinstance(upload, UploadFile):
+        raise RequestError("The form needs a field file with a file name.", "file")
+    return upload
+
+
+def _keep(note: FileNote, tenant: str, content: IO[bytes], max_line: int, transaction: Transaction) -> Document:
+    """Write down every line, its end included."""
+    file_id = f"file-{uuid4().hex}"
+    transaction.add("file", file_id, tenant, encode(note), is_held=True)
+    for number, line in enumerate(iter(partial(content.readline, max_line + 1), b"")):
+        if number == MAX_LINES:
+            raise RequestError(f"A file for batches may have {MAX_LINES} lines.", "file")
+        if len(line) > max_line:
+            raise RequestError(f"Line {number + 1} is larger than {max_line} bytes, as no request may be.", "file")
+        transaction.write_line(file_id, number, line)
+    transaction.release(file_id)
+    return transaction.find("file", file_id, tenant)
+
+
+async def _find(request: Request) -> Document:
+    file_id, tenant = request.path_params["file_id"], Caller.of(request).tenant
+    document: Document = await request.app.state.store.run(
+        lambda transaction: transaction.find("file", file_id, tenant)
+    )
+    return document
+
+
+async def _content(store: Store, file_id: str) -> AsyncIterator[bytes]:
+    start = 0
+    while lines := await store.run(lambda transaction: transaction.lines(file_id, start, _READ_BYTES)):
+        yield b"".join(content for _, content in lines)
+        start = lines[-1][0] + 1
+
+
+ROUTES = [
+    Route("/v1/files", create_file, ("POST",), response_model=FileObject),
+    Route("/v1/files", list_files, response_model=Page),
+    Route("/v1/files/{file_id}", show_file, response_model=FileObject),
+    Route("/v1/files/{file_id}/content", show_content),
+    Route("/v1/files/{file_id}", delete_file, ("DELETE",), response_model=Deleted),
+]

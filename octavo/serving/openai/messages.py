@@ -1,0 +1,58 @@
+"""Parser events as OpenAI's messages, whole or in deltas. Used by `chat_answer`."""
+
+from collections.abc import Iterable
+
+from msgspec import UNSET
+
+from octavo.frontend.parsers.events import CallArguments, CallStart, Event, Reasoning, Text
+from octavo.serving.openai.answers import ChatMessage, Delta, FunctionCall, ToolCall, ToolCallDelta
+from octavo.serving.openai.tools import call_id
+
+
+def message_of(events: Iterable[Event], role: str, echoed: str = "") -> ChatMessage:
+    """The whole turn; echoed: what its text begins with."""
+    content, reasoning, calls = [echoed], list[str](), list[ToolCall]()
+    for event in events:
+        match event:
+            case Text(text):
+                content.append(text)
+            case Reasoning(text):
+                reasoning.append(text)
+            case CallStart(_, name):
+                calls.append(ToolCall(call_id(), FunctionCall(name)))
+            case CallArguments(index, text):
+                calls[index].function.arguments += text
+    text = "".join(content)
+    thought = "".join(reasoning) or UNSET
+    return ChatMessage(
+        role,
+        text if text or not calls else None,
+        tool_calls=calls or UNSET,
+        reasoning=thought,
+        reasoning_content=thought,
+    )
+
+
+def delta_of(events: Iterable[Event]) -> Delta:
+    """What is new of a turn; an empty text when there is nothing."""
+    delta = Delta()
+    for event in events:
+        match event:
+            case Text(text):
+                delta.content = (delta.content or "") + text
+            case Reasoning(text):
+                delta.reasoning = delta.reasoning_content = (delta.reasoning or "") + text
+            case CallStart(index, name):
+                start = ToolCallDelta(index, FunctionCall(name), call_id(), "function")
+                delta.tool_calls = [*(delta.tool_calls or []), start]
+            case CallArguments(index, text):
+                _add_arguments(delta, index, text)
+    return delta if delta != Delta() else Delta(content="")
+
+
+def _add_arguments(delta: Delta, index: int, text: str) -> None:
+    """To the call's start, if it is in this delta, or as a piece of its own."""
+    calls = delta.tool_calls = delta.tool_calls or []
+    if not calls or calls[-1].index != index:
+        calls.append(ToolCallDelta(index, FunctionCall()))
+    calls[-1].function.arguments += text

@@ -1,0 +1,148 @@
+"""`ToolUse`: what a chat request wants of tools: what the model is told, what it must say, how that is read.
+
+Made by `chat` from a checked body. Calls that must happen ("required", or a named tool) are constrained to
+the tools' schemas, so they cannot fail to parse; with "auto" the model decides, in its own format.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+from uuid import uuid4
+
+import msgspec
+
+from octavo.base.errors import RequestError
+from octavo.frontend.conversation import ChatRenderer
+from octavo.frontend.parsers.answer import AnswerParser
+from octavo.frontend.parsers.constrained import NamedCallParser, RequiredCallsParser
+from octavo.frontend.parsers.registry import REASONING_PARSERS, TOOL_PARSERS
+from octavo.frontend.parsers.scanner import Parser
+from octavo.frontend.parsers.think import ThinkParser
+from octavo.messages.sampling import SamplingParams
+from octavo.messages.structured import StructuredOutputsParams
+from octavo.serving.openai.protocol import ChatRequest, NamedTool, Tool
+
+_ANY_OBJECT: dict[str, Any] = {"type": "object"}
+
+
+def call_id() -> str:
+    """A new name for a call, by which its result will be known."""
+    return f"call_{uuid4().hex[:24]}"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The tools of one request, and the choice among them."""
+
+    tools: list[Tool]
+    """Those the model is told of."""
+    mode: Literal["none", "auto", "required", "named"]
+    is_parallel: bool
+    shows_reasoning: bool
+
+    @classmethod
+    def of(cls, body: ChatRequest) -> "ToolUse":
+        """Raises RequestError, which names the field."""
+        tools, choice = body.tools or [], body.tool_choice
+        names = [tool.function.name for tool in tools]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise RequestError(f"Two tools have the name {twice[0]!r}.", "tools")
+        mode: Any = ("auto" if tools else "none") if choice is None else choice
+        if isinstance(choice, NamedTool):
+            tools = [tool for tool in tools if tool.function.name == choice.function.name]
+            if not tools:
+                raise RequestError(
+                    f"tool_choice names {choice.function.name!r}, which is not among the tools.",
+                    "tool_choice",
+                )
+            mode = "named"
+        elif choice == "required" and not tools:
+            raise RequestError("tool_choice required needs tools.", "tool_choice")
+        if not tools:
+            mode = "none"
+        return cls(tools, mode, body.parallel_tool_calls is not False, body.include_reasoning is not False)
+
+    def described(self) -> list[dict[str, Any]] | None:
+        """The tools as chat templates take them."""
+        if self.mode == "none":
+            return None
+        described: list[dict[str, Any]] = msgspec.to_builtins(self.tools)
+        for tool in described:
+            function = tool["function"]
+            function["parameters"] = function["parameters"] or {**_ANY_OBJECT, "properties": {}}
+            function["description"] = function["description"] or ""
+            del function["strict"]
+        return described
+
+    def constrained(self, params: SamplingParams, renderer: ChatRenderer) -> SamplingParams:
+        """The parameters with what tools add. Raises RequestError."""
+        changes: dict[str, Any] = {}
+        if self.mode in ("required", "named"):
+            if params.structured_outputs is not None:
+                raise RequestError(
+                    "A forced tool call and a form of answer cannot both be had.", "tool_choice"
+                )
+            schema = _calls_schema(self.tools, self.is_parallel) if self.mode == "required" else self._named()
+            changes["structured_outputs"] = StructuredOutputsParams(json=schema)
+        elif any(kind.shows_special_tokens for kind in self._kinds(params, renderer)):
+            changes["skip_special_tokens"] = False
+        return msgspec.structs.replace(params, **changes) if changes else params
+
+    def parser(self, prompt: str, *, renderer: ChatRenderer, params: SamplingParams) -> AnswerParser | None:
+        """For one answer to this prompt; None when its text is all there is to it."""
+        if self.mode == "named":
+            return AnswerParser([NamedCallParser(self.tools[0].function.name)])
+        if self.mode == "required":
+            return AnswerParser([RequiredCallsParser()])
+        parsers = [_opened(kind, prompt) for kind in self._kinds(params, renderer)]
+        return AnswerParser(parsers) if parsers else None
+
+    def _kinds(self, params: SamplingParams, renderer: ChatRenderer) -> list[type[Parser]]:
+        """The parsers of a free answer: of reasoning, of calls; one that does both is enough."""
+        if params.structured_outputs is not None:
+            return []
+        kinds: list[type[Parser]] = []
+        if renderer.reasoning_parser:
+            kinds.append(REASONING_PARSERS.load(renderer.reasoning_parser))
+        if self.mode == "auto" and renderer.tool_parser:
+            kinds.append(TOOL_PARSERS.load(renderer.tool_parser))
+        return list(dict.fromkeys(kinds))
+
+    def _named(self) -> Any:
+        return self.tools[0].function.parameters or _ANY_OBJECT
+
+
+def _opened(kind: type[Parser], prompt: str) -> Parser:
+    if issubclass(kind, ThinkParser):
+        return kind(is_open=prompt.rstrip().endswith(kind.opening))
+    return kind()
+
+
+def _calls_schema(tools: list[Tool], is_parallel: bool) -> dict[str, Any]:
+    """A list of calls, at least one, each of one of the tools."""
+    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": []}}
+    if not is_parallel:
+        schema["maxItems"] = 1
+    for index, tool in enumerate(tools):
+        place = f"#/items/anyOf/{index}/properties/parameters"
+        call = {
+            "name": {"const": tool.function.name},
+            "parameters": _moved(tool.function.parameters or _ANY_OBJECT, place),
+        }
+        schema["items"]["anyOf"].append(
+            {"type": "object", "properties": call, "required": [*call], "additionalProperties": False}
+        )
+    return schema
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """A schema whose references to itself are right where it stands now."""
+    if isinstance(schema, list):
+        return [_moved(item, place) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: place + value[1:]
+        if key == "$ref" and isinstance(value, str) and value.startswith("#")
+        else _moved(value, place)
+        for key, value in schema.items()
+    }

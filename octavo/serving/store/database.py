@@ -1,0 +1,107 @@
+"""`Store`: the server's documents, in one SQLite file used from a thread of its own.
+
+Made by `app`, one per front process; several processes may share the file. Handlers ask it by `run`, so that
+no disk is ever waited for on the event loop. What the documents mean is their routes' business.
+"""
+
+import asyncio
+import os
+import sqlite3
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from octavo.base.errors import ConfigError
+from octavo.base.log import get_logger
+from octavo.config.server import ServerConfig
+from octavo.serving.store.transaction import SCHEMA, Transaction
+
+logger = get_logger(__name__)
+T = TypeVar("T")
+_VERSION = 1
+_IN_MEMORY = ":memory:"
+_BUSY_MS = 30_000
+"""How long a write waits for those of other processes."""
+_MAX_UPLOADS = 4
+
+
+class Store:
+    """Bounded by the options store_max_bytes and store_max_age: see `Transaction.add`."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        """Opened by `open`, or by its first use. An empty path: in memory."""
+        self._path = str(Path(config.store).expanduser().absolute()) if config.store else _IN_MEMORY
+        self.max_bytes = config.store_max_bytes
+        self.uploads = asyncio.Semaphore(_MAX_UPLOADS)
+        """Of files on their way to the store, which lie on the disk meanwhile."""
+        self._max_age_s = config.store_max_age
+        self._thread = ThreadPoolExecutor(1, "store")
+        self._connection: sqlite3.Connection | None = None
+
+    async def open(self) -> None:
+        """Raises ConfigError for a file that cannot be used."""
+        await self.run(lambda transaction: None)
+
+    async def run(self, work: Callable[[Transaction], T]) -> T:
+        """The result of `work`, all of whose changes are kept, or none when it raises."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._transact, work)
+
+    async def close(self) -> None:
+        """Finish what was asked, then let go of the file; may be called twice."""
+        await asyncio.to_thread(self._thread.shutdown)
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _transact(self, work: Callable[[Transaction], T]) -> T:
+        connection = self._connection = self._connection or self._connect()
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            transaction = Transaction(connection, self.max_bytes)
+            transaction.forget_before(time.time() - self._max_age_s)
+            result = work(transaction)
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+        connection.execute("COMMIT")
+        return result
+
+    def _connect(self) -> sqlite3.Connection:
+        try:
+            if self._path != _IN_MEMORY:  # made here, for nobody else to read
+                os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
+            connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+        except (OSError, sqlite3.Error) as error:
+            raise self._unusable(error) from error
+        try:
+            _prepare(connection)
+        except sqlite3.Error as error:
+            connection.close()
+            raise self._unusable(error) from error
+        return connection
+
+    def _unusable(self, error: Exception) -> ConfigError:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        return ConfigError(f"store: the file {self._path!r} cannot be used: {reason}.")
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    """Tables, and the settings of a connection: readers and a writer beside each other, no wait for the disk.
+
+    A killed process loses nothing that was committed; a machine without power may lose the last moments.
+    """
+    connection.row_factory = sqlite3.Row
+    connection.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = NORMAL")
+    connection.execute("PRAGMA foreign_keys = ON")
+    [version] = connection.execute("PRAGMA user_version").fetchone()
+    if version not in (0, _VERSION):
+        raise sqlite3.DatabaseError(f"it is of version {version}, this octavo reads {_VERSION}")
+    connection.execute("BEGIN IMMEDIATE")
+    for statement in SCHEMA:
+        connection.execute(statement)
+    connection.execute(f"PRAGMA user_version = {_VERSION}")
+    connection.execute("COMMIT")

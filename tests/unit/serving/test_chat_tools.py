@@ -1,0 +1,146 @@
+"""Tools and reasoning in chat answers: a text streamed in any pieces gives the same message as a whole."""
+
+import json
+from collections.abc import Iterable
+from functools import partial
+from types import SimpleNamespace
+
+import jsonschema
+import msgspec
+import pytest
+
+from octavo.config.server import ServerConfig
+from octavo.frontend.outputs import CompletionOutput, RequestOutput
+from octavo.messages.sampling import SamplingParams
+from octavo.serving.openai.chat_answer import ChatAnswer
+from octavo.serving.openai.protocol import ChatRequest
+from octavo.serving.openai.tools import ToolUse
+from tests.unit.front.test_parsers import CASES, THOUGHTS
+
+POINT = {
+    "type": "object",
+    "properties": {"at": {"$ref": "#/$defs/point"}},
+    "required": ["at"],
+    "$defs": {"point": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}},
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "move", "description": "Go.", "parameters": POINT}},
+    {"type": "function", "function": {"name": "stop"}},
+]
+
+
+def body_of(**fields) -> ChatRequest:
+    fields = {"messages": [{"role": "user", "content": "hi"}], "tools": TOOLS, **fields}
+    return msgspec.convert(fields, ChatRequest)
+
+
+def answer_to(body: ChatRequest, *, tool_parser: str = "", reasoning_parser: str = "") -> ChatAnswer:
+    renderer = SimpleNamespace(tool_parser=tool_parser, reasoning_parser=reasoning_parser)
+    caller = SimpleNamespace(config=ServerConfig(), engine=SimpleNamespace(tokenizer=None))
+    use = ToolUse.of(body)
+    params = use.constrained(SamplingParams(), renderer)
+    reader = partial(use.parser, renderer=renderer, params=params)
+    return ChatAnswer(caller, body, [body.messages], "id", "model", reader)
+
+
+def output_of(text: str, reason: str | None, prompt: str = "") -> RequestOutput:
+    completion = CompletionOutput(0, text, [1], finish_reason=reason)
+    return RequestOutput("id", prompt, [1], None, [completion], reason is not None)
+
+
+def whole(answer: ChatAnswer, text: str, reason: str = "stop", prompt: str = "") -> dict:
+    [choice] = msgspec.to_builtins(answer.whole([output_of(text, reason, prompt)]))["choices"]
+    return choice
+
+
+def streamed(answer: ChatAnswer, pieces: Iterable[str], reason: str = "stop", prompt: str = "") -> dict:
+    """The choice that a client puts together from chunks."""
+    message: dict = {"content": None, "tool_calls": []}
+    outputs = [output_of(piece, None, prompt) for piece in pieces] + [output_of("", reason, prompt)]
+    for output in outputs:
+        for chunk in msgspec.to_builtins(list(answer.chunks(0, output))):
+            [choice] = chunk["choices"]
+            delta = choice["delta"]
+            for name in ("role", "content", "reasoning", "reasoning_content"):
+                if name in delta:
+                    message[name] = (message.get(name) or "") + delta[name]
+            for call in delta.get("tool_calls", []):
+                if "id" in call:
+                    assert call["index"] == len(message["tool_calls"]) and call["type"] == "function"
+                    message["tool_calls"].append({"id": call["id"], "function": {**call["function"]}})
+                else:
+                    message["tool_calls"][call["index"]]["function"]["arguments"] += call["function"][
+                        "arguments"
+                    ]
+    return {"message": message, "finish_reason": choice["finish_reason"]}
+
+
+def plain(choice: dict) -> dict:
+    """What matters of a choice, without the calls' random names."""
+    message = choice["message"]
+    calls = message.get("tool_calls") or []
+    assert len({call["id"] for call in calls}) == len(calls)
+    return {
+        "content": message["content"] or "",
+        "reasoning": message.get("reasoning"),
+        "calls": [(call["function"]["name"], call["function"]["arguments"]) for call in calls],
+        "reason": choice["finish_reason"],
+    }
+
+
+@pytest.mark.parametrize("reason", ["stop", "length"])
+@pytest.mark.parametrize(("name", "text", "content", "calls"), CASES)
+def test_a_stream_says_what_the_whole_says(name, text, content, calls, reason):
+    body = body_of()
+    expected = plain(whole(answer_to(body, tool_parser=name), text, reason))
+    assert expected["content"] == content
+    assert [(name, json.loads(arguments)) for name, arguments in expected["calls"]] == calls
+    assert expected["reason"] == ("tool_calls" if calls and reason == "stop" else reason)
+    for size in (1, 3, 7, len(text)):
+        pieces = [text[at : at + size] for at in range(0, len(text), size)]
+        assert plain(streamed(answer_to(body, tool_parser=name), pieces, reason)) == expected
+
+
+@pytest.mark.parametrize(("name", "is_open", "text", "thought", "content"), THOUGHTS)
+def test_reasoning_is_told_apart(name, is_open, text, thought, content):
+    prompt = "user: hi\n<think>\n" if is_open else "user: hi\n"
+    body = body_of(tools=None)
+    for include in (True, False):
+        body = body_of(tools=None, include_reasoning=include)
+        make = partial(answer_to, body, reasoning_parser=name)
+        choice = whole(make(), text, prompt=prompt)
+        assert choice["message"]["content"] == content
+        assert choice["message"].get("reasoning", "") == (thought if include else "")
+        assert plain(streamed(make(), text, prompt=prompt)) == plain(choice)
+
+
+def test_without_parsers_text_is_text():
+    answer = answer_to(body_of(tool_choice="none"), tool_parser="hermes")
+    assert whole(answer, '<tool_call>{"name": "stop"}')["message"]["content"] == '<tool_call>{"name": "stop"}'
+
+
+def test_forced_calls_are_held_to_their_schemas():
+    use = ToolUse.of(body_of(tool_choice="required", parallel_tool_calls=False))
+    renderer = SimpleNamespace(tool_parser="", reasoning_parser="")
+    schema = use.constrained(SamplingParams(), renderer).structured_outputs.json
+    good = [{"name": "move", "parameters": {"at": {"x": 1}}}]
+    jsonschema.validate(good, schema)
+    jsonschema.validate([{"name": "stop", "parameters": {}}], schema)
+    for bad in (
+        [],
+        good * 2,
+        [{"name": "move", "parameters": {"at": {}}}],
+        [{"name": "fly", "parameters": {}}],
+    ):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(bad, schema)
+    choice = plain(whole(answer_to(body_of(tool_choice="required")), json.dumps(good)))
+    assert choice["calls"] == [("move", '{"at": {"x": 1}}')] and choice["reason"] == "tool_calls"
+
+
+def test_a_named_tool():
+    choice = {"type": "function", "function": {"name": "move"}}
+    use = ToolUse.of(body_of(tool_choice=choice))
+    assert [tool["function"]["name"] for tool in use.described()] == ["move"]
+    answer = answer_to(body_of(tool_choice=choice))
+    assert plain(streamed(answer, ['{"at": ', '{"x": 1}}']))["calls"] == [("move", '{"at": {"x": 1}}')]
