@@ -18,6 +18,7 @@ from octavo.config.server import ServerConfig
 from octavo.frontend.async_engine import AsyncLLM
 from octavo.serving.errors import error_response, handle_exception
 from octavo.serving.metrics_board import MetricsBoard
+from octavo.serving.openai.batch_runner import BatchRunner
 from octavo.serving.openai.models import ServedModels
 from octavo.serving.openapi import describe, schemas
 from octavo.serving.registry import Route, load_routes
@@ -41,6 +42,7 @@ def make_app(engine: AsyncLLM, config: ServerConfig) -> FastAPI:
     app.state.metrics_board = MetricsBoard(engine.metrics)
     app.state.models = ServedModels.of(engine.config)
     app.state.store = Store(config)
+    app.state.batch_runner = BatchRunner(engine, config, app.state.models, app.state.store)
     app.add_exception_handler(HTTPException, handle_exception)
     routes = []
     for route in load_routes():

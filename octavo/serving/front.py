@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import uvloop
+from starlette.datastructures import State
 
 from octavo.base import log
 from octavo.base.errors import OctavoError
@@ -40,8 +41,9 @@ class Front(Service):
     def _make_engine(self) -> AsyncLLM:
         return AsyncLLM.attached(self._engine_config, self._folder, self._index)
 
-    def _open(self, engine: AsyncLLM, board: MetricsBoard) -> None:
+    def _open(self, engine: AsyncLLM, state: State) -> None:
         logger.info("Serving.")
+        board: MetricsBoard = state.metrics_board
         self._tasks = [asyncio.create_task(board.share(self._folder, self._parent_pid))]
 
 

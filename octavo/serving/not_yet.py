@@ -9,7 +9,6 @@ from octavo.serving.registry import Route
 _POOLING = "the model generates text; embeddings, classes and scores need another kind of model"
 _LORA = "adapters are not loaded at run time: merge the adapter into the model's weights"
 _MEDIA = "octavo serves text only"
-_FILES = "there is no store of files: send requests one by one, or several prompts in one request"
 _INSTEAD = {
     "/v1/embeddings": _POOLING,
     "/v2/embed": _POOLING,
@@ -31,8 +30,6 @@ _INSTEAD = {
     "/v1/audio/transcriptions": _MEDIA,
     "/v1/audio/translations": _MEDIA,
     "/v1/images/generations": _MEDIA,
-    "/v1/files": _FILES,
-    "/v1/batches": _FILES,
 }
 
 

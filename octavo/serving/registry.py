@@ -18,6 +18,8 @@ ROUTE_MODULES = [
     "octavo.serving.openai.completions",
     "octavo.serving.openai.chat",
     "octavo.serving.openai.batch",
+    "octavo.serving.openai.files",
+    "octavo.serving.openai.batches",
     "octavo.serving.openai.websocket",
     "octavo.serving.openai.tokenize",
     "octavo.serving.generate",

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Literal
 
 import uvloop
+from starlette.datastructures import State
 
 from octavo.base import log
 from octavo.config import EngineArgs, EngineConfig, resolve
@@ -20,10 +21,10 @@ from octavo.config.server import ServerConfig
 from octavo.frontend.async_engine import AsyncLLM
 from octavo.serving.fronts import Fronts
 from octavo.serving.listener import Listener
-from octavo.serving.metrics_board import MetricsBoard
 from octavo.serving.service import Service
 
 _QUEUED_PER_SEAT = 4
+_STORE = "store.sqlite"
 
 
 def serve(args: EngineArgs, config: ServerConfig, listener: Listener) -> None:
@@ -50,13 +51,18 @@ class Server(Service):
     def _make_engine(self) -> AsyncLLM:
         config = _bounded(resolve(self._args))
         on_crash: Literal["none", "restart"] = "restart" if self._config.on_crash == "restart" else "none"
-        return AsyncLLM(config, on_crash=on_crash, num_fronts=self._config.api_server_count)
+        engine = AsyncLLM(config, on_crash=on_crash, num_fronts=self._config.api_server_count)
+        if not self._config.store:  # a file that all fronts can open, and that goes with the engine
+            self._config = dataclasses.replace(self._config, store=str(engine.mailbox_path / _STORE))
+        return engine
 
-    def _open(self, engine: AsyncLLM, board: MetricsBoard) -> None:
+    def _open(self, engine: AsyncLLM, state: State) -> None:
+        self._tasks = [asyncio.create_task(state.batch_runner.run())]
         if self._config.api_server_count > 1:
             self._fronts = Fronts(engine, self._config, self._listener)
             self._fronts.start()
-            self._tasks = [asyncio.create_task(board.share(engine.mailbox_path, os.getpid()))]
+            sharing = state.metrics_board.share(engine.mailbox_path, os.getpid())
+            self._tasks.append(asyncio.create_task(sharing))
         name = engine.config.observability.served_model_name or engine.config.model.model
         _say(_invitation(name, self._listener.url, self._config))
 

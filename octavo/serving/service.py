@@ -16,6 +16,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
+from starlette.datastructures import State
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo.base.log import get_logger
@@ -26,9 +27,9 @@ from octavo.serving.errors import HTTPError, error_response
 from octavo.serving.http_metrics import HttpMetrics
 from octavo.serving.http_server import HttpServer
 from octavo.serving.listener import Listener
-from octavo.serving.metrics_board import MetricsBoard
 from octavo.serving.middleware.drain import Drain
 from octavo.serving.middleware.stack import build_stack
+from octavo.serving.store.database import Store
 
 logger = get_logger(__name__)
 T = TypeVar("T")
@@ -63,6 +64,7 @@ class Service(ABC):
         self._door = Door(self._layers(error_response(_STARTING)))
         self._http = HttpServer(self._door, config, listener.socket)
         self._engine: AsyncLLM | None = None
+        self._store: Store | None = None
         self._tasks: list[asyncio.Task[None]] = []
         """What `_open` began."""
 
@@ -71,8 +73,11 @@ class Service(ABC):
         """The engine, not started; called on a thread of its own, as it may take long."""
 
     @abstractmethod
-    def _open(self, engine: AsyncLLM, board: MetricsBoard) -> None:
-        """The engine has started and requests are let in: begin what else there is to do."""
+    def _open(self, engine: AsyncLLM, state: State) -> None:
+        """The engine has started and requests are let in: begin what else there is to do.
+
+        state: of the application
+        """
 
     async def run(self) -> None:
         """Serve until asked to end. Raises ConfigError when the engine cannot start, EngineDead."""
@@ -92,10 +97,11 @@ class Service(ABC):
         engine = self._engine = await _on_thread(self._make_engine)
         await engine.start()
         app = make_app(engine, self._config)
-        board: MetricsBoard = app.state.metrics_board
-        self._door.app = HttpMetrics(self._layers(app), board)
+        self._store = app.state.store
+        await self._store.open()
+        self._door.app = HttpMetrics(self._layers(app), app.state.metrics_board)
         self._http.start()
-        self._open(engine, board)
+        self._open(engine, app.state)
         raise await engine.wait_until_dead()
 
     async def _drained(self) -> None:
@@ -111,6 +117,8 @@ class Service(ABC):
         if self._engine is not None:
             await self._engine.shutdown(timeout=0, grace_s=grace_s)
         await self._http.close(_LAST_WORDS_S)
+        if self._store is not None:
+            await self._store.close()
 
     @property
     def _deadline_s(self) -> float:

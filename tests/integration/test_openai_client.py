@@ -175,7 +175,7 @@ def test_scoring_as_evaluations_do(client, offline):
         ({"messages": []}, openai.BadRequestError, "messages"),
         ({"extra_body": {"no_such_field": 1}}, openai.BadRequestError, "no_such_field"),
         ({"messages": [{"role": "user", "content": "word " * 9000}]}, openai.BadRequestError, "prompt"),
-        ({"response_format": {"type": "json_object"}}, openai.BadRequestError, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, openai.BadRequestError, "response_format"),
     ],
 )
 def test_errors(client, fields, error, param):

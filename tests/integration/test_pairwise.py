@@ -34,8 +34,12 @@ FEATURES = {
     "stop": {"stop": ["e", "st"]},
     "logprobs": {"logprobs": 2},
     "structured_outputs": {"structured_outputs": {"regex": "[a-z ,.]{0,60}[A-Z]?"}},
+    "thinking_token_budget": {"thinking_token_budget": 3},
 }
-PAIRS = list(itertools.combinations(FEATURES, 2))
+EXCLUSIVE = {("structured_outputs", "thinking_token_budget")}
+PAIRS = [pair for pair in itertools.combinations(FEATURES, 2) if pair not in EXCLUSIVE]
+REASONING_PARSER = "deepseek_r1"
+"""Of models that reason from the first token."""
 
 CONDITIONS = {
     "batched": {},
@@ -55,7 +59,8 @@ def checkpoint(tmp_path_factory):
 @pytest.fixture
 def make(checkpoint, make_llm, smollm2_path):
     def engine(**options):
-        return make_llm(checkpoint, skip_tokenizer_init=False, tokenizer=str(smollm2_path), **options)
+        tokens = {"skip_tokenizer_init": False, "tokenizer": str(smollm2_path)}
+        return make_llm(checkpoint, reasoning_parser=REASONING_PARSER, **tokens, **options)
 
     return engine
 
@@ -98,6 +103,7 @@ def solo(checkpoint, smollm2_path):
     with LLM(
         str(checkpoint),
         tokenizer=str(smollm2_path),
+        reasoning_parser=REASONING_PARSER,
         dtype="float32",
         enable_prefix_caching=False,
         num_gpu_blocks_override=50,
@@ -135,3 +141,12 @@ def test_pairs_with_siblings(make, solo):
             alone = param.clone()
             alone.n, alone.seed = 1, param.seed + index
             assert facts(completion) == solo(prompt, alone), (pair, index)
+
+
+def test_the_end_of_reasoning_was_forced(make, solo, smollm2_path):
+    """What `test_pairs` compares is there: three tokens of reasoning, the tag, and the answer."""
+    budgeted = [(p, param) for p, param in requests() if param.thinking_token_budget is not None]
+    tag = make().get_tokenizer().encode("</think>")
+    for prompt, params in budgeted:
+        _, ids, *_ = solo(prompt, params)
+        assert ids[3 : 3 + len(tag)] == tag[: len(ids) - 3] or len(ids) < 4 or params.stop_strings

@@ -7,10 +7,11 @@ line is in the store.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, TypeVar
 
 from octavo.base.errors import EngineDead
 from octavo.base.log import get_logger
@@ -23,8 +24,10 @@ from octavo.serving.openai.batch_lines import BatchLine, LineFault, answer_line,
 from octavo.serving.openai.batch_record import Batch, BatchError, End, OpenBatch
 from octavo.serving.openai.models import ServedModels
 from octavo.serving.store.database import Store
+from octavo.serving.store.transaction import Transaction
 
 logger = get_logger(__name__)
+T = TypeVar("T")
 _READ_BYTES = 2**20
 _MAX_ERRORS = 100
 _POLL_S = 1.0
@@ -111,11 +114,14 @@ class BatchRunner:
         if job.errors:
             return "failed"
         job.batch = await self._run(batch_record.begin, job, total=total)
-        async with asyncio.TaskGroup() as group:
-            async for number, line in self._todo(job):
-                await self._seats.acquire()
-                task = group.create_task(self._answer(job, number, line))
-                task.add_done_callback(lambda _: self._seats.release())
+        try:
+            async with asyncio.TaskGroup() as group:
+                async for number, line in self._todo(job):
+                    await self._seats.acquire()
+                    task = group.create_task(self._answer(job, number, line))
+                    task.add_done_callback(lambda _: self._seats.release())
+        except ExceptionGroup as faults:
+            raise faults.exceptions[0] from None
         return "completed"
 
     async def _answer(self, job: _Job, number: int, line: BatchLine) -> None:
@@ -158,7 +164,7 @@ class BatchRunner:
     async def _lines(self, job: _Job) -> AsyncIterator[tuple[int, bytes]]:
         """The input's lines that are not blank."""
         start, file_id = 0, job.batch.input_file_id
-        while lines := await self._store.run(lambda store: store.lines(file_id, start, _READ_BYTES)):
+        while lines := await self._store.run(partial(_window, file_id=file_id, start=start)):
             for number, content in lines:
                 if content.strip():
                     yield number, content
@@ -175,3 +181,11 @@ class BatchRunner:
         """What the key of the tenant would have brought."""
         keys = self._config.api_key
         return next((key.cache_salt for key in keys if key.tenant == tenant), tenant) if len(keys) > 1 else ""
+
+    async def _run(self, change: Callable[..., T], job: _Job, **values: Any) -> T:
+        """A change of the record of a batch."""
+        return await self._store.run(partial(change, tenant=job.tenant, batch_id=job.batch.id, **values))
+
+
+def _window(transaction: Transaction, file_id: str, start: int) -> list[tuple[int, bytes]]:
+    return transaction.lines(file_id, start, _READ_BYTES)

@@ -21,6 +21,7 @@ from octavo.serving.openai.answers import (
     Delta,
     DeltaChoice,
     FinishReason,
+    Usage,
 )
 from octavo.serving.openai.fingerprint import FINGERPRINT
 from octavo.serving.openai.logprobs import LogprobWriter, prompt_logprobs
@@ -125,6 +126,14 @@ class ChatAnswer:
         reason: FinishReason | None = completion.finish_reason  # type: ignore[assignment]  # others are errors
         parser = self._parsers.get(self._number(index, completion))
         return "tool_calls" if reason == "stop" and parser is not None and parser.num_calls else reason
+
+    def count(self, index: int, output: RequestOutput) -> None:
+        """Add an output to the usage, for who does not ask for chunks."""
+        self._meter.count(index, output)
+
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        return self._meter.usage()
 
     def last_chunk(self) -> ChatChunk | None:
         """Usage, if it was asked for."""

@@ -23,6 +23,7 @@ TOO_MANY = list(range(MAX_LOGPROB_TOKEN_IDS + 1))
         {"stream_interval": 10**9},
         {"repetition_detection": RepetitionDetectionParams(20, 3, 4)},
         {"thinking_token_budget": -1},
+        {"thinking_token_budget": 0, "thinking_tag_ids": [[], [1, 2]]},
         {"stop_strings": ["a", "b"]},
     ],
     ids=str,
@@ -81,7 +82,6 @@ def test_refused_with_text_and_name(values, name, text):
         ("trace_decode_token_ids", [1], Unsupported, "leave it None"),
         ("routed_experts_prompt_start", 3, Unsupported, "leave it 0"),
         ("skip_clone", "yes", Unsupported, "True or False"),
-        ("thinking_token_budget", 0, Unsupported, "needs a reasoning parser"),
     ],
 )
 def test_known_keywords_that_are_not_served(keyword, value, error, remedy):

@@ -1,0 +1,48 @@
+"""`turn_events`: the model's turn as events, for the dialects beside chat completions.
+
+Used by the routes of responses and of Anthropic's messages.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from msgspec import structs
+
+from octavo.frontend.parsers.events import Event, Reasoning
+from octavo.serving.caller import Caller
+from octavo.serving.openai.answers import FinishReason, Usage
+from octavo.serving.openai.chat import prepare
+from octavo.serving.openai.protocol import ChatRequest
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEnd:
+    """The last event."""
+
+    finish_reason: FinishReason
+    stop_reason: int | str | None
+    """The stop string or token that ended it."""
+    usage: Usage
+    num_reasoning_tokens: int
+    """Of the usage's completion tokens."""
+
+
+async def turn_events(caller: Caller, body: ChatRequest) -> AsyncGenerator[Event | TurnEnd, None]:
+    """The one answer to the body's conversation; close it to abort.
+
+    Raises RequestError and Overloaded before the first event, EngineDead and HTTPError at any time.
+    """
+    generation, answer = prepare(caller, structs.replace(body, stream=True), [body.messages])
+    num_reasoning, is_reasoning = 0, False
+    async with aclosing(generation.outputs()) as outputs:
+        async for index, output in outputs:
+            answer.count(index, output)
+            for completion in output.outputs:
+                events = answer.read(index, output, completion)
+                is_reasoning = isinstance(events[-1], Reasoning) if events else is_reasoning
+                num_reasoning += len(completion.token_ids) * is_reasoning
+                for event in events:
+                    yield event
+                if (reason := answer.finish_reason(index, completion)) is not None:
+                    yield TurnEnd(reason, completion.stop_reason, answer.usage(), num_reasoning)
