@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from octavo import LLM, SamplingParams
+from octavo import LLM, SamplingParams, TokensPrompt
 
 _COMMON = {"hidden_act": "silu", "head_dim": 128, "num_key_value_heads": 8, "torch_dtype": "bfloat16"}
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -121,8 +121,10 @@ class Bench:
             )
             for n in lengths
         ]
-        outputs = self.llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
-        tokens = [output.outputs[0].token_ids for output in outputs]
+        outputs = self.llm.generate(
+            [TokensPrompt(prompt_token_ids=p) for p in prompts], params, use_tqdm=False
+        )
+        tokens = [list(output.outputs[0].token_ids) for output in outputs]
         if [len(ids) for ids in tokens] != lengths:
             raise SystemExit("An output has the wrong length.")
         return tokens
@@ -177,10 +179,14 @@ class Bench:
         """256 requests of 100 to 1024 in and out, drawn at temperature 0.6: nano-vllm's benchmark."""
 
         def make(repeat: int) -> Work:
-            rng = random.Random(0)
-            lengths = [(rng.randint(100, 1024), rng.randint(100, 1024)) for _ in range(256)]
-            tokens = random.Random(f"nano-{repeat}")
-            return random_prompts(tokens, [a for a, _ in lengths]), [b for _, b in lengths]
+            rng = random.Random(0)  # in nano-vllm's order, ids of prompts between their lengths
+            lengths = []
+            for _ in range(256):
+                lengths.append(rng.randint(100, 1024))
+                for _ in range(lengths[-1]):
+                    rng.randint(0, 10000)
+            outputs = [rng.randint(100, 1024) for _ in range(256)]
+            return random_prompts(random.Random(f"nano-{repeat}"), lengths), outputs
 
         yield self._throughput("nano", make, 0.6)
 

@@ -1,10 +1,10 @@
 """Requests that no client should send: rows for tests/integration/test_bad_requests.py and for a live server.
 
-    python -m tests.bad_requests http://127.0.0.1:8000 MODEL
+    python -m tests.bad_requests http://127.0.0.1:8000
 
-sends the same rows to a running server. A row is a fault in one place of a request that is right otherwise.
-Each must be answered as its row says, in the form of an error, without a word about the machine; and nobody
-else may notice: the canary's text stays what it was.
+sends the same rows to a running server (one with a context of at most 16384 tokens). A row is a fault in one
+place of a request that is right otherwise. Each must be answered as its row says, in the form of an error,
+without a word about the machine; and nobody else may notice: the canary's text stays what it was.
 """
 
 import json
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import httpx
 
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
-TEXT = {"prompt": "hello", "max_tokens": 4, "temperature": 0}
+TEXT = {"prompt": "hello", "max_tokens": 4, "temperature": 0, "seed": 0}
 TALK = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "temperature": 0}
 JSON = {"Content-Type": "application/json"}
 MAX_ERROR_BYTES = 4096
@@ -153,11 +153,76 @@ RIGHT = {
     "metadata": [{"a": "b"}],
     "vllm_xargs": [None, {}, {"a": [1, "x", True, 0.5]}],
     "truncate_prompt_tokens": [None, -1, 2],
-    "prompt": ["\x00", "\ud83d\ude00" * 9, "\u202e", "\ufffe", ["a", "b"], [0, 1, 2], [[1], [2, 3]], "</s><s>"],
+    "prompt": [
+        "\x00",
+        "\ud83d\ude00" * 9,
+        "\u202e",
+        "\ufffe",
+        ["a", "b"],
+        [0, 1, 2],
+        [[1], [2, 3]],
+        "</s><s>",
+    ],
     "request_id": [None, "x", "!~" * 64],
     "stream_options": [None],
 }
 """Odd, and allowed."""
+
+BODIES = [
+    *(b"", b" ", b"{", b"}", b'{"', b'{"a"', b'{"a":', b'{"a":1', b'{"a":1,}', b"[]", b"[1]", b"5", b'"x"'),
+    *(b"true", b"null", b"undefined", b"{}", b"{}{}", b"{} x", b"{'a': 1}", b"{a: 1}", b"// x\n{}", b"\x00"),
+    *(b"\xff\xfe{\x00}\x00", b"\xef\xbb\xbf{}", b"\x1f\x8b\x08", b"\x80\x04}.", b'{"prompt": "\xff"}'),
+    *(b'{"prompt": "\xed\xa0\x80"}', b'{"prompt": "\\ud800"}', b'{"prompt": "\\udc00\\ud800"}'),
+    *(b'{"prompt": "\n"}', b'{"prompt": "\\x41"}', b'{"prompt": "a', b'{"\\ud800": 1}', b'{"prompt": -}'),
+    *(b"[" * 100_000, b'{"a":' * 100_000, b'{"prompt":' + b"[" * 5000 + b"]" * 5000 + b"}"),
+    b'{"messages":' + b'[{"content":' * 900 + b"1" + b"}]" * 900 + b"}",
+    *(
+        b"prompt=hello&max_tokens=4",
+        b"<x/>",
+        b"--x\r\n\r\n",
+        b'{"prompt": "a", "max_tokens": 1' + b"0" * 5000 + b"}",
+    ),
+    b"{" + b",".join(b'"k%d": 1' % i for i in range(50_000)) + b"}",
+]
+MEDIA_TYPES = [
+    *("", "text/plain", "text/json", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"),
+    *("application/xml", "application/octet-stream", "json", "application/jsonx", "application/ json", "*/*"),
+    *("text/plain; application/json", "x" * 5000),
+]
+OTHER_BODIES = [
+    *(("/tokenize", text) for text in ("{}", '{"prompt": 5}', '{"prompt": null}', '{"prompt": ["a"]}')),
+    *(("/tokenize", text) for text in ('{"prompt": "a", "messages": []}', '{"messages": []}')),
+    *(
+        ("/tokenize", text)
+        for text in ('{"prompt": "a", "x": 1}', '{"prompt": "a", "add_special_tokens": 1}')
+    ),
+    *(("/detokenize", text) for text in ("{}", '{"tokens": null}', '{"tokens": "1"}', '{"tokens": [1.5]}')),
+    *(
+        ("/detokenize", f'{{"tokens": [{token}]}}')
+        for token in (-1, 2**31, 2**63, 10**30, "null", '"1"', "[]")
+    ),
+    ("/detokenize", json.dumps({"tokens": [1] * 200_000})),
+    *(("/generate", text) for text in ("{}", '{"prompt": 5}', '{"prompt": "a", "n": 0}', '{"prompt": []}')),
+    *(("/generate", text) for text in ('{"prompt": "a", "max_tokens": 0}', '{"prompt": ["a", "b"]}')),
+    *(("/v1/chat/completions/batch", text) for text in ("{}", '{"messages": []}', '{"messages": [[]]}')),
+    *(
+        ("/v1/chat/completions/batch", text)
+        for text in ('{"messages": [[5]]}', '{"messages": [{"role": "user"}]}')
+    ),
+]
+HEADERS = [
+    *(("X-Request-Id", text) for text in ("", "x" * 5000, "a b", "../../etc/passwd", "\x7f", "${jndi:x}")),
+    *(
+        ("traceparent", text)
+        for text in ("", "x", "00-0-0-0", "ff-" + "f" * 32 + "-" + "f" * 16 + "-ff", "a" * 5000)
+    ),
+    *(("X-data-parallel-rank", text) for text in ("-1", "x", "9" * 400)),
+    *(("Accept", text) for text in ("text/html", "x", "a" * 5000)),
+    *(("Accept-Encoding", text) for text in ("gzip;q=x", "*;q=0")),
+    *(("Expect", text) for text in ("100-continue",)),
+    *(("Authorization", text) for text in ("", "Bearer", "Basic x", "Bearer " + "k" * 5000)),
+    *(("Range", "bytes=0-1"), ("Cookie", "a=" + "b" * 5000), ("X-Forwarded-For", "x" * 5000)),
+]
 
 
 @dataclass(frozen=True)
@@ -173,35 +238,121 @@ class Row:
     max_s: float = 10.0
 
 
-def of_fields():
-    """Rows of JSON bodies with one wrong field, and of odd ones that are right."""
-    for path, base, tables in ((COMPLETION, TEXT, (WRONG,)), (CHAT, TALK, (WRONG, WRONG_CHAT))):
+def rows():
+    """All of them."""
+    for path, base, tables in ((COMPLETION, TEXT, (WRONG,)), (CHAT, TALK, (WRONG | WRONG_CHAT,))):
         for table in tables:
-            yield from (_changed(path, base, name, value) for name in table for value in _wrong(table, name))
-        yield from (
-            _changed(path, base, name, value, 200)
-            for name in RIGHT
-            for value in RIGHT[name]
-            if path == COMPLETION or name not in ("prompt", "best_of")
+            yield from (_row(path, base, name, value) for name, values in table.items() for value in values)
+        for name, values in RIGHT.items():
+            yield from (_row(path, base, name, value, 200) for value in values if _is_field_of(path, name))
+    yield from (_row(COMPLETION, TEXT, "prompt", value) for value in WRONG_PROMPTS)
+    yield from (_row(CHAT, TALK, "messages", value) for value in WRONG_MESSAGES)
+    yield from _bodies()
+    yield from _other_routes()
+
+
+def _is_field_of(path, name):
+    return path == COMPLETION or name != "prompt"
+
+
+def _row(path, base, name, value, status=400):
+    content = json.dumps({**base, name: value}).encode()
+    statuses = {"model": (status, 404)}.get(name, (status,))
+    return Row(f"{path} {name}={value!r:.40}", path, content, statuses)
+
+
+def _bodies():
+    """Bodies that are no JSON, or none of ours; and media types that are not JSON's."""
+    good = json.dumps(TEXT).encode()
+    for content in BODIES:
+        yield Row(f"body {content[:30]!r}", COMPLETION, content)
+        yield Row(f"chat body {content[:30]!r}", CHAT, content)
+    for field_name in ("temperature", "max_tokens", "n", "seed", "prompt", "logit_bias"):
+        for literal in ("NaN", "Infinity", "-Infinity", "1e999", "-1e999", "+1", "01", "1.", ".5", "0x1"):
+            content = json.dumps({**TEXT, field_name: "@"}).replace('"@"', literal).encode()
+            yield Row(f"{field_name}={literal}", COMPLETION, content)
+    doubled = b'{"prompt": "hello", "max_tokens": -1, "max_tokens": 4}'
+    yield Row("a field twice, the last one right", COMPLETION, doubled, (200, 400))
+    yield Row(
+        "a field twice, the last one wrong", COMPLETION, doubled.replace(b"-1", b"4").replace(b"4}", b"-1}")
+    )
+    yield Row("white space around", COMPLETION, b" \r\n\t" + good + b"\n" * 1000, (200,))
+    for media_type in MEDIA_TYPES:
+        yield Row(f"media type {media_type}", COMPLETION, good, (415,), headers={"Content-Type": media_type})
+    yield Row("no media type", COMPLETION, good, (415,), headers={})
+    for coding in ("gzip", "br", "deflate", "gzip, identity", "x"):
+        yield Row(f"coding {coding}", COMPLETION, good, (415,), headers={**JSON, "Content-Encoding": coding})
+    yield Row("17 MB", COMPLETION, b'{"prompt": "' + b"a" * (17 << 20) + b'"}', (413,))
+
+
+def _other_routes():
+    for path, content in OTHER_BODIES:
+        yield Row(f"{path} {content[:40]}", path, content.encode())
+    for path in (COMPLETION, CHAT, "/tokenize", "/detokenize", "/generate"):
+        for method in ("GET", "PUT", "DELETE", "PATCH", "HEAD", "TRACE", "OPTIONS", "BREW"):
+            yield Row(
+                f"{method} {path}", path, b"", (400, 405) if method == "BREW" else (405,), method=method
+            )
+        yield Row(f"{path} null", path, b"null")
+    for path in ("/v1", "/v1/", "/v1/completions/", "//v1/completions", "/V1/completions", "/x" * 4000):
+        yield Row(f"POST {path[:30]}", path, json.dumps(TEXT).encode(), (404,))
+    for name in ("x", "..", "%2e%2e%2fetc", "a" * 4000, "%00", "%ff", "\u00e9", "x?y=z", "x/y"):
+        yield Row(f"model {name[:20]}", f"/v1/models/{name}", b"", (400, 404), method="GET", headers={})
+    for path in ("/sleep", "/collective_rpc", "/reset_prefix_cache", "/update_weights", "/server_info"):
+        yield Row(path, path, b"{}", (404, 405))
+    for name, value in HEADERS:
+        row = Row(
+            f"header {name}", COMPLETION, json.dumps(TEXT).encode(), (200, 400), headers={**JSON, name: value}
         )
-    for value in WRONG_PROMPTS:
-        yield _changed(COMPLETION, TEXT, "prompt", value)
-    for value in WRONG_MESSAGES:
-        yield _changed(CHAT, TALK, "messages", value)
+        yield row
 
 
-def _wrong(table, name):
-    return table[name]
+def faults(row, answer):
+    """What is wrong with an answer (httpx.Response) to `row`; nothing, if all is well."""
+    if answer.status_code not in row.statuses:
+        yield f"status {answer.status_code}, not one of {row.statuses}: {answer.text[:200]}"
+    if answer.status_code < 400 or row.method == "HEAD":
+        return
+    if len(answer.content) > MAX_ERROR_BYTES:
+        yield f"an error of {len(answer.content)} bytes"
+    if found := _LEAK.search(answer.text):
+        yield f"a leak: {found[0]}"
+    try:
+        error = answer.json()["error"]
+    except (ValueError, KeyError, TypeError):
+        yield f"no error object: {answer.text[:100]}"
+        return
+    if {*error} != {"message", "type", "param", "code"} or not error["message"] or not error["type"]:
+        yield f"an error of another form: {error}"
+    if error["code"] != answer.status_code:
+        yield f"code {error['code']}, but status {answer.status_code}"
 
 
-def _changed(path, base, name, value, status=400):
-    body = {**base, name: value}
-    if table_needs_logprobs(name):
-        body["logprobs"] = None
-    text = f"{path} {name}={value!r:.40}"
-    statuses = (status,) if name != "model" else (status, 404)
-    return Row(text, path, json.dumps(body).encode(), statuses)
+def request_of(client, row):
+    """The row as an httpx request."""
+    return client.build_request(row.method, row.path, content=row.content, headers=row.headers)
 
 
-def table_needs_logprobs(name):
-    return False
+def main(url):
+    """Send all rows to a running server; the number of those that failed."""
+    num_failed = num_sent = 0
+    with httpx.Client(base_url=url, timeout=60) as client:
+        ask = lambda: client.post(COMPLETION, json=TEXT).json()["choices"][0]["text"]  # noqa: E731
+        canary = ask()
+        for row in rows():
+            num_sent += 1
+            began_s = time.monotonic()
+            found = list(faults(row, client.send(request_of(client, row))))
+            if (took_s := time.monotonic() - began_s) > row.max_s:
+                found.append(f"took {took_s:.1f} s")
+            if num_sent % 50 == 0 and ask() != canary:
+                found.append("the canary's text has changed")
+            num_failed += bool(found)
+            for fault in found:
+                print(f"{row.name}: {fault}")
+    print(f"{num_failed} of {num_sent} rows failed")
+    return num_failed
+
+
+if __name__ == "__main__":
+    sys.exit(bool(main(sys.argv[1])))

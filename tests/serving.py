@@ -7,6 +7,7 @@ The core is a process of its own, as in production, but loads nothing: it starts
 per module (`loop_scope="module"`). Prompts are bytes; what is generated is a fixed function of the prompt.
 """
 
+import asyncio
 import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -59,12 +60,15 @@ async def served(config: ServerConfig | None = None, **engine_options) -> AsyncI
     engine = serving_engine(**engine_options)
     await engine.start()
     app = make_app(engine, config or ServerConfig())
+    batches = asyncio.create_task(app.state.batch_runner.run())
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://octavo") as client:
             yield Served(app, engine, client)
     finally:
+        batches.cancel()
         await engine.shutdown()
+        await app.state.store.close()
 
 
 def events_of(text: str) -> list:

@@ -30,6 +30,7 @@ COMMANDS = {
     "serve": Command("octavo.cli.serve", "serve a model over HTTP, with OpenAI's API and a page to chat on"),
     "chat": Command("octavo.cli.chat", "talk to a model in the terminal, here or on a server"),
     "complete": Command("octavo.cli.complete", "continue texts in the terminal, here or on a server"),
+    "run-batch": Command("octavo.cli.run_batch", "answer a file of requests, in OpenAI's batch format"),
     "pull": Command("octavo.cli.pull", "bring a model to this machine"),
     "doctor": Command("octavo.cli.doctor", "check whether octavo can run here, and say what to do"),
     "collect-env": Command("octavo.cli.collect_env", "print versions and hardware for a bug report"),

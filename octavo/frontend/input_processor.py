@@ -42,6 +42,8 @@ class TokenizationOptions:
     """Keep this many tokens; -1 = as many as leave room for max_tokens."""
     truncation_side: Side = "left"
     """The side that is cut off."""
+    max_output_tokens: int = 0
+    """Refuse a prompt that leaves less room than this; otherwise max_tokens is cut to the room there is."""
 
     @classmethod
     def parse(cls, options: Mapping[str, Any] | None) -> "TokenizationOptions":
@@ -153,8 +155,9 @@ class InputProcessor:
         check_beam_search(params)
         params = self._limits.resolve(params)
         parsed = parse_prompt(prompt)
-        ids = self._prompt_ids(parsed, TokenizationOptions.parse(tokenization_kwargs), params)
-        self._check_prompt(ids)
+        options = TokenizationOptions.parse(tokenization_kwargs)
+        ids = self._prompt_ids(parsed, options, params)
+        self._check_prompt(ids, options.max_output_tokens)
         check_prompt_scoring(params, len(ids), given_as_embeds=parsed.embeds is not None)
         prepared = PreparedRequest(
             request_id=uuid4().hex if request_id is None else request_id,
@@ -225,11 +228,17 @@ class InputProcessor:
             )
         return [0] * embeds.num_tokens
 
-    def _check_prompt(self, ids: list[int]) -> None:
+    def _check_prompt(self, ids: list[int], max_output_tokens: int) -> None:
         if not ids:
             raise RequestError("The decoder prompt cannot be empty.", "prompt")
         if len(ids) >= self.max_model_len:
             raise self._too_long(str(len(ids)))
+        if (room := self.max_model_len - len(ids)) < max_output_tokens:
+            raise RequestError(
+                f"max_tokens must be at most {room} here, got {max_output_tokens}: of the context of "
+                f"{self.max_model_len} tokens the prompt takes {len(ids)}. Leave it out to use what is left.",
+                "max_tokens",
+            )
         vocab_size = self._limits.vocab_size
         low, high = min(ids), max(ids)
         if low < 0 or high >= vocab_size:

@@ -42,6 +42,7 @@ class Server(Service):
         super().__init__(config, listener)
         self._args = args
         self._fronts: Fronts | None = None
+        self._batches: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         """Answer from the start: a probe that waits in the queue of the socket learns nothing."""
@@ -57,7 +58,8 @@ class Server(Service):
         return engine
 
     def _open(self, engine: AsyncLLM, state: State) -> None:
-        self._tasks = [asyncio.create_task(state.batch_runner.run())]
+        self._batches = asyncio.create_task(state.batch_runner.run())
+        self._tasks = [self._batches]
         if self._config.api_server_count > 1:
             self._fronts = Fronts(engine, self._config, self._listener)
             self._fronts.start()
@@ -67,6 +69,8 @@ class Server(Service):
         _say(_invitation(name, self._listener.url, self._config))
 
     async def _drained(self) -> None:
+        if self._batches is not None:  # they go on with the next server, if there is a store
+            self._batches.cancel()
         await asyncio.gather(super()._drained(), *([self._fronts.drained()] if self._fronts else []))
 
     async def _end(self, grace_s: float) -> None:

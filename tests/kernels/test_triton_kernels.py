@@ -111,6 +111,23 @@ def test_decoding_in_parts(lens, heads, kv_heads, head_dim, block_size, window, 
     compare("paged_attention", on_device(Case("parts", paged.args(), options)), 1e-5)
 
 
+@pytest.mark.parametrize("told", [0, 1, 2])
+def test_single_tokens_before_chunks(told: int) -> None:
+    paged = make_paged([(1, 70), (1, 33), (9, 40), (1, 5)], heads=4, kv_heads=2, head_dim=64, block_size=16)
+    arguments = [tensor.to(DEVICE) for tensor in paged.args()]
+    expected = REF.paged_attention(*arguments, scale=0.125)
+    actual = TRITON.paged_attention(*arguments, scale=0.125, num_singles=told)
+    assert_close(actual, expected, 1e-5, "singles")
+
+
+def test_rows_without_keys_are_padding() -> None:
+    paged = make_paged([(1, 70), (1, 33)], heads=4, kv_heads=2, head_dim=64, block_size=16)
+    paged.kv_lens[1] = 0
+    arguments = [tensor.to(DEVICE) for tensor in paged.args()]
+    results = [table.paged_attention(*arguments, scale=0.125) for table in (TRITON, REF)]
+    assert_close(*results, 1e-5, "padding")
+
+
 @pytest.mark.parametrize("lens", [[(1, 70), (1, 3)], [(5, 60), (1, 33)]], ids=["decode", "mixed"])
 def test_cache_of_8_bits(lens) -> None:
     """Both sides read the same numbers; against the exact cache their rounding, 1 in 16, averages out."""

@@ -37,16 +37,6 @@ _RESERVED = {"messages", "tools", "documents", "add_generation_prompt", "continu
 _MARK = "\N{INVISIBLE SEPARATOR}octavo continues here\N{INVISIBLE SEPARATOR}"
 
 
-class _Generation(jinja2.ext.Extension):
-    """{% generation %} … {% endgeneration %} marks what the model wrote, for training; here it is ignored."""
-
-    tags = {"generation"}  # noqa: RUF012  # Jinja's interface
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
 class ChatTemplate:
     """A compiled template. Immutable; compiled on first use."""
 
@@ -97,16 +87,16 @@ class ChatTemplate:
     def variables(self) -> Set[str]:
         """The names that the template reads and that are neither its own nor Jinja's."""
         try:
-            names = jinja2.meta.find_undeclared_variables(_ENVIRONMENT.parse(self.source))
+            names = jinja2.meta.find_undeclared_variables(SANDBOX.parse(self.source))
         except jinja2.TemplateError as error:
             raise RequestError(f"The chat template is not valid Jinja: {error}", "chat_template") from None
-        return names - _ENVIRONMENT.globals.keys()
+        return names - SANDBOX.globals.keys()
 
     @cached_property
     def content_format(self) -> ContentFormat:
         """ "openai" when the template goes through the parts of a message's content, else "string"."""
         try:
-            tree = _ENVIRONMENT.parse(self.source)
+            tree = SANDBOX.parse(self.source)
         except jinja2.TemplateError as error:
             raise RequestError(f"The chat template is not valid Jinja: {error}", "chat_template") from None
         loops = tree.find_all(jinja2.nodes.For)
@@ -115,7 +105,7 @@ class ChatTemplate:
     @cached_property
     def _compiled(self) -> jinja2.Template:
         try:
-            return _ENVIRONMENT.from_string(self.source)
+            return SANDBOX.from_string(self.source)
         except jinja2.TemplateError as error:
             raise RequestError(f"The chat template is not valid Jinja: {error}", "chat_template") from None
 
@@ -123,7 +113,7 @@ class ChatTemplate:
         faults.hit("template")
         template = self._compiled
         pieces, size = [], 0
-        _ENVIRONMENT.allow(MAX_RENDER_S)
+        SANDBOX.allow(MAX_RENDER_S)
         try:
             for piece in template.generate(variables):
                 size += len(piece)
@@ -149,79 +139,6 @@ class ChatTemplate:
                 f"The chat template failed on this conversation ({type(error).__name__}).", "messages"
             ) from error
         return "".join(pieces)
-
-
-class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, which also refuses to multiply itself out of memory, and to run for ever.
-
-    Every pass of a loop and every call of a macro begins by looking at the clock; nothing else repeats.
-    """
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._end = threading.local()
-
-    def allow(self, seconds: float) -> None:
-        """Templates that this thread renders may take so long from now."""
-        self._end.time_s = time.monotonic() + seconds
-
-    def tick(self) -> None:
-        """Called by compiled templates. Raises SecurityError when the time is over."""
-        if time.monotonic() > self._end.time_s:
-            raise SecurityError(f"it did not come to its end in {MAX_RENDER_S:g} s")
-
-    def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
-        tree = super()._parse(source, name, filename)
-        repeated: list[jinja2.nodes.For | jinja2.nodes.Macro | jinja2.nodes.CallBlock] = [
-            *tree.find_all(jinja2.nodes.For),
-            *tree.find_all(jinja2.nodes.Macro),
-            *tree.find_all(jinja2.nodes.CallBlock),
-        ]
-        for node in repeated:
-            node.body.insert(0, self._tick_statement(node.lineno))
-        return tree
-
-    def _tick_statement(self, line: int) -> jinja2.nodes.Node:
-        method = jinja2.nodes.EnvironmentAttribute("tick")
-        statement = jinja2.nodes.ExprStmt(jinja2.nodes.Call(method, [], [], None, None))
-        return statement.set_lineno(line).set_environment(self)
-
-    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
-        sizes = [len(x) if isinstance(x, str | list | tuple) else x for x in (left, right)]
-        if operator == "**" or (sizes != [left, right] and sizes[0] * sizes[1] > _MAX_REPEATED):
-            raise SecurityError(f"the result of {operator!r} may be too large")
-        return super().call_binop(context, operator, left, right)
-
-
-def _environment() -> _Sandbox:
-    environment = _Sandbox(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now}
-    return environment
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _raise(message: str) -> str:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(layout: str) -> str:
-    return datetime.now().strftime(layout)
 
 
 def _check_extra(extra: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
@@ -327,5 +244,3 @@ def _reads_content(node: jinja2.nodes.Node, aliases: set[str]) -> bool:
             return _reads_content(first, aliases)
     return False
 
-
-_ENVIRONMENT = _environment()

@@ -70,7 +70,7 @@ class _GraphRecorder:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """See platform.Record. torch.cuda.graph would collect garbage and empty the cache each time."""

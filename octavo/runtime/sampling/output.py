@@ -38,7 +38,7 @@ class HostCopies:
         for copy, tensor in zip(self._copies, tensors, strict=True):
             copy.copy_(tensor, non_blocking=True)
         if is_remote:
-            self._event = torch.cuda.Event()
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
 
     def read(self) -> list[torch.Tensor]:
@@ -86,10 +86,10 @@ class PendingSamples:
 
     def read(self) -> HostSamples:
         """Lists of everything; waits for this step, but for none behind it."""
-        token_ids_of_all, peaks_of_all, *columns = (copy.numpy() for copy in self.copies.read())
+        ids_of_all, peaks_of_all, *columns = self.copies.read()
         rows = slice(None) if self.rows is None else self.rows
-        token_ids: list[int] = token_ids_of_all[rows].tolist()
-        peaks = peaks_of_all[rows]
+        token_ids: list[int] = ids_of_all.numpy()[rows].tolist()
+        peaks = peaks_of_all.numpy()[rows]
         errors: list[str | None] = [None] * len(token_ids)
         if self.faults or not np.isfinite(peaks).all():
             errors = [self.faults.get(row) or _error(peak) for row, peak in enumerate(peaks.tolist())]

@@ -3,8 +3,8 @@
 Called by the model runner: `add` and `remove` when a request takes or leaves a slot, `sample` once per step.
 The order is vLLM's: raw logprobs, the step's masks, allowed and forbidden tokens, bad words, min_tokens,
 logit_bias, users' own processors, penalties, thinking budgets, then the likeliest token, or temperature,
-min_p, top_k, top_p and a draw. It waits for no accelerator (but for a request's own functions): the runner may
-prepare the next step before the host knows a token.
+min_p, top_k, top_p and a draw. It waits for no accelerator (but for a request's own functions): the runner
+may prepare the next step before the host knows a token.
 
 State belongs to a slot, is written when a request enters and then only by its own tokens. So a row's result
 depends on its logits, its request and the output position, and on nothing else in the batch.

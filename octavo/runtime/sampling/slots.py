@@ -39,7 +39,7 @@ class SlotNumbers:
     """
 
     def __init__(self, num_slots: int, num_columns: int, dtype: type, device: torch.device) -> None:
-        self._host = np.zeros((num_slots, num_columns), dtype)
+        self._host: Array = np.zeros((num_slots, num_columns), dtype)
         self._device = torch.from_numpy(self._host).to(device, copy=True)
         self._is_stale = False
 

@@ -148,7 +148,7 @@ class RecordedSteps:
         spare, lengths, singles = self._state.spare_slot, np.diff(work.starts), work.num_singles
         own = np.arange(work.starts[-1])
         own[singles:] += shape.singles - singles
-        inputs.places[:] = inputs.targets[:] = self._state.places(spare, 0)
+        inputs.places[:] = inputs.targets[:] = self._state.spare_place
         inputs.cache_slots[:] = -1
         inputs.places[own], inputs.positions[own], inputs.cache_slots[:, own] = locate(work, self._state)
         inputs.slots[:] = spare

@@ -49,7 +49,13 @@ class RequestState:
 
     def places(self, slots: Array, positions: Array) -> Array:
         """Where the tokens at these positions of these slots stand in `token_ids`, seen as flat."""
-        return slots * self.token_ids.shape[1] + positions
+        places: Array = slots * self.token_ids.shape[1] + positions
+        return places
+
+    @property
+    def spare_place(self) -> int:
+        """Where the spare slot keeps its first token, in `token_ids` seen as flat."""
+        return self.spare_slot * self.token_ids.shape[1]
 
     def add(self, request: NewRequest) -> int:
         """Give the request a slot and fill it; returns the slot."""

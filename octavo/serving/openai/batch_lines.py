@@ -21,6 +21,8 @@ from octavo.serving.openai import chat, completions
 from octavo.serving.openai.generation import Generation
 from octavo.serving.openai.protocol import ChatRequest, CompletionRequest, SamplingFields
 
+RESULT_BEGINS = b'{"id":"batch_req_'
+"""The first bytes of every LineResult."""
 _MAX_DEATHS = 3
 """Engines that one line may outlive: it may be what kills them."""
 
@@ -101,7 +103,10 @@ def check_endpoint(endpoint: str) -> None:
 
 
 def read_line(content: bytes, endpoint: str = "") -> BatchLine:
-    """A line of a batch for `endpoint`, any of ENDPOINTS when empty; its body is read later. Raises LineFault."""
+    """A line of a batch; its body is read later. Raises LineFault.
+
+    endpoint: the batch's; any of ENDPOINTS when empty
+    """
     try:
         line = msgspec.json.decode(content, type=BatchLine)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:

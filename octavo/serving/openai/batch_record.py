@@ -1,11 +1,12 @@
-"""`Batch`: a batch as clients see it and as the store keeps it, and how it changes: each change is one transaction.
+"""`Batch`: a batch as clients see it and as the store keeps it, and how it changes, in one transaction each.
 
-Used by the routes of `batches` and by `batch_runner`. While a batch is open, it, its input and its outputs are
-held in the store; a line is in the output exactly when it counts as done.
+Used by the routes of `batches` and by `batch_runner`. While a batch is open, it, its input and its outputs
+are held in the store; a line is in the output exactly when it counts as done.
 """
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal
 from uuid import uuid4
 
@@ -154,11 +155,12 @@ def cancel(transaction: Transaction, tenant: str, batch_id: str) -> Batch:
 def add_result(transaction: Transaction, tenant: str, batch_id: str, number: int, result: LineResult) -> None:
     """Line `number` of its input is done. Raises HTTPError 507 when the store is full."""
     batch = find(transaction, tenant, batch_id)
+    new_file = partial(_new_file, transaction, tenant, batch_id)
     if result.is_good:
-        batch.output_file_id = file_id = batch.output_file_id or _new_file(transaction, tenant, batch, "output")
+        file_id = batch.output_file_id = batch.output_file_id or new_file("output")
         batch.request_counts.completed += 1
     else:
-        batch.error_file_id = file_id = batch.error_file_id or _new_file(transaction, tenant, batch, "error")
+        file_id = batch.error_file_id = batch.error_file_id or new_file("error")
         batch.request_counts.failed += 1
     transaction.write_line(file_id, number, encode(result) + b"\n")
     _keep(transaction, batch)
@@ -193,9 +195,9 @@ def end(
     return batch
 
 
-def _new_file(transaction: Transaction, tenant: str, batch: Batch, what: str) -> str:
+def _new_file(transaction: Transaction, tenant: str, batch_id: str, what: str) -> str:
     file_id = f"file-{uuid4().hex}"
-    note = FileNote(f"{batch.id}_{what}.jsonl", "batch_output", _now_s())
+    note = FileNote(f"{batch_id}_{what}.jsonl", "batch_output", _now_s())
     transaction.add("file", file_id, tenant, encode(note), is_held=True)
     return file_id
 

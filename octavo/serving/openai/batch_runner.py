@@ -24,11 +24,9 @@ from octavo.serving.openai.batch_lines import BatchLine, LineFault, answer_line,
 from octavo.serving.openai.batch_record import Batch, BatchError, End, OpenBatch
 from octavo.serving.openai.models import ServedModels
 from octavo.serving.store.database import Store
-from octavo.serving.store.transaction import Transaction
 
 logger = get_logger(__name__)
 T = TypeVar("T")
-_READ_BYTES = 2**20
 _MAX_ERRORS = 100
 _POLL_S = 1.0
 """Between looks at what other front processes have put into the store."""
@@ -163,12 +161,10 @@ class BatchRunner:
 
     async def _lines(self, job: _Job) -> AsyncIterator[tuple[int, bytes]]:
         """The input's lines that are not blank."""
-        start, file_id = 0, job.batch.input_file_id
-        while lines := await self._store.run(partial(_window, file_id=file_id, start=start)):
+        async for lines in self._store.windows(job.batch.input_file_id):
             for number, content in lines:
                 if content.strip():
                     yield number, content
-            start = lines[-1][0] + 1
 
     async def _expire(self, job: _Job) -> None:
         """What is left has no answer."""
@@ -185,7 +181,3 @@ class BatchRunner:
     async def _run(self, change: Callable[..., T], job: _Job, **values: Any) -> T:
         """A change of the record of a batch."""
         return await self._store.run(partial(change, tenant=job.tenant, batch_id=job.batch.id, **values))
-
-
-def _window(transaction: Transaction, file_id: str, start: int) -> list[tuple[int, bytes]]:
-    return transaction.lines(file_id, start, _READ_BYTES)

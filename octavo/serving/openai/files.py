@@ -25,7 +25,6 @@ MAX_FILE_BYTES = 200 * 2**20
 MAX_LINES = 50_000
 _MAX_FORM_BYTES = 2**16
 """Of a form besides its file."""
-_READ_BYTES = 2**20
 _PURPOSE = "batch"
 
 
@@ -172,7 +171,9 @@ def _upload_of(form: FormData) -> UploadFile:
     return upload
 
 
-def _keep(note: FileNote, tenant: str, content: IO[bytes], max_line: int, transaction: Transaction) -> Document:
+def _keep(
+    note: FileNote, tenant: str, content: IO[bytes], max_line: int, transaction: Transaction
+) -> Document:
     """Write down every line, its end included."""
     file_id = f"file-{uuid4().hex}"
     transaction.add("file", file_id, tenant, encode(note), is_held=True)
@@ -180,7 +181,9 @@ def _keep(note: FileNote, tenant: str, content: IO[bytes], max_line: int, transa
         if number == MAX_LINES:
             raise RequestError(f"A file for batches may have {MAX_LINES} lines.", "file")
         if len(line) > max_line:
-            raise RequestError(f"Line {number + 1} is larger than {max_line} bytes, as no request may be.", "file")
+            raise RequestError(
+                f"Line {number + 1} has more than {max_line} bytes, as no request may.", "file"
+            )
         transaction.write_line(file_id, number, line)
     transaction.release(file_id)
     return transaction.find("file", file_id, tenant)
@@ -195,10 +198,8 @@ async def _find(request: Request) -> Document:
 
 
 async def _content(store: Store, file_id: str) -> AsyncIterator[bytes]:
-    start = 0
-    while lines := await store.run(lambda transaction: transaction.lines(file_id, start, _READ_BYTES)):
+    async for lines in store.windows(file_id):
         yield b"".join(content for _, content in lines)
-        start = lines[-1][0] + 1
 
 
 ROUTES = [

@@ -48,7 +48,21 @@ def tokenization(request: SamplingFields, *, add_special_tokens: bool) -> dict[s
         options["truncate_prompt_tokens"] = request.truncate_prompt_tokens
     if request.truncation_side is not None:
         options["truncation_side"] = request.truncation_side
-    return options
+    return options | {"max_output_tokens": _asked_tokens(request) or 0}
+
+
+def _asked_tokens(request: SamplingFields) -> int | None:
+    """The most tokens of output, if the request says so."""
+    match request:
+        case ChatRequest(max_completion_tokens=int(most)):
+            return most
+        case (
+            ChatRequest(max_tokens=most)
+            | CompletionRequest(max_tokens=most)
+            | GenerateRequest(max_tokens=most)
+        ):
+            return most
+    return None
 
 
 def _check_stream(request: SamplingFields) -> None:
@@ -78,9 +92,7 @@ def _of_completion(request: CompletionRequest) -> dict[str, Any]:
 def _of_chat(request: ChatRequest, recommended: int | None) -> dict[str, Any]:
     if request.top_logprobs is not None and not request.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true.", "top_logprobs")
-    max_tokens = (
-        request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
-    )
+    max_tokens = _asked_tokens(request)
     return {
         "max_tokens": recommended if max_tokens is None else max_tokens,
         "logprobs": _num_logprobs(request),

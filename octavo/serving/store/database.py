@@ -8,8 +8,9 @@ import asyncio
 import os
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,6 +26,7 @@ _IN_MEMORY = ":memory:"
 _BUSY_MS = 30_000
 """How long a write waits for those of other processes."""
 _MAX_UPLOADS = 4
+_WINDOW_BYTES = 2**20
 
 
 class Store:
@@ -47,6 +49,13 @@ class Store:
     async def run(self, work: Callable[[Transaction], T]) -> T:
         """The result of `work`, all of whose changes are kept, or none when it raises."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._transact, work)
+
+    async def windows(self, document_id: str) -> AsyncIterator[list[tuple[int, bytes]]]:
+        """The lines of a document with their numbers, some at a time."""
+        start = 0
+        while lines := await self.run(partial(_window, document_id=document_id, start=start)):
+            yield lines
+            start = lines[-1][0] + 1
 
     async def close(self) -> None:
         """Finish what was asked, then let go of the file; may be called twice."""
@@ -105,3 +114,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
         connection.execute(statement)
     connection.execute(f"PRAGMA user_version = {_VERSION}")
     connection.execute("COMMIT")
+
+
+def _window(transaction: Transaction, document_id: str, start: int) -> list[tuple[int, bytes]]:
+    return transaction.lines(document_id, start, _WINDOW_BYTES)

@@ -63,8 +63,13 @@ class Transaction:
         self._connection = connection
         self._max_bytes = max_bytes
 
-    def add(self, kind: Kind, document_id: str, tenant: str, content: bytes, *, is_held: bool = False) -> None:
-        """Keep a new document; the oldest that nobody holds go, when there is no room. Raises HTTPError 507."""
+    def add(
+        self, kind: Kind, document_id: str, tenant: str, content: bytes, *, is_held: bool = False
+    ) -> None:
+        """Keep a new document. Where there is no room, the oldest go that nobody holds.
+
+        Raises HTTPError 507, as all that writes, when that does not help.
+        """
         self._make_room(len(content))
         self._connection.execute(
             "INSERT INTO document (id, kind, tenant, created_s, num_bytes, num_holders, content) "
@@ -110,7 +115,7 @@ class Transaction:
         return list(islice(filter(wanted, map(_document, rows)), limit))
 
     def replace(self, document_id: str, content: bytes) -> None:
-        """Another content. Raises HTTPError 507."""
+        """Another content."""
         self._make_room(len(content))
         self._change(
             document_id,
@@ -132,17 +137,10 @@ class Transaction:
         self._connection.execute("DELETE FROM document WHERE id = ?", (document_id,))
 
     def write_line(self, document_id: str, number: int, content: bytes) -> None:
-        """Add a line; its end is the writer's. Raises HTTPError 507."""
+        """Add a line; its end is the writer's."""
         self._make_room(len(content))
         self._connection.execute("INSERT INTO line VALUES (?, ?, ?)", (document_id, number, content))
         self._change(document_id, "num_bytes = num_bytes + ?", len(content))
-
-    def line(self, document_id: str, number: int) -> bytes:
-        """One line that is there."""
-        [content] = self._connection.execute(
-            "SELECT content FROM line WHERE document = ? AND number = ?", (document_id, number)
-        ).fetchone()
-        return bytes(content)
 
     def lines(self, document_id: str, start: int, max_bytes: int) -> list[tuple[int, bytes]]:
         """Lines from number `start` on until they have `max_bytes`; one at least, if there is one."""
@@ -155,9 +153,7 @@ class Transaction:
 
     def forget_before(self, time_s: float) -> None:
         """Remove what is older and held by nobody."""
-        self._connection.execute(
-            "DELETE FROM document WHERE created_s < ? AND num_holders = 0", (time_s,)
-        )
+        self._connection.execute("DELETE FROM document WHERE created_s < ? AND num_holders = 0", (time_s,))
 
     def _lines(self, document_id: str, start: int, max_bytes: int) -> Iterator[tuple[int, bytes]]:
         rows = self._connection.execute(

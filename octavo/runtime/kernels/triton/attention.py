@@ -263,7 +263,7 @@ class PagedAttention:
         n = len(kv_lens) if len(q) == len(kv_lens) else num_singles
         if n:
             self._decode(q[:n], cache, block_tables, kv_lens[:n], out, factors, kind)
-        if n < len(q):
+        if n < len(kv_lens):
             rest = block_tables[n:], cu_q_lens[n:], kv_lens[n:]
             _prefill(q[n:], cache, *rest, out[n:], factors, kind)
         return out
