@@ -161,7 +161,6 @@ RIGHT = {
         ["a", "b"],
         [0, 1, 2],
         [[1], [2, 3]],
-        "</s><s>",
     ],
     "request_id": [None, "x", "!~" * 64],
     "stream_options": [None],

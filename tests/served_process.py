@@ -31,7 +31,10 @@ _PATIENCE_S = 60.0
 
 def _config(orders, args):
     config = fake_config(
-        max_model_len=4096, num_blocks=4096, max_num_seqs=args.max_num_seqs or 4, max_num_batched_tokens=256
+        max_model_len=args.max_model_len or 4096,
+        num_blocks=4096,
+        max_num_seqs=args.max_num_seqs or 4,
+        max_num_batched_tokens=256,
     )
     names = [field.name for field in dataclasses.fields(config.front)]
     return dataclasses.replace(

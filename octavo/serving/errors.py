@@ -101,25 +101,29 @@ def http_error(error: BaseException) -> HTTPError:
             return HTTPError(501, str(error))
         case Overloaded(retry_after_s=retry_after_s):
             return HTTPError(503, str(error), headers=_retry_after(retry_after_s))
-        case EngineDead():
+        case EngineDead(retry_after_s=retry_after_s):
             logger.error("A request ended with the engine: %s", error)
-            text = (
-                "The engine has stopped and this request with it. If it is restarted, try again in a moment."
-            )
-            return HTTPError(503, text, kind="engine_dead", headers=_retry_after(1.0))
+            again = "No other one is coming." if retry_after_s is None else "Try again in a moment."
+            headers = None if retry_after_s is None else _retry_after(retry_after_s)
+            text = f"The engine has stopped and this request with it. {again}"
+            return HTTPError(503, text, kind="engine_dead", headers=headers)
         case HTTPException(status_code=status, detail=detail):
             return HTTPError(status, str(detail), headers=error.headers)
     logger.error("A request failed inside octavo.", exc_info=error)
     return HTTPError(500, "Internal error while handling this request; the server's log has the details.")
 
 
+def message_of(error: HTTPError) -> str:
+    """What may be shown of its text, in 1.8 KB at most."""
+    shown = _INNER.sub("…", _CONTROL.sub(" ", str(error)[:_MAX_MESSAGE_BYTES]))
+    return shown.encode(errors="replace")[:_MAX_MESSAGE_BYTES].decode(errors="ignore")
+
+
 def error_body(error: BaseException) -> bytes:
     """The JSON object of an error, at most 4 KB."""
     told = http_error(error)
-    shown = _INNER.sub("…", _CONTROL.sub(" ", str(told)[:_MAX_MESSAGE_BYTES]))
-    message = shown.encode(errors="replace")[:_MAX_MESSAGE_BYTES].decode(errors="ignore")
     parameter = told.parameter[:100] if told.parameter else None
-    return msgspec.json.encode(ErrorBody(ErrorDetail(message, told.kind, parameter, told.status)))
+    return msgspec.json.encode(ErrorBody(ErrorDetail(message_of(told), told.kind, parameter, told.status)))
 
 
 def error_response(error: BaseException) -> Response:

@@ -22,8 +22,6 @@ _INSTEAD = {
     "/v1/responses": "use /v1/chat/completions",
     "/v1/responses/{response_id}": "use /v1/chat/completions",
     "/v1/responses/{response_id}/cancel": "use /v1/chat/completions",
-    "/v1/messages": "use /v1/chat/completions",
-    "/v1/messages/count_tokens": "use /tokenize",
     "/v1/load_lora_adapter": _LORA,
     "/v1/unload_lora_adapter": _LORA,
     "/v1/audio/speech": _MEDIA,

@@ -18,7 +18,6 @@ from octavo.serving.errors import ClientGone, error_body, error_response
 logger = get_logger(__name__)
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
-_KEEP_ALIVE = b": keep-alive\n\n"
 _HEAD = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -33,6 +32,9 @@ def event(data: bytes) -> bytes:
 
 class EventStream(Response):
     """An answer in events. However it ends, the generator is closed, which aborts what it asked for."""
+
+    keep_alive = b": keep-alive\n\n"
+    """What breaks a long silence."""
 
     def __init__(self, events: AsyncGenerator[bytes, None], config: ServerConfig) -> None:
         """events: ready to be sent; they include DONE when all went well."""
@@ -55,6 +57,14 @@ class EventStream(Response):
         finally:
             await self._events.aclose()
 
+    def refusal(self, error: Exception) -> Response:
+        """The answer to a request that failed before its first event."""
+        return error_response(error)
+
+    def last_words(self, error: Exception) -> bytes:
+        """The event that ends a stream that failed."""
+        return event(error_body(error))
+
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async for data in self._events:
@@ -63,9 +73,9 @@ class EventStream(Response):
             raise
         except Exception as error:
             if not self._has_started:
-                await error_response(error)(scope, receive, send)
+                await self.refusal(error)(scope, receive, send)
                 return
-            await self._send(send, event(error_body(error)))
+            await self._send(send, self.last_words(error))
         await self._send(send, b"", more=False)
 
     async def _send(self, send: Send, data: bytes, *, more: bool = True) -> None:
@@ -86,7 +96,7 @@ class EventStream(Response):
                     message = await receive()
             except TimeoutError:
                 if self._is_quiet:
-                    await self._send(send, _KEEP_ALIVE)
+                    await self._send(send, self.keep_alive)
                 self._is_quiet = True
                 continue
             if message["type"] == "http.disconnect":

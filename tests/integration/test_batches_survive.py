@@ -10,14 +10,14 @@ import pytest
 from tests.process_fakes import wait_until
 from tests.served_process import ServeProcess
 
-NUM_LINES = 40
+NUM_LINES = 24
 LINES = [
     json.dumps(
         {
             "custom_id": f"id-{n}",
             "method": "POST",
             "url": "/v1/completions",
-            "body": {"prompt": f"line {n}", "max_tokens": 20, "ignore_eos": True},
+            "body": {"prompt": f"line {n}", "max_tokens": 10, "ignore_eos": True},
         }
     )
     for n in range(NUM_LINES)

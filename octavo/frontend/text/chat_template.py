@@ -1,35 +1,25 @@
 """`ChatTemplate`: turns a conversation into the text of a prompt, by the Jinja template a model brings.
 
-Called by `Tokenizer.apply_chat_template`. A template comes from a model file, so it is untrusted: it runs in
-Jinja's immutable sandbox, sees plain data only, and its output and its time are bounded. What templates may
-use beside Jinja itself follows transformers: raise_exception, strftime_now, tojson, break/continue,
-{% generation %}.
+Called by `Tokenizer.apply_chat_template`. Templates differ in what they take, and messages come in every form
+of OpenAI's: here the one is made to fit the other. A template runs in `sandbox`, sees plain data only, and
+its time and its output are bounded.
 """
 
 import json
-import threading
-import time
 from collections.abc import Mapping, Sequence, Set
-from datetime import datetime
 from functools import cached_property
 from typing import Any, Literal
 
 import jinja2
-import jinja2.ext
-import jinja2.meta
-import jinja2.nodes
-import jinja2.parser
-import jinja2.runtime
-import jinja2.sandbox
-from jinja2.exceptions import SecurityError
 
 from octavo.base import faults
 from octavo.base.errors import RequestError
+from octavo.frontend.text.sandbox import SANDBOX
+from octavo.frontend.text.template_traits import TemplateTraits
 
 ContentFormat = Literal["auto", "string", "openai"]
 MAX_OUTPUT_CHARS = 16 * 1024 * 1024
 MAX_RENDER_S = 10.0
-_MAX_REPEATED = 1024 * 1024
 _RESERVED = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"} | {
     *("tokenize", "chat_template", "raise_exception", "strftime_now", "tojson"),
     *("bos_token", "eos_token", "pad_token", "unk_token"),
@@ -61,14 +51,13 @@ class ChatTemplate:
         content_format:         how the template reads content: one string, or OpenAI's list of parts
         chat_template_kwargs:   further variables of the template (enable_thinking …), as far as it reads them
         """
-        extra = _check_extra(chat_template_kwargs or {}, self.variables)
+        extra = _check_extra(chat_template_kwargs or {}, self.traits.variables)
         if continue_final_message and add_generation_prompt:
             raise RequestError(
                 "continue_final_message and add_generation_prompt exclude each other: set one to False.",
                 "continue_final_message",
             )
-        parts = self.content_format == "openai" if content_format == "auto" else content_format == "openai"
-        conversation = [_message(message, as_parts=parts) for message in messages]
+        conversation = [_message(message, self.traits, content_format) for message in messages]
         if continue_final_message:
             _mark_final(conversation)
         text = self._run(
@@ -84,23 +73,12 @@ class ChatTemplate:
         return _cut_at_mark(text) if continue_final_message else text
 
     @cached_property
-    def variables(self) -> Set[str]:
-        """The names that the template reads and that are neither its own nor Jinja's."""
+    def traits(self) -> TemplateTraits:
+        """What it expects. Raises RequestError for a template that is none."""
         try:
-            names = jinja2.meta.find_undeclared_variables(SANDBOX.parse(self.source))
+            return TemplateTraits.of(SANDBOX.parse(self.source))
         except jinja2.TemplateError as error:
             raise RequestError(f"The chat template is not valid Jinja: {error}", "chat_template") from None
-        return names - SANDBOX.globals.keys()
-
-    @cached_property
-    def content_format(self) -> ContentFormat:
-        """ "openai" when the template goes through the parts of a message's content, else "string"."""
-        try:
-            tree = SANDBOX.parse(self.source)
-        except jinja2.TemplateError as error:
-            raise RequestError(f"The chat template is not valid Jinja: {error}", "chat_template") from None
-        loops = tree.find_all(jinja2.nodes.For)
-        return "openai" if any(_reads_content(loop.iter, _aliases(tree)) for loop in loops) else "string"
 
     @cached_property
     def _compiled(self) -> jinja2.Template:
@@ -111,9 +89,9 @@ class ChatTemplate:
 
     def _run(self, variables: dict[str, Any]) -> str:
         faults.hit("template")
+        SANDBOX.allow(MAX_RENDER_S)
         template = self._compiled
         pieces, size = [], 0
-        SANDBOX.allow(MAX_RENDER_S)
         try:
             for piece in template.generate(variables):
                 size += len(piece)
@@ -162,23 +140,63 @@ def _plain(value: Any, parameter: str) -> Any:
         raise RequestError(f"{parameter} must be plain data (JSON types): {error}", parameter) from None
 
 
-def _message(message: Mapping[str, Any], *, as_parts: bool) -> dict[str, Any]:
-    """A copy of `message` with its content in the form the template reads."""
+def _message(message: Mapping[str, Any], traits: TemplateTraits, asked: ContentFormat) -> dict[str, Any]:
+    """A copy of `message` in the form that the template reads."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise RequestError(f"Each message must be an object with a 'role', got {message!r:.200}.", "messages")
-    copy: dict[str, Any] = _plain(dict(message), "messages")
+    given: dict[str, Any] = _plain(dict(message), "messages")
+    copy = {name: value for name, value in given.items() if value not in (None, [])}  # these say nothing
+    if copy["role"] == "developer" and not traits.knows_developer:
+        copy["role"] = "system"
+    as_parts = (traits.content_format if asked == "auto" else asked) == "openai"
     content = copy.get("content")
-    if isinstance(content, list):
-        texts = [_part_text(part) for part in content]
-        copy["content"] = [{"type": "text", "text": t} for t in texts] if as_parts else "\n".join(texts)
-    elif isinstance(content, str):
-        copy["content"] = [{"type": "text", "text": content}] if as_parts else content
-    elif content is not None:
+    if content is not None:
+        copy["content"] = _content(content, as_parts=as_parts)
+    elif not traits.tells_missing_content:
+        copy["content"] = [] if as_parts else ""
+    else:
+        copy["content"] = None
+    if "tool_calls" in copy:
+        copy["tool_calls"] = [_call(call, as_text=traits.takes_arguments_as_text) for call in _calls(copy)]
+    return copy
+
+
+def _content(content: Any, *, as_parts: bool) -> Any:
+    if not isinstance(content, str | list):
         raise RequestError(
             f"A message's content must be a string or a list of parts, got {type(content).__name__}.",
             "messages",
         )
-    return copy
+    texts = [content] if isinstance(content, str) else [_part_text(part) for part in content]
+    return [{"type": "text", "text": text} for text in texts] if as_parts else "\n".join(texts)
+
+
+def _calls(message: dict[str, Any]) -> list[dict[str, Any]]:
+    calls = message["tool_calls"]
+    if not isinstance(calls, list) or not all(
+        isinstance(call, dict) and isinstance(call.get("function", {}), dict) for call in calls
+    ):
+        raise RequestError("tool_calls must be a list of objects, each with a 'function'.", "messages")
+    return calls
+
+
+def _call(call: dict[str, Any], *, as_text: bool) -> dict[str, Any]:
+    """A call whose arguments have the form that the template reads; what is no JSON stays as it is."""
+    holder = call.get("function", call)
+    given = holder.get("arguments")
+    if as_text and not isinstance(given, str):
+        holder["arguments"] = json.dumps(given or {}, ensure_ascii=False)
+    elif not as_text and isinstance(given, str | None):
+        holder["arguments"] = _read_object(given or "{}")
+    return call
+
+
+def _read_object(text: str) -> Any:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text
 
 
 def _part_text(part: Any) -> str:
@@ -215,32 +233,3 @@ def _cut_at_mark(text: str) -> str:
             "continue_final_message",
         )
     return before if after.startswith(" ") else before.rstrip()
-
-
-def _aliases(tree: jinja2.nodes.Template) -> set[str]:
-    """Names that stand for a message's content: {% set content = message['content'] %}."""
-    names: set[str] = set()
-    for node in tree.find_all(jinja2.nodes.Assign):
-        if isinstance(node.target, jinja2.nodes.Name) and _reads_content(node.node, names):
-            names.add(node.target.name)
-    return names
-
-
-def _reads_content(node: jinja2.nodes.Node, aliases: set[str]) -> bool:
-    """True for message['content'], message.content, an alias of it, and these with a filter or slice."""
-    match node:
-        case jinja2.nodes.Getattr(attr="content"):
-            return True
-        case jinja2.nodes.Getitem(arg=jinja2.nodes.Const(value="content")):
-            return True
-        case jinja2.nodes.Name(name=name):
-            return name in aliases
-        case (
-            jinja2.nodes.Filter(node=jinja2.nodes.Node() as inner)
-            | jinja2.nodes.Getitem(node=inner, arg=jinja2.nodes.Slice())
-        ):
-            return _reads_content(inner, aliases)
-        case jinja2.nodes.CondExpr(expr1=first):
-            return _reads_content(first, aliases)
-    return False
-

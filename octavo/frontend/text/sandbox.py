@@ -29,7 +29,7 @@ MAX_WORK = 2**28
 """Characters that one rendering may write, join, repeat and copy, on its way to a text."""
 _MAX_FACTOR = 2**20
 _MAX_INTEGER_BITS = 4096
-_GROWING_FILTERS = ("batch", "center", "indent", "replace", "slice", "wordwrap")
+_GROWING_FILTERS = ("batch", "center", "indent", "replace", "round", "slice", "wordwrap")
 _GROWING_METHODS = ("center", "expandtabs", "ljust", "replace", "rjust", "translate", "zfill")
 _WRITING_FILTERS = ("format", "join", "pprint", "string", "tojson", "urlencode", "xmlattr")
 _SIZED = str | list | tuple | dict
@@ -91,7 +91,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 if left.bit_length() + right.bit_length() > _MAX_INTEGER_BITS:
                     raise SecurityError("an integer is too large")
             case "*", _, _:
-                self._charge_product(left, right)
+                self._charge_product("*", left, right)
             case "+", str() | list() | tuple(), str() | list() | tuple():
                 self._charge(len(left) + len(right))
             case "%", str(), _:
@@ -151,10 +151,10 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if self._run.left < 0:
             raise SecurityError(f"it handles more than {MAX_WORK} characters")
 
-    def _charge_product(self, *values: Any) -> None:
+    def _charge_product(self, subject: Any, *factors: Any) -> None:
         """A number repeats, and a text may be put in the place of every character of another."""
-        size = 1
-        for value in values:
+        size = len(subject) if isinstance(subject, _SIZED) else 1
+        for value in factors:
             factor = value if isinstance(value, int) else len(value) if isinstance(value, _SIZED) else 1
             if isinstance(value, int) and factor > _MAX_FACTOR:
                 raise SecurityError(f"a number is larger than {_MAX_FACTOR}")

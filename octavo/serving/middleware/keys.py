@@ -31,7 +31,7 @@ class KeyCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the request through, or refuse it."""
-        secret = self._find(headers.value(scope, b"authorization"))
+        secret = self._find(_key(scope))
         if secret is not None:
             scope["state"]["tenant"] = secret.tenant
             scope["state"]["cache_salt"] = secret.cache_salt if len(self._secrets) > 1 else ""
@@ -44,12 +44,20 @@ class KeyCheck:
         is_read = scope["type"] == "http" and scope["method"] in ("GET", "HEAD")
         return is_read and get_route_path(scope) in self._open_paths
 
-    def _find(self, authorization: str) -> Secret | None:
+    def _find(self, key: str) -> Secret | None:
         """Whose key this is. Takes the same time whichever key matches, or none."""
-        scheme, _, key = authorization.partition(" ")
-        digest = hashlib.sha256(key.strip().encode("latin-1")).digest()
+        digest = hashlib.sha256(key.encode("latin-1")).digest()
         found = None
         for secret in self._secrets:
             if hmac.compare_digest(secret.digest, digest):
                 found = secret
-        return found if scheme.lower() == "bearer" else None
+        return found
+
+
+def _key(scope: Scope) -> str:
+    """What is borne: of the header Authorization, or x-api-key, Anthropic's; "" when neither has one."""
+    authorization = headers.values(scope, b"authorization")
+    if not authorization:
+        return headers.value(scope, b"x-api-key")
+    scheme, _, key = authorization[0].partition(" ")
+    return key.strip() if len(authorization) == 1 and scheme.lower() == "bearer" else ""

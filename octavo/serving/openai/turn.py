@@ -17,6 +17,13 @@ from octavo.serving.openai.protocol import ChatRequest
 
 
 @dataclass(frozen=True, slots=True)
+class TurnStart:
+    """The first event: the prompt has been computed."""
+
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
 class TurnEnd:
     """The last event."""
 
@@ -28,16 +35,22 @@ class TurnEnd:
     """Of the usage's completion tokens."""
 
 
-async def turn_events(caller: Caller, body: ChatRequest) -> AsyncGenerator[Event | TurnEnd, None]:
+TurnEvent = TurnStart | Event | TurnEnd
+
+
+async def turn_events(caller: Caller, body: ChatRequest) -> AsyncGenerator[TurnEvent, None]:
     """The one answer to the body's conversation; close it to abort.
 
     Raises RequestError and Overloaded before the first event, EngineDead and HTTPError at any time.
     """
     generation, answer = prepare(caller, structs.replace(body, stream=True), [body.messages])
-    num_reasoning, is_reasoning = 0, False
+    num_reasoning, is_reasoning, has_begun = 0, False, False
     async with aclosing(generation.outputs()) as outputs:
         async for index, output in outputs:
             answer.count(index, output)
+            if not has_begun:
+                has_begun = True
+                yield TurnStart(answer.usage())
             for completion in output.outputs:
                 events = answer.read(index, output, completion)
                 is_reasoning = isinstance(events[-1], Reasoning) if events else is_reasoning

@@ -85,7 +85,7 @@ def test_strftime_now_and_break():
     ],
 )
 def test_content_format_is_found(source, expected):
-    assert ChatTemplate(source).content_format == expected
+    assert ChatTemplate(source).traits.content_format == expected
 
 
 def test_parts_of_content():
@@ -178,7 +178,7 @@ def test_output_is_bounded(monkeypatch):
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
         "{% macro g() %}{{ caller() }}{{ caller() }}{% endmacro %}"
         "{% macro f(n) %}{% if n %}{% call g() %}{{ f(n - 1) }}{% endcall %}{% endif %}{% endmacro %}"
-        "{{ f(60) }}",
+        "{{ f(40) }}",
     ],
 )
 def test_time_is_bounded(source, monkeypatch):

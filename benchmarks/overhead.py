@@ -1,0 +1,232 @@
+"""What front and core cost by themselves: a server whose executor returns at once, and plain Starlette beside it.
+
+    python benchmarks/record.py overhead python -m benchmarks.overhead
+
+Costs are CPU time of the processes measured, so that other work on the machine changes them little; each
+figure is the median of several rounds. Prints one JSON line per figure:
+
+stream    chunks a second that one core can stream, of completions with one chunk per token
+request   answers a second of one token, not streamed, on one core
+bare      the same two for an application of Starlette that sends prepared bytes, on the same HTTP server
+step      at 256 streams: CPU time of the core's process for one step, and the wall's time between two steps
+          beyond what the executor takes; both from runs of two lengths, so that beginnings cancel out
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import time
+from concurrent.futures import Future
+from dataclasses import replace
+from unittest.mock import patch
+
+import psutil
+
+from octavo.cli.main import main as octavo
+from octavo.engine.executor.interface import Executor
+from octavo.messages.kv import KVCacheGroup, KVCacheSpec, ModelReady
+from octavo.messages.step import ModelRunnerOutput
+from tests.fakes import ByteTokenizer, fake_config
+from tests.served_process import ServeProcess
+
+EXECUTOR = "benchmarks.overhead:InstantExecutor"
+CHUNK = (
+    b'data: {"id":"cmpl-00000000000000000000000000000000","created":1795275602,"model":"fake","choices":'
+    b'[{"index":0,"text":"x","logprobs":null,"finish_reason":null,"stop_reason":null}],'
+    b'"object":"text_completion","system_fingerprint":"octavo-0.1.0"}\n\n'
+)
+NUM_STREAMS, NUM_TOKENS, NUM_FEW_TOKENS = 256, 64, 16
+
+
+class InstantExecutor(Executor):
+    """Every token is "x". A step lasts `step_s` of the wall's time (checkpoint.config), and no work."""
+
+    def start(self, config):
+        self._step_s = config.checkpoint.config.get("step_s", 0.0)
+        self._missing = {}
+        """By request: tokens of its prompt that are still to be computed."""
+        spec = KVCacheSpec(num_kv_heads=1, head_dim=8, bytes_per_token=64)
+        return ModelReady(groups=[KVCacheGroup(spec, (0,))], available_bytes=1 << 40)
+
+    def allocate(self, plan):
+        """Nothing to allocate."""
+
+    def execute(self, step):
+        future = Future()
+        for request_id in step.released_ids:
+            del self._missing[request_id]
+        self._missing.update((new.request_id, len(new.token_ids)) for new in step.new_requests)
+        sampled = []
+        ends = zip(step.request_ids, step.num_computed_tokens, step.num_scheduled_tokens, strict=True)
+        for request_id, start, count in ends:
+            sampled.append([120] if start + count >= self._missing[request_id] else [])
+        if self._step_s:
+            time.sleep(self._step_s)
+        future.set_result(
+            ModelRunnerOutput(
+                step_id=step.step_id, sampled_token_ids=sampled, logprobs={}, prompt_logprobs={}, errors={}
+            )
+        )
+        return future
+
+    def call(self, verb, arguments):
+        return [None]
+
+    def close(self):
+        """Nothing to close."""
+
+
+def serve(orders, flags):
+    """In a process of its own: `octavo serve` over the executor above."""
+    config = fake_config(
+        block_size=16,
+        num_blocks=1 << 15,
+        max_model_len=1024,
+        max_num_seqs=NUM_STREAMS,
+        max_num_batched_tokens=8192,
+    )
+    config = replace(
+        config,
+        parallel=replace(config.parallel, distributed_executor_backend=EXECUTOR),
+        checkpoint=replace(config.checkpoint, config={**config.checkpoint.config, **orders}),
+    )
+    with (
+        patch("octavo.serving.server.resolve", lambda args: config),
+        patch("octavo.frontend.async_lifecycle.tokenizer_for", lambda config: ByteTokenizer()),
+    ):
+        return octavo(["serve", *flags])
+
+
+def serve_bare(flags):
+    """In a process of its own: Starlette alone, on the HTTP server that octavo uses."""
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.responses import JSONResponse, StreamingResponse
+    from starlette.routing import Route
+
+    async def chunks():
+        for _ in range(NUM_TOKENS):
+            yield CHUNK
+            await asyncio.sleep(0.1)
+        yield b"data: [DONE]\n\n"
+
+    async def completions(request):
+        body = await request.json()
+        if body.get("stream"):
+            return StreamingResponse(chunks(), media_type="text/event-stream")
+        return JSONResponse({"choices": [{"text": "x"}]})
+
+    async def health(request):
+        return JSONResponse({})
+
+    routes = [Route("/v1/completions", completions, methods=["POST"]), Route("/health", health)]
+    uvicorn.run(
+        Starlette(routes=routes), port=int(flags[-1]), loop="uvloop", http="httptools", access_log=False
+    )
+
+
+async def ask(port, body, count):
+    """Send a request `count` times on one connection: events received."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    request = f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+    num_events = 0
+    end = b"0\r\n\r\n" if '"stream"' in body else b"}"
+    for _ in range(count):
+        writer.write(request)
+        tail = b""
+        while not tail.endswith(end):
+            data = await reader.read(1 << 18)
+            if not data:
+                raise ConnectionError(tail)
+            num_events += data.count(b"data: {")
+            tail = (tail + data)[-16:]
+    writer.close()
+    return num_events
+
+
+class Load:
+    """What a load cost the processes of a server."""
+
+    def __init__(self, server):
+        self._processes = [psutil.Process(server.process.pid), *server.children()[:1]]
+
+    def __enter__(self):
+        self._before = self._cpu_s()
+        self._begun_s = time.monotonic()
+        return self
+
+    def __exit__(self, *_):
+        self.wall_s = time.monotonic() - self._begun_s
+        used = [after - before for before, after in zip(self._before, self._cpu_s(), strict=True)]
+        self.front_s, self.core_s = used[0], sum(used[1:])
+
+    def _cpu_s(self):
+        return [sum(process.cpu_times()[:2]) for process in self._processes]
+
+
+async def streams(server, num_tokens=NUM_TOKENS):
+    body = json.dumps({"prompt": "hello", "max_tokens": num_tokens, "stream": True, "ignore_eos": True})
+    with Load(server) as load:
+        counts = await asyncio.gather(*(ask(server.port, body, 1) for _ in range(NUM_STREAMS)))
+    return sum(counts), load
+
+
+async def requests(server, count=40, clients=32):
+    body = json.dumps({"prompt": "hello", "max_tokens": 1})
+    with Load(server) as load:
+        await asyncio.gather(*(ask(server.port, body, count) for _ in range(clients)))
+    return count * clients, load
+
+
+def show(figure, rounds):
+    """One line: the median, and what it is the median of."""
+    row = {"figure": figure, "median": round(statistics.median(rounds), 3)}
+    print(json.dumps({**row, "rounds": [round(value, 3) for value in rounds]}), flush=True)
+
+
+def measure(name, orders, num_rounds):
+    """The figures of one server."""
+    program = ["-m", "benchmarks.overhead", "--serve", name, json.dumps(orders)]
+    with ServeProcess("--disable-access-log", program=program) as server:
+        short = [asyncio.run(streams(server, NUM_FEW_TOKENS)) for _ in range(num_rounds + 1)][1:]
+        long = [asyncio.run(streams(server)) for _ in range(num_rounds)]
+        answered = [asyncio.run(requests(server)) for _ in range(num_rounds + 1)][1:]
+    show(f"{name}: chunks/s per core of the front", [count / load.front_s for count, load in long])
+    show(f"{name}: requests/s per core of the front", [count / load.front_s for count, load in answered])
+    if name == "octavo":
+        both = [count / (load.front_s + load.core_s) for count, load in answered]
+        show("octavo: requests/s on one core, front and core together", both)
+        show_steps([(a, b) for (_, a), (_, b) in zip(short, long, strict=True)], orders["step_s"])
+
+
+def show_steps(pairs, step_s):
+    """What a step costs; pairs: loads of few and of many tokens."""
+    ms_per_step = 1000 / (NUM_TOKENS - NUM_FEW_TOKENS)
+    core = [ms_per_step * (long.core_s - short.core_s) for short, long in pairs]
+    show(f"octavo: ms of the core's CPU per step of {NUM_STREAMS} streams", core)
+    added = [ms_per_step * (long.wall_s - short.wall_s) - 1000 * step_s for short, long in pairs]
+    show(
+        f"octavo: ms between two steps of {NUM_STREAMS} streams beyond the executor's {1000 * step_s:g}",
+        added,
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--serve", nargs=2, metavar=("NAME", "ORDERS"), help="be the server; used by itself")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--step-s", type=float, default=0.1)
+    args, flags = parser.parse_known_args()
+    if args.serve:
+        name, orders = args.serve
+        return serve(json.loads(orders), flags) if name == "octavo" else serve_bare(flags)
+    measure("octavo", {"step_s": args.step_s}, args.rounds)
+    measure("bare", {}, args.rounds)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

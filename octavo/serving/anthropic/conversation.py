@@ -1,0 +1,171 @@
+"""`chat_request`: a request in Anthropic's words as the chat request that means the same.
+
+Called by the routes of `messages`. What only Anthropic's own models or machines can do is refused.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from octavo.base.errors import RequestError
+from octavo.serving.anthropic.protocol import (
+    Block,
+    CountTokensRequest,
+    Message,
+    MessagesRequest,
+    Tool,
+    ToolChoice,
+)
+from octavo.serving.openai.protocol import ChatRequest, Function, NamedFunction, NamedTool
+from octavo.serving.openai.protocol import Tool as ChatTool
+
+_IGNORED_BLOCKS = ("thinking", "redacted_thinking")
+"""Of earlier turns; templates leave such thoughts out."""
+_TEXT_ONLY = "octavo serves text only"
+_REFUSED_BLOCKS = {
+    "image": _TEXT_ONLY,
+    "document": f"{_TEXT_ONLY}; put the document's text into a block of type text",
+    "search_result": "put the text into a block of type text",
+    "container_upload": "there are no containers",
+}
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def chat_request(body: CountTokensRequest) -> ChatRequest:
+    """Not checked yet for what the engine can do. Raises RequestError, which names the field."""
+    continues = body.messages[-1].role == "assistant"
+    request = ChatRequest(
+        messages=list(_messages(body)),
+        model=body.model,
+        tools=[_tool(tool) for tool in body.tools or []] or None,
+        tool_choice=_choice(body.tool_choice),
+        parallel_tool_calls=not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
+        include_reasoning=_shows_thinking(body),
+        continue_final_message=continues,
+        add_generation_prompt=not continues,
+    )
+    if body.thinking is not None:
+        request.chat_template_kwargs = {"enable_thinking": body.thinking.type != "disabled"}
+    if (config := body.output_config) is not None:
+        request.reasoning_effort = config.effort
+        if config.format is not None:
+            schema = {"name": "output", "schema": config.format.schema}
+            request.response_format = {"type": "json_schema", "json_schema": schema}
+    if isinstance(body, MessagesRequest):
+        _set_sampling(request, body)
+    return request
+
+
+def _set_sampling(request: ChatRequest, body: MessagesRequest) -> None:
+    request.max_tokens = body.max_tokens
+    request.stop = body.stop_sequences
+    request.temperature = body.temperature
+    request.top_p = body.top_p
+    request.top_k = body.top_k
+
+
+def _shows_thinking(body: CountTokensRequest) -> bool:
+    """A client that did not ask for thoughts need not know what to do with them."""
+    thinking = body.thinking
+    return thinking is not None and thinking.type != "disabled" and thinking.display != "omitted"
+
+
+def _messages(body: CountTokensRequest) -> Iterator[dict[str, Any]]:
+    if body.system:
+        yield {"role": "system", "content": _content(body.system, "system")}
+    for message in body.messages:
+        if message.role == "assistant":
+            yield _assistant(message)
+        else:
+            yield from _asked(message)
+
+
+def _assistant(message: Message) -> dict[str, Any]:
+    """A turn of the model's, with the tools that it called."""
+    if isinstance(message.content, str):
+        return {"role": "assistant", "content": message.content}
+    calls, texts = [], []
+    for block in message.content:
+        if block.get("type") == "tool_use":
+            function = {"name": _field(block, "name", str), "arguments": _json(_field(block, "input", dict))}
+            calls.append({"id": _field(block, "id", str), "type": "function", "function": function})
+        elif block.get("type") not in _IGNORED_BLOCKS:
+            texts.append(_text(block))
+    turn: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
+    return turn | {"tool_calls": calls} if calls else turn
+
+
+def _asked(message: Message) -> Iterator[dict[str, Any]]:
+    """A turn of the user's: results of tools, then what is said."""
+    if isinstance(message.content, str):
+        yield {"role": message.role, "content": message.content}
+        return
+    said = []
+    for block in message.content:
+        if block.get("type") != "tool_result":
+            said.append(block)
+            continue
+        result = block.get("content") or ""
+        if not isinstance(result, str | list):
+            raise _wrong("A tool_result's content must be a string or a list of blocks")
+        yield {
+            "role": "tool",
+            "tool_call_id": _field(block, "tool_use_id", str),
+            "content": _content(result, "messages"),
+        }
+    if said:
+        yield {"role": message.role, "content": _content(said, "messages")}
+
+
+def _content(content: str | list[Block], parameter: str) -> str | list[Block]:
+    """Text, or parts of text, as chat has them."""
+    if isinstance(content, str):
+        return content
+    texts = [_text(block, parameter) for block in content]
+    return texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]
+
+
+def _text(block: Any, parameter: str = "messages") -> str:
+    kind = block.get("type") if isinstance(block, dict) else None
+    if kind == "text":
+        return _field(block, "text", str, parameter)
+    known = "text, tool_use (of the assistant) and tool_result (of the user) are known"
+    reason = _REFUSED_BLOCKS.get(str(kind), known)
+    raise _wrong(f"A content block of type {str(kind)[:40]!r} is not supported: {reason}", parameter)
+
+
+def _field(block: Block, name: str, kind: type, parameter: str = "messages") -> Any:
+    if not isinstance(value := block.get(name), kind):
+        raise _wrong(f"A {block['type']} block needs {name} as a JSON {_JSON_NAMES[kind]}", parameter)
+    return value
+
+
+_JSON_NAMES: dict[type, str] = {str: "string", dict: "object"}
+
+
+def _tool(tool: Tool) -> ChatTool:
+    if tool.type not in (None, "custom"):
+        raise _wrong(
+            f"A tool of type {tool.type[:40]!r} is not there: describe a tool by name and input_schema, and "
+            "run it yourself",
+            "tools",
+        )
+    return ChatTool(Function(tool.name, tool.description, tool.input_schema, tool.strict))
+
+
+def _choice(choice: ToolChoice | None) -> Any:
+    if choice is None:
+        return None
+    if choice.type != "tool":
+        return _CHOICES[choice.type]
+    if choice.name is None:
+        raise _wrong("tool_choice of type tool needs a name", "tool_choice")
+    return NamedTool(NamedFunction(choice.name))
+
+
+def _json(value: Iterable[Any]) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _wrong(text: str, parameter: str = "messages") -> RequestError:
+    return RequestError(f"{text}.", parameter)

@@ -1,0 +1,50 @@
+"""Errors in Anthropic's form: `{"type": "error", "error": {"type", "message"}}`. Used by `messages`."""
+
+from starlette.responses import Response
+
+from octavo.serving.anthropic.answers import ErrorBody, ErrorDetail, Ping, StreamEvent
+from octavo.serving.errors import http_error, message_of
+from octavo.serving.openai.answers import encode
+from octavo.serving.streaming import EventStream
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def named_event(answer: StreamEvent | ErrorBody) -> bytes:
+    """A server-sent event that bears its type as name."""
+    name = answer.__struct_config__.tag
+    return b"event: %s\ndata: %s\n\n" % (str(name).encode(), encode(answer))
+
+
+def error_response(error: BaseException) -> Response:
+    """The whole answer to a request that failed before anything was sent."""
+    told = http_error(error)
+    return Response(encode(_body(error)), told.status, told.headers, media_type="application/json")
+
+
+class MessageStream(EventStream):
+    """An answer in events, which tells its errors in Anthropic's form."""
+
+    keep_alive = named_event(Ping())
+
+    def refusal(self, error: Exception) -> Response:
+        """The answer to a request that failed before its first event."""
+        return error_response(error)
+
+    def last_words(self, error: Exception) -> bytes:
+        """The event that ends a stream that failed."""
+        return named_event(_body(error))
+
+
+def _body(error: BaseException) -> ErrorBody:
+    told = http_error(error)
+    kind = _TYPES.get(told.status, "invalid_request_error" if told.status < 500 else "api_error")
+    return ErrorBody(ErrorDetail(kind, message_of(told)))

@@ -1,0 +1,97 @@
+"""POST /v1/messages and /v1/messages/count_tokens: what clients of Anthropic's API ask."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from functools import partial, wraps
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.serving.anthropic.answers import Message, TokenCount
+from octavo.serving.anthropic.conversation import chat_request
+from octavo.serving.anthropic.errors import MessageStream, error_response, named_event
+from octavo.serving.anthropic.message_answer import MessageAnswer
+from octavo.serving.anthropic.protocol import CountTokensRequest, MessagesRequest
+from octavo.serving.body import read_body
+from octavo.serving.caller import Caller
+from octavo.serving.openai.answers import encode
+from octavo.serving.openai.chat import render_options
+from octavo.serving.openai.protocol import ChatRequest
+from octavo.serving.openai.tools import ToolUse
+from octavo.serving.openai.turn import turn_events
+from octavo.serving.registry import Route
+from octavo.serving.streaming import leaving, unless_gone
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def _in_their_form(handler: Handler) -> Handler:
+    """The handler, with its errors as Anthropic's clients expect them."""
+
+    @wraps(handler)
+    async def answer(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except Exception as error:
+            return error_response(error)
+
+    return answer
+
+
+@_in_their_form
+async def create_message(request: Request) -> Response:
+    """The model's turn in a conversation, whole or as a stream of events."""
+    caller = Caller.of(request)
+    body = await read_body(request, MessagesRequest)
+    answer = MessageAnswer(f"msg_{caller.request_id}", caller.models.resolve(body.model))
+    asked = chat_request(body)
+    if body.stream:
+        return MessageStream(_events(caller, asked, answer), caller.config)
+    await unless_gone(leaving(request.receive), _finish(caller, asked, answer))
+    return Response(encode(answer.message), media_type="application/json")
+
+
+@_in_their_form
+async def count_tokens(request: Request) -> Response:
+    """The tokens of a conversation, with all that the model would be told."""
+    caller = Caller.of(request)
+    asked = chat_request(await read_body(request, CountTokensRequest))
+    options = render_options(caller, asked) | {"tools": ToolUse.of(asked).described()}
+    with caller.engine.reserve():
+        render = partial(caller.engine.chat.render, asked.messages, **options)
+        rendered = await caller.engine.off_loop(render)
+    number = TokenCount(len(rendered["prompt_token_ids"]))
+    return Response(encode(number), media_type="application/json")
+
+
+async def _events(caller: Caller, asked: ChatRequest, answer: MessageAnswer) -> AsyncGenerator[bytes, None]:
+    async with aclosing(turn_events(caller, asked)) as turn:
+        async for event in turn:
+            if data := b"".join(map(named_event, answer.take(event))):
+                yield data
+
+
+async def _finish(caller: Caller, asked: ChatRequest, answer: MessageAnswer) -> None:
+    async with aclosing(turn_events(caller, asked)) as turn:
+        async for event in turn:
+            for _ in answer.take(event):
+                pass  # told to nobody
+
+
+ROUTES = [
+    Route(
+        "/v1/messages",
+        create_message,
+        ("POST",),
+        request_model=MessagesRequest,
+        response_model=Message,
+        streams=True,
+    ),
+    Route(
+        "/v1/messages/count_tokens",
+        count_tokens,
+        ("POST",),
+        request_model=CountTokensRequest,
+        response_model=TokenCount,
+    ),
+]

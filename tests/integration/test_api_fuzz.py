@@ -1,0 +1,50 @@
+"""Requests made from /openapi.json, right and wrong ones: none leads to an error of the server's own."""
+
+from contextlib import suppress
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import GenerationMode
+
+from tests.served_process import ServeProcess
+
+EXAMPLES = settings(
+    max_examples=10,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with ServeProcess("--max-model-len", "64") as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    "mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=lambda mode: mode.name
+)
+def test_no_request_is_the_servers_fault(server, mode):
+    schema = schemathesis.openapi.from_url(server.url + "/openapi.json")
+    num_operations = 0
+    for result in schema.get_all_operations():
+        operation = result.ok()
+        num_operations += 1
+
+        @EXAMPLES
+        @given(case=operation.as_strategy(generation_mode=mode))
+        def check(case):
+            answer = case.call(timeout=10)
+            assert answer.status_code < 500, (case.as_curl_command(), answer.text)
+            if answer.status_code >= 400 and case.method != "HEAD":
+                assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+        with suppress(Unsatisfiable):  # nothing can be wrong where nothing is asked
+            check()
+    assert num_operations > 20
+    assert "Traceback" not in server.log
