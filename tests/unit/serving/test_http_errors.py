@@ -50,7 +50,8 @@ def test_status_and_form(error, status, kind):
 def test_when_to_try_again():
     assert error_response(Overloaded("x", retry_after_s=7.4)).headers["retry-after"] == "7"
     assert error_response(Overloaded("x", retry_after_s=0.1)).headers["retry-after"] == "1"
-    assert "retry-after" in error_response(EngineDead("x")).headers
+    assert error_response(EngineDead("x", retry_after_s=2.0)).headers["retry-after"] == "2"
+    assert "retry-after" not in error_response(EngineDead("x")).headers
     assert "retry-after" not in error_response(RequestError("x")).headers
 
 
