@@ -1,4 +1,4 @@
-"""What front and core cost by themselves: a server whose executor returns at once, and plain Starlette beside it.
+"""What front and core cost by themselves: a server whose executor does nothing; plain Starlette beside it.
 
     python benchmarks/record.py overhead python -m benchmarks.overhead
 
@@ -8,8 +8,8 @@ figure is the median of several rounds. Prints one JSON line per figure:
 stream    chunks a second that one core can stream, of completions with one chunk per token
 request   answers a second of one token, not streamed, on one core
 bare      the same two for an application of Starlette that sends prepared bytes, on the same HTTP server
-step      at 256 streams: CPU time of the core's process for one step, and the wall's time between two steps
-          beyond what the executor takes; both from runs of two lengths, so that beginnings cancel out
+step      at 256 streams: time of the wall between the end of a step and the beginning of the next one, while
+          the front streams; and the CPU time of the core's process for one step, from runs of two lengths
 """
 
 import argparse
@@ -45,8 +45,9 @@ class InstantExecutor(Executor):
 
     def start(self, config):
         self._step_s = config.checkpoint.config.get("step_s", 0.0)
-        self._missing = {}
-        """By request: tokens of its prompt that are still to be computed."""
+        self._num_prompt = {}
+        """By request: length of its prompt."""
+        self._ended_s, self._gaps_ms = 0.0, []
         spec = KVCacheSpec(num_kv_heads=1, head_dim=8, bytes_per_token=64)
         return ModelReady(groups=[KVCacheGroup(spec, (0,))], available_bytes=1 << 40)
 
@@ -54,14 +55,16 @@ class InstantExecutor(Executor):
         """Nothing to allocate."""
 
     def execute(self, step):
+        if len(step.request_ids) == NUM_STREAMS and not step.new_requests:
+            self._gaps_ms.append(1000 * (time.monotonic() - self._ended_s))
         future = Future()
         for request_id in step.released_ids:
-            del self._missing[request_id]
-        self._missing.update((new.request_id, len(new.token_ids)) for new in step.new_requests)
+            del self._num_prompt[request_id]
+        self._num_prompt.update((new.request_id, len(new.token_ids)) for new in step.new_requests)
         sampled = []
         ends = zip(step.request_ids, step.num_computed_tokens, step.num_scheduled_tokens, strict=True)
         for request_id, start, count in ends:
-            sampled.append([120] if start + count >= self._missing[request_id] else [])
+            sampled.append([120] if start + count >= self._num_prompt[request_id] else [])
         if self._step_s:
             time.sleep(self._step_s)
         future.set_result(
@@ -69,10 +72,12 @@ class InstantExecutor(Executor):
                 step_id=step.step_id, sampled_token_ids=sampled, logprobs={}, prompt_logprobs={}, errors={}
             )
         )
+        self._ended_s = time.monotonic()
         return future
 
     def call(self, verb, arguments):
-        return [None]
+        gaps, self._gaps_ms = self._gaps_ms, []
+        return [gaps]
 
     def close(self):
         """Nothing to close."""
@@ -181,37 +186,39 @@ async def requests(server, count=40, clients=32):
     return count * clients, load
 
 
-def show(figure, rounds):
+def show(figure, values, of="rounds"):
     """One line: the median, and what it is the median of."""
-    row = {"figure": figure, "median": round(statistics.median(rounds), 3)}
-    print(json.dumps({**row, "rounds": [round(value, 3) for value in rounds]}), flush=True)
+    row = {"figure": figure, "median": round(statistics.median(values), 3)}
+    print(json.dumps({**row, of: [round(value, 3) for value in values]}), flush=True)
 
 
 def measure(name, orders, num_rounds):
     """The figures of one server."""
     program = ["-m", "benchmarks.overhead", "--serve", name, json.dumps(orders)]
-    with ServeProcess("--disable-access-log", program=program) as server:
+    with ServeProcess("--disable-access-log", "--dev-mode", program=program) as server:
         short = [asyncio.run(streams(server, NUM_FEW_TOKENS)) for _ in range(num_rounds + 1)][1:]
         long = [asyncio.run(streams(server)) for _ in range(num_rounds)]
+        gaps = gaps_of(server) if name == "octavo" else []
         answered = [asyncio.run(requests(server)) for _ in range(num_rounds + 1)][1:]
     show(f"{name}: chunks/s per core of the front", [count / load.front_s for count, load in long])
     show(f"{name}: requests/s per core of the front", [count / load.front_s for count, load in answered])
     if name == "octavo":
         both = [count / (load.front_s + load.core_s) for count, load in answered]
         show("octavo: requests/s on one core, front and core together", both)
-        show_steps([(a, b) for (_, a), (_, b) in zip(short, long, strict=True)], orders["step_s"])
+        ms_per_step = 1000 / (NUM_TOKENS - NUM_FEW_TOKENS)
+        core = [ms_per_step * (b.core_s - a.core_s) for (_, a), (_, b) in zip(short, long, strict=True)]
+        show(f"octavo: ms of the core's CPU per step of {NUM_STREAMS} streams", core)
+        show(
+            f"octavo: ms between two steps of {NUM_STREAMS} streams",
+            statistics.quantiles(gaps, n=10),
+            of="deciles",
+        )
 
 
-def show_steps(pairs, step_s):
-    """What a step costs; pairs: loads of few and of many tokens."""
-    ms_per_step = 1000 / (NUM_TOKENS - NUM_FEW_TOKENS)
-    core = [ms_per_step * (long.core_s - short.core_s) for short, long in pairs]
-    show(f"octavo: ms of the core's CPU per step of {NUM_STREAMS} streams", core)
-    added = [ms_per_step * (long.wall_s - short.wall_s) - 1000 * step_s for short, long in pairs]
-    show(
-        f"octavo: ms between two steps of {NUM_STREAMS} streams beyond the executor's {1000 * step_s:g}",
-        added,
-    )
+def gaps_of(server):
+    """Milliseconds between two steps of all streams, since this was last asked."""
+    answer = server.post("/collective_rpc", {"method": "gaps"})
+    return answer.json()["results"][0]
 
 
 def main():

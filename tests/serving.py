@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from unittest.mock import patch
 
 import httpx
@@ -67,8 +68,16 @@ async def served(config: ServerConfig | None = None, **engine_options) -> AsyncI
             yield Served(app, engine, client)
     finally:
         batches.cancel()
+        app.state.background.end()
         await engine.shutdown()
         await app.state.store.close()
+
+
+def transport_to(app: object, client_class: type) -> object:
+    """The application instead of a network, for an HTTP client of this class: httpx's or its successor's."""
+    names = [cls.__module__.partition(".")[0] for cls in client_class.__mro__]
+    library = import_module(next(name for name in names if name.startswith("httpx")))
+    return library.ASGITransport(app, raise_app_exceptions=False)
 
 
 def events_of(text: str) -> list:

@@ -42,6 +42,8 @@ def _check(config: ServerConfig) -> None:
         raise ConfigError(f"port must be between 0 and 65535, got {config.port}.")
     if config.root_path and not config.root_path.startswith("/"):
         raise ConfigError(f"root_path must begin with /, got {config.root_path!r}.")
+    if config.store and not Path(config.store).expanduser().absolute().parent.is_dir():
+        raise ConfigError(f"store: there is no folder for the file {config.store!r}.")
     if config.ssl_cert_reqs not in (0, 1, 2):
         raise ConfigError(f"ssl_cert_reqs must be 0, 1 or 2, got {config.ssl_cert_reqs}.")
     if config.ssl_keyfile and not config.ssl_certfile:

@@ -15,7 +15,7 @@ import msgspec
 
 from octavo.frontend.beam_search import BeamSearch, Hypothesis
 from octavo.frontend.input_processor import PreparedRequest
-from octavo.frontend.open_request import OpenRequest, Orders
+from octavo.frontend.open_request import NO_ORDERS, OpenRequest, Orders
 from octavo.frontend.outputs import CompletionOutput, RequestOutput
 from octavo.frontend.sequence_output import SequenceOutput
 from octavo.frontend.text.tokenizer import Tokenizer
@@ -57,7 +57,7 @@ class BeamSearchRequest(OpenRequest):
         assert output.logprobs is not None
         self._scores[self._generation[output.request_id]] = output.logprobs[0]
         if len(self._scores) < len(self._generation):
-            return Orders()
+            return NO_ORDERS
         self._search.advance(self._scores)
         if self._search.is_done:
             return Orders(abort_ids=self.end(FinishReason.LENGTH))

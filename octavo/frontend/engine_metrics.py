@@ -101,12 +101,14 @@ class EngineMetrics:
         self._first_token.observe(latency_s)
         self._num_step_tokens += num_prompt
 
-    def note_tokens(self, count: int, gap_s: float | None) -> None:
-        """New tokens of a sequence; gap_s: since its last ones, None for the first."""
+    def note_tokens(self, count: int) -> None:
+        """New tokens."""
         self.generation_tokens.add(count)
         self._num_step_tokens += count
-        if gap_s is not None:
-            self._token_gap.observe(gap_s)
+
+    def note_gaps(self, gap_s: float, num_sequences: int) -> None:
+        """So many sequences have new tokens, gap_s after their last ones."""
+        self._token_gap.observe(gap_s, num_sequences)
 
     def note_end(
         self,

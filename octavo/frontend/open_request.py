@@ -29,6 +29,9 @@ class Orders(NamedTuple):
     new_requests: Sequence[EngineRequest] = ()
 
 
+NO_ORDERS = Orders()
+
+
 class OpenRequest(ABC):
     """What all kinds have in common."""
 
@@ -90,15 +93,18 @@ class OpenRequest(ABC):
         lost = [CompletionOutput(i, "", [], finish_reason=reason, error=error) for i in range(self.params.n)]
         return self._wrap(lost, finished=True)
 
-    def _count(self, output: EngineOutput, now: float) -> None:
-        stats = self.stats
-        stats.scheduled_ts = stats.scheduled_ts or output.scheduled_s
+    def _count(self, output: EngineOutput, now: float, num_before: int = 0) -> None:
+        """num_before: tokens that its sequence has already."""
+        stats, num_new = self.stats, len(output.new_token_ids)
+        if not stats.first_token_ts:
+            stats.scheduled_ts = stats.scheduled_ts or output.scheduled_s
+            stats.first_token_ts = now if num_new else 0.0
+        if num_new:
+            stats.num_generation_tokens += num_new
+            stats.max_num_generation_tokens = max(stats.max_num_generation_tokens, num_before + num_new)
+            stats.last_token_ts = now
         if output.finish_reason is not None:
             stats.num_preemptions += output.num_preemptions
-        if output.new_token_ids:
-            stats.num_generation_tokens += len(output.new_token_ids)
-            stats.first_token_ts = stats.first_token_ts or now
-            stats.last_token_ts = now
 
     def _wrap(
         self,
@@ -132,53 +138,60 @@ class SampledRequest(OpenRequest):
             request.request_id: SequenceOutput(index, params, ids, tokenizer)
             for index, request in enumerate(prepared.engine_requests)
         }
+        self._open = self._sequences.copy()
+        """Those that go on."""
         self._is_ranked = len(self._sequences) > params.n
+        self._is_final = self._is_ranked or params.output_kind is RequestOutputKind.FINAL_ONLY
+        self._is_delta = params.output_kind is RequestOutputKind.DELTA
+        self._interval = params.stream_interval or 1
         self._prompt_scores = PromptScores(params, tokenizer)
         self._prompt_scores_shown = False
 
     @property
     def finished(self) -> bool:
         """True when every sequence has ended."""
-        return all(sequence.finish_reason is not None for sequence in self._sequences.values())
+        return not self._open
 
     def feed(self, output: EngineOutput, now: float) -> Orders:
         """Hand a step's output to its sequence, which may end before the core knows."""
-        self._count(output, now)
         sequence = self._sequences[output.request_id]
-        if sequence.index == 0:
+        self._count(output, now, len(sequence.token_ids))
+        if sequence.index == 0 and (self._num_cached_tokens is None or output.prompt_logprobs):
             self._take_prompt_facts(output)
-        return Orders(abort_ids=[output.request_id] if sequence.feed(output) else ())
+        is_over_here = sequence.feed(output)
+        if sequence.finish_reason is not None:
+            self._open.pop(output.request_id, None)
+        return Orders(abort_ids=[output.request_id]) if is_over_here else NO_ORDERS
 
     def fail(self, output: EngineOutput, error: str) -> Orders:
         """End the output's sequence."""
         self._sequences[output.request_id].fail(error)
+        self._open.pop(output.request_id, None)
         return Orders(abort_ids=[output.request_id] if output.finish_reason is None else ())
 
     def end(self, reason: FinishReason, error: str = "") -> list[str]:
         """End the open sequences."""
-        open_ids = [
-            engine_id for engine_id, sequence in self._sequences.items() if sequence.finish_reason is None
-        ]
-        for engine_id in open_ids:
-            self._sequences[engine_id].end(reason, error=error)
-        return open_ids
+        ended, self._open = self._open, {}
+        for sequence in ended.values():
+            sequence.end(reason, error=error)
+        return list(ended)
 
     def make_output(self) -> RequestOutput | None:
         """Cumulative, delta or final; who is among the best is known only in the end."""
-        params, finished = self._prepared.params, self.finished
-        sequences = list(self._sequences.values())
-        news = [sequence for sequence in sequences if sequence.is_due(params.stream_interval or 1)]
-        is_final = self._is_ranked or params.output_kind is RequestOutputKind.FINAL_ONLY
-        if not news or (is_final and not finished):
+        if self._is_final and self._open:
             return None
-        delta = params.output_kind is RequestOutputKind.DELTA
+        sequences = list(self._sequences.values())
+        news = [sequence for sequence in sequences if sequence.is_due(self._interval)]
+        if not news:
+            return None
         if self._is_ranked:
             shown = self._best(sequences)
         else:
+            delta = self._is_delta
             shown = [sequence.take(delta=delta) for sequence in (news if delta else sequences)]
-        prompt_scores = None if delta and self._prompt_scores_shown else self._prompt_scores
+        prompt_scores = None if self._is_delta and self._prompt_scores_shown else self._prompt_scores
         self._prompt_scores_shown = True
-        return self._wrap(shown, finished=finished, prompt_scores=prompt_scores)
+        return self._wrap(shown, finished=self.finished, prompt_scores=prompt_scores)
 
     def _best(self, sequences: list[SequenceOutput]) -> list[CompletionOutput]:
         """The n sequences of the highest cumulative logprob, best first; failed ones come last."""

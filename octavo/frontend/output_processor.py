@@ -7,6 +7,7 @@ handling one request ends that request only.
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from octavo.base.log import get_logger
 from octavo.frontend.beam_search_request import BeamSearchRequest
 from octavo.frontend.engine_metrics import EngineMetrics
 from octavo.frontend.input_processor import PreparedRequest
-from octavo.frontend.open_request import OpenRequest, Receiver, SampledRequest
+from octavo.frontend.open_request import NO_ORDERS, OpenRequest, Receiver, SampledRequest
 from octavo.frontend.otel import RequestTracer
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.text.tokenizer import Tokenizer
@@ -101,15 +102,17 @@ class OutputProcessor:
     def process(self, outputs: EngineOutputs) -> Processed:
         """Take in what one step brought."""
         now = time.monotonic()
-        touched: dict[str, OpenRequest] = {}
+        touched: dict[OpenRequest, None] = {}
+        gaps: Counter[float] = Counter()
         processed = Processed([], [], [])
         for output in outputs.outputs:
             owner = self._owners.get(output.request_id)
             if owner is None:
                 continue  # it has ended here; the core had it in flight
             request = owner.request
-            touched[request.key] = request
-            self._count(owner, output, now)
+            touched[request] = None
+            if output.new_token_ids:
+                self._count(owner, output, now, gaps)
             try:
                 orders = request.feed(output, now)
             except Exception:
@@ -117,12 +120,15 @@ class OutputProcessor:
                 orders = request.fail(output, _INTERNAL)
             if output.finish_reason is not None:
                 del self._owners[output.request_id]
-            self._disown(orders.abort_ids)
-            self._own(request, orders.new_requests)
-            processed.abort_ids.extend(orders.abort_ids)
-            processed.new_requests.extend(orders.new_requests)
-        for request in touched.values():
+            if orders is not NO_ORDERS:
+                self._disown(orders.abort_ids)
+                self._own(request, orders.new_requests)
+                processed.abort_ids.extend(orders.abort_ids)
+                processed.new_requests.extend(orders.new_requests)
+        for request in touched:
             self._deliver(request, now, processed)
+        for last_s, num_sequences in gaps.items():
+            self._metrics.note_gaps(now - last_s, num_sequences)
         self._metrics.note_step(outputs.stats)
         return processed
 
@@ -160,27 +166,32 @@ class OutputProcessor:
             ids = [engine_id for engine_id, owner in self._owners.items() if owner.request is request]
             self._disown(ids)
             processed.abort_ids.extend(ids)
+        if made is None:
+            return
         if is_over:
-            assert made is not None  # an end is news
-            reasons = (completion.finish_reason for completion in made.outputs if completion.finish_reason)
-            reason = next(reasons, FinishReason.ABORT.value)
-            self._metrics.note_end(
-                request.stats, request.params, request.num_prompt_tokens, reason, now, request.due_s
-            )
-            if self._tracer is not None:
-                self._tracer.note_end(request, reason, now)
-            self._close(request)
-            if self._log_requests:
-                logger.info(
-                    "Request %s ended: %s, %d tokens",
-                    request.request_id,
-                    reason,
-                    request.stats.num_generation_tokens,
-                )
-        if made is not None and request.receiver is not None:
+            self._note_end(request, made, now)
+        if request.receiver is not None:
             request.receiver(made)
-        elif made is not None:
+        else:
             processed.request_outputs.append(made)
+
+    def _note_end(self, request: OpenRequest, made: RequestOutput, now: float) -> None:
+        """Count, log and close a request; `made` is its last output."""
+        reasons = (completion.finish_reason for completion in made.outputs if completion.finish_reason)
+        reason = next(reasons, FinishReason.ABORT.value)
+        self._metrics.note_end(
+            request.stats, request.params, request.num_prompt_tokens, reason, now, request.due_s
+        )
+        if self._tracer is not None:
+            self._tracer.note_end(request, reason, now)
+        self._close(request)
+        if self._log_requests:
+            logger.info(
+                "Request %s ended: %s, %d tokens",
+                request.request_id,
+                reason,
+                request.stats.num_generation_tokens,
+            )
 
     def _close(self, request: OpenRequest) -> None:
         del self._open[request.key]
@@ -189,18 +200,16 @@ class OutputProcessor:
         if not keys:
             del self._keys[request.request_id]
 
-    def _count(self, owner: "_Ownership", output: EngineOutput, now: float) -> None:
-        stats, count = owner.request.stats, len(output.new_token_ids)
-        if not count:
-            return
-        if not stats.first_token_ts:
-            self._metrics.note_first_token(
-                now - stats.arrival_time, owner.request.num_prompt_tokens, output.num_cached_tokens
-            )
-        self._metrics.note_tokens(count, now - owner.last_token_s if owner.last_token_s else None)
+    def _count(self, owner: "_Ownership", output: EngineOutput, now: float, gaps: Counter[float]) -> None:
+        """gaps: how many sequences had their last tokens when; most of a step had them together."""
+        if owner.last_token_s:
+            gaps[owner.last_token_s] += 1
+        elif not owner.request.stats.first_token_ts:
+            waited_s = now - owner.request.stats.arrival_time
+            num_prompt = owner.request.num_prompt_tokens
+            self._metrics.note_first_token(waited_s, num_prompt, output.num_cached_tokens)
         owner.last_token_s = now
-        owner.num_tokens += count
-        stats.max_num_generation_tokens = max(stats.max_num_generation_tokens, owner.num_tokens)
+        self._metrics.note_tokens(len(output.new_token_ids))
 
     def _own(self, request: OpenRequest, engine_requests: Iterable[EngineRequest]) -> None:
         self._owners.update((entry.request_id, _Ownership(request)) for entry in engine_requests)
@@ -216,7 +225,6 @@ class _Ownership:
 
     request: OpenRequest
     last_token_s: float = 0.0
-    num_tokens: int = 0
 
 
 def _nobody(output: RequestOutput) -> None:

@@ -80,10 +80,10 @@ class Histogram(Metric):
     def __post_init__(self) -> None:
         self.counts = self.counts or [0] * (len(self.bounds) + 1)
 
-    def observe(self, value: float) -> None:
-        """Enter one observation."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
+    def observe(self, value: float, count: int = 1) -> None:
+        """Enter `count` observations of this value."""
+        self.counts[bisect_left(self.bounds, value)] += count
+        self.sum += value * count
 
     @property
     def count(self) -> int:

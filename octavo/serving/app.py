@@ -22,6 +22,7 @@ from octavo.serving.openai.batch_runner import BatchRunner
 from octavo.serving.openai.models import ServedModels
 from octavo.serving.openapi import describe, schemas
 from octavo.serving.registry import Route, load_routes
+from octavo.serving.responses.background import Background
 from octavo.serving.store.database import Store
 from octavo.version import __version__
 
@@ -42,6 +43,7 @@ def make_app(engine: AsyncLLM, config: ServerConfig) -> FastAPI:
     app.state.metrics_board = MetricsBoard(engine.metrics)
     app.state.models = ServedModels.of(engine.config)
     app.state.store = Store(config)
+    app.state.background = Background()
     app.state.batch_runner = BatchRunner(engine, config, app.state.models, app.state.store)
     app.add_exception_handler(HTTPException, handle_exception)
     routes = []

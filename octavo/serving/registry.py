@@ -22,6 +22,7 @@ ROUTE_MODULES = [
     "octavo.serving.openai.batches",
     "octavo.serving.openai.websocket",
     "octavo.serving.openai.tokenize",
+    "octavo.serving.responses.routes",
     "octavo.serving.anthropic.messages",
     "octavo.serving.generate",
     "octavo.serving.health",

@@ -21,6 +21,7 @@ from octavo.config.server import ServerConfig
 from octavo.frontend.async_engine import AsyncLLM
 from octavo.serving.fronts import Fronts
 from octavo.serving.listener import Listener
+from octavo.serving.responses.record import fail_left
 from octavo.serving.service import Service
 
 _QUEUED_PER_SEAT = 4
@@ -56,6 +57,10 @@ class Server(Service):
         if not self._config.store:  # a file that all fronts can open, and that goes with the engine
             self._config = dataclasses.replace(self._config, store=str(engine.mailbox_path / _STORE))
         return engine
+
+    async def _prepare(self, state: State) -> None:
+        await super()._prepare(state)
+        await state.store.run(fail_left)
 
     def _open(self, engine: AsyncLLM, state: State) -> None:
         self._batches = asyncio.create_task(state.batch_runner.run())

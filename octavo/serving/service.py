@@ -29,7 +29,6 @@ from octavo.serving.http_server import HttpServer
 from octavo.serving.listener import Listener
 from octavo.serving.middleware.drain import Drain
 from octavo.serving.middleware.stack import build_stack
-from octavo.serving.store.database import Store
 
 logger = get_logger(__name__)
 T = TypeVar("T")
@@ -64,7 +63,8 @@ class Service(ABC):
         self._door = Door(self._layers(error_response(_STARTING)))
         self._http = HttpServer(self._door, config, listener.socket)
         self._engine: AsyncLLM | None = None
-        self._store: Store | None = None
+        self._state: State | None = None
+        """Of the application."""
         self._tasks: list[asyncio.Task[None]] = []
         """What `_open` began."""
 
@@ -97,28 +97,36 @@ class Service(ABC):
         engine = self._engine = await _on_thread(self._make_engine)
         await engine.start()
         app = make_app(engine, self._config)
-        self._store = app.state.store
-        await self._store.open()
+        self._state = app.state
+        await self._prepare(app.state)
         self._door.app = HttpMetrics(self._layers(app), app.state.metrics_board)
         self._http.start()
         self._open(engine, app.state)
         raise await engine.wait_until_dead()
+
+    async def _prepare(self, state: State) -> None:
+        """What is to be done before requests are let in."""
+        await state.store.open()
 
     async def _drained(self) -> None:
         """Let nothing new in, and return when all is done."""
         logger.info("Asked to end: %d requests under way are finished first.", self._drain.num_open)
         self._drain.begin()
         await self._drain.wait()
+        if self._state is not None:
+            await self._state.background.drained()
 
     async def _end(self, grace_s: float) -> None:
         """What is still open ends with an error; then nothing of this service is left."""
         for task in self._tasks:
             task.cancel()
+        if self._state is not None:
+            self._state.background.end()
         if self._engine is not None:
             await self._engine.shutdown(timeout=0, grace_s=grace_s)
         await self._http.close(_LAST_WORDS_S)
-        if self._store is not None:
-            await self._store.close()
+        if self._state is not None:
+            await self._state.store.close()
 
     @property
     def _deadline_s(self) -> float:

@@ -24,6 +24,7 @@ _RESERVED = {"messages", "tools", "documents", "add_generation_prompt", "continu
     *("tokenize", "chat_template", "raise_exception", "strftime_now", "tojson"),
     *("bos_token", "eos_token", "pad_token", "unk_token"),
 }
+_NOT_A_TEMPLATE = (jinja2.TemplateError, SyntaxError, RecursionError, MemoryError)
 _MARK = "\N{INVISIBLE SEPARATOR}octavo continues here\N{INVISIBLE SEPARATOR}"
 
 
@@ -77,14 +78,14 @@ class ChatTemplate:
         """What it expects. Raises RequestError for a template that is none."""
         try:
             return TemplateTraits.of(SANDBOX.parse(self.source))
-        except jinja2.TemplateError as error:
+        except _NOT_A_TEMPLATE as error:
             raise RequestError(f"The chat template is not valid Jinja: {error}", "chat_template") from None
 
     @cached_property
     def _compiled(self) -> jinja2.Template:
         try:
             return SANDBOX.from_string(self.source)
-        except jinja2.TemplateError as error:
+        except _NOT_A_TEMPLATE as error:
             raise RequestError(f"The chat template is not valid Jinja: {error}", "chat_template") from None
 
     def _run(self, variables: dict[str, Any]) -> str:

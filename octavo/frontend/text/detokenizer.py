@@ -6,7 +6,7 @@ its other bytes, and U+FFFD stands only for bytes that can no longer become a ch
 token are constant.
 """
 
-import codecs
+from codecs import utf_8_decode
 from collections.abc import Iterable, Sequence
 
 from octavo.frontend.text.tokenizer import Tokenizer
@@ -28,27 +28,31 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._hidden = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
         self._packed = frozenset[int]() if spaces_between_special_tokens else tokenizer.special_ids
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._unfinished = b""
+        """The beginning of a character."""
         self._at_start = True
         self._after_packed = False
-        for token_id in context[-_LONGEST_CHARACTER:]:  # the prompt may end within a character
-            self._next(token_id)
+        self.feed(context[-_LONGEST_CHARACTER:])  # the prompt may end within a character
         self._at_start = self._at_start and not context
 
     def feed(self, ids: Iterable[int]) -> str:
         """The text that `ids` add."""
-        return "".join(map(self._next, ids))
+        data = self._unfinished + b"".join(map(self._piece, ids))
+        text, num_used = utf_8_decode(data, "replace", False)
+        self._unfinished = data[num_used:]
+        return text
 
     def finish(self) -> str:
         """What remains at the end: U+FFFD for a character that was never finished, else nothing."""
-        return self._utf8.decode(b"", final=True)
+        data, self._unfinished = self._unfinished, b""
+        return data.decode(errors="replace")
 
-    def _next(self, token_id: int) -> str:
+    def _piece(self, token_id: int) -> bytes:
         if token_id in self._hidden:
-            return ""
+            return b""
         piece = self._tokenizer.token_bytes(token_id, first=self._at_start)
         packed = token_id in self._packed
         if packed and self._after_packed:
             piece = piece.removeprefix(b" ")
         self._at_start, self._after_packed = False, packed
-        return self._utf8.decode(piece)
+        return piece

@@ -27,10 +27,12 @@ from jinja2.exceptions import SecurityError
 
 MAX_WORK = 2**28
 """Characters that one rendering may write, join, repeat and copy, on its way to a text."""
+_PER_ITEM, _PER_VALUE = 8, 256
+"""What a place in a list counts, and what writing a value does beside its characters."""
 _MAX_FACTOR = 2**20
 _MAX_INTEGER_BITS = 4096
 _GROWING_FILTERS = ("batch", "center", "indent", "replace", "round", "slice", "wordwrap")
-_GROWING_METHODS = ("center", "expandtabs", "ljust", "replace", "rjust", "translate", "zfill")
+_GROWING_METHODS = ("center", "expandtabs", "ljust", "replace", "rjust", "zfill")
 _WRITING_FILTERS = ("format", "join", "pprint", "string", "tojson", "urlencode", "xmlattr")
 _SIZED = str | list | tuple | dict
 _WIDTH = re.compile(r"[%{].*(\d{5}|\*)|\{\w*:[^{}]*\{", re.DOTALL)
@@ -61,6 +63,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             self.filters[name] = self._guarded(self.filters[name], self._charge_product)
         for name in _WRITING_FILTERS:
             self.filters[name] = self._guarded(self.filters[name], self._charge_contents)
+        self.filters["format"] = self._guarded(self.filters["format"], lambda layout, *_: _check_width(layout))
         del self.globals["lipsum"]
         self.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now}
 
@@ -92,8 +95,10 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
                     raise SecurityError("an integer is too large")
             case "*", _, _:
                 self._charge_product("*", left, right)
-            case "+", str() | list() | tuple(), str() | list() | tuple():
+            case "+", str(), str():
                 self._charge(len(left) + len(right))
+            case "+", list() | tuple(), list() | tuple():
+                self._charge(_PER_ITEM * (len(left) + len(right)))
             case "%", str(), _:
                 self._charge_contents(left, right)
                 _check_width(left)
@@ -102,6 +107,8 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def call(self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: PYI063  # Jinja's
         """Called for every call of a function or method."""
         owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
+        if isinstance(owner, str) and name == "translate":
+            raise SecurityError("a text cannot be translated: replace parts of it")
         if isinstance(owner, str) and name in _GROWING_METHODS:
             self._charge_product(owner, *args, *kwargs.values())
         elif isinstance(owner, str) and name == "join":
@@ -166,7 +173,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         rest = list(values)
         while rest:
             value = rest.pop()
-            self._charge(len(value) if isinstance(value, _SIZED) else 1)
+            self._charge(_PER_VALUE + (len(value) if isinstance(value, str) else 0))
             if isinstance(value, dict):
                 rest += [*value.keys(), *value.values()]
             elif isinstance(value, list | tuple):

@@ -63,6 +63,8 @@ class Tokenizer:
         decoder = repr(backend.decoder)
         self._byte_level = "ByteLevel" in decoder
         self._byte_fallback = "ByteFallback" in decoder
+        self._pieces: dict[int, bytes] = {}
+        """By id of the vocabulary: what it adds to a text that has begun, once it was asked for."""
 
     def __len__(self) -> int:
         return self.vocab_size
@@ -204,6 +206,16 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int, *, first: bool = False) -> bytes:
         """What `token_id` adds to a text; `first`: it begins the text (some vocabularies drop a space)."""
+        if first:
+            return self._token_bytes(token_id, first=True)
+        piece = self._pieces.get(token_id)
+        if piece is None:
+            piece = self._token_bytes(token_id, first=False)
+            if 0 <= token_id < self.vocab_size:
+                self._pieces[token_id] = piece
+        return piece
+
+    def _token_bytes(self, token_id: int, *, first: bool) -> bytes:
         token: str | None = self._backend.id_to_token(token_id) if 0 <= token_id < 2**32 else None
         if token is None:
             return b""

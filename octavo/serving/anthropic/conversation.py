@@ -62,6 +62,7 @@ def _set_sampling(request: ChatRequest, body: MessagesRequest) -> None:
     request.temperature = body.temperature
     request.top_p = body.top_p
     request.top_k = body.top_k
+    request.seed = body.seed
 
 
 def _shows_thinking(body: CountTokensRequest) -> bool:

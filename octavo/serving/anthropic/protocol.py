@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from octavo.serving.openai.protocol import MAX_MESSAGES, MAX_TOOLS, Positive, StopString
+from octavo.serving.openai.protocol import MAX_MESSAGES, MAX_TOOLS, Positive, Seed, StopString
 
 Block = dict[str, Any]
 """Part of a message, told apart by its type; read by `conversation`."""
@@ -90,7 +90,9 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     stop_sequences: Annotated[list[StopString], Meta(max_length=64)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    seed: Seed | None = None
+    """octavo's: the same seed, the same answer."""
     metadata: Any = None
     service_tier: Any = None
     inference_geo: Any = None

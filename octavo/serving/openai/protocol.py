@@ -17,6 +17,7 @@ _MAX_INT = 2**63 - 1
 Positive = Annotated[int, Meta(ge=1, le=_MAX_INT)]
 Natural = Annotated[int, Meta(ge=0, le=_MAX_INT)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=_MAX_INT)]
 Seconds = Annotated[float, Meta(gt=0)]
 TokenId = Annotated[int, Meta(ge=0, le=_MAX_INT)]
 TokenIds = Annotated[list[TokenId], Meta(max_length=2**17)]
@@ -103,7 +104,7 @@ class SamplingFields(Struct, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=_MAX_INT)] | None = None
+    seed: Seed | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=64)] | None = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None

@@ -130,7 +130,7 @@ def test_sleep_and_rejections():
 def test_every_metric_that_is_promised_is_made():
     metrics = EngineMetrics(fake_config())
     metrics.note_first_token(0.1, 4, 0)
-    metrics.note_tokens(1, None)
+    metrics.note_tokens(1)
     metrics.note_rejection("max_num_queued_reqs")
     metrics.note_step(SchedulerStats())
     stats = RequestStateStats(2, 2, 1.0, 1.0, 2.0, 3.0, 4.0)
@@ -179,7 +179,7 @@ def test_the_line_tells_what_happened_since_the_last(lines):
     metrics = EngineMetrics()
     line = StatsLine(metrics, ObservabilityConfig(log_stats_interval_s=10.0), lambda: now[0])
     metrics.note_first_token(0.1, 50, 0)
-    metrics.note_tokens(20, None)
+    metrics.note_tokens(20)
     metrics.note_step(SchedulerStats(1, 2, 1, 4, 0, 10, 5))
     now[0] = 9.0
     line.log_if_due()
@@ -209,7 +209,7 @@ def test_the_last_line_has_the_totals_and_comes_once(lines):
     metrics = EngineMetrics()
     line = StatsLine(metrics, ObservabilityConfig())
     metrics.note_first_token(0.1, 50, 0)
-    metrics.note_tokens(20, None)
+    metrics.note_tokens(20)
     metrics.note_end(RequestStateStats(), SamplingParams(), 50, "stop", 1.0)
     line.log_end()
     line.log_end()

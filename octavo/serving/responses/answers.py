@@ -1,0 +1,188 @@
+"""What a client of /v1/responses gets: responses, their items, and the events of a stream.
+
+Events of one shape share a struct; their `type` tells them apart.
+"""
+
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from octavo.serving.responses.protocol import Reasoning, TextConfig
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+
+
+class OutputText(Struct, tag_field="type", tag="output_text"):
+    """A text of a message."""
+
+    text: str
+    annotations: list[Any] = []
+    logprobs: list[Any] = []
+
+
+class ReasoningText(Struct, tag_field="type", tag="reasoning_text"):
+    """A thought."""
+
+    text: str
+
+
+class MessageItem(Struct, kw_only=True, tag_field="type", tag="message"):
+    """What the model says."""
+
+    id: str
+    status: ItemStatus = "in_progress"
+    role: Literal["assistant"] = "assistant"
+    content: list[OutputText] = []
+
+
+class ReasoningItem(Struct, kw_only=True, tag_field="type", tag="reasoning"):
+    """What it thought before."""
+
+    id: str
+    status: ItemStatus = "in_progress"
+    summary: list[Any] = []
+    content: list[ReasoningText] = []
+    encrypted_content: str | None = None
+
+
+class CallItem(Struct, kw_only=True, tag_field="type", tag="function_call"):
+    """A function that it calls."""
+
+    id: str
+    status: ItemStatus = "in_progress"
+    call_id: str
+    name: str
+    arguments: str = ""
+    """JSON."""
+
+
+OutputItem = MessageItem | ReasoningItem | CallItem
+Part = OutputText | ReasoningText
+
+
+class InputTokensDetails(Struct):
+    """Where the prompt's tokens came from."""
+
+    cached_tokens: int = 0
+
+
+class OutputTokensDetails(Struct):
+    """What the answer's tokens were for."""
+
+    reasoning_tokens: int = 0
+
+
+class Usage(Struct):
+    """Tokens of the whole request."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class Fault(Struct):
+    """Why a response failed."""
+
+    message: str
+    code: str = "server_error"
+
+
+class IncompleteDetails(Struct):
+    """Why a response ends early."""
+
+    reason: Literal["max_output_tokens"] = "max_output_tokens"
+
+
+class Response(Struct, kw_only=True):
+    """One answer, and how it was asked for."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    completed_at: int | None = None
+    status: Status = "in_progress"
+    background: bool = False
+    error: Fault | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    metadata: dict[str, str]
+    model: str
+    output: list[OutputItem] = []
+    parallel_tool_calls: bool = True
+    previous_response_id: str | None = None
+    reasoning: Reasoning | None = None
+    store: bool = True
+    temperature: float | None = None
+    text: TextConfig | None = None
+    tool_choice: Any = "auto"
+    tools: list[dict[str, Any]] = []
+    top_p: float | None = None
+    truncation: Literal["disabled"] = "disabled"
+    usage: Usage | None = None
+
+
+class StreamEvent(Struct, kw_only=True):
+    """What all events have."""
+
+    type: str
+    sequence_number: int
+
+
+class StateEvent(StreamEvent, kw_only=True):
+    """response.created, in_progress, completed, incomplete, failed."""
+
+    response: Response
+
+
+class ItemEvent(StreamEvent, kw_only=True):
+    """response.output_item.added and done."""
+
+    output_index: int
+    item: OutputItem
+
+
+class InItemEvent(StreamEvent, kw_only=True):
+    """What happens within an item."""
+
+    item_id: str
+    output_index: int
+
+
+class PartEvent(InItemEvent, kw_only=True):
+    """response.content_part.added and done."""
+
+    content_index: int = 0
+    part: Part
+
+
+class TextDelta(InItemEvent, kw_only=True):
+    """response.output_text.delta and reasoning_text.delta."""
+
+    content_index: int = 0
+    delta: str
+    logprobs: list[Any] = []
+
+
+class TextDone(InItemEvent, kw_only=True):
+    """response.output_text.done and reasoning_text.done."""
+
+    content_index: int = 0
+    text: str
+    logprobs: list[Any] = []
+
+
+class ArgumentsDelta(InItemEvent, kw_only=True):
+    """response.function_call_arguments.delta."""
+
+    delta: str
+
+
+class ArgumentsDone(InItemEvent, kw_only=True):
+    """response.function_call_arguments.done."""
+
+    name: str
+    arguments: str

@@ -1,0 +1,169 @@
+"""`chat_request`: a request of /v1/responses as the chat request that means the same.
+
+Called by the routes of `responses`. Tools that OpenAI runs itself, and media, are refused.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+
+from octavo.base.errors import RequestError
+from octavo.serving.openai.protocol import ChatRequest, Function, NamedFunction, NamedTool, Tool
+from octavo.serving.responses.protocol import CreateResponse, Item, TextConfig
+
+_TEXT_PARTS = ("input_text", "output_text", "text", "refusal")
+_REFUSED = {
+    "conversation": "go on from an answer with previous_response_id",
+    "prompt": "there are no stored prompts: send instructions and input",
+    "top_logprobs": "use logprobs of /v1/chat/completions",
+}
+_ROLES = ("user", "assistant", "system", "developer")
+
+
+def input_items(body: CreateResponse) -> list[Item]:
+    """The request's own items, each with an id."""
+    if isinstance(body.input, str):
+        items = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": body.input}]}]
+    else:
+        items = [item if "type" in item else {"type": "message", **item} for item in body.input]
+    return [item if item.get("id") else {**item, "id": f"msg_{uuid4().hex}"} for item in items]
+
+
+def chat_request(body: CreateResponse, items: Sequence[Item]) -> ChatRequest:
+    """Not checked yet for what the engine can do. Raises RequestError, which names the field.
+
+    items: the whole conversation
+    """
+    _refuse(body)
+    effort = body.reasoning.effort if body.reasoning is not None else None
+    return ChatRequest(
+        messages=_messages(body.instructions, items),
+        model=body.model,
+        tools=[_tool(tool) for tool in body.tools or []] or None,
+        tool_choice=_choice(body.tool_choice),
+        parallel_tool_calls=body.parallel_tool_calls,
+        response_format=_response_format(body.text),
+        reasoning_effort=effort,
+        max_tokens=body.max_output_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        seed=body.seed,
+        chat_template_kwargs=body.chat_template_kwargs,
+        cache_salt=body.cache_salt,
+    )
+
+
+def _refuse(body: CreateResponse) -> None:
+    for name, instead in _REFUSED.items():
+        if getattr(body, name):
+            raise RequestError(f"{name} is not supported: {instead}.", name)
+    if "message.output_text.logprobs" in (body.include or ()):
+        raise RequestError("include: use logprobs of /v1/chat/completions.", "include")
+    if body.truncation == "auto":
+        raise RequestError("truncation auto is not supported: leave items out of the input.", "truncation")
+
+
+def _messages(instructions: str | None, items: Iterable[Item]) -> list[dict[str, Any]]:
+    """Items as turns: calls join the turn of the assistant before them, system texts the one at the start."""
+    turns: list[dict[str, Any]] = []
+    if instructions:
+        turns.append({"role": "system", "content": instructions})
+    for item in items:
+        match item.get("type"):
+            case "message":
+                _add_message(turns, item)
+            case "function_call":
+                _add_call(turns, item)
+            case "function_call_output":
+                output = _text(item, "output")
+                turns.append({"role": "tool", "tool_call_id": _string(item, "call_id"), "content": output})
+            case "reasoning":
+                pass  # templates leave the thoughts of earlier turns out
+            case kind:
+                raise RequestError(
+                    f"An item of type {str(kind)[:40]!r} is not supported: message, function_call, "
+                    "function_call_output and reasoning are known.",
+                    "input",
+                )
+    return turns
+
+
+def _add_message(turns: list[dict[str, Any]], item: Item) -> None:
+    role = item.get("role")
+    if role not in _ROLES:
+        raise RequestError(f"A message's role must be one of {', '.join(_ROLES)}, got {role!r:.40}.", "input")
+    content = _text(item, "content")
+    if role in ("system", "developer"):
+        role = "system"
+        if len(turns) == 1 and turns[0]["role"] == "system":
+            turns[0]["content"] += "\n\n" + content
+            return
+    turns.append({"role": role, "content": content})
+
+
+def _add_call(turns: list[dict[str, Any]], item: Item) -> None:
+    if not turns or turns[-1]["role"] != "assistant":
+        turns.append({"role": "assistant", "content": ""})
+    function = {"name": _string(item, "name"), "arguments": _string(item, "arguments")}
+    call = {"id": _string(item, "call_id"), "type": "function", "function": function}
+    turns[-1].setdefault("tool_calls", []).append(call)
+
+
+def _text(item: Item, name: str) -> str:
+    """Its text, or that of its parts."""
+    content = item.get(name)
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise RequestError(f"A {item['type']}'s {name} must be a string or a list of parts.", "input")
+    return "".join(map(_part, content))
+
+
+def _part(part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind not in _TEXT_PARTS:
+        raise RequestError(
+            f"A content part of type {str(kind)[:40]!r} is not supported: octavo serves text only.", "input"
+        )
+    return _string(part, "refusal" if kind == "refusal" else "text")
+
+
+def _string(item: Item, name: str) -> str:
+    if not isinstance(value := item.get(name), str):
+        raise RequestError(f"A {item['type']} needs {name} as a string.", "input")
+    return value
+
+
+def _tool(tool: dict[str, Any]) -> Tool:
+    if (kind := tool.get("type")) != "function":
+        raise RequestError(
+            f"A tool of type {str(kind)[:40]!r} is not there: octavo runs no tools and reaches no network. "
+            "Describe a function and run it yourself.",
+            "tools",
+        )
+    try:
+        return Tool(msgspec.convert(tool, Function))
+    except msgspec.ValidationError as error:
+        raise RequestError(f"tools: {error}.", "tools") from None
+
+
+def _choice(choice: Any) -> Any:
+    match choice:
+        case None | "none" | "auto" | "required":
+            return choice
+        case {"type": "function", "name": str(name)}:
+            return NamedTool(NamedFunction(name))
+    raise RequestError(
+        'tool_choice must be none, auto, required or {"type": "function", "name": …}.', "tool_choice"
+    )
+
+
+def _response_format(text: TextConfig | None) -> dict[str, Any] | None:
+    if text is None or text.format is None:
+        return None
+    if text.format.type != "json_schema":
+        return {"type": text.format.type}
+    return {"type": "json_schema", "json_schema": {"name": text.format.name, "schema": text.format.schema}}

@@ -1,0 +1,178 @@
+"""`ResponseAnswer`: the model's turn as the items of a response, whole, and as the events that make them.
+
+Used by the routes of `responses`, one per request: the events are told as they come, or nobody is told and
+the response is read in the end.
+"""
+
+import time
+from collections.abc import Iterator
+from itertools import count
+from typing import TypedDict
+from uuid import uuid4
+
+from msgspec import UNSET
+
+from octavo.frontend.parsers.events import CallArguments, CallStart, Reasoning, Text
+from octavo.serving.errors import http_error, message_of
+from octavo.serving.openai.tools import call_id
+from octavo.serving.openai.turn import TurnEnd, TurnEvent, TurnStart
+from octavo.serving.responses.answers import (
+    ArgumentsDelta,
+    ArgumentsDone,
+    CallItem,
+    Fault,
+    IncompleteDetails,
+    InputTokensDetails,
+    ItemEvent,
+    MessageItem,
+    OutputItem,
+    OutputText,
+    OutputTokensDetails,
+    Part,
+    PartEvent,
+    ReasoningItem,
+    ReasoningText,
+    Response,
+    StateEvent,
+    Status,
+    StreamEvent,
+    TextDelta,
+    TextDone,
+    Usage,
+)
+
+_TEXT, _THOUGHT = "response.output_text", "response.reasoning_text"
+
+
+class _Place(TypedDict):
+    """Number of an event, and the item that it is in."""
+
+    sequence_number: int
+    item_id: str
+    output_index: int
+
+
+class ResponseAnswer:
+    """Fed with all events of a turn, in order."""
+
+    def __init__(self, response: Response) -> None:
+        self.response = response
+        """So far; whole when the turn has ended."""
+        self._pieces: list[str] = []
+        """Of the last item."""
+        self._is_open = False
+        """Whether more of that item may come."""
+        self._numbers = count()
+
+    def take(self, event: TurnEvent) -> Iterator[StreamEvent]:
+        """What a stream tells of an event of the turn, before `told_end`. To be exhausted."""
+        match event:
+            case TurnStart():
+                self.response.status = "in_progress"
+                yield self._state("response.created")
+                yield self._state("response.in_progress")
+            case Text(text):
+                if not self._goes_on(MessageItem):
+                    yield from self._begin(MessageItem(id=_new_id("msg"), content=[]), OutputText(""))
+                yield self._text_delta(_TEXT, text)
+            case Reasoning(text):
+                if not self._goes_on(ReasoningItem):
+                    yield from self._begin(ReasoningItem(id=_new_id("rs"), content=[]), ReasoningText(""))
+                yield self._text_delta(_THOUGHT, text)
+            case CallStart(_, name):
+                yield from self._begin(CallItem(id=_new_id("fc"), call_id=call_id(), name=name))
+            case CallArguments(_, text):
+                self._pieces.append(text)
+                kind = "response.function_call_arguments.delta"
+                yield ArgumentsDelta(type=kind, delta=text, **self._place())
+            case TurnEnd():
+                self._settle(event)
+                yield from self._close()
+
+    def told_end(self) -> StreamEvent:
+        """The last event of a stream: the whole response."""
+        return self._state(f"response.{self.response.status}")
+
+    def fail(self, error: BaseException) -> Iterator[StreamEvent]:
+        """The response ends here: what a stream tells before `told_end`. To be exhausted."""
+        self.response.status = "failed"
+        self.response.error = Fault(message_of(http_error(error)))
+        self._cut()
+        yield from self._close()
+
+    def _goes_on(self, kind: type[OutputItem]) -> bool:
+        return self._is_open and isinstance(self.response.output[-1], kind)
+
+    def _begin(self, item: OutputItem, part: Part | None = None) -> Iterator[StreamEvent]:
+        yield from self._close()
+        self.response.output.append(item)
+        self._is_open = True
+        yield self._item("response.output_item.added")
+        if part is not None:
+            yield PartEvent(type="response.content_part.added", part=part, **self._place())
+            item.content.append(part)  # type: ignore[union-attr, arg-type]  # calls have no parts
+
+    def _close(self) -> Iterator[StreamEvent]:
+        """The last item is whole."""
+        if not self._is_open:
+            return
+        text, item = "".join(self._pieces), self.response.output[-1]
+        self._pieces, self._is_open = [], False
+        if item.status == "in_progress":
+            item.status = "completed"
+        if isinstance(item, CallItem):
+            item.arguments = text
+            kind = "response.function_call_arguments.done"
+            yield ArgumentsDone(type=kind, name=item.name, arguments=text, **self._place())
+        else:
+            item.content[0].text = text
+            kind = _TEXT if isinstance(item, MessageItem) else _THOUGHT
+            yield TextDone(type=f"{kind}.done", text=text, **self._place())
+            yield PartEvent(type="response.content_part.done", part=item.content[0], **self._place())
+        yield self._item("response.output_item.done")
+
+    def _cut(self) -> None:
+        """The last item will not be whole, if it is not yet."""
+        if self._is_open:
+            self.response.output[-1].status = "incomplete"
+
+    def _settle(self, end: TurnEnd) -> None:
+        response, usage = self.response, end.usage
+        status: Status = "incomplete" if end.finish_reason == "length" else "completed"
+        response.status = status
+        response.completed_at = int(time.time())
+        if status == "incomplete":
+            response.incomplete_details = IncompleteDetails()
+            self._cut()
+        details = usage.prompt_tokens_details
+        response.usage = Usage(
+            usage.prompt_tokens,
+            InputTokensDetails(0 if details is UNSET else details.cached_tokens),
+            usage.completion_tokens,
+            OutputTokensDetails(end.num_reasoning_tokens),
+            usage.total_tokens,
+        )
+
+    def _state(self, kind: str) -> StateEvent:
+        return StateEvent(type=kind, sequence_number=next(self._numbers), response=self.response)
+
+    def _item(self, kind: str) -> ItemEvent:
+        index = len(self.response.output) - 1
+        item = self.response.output[index]
+        return ItemEvent(type=kind, sequence_number=next(self._numbers), output_index=index, item=item)
+
+    def _text_delta(self, kind: str, text: str) -> TextDelta:
+        self._pieces.append(text)
+        return TextDelta(type=f"{kind}.delta", delta=text, **self._place())
+
+    def _place(self) -> _Place:
+        index = len(self.response.output) - 1
+        return {
+            "sequence_number": next(self._numbers),
+            "item_id": self.response.output[index].id,
+            "output_index": index,
+        }
+
+
+def _new_id(prefix: str) -> str:
+    return f"{prefix}_{uuid4().hex}"

@@ -1,0 +1,173 @@
+"""/v1/responses: OpenAI's newer protocol, with conversations that the server remembers."""
+
+import time
+from functools import partial
+from uuid import uuid4
+
+from starlette.requests import Request
+from starlette.responses import Response as HTTPResponse
+
+from octavo.base.errors import RequestError
+from octavo.serving.body import read_body
+from octavo.serving.caller import Caller
+from octavo.serving.errors import HTTPError
+from octavo.serving.openai.chat import prepare
+from octavo.serving.openai.files import Deleted
+from octavo.serving.openai.pages import Page, PageQuery, json_response
+from octavo.serving.registry import Route
+from octavo.serving.responses import record
+from octavo.serving.responses.answers import Response
+from octavo.serving.responses.conversation import chat_request, input_items
+from octavo.serving.responses.protocol import CreateResponse, Item
+from octavo.serving.responses.record import StoredResponse
+from octavo.serving.responses.response_answer import ResponseAnswer
+from octavo.serving.responses.work import ResponseWork
+from octavo.serving.store.transaction import Transaction
+from octavo.serving.streaming import EventStream, leaving, unless_gone
+
+
+async def create_response(request: Request) -> HTTPResponse:
+    """The model's turn, whole, as a stream of events, or later."""
+    caller = Caller.of(request)
+    body = await read_body(request, CreateResponse)
+    _check(body)
+    history = await _history(request, body.previous_response_id)
+    stored = StoredResponse(_response(caller, body), history, input_items(body))
+    asked = chat_request(body, history + stored.input)
+    answer = ResponseAnswer(stored.response)
+    work = ResponseWork(caller, request.app.state.store, asked, stored, answer)
+    if body.stream:
+        return EventStream(work.events(), caller.config)
+    if body.background:
+        await _start(request, work)
+        return json_response(stored.response)
+    return json_response(await unless_gone(leaving(request.receive), work.finish()))
+
+
+async def show_response(request: Request) -> HTTPResponse:
+    """A response that was stored; one in the background, as far as it is."""
+    if request.query_params.get("stream", "false") not in ("false", "0"):
+        raise RequestError("A stored response is not streamed: leave stream out.", "stream")
+    return json_response((await _find(request)).response)
+
+
+async def list_input_items(request: Request) -> HTTPResponse:
+    """What was asked, the latest first."""
+    query = PageQuery.of(request, 20, 100)
+    items = (await _find(request)).input
+    if query.newest_first:
+        items = items[::-1]
+    if query.after:
+        places = [place for place, item in enumerate(items) if item["id"] == query.after]
+        if not places:
+            raise HTTPError(404, f"There is no item {query.after[:100]!r}.", "after")
+        items = items[places[0] + 1 :]
+    return query.response(items[: query.limit + 1], lambda item: item, lambda item: str(item["id"]))
+
+
+async def cancel_response(request: Request) -> HTTPResponse:
+    """End a response in the background."""
+    response_id, tenant = request.path_params["response_id"], Caller.of(request).tenant
+
+    def cancel(transaction: Transaction) -> Response:
+        if not record.find(transaction, tenant, response_id).response.background:
+            raise RequestError("Only a response in the background can be cancelled.", "response_id")
+        return record.cancel(transaction, tenant, response_id)
+
+    response = await request.app.state.store.run(cancel)
+    request.app.state.background.cancel(response_id)
+    return json_response(response)
+
+
+async def delete_response(request: Request) -> HTTPResponse:
+    """Forget a response; one in the background ends."""
+    response_id, tenant = request.path_params["response_id"], Caller.of(request).tenant
+
+    def delete(transaction: Transaction) -> None:
+        record.find(transaction, tenant, response_id)
+        transaction.remove(response_id)
+
+    await request.app.state.store.run(delete)
+    request.app.state.background.cancel(response_id)
+    return json_response(Deleted(response_id, "response"))
+
+
+def _check(body: CreateResponse) -> None:
+    if body.background and body.stream:
+        raise RequestError("A response in the background is not streamed: ask for it by its id.", "stream")
+    if body.background and body.store is False:
+        raise RequestError("A response in the background is found in the store: leave store out.", "store")
+
+
+def _response(caller: Caller, body: CreateResponse) -> Response:
+    """As it was asked for."""
+    return Response(
+        id=f"resp_{uuid4().hex}",
+        created_at=int(time.time()),
+        status="queued" if body.background else "in_progress",
+        background=bool(body.background),
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        metadata=body.metadata or {},
+        model=caller.models.resolve(body.model),
+        output=[],
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
+        reasoning=body.reasoning,
+        store=body.store is not False,
+        temperature=body.temperature,
+        text=body.text,
+        tool_choice=body.tool_choice or "auto",
+        tools=body.tools or [],
+        top_p=body.top_p,
+    )
+
+
+async def _history(request: Request, previous_id: str | None) -> list[Item]:
+    """The conversation so far."""
+    if previous_id is None:
+        return []
+    tenant, name = Caller.of(request).tenant, "previous_response_id"
+    try:
+        previous = await request.app.state.store.run(
+            partial(record.find, tenant=tenant, response_id=previous_id)
+        )
+    except HTTPError as error:
+        raise HTTPError(error.status, str(error), name) from None
+    if previous.response.status in ("queued", "in_progress"):
+        raise RequestError(f"{previous_id[:100]!r} is not done yet.", name)
+    conversation: list[Item] = previous.conversation()
+    return conversation
+
+
+async def _start(request: Request, work: ResponseWork) -> None:
+    """Begin in the background what can be done. Raises RequestError, Overloaded, HTTPError 507."""
+    prepare(work.caller, work.asked, [work.asked.messages])
+    work.caller.engine.check_admission()
+    request.app.state.background.check()
+    await work.add()
+    request.app.state.background.start(work.stored.response.id, work.go_on())
+
+
+async def _find(request: Request) -> StoredResponse:
+    response_id, tenant = request.path_params["response_id"], Caller.of(request).tenant
+    stored: StoredResponse = await request.app.state.store.run(
+        partial(record.find, tenant=tenant, response_id=response_id)
+    )
+    return stored
+
+
+ROUTES = [
+    Route(
+        "/v1/responses",
+        create_response,
+        ("POST",),
+        request_model=CreateResponse,
+        response_model=Response,
+        streams=True,
+    ),
+    Route("/v1/responses/{response_id}", show_response, response_model=Response),
+    Route("/v1/responses/{response_id}", delete_response, ("DELETE",), response_model=Deleted),
+    Route("/v1/responses/{response_id}/input_items", list_input_items, response_model=Page),
+    Route("/v1/responses/{response_id}/cancel", cancel_response, ("POST",), response_model=Response),
+]

@@ -1,0 +1,103 @@
+"""`ResponseWork`: one response in the making, told as a stream, awaited, or left to the background.
+
+Made by `routes`. Whichever way, the turn is the same; a response that was asked to be stored is in the store
+before its end is told.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+
+from octavo.base.log import get_logger
+from octavo.serving.caller import Caller
+from octavo.serving.errors import HTTPError
+from octavo.serving.openai.answers import encode
+from octavo.serving.openai.protocol import ChatRequest
+from octavo.serving.openai.turn import TurnStart, turn_events
+from octavo.serving.responses import record
+from octavo.serving.responses.answers import Response, StreamEvent
+from octavo.serving.responses.record import StoredResponse
+from octavo.serving.responses.response_answer import ResponseAnswer
+from octavo.serving.store.database import Store
+
+logger = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseWork:
+    """Used once."""
+
+    caller: Caller
+    store: Store
+    asked: ChatRequest
+    stored: StoredResponse
+    """Its response grows."""
+    answer: ResponseAnswer
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """The response as server-sent events. Raises what `turn_events` does, before the first."""
+        has_begun = False
+        try:
+            async with aclosing(self._told()) as told:
+                async for events in told:
+                    has_begun = True
+                    yield b"".join(map(_named_event, events))
+        except Exception as error:
+            if not has_begun:
+                raise
+            yield b"".join(map(_named_event, self.answer.fail(error)))
+        await self._keep()
+        yield _named_event(self.answer.told_end())
+
+    async def finish(self) -> Response:
+        """The whole response."""
+        async with aclosing(self._told()) as told:
+            async for _ in told:
+                pass
+        await self._keep()
+        return self.stored.response
+
+    async def go_on(self) -> None:
+        """Task: what `add` has put into the store is worked on there."""
+        try:
+            async with aclosing(self._told()) as told:
+                async for _ in told:
+                    pass
+        except Exception as error:
+            list(self.answer.fail(error))
+        await self._settle()
+
+    async def add(self) -> None:
+        """Put it into the store as it is."""
+        await self.store.run(partial(record.add, tenant=self.caller.tenant, stored=self.stored))
+
+    async def _told(self) -> AsyncIterator[list[StreamEvent]]:
+        async with aclosing(turn_events(self.caller, self.asked)) as turn:
+            async for event in turn:
+                if told := list(self.answer.take(event)):
+                    yield told
+                if isinstance(event, TurnStart) and self.stored.response.background:
+                    await self._settle()
+
+    async def _settle(self) -> None:
+        """Bring the store up to date, unless the response has been deleted there."""
+        try:
+            await self.store.run(partial(record.settle, tenant=self.caller.tenant, stored=self.stored))
+        except HTTPError as error:
+            logger.warning("The response %s is not kept: %s", self.stored.response.id, error)
+
+    async def _keep(self) -> None:
+        """A store without room is no reason to withhold the answer."""
+        if not self.stored.response.store:
+            return
+        try:
+            await self.add()
+        except HTTPError as error:
+            logger.warning("The response %s is not kept: %s", self.stored.response.id, error)
+            self.stored.response.store = False
+
+
+def _named_event(told: StreamEvent) -> bytes:
+    """A server-sent event that bears its type as name."""
+    return b"event: %s\ndata: %s\n\n" % (told.type.encode(), encode(told))

@@ -1,0 +1,26 @@
+"""A short run of tools/soak.py: all kinds of clients at once, and nothing of them is left."""
+
+import asyncio
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from tests.served_process import ServeProcess
+
+_SPEC = importlib.util.spec_from_file_location("soak", Path(__file__).parents[2] / "tools" / "soak.py")
+soak = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(soak)
+
+
+@pytest.mark.slow
+def test_a_short_soak():
+    with ServeProcess("--disable-access-log", "--max-num-seqs", "16", orders={"step_s": 0.002}) as server:
+        report = asyncio.run(soak.Soak(server.port, server.process.pid).run(12, num_parts=4))
+        server.signal()
+        assert server.end() == 0, server.log
+        assert "Traceback" not in server.log
+    assert not report.faults, "\n".join(report.faults[:10])
+    assert report.kinds["plain", "200"] > 100 and report.kinds["left", "reset"] > 50, report.kinds
+    assert {kind for kind, _ in report.kinds} == {"plain", "left", "wrong", "slow", "canary"}
+    assert report.memory_mb[-1] < report.memory_mb[0] + 30, report.memory_mb

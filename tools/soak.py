@@ -1,0 +1,279 @@
+"""Use a server as the world does, for as long as you like, and see that nothing is left of it.
+
+    python tools/soak.py --minutes 60 [-- flags of octavo serve]
+
+Clients of all kinds at once: answers whole and in streams, of many shapes; 30 % leave with a reset at any
+moment, 10 % send what is wrong, 5 % read slowly. Every answer must end as it should. After each part of the
+run the server is left alone: then no request is open, no block in use, no file descriptor or thread more than
+before, a canary's text is what it was, and memory (RssAnon of all processes) has stopped growing.
+
+tests/integration/test_soak.py is a short run of it. Ends with status 1 when something is wrong.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import socket
+import struct
+import subprocess
+import sys
+import time
+import urllib.request
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+NUM_CLIENTS = 24
+_IDLE_S = 20.0
+_WATCHED = (":num_requests_running", ":num_requests_waiting", ":kv_cache_usage_perc")
+_RESET = struct.pack("ii", 1, 0)
+_WRONG = [
+    b"{",
+    b"null",
+    b'{"prompt": "a", "temperature": -1}',
+    b'{"prompt": [[]]}',
+    b'{"prompt": [99999999]}',
+    b'{"prompt": "a", "n": 99999999}',
+    b'{"prompt": "a", "model": "nobody"}',
+    b'{"prompt": "' + b"a" * 3_000_000 + b'"}',
+    b"[" * 50_000,
+]
+_WORDS = [
+    "the",
+    "sea",
+    "remembers",
+    "every",
+    "name",
+    "that",
+    "rain",
+    "washed",
+    "away",
+    "from",
+    "old",
+    "stones",
+]
+
+
+@dataclass
+class Report:
+    """What was seen."""
+
+    kinds: Counter = field(default_factory=Counter)
+    """Requests by kind and outcome."""
+    faults: list[str] = field(default_factory=list)
+    memory_mb: list[float] = field(default_factory=list)
+    """Of all processes, at rest after each part; the first one is after the warm-up."""
+    num_requests: list[int] = field(default_factory=list)
+    """Until then."""
+
+    @property
+    def growth(self) -> float:
+        """MB per 100,000 requests: the least-squares slope behind the warm-up."""
+        xs, ys = self.num_requests, self.memory_mb
+        mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
+        spread = sum((x - mean_x) ** 2 for x in xs)
+        return 1e5 * sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / spread
+
+
+class Soak:
+    """One run against a server on this machine."""
+
+    def __init__(self, port: int, pid: int, seed: int = 0) -> None:
+        self._port = port
+        self._pid = pid
+        self._random = random.Random(seed)
+        self.report = Report()
+
+    async def run(self, seconds: float, num_parts: int = 6) -> Report:
+        """Use the server for `seconds`, after a warm-up as long as one part."""
+        self._canary = await self._canary_text()
+        await self._part(seconds / num_parts)
+        await self._rest()
+        before = self._handles()
+        for _ in range(num_parts):
+            await self._part(seconds / num_parts)
+            await self._rest()
+        after = self._handles()
+        if any(now > then for then, now in zip(before, after, strict=False)) or len(before) != len(after):
+            self.report.faults.append(f"(descriptors, threads) by process: {before} before, {after} after")
+        return self.report
+
+    async def _part(self, seconds: float) -> None:
+        end_s = time.monotonic() + seconds
+        await asyncio.gather(*(self._client(end_s) for _ in range(NUM_CLIENTS)))
+
+    async def _client(self, end_s: float) -> None:
+        while time.monotonic() < end_s:
+            chance = self._random.random()
+            if chance < 0.3:
+                kind, work = "left", self._leave()
+            elif chance < 0.4:
+                kind, work = "wrong", self._ask(self._random.choice(_WRONG), "/v1/completions")
+            elif chance < 0.45:
+                kind, work = "slow", self._ask(*self._shape(), pause_s=0.02)
+            elif chance < 0.47:
+                kind, work = "canary", self._check_canary()
+            else:
+                kind, work = "plain", self._ask(*self._shape())
+            try:
+                outcome = await asyncio.wait_for(work, 120)
+            except (OSError, TimeoutError, ValueError) as error:
+                outcome = type(error).__name__
+                self.report.faults.append(f"{kind}: {error!r}")
+            self.report.kinds[kind, outcome] += 1
+
+    def _shape(self) -> tuple[bytes, str]:
+        """A request as somebody might send it: body and path."""
+        draw = self._random
+        text = " ".join(draw.choices(_WORDS, k=draw.choice((1, 5, 30, 100))))
+        body: dict = {"max_tokens": draw.choice((1, 4, 16, 48)), "stream": draw.random() < 0.5}
+        body |= draw.choice(({}, {"n": 3}, {"seed": 7}, {"stop": ["e"]}, {"ignore_eos": True}, {"top_k": 5}))
+        if draw.random() < 0.4:
+            body |= {"messages": [{"role": "user", "content": text}]}
+            body |= draw.choice(({}, {"logprobs": True, "top_logprobs": 1}))
+            return json.dumps(body).encode(), "/v1/chat/completions"
+        body |= {"prompt": [text, text[:5]] if draw.random() < 0.2 else text}
+        body |= draw.choice(({}, {"logprobs": 1}, {"echo": True}, {"repetition_penalty": 1.2}))
+        return json.dumps(body).encode(), "/v1/completions"
+
+    async def _ask(self, body: bytes, path: str, pause_s: float = 0) -> str:
+        """Send, read to the end, judge the end."""
+        reader, writer = await self._send(body, path)
+        heard = b""
+        try:
+            while data := await reader.read(512 if pause_s else 1 << 16):
+                heard += data
+                await asyncio.sleep(pause_s)
+        finally:
+            writer.close()
+        self._judge(body, heard)
+        return heard[9:12].decode() or "nothing"
+
+    def _judge(self, body: bytes, heard: bytes) -> None:
+        status = heard[9:12]
+        if status == b"200":
+            is_stream = b"text/event-stream" in heard
+            good = heard.count(b"data: [DONE]\n\n") == 1 if is_stream else heard.endswith(b"}")
+            good = good and b'"finish_reason":"' in heard
+        elif status in (b"503", b"429"):
+            good = b"retry-after" in heard.lower()
+        else:
+            good = status in (b"400", b"404", b"413") and body in _WRONG
+        if not good:
+            self.report.faults.append(f"{body[:100]!r} was answered {heard[:300]!r} … {heard[-200:]!r}")
+
+    async def _leave(self) -> str:
+        """Reset the connection at a random moment."""
+        body, path = self._shape()
+        if self._random.random() < 0.2:
+            body = body[: len(body) // 2] + b" " * (len(body) - len(body) // 2)
+        _, writer = await self._send(body, path)
+        await asyncio.sleep(self._random.choice((0, 0.001, 0.01, 0.05, 0.2)) * self._random.random())
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        writer.transport.abort()
+        return "reset"
+
+    async def _send(self, body: bytes, path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        writer.write(f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        return reader, writer
+
+    async def _canary_text(self) -> str:
+        """What the server says to one fixed request; "" when it is too busy."""
+        body = json.dumps({"prompt": "The sea", "max_tokens": 12, "temperature": 0, "seed": 1})
+        reader, writer = await self._send(body.encode(), "/v1/completions")
+        heard = await reader.read()
+        writer.close()
+        found = re.search(rb'"text":("(?:[^"\\]|\\.)*")', heard)
+        return json.loads(found[1]) if found else ""
+
+    async def _check_canary(self) -> str:
+        text = await self._canary_text()
+        if text not in ("", self._canary):
+            self.report.faults.append(f"the canary says {text!r}, not {self._canary!r}")
+        return "same" if text else "refused"
+
+    async def _rest(self) -> None:
+        """Wait until nothing is under way, and note the memory."""
+        await asyncio.to_thread(self._wait_until_idle)
+        await asyncio.sleep(1.0)
+        memory = sum(_anonymous_mb(process.pid) for process in self._processes())
+        self.report.memory_mb.append(round(memory, 2))
+        self.report.num_requests.append(self.report.kinds.total())
+
+    def _wait_until_idle(self) -> None:
+        deadline = time.monotonic() + _IDLE_S
+        while busy := self._busy():
+            if time.monotonic() > deadline:
+                self.report.faults.append(f"not at rest: {busy}")
+                return
+            time.sleep(0.1)
+
+    def _busy(self) -> list[str]:
+        lines = self._get("/metrics").splitlines()
+        gauges = [line for line in lines if line.partition("{")[0].endswith(_WATCHED)]
+        found = [line for line in gauges if float(line.rpartition(" ")[2])]
+        load = json.loads(self._get("/load"))["server_load"]
+        return found + ([f"{load} requests open"] if load else [])
+
+    def _get(self, path: str) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}{path}", timeout=30) as answer:
+            return answer.read().decode()
+
+    def _processes(self) -> list[psutil.Process]:
+        server = psutil.Process(self._pid)
+        return [server, *server.children(recursive=True)]
+
+    def _handles(self) -> list[tuple[int, int]]:
+        return [(process.num_fds(), process.num_threads()) for process in self._processes()]
+
+
+def _anonymous_mb(pid: int) -> float:
+    with Path(f"/proc/{pid}/status").open(encoding="ascii") as status:
+        sizes = dict(line.split(":", 1) for line in status)
+    return sum(int(sizes[name].split()[0]) for name in ("RssAnon", "VmSwap")) / 1024
+
+
+def _serve(flags: list[str]) -> tuple[subprocess.Popen, int]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "octavo", "serve", *flags, "--port", str(port), "--disable-access-log"]
+    server = subprocess.Popen(command)
+    while server.poll() is None:
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5).close()
+        except OSError:
+            time.sleep(0.2)
+        else:
+            return server, port
+    raise SystemExit("The server did not start.")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--parts", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("flags", nargs="*", help="of octavo serve, behind --")
+    args = parser.parse_args()
+    server, port = _serve(args.flags)
+    try:
+        report = asyncio.run(Soak(port, server.pid, args.seed).run(60 * args.minutes, args.parts))
+    finally:
+        server.terminate()
+        code = server.wait()
+    for (kind, outcome), count in sorted(report.kinds.items()):
+        print(f"{count:8} {kind}: {outcome}")
+    print(f"memory at rest, MB: {report.memory_mb}; growth: {report.growth:.2f} MB per 100,000 requests")
+    print(f"{len(report.faults)} faults; the server ended with {code}", *report.faults[:20], sep="\n  ")
+    return int(bool(report.faults or code))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
