@@ -1,14 +1,14 @@
 """What the host does in a decoding step: CPU time of each part, without a device.
 
-    python benchmarks/record.py host python -m benchmarks.host [--requests 256,1024] [--rounds 20] [--profile PART]
+    python benchmarks/record.py host python -m benchmarks.host [--requests 256,1024] [--rounds 20] …
 
-Greedy requests, two steps in flight; every figure is ms per step, the smallest mean of a round of 64 steps, in
-which each sequence fills one block. Tokens are random ids of the default model's vocabulary. One JSON line each:
+Greedy requests, two steps in flight; ms per step, the smallest mean of a round of 64 steps, in which each
+sequence fills one block. Tokens are random ids of the default model. One JSON line each:
 
 core            all of `EngineCore.step`, with an executor that returns at once; schedule, update: within it
 runner          `ModelRunner.execute` and reading its result, with a recorded step that launches nothing
 encode, decode  a step's outputs between two processes
-front           `OutputProcessor.process`: of ids alone, of final texts, of texts so far, of deltas into streams
+front           `OutputProcessor.process` of ids alone, final texts, texts so far, deltas into streams
 read            deltas taken from their streams by as many readers on an event loop
 processes       `AsyncLLM` with as many readers of deltas: CPU time of its process, and of the core's
 """
@@ -40,7 +40,7 @@ from octavo.frontend.output_processor import OutputProcessor
 from octavo.frontend.output_stream import OutputStream
 from octavo.frontend.prompts import TokensPrompt
 from octavo.frontend.text.loader import load_tokenizer
-from octavo.messages.kv import CachePlan, KVCacheGroup, KVCacheSpec, ModelReady
+from octavo.messages.kv import KVCacheGroup, KVCacheSpec, ModelReady
 from octavo.messages.request import EngineOutputs
 from octavo.messages.sampling import RequestOutputKind, SamplingParams
 from octavo.messages.step import ModelRunnerOutput
@@ -116,6 +116,11 @@ class Clock:
         self.rounds = [defaultdict(float)]
         self.profile = cProfile.Profile()
         self._profiled = profiled
+
+    def reset(self):
+        """Forget what the beginning took."""
+        self.rounds.clear()
+        self.profile.clear()
 
     @contextmanager
     def part(self, name):
@@ -217,7 +222,7 @@ async def measure_parts(count, num_rounds, path, profiled):
         if number == 0:
             scheduler.schedule = clock.timed("schedule", scheduler.schedule)
             scheduler.update = clock.timed("update", scheduler.update)
-            clock.rounds.clear()
+            clock.reset()
         if number % STEPS == 0:
             clock.rounds.append(defaultdict(float))
     for reader in readers:

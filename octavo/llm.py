@@ -247,13 +247,13 @@ class LLM(OfflineControl):
     ) -> TokensPrompt:
         """The prompt of a conversation.
 
-        chat_template_content_format: accepted; contents are text in either form
+        chat_template_content_format: string, openai, or auto, the one that the template reads
         chat_options: chat_template, add_generation_prompt=True, continue_final_message=False, tools,
         documents, chat_template_kwargs
         """
-        del chat_template_content_format
         refuse_options(mm_processor_kwargs=mm_processor_kwargs)
-        return self.llm_engine.chat.render(messages, **chat_options)
+        form = chat_template_content_format
+        return self.llm_engine.chat.render(messages, content_format=form, **chat_options)
 
     @property
     def has_chat_template(self) -> bool:

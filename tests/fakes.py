@@ -259,11 +259,11 @@ class FakeExecutor(Executor):
         self._check(0 < step.num_tokens <= limits.max_num_batched_tokens, f"{step.num_tokens} tokens")
         self._check(new <= set(step.request_ids), "a new request has no part in the step")
         self._check(len(set(step.request_ids)) == len(step.request_ids), "a request has two parts")
-        parts = zip(step.request_ids, step.num_computed_tokens, step.new_block_ids, strict=True)
-        for request_id, start, blocks in parts:
+        for request_id, start in zip(step.request_ids, step.num_computed_tokens, strict=True):
             row = self.rows[request_id]
             self._check(row.num_computed in (-1, start), f"{start} computed, not {row.num_computed}")
-            for table, ids in zip(row.tables, blocks, strict=True):
+        for index, blocks in step.new_block_ids.items():
+            for table, ids in zip(self.rows[step.request_ids[index]].tables, blocks, strict=True):
                 table.extend(ids)
 
     def _write(self, row: _Row, start: int, count: int) -> None:

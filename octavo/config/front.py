@@ -28,6 +28,17 @@ class FrontConfig:
         "auto",
         "How the model marks its reasoning; auto = what its chat template speaks of; empty = not at all.",
     )
+    tool_prompt: str = option(
+        "auto",
+        "Whether tools are told in words, in Hermes' form, to a model whose chat template knows none.",
+        ("auto", "never"),
+    )
+    chat_template_content_format: str = option(
+        "auto",
+        "Form of a message's content for the chat template: string, openai (a list of parts); auto = the one "
+        "that it reads.",
+        ("auto", "string", "openai"),
+    )
     stream_interval: int = option(
         1, "Tokens that a streamed output holds at least; the first and the last come at once."
     )

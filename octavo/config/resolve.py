@@ -6,7 +6,7 @@ import os
 from typing import Any, TypeVar, get_origin
 
 from octavo.base import env
-from octavo.base.errors import ConfigError, Unsupported
+from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
 from octavo.base.hub import locate
 from octavo.base.log import get_logger
 from octavo.config.args import EngineArgs
@@ -141,7 +141,7 @@ def _dtype(dtype: str, checkpoint: Checkpoint, cpu: bool) -> str:
 def _load_format(load_format: str, checkpoint: Checkpoint) -> str:
     if load_format == "auto":
         if checkpoint.format == "none":
-            raise ConfigError(
+            raise BadCheckpoint(
                 f"{checkpoint.path} holds a config but no *.safetensors; load_format='dummy' runs it with "
                 "random weights."
             )

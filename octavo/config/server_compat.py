@@ -20,9 +20,6 @@ SERVER_FOREIGN: dict[str, Foreign] = {
     "grpc": Foreign(_OFF, "octavo speaks HTTP, server-sent events and WebSocket."),
     "enable_ssl_refresh": Foreign(_OFF, "Certificates are read once: restart the server to renew them."),
     "trust_request_chat_template": Foreign(_OFF, "A template never comes from a request: --chat-template."),
-    "chat_template_content_format": _ignored(
-        "octavo gives a template what it can read.", "auto", "string", "openai"
-    ),
     "lora_modules": Foreign(_OFF, f"LoRA {_LATER}: merge the adapter into the model's weights."),
     "enable_auto_tool_choice": _ignored("The format of tool calls says it: --tool-call-parser.", True),
     "tool_parser_plugin": Foreign(_OFF, "No code is loaded by name into the server."),

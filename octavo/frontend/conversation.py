@@ -19,7 +19,10 @@ from octavo.frontend.parsers.registry import (
 )
 from octavo.frontend.parsers.scanner import Parser
 from octavo.frontend.prompts import TextPrompt, TokensPrompt
+from octavo.frontend.text.chat_template import ChatTemplate, compiled_template
 from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.frontend.tool_prompt import PARSER as TOLD_PARSER
+from octavo.frontend.tool_prompt import with_tool_prompt
 
 Message = Mapping[str, Any]
 
@@ -30,12 +33,18 @@ class ChatRenderer:
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
         self._template = _read_template(config.model.chat_template)
-        shown = self._template or (tokenizer and tokenizer.chat_template) or ""
         front = config.front
-        self.tool_parser = _chosen(front.tool_call_parser, TOOL_PARSERS, suggested_tool_parser(shown))
+        self._content_format = front.chat_template_content_format
+        self._tells_tools = front.tool_prompt == "auto"
+        shown = self._template_for(tools=True) if self.has_template else None
+        source = shown.source if shown else ""
+        suggested = suggested_tool_parser(source)
+        if not suggested and source and self._tells_tools and "tools" not in source:
+            suggested = TOLD_PARSER
+        self.tool_parser = _chosen(front.tool_call_parser, TOOL_PARSERS, suggested)
         """Name of the format of tool calls; "" = none."""
         self.reasoning_parser = _chosen(
-            front.reasoning_parser, REASONING_PARSERS, suggested_reasoning_parser(shown)
+            front.reasoning_parser, REASONING_PARSERS, suggested_reasoning_parser(source)
         )
         """Name of the format of reasoning; "" = none."""
 
@@ -56,18 +65,39 @@ class ChatRenderer:
         return TokensPrompt(prompt_token_ids=ids, prompt=text)
 
     def render_text(
-        self, messages: Sequence[Message], *, chat_template: str | None = None, **options: Any
+        self,
+        messages: Sequence[Message],
+        *,
+        chat_template: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        content_format: str = "auto",
+        **options: Any,
     ) -> TextPrompt:
         """The prompt, as text that holds its special tokens already. Raises RequestError."""
         if self._tokenizer is None:
             raise RequestError(
                 "A conversation needs the tokenizer, which skip_tokenizer_init=True left out.", "messages"
             )
+        template = self._template_for(chat_template, tools=bool(tools))
+        if self._tells_tools and not template.traits.knows_tools:
+            messages, tools = with_tool_prompt(messages, tools), None
         text = self._tokenizer.apply_chat_template(
-            messages, chat_template=chat_template or self._template, tokenize=False, **options
+            messages,
+            chat_template=template.source,
+            tools=tools,
+            tokenize=False,
+            content_format=self._content_format if content_format == "auto" else content_format,
+            **options,
         )
         assert isinstance(text, str)
         return TextPrompt(prompt=text)
+
+    def _template_for(self, chat_template: str | None = None, *, tools: bool) -> ChatTemplate:
+        """The caller's, the operator's or the model's. Raises RequestError when there is none."""
+        if source := chat_template or self._template:
+            return compiled_template(source)
+        assert self._tokenizer is not None
+        return self._tokenizer.chat_template_for(tools=tools)
 
 
 def _chosen(option: str, parsers: Registry[type[Parser]], suggested: str) -> str:

@@ -7,7 +7,7 @@ Owned by the output processor, which hands it what the core brings and asks it w
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -180,7 +180,7 @@ class SampledRequest(OpenRequest):
         """Cumulative, delta or final; who is among the best is known only in the end."""
         if self._is_final and self._open:
             return None
-        sequences = list(self._sequences.values())
+        sequences = self._sequences.values()
         news = [sequence for sequence in sequences if sequence.is_due(self._interval)]
         if not news:
             return None
@@ -193,7 +193,7 @@ class SampledRequest(OpenRequest):
         self._prompt_scores_shown = True
         return self._wrap(shown, finished=self.finished, prompt_scores=prompt_scores)
 
-    def _best(self, sequences: list[SequenceOutput]) -> list[CompletionOutput]:
+    def _best(self, sequences: Iterable[SequenceOutput]) -> list[CompletionOutput]:
         """The n sequences of the highest cumulative logprob, best first; failed ones come last."""
         ranked = sorted(
             sequences, key=lambda s: (s.finish_reason is FinishReason.ERROR, -s.cumulative_logprob)

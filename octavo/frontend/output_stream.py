@@ -20,7 +20,8 @@ class OutputStream:
         self._is_delta = is_delta
         self._pending: RequestOutput | None = None
         self._error: Exception | None = None
-        self._arrived = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None
+        """Whoever waits for news."""
 
     def put(self, output: RequestOutput) -> None:
         """Add an output; one that was not read yet is merged with it. Raises nothing: `get` does."""
@@ -28,23 +29,29 @@ class OutputStream:
             self._pending = output
         else:
             self._merge(self._pending, output)
-        self._arrived.set()
+        self._wake()
 
     def fail(self, error: Exception) -> None:
         """Nothing more comes: when what has come is read, `get` raises."""
         self._error = error
-        self._arrived.set()
+        self._wake()
 
     async def get(self) -> RequestOutput:
         """The next output. Raises what `fail` was given, at every call after the last output."""
-        await self._arrived.wait()
+        if self._pending is None and self._error is None:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
         pending, self._pending = self._pending, None
-        if self._error is None:
-            self._arrived.clear()
-        elif pending is None:
+        if pending is None:
+            assert self._error is not None
             raise copy(self._error)  # many may have been given the same
-        assert pending is not None
         return pending
+
+    def _wake(self) -> None:
+        if self._reader is not None:
+            if not self._reader.done():  # it may have been cancelled
+                self._reader.set_result(None)
+            self._reader = None
 
     def _merge(self, pending: RequestOutput, output: RequestOutput) -> None:
         try:

@@ -31,7 +31,7 @@ class TokenMasks(msgspec.Struct, array_like=True, gc=False):
 
 
 class SchedulerOutput(msgspec.Struct, array_like=True, gc=False):
-    """One step. The lists from `request_ids` to `new_block_ids` run in parallel, one entry per request.
+    """One step. The lists from `request_ids` to `num_scheduled_tokens` run in parallel, an entry per request.
 
     A request samples in this step when computed + scheduled reaches its number of tokens; the runner keeps
     sampled tokens itself, so they are not sent down again. Order within a step: releases, new requests, block
@@ -46,8 +46,9 @@ class SchedulerOutput(msgspec.Struct, array_like=True, gc=False):
     request_ids: list[str]
     num_computed_tokens: list[int]
     num_scheduled_tokens: list[int]
-    new_block_ids: list[list[list[int]]]
-    """[request][group]: block ids to append to the group's table; who (re)enters gets the whole table."""
+    new_block_ids: dict[int, list[list[int]]]
+    """By place in `request_ids`, [group]: block ids to append to the group's table, of those that get any; who
+    (re)enters gets the whole table."""
     block_copies: list[tuple[int, int]]
     """(from, to) blocks to copy in all layers, in this order, before anything is computed; ids from
     num_blocks on are slots in host memory."""

@@ -28,6 +28,7 @@ _INDEX = "index.html"
 _NAMES = (
     *(_INDEX, "style.css", "icon.svg"),
     *(
+        "answer.js",
         "api.js",
         "app.js",
         "chat.js",

@@ -1,9 +1,11 @@
 """The real `openai` client against a real server with the default model; the offline API is the oracle."""
 
 import asyncio
+import itertools
 import json
 import re
 
+import anthropic
 import openai
 import pydantic
 import pytest
@@ -131,7 +133,7 @@ def test_chat_logprobs(client, offline):
 
 
 def test_scoring_as_evaluations_do(client, offline):
-    """lm-eval's way: the context and its continuation as ids, echoed with logprobs, many in a request."""
+    """lm-eval's way: context and continuation as ids or as text, echoed with logprobs, many in a request."""
     tokenizer = offline.get_tokenizer()
     pairs = [
         ("The capital of France is", " Paris"),
@@ -145,9 +147,10 @@ def test_scoring_as_evaluations_do(client, offline):
         SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=1),
         use_tqdm=False,
     )
-    for max_tokens, end in ((1, -1), (0, None)):
+    texts = [context + rest for context, rest in pairs]
+    for prompts, (max_tokens, end) in itertools.product((wholes, texts), ((1, -1), (0, None))):
         answer = client.completions.create(
-            model=MODEL, prompt=wholes, max_tokens=max_tokens, temperature=0, logprobs=1, echo=True, seed=1
+            model=MODEL, prompt=prompts, max_tokens=max_tokens, temperature=0, logprobs=1, echo=True, seed=1
         )
         for choice, context, whole, oracle in zip(answer.choices, contexts, wholes, scored, strict=True):
             shown = choice.logprobs
@@ -307,3 +310,73 @@ def test_forms_of_answers(client, form, accepts):
 def test_a_form_that_cannot_be_is_refused(client, form):
     with pytest.raises(openai.BadRequestError):
         client.chat.completions.create(messages=QUESTION, **GREEDY, extra_body=form)
+
+
+def test_responses_say_the_same(client, offline):
+    expected = answer_of(offline).outputs[0].text
+    asked = {"model": MODEL, "temperature": 0, "max_output_tokens": 8}
+    first = client.responses.create(input=QUESTION[0]["content"], **asked)
+    assert first.output_text == expected and first.status == "incomplete"
+    with client.responses.stream(input=QUESTION, **asked) as stream:
+        deltas = [event.delta for event in stream if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == expected and len(deltas) > 1
+    turns = [*QUESTION, {"role": "assistant", "content": expected}, {"role": "user", "content": "One more?"}]
+    second = client.responses.create(input="One more?", previous_response_id=first.id, **asked)
+    chat = client.chat.completions.create(messages=turns, **GREEDY)
+    assert second.output_text == chat.choices[0].message.content
+    assert second.usage.input_tokens == chat.usage.prompt_tokens
+
+    class Colour(pydantic.BaseModel):
+        is_warm: bool
+        red: int = pydantic.Field(ge=0, le=255)
+
+    parsed = client.responses.parse(
+        input="Describe the colour orange.", text_format=Colour, **{**asked, "max_output_tokens": 60}
+    )
+    assert isinstance(parsed.output_parsed, Colour)
+
+
+def test_anthropics_client_hears_the_same(server, client, offline):
+    expected = answer_of(offline)
+    asked = {"model": MODEL, "max_tokens": 8, "extra_body": {"temperature": 0}}
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as other:
+        message = other.messages.create(messages=QUESTION, **asked)
+        assert message.content[0].text == expected.outputs[0].text
+        assert message.stop_reason == "max_tokens"
+        assert message.usage.input_tokens == len(expected.prompt_token_ids)
+        with other.messages.stream(messages=QUESTION, **asked) as stream:
+            assert "".join(stream.text_stream) == expected.outputs[0].text
+        tool = {
+            "name": "paint",
+            "input_schema": {
+                "type": "object",
+                "properties": {"colour": {"enum": ["red", "blue"]}},
+                "required": ["colour"],
+                "additionalProperties": False,
+            },
+        }
+        call = other.messages.create(
+            messages=QUESTION,
+            **{**asked, "max_tokens": 60},
+            tools=[tool],
+            tool_choice={"type": "tool", "name": "paint"},
+        )
+        assert call.stop_reason == "tool_use" and call.content[0].input["colour"] in ("red", "blue")
+        counted = other.messages.count_tokens(model=MODEL, messages=QUESTION, system="Be brief.")
+        turns = [{"role": "system", "content": "Be brief."}, *QUESTION]
+        chat = client.chat.completions.create(messages=turns, **GREEDY)
+        assert counted.input_tokens == chat.usage.prompt_tokens
+
+
+def test_a_batch_says_the_same(client, offline):
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions"}
+    line["body"] = {"messages": QUESTION, **GREEDY}
+    file = client.files.create(file=("in.jsonl", json.dumps(line).encode()), purpose="batch")
+    batch = client.batches.create(
+        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+    )
+    assert wait_until(lambda: client.batches.retrieve(batch.id).status == "completed", 20)
+    output_id = client.batches.retrieve(batch.id).output_file_id
+    [result] = map(json.loads, client.files.content(output_id).text.splitlines())
+    answer = result["response"]["body"]["choices"][0]["message"]["content"]
+    assert answer == answer_of(offline).outputs[0].text

@@ -19,9 +19,19 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
 
 
 @pytest.fixture(scope="module")
-def server():
-    with ServeProcess(orders={"step_s": 0.01}) as server:
-        yield server
+def servers():
+    """One without keys and one with; they start side by side."""
+    with (
+        ServeProcess(orders={"step_s": 0.01}, wait=False) as server,
+        ServeProcess("--api-key", KEY, wait=False) as locked,
+    ):
+        yield server, locked
+
+
+@pytest.fixture(scope="module")
+def server(servers):
+    servers[0].wait_for_status(200)
+    return servers[0]
 
 
 @pytest.fixture(scope="module")
@@ -106,19 +116,16 @@ def test_an_answer_is_seen_while_it_comes(visit, server):
     assert {url.split("/")[2] for url in page.asked} == {server.url.split("/")[2]}, "nobody else was asked"
 
 
-@pytest.mark.parametrize("way", ["key", "button"])
-def test_stop_ends_the_answer_here_and_in_the_engine(visit, server, way):
+def test_stop_ends_the_answer_here_and_in_the_engine(visit, server):
     page = visit(num_tokens=2000)
-    ask(page, f"stop by {way}")
-    wait_until(lambda: len(answer(page).locator(".text").inner_text()) > 5)
-    wait_until(lambda: metric(server, "vllm:num_requests_running") == 1)
-    page.keyboard.press("Escape") if way == "key" else page.get_by_role("button", name="Stop").click()
-    expect(answer(page).locator(".notes")).to_contain_text("stopped")
-    expect(page.get_by_role("button", name="Send")).to_be_visible()
-    wait_until(lambda: metric(server, "vllm:num_requests_running") == 0)
-    ask(page, "and on")
-    wait_until(lambda: len(answer(page).locator(".text").inner_text()) > 5)
-    page.keyboard.press("Escape")
+    for way in ("key", "button"):
+        ask(page, f"stop by {way}")
+        wait_until(lambda: len(answer(page).locator(".text").inner_text()) > 5)
+        wait_until(lambda: metric(server, "vllm:num_requests_running") == 1)
+        page.keyboard.press("Escape") if way == "key" else page.get_by_role("button", name="Stop").click()
+        expect(answer(page).locator(".notes")).to_contain_text("stopped")
+        expect(page.get_by_role("button", name="Send")).to_be_visible()
+        wait_until(lambda: metric(server, "vllm:num_requests_running") == 0)
 
 
 def test_what_is_sent(visit):
@@ -142,7 +149,7 @@ def test_what_is_sent(visit):
     ]
     del body["stream_options"]
     added = {"max_tokens": 3, "ignore_eos": True}
-    assert body == {"model": "fake", "temperature": 0.5, "top_k": 7, "stream": True} | added
+    assert body | added == {"model": "fake", "temperature": 0.5, "top_k": 7, "stream": True} | added
     expect(page.get_by_role("button", name="Send")).to_be_visible()
     said = page.evaluate("document.querySelector('li.assistant .text').textContent")
     with page.expect_request("**/v1/chat/completions") as asked:
@@ -183,6 +190,42 @@ def test_a_stream_that_is_cut_is_no_answer(visit):
     expect(answer(page).locator(".text")).to_have_text("half")
 
 
+def stream_of(*deltas, finish="stop"):
+    chunks = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
+    chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
+    return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+
+
+def test_reasoning_is_folded_and_calls_are_shown(visit):
+    page = visit()
+    body = stream_of(
+        {"role": "assistant", "content": ""},
+        *({"reasoning": part, "reasoning_content": part} for part in ("The user *asks* ", "<b>twice</b>.")),
+        {"content": "Let me look."},
+        {"tool_calls": [{"index": 0, "id": "a", "type": "function", "function": {"name": "weather"}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"city": "K\u00f6ln", '}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '"days": [1, 2]}'}}]},
+        {"tool_calls": [{"index": 1, "function": {"name": "<i>", "arguments": '{"cut'}}]},
+        finish="tool_calls",
+    )
+    page.context.route(
+        "**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body)
+    )
+    ask(page, "hello")
+    expect(answer(page).locator(".notes")).to_contain_text("calls tools")
+    expect(answer(page).locator(".text")).to_have_text("Let me look.")
+    thought = answer(page).locator("details.reasoning")
+    expect(thought.locator("summary")).to_have_text("Reasoning")
+    expect(thought.locator(".thought")).to_be_hidden()
+    thought.locator("summary").click()
+    expect(thought.locator(".thought")).to_be_visible()
+    expect(thought.locator(".thought")).to_have_text("The user asks <b>twice</b>.")
+    calls = answer(page).locator("figure.call")
+    expect(calls.locator("strong")).to_have_text(["weather", "<i>"])
+    shown = calls.locator("pre").all_text_contents()
+    assert shown == ['{\n  "city": "Köln",\n  "days": [\n    1,\n    2\n  ]\n}', '{"cut']
+
+
 def test_the_figures_of_the_dashboard_move(visit):
     page = visit(num_tokens=4000)
     ask(page, "a long one")
@@ -206,29 +249,35 @@ def test_the_figures_of_the_dashboard_move(visit):
     wait_until(lambda: figures("Tokens per second")[0] == 0)
 
 
-def test_a_server_with_keys(visit):
-    with ServeProcess("--api-key", KEY) as server:
-        page = visit(url=server.url, num_tokens=5, may_complain=True)
-        field = page.get_by_label("API key")
-        expect(field).to_be_focused()
-        field.fill(KEY)
-        page.keyboard.press("Enter")
-        expect(page.get_by_label("Model")).to_have_value("fake")
-        ask(page, "hello")
-        expect(answer(page).locator(".notes")).to_contain_text("5 tokens")
-        page.get_by_role("link", name="Dashboard").click()
-        expect(page.locator("#pulse")).to_contain_text("Live")
-        kept = page.evaluate("[Object.values(sessionStorage), Object.values(localStorage), document.cookie]")
-        assert kept[0] == [KEY]
-        assert KEY not in json.dumps(kept[1:])
+def test_a_server_with_keys(visit, servers):
+    servers[1].wait_for_status(200)
+    page = visit(url=servers[1].url, num_tokens=5, may_complain=True)
+    field = page.get_by_label("API key")
+    expect(field).to_be_focused()
+    field.fill(KEY)
+    page.keyboard.press("Enter")
+    expect(page.get_by_label("Model")).to_have_value("fake")
+    ask(page, "hello")
+    expect(answer(page).locator(".notes")).to_contain_text("5 tokens")
+    page.get_by_role("link", name="Dashboard").click()
+    expect(page.locator("#pulse")).to_contain_text("Live")
+    kept = page.evaluate("[Object.values(sessionStorage), Object.values(localStorage), document.cookie]")
+    assert kept[0] == [KEY]
+    assert KEY not in json.dumps(kept[1:])
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
-@pytest.mark.parametrize("view", ["/#chat", "/#dashboard"])
-def test_it_fits_and_can_be_read(visit, scheme, width, view):
-    page = visit(view, color_scheme=scheme, viewport={"width": width, "height": 780}, is_mobile=width < 500)
+def test_it_fits_and_can_be_read(visit, width):
+    page = visit(viewport={"width": width, "height": 780}, is_mobile=width < 500)
     page.locator("select#model:has-text('fake')").wait_for()
+    for view in ("Chat", "Dashboard"):
+        page.get_by_role("link", name=view, exact=True).click()
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            check_looks(page, view, scheme, width)
+
+
+def check_looks(page, view, scheme, width):
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     cut = page.evaluate(
         """[...document.querySelectorAll("header *, .view:not([hidden]) *")].filter((node) => {
@@ -237,7 +286,7 @@ def test_it_fits_and_can_be_read(visit, scheme, width, view):
         }).map((node) => node.outerHTML.slice(0, 80))"""
     )
     assert cut == []
-    for selector in ("body", ".hint" if "chat" in view else "#pulse", "nav a:not([aria-current])"):
+    for selector in ("body", ".hint" if view == "Chat" else "#pulse", "nav a:not([aria-current])"):
         front, back = page.evaluate(
             """selector => [
                 getComputedStyle(document.querySelector(selector)).color,

@@ -12,7 +12,7 @@ from octavo.messages.step import NewRequest, SchedulerOutput, TokenMasks
 
 @dataclass(slots=True, eq=False)
 class StepPlan:
-    """Who computes how many tokens. The lists from `requests` on run in parallel."""
+    """Who computes how many tokens. The lists from `requests` to `num_scheduled` run in parallel."""
 
     step_id: int
     num_tokens_left: int
@@ -27,16 +27,18 @@ class StepPlan:
     requests: list[Request] = field(default_factory=list)
     num_computed: list[int] = field(default_factory=list)
     num_scheduled: list[int] = field(default_factory=list)
-    new_blocks: list[list[list[int]]] = field(default_factory=list)
+    new_blocks: dict[int, list[list[int]]] = field(default_factory=dict)
+    """By place in `requests`, for those that got some."""
     guided: list[tuple[int, Guide]] = field(default_factory=list)
     """Places in `requests` of those that sample under a guide."""
 
     def add(self, request: Request, num_new: int, new_blocks: list[list[int]]) -> None:
         """Give `request` a part of `num_new` tokens, and count them as computed from here on."""
+        if new_blocks:
+            self.new_blocks[len(self.requests)] = new_blocks
         self.requests.append(request)
         self.num_computed.append(request.num_computed)
         self.num_scheduled.append(num_new)
-        self.new_blocks.append(new_blocks)
         self.num_tokens_left -= num_new
         request.num_computed_before = request.num_computed
         request.num_computed += num_new

@@ -59,7 +59,6 @@ class Scheduler:
         ]
         self._in_flight: deque[StepPlan] = deque()
         self._guides = guides
-        self._no_blocks: list[list[int]] = [[] for _ in cache.groups]
         self._num_added = 0
         self._num_steps = 0
         self._num_timeouts = 0
@@ -192,8 +191,10 @@ class Scheduler:
             num_tokens = len(request.token_ids) + request.num_pending
             if num_tokens >= request.max_total_tokens or (request.guide and request.num_pending):
                 continue  # its last token is pending, or one that its guide must know first
-            room = max(1, plan.num_tokens_left - (len(order) - served))
-            num_new = min(num_tokens - request.num_computed, room, self._max_chunk)
+            num_new = num_tokens - request.num_computed
+            if num_new > 1:
+                room = max(1, plan.num_tokens_left - (len(order) - served))
+                num_new = min(num_new, room, self._max_chunk)
             new_blocks = self._blocks_for(request, num_new, order, plan)
             if new_blocks is not None:
                 self._take(plan, request, num_new, new_blocks)
@@ -201,7 +202,7 @@ class Scheduler:
     def _blocks_for(
         self, request: Request, num_new: int, order: list[Request], plan: StepPlan
     ) -> list[list[int]] | None:
-        """New blocks for a running request; None if it must wait.
+        """New blocks for a running request, [] when it needs none; None if it must wait.
 
         If need be they are taken from ended requests that hold some, then from the running ones behind it.
 
@@ -210,7 +211,7 @@ class Scheduler:
         table = request.table
         assert table is not None
         if request.num_computed + num_new <= table.capacity:
-            return self._no_blocks
+            return []
         if plan.is_blocked:
             return None
         while True:

@@ -28,13 +28,16 @@ def find_stop(request: Request) -> Stop | None:
     last = request.token_ids[-1]
     is_complete = request.guide is not None and request.guide.feed(last)
     repeats = request.repetition is not None and request.repetition.feed(last)
-    is_long_enough = request.num_output_tokens >= request.sampling.min_tokens
-    if last in request.stop_token_ids and is_long_enough:
+    if last in request.stop_token_ids and _is_long_enough(request):
         return Stop(FinishReason.STOP, None if last in request.eos_token_ids else last)
     if is_complete:
         return Stop(FinishReason.STOP, by_text=True)
     if len(request.token_ids) >= request.max_total_tokens:
         return Stop(FinishReason.LENGTH)
-    if repeats and is_long_enough:
+    if repeats and _is_long_enough(request):
         return Stop(FinishReason.REPETITION, "repetition_detected")
     return None
+
+
+def _is_long_enough(request: Request) -> bool:
+    return request.num_output_tokens >= request.sampling.min_tokens

@@ -8,7 +8,7 @@ from octavo.base.errors import RequestError
 from octavo.engine.scheduler.ledger import Ledger
 from octavo.engine.scheduler.plan import StepPlan
 from octavo.engine.scheduler.request import Request, RequestStatus
-from octavo.engine.scheduler.stops import Stop, find_stop
+from octavo.engine.scheduler.stops import find_stop
 from octavo.messages.request import EngineOutput, FinishReason, TokenLogprobs
 from octavo.messages.step import ModelRunnerOutput
 
@@ -42,30 +42,28 @@ def _advance(
     request: Request, token_ids: list[int], result: ModelRunnerOutput, ledger: Ledger
 ) -> EngineOutput:
     """Append new tokens up to the first that ends the request."""
-    stop: Stop | None = None
-    num_kept = 0
-    if token_ids:
-        request.num_pending -= 1
-    for token_id in token_ids:
-        request.token_ids.append(token_id)
-        num_kept += 1
-        stop = find_stop(request)
-        if stop is not None:
-            ledger.finish(request, stop.reason)
-            break
-    logprobs = result.logprobs.get(request.request_id) if result.logprobs else None
-    return EngineOutput(
-        request_id=request.request_id,
-        new_token_ids=token_ids if num_kept == len(token_ids) else token_ids[:num_kept],
-        logprobs=logprobs[:num_kept] if logprobs is not None else None,
-        prompt_logprobs=result.prompt_logprobs.get(request.request_id) if result.prompt_logprobs else None,
-        finish_reason=stop.reason if stop is not None else None,
-        stop_reason=stop.cause if stop is not None else None,
-        ended_by_text=stop is not None and stop.by_text,
+    output = EngineOutput(
+        request.request_id,
+        token_ids,
         num_cached_tokens=request.num_cached_tokens,
         scheduled_s=request.scheduled_s,
         num_preemptions=request.num_preemptions,
     )
+    if token_ids:
+        request.num_pending -= 1
+    for count, token_id in enumerate(token_ids, 1):
+        request.token_ids.append(token_id)
+        stop = find_stop(request)
+        if stop is not None:
+            ledger.finish(request, stop.reason)
+            output.new_token_ids = token_ids[:count]
+            output.finish_reason, output.stop_reason, output.ended_by_text = stop
+            break
+    if request.request_id in result.logprobs:
+        output.logprobs = result.logprobs[request.request_id][: len(output.new_token_ids)]
+    if request.request_id in result.prompt_logprobs:
+        output.prompt_logprobs = result.prompt_logprobs[request.request_id]
+    return output
 
 
 def last_output(request: Request, error: str = "") -> EngineOutput:

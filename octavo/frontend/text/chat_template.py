@@ -7,7 +7,7 @@ its time and its output are bounded.
 
 import json
 from collections.abc import Mapping, Sequence, Set
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 import jinja2
@@ -118,6 +118,12 @@ class ChatTemplate:
                 f"The chat template failed on this conversation ({type(error).__name__}).", "messages"
             ) from error
         return "".join(pieces)
+
+
+@lru_cache(maxsize=16)
+def compiled_template(source: str) -> ChatTemplate:
+    """A template that is likely to be used again."""
+    return ChatTemplate(source)
 
 
 def _check_extra(extra: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:

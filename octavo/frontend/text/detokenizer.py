@@ -39,7 +39,7 @@ class Detokenizer:
         """The text that `ids` add."""
         data = self._unfinished + b"".join(map(self._piece, ids))
         text, num_used = utf_8_decode(data, "replace", False)
-        self._unfinished = data[num_used:]
+        self._unfinished = data[num_used:] if num_used < len(data) else b""
         return text
 
     def finish(self) -> str:

@@ -52,7 +52,8 @@ def _convert(folder: Path) -> tokenizers.Tokenizer:
     try:
         converted = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
-        raise BadCheckpoint(f"{folder} holds no tokenizer that can be read: {error}") from error
+        cause = " ".join(str(error).split())
+        raise BadCheckpoint(f"{folder} holds no tokenizer that can be read: {cause}") from error
     if not isinstance(backend := getattr(converted, "backend_tokenizer", None), tokenizers.Tokenizer):
         raise Unsupported(
             f"The tokenizer of {folder} ({type(converted).__name__}) has no tokenizer.json and cannot be "

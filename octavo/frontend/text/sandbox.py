@@ -1,8 +1,8 @@
 """`SANDBOX`: the Jinja environment that chat templates run in.
 
-Used by `chat_template` only. A template comes from a model file, so it is untrusted: it runs in Jinja's immutable
-sandbox, its time is bounded, and so is the text that it handles on its way, for a few steps can double a
-string until memory is gone. What templates may use beside Jinja itself follows transformers:
+Used by `chat_template` only. A template comes from a model file, so it is untrusted: it runs in Jinja's
+immutable sandbox, its time is bounded, and so is the text that it handles on its way, for a few steps can
+double a string until memory is gone. What templates may use beside Jinja itself follows transformers:
 raise_exception, strftime_now, tojson, break/continue, {% generation %}.
 """
 
@@ -34,7 +34,7 @@ _MAX_INTEGER_BITS = 4096
 _GROWING_FILTERS = ("batch", "center", "indent", "replace", "round", "slice", "wordwrap")
 _GROWING_METHODS = ("center", "expandtabs", "ljust", "replace", "rjust", "zfill")
 _WRITING_FILTERS = ("format", "join", "pprint", "string", "tojson", "urlencode", "xmlattr")
-_SIZED = str | list | tuple | dict
+_SIZED = (str, list, tuple, dict)
 _WIDTH = re.compile(r"[%{].*(\d{5}|\*)|\{\w*:[^{}]*\{", re.DOTALL)
 """In a format: one larger than anybody needs, or told by an argument."""
 
@@ -63,7 +63,9 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             self.filters[name] = self._guarded(self.filters[name], self._charge_product)
         for name in _WRITING_FILTERS:
             self.filters[name] = self._guarded(self.filters[name], self._charge_contents)
-        self.filters["format"] = self._guarded(self.filters["format"], lambda layout, *_: _check_width(layout))
+        self.filters["format"] = self._guarded(
+            self.filters["format"], lambda layout, *_: _check_width(layout)
+        )
         del self.globals["lipsum"]
         self.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now}
 
@@ -104,7 +106,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 _check_width(left)
         return super().call_binop(context, operator, left, right)
 
-    def call(self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: PYI063  # Jinja's
+    def call(self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Called for every call of a function or method."""
         owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
         if isinstance(owner, str) and name == "translate":
@@ -186,7 +188,7 @@ class _Concatenations(jinja2.visitor.NodeTransformer):
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
 
-    def visit_Concat(self, node: jinja2.nodes.Concat) -> jinja2.nodes.Node:  # noqa: N802  # Jinja's name
+    def visit_Concat(self, node: jinja2.nodes.Concat) -> jinja2.nodes.Node:
         """Called for each."""
         self.generic_visit(node)
         return _own_method(self._sandbox, "concatenate", node.nodes, node.lineno)
@@ -202,9 +204,7 @@ class _Generation(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _own_method(
-    sandbox: Sandbox, name: str, arguments: list[Any], line: int
-) -> jinja2.nodes.Expr:
+def _own_method(sandbox: Sandbox, name: str, arguments: list[Any], line: int) -> jinja2.nodes.Expr:
     """A call that a template cannot write itself."""
     method = jinja2.nodes.EnvironmentAttribute(name)
     call = jinja2.nodes.Call(method, arguments, [], None, None)

@@ -44,9 +44,7 @@ class TemplateTraits:
                 test.name == "none" and _reads(test.node, "content", contents) for test in tests
             ),
             takes_arguments_as_text=_prints_arguments(tree),
-            knows_developer=any(
-                "developer" in str(word.value) for word in tree.find_all(nodes.Const)
-            ),
+            knows_developer=any("developer" in str(word.value) for word in tree.find_all(nodes.Const)),
         )
 
     @property

@@ -17,7 +17,7 @@ import tokenizers
 
 from octavo.base import faults
 from octavo.base.errors import RequestError
-from octavo.frontend.text.chat_template import ChatTemplate
+from octavo.frontend.text.chat_template import ChatTemplate, compiled_template
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _ANCHOR = "a"
@@ -180,7 +180,9 @@ class Tokenizer:
 
         Raises RequestError when there is no template, or when it refuses the conversation.
         """
-        template = ChatTemplate(chat_template) if chat_template else self.chat_template_for(tools=bool(tools))
+        template = (
+            compiled_template(chat_template) if chat_template else self.chat_template_for(tools=bool(tools))
+        )
         names = {"bos_token": self.bos_token or "", "eos_token": self.eos_token or ""}
         names |= {"pad_token": self.pad_token or "", "unk_token": self.unk_token or ""}
         text = template.render(conversation, tools=tools, special_tokens=names, **options)

@@ -64,7 +64,7 @@ def load(config: EngineConfig, platform: Platform, parallel: ParallelContext) ->
 
 def _find_class(architecture: str) -> type[PreTrainedModel]:
     if architecture not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
-        raise ConfigError(
+        raise BadCheckpoint(
             f"octavo has no file for the architecture {architecture!r}, and transformers "
             f"{transformers.__version__} has no causal language model of that name; code from a model folder "
             f"never runs. octavo's own: {', '.join(MODELS.names())}."

@@ -1,4 +1,4 @@
-"""`ThinkingBudget`: after `thinking_token_budget` tokens of reasoning its end is forced, and the answer begins.
+"""`ThinkingBudget`: after `thinking_token_budget` tokens of reasoning its end is forced; the answer follows.
 
 The last of the sampler's processors: nothing stands above it. Where a request is follows from its tokens
 alone: whether the last tag was the one that opens, and how many output tokens came since. So it does not

@@ -80,7 +80,7 @@ class RequestState:
     def extend_tables(self, slots: Array, step: SchedulerOutput) -> None:
         """Append the step's new blocks to the tables of their requests."""
         _, num_rows, num_columns = self.block_tables.shape
-        for index, blocks_by_group in enumerate(step.new_block_ids):
+        for index, blocks_by_group in step.new_block_ids.items():
             for group, blocks in enumerate(blocks_by_group):
                 if blocks:
                     slot = slots[index]

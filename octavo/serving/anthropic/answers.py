@@ -31,7 +31,7 @@ class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
 Block = TextBlock | ThinkingBlock | ToolUseBlock
 
 
-class Usage(Struct):
+class MessageUsage(Struct):
     """Tokens; those that were found in the cache are not among input_tokens."""
 
     input_tokens: int
@@ -49,7 +49,7 @@ class Message(Struct, kw_only=True, tag_field="type", tag="message"):
     content: list[Block]
     stop_reason: StopReason | None = None
     stop_sequence: str | None = None
-    usage: Usage
+    usage: MessageUsage
 
 
 class TokenCount(Struct):
@@ -126,7 +126,7 @@ class MessageDelta(Struct, tag_field="type", tag="message_delta"):
     """How the message ends."""
 
     delta: Stop
-    usage: Usage
+    usage: MessageUsage
 
 
 class MessageStop(Struct, tag_field="type", tag="message_stop"):

@@ -10,11 +10,11 @@ from typing import Any
 from octavo.base.errors import RequestError
 from octavo.serving.anthropic.protocol import (
     Block,
+    ClientTool,
     CountTokensRequest,
-    Message,
     MessagesRequest,
-    Tool,
     ToolChoice,
+    Turn,
 )
 from octavo.serving.openai.protocol import ChatRequest, Function, NamedFunction, NamedTool
 from octavo.serving.openai.protocol import Tool as ChatTool
@@ -81,7 +81,7 @@ def _messages(body: CountTokensRequest) -> Iterator[dict[str, Any]]:
             yield from _asked(message)
 
 
-def _assistant(message: Message) -> dict[str, Any]:
+def _assistant(message: Turn) -> dict[str, Any]:
     """A turn of the model's, with the tools that it called."""
     if isinstance(message.content, str):
         return {"role": "assistant", "content": message.content}
@@ -96,7 +96,7 @@ def _assistant(message: Message) -> dict[str, Any]:
     return turn | {"tool_calls": calls} if calls else turn
 
 
-def _asked(message: Message) -> Iterator[dict[str, Any]]:
+def _asked(message: Turn) -> Iterator[dict[str, Any]]:
     """A turn of the user's: results of tools, then what is said."""
     if isinstance(message.content, str):
         yield {"role": message.role, "content": message.content}
@@ -129,7 +129,7 @@ def _content(content: str | list[Block], parameter: str) -> str | list[Block]:
 def _text(block: Any, parameter: str = "messages") -> str:
     kind = block.get("type") if isinstance(block, dict) else None
     if kind == "text":
-        return _field(block, "text", str, parameter)
+        return str(_field(block, "text", str, parameter))
     known = "text, tool_use (of the assistant) and tool_result (of the user) are known"
     reason = _REFUSED_BLOCKS.get(str(kind), known)
     raise _wrong(f"A content block of type {str(kind)[:40]!r} is not supported: {reason}", parameter)
@@ -144,7 +144,7 @@ def _field(block: Block, name: str, kind: type, parameter: str = "messages") -> 
 _JSON_NAMES: dict[type, str] = {str: "string", dict: "object"}
 
 
-def _tool(tool: Tool) -> ChatTool:
+def _tool(tool: ClientTool) -> ChatTool:
     if tool.type not in (None, "custom"):
         raise _wrong(
             f"A tool of type {tool.type[:40]!r} is not there: describe a tool by name and input_schema, and "

@@ -50,7 +50,7 @@ class MessageAnswer:
     """Fed with all events of a turn, in order."""
 
     def __init__(self, message_id: str, model: str) -> None:
-        self.message = Message(id=message_id, model=model, content=[], usage=answers.Usage(0, 0))
+        self.message = Message(id=message_id, model=model, content=[], usage=answers.MessageUsage(0, 0))
         """So far; whole when the turn has ended."""
         self._pieces: list[str] = []
         """Of the last block."""
@@ -119,10 +119,10 @@ class MessageAnswer:
         yield MessageStop()
 
 
-def _usage(usage: Usage) -> answers.Usage:
+def _usage(usage: Usage) -> answers.MessageUsage:
     details = usage.prompt_tokens_details
     num_cached = 0 if details is UNSET else details.cached_tokens
-    return answers.Usage(usage.prompt_tokens - num_cached, usage.completion_tokens, num_cached)
+    return answers.MessageUsage(usage.prompt_tokens - num_cached, usage.completion_tokens, num_cached)
 
 
 def _object(text: str) -> dict[str, Any]:

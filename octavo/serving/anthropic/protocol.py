@@ -13,14 +13,14 @@ Block = dict[str, Any]
 """Part of a message, told apart by its type; read by `conversation`."""
 
 
-class Message(Struct):
+class Turn(Struct):
     """One turn."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
 
-class Tool(Struct, kw_only=True):
+class ClientTool(Struct, kw_only=True):
     """A function that the client runs."""
 
     name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,128}$")]
@@ -71,10 +71,10 @@ class OutputConfig(Struct, kw_only=True):
 class CountTokensRequest(Struct, kw_only=True):
     """POST /v1/messages/count_tokens."""
 
-    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[Turn], Meta(min_length=1, max_length=MAX_MESSAGES)]
     model: str | None = None
     system: str | list[Block] | None = None
-    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[ClientTool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

@@ -25,7 +25,7 @@ MAX_FILE_BYTES = 200 * 2**20
 MAX_LINES = 50_000
 _MAX_FORM_BYTES = 2**16
 """Of a form besides its file."""
-_PURPOSE = "batch"
+_PURPOSE: Literal["batch"] = "batch"
 
 
 class FileNote(msgspec.Struct):

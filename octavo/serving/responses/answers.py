@@ -73,7 +73,7 @@ class OutputTokensDetails(Struct):
     reasoning_tokens: int = 0
 
 
-class Usage(Struct):
+class ResponseUsage(Struct):
     """Tokens of the whole request."""
 
     input_tokens: int
@@ -122,7 +122,7 @@ class Response(Struct, kw_only=True):
     tools: list[dict[str, Any]] = []
     top_p: float | None = None
     truncation: Literal["disabled"] = "disabled"
-    usage: Usage | None = None
+    usage: ResponseUsage | None = None
 
 
 class StreamEvent(Struct, kw_only=True):

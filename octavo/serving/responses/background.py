@@ -1,4 +1,4 @@
-"""`Background`: responses that nobody waits for, as tasks of this process; they end with the server at last."""
+"""`Background`: responses that nobody waits for, as tasks of this process; they end with the server."""
 
 import asyncio
 from collections.abc import Coroutine

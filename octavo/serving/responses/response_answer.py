@@ -33,12 +33,12 @@ from octavo.serving.responses.answers import (
     ReasoningItem,
     ReasoningText,
     Response,
+    ResponseUsage,
     StateEvent,
     Status,
     StreamEvent,
     TextDelta,
     TextDone,
-    Usage,
 )
 
 _TEXT, _THOUGHT = "response.output_text", "response.reasoning_text"
@@ -145,7 +145,7 @@ class ResponseAnswer:
             response.incomplete_details = IncompleteDetails()
             self._cut()
         details = usage.prompt_tokens_details
-        response.usage = Usage(
+        response.usage = ResponseUsage(
             usage.prompt_tokens,
             InputTokensDetails(0 if details is UNSET else details.cached_tokens),
             usage.completion_tokens,

@@ -4,7 +4,7 @@ Made by `routes`. Whichever way, the turn is the same; a response that was asked
 before its end is told.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -72,7 +72,7 @@ class ResponseWork:
         """Put it into the store as it is."""
         await self.store.run(partial(record.add, tenant=self.caller.tenant, stored=self.stored))
 
-    async def _told(self) -> AsyncIterator[list[StreamEvent]]:
+    async def _told(self) -> AsyncGenerator[list[StreamEvent], None]:
         async with aclosing(turn_events(self.caller, self.asked)) as turn:
             async for event in turn:
                 if told := list(self.answer.take(event)):

@@ -1,12 +1,10 @@
-// The conversation: what was said, the answer that is coming, and what there is to know about it.
+// The conversation: what was said, and the answer that is coming.
 
+import { Answer, ENDS, FAILED } from "./answer.js";
 import { chat } from "./api.js";
-import { byId, copyButton, element } from "./dom.js";
-import { show } from "./markdown.js";
+import { byId, element } from "./dom.js";
 
 const NEAR_PX = 80;
-const ENDS = { length: "reached its length", abort: "stopped", timeout: "ran out of time", error: "failed" };
-const FAILED = "error";
 
 /** One conversation. `settings()` gives the model, the system prompt and the sampling of the next answer. */
 export class Conversation {
@@ -117,78 +115,3 @@ export class Conversation {
     document.dispatchEvent(new Event("conversation"));
   }
 }
-
-/** An answer on its way: its text, its times, its nodes. */
-class Answer {
-  text = "";
-  finish = "";
-  #tokens = 0;
-  #firstTokens = 0;
-  #askedMs = performance.now();
-  #firstMs = null;
-  #lastMs = 0;
-  #timer = 0;
-  #costMs = 0;
-
-  constructor() {
-    this.body = element("div", { class: "text", "aria-busy": "true" });
-    this.notes = element("p", { class: "notes" });
-    this.node = element("li", { class: "assistant waiting" }, this.body, this.notes);
-  }
-
-  /** A chunk of the stream. */
-  take({ choices, usage }) {
-    const choice = choices?.[0];
-    const now = performance.now();
-    if (choice?.delta?.content) {
-      this.text += choice.delta.content;
-      this.node.classList.remove("waiting");
-      this.#lastMs = now;
-    }
-    if (choice?.finish_reason && choice.finish_reason !== "stop") this.finish = choice.finish_reason;
-    this.#tokens = usage?.completion_tokens ?? this.#tokens;
-    if (this.#firstMs === null && (this.text || this.#tokens)) {
-      this.#firstMs = this.#lastMs = now;
-      this.#firstTokens = this.#tokens || 1;
-    }
-    this.#paintSoon();
-  }
-
-  /** Nothing more comes; finish: why, when the model did not end by itself. */
-  end(finish = this.finish) {
-    this.finish = finish;
-    this.node.classList.remove("waiting");
-    this.body.removeAttribute("aria-busy");
-    clearTimeout(this.#timer);
-    this.#paint();
-    if (this.text) this.notes.append(copyButton(() => this.text));
-  }
-
-  /** At the pace of the screen, or slower when painting takes long. */
-  #paintSoon() {
-    this.#timer ||= setTimeout(() => this.#paint(), Math.max(16, 3 * this.#costMs));
-  }
-
-  #paint() {
-    const before = performance.now();
-    this.#timer = 0;
-    show(this.body, this.text);
-    this.notes.replaceChildren(...this.#facts().map((fact) => element("span", {}, fact)));
-    this.#costMs = performance.now() - before;
-  }
-
-  #facts() {
-    const facts = [];
-    const seconds = (this.#lastMs - this.#firstMs) / 1000;
-    if (this.#tokens > this.#firstTokens && seconds > 0) {
-      facts.push(`${figure((this.#tokens - this.#firstTokens) / seconds)} tokens/s`);
-    }
-    if (this.#firstMs !== null) facts.push(`first token ${duration(this.#firstMs - this.#askedMs)}`);
-    if (this.#tokens) facts.push(this.#tokens === 1 ? "1 token" : `${this.#tokens} tokens`);
-    if (this.finish && this.finish !== FAILED) facts.push(ENDS[this.finish] ?? this.finish);
-    return facts;
-  }
-}
-
-const figure = (value) => value.toFixed(value < 10 ? 1 : 0);
-const duration = (ms) => (ms < 1000 ? `${ms.toFixed(0)} ms` : `${(ms / 1000).toFixed(1)} s`);

@@ -21,8 +21,11 @@ def enter(request_id, tokens):
 
 def step(number, parts, new=(), released=(), copies=()):
     """parts: request id → (computed, scheduled, new blocks by group)"""
-    columns = [list(column) for column in zip(*parts.values(), strict=True)]
-    return SchedulerOutput(number, list(new), list(released), list(parts), *columns, list(copies))
+    computed, scheduled, blocks = (list(column) for column in zip(*parts.values(), strict=True))
+    new_blocks = dict(enumerate(blocks))
+    return SchedulerOutput(
+        number, list(new), list(released), list(parts), computed, scheduled, new_blocks, list(copies)
+    )
 
 
 def run(fake, *args, **fields):

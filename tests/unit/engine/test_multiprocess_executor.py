@@ -14,7 +14,7 @@ from tests.process_fakes import WORKER, is_alive, process_config, wait_until
 
 
 def step(step_id):
-    return SchedulerOutput(step_id, [], [], ["a"], [0], [1], [[[1]]], [])
+    return SchedulerOutput(step_id, [], [], ["a"], [0], [1], {0: [[1]]}, [])
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 import resource
 import time
+from pathlib import Path
 
 import pytest
 
@@ -60,8 +61,7 @@ BOMBS = {
 def little_memory(monkeypatch):
     """A gigabyte more than there is now: what escapes the bounds fails."""
     limits = resource.getrlimit(resource.RLIMIT_AS)
-    with open("/proc/self/statm") as file:
-        now = int(file.read().split()[0]) * resource.getpagesize()
+    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + (1 << 30), limits[1]))
     monkeypatch.setattr(chat_template, "MAX_RENDER_S", 1.0)
     yield
@@ -98,7 +98,10 @@ def test_the_meter_begins_anew_with_each_rendering():
         ("{{ 'a\nb' | indent(2) }}", "a\n  b"),
         ("{{ 'x' | center(5) }}{{ 'x'.ljust(3) }}|", "  x  x  |"),
         ("{{ 2.345 | round(2) }} {{ 7 | round }}", "2.35 7"),
-        ("{{ [1, 2, 3] | batch(2, 0) | list }}{{ [1, 2, 3] | slice(2) | list }}", "[[1, 2], [3, 0]][[1, 2], [3]]"),
+        (
+            "{{ [1, 2, 3] | batch(2, 0) | list }}{{ [1, 2, 3] | slice(2) | list }}",
+            "[[1, 2], [3, 0]][[1, 2], [3]]",
+        ),
         ("{{ {'a': 1} | xmlattr }}{{ 'a b' | urlencode }}", ' a="1"a%20b'),
     ],
 )
@@ -113,8 +116,8 @@ def test_a_long_conversation_is_no_bomb():
     """A template of the kind that grows a text message by message, and 200 long messages."""
     source = (
         "{% set ns = namespace(text='') %}{% for m in messages %}"
-        "{% set ns.text = ns.text + '<' ~ m.role ~ '>' ~ (m.content | trim | replace('\\r', '')) %}{% endfor %}"
-        "{{ ns.text }}"
+        "{% set ns.text = ns.text + '<' ~ m.role ~ '>' ~ (m.content | trim | replace('\\r', '')) %}"
+        "{% endfor %}{{ ns.text }}"
     )
     messages = [{"role": "user", "content": "word " * 1000}] * 200
     assert len(ChatTemplate(source).render(messages)) == 200 * (6 + 4999)

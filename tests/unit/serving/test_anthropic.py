@@ -37,6 +37,13 @@ TOOLS = [
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server():
+    """Its template says nothing of tools, and nobody does in its place: so prompts are short."""
+    async with served(front={"tool_prompt": "never"}) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(server):
     transport = transport_to(server.app, anthropic.DefaultAsyncHttpxClient)
     async with anthropic.AsyncAnthropic(

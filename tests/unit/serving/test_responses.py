@@ -49,6 +49,13 @@ def client_of(server):
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server():
+    """Its template says nothing of tools, and nobody does in its place: so prompts are short."""
+    async with served(front={"tool_prompt": "never"}) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(server):
     async with client_of(server) as client:
         yield client

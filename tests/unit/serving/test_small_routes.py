@@ -88,7 +88,7 @@ async def test_plain_generation(server):
         assert pieces[-1]["finish_reason"] == "length"
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/responses", "/v1/load_lora_adapter", "/score"])
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/load_lora_adapter", "/score"])
 async def test_what_is_not_there_says_so(server, path):
     error = (await post(server, path, 404, model="fake", input=[]))["error"]
     assert path in error["message"]
