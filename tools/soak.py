@@ -15,6 +15,7 @@ import asyncio
 import json
 import random
 import re
+import signal
 import socket
 import struct
 import subprocess
@@ -262,6 +263,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("flags", nargs="*", help="of octavo serve, behind --")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
     server, port = _serve(args.flags)
     try:
         report = asyncio.run(Soak(port, server.pid, args.seed).run(60 * args.minutes, args.parts))

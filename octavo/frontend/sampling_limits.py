@@ -141,8 +141,8 @@ class SamplingLimits:
             return None
         if self.thinking_tags is None:
             raise RequestError(
-                f"{name} needs a model that marks its reasoning, and the parser of its marks. This chat template "
-                "shows none: start the engine with reasoning_parser, or leave the budget out.",
+                f"{name} needs a model that marks its reasoning, and the parser of its marks. This chat "
+                "template shows none: start the engine with reasoning_parser, or leave the budget out.",
                 name,
             )
         if params.structured_outputs is not None:

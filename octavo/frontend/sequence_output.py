@@ -1,8 +1,8 @@
 """`SequenceOutput`: one sequence of a request, growing from the core's ids to text, logprobs and an end.
 
-Owned by the output processor. Tokens are spelled when the text is asked for, but one by one as they come where
-stop strings are looked for: so the result does not depend on how many tokens a step brings. What was not yet
-handed to the user is kept apart as the news.
+Owned by the output processor. Tokens are spelled when the text is asked for; where stop strings are looked
+for, one by one as they come, so that the result does not depend on how many tokens a step brings. What was
+not yet handed to the user is kept apart as the news.
 """
 
 from octavo.base import faults

@@ -47,7 +47,7 @@ class SchedulerOutput(msgspec.Struct, array_like=True, gc=False):
     num_computed_tokens: list[int]
     num_scheduled_tokens: list[int]
     new_block_ids: dict[int, list[list[int]]]
-    """By place in `request_ids`, [group]: block ids to append to the group's table, of those that get any; who
+    """By place in `request_ids`, for those that get some, by group: block ids to append to the table; who
     (re)enters gets the whole table."""
     block_copies: list[tuple[int, int]]
     """(from, to) blocks to copy in all layers, in this order, before anything is computed; ids from

@@ -36,6 +36,7 @@ _TYPES = {
     403: "PermissionDeniedError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
+    409: "ConflictError",
     413: "RequestTooLargeError",
     415: "UnsupportedMediaTypeError",
     429: "RateLimitError",
@@ -43,6 +44,7 @@ _TYPES = {
     501: "NotImplementedError",
     503: "ServiceUnavailableError",
     504: "TimeoutError",
+    507: "InsufficientStorageError",
 }
 
 

@@ -12,7 +12,7 @@ IGNORED = {
     "user": "whose request it is; keys tell tenants apart",
     "safety_identifier": "as user",
     "metadata": "notes for OpenAI's dashboard",
-    "store": "nothing is kept",
+    "store": "answers of chat are not kept",
     "service_tier": "there is one",
     "prediction": "a hint for speed",
     "prompt_cache_key": "prefixes are found by content; cache_salt keeps them apart",
@@ -36,7 +36,6 @@ LATER = {
     "kv_transfer_params": "there is no KV connector",
     "ec_transfer_params": "there is no encoder cache connector",
     "watermarking": "there are no watermarks",
-    "thinking_token_budget": "there are no reasoning parsers yet",
     "return_token_offsets": "offsets are not known; logprobs have text_offset",
     "suffix": "the model is not told what follows; put it into the prompt in the model's own form",
 }

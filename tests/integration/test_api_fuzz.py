@@ -11,7 +11,7 @@ from schemathesis import GenerationMode
 from tests.served_process import ServeProcess
 
 EXAMPLES = settings(
-    max_examples=10,
+    max_examples=5,
     derandomize=True,
     deadline=None,
     database=None,

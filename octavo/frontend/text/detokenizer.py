@@ -37,7 +37,13 @@ class Detokenizer:
 
     def feed(self, ids: Iterable[int]) -> str:
         """The text that `ids` add."""
-        data = self._unfinished + b"".join(map(self._piece, ids))
+        added: Iterable[bytes]
+        if self._at_start or self._packed:
+            added = map(self._piece, ids)
+        else:
+            pieces, hidden = self._tokenizer.pieces, self._hidden
+            added = (pieces[token_id] for token_id in ids if token_id not in hidden)
+        data = self._unfinished + b"".join(added)
         text, num_used = utf_8_decode(data, "replace", False)
         self._unfinished = data[num_used:] if num_used < len(data) else b""
         return text
@@ -48,6 +54,7 @@ class Detokenizer:
         return data.decode(errors="replace")
 
     def _piece(self, token_id: int) -> bytes:
+        """What a token adds where that depends on those before it."""
         if token_id in self._hidden:
             return b""
         piece = self._tokenizer.token_bytes(token_id, first=self._at_start)

@@ -8,7 +8,7 @@ whole and incremental decoding (`text/detokenizer`) agree by construction, at an
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -47,6 +47,21 @@ class SpecialTokens:
     """By name; "default" and "tool_use" have a meaning."""
 
 
+class _Pieces(dict[int, bytes]):
+    """The bytes of tokens by id, each made when it is first asked for."""
+
+    def __init__(self, spell: Callable[[int], bytes], vocab_size: int) -> None:
+        super().__init__()
+        self._spell = spell
+        self._vocab_size = vocab_size
+
+    def __missing__(self, token_id: int) -> bytes:
+        piece = self._spell(token_id)
+        if 0 <= token_id < self._vocab_size:  # of others there is no end
+            self[token_id] = piece
+        return piece
+
+
 class Tokenizer:
     """A vocabulary with its rules. Immutable and thread-safe."""
 
@@ -63,8 +78,8 @@ class Tokenizer:
         decoder = repr(backend.decoder)
         self._byte_level = "ByteLevel" in decoder
         self._byte_fallback = "ByteFallback" in decoder
-        self._pieces: dict[int, bytes] = {}
-        """By id of the vocabulary: what it adds to a text that has begun, once it was asked for."""
+        self.pieces = _Pieces(self.token_bytes, self.vocab_size)
+        """By id: what it adds to a text that has begun."""
 
     def __len__(self) -> int:
         return self.vocab_size
@@ -208,16 +223,6 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int, *, first: bool = False) -> bytes:
         """What `token_id` adds to a text; `first`: it begins the text (some vocabularies drop a space)."""
-        if first:
-            return self._token_bytes(token_id, first=True)
-        piece = self._pieces.get(token_id)
-        if piece is None:
-            piece = self._token_bytes(token_id, first=False)
-            if 0 <= token_id < self.vocab_size:
-                self._pieces[token_id] = piece
-        return piece
-
-    def _token_bytes(self, token_id: int, *, first: bool) -> bytes:
         token: str | None = self._backend.id_to_token(token_id) if 0 <= token_id < 2**32 else None
         if token is None:
             return b""
@@ -234,7 +239,7 @@ class Tokenizer:
 
     def token_text(self, token_id: int) -> str:
         """`token_id` on its own, as logprobs show it; bytes that are no character become U+FFFD."""
-        return self.token_bytes(token_id).decode("utf-8", "replace")
+        return self.pieces[token_id].decode("utf-8", "replace")
 
     def decode(self, ids: int | Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`; ids outside the vocabulary add nothing."""

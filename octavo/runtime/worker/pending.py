@@ -28,7 +28,10 @@ class PendingStep:
         indexes = self.samples.tolist()
         for index, token_id in zip(indexes, host.token_ids, strict=True):
             sampled[index].append(token_id)
-        ids = [self.request_ids[index] for index in indexes]
-        output.logprobs = {i: [scores] for i, scores in zip(ids, host.logprobs, strict=True) if scores}
-        output.errors = {i: error for i, error in zip(ids, host.errors, strict=True) if error}
+        if any(host.logprobs):
+            scored = zip(indexes, host.logprobs, strict=True)
+            output.logprobs = {self.request_ids[index]: [scores] for index, scores in scored if scores}
+        if any(host.errors):
+            failed = zip(indexes, host.errors, strict=True)
+            output.errors = {self.request_ids[index]: error for index, error in failed if error}
         return output

@@ -63,6 +63,8 @@ def _set_sampling(request: ChatRequest, body: MessagesRequest) -> None:
     request.top_p = body.top_p
     request.top_k = body.top_k
     request.seed = body.seed
+    if body.thinking is not None:
+        request.thinking_token_budget = body.thinking.budget_tokens
 
 
 def _shows_thinking(body: CountTokensRequest) -> bool:

@@ -45,6 +45,8 @@ async def create_message(request: Request) -> Response:
     body = await read_body(request, MessagesRequest)
     answer = MessageAnswer(f"msg_{caller.request_id}", caller.models.resolve(body.model))
     asked = chat_request(body)
+    if not caller.engine.chat.reasoning_parser:
+        asked.thinking_token_budget = None  # a model that does not think keeps to any budget
     if body.stream:
         return MessageStream(_events(caller, asked, answer), caller.config)
     await unless_gone(leaving(request.receive), _finish(caller, asked, answer))

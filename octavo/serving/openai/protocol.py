@@ -124,6 +124,8 @@ class SamplingFields(Struct, kw_only=True):
     diversity_penalty: Annotated[float, Meta(ge=0)] | None = None
     repetition_detection: RepetitionDetectionParams | None = None
     stream_interval: Positive | None = None
+    thinking_token_budget: Count | None = None
+    """Tokens of reasoning after which the answer must begin; -1 = any number."""
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
@@ -142,6 +144,8 @@ class SamplingFields(Struct, kw_only=True):
     guided_json_object: bool | None = None
     guided_decoding_backend: str | None = None
     guided_whitespace_pattern: str | None = None
+    thinking_token_budget: Count | None = None
+    """The most tokens of reasoning; -1 = any number."""
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     timeout: Seconds | None = None
     """Seconds from the arrival after which the request fails with 504."""

@@ -181,7 +181,6 @@ class Transaction:
                     507,
                     f"The store is full: {self._max_bytes} bytes (store_max_bytes), all of them in use. "
                     "Delete files, or try again when batches are done.",
-                    kind="InsufficientStorageError",
                 )
 
     def _num_bytes(self) -> int:

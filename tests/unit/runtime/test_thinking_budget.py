@@ -1,4 +1,4 @@
-"""Thinking budgets in the sampler: against a plain reading of the tokens, batched, preempted, and above all."""
+"""Thinking budgets in the sampler: against a plain reading of the tokens; batched, preempted, above all."""
 
 import random
 

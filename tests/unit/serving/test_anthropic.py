@@ -167,6 +167,19 @@ async def test_stop_sequences(client):
     assert message.content[0].text == text[: text.index(word)]
 
 
+async def test_thoughts_of_a_model_that_thinks(client, server):
+    asked = {**ASKED, "messages": [USER], "thinking": {"type": "enabled", "budget_tokens": 1024}}
+    message = await client.messages.create(**asked)  # this one does not
+    assert [block.type for block in message.content] == ["text"]
+    async with served(front={"reasoning_parser": "deepseek_r1"}) as thinking:
+        body = {**RAW, "messages": [USER]}
+        shown = await post(thinking, {**body, "thinking": {"type": "enabled"}}, 200)
+        hidden = await post(thinking, body, 200)
+    assert [block["type"] for block in shown["content"]] == ["thinking"]
+    assert shown["content"][0]["thinking"] == answer_to(PROMPT, 6)[0]
+    assert hidden["content"] == [] and hidden["usage"]["output_tokens"] == 6
+
+
 @pytest.mark.parametrize(
     ("choice", "names"),
     [({"type": "any"}, {"move", "stop"}), ({"type": "tool", "name": "move"}, {"move"})],

@@ -207,6 +207,19 @@ async def test_a_form_of_the_answer(client):
     assert response.output_text.lstrip()[:1] in ("", "{")
 
 
+async def test_thoughts():
+    async with served(front={"reasoning_parser": "deepseek_r1"}) as server, client_of(server) as client:
+        response = await client.responses.create(input="hi", **ASKED)
+        async with client.responses.stream(input="hi", **ASKED) as stream:
+            events = [event async for event in stream]
+    [item] = response.output
+    assert item.type == "reasoning" and item.content[0].text == answer_to(PROMPT, 6)[0]
+    assert response.usage.output_tokens_details.reasoning_tokens == 6
+    told = [event.delta for event in events if event.type == "response.reasoning_text.delta"]
+    assert "".join(told) == item.content[0].text
+    assert events[-1].response.output[0].content == item.content
+
+
 async def finished(client, response):
     async with asyncio.timeout(20):
         while response.status in ("queued", "in_progress"):

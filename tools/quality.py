@@ -1,0 +1,72 @@
+"""What rounding activations to 8 bits costs a model: `python tools/quality.py MODEL [--tokens N]`.
+
+Scores a text of the standard library (Python's own reference, `pydoc_data.topics`) twice with the same stored
+weights, once with float32 activations, which is the dequantized model to the last bit, and once with int8. Prints
+one JSON line: both perplexities, their ratio, and how often both find the same token likeliest.
+"""
+
+import argparse
+import json
+import math
+import sys
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a script, from any folder
+
+from octavo import LLM, SamplingParams  # noqa: E402
+
+
+class Scores(NamedTuple):
+    """Per scored position: the text's own logprob, and the likeliest token."""
+
+    logprobs: list[float]
+    likeliest: list[int]
+
+    def perplexity(self) -> float:
+        return math.exp(-sum(self.logprobs) / len(self.logprobs))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model")
+    parser.add_argument("--tokens", type=int, default=10240)
+    parser.add_argument("--window", type=int, default=512, help="tokens of one prompt")
+    args = parser.parse_args()
+    exact, rounded = (score(args.model, kind, args.tokens, args.window) for kind in ("float32", "int8"))
+    same = sum(a == b for a, b in zip(exact.likeliest, rounded.likeliest, strict=True))
+    row = {
+        "model": Path(args.model).name,
+        "positions": len(exact.logprobs),
+        "perplexity float32": round(exact.perplexity(), 4),
+        "perplexity int8": round(rounded.perplexity(), 4),
+        "perplexity ratio": round(rounded.perplexity() / exact.perplexity(), 5),
+        "top-1 agreement": round(same / len(exact.likeliest), 5),
+    }
+    print(json.dumps(row))
+    return 0
+
+
+def score(model: str, activations: str, num_tokens: int, window: int) -> Scores:
+    """Every position but the first of every window."""
+    llm = LLM(model=model, activations=activations, max_model_len=window + 1, enable_prefix_caching=False)
+    try:
+        tokenizer = llm.get_tokenizer()
+        ids = tokenizer.encode("\n\n".join(topics[name] for name in sorted(topics)), add_special_tokens=False)
+        start = tokenizer.encode("")  # what the model wants at the beginning of a text
+        size = window - len(start)
+        prompts = [start + ids[i : i + size] for i in range(0, num_tokens, size)]
+        outputs = llm.generate(
+            [{"prompt_token_ids": prompt} for prompt in prompts],
+            SamplingParams(max_tokens=1, prompt_logprobs=1),
+        )
+    finally:
+        llm.shutdown()
+    positions = [position for output in outputs for position in output.prompt_logprobs[1:]]
+    own = [next(iter(position.values())).logprob for position in positions]
+    return Scores(own, [next(t for t, entry in p.items() if entry.rank == 1) for p in positions])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
