@@ -4,6 +4,7 @@
 # interpreter, PYTEST_ARGS=… is handed to pytest, SERVE_ARGS=… to octavo serve.
 
 VENV   := .venv
+WORKERS ?= 2
 BIN    := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --no-input
@@ -34,7 +35,7 @@ run: setup
 	@$(BIN)/octavo serve $(SERVE_ARGS)
 
 test: setup $(STAMPS)/test-model
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 lint: setup
 	$(BIN)/ruff check

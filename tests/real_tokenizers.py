@@ -1,7 +1,5 @@
 """The tokenizers of the two real models, loaded once for the suite, and a corpus made to break tokenizers."""
 
-# ruff: noqa: RUF001  (look-alike characters are the point)
-
 from functools import cache
 from pathlib import Path
 

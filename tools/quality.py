@@ -1,8 +1,8 @@
 """What rounding activations to 8 bits costs a model: `python tools/quality.py MODEL [--tokens N]`.
 
 Scores a text of the standard library (Python's own reference, `pydoc_data.topics`) twice with the same stored
-weights, once with float32 activations, which is the dequantized model to the last bit, and once with int8. Prints
-one JSON line: both perplexities, their ratio, and how often both find the same token likeliest.
+weights: with float32 activations, that is the dequantized model, and with int8. Prints one JSON line: both
+perplexities, their ratio, and how often both find the same token likeliest.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a script, from any folder
 
-from octavo import LLM, SamplingParams  # noqa: E402
+from octavo import LLM, SamplingParams
 
 
 class Scores(NamedTuple):
@@ -53,17 +53,15 @@ def score(model: str, activations: str, num_tokens: int, window: int) -> Scores:
     llm = LLM(model=model, activations=activations, max_model_len=window + 1, enable_prefix_caching=False)
     try:
         tokenizer = llm.get_tokenizer()
+        assert tokenizer is not None
         ids = tokenizer.encode("\n\n".join(topics[name] for name in sorted(topics)), add_special_tokens=False)
         start = tokenizer.encode("")  # what the model wants at the beginning of a text
         size = window - len(start)
         prompts = [start + ids[i : i + size] for i in range(0, num_tokens, size)]
-        outputs = llm.generate(
-            [{"prompt_token_ids": prompt} for prompt in prompts],
-            SamplingParams(max_tokens=1, prompt_logprobs=1),
-        )
+        outputs = llm.generate(prompts, SamplingParams(max_tokens=1, prompt_logprobs=1))
     finally:
         llm.shutdown()
-    positions = [position for output in outputs for position in output.prompt_logprobs[1:]]
+    positions = [p for output in outputs for p in output.prompt_logprobs or () if p is not None]
     own = [next(iter(position.values())).logprob for position in positions]
     return Scores(own, [next(t for t, entry in p.items() if entry.rank == 1) for p in positions])
 

@@ -31,7 +31,7 @@ class ModelConfig:
     )
     activations: str = option(
         "auto",
-        "What packed weights are multiplied by on CPU: float32 (exact) or int8 (rounded, fast for few rows); "
+        "What packed weights are multiplied by on CPU: float32 (exact) or int8 (rounded, faster); "
         "auto = float32.",
         ("auto", "float32", "int8"),
     )

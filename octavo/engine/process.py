@@ -7,6 +7,7 @@ main thread falls far behind. Whatever goes wrong in any thread ends the process
 code 1.
 """
 
+import gc
 import signal
 import sys
 import threading
@@ -97,6 +98,8 @@ class CoreProcess:
         executor.watch(self.fail)
         self._core = EngineCore(config, executor)
         plan = self._core.start()
+        gc.collect()
+        gc.freeze()  # what stays as long as the engine need not be looked through again and again
         self._fronts.greet(Ready(plan, plan.max_model_len, self._life))
         self._is_loading = False
         return self._core

@@ -59,7 +59,7 @@ class Server(Service):
         return engine
 
     async def _prepare(self, state: State) -> None:
-        await super()._prepare(state)
+        await state.store.open(as_owner=True)
         await state.store.run(fail_left)
 
     def _open(self, engine: AsyncLLM, state: State) -> None:

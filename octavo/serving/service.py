@@ -8,6 +8,7 @@ at the deadline, or at a second signal, ends with an error. A third signal kills
 """
 
 import asyncio
+import gc
 import signal
 import threading
 from abc import ABC, abstractmethod
@@ -99,6 +100,8 @@ class Service(ABC):
         app = make_app(engine, self._config)
         self._state = app.state
         await self._prepare(app.state)
+        gc.collect()
+        gc.freeze()  # what stays as long as the server need not be looked through again and again
         self._door.app = HttpMetrics(self._layers(app), app.state.metrics_board)
         self._http.start()
         self._open(engine, app.state)

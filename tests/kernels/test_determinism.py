@@ -19,14 +19,16 @@ def test_matmul_rows_do_not_see_each_other(fast: KernelTable, name: str, activat
         assert torch.equal(part, whole[start:end]), (start, end)
 
 
+@pytest.mark.parametrize("activations", ["float32", "int8"])
 @pytest.mark.parametrize("name", TYPE_NAMES)
-def test_matmul_columns_do_not_see_each_other(fast: KernelTable, name: str) -> None:
+def test_matmul_columns_do_not_see_each_other(fast: KernelTable, name: str, activations: Activations) -> None:
     torch.manual_seed(2)
     blocks, x = make_blocks(name, 101, 512), torch.randn(9, 512)
-    whole = fast.block_matmul(x, blocks, name)
+    whole = fast.block_matmul(x, blocks, name, None, activations)
     for start, end in ((0, 1), (5, 30), (100, 101)):  # a tensor-parallel rank's part, or q, k, v apart
-        assert torch.equal(fast.block_matmul(x, blocks[start:end], name), whole[:, start:end])
-        assert torch.equal(fast.block_matmul(x[:1], blocks[start:end], name), whole[:1, start:end])
+        part = blocks[start:end]
+        assert torch.equal(fast.block_matmul(x, part, name, None, activations), whole[:, start:end])
+        assert torch.equal(fast.block_matmul(x[:1], part, name, None, activations), whole[:1, start:end])
 
 
 @pytest.mark.parametrize("dtype", CACHE_DTYPES)

@@ -37,6 +37,25 @@ def test_rounding_costs_less_than_a_percent(fast: KernelTable, name: str) -> Non
     assert error.norm() < 0.01 * expected.norm()
 
 
+@pytest.mark.parametrize("name", sorted(INT8_TYPES))
+@pytest.mark.parametrize("m", [1, 7])
+def test_the_largest_numbers_do_not_overflow(fast: KernelTable, name: str, m: int) -> None:
+    """All bits of every weight set, or none, against 127 and -127: the ends of what 16 bits hold."""
+    torch.manual_seed(m)
+    blocks = make_blocks(name, 24, 512).view(24, -1, BLOCKS[name].num_bytes)
+    first, last = {"Q8_0": (2, 34), "Q6_K": (0, 192), "Q4_K": (16, 144), "Q5_K": (16, 176)}.get(
+        name, (4 if name.endswith("1") else 2, BLOCKS[name].num_bytes)
+    )
+    blocks[:12, :, first:last], blocks[12:, :, first:last] = 255, 0
+    if name == "Q8_0":
+        blocks[:6, :, first:last], blocks[6:12, :, first:last] = 128, 127
+    x = 127.0 * (torch.randint(0, 2, (m, 1)) * 2 - 1) * torch.ones(m, 512)
+    packed = blocks.view(24, -1)
+    expected = (x.double() @ REF.block_dequantize(packed, name).double().T).float()
+    actual = fast.block_matmul(x, packed, name, None, "int8")
+    torch.testing.assert_close(actual, expected, rtol=3e-6, atol=3e-6 * float(expected.abs().max()))
+
+
 @pytest.mark.parametrize("name", sorted(set(BLOCKS) - INT8_TYPES))
 def test_other_types_stay_in_float32(fast: KernelTable, name: str) -> None:
     x, blocks = torch.randn(3, 64), make_blocks(name, 5, 64)

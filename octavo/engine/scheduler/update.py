@@ -59,10 +59,10 @@ def _advance(
             output.new_token_ids = token_ids[:count]
             output.finish_reason, output.stop_reason, output.ended_by_text = stop
             break
-    if request.request_id in result.logprobs:
-        output.logprobs = result.logprobs[request.request_id][: len(output.new_token_ids)]
-    if request.request_id in result.prompt_logprobs:
-        output.prompt_logprobs = result.prompt_logprobs[request.request_id]
+    if result.logprobs and (logprobs := result.logprobs.get(request.request_id)) is not None:
+        output.logprobs = logprobs[: len(output.new_token_ids)]
+    if result.prompt_logprobs:
+        output.prompt_logprobs = result.prompt_logprobs.get(request.request_id)
     return output
 
 

@@ -28,6 +28,7 @@ _REFUSED_BLOCKS = {
     "search_result": "put the text into a block of type text",
     "container_upload": "there are no containers",
 }
+_JSON_NAMES: dict[type, str] = {str: "string", dict: "object"}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -141,9 +142,6 @@ def _field(block: Block, name: str, kind: type, parameter: str = "messages") -> 
     if not isinstance(value := block.get(name), kind):
         raise _wrong(f"A {block['type']} block needs {name} as a JSON {_JSON_NAMES[kind]}", parameter)
     return value
-
-
-_JSON_NAMES: dict[type, str] = {str: "string", dict: "object"}
 
 
 def _tool(tool: ClientTool) -> ChatTool:

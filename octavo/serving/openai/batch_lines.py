@@ -23,6 +23,7 @@ from octavo.serving.openai.protocol import ChatRequest, CompletionRequest, Sampl
 
 RESULT_BEGINS = b'{"id":"batch_req_'
 """The first bytes of every LineResult."""
+_LONGEST_WAIT_S = 1.0
 _MAX_DEATHS = 3
 """Engines that one line may outlive: it may be what kills them."""
 
@@ -130,7 +131,7 @@ async def answer_line(caller: Caller, line: BatchLine) -> LineResult:
             generation, whole = ENDPOINTS[line.url](caller, line.body)
             return _result(caller, line, 200, await generation.content(whole))
         except Overloaded as error:
-            await asyncio.sleep(error.retry_after_s)
+            await asyncio.sleep(min(error.retry_after_s, _LONGEST_WAIT_S))
         except EngineDead as error:
             num_deaths += 1
             if error.retry_after_s is None:

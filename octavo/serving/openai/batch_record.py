@@ -7,7 +7,7 @@ are held in the store; a line is in the output exactly when it counts as done.
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 from uuid import uuid4
 
 import msgspec
@@ -177,6 +177,8 @@ def end(
 ) -> Batch:
     """Nothing more is done for it."""
     batch = find(transaction, tenant, batch_id)
+    if batch.status in get_args(End):
+        return batch
     batch.status = status
     batch.errors = BatchErrors(errors) if errors else None
     now_s = _now_s()

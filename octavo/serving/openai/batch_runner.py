@@ -28,6 +28,7 @@ from octavo.serving.store.database import Store
 logger = get_logger(__name__)
 T = TypeVar("T")
 _MAX_ERRORS = 100
+_RETRY_S = 10.0
 _POLL_S = 1.0
 """Between looks at what other front processes have put into the store."""
 
@@ -63,7 +64,7 @@ class BatchRunner:
         async with asyncio.TaskGroup() as group:
             while True:
                 self._news.clear()
-                for found in await self._store.run(batch_record.open_batches):
+                for found in await self._open_batches():
                     if found.batch.id not in self._jobs:
                         group.create_task(self._work(found))
                     elif found.batch.status == "cancelling":
@@ -71,6 +72,15 @@ class BatchRunner:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_POLL_S if self._config.api_server_count > 1 else None):
                         await self._news.wait()
+
+    async def _open_batches(self) -> list[OpenBatch]:
+        """None while the store cannot be read: then the next look is soon."""
+        try:
+            return await self._store.run(batch_record.open_batches)
+        except Exception:
+            logger.exception("The store cannot be read.")
+            asyncio.get_running_loop().call_later(_RETRY_S, self.notice)
+            return []
 
     async def _work(self, found: OpenBatch) -> None:
         """Task: one batch, from wherever it stands to its end."""

@@ -144,8 +144,6 @@ class SamplingFields(Struct, kw_only=True):
     guided_json_object: bool | None = None
     guided_decoding_backend: str | None = None
     guided_whitespace_pattern: str | None = None
-    thinking_token_budget: Count | None = None
-    """The most tokens of reasoning; -1 = any number."""
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     timeout: Seconds | None = None
     """Seconds from the arrival after which the request fails with 504."""

@@ -44,7 +44,7 @@ async def turn_events(caller: Caller, body: ChatRequest) -> AsyncGenerator[TurnE
     Raises RequestError and Overloaded before the first event, EngineDead and HTTPError at any time.
     """
     generation, answer = prepare(caller, structs.replace(body, stream=True), [body.messages])
-    num_reasoning, is_reasoning, has_begun = 0, False, False
+    num_reasoning, num_unread, has_begun = 0, 0, False
     async with aclosing(generation.outputs()) as outputs:
         async for index, output in outputs:
             answer.count(index, output)
@@ -52,9 +52,10 @@ async def turn_events(caller: Caller, body: ChatRequest) -> AsyncGenerator[TurnE
                 has_begun = True
                 yield TurnStart(answer.usage())
             for completion in output.outputs:
-                events = answer.read(index, output, completion)
-                is_reasoning = isinstance(events[-1], Reasoning) if events else is_reasoning
-                num_reasoning += len(completion.token_ids) * is_reasoning
+                num_unread += len(completion.token_ids)
+                if events := answer.read(index, output, completion):
+                    num_reasoning += num_unread * isinstance(events[-1], Reasoning)
+                    num_unread = 0
                 for event in events:
                     yield event
                 if (reason := answer.finish_reason(index, completion)) is not None:

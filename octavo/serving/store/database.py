@@ -5,6 +5,7 @@ no disk is ever waited for on the event loop. What the documents mean is their r
 """
 
 import asyncio
+import fcntl
 import os
 import sqlite3
 import time
@@ -41,9 +42,15 @@ class Store:
         self._max_age_s = config.store_max_age
         self._thread = ThreadPoolExecutor(1, "store")
         self._connection: sqlite3.Connection | None = None
+        self._is_owner = False
+        self._lock: int | None = None
 
-    async def open(self) -> None:
-        """Raises ConfigError for a file that cannot be used."""
+    async def open(self, *, as_owner: bool = False) -> None:
+        """Raises ConfigError for a file that cannot be used.
+
+        as_owner: work on what is open in it is done by this process, and refused to others that ask so
+        """
+        self._is_owner = as_owner
         await self.run(lambda transaction: None)
 
     async def run(self, work: Callable[[Transaction], T]) -> T:
@@ -63,6 +70,9 @@ class Store:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def _transact(self, work: Callable[[Transaction], T]) -> T:
         connection = self._connection = self._connection or self._connect()
@@ -79,8 +89,8 @@ class Store:
 
     def _connect(self) -> sqlite3.Connection:
         try:
-            if self._path != _IN_MEMORY:  # made here, for nobody else to read
-                os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
+            if self._path != _IN_MEMORY:
+                self._make_file()
             connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
         except (OSError, sqlite3.Error) as error:
             raise self._unusable(error) from error
@@ -90,6 +100,19 @@ class Store:
             connection.close()
             raise self._unusable(error) from error
         return connection
+
+    def _make_file(self) -> None:
+        """For nobody else to read. The lock is the descriptor's: it ends with the process."""
+        descriptor = os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600)
+        if not self._is_owner:
+            os.close(descriptor)
+            return
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise ConfigError(f"store: another server works on the file {self._path!r}.") from None
+        self._lock = descriptor
 
     def _unusable(self, error: Exception) -> ConfigError:
         reason = error.strerror if isinstance(error, OSError) else str(error)

@@ -8,9 +8,11 @@ from functools import partial
 
 import pytest
 
+from octavo.base.errors import ConfigError
 from octavo.config.secret import Secret
 from octavo.config.server import ServerConfig
 from octavo.serving.middleware.keys import KeyCheck
+from octavo.serving.store.database import Store
 from tests.serving import served
 from tests.unit.serving.test_completion_route import answer_to
 
@@ -232,6 +234,26 @@ async def test_a_restart_goes_on_where_it_stopped(tmp_path):
         ids = {result["id"] for result in after}
         assert {result["id"] for result in before} <= ids  # none was done again
     assert (tmp_path / "store").stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_store_has_one_owner(tmp_path):
+    config = ServerConfig(store=str(tmp_path / "store"))
+    first, second, beside = Store(config), Store(config), Store(config)
+    try:
+        await first.open(as_owner=True)
+        await beside.open()
+        with pytest.raises(ConfigError, match="another server works"):
+            await second.open(as_owner=True)
+        await first.close()
+        await second.open(as_owner=True)
+    finally:
+        for store in (first, second, beside):
+            await store.close()
+    (tmp_path / "text").write_text("no database " * 100)
+    text = Store(ServerConfig(store=str(tmp_path / "text")))
+    with pytest.raises(ConfigError, match="not a database"):
+        await text.open()
+    await text.close()
 
 
 async def test_a_batch_expires(tmp_path):

@@ -1,11 +1,17 @@
-// GGUF's tensor types, 32 weights at a time. Formats: ggml-quants.h of https://github.com/ggml-org/ggml.
+// GGUF's tensor types, 32 weights ("a part") at a time. Formats: ggml-quants.h of https://github.com/ggml-org/ggml.
 //
-// A quantized type gives `part(row, i)`: weights 32 i … 32 i + 31 of a row as bytes with a scale and an
-// offset for each half, weight = q * scale + offset; the float and the integer kernels share this one
-// decoder. The bytes are never negative (but Q8_0's), as integer dot products want it: d * (q - 8) is written
-// q * d - 8 d, which rounds alike in a fused multiply-add. A dense type gives its values at once.
+// A quantized type says what the float and the integer kernels both need: `quants(block, s)`, the bytes of part s
+// of a block, and how its scales are stored; weight = q * scale + offset. The bytes are never negative (but
+// Q8_0's), as integer dot products want it: d * (q - 8) is q * d - 8 d, which rounds alike in a fused
+// multiply-add. A dense type gives its values at once.
+//
+//   BYTES, PARTS  of a block                          LARGEST  |q| is at most this
+//   ZERO          the q of weight 0                   MINIMUM  instead, the file has an offset
+//   HALVES        every 16 weights have a scale       SIGNED   q may be negative
+//   scale_bytes   of a block with several parts: 16 small integers, by which its one or two factors go
 #pragma once
 #include <cstdlib>
+#include <utility>
 
 #include "simd.h"
 
@@ -14,131 +20,105 @@ namespace octavo {
 constexpr int PART = 32;
 constexpr int VECTORS = PART / VL;
 
-struct Part {
-    i8x16 q[2];
-    float scale[2];
-    float offset[2];
+struct Bytes16 {
+    uint64_t first, second;
 };
 
-// Bits of two bytes to sixteen bytes of 0 or 16: the fifth bit of Q5.
-inline u8x16 fifth_bits(uint32_t bits) {
-    constexpr uint64_t EACH = 0x0101010101010101;
-    u64x2 spread = {(bits & 0xFF) * EACH, (bits >> 8 & 0xFF) * EACH};
-    constexpr u8x16 mask = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
-    return (u8x16)(((u8x16)spread & mask) == mask) & 16;
+template <class Body, int... I>
+inline void unroll(Body&& body, std::integer_sequence<int, I...>) {
+    (body(std::integral_constant<int, I>{}), ...);
 }
 
-// `width` bits of every byte, from bit `from` upwards. In 16-bit lanes, as shifts of single bytes are slow;
-// what comes over from the neighbour lies above the mask.
-inline u8x16 field(u8x16 a, int from, int width) {
-    return (u8x16)((u16x8)a >> from) & uint8_t((1 << width) - 1);
+// Call body(0) … body(N - 1), each with a number that is known when compiling.
+template <int N, class Body>
+inline void unrolled(Body&& body) {
+    unroll(body, std::make_integer_sequence<int, N>{});
 }
 
-struct Q4_0 {
-    static constexpr bool DENSE = false, SIGNED = false, TWO_SCALES = false;
-    static Part part(const uint8_t* row, int64_t i) {
-        const uint8_t* b = row + i * 18;
-        u8x16 q = read<u8x16>(b + 2);
-        float d = half(read<uint16_t>(b));
-        return {{(i8x16)(q & 15), (i8x16)(q >> 4)}, {d, d}, {-8 * d, -8 * d}};
-    }
-};
-
-struct Q4_1 {
-    static constexpr bool DENSE = false, SIGNED = false, TWO_SCALES = false;
-    static Part part(const uint8_t* row, int64_t i) {
-        const uint8_t* b = row + i * 20;
-        u8x16 q = read<u8x16>(b + 4);
-        float d = half(read<uint16_t>(b)), m = half(read<uint16_t>(b + 2));
-        return {{(i8x16)(q & 15), (i8x16)(q >> 4)}, {d, d}, {m, m}};
-    }
-};
-
-struct Q5_0 {
-    static constexpr bool DENSE = false, SIGNED = false, TWO_SCALES = false;
-    static Part part(const uint8_t* row, int64_t i) {
-        const uint8_t* b = row + i * 22;
-        u8x16 q = read<u8x16>(b + 6);
-        uint32_t high = read<uint32_t>(b + 2);
-        float d = half(read<uint16_t>(b));
-        i8x16 low = (i8x16)((q & 15) | fifth_bits(high)), upper = (i8x16)((q >> 4) | fifth_bits(high >> 16));
-        return {{low, upper}, {d, d}, {-16 * d, -16 * d}};
-    }
-};
-
-struct Q5_1 {
-    static constexpr bool DENSE = false, SIGNED = false, TWO_SCALES = false;
-    static Part part(const uint8_t* row, int64_t i) {
-        const uint8_t* b = row + i * 24;
-        u8x16 q = read<u8x16>(b + 8);
-        uint32_t high = read<uint32_t>(b + 4);
-        float d = half(read<uint16_t>(b)), m = half(read<uint16_t>(b + 2));
-        i8x16 low = (i8x16)((q & 15) | fifth_bits(high)), upper = (i8x16)((q >> 4) | fifth_bits(high >> 16));
-        return {{low, upper}, {d, d}, {m, m}};
-    }
-};
-
-struct Q8_0 {
-    static constexpr bool DENSE = false, SIGNED = true, TWO_SCALES = false;
-    static Part part(const uint8_t* row, int64_t i) {
-        const uint8_t* b = row + i * 34;
-        float d = half(read<uint16_t>(b));
-        return {{read<i8x16>(b + 2), read<i8x16>(b + 18)}, {d, d}, {}};
-    }
-};
-
-// The 6-bit scale and minimum of part `s` (0 … 7) of a K block, out of 12 bytes.
-inline void scale_and_min(const uint8_t* packed, int s, int& scale, int& min) {
-    if (s < 4) {
-        scale = packed[s] & 63;
-        min = packed[s + 4] & 63;
-    } else {
-        scale = (packed[s + 4] & 15) | (packed[s - 4] >> 6) << 4;
-        min = (packed[s + 4] >> 4) | (packed[s] >> 6) << 4;
-    }
+// Ask for `SIZE` bytes ahead of their use: rows are short and read several at a time, which the hardware does not
+// foresee. An address past the end does no harm.
+template <int SIZE>
+inline void prefetch(const uint8_t* p) {
+    for (int i = 0; i < SIZE; i += 64) __builtin_prefetch(p + i);
 }
 
-struct Q4_K {
-    static constexpr bool DENSE = false, SIGNED = false, TWO_SCALES = false;
-    static Part part(const uint8_t* row, int64_t i) {
-        const uint8_t* b = row + i / 8 * 144;
-        int s = int(i % 8), scale, min, shift = s % 2 * 4;
-        scale_and_min(b + 4, s, scale, min);
-        float d = half(read<uint16_t>(b)) * float(scale), m = -(half(read<uint16_t>(b + 2)) * float(min));
-        const uint8_t* q = b + 16 + s / 2 * 32;
-        u8x16 first = field(read<u8x16>(q), shift, 4), second = field(read<u8x16>(q + 16), shift, 4);
-        return {{(i8x16)first, (i8x16)second}, {d, d}, {m, m}};
+// Four bits each of 16 bytes: the low ones, then the high ones.
+inline u8x32 nibbles(const uint8_t* p) {
+    u8x16 q = read<u8x16>(p);
+    return join(q, (u8x16)((u16x8)q >> 4)) & 15;
+}
+
+// Bit i of 32 as 0 or 16 in byte i: the fifth bit of Q5.
+inline u8x32 fifth_bits(const uint8_t* p) {
+    constexpr uint64_t bits = 0x8040201008040201;
+    u8x32 mask = (u8x32)u64x4{bits, bits, bits, bits};
+    return (u8x32)((each_eight_times(p) & mask) == mask) & 16;
+}
+
+// The bits `mask` (as they come out) of every byte, moved from bit `from` to bit `to`. In 16-bit lanes, as shifts
+// of single bytes are slow; what comes over from the neighbour is masked off.
+OCTAVO_INLINE u8x32 moved(u8x32 a, int from, int to, uint8_t mask) {
+    return (from > to ? (u8x32)((u16x16)a >> (from - to)) : (u8x32)((u16x16)a << (to - from))) & mask;
+}
+
+// The 6-bit scales, then the 6-bit minima of the eight parts of a K block, out of 12 bytes.
+inline Bytes16 six_bit_scales(const uint8_t* packed) {
+    uint32_t a = read<uint32_t>(packed), b = read<uint32_t>(packed + 4), c = read<uint32_t>(packed + 8);
+    constexpr uint32_t SIX = 0x3F3F3F3F, FOUR = 0x0F0F0F0F, HIGH = 0x30303030;
+    uint32_t scales = (c & FOUR) | (a >> 2 & HIGH), minima = (c >> 4 & FOUR) | (b >> 2 & HIGH);
+    return {(a & SIX) | uint64_t(scales) << 32, (b & SIX) | uint64_t(minima) << 32};
+}
+
+template <int BYTES_, int PARTS_, int LARGEST_, int ZERO_, bool MINIMUM_>
+struct Quantized {
+    static constexpr bool DENSE = false, SIGNED = false, HALVES = false, MINIMUM = MINIMUM_;
+    static constexpr int BYTES = BYTES_, PARTS = PARTS_, LARGEST = LARGEST_, ZERO = ZERO_, FACTOR = 0;
+};
+
+struct Q4_0 : Quantized<18, 1, 15, 8, false> {
+    OCTAVO_INLINE static u8x32 quants(const uint8_t* b, int) { return nibbles(b + 2); }
+};
+
+struct Q4_1 : Quantized<20, 1, 15, 0, true> {
+    OCTAVO_INLINE static u8x32 quants(const uint8_t* b, int) { return nibbles(b + 4); }
+};
+
+struct Q5_0 : Quantized<22, 1, 31, 16, false> {
+    OCTAVO_INLINE static u8x32 quants(const uint8_t* b, int) { return nibbles(b + 6) | fifth_bits(b + 2); }
+};
+
+struct Q5_1 : Quantized<24, 1, 31, 0, true> {
+    OCTAVO_INLINE static u8x32 quants(const uint8_t* b, int) { return nibbles(b + 8) | fifth_bits(b + 4); }
+};
+
+struct Q8_0 : Quantized<34, 1, 128, 0, false> {
+    static constexpr bool SIGNED = true;
+    OCTAVO_INLINE static u8x32 quants(const uint8_t* b, int) { return read<u8x32>(b + 2); }
+};
+
+struct Q4_K : Quantized<144, 8, 15, 0, true> {
+    static Bytes16 scale_bytes(const uint8_t* b) { return six_bit_scales(b + 4); }
+    OCTAVO_INLINE static u8x32 quants(const uint8_t* b, int s) {
+        return moved(read<u8x32>(b + 16 + s / 2 * 32), s % 2 * 4, 0, 15);
     }
 };
 
-struct Q5_K {
-    static constexpr bool DENSE = false, SIGNED = false, TWO_SCALES = false;
-    static Part part(const uint8_t* row, int64_t i) {
-        const uint8_t* b = row + i / 8 * 176;
-        int s = int(i % 8), scale, min, shift = s % 2 * 4;
-        scale_and_min(b + 4, s, scale, min);
-        float d = half(read<uint16_t>(b)) * float(scale), m = -(half(read<uint16_t>(b + 2)) * float(min));
-        const uint8_t* q = b + 48 + s / 2 * 32;
-        u8x16 first = field(read<u8x16>(q), shift, 4) | field(read<u8x16>(b + 16), s, 1) << 4;
-        u8x16 second = field(read<u8x16>(q + 16), shift, 4) | field(read<u8x16>(b + 32), s, 1) << 4;
-        return {{(i8x16)first, (i8x16)second}, {d, d}, {m, m}};
+struct Q5_K : Quantized<176, 8, 31, 0, true> {
+    static Bytes16 scale_bytes(const uint8_t* b) { return six_bit_scales(b + 4); }
+    OCTAVO_INLINE static u8x32 quants(const uint8_t* b, int s) {
+        u8x32 low = moved(read<u8x32>(b + 48 + s / 2 * 32), s % 2 * 4, 0, 15);
+        return low | moved(read<u8x32>(b + 16), s, 4, 16);
     }
 };
 
-struct Q6_K {
-    static constexpr bool DENSE = false, SIGNED = false, TWO_SCALES = true;
-    static Part part(const uint8_t* row, int64_t i) {
-        const uint8_t* b = row + i / 8 * 210;
-        int s = int(i % 8), quarter = s % 4, shift = quarter / 2 * 4;
-        const uint8_t* low = b + s / 4 * 64 + quarter % 2 * 32;
-        const uint8_t* high = b + 128 + s / 4 * 32;
-        const int8_t* scales = (const int8_t*)(b + 192) + s * 2;
-        float d = half(read<uint16_t>(b + 208));
-        u8x16 first = field(read<u8x16>(low), shift, 4) | field(read<u8x16>(high), quarter * 2, 2) << 4;
-        u8x16 second = field(read<u8x16>(low + 16), shift, 4) | field(read<u8x16>(high + 16), quarter * 2, 2)
-                                                                    << 4;
-        float a = d * float(scales[0]), c = d * float(scales[1]);
-        return {{(i8x16)first, (i8x16)second}, {a, c}, {-32 * a, -32 * c}};
+struct Q6_K : Quantized<210, 8, 63, 32, false> {
+    static constexpr bool HALVES = true;
+    static constexpr int FACTOR = 208;
+    static Bytes16 scale_bytes(const uint8_t* b) { return read<Bytes16>(b + 192); }
+    OCTAVO_INLINE static u8x32 quants(const uint8_t* b, int s) {
+        int quarter = s % 4;
+        u8x32 low = moved(read<u8x32>(b + s / 4 * 64 + quarter % 2 * 32), quarter / 2 * 4, 0, 15);
+        return low | moved(read<u8x32>(b + 128 + s / 4 * 32), quarter * 2, 4, 48);
     }
 };
 
@@ -160,69 +140,116 @@ struct BF16 {
     static vf values(const uint8_t* p) { return load_bf16((const uint16_t*)p); }
 };
 
-// Call emit(j, weights) for the VECTORS vectors of part `i` of a row. Rows of a dense type end at `size`
-// weights; what is missing in the last part counts as 0.
-template <class Type, class Emit>
-inline void unpack(const uint8_t* row, int64_t i, int64_t size, Emit&& emit) {
-    if constexpr (Type::DENSE) {
-        const uint8_t* p = row + i * PART * Type::BYTES;
-        uint8_t padded[PART * Type::BYTES];
-        if (size < (i + 1) * PART) {
-            std::memset(padded, 0, sizeof padded);
-            std::memcpy(padded, p, size_t(size - i * PART) * Type::BYTES);
-            p = padded;
+template <class Type>
+constexpr float zero = float(Type::ZERO) + (Type::SIGNED ? SIGNED_BIAS : BIAS);
+
+// Scales and offsets of one block of a quantized type. An offset that a type's ZERO makes also takes off the bias
+// under which bytes become floats; it has few bits, so that nothing is rounded.
+template <class Type, bool SEVERAL = (Type::PARTS > 1)>
+struct Factors {
+    vf scales, offsets;
+
+    Factors() = default;
+    explicit Factors(const uint8_t* block)
+        : scales(set1_half(block)),
+          offsets(Type::MINIMUM ? set1_half(block + 2) : scales * -zero<Type>) {}
+    vf scale(int) const { return scales; }
+    vf offset(int) const { return offsets; }
+};
+
+template <class Type>
+struct Factors<Type, true> {  // by half parts if Type::HALVES, else by parts
+    float scales[16], offsets[16];
+
+    Factors() = default;
+    explicit Factors(const uint8_t* block) {
+        Bytes16 bytes = Type::scale_bytes(block);
+        float d = half(read<uint16_t>(block + Type::FACTOR));
+        scaled<Type::HALVES>(bytes.first, d, scales);
+        if (Type::MINIMUM) {
+            scaled<false>(bytes.second, -half(read<uint16_t>(block + Type::FACTOR + 2)), offsets);
+        } else {
+            scaled<true>(bytes.second, d, scales + 8);
+            for (int i = 0; i < 16; i++) offsets[i] = scales[i] * -zero<Type>;
         }
-        for (int j = 0; j < VECTORS; j++) emit(j, Type::values(p + j * VL * Type::BYTES));
+    }
+    template <bool SIGNED>
+    static void scaled(uint64_t bytes, float d, float* out) {
+        f32x8 values = eight_bytes<SIGNED>(&bytes) * d;
+        std::memcpy(out, &values, sizeof values);
+    }
+    vf scale(int half) const { return set1(scales[Type::HALVES ? half : half / 2]); }
+    vf offset(int half) const { return set1(offsets[Type::HALVES ? half : half / 2]); }
+};
+
+// Call emit(j, weights) for the VECTORS vectors of part s of a block.
+template <class Type, class Emit>
+OCTAVO_INLINE void unpack_part(const uint8_t* block, int s, const Factors<Type>& factors, Emit&& emit) {
+    u8x32 q = Type::quants(block, s);
+    unrolled<VECTORS>([&](auto j) {
+        constexpr int at = j * VL / 16;
+        vf whole = biased<Type::SIGNED, j>(q);
+        if (Type::MINIMUM) whole = whole - BIAS;
+        emit(j, fma(whole, factors.scale(2 * s + at), factors.offset(2 * s + at)));
+    });
+}
+
+// Call emit(j, weights) for the VECTORS vectors of part `i` of a row of a dense type. Rows end at `size` weights;
+// what is missing in the last part counts as 0.
+template <class Type, class Emit>
+inline void read_part(const uint8_t* row, int64_t i, int64_t size, Emit&& emit) {
+    const uint8_t* p = row + i * PART * Type::BYTES;
+    uint8_t padded[PART * Type::BYTES];
+    if (size < (i + 1) * PART) {
+        std::memset(padded, 0, sizeof padded);
+        std::memcpy(padded, p, size_t(size - i * PART) * Type::BYTES);
+        p = padded;
+    }
+    for (int j = 0; j < VECTORS; j++) emit(j, Type::values(p + j * VL * Type::BYTES));
+}
+
+// Call emit(r, i, weights) for every vector i of R rows of `size` weights, `row_bytes` apart: along all rows at
+// once, every row from left to right.
+template <class Type, int R, class Emit>
+inline void unpack_rows(const uint8_t* rows, int64_t row_bytes, int64_t size, Emit&& emit) {
+    if constexpr (Type::DENSE) {
+        for (int64_t i = 0; i * PART < size; i++)
+            for (int r = 0; r < R; r++)
+                read_part<Type>(rows + r * row_bytes, i, size,
+                                [&](int j, vf w) { emit(r, i * VECTORS + j, w); });
     } else {
-        Part part = Type::part(row, i);
-        for (int j = 0; j < VECTORS; j++) {
-            int h = j * VL / 16;
-            vf q = widen(part.q[h], j * VL % 16 / VL), d = set1(part.scale[h]);
-            emit(j, Type::SIGNED ? q * d : fma(q, d, set1(part.offset[h])));
+        for (int64_t b = 0; b * Type::PARTS * PART < size; b++) {
+            const uint8_t* blocks = rows + b * Type::BYTES;
+            prefetch<R * Type::BYTES>(blocks + 2 * R * row_bytes + b * (R - 1) * Type::BYTES);
+            Factors<Type> factors[R];
+            unrolled<Type::PARTS * R>([&](auto n) {
+                constexpr int r = n % R, s = n / R;
+                if (s == 0) factors[r] = Factors<Type>(blocks + r * row_bytes);
+                int64_t first = (b * Type::PARTS + s) * VECTORS;
+                unpack_part<Type>(blocks + r * row_bytes, s, factors[r],
+                                  [&](auto j, vf w) { emit(r, first + j, w); });
+            });
         }
     }
 }
 
-// Call use(Type{}) for the tensor type with GGUF's number `id`. The caller
-// knows the numbers: an unknown one is a fault of its own.
+// Call use(Type{}) for the tensor type with GGUF's number `id`. The caller knows the numbers: an unknown one is
+// a fault of its own.
 template <class Use>
 void with_type(int id, Use&& use) {
     switch (id) {
-        case 0:
-            use(F32{});
-            return;
-        case 1:
-            use(F16{});
-            return;
-        case 2:
-            use(Q4_0{});
-            return;
-        case 3:
-            use(Q4_1{});
-            return;
-        case 6:
-            use(Q5_0{});
-            return;
-        case 7:
-            use(Q5_1{});
-            return;
-        case 8:
-            use(Q8_0{});
-            return;
-        case 12:
-            use(Q4_K{});
-            return;
-        case 13:
-            use(Q5_K{});
-            return;
-        case 14:
-            use(Q6_K{});
-            return;
-        case 30:
-            use(BF16{});
-            return;
-        default:
-            std::abort();
+        case 0: return use(F32{});
+        case 1: return use(F16{});
+        case 2: return use(Q4_0{});
+        case 3: return use(Q4_1{});
+        case 6: return use(Q5_0{});
+        case 7: return use(Q5_1{});
+        case 8: return use(Q8_0{});
+        case 12: return use(Q4_K{});
+        case 13: return use(Q5_K{});
+        case 14: return use(Q6_K{});
+        case 30: return use(BF16{});
+        default: std::abort();
     }
 }
 

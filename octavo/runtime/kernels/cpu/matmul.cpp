@@ -32,14 +32,9 @@ struct Matmul {
 
 template <class Type, int R>
 void multiply_vector(const Matmul& job, int64_t column) {
-    const uint8_t* row = job.w + column * job.row_bytes;
     vf acc[R] = {};
-    for (int64_t i = 0; i < job.k / PART; i++) {
-        const float* x = job.x + i * PART;
-        for (int r = 0; r < R; r++)
-            unpack<Type>(row + r * job.row_bytes, i, job.w_size,
-                         [&](int j, vf w) { acc[r] = fma(load(x + j * VL), w, acc[r]); });
-    }
+    unpack_rows<Type, R>(job.w + column * job.row_bytes, job.row_bytes, job.w_size,
+                         [&](int r, int64_t i, vf w) { acc[r] = fma(load(job.x + i * VL), w, acc[r]); });
     for (int r = 0; r < R; r++) job.y[column + r] = job.with_bias(sum(acc[r]), column + r);
 }
 
@@ -87,10 +82,8 @@ void multiply_panel(const Matmul& job, const float* w, int64_t begin, int64_t en
 
 template <class Type>
 void unpack_row(const Matmul& job, int64_t column, float* out) {
-    const uint8_t* row = job.w + column * job.row_bytes;
-    for (int64_t i = 0; i < job.k / PART; i++)
-        unpack<Type>(row, i, job.w_size,
-                     [&](int j, vf w) { store(out + (i * VECTORS + j) * COLUMNS * VL, w); });
+    unpack_rows<Type, 1>(job.w + column * job.row_bytes, job.row_bytes, job.w_size,
+                         [&](int, int64_t i, vf w) { store(out + i * COLUMNS * VL, w); });
 }
 
 template <class Type>
@@ -153,13 +146,12 @@ extern "C" void octavo_matmul(const float* x, int64_t m, int64_t k, int64_t x_st
 extern "C" void octavo_dequantize(const uint8_t* w, int64_t n, int64_t k, int64_t row_bytes, int type,
                                   float* out, int threads) {
     with_type(type, [&](auto type) {
-        parallel_for(n, threads, [&](int64_t i) {
-            const uint8_t* row = w + i * row_bytes;
-            for (int64_t p = 0; p < divide_up(k, PART); p++) {
-                float values[PART];
-                unpack<decltype(type)>(row, p, k, [&](int j, vf v) { store(values + j * VL, v); });
-                std::copy_n(values, std::min<int64_t>(PART, k - p * PART), out + i * k + p * PART);
-            }
+        parallel_for(n, threads, [&](int64_t row) {
+            unpack_rows<decltype(type), 1>(
+                w + row * row_bytes, row_bytes, k, [&](int, int64_t i, vf values) {
+                    size_t count = size_t(std::min<int64_t>(VL, std::max<int64_t>(0, k - i * VL)));
+                    std::memcpy(out + row * k + i * VL, &values, count * sizeof(float));
+                });
         });
     });
 }

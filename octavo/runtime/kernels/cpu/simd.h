@@ -16,12 +16,19 @@
 #define OCTAVO_AVX2
 #endif
 
+// For what is small only once its parameters are known.
+#define OCTAVO_INLINE inline __attribute__((always_inline))
+
 namespace octavo {
 
 typedef uint8_t u8x16 __attribute__((vector_size(16)));
 typedef int8_t i8x16 __attribute__((vector_size(16)));
 typedef uint16_t u16x8 __attribute__((vector_size(16)));
-typedef uint64_t u64x2 __attribute__((vector_size(16)));
+typedef uint8_t u8x32 __attribute__((vector_size(32)));
+typedef int8_t i8x32 __attribute__((vector_size(32)));
+typedef uint16_t u16x16 __attribute__((vector_size(32)));
+typedef uint64_t u64x4 __attribute__((vector_size(32)));
+typedef float f32x8 __attribute__((vector_size(32)));
 
 template <class T>
 inline T read(const void* p) {
@@ -29,6 +36,30 @@ inline T read(const void* p) {
     std::memcpy(&value, p, sizeof(T));
     return value;
 }
+
+#if defined(OCTAVO_AVX512) || defined(OCTAVO_AVX2)  // in registers: loading what two stores wrote would stall
+inline u8x32 join(u8x16 low, u8x16 high) { return (u8x32)_mm256_set_m128i((__m128i)high, (__m128i)low); }
+inline u8x16 lower(u8x32 a) { return (u8x16)_mm256_castsi256_si128((__m256i)a); }
+inline u8x16 upper(u8x32 a) { return (u8x16)_mm256_extracti128_si256((__m256i)a, 1); }
+// Each of four bytes eight times.
+inline u8x32 each_eight_times(const uint8_t* p) {
+    const u64x4 places = {0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303};
+    return (u8x32)_mm256_shuffle_epi8(_mm256_set1_epi32(read<int>(p)), (__m256i)places);
+}
+#else
+inline u8x32 join(u8x16 low, u8x16 high) {
+    u8x32 both;
+    std::memcpy(&both, &low, 16);
+    std::memcpy((char*)&both + 16, &high, 16);
+    return both;
+}
+inline u8x16 lower(u8x32 a) { return read<u8x16>(&a); }
+inline u8x16 upper(u8x32 a) { return read<u8x16>((char*)&a + 16); }
+inline u8x32 each_eight_times(const uint8_t* p) {
+    constexpr uint64_t EIGHT = 0x0101010101010101;
+    return (u8x32)u64x4{p[0] * EIGHT, p[1] * EIGHT, p[2] * EIGHT, p[3] * EIGHT};
+}
+#endif
 
 #if defined(OCTAVO_AVX512)
 
@@ -41,7 +72,11 @@ inline void store(float* p, vf a) { _mm512_storeu_ps(p, a); }
 inline vf fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 inline vf max(vf a, vf b) { return _mm512_max_ps(a, b); }
 inline vf round(vf a) { return _mm512_roundscale_ps(a, 0); }
-inline vf widen(i8x16 a, int) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)a)); }
+constexpr float BIAS = 0, SIGNED_BIAS = 0;  // see below
+template <bool, int I>
+inline vf biased(u8x32 a) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)(I ? upper(a) : lower(a))));
+}
 inline vf load_bf16(const uint16_t* p) {
     return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16);
 }
@@ -51,6 +86,7 @@ inline void store_low16(uint16_t* p, vi a) {
     _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16((__m512i)a));
 }
 inline float half(uint16_t a) { return _cvtsh_ss(a); }
+inline vf set1_half(const void* p) { return _mm512_cvtph_ps(_mm256_set1_epi16(read<int16_t>(p))); }
 inline vi to_int(vf a) { return (vi)_mm512_cvtps_epi32(a); }
 inline float sum(vf a) { return _mm512_reduce_add_ps(a); }
 inline float largest(vf a) { return _mm512_reduce_max_ps(a); }
@@ -66,9 +102,16 @@ inline void store(float* p, vf a) { _mm256_storeu_ps(p, a); }
 inline vf fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 inline vf max(vf a, vf b) { return _mm256_max_ps(a, b); }
 inline vf round(vf a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-inline vf widen(i8x16 a, int part) {  // part 0 or 1: which eight of the sixteen
-    __m128i bytes = part ? _mm_srli_si128((__m128i)a, 8) : (__m128i)a;
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+// BIAS + bytes 8 i … 8 i + 7, exactly: a byte is put among the bits of a float's mantissa. Half the price of
+// sign extension and conversion.
+constexpr float BIAS = 128, SIGNED_BIAS = 32768 + 128;
+template <bool SIGNED, int I>
+inline vf biased(u8x32 a) {
+    constexpr int AT = SIGNED ? 8 : 16, F = I % 2 * 8;  // where a bit counts as 1 in a float of 2^15, of 2^7
+    const vi places = (vi{F, F + 1, F + 2, F + 3, F + 4, F + 5, F + 6, F + 7} << AT) | ~(255 << AT);
+    __m128i both = I < 2 ? (__m128i)lower(a) : (__m128i)upper(a);
+    __m256i spread = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(both), (__m256i)places);
+    return (vf)_mm256_xor_si256(spread, _mm256_set1_epi32(SIGNED ? 0x47008000 : 0x43000000));
 }
 inline vf load_bf16(const uint16_t* p) {
     return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16);
@@ -81,6 +124,7 @@ inline void store_low16(uint16_t* p, vi a) {
     _mm_storeu_si128((__m128i*)p, _mm256_castsi256_si128(_mm256_permute4x64_epi64(low, 0x08)));
 }
 inline float half(uint16_t a) { return _cvtsh_ss(a); }
+inline vf set1_half(const void* p) { return _mm256_cvtph_ps(_mm_set1_epi16(read<int16_t>(p))); }
 inline vi to_int(vf a) { return (vi)_mm256_cvtps_epi32(a); }
 inline float sum(vf a) {
     __m128 b = _mm256_castps256_ps128(a) + _mm256_extractf128_ps(a, 1);
@@ -106,8 +150,11 @@ inline vf max(vf a, vf b) { return a > b ? a : b; }
 inline vf round(vf a) {
     return vf{std::nearbyint(a[0]), std::nearbyint(a[1]), std::nearbyint(a[2]), std::nearbyint(a[3])};
 }
-inline vf widen(i8x16 a, int part) {
-    return vf{float(a[4 * part]), float(a[4 * part + 1]), float(a[4 * part + 2]), float(a[4 * part + 3])};
+constexpr float BIAS = 0, SIGNED_BIAS = 0;  // see above
+template <bool, int I>
+inline vf biased(u8x32 a) {
+    const i8x32 b = (i8x32)a;
+    return vf{float(b[4 * I]), float(b[4 * I + 1]), float(b[4 * I + 2]), float(b[4 * I + 3])};
 }
 inline float half(uint16_t a) {
     uint32_t sign = uint32_t(a & 0x8000) << 16, mantissa = a & 0x3FF,
@@ -118,6 +165,7 @@ inline float half(uint16_t a) {
         exponent ? std::ldexp(float(mantissa | 0x400), exponent - 25) : std::ldexp(float(mantissa), -24);
     return sign ? -magnitude : magnitude;
 }
+inline vf set1_half(const void* p) { return set1(half(read<uint16_t>(p))); }
 inline uint16_t to_half(float a) {
     uint32_t bits = read<uint32_t>(&a), sign = bits >> 16 & 0x8000;
     if (std::isnan(a)) return uint16_t(sign | 0x7E00);
@@ -146,6 +194,20 @@ inline float sum(vf a) { return (a[0] + a[2]) + (a[1] + a[3]); }
 inline float largest(vf a) { return std::fmax(std::fmax(a[0], a[1]), std::fmax(a[2], a[3])); }
 
 #endif
+
+// Eight bytes as floats.
+template <bool SIGNED>
+inline f32x8 eight_bytes(const void* p) {
+#if defined(__AVX2__)
+    __m128i bytes = _mm_loadl_epi64((const __m128i*)p);
+    return _mm256_cvtepi32_ps(SIGNED ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
+#else
+    f32x8 out;
+    const uint8_t* bytes = (const uint8_t*)p;
+    for (int i = 0; i < 8; i++) out[i] = SIGNED ? float(int8_t(bytes[i])) : float(bytes[i]);
+    return out;
+#endif
+}
 
 // Keeps the compiler from loading a value again at each use.
 inline vf in_register(vf a) {

@@ -1,0 +1,263 @@
+// What the integer kernels need beside blocks.h: products of bytes, their sums in eight lanes (one per weight row),
+// transposition, and scales of eight rows at once. Everything here is exact, so no result depends on the order.
+#pragma once
+#include "blocks.h"
+
+namespace octavo {
+
+typedef int16_t i16x16 __attribute__((vector_size(32)));
+typedef int32_t i32x8 __attribute__((vector_size(32)));
+
+constexpr int LANES = 8;
+
+inline f32x8 splat(float a) { return f32x8{a, a, a, a, a, a, a, a}; }
+
+#if defined(OCTAVO_AVX512) && defined(__AVX512VNNI__) || defined(OCTAVO_AVX2) && defined(__AVXVNNI__)
+#define OCTAVO_VNNI
+#endif
+
+#if defined(OCTAVO_VNNI)
+constexpr bool VNNI = true;
+#else
+constexpr bool VNNI = false;
+#endif
+
+// How many sums of two products fit in 16 bits together.
+template <class Type>
+constexpr int STEPS_IN_16_BITS = 32767 / (2 * 127 * Type::LARGEST);
+
+// The q of weight 0 in `int_quants`.
+template <class Type>
+constexpr int INT_ZERO = VNNI && Type::SIGNED ? 128 : Type::ZERO;
+
+// The weights of a part as the product below wants them.
+template <class Type>
+OCTAVO_INLINE u8x32 int_quants(const uint8_t* block, int s) {
+    u8x32 q = Type::quants(block, s);
+    return VNNI && Type::SIGNED ? q ^ 0x80 : q;
+}
+
+inline f32x8 fma8(f32x8 a, f32x8 b, f32x8 c) {
+#if defined(__FMA__)
+    return _mm256_fmadd_ps(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
+// Lane i = w[2 i] x[2 i] + w[2 i + 1] x[2 i + 1].
+template <bool SIGNED>
+inline i16x16 pairs(u8x32 w, u8x32 x) {
+#if defined(__AVX2__)
+    __m256i a = (__m256i)w, b = (__m256i)x;
+    if (SIGNED) {
+        b = _mm256_sign_epi8(b, a);
+        a = _mm256_abs_epi8(a);
+    }
+    return (i16x16)_mm256_maddubs_epi16(a, b);
+#else
+    i16x16 out;
+    for (int i = 0; i < 16; i++)
+        out[i] = int16_t(int8_t(w[2 * i]) * int8_t(x[2 * i]) + int8_t(w[2 * i + 1]) * int8_t(x[2 * i + 1]));
+    return out;
+#endif
+}
+
+// Sums of neighbours.
+inline i32x8 widened(i16x16 a) {
+#if defined(__AVX2__)
+    return (i32x8)_mm256_madd_epi16((__m256i)a, _mm256_set1_epi16(1));
+#else
+    i32x8 out;
+    for (int i = 0; i < 8; i++) out[i] = a[2 * i] + a[2 * i + 1];
+    return out;
+#endif
+}
+
+#if defined(OCTAVO_VNNI)
+// Lane i of sums + w[4 i] x[4 i] + … + w[4 i + 3] x[4 i + 3].
+inline i32x8 add_products(i32x8 sums, u8x32 w, u8x32 x) {
+#if defined(OCTAVO_AVX512)
+    return (i32x8)_mm256_dpbusd_epi32((__m256i)sums, (__m256i)w, (__m256i)x);
+#else
+    return (i32x8)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)w, (__m256i)x);
+#endif
+}
+#endif
+
+// Four bytes in every lane.
+inline u8x32 spread_four(const int8_t* p) {
+    int32_t four = read<int32_t>(p);
+    return (u8x32)(i32x8{} + four);
+}
+
+#if defined(__AVX2__)
+
+template <class V>
+inline V merged32(V a, V b) {  // sums of lanes 0 + 2, 1 + 3 of both, in turn; in each half of the vectors
+    return (V)_mm256_unpacklo_epi32((__m256i)a, (__m256i)b) + (V)_mm256_unpackhi_epi32((__m256i)a, (__m256i)b);
+}
+template <class V>
+inline V merged64(V a, V b) {
+    return (V)_mm256_unpacklo_epi64((__m256i)a, (__m256i)b) + (V)_mm256_unpackhi_epi64((__m256i)a, (__m256i)b);
+}
+inline i32x8 both_low(i32x8 a, i32x8 b) {
+    return (i32x8)_mm256_permute2x128_si256((__m256i)a, (__m256i)b, 0x20);
+}
+inline i32x8 both_high(i32x8 a, i32x8 b) {
+    return (i32x8)_mm256_permute2x128_si256((__m256i)a, (__m256i)b, 0x31);
+}
+
+#else
+
+template <class V>
+inline V merged(V a, V b, int width) {  // `width`: bytes of a lane
+    V out;
+    const int half = 16, n = int(sizeof a[0]);
+    for (int i = 0; i < 32 / n; i++) {
+        int byte = i * n, base = byte / half * half, in = byte % half, lane = in / width;
+        const V& from = lane % 2 ? b : a;
+        int at = (base + lane / 2 * width + in % width) / n;
+        out[i] = decltype(out[0] + 0)(from[at] + from[at + 8 / n]);
+    }
+    return out;
+}
+template <class V>
+inline V merged32(V a, V b) {
+    return merged(a, b, 4);
+}
+template <class V>
+inline V merged64(V a, V b) {
+    return merged(a, b, 8);
+}
+inline i32x8 both_low(i32x8 a, i32x8 b) { return i32x8{a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]}; }
+inline i32x8 both_high(i32x8 a, i32x8 b) { return i32x8{a[4], a[5], a[6], a[7], b[4], b[5], b[6], b[7]}; }
+
+#endif
+
+struct HalfSums {
+    i32x8 first, second;  // of the products of 16 weights each; lane = weight row
+};
+
+// x times part s of four rows: in each half of the vector, the sums of row 0, 1, 2, 3. As long as 16 bits hold,
+// lanes are added in 16 bits.
+template <class Type>
+OCTAVO_INLINE i32x8 multiply_four(const uint8_t* const* blocks, int s, u8x32 x) {
+    u8x32 w[4];
+    for (int c = 0; c < 4; c++) w[c] = int_quants<Type>(blocks[c], s);
+#if defined(OCTAVO_VNNI)
+    i32x8 sums[4];
+    for (int c = 0; c < 4; c++) sums[c] = add_products(i32x8{}, w[c], x);
+    return merged64(merged32(sums[0], sums[1]), merged32(sums[2], sums[3]));
+#else
+    i16x16 sums[4];
+    for (int c = 0; c < 4; c++) sums[c] = pairs<Type::SIGNED>(w[c], x);
+    if constexpr (STEPS_IN_16_BITS<Type> >= 4) {
+        return widened(merged64(merged32(sums[0], sums[1]), merged32(sums[2], sums[3])));
+    } else if constexpr (STEPS_IN_16_BITS<Type> >= 2) {
+        return merged64(widened(merged32(sums[0], sums[1])), widened(merged32(sums[2], sums[3])));
+    } else {
+        return merged64(merged32(widened(sums[0]), widened(sums[1])),
+                        merged32(widened(sums[2]), widened(sums[3])));
+    }
+#endif
+}
+
+template <class Type>
+OCTAVO_INLINE HalfSums multiply_eight(const uint8_t* const (&blocks)[LANES], int s, u8x32 x) {
+    i32x8 a = multiply_four<Type>(blocks, s, x), b = multiply_four<Type>(blocks + 4, s, x);
+    return {both_low(a, b), both_high(a, b)};
+}
+
+// Step i of the result, at out + i * stride, has bytes 4 i … 4 i + 3 of every row.
+inline void transpose(const u8x32 (&rows)[LANES], uint8_t* out, int64_t stride) {
+#if defined(__AVX2__)
+    __m256i a[8], b[8];
+    for (int i = 0; i < 4; i++) {
+        a[i] = _mm256_unpacklo_epi32((__m256i)rows[2 * i], (__m256i)rows[2 * i + 1]);
+        a[i + 4] = _mm256_unpackhi_epi32((__m256i)rows[2 * i], (__m256i)rows[2 * i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4)
+        for (int j = 0; j < 2; j++) {
+            b[i + j] = _mm256_unpacklo_epi64(a[i + 2 * j], a[i + 2 * j + 1]);
+            b[i + j + 2] = _mm256_unpackhi_epi64(a[i + 2 * j], a[i + 2 * j + 1]);
+        }
+    for (int i = 0; i < 4; i++) {
+        __m256i p = b[2 * i], q = b[2 * i + 1];
+        _mm256_storeu_si256((__m256i*)(out + i * stride), _mm256_permute2x128_si256(p, q, 0x20));
+        _mm256_storeu_si256((__m256i*)(out + (i + 4) * stride), _mm256_permute2x128_si256(p, q, 0x31));
+    }
+#else
+    for (int row = 0; row < LANES; row++)
+        for (int i = 0; i < 8; i++) std::memcpy(out + i * stride + row * 4, (char*)&rows[row] + i * 4, 4);
+#endif
+}
+
+// An f16 out of every one of eight blocks.
+inline f32x8 eight_halves(const uint8_t* const (&blocks)[LANES], int at) {
+    uint16_t h[LANES];
+    for (int c = 0; c < LANES; c++) h[c] = read<uint16_t>(blocks[c] + at);
+#if defined(__F16C__)
+    return _mm256_cvtph_ps(_mm_setr_epi16(int16_t(h[0]), int16_t(h[1]), int16_t(h[2]), int16_t(h[3]),
+                                          int16_t(h[4]), int16_t(h[5]), int16_t(h[6]), int16_t(h[7])));
+#else
+    f32x8 out;
+    for (int c = 0; c < LANES; c++) out[c] = half(h[c]);
+    return out;
+#endif
+}
+
+// Byte i of every row goes to row i of `out`.
+inline void transpose_bytes(const uint64_t (&rows)[LANES], uint8_t* out) {
+#if defined(__AVX2__)
+    __m128i pairs[4];  // of rows, byte by byte in turn
+    for (int i = 0; i < 4; i++)
+        pairs[i] = _mm_unpacklo_epi8(_mm_cvtsi64_si128(int64_t(rows[2 * i])),
+                                     _mm_cvtsi64_si128(int64_t(rows[2 * i + 1])));
+    __m128i low = _mm_unpacklo_epi16(pairs[0], pairs[1]), high = _mm_unpackhi_epi16(pairs[0], pairs[1]);
+    __m128i low2 = _mm_unpacklo_epi16(pairs[2], pairs[3]), high2 = _mm_unpackhi_epi16(pairs[2], pairs[3]);
+    _mm_storeu_si128((__m128i*)out, _mm_unpacklo_epi32(low, low2));
+    _mm_storeu_si128((__m128i*)(out + 16), _mm_unpackhi_epi32(low, low2));
+    _mm_storeu_si128((__m128i*)(out + 32), _mm_unpacklo_epi32(high, high2));
+    _mm_storeu_si128((__m128i*)(out + 48), _mm_unpackhi_epi32(high, high2));
+#else
+    for (int i = 0; i < 8; i++)
+        for (int row = 0; row < LANES; row++) out[i * 8 + row] = uint8_t(rows[row] >> 8 * i);
+#endif
+}
+
+// As Factors, of eight rows' blocks at once.
+template <class Type, bool SEVERAL = (Type::PARTS > 1)>
+struct EightFactors {
+    f32x8 scales, offsets;
+
+    explicit EightFactors(const uint8_t* const (&blocks)[LANES])
+        : scales(eight_halves(blocks, 0)), offsets(Type::MINIMUM ? eight_halves(blocks, 2) : f32x8{}) {}
+    f32x8 scale(int) const { return scales; }
+    f32x8 offset(int) const { return offsets; }
+};
+
+template <class Type>
+struct EightFactors<Type, true> {
+    f32x8 d, minimum;
+    uint8_t bytes[128];  // 16 small integers of each row
+
+    explicit EightFactors(const uint8_t* const (&blocks)[LANES])
+        : d(eight_halves(blocks, Type::FACTOR)),
+          minimum(Type::MINIMUM ? -eight_halves(blocks, Type::FACTOR + 2) : f32x8{}) {
+        uint64_t first[LANES], second[LANES];
+        for (int c = 0; c < LANES; c++) {
+            Bytes16 both = Type::scale_bytes(blocks[c]);
+            first[c] = both.first;
+            second[c] = both.second;
+        }
+        transpose_bytes(first, bytes);
+        transpose_bytes(second, bytes + 64);
+    }
+    f32x8 scale(int half) const {
+        return d * eight_bytes<Type::HALVES>(bytes + (Type::HALVES ? half : half / 2) * 8);
+    }
+    f32x8 offset(int half) const { return minimum * eight_bytes<false>(bytes + 64 + half / 2 * 8); }
+};
+
+}  // namespace octavo
