@@ -288,7 +288,7 @@ def test_an_answer_in_the_form_of_a_class(client):
         ({"structured_outputs": {"grammar": 'root ::= "yes" | "no"'}}, lambda text: text in ("yes", "no")),
         ({"response_format": {"type": "json_object"}}, lambda text: isinstance(json.loads(text), dict)),
     ],
-    ids=lambda value: str(value)[:40],
+    ids=["choice", "regex", "grammar", "json_object"],
 )
 def test_forms_of_answers(client, form, accepts):
     answer = client.chat.completions.create(
