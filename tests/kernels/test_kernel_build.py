@@ -4,14 +4,18 @@ import logging
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from octavo.runtime.kernels import build
+from octavo.runtime.kernels.cpu.proof import disagreements
 from octavo.runtime.kernels.cpu.table import cpu_table
+from octavo.runtime.kernels.ref.table import ref_table
 
 # A compiler that is quick, and that notes each library it links.
+PASSED = "this"  # a module that runs and says nothing against a library
 FAKE_COMPILER = """#!/bin/sh
 case "$*" in *--version*) echo fake 1.0; exit 0;; esac
 case "$*" in *-shared*) echo linked >> "$(dirname "$0")/links"; sleep 0.2;; esac
@@ -25,7 +29,20 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("OCTAVO_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("OCTAVO_NO_CPU_KERNELS", raising=False)
     monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
+    monkeypatch.setattr(build, "_PROOF", PASSED)
     return tmp_path
+
+
+def fail_proofs(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Let the next proofs fail."""
+    really, left = build._run, iter(range(count))
+
+    def run(command: list[str]) -> str:
+        if PASSED in command and next(left, None) is not None:
+            raise subprocess.CalledProcessError(1, command, stderr="paged_attention differs from its twin")
+        return really(command)
+
+    monkeypatch.setattr(build, "_run", run)
 
 
 def use_compiler(home: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -46,7 +63,8 @@ def test_built_once_then_found(home: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_builds_at_the_same_time_make_one_library(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_compiler(home, monkeypatch, FAKE_COMPILER)
-    command = [sys.executable, "-m", "octavo.runtime.kernels.build"]
+    script = f"from octavo.runtime.kernels import build; build._PROOF = {PASSED!r}; build.main()"
+    command = [sys.executable, "-c", script]
     with ThreadPoolExecutor(3) as pool:
         results = list(
             pool.map(lambda _: subprocess.run(command, capture_output=True, check=False), range(3))
@@ -103,7 +121,7 @@ def test_portable_build_passes_the_same_arithmetic(home: Path, monkeypatch: pyte
     script = (
         "import torch\n"
         "from octavo.runtime.kernels import build\n"
-        "build._OPTIONS = [o for o in build._OPTIONS if not o.startswith('-march')] + ['-O0']\n"
+        "build._OPTIONS, build._MARCHES = [*build._OPTIONS, '-O0'], ('x86-64',)\n"
         "from octavo.runtime.kernels.cpu.table import cpu_table\n"
         "from octavo.runtime.kernels.ref.table import ref_table\n"
         "from tests.kernel_cases import CASES, assert_close, run\n"
@@ -116,3 +134,28 @@ def test_portable_build_passes_the_same_arithmetic(home: Path, monkeypatch: pyte
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
+
+
+def test_a_library_that_is_wrong_here_gives_way_to_a_plainer_one(
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    use_compiler(home, monkeypatch, FAKE_COMPILER)
+    fail_proofs(monkeypatch, 1)
+    monkeypatch.setattr(build, "_MARCHES", ("native", "x86-64-v3"))
+    assert build.shared_library() is not None
+    assert (home / "links").read_text() == "linked\n" * 2
+    assert "paged_attention differs" in caplog.text
+
+
+def test_where_all_are_wrong_the_twins_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_compiler(home, monkeypatch, FAKE_COMPILER)
+    fail_proofs(monkeypatch, len(build._MARCHES))
+    assert build.shared_library() is None
+
+
+def test_the_proof_finds_what_is_wrong() -> None:
+    table = cpu_table(1)
+    assert list(disagreements(table, ref_table())) == []
+    wrong = replace(table, gelu=table.gelu_tanh, block_matmul=lambda *args: -table.block_matmul(*args))
+    names = list(disagreements(wrong, ref_table()))
+    assert "gelu" in names and "block_matmul of Q8_0, float32, 1 rows" in names

@@ -8,6 +8,7 @@ the twins are used.
 
 import fcntl
 import hashlib
+import os
 import platform
 import shlex
 import subprocess
@@ -22,7 +23,10 @@ from octavo.base.log import get_logger
 logger = get_logger(__name__)
 
 _SOURCES = Path(__file__).parent / "cpu"
-_OPTIONS = ["-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fPIC", "-pthread", "-Wno-psabi"]
+_OPTIONS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-pthread", "-Wno-psabi"]
+_MARCHES = ("native", "x86-64-v3") if platform.machine() == "x86_64" else ("native",)
+"""The second where what the compiler makes for this very CPU does not prove right: AVX2 and no more."""
+_PROOF = "octavo.runtime.kernels.cpu.proof"
 _TIMEOUT_S = 300
 
 
@@ -61,27 +65,45 @@ def _any_library(folder: Path, error: Exception) -> Path | None:
 
 
 def _compile(command: list[str], path: Path) -> None:
-    """Compile all sources side by side, link, and let the library appear under its name at once."""
+    """Make the library and let it appear under its name at once, when it has proved right on this machine."""
     logger.info("Compiling CPU kernels into %s", path)
     with tempfile.TemporaryDirectory(dir=path.parent) as work:
-        sources = sorted(_SOURCES.glob("*.cpp"))
-        objects = [f"{work}/{source.stem}.o" for source in sources]
-        with ThreadPoolExecutor() as pool:
-            compile_one = [*command, *_OPTIONS, "-c"]
-            list(pool.map(lambda s, o: _run([*compile_one, str(s), "-o", o]), sources, objects))
-        _run([*command, "-shared", "-pthread", *objects, "-o", f"{work}/library.so"])
-        Path(work, "library.so").replace(path)
+        made = Path(work, "library.so")
+        for march in _MARCHES:
+            _make([*command, *_OPTIONS, f"-march={march}"], made)
+            try:
+                _run([sys.executable, "-P", "-m", _PROOF, str(made)])
+            except subprocess.CalledProcessError as error:
+                logger.warning("CPU kernels for %s are wrong on this machine. %s", march, _reason(error))
+                failure = error
+            else:
+                made.replace(path)
+                return
+        raise failure
+
+
+def _make(command: list[str], path: Path) -> None:
+    """Compile all sources side by side and link."""
+    sources = sorted(_SOURCES.glob("*.cpp"))
+    objects = [f"{path.parent}/{source.stem}.o" for source in sources]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda s, o: _run([*command, "-c", str(s), "-o", o]), sources, objects))
+    _run([*command, "-shared", *objects, "-o", str(path)])
 
 
 def _run(command: list[str]) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S).stdout
+    environment = env.for_child({"PYTHONPATH": os.pathsep.join(sys.path)}, {})
+    finished = subprocess.run(
+        command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S, env=environment
+    )
+    return finished.stdout
 
 
 def _prefix() -> str:
     """Digest of what the library is made of and of the CPU it is made for."""
     files = sorted(f for f in _SOURCES.iterdir() if f.suffix in {".h", ".cpp"})
     content = b"".join(f.name.encode() + f.read_bytes() for f in files)
-    return _digest(content, shlex.join(_OPTIONS).encode(), _cpu_features().encode())
+    return _digest(content, shlex.join([*_OPTIONS, *_MARCHES]).encode(), _cpu_features().encode())
 
 
 def _cpu_features() -> str:

@@ -1,6 +1,7 @@
 """Loads the compiled kernels: ctypes signatures of the functions that cpu/*.cpp export."""
 
 import ctypes
+from pathlib import Path
 
 from octavo.base import env
 from octavo.base.log import get_logger
@@ -28,8 +29,11 @@ def load_library() -> ctypes.CDLL | None:
     if env.kernels_disabled():
         return None
     path = shared_library()
-    if path is None:
-        return None
+    return None if path is None else open_library(path)
+
+
+def open_library(path: Path) -> ctypes.CDLL:
+    """The functions of a library, with their signatures."""
     library = ctypes.CDLL(str(path))
     for name, letters in _ARGUMENTS.items():
         function = getattr(library, name)

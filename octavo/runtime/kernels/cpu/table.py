@@ -26,8 +26,11 @@ _SILU, _GELU, _GELU_TANH = 0, 1, 2
 def cpu_table(threads: int) -> KernelTable:
     """Every op for the CPU, run by `threads` threads."""
     library = load_library()
-    if library is None:
-        return ref_table()
+    return ref_table() if library is None else table_of(library, threads)
+
+
+def table_of(library: ctypes.CDLL, threads: int) -> KernelTable:
+    """The ops of a loaded library."""
     kernels = _CompiledKernels(library, threads)
     return KernelTable(
         name="cpu",

@@ -1,0 +1,97 @@
+"""Compares a newly built library with the twins: `python -m octavo.runtime.kernels.cpu.proof LIBRARY`.
+
+Run by `build` once per library, in a process of its own: what the compiler makes for this CPU has perhaps
+never run anywhere, and an instruction too many must not end the engine. Exit status 0 = all agree.
+"""
+
+import sys
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from octavo.base.gguf import BLOCK_TYPES
+from octavo.runtime.kernels.cpu.library import open_library
+from octavo.runtime.kernels.cpu.table import table_of
+from octavo.runtime.kernels.ref.table import ref_table
+from octavo.runtime.kernels.table import Activations, KernelTable
+
+_TOLERANCE = 1e-4
+_K, _N = 512, 37
+_ROWS = (1, 3, 17, 64)
+_ACTIVATIONS: tuple[Activations, ...] = ("float32", "int8")
+
+
+def disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
+    """Names of the ops whose results differ by more than rounding."""
+    generator = torch.Generator().manual_seed(0)
+    for kind in BLOCK_TYPES.values():
+        blocks = _finite_blocks(kind.name, kind.num_bytes, _K // kind.block, slow, generator)
+        weights = slow.block_dequantize(blocks, kind.name)
+        if not _agree(fast.block_dequantize(blocks, kind.name), weights, weights.abs()):
+            yield f"block_dequantize of {kind.name}"
+        for rows, activations in product(_ROWS, _ACTIVATIONS):
+            x = torch.randn(rows, _K, generator=generator)
+            made = fast.block_matmul(x, blocks, kind.name, None, activations)
+            bound = x.abs() @ weights.abs().T
+            if activations == "int8":  # half a step of 127 to the largest of a row
+                bound = bound + 50 * x.abs().amax(-1, keepdim=True) * weights.abs().sum(-1)
+            if not _agree(made, slow.block_matmul(x, blocks, kind.name), bound):
+                yield f"block_matmul of {kind.name}, {activations}, {rows} rows"
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        if not _agree(_attention(fast, dtype), _attention(slow, dtype), torch.ones(())):
+            yield f"store_kv and paged_attention in {dtype}"
+    x = torch.randn(5, 192, generator=generator)
+    for name in ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "gelu", "gelu_tanh"):
+        if not _agree(getattr(fast, name)(x), getattr(slow, name)(x), torch.ones(())):
+            yield name
+    weight = torch.rand(192, generator=generator)
+    if not _agree(fast.rms_norm(x, weight, 1e-6), slow.rms_norm(x, weight, 1e-6), torch.ones(())):
+        yield "rms_norm"
+
+
+def _agree(fast: Tensor, slow: Tensor, scale: Tensor) -> bool:
+    """Whether they differ by no more than a share of `scale`, what the result is a sum of."""
+    return bool(((fast - slow).abs() <= _TOLERANCE * scale + 1e-30).all())
+
+
+def _finite_blocks(
+    name: str, num_bytes: int, count: int, table: KernelTable, generator: torch.Generator
+) -> Tensor:
+    """[_N, row_bytes] of random bits, without blocks that hold infinities."""
+    blocks = torch.zeros(_N * count, num_bytes, dtype=torch.uint8)
+    bad = torch.ones(_N * count, dtype=torch.bool)
+    while bad.any():
+        new = torch.randint(0, 256, (int(bad.sum()), num_bytes), generator=generator, dtype=torch.uint8)
+        blocks[bad] = new
+        bad = ~(table.block_dequantize(blocks, name).abs() < 1e6).all(-1)
+    return blocks.reshape(_N, count * num_bytes)
+
+
+def _attention(table: KernelTable, dtype: torch.dtype) -> Tensor:
+    """Three requests, one new token and chunks, over a cache that the table itself has filled."""
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(12, heads, 80, generator=generator) for heads in (4, 2, 2))
+    cache = torch.randn(9, 2, 4, 2, 80, generator=generator).to(dtype)
+    tables = torch.tensor([[1, 2, 3], [4, 5, 0], [6, 7, 8]], dtype=torch.int32)
+    kv_lens = torch.tensor([9, 5, 11], dtype=torch.int32)
+    cu_q_lens = torch.tensor([0, 1, 6, 12], dtype=torch.int32)
+    positions = [range(8, 9), range(5), range(5, 11)]
+    slots = [int(tables[r, p // 4]) * 4 + p % 4 for r, places in enumerate(positions) for p in places]
+    table.store_kv(q, k, v, cache, torch.tensor(slots))
+    return table.paged_attention(q, cache, tables, cu_q_lens, kv_lens, scale=0.1, sliding_window=7)
+
+
+def main(arguments: list[str]) -> int:
+    """Say on standard error what differs."""
+    library = open_library(Path(arguments[0]))
+    found = list(disagreements(table_of(library, 1), ref_table()))
+    for name in found:
+        sys.stderr.write(f"{name} differs from its twin\n")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
