@@ -13,7 +13,8 @@ const HAS_KEYBOARD = matchMedia("(hover: hover)").matches;
 const prompt = byId("prompt");
 const model = byId("model");
 const settings = new Settings(listModels);
-const conversation = new Conversation(() => ({ model: model.value, ...settings.values() }), askForKey);
+// Until the list of models is there, none is named: the server takes its own.
+const conversation = new Conversation(() => ({ model: model.value || undefined, ...settings.values() }), askForKey);
 const dashboard = new Dashboard();
 let retry = 0;
 
@@ -26,7 +27,7 @@ async function listModels() {
     model.disabled = ids.length < 2;
     model.title = model.value;
   } catch (error) {
-    model.replaceChildren(element("option", {}, error.status === 401 ? "needs a key" : "no server"));
+    model.replaceChildren(element("option", { value: "" }, error.status === 401 ? "needs a key" : "no server"));
     model.disabled = true;
     if (error.status !== 401) retry = setTimeout(listModels, RETRY_MS);
     askForKey(error);
