@@ -7,7 +7,7 @@ figure is the median of several rounds. Prints one JSON line per figure:
 
 stream    chunks a second that one core can stream, of completions with one chunk per token
 request   answers a second of one token, not streamed, on one core
-bare      the same two for an application of Starlette that sends prepared bytes, on the same HTTP server
+bare      the same two for an application of Starlette that sends prepared bytes, on uvicorn's own server
 step      at 256 streams: time of the wall between the end of a step and the beginning of the next one, while
           the front streams; and the CPU time of the core's process for one step, from runs of two lengths
 """
@@ -105,7 +105,7 @@ def serve(orders, flags):
 
 
 def serve_bare(flags):
-    """In a process of its own: Starlette alone, on the HTTP server that octavo uses."""
+    """In a process of its own: Starlette alone, on uvicorn's own server."""
     import uvicorn
     from starlette.applications import Starlette
     from starlette.responses import JSONResponse, StreamingResponse
