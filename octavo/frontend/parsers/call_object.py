@@ -11,7 +11,7 @@ def call_object(parser: Parser) -> Move[None]:
     """Read one object; arguments stream as they come once the name is known. Raises Malformed."""
     yield from parser.skip_space()
     yield from parser.expect("{")
-    is_named, early = False, None
+    is_named, untold = False, "{}"  # untold: arguments that the events do not hold yet
     while (yield from parser.skip_space()) == '"':
         key = yield from parser.json_string()
         yield from parser.skip_space()
@@ -23,18 +23,18 @@ def call_object(parser: Parser) -> Move[None]:
             yield from parser.copy_json(drop)
         elif is_named:
             yield from arguments(parser)
-            early = ""
+            untold = ""
         else:
             parts: list[str] = []
             yield from parser.copy_json(parts.append)
-            early = _unwrapped("".join(parts))
+            untold = _unwrapped("".join(parts))
         if (yield from parser.skip_space()) != ",":
             break
         yield from parser.take()
     yield from parser.expect("}")
     if not is_named:
         raise Malformed
-    parser.arguments("{}" if early is None else early)
+    parser.arguments(untold)
 
 
 def arguments(parser: Parser) -> Move[None]:

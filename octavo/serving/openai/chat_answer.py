@@ -103,7 +103,7 @@ class ChatAnswer:
                 self._begun.add(number)
                 yield self._opening_chunk(index, number, output)
             events = self.read(index, output, completion)
-            if (choice := self._delta(number, completion, events)) is not None:
+            if (choice := self._delta(index, completion, events)) is not None:
                 yield self._chunk(choices=[choice], usage=self._meter.of_chunk())
 
     def read(self, index: int, output: RequestOutput, completion: CompletionOutput) -> list[Event]:
@@ -166,14 +166,13 @@ class ChatAnswer:
         choice = DeltaChoice(number, Delta(role=role, content=echoed))
         return self._chunk(choices=[choice], usage=self._meter.of_chunk(), prompt_token_ids=prompt_ids)
 
-    def _delta(self, number: int, completion: CompletionOutput, events: list[Event]) -> DeltaChoice | None:
+    def _delta(self, index: int, completion: CompletionOutput, events: list[Event]) -> DeltaChoice | None:
         """None when there is nothing to see yet: half a character, or what may become a stop string."""
-        index = number // (self._request.n or 1)
         ids, reason = self._ids(completion), self.finish_reason(index, completion)
         if not (events or reason or ids or completion.logprobs):
             return None
         return DeltaChoice(
-            number,
+            self._number(index, completion),
             delta_of(events),
             self._written_logprobs(completion),
             reason,
