@@ -26,7 +26,7 @@ from octavo.frontend.text.tokenizer import SpecialTokens, Tokenizer, byte_alphab
 from octavo.messages.kv import CachePlan, KVCacheGroup, KVCacheSpec, ModelReady
 from octavo.messages.request import EngineRequest, FinishReason, TokenLogprobs
 from octavo.messages.sampling import SamplingParams
-from octavo.messages.step import ModelRunnerOutput, NewRequest, SchedulerOutput
+from octavo.messages.step import ModelRunnerOutput, NewRequest, SchedulerOutput, TokenMasks
 
 VOCAB_SIZE = 256
 
@@ -188,6 +188,10 @@ class FakeExecutor(Executor):
         self.calls: list[tuple[str, dict]] = []
         self.is_closed = False
         self._open: deque[tuple[SchedulerOutput, _LazyFuture]] = deque()
+        self._unmasked: SchedulerOutput | None = None
+        """The last step, while its masks are on their way."""
+        self._late_masks: dict[int, TokenMasks] = {}
+        """Masks by the steps that they followed."""
 
     def start(self, config: EngineConfig) -> ModelReady:
         self.config = config
@@ -200,9 +204,16 @@ class FakeExecutor(Executor):
         ]
 
     def execute(self, step: SchedulerOutput) -> Future:
+        self._check(self._unmasked is None, "a step before the masks of the one before")
+        self._check(not (step.masks_follow and step.token_masks), "masks twice")
         future = _LazyFuture(self._run_until)
         self._open.append((step, future))
+        self._unmasked = step if step.masks_follow else None
         return future
+
+    def sample(self, masks: TokenMasks) -> None:
+        self._check(self._unmasked is not None, "masks of no step")
+        self._late_masks[self._unmasked.step_id], self._unmasked = masks, None
 
     def call(self, verb: str, arguments: dict) -> list:
         self.calls.append((verb, arguments))
@@ -290,10 +301,12 @@ class FakeExecutor(Executor):
 
     def _read_masks(self, step: SchedulerOutput) -> dict[int, np.ndarray]:
         """By place in the step: the tokens that may be chosen, as bits."""
-        if step.token_masks is None:
+        self._check(step is not self._unmasked, "a step is read before its masks are there")
+        masks = self._late_masks.pop(step.step_id) if step.masks_follow else step.token_masks
+        if masks is None or (step.masks_follow and not masks.indexes):
             return {}
-        indexes = step.token_masks.indexes
-        bits = np.frombuffer(step.token_masks.bits, np.uint8).reshape(len(indexes), -1)
+        indexes = masks.indexes
+        bits = np.frombuffer(masks.bits, np.uint8).reshape(len(indexes), -1)
         self._check(bits.shape[1] == -(-self.vocab_size // 32) * 4, "masks of another vocabulary")
         self._check(bool(indexes) and indexes == sorted(set(indexes)), f"masks of requests {indexes}")
         for index in indexes:

@@ -110,6 +110,7 @@ class FakeWorker:
 
     def __init__(self, config, rank, init_method):
         self.config, self.rank, self.init_method = config, rank, init_method
+        self.masks = []
 
     def load(self):
         fail_at("load", self.config, self.rank)
@@ -123,10 +124,15 @@ class FakeWorker:
         fail_at(str(step.step_id), self.config, self.rank)
         return Done(ModelRunnerOutput(step.step_id, [[step.step_id, self.rank] for _ in step.request_ids]))
 
+    def sample(self, masks):
+        self.masks.append(masks.indexes)
+
     def call(self, verb, arguments):
         match verb:
             case "echo":
                 return arguments
+            case "masks":
+                return self.masks
             case "whoami":
                 return [self.rank, os.getpid(), self.init_method, os.environ.get("GLOO_SOCKET_IFNAME")]
             case "unsendable":

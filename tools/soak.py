@@ -1,11 +1,12 @@
 """Use a server as the world does, for as long as you like, and see that nothing is left of it.
 
-    python tools/soak.py --minutes 60 [-- flags of octavo serve]
+    python tools/soak.py --minutes 60 [--clients 24] [--output report.json] [-- flags of octavo serve]
 
 Clients of all kinds at once: answers whole and in streams, of many shapes; 30 % leave with a reset at any
 moment, 10 % send what is wrong, 5 % read slowly. Every answer must end as it should. After each part of the
-run the server is left alone: then no request is open, no block in use, no file descriptor or thread more than
-before, a canary's text is what it was, and memory (RssAnon of all processes) has stopped growing.
+run, which is told in a line, the server is left alone: then no request is open, no block in use, no file
+descriptor or thread more than before, a canary's text is what it was, and memory (RssAnon of all processes)
+has stopped growing.
 
 tests/integration/test_soak.py is a short run of it. Ends with status 1 when something is wrong.
 """
@@ -23,8 +24,11 @@ import sys
 import time
 import urllib.request
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -71,41 +75,79 @@ class Report:
     num_requests: list[int] = field(default_factory=list)
     """Until then."""
 
+    took_s: list[float] = field(default_factory=list)
+    """And seconds."""
+
     @property
     def growth(self) -> float:
         """MB per 100,000 requests: the least-squares slope behind the warm-up."""
-        xs, ys = self.num_requests, self.memory_mb
-        mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
-        spread = sum((x - mean_x) ** 2 for x in xs)
-        return 1e5 * sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / spread
+        return 1e5 * _slope(self.num_requests, self.memory_mb)
+
+    @property
+    def growth_per_hour(self) -> float:
+        """MB per hour."""
+        return 3600 * _slope(self.took_s, self.memory_mb)
+
+    def lines(self) -> list[str]:
+        """For people to read."""
+        kinds = [f"{count:8} {kind}: {outcome}" for (kind, outcome), count in sorted(self.kinds.items())]
+        slopes = f"{self.growth:.2f} MB per 100,000 requests, {self.growth_per_hour:.2f} MB per hour"
+        return [*kinds, f"memory at rest, MB: {self.memory_mb}; growth: {slopes}"]
+
+    def to_json(self) -> dict[str, Any]:
+        """For other programs."""
+        return {
+            "requests": {
+                f"{kind}: {outcome}": count for (kind, outcome), count in sorted(self.kinds.items())
+            },
+            "seconds": self.took_s[-1],
+            "memory_at_rest_mb": self.memory_mb,
+            "growth_mb_per_100000_requests": round(self.growth, 2),
+            "growth_mb_per_hour": round(self.growth_per_hour, 2),
+            "faults": self.faults,
+        }
+
+
+def _slope(xs: Sequence[float], ys: Sequence[float]) -> float:
+    mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
+    spread = sum((x - mean_x) ** 2 for x in xs)
+    return sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / spread if spread else 0.0
 
 
 class Soak:
     """One run against a server on this machine."""
 
-    def __init__(self, port: int, pid: int, seed: int = 0) -> None:
+    def __init__(self, port: int, pid: int, seed: int = 0, num_clients: int = NUM_CLIENTS) -> None:
         self._port = port
         self._pid = pid
         self._random = random.Random(seed)
+        self._num_clients = num_clients
         self.report = Report()
 
-    async def run(self, seconds: float, num_parts: int = 6) -> Report:
-        """Use the server for `seconds`, after a warm-up as long as one part."""
+    async def run(
+        self, seconds: float, num_parts: int = 6, tell: Callable[[str], object] = lambda line: None
+    ) -> Report:
+        """Use the server for about `seconds`: a warm-up and so many parts, each until it is at rest again."""
+        self._begun_s = time.monotonic()
         self._canary = await self._canary_text()
-        await self._part(seconds / num_parts)
-        await self._rest()
-        before = self._handles()
-        for _ in range(num_parts):
-            await self._part(seconds / num_parts)
+        before: list[tuple[int, int]] = []
+        for number in range(num_parts + 1):
+            await self._part(self._begun_s + (number + 1) * seconds / (num_parts + 1))
             await self._rest()
+            before = before or self._handles()
+            tell(f"part {number} of {num_parts}: {self._state()}")
         after = self._handles()
         if any(now > then for then, now in zip(before, after, strict=False)) or len(before) != len(after):
             self.report.faults.append(f"(descriptors, threads) by process: {before} before, {after} after")
         return self.report
 
-    async def _part(self, seconds: float) -> None:
-        end_s = time.monotonic() + seconds
-        await asyncio.gather(*(self._client(end_s) for _ in range(NUM_CLIENTS)))
+    def _state(self) -> str:
+        report = self.report
+        done = f"{report.num_requests[-1]} requests in {report.took_s[-1]:.0f} s"
+        return f"{done}, {report.memory_mb[-1]} MB at rest, {len(report.faults)} faults"
+
+    async def _part(self, end_s: float) -> None:
+        await asyncio.gather(*(self._client(end_s) for _ in range(self._num_clients)))
 
     async def _client(self, end_s: float) -> None:
         while time.monotonic() < end_s:
@@ -206,6 +248,7 @@ class Soak:
         memory = sum(_anonymous_mb(process.pid) for process in self._processes())
         self.report.memory_mb.append(round(memory, 2))
         self.report.num_requests.append(self.report.kinds.total())
+        self.report.took_s.append(round(time.monotonic() - self._begun_s, 1))
 
     def _wait_until_idle(self) -> None:
         deadline = time.monotonic() + _IDLE_S
@@ -259,21 +302,25 @@ def _serve(flags: list[str]) -> tuple[subprocess.Popen, int]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=5.0)
-    parser.add_argument("--parts", type=int, default=10)
+    parser.add_argument("--parts", type=int, help="one for two minutes, 4 at least, if not given")
+    parser.add_argument("--clients", type=int, default=NUM_CLIENTS, help="at the same time")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, help="file for the report, as JSON")
     parser.add_argument("flags", nargs="*", help="of octavo serve, behind --")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
+    num_parts = args.parts or max(4, round(args.minutes / 2))
     server, port = _serve(args.flags)
+    soak = Soak(port, server.pid, args.seed, args.clients)
     try:
-        report = asyncio.run(Soak(port, server.pid, args.seed).run(60 * args.minutes, args.parts))
+        report = asyncio.run(soak.run(60 * args.minutes, num_parts, partial(print, flush=True)))
     finally:
         server.terminate()
         code = server.wait()
-    for (kind, outcome), count in sorted(report.kinds.items()):
-        print(f"{count:8} {kind}: {outcome}")
-    print(f"memory at rest, MB: {report.memory_mb}; growth: {report.growth:.2f} MB per 100,000 requests")
+    print(*report.lines(), sep="\n")
     print(f"{len(report.faults)} faults; the server ended with {code}", *report.faults[:20], sep="\n  ")
+    if args.output:
+        args.output.write_text(json.dumps({"flags": args.flags, **report.to_json()}, indent=1) + "\n")
     return int(bool(report.faults or code))
 
 

@@ -44,6 +44,12 @@ def api_keys() -> list[str]:
     return [key for name in ("OCTAVO_API_KEY", "VLLM_API_KEY") if (key := os.environ.get(name, "").strip())]
 
 
+def admin_api_keys() -> list[str]:
+    """OCTAVO_ADMIN_API_KEY: a key for the server's admin verbs."""
+    key = os.environ.get("OCTAVO_ADMIN_API_KEY", "").strip()
+    return [key] if key else []
+
+
 def openai_api_key() -> str:
     """OPENAI_API_KEY: the key that `octavo chat --url` and `complete --url` send."""
     return os.environ.get("OPENAI_API_KEY", "")

@@ -23,12 +23,14 @@ _ABOVE_ZERO = (
 
 
 def resolve_server(config: ServerConfig) -> ServerConfig:
-    """With all keys in `api_key`, also those of the file and the environment. Raises ConfigError."""
+    """With all keys in `api_key`, also those of the file, the environment and admins. Raises ConfigError."""
     _check(config)
-    keys = [*config.api_key, *_keys_of_file(config.api_key_file), *map(Secret.of, env.api_keys())]
+    admins = [*config.admin_api_key, *map(Secret.of, env.admin_api_keys())]
+    keys = [*config.api_key, *_keys_of_file(config.api_key_file), *map(Secret.of, env.api_keys()), *admins]
     return dataclasses.replace(
         config,
         api_key=list(dict.fromkeys(keys)),
+        admin_api_key=list(dict.fromkeys(admins)),
         dev_mode=config.dev_mode or env.dev_mode(),
         root_path=config.root_path.rstrip("/"),
     )

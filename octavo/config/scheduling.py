@@ -14,7 +14,9 @@ class SchedulerConfig:
     enable_chunked_prefill: bool = option(True, "Split prompts that do not fit the step's token budget.")
     long_prefill_token_threshold: int = option(0, "Most tokens of one prompt per step; 0 = the token budget.")
     scheduling_policy: str = option(
-        "fcfs", "Order of requests: fcfs, priority, deadline, fair (among tenants), or a plug-in's name."
+        "fcfs",
+        "Order of requests: fcfs, priority, deadline, fair (among tenants), lpm (longest prefix in the cache), "
+        "or a plug-in's name.",
     )
     priority_aging_s: float = option(
         0.0, "Seconds of waiting that improve a request's priority by one; 0 = no aging."

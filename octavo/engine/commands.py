@@ -68,6 +68,11 @@ def _pause(parts: Parts, arguments: dict[str, Any]) -> None:
     parts.gate.close(freeze=bool(arguments.get("freeze")))
 
 
+def _num_inside(parts: Parts, arguments: dict[str, Any]) -> int:
+    """Requests that do not wait outside, and beams between two of their steps."""
+    return parts.scheduler.num_open
+
+
 def _resume(parts: Parts, arguments: dict[str, Any]) -> None:
     parts.gate.open()
 
@@ -113,6 +118,7 @@ HANDLERS: dict[str, Handler] = {
     "collective_rpc": _collective_rpc,
     "is_paused": _is_paused,
     "is_sleeping": _is_sleeping,
+    "num_inside": _num_inside,
     "pause": _pause,
     "reset_prefix_cache": _reset_prefix_cache,
     "resume": _resume,

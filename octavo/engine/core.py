@@ -129,7 +129,7 @@ class EngineCore:
         Raises EngineDead when a step failed as a whole: what the workers hold is unknown, the core is over.
         """
         self._end_late()
-        while len(self._in_flight) < self._max_in_flight and not self._gate.is_frozen:
+        while self._may_give_out():
             step = self.scheduler.schedule()
             if step is None:
                 break
@@ -137,7 +137,7 @@ class EngineCore:
             self._in_flight.append(self._executor.execute(step))
         outputs, self._early = self._early, []
         if self._in_flight:
-            outputs += self.scheduler.update(self._read_oldest())
+            outputs += self._read_oldest()
         for output in outputs:
             if output.finish_reason is not None:
                 self._timeouts.discard(output.request_id)
@@ -148,7 +148,7 @@ class EngineCore:
     def call(self, verb: str, arguments: dict[str, Any]) -> Any:
         """Run a control verb (engine/commands) behind the steps in flight. Raises RequestError."""
         while self._in_flight:
-            self._early += self.scheduler.update(self._read_oldest())
+            self._early += self._read_oldest()
         result = commands.run(verb, arguments, commands.Parts(self.scheduler, self._executor, self._gate))
         for request in self._gate.let_in():
             self._enter(request)
@@ -167,10 +167,19 @@ class EngineCore:
                 self._enter(request)  # to end like the others
             self._early += self.scheduler.time_out(late)
 
-    def _read_oldest(self) -> ModelRunnerOutput:
+    def _may_give_out(self) -> bool:
+        is_full = len(self._in_flight) >= self._max_in_flight or self.scheduler.awaits_masks
+        return not is_full and not self._gate.is_frozen
+
+    def _read_oldest(self) -> list[EngineOutput]:
+        """What the oldest step brought; the newest may have waited for just that to sample."""
         try:
-            return self._in_flight.popleft().result()
+            result = self._in_flight.popleft().result()
         except EngineDead:
             raise
         except Exception as error:
             raise EngineDead(f"A step failed: {type(error).__name__}: {error}") from error
+        outputs = self.scheduler.update(result)
+        if (masks := self.scheduler.take_masks()) is not None:
+            self._executor.sample(masks)
+        return outputs

@@ -100,6 +100,12 @@ class Fronts:
             self._send_outputs(front, ends, SchedulerStats())
         self._owners.clear()
 
+    def pass_on(self, message: FrontMessage, sender: int) -> None:
+        """Tell all others."""
+        for front in range(len(self._pipes)):
+            if front != sender:
+                self.tell(front, message)
+
     def tell(self, front: int, message: FrontMessage) -> None:
         """Send a message. Raises TypeError or ValueError when it cannot be encoded."""
         if not 0 <= front < len(self._pipes):

@@ -30,6 +30,7 @@ from octavo.messages.control import (
     Call,
     CoreMessage,
     Detach,
+    EndRequests,
     Failed,
     Ready,
     Reply,
@@ -133,6 +134,8 @@ class CoreProcess:
             case Detach(front):
                 self._fronts.detach(front)
                 core.abort(self._fronts.take_orphans())
+            case EndRequests(front):
+                self._fronts.pass_on(message, front)
             case _:
                 logger.warning("Dropped a message %s: out of place.", type(message).__name__)
 

@@ -1,7 +1,8 @@
 """`Admission`: how many requests may wait. Asked before any work is done for a request.
 
 Used by the asynchronous engine, from one event loop. Each request has a slot from its arrival to its end,
-whatever the end is; the bounds are the options max_num_queued_reqs and max_num_queued_tokens.
+whatever the end is; the bounds are the options max_num_queued_reqs and max_num_queued_tokens, of all fronts
+of the engine together.
 """
 
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from typing import Self
 from octavo.base.errors import Overloaded, RequestError
 from octavo.config.engine import EngineConfig
 from octavo.frontend.engine_metrics import EngineMetrics
+from octavo.frontend.occupancy import Occupancy, Taken
 from octavo.frontend.prompts import PromptType
 
 _CHARS_PER_TOKEN = 4
@@ -24,19 +26,18 @@ class Slot:
         self._admission = admission
         self._num_sequences = num_sequences
         self._num_tokens = num_tokens
-        admission.num_sequences += num_sequences
-        admission.num_waiting_tokens += num_tokens
+        admission.take(num_sequences, num_tokens)
 
     def set_prompt(self, num_tokens: int) -> None:
         """Its prompt turned out to have so many tokens that wait to be computed; 0: they are computed."""
-        self._admission.num_waiting_tokens += num_tokens - self._num_tokens
-        self._num_tokens = num_tokens
+        if num_tokens != self._num_tokens:
+            self._admission.take(0, num_tokens - self._num_tokens)
+            self._num_tokens = num_tokens
 
     def release(self) -> None:
         """Give the place back; may be called twice."""
-        self.set_prompt(0)
-        self._admission.num_sequences -= self._num_sequences
-        self._num_sequences = 0
+        self._admission.take(-self._num_sequences, -self._num_tokens)
+        self._num_sequences = self._num_tokens = 0
 
     def __enter__(self) -> Self:
         return self
@@ -48,9 +49,14 @@ class Slot:
 class Admission:
     """Counts sequences and waiting prompt tokens of all open requests."""
 
-    def __init__(self, config: EngineConfig, metrics: EngineMetrics) -> None:
+    def __init__(
+        self, config: EngineConfig, metrics: EngineMetrics, occupancy: Occupancy | None = None
+    ) -> None:
+        """occupancy: shared with other fronts, if there are any."""
         self.num_sequences = 0
+        """Of this front."""
         self.num_waiting_tokens = 0
+        self._occupancy = occupancy or Occupancy.alone()
         self._num_seats = config.scheduler.max_num_seqs
         self._max_queued = config.front.max_num_queued_reqs
         self._max_tokens = config.front.max_num_queued_tokens
@@ -61,7 +67,8 @@ class Admission:
 
         A prompt longer than the bound is taken when none waits: it could never come in else.
         """
-        num_queued = self.num_sequences + num_sequences - self._num_seats
+        taken = self._occupancy.total()
+        num_queued = taken.num_sequences + num_sequences - self._num_seats
         if 0 < self._max_queued < num_sequences - self._num_seats:
             raise RequestError(
                 f"One request may have {self._num_seats + self._max_queued} sequences here (max_num_seqs + "
@@ -70,7 +77,7 @@ class Admission:
             )
         if self._max_queued == 0 or 0 < self._max_queued < num_queued:
             self._refuse("max_num_queued_reqs", num_queued - num_sequences, self._max_queued, "sequences")
-        waiting = self.num_waiting_tokens
+        waiting = taken.num_waiting_tokens
         if self._max_tokens and waiting and waiting + num_tokens > self._max_tokens:
             self._refuse("max_num_queued_tokens", waiting, self._max_tokens, "prompt tokens")
 
@@ -79,6 +86,16 @@ class Admission:
         num_tokens = _estimate(prompt)
         self.check(num_sequences, num_tokens)
         return Slot(self, num_sequences, num_tokens)
+
+    def take(self, num_sequences: int, num_tokens: int) -> None:
+        """Count so much more, or less, for this front."""
+        self.num_sequences += num_sequences
+        self.num_waiting_tokens += num_tokens
+        self._occupancy.write(Taken(self.num_sequences, self.num_waiting_tokens))
+
+    def forget(self, front: int) -> None:
+        """The process of another front has ended: what it had taken is free."""
+        self._occupancy.write(Taken(0, 0), front)
 
     def _refuse(self, option: str, waiting: int, allowed: int, unit: str) -> None:
         self._metrics.note_rejection(option)
@@ -92,7 +109,8 @@ class Admission:
         """About when the queue will have moved: rounds of requests ahead times the time of one."""
         latency = self._metrics.request_latency
         mean_s = latency.sum / latency.count if latency.count else 1.0
-        return min(max(1.0, mean_s * self.num_sequences / self._num_seats), _LONGEST_RETRY_S)
+        num_sequences = self._occupancy.total().num_sequences
+        return min(max(1.0, mean_s * num_sequences / self._num_seats), _LONGEST_RETRY_S)
 
 
 def _estimate(prompt: object) -> int:

@@ -42,6 +42,10 @@ class AsyncEngineControl(ABC):
         """End requests, here and in the core."""
 
     @abstractmethod
+    def _tell_fronts(self, request_ids: list[str] | None, tenant: str | None = None) -> None:
+        """Have the other fronts end these requests of theirs; None: all."""
+
+    @abstractmethod
     async def check_health(self) -> None:
         """Raise EngineDead when the core has ended."""
 
@@ -56,8 +60,11 @@ class AsyncEngineControl(ABC):
         await self._call("pause", {"freeze": mode != "wait"})
         if mode == "abort":
             self._end(keys, FinishReason.ABORT)
+            self._tell_fronts(None)
         elif mode == "wait":
             await self._wait_for(keys)
+            while await self._call("num_inside"):  # of other fronts
+                await asyncio.sleep(_POLL_S)
             await self._call("pause", {"freeze": True})
         if clear_cache:
             await self.reset_prefix_cache(reset_running_requests=True)

@@ -23,6 +23,7 @@ from octavo.frontend.client.zmq import AsyncClient
 from octavo.frontend.conversation import ChatRenderer, Message
 from octavo.frontend.input_processor import InputProcessor, PreparedRequest
 from octavo.frontend.later import refuse_options, refuse_pooling
+from octavo.frontend.occupancy import Occupancy
 from octavo.frontend.open_request import Receiver
 from octavo.frontend.output_stream import OutputStream
 from octavo.frontend.outputs import RequestOutput
@@ -46,6 +47,7 @@ class AsyncLLM(AsyncLifecycle):
         on_crash: Literal["none", "restart"] = "none",
         num_fronts: int = 1,
         client: Door | None = None,
+        occupancy: Occupancy | None = None,
         **named: object,
     ) -> None:
         """Load the tokenizer; the core's process starts with `start` or with the first request.
@@ -54,6 +56,7 @@ class AsyncLLM(AsyncLifecycle):
         on_crash: whether another core follows one that died or hung
         num_fronts: this one and those that will be `attached`
         client: the door to a core that is there already
+        occupancy: of the queue, shared with its other fronts
         """
         config = resolve_concerns(*configs, **named)
         restarts = RestartPolicy() if on_crash == "restart" else None
@@ -61,7 +64,9 @@ class AsyncLLM(AsyncLifecycle):
         self.model_config = self.config.model
         self.input_processor = InputProcessor(self.config, self.tokenizer)
         self.chat = ChatRenderer(self.config, self.tokenizer)
-        self.admission = Admission(self.config, self.metrics)
+        if num_fronts > 1:
+            occupancy = Occupancy.shared(self.mailbox_path, 0, num_fronts)
+        self.admission = Admission(self.config, self.metrics, occupancy)
         self._streams: dict[str, OutputStream] = {}
         """Of generators, by the requests' keys."""
         self._sessions: dict[Session, str] = {}
@@ -91,7 +96,8 @@ class AsyncLLM(AsyncLifecycle):
 
         config: the owner's. `start` waits for the core, `shutdown` leaves it alone.
         """
-        return cls(config, client=AttachedClient(mailbox_path, front))
+        occupancy = Occupancy.shared(mailbox_path, front)
+        return cls(config, client=AttachedClient(mailbox_path, front), occupancy=occupancy)
 
     def generate(  # noqa: PLR0913  # vLLM's signature
         self,
@@ -238,12 +244,22 @@ class AsyncLLM(AsyncLifecycle):
         finished, self._finished = self._finished, []
         return finished
 
-    async def abort(self, request_id: str | Iterable[str]) -> None:
-        """End requests: their generators yield a last output with finish reason "abort". Idempotent."""
+    async def abort(self, request_id: str | Iterable[str], tenant: str | None = None) -> None:
+        """End requests: their generators yield a last output with finish reason "abort". Idempotent.
+
+        tenant: whose they must be; None: anybody's. Those of other fronts end a moment later.
+        """
         ids = [request_id] if isinstance(request_id, str) else list(request_id)
-        for session in (session for session, name in self._sessions.items() if name in ids):
-            session.end()
-        self._end(self._output_processor.keys_of(ids), FinishReason.ABORT)
+        if tenant is None:  # sessions have none
+            for session in (session for session, name in self._sessions.items() if name in ids):
+                session.end()
+        self._end(self._output_processor.keys_of(ids, tenant), FinishReason.ABORT)
+        self._tell_fronts(ids, tenant)
+
+    def detach_front(self, front: int) -> None:
+        """The process of another front has ended: end its requests. To be said before it is replaced."""
+        super().detach_front(front)
+        self.admission.forget(front)
 
     def check_admission(self, num_requests: int = 1, num_tokens: int = 0) -> None:
         """Raise Overloaded, with retry_after_s, when so many sequences and prompt tokens cannot enter now."""

@@ -27,7 +27,7 @@ from octavo.frontend.otel import tracer_for
 from octavo.frontend.output_processor import OutputProcessor
 from octavo.frontend.stats_line import StatsLine
 from octavo.frontend.text.loader import tokenizer_for
-from octavo.messages.control import Ready
+from octavo.messages.control import EndRequests, Ready
 from octavo.messages.request import EngineRequest, FinishReason, SchedulerStats
 
 logger = get_logger(__name__)
@@ -113,7 +113,7 @@ class AsyncLifecycle(AsyncEngineControl):
         return self._own_client().mailbox_path
 
     def detach_front(self, front: int) -> None:
-        """The process of another front has ended: end its requests. To be said before it is replaced."""
+        """End the requests of another front."""
         client = self._own_client()
         if self._is_up:
             with suppress(EngineDead):  # then there is nothing to end
@@ -226,6 +226,9 @@ class AsyncLifecycle(AsyncEngineControl):
         """Take every output of the core until it ends: why it did."""
         try:
             async for outputs in self._client.outputs():
+                if isinstance(outputs, EndRequests):
+                    self._end_as_told(outputs)
+                    continue
                 self._note(outputs.stats)
                 processed = self._output_processor.process(outputs)
                 self._send_aborts(processed.abort_ids)
@@ -263,6 +266,17 @@ class AsyncLifecycle(AsyncEngineControl):
         while self._stats_line.is_wanted and self._error is None:
             await asyncio.sleep(self._stats_line.interval_s)
             self._stats_line.log_if_due()
+
+    def _end_as_told(self, order: EndRequests) -> None:
+        """By another front."""
+        processor, ids = self._output_processor, order.request_ids
+        keys = processor.open_keys() if ids is None else processor.keys_of(ids, order.tenant)
+        self._end(keys, FinishReason.ABORT)
+
+    def _tell_fronts(self, request_ids: list[str] | None, tenant: str | None = None) -> None:
+        if self._is_up and self._error is None:
+            with suppress(EngineDead):  # then theirs have ended too
+                self._client.tell_fronts(request_ids, tenant)
 
     def _send_aborts(self, request_ids: list[str]) -> None:
         if request_ids and self._error is None:

@@ -51,6 +51,11 @@ class OpenRequest(ABC):
         return self._prepared.params
 
     @property
+    def tenant(self) -> str:
+        """Whose request it is."""
+        return self._prepared.engine_requests[0].tenant
+
+    @property
     def due_s(self) -> float:
         """Monotonic time by which the answer is wanted; infinite when at no certain time."""
         due_s = self._prepared.engine_requests[0].due_s

@@ -78,9 +78,13 @@ class OutputProcessor:
         """The keys of all open requests, in order of arrival."""
         return list(self._open)
 
-    def keys_of(self, request_ids: Iterable[str]) -> list[str]:
-        """The keys of the open requests that their clients call so; unknown ids are skipped."""
-        return [key for request_id in request_ids for key in self._keys.get(request_id, ())]
+    def keys_of(self, request_ids: Iterable[str], tenant: str | None = None) -> list[str]:
+        """The keys of the open requests that their clients call so; unknown ids are skipped.
+
+        tenant: only his
+        """
+        keys = [key for request_id in request_ids for key in self._keys.get(request_id, ())]
+        return keys if tenant is None else [key for key in keys if self._open[key].tenant == tenant]
 
     def add(self, prepared: PreparedRequest, receiver: Receiver | None = None) -> None:
         """Open a request, before it is sent to the core; `receiver` gets its outputs.

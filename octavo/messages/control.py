@@ -53,6 +53,17 @@ class Detach(msgspec.Struct, array_like=True, tag="detach"):
     front: int
 
 
+class EndRequests(msgspec.Struct, array_like=True, tag="end"):
+    """One front to the others, by way of the core: end requests of yours, as aborted."""
+
+    front: int
+    """Who says it."""
+    request_ids: list[str] | None
+    """By the names that their clients know; None: all that are open."""
+    tenant: str | None = None
+    """Only those of this tenant."""
+
+
 class Shutdown(msgspec.Struct, array_like=True, tag="shutdown"):
     """End the core: requests still open are aborted. The core answers with the same message, its last."""
 
@@ -103,5 +114,5 @@ class Failed(msgspec.Struct, array_like=True, tag="failed"):
         return _KINDS.get(self.kind, EngineDead)(self.error)
 
 
-CoreMessage = Start | EngineRequest | Abort | Call | Detach | Shutdown
-FrontMessage = EngineOutputs | Reply | Ready | Lost | Failed | Shutdown
+CoreMessage = Start | EngineRequest | Abort | Call | Detach | EndRequests | Shutdown
+FrontMessage = EngineOutputs | EndRequests | Reply | Ready | Lost | Failed | Shutdown

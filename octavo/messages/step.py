@@ -25,7 +25,7 @@ class TokenMasks(msgspec.Struct, array_like=True, gc=False):
     """Which tokens some of a step's requests may choose."""
 
     indexes: list[int]
-    """Places in SchedulerOutput.request_ids, ascending, all of requests that sample."""
+    """Places in SchedulerOutput.request_ids, ascending, all of requests that sample; may be none."""
     bits: bytes
     """[len(indexes), ceil(vocab_size / 32)] int32: bit i of word w = token 32 w + i may be chosen."""
 
@@ -53,6 +53,9 @@ class SchedulerOutput(msgspec.Struct, array_like=True, gc=False):
     """(from, to) blocks to copy in all layers, in this order, before anything is computed; ids from
     num_blocks on are slots in host memory."""
     token_masks: TokenMasks | None = None
+    masks_follow: bool = False
+    """What may be chosen depends on tokens still on the device: compute, and sample when TokenMasks come.
+    The next step is given only after that."""
 
     @property
     def num_tokens(self) -> int:

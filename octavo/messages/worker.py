@@ -10,7 +10,7 @@ import msgspec
 
 from octavo.messages.control import Call, Failed, Shutdown, Start
 from octavo.messages.kv import CachePlan, ModelReady
-from octavo.messages.step import ModelRunnerOutput, SchedulerOutput
+from octavo.messages.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
 
 REPLY_PIPE = "replies"
 """Name, in the mailbox, of the pipe that all ranks answer through."""
@@ -31,6 +31,12 @@ class Execute(msgspec.Struct, array_like=True, tag="execute"):
     """Run one step."""
 
     step: SchedulerOutput
+
+
+class Sample(msgspec.Struct, array_like=True, tag="sample"):
+    """End the step given last, whose masks had to follow."""
+
+    masks: TokenMasks
 
 
 class Loaded(msgspec.Struct, array_like=True, tag="loaded"):
@@ -54,5 +60,5 @@ class Executed(msgspec.Struct, array_like=True, tag="executed"):
     output: ModelRunnerOutput
 
 
-WorkerCommand = Start | Allocate | Execute | Call | Shutdown
+WorkerCommand = Start | Allocate | Execute | Sample | Call | Shutdown
 WorkerReply = Loaded | Returned | Executed | Failed

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from octavo.runtime.kernels.table import Rotation
+
 
 @dataclass(slots=True)
 class GroupTables:
@@ -55,8 +57,8 @@ class ForwardBatch:
     num_singles: int = 0
     """So many of the first requests have one new token each: attention serves them better if it is told."""
     given_embeds: GivenEmbeds | None = None
-    scratch: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Values computed once per step and shared by layers (rotary tables …)."""
+    rotations: dict[str, Rotation] = field(default_factory=dict)
+    """Rotary tables by rope: made once per step, shared by layers."""
 
     def with_given_embeds(self, embeddings: torch.Tensor) -> torch.Tensor:
         """The embeddings of `input_ids`, [T, embedding_size], but the given ones where there are some."""

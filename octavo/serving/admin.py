@@ -1,7 +1,8 @@
 """What an operator asks of a running server: pause, sleep, caches, profiles, workers, requests of others.
 
-With keys configured whoever bears one may ask; without, the routes are there only in dev mode (--dev-mode or
-VLLM_SERVER_DEV_MODE=1), else 404. Names and parameters are vLLM's.
+With keys configured whoever bears one may ask, unless there are admins' keys: then who bears one of these.
+Without keys the routes are there only in dev mode (--dev-mode or VLLM_SERVER_DEV_MODE=1), else 404. Requests of
+another key only an admin's may end. Names and parameters are vLLM's.
 """
 
 from collections.abc import Awaitable, Callable
@@ -43,9 +44,9 @@ class WorkerCall(msgspec.Struct):
 
 
 async def abort(request: Request) -> None:
-    """End requests by their ids; unknown ones are skipped."""
-    body = await read_body(request, Abort)
-    await Caller.of(request).engine.abort(body.request_ids)
+    """End requests by their ids; unknown ones are skipped, and those of another key unless asked by an admin."""
+    body, caller = await read_body(request, Abort), Caller.of(request)
+    await caller.engine.abort(body.request_ids, None if caller.is_admin else caller.tenant)
 
 
 async def pause(request: Request) -> dict[str, str]:
@@ -124,7 +125,8 @@ async def server_info(request: Request) -> dict[str, Any]:
     caller = Caller.of(request)
     config = msgspec.to_builtins(caller.engine.config)
     del config["checkpoint"]
-    server = msgspec.to_builtins(caller.config) | {"api_key": ["***"] * len(caller.config.api_key)}
+    server = msgspec.to_builtins(caller.config)
+    server |= {name: ["***"] * len(server[name]) for name in ("api_key", "admin_api_key")}
     return {"version": __version__, "engine": config, "server": server}
 
 
@@ -132,10 +134,12 @@ def _for_operators(handler: Handler) -> Callable[[Request], Awaitable[Response]]
     """The handler where it may be used, its result as JSON; None is an empty answer."""
 
     async def endpoint(request: Request) -> Response:
-        config = Caller.of(request).config
-        if not (config.api_key or config.dev_mode):
+        caller = Caller.of(request)
+        if not (caller.config.api_key or caller.config.dev_mode):
             text = f"{request.scope['route'].path} needs a key configured (--api-key) or --dev-mode."
             raise HTTPError(404, text)
+        if caller.config.admin_api_key and not caller.is_admin and handler is not abort:
+            raise HTTPError(403, "This needs a key of an admin (--admin-api-key).")
         result = await handler(request)
         if result is None:
             return Response()

@@ -30,6 +30,8 @@ class Caller:
     """Keeps the tenants' cached prompts apart."""
     trace_headers: Mapping[str, str]
     """The caller's place in a trace."""
+    is_admin: bool = True
+    """Whether it was an admin's key; without keys everybody is one."""
 
     @classmethod
     def of(cls, connection: HTTPConnection) -> "Caller":
@@ -45,6 +47,7 @@ class Caller:
             state.get("tenant", ""),
             state.get("cache_salt", ""),
             {name: connection.headers[name] for name in _TRACE_HEADERS if name in connection.headers},
+            state.get("is_admin", True),
         )
 
     def salted(self, salt: str | None) -> str:

@@ -44,7 +44,7 @@ class EngineMachine(RuleBasedStateMachine):
         threshold=st.sampled_from([0, 0, 5]),
         chunked=st.booleans(),
         caching=st.sampled_from([True, True, True, False]),
-        policy=st.sampled_from(["fcfs", "priority", "deadline", "fair"]),
+        policy=st.sampled_from(["fcfs", "priority", "deadline", "fair", "lpm"]),
         aging=st.sampled_from([0.0, 2.0]),
         host_blocks=st.sampled_from([0, 0, 1, 3, 40]),
     )

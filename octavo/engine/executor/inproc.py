@@ -9,7 +9,7 @@ from octavo.config.engine import EngineConfig
 from octavo.engine.executor import WORKER
 from octavo.engine.executor.interface import Executor
 from octavo.messages.kv import CachePlan, ModelReady
-from octavo.messages.step import ModelRunnerOutput, SchedulerOutput
+from octavo.messages.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
 
 
 class InprocExecutor(Executor):
@@ -18,6 +18,7 @@ class InprocExecutor(Executor):
     def __init__(self, worker: str = WORKER) -> None:
         self._worker_class = worker
         self._worker: Any = None
+        self._last: _Reading | None = None
 
     def start(self, config: EngineConfig) -> ModelReady:
         """Load the model. Raises ConfigError."""
@@ -31,7 +32,13 @@ class InprocExecutor(Executor):
 
     def execute(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Give the step to the device now; its error, if any, is the future's."""
-        return _Reading(self._worker, step)
+        self._last = _Reading(self._worker, step)
+        return self._last
+
+    def sample(self, masks: TokenMasks) -> None:
+        """Give the last step's sampling to the device now."""
+        assert self._last is not None, "there is no step to sample"
+        self._last.sample(self._worker, masks)
 
     def call(self, verb: str, arguments: dict[str, Any]) -> list[Any]:
         """Run the worker's command `verb`: a list of one result."""
@@ -58,6 +65,15 @@ class _Reading(Future[ModelRunnerOutput]):
             self._pending = worker.execute(step)
         except Exception as error:  # handed on to whoever asks for the result
             self.set_exception(error)
+
+    def sample(self, worker: Any, masks: TokenMasks) -> None:
+        """Go on with a step whose masks were to follow; nothing is left to do for one that has failed."""
+        if self._pending is not None:
+            try:
+                worker.sample(masks)
+            except Exception as error:  # handed on to whoever asks for the result
+                self._pending = None
+                self.set_exception(error)
 
     def result(self, timeout: float | None = None) -> ModelRunnerOutput:
         """What the step brought; waits for it. Raises the step's error."""

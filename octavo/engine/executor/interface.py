@@ -13,7 +13,7 @@ from typing import Any
 from octavo.base.errors import Unsupported
 from octavo.config.engine import EngineConfig
 from octavo.messages.kv import CachePlan, ModelReady
-from octavo.messages.step import ModelRunnerOutput, SchedulerOutput
+from octavo.messages.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
 
 
 class Executor(ABC):
@@ -43,6 +43,14 @@ class Executor(ABC):
         The step is only read; it stays as it is from here on. An exception in the future means that the state
         of the workers is unknown: the core ends. Faults of one request come in ModelRunnerOutput.errors
         instead.
+        """
+
+    @abstractmethod
+    def sample(self, masks: TokenMasks) -> None:
+        """Let the step given last sample, whose masks follow (`SchedulerOutput.masks_follow`): now they are here.
+
+        Until then that step is computed but not sampled, and no other is given. Does not wait; what goes
+        wrong is the step's error.
         """
 
     @abstractmethod

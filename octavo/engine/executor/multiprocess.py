@@ -23,7 +23,7 @@ from octavo.engine.executor import WORKER
 from octavo.engine.executor.interface import Executor
 from octavo.messages.control import Call, Failed, Shutdown, Start
 from octavo.messages.kv import CachePlan, ModelReady
-from octavo.messages.step import ModelRunnerOutput, SchedulerOutput
+from octavo.messages.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
 from octavo.messages.worker import (
     REPLY_PIPE,
     Allocate,
@@ -31,6 +31,7 @@ from octavo.messages.worker import (
     Executed,
     Loaded,
     Returned,
+    Sample,
     WorkerCommand,
     WorkerReply,
     rank_pipe,
@@ -110,6 +111,10 @@ class MultiprocessExecutor(Executor):
             self._open_steps.append(future)
         self._commands.send(Execute(step))
         return future
+
+    def sample(self, masks: TokenMasks) -> None:
+        """Send the last step's masks to all ranks; returns at once."""
+        self._commands.send(Sample(masks))
 
     def call(self, verb: str, arguments: dict[str, Any]) -> list[Any]:
         """Run the workers' command `verb`: one result per rank. Raises OctavoError when a rank refuses it."""

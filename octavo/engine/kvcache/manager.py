@@ -91,6 +91,21 @@ class KVCacheManager:
             blocks.append([NULL_BLOCK] * first + [block for block in found if block is not None])
         return SharedPrefix(num_tokens, blocks, self._epoch, num_queried=len(token_ids))
 
+    def count_cached(self, chain: HashChain, token_ids: Sequence[int], near: int) -> int:
+        """About how many leading blocks of `token_ids` are in the cache; `match` finds out.
+
+        near: the last answer. Chains are lost from their tails, so one or two look-ups suffice where nothing
+        has changed.
+        """
+        if not self._enable_prefix_caching:
+            return 0
+        digests = chain.extend(token_ids)
+        while near and not self._is_known(digests[near - 1]):
+            near -= 1
+        while near < len(digests) and self._is_known(digests[near]):
+            near += 1
+        return near
+
     def fork(self, leader: BlockTable, num_tokens: int) -> SharedPrefix | None:
         """The leader's blocks of its first `num_tokens` tokens, a partly filled one included.
 
@@ -215,6 +230,10 @@ class KVCacheManager:
         if block is None and (slot := self.host.find(key)) is not None:
             return self.pool.num_blocks + slot
         return block
+
+    def _is_known(self, digest: bytes) -> bool:
+        """Whether any group has the content; those with a window lose it sooner."""
+        return any(self._find((digest, group.index)) is not None for group in self.groups)
 
     def _is_host(self, block: int) -> bool:
         return block >= self.pool.num_blocks

@@ -29,8 +29,8 @@ class StepPlan:
     num_scheduled: list[int] = field(default_factory=list)
     new_blocks: dict[int, list[list[int]]] = field(default_factory=dict)
     """By place in `requests`, for those that got some."""
-    guided: list[tuple[int, Guide]] = field(default_factory=list)
-    """Places in `requests` of those that sample under a guide."""
+    guided: list[tuple[int, Request]] = field(default_factory=list)
+    """Those that sample under a guide, with their places in `requests`."""
 
     def add(self, request: Request, num_new: int, new_blocks: list[list[int]]) -> None:
         """Give `request` a part of `num_new` tokens, and count them as computed from here on."""
@@ -46,7 +46,20 @@ class StepPlan:
         if request.num_computed == len(request.token_ids) + request.num_pending:
             request.num_pending += 1
             if request.guide is not None:
-                self.guided.append((len(self.requests) - 1, request.guide))
+                self.guided.append((len(self.requests) - 1, request))
+
+    @property
+    def awaits_tokens(self) -> bool:
+        """Whether steps in flight are yet to bring tokens that guides must know to say what this step may."""
+        return any(request.num_pending > 1 and not request.is_finished for _, request in self.guided)
+
+    def guides(self) -> list[tuple[int, Guide]]:
+        """The guides of those that have not ended meanwhile, with their places in `requests`."""
+        return [
+            (place, request.guide)
+            for place, request in self.guided
+            if request.guide is not None and not request.is_finished
+        ]
 
     def to_output(
         self, released_ids: list[str], block_copies: list[tuple[int, int]], token_masks: TokenMasks | None
@@ -62,4 +75,5 @@ class StepPlan:
             new_block_ids=self.new_blocks,
             block_copies=block_copies,
             token_masks=token_masks,
+            masks_follow=self.awaits_tokens,
         )

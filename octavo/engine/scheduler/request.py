@@ -71,7 +71,7 @@ class Request:
     """What the runner computes in the place of the prompt's tokens."""
     repetition: RepetitionDetector | None = None
     guide: Guide | None = None
-    """Says which tokens may come next. It must know the last one, so there is never more than one pending."""
+    """Says which tokens may come next, once it knows the last one."""
     leader: "Request | None" = None
     """Until it first runs: the request whose blocks it may share."""
     status: RequestStatus = RequestStatus.WAITING
@@ -94,7 +94,9 @@ class Request:
     num_preemptions: int = 0
     """Times it lost its blocks to another."""
     num_overtaken: int = 0
-    """Later requests that started while this one did not fit."""
+    """Later requests that started while this one did not fit, or was worth less to the policy."""
+    num_cached_blocks: int = 0
+    """While it waits: leading blocks found in the cache at the last look."""
     num_prompt_logprobs: int = 0
     """Prompt positions whose logprobs were handed out."""
     finish_reason: FinishReason | None = None

@@ -7,7 +7,7 @@ same rule with other numbers (idea: vLLM's V1 scheduler). Knows no tensors and n
 admission are rules in a list.
 
 Steps may be given out before earlier ones were read: a token that is sampled but not read back counts as
-pending.
+pending. Masks that depend on such a token follow their step (`take_masks`).
 """
 
 from collections import deque
@@ -25,7 +25,7 @@ from octavo.engine.scheduler.update import last_output, read_results
 from octavo.engine.structured.guides import Guides
 from octavo.messages.kv import CachePlan
 from octavo.messages.request import EngineOutput, EngineRequest, FinishReason, SchedulerStats
-from octavo.messages.step import ModelRunnerOutput, NewRequest, SchedulerOutput
+from octavo.messages.step import ModelRunnerOutput, NewRequest, SchedulerOutput, TokenMasks
 
 MAX_OVERTAKEN = 64
 """Later requests that may start before one that does not fit; after that nothing starts before it."""
@@ -58,6 +58,7 @@ class Scheduler:
             TokenRule(split_prompts=config.enable_chunked_prefill),
         ]
         self._in_flight: deque[StepPlan] = deque()
+        self._unmasked: StepPlan | None = None
         self._guides = guides
         self._num_added = 0
         self._num_steps = 0
@@ -69,6 +70,11 @@ class Scheduler:
     def has_requests(self) -> bool:
         """True while any request waits, runs or is part of a step in flight."""
         return bool(self._ledger.requests)
+
+    @property
+    def num_open(self) -> int:
+        """Requests that wait or run, or are held for those that follow them."""
+        return len(self._ledger.requests) + len(self._ledger.held)
 
     def add(self, request: EngineRequest) -> None:
         """Accept a request. Raises PromptTooLong if it can never run, RequestError for an id in use."""
@@ -119,8 +125,22 @@ class Scheduler:
             return None
         self._num_steps += 1
         self._in_flight.append(plan)
-        masks = self._guides.masks(plan.guided) if self._guides is not None else None
-        return plan.to_output(ledger.take_released(), self.kv.take_copies(), masks)
+        self._unmasked = plan if plan.guided else None
+        return plan.to_output(ledger.take_released(), self.kv.take_copies(), self.take_masks())
+
+    @property
+    def awaits_masks(self) -> bool:
+        """Whether the last step was given out without its masks: no other may be before they are taken."""
+        return self._unmasked is not None
+
+    def take_masks(self) -> TokenMasks | None:
+        """The masks of the last step, once; None if it has none, or while tokens that decide are not read."""
+        plan = self._unmasked
+        if plan is None or plan.awaits_tokens:
+            return None
+        self._unmasked = None
+        assert self._guides is not None
+        return self._guides.masks(plan.guides())
 
     def update(self, result: ModelRunnerOutput) -> list[EngineOutput]:
         """Read the result of the oldest step in flight."""
@@ -189,8 +209,8 @@ class Scheduler:
             request = order[served]
             served += 1
             num_tokens = len(request.token_ids) + request.num_pending
-            if num_tokens >= request.max_total_tokens or (request.guide and request.num_pending):
-                continue  # its last token is pending, or one that its guide must know first
+            if num_tokens >= request.max_total_tokens:
+                continue  # its last token is pending
             num_new = num_tokens - request.num_computed
             if num_new > 1:
                 room = max(1, plan.num_tokens_left - (len(order) - served))
@@ -235,11 +255,11 @@ class Scheduler:
         if self._is_full(plan):
             return
         passed: list[Request] = []
-        for request in self._ledger.waiting.first(MAX_EXAMINED):
+        for request in self._offered():
             refusing = next((rule for rule in self._rules if not rule.admit(request, plan)), None)
             if refusing is None:
                 self._start(request, plan)
-                for earlier in passed:
+                for earlier in self._waiting_before(request) if self._policy.asks_cache else passed:
                     earlier.num_overtaken += 1
                 if self._is_full(plan):
                     return
@@ -247,6 +267,29 @@ class Scheduler:
                 if request.status is RequestStatus.PREEMPTED or request.num_overtaken >= MAX_OVERTAKEN:
                     return
                 passed.append(request)
+
+    def _offered(self) -> Iterable[Request]:
+        """The first waiting requests in the order in which they may start.
+
+        Before those that the policy finds worth more to start now come those that lost their blocks, and
+        those that were overtaken as often as is allowed.
+        """
+        waiting = self._ledger.waiting.first(MAX_EXAMINED)
+        return sorted(waiting, key=self._disadvantage) if self._policy.asks_cache else waiting
+
+    def _disadvantage(self, request: Request) -> tuple[bool, float]:
+        if request.status is RequestStatus.PREEMPTED or request.num_overtaken >= MAX_OVERTAKEN:
+            return (False, 0.0)
+        request.num_cached_blocks = self.kv.count_cached(
+            request.chain, request.token_ids, request.num_cached_blocks
+        )
+        return (True, -self._policy.worth(request, request.num_cached_blocks))
+
+    def _waiting_before(self, request: Request) -> list[Request]:
+        """Those of the first waiting requests that came before one that has just started."""
+        came = (request.arrival_s, request.sequence)
+        first = self._ledger.waiting.first(MAX_EXAMINED)
+        return [other for other in first if (other.arrival_s, other.sequence) < came]
 
     def _is_full(self, plan: StepPlan) -> bool:
         return any(rule.is_full(plan) for rule in self._rules)

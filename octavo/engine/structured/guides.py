@@ -40,10 +40,20 @@ class Guide:
     backend: Backend[Any]
     hidden_ids: Sequence[int] = field(default=())
     """Ends of text that this request ignores."""
+    has_failed: bool = False
+    """The library could not say what may come next."""
 
     def feed(self, token_id: int) -> bool:
         """The request's next token. Returns True when nothing may follow it. Raises RequestError."""
-        return self.matcher.advance(token_id)
+        if self.has_failed:
+            raise _failure()
+        try:
+            return self.matcher.advance(token_id)
+        except RequestError:
+            raise
+        except Exception as error:  # of the library: it must not reach the loop
+            _log.exception("A grammar failed on its way.")
+            raise _failure() from error
 
 
 class Guides:
@@ -75,15 +85,13 @@ class Guides:
         backend, end_ids = self._backend(constraint)
         return Guide(self._matcher(constraint).copy(), backend, () if request.eos_token_ids else end_ids)
 
-    def masks(self, guided: Sequence[tuple[int, Guide]]) -> TokenMasks | None:
+    def masks(self, guided: Sequence[tuple[int, Guide]]) -> TokenMasks:
         """The masks of a step; guided: (index of the request in the step, its guide), ascending."""
-        if not guided:
-            return None
         bits = np.empty((len(guided), self._num_words), np.int32)
         for backend in {guide.backend for _, guide in guided}:
             rows = [row for row, (_, guide) in enumerate(guided) if guide.backend is backend]
             part = np.empty((len(rows), self._num_words), np.int32)
-            backend.fill_masks([guided[row][1].matcher for row in rows], part)
+            _fill(backend, [guided[row][1] for row in rows], part)
             bits[rows] = part
         for row, (_, guide) in enumerate(guided):
             for token_id in guide.hidden_ids:
@@ -119,8 +127,26 @@ def _compile(backend: Backend[Any], grammar: str) -> Matcher:
         raise
     except Exception as error:  # of the library: it must not reach the loop
         _log.exception("A grammar that had passed its check failed.")
-        raise RequestError("The grammar failed; the engine's log says why.", "structured_outputs") from error
+        raise _failure() from error
     return matcher
+
+
+def _fill(backend: Backend[Any], guides: list[Guide], masks: np.ndarray) -> None:
+    """See Backend.fill_masks. A guide that makes the library raise is found out, and fails alone."""
+    try:
+        backend.fill_masks([guide.matcher for guide in guides], masks)
+    except Exception:  # of the library: it must not reach the loop
+        if len(guides) == 1:
+            _log.exception("A grammar failed on its way.")
+            guides[0].has_failed = True
+            masks[:] = -1
+            return
+        for row, guide in enumerate(guides):
+            _fill(backend, [guide], masks[row : row + 1])
+
+
+def _failure() -> RequestError:
+    return RequestError("The grammar failed; the engine's log says why.", "structured_outputs")
 
 
 def _read(path: Path) -> Vocabulary:

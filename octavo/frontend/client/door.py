@@ -9,13 +9,24 @@ import asyncio
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from copy import copy
 from typing import Any
 
 from octavo.base.errors import EngineDead, OctavoError, Overloaded
 from octavo.base.log import get_logger
 from octavo.base.transport import AsyncReceiver, BadFrame, Mailbox
-from octavo.messages.control import Abort, Call, CoreMessage, Detach, FrontMessage, Ready, Reply, front_pipe
+from octavo.messages.control import (
+    Abort,
+    Call,
+    CoreMessage,
+    Detach,
+    EndRequests,
+    FrontMessage,
+    Ready,
+    Reply,
+    front_pipe,
+)
 from octavo.messages.request import EngineOutputs, EngineRequest
 
 logger = get_logger(__name__)
@@ -35,7 +46,7 @@ class Door(ABC):
         """Number of the present core, or of the last one."""
         self._error: OctavoError | None = None
         """Why the present core is gone."""
-        self._outputs: asyncio.Queue[EngineOutputs | None] = asyncio.Queue()
+        self._outputs: asyncio.Queue[EngineOutputs | EndRequests | None] = asyncio.Queue()
         """None: nothing follows."""
         self._closing = False
 
@@ -86,8 +97,16 @@ class Door(ABC):
         if self._error is None:  # else there is nothing to drop
             self._send(Detach(front))
 
-    async def outputs(self) -> AsyncIterator[EngineOutputs]:
-        """What the steps bring, until `close`. Raises EngineDead when the core ends by itself."""
+    def tell_fronts(self, request_ids: list[str] | None, tenant: str | None) -> None:
+        """Have the other fronts of this core end requests of theirs. Raises EngineDead."""
+        with suppress(Overloaded):  # nobody waits for an answer to this
+            self._send(EndRequests(self._front, request_ids, tenant))
+
+    async def outputs(self) -> AsyncIterator[EngineOutputs | EndRequests]:
+        """What the steps bring, and other fronts' orders, until `close`.
+
+        Raises EngineDead when the core ends by itself.
+        """
         while (outputs := await self._outputs.get()) is not None:
             yield outputs
         self._outputs.put_nowait(None)  # for whoever iterates again
@@ -146,6 +165,8 @@ class Door(ABC):
                 self._outputs.put_nowait(message)
                 if self._unsent_aborts and self._error is None:
                     self.abort([])
+            case EndRequests():
+                self._outputs.put_nowait(message)
             case Reply(call_id, result, error):
                 future = self._replies.get(call_id)
                 if future is None or future.done():  # the caller has gone

@@ -4,6 +4,7 @@ import json
 
 from octavo.frontend.parsers.scanner import Malformed, Move, Parser, drop
 
+_NAMES = ("name", "tool_name")
 _ARGUMENTS = ("arguments", "parameters")
 
 
@@ -16,7 +17,7 @@ def call_object(parser: Parser) -> Move[None]:
         key = yield from parser.json_string()
         yield from parser.skip_space()
         yield from parser.expect(":")
-        if key == "name" and not is_named:
+        if key in _NAMES and not is_named:
             parser.start_call((yield from parser.json_string()))
             is_named = True
         elif key not in _ARGUMENTS:

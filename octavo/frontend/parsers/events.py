@@ -25,6 +25,8 @@ class CallStart:
     index: int
     """Counts the calls of an answer."""
     name: str
+    id: str = ""
+    """By which the model knows it; "": any will do."""
 
 
 @dataclass(frozen=True, slots=True)

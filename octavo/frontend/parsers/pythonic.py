@@ -67,6 +67,18 @@ class PythonicParser(Parser):
         raise Malformed
 
 
+class Lfm2Parser(PythonicParser):
+    """LFM 2: the list stands between tags."""
+
+    def read(self) -> Move[None]:
+        """The format."""
+        opening, closing = "<|tool_call_start|>", "<|tool_call_end|>"
+        while (yield from self.copy_until(self.text, opening)):
+            yield from self.skip_space()
+            if (yield from self.attempt(self._calls(), opening)):
+                yield from self.take_until(closing)
+
+
 def _parsed(text: str) -> tuple[str, str]:
     """Name and JSON arguments of one call of literals."""
     try:

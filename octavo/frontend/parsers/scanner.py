@@ -89,12 +89,12 @@ class Parser(ABC):
         """Part of the reasoning."""
         self._pass(Reasoning, text)
 
-    def start_call(self, name: str) -> None:
+    def start_call(self, name: str, call_id: str = "") -> None:
         """A call; `arguments` belong to it from now on."""
         if not name:
             raise Malformed
         self._space, self._record = "", None
-        self._events.append(CallStart(self.num_calls, name))
+        self._events.append(CallStart(self.num_calls, name, call_id))
         self.num_calls += 1
 
     def arguments(self, text: str) -> None:

@@ -106,6 +106,16 @@ class RMSNorm(Protocol):
         """
 
 
+class RotaryTables(Protocol):
+    """What a `Rotation` turns by."""
+
+    def __call__(self, positions: Tensor, frequencies: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+        """Return cos and sin of each position times each frequency, both times `factor`: [T, R / 2] float32.
+
+        positions: [T] int64; frequencies: [R / 2] float32; the angles are float32, too
+        """
+
+
 class Activation(Protocol):
     """An element-wise activation."""
 
@@ -174,6 +184,13 @@ class BlockDequantize(Protocol):
         """blocks: [rows, row_bytes] uint8 of a type of base.gguf.BLOCK_TYPES; returns [rows, K] float32."""
 
 
+class BlockGather(Protocol):
+    """Embedding lookup in a matrix that stays packed."""
+
+    def __call__(self, blocks: Tensor, places: Tensor, type_name: str, scale: float = 1.0) -> Tensor:
+        """Return the unpacked rows at `places` [T] int64, times `scale`; blocks as in BlockDequantize."""
+
+
 class BlockMatmul(Protocol):
     """Linear layer with weights that stay packed."""
 
@@ -208,6 +225,7 @@ class KernelTable:
     store_kv: StoreKV
     paged_attention: PagedAttention
     rms_norm: RMSNorm
+    rotary_tables: RotaryTables
     silu_and_mul: Activation
     gelu_and_mul: Activation
     gelu_tanh_and_mul: Activation
@@ -219,4 +237,5 @@ class KernelTable:
     draw: Draw
     cut: FindCut
     block_dequantize: BlockDequantize
+    block_gather: BlockGather
     block_matmul: BlockMatmul

@@ -19,9 +19,9 @@ class Embedding(Layer):
         """Let the method repack."""
         self.method.after_load()
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Ids [T] to [T, size]."""
-        return self.method.gather(ids)
+    def forward(self, ids: Tensor, scale: float = 1.0) -> Tensor:
+        """Ids [T] to [T, size], times `scale`."""
+        return self.method.gather(ids, scale)
 
 
 class VocabEmbedding(Embedding):
@@ -32,13 +32,13 @@ class VocabEmbedding(Embedding):
         super().__init__(build, vocab_size, size, self._shard)
         self._parallel = build.parallel
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Ids [T] to [T, size]."""
+    def forward(self, ids: Tensor, scale: float = 1.0) -> Tensor:
+        """Ids [T] to [T, size], times `scale`."""
         if self._parallel.tp_size == 1:
-            return self.method.gather(ids)
+            return self.method.gather(ids, scale)
         local = ids - self._shard.start
         foreign = (local < 0) | (local >= self._shard.size)
-        rows = self.method.gather(local.masked_fill(foreign, 0))
+        rows = self.method.gather(local.masked_fill(foreign, 0), scale)
         return self._parallel.all_reduce(rows.masked_fill(foreign[:, None], 0))
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from octavo.base.errors import BadCheckpoint
 from octavo.base.log import get_logger
 from octavo.runtime.batch import ForwardBatch
-from octavo.runtime.kernels.table import Rotation
+from octavo.runtime.kernels.table import KernelTable, Rotation
 
 logger = get_logger(__name__)
 
@@ -167,18 +167,17 @@ def _check_divisors(divisors: tuple[float, ...], count: int) -> None:
 class RotaryEmbedding:
     """One rope on one device."""
 
-    def __init__(self, rope: Rope, device: torch.device) -> None:
+    def __init__(self, rope: Rope, device: torch.device, kernels: KernelTable) -> None:
         frequencies, self._factor = rope.frequencies()
         self._frequencies = frequencies.to(device)
         self._interleaved = rope.interleaved
         self._key = repr(rope)
+        self._kernel = kernels.rotary_tables
 
     def rotation(self, batch: ForwardBatch) -> Rotation:
         """The step's tables; the first layer that asks makes them."""
-        names = f"{self._key} cos", f"{self._key} sin"
-        if names[0] not in batch.scratch:
-            angles = batch.positions[:, None] * self._frequencies
-            for name, table in zip(names, (angles.cos(), angles.sin()), strict=True):
-                batch.scratch[name] = table if self._factor == 1.0 else table * self._factor
-        cos, sin = (batch.scratch[name] for name in names)
-        return Rotation(cos, sin, self._interleaved)
+        rotation = batch.rotations.get(self._key)
+        if rotation is None:
+            cos, sin = self._kernel(batch.positions, self._frequencies, self._factor)
+            rotation = batch.rotations[self._key] = Rotation(cos, sin, self._interleaved)
+        return rotation

@@ -189,7 +189,7 @@ class Decoder(Family):
                 build.at("embed_positions"), arch.num_learned_positions, arch.hidden_size
             )
         ropes: dict[Rope, RotaryEmbedding] = {
-            layer.rope: RotaryEmbedding(layer.rope, build.device) for layer in arch.layers if layer.rope
+            layer.rope: RotaryEmbedding(layer.rope, build.device, build.kernels) for layer in arch.layers if layer.rope
         }
         layer_type = LAYERS[arch.residual]
         self.layers = nn.ModuleList(
@@ -214,9 +214,7 @@ class Decoder(Family):
 
     def embed(self, batch: ForwardBatch) -> Tensor:
         """Token ids to what enters the first layer."""
-        x: Tensor = self.embed_tokens(batch.input_ids)
-        if self._embedding_scale != 1.0:
-            x = x * self._embedding_scale
+        x: Tensor = self.embed_tokens(batch.input_ids, self._embedding_scale)
         x = batch.with_given_embeds(x)
         if self._learned_positions:
             x = x + self.embed_positions(batch.positions)

@@ -53,10 +53,10 @@ class BlockLinear(LinearMethod):
         outputs = torch.cat([self._multiply(x, segment, None) for segment in self._segments], dim=-1)
         return outputs if bias is None else outputs.add_(bias)
 
-    def gather(self, ids: Tensor) -> Tensor:
+    def gather(self, ids: Tensor, scale: float = 1.0) -> Tensor:
         """Unpack the rows asked for."""
         (table,) = self._segments
-        rows = self._storage.kernels.block_dequantize(table.data[ids], table.type.name)
+        rows = self._storage.kernels.block_gather(table.data, ids, table.type.name, scale)
         return rows.to(self._storage.compute_dtype)
 
     def _multiply(self, x: Tensor, segment: Blocks, bias: Tensor | None) -> Tensor:

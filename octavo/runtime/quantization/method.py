@@ -52,8 +52,8 @@ class LinearMethod(ABC):
         return None
 
     @abstractmethod
-    def gather(self, ids: Tensor) -> Tensor:
-        """The rows `ids` [T] as activations [T, inputs]."""
+    def gather(self, ids: Tensor, scale: float = 1.0) -> Tensor:
+        """The rows `ids` [T] times `scale`, as activations [T, inputs]."""
 
 
 class Scheme(ABC):

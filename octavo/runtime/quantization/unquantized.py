@@ -52,9 +52,10 @@ class DenseLinear(LinearMethod):
         """Multiply, and gate."""
         return self._storage.kernels.gated_matmul(x, self._weight.data, bias)
 
-    def gather(self, ids: Tensor) -> Tensor:
+    def gather(self, ids: Tensor, scale: float = 1.0) -> Tensor:
         """Look up rows."""
-        return functional.embedding(ids, self._weight.data).to(self._storage.compute_dtype)
+        rows = functional.embedding(ids, self._weight.data).to(self._storage.compute_dtype)
+        return rows if scale == 1.0 else rows * scale
 
 
 class BlockLinear(DenseLinear):
@@ -65,6 +66,12 @@ class BlockLinear(DenseLinear):
         weight = self._weight.data
         type_name = _BLOCK_TYPES[weight.dtype]
         return self._storage.kernels.block_matmul(x, weight.view(torch.uint8), type_name, bias)
+
+    def gather(self, ids: Tensor, scale: float = 1.0) -> Tensor:
+        """Look up rows, and widen them."""
+        weight = self._weight.data
+        kernels, type_name = self._storage.kernels, _BLOCK_TYPES[weight.dtype]
+        return kernels.block_gather(weight.view(torch.uint8), ids, type_name, scale)
 
     def apply_gated(self, x: Tensor, bias: Tensor | None) -> Tensor | None:
         """There is no such kernel."""

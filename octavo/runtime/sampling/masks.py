@@ -1,6 +1,6 @@
 """`RowMasks`: which tokens some rows of a step may choose, as the engine sent it.
 
-Made by worker/prepare, applied by the sampler before its processors. Unlike theirs, this state belongs to the
+Made by the model runner, applied by the sampler before its processors. Unlike theirs, this state belongs to the
 step and not to a slot.
 """
 
@@ -26,8 +26,10 @@ class RowMasks:
     bits: Array
 
     @classmethod
-    def read(cls, masks: TokenMasks, samples: Array) -> "RowMasks":
-        """samples: [S] int64, ascending: the place in the step of each row of the logits."""
+    def read(cls, masks: TokenMasks | None, samples: Array) -> "RowMasks | None":
+        """None if nobody is bound. samples: [S] int64, ascending: the place in the step of each logits' row."""
+        if masks is None or not masks.indexes:
+            return None
         bits = np.frombuffer(masks.bits, np.uint8).reshape(len(masks.indexes), -1)
         return cls(np.searchsorted(samples, masks.indexes), bits)
 

@@ -25,6 +25,7 @@ from octavo.messages.worker import (
     Executed,
     Loaded,
     Returned,
+    Sample,
     WorkerCommand,
     WorkerReply,
     rank_pipe,
@@ -40,6 +41,8 @@ class Rank:
         self._rank = rank
         self._worker_class = worker_class
         self._worker: Any = None
+        self._pending: Any = None
+        """The step given last."""
         self._rendezvous = f"file://{mailbox.path / 'rendezvous'}"
         self._commands: Receiver[WorkerCommand] = Receiver(mailbox.address(rank_pipe(rank)), WorkerCommand)
         self._replies: Sender[WorkerReply] = Sender(mailbox.address(REPLY_PIPE))
@@ -70,11 +73,19 @@ class Rank:
                 self._worker.allocate(plan)
                 self._replies.send(Returned(self._rank))
             case Execute(step):
-                output = self._worker.execute(step).read()
-                if self._rank == 0:
-                    self._replies.send(Executed(output))
+                self._pending = self._worker.execute(step)
+                if not step.masks_follow:
+                    self._finish_step()
+            case Sample(masks):
+                self._worker.sample(masks)
+                self._finish_step()
             case Call(_, verb, arguments):
                 self._call(verb, arguments)
+
+    def _finish_step(self) -> None:
+        output = self._pending.read()
+        if self._rank == 0:
+            self._replies.send(Executed(output))
 
     def _make_worker(self, config: EngineConfig) -> Any:
         load_plugins()

@@ -1,17 +1,21 @@
 """One step on one rank: release and admit slots, prepare, forward, head, sample, send.
 
+A step whose masks follow is computed up to the logits, and ended by `sample`.
+
 Called by Worker for every SchedulerOutput. Knows requests by slot and tokens by number; what a request wants
 of its tokens is the sampler's affair. Waits for no accelerator: what a step brings is read later, while the
 next one runs. (Prompt logprobs and users' functions do wait: they need values on the host.)
 """
 
+from typing import NamedTuple
+
 import torch
 
 from octavo.base import faults
-from octavo.messages.step import SchedulerOutput
+from octavo.messages.step import SchedulerOutput, TokenMasks
 from octavo.runtime.models.interface import Model
 from octavo.runtime.platforms.platform import Record
-from octavo.runtime.sampling.output import SamplerOutput
+from octavo.runtime.sampling.masks import RowMasks
 from octavo.runtime.sampling.sampler import Sampler
 from octavo.runtime.worker.kv_tensors import KVTensors
 from octavo.runtime.worker.pending import PendingStep
@@ -19,6 +23,14 @@ from octavo.runtime.worker.prepare import Work, make_batch, read_step
 from octavo.runtime.worker.prompt_scores import PromptScores
 from octavo.runtime.worker.recorded_steps import RecordedSteps, Shape, first_sizes
 from octavo.runtime.worker.request_state import RequestState
+
+
+class _Unsampled(NamedTuple):
+    """A step on its way. logits: [S, vocab_size] of the requests that sample."""
+
+    pending: PendingStep
+    work: Work
+    logits: torch.Tensor
 
 
 class ModelRunner:
@@ -37,6 +49,7 @@ class ModelRunner:
         self._prompt_scores = PromptScores(logprobs_mode)
         self._model: Model | None = None
         self._recorded_steps: RecordedSteps | None = None
+        self._unsampled: _Unsampled | None = None
 
     def equip(self, model: Model, record: Record | None) -> None:
         """Compute with `model` and the cache as allocated now; with `record`, steps are recorded."""
@@ -51,7 +64,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, step: SchedulerOutput) -> PendingStep:
-        """Give one step to the device."""
+        """Give one step to the device; without the sampling, if its masks follow."""
+        assert self._unsampled is None, "the step before has not been sampled"
         self._update_slots(step)
         slots = self._state.slots(step.request_ids)
         self._state.extend_tables(slots, step)
@@ -86,32 +100,41 @@ class ModelRunner:
             self._sampler.add(slot, request)
             self._prompt_scores.add(slot, request)
 
+    @torch.inference_mode()
+    def sample(self, masks: TokenMasks | None) -> None:
+        """End the step given last: choose its tokens, and send them to the host."""
+        assert self._unsampled is not None, "there is no step to sample"
+        (pending, work, logits), self._unsampled = self._unsampled, None
+        slots = work.slots[work.samples]
+        positions = self._state.num_tokens[slots] - self._state.num_prompt_tokens[slots]
+        samples = self._sampler.sample(logits, slots, positions, RowMasks.read(masks, work.samples))
+        self._state.append(slots, samples.token_ids)
+        pending.pending = samples.send()
+
     def _repeat(self, steps: RecordedSteps, step: SchedulerOutput, work: Work, shape: Shape) -> PendingStep:
-        if work.masks is None and self._sampler.is_plain(work.slots):
-            samples = steps.sample(work, shape)
+        pending = PendingStep(step.step_id, step.request_ids, work.samples)
+        is_masked = step.masks_follow or step.token_masks is not None
+        if not is_masked and self._sampler.is_plain(work.slots):
+            pending.pending = steps.sample(work, shape).send()
         else:
             hidden = steps.forward(work, shape)
-            if not work.samples.size:
-                return PendingStep(step.step_id, step.request_ids)
-            samples = self._sample(hidden, work)
-        return PendingStep(step.step_id, step.request_ids, work.samples, samples.send())
+            if work.samples.size:
+                self._end(step, work, hidden, pending)
+        return pending
 
     def _compute(self, step: SchedulerOutput, work: Work) -> PendingStep:
         batch, last_rows = make_batch(work, self._state, self._cache)
         hidden = self.model.forward(batch)
-        pending = PendingStep(step.step_id, step.request_ids)
+        pending = PendingStep(step.step_id, step.request_ids, work.samples)
         pending.prompt_logprobs = self._prompt_scores.collect(step, work, self._state, hidden, self.model)
         if work.samples.size:
-            pending.samples = work.samples
-            pending.pending = self._sample(hidden[last_rows], work).send()
+            self._end(step, work, hidden[last_rows], pending)
         return pending
 
-    def _sample(self, hidden: torch.Tensor, work: Work) -> SamplerOutput:
-        """Sample from the last hidden states, [S, hidden_size], of the requests that do."""
-        slots = work.slots[work.samples]
-        positions = self._state.num_tokens[slots] - self._state.num_prompt_tokens[slots]
+    def _end(self, step: SchedulerOutput, work: Work, hidden: torch.Tensor, pending: PendingStep) -> None:
+        """Sample from the last hidden states, [S, hidden_size], of the requests that do: now, if masks allow."""
         logits = self.model.logits(hidden)
         faults.hit("worker.forward", rows=logits)
-        samples = self._sampler.sample(logits, slots, positions, work.masks)
-        self._state.append(slots, samples.token_ids)
-        return samples
+        self._unsampled = _Unsampled(pending, work, logits)
+        if not step.masks_follow:
+            self.sample(step.token_masks)

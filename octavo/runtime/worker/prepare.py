@@ -11,7 +11,6 @@ import torch
 
 from octavo.messages.step import SchedulerOutput
 from octavo.runtime.batch import ForwardBatch, GivenEmbeds, GroupTables
-from octavo.runtime.sampling.masks import RowMasks
 from octavo.runtime.sampling.slots import Array, send
 from octavo.runtime.worker.kv_tensors import KVTensors
 from octavo.runtime.worker.request_state import RequestState
@@ -25,15 +24,12 @@ class Work:
     computed: [R] int64, tokens computed before
     starts:   [R + 1] int64, first token of each request in the batch
     samples:  [S] int64, indexes into R of the requests that sample
-    masks:    what some of these may choose
     """
 
     slots: Array
     computed: Array
     starts: Array
     samples: Array
-    masks: RowMasks | None = None
-
     num_singles: int = 0
     """So many of the first requests compute one token each."""
 
@@ -45,9 +41,8 @@ def read_step(step: SchedulerOutput, slots: Array, state: RequestState) -> Work:
     starts = np.zeros(len(slots) + 1, np.int64)
     np.cumsum(scheduled, out=starts[1:])
     samples = np.flatnonzero(computed + scheduled == state.num_tokens[slots])
-    masks = RowMasks.read(step.token_masks, samples) if step.token_masks is not None else None
     num_singles = int(np.argmax(np.append(scheduled, 0) != 1))
-    return Work(slots, computed, starts, samples, masks, num_singles)
+    return Work(slots, computed, starts, samples, num_singles)
 
 
 def locate(work: Work, state: RequestState) -> tuple[Array, Array, Array]:

@@ -12,7 +12,7 @@ import torch
 from octavo.base.errors import ConfigError, Unsupported
 from octavo.config.engine import EngineConfig
 from octavo.messages.kv import CachePlan, ModelReady
-from octavo.messages.step import SchedulerOutput
+from octavo.messages.step import SchedulerOutput, TokenMasks
 from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.loader.loader import load_model
 from octavo.runtime.models.interface import Model
@@ -83,6 +83,10 @@ class Worker:
     def execute(self, step: SchedulerOutput) -> PendingStep:
         """Give one step to the device."""
         return self._runner.execute(step)
+
+    def sample(self, masks: TokenMasks) -> None:
+        """Give the sampling of the last step to the device, whose masks had to follow."""
+        self._runner.sample(masks)
 
     def call(self, verb: str, arguments: dict[str, Any]) -> Any:
         """Answer a control verb. Raises Unsupported for an unknown one."""

@@ -1,5 +1,7 @@
 """`KeyCheck`: with keys configured, everything but a short list of open paths needs one of them.
 
+What an admin's key may do beyond the others is the routes' affair.
+
 The path that is looked up is the one that routes; what is not on the list is closed, whatever it is.
 """
 
@@ -22,11 +24,19 @@ _REFUSAL = HTTPError(
 
 
 class KeyCheck:
-    """Refuses 401; sets `tenant` and, when several keys exist, `cache_salt` in `scope["state"]`."""
+    """Refuses 401; sets `tenant`, `is_admin` and, when several keys exist, `cache_salt` in `scope["state"]`."""
 
-    def __init__(self, app: ASGIApp, secrets: Sequence[Secret], open_paths: Collection[str]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        secrets: Sequence[Secret],
+        open_paths: Collection[str],
+        admin_secrets: Collection[Secret] = (),
+    ) -> None:
+        """admin_secrets: those of `secrets` that are admins'."""
         self._app = app
         self._secrets = secrets
+        self._admin_secrets = admin_secrets
         self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -34,6 +44,7 @@ class KeyCheck:
         secret = self._find(_key(scope))
         if secret is not None:
             scope["state"]["tenant"] = secret.tenant
+            scope["state"]["is_admin"] = secret in self._admin_secrets
             scope["state"]["cache_salt"] = secret.cache_salt if len(self._secrets) > 1 else ""
         elif not self._is_open(scope):
             await error_response(_REFUSAL)(scope, receive, send)

@@ -27,7 +27,7 @@ def build_stack(inner: ASGIApp, config: ServerConfig, *, is_loopback: bool) -> S
     """Wrap `inner`. is_loopback: whether the server listens on a TCP address of this machine alone."""
     app: ASGIApp = (drain := Drain(inner))
     if config.api_key:
-        app = KeyCheck(app, config.api_key, {"/health", *OPEN_PATHS})
+        app = KeyCheck(app, config.api_key, {"/health", *OPEN_PATHS}, config.admin_api_key)
     if config.allowed_origins:
         app = CORSMiddleware(
             app,

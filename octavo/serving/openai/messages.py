@@ -18,8 +18,8 @@ def message_of(events: Iterable[Event], role: str, echoed: str = "") -> ChatMess
                 content.append(text)
             case Reasoning(text):
                 reasoning.append(text)
-            case CallStart(_, name):
-                calls.append(ToolCall(call_id(), FunctionCall(name)))
+            case CallStart(_, name, given):
+                calls.append(ToolCall(given or call_id(), FunctionCall(name)))
             case CallArguments(index, text):
                 calls[index].function.arguments += text
     text = "".join(content)
@@ -42,8 +42,8 @@ def delta_of(events: Iterable[Event]) -> Delta:
                 delta.content = (delta.content or "") + text
             case Reasoning(text):
                 delta.reasoning = delta.reasoning_content = (delta.reasoning or "") + text
-            case CallStart(index, name):
-                start = ToolCallDelta(index, FunctionCall(name), call_id(), "function")
+            case CallStart(index, name, given):
+                start = ToolCallDelta(index, FunctionCall(name), given or call_id(), "function")
                 delta.tool_calls = [*(delta.tool_calls or []), start]
             case CallArguments(index, text):
                 _add_arguments(delta, index, text)

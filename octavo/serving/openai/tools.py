@@ -16,6 +16,7 @@ from octavo.frontend.parsers.answer import AnswerParser
 from octavo.frontend.parsers.constrained import NamedCallParser, RequiredCallsParser
 from octavo.frontend.parsers.registry import REASONING_PARSERS, TOOL_PARSERS
 from octavo.frontend.parsers.scanner import Parser
+from octavo.frontend.parsers.tagged import TaggedParser
 from octavo.frontend.parsers.think import ThinkParser
 from octavo.messages.sampling import SamplingParams
 from octavo.messages.structured import StructuredOutputsParams
@@ -93,7 +94,7 @@ class ToolUse:
             return AnswerParser([NamedCallParser(self.tools[0].function.name)])
         if self.mode == "required":
             return AnswerParser([RequiredCallsParser()])
-        parsers = [_opened(kind, prompt) for kind in self._kinds(params, renderer)]
+        parsers = [self._opened(kind, prompt) for kind in self._kinds(params, renderer)]
         return AnswerParser(parsers) if parsers else None
 
     def _kinds(self, params: SamplingParams, renderer: ChatRenderer) -> list[type[Parser]]:
@@ -107,14 +108,15 @@ class ToolUse:
             kinds.append(TOOL_PARSERS.load(renderer.tool_parser))
         return list(dict.fromkeys(kinds))
 
+    def _opened(self, kind: type[Parser], prompt: str) -> Parser:
+        if issubclass(kind, ThinkParser):
+            return kind(is_open=prompt.rstrip().endswith(kind.opening))
+        if issubclass(kind, TaggedParser):
+            return kind({tool.function.name: tool.function.parameters for tool in self.tools})
+        return kind()
+
     def _named(self) -> Any:
         return self.tools[0].function.parameters or _ANY_OBJECT
-
-
-def _opened(kind: type[Parser], prompt: str) -> Parser:
-    if issubclass(kind, ThinkParser):
-        return kind(is_open=prompt.rstrip().endswith(kind.opening))
-    return kind()
 
 
 def _calls_schema(tools: list[Tool], is_parallel: bool) -> dict[str, Any]:

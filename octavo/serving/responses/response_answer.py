@@ -79,8 +79,8 @@ class ResponseAnswer:
                 if not self._goes_on(ReasoningItem):
                     yield from self._begin(ReasoningItem(id=_new_id("rs"), content=[]), ReasoningText(""))
                 yield self._text_delta(_THOUGHT, text)
-            case CallStart(_, name):
-                yield from self._begin(CallItem(id=_new_id("fc"), call_id=call_id(), name=name))
+            case CallStart(_, name, given):
+                yield from self._begin(CallItem(id=_new_id("fc"), call_id=given or call_id(), name=name))
             case CallArguments(_, text):
                 self._pieces.append(text)
                 kind = "response.function_call_arguments.delta"

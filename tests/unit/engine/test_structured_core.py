@@ -1,6 +1,5 @@
 """Grammars in the core, over a runner that chooses any allowed token: alone, in company, failing."""
 
-import itertools
 import json
 import re
 import time
@@ -78,14 +77,62 @@ def test_forms_are_kept(solo):
             assert re.fullmatch("a*cb*", text(tokens)) and last.finish_reason is FinishReason.STOP
 
 
-def test_a_row_without_a_grammar_does_not_wait(tmp_path):
-    """With two steps in flight, only rows with a grammar sit a step out."""
-    engine = ByteEngine(tmp_path, steps_in_flight=2)
-    engine.run([engine.request("plain", 40, eos=[]), engine.request("formed", 40, regex="[a-z]*x?")])
+@pytest.mark.parametrize("steps_in_flight", [2, 3])
+def test_masks_follow_so_that_nobody_sits_a_step_out(tmp_path, steps_in_flight):
+    engine = ByteEngine(tmp_path, steps_in_flight=steps_in_flight)
+    engine.core.add(engine.request("plain", 40, eos=[]))
+    engine.core.add(engine.request("formed", 30, eos=[], regex="[a-z]*"))
+    engine.drain()
     parts = [step.request_ids for step in engine.executor.steps]
-    assert sum("plain" in ids for ids in parts) == 40
-    formed = [number for number, ids in enumerate(parts) if "formed" in ids]
-    assert all(later - earlier > 1 for earlier, later in itertools.pairwise(formed))
+    assert [number for number, ids in enumerate(parts) if "plain" in ids] == list(range(40))
+    assert [number for number, ids in enumerate(parts) if "formed" in ids] == list(range(30))
+    follow = [step.masks_follow for step in engine.executor.steps]
+    assert follow == [False] + [True] * 29 + [False] * 10
+
+
+def test_one_step_at_a_time_has_its_masks_at_once(tmp_path):
+    engine = ByteEngine(tmp_path)
+    engine.run([engine.request("formed", 20, regex="[a-z]{9}"), engine.request("plain", 20, eos=[])])
+    assert not any(step.masks_follow for step in engine.executor.steps)
+    assert engine.executor.steps[0].token_masks.indexes == [0]
+
+
+@pytest.mark.parametrize("leaving", ["plain", "formed", "both", "late"])
+def test_ending_between_a_step_and_its_masks(tmp_path, leaving):
+    """Three in flight, the last of which waits for two to be read: in between, requests end."""
+    alone = ByteEngine(tmp_path).run(wave := [ByteEngine(tmp_path).request("formed", 30, 5, regex="[a-z]{9}")])
+    engine = ByteEngine(tmp_path, steps_in_flight=3)
+    engine.core.add(engine.request("plain", 40, eos=[]))
+    engine.core.step()
+    engine.core.add(wave[0])
+    while not engine.core.scheduler.awaits_masks:
+        engine.core.step()
+    gone = {"both": ["plain", "formed"], "late": ["formed"]}.get(leaving, [leaving])
+    if leaving == "late":
+        [timed_out] = engine.core.scheduler.time_out(gone)
+        assert timed_out.finish_reason is FinishReason.TIMEOUT
+    else:
+        engine.core.abort(gone)
+    engine.core.add(engine.request("next", 30, regex="[a-z]{5}"))
+    ends = engine.drain()
+    assert ends.keys() == {"plain", "formed", "next"} - set(gone)
+    assert re.fullmatch("[a-z]{5}", text(ends["next"][0]))
+    if "formed" in ends:
+        assert ends["formed"][0] == alone["formed"][0][-len(ends["formed"][0]) :]
+    assert engine.core.scheduler.stats().num_blocks_used == 0
+
+
+def test_a_command_finds_no_step_half_done(tmp_path):
+    engine = ByteEngine(tmp_path, steps_in_flight=3)
+    engine.core.add(engine.request("plain", 40, eos=[]))
+    engine.core.step()
+    engine.core.add(engine.request("formed", 30, regex="[a-z]{9}"))
+    while not engine.core.scheduler.awaits_masks:
+        engine.core.step()
+    engine.core.call("pause", {"freeze": True})
+    assert not engine.core.scheduler.awaits_masks
+    engine.core.call("resume", {})
+    assert re.fullmatch("[a-z]{9}", text(engine.drain()["formed"][0])[-9:])
 
 
 def test_children_follow_a_leader_each_on_their_own_way(tmp_path):
@@ -147,6 +194,34 @@ def test_a_failure_in_a_step_ends_its_request_alone(tmp_path, monkeypatch):
     assert text(ends["good"][0]) == "abcd"
     assert len(ends["plain"][0]) == 9
     assert engine.core.scheduler.stats().num_blocks_used == 0
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2])
+@pytest.mark.parametrize("place", ["advance", "fill_masks"])
+def test_a_bug_of_the_library_ends_its_request_alone(tmp_path, monkeypatch, place, steps_in_flight):
+    """Raised by the matcher of one request, in company."""
+    engine = ByteEngine(tmp_path, steps_in_flight=steps_in_flight)
+    wave = [engine.request(name, choice=[word]) for name, word in (("good", "abcd"), ("bad", "wxyz"))]
+    advance, fill, consumed = GuidanceMatcher.advance, GuidanceBackend.fill_masks, {}
+
+    def failing_advance(self, token_id):
+        consumed[self] = token_id
+        if place == "advance" and token_id == ord("x"):
+            raise ValueError("a bug")
+        return advance(self, token_id)
+
+    def failing_fill(self, matchers, masks):
+        if place == "fill_masks" and any(consumed.get(matcher) == ord("x") for matcher in matchers):
+            raise ValueError("a bug")
+        fill(self, matchers, masks)
+
+    monkeypatch.setattr(GuidanceMatcher, "advance", failing_advance)
+    monkeypatch.setattr(GuidanceBackend, "fill_masks", failing_fill)
+    ends = engine.run([*wave, engine.request("plain", 9, eos=[])])
+    assert ends["bad"][1].finish_reason is FinishReason.ERROR
+    assert "The grammar failed" in ends["bad"][1].error
+    assert text(ends["good"][0]) == "abcd"
+    assert len(ends["plain"][0]) == 9
 
 
 @pytest.mark.parametrize("fault", [RequestError("too large"), ValueError("a bug of the library")])

@@ -9,6 +9,7 @@ POLICIES: Registry[type[Policy]] = Registry(
         "deadline": "octavo.engine.scheduler.policies.deadline:EarliestDeadlineFirst",
         "fair": "octavo.engine.scheduler.policies.fair:FairShares",
         "fcfs": "octavo.engine.scheduler.policies.fcfs:FirstComeFirstServed",
+        "lpm": "octavo.engine.scheduler.policies.lpm:LongestPrefixFirst",
         "priority": "octavo.engine.scheduler.policies.priority:PriorityFirst",
     },
 )

@@ -2,7 +2,8 @@
 
 Requests stand in lines, one unless the policy says otherwise. A line's order never changes; which line is
 served next may change with every token. So a queue of thousands costs nothing to keep in order. A policy sees
-requests, never blocks or steps.
+requests, never blocks or steps; one that asks is told how much of a request the cache has, and may change the
+order among the first in line.
 """
 
 from abc import ABC, abstractmethod
@@ -19,6 +20,8 @@ class Policy(ABC):
 
     takes_turns: bool = False
     """True when there are several lines, and `charge` moves them."""
+    asks_cache: bool = False
+    """True when `worth` decides who of the first in line starts next."""
 
     @classmethod
     def from_config(cls, config: SchedulerConfig) -> Self:
@@ -38,6 +41,14 @@ class Policy(ABC):
 
     def turn(self, line: str) -> float:
         """The line with the smallest turn is served next; known as long as the line has open requests."""
+        return 0.0
+
+    def worth(self, request: Request, num_cached_blocks: int) -> float:
+        """Of the first in line, the largest starts first; called only if the policy asks the cache.
+
+        num_cached_blocks: leading blocks of its tokens that are in the cache, as far as known
+        """
+        del request, num_cached_blocks
         return 0.0
 
     def enter(self, request: Request) -> None:  # noqa: B027  # most count nothing

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "simd.h"
+#include "tape.h"
 #include "threads.h"
 
 namespace octavo {
@@ -283,6 +284,7 @@ extern "C" void octavo_write_kv(const float* k, int64_t k_stride, const float* v
         }
     });
 }
+OCTAVO_TAPED(octavo_write_kv)
 
 extern "C" void octavo_attention(const float* q, int64_t q_stride, int64_t num_heads, const void* data,
                                  int type, int64_t block_size, int64_t num_kv_heads, int64_t head_dim,
@@ -295,3 +297,4 @@ extern "C" void octavo_attention(const float* q, int64_t q_stride, int64_t num_h
     std::vector<Piece> pieces = cut(job, num_requests);
     parallel_for(int64_t(pieces.size()), threads, [&](int64_t i) { attend(job, pieces[size_t(i)]); });
 }
+OCTAVO_TAPED(octavo_attention)

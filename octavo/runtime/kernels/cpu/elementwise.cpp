@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "simd.h"
+#include "tape.h"
 #include "threads.h"
 
 namespace octavo {
@@ -119,6 +120,7 @@ extern "C" void octavo_rms_norm(const float* x, int64_t x_stride, int64_t tokens
         normalize(from, weight, size, eps, y + row * size);
     });
 }
+OCTAVO_TAPED(octavo_rms_norm)
 
 extern "C" void octavo_rope(float* x, int64_t x_stride, int64_t tokens, int64_t heads, int64_t head_dim,
                             const float* cos, const float* sin, int64_t half, int interleaved, int threads) {
@@ -128,6 +130,7 @@ extern "C" void octavo_rope(float* x, int64_t x_stride, int64_t tokens, int64_t 
         rotate(x + token * x_stride + row % heads * head_dim, cos + token * half, sin + token * half, half);
     });
 }
+OCTAVO_TAPED(octavo_rope)
 
 // kind: 0 silu, 1 gelu, 2 gelu by tanh. gated: rows of x are (gate, up), 2 * size wide.
 extern "C" void octavo_activation(const float* x, int64_t rows, int64_t size, int kind, int gated, float* y,
@@ -138,3 +141,17 @@ extern "C" void octavo_activation(const float* x, int64_t rows, int64_t size, in
         run(from, gated ? from + size : nullptr, size, y + row * size);
     });
 }
+OCTAVO_TAPED(octavo_activation)
+
+// cos and sin of position times frequency, times a factor: [tokens, half] each.
+extern "C" void octavo_rotary_tables(const int64_t* positions, int64_t tokens, const float* frequencies,
+                                     int64_t half, float factor, float* cos, float* sin, int threads) {
+    for_rows(tokens, 16 * half, threads, [&](int64_t token) {
+        for (int64_t i = 0; i < half; i++) {
+            float angle = float(positions[token]) * frequencies[i];
+            cos[token * half + i] = std::cos(angle) * factor;
+            sin[token * half + i] = std::sin(angle) * factor;
+        }
+    });
+}
+OCTAVO_TAPED(octavo_rotary_tables)

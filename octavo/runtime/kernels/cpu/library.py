@@ -1,6 +1,9 @@
-"""Loads the compiled kernels: ctypes signatures of the functions that cpu/*.cpp export."""
+"""The compiled kernels: the functions that cpu/*.cpp export, to be called, or written on a tape and replayed."""
 
 import ctypes
+import struct
+from array import array
+from collections.abc import Callable
 from pathlib import Path
 
 from octavo.base import env
@@ -14,29 +17,73 @@ _C_TYPES = {"p": ctypes.c_void_p, "l": ctypes.c_int64, "i": ctypes.c_int, "f": c
 _ARGUMENTS = {
     "octavo_matmul": "plllpllippi",
     "octavo_matmul_int8": "plllpllippi",
-    "octavo_dequantize": "plllipi",
+    "octavo_dequantize": "pplllifpi",
     "octavo_write_kv": "plplpilllpli",
     "octavo_attention": "pllpilllplppiflfpi",
     "octavo_rms_norm": "pllllpfplppi",
     "octavo_rope": "pllllpplii",
+    "octavo_rotary_tables": "plplfppi",
     "octavo_activation": "plliipi",
 }
 """Per function, one letter for each parameter: p pointer, l int64, i int, f float."""
 
 
-def load_library() -> ctypes.CDLL | None:
+class Tape:
+    """Calls of the library, as tape.cpp reads them. What their pointers point to is kept alive by others."""
+
+    def __init__(self) -> None:
+        self.words = array("q")
+        self.num_calls = 0
+
+    def note(self, address: int, letters: str, arguments: tuple[float | None, ...]) -> None:
+        """Append a call of the function whose twin for words is at `address`."""
+        self.words.extend((address, len(letters)))
+        for letter, value in zip(letters, arguments, strict=True):
+            self.words.append(_float_bits(value or 0.0) if letter == "f" else int(value or 0))
+        self.num_calls += 1
+
+
+class Library:
+    """The functions of a library, by name. While `tape` is set, calls are noted there and not made."""
+
+    def __init__(self, path: Path) -> None:
+        self.tape: Tape | None = None
+        self._library = ctypes.CDLL(str(path))
+        for name, letters in _ARGUMENTS.items():
+            setattr(self, name, self._function(name, letters))
+        self._replay = self._library.octavo_replay
+        self._replay.argtypes, self._replay.restype = [ctypes.c_void_p, ctypes.c_int64], None
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        raise AttributeError(f"The CPU kernels have no function {name}.")
+
+    def replay(self, tape: Tape) -> None:
+        """Make all calls of a tape, in order."""
+        self._replay(tape.words.buffer_info()[0], tape.num_calls)
+
+    def _function(self, name: str, letters: str) -> Callable[..., None]:
+        call = self._library[name]
+        call.argtypes, call.restype = [_C_TYPES[letter] for letter in letters], None
+        address = ctypes.cast(self._library[f"{name}_taped"], ctypes.c_void_p).value
+        assert address is not None
+
+        def function(*arguments: float | None) -> None:
+            if self.tape is None:
+                call(*arguments)
+            else:
+                self.tape.note(address, letters, arguments)
+
+        return function
+
+
+def load_library() -> Library | None:
     """The kernels, compiled if need be; None when they are disabled or cannot be had."""
     if env.kernels_disabled():
         return None
     path = shared_library()
-    return None if path is None else open_library(path)
+    return None if path is None else Library(path)
 
 
-def open_library(path: Path) -> ctypes.CDLL:
-    """The functions of a library, with their signatures."""
-    library = ctypes.CDLL(str(path))
-    for name, letters in _ARGUMENTS.items():
-        function = getattr(library, name)
-        function.argtypes = [_C_TYPES[letter] for letter in letters]
-        function.restype = None
-    return library
+def _float_bits(value: float) -> int:
+    bits: int = struct.unpack("<i", struct.pack("<f", value))[0]
+    return bits

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "blocks.h"
+#include "tape.h"
 #include "threads.h"
 
 namespace octavo {
@@ -142,16 +143,21 @@ extern "C" void octavo_matmul(const float* x, int64_t m, int64_t k, int64_t x_st
     }
     with_type(type, [&](auto type) { multiply<decltype(type)>(job, threads); });
 }
+OCTAVO_TAPED(octavo_matmul)
 
-extern "C" void octavo_dequantize(const uint8_t* w, int64_t n, int64_t k, int64_t row_bytes, int type,
-                                  float* out, int threads) {
+// Rows of W times `scale`: the first n, or those at `places`.
+extern "C" void octavo_dequantize(const uint8_t* w, const int64_t* places, int64_t n, int64_t k,
+                                  int64_t row_bytes, int type, float scale, float* out,
+                                  int threads) {
     with_type(type, [&](auto type) {
         parallel_for(n, threads, [&](int64_t row) {
             unpack_rows<decltype(type), 1>(
-                w + row * row_bytes, row_bytes, k, [&](int, int64_t i, vf values) {
+                w + (places ? places[row] : row) * row_bytes, row_bytes, k, [&](int, int64_t i, vf values) {
+                    values = values * scale;
                     size_t count = size_t(std::min<int64_t>(VL, std::max<int64_t>(0, k - i * VL)));
                     std::memcpy(out + row * k + i * VL, &values, count * sizeof(float));
                 });
         });
     });
 }
+OCTAVO_TAPED(octavo_dequantize)

@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "integers.h"
+#include "tape.h"
 #include "threads.h"
 
 namespace octavo {
@@ -270,3 +271,4 @@ extern "C" void octavo_matmul_int8(const float* x, int64_t m, int64_t k, int64_t
     Matmul job{rounded, w, n, row_bytes, bias, y};
     with_type(type, [&](auto kind) { multiply<decltype(kind)>(job, threads); });
 }
+OCTAVO_TAPED(octavo_matmul_int8)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from octavo.base.gguf import BLOCK_TYPES
-from octavo.runtime.kernels.cpu.library import open_library
+from octavo.runtime.kernels.cpu.library import Library
 from octavo.runtime.kernels.cpu.table import table_of
 from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.kernels.table import Activations, KernelTable
@@ -86,7 +86,7 @@ def _attention(table: KernelTable, dtype: torch.dtype) -> Tensor:
 
 def main(arguments: list[str]) -> int:
     """Say on standard error what differs."""
-    library = open_library(Path(arguments[0]))
+    library = Library(Path(arguments[0]))
     found = list(disagreements(table_of(library, 1), ref_table()))
     for name in found:
         sys.stderr.write(f"{name} differs from its twin\n")

@@ -3,7 +3,6 @@
 Activations are float32. Tensors go down as pointers with sizes and strides; the library keeps none of them.
 """
 
-import ctypes
 from functools import partial
 from typing import overload
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo.base.gguf import BLOCK_TYPES
-from octavo.runtime.kernels.cpu.library import load_library
+from octavo.runtime.kernels.cpu.library import Library, load_library
 from octavo.runtime.kernels.ref.draws import cut, draw
 from octavo.runtime.kernels.ref.elementwise import gated_matmul, matmul
 from octavo.runtime.kernels.ref.table import ref_table
@@ -29,7 +28,7 @@ def cpu_table(threads: int) -> KernelTable:
     return ref_table() if library is None else table_of(library, threads)
 
 
-def table_of(library: ctypes.CDLL, threads: int) -> KernelTable:
+def table_of(library: Library, threads: int) -> KernelTable:
     """The ops of a loaded library."""
     kernels = _CompiledKernels(library, threads)
     return KernelTable(
@@ -37,6 +36,7 @@ def table_of(library: ctypes.CDLL, threads: int) -> KernelTable:
         store_kv=kernels.store_kv,
         paged_attention=kernels.paged_attention,
         rms_norm=kernels.rms_norm,
+        rotary_tables=kernels.rotary_tables,
         silu_and_mul=partial(kernels.activation, kind=_SILU, gated=True),
         gelu_and_mul=partial(kernels.activation, kind=_GELU, gated=True),
         gelu_tanh_and_mul=partial(kernels.activation, kind=_GELU_TANH, gated=True),
@@ -47,6 +47,7 @@ def table_of(library: ctypes.CDLL, threads: int) -> KernelTable:
         draw=draw,
         cut=cut,
         block_dequantize=kernels.block_dequantize,
+        block_gather=kernels.block_gather,
         block_matmul=kernels.block_matmul,
     )
 
@@ -54,7 +55,7 @@ def table_of(library: ctypes.CDLL, threads: int) -> KernelTable:
 class _CompiledKernels:
     """The ops over one loaded library and a number of threads."""
 
-    def __init__(self, library: ctypes.CDLL, threads: int) -> None:
+    def __init__(self, library: Library, threads: int) -> None:
         self._library = library
         self._threads = threads
 
@@ -181,17 +182,40 @@ class _CompiledKernels:
         self._library.octavo_activation(x.data_ptr(), rows, size, kind, gated, y.data_ptr(), self._threads)
         return y
 
+    def rotary_tables(self, positions: Tensor, frequencies: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+        """See table.RotaryTables."""
+        cos, sin = (torch.empty((len(positions), len(frequencies))) for _ in range(2))
+        self._library.octavo_rotary_tables(
+            positions.data_ptr(),
+            len(positions),
+            frequencies.data_ptr(),
+            len(frequencies),
+            factor,
+            cos.data_ptr(),
+            sin.data_ptr(),
+            self._threads,
+        )
+        return cos, sin
+
     def block_dequantize(self, blocks: Tensor, type_name: str) -> Tensor:
         """See table.BlockDequantize."""
+        return self._dequantize(blocks, None, type_name, 1.0)
+
+    def block_gather(self, blocks: Tensor, places: Tensor, type_name: str, scale: float = 1.0) -> Tensor:
+        """See table.BlockGather."""
+        return self._dequantize(blocks, places, type_name, scale)
+
+    def _dequantize(self, blocks: Tensor, places: Tensor | None, type_name: str, scale: float) -> Tensor:
         kind = _BLOCKS[type_name]
-        rows, row_bytes = blocks.shape
-        out = torch.empty((rows, row_bytes // kind.num_bytes * kind.block))
+        rows = len(blocks if places is None else places)
+        out = torch.empty((rows, blocks.shape[1] // kind.num_bytes * kind.block))
         self._library.octavo_dequantize(
             blocks.data_ptr(),
-            rows,
-            out.shape[1],
+            None if places is None else places.data_ptr(),
+            *out.shape,
             blocks.stride(0),
             _TYPE_IDS[type_name],
+            scale,
             out.data_ptr(),
             self._threads,
         )

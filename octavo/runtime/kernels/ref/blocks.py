@@ -24,6 +24,12 @@ def block_dequantize(blocks: Tensor, type_name: str) -> Tensor:
     return values.reshape(rows, row_bytes // kind.num_bytes * kind.block)
 
 
+def block_gather(blocks: Tensor, places: Tensor, type_name: str, scale: float = 1.0) -> Tensor:
+    """See table.BlockGather."""
+    rows = block_dequantize(blocks[places], type_name)
+    return rows if scale == 1.0 else rows * scale
+
+
 def block_matmul(
     x: Tensor,
     blocks: Tensor,

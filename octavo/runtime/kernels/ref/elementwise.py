@@ -23,6 +23,13 @@ def rms_norm(
     return y if residual is None else (y, x)
 
 
+def rotary_tables(positions: Tensor, frequencies: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+    """See table.RotaryTables."""
+    angles = positions[:, None] * frequencies
+    cos, sin = angles.cos(), angles.sin()
+    return (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
+
+
 def silu_and_mul(x: Tensor) -> Tensor:
     """See table.Activation."""
     gate, up = x.chunk(2, dim=-1)

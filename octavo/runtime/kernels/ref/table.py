@@ -11,6 +11,7 @@ def ref_table() -> KernelTable:
         store_kv=cache.store_kv,
         paged_attention=cache.paged_attention,
         rms_norm=elementwise.rms_norm,
+        rotary_tables=elementwise.rotary_tables,
         silu_and_mul=elementwise.silu_and_mul,
         gelu_and_mul=elementwise.gelu_and_mul,
         gelu_tanh_and_mul=elementwise.gelu_tanh_and_mul,
@@ -21,5 +22,6 @@ def ref_table() -> KernelTable:
         draw=draws.draw,
         cut=draws.cut,
         block_dequantize=blocks.block_dequantize,
+        block_gather=blocks.block_gather,
         block_matmul=blocks.block_matmul,
     )

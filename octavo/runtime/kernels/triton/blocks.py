@@ -123,6 +123,12 @@ def block_dequantize(blocks: Tensor, type_name: str) -> Tensor:
     return _dequantize(blocks, type_name, torch.float32)
 
 
+def block_gather(blocks: Tensor, places: Tensor, type_name: str, scale: float = 1.0) -> Tensor:
+    """See table.BlockGather."""
+    rows = block_dequantize(blocks[places], type_name)
+    return rows if scale == 1.0 else rows * scale
+
+
 def _dequantize(blocks: Tensor, type_name: str, dtype: torch.dtype) -> Tensor:
     if type_name in _PLAIN:
         return blocks.contiguous().view(_PLAIN[type_name]).to(dtype)

@@ -1,0 +1,135 @@
+// Intel's AMX: eight tiles of 16 rows of 64 bytes, and their products. Included by kernels whose fast form is a tile
+// product: they compile where OCTAVO_TILES is defined and must ask `tiles_usable()` before they run.
+//
+// The instructions are written out, as g++ 12's intrinsics do not say that they read memory and the stores before
+// them may be dropped. With OCTAVO_SOFT_TILES, plain code does the same in the same order: tests run kernels with it
+// on any CPU. Semantics: "Intel Architecture Instruction Set Extensions Programming Reference", TDPBF16PS.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__linux__)
+#define OCTAVO_TILES
+#include <sys/syscall.h>
+#include <unistd.h>
+#elif defined(OCTAVO_SOFT_TILES)
+#define OCTAVO_TILES
+#endif
+
+namespace octavo {
+
+constexpr int TILE_ROWS = 16, TILE_BYTES = 64;
+
+// What `ldtilecfg` reads.
+struct alignas(64) TileShapes {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {};
+    uint8_t rows[16] = {};
+    void set(int tile, int num_rows, int num_bytes) {
+        rows[tile] = uint8_t(num_rows);
+        row_bytes[tile] = uint16_t(num_bytes);
+    }
+};
+
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__linux__)
+
+// Whether this process may use tiles: Linux wants to be asked, once for all threads.
+inline bool tiles_usable() {
+    constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
+    static const bool usable = syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+    return usable;
+}
+
+// The calling thread's tiles have these shapes, until the end of the scope.
+class Tiles {
+public:
+    explicit Tiles(const TileShapes& shapes) { asm volatile("ldtilecfg %0" ::"m"(shapes) : "memory"); }
+    ~Tiles() { asm volatile("tilerelease" ::: "memory"); }
+    Tiles(const Tiles&) = delete;
+    Tiles& operator=(const Tiles&) = delete;
+};
+
+template <int T>
+inline void tile_zero() {
+    asm volatile("tilezero %%tmm%c0" ::"i"(T));
+}
+// Rows are `stride` bytes apart; 0 repeats one row.
+template <int T>
+inline void tile_load(const void* from, int64_t stride) {
+    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(T) : "memory");
+}
+template <int T>
+inline void tile_store(void* to, int64_t stride) {
+    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(T) : "memory");
+}
+// Tile C += A B, in float32: A has a row of bf16 for each of C's rows, B a row for each pair of A's columns, with
+// the two factors of a column of C side by side.
+template <int C, int A, int B>
+inline void tile_product() {
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+}
+
+#elif defined(OCTAVO_SOFT_TILES)
+
+inline bool tiles_usable() { return true; }
+
+struct SoftTiles {
+    TileShapes shapes;
+    uint8_t data[8][TILE_ROWS][TILE_BYTES];
+};
+inline SoftTiles& soft_tiles() {
+    static thread_local SoftTiles tiles;
+    return tiles;
+}
+
+class Tiles {
+public:
+    explicit Tiles(const TileShapes& shapes) { soft_tiles() = SoftTiles{shapes, {}}; }
+    Tiles(const Tiles&) = delete;
+    Tiles& operator=(const Tiles&) = delete;
+};
+
+template <int T>
+inline void tile_zero() {
+    std::memset(soft_tiles().data[T], 0, sizeof soft_tiles().data[T]);
+}
+template <int T>
+inline void tile_load(const void* from, int64_t stride) {
+    SoftTiles& tiles = soft_tiles();
+    tile_zero<T>();
+    for (int i = 0; i < tiles.shapes.rows[T]; i++)
+        std::memcpy(tiles.data[T][i], static_cast<const uint8_t*>(from) + i * stride, tiles.shapes.row_bytes[T]);
+}
+template <int T>
+inline void tile_store(void* to, int64_t stride) {
+    SoftTiles& tiles = soft_tiles();
+    for (int i = 0; i < tiles.shapes.rows[T]; i++)
+        std::memcpy(static_cast<uint8_t*>(to) + i * stride, tiles.data[T][i], tiles.shapes.row_bytes[T]);
+}
+// Even and odd columns are summed apart, from the left, then together, then onto C.
+template <int C, int A, int B>
+inline void tile_product() {
+    SoftTiles& tiles = soft_tiles();
+    auto value = [&](int tile, int row, int column) {
+        uint16_t bits;
+        std::memcpy(&bits, tiles.data[tile][row] + 2 * column, sizeof bits);
+        uint32_t wide = uint32_t(bits) << 16;
+        float number;
+        std::memcpy(&number, &wide, sizeof number);
+        return number;
+    };
+    for (int row = 0; row < tiles.shapes.rows[C]; row++)
+        for (int column = 0; column < tiles.shapes.row_bytes[C] / 4; column++) {
+            float sums[2] = {}, c;
+            for (int i = 0; i < tiles.shapes.row_bytes[A] / 2; i++)
+                sums[i % 2] += value(A, row, i) * value(B, i / 2, 2 * column + i % 2);
+            uint8_t* place = tiles.data[C][row] + 4 * column;
+            std::memcpy(&c, place, sizeof c);
+            c += sums[0] + sums[1];
+            std::memcpy(place, &c, sizeof c);
+        }
+}
+
+#endif
+
+}  // namespace octavo

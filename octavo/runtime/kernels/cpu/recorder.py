@@ -1,0 +1,105 @@
+"""Records what work asks of the compiled kernels, so that one call of C repeats all of it.
+
+Given out by the CPU platform. While work is recorded nothing is computed: calls of the library are noted, and
+new tensors come out of memory that all recordings share, because they never run at the same time. Work that
+computes with torch between the calls cannot be repeated so, and is refused.
+"""
+
+import mmap
+import weakref
+from bisect import insort
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from octavo.runtime.kernels.cpu.library import Library, Tape
+
+_BYTES = 256 << 20
+_ALIGNMENT = 64
+_ALLOCATIONS = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"}
+
+
+class NotRecordable(Exception):
+    """The work computes outside the library, or needs more memory than recordings have."""
+
+
+class TapeRecorder:
+    """Makes recordings that share memory. Only pages that are used take any."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._memory = np.frombuffer(mmap.mmap(-1, _BYTES), np.uint8)
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """See platform.Record. Raises NotRecordable.
+
+        What a repetition leaves in tensors of its own is good until the next repetition of any recording.
+        """
+        tape = self._library.tape = Tape()
+        try:
+            with _Recording(_Arena(self._memory)):
+                work()
+        finally:
+            self._library.tape = None
+        return partial(self._library.replay, tape)
+
+
+class _Arena:
+    """Memory of one recording, lowest place first. A piece is free again when no tensor sees it any more."""
+
+    def __init__(self, memory: np.ndarray) -> None:
+        self._memory = memory
+        self._taken: list[tuple[int, int]] = []
+
+    def like(self, tensor: Tensor) -> Tensor:
+        """A tensor of the same type and layout; `tensor` owns its storage."""
+        num_bytes = tensor.untyped_storage().nbytes()
+        piece = self._take(num_bytes)
+        flat = torch.from_numpy(piece).view(tensor.dtype)
+        return flat.as_strided(tensor.shape, tensor.stride())
+
+    def _take(self, num_bytes: int) -> np.ndarray:
+        size = -(-max(num_bytes, 1) // _ALIGNMENT) * _ALIGNMENT
+        begin = 0
+        for start, end in self._taken:
+            if start - begin >= size:
+                break
+            begin = end
+        if begin + size > len(self._memory):
+            raise NotRecordable(f"more than {_BYTES >> 20} MiB of activations")
+        taken = begin, begin + size
+        insort(self._taken, taken)
+        piece = self._memory[begin : begin + max(num_bytes, 1)]
+        weakref.finalize(piece, self._taken.remove, taken)
+        return piece
+
+
+class _Recording(TorchDispatchMode):
+    """Lets work make views and empty tensors, and nothing else."""
+
+    def __init__(self, arena: _Arena) -> None:
+        super().__init__()
+        self._arena = arena
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        made = func(*args, **(kwargs or {}))
+        schema = func._schema
+        if schema.name in _ALLOCATIONS:
+            return self._arena.like(made)
+        seen = {_memory_of(arg) for arg in args if isinstance(arg, Tensor)}
+        results = made if isinstance(made, tuple | list) else (made,)
+        if schema.is_mutable or not all(isinstance(r, Tensor) and _memory_of(r) in seen for r in results):
+            raise NotRecordable(f"{schema.name} computes outside the library")
+        return made
+
+
+def _memory_of(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
