@@ -77,10 +77,10 @@ def check(llm, schemas, max_tokens):
     for index, schema in enumerate(schemas):
         for temperature in TEMPERATURES:
             params = SamplingParams(
+                structured_outputs={"json": schema},
+                max_tokens=max_tokens,
                 temperature=temperature,
                 seed=index,
-                max_tokens=max_tokens,
-                structured_outputs={"json": schema},
             )
             try:
                 [name] = llm.enqueue([f"JSON for {json.dumps(schema)[:300]}:\n"], params, use_tqdm=False)
@@ -89,13 +89,11 @@ def check(llm, schemas, max_tokens):
             else:
                 asked[name] = schema
     for output in llm.wait_for_completion(use_tqdm=False):
-        completion = output.outputs[0]
+        completion, schema = output.outputs[0], asked[output.request_id]
         counts[completion.finish_reason] += 1
-        if completion.finish_reason == "stop" and (
-            fault := fault_of(asked[output.request_id], completion.text)
-        ):
+        if completion.finish_reason == "stop" and (fault := fault_of(schema, completion.text)):
             counts["wrong"] += 1
-            print(f"{json.dumps(asked[output.request_id])}: {completion.text!r}: {fault}", file=sys.stderr)
+            print(f"{json.dumps(schema)}: {completion.text!r}: {fault}", file=sys.stderr)
     return {
         "schemas": len(schemas),
         **{name: counts[name] for name in ("refused", "stop", "length", "error", "wrong")},

@@ -31,6 +31,7 @@ COMMANDS = {
     "chat": Command("octavo.cli.chat", "talk to a model in the terminal, here or on a server"),
     "complete": Command("octavo.cli.complete", "continue texts in the terminal, here or on a server"),
     "run-batch": Command("octavo.cli.run_batch", "answer a file of requests, in OpenAI's batch format"),
+    "plan": Command("octavo.cli.plan", "say what memory a model will take, before it is loaded"),
     "pull": Command("octavo.cli.pull", "bring a model to this machine"),
     "doctor": Command("octavo.cli.doctor", "check whether octavo can run here, and say what to do"),
     "collect-env": Command("octavo.cli.collect_env", "print versions and hardware for a bug report"),

@@ -38,6 +38,7 @@ _POOLING = (
     "Leave it out, or use 'generate'."
 )
 _ONE_BACKEND = "There is one back end, guidance; options of structured output are given per request."
+_WHOLE_LAYERS = "Layers keep all their matrices in host memory, or none: use cpu_offload_gb or offload_group_size."
 _NO_COMPILER = "octavo compiles no graphs: there is nothing to configure."
 
 FOREIGN: dict[str, Foreign] = {
@@ -71,12 +72,9 @@ FOREIGN: dict[str, Foreign] = {
         _OFF, "Name an Executor class of your own: distributed_executor_backend."
     ),
     "scheduler_cls": Foreign(_OFF, "Register a scheduling policy and name it: scheduling_policy."),
-    "cpu_offload_gb": Foreign(_OFF, f"Weights outside the device {_LATER}."),
-    "cpu_offload_params": Foreign(_OFF, f"Weights outside the device {_LATER}."),
-    "offload_group_size": Foreign(_OFF, f"Weights outside the device {_LATER}."),
-    "offload_num_in_group": Foreign(_ONE, f"Weights outside the device {_LATER}."),
-    "offload_prefetch_step": Foreign(_ONE, f"Weights outside the device {_LATER}."),
-    "offload_params": Foreign(_OFF, f"Weights outside the device {_LATER}."),
+    "cpu_offload_params": Foreign(_OFF, _WHOLE_LAYERS),
+    "offload_params": Foreign(_OFF, _WHOLE_LAYERS),
+    "offload_backend": Foreign(("auto", "prefetch"), "Weights in host memory are always copied ahead."),
     "kv_transfer_config": Foreign(_OFF, f"KV caches of other engines {_LATER}."),
     "kv_events_config": Foreign(_OFF, f"A stream of cache events {_LATER}."),
     "kv_offloading_backend": Foreign(("native", ""), "The host tier is octavo's own: leave it out."),

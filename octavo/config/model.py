@@ -31,12 +31,18 @@ class ModelConfig:
     )
     activations: str = option(
         "auto",
-        "What packed weights are multiplied by on CPU: float32 (exact) or int8 (rounded, faster); "
-        "auto = float32.",
-        ("auto", "float32", "int8"),
+        "What packed and bfloat16 weights are multiplied by on CPU: float32 (exact), bfloat16 (by AMX, and "
+        "float32 without it) or int8 (rounded most); auto = bfloat16 where the CPU has AMX, else float32.",
+        ("auto", "float32", "bfloat16", "int8"),
     )
     quantization: str = option("", "Quantization scheme; empty = what the checkpoint says.")
     load_format: str = option("auto", "How weights are read.", ("auto", "safetensors", "gguf", "dummy"))
+    safetensors_load_strategy: str = option(
+        "lazy",
+        "How safetensors files are read: page by page as needed, or whole and ahead (for slow disks).",
+        ("lazy", "prefetch"),
+        words={"auto": "lazy", "eager": "prefetch"},
+    )
     model_impl: str = option(
         "auto",
         "Whose code runs the model: octavo's own, or transformers'; auto = octavo's where there is any.",

@@ -20,3 +20,13 @@ class ParallelConfig:
     )
     cpu_threads: int = option(0, "Threads of CPU kernels per rank; 0 = the cores this process may use.")
     enforce_eager: bool = option(False, "No device graphs.")
+    cpu_offload_gb: float = option(
+        0.0, "GiB of weights per GPU that stay in host memory; they are copied to the GPU ahead of their use."
+    )
+    offload_group_size: int = option(
+        0, "The same by layers: of every so many, the last few keep their weights in host memory; 0 = none."
+    )
+    offload_num_in_group: int = option(1, "How many of a group those are.")
+    offload_prefetch_step: int = option(
+        1, "So many layers' weights are copied ahead; each needs a buffer on the GPU."
+    )

@@ -79,8 +79,19 @@ def _check(args: EngineArgs) -> None:
         )
     if args.tensor_parallel_size < 1:
         raise ConfigError(f"Invalid tensor parallel size: {args.tensor_parallel_size} (must be at least 1).")
+    _check_offload(args)
     if args.trust_remote_code:
         logger.warning("trust_remote_code has no effect: octavo never runs code from a model folder.")
+
+
+def _check_offload(args: EngineArgs) -> None:
+    if args.cpu_offload_gb and args.offload_group_size:
+        raise ConfigError("cpu_offload_gb and offload_group_size say the same in two ways: give one of them.")
+    if args.offload_group_size and not 0 < args.offload_num_in_group <= args.offload_group_size:
+        raise ConfigError(
+            f"offload_num_in_group must be between 1 and offload_group_size ({args.offload_group_size}), "
+            f"got {args.offload_num_in_group}."
+        )
 
 
 def _check_field(field: dataclasses.Field[Any], value: Any) -> None:
@@ -115,6 +126,9 @@ def _parallel(args: EngineArgs) -> ParallelConfig:
         )
     device = parallel.device if parallel.device != "auto" else _find_device()
     threads = parallel.cpu_threads or max(1, _usable_cores() // parallel.tensor_parallel_size)
+    if device == "cpu" and (parallel.cpu_offload_gb or parallel.offload_group_size):
+        logger.warning("On a CPU the weights are in host memory: cpu_offload_gb and offload_* have no effect.")
+        parallel = dataclasses.replace(parallel, cpu_offload_gb=0.0, offload_group_size=0)
     return dataclasses.replace(
         parallel, device=device, distributed_executor_backend=backend, cpu_threads=threads
     )

@@ -30,7 +30,9 @@ class ServerConfig:
     api_key_file: str = option("", "File with one key per line.")
     admin_api_key: list[Secret] = field(
         default_factory=list,
-        metadata=_about("Keys for the admin verbs, which the others then may not use; also OCTAVO_ADMIN_API_KEY."),
+        metadata=_about(
+            "Keys for the admin verbs, which the others then may not use; also OCTAVO_ADMIN_API_KEY."
+        ),
     )
     dev_mode: bool = option(
         False, "Mount /server_info and the admin verbs without a key too; also VLLM_SERVER_DEV_MODE=1."

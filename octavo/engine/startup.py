@@ -45,10 +45,9 @@ def plan_cache(config: EngineConfig, ready: ModelReady) -> CachePlan:
         chosen = bool(config.cache.num_gpu_blocks_override)
         if not (config.fit_max_model_len or chosen) or longest < _SHORTEST:
             raise ConfigError(_too_small(config, plan, needed, ready))
-        needed = _blocks_for(config, plan, longest)
         level = logging.WARNING if chosen else logging.INFO
         logger.log(level, "max_model_len: %d, as much as the KV cache has room for", longest)
-    concurrency = (num_blocks - 1) / needed
+    concurrency = num_sequences(config, plan)
     logger.info(
         "KV cache: %d blocks, %d tokens, %s, max concurrency %.1f at %d tokens per request",
         num_blocks,
@@ -60,6 +59,11 @@ def plan_cache(config: EngineConfig, ready: ModelReady) -> CachePlan:
     if plan.num_host_blocks:
         logger.info("Swap space: %d blocks, %s", plan.num_host_blocks, _gib(plan, plan.num_host_blocks))
     return plan
+
+
+def num_sequences(config: EngineConfig, plan: CachePlan) -> float:
+    """Requests of the plan's max_model_len whose blocks fit at once."""
+    return (plan.num_blocks - 1) / _blocks_for(config, plan, plan.max_model_len)
 
 
 def _num_blocks(config: EngineConfig, ready: ModelReady, bytes_per_block: int, needed: int) -> int:
@@ -136,7 +140,8 @@ def _other_uses(ready: ModelReady) -> str:
     """What else takes memory, where it is kept back."""
     if not ready.workspace_bytes:
         return ""
-    weights, steps = (f"{size / (1 << 30):.3g} GiB" for size in (ready.weight_bytes, ready.workspace_bytes))
+    sizes = ready.weight_bytes - ready.host_weight_bytes, ready.workspace_bytes
+    weights, steps = (f"{size / (1 << 30):.3g} GiB" for size in sizes)
     return (
         f" The weights take {weights}, the largest step {steps}: a lower max_num_batched_tokens or "
         "max_num_seqs makes it smaller."

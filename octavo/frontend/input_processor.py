@@ -18,6 +18,7 @@ from octavo.base.errors import PromptTooLong, RequestError
 from octavo.config.engine import EngineConfig
 from octavo.frontend.beam_search import BeamRules
 from octavo.frontend.beam_search_params import beam_rules, check_beam_search
+from octavo.frontend.conversation import ChatRenderer
 from octavo.frontend.grammar_check import GrammarCheck
 from octavo.frontend.prompt_embeds import ReadEmbeds
 from octavo.frontend.prompt_scoring import check_prompt_scoring
@@ -25,6 +26,7 @@ from octavo.frontend.prompts import ParsedPrompt, PromptType, parse_prompt
 from octavo.frontend.sampling_limits import SamplingLimits
 from octavo.frontend.standing import Standing
 from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.frontend.thinking import ReasoningStretch
 from octavo.messages.request import EngineRequest
 from octavo.messages.sampling import SamplingParams
 
@@ -107,6 +109,7 @@ class InputProcessor:
         stated = checkpoint.generation_config if model.generation_config == "auto" else {}
         self._defaults = stated | model.override_generation_config
         self._eos_token_ids = self._find_eos(config)
+        self._reasoning = ReasoningStretch.of(ChatRenderer(config, tokenizer).reasoning_parser, tokenizer)
         self.grammars = GrammarCheck(tokenizer, self._limits.vocab_size, self._eos_token_ids)
         self._seeds = random.Random(model.seed) if model.seed else random.SystemRandom()
 
@@ -264,6 +267,8 @@ class InputProcessor:
         constraint, sampling = None, params
         if params.structured_outputs is not None:
             constraint = self.grammars.check(params.structured_outputs)
+            if params.structured_outputs.after_reasoning and self._reasoning is not None:
+                constraint.reasoning = self._reasoning.after(ids)
             sampling = msgspec.structs.replace(params, structured_outputs=None)  # the workers need it not
         if params.num_sequences > params.n and params.logprobs is None:
             sampling = msgspec.structs.replace(sampling, logprobs=0)  # to find the best by

@@ -145,10 +145,11 @@ class SamplingLimits:
                 "template shows none: start the engine with reasoning_parser, or leave the budget out.",
                 name,
             )
-        if params.structured_outputs is not None:
+        form = params.structured_outputs
+        if form is not None and not form.after_reasoning:
             raise RequestError(
-                f"{name} and structured_outputs exclude each other: a form holds from the first token, so "
-                "there is no reasoning before it.",
+                f"{name} and structured_outputs exclude each other, unless the form is told to hold "
+                "after_reasoning: else it holds from the first token, and there is no reasoning before it.",
                 name,
             )
         self._in_vocab(chain.from_iterable(self.thinking_tags), name)

@@ -35,6 +35,20 @@ class ModelReady(msgspec.Struct, array_like=True):
     """Per rank; 0 = not known."""
     workspace_bytes: int = 0
     """Per rank, kept back for the largest steps; 0 where that is not done."""
+    host_weight_bytes: int = 0
+    """Of `weight_bytes`, those that are kept in host memory."""
+
+
+class Forecast(msgspec.Struct, array_like=True):
+    """What `ModelReady` will be, told before loading, and what its workspace consists of. Per rank."""
+
+    ready: ModelReady
+    step_bytes: int
+    """Of the largest step. Where nothing is kept back for it, the system lends it."""
+    recorded_bytes: int
+    """Of recorded steps, which keep memory of their own."""
+    table_bytes: int
+    """Of the batch."""
 
 
 class CachePlan(msgspec.Struct, array_like=True):

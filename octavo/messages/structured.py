@@ -50,6 +50,9 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True):
     """Free text, in which tags begin constrained parts: {structures: [{begin, schema, end}], triggers}."""
     backend: str | None = None
     """Accepted for the sake of GuidedDecodingParams."""
+    after_reasoning: bool | None = None
+    """The form is that of what follows the reasoning, where the model is known to mark it (reasoning_parser).
+    None: in chats over HTTP, which tell the two apart (octavo)."""
 
     def __post_init__(self) -> None:
         given: Any = self.json
@@ -109,6 +112,8 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True):
                 raise _wrong(name, f"must be True or False, got {value!r}")
         if self.json_object not in (None, True):
             raise _wrong("json_object", f"must be True or False, got {self.json_object!r}")
+        if not isinstance(self.after_reasoning, bool | None):
+            raise _wrong("after_reasoning", f"must be True or False, got {self.after_reasoning!r}")
         if self.backend not in (None, *_FOREIGN_BACKENDS):
             raise _wrong("backend", f"must be one of {', '.join(_FOREIGN_BACKENDS)}, got {self.backend!r}")
         if self.choice is not None:
@@ -134,6 +139,15 @@ class Vocabulary(msgspec.Struct, array_like=True):
     """Tokens that end a text."""
 
 
+class ReasoningMarks(msgspec.Struct, array_like=True, gc=False):
+    """Where reasoning ends that stands before a form."""
+
+    closing_ids: list[int]
+    """The form begins after these tokens."""
+    opening_ids: list[int] = []
+    """It begins with these, as the first of the output or never; none: the prompt has opened it."""
+
+
 class Constraint(msgspec.Struct, array_like=True, gc=False):
     """The form of one request's output, checked."""
 
@@ -142,6 +156,8 @@ class Constraint(msgspec.Struct, array_like=True, gc=False):
     vocabulary: str
     """Path of the file; its name says the content."""
     backend: str
+    reasoning: ReasoningMarks | None = None
+    """What may come before."""
 
 
 class Check(msgspec.Struct, array_like=True, tag="check"):

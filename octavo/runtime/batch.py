@@ -56,6 +56,8 @@ class ForwardBatch:
     group_of_layer: list[int]
     num_singles: int = 0
     """So many of the first requests have one new token each: attention serves them better if it is told."""
+    longest_q: int = 0
+    """The most new tokens of a request; 0 = the host does not know, because the step is repeated for others."""
     given_embeds: GivenEmbeds | None = None
     rotations: dict[str, Rotation] = field(default_factory=dict)
     """Rotary tables by rope: made once per step, shared by layers."""

@@ -1,8 +1,8 @@
 """What an operator asks of a running server: pause, sleep, caches, profiles, workers, requests of others.
 
 With keys configured whoever bears one may ask, unless there are admins' keys: then who bears one of these.
-Without keys the routes are there only in dev mode (--dev-mode or VLLM_SERVER_DEV_MODE=1), else 404. Requests of
-another key only an admin's may end. Names and parameters are vLLM's.
+Without keys the routes are there only in dev mode (--dev-mode or VLLM_SERVER_DEV_MODE=1), else 404. Requests
+of another key may be ended with an admin's only. Names and parameters are vLLM's.
 """
 
 from collections.abc import Awaitable, Callable
@@ -44,7 +44,7 @@ class WorkerCall(msgspec.Struct):
 
 
 async def abort(request: Request) -> None:
-    """End requests by their ids; unknown ones are skipped, and those of another key unless asked by an admin."""
+    """End requests by their ids; unknown ones are skipped, and without an admin's key those of others."""
     body, caller = await read_body(request, Abort), Caller.of(request)
     await caller.engine.abort(body.request_ids, None if caller.is_admin else caller.tenant)
 

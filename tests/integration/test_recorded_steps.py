@@ -117,7 +117,7 @@ def test_padding_touches_no_request(tiny_llama, make_llm, repeats):
     run = RecordedSteps.sample
 
     def disturbed(steps, step_work, shape):
-        steps.warm_up(steps.sizes)
+        steps.warm_up()
         return run(steps, step_work, shape)
 
     with pytest.MonkeyPatch.context() as patch:

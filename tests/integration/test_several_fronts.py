@@ -11,6 +11,8 @@ import time
 import pytest
 
 from octavo import AsyncLLM, EngineDead, SamplingParams, Unsupported
+from octavo.base.errors import Overloaded
+from octavo.config import FrontConfig
 from tests.fakes import expected_output, fake_request
 from tests.process_fakes import process_config, wait_until
 
@@ -43,10 +45,11 @@ def nothing_is_left(tmp_path, monkeypatch):
 async def fronts():
     engines = []
 
-    async def start(num=2, *, num_fronts=0, on_crash="restart", **orders):
+    async def start(num=2, *, num_fronts=0, on_crash="restart", max_num_queued_reqs=-1, **orders):
         config = process_config(**orders)
         model = dataclasses.replace(config.model, skip_tokenizer_init=True)
-        config = dataclasses.replace(config, model=model)
+        front = FrontConfig(max_num_queued_reqs=max_num_queued_reqs)
+        config = dataclasses.replace(config, model=model, front=front)
         owner = AsyncLLM(config, on_crash=on_crash, num_fronts=num_fronts or num)
         others = [AsyncLLM.attached(config, owner.mailbox_path, front) for front in range(1, num)]
         engines.extend([owner, *others])
@@ -58,9 +61,9 @@ async def fronts():
         await engine.shutdown()
 
 
-async def collect(engine, seed, max_tokens=20, request_id=None):
+async def collect(engine, seed, max_tokens=20, request_id=None, **about):
     params = SamplingParams(max_tokens=max_tokens, seed=seed, detokenize=False)
-    outputs = [output async for output in engine.generate([seed, 2], params, request_id)]
+    outputs = [output async for output in engine.generate([seed, 2], params, request_id, **about)]
     return outputs[-1].outputs[0]
 
 
@@ -94,14 +97,73 @@ async def test_each_gets_its_own(fronts):
             call()
 
 
-async def test_an_abort_is_of_ones_own_requests(fronts):
+async def test_an_abort_reaches_the_requests_of_all_fronts(fronts):
     owner, other = await fronts(step_s=0.02)
-    mine = asyncio.create_task(collect(owner, 1, 50, "same"))
-    theirs = asyncio.create_task(collect(other, 2, 50, "same"))
+    runs = [asyncio.create_task(collect(e, n, 50, "same")) for n, e in enumerate((owner, other), start=1)]
+    third = asyncio.create_task(collect(owner, 3, 50, "sam"))
     await asyncio.sleep(0.2)
+    await other.abort("same", tenant="somebody")
+    await asyncio.sleep(0.1)
+    assert not any(run.done() for run in runs), "these are nobody's"
     await other.abort("same")
-    assert (await theirs).finish_reason == "abort"
-    assert (await mine).token_ids == answer(1, 50)
+    assert [(await run).finish_reason for run in runs] == ["abort"] * 2
+    assert (await third).token_ids == answer(3, 50)
+
+
+async def test_a_tenant_ends_his_own_requests_only(fronts):
+    owner, other = await fronts(step_s=0.02)
+    runs = [
+        asyncio.create_task(collect(engine, 1, 50, "same", tenant=tenant))
+        for engine in (owner, other)
+        for tenant in ("me", "you")
+    ]
+    await asyncio.sleep(0.2)
+    await owner.abort("same", tenant="me")
+    reasons = [(await run).finish_reason for run in runs]
+    assert reasons == ["abort", "length"] * 2
+
+
+async def test_a_pause_ends_the_requests_of_all_fronts(fronts):
+    owner, other = await fronts(step_s=0.02)
+    running = asyncio.create_task(collect(owner, 1, 50))
+    await asyncio.sleep(0.2)
+    await other.pause_generation()
+    assert (await running).finish_reason == "abort"
+    later = asyncio.create_task(collect(owner, 2))
+    await asyncio.sleep(0.1)
+    assert not later.done() and await owner.is_paused()
+    await owner.resume_generation()
+    assert (await later).token_ids == answer(2)
+
+
+async def test_a_pause_waits_for_the_requests_of_all_fronts(fronts):
+    owner, other = await fronts(step_s=0.02)
+    running = asyncio.create_task(collect(owner, 1, 30))
+    await asyncio.sleep(0.2)
+    pausing = asyncio.create_task(other.pause_generation(mode="wait"))
+    await asyncio.sleep(0.1)
+    later = asyncio.create_task(collect(owner, 2))
+    assert (await running).token_ids == answer(1, 30)
+    await asyncio.wait_for(pausing, 2)
+    assert not later.done()
+    await other.resume_generation()
+    assert (await later).token_ids == answer(2)
+
+
+async def test_the_queue_is_one(fronts):
+    owner, other = await fronts(max_num_queued_reqs=2)
+    seats = owner.config.scheduler.max_num_seqs
+    slots = [engine.reserve() for engine in (owner, other) for _ in range(seats // 2 + 1)]
+    for engine in (owner, other):
+        with pytest.raises(Overloaded, match="2 sequences wait, max_num_queued_reqs=2"):
+            engine.reserve()
+    slots.pop(0).release()
+    owner.detach_front(1)  # as if it had died with what it had
+    more = [owner.reserve() for _ in range(seats // 2 + 2)]
+    with pytest.raises(Overloaded):
+        owner.reserve()
+    for slot in (*slots, *more):
+        slot.release()
 
 
 async def test_one_leaves_and_another_takes_its_place(fronts):

@@ -93,6 +93,32 @@ def test_the_same_alone_and_in_company(llm):
         assert alone.outputs == output.outputs
 
 
+THINKING = (
+    "{% for m in messages %}{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<think>\\n' if thinks else '<think></think>' }}{% endif %}"
+)
+
+
+def test_reasoning_comes_before_the_form(smollm2_path):
+    """As much as its budget allows; after that, and where the template has ended it, the form holds."""
+    options = {"max_model_len": 256, "num_gpu_blocks_override": 100, "chat_template": THINKING}
+    messages = [{"role": "user", "content": "Describe a person as JSON."}]
+    with LLM(str(smollm2_path), reasoning_parser="think", **options) as llm:
+        for thinks, after, budget in ((True, True, 6), (False, True, None), (True, None, None)):
+            form = StructuredOutputsParams(json=PERSON, after_reasoning=after)
+            params = SamplingParams(
+                max_tokens=90, temperature=0, structured_outputs=form, thinking_token_budget=budget
+            )
+            [output] = llm.chat(messages, params, use_tqdm=False, chat_template_kwargs={"thinks": thinks})
+            completion = output.outputs[0]
+            thought, closing, answer = completion.text.partition("</think>")
+            assert bool(closing) == (budget is not None)
+            if budget is not None:
+                assert 6 < len(completion.token_ids) - len(llm.get_tokenizer().encode(answer)) < 20
+            assert completion.finish_reason == "stop"
+            jsonschema.validate(json.loads(answer if closing else thought), PERSON)
+
+
 def test_stop_strings_and_streamed_text(llm):
     [completion] = ask(llm, temperature=0, stop=['"age"'], structured_outputs={"json": PERSON})
     assert (completion.finish_reason, completion.stop_reason) == ("stop", '"age"')

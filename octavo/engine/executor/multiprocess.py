@@ -94,6 +94,7 @@ class MultiprocessExecutor(Executor):
             min(r.available_bytes for r in ready),
             max(r.weight_bytes for r in ready),
             max(r.workspace_bytes for r in ready),
+            max(r.host_weight_bytes for r in ready),
         )
 
     def allocate(self, plan: CachePlan) -> None:

@@ -20,6 +20,7 @@ from octavo.base.log import get_logger
 from octavo.base.lru import LRU
 from octavo.engine.structured import BACKENDS
 from octavo.engine.structured.interface import Backend, Matcher
+from octavo.engine.structured.reasoning import Prelude
 from octavo.messages.request import EngineRequest
 from octavo.messages.step import TokenMasks
 from octavo.messages.structured import Constraint, Vocabulary
@@ -40,11 +41,20 @@ class Guide:
     backend: Backend[Any]
     hidden_ids: Sequence[int] = field(default=())
     """Ends of text that this request ignores."""
+    end_ids: Sequence[int] = field(default=())
+    """All ends of text."""
+    prelude: Prelude | None = None
+    """None as soon as the grammar holds."""
     has_failed: bool = False
     """The library could not say what may come next."""
 
     def feed(self, token_id: int) -> bool:
         """The request's next token. Returns True when nothing may follow it. Raises RequestError."""
+        if (prelude := self.prelude) is not None:
+            is_before = prelude.take(token_id)
+            self.prelude = None if prelude.is_over else prelude
+            if is_before:
+                return False
         if self.has_failed:
             raise _failure()
         try:
@@ -83,7 +93,9 @@ class Guides:
         if constraint is None:
             return None
         backend, end_ids = self._backend(constraint)
-        return Guide(self._matcher(constraint).copy(), backend, () if request.eos_token_ids else end_ids)
+        hidden_ids = () if request.eos_token_ids else end_ids
+        prelude = Prelude(constraint.reasoning) if constraint.reasoning else None
+        return Guide(self._matcher(constraint).copy(), backend, hidden_ids, end_ids, prelude)
 
     def masks(self, guided: Sequence[tuple[int, Guide]]) -> TokenMasks:
         """The masks of a step; guided: (index of the request in the step, its guide), ascending."""
@@ -94,8 +106,9 @@ class Guides:
             _fill(backend, [guided[row][1] for row in rows], part)
             bits[rows] = part
         for row, (_, guide) in enumerate(guided):
-            for token_id in guide.hidden_ids:
-                bits[row, token_id // 32] &= ~np.int32(1 << token_id % 32)
+            if guide.prelude is not None:
+                _add_prelude(bits[row], guide.prelude, guide.end_ids)
+            _clear(bits[row], guide.hidden_ids)
         return TokenMasks([index for index, _ in guided], bits.tobytes())
 
     def _matcher(self, constraint: Constraint) -> Matcher:
@@ -143,6 +156,28 @@ def _fill(backend: Backend[Any], guides: list[Guide], masks: np.ndarray) -> None
             return
         for row, guide in enumerate(guides):
             _fill(backend, [guide], masks[row : row + 1])
+
+
+def _add_prelude(row: np.ndarray, prelude: Prelude, end_ids: Sequence[int]) -> None:
+    """To the mask of the grammar, where it may begin already; else that counts for nothing."""
+    next_id = prelude.next_id
+    if next_id is None:
+        row[:] = -1
+        _clear(row, end_ids)
+        return
+    if not prelude.may_be_skipped:
+        row[:] = 0
+    row[next_id // 32] |= _bit(next_id)
+
+
+def _clear(row: np.ndarray, token_ids: Sequence[int]) -> None:
+    for token_id in token_ids:
+        row[token_id // 32] &= ~_bit(token_id)
+
+
+def _bit(token_id: int) -> np.int32:
+    """Of the word that it is in; the highest bit is the sign."""
+    return np.uint32(1 << token_id % 32).view(np.int32)
 
 
 def _failure() -> RequestError:

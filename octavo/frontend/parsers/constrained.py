@@ -22,6 +22,6 @@ class NamedCallParser(Parser):
 
     def read(self) -> Move[None]:
         """The format."""
-        yield from self.skip_space()
-        self.start_call(self._name)
-        yield from self.copy_rest(self.arguments)
+        if (yield from self.skip_space()):
+            self.start_call(self._name)
+            yield from self.copy_rest(self.arguments)

@@ -21,6 +21,11 @@ class HarmonyParser(Parser):
         """The channel of analysis; the model goes on with another message."""
         return f"{_CHANNEL}analysis{_MESSAGE}", _ENDS[0]
 
+    @classmethod
+    def answer_tags(cls) -> tuple[str, str]:
+        """All up to the channel of the answer."""
+        return "", f"{_CHANNEL}final{_MESSAGE}"
+
     def read(self) -> Move[None]:
         """The format."""
         marker = yield from self.copy_until(self.text, _CHANNEL, _START)

@@ -1,7 +1,7 @@
 """JSON calls between two tags: Hermes and Qwen 2.5/3, and families that differ in the tags.
 
-Hermes: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, anywhere in the text. A tag may also be followed
-by a list of calls.
+Hermes: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, anywhere in the text. A tag may also be
+followed by a list of calls.
 """
 
 from octavo.frontend.parsers.call_object import call_list, call_object

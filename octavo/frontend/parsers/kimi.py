@@ -1,4 +1,4 @@
-"""Kimi K2: `<|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{…}<|tool_call_end|>` in a section.
+"""Kimi K2: a section of `<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{…}<|tool_call_end|>`.
 
 The name before the arguments is the call's id; the template shows it to the model in later turns.
 """

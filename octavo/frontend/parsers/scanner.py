@@ -52,6 +52,11 @@ class Parser(ABC):
         """What reasoning stands between; no opening: answers begin inside; no closing: there is none."""
         return "", ""
 
+    @classmethod
+    def answer_tags(cls) -> tuple[str, str]:
+        """Likewise what stands before an answer that must have a form."""
+        return cls.reasoning_tags()
+
     @abstractmethod
     def read(self) -> Move[None]:
         """The format."""

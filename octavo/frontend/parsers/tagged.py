@@ -1,7 +1,7 @@
 """Calls whose arguments stand in tags of their own, one by one, as untyped text: Qwen 3 Coder and others.
 
-Qwen 3 Coder: `<tool_call><function=f><parameter=city>Paris</parameter></function></tool_call>`. What type a text
-is of, the tool's schema says; where it says nothing, what reads as JSON is JSON.
+Qwen 3 Coder: `<tool_call><function=f><parameter=city>Paris</parameter></function></tool_call>`. What
+type a text is of, the tool's schema says; where it says nothing, what reads as JSON is JSON.
 """
 
 import json
@@ -14,8 +14,13 @@ Schemas = Mapping[str, Mapping[str, Any] | None]
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 """What templates show to models."""
 _TYPES: dict[type, set[str]] = {
-    **{str: {"string"}, bool: {"boolean"}, type(None): {"null"}, dict: {"object"}, list: {"array"}},
-    **{int: {"integer", "number"}, float: {"number"}},
+    str: {"string"},
+    bool: {"boolean"},
+    int: {"integer", "number"},
+    float: {"number"},
+    list: {"array"},
+    dict: {"object"},
+    type(None): {"null"},
 }
 
 

@@ -10,10 +10,13 @@ class ThinkParser(Parser):
     opening, closing = "<think>", "</think>"
     is_always_open = False
 
-    def __init__(self, *, is_open: bool = False) -> None:
-        """is_open: the prompt's last word is the opening tag."""
+    def __init__(self, prompt: str = "") -> None:
+        """prompt: what the text answers; its last word may be a tag."""
         super().__init__()
-        self._is_open = is_open or self.is_always_open
+        prompt = prompt.rstrip()
+        self._is_open = prompt.endswith(self.opening) or (
+            self.is_always_open and not prompt.endswith(self.closing)
+        )
 
     @classmethod
     def reasoning_tags(cls) -> tuple[str, str]:

@@ -1,7 +1,9 @@
 """Attention through the kernel table: two calls per layer for a whole batch, decode and prefill alike.
 
-Serves every platform: the table is compiled C++ on CPU, the torch twins elsewhere.
+Serves every platform: the table is compiled C++ on CPU, Triton on an NVIDIA GPU, torch twins elsewhere.
 """
+
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -10,6 +12,14 @@ from octavo.runtime.attention.interface import AttentionBackend
 from octavo.runtime.batch import ForwardBatch, GroupTables
 from octavo.runtime.kernels.table import HeadNorms, Rotation
 from octavo.runtime.platforms.platform import Platform
+
+
+class Scores(NamedTuple):
+    """How queries and keys are compared; as in kernels.table.PagedAttention."""
+
+    scale: float
+    sliding_window: int
+    soft_cap: float
 
 
 class PagedBackend(AttentionBackend):
@@ -44,16 +54,20 @@ class PagedBackend(AttentionBackend):
         norms: HeadNorms | None = None,
     ) -> Tensor:
         """See AttentionBackend.run."""
-        kernels = self.platform.kernels
-        q = kernels.store_kv(q, k, v, cache, tables.slots, rotation=rotation, norms=norms)
-        return kernels.paged_attention(
+        q = self.platform.kernels.store_kv(q, k, v, cache, tables.slots, rotation=rotation, norms=norms)
+        how = Scores(scale, sliding_window, soft_cap)
+        return self.attend(q, cache, tables, batch, how)
+
+    def attend(
+        self, q: Tensor, cache: Tensor, tables: GroupTables, batch: ForwardBatch, how: Scores
+    ) -> Tensor:
+        """Attend to what is stored; q is normalised and rotated, and contiguous where it was."""
+        return self.platform.kernels.paged_attention(
             q,
             cache,
             tables.block_tables,
             batch.cu_q_lens,
             batch.kv_lens,
-            scale=scale,
-            sliding_window=sliding_window,
-            soft_cap=soft_cap,
             num_singles=batch.num_singles,
+            **how._asdict(),
         )

@@ -1,13 +1,22 @@
 """The family of attention back ends, and the choice among them."""
 
+import logging
+
 from octavo.base.errors import Unsupported
+from octavo.base.log import get_logger
 from octavo.base.registry import Registry
 from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.attention.interface import AttentionBackend
 from octavo.runtime.platforms.platform import Platform
 
+logger = get_logger(__name__)
+
 BACKENDS: Registry[type[AttentionBackend]] = Registry(
-    "attention back end", {"paged": "octavo.runtime.attention.paged:PagedBackend"}
+    "attention back end",
+    {
+        "cudnn": "octavo.runtime.attention.cudnn:CuDNNBackend",
+        "paged": "octavo.runtime.attention.paged:PagedBackend",
+    },
 )
 
 
@@ -21,6 +30,8 @@ def choose_backend(specs: list[KVCacheSpec], platform: Platform, name: str = "au
         kind = BACKENDS.load(candidate)
         refusals = [reason for spec in specs if (reason := kind.supports(spec, platform))]
         if not refusals:
+            level = logging.DEBUG if platform.device.type == "cpu" else logging.INFO
+            logger.log(level, "Attention by the back end %s. %s", candidate, "; ".join(reasons))
             return kind(platform)
         reasons.append(f"{candidate}: {refusals[0]}")
     raise Unsupported(f"No attention back end serves this model on {platform.device}. {'; '.join(reasons)}")

@@ -8,12 +8,13 @@ T = tokens, H = heads, D = head_dim, M = rows of activations, N = outputs, K = i
 on CPU. "Token-strided" = contiguous in all but the first axis, so slices of a fused projection need no copy.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, overload
 
 from torch import Tensor
 
-Activations = Literal["float32", "int8"]
+Activations = Literal["float32", "bfloat16", "int8"]
 
 
 class Rotation(NamedTuple):
@@ -201,20 +202,35 @@ class BlockMatmul(Protocol):
         type_name: str,
         bias: Tensor | None = None,
         activations: Activations = "float32",
+        out: Tensor | None = None,
     ) -> Tensor:
         """Return x @ dequantized(blocks).T + bias.
 
         x:       [M, K] float32, token-strided
         blocks:  [N, row_bytes] uint8, contiguous
         bias:    [N] float32
-        activations: "int8" rounds x dynamically to 8 bits per block of 32 and multiplies integers, for the
-                 types of INT8_TYPES; other types are multiplied as for "float32"
-        returns  [M, N]; from compiled kernels, a row never depends on the other rows nor on the thread count
+        activations: "bfloat16" rounds x and the unpacked weights to bfloat16, for the types of BFLOAT16_TYPES;
+                 "int8" rounds x dynamically to 8 bits per block of 32 and multiplies integers, for those of
+                 INT8_TYPES; other types are multiplied as for "float32", and so may a kernel where rounding
+                 gains nothing
+        out:     [M, N] to write to, token-strided: columns of a wider tensor, perhaps
+        returns  out, or a new [M, N]; from compiled kernels, a row never depends on the other rows nor on the thread count
         """
 
 
 INT8_TYPES = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"})
 """Types that have an integer path."""
+
+BFLOAT16_TYPES = INT8_TYPES | {"BF16"}
+"""Types whose weights may be rounded to bfloat16: not those that were chosen to be more exact."""
+
+
+RecordTape = Callable[[Callable[[], None]], Callable[[], None] | None]
+"""Takes work that calls these kernels on the same memory every time; returns what repeats it.
+
+Nothing is computed while it is recorded. None for work that computes by other means. Recordings share memory:
+what a repetition leaves in tensors that the work made is good until the next repetition.
+"""
 
 
 @dataclass(frozen=True)
@@ -239,3 +255,7 @@ class KernelTable:
     block_dequantize: BlockDequantize
     block_gather: BlockGather
     block_matmul: BlockMatmul
+    activations: Activations = "float32"
+    """What `block_matmul` is best given where the user leaves the choice."""
+    record_tape: RecordTape | None = None
+    """Only where calling a kernel costs as much as a small kernel itself."""

@@ -24,6 +24,7 @@ from octavo.runtime.attention.registry import choose_backend
 from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.loader.dummy import random_tensor
+from octavo.runtime.loader.host_weights import wants_host_weights
 from octavo.runtime.loader.loader import make_context, shorten
 from octavo.runtime.loader.safetensors import read_tensors
 from octavo.runtime.models.generic import ATTENTION, Generic, probe, verify
@@ -44,6 +45,11 @@ def load(config: EngineConfig, platform: Platform, parallel: ParallelContext) ->
     _check_options(config, cls, parallel)
     hf_config = _make_config(cls, config)
     _check_kind(config, cls, hf_config)
+    if wants_host_weights(config):
+        raise Unsupported(
+            f"{cls.__name__} runs by transformers' code, which needs its weights on the GPU: leave out "
+            "cpu_offload_gb and offload_group_size."
+        )
     build = make_context(config, [], platform, parallel)
     hf = _fill(cls, hf_config, config, build)
     link = probe(hf)

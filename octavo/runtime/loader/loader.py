@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from tqdm import tqdm
 
-from octavo.base.errors import BadCheckpoint, ConfigError
+from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
 from octavo.base.registry import Registry
 from octavo.config.engine import EngineConfig
 from octavo.messages.kv import KVCacheSpec
@@ -15,9 +15,11 @@ from octavo.runtime.attention.registry import choose_backend
 from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.kernels.table import Activations
 from octavo.runtime.layers.build import BuildContext, finish_loading, named_parameters
+from octavo.runtime.loader.host_weights import HostWeights, choose_layers, layer_bytes, wants_host_weights
 from octavo.runtime.loader.piece import Piece
 from octavo.runtime.models.arch import Arch
 from octavo.runtime.models.interface import MODELS, Family, Model
+from octavo.runtime.platforms.imagined import ImaginedPlatform
 from octavo.runtime.platforms.platform import Platform
 from octavo.runtime.quantization.method import Storage, select_scheme
 
@@ -52,8 +54,10 @@ def load_model(config: EngineConfig, platform: Platform, parallel: ParallelConte
     return IMPLEMENTATIONS.load(implementation)(config, platform, parallel)
 
 
-def load_own(config: EngineConfig, platform: Platform, parallel: ParallelContext) -> Model:
-    """`load_model` for an architecture of runtime/models."""
+def load_own(
+    config: EngineConfig, platform: Platform, parallel: ParallelContext, read: Reader | None = None
+) -> Model:
+    """`load_model` for an architecture of runtime/models. read: where weights come from, if not a file."""
     family = MODELS.load(config.checkpoint.architecture)
     length = {"max_model_len": config.model.max_model_len}
     arch = family.arch_from_hf(config.checkpoint.text_config | length)
@@ -63,21 +67,46 @@ def load_own(config: EngineConfig, platform: Platform, parallel: ParallelContext
             "attention heads; use a size that does."
         )
     specs = arch.kv_specs(parallel.tp_size, _dtype(config.cache.kv_cache_dtype).itemsize)
-    model = family.build(arch, make_context(config, specs, platform, parallel))
-    reader = READERS.load(config.model.load_format)
-    _fill(model, reader(config, model, arch), config, parallel)
+    host_layers = _host_layers(config, family, arch, platform, parallel)
+    model = family.build(arch, make_context(config, specs, platform, parallel, host_layers))
+    read = read or READERS.load(config.model.load_format)
+    _fill(model, read(config, model, arch), config, parallel)
     finish_loading(model)
+    model.host_weight_bytes = sum(layer_bytes(model)[layer] for layer in host_layers)
+    if host_layers and (lane := platform.copy_lane()) is not None:
+        HostWeights(model, sorted(host_layers), config.parallel.offload_prefetch_step, platform.device, lane)
     return model
 
 
+def _host_layers(
+    config: EngineConfig, family: type[Family], arch: Arch, platform: Platform, parallel: ParallelContext
+) -> frozenset[int]:
+    """The layers whose matrices stay in host memory. Raises ConfigError, Unsupported."""
+    if not wants_host_weights(config):
+        return frozenset()
+    if config.model.load_format == "gguf":
+        raise Unsupported("Weights of GGUF files stay on the GPU: use safetensors, or leave out cpu_offload_gb.")
+    imagined = ImaginedPlatform(platform.compute_dtype(_dtype(config.model.dtype)))
+    specs = arch.kv_specs(parallel.tp_size, _dtype(config.cache.kv_cache_dtype).itemsize)
+    shapes = family.build(arch, make_context(config, specs, imagined, parallel))
+    return choose_layers(config.parallel, layer_bytes(shapes))
+
+
 def make_context(
-    config: EngineConfig, specs: list[KVCacheSpec], platform: Platform, parallel: ParallelContext
+    config: EngineConfig,
+    specs: list[KVCacheSpec],
+    platform: Platform,
+    parallel: ParallelContext,
+    host_layers: frozenset[int] = frozenset(),
 ) -> BuildContext:
-    """What layers are built with; `specs` are those of the attention layers. Raises Unsupported."""
+    """What layers are built with; `specs` are those of the attention layers. Raises Unsupported.
+
+    host_layers: those whose matrices stay in host memory
+    """
     weight_dtype = _dtype(config.model.dtype)
     compute_dtype = platform.compute_dtype(weight_dtype)
-    activations: Activations = "int8" if config.model.activations == "int8" else "float32"
-    storage = Storage(platform.device, weight_dtype, compute_dtype, platform.kernels, activations)
+    activations = _activations(config, platform)
+    storage = Storage(platform.device, weight_dtype, compute_dtype, platform.kernels, activations, host_layers)
     return BuildContext(
         device=platform.device,
         compute_dtype=compute_dtype,
@@ -87,6 +116,12 @@ def make_context(
         parallel=parallel,
         scheme=select_scheme(config, storage),
     )
+
+
+def _activations(config: EngineConfig, platform: Platform) -> Activations:
+    """What packed weights are multiplied by: the user's choice, or what suits the kernels."""
+    chosen: dict[str, Activations] = {"float32": "float32", "bfloat16": "bfloat16", "int8": "int8"}
+    return chosen.get(config.model.activations, platform.kernels.activations)
 
 
 def _dtype(name: str) -> torch.dtype:

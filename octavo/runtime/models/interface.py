@@ -23,6 +23,8 @@ class Model(nn.Module, ABC):
     """
 
     is_recordable: ClassVar[bool] = True
+    host_weight_bytes: int = 0
+    """Of `weight_bytes`, those that are kept in host memory and copied to the device ahead of their use."""
 
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> Tensor:

@@ -22,13 +22,18 @@ class CPUPlatform(Platform):
         return cls(device, cpu_table(threads))
 
     def available_memory_bytes(self, share: float) -> int:
-        """Of what the machine has left, or the tightest of the cgroups around this process."""
-        return int(share * min(_machine_bytes(_PROC), _cgroup_bytes(_PROC, _CGROUPS)))
+        """Of what is free."""
+        return int(share * free_bytes())
 
     def compute_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Always float32: 16-bit weights are widened inside the kernels."""
         del dtype
         return torch.float32
+
+
+def free_bytes() -> int:
+    """What the machine has left, or the tightest of the cgroups around this process."""
+    return min(_machine_bytes(_PROC), _cgroup_bytes(_PROC, _CGROUPS))
 
 
 def _machine_bytes(proc: Path) -> int:

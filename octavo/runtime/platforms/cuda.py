@@ -9,7 +9,8 @@ from octavo.base.errors import ConfigError
 from octavo.base.log import get_logger
 from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.kernels.table import KernelTable
-from octavo.runtime.platforms.platform import Platform, Record
+from octavo.runtime.platforms.cuda_copies import CUDACopyLane
+from octavo.runtime.platforms.platform import CopyLane, Platform, Record
 
 logger = get_logger(__name__)
 
@@ -59,6 +60,10 @@ class CUDAPlatform(Platform):
     def compute_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Activations have the type of the weights."""
         return dtype
+
+    def copy_lane(self) -> CopyLane:
+        """On a stream of its own."""
+        return CUDACopyLane(self.device)
 
     def recorder(self) -> Record:
         """CUDA graphs in one pool of memory: they never run at the same time."""

@@ -22,8 +22,24 @@ PLATFORMS: "Registry[type[Platform]]" = Registry(
 Record = Callable[[Callable[[], None]], Callable[[], None]]
 """Takes work that launches the same kernels on the same memory every time; returns what repeats them.
 
-The work has run before; it is called once more, and what it launches then is kept, not computed.
+It, or work of another size with the same parts, has run before; it is called once more, and what it launches
+then is kept, not computed.
 """
+
+
+class CopyLane(ABC):
+    """Copies from the host that run beside the device's work. Owns the host's memory that it copies from."""
+
+    @abstractmethod
+    def host_memory(self, num_bytes: int) -> torch.Tensor:
+        """[num_bytes] uint8 on the host, to copy from; kept as long as this object. Raises ConfigError."""
+
+    @abstractmethod
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
+        """Copy once the device has done what it was given so far; waits for nothing.
+
+        Returns what makes the device's later work wait for the copy. May be recorded together with the work.
+        """
 
 
 class Platform(ABC):
@@ -56,6 +72,10 @@ class Platform(ABC):
 
     def recorder(self) -> Record | None:
         """A new way to record work, whose recordings share memory; None where launches cost too little."""
+        return None
+
+    def copy_lane(self) -> CopyLane | None:
+        """A new one; None where the device computes with the host's memory."""
         return None
 
     @abstractmethod

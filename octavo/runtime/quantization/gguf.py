@@ -6,7 +6,6 @@ have one type are joined, so that one call of the kernel multiplies them.
 
 from itertools import groupby
 
-import torch
 from torch import Tensor
 
 from octavo.config.engine import EngineConfig
@@ -49,9 +48,13 @@ class BlockLinear(LinearMethod):
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Multiply segment by segment."""
         if len(self._segments) == 1:
-            return self._multiply(x, self._segments[0], bias)
-        outputs = torch.cat([self._multiply(x, segment, None) for segment in self._segments], dim=-1)
-        return outputs if bias is None else outputs.add_(bias)
+            return self._multiply(x, self._segments[0], bias, None)
+        sizes = [segment.shape[0] for segment in self._segments]
+        out = x.new_empty(x.shape[0], sum(sizes))
+        biases = [None] * len(sizes) if bias is None else bias.split(sizes)
+        for segment, piece, columns in zip(self._segments, biases, out.split(sizes, -1), strict=True):
+            self._multiply(x, segment, piece, columns)
+        return out
 
     def gather(self, ids: Tensor, scale: float = 1.0) -> Tensor:
         """Unpack the rows asked for."""
@@ -59,7 +62,7 @@ class BlockLinear(LinearMethod):
         rows = self._storage.kernels.block_gather(table.data, ids, table.type.name, scale)
         return rows.to(self._storage.compute_dtype)
 
-    def _multiply(self, x: Tensor, segment: Blocks, bias: Tensor | None) -> Tensor:
+    def _multiply(self, x: Tensor, segment: Blocks, bias: Tensor | None, out: Tensor | None) -> Tensor:
         return self._storage.kernels.block_matmul(
-            x, segment.data, segment.type.name, bias, self._storage.activations
+            x, segment.data, segment.type.name, bias, self._storage.activations, out
         )

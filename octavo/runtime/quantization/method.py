@@ -21,6 +21,7 @@ from octavo.runtime.quantization.parameter import Layout, Parameter
 class Storage:
     """Where and how weights are kept: `compute_dtype` is the type of activations, biases and norms.
 
+    host_layers: the decoder layers whose matrices are kept in host memory
     activations: what packed weights are multiplied by; "int8" rounds a row's activations to 8 bits on the way
     """
 
@@ -29,6 +30,13 @@ class Storage:
     compute_dtype: torch.dtype
     kernels: KernelTable
     activations: Activations = "float32"
+    host_layers: frozenset[int] = frozenset()
+
+    def device_of(self, name: str) -> torch.device:
+        """Where the matrix of the layer `name` is kept."""
+        stack, _, rest = name.partition(".")
+        is_on_host = stack == "layers" and int(rest.partition(".")[0]) in self.host_layers
+        return torch.device("cpu") if is_on_host and self.device.type != "meta" else self.device
 
 
 class LinearMethod(ABC):

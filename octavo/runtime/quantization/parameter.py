@@ -101,6 +101,10 @@ class DenseParameter(Parameter):
         parts = torch.split(self.data, sizes, dim=layout.axis)
         self._parts = {shard.name: part for shard, part in zip(layout.shards, parts, strict=True)}
 
+    def live_in(self, data: Tensor) -> None:
+        """Be `data` from here on, of the same shape and type; nothing more can be loaded."""
+        self.data, self._parts = data, {}
+
     def _keep(self, shard: Shard, part: Tensor | Blocks) -> int:
         if isinstance(part, Blocks):
             raise BadCheckpoint(f"{part.type.name} blocks where a plain tensor is expected")

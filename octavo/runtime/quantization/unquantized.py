@@ -5,6 +5,8 @@ multiplies: bf16 and f16 weights stay as small as they are, and a row's result d
 the batch, as it does in torch.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -26,8 +28,8 @@ class Unquantized(Scheme):
 
     def linear(self, name: str) -> LinearMethod:
         """The device's method."""
-        del name  # every matrix is stored alike
-        return BlockLinear(self.storage) if self.storage.device.type == "cpu" else DenseLinear(self.storage)
+        storage = replace(self.storage, device=self.storage.device_of(name))
+        return BlockLinear(storage) if self.storage.device.type == "cpu" else DenseLinear(storage)
 
 
 class DenseLinear(LinearMethod):
@@ -65,7 +67,9 @@ class BlockLinear(DenseLinear):
         """Multiply by the block kernel: a number is a block of one."""
         weight = self._weight.data
         type_name = _BLOCK_TYPES[weight.dtype]
-        return self._storage.kernels.block_matmul(x, weight.view(torch.uint8), type_name, bias)
+        return self._storage.kernels.block_matmul(
+            x, weight.view(torch.uint8), type_name, bias, self._storage.activations
+        )
 
     def gather(self, ids: Tensor, scale: float = 1.0) -> Tensor:
         """Look up rows, and widen them."""

@@ -21,7 +21,7 @@ from octavo.runtime.worker.kv_tensors import KVTensors
 from octavo.runtime.worker.pending import PendingStep
 from octavo.runtime.worker.prepare import Work, make_batch, read_step
 from octavo.runtime.worker.prompt_scores import PromptScores
-from octavo.runtime.worker.recorded_steps import RecordedSteps, Shape, first_sizes
+from octavo.runtime.worker.recorded_steps import RecordedSteps, Shape
 from octavo.runtime.worker.request_state import RequestState
 
 
@@ -56,7 +56,7 @@ class ModelRunner:
         self._model, self._recorded_steps = model, None
         if record is not None:
             self._recorded_steps = RecordedSteps(model, self._cache, self._state, self._sampler, record)
-            self._recorded_steps.warm_up(first_sizes(self._recorded_steps.sizes))
+            self._recorded_steps.warm_up()
 
     def strip(self) -> None:
         """Let the model go, and what was recorded of it."""
@@ -129,6 +129,8 @@ class ModelRunner:
         pending.prompt_logprobs = self._prompt_scores.collect(step, work, self._state, hidden, self.model)
         if work.samples.size:
             self._end(step, work, hidden[last_rows], pending)
+        if self._recorded_steps is not None:
+            self._recorded_steps.record_behind(work)
         return pending
 
     def _end(self, step: SchedulerOutput, work: Work, hidden: torch.Tensor, pending: PendingStep) -> None:

@@ -72,6 +72,7 @@ def make_batch(work: Work, state: RequestState, cache: KVTensors) -> tuple[Forwa
         ],
         group_of_layer=cache.group_of_layer,
         num_singles=work.num_singles,
+        longest_q=int(np.diff(work.starts).max()),
         given_embeds=_given_embeds(work, state) if state.prompt_embeds else None,
     )
     return batch, last

@@ -5,12 +5,14 @@ is read on the device, from the tables that hold it by slot: tokens, blocks, sam
 padded to the next shape with rows of the spare slot, which attend to one slot of the null block, store
 nothing (slot -1) and append their token to the spare slot, and with tokens that belong to no row.
 
-Called by the model runner. A shape is recorded behind a step of it, which is computed launch by launch; those
-of decoding at once, others when they come up again. `warm_up` records before there are requests.
+Called by the model runner. A shape of decoding is recorded when it comes up, others when they come up again.
+Recording costs the host about as much as giving the step out. So `warm_up` does it for usual shapes before
+there are requests, and `record_behind` for more of them while a long prompt keeps the device busy.
 """
 
+import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
@@ -32,7 +34,9 @@ _MOST_TOKENS = 2048
 _FEWEST_TOKENS = 64  # more than there are chunks: as many tokens as rows would be a decoding step
 _CHUNKS = (8, 32)
 _BYTES_TIMES_TOKENS = 5e12  # where computing on a large GPU takes as long as launching: nothing is won beyond
+_SHARE_OF_SECOND = 1 / 1.4e15  # of a step per byte of weights and token: what the host may spend behind it
 _MOST_RECORDINGS = 400
+_MOST_USUAL = 256
 T = TypeVar("T", Array, torch.Tensor)
 
 
@@ -95,12 +99,33 @@ class RecordedSteps:
         self._seen: set[tuple[Shape, Kind | None]] = set()
 
     @torch.inference_mode()
-    def warm_up(self, sizes: Iterable[int]) -> None:
-        """Record greedy decoding steps of these sizes."""
+    def warm_up(self) -> None:
+        """Record greedy decoding steps of the usual sizes.
+
+        Some are computed launch by launch before: then whatever kernels need is there, and all are loaded.
+        """
         nothing = np.empty(0, np.int64)
-        for size in sizes:
+        for size in first_sizes(self.sizes):
             self._stage(Work(nothing, nothing, np.zeros(1, np.int64), nothing), Shape(size), nothing)
-            self._run(Shape(size), Kind.LIKELIEST)
+            self._compute(Shape(size), Kind.LIKELIEST)
+            self._ensure(Shape(size), Kind.LIKELIEST)
+        for size in self.sizes[: bisect_left(self.sizes, _MOST_USUAL) + 1]:
+            self._ensure(Shape(size), Kind.LIKELIEST)
+
+    @torch.inference_mode()
+    def record_behind(self, work: Work) -> None:
+        """Record what the requests of a step that was given out unrecorded will need next, while it runs.
+
+        Spends half of the time that the device needs for the step at least; the larger sizes come first.
+        """
+        until = time.perf_counter() + int(work.starts[-1]) * self._model.weight_bytes * _SHARE_OF_SECOND
+        slots = work.slots
+        end = self._sampler.kind(slots) if self._sampler.is_plain(slots) else None
+        most = bisect_left(self.sizes, self._state.num_requests)
+        for size in reversed(self.sizes[: most + 1]):
+            if time.perf_counter() > until:
+                break
+            self._ensure(Shape(size), end)
 
     def shape_of(self, work: Work) -> Shape | None:
         """The shape that a step is padded to; None if there is none that pays."""
@@ -166,15 +191,16 @@ class RecordedSteps:
 
     def _run(self, shape: Shape, end: Kind | None) -> None:
         key = shape, end
-        repeat = self._recorded.get(key)
-        if repeat is not None:
-            repeat()
-            return
-        compute = partial(self._compute, shape, end)
-        compute()
-        if (shape.chunks == 0 or key in self._seen) and len(self._recorded) < _MOST_RECORDINGS:
-            self._recorded[key] = self._record(compute)
+        if shape.chunks == 0 or key in self._seen:
+            self._ensure(shape, end)
         self._seen.add(key)
+        self._recorded.get(key, partial(self._compute, shape, end))()
+
+    def _ensure(self, shape: Shape, end: Kind | None) -> None:
+        """Record it, if that is not done and there is room."""
+        key = shape, end
+        if key not in self._recorded and len(self._recorded) < _MOST_RECORDINGS:
+            self._recorded[key] = self._record(partial(self._compute, shape, end))
 
     def _compute(self, shape: Shape, end: Kind | None) -> None:
         inputs: _Inputs[torch.Tensor] = self._split(self._inputs[: self._num_inputs(shape)], shape)
@@ -238,7 +264,7 @@ def step_sizes(most: int) -> list[int]:
 
 
 def first_sizes(sizes: list[int]) -> list[int]:
-    """Those worth recording before the first request, the largest first: they share memory best so."""
+    """Those that between them use every kernel, the largest first: they share memory best so."""
     return sorted({size for size in sizes if size.bit_count() == 1} | {sizes[-1]}, reverse=True)
 
 

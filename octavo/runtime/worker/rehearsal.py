@@ -4,6 +4,8 @@ Called by the worker between loading and planning the cache. Keys and values are
 instead of them is one block of zeros.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 
@@ -18,17 +20,24 @@ from octavo.runtime.sampling.sampler import Sampler
 _HARD_TO_SAMPLE = SamplingParams(temperature=1.0, top_k=2, top_p=0.5, min_p=0.1)
 
 
-def workspace_bytes(model: Model, config: EngineConfig, platform: Platform) -> int:
-    """Memory that steps need beside weights and cache, tables of the batch included.
+class Workspace(NamedTuple):
+    """Bytes that steps need beside weights and cache."""
 
-    Recorded steps keep memory of their own, so the largest of them counts besides the largest of all.
-    """
+    largest_step: int
+    recorded_steps: int
+    """Which keep memory of their own."""
+    tables: int
+    """Of the batch: what requests have said so far."""
+
+
+def measure(model: Model, config: EngineConfig, platform: Platform) -> Workspace:
+    """Compute the largest step, and the largest that is only decoding."""
     requests, tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
     each = min(-(-tokens // requests), config.model.max_model_len)
     largest = platform.peak_bytes(lambda: _rehearse(model, config, platform, requests, each))
     decoding = platform.peak_bytes(lambda: _rehearse(model, config, platform, requests, 1))
     token_ids = 8 * (requests + 1) * (config.model.max_model_len + 1)
-    return largest + token_ids + (0 if config.parallel.enforce_eager else decoding)
+    return Workspace(largest, 0 if config.parallel.enforce_eager else decoding, token_ids)
 
 
 @torch.inference_mode()
@@ -36,6 +45,8 @@ def _rehearse(model: Model, config: EngineConfig, platform: Platform, requests: 
     """`requests` requests compute `each` tokens, and sample as laboriously as they can."""
     hidden = model.forward(_batch(model, config, platform.device, requests, each))
     logits = model.logits(hidden[each - 1 :: each])
+    if logits.is_meta:
+        return  # there is nothing to choose from
     kernels = platform.sampling_kernels
     sampler = Sampler(config.checkpoint.vocab_size, requests, platform.device, kernels=kernels)
     for slot in range(requests):
@@ -61,4 +72,5 @@ def _batch(
         kv_caches=caches,
         groups=[GroupTables(tables, torch.full_like(positions, -1))],
         group_of_layer=[0] * len(caches),
+        longest_q=each,
     )

@@ -47,6 +47,11 @@ class RequestState:
         """The slots of these requests, [R] int64."""
         return np.array([self._slots[request_id] for request_id in request_ids], np.int64)
 
+    @property
+    def num_requests(self) -> int:
+        """How many have a slot."""
+        return len(self._slots)
+
     def places(self, slots: Array, positions: Array) -> Array:
         """Where the tokens at these positions of these slots stand in `token_ids`, seen as flat."""
         places: Array = slots * self.token_ids.shape[1] + positions

@@ -7,17 +7,14 @@ steps of a model that cannot be recorded, are the model's own.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from octavo.base.log import get_logger
 from octavo.runtime.batch import ForwardBatch, GroupTables
+from octavo.runtime.kernels.table import RecordTape
 from octavo.runtime.models.interface import Model
-from octavo.runtime.platforms.platform import NotRecordable, Record
-
-logger = get_logger(__name__)
 
 _MOST_ROWS = 128
 
@@ -34,7 +31,7 @@ class _Recorded:
 class TapedModel(Model):
     """Computes what `model` computes, to the bit."""
 
-    def __init__(self, model: Model, record: Record) -> None:
+    def __init__(self, model: Model, record: RecordTape) -> None:
         super().__init__()
         self._model, self._record = model, record
         self._is_recordable = True
@@ -66,17 +63,15 @@ class TapedModel(Model):
         if size not in self._recorded:
             if self._static is None:
                 self._static = _static_like(batch)
-            try:
-                self._recorded[size] = self._recording(_rows_of(self._static, size))
-            except NotRecordable as reason:
-                logger.info("Decoding steps are computed call by call: %s.", reason)
-                self._is_recordable = False
+            self._record_step(size, _rows_of(self._static, size))
         return self._recorded.get(size)
 
-    def _recording(self, batch: ForwardBatch) -> _Recorded:
-        made = []
+    def _record_step(self, size: int, batch: ForwardBatch) -> None:
+        made: list[Tensor] = []
         repeat = self._record(lambda: made.append(self._model.forward(batch)))
-        return _Recorded(batch, made[0], repeat)
+        self._is_recordable = repeat is not None
+        if repeat is not None:
+            self._recorded[size] = _Recorded(batch, made[0], repeat)
 
 
 def _padded(num_rows: int) -> int:
@@ -102,3 +97,32 @@ def _static_like(batch: ForwardBatch) -> ForwardBatch:
         group_of_layer=batch.group_of_layer,
         num_singles=_MOST_ROWS,
     )
+
+
+def _rows_of(batch: ForwardBatch, size: int) -> ForwardBatch:
+    """Its first rows, in the same memory."""
+    return replace(
+        batch,
+        input_ids=batch.input_ids[:size],
+        positions=batch.positions[:size],
+        cu_q_lens=batch.cu_q_lens[: size + 1],
+        kv_lens=batch.kv_lens[:size],
+        groups=[GroupTables(g.block_tables[:size], g.slots[:size]) for g in batch.groups],
+        num_singles=size,
+        rotations={},
+    )
+
+
+def _fill(static: ForwardBatch, batch: ForwardBatch, num_rows: int) -> None:
+    """Put a step into the first rows; those behind read one slot of block 0, and store nothing."""
+    static.kv_lens.fill_(1)
+    for mine, given in zip(_numbers(static), _numbers(batch), strict=True):
+        mine[:num_rows].copy_(given)
+    for group in static.groups:
+        group.block_tables[num_rows:, :1].fill_(0)
+        group.slots[num_rows:].fill_(-1)
+
+
+def _numbers(batch: ForwardBatch) -> list[Tensor]:
+    of_groups = [tensor for group in batch.groups for tensor in (group.block_tables, group.slots)]
+    return [batch.input_ids, batch.positions, batch.kv_lens, *of_groups]

@@ -23,8 +23,9 @@ from octavo.runtime.worker.kv_tensors import KVTensors, group_layers
 from octavo.runtime.worker.model_runner import ModelRunner
 from octavo.runtime.worker.pending import PendingStep
 from octavo.runtime.worker.profiler import Profiler
-from octavo.runtime.worker.rehearsal import workspace_bytes
+from octavo.runtime.worker.rehearsal import measure
 from octavo.runtime.worker.request_state import RequestState
+from octavo.runtime.worker.taped_model import TapedModel
 
 
 class Worker:
@@ -50,10 +51,11 @@ class Worker:
         self._users_processors = load_processors(self._config)
         self._model: Model | None = load_model(self._config, self._platform, self._parallel)
         groups = group_layers([layer.kv_spec for layer in self._model.attention_layers])
-        workspace = workspace_bytes(self._model, self._config, self._platform)
+        workspace = sum(measure(self._model, self._config, self._platform))
         share = self._config.cache.gpu_memory_utilization
         available = self._platform.available_memory_bytes(share) - workspace
-        return ModelReady(groups, available, self._model.weight_bytes, workspace)
+        weights, on_host = self._model.weight_bytes, self._model.host_weight_bytes
+        return ModelReady(groups, available, weights, workspace, on_host)
 
     def allocate(self, plan: CachePlan) -> None:
         """Allocate the planned cache and the batch state."""
@@ -78,7 +80,10 @@ class Worker:
         """Let the runner compute with what there is now."""
         may_record = self.model.is_recordable and self._parallel.tp_size == 1
         is_wanted = may_record and not self._config.parallel.enforce_eager
-        self._runner.equip(self.model, self._platform.recorder() if is_wanted else None)
+        record = self._platform.recorder() if is_wanted else None
+        record_tape = self._platform.kernels.record_tape if is_wanted and record is None else None
+        model = self.model if record_tape is None else TapedModel(self.model, record_tape)
+        self._runner.equip(model, record)
 
     def execute(self, step: SchedulerOutput) -> PendingStep:
         """Give one step to the device."""
@@ -130,6 +135,7 @@ class Worker:
             "kernels": self._platform.kernels.name,
             "tp_rank": self._parallel.tp_rank,
             "weight_bytes": 0 if self._model is None else self._model.weight_bytes,
+            "host_weight_bytes": 0 if self._model is None else self._model.host_weight_bytes,
             "kv_cache_bytes": self._cache.num_bytes,
         }
 

@@ -24,7 +24,7 @@ _REFUSAL = HTTPError(
 
 
 class KeyCheck:
-    """Refuses 401; sets `tenant`, `is_admin` and, when several keys exist, `cache_salt` in `scope["state"]`."""
+    """Refuses 401; sets `tenant`, `is_admin` and (several keys) `cache_salt` in `scope["state"]`."""
 
     def __init__(
         self,

@@ -75,42 +75,44 @@ class ToolUse:
         return described
 
     def constrained(self, params: SamplingParams, renderer: ChatRenderer) -> SamplingParams:
-        """The parameters with what tools add. Raises RequestError."""
+        """The parameters with what tools and reasoning add. Raises RequestError."""
         changes: dict[str, Any] = {}
+        form = params.structured_outputs
         if self.mode in ("required", "named"):
-            if params.structured_outputs is not None:
+            if form is not None:
                 raise RequestError(
                     "A forced tool call and a form of answer cannot both be had.", "tool_choice"
                 )
             schema = _calls_schema(self.tools, self.is_parallel) if self.mode == "required" else self._named()
-            changes["structured_outputs"] = StructuredOutputsParams(json=schema)
-        elif any(kind.shows_special_tokens for kind in self._kinds(params, renderer)):
+            form = StructuredOutputsParams(json=schema)
+        if form is not None:
+            reasons = bool(renderer.reasoning_parser) and form.after_reasoning is not False
+            form = changes["structured_outputs"] = msgspec.structs.replace(form, after_reasoning=reasons)
+        if any(kind.shows_special_tokens for kind in self._kinds(form, renderer)):
             changes["skip_special_tokens"] = False
         return msgspec.structs.replace(params, **changes) if changes else params
 
     def parser(self, prompt: str, *, renderer: ChatRenderer, params: SamplingParams) -> AnswerParser | None:
         """For one answer to this prompt; None when its text is all there is to it."""
+        parsers = [self._opened(kind, prompt) for kind in self._kinds(params.structured_outputs, renderer)]
         if self.mode == "named":
-            return AnswerParser([NamedCallParser(self.tools[0].function.name)])
-        if self.mode == "required":
-            return AnswerParser([RequiredCallsParser()])
-        parsers = [self._opened(kind, prompt) for kind in self._kinds(params, renderer)]
+            parsers.append(NamedCallParser(self.tools[0].function.name))
+        elif self.mode == "required":
+            parsers.append(RequiredCallsParser())
         return AnswerParser(parsers) if parsers else None
 
-    def _kinds(self, params: SamplingParams, renderer: ChatRenderer) -> list[type[Parser]]:
-        """The parsers of a free answer: of reasoning, of calls; one that does both is enough."""
-        if params.structured_outputs is not None:
-            return []
+    def _kinds(self, form: StructuredOutputsParams | None, renderer: ChatRenderer) -> list[type[Parser]]:
+        """The parsers of what is written freely: of reasoning, of calls; one that does both is enough."""
         kinds: list[type[Parser]] = []
-        if renderer.reasoning_parser:
+        if renderer.reasoning_parser and (form is None or form.after_reasoning):
             kinds.append(REASONING_PARSERS.load(renderer.reasoning_parser))
-        if self.mode == "auto" and renderer.tool_parser:
+        if self.mode == "auto" and form is None and renderer.tool_parser:
             kinds.append(TOOL_PARSERS.load(renderer.tool_parser))
         return list(dict.fromkeys(kinds))
 
     def _opened(self, kind: type[Parser], prompt: str) -> Parser:
         if issubclass(kind, ThinkParser):
-            return kind(is_open=prompt.rstrip().endswith(kind.opening))
+            return kind(prompt)
         if issubclass(kind, TaggedParser):
             return kind({tool.function.name: tool.function.parameters for tool in self.tools})
         return kind()

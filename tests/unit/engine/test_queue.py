@@ -60,7 +60,7 @@ def test_length_is_bounded_by_max_tokens_and_context():
 def test_registry_knows_the_policies():
     assert POLICIES.load("fcfs") is FirstComeFirstServed and POLICIES.load("priority") is PriorityFirst
     assert POLICIES.names() == ["deadline", "fair", "fcfs", "lpm", "priority"]
-    with pytest.raises(ConfigError, match="fcfs, priority"):
+    with pytest.raises(ConfigError, match="fcfs, lpm, priority"):
         POLICIES.load("random")
 
 

@@ -5,6 +5,7 @@ import re
 import time
 
 import msgspec
+import numpy as np
 import pytest
 
 from octavo.base.errors import RequestError
@@ -12,6 +13,7 @@ from octavo.engine.structured import guides
 from octavo.engine.structured.guidance import GuidanceBackend, GuidanceMatcher
 from octavo.messages.request import FinishReason
 from octavo.messages.sampling import SamplingParams
+from octavo.messages.structured import ReasoningMarks
 from tests.fakes import fake_request
 from tests.structured import EOS, ByteEngine, text
 
@@ -100,7 +102,9 @@ def test_one_step_at_a_time_has_its_masks_at_once(tmp_path):
 @pytest.mark.parametrize("leaving", ["plain", "formed", "both", "late"])
 def test_ending_between_a_step_and_its_masks(tmp_path, leaving):
     """Three in flight, the last of which waits for two to be read: in between, requests end."""
-    alone = ByteEngine(tmp_path).run(wave := [ByteEngine(tmp_path).request("formed", 30, 5, regex="[a-z]{9}")])
+    alone = ByteEngine(tmp_path).run(
+        wave := [ByteEngine(tmp_path).request("formed", 30, 5, regex="[a-z]{9}")]
+    )
     engine = ByteEngine(tmp_path, steps_in_flight=3)
     engine.core.add(engine.request("plain", 40, eos=[]))
     engine.core.step()
@@ -295,3 +299,46 @@ def test_what_was_compiled_is_shared_and_bounded(tmp_path, monkeypatch):
 def test_a_constraint_crosses_the_door(tmp_path):
     request = ByteEngine(tmp_path).request("r", choice=["a"])
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=type(request)) == request
+
+
+def reasoning_requests(engine, marks):
+    for index in range(12):
+        request = engine.request(f"r{index}", 600, index, [7] * 10 + [index], json=PERSON)
+        request.constraint.reasoning = marks
+        yield request
+
+
+@pytest.mark.parametrize(
+    ("condition", "opening"), list(zip(CONDITIONS, ["", "<", "<%", "<", ""], strict=True))
+)
+def test_a_grammar_holds_after_the_reasoning(tmp_path, condition, opening):
+    """Any token is sampled: what is before the closing is free, but no end; what is after has the form."""
+    options = CONDITIONS[condition] | {"max_model_len": 700}
+    if "num_blocks" in options:
+        options["num_blocks"] = 180
+    engine = ByteEngine(tmp_path, **options)
+    marks = ReasoningMarks(list(b"#"), list(opening.encode()))
+    ends = engine.run(reasoning_requests(engine, marks)).values()
+    thoughts, num_stopped = [], 0
+    for tokens, last in ends:
+        assert last.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+        data = bytes(token for token in tokens if token < 256)
+        reasons = not opening or data.startswith(opening.encode())
+        thought, closing, answer = data.partition(b"#") if reasons else (b"", b"", data)
+        thoughts.append(thought)
+        assert EOS not in tokens[:-1]
+        if last.finish_reason is FinishReason.STOP:
+            num_stopped += 1
+            assert bool(closing) == reasons
+            assert set(json.loads(answer)) >= {"name", "age"}
+    assert num_stopped > 4
+    assert any(len(thought) > 20 for thought in thoughts) and len(set(thoughts)) > 1
+
+
+def test_an_end_of_text_may_have_any_number(tmp_path):
+    """One whose bit is the sign of its word, too."""
+    engine = ByteEngine(tmp_path)
+    guide = engine.core._guides.open(engine.request("r", 10, 1, json=PERSON))
+    guide.hidden_ids = [31, 63]
+    bits = np.frombuffer(engine.core._guides.masks([(0, guide)]).bits, np.uint32)
+    assert not bits[0] >> 31 and not bits[1] >> 31

@@ -223,7 +223,7 @@ def test_what_is_malformed_stays_text(name, text):
 def test_reasoning(name, is_open, text, thought, content):
     kind = REASONING_PARSERS.load(name)
     for pieces in ([text], list(text)):
-        events = run(kind(is_open=True) if is_open else kind(), pieces)
+        events = run(kind("<think>\n") if is_open else kind(), pieces)
         assert (joined(events, Reasoning), joined(events, Text)) == (thought, content)
 
 

@@ -31,10 +31,10 @@ def test_rehearsal(tmp_path, monkeypatch, architecture):
     monkeypatch.setattr(rehearsal, "_batch", noted)
     platform = get_platform("cpu", 1)
     model = load(path)
-    assert rehearsal.workspace_bytes(model, config, platform) == 0 + 8 * 4 * 257, "a CPU keeps nothing back"
+    assert sum(rehearsal.measure(model, config, platform)) == 0 + 8 * 4 * 257, "a CPU keeps nothing back"
     assert sizes == []
     monkeypatch.setattr(CPUPlatform, "peak_bytes", peak_bytes)
-    assert rehearsal.workspace_bytes(model, config, platform) == 2000 + 8 * 4 * 257
+    assert sum(rehearsal.measure(model, config, platform)) == 2000 + 8 * 4 * 257
     assert sizes == [(3, 102), (3, 3)], "all seats at once: the most tokens of a step, and decoding"
     eager = dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, enforce_eager=True))
-    assert rehearsal.workspace_bytes(model, eager, platform) == 1000 + 8 * 4 * 257
+    assert sum(rehearsal.measure(model, eager, platform)) == 1000 + 8 * 4 * 257

@@ -14,6 +14,7 @@ from octavo.frontend.outputs import CompletionOutput, RequestOutput
 from octavo.messages.sampling import SamplingParams
 from octavo.serving.openai.chat_answer import ChatAnswer
 from octavo.serving.openai.protocol import ChatRequest
+from octavo.serving.openai.sampling import sampling_params
 from octavo.serving.openai.tools import ToolUse
 from tests.unit.front.test_parsers import CASES, THOUGHTS
 
@@ -38,7 +39,7 @@ def answer_to(body: ChatRequest, *, tool_parser: str = "", reasoning_parser: str
     renderer = SimpleNamespace(tool_parser=tool_parser, reasoning_parser=reasoning_parser)
     caller = SimpleNamespace(config=ServerConfig(), engine=SimpleNamespace(tokenizer=None))
     use = ToolUse.of(body)
-    params = use.constrained(SamplingParams(), renderer)
+    params = use.constrained(sampling_params(body, {}), renderer)
     reader = partial(use.parser, renderer=renderer, params=params)
     return ChatAnswer(caller, body, [body.messages], "id", "model", reader)
 
@@ -144,3 +145,38 @@ def test_a_named_tool():
     assert [tool["function"]["name"] for tool in use.described()] == ["move"]
     answer = answer_to(body_of(tool_choice=choice))
     assert plain(streamed(answer, ['{"at": ', '{"x": 1}}']))["calls"] == [("move", '{"at": {"x": 1}}')]
+
+
+THOUGHT, POINT_AT = "<think>\nHm, {.\n</think>\n\n", '{"at": {"x": 1}}'
+
+
+@pytest.mark.parametrize(
+    ("fields", "text", "calls"),
+    [
+        ({"tools": None, "response_format": {"type": "json_object"}}, POINT_AT, []),
+        (
+            {"tool_choice": "required"},
+            f'[{{"name": "move", "parameters": {POINT_AT}}}]',
+            [("move", POINT_AT)],
+        ),
+        ({"tool_choice": {"type": "function", "function": {"name": "move"}}}, POINT_AT, [("move", POINT_AT)]),
+    ],
+)
+def test_reasoning_before_a_form(fields, text, calls):
+    body = body_of(**fields)
+    for thought in (THOUGHT, ""):
+        make = partial(answer_to, body, reasoning_parser="qwen3", tool_parser="hermes")
+        choice = plain(whole(make(), thought + text))
+        assert choice["reasoning"] == ("Hm, {." if thought else None)
+        assert (choice["content"], choice["calls"]) == ("" if calls else text, calls)
+        assert plain(streamed(make(), thought + text)) == choice
+    cut = plain(whole(make(), THOUGHT[:12], "length"))
+    assert (cut["reasoning"], cut["calls"], cut["reason"]) == ("Hm,", [], "length")
+
+
+def test_a_form_waits_for_the_end_of_reasoning_where_there_is_any():
+    form, use = {"json_object": True}, ToolUse.of(body_of(tools=None))
+    for parser, asked, waits in (("qwen3", None, True), ("qwen3", False, False), ("", True, False)):
+        renderer = SimpleNamespace(tool_parser="", reasoning_parser=parser)
+        params = SamplingParams(structured_outputs={**form, "after_reasoning": asked})
+        assert use.constrained(params, renderer).structured_outputs.after_reasoning is waits

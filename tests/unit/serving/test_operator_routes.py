@@ -2,10 +2,12 @@
 
 import dataclasses
 
+import httpx
 import pytest
 
 from octavo.config.secret import Secret
 from octavo.frontend.health import Health
+from octavo.serving.middleware.keys import KeyCheck
 from octavo.version import __version__
 from tests.serving import served
 
@@ -95,6 +97,38 @@ async def test_requests_of_others_can_be_ended_by_their_exact_ids(as_operator, s
     assert (await as_operator.post("/abort", json={"request_ids": ["unknown"]})).status_code == 200
     assert (await as_operator.post("/abort_requests", json={"request_ids": "a"})).status_code == 400
     assert (await as_operator.post("/abort", content=b"")).status_code in (400, 415)
+
+
+async def test_with_admins_keys_the_verbs_are_theirs(server, monkeypatch):
+    admin, other = Secret.of("admins-key"), Secret.of("other-key")
+    config = dataclasses.replace(server.app.state.config, api_key=[admin, other], admin_api_key=[admin])
+    monkeypatch.setattr(server.app.state, "config", config)
+    aborted = []
+
+    async def abort(ids, tenant):
+        aborted.append((ids, tenant))
+
+    monkeypatch.setattr(server.engine, "abort", abort)
+    app = KeyCheck(server.app, config.api_key, (), config.admin_api_key)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://octavo") as client:
+
+        async def ask(key, path, method="POST"):
+            body = {"request_ids": ["a"]} if "abort" in path else None
+            return await client.request(method, path, json=body, headers={"x-api-key": key})
+
+        for path in VERBS:
+            if "abort" not in path:
+                refused = await ask("other-key", path)
+                assert (refused.status_code, refused.json()["error"]["type"]) == (
+                    403,
+                    "PermissionDeniedError",
+                )
+        assert (await ask("admins-key", "/is_paused", "GET")).status_code == 200
+        told = await ask("admins-key", "/server_info", "GET")
+        assert told.json()["server"]["admin_api_key"] == ["***"]
+        for key in ("other-key", "admins-key"):
+            assert (await ask(key, "/abort")).status_code == 200
+    assert aborted == [(["a"], other.tenant), (["a"], None)]
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__linux__)
+#if defined(OCTAVO_SOFT_TILES)
+#define OCTAVO_TILES
+#elif defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__linux__)
 #define OCTAVO_TILES
 #include <sys/syscall.h>
 #include <unistd.h>
-#elif defined(OCTAVO_SOFT_TILES)
-#define OCTAVO_TILES
 #endif
 
 namespace octavo {
@@ -31,7 +31,7 @@ struct alignas(64) TileShapes {
     }
 };
 
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__linux__)
+#if defined(OCTAVO_TILES) && !defined(OCTAVO_SOFT_TILES)
 
 // Whether this process may use tiles: Linux wants to be asked, once for all threads.
 inline bool tiles_usable() {
@@ -69,7 +69,7 @@ inline void tile_product() {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
 }
 
-#elif defined(OCTAVO_SOFT_TILES)
+#elif defined(OCTAVO_TILES)
 
 inline bool tiles_usable() { return true; }
 

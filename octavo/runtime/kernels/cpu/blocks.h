@@ -45,7 +45,12 @@ inline void prefetch(const uint8_t* p) {
 // Four bits each of 16 bytes: the low ones, then the high ones.
 inline u8x32 nibbles(const uint8_t* p) {
     u8x16 q = read<u8x16>(p);
+#if defined(__AVX2__)  // a load may repeat its bytes for nothing, joining costs a shuffle
+    __m256i both = _mm256_broadcastsi128_si256((__m128i)q);
+    return (u8x32)_mm256_srlv_epi64(both, _mm256_setr_epi64x(0, 0, 4, 4)) & 15;
+#else
     return join(q, (u8x16)((u16x8)q >> 4)) & 15;
+#endif
 }
 
 // Bit i of 32 as 0 or 16 in byte i: the fifth bit of Q5.
@@ -182,9 +187,9 @@ struct Factors<Type, true> {  // by half parts if Type::HALVES, else by parts
     vf offset(int half) const { return set1(offsets[Type::HALVES ? half : half / 2]); }
 };
 
-// Call emit(j, weights) for the VECTORS vectors of part s of a block.
-template <class Type, class Emit>
-OCTAVO_INLINE void unpack_part(const uint8_t* block, int s, const Factors<Type>& factors, Emit&& emit) {
+// Call emit(j, weights) for the VECTORS vectors of part s of a block with `factors`, as Factors<Type>.
+template <class Type, class F, class Emit>
+OCTAVO_INLINE void unpack_part(const uint8_t* block, int s, const F& factors, Emit&& emit) {
     u8x32 q = Type::quants(block, s);
     unrolled<VECTORS>([&](auto j) {
         constexpr int at = j * VL / 16;

@@ -15,8 +15,9 @@ logger = get_logger(__name__)
 _C_TYPES = {"p": ctypes.c_void_p, "l": ctypes.c_int64, "i": ctypes.c_int, "f": ctypes.c_float}
 
 _ARGUMENTS = {
-    "octavo_matmul": "plllpllippi",
-    "octavo_matmul_int8": "plllpllippi",
+    "octavo_matmul": "plllpllippli",
+    "octavo_matmul_int8": "plllpllippli",
+    "octavo_matmul_bf16": "plllpllippli",
     "octavo_dequantize": "pplllifpi",
     "octavo_write_kv": "plplpilllpli",
     "octavo_attention": "pllpilllplppiflfpi",
@@ -51,6 +52,7 @@ class Library:
         self._library = ctypes.CDLL(str(path))
         for name, letters in _ARGUMENTS.items():
             setattr(self, name, self._function(name, letters))
+        self.has_tiles = bool(self._library.octavo_has_tiles())
         self._replay = self._library.octavo_replay
         self._replay.argtypes, self._replay.restype = [ctypes.c_void_p, ctypes.c_int64], None
 

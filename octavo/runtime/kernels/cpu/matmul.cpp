@@ -28,6 +28,7 @@ struct Matmul {
     int64_t n, row_bytes, w_size;  // w_size <= k: weights in a row
     const float* bias;
     float* y;
+    int64_t y_stride;
     float with_bias(float sum, int64_t column) const { return bias ? sum + bias[column] : sum; }
 };
 
@@ -61,7 +62,7 @@ void multiply_tile(const Matmul& job, int64_t row, const float* w, int64_t colum
     }
     for (int r = 0; r < R; r++)
         for (int c = 0; c < C; c++)
-            job.y[(row + r) * job.n + column + c] = job.with_bias(sum(acc[r][c]), column + c);
+            job.y[(row + r) * job.y_stride + column + c] = job.with_bias(sum(acc[r][c]), column + c);
 }
 
 template <int R>
@@ -132,8 +133,8 @@ using namespace octavo;
 
 extern "C" void octavo_matmul(const float* x, int64_t m, int64_t k, int64_t x_stride, const uint8_t* w,
                               int64_t n, int64_t row_bytes, int type, const float* bias, float* y,
-                              int threads) {
-    Matmul job{x, m, k, x_stride, w, n, row_bytes, k, bias, y};
+                              int64_t y_stride, int threads) {
+    Matmul job{x, m, k, x_stride, w, n, row_bytes, k, bias, y, y_stride};
     std::vector<float> padded;
     if (k % PART) {  // dense types only
         job.k = job.x_stride = divide_up(k, PART) * PART;

@@ -65,6 +65,7 @@ struct Matmul {
     int64_t n, row_bytes;
     const float* bias;
     float* y;
+    int64_t y_stride;
 
     // Eight outputs of one row, less where the weight rows end.
     void finish(int64_t row, int64_t column, f32x8 acc) const {
@@ -72,7 +73,7 @@ struct Matmul {
         std::memcpy(out, &acc, sizeof acc);
         int64_t count = std::min<int64_t>(LANES, n - column);
         for (int64_t c = 0; c < count; c++)
-            y[row * n + column + c] = bias ? out[c] + bias[column + c] : out[c];
+            y[row * y_stride + column + c] = bias ? out[c] + bias[column + c] : out[c];
     }
     // Eight weight rows; past the last one, that one again.
     void rows_from(int64_t column, const uint8_t* (&rows)[LANES]) const {
@@ -260,7 +261,7 @@ using namespace octavo;
 // As octavo_matmul, for quantized types.
 extern "C" void octavo_matmul_int8(const float* x, int64_t m, int64_t k, int64_t x_stride, const uint8_t* w,
                                    int64_t n, int64_t row_bytes, int type, const float* bias, float* y,
-                                   int threads) {
+                                   int64_t y_stride, int threads) {
     if (m == 0 || n == 0) return;
     Rounded rounded{m, k};
     int64_t step = 1 + 32768 / k;
@@ -268,7 +269,7 @@ extern "C" void octavo_matmul_int8(const float* x, int64_t m, int64_t k, int64_t
         for (int64_t row = task * step; row < std::min(m, (task + 1) * step); row++)
             rounded.round_row(x + row * x_stride, row);
     });
-    Matmul job{rounded, w, n, row_bytes, bias, y};
+    Matmul job{rounded, w, n, row_bytes, bias, y, y_stride};
     with_type(type, [&](auto kind) { multiply<decltype(kind)>(job, threads); });
 }
 OCTAVO_TAPED(octavo_matmul_int8)

@@ -21,7 +21,7 @@ from octavo.runtime.kernels.table import Activations, KernelTable
 _TOLERANCE = 1e-4
 _K, _N = 512, 37
 _ROWS = (1, 3, 17, 64)
-_ACTIVATIONS: tuple[Activations, ...] = ("float32", "int8")
+_ACTIVATIONS: tuple[Activations, ...] = ("float32", "bfloat16", "int8")
 
 
 def disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
@@ -38,7 +38,8 @@ def disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
             bound = x.abs() @ weights.abs().T
             if activations == "int8":  # half a step of 127 to the largest of a row
                 bound = bound + 50 * x.abs().amax(-1, keepdim=True) * weights.abs().sum(-1)
-            if not _agree(made, slow.block_matmul(x, blocks, kind.name), bound):
+            twin = activations if fast.activations == "bfloat16" else "float32"
+            if not _agree(made, slow.block_matmul(x, blocks, kind.name, None, twin), bound):
                 yield f"block_matmul of {kind.name}, {activations}, {rows} rows"
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         if not _agree(_attention(fast, dtype), _attention(slow, dtype), torch.ones(())):

@@ -1,6 +1,6 @@
 """Records what work asks of the compiled kernels, so that one call of C repeats all of it.
 
-Given out by the CPU platform. While work is recorded nothing is computed: calls of the library are noted, and
+Part of the table of CPU kernels. While work is recorded nothing is computed: calls of the library are noted, and
 new tensors come out of memory that all recordings share, because they never run at the same time. Work that
 computes with torch between the calls cannot be repeated so, and is refused.
 """
@@ -17,15 +17,14 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from octavo.base.log import get_logger
 from octavo.runtime.kernels.cpu.library import Library, Tape
+
+logger = get_logger(__name__)
 
 _BYTES = 256 << 20
 _ALIGNMENT = 64
 _ALLOCATIONS = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"}
-
-
-class NotRecordable(Exception):
-    """The work computes outside the library, or needs more memory than recordings have."""
 
 
 class TapeRecorder:
@@ -35,18 +34,22 @@ class TapeRecorder:
         self._library = library
         self._memory = np.frombuffer(mmap.mmap(-1, _BYTES), np.uint8)
 
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """See platform.Record. Raises NotRecordable.
-
-        What a repetition leaves in tensors of its own is good until the next repetition of any recording.
-        """
+    def record(self, work: Callable[[], None]) -> Callable[[], None] | None:
+        """See table.RecordTape; a line in the log says why work is refused."""
         tape = self._library.tape = Tape()
         try:
             with _Recording(_Arena(self._memory)):
                 work()
+        except _Refused as reason:
+            logger.info("Steps are computed call by call: %s.", reason)
+            return None
         finally:
             self._library.tape = None
         return partial(self._library.replay, tape)
+
+
+class _Refused(Exception):
+    """Work computes outside the library, or needs more memory than recordings have."""
 
 
 class _Arena:
@@ -71,7 +74,7 @@ class _Arena:
                 break
             begin = end
         if begin + size > len(self._memory):
-            raise NotRecordable(f"more than {_BYTES >> 20} MiB of activations")
+            raise _Refused(f"more than {_BYTES >> 20} MiB of activations")
         taken = begin, begin + size
         insort(self._taken, taken)
         piece = self._memory[begin : begin + max(num_bytes, 1)]
@@ -97,7 +100,7 @@ class _Recording(TorchDispatchMode):
         seen = {_memory_of(arg) for arg in args if isinstance(arg, Tensor)}
         results = made if isinstance(made, tuple | list) else (made,)
         if schema.is_mutable or not all(isinstance(r, Tensor) and _memory_of(r) in seen for r in results):
-            raise NotRecordable(f"{schema.name} computes outside the library")
+            raise _Refused(f"{schema.name} computes outside the library")
         return made
 
 

@@ -11,10 +11,18 @@ from torch import Tensor
 
 from octavo.base.gguf import BLOCK_TYPES
 from octavo.runtime.kernels.cpu.library import Library, load_library
+from octavo.runtime.kernels.cpu.recorder import TapeRecorder
 from octavo.runtime.kernels.ref.draws import cut, draw
 from octavo.runtime.kernels.ref.elementwise import gated_matmul, matmul
 from octavo.runtime.kernels.ref.table import ref_table
-from octavo.runtime.kernels.table import INT8_TYPES, Activations, HeadNorms, KernelTable, Rotation
+from octavo.runtime.kernels.table import (
+    BFLOAT16_TYPES,
+    INT8_TYPES,
+    Activations,
+    HeadNorms,
+    KernelTable,
+    Rotation,
+)
 
 _TYPE_IDS = {kind.name: number for number, kind in BLOCK_TYPES.items()}
 _BLOCKS = {kind.name: kind for kind in BLOCK_TYPES.values()}
@@ -49,6 +57,8 @@ def table_of(library: Library, threads: int) -> KernelTable:
         block_dequantize=kernels.block_dequantize,
         block_gather=kernels.block_gather,
         block_matmul=kernels.block_matmul,
+        activations="bfloat16" if library.has_tiles else "float32",
+        record_tape=TapeRecorder(library).record,
     )
 
 
@@ -228,11 +238,17 @@ class _CompiledKernels:
         type_name: str,
         bias: Tensor | None = None,
         activations: Activations = "float32",
+        out: Tensor | None = None,
     ) -> Tensor:
         """See table.BlockMatmul."""
-        out = torch.empty((x.shape[0], blocks.shape[0]))
-        small = activations == "int8" and type_name in INT8_TYPES
-        matmul = self._library.octavo_matmul_int8 if small else self._library.octavo_matmul
+        if out is None:
+            out = torch.empty((x.shape[0], blocks.shape[0]))
+        if activations == "int8" and type_name in INT8_TYPES:
+            matmul = self._library.octavo_matmul_int8
+        elif activations == "bfloat16" and type_name in BFLOAT16_TYPES:
+            matmul = self._library.octavo_matmul_bf16
+        else:
+            matmul = self._library.octavo_matmul
         matmul(
             _pointer(x),
             *x.shape,
@@ -242,7 +258,8 @@ class _CompiledKernels:
             blocks.stride(0),
             _TYPE_IDS[type_name],
             None if bias is None else bias.data_ptr(),
-            out.data_ptr(),
+            _pointer(out),
+            out.stride(0),
             self._threads,
         )
         return out

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from octavo.base.gguf import BLOCK_TYPES
-from octavo.runtime.kernels.table import Activations
+from octavo.runtime.kernels.table import BFLOAT16_TYPES, Activations
 
 _ROWS_AT_ONCE = 4096  # bounds the memory of an unpacked language model head
 
@@ -36,15 +36,21 @@ def block_matmul(
     type_name: str,
     bias: Tensor | None = None,
     activations: Activations = "float32",
+    out: Tensor | None = None,
 ) -> Tensor:
     """See table.BlockMatmul; int8 activations are an approximation the twin does not make."""
-    del activations
+    rounded = activations == "bfloat16" and type_name in BFLOAT16_TYPES
+
+    def value(number: Tensor) -> Tensor:
+        return (number.bfloat16() if rounded else number).to(x.dtype)
+
     parts = [
-        functional.linear(x, block_dequantize(part, type_name).to(x.dtype))
+        functional.linear(value(x), value(block_dequantize(part, type_name)))
         for part in torch.split(blocks, _ROWS_AT_ONCE)
     ]
-    out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
-    return out if bias is None else out + bias
+    made = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+    made = made if bias is None else made + bias
+    return made if out is None else out.copy_(made)
 
 
 def _half(raw: Tensor) -> Tensor:

@@ -156,11 +156,13 @@ def block_matmul(
     type_name: str,
     bias: Tensor | None = None,
     activations: Activations = "float32",
+    out: Tensor | None = None,
 ) -> Tensor:
     """See table.BlockMatmul; `activations` are never rounded here: tensor cores take them as they are."""
     del activations
     _tell_once()
-    return functional.linear(x, _dequantize(blocks, type_name, x.dtype), bias)
+    made = functional.linear(x, _dequantize(blocks, type_name, x.dtype), bias)
+    return made if out is None else out.copy_(made)
 
 
 @functools.cache

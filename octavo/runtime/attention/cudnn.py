@@ -1,0 +1,105 @@
+"""Prefill by cuDNN's fused attention, all else as the paged back end does it; for NVIDIA GPUs.
+
+On one H200 it computes 573 TFLOP/s over 8192 tokens where our Triton kernel computes 432, and 493 against 351
+for 128 tokens behind 2048 cached ones. It takes the long steps, which are never recorded: so recorded steps
+and others go the same way. Chosen where the package nvidia-cudnn-frontend is installed (`octavo[cudnn]`).
+"""
+
+import importlib.util
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from octavo.messages.kv import KVCacheSpec
+from octavo.runtime.attention.paged import PagedBackend, Scores
+from octavo.runtime.batch import ForwardBatch, GroupTables
+from octavo.runtime.kernels.cudnn import Prefill, Sequences
+from octavo.runtime.platforms.platform import Platform
+
+_MOST_SHORT = 2048
+"""Tokens of steps that may be recorded."""
+_LARGEST_HEAD = 128
+_MOST_ELEMENTS = 2**31  # their places are int32
+
+
+class CuDNNBackend(PagedBackend):
+    """The paged back end with another kernel for requests with several new tokens in long steps."""
+
+    def __init__(self, platform: Platform) -> None:
+        super().__init__(platform)
+        self._prefill = Prefill()
+        self._of_step: dict[int, Sequences] = {}
+
+    @staticmethod
+    def supports(spec: KVCacheSpec, platform: Platform) -> str | None:
+        """Plain causal attention over 16-bit caches, with heads of up to 128, from Hopper on."""
+        if platform.device.type != "cuda" or torch.cuda.get_device_capability(platform.device)[0] < 9:
+            return "it needs an NVIDIA GPU of compute capability 9.0 or more"
+        if importlib.util.find_spec("cudnn") is None:
+            return "the package nvidia-cudnn-frontend is not installed (octavo[cudnn])"
+        if spec.sliding_window:
+            return "it has no sliding window"
+        if spec.head_dim % 8 or spec.head_dim > _LARGEST_HEAD:
+            return f"it takes heads of up to {_LARGEST_HEAD}, by eights; not of {spec.head_dim}"
+        if spec.bytes_per_token != 4 * spec.num_kv_heads * spec.head_dim:
+            return "it takes a KV cache of 16 bits"
+        return None
+
+    def plan(self, batch: ForwardBatch) -> None:
+        """Forget the last step's sequences."""
+        self._of_step.clear()
+
+    def attend(
+        self, q: Tensor, cache: Tensor, tables: GroupTables, batch: ForwardBatch, how: Scores
+    ) -> Tensor:
+        """See PagedBackend.attend."""
+        singles = batch.num_singles
+        if not self._is_for(q[singles:], cache, batch, how):
+            return super().attend(q, cache, tables, batch, how)
+        key = id(tables)
+        if key not in self._of_step:
+            self._of_step[key] = _sequences(tables, batch, q[0].numel())
+        out = torch.empty_like(q)
+        if not self._prefill(q[singles:], cache, self._of_step[key], out[singles:], how.scale):
+            return super().attend(q, cache, tables, batch, how)
+        if singles:
+            lens = batch.cu_q_lens[: singles + 1], batch.kv_lens[:singles]
+            attend = self.platform.kernels.paged_attention
+            out[:singles] = attend(q[:singles], cache, tables.block_tables[:singles], *lens, scale=how.scale)
+        return out
+
+    def _is_for(self, q: Tensor, cache: Tensor, batch: ForwardBatch, how: Scores) -> bool:
+        return (
+            batch.longest_q > 1
+            and len(q) > _MOST_SHORT
+            and q.numel() < _MOST_ELEMENTS
+            and q.dtype == cache.dtype
+            and q.is_contiguous()
+            and not how.soft_cap
+        )
+
+
+def _sequences(tables: GroupTables, batch: ForwardBatch, token_size: int) -> Sequences:
+    """The requests of several new tokens, padded with empty ones; without waiting for the device."""
+    first, rows = batch.num_singles, len(batch.kv_lens) - batch.num_singles
+    missing = _rounded(rows) - rows
+
+    def padded(lens: Tensor) -> Tensor:
+        return functional.pad(lens, (0, missing)).view(-1, 1, 1, 1)
+
+    q_lens = padded(batch.cu_q_lens[first:].diff())
+    starts = functional.pad(q_lens.view(-1).cumsum(0, dtype=torch.int32), (1, 0)) * token_size
+    blocks = functional.pad(tables.block_tables[first:], (0, 0, 0, missing))
+    return Sequences(
+        _rounded(batch.longest_q),
+        q_lens,
+        padded(batch.kv_lens[first:]),
+        starts.view(-1, 1, 1, 1),
+        blocks[:, None, :, None],
+    )
+
+
+def _rounded(number: int) -> int:
+    """The next power of 4: what is planned for too many costs little, and plans cost 30 to 90 ms each."""
+    return 4 ** -(-(number - 1).bit_length() // 2)

@@ -1,0 +1,100 @@
+"""The table of nothing: every op as the tensors that it makes on a GPU, of torch's device "meta".
+
+For planning memory without a device. Which tensors an op makes is what its Triton kernel allocates; parts of
+a kilobyte per row are left out. Nothing is computed, and drawing tokens is no op of a plan.
+"""
+
+import torch
+from torch import Tensor
+
+from octavo.base.gguf import BLOCK_TYPES
+from octavo.runtime.kernels.ref import draws
+from octavo.runtime.kernels.ref.elementwise import rotary_tables
+from octavo.runtime.kernels.table import Activations, HeadNorms, KernelTable, Rotation
+
+_BLOCKS = {kind.name: kind for kind in BLOCK_TYPES.values()}
+
+
+def shape_table(dtype: torch.dtype) -> KernelTable:
+    """dtype: of activations made from packed weights."""
+
+    def dequantize(blocks: Tensor, type_name: str) -> Tensor:
+        kind = _BLOCKS[type_name]
+        rows, num_bytes = blocks.shape
+        return blocks.new_empty((rows, num_bytes // kind.num_bytes * kind.block), dtype=dtype)
+
+    def gather(blocks: Tensor, places: Tensor, type_name: str, scale: float = 1.0) -> Tensor:
+        del scale
+        return dequantize(blocks[places], type_name)
+
+    def block_matmul(
+        x: Tensor,
+        blocks: Tensor,
+        type_name: str,
+        bias: Tensor | None = None,
+        activations: Activations = "float32",
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Of many rows: unpacked first, as a whole."""
+        del activations
+        made = _matmul(x, dequantize(blocks, type_name), bias)
+        return made if out is None else out
+
+    return KernelTable(
+        name="shapes",
+        store_kv=_store_kv,
+        paged_attention=_paged_attention,
+        rms_norm=_rms_norm,
+        rotary_tables=rotary_tables,
+        silu_and_mul=_half,
+        gelu_and_mul=_half,
+        gelu_tanh_and_mul=_half,
+        gelu=torch.empty_like,
+        gelu_tanh=torch.empty_like,
+        matmul=_matmul,
+        gated_matmul=_gated_matmul,
+        draw=draws.draw,
+        cut=draws.cut,
+        block_dequantize=dequantize,
+        block_gather=gather,
+        block_matmul=block_matmul,
+    )
+
+
+def _matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    del bias
+    return x.new_empty((x.shape[0], weight.shape[0]))
+
+
+def _gated_matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Of many rows: the product first, as a whole."""
+    return _half(_matmul(x, weight, bias))
+
+
+def _half(x: Tensor) -> Tensor:
+    return x.new_empty((x.shape[0], x.shape[1] // 2))
+
+
+def _store_kv(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cache: Tensor,
+    slots: Tensor,
+    *,
+    rotation: Rotation | None = None,
+    norms: HeadNorms | None = None,
+) -> Tensor:
+    del k, v, cache, slots
+    return q if rotation is None and norms is None else torch.empty_like(q)
+
+
+def _paged_attention(q: Tensor, *tables: Tensor, **how: float) -> Tensor:
+    del tables, how
+    return torch.empty_like(q)
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> object:
+    del weight, eps
+    out = torch.empty_like(x)
+    return out if residual is None else (out, torch.empty_like(x))

@@ -1,0 +1,67 @@
+"""A device that is not there: tensors with shapes and types, without bytes. For planning memory.
+
+Made by worker/forecast. What a step takes is counted as torch's operations make and drop tensors.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+from torch.utils.weak import WeakIdKeyDictionary
+
+from octavo.runtime.kernels.shapes import shape_table
+from octavo.runtime.platforms.platform import Platform
+
+
+class ImaginedPlatform(Platform):
+    """torch's device "meta"."""
+
+    def __init__(self, compute_dtype: torch.dtype) -> None:
+        """compute_dtype: of activations."""
+        super().__init__(torch.device("meta"), shape_table(compute_dtype))
+        self._compute_dtype = compute_dtype
+
+    @classmethod
+    def create(cls, device: torch.device, threads: int) -> "ImaginedPlatform":
+        """In the place of `device`."""
+        del threads
+        return cls(torch.float32 if device.type == "cpu" else torch.bfloat16)
+
+    def available_memory_bytes(self, share: float) -> int:
+        """None: it is not there."""
+        del share
+        return 0
+
+    def peak_bytes(self, work: Callable[[], None]) -> int:
+        """Work on nothing, and count."""
+        count = _Count()
+        with count:
+            work()
+        return count.peak
+
+    def compute_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """The same for all weights."""
+        del dtype
+        return self._compute_dtype
+
+
+class _Count(TorchDispatchMode):
+    """Bytes of the tensors that live, of those made meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+        self._living: Any = WeakIdKeyDictionary()
+        """Bytes by storage: several tensors may look at one."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for value in tree_iter(result):
+            if isinstance(value, Tensor) and value.is_meta:
+                storage = value.untyped_storage()
+                self._living[storage] = storage.nbytes()
+        self.peak = max(self.peak, sum(self._living.values()))
+        return result

@@ -1,0 +1,104 @@
+"""`forecast`: what a worker will find when it has loaded its model, told without loading it.
+
+Asked by name, for `octavo plan`. The model is built and rehearsed by the code that the worker uses, on a
+device where tensors have no bytes; of the checkpoint only config and headers are read.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from octavo.base.errors import BadCheckpoint, Unsupported
+from octavo.base.gguf import GGUFFile, TensorInfo
+from octavo.config.engine import EngineConfig
+from octavo.messages.kv import Forecast, ModelReady
+from octavo.runtime.distributed.context import ParallelContext
+from octavo.runtime.layers.build import named_parameters
+from octavo.runtime.loader.loader import load_own
+from octavo.runtime.loader.piece import Piece
+from octavo.runtime.models.arch import Arch
+from octavo.runtime.models.interface import MODELS, Family
+from octavo.runtime.models.weights import Stored
+from octavo.runtime.platforms import cpu
+from octavo.runtime.platforms.imagined import ImaginedPlatform
+from octavo.runtime.quantization.blocks import Blocks
+from octavo.runtime.worker.kv_tensors import group_layers
+from octavo.runtime.worker.rehearsal import measure
+
+GPU_CONTEXT_BYTES = 600 << 20
+"""What driver, libraries and kernels take of a GPU before anything is loaded, about."""
+
+
+def forecast(config: EngineConfig, device_bytes: int = 0) -> Forecast:
+    """What rank 0 will need and find. device_bytes: of each device; 0 = what this machine has free now.
+
+    Raises ConfigError (BadCheckpoint) as loading would, Unsupported for models that run by foreign code.
+    """
+    if config.model.model_impl == "transformers" or config.checkpoint.architecture not in MODELS:
+        raise Unsupported(
+            f"{config.checkpoint.architecture} runs by transformers' code: what it takes is known once it is "
+            "loaded. Start it; what does not fit is refused with figures."
+        )
+    on_cpu = config.parallel.device == "cpu"
+    platform = ImaginedPlatform(torch.float32 if on_cpu else getattr(torch, config.model.dtype))
+    model = load_own(config, platform, _OneOfMany(0, config.parallel.tensor_parallel_size), _shapes)
+    groups = group_layers([layer.kv_spec for layer in model.attention_layers])
+    step, recorded, tables = measure(model, config, platform)
+    workspace = tables if on_cpu else step + recorded + tables
+    available = _available_bytes(config, model.weight_bytes, device_bytes) - workspace
+    ready = ModelReady(groups, available, model.weight_bytes, workspace)
+    return Forecast(ready, step, 0 if on_cpu else recorded, tables)
+
+
+class _OneOfMany(ParallelContext):
+    """A rank whose fellows are imagined, too."""
+
+    __slots__ = ()
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """As large as it would be."""
+        return torch.cat([x] * self.tp_size, dim=-1)
+
+
+def _available_bytes(config: EngineConfig, weight_bytes: int, device_bytes: int) -> int:
+    """What the platforms' `available_memory_bytes` will say beside the weights."""
+    share, device = config.cache.gpu_memory_utilization, config.parallel.device
+    if device == "cpu":
+        return int(share * ((device_bytes or cpu.free_bytes()) - weight_bytes))
+    free, total = device_bytes - GPU_CONTEXT_BYTES, device_bytes
+    if not device_bytes:
+        if not torch.cuda.is_available():
+            raise Unsupported(f"There is no {device} here to look at: say what it has by --device-memory.")
+        free, total = torch.cuda.mem_get_info(torch.device(device))
+    return int(total * share) - (total - free) - weight_bytes
+
+
+def _shapes(config: EngineConfig, model: Family, arch: Arch) -> Iterator[Piece]:
+    """A `Reader` of shapes: of a GGUF file's header, else of the model's own parameters."""
+    del arch
+    if config.model.load_format == "gguf":
+        yield from _header(GGUFFile(Path(config.checkpoint.path)), model)
+        return
+    for name, parameter in named_parameters(model).items():
+        for shard in parameter.layout.shards:
+            tensor = torch.empty(parameter.layout.full_shape((shard,)), device="meta")
+            yield Piece(name, name, shard.name, tensor)
+
+
+def _header(file: GGUFFile, model: Family) -> Iterator[Piece]:
+    """Transforms, which move whole rows, change no size: they are left out."""
+    for name, info in file.tensors.items():
+        if model.GGUF_WEIGHTS.ignores(name):
+            continue
+        target = model.GGUF_WEIGHTS.find(name)
+        if target is None:
+            raise BadCheckpoint(f"{file.path}: tensor {name!r} is not known to {type(model).__name__}")
+        yield Piece(f"{file.path}: tensor {name!r}", target.module, target.shard, _shape(info))
+
+
+def _shape(info: TensorInfo) -> Stored:
+    if len(info.shape) == 1:
+        return torch.empty(info.shape, device="meta")
+    rows = info.shape[0]
+    return Blocks(torch.empty((rows, info.num_bytes // rows), dtype=torch.uint8, device="meta"), info.type)
