@@ -79,6 +79,9 @@ class RandomExecutor(Executor):
         future.set_result(ModelRunnerOutput(step.step_id, sampled))
         return future
 
+    def sample(self, masks):
+        """Nothing to choose."""
+
     def take(self):
         """The steps given since the last call."""
         given, self._given = self._given, []

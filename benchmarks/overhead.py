@@ -75,6 +75,9 @@ class InstantExecutor(Executor):
         self._ended_s = time.monotonic()
         return future
 
+    def sample(self, masks):
+        """Nothing to choose."""
+
     def call(self, verb, arguments):
         gaps, self._gaps_ms = self._gaps_ms, []
         return [gaps]

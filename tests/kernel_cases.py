@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -209,6 +209,19 @@ def _dequantize() -> Iterator[Case]:
         yield Case(name, (make_blocks(name, 5, 512), name), tolerance=1e-7)
 
 
+def _gather() -> Iterator[Case]:
+    for name in TYPE_NAMES:
+        places = torch.tensor([3, 0, 4, 3])
+        yield Case(name, (make_blocks(name, 5, 512), places, name), tolerance=1e-7)
+        yield Case(f"{name} scaled", (make_blocks(name, 5, 512), places, name, 25.298), tolerance=1e-7)
+
+
+def _rotary_tables() -> Iterator[Case]:
+    for half, factor in ((32, 1.0), (3, 1.19)):
+        frequencies = 10000.0 ** -(torch.arange(half) / half)
+        yield Case(f"{half}", (torch.tensor([0, 1, 777, 131071, 5]), frequencies, factor), tolerance=3e-7)
+
+
 def _matmul() -> Iterator[Case]:
     for name in TYPE_NAMES:
         for m, n, k in ((1, 30, 512), (2, 7, 256), (6, 97, 768), (33, 64, 256)):
@@ -269,6 +282,7 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "store_kv": _store_kv,
     "paged_attention": _attention,
     "rms_norm": _rms_norm,
+    "rotary_tables": _rotary_tables,
     "silu_and_mul": _activation(True),
     "gelu_and_mul": _activation(True),
     "gelu_tanh_and_mul": _activation(True),
@@ -279,8 +293,12 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "matmul": _dense_matmul,
     "gated_matmul": _gated_matmul,
     "block_dequantize": _dequantize,
+    "block_gather": _gather,
     "block_matmul": _matmul,
 }
+
+
+OPS = [field.name for field in fields(KernelTable) if field.name not in ("name", "activations", "record_tape")]
 
 
 def run(table: KernelTable, op: str, case: Case) -> list[torch.Tensor]:

@@ -6,7 +6,9 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 an
 The usual `gguf` package needs seconds for a vocabulary of 50,000 tokens; this reader needs milliseconds.
 """
 
+import functools
 import mmap
+import os
 import struct
 from dataclasses import dataclass
 from math import prod
@@ -56,6 +58,18 @@ class TensorInfo:
     type: BlockType
     offset: int
     num_bytes: int
+
+
+def open_gguf(path: Path) -> "GGUFFile":
+    """The file at `path`, shared: config, tokenizer and loader ask for the same one, whose header is long."""
+    stamp = os.stat(path)
+    return _open(path, stamp.st_ino, stamp.st_size, stamp.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=1)
+def _open(path: Path, *stamp: int) -> "GGUFFile":
+    del stamp  # another file under the same name is another entry
+    return GGUFFile(path)
 
 
 class GGUFFile:

@@ -5,6 +5,7 @@ from octavo.config.cache import CacheConfig
 from octavo.config.concerns import DeviceConfig
 from octavo.config.engine import EngineConfig
 from octavo.config.front import FrontConfig
+from octavo.config.kv_transfer import KVTransferConfig
 from octavo.config.model import ModelConfig
 from octavo.config.observability import ObservabilityConfig
 from octavo.config.parallel import ParallelConfig
@@ -17,6 +18,7 @@ __all__ = [
     "EngineArgs",
     "EngineConfig",
     "FrontConfig",
+    "KVTransferConfig",
     "ModelConfig",
     "ObservabilityConfig",
     "ParallelConfig",

@@ -1,6 +1,7 @@
 """The paged KV cache."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from octavo.config.option import option
 
@@ -23,3 +24,12 @@ class CacheConfig:
         ("auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3"),
     )
     swap_space: float = option(0.0, "GiB of host memory for preempted and evicted blocks; 0 = none.")
+    kv_transfer_config: dict[str, Any] = field(
+        default_factory=dict,
+        metadata={
+            "explain": "Share blocks with other engines through a folder: kv_connector SharedStorageConnector, "
+            "kv_role kv_both, kv_producer (writes) or kv_consumer (reads), kv_connector_extra_config with "
+            "shared_storage_path and max_bytes.",
+            "choices": (),
+        },
+    )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from octavo.base.errors import BadCheckpoint, Unsupported
-from octavo.base.gguf import GGUFFile
+from octavo.base.gguf import open_gguf
 from octavo.config.gguf_config import config_from_gguf
 
 Format = Literal["safetensors", "gguf", "none"]
@@ -83,7 +83,7 @@ def read_checkpoint(path: Path, overrides: dict[str, Any] | None = None) -> Chec
 
 
 def _read_gguf(path: Path, overrides: dict[str, Any]) -> Checkpoint:
-    file = GGUFFile(path)
+    file = open_gguf(path)
     config = config_from_gguf(file) | overrides
     eos = file.metadata.get("tokenizer.ggml.eos_token_id")
     generation = {} if eos is None else {"eos_token_id": eos}

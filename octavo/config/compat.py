@@ -38,7 +38,9 @@ _POOLING = (
     "Leave it out, or use 'generate'."
 )
 _ONE_BACKEND = "There is one back end, guidance; options of structured output are given per request."
-_WHOLE_LAYERS = "Layers keep all their matrices in host memory, or none: use cpu_offload_gb or offload_group_size."
+_WHOLE_LAYERS = (
+    "Layers keep all their matrices in host memory, or none: use cpu_offload_gb or offload_group_size."
+)
 _NO_COMPILER = "octavo compiles no graphs: there is nothing to configure."
 
 FOREIGN: dict[str, Foreign] = {
@@ -75,7 +77,6 @@ FOREIGN: dict[str, Foreign] = {
     "cpu_offload_params": Foreign(_OFF, _WHOLE_LAYERS),
     "offload_params": Foreign(_OFF, _WHOLE_LAYERS),
     "offload_backend": Foreign(("auto", "prefetch"), "Weights in host memory are always copied ahead."),
-    "kv_transfer_config": Foreign(_OFF, f"KV caches of other engines {_LATER}."),
     "kv_events_config": Foreign(_OFF, f"A stream of cache events {_LATER}."),
     "kv_offloading_backend": Foreign(("native", ""), "The host tier is octavo's own: leave it out."),
     "calculate_kv_scales": Foreign(_OFF, f"A KV cache in 8 bits {_LATER}."),

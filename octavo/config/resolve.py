@@ -14,6 +14,7 @@ from octavo.config.cache import CacheConfig
 from octavo.config.checkpoint import Checkpoint, read_checkpoint
 from octavo.config.engine import EngineConfig
 from octavo.config.front import FrontConfig
+from octavo.config.kv_transfer import shared_storage
 from octavo.config.model import FIT, ModelConfig
 from octavo.config.observability import ObservabilityConfig
 from octavo.config.option import TARGET
@@ -127,7 +128,9 @@ def _parallel(args: EngineArgs) -> ParallelConfig:
     device = parallel.device if parallel.device != "auto" else _find_device()
     threads = parallel.cpu_threads or max(1, _usable_cores() // parallel.tensor_parallel_size)
     if device == "cpu" and (parallel.cpu_offload_gb or parallel.offload_group_size):
-        logger.warning("On a CPU the weights are in host memory: cpu_offload_gb and offload_* have no effect.")
+        logger.warning(
+            "On a CPU the weights are in host memory: cpu_offload_gb and offload_* have no effect."
+        )
         parallel = dataclasses.replace(parallel, cpu_offload_gb=0.0, offload_group_size=0)
     return dataclasses.replace(
         parallel, device=device, distributed_executor_backend=backend, cpu_threads=threads
@@ -179,6 +182,7 @@ def _max_model_len(asked: int, checkpoint: Checkpoint) -> int:
 
 def _cache(args: EngineArgs, cpu: bool, dtype: str) -> CacheConfig:
     cache = _part(args, CacheConfig)
+    shared_storage(cache.kv_transfer_config)  # refuses what it does not know
     cpu_bytes = int(env.cpu_cache_gib() * (1 << 30)) if cpu else 0
     return dataclasses.replace(
         cache,

@@ -19,7 +19,7 @@ from octavo.engine import commands
 from octavo.engine.executor.interface import Executor
 from octavo.engine.gate import Gate
 from octavo.engine.scheduler.scheduler import Scheduler
-from octavo.engine.startup import plan_cache
+from octavo.engine.startup import plan_cache, plan_store
 from octavo.engine.structured.guides import Guides
 from octavo.engine.timeouts import Timeouts
 from octavo.messages.kv import CachePlan
@@ -53,6 +53,7 @@ class EngineCore:
     def start(self) -> CachePlan:
         """Load the model, plan and allocate the KV cache. Raises ConfigError, EngineDead."""
         plan = plan_cache(self._config, self._executor.start(self._config))
+        plan.store = plan_store(self._config, plan)
         self._executor.allocate(plan)
         self._scheduler = Scheduler(
             self._config.scheduler,
@@ -73,6 +74,11 @@ class EngineCore:
     def prepare(self, request: EngineRequest) -> None:
         """Before `add`, on any thread: do what would take its time there."""
         self._guides.prepare(request)
+        self.scheduler.prepare(request)
+
+    def takes_time(self, request: EngineRequest) -> bool:
+        """Whether `prepare` has something to do for this request."""
+        return request.constraint is not None or self.scheduler.prepares
 
     def add(self, request: EngineRequest) -> None:
         """Accept a request; one that can never run ends with an error output in the next step.

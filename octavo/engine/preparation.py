@@ -16,9 +16,13 @@ class Preparation:
     """One thread and its queue. Fed by one thread; ends with the process."""
 
     def __init__(
-        self, prepare: Callable[[EngineRequest], None], deliver: Callable[[CoreMessage], None]
+        self,
+        takes_time: Callable[[EngineRequest], bool],
+        prepare: Callable[[EngineRequest], None],
+        deliver: Callable[[CoreMessage], None],
     ) -> None:
-        """prepare: what takes time; deliver: hands a message to the core. Both on any thread."""
+        """takes_time: whether `prepare` does; deliver: hands a message to the core. All on any thread."""
+        self._takes_time = takes_time
         self._prepare = prepare
         self._deliver = deliver
         self._queue: Queue[CoreMessage] = Queue()
@@ -26,7 +30,7 @@ class Preparation:
 
     def take(self, message: CoreMessage) -> None:
         """A message has arrived."""
-        takes_time = isinstance(message, EngineRequest) and message.constraint is not None
+        takes_time = isinstance(message, EngineRequest) and self._takes_time(message)
         if takes_time or (isinstance(message, Abort | Detach) and self._queue.unfinished_tasks):
             self._queue.put(message)
             if self._thread is None:

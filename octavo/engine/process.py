@@ -59,7 +59,7 @@ class CoreProcess:
         self._num_bad_frames = 0
         self._reader = threading.Thread(target=self._read, name="core-inbox", daemon=True)
         self._core: EngineCore | None = None
-        self._preparation = Preparation(self._prepare, self._deliver)
+        self._preparation = Preparation(self._takes_time, self._prepare, self._deliver)
         self._is_loading = True
 
     def run(self) -> int:
@@ -184,6 +184,10 @@ class CoreProcess:
     def _deliver(self, message: CoreMessage) -> None:
         self._room.acquire()
         self._inbox.put(message)
+
+    def _takes_time(self, request: EngineRequest) -> bool:
+        assert self._core is not None  # no front sends requests before it is Ready
+        return self._core.takes_time(request)
 
     def _prepare(self, request: EngineRequest) -> None:
         assert self._core is not None  # no front sends requests before it is Ready

@@ -9,10 +9,12 @@ import os
 from octavo.base.errors import ConfigError
 from octavo.base.log import get_logger
 from octavo.config.engine import EngineConfig
+from octavo.config.kv_transfer import shared_storage
+from octavo.engine.fingerprint import fingerprint
 from octavo.engine.kvcache.groups import CacheGroup
 from octavo.engine.kvcache.offload import swapping_pays
 from octavo.engine.scheduler.scheduler import max_chunk
-from octavo.messages.kv import CachePlan, ModelReady
+from octavo.messages.kv import CachePlan, ModelReady, StorePlan
 
 logger = get_logger(__name__)
 
@@ -59,6 +61,22 @@ def plan_cache(config: EngineConfig, ready: ModelReady) -> CachePlan:
     if plan.num_host_blocks:
         logger.info("Swap space: %d blocks, %s", plan.num_host_blocks, _gib(plan, plan.num_host_blocks))
     return plan
+
+
+def plan_store(config: EngineConfig, plan: CachePlan) -> StorePlan | None:
+    """Where engines find each other's blocks, if they are to. Raises ConfigError."""
+    storage = shared_storage(config.cache.kv_transfer_config)
+    if storage is None:
+        return None
+    if not config.cache.enable_prefix_caching:
+        raise ConfigError("kv_transfer_config needs enable_prefix_caching, by which blocks are found.")
+    try:
+        kind = fingerprint(config, plan)
+    except OSError as error:
+        raise ConfigError(f"The model's files cannot be read: {error}") from error
+    num_ranks = config.parallel.tensor_parallel_size
+    folder = str(storage.path.absolute())
+    return StorePlan(folder, kind, storage.max_bytes, num_ranks, storage.reads, storage.writes)
 
 
 def num_sequences(config: EngineConfig, plan: CachePlan) -> float:

@@ -26,11 +26,13 @@ _OF_CORE = {
     "num_timeouts": "num_timeouts",
     "num_blocks_swapped_out": "num_blocks_swapped_out",
     "num_blocks_swapped_in": "num_blocks_swapped_in",
+    "external_queries": "external_prefix_cache_queries",
+    "external_hits": "external_prefix_cache_hits",
     "num_dropped": "num_dropped_messages",
 }
 """Field of SchedulerStats → counter."""
 _ZERO = (
-    *("external_prefix_cache_queries", "external_prefix_cache_hits", "mm_cache_queries", "mm_cache_hits"),
+    *("mm_cache_queries", "mm_cache_hits"),
     *("spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"),
 )
 """Counters that dashboards ask for, of what octavo does not do yet."""

@@ -6,7 +6,7 @@ Called by `conversation`. The form is that of Hermes and Qwen 2.5, the most wide
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 Message = Mapping[str, Any]
 PARSER = "hermes"
@@ -26,15 +26,40 @@ XML tags:
 </tool_call>"""
 
 
-def with_tool_prompt(messages: Sequence[Message], tools: Sequence[Any] | None) -> list[Message]:
-    """The conversation in plain words: the tools in its system message, calls and results as text."""
-    told = [_in_words(message) for message in messages]
+def with_tool_prompt(
+    messages: Sequence[Message],
+    tools: Sequence[Any] | None,
+    role: Literal["system", "user"] = "system",
+) -> list[Message]:
+    """The conversation in plain words: the tools in a message of `role`, calls and results as text.
+
+    role: "user" where the template knows no system message: the words stand before the first turn
+    """
+    told = _with_results_joined([_in_words(message) for message in messages])
     if not tools:
         return told
     text = _FORM.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
-    if not told or told[0].get("role") not in ("system", "developer"):
-        return [{"role": "system", "content": text}, *told]
+    first = told[0].get("role") if told and isinstance(told[0], Mapping) else None
+    if role == "user" and first == "user":
+        return [{**told[0], "content": _joined(text, told[0].get("content"), "\n\n")}, *told[1:]]
+    if role == "user" or first not in ("system", "developer"):
+        return [{"role": role, "content": text}, *told]
     return [{**told[0], "content": _joined(told[0].get("content"), text, "\n\n")}, *told[1:]]
+
+
+def _with_results_joined(messages: Sequence[Message]) -> list[Message]:
+    """Results of calls that were made together are one turn: many templates want turns to alternate."""
+    joined: list[Message] = []
+    for message in messages:
+        is_result = isinstance(message, Mapping) and message.get("role") == "tool"
+        if is_result and joined and isinstance(joined[-1], Mapping) and joined[-1].get("role") == "tool":
+            content = _joined(joined[-1].get("content"), message.get("content"), "\n")
+            joined[-1] = {"role": "tool", "content": content}
+        else:
+            joined.append(message)
+    return [
+        {**m, "role": "user"} if isinstance(m, Mapping) and m.get("role") == "tool" else m for m in joined
+    ]
 
 
 def _in_words(message: Any) -> Any:
@@ -43,7 +68,7 @@ def _in_words(message: Any) -> Any:
     calls = message.get("tool_calls")
     if message.get("role") == "tool":
         content = _joined(_joined("<tool_response>", message.get("content"), "\n"), "</tool_response>", "\n")
-        return {"role": "user", "content": content}
+        return {"role": "tool", "content": content}  # the user's, once those of one turn are joined
     if isinstance(calls, list) and calls:
         text = "\n".join(f"<tool_call>\n{_call(call)}\n</tool_call>" for call in calls)
         rest = {name: value for name, value in message.items() if name != "tool_calls"}

@@ -51,6 +51,18 @@ class Forecast(msgspec.Struct, array_like=True):
     """Of the batch."""
 
 
+class StorePlan(msgspec.Struct, array_like=True):
+    """A folder in which engines find each other's blocks."""
+
+    folder: str
+    fingerprint: bytes
+    """Of all that keys and values depend on beside the tokens, and of how they are laid out; 32 bytes."""
+    max_bytes: int
+    num_ranks: int
+    reads: bool
+    writes: bool
+
+
 class CachePlan(msgspec.Struct, array_like=True):
     """The planned cache; identical on every rank."""
 
@@ -61,6 +73,7 @@ class CachePlan(msgspec.Struct, array_like=True):
     """Slots in host memory for contents of blocks, on each rank; their ids follow those of the blocks."""
     max_model_len: int = 0
     """Longest prompt + output that the engine takes; 0 = as configured."""
+    store: StorePlan | None = None
 
     @property
     def bytes_per_block(self) -> int:

@@ -112,6 +112,9 @@ class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
     num_blocks_swapped_out: int = 0
     """Blocks whose content was copied to host memory."""
     num_blocks_swapped_in: int = 0
+    external_queries: int = 0
+    """Tokens looked up in what other engines keep; below, those brought from there."""
+    external_hits: int = 0
     num_dropped: int = 0
     """Messages to the core that were not requests, or requests whose id was in use."""
     has_work: bool = False

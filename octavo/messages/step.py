@@ -30,6 +30,14 @@ class TokenMasks(msgspec.Struct, array_like=True, gc=False):
     """[len(indexes), ceil(vocab_size / 32)] int32: bit i of word w = token 32 w + i may be chosen."""
 
 
+class BlockSave(msgspec.Struct, array_like=True, gc=False):
+    """A block whose content is to be kept where other engines find it, under (digest, group)."""
+
+    block: int
+    digest: bytes
+    group: int
+
+
 class SchedulerOutput(msgspec.Struct, array_like=True, gc=False):
     """One step. The lists from `request_ids` to `num_scheduled_tokens` run in parallel, an entry per request.
 
@@ -51,11 +59,15 @@ class SchedulerOutput(msgspec.Struct, array_like=True, gc=False):
     (re)enters gets the whole table."""
     block_copies: list[tuple[int, int]]
     """(from, to) blocks to copy in all layers, in this order, before anything is computed; ids from
-    num_blocks on are slots in host memory."""
+    num_blocks on are slots in host memory, those behind them keys of `block_contents`."""
     token_masks: TokenMasks | None = None
     masks_follow: bool = False
     """What may be chosen depends on tokens still on the device: compute, and sample when TokenMasks come.
     The next step is given only after that."""
+    block_contents: dict[int, list[bytes]] = {}
+    """Contents that come along, to be copied into blocks; of each a part per rank."""
+    block_saves: list[BlockSave] = []
+    """Blocks to keep, as they are after this step."""
 
     @property
     def num_tokens(self) -> int:

@@ -64,8 +64,10 @@ METRICS: dict[str, Description] = {
         Counter, "Prompt tokens looked up in the prefix cache.", counted="by core"
     ),
     "prefix_cache_hits": Description(Counter, "Prompt tokens found in the prefix cache.", counted="by core"),
-    "external_prefix_cache_queries": Description(Counter, "The same in a cache of other engines: none yet."),
-    "external_prefix_cache_hits": Description(Counter, "Found there."),
+    "external_prefix_cache_queries": Description(
+        Counter, "Prompt tokens looked up in what other engines keep (kv_transfer_config).", counted="by core"
+    ),
+    "external_prefix_cache_hits": Description(Counter, "Prompt tokens taken from there.", counted="by core"),
     "mm_cache_queries": Description(Counter, "Images and the like looked up in their cache: none yet."),
     "mm_cache_hits": Description(Counter, "Found there."),
     "num_preemptions": Description(

@@ -9,7 +9,7 @@ import termios
 import time
 from array import array
 from contextlib import suppress
-from typing import Literal
+from typing import Any, Literal
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -17,6 +17,7 @@ from uvicorn.server import ServerState
 
 from octavo.config.server import ServerConfig
 from octavo.serving.errors import HTTPError, error_body
+from octavo.serving.upgrade import PatientParser
 
 _MAX_HEADERS = 100
 _LINGER_S = 2.0
@@ -33,6 +34,7 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, config: Config, state: ServerState, limits: ServerConfig) -> None:
         super().__init__(config=config, server_state=state, app_state={})
+        self.parser: Any = PatientParser(self, self._should_upgrade)
         self._limits = limits
         self._owes: Literal["head", "body", "nothing", "silence"] = "head"
         """What is to come from the client; silence: it has been refused, what it sends is dropped."""
@@ -56,11 +58,15 @@ class Connection(HttpToolsProtocol):
         """The head is there: measure it, then go on."""
         if self._is_head_too_large():
             raise _HeadTooLarge
+        if self.parser.ignores_offer:
+            return
         self._expect("body")
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """The body is there."""
+        if self.parser.ignores_offer:
+            return
         self._expect("nothing")
         super().on_message_complete()
 

@@ -37,9 +37,7 @@ def test_the_engine_takes_what_the_plan_says(tiny_model, make_llm, options):
     plan = plan_memory(config_of(tiny_model, **options))
     llm = make_llm(tiny_model, **options)
     [held] = llm.collective_rpc("describe")
-    stats = llm.llm_engine.stats
     assert (plan.weight_bytes, plan.kv_bytes) == (held["weight_bytes"], held["kv_cache_bytes"])
-    assert plan.num_blocks == stats.num_blocks + 1
     assert plan.kv_bytes == plan.num_blocks * plan.kv_bytes_per_block
     assert plan.max_model_len == llm.model_config.max_model_len
     assert plan.host_bytes // GIB == 0 and (plan.host_bytes > 0) == ("swap_space" in options)

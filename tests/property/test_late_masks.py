@@ -52,7 +52,9 @@ def make(engine, name, asked):
     num_blocks=st.sampled_from([12, 16, 400]),
     budget=st.sampled_from([5, 32]),
 )
-def test_tokens_do_not_depend_on_what_is_in_flight(tmp_path, alone, asked, steps_in_flight, num_blocks, budget):
+def test_tokens_do_not_depend_on_what_is_in_flight(
+    tmp_path, alone, asked, steps_in_flight, num_blocks, budget
+):
     engine = ByteEngine(
         tmp_path,
         steps_in_flight=steps_in_flight,

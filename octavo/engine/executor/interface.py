@@ -47,10 +47,10 @@ class Executor(ABC):
 
     @abstractmethod
     def sample(self, masks: TokenMasks) -> None:
-        """Let the step given last sample, whose masks follow (`SchedulerOutput.masks_follow`): now they are here.
+        """Let the step given last sample: the masks that were to follow it (`masks_follow`) are here.
 
-        Until then that step is computed but not sampled, and no other is given. Does not wait; what goes
-        wrong is the step's error.
+        Until then it is computed but not sampled, and no other step is given. Does not wait; what goes wrong
+        is the step's error.
         """
 
     @abstractmethod

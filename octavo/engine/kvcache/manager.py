@@ -1,19 +1,21 @@
 """`KVCacheManager`: which blocks each request holds, by cache group, and which beginnings can be shared.
 
 Called by the scheduler, which says how many tokens are to be computed; knows no requests, policies or steps.
-Blocks from num_blocks on are slots of the host tier; tables hold none of them.
+Blocks from num_blocks on are slots of the host tier, those behind them contents out of files; tables hold none.
 All answers hold for steps that execute in the order in which they were scheduled: a block may be shared as
 soon as the step that fills it is scheduled, and given to a new owner while an earlier step still reads it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from octavo.engine.kvcache.block_pool import NULL_BLOCK, BlockKey, BlockPool
 from octavo.engine.kvcache.groups import CacheGroup
 from octavo.engine.kvcache.offload import HostTier
 from octavo.engine.kvcache.prefix import HashChain
+from octavo.engine.kvcache.shared import Content, SharedTier
 from octavo.messages.kv import CachePlan
+from octavo.messages.step import BlockSave
 
 
 class SharedPrefix(NamedTuple):
@@ -21,7 +23,7 @@ class SharedPrefix(NamedTuple):
 
     num_tokens: int
     blocks: list[list[int]]
-    """[group]: the first blocks of a table; null where the window has passed; some may be host slots."""
+    """[group]: the first blocks of a table; null where the window has passed; some may be outside the pool."""
     epoch: int
     num_queried: int = 0
     """Tokens that were looked up in the prefix map."""
@@ -55,12 +57,19 @@ class KVCacheManager:
     def __init__(self, plan: CachePlan, enable_prefix_caching: bool = True) -> None:
         self.pool = BlockPool(plan.num_blocks, on_evict=self._save)
         self.host = HostTier(plan.num_host_blocks)
+        self.shared = SharedTier(plan)
         self.block_size = plan.block_size
         self.groups = [
             CacheGroup.from_spec(i, group.spec, plan.block_size) for i, group in enumerate(plan.groups)
         ]
         self.copies: list[tuple[int, int]] = []
         """(from, to) blocks to copy, in this order, before the step being planned computes anything."""
+        self.saves: list[BlockSave] = []
+        """Blocks for other engines, as they will be after that step."""
+        self.num_asked_tokens = 0
+        """Looked for in the files of other engines, because the cache has not got them; since the start."""
+        self.num_received_tokens = 0
+        """Brought from there."""
         self._enable_prefix_caching = enable_prefix_caching
         self._epoch = 0
 
@@ -82,7 +91,8 @@ class KVCacheManager:
         if not self._enable_prefix_caching:
             return self.nothing()
         digests = chain.extend(token_ids)
-        num_blocks = self._longest_hit(digests, (len(token_ids) - 1) // self.block_size)
+        limit = (len(token_ids) - 1) // self.block_size
+        num_blocks = self._longest_hit(digests, limit, lambda key: self._find(key) is not None)
         num_tokens = num_blocks * self.block_size
         blocks = []
         for group in self.groups:
@@ -90,6 +100,32 @@ class KVCacheManager:
             found = [self._find((digest, group.index)) for digest in digests[first:num_blocks]]
             blocks.append([NULL_BLOCK] * first + [block for block in found if block is not None])
         return SharedPrefix(num_tokens, blocks, self._epoch, num_queried=len(token_ids))
+
+    def prefetch(self, chain: HashChain, token_ids: Sequence[int]) -> None:
+        """On any thread: read what files of other engines have of a beginning, and the cache has not."""
+        digests = chain.extend(token_ids)
+        limit = (len(token_ids) - 1) // self.block_size
+        num_known = self._longest_hit(digests, limit, lambda key: self._find(key) is not None)
+        self.num_asked_tokens += (limit - num_known) * self.block_size
+        num_blocks = self._longest_hit(
+            digests, limit, lambda key: self._find(key) is not None or self.shared.has(key)
+        )
+        keys = [
+            (digest, group.index)
+            for group in self.groups
+            for digest in digests[group.first_needed(num_blocks * self.block_size) : num_blocks]
+        ]
+        self.shared.fetch(key for key in keys if self._find(key) is None)
+
+    def publish(self, table: BlockTable, chain: HashChain, num_tokens: int) -> None:
+        """Offer the full blocks of the first `num_tokens` tokens to other engines."""
+        if not self.shared.writes or table.epoch != self._epoch:
+            return
+        digests = chain.digests[: num_tokens // self.block_size]
+        for group, blocks, first_live in zip(self.groups, table.groups, table.first_live, strict=True):
+            keys = [(digest, group.index) for digest in digests]
+            named = list(zip(blocks, keys, strict=False))
+            self.saves += self.shared.saves(named[first_live:])
 
     def count_cached(self, chain: HashChain, token_ids: Sequence[int], near: int) -> int:
         """About how many leading blocks of `token_ids` are in the cache; `match` finds out.
@@ -125,7 +161,7 @@ class KVCacheManager:
         needed = 0
         for group, blocks in zip(self.groups, prefix.blocks, strict=True):
             live = blocks[group.first_needed(prefix.num_tokens) :]
-            num_shared = sum(not self._is_host(block) and self.pool.ref_count(block) > 0 for block in live)
+            num_shared = sum(not self._is_outside(block) and self.pool.ref_count(block) > 0 for block in live)
             peak = group.peak_blocks(num_tokens, max_chunk)
             ahead = -(-num_tokens // self.block_size) - len(blocks)
             # At first it holds `live` too; once the window has passed them, only blocks of its own.
@@ -137,13 +173,13 @@ class KVCacheManager:
     def open(self, prefix: SharedPrefix) -> BlockTable:
         """A table that holds the blocks of `prefix`, which must have been found since the last change.
 
-        What is in the host tier is copied back.
+        What is outside the pool is copied into it.
         """
         first_live = [group.first_needed(prefix.num_tokens) for group in self.groups]
         places: list[tuple[list[int], int]] = []
         for blocks, first in zip(prefix.blocks, first_live, strict=True):
             for index in range(first, len(blocks)):
-                if self._is_host(blocks[index]):
+                if self._is_outside(blocks[index]):
                     places.append((blocks, index))
                 else:
                     self.pool.share(blocks[index])
@@ -205,17 +241,31 @@ class KVCacheManager:
         copies, self.copies = self.copies, []
         return copies
 
+    def take_contents(self) -> dict[int, Content]:
+        """By block id: what the copies of the step being planned take from files; handed over."""
+        first = self.pool.num_blocks + self.host.num_slots
+        return {first + number: content for number, content in self.shared.take_leaving().items()}
+
+    def take_saves(self) -> list[BlockSave]:
+        """The blocks to save after the step being planned; the list is handed over."""
+        saves, self.saves = self.saves, []
+        return saves
+
     def reset_prefix_cache(self) -> None:
-        """Forget all contents; tables in use keep their blocks, which are not shared by content any more."""
+        """Forget all contents; tables in use keep their blocks, which are not shared by content any more.
+
+        Files for other engines stay.
+        """
         self.pool.forget_all()
         self.host.clear()
+        self.shared.clear()
         self._epoch += 1
 
-    def _longest_hit(self, digests: list[bytes], limit: int) -> int:
+    def _longest_hit(self, digests: list[bytes], limit: int, is_known: Callable[[BlockKey], bool]) -> int:
         """Most leading blocks that every group can do without computing."""
 
         def is_cached(block: int, group: int) -> bool:
-            return self._find((digests[block], group)) is not None
+            return is_known((digests[block], group))
 
         while True:
             before = limit
@@ -225,18 +275,26 @@ class KVCacheManager:
                 return limit
 
     def _find(self, key: BlockKey) -> int | None:
-        """The block that holds this content, or its host slot."""
+        """The block that holds this content, or where it is outside the pool."""
         block = self.pool.find(key)
         if block is None and (slot := self.host.find(key)) is not None:
             return self.pool.num_blocks + slot
+        if block is None and (number := self.shared.find(key)) is not None:
+            return self.pool.num_blocks + self.host.num_slots + number
         return block
 
     def _is_known(self, digest: bytes) -> bool:
         """Whether any group has the content; those with a window lose it sooner."""
         return any(self._find((digest, group.index)) is not None for group in self.groups)
 
-    def _is_host(self, block: int) -> bool:
+    def _is_outside(self, block: int) -> bool:
         return block >= self.pool.num_blocks
+
+    def _tier_of(self, block: int) -> tuple[HostTier | SharedTier, int]:
+        """Where a content outside the pool is, and its place there."""
+        slot = block - self.pool.num_blocks
+        num_slots = self.host.num_slots
+        return (self.host, slot) if slot < num_slots else (self.shared, slot - num_slots)
 
     def _save(self, block: int, key: BlockKey) -> None:
         """Keep what `block` holds; called before it is handed out for something else."""
@@ -245,19 +303,23 @@ class KVCacheManager:
             self.copies.append((block, self.pool.num_blocks + slot))
 
     def _load(self, places: list[tuple[list[int], int]]) -> None:
-        """Replace the host slots at these places of tables by blocks with their content.
+        """Replace what is outside the pool at these places of tables by blocks with that content.
 
         Pinned meanwhile: taking blocks saves what those held before, to other slots.
         """
-        slots = [blocks[index] - self.pool.num_blocks for blocks, index in places]
-        keys = [self.host.pin(slot) for slot in slots]
+        sources = [self._tier_of(blocks[index]) for blocks, index in places]
+        keys = [tier.pin(slot) for tier, slot in sources]
+        received = {
+            index for (_, index), (tier, _) in zip(places, sources, strict=True) if tier is self.shared
+        }
+        self.num_received_tokens += len(received) * self.block_size
         new_blocks = self.pool.allocate(len(places))
         for (blocks, index), key, new in zip(places, keys, new_blocks, strict=True):
             self.copies.append((blocks[index], new))
             self.pool.remember(new, key)
             blocks[index] = new
-        for slot in slots:
-            self.host.unpin(slot)
+        for tier, slot in sources:
+            tier.unpin(slot)
 
     def _discard(self, block: int) -> None:
         """Forget what `block` holds, here and in the host tier."""

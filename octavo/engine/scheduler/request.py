@@ -121,7 +121,7 @@ class Request:
             tenant=request.tenant,
             due_s=_due_s(request),
             sequence=sequence,
-            chain=HashChain(block_size, request.cache_salt, _content_beside_tokens(request)),
+            chain=hash_chain(request, block_size),
             hold=request.hold,
             prompt_embeds=request.prompt_embeds,
             repetition=RepetitionDetector(detection) if detection and detection.max_pattern_size else None,
@@ -152,6 +152,11 @@ class Request:
         if status not in _ALLOWED[self.status]:
             raise AssertionError(f"request {self.request_id}: {self.status.name} cannot become {status.name}")
         self.status = status
+
+
+def hash_chain(request: EngineRequest, block_size: int) -> HashChain:
+    """The names of the prompt's blocks; nothing is hashed yet."""
+    return HashChain(block_size, request.cache_salt, _content_beside_tokens(request))
 
 
 def _content_beside_tokens(request: EngineRequest) -> bytes:

@@ -19,7 +19,7 @@ from octavo.engine.kvcache.manager import KVCacheManager
 from octavo.engine.scheduler.ledger import Ledger
 from octavo.engine.scheduler.plan import StepPlan
 from octavo.engine.scheduler.policies import POLICIES
-from octavo.engine.scheduler.request import Request, RequestStatus
+from octavo.engine.scheduler.request import Request, RequestStatus, hash_chain
 from octavo.engine.scheduler.rules import BlockRule, LeaderRule, Rule, SeatRule, TokenRule
 from octavo.engine.scheduler.update import last_output, read_results
 from octavo.engine.structured.guides import Guides
@@ -76,8 +76,20 @@ class Scheduler:
         """Requests that wait or run, or are held for those that follow them."""
         return len(self._ledger.requests) + len(self._ledger.held)
 
+    @property
+    def prepares(self) -> bool:
+        """Whether `prepare` has something to do."""
+        return self.kv.shared.reads
+
+    def prepare(self, request: EngineRequest) -> None:
+        """Before `add`, on any one thread: read what other engines kept of its beginning."""
+        is_first = not request.leader_id and not request.sampling.skip_reading_prefix_cache
+        if self.prepares and is_first:
+            self.kv.prefetch(hash_chain(request, self.kv.block_size), request.prompt_token_ids)
+
     def add(self, request: EngineRequest) -> None:
         """Accept a request. Raises PromptTooLong if it can never run, RequestError for an id in use."""
+        self.kv.shared.take_in()
         self._check(request)
         entry = Request.create(request, self._num_added, self._max_model_len, self.kv.block_size)
         if self._guides is not None:
@@ -126,7 +138,9 @@ class Scheduler:
         self._num_steps += 1
         self._in_flight.append(plan)
         self._unmasked = plan if plan.guided else None
-        return plan.to_output(ledger.take_released(), self.kv.take_copies(), self.take_masks())
+        step = plan.to_output(ledger.take_released(), self.kv.take_copies(), self.take_masks())
+        step.block_contents, step.block_saves = self.kv.take_contents(), self.kv.take_saves()
+        return step
 
     @property
     def awaits_masks(self) -> bool:
@@ -171,6 +185,8 @@ class Scheduler:
             num_timeouts=self._num_timeouts,
             num_blocks_swapped_out=self.kv.host.num_stored,
             num_blocks_swapped_in=self.kv.host.num_loaded,
+            external_queries=self.kv.num_asked_tokens,
+            external_hits=self.kv.num_received_tokens,
         )
 
     def _check(self, request: EngineRequest) -> None:
@@ -334,6 +350,8 @@ class Scheduler:
         assert table is not None
         if request.num_computed // self.kv.block_size > table.num_committed:
             self.kv.commit(table, request.chain, request.token_ids, request.num_computed)
+        if request.num_computed_before < request.num_prompt_tokens <= request.num_computed:
+            self.kv.publish(table, request.chain, request.num_prompt_tokens)
         if self._policy.takes_turns:
             self._policy.charge(request, num_new)
 

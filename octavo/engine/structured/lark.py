@@ -5,12 +5,14 @@ Called by the back end's `translate`. Every grammar begins with the line that sw
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
 
 from octavo.base.errors import RequestError
+from octavo.engine.structured.structural_tag import tag_to_lark
 from octavo.messages.structured import StructuredOutputsParams
 
 _DIRECTIVE = "%llguidance"
@@ -52,8 +54,7 @@ def _from_grammar(params: StructuredOutputsParams) -> str:
 
 def _from_structural_tag(params: StructuredOutputsParams) -> str:
     assert isinstance(params.structural_tag, dict)
-    tags = [_tag(structure, params) for structure in _structures(params.structural_tag)]
-    return llguidance.StructTag.to_grammar(tags, assume_special=False).removeprefix(f"{_DIRECTIVE} {{}}")
+    return tag_to_lark(params.structural_tag, partial(_schema, params=params))
 
 
 _TRANSLATORS: dict[str, Callable[[StructuredOutputsParams], str]] = {
@@ -92,34 +93,3 @@ def _closed(schema: Any) -> Any:
     if is_object and not {"additionalProperties", "patternProperties"} & schema.keys():
         closed["additionalProperties"] = False
     return closed
-
-
-def _structures(tag: dict[str, Any]) -> list[dict[str, Any]]:
-    """[{begin, schema, end, trigger}]. Raises RequestError."""
-    structures, triggers = tag.get("structures"), tag.get("triggers")
-    if not (isinstance(structures, list) and structures and isinstance(triggers, list) and triggers):
-        raise _wrong('needs "structures", a list of {begin, schema, end}, and "triggers", a list of strings')
-    found = []
-    for structure in structures:
-        given = structure if isinstance(structure, dict) else {}
-        begin, end = given.get("begin"), given.get("end")
-        if not (isinstance(begin, str) and isinstance(end, str)):
-            raise _wrong("structures must be objects with strings begin and end")
-        trigger = next((t for t in triggers if isinstance(t, str) and t and begin.startswith(t)), None)
-        if trigger is None:
-            raise _wrong(f"begin {begin!r:.100} starts with none of the triggers")
-        found.append({**given, "trigger": trigger})
-    return found
-
-
-def _tag(structure: dict[str, Any], params: StructuredOutputsParams) -> llguidance.StructTag:
-    return llguidance.StructTag(
-        trigger=structure["trigger"],
-        begin=structure["begin"],
-        grammar=_schema(structure.get("schema", {}), params),
-        end=structure["end"],
-    )
-
-
-def _wrong(what: str) -> RequestError:
-    return RequestError(f"structured_outputs.structural_tag {what}.", "structured_outputs")

@@ -32,6 +32,7 @@ class InprocClient(EngineClient):
 
     def add(self, request: EngineRequest) -> None:
         """Hand over a request."""
+        self._core.prepare(request)
         self._core.add(request)
 
     def abort(self, request_ids: list[str]) -> None:

@@ -20,9 +20,9 @@ from octavo.frontend.text.template_traits import TemplateTraits
 ContentFormat = Literal["auto", "string", "openai"]
 MAX_OUTPUT_CHARS = 16 * 1024 * 1024
 MAX_RENDER_S = 10.0
+_TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 _RESERVED = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"} | {
-    *("tokenize", "chat_template", "raise_exception", "strftime_now", "tojson"),
-    *("bos_token", "eos_token", "pad_token", "unk_token"),
+    *("tokenize", "chat_template", "raise_exception", "strftime_now", "tojson", *_TOKEN_NAMES),
 }
 _NOT_A_TEMPLATE = (jinja2.TemplateError, SyntaxError, RecursionError, MemoryError)
 _MARK = "\N{INVISIBLE SEPARATOR}octavo continues here\N{INVISIBLE SEPARATOR}"
@@ -80,6 +80,15 @@ class ChatTemplate:
             return TemplateTraits.of(SANDBOX.parse(self.source))
         except _NOT_A_TEMPLATE as error:
             raise RequestError(f"The chat template is not valid Jinja: {error}", "chat_template") from None
+
+    @cached_property
+    def shows_system(self) -> bool:
+        """Whether a system message reaches the model: some templates refuse it, others leave it out."""
+        probe = [{"role": "system", "content": _MARK}, {"role": "user", "content": "Hi"}]
+        try:
+            return _MARK in self.render(probe, special_tokens=dict.fromkeys(_TOKEN_NAMES, ""))
+        except RequestError:
+            return False
 
     @cached_property
     def _compiled(self) -> jinja2.Template:

@@ -7,7 +7,7 @@ tokenizers library and Jinja, not transformers.
 from pathlib import Path
 
 from octavo.base.errors import BadCheckpoint
-from octavo.base.gguf import GGUFFile
+from octavo.base.gguf import open_gguf
 from octavo.base.hub import locate
 from octavo.config.engine import EngineConfig
 from octavo.frontend.text.folder_vocab import tokenizer_from_folder
@@ -32,10 +32,10 @@ def tokenizer_for(config: EngineConfig) -> Tokenizer | None:
 def load_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of a GGUF file, or of a folder (tokenizer files, else one GGUF). Raises BadCheckpoint."""
     if path.is_file():
-        return tokenizer_from_metadata(GGUFFile(path).metadata)
+        return tokenizer_from_metadata(open_gguf(path).metadata)
     ggufs = sorted(path.glob("*.gguf"))
     if len(ggufs) == 1 and not (path / "tokenizer.json").is_file():
-        return tokenizer_from_metadata(GGUFFile(ggufs[0]).metadata)
+        return tokenizer_from_metadata(open_gguf(ggufs[0]).metadata)
     if not path.is_dir():
         raise BadCheckpoint(f"{path} is neither a GGUF file nor a folder")
     return tokenizer_from_folder(path)

@@ -15,6 +15,7 @@ from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.attention.paged import PagedBackend, Scores
 from octavo.runtime.batch import ForwardBatch, GroupTables
 from octavo.runtime.kernels.cudnn import Prefill, Sequences
+from octavo.runtime.kernels.table import Activations
 from octavo.runtime.platforms.platform import Platform
 
 _MOST_SHORT = 2048
@@ -26,8 +27,8 @@ _MOST_ELEMENTS = 2**31  # their places are int32
 class CuDNNBackend(PagedBackend):
     """The paged back end with another kernel for requests with several new tokens in long steps."""
 
-    def __init__(self, platform: Platform) -> None:
-        super().__init__(platform)
+    def __init__(self, platform: Platform, activations: Activations = "float32") -> None:
+        super().__init__(platform, activations)
         self._prefill = Prefill()
         self._of_step: dict[int, Sequences] = {}
 

@@ -9,15 +9,16 @@ from torch import Tensor
 
 from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.batch import ForwardBatch, GroupTables
-from octavo.runtime.kernels.table import HeadNorms, Rotation
+from octavo.runtime.kernels.table import Activations, HeadNorms, Rotation
 from octavo.runtime.platforms.platform import Platform
 
 
 class AttentionBackend(ABC):
-    """Writes new keys and values into the cache and attends over it."""
+    """Writes new keys and values into the cache and attends over it, in arithmetic of `activations`."""
 
-    def __init__(self, platform: Platform) -> None:
+    def __init__(self, platform: Platform, activations: Activations = "float32") -> None:
         self.platform = platform
+        self.activations = activations
 
     @staticmethod
     @abstractmethod

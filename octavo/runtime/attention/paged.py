@@ -69,5 +69,6 @@ class PagedBackend(AttentionBackend):
             batch.cu_q_lens,
             batch.kv_lens,
             num_singles=batch.num_singles,
+            activations=self.activations,
             **how._asdict(),
         )

@@ -7,6 +7,7 @@ from octavo.base.log import get_logger
 from octavo.base.registry import Registry
 from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.attention.interface import AttentionBackend
+from octavo.runtime.kernels.table import Activations
 from octavo.runtime.platforms.platform import Platform
 
 logger = get_logger(__name__)
@@ -20,7 +21,12 @@ BACKENDS: Registry[type[AttentionBackend]] = Registry(
 )
 
 
-def choose_backend(specs: list[KVCacheSpec], platform: Platform, name: str = "auto") -> AttentionBackend:
+def choose_backend(
+    specs: list[KVCacheSpec],
+    platform: Platform,
+    name: str = "auto",
+    activations: Activations = "float32",
+) -> AttentionBackend:
     """The back end `name`, or with "auto" the first that serves all `specs` on `platform`.
 
     Raises ConfigError for an unknown name, Unsupported with every reason when none serves.
@@ -30,8 +36,8 @@ def choose_backend(specs: list[KVCacheSpec], platform: Platform, name: str = "au
         kind = BACKENDS.load(candidate)
         refusals = [reason for spec in specs if (reason := kind.supports(spec, platform))]
         if not refusals:
-            level = logging.DEBUG if platform.device.type == "cpu" else logging.INFO
+            level = logging.INFO if platform.device.type == "cuda" else logging.DEBUG
             logger.log(level, "Attention by the back end %s. %s", candidate, "; ".join(reasons))
-            return kind(platform)
+            return kind(platform, activations)
         reasons.append(f"{candidate}: {refusals[0]}")
     raise Unsupported(f"No attention back end serves this model on {platform.device}. {'; '.join(reasons)}")

@@ -54,7 +54,8 @@ def load(config: EngineConfig, platform: Platform, parallel: ParallelContext) ->
     hf = _fill(cls, hf_config, config, build)
     link = probe(hf)
     specs = [call.kv_spec(build.kv_dtype.itemsize) for call in link.calls]
-    build = dataclasses.replace(build, attention=choose_backend(specs, platform))
+    attention = choose_backend(specs, platform, activations=build.attention.activations)
+    build = dataclasses.replace(build, attention=attention)
     model = Generic(hf, link, build)
     verify(model, build)
     logger.info(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from octavo.base.errors import BadCheckpoint
-from octavo.base.gguf import GGUFFile
+from octavo.base.gguf import GGUFFile, open_gguf
 from octavo.config.engine import EngineConfig
 from octavo.runtime.loader.piece import Piece
 from octavo.runtime.models.arch import Arch
@@ -20,7 +20,7 @@ _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 def read(config: EngineConfig, model: Family, arch: Arch) -> Iterator[Piece]:
     """Yield every tensor of the file. Raises BadCheckpoint for one that the family does not know."""
-    file = GGUFFile(Path(config.checkpoint.path))
+    file = open_gguf(Path(config.checkpoint.path))
     weights = model.GGUF_WEIGHTS
     for name in file.tensors:
         if weights.ignores(name):

@@ -1,4 +1,4 @@
-"""Weights in host memory: chosen layers keep their matrices there, and a device gets each just ahead of its use.
+"""Weights in host memory: chosen layers keep their matrices there; a device gets them just ahead of use.
 
 Called by `load_own`. The matrices of a layer lie in one piece of host memory, and its parameters are views of
 a buffer on the device. There is a buffer for each layer that is copied ahead, and one for the layer that
@@ -84,7 +84,7 @@ class HostWeights:
             layer.register_forward_pre_hook(partial(self._await, place))
             layer.register_forward_hook(partial(self._follow, place))
         _log.info(
-            "Weights of %d of %d layers, %.3g GiB, are in host memory; they pass through %d buffers of %.3g GiB.",
+            "Weights of %d of %d layers, %.3g GiB, are in host memory; the device has %d x %.3g GiB for them.",
             len(chosen),
             len(stack),
             sum(len(source) for source in self._sources) / _GIB,

@@ -85,7 +85,9 @@ def _host_layers(
     if not wants_host_weights(config):
         return frozenset()
     if config.model.load_format == "gguf":
-        raise Unsupported("Weights of GGUF files stay on the GPU: use safetensors, or leave out cpu_offload_gb.")
+        raise Unsupported(
+            "Weights of GGUF files stay on the GPU: use safetensors, or leave out cpu_offload_gb."
+        )
     imagined = ImaginedPlatform(platform.compute_dtype(_dtype(config.model.dtype)))
     specs = arch.kv_specs(parallel.tp_size, _dtype(config.cache.kv_cache_dtype).itemsize)
     shapes = family.build(arch, make_context(config, specs, imagined, parallel))
@@ -106,13 +108,15 @@ def make_context(
     weight_dtype = _dtype(config.model.dtype)
     compute_dtype = platform.compute_dtype(weight_dtype)
     activations = _activations(config, platform)
-    storage = Storage(platform.device, weight_dtype, compute_dtype, platform.kernels, activations, host_layers)
+    storage = Storage(
+        platform.device, weight_dtype, compute_dtype, platform.kernels, activations, host_layers
+    )
     return BuildContext(
         device=platform.device,
         compute_dtype=compute_dtype,
         kv_dtype=_dtype(config.cache.kv_cache_dtype),
         kernels=platform.kernels,
-        attention=choose_backend(specs, platform),
+        attention=choose_backend(specs, platform, activations=activations),
         parallel=parallel,
         scheme=select_scheme(config, storage),
     )

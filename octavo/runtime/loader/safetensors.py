@@ -7,6 +7,7 @@ them.
 
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from octavo.base.errors import BadCheckpoint
 from octavo.config.engine import EngineConfig
 from octavo.runtime.layers.build import named_parameters
 from octavo.runtime.loader.piece import Piece
+from octavo.runtime.loader.read_ahead import ReadAhead
 from octavo.runtime.models.arch import Arch
 from octavo.runtime.models.interface import Family
 
@@ -28,7 +30,8 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 def read(config: EngineConfig, model: Family, arch: Arch) -> Iterator[Piece]:
     """Yield every tensor of the checkpoint. Raises BadCheckpoint, naming file and tensor."""
     tied = "lm_head.weight" not in named_parameters(model)
-    for origin, name, tensor in read_tensors(Path(config.checkpoint.path)):
+    is_ahead = config.model.safetensors_load_strategy == "prefetch"
+    for origin, name, tensor in read_tensors(Path(config.checkpoint.path), is_ahead):
         target = model.WEIGHTS.find(name)
         if model.WEIGHTS.ignores(name) or (tied and target and target.module == "lm_head.weight"):
             continue
@@ -44,9 +47,18 @@ def read(config: EngineConfig, model: Family, arch: Arch) -> Iterator[Piece]:
         )
 
 
-def read_tensors(folder: Path) -> Iterator[tuple[str, str, Tensor]]:
-    """Yield a folder's tensors, mapped: (origin for messages, name, tensor). Raises BadCheckpoint."""
-    for path, names in _find_files(folder).items():
+def read_tensors(folder: Path, is_ahead: bool = False) -> Iterator[tuple[str, str, Tensor]]:
+    """Yield a folder's tensors, mapped: (origin for messages, name, tensor). Raises BadCheckpoint.
+
+    is_ahead: have the files read into the page cache meanwhile
+    """
+    files = _find_files(folder)
+    with ReadAhead(list(files)) if is_ahead else nullcontext():
+        yield from _read_files(files)
+
+
+def _read_files(files: dict[Path, list[str] | None]) -> Iterator[tuple[str, str, Tensor]]:
+    for path, names in files.items():
         try:
             with safe_open(path, "pt") as file:
                 present = file.keys()

@@ -5,6 +5,7 @@ Made by the platform, used by loader/host_weights.
 
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ class CUDACopyLane(CopyLane):
     def host_memory(self, num_bytes: int) -> Tensor:
         """Locked in place: torch's own page-locked memory comes in powers of two, up to twice as much."""
         memory = torch.empty(num_bytes, dtype=torch.uint8)
-        error = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), num_bytes, 0)
+        error = _runtime().cudaHostRegister(memory.data_ptr(), num_bytes, 0)
         if int(error) != 0:
             _log.error("cudaHostRegister: %s", error)
             raise ConfigError(
@@ -48,4 +49,8 @@ class CUDACopyLane(CopyLane):
 
 def _unlock(memory: list[Tensor]) -> None:
     while memory:
-        torch.cuda.cudart().cudaHostUnregister(memory.pop().data_ptr())
+        _runtime().cudaHostUnregister(memory.pop().data_ptr())
+
+
+def _runtime() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
 """`RowMasks`: which tokens some rows of a step may choose, as the engine sent it.
 
-Made by the model runner, applied by the sampler before its processors. Unlike theirs, this state belongs to the
-step and not to a slot.
+Made by the model runner, applied by the sampler before its processors. Unlike theirs, this state belongs to
+the step and not to a slot.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,10 @@ class RowMasks:
 
     @classmethod
     def read(cls, masks: TokenMasks | None, samples: Array) -> "RowMasks | None":
-        """None if nobody is bound. samples: [S] int64, ascending: the place in the step of each logits' row."""
+        """None if nobody is bound.
+
+        samples: [S] int64, ascending: the place in the step of each row of the logits
+        """
         if masks is None or not masks.indexes:
             return None
         bits = np.frombuffer(masks.bits, np.uint8).reshape(len(masks.indexes), -1)

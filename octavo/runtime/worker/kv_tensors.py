@@ -4,6 +4,7 @@ import mmap
 from math import prod
 
 import torch
+from torch import Tensor
 
 from octavo.base.errors import Unsupported
 from octavo.messages.kv import CachePlan, KVCacheGroup, KVCacheSpec
@@ -46,6 +47,8 @@ class KVTensors:
         for index, group in enumerate(plan.groups):
             for layer_id in group.layers:
                 self.group_of_layer[layer_id] = index
+        self.contents: dict[int, list[Tensor]] = {}
+        """By block id: what the step at hand brings along."""
         self.allocate()
 
     def allocate(self) -> None:
@@ -71,6 +74,19 @@ class KVTensors:
         """Give the memory back, and what is in it; no step may run before the next `allocate`."""
         self.tensors, self.by_layer, self._host = [], [], []
 
+    def bring(self, contents: dict[int, bytes]) -> None:
+        """Have these at hand as blocks of these ids, for the next `copy_blocks`."""
+        spec, count = self._plan.groups[0].spec, len(self.tensors)
+        shape = (count, 2, self._plan.block_size, spec.num_kv_heads, spec.head_dim)
+        self.contents = {
+            block: list(torch.frombuffer(bytearray(content), dtype=torch.uint8).view(self._dtype).view(shape))
+            for block, content in contents.items()
+        }
+
+    def copy_of(self, block: int) -> Tensor:
+        """What a block holds now, on its device: [num_tensors, 2, block_size, num_kv_heads, head_dim]."""
+        return torch.stack(self._locate(block))
+
     @property
     def num_bytes(self) -> int:
         """Bytes held now."""
@@ -85,9 +101,12 @@ class KVTensors:
         for source, target in copies:
             for from_block, to_block in zip(self._locate(source), self._locate(target), strict=True):
                 to_block.copy_(from_block, non_blocking=True)
+        self.contents = {}
 
     def _locate(self, block: int) -> list[torch.Tensor]:
         """The block in every cache tensor, [2, block_size, num_kv_heads, head_dim] each."""
+        if block in self.contents:
+            return self.contents[block]
         slot = block - self._plan.num_blocks
         return [t[block] for t in self.tensors] if slot < 0 else [t[slot] for t in self._host]
 

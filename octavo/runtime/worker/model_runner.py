@@ -134,7 +134,7 @@ class ModelRunner:
         return pending
 
     def _end(self, step: SchedulerOutput, work: Work, hidden: torch.Tensor, pending: PendingStep) -> None:
-        """Sample from the last hidden states, [S, hidden_size], of the requests that do: now, if masks allow."""
+        """Sample from the last hidden states, [S, hidden_size], of those that do; later, if masks follow."""
         logits = self.model.logits(hidden)
         faults.hit("worker.forward", rows=logits)
         self._unsampled = _Unsampled(pending, work, logits)

@@ -19,6 +19,7 @@ from octavo.runtime.models.interface import Model
 from octavo.runtime.platforms.platform import get_platform
 from octavo.runtime.sampling.custom import load_processors
 from octavo.runtime.sampling.sampler import Sampler, with_users
+from octavo.runtime.worker.block_saver import BlockSaver
 from octavo.runtime.worker.kv_tensors import KVTensors, group_layers
 from octavo.runtime.worker.model_runner import ModelRunner
 from octavo.runtime.worker.pending import PendingStep
@@ -62,6 +63,7 @@ class Worker:
         config, device = self._config, self._platform.device
         num_slots = config.scheduler.max_num_seqs
         self._cache = _make_cache(plan, getattr(torch, config.cache.kv_cache_dtype), device)
+        self._saver = plan.store and BlockSaver(plan.store, self._cache, self._parallel.tp_rank)
         longest = plan.max_model_len or config.model.max_model_len
         state = RequestState(num_slots, longest, plan, device)
         vocab_size = config.checkpoint.vocab_size
@@ -87,7 +89,13 @@ class Worker:
 
     def execute(self, step: SchedulerOutput) -> PendingStep:
         """Give one step to the device."""
-        return self._runner.execute(step)
+        if step.block_contents:
+            rank = self._parallel.tp_rank
+            self._cache.bring({block: parts[rank] for block, parts in step.block_contents.items()})
+        pending = self._runner.execute(step)
+        if step.block_saves and self._saver is not None:
+            self._saver.save(step.block_saves)
+        return pending
 
     def sample(self, masks: TokenMasks) -> None:
         """Give the sampling of the last step to the device, whose masks had to follow."""
@@ -141,6 +149,8 @@ class Worker:
 
     def close(self) -> None:
         """Leave the process group, and give the device's memory back."""
+        if saver := self.__dict__.pop("_saver", None):
+            saver.close()
         self._parallel.close()
         for part in ("_runner", "_cache", "_model"):
             self.__dict__.pop(part, None)

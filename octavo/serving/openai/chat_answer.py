@@ -21,6 +21,7 @@ from octavo.serving.openai.answers import (
     Delta,
     DeltaChoice,
     FinishReason,
+    TokenLogprob,
     Usage,
 )
 from octavo.serving.openai.fingerprint import FINGERPRINT
@@ -134,6 +135,11 @@ class ChatAnswer:
     def usage(self) -> Usage:
         """Tokens so far."""
         return self._meter.usage()
+
+    def logprobs(self, completion: CompletionOutput) -> list[TokenLogprob]:
+        """Of an output's tokens, if they were asked for."""
+        written = self._written_logprobs(completion)
+        return [] if written is None else written.content
 
     def last_chunk(self) -> ChatChunk | None:
         """Usage, if it was asked for."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from msgspec import structs
 
-from octavo.frontend.parsers.events import Event, Reasoning
+from octavo.frontend.parsers.events import Event, Reasoning, Text
 from octavo.serving.caller import Caller
-from octavo.serving.openai.answers import FinishReason, Usage
+from octavo.serving.openai.answers import FinishReason, TokenLogprob, Usage
 from octavo.serving.openai.chat import prepare
 from octavo.serving.openai.protocol import ChatRequest
 
@@ -35,7 +35,14 @@ class TurnEnd:
     """Of the usage's completion tokens."""
 
 
-TurnEvent = TurnStart | Event | TurnEnd
+@dataclass(frozen=True, slots=True)
+class TextLogprobs:
+    """Of the tokens of the next text, where they were asked for."""
+
+    entries: list[TokenLogprob]
+
+
+TurnEvent = TurnStart | Event | TextLogprobs | TurnEnd
 
 
 async def turn_events(caller: Caller, body: ChatRequest) -> AsyncGenerator[TurnEvent, None]:
@@ -45,6 +52,7 @@ async def turn_events(caller: Caller, body: ChatRequest) -> AsyncGenerator[TurnE
     """
     generation, answer = prepare(caller, structs.replace(body, stream=True), [body.messages])
     num_reasoning, num_unread, has_begun = 0, 0, False
+    logprobs: list[TokenLogprob] = []
     async with aclosing(generation.outputs()) as outputs:
         async for index, output in outputs:
             answer.count(index, output)
@@ -53,9 +61,12 @@ async def turn_events(caller: Caller, body: ChatRequest) -> AsyncGenerator[TurnE
                 yield TurnStart(answer.usage())
             for completion in output.outputs:
                 num_unread += len(completion.token_ids)
+                logprobs += answer.logprobs(completion)
                 if events := answer.read(index, output, completion):
                     num_reasoning += num_unread * isinstance(events[-1], Reasoning)
-                    num_unread = 0
+                    if logprobs and isinstance(events[-1], Text):
+                        yield TextLogprobs(logprobs)
+                    num_unread, logprobs = 0, []
                 for event in events:
                     yield event
                 if (reason := answer.finish_reason(index, completion)) is not None:

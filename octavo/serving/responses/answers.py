@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from octavo.serving.openai.answers import TokenLogprob
 from octavo.serving.responses.protocol import Reasoning, TextConfig
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -18,7 +19,7 @@ class OutputText(Struct, tag_field="type", tag="output_text"):
 
     text: str
     annotations: list[Any] = []
-    logprobs: list[Any] = []
+    logprobs: list[TokenLogprob] = []
 
 
 class ReasoningText(Struct, tag_field="type", tag="reasoning_text"):
@@ -120,6 +121,7 @@ class Response(Struct, kw_only=True):
     text: TextConfig | None = None
     tool_choice: Any = "auto"
     tools: list[dict[str, Any]] = []
+    top_logprobs: int | None = None
     top_p: float | None = None
     truncation: Literal["disabled"] = "disabled"
     usage: ResponseUsage | None = None
@@ -133,7 +135,7 @@ class StreamEvent(Struct, kw_only=True):
 
 
 class StateEvent(StreamEvent, kw_only=True):
-    """response.created, in_progress, completed, incomplete, failed."""
+    """response.created, in_progress, completed, incomplete, failed, cancelled."""
 
     response: Response
 
@@ -164,7 +166,7 @@ class TextDelta(InItemEvent, kw_only=True):
 
     content_index: int = 0
     delta: str
-    logprobs: list[Any] = []
+    logprobs: list[TokenLogprob] = []
 
 
 class TextDone(InItemEvent, kw_only=True):
@@ -172,7 +174,7 @@ class TextDone(InItemEvent, kw_only=True):
 
     content_index: int = 0
     text: str
-    logprobs: list[Any] = []
+    logprobs: list[TokenLogprob] = []
 
 
 class ArgumentsDelta(InItemEvent, kw_only=True):

@@ -14,10 +14,10 @@ from octavo.serving.openai.protocol import ChatRequest, Function, NamedFunction,
 from octavo.serving.responses.protocol import CreateResponse, Item, TextConfig
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "refusal")
+_LOGPROBS = "message.output_text.logprobs"
 _REFUSED = {
     "conversation": "go on from an answer with previous_response_id",
     "prompt": "there are no stored prompts: send instructions and input",
-    "top_logprobs": "use logprobs of /v1/chat/completions",
 }
 _ROLES = ("user", "assistant", "system", "developer")
 
@@ -50,6 +50,8 @@ def chat_request(body: CreateResponse, items: Sequence[Item]) -> ChatRequest:
         temperature=body.temperature,
         top_p=body.top_p,
         top_k=body.top_k,
+        logprobs=_tells_logprobs(body),
+        top_logprobs=body.top_logprobs,
         seed=body.seed,
         chat_template_kwargs=body.chat_template_kwargs,
         cache_salt=body.cache_salt,
@@ -60,10 +62,14 @@ def _refuse(body: CreateResponse) -> None:
     for name, instead in _REFUSED.items():
         if getattr(body, name):
             raise RequestError(f"{name} is not supported: {instead}.", name)
-    if "message.output_text.logprobs" in (body.include or ()):
-        raise RequestError("include: use logprobs of /v1/chat/completions.", "include")
+    if body.top_logprobs is not None and not _tells_logprobs(body):
+        raise RequestError(f'top_logprobs needs include: ["{_LOGPROBS}"].', "top_logprobs")
     if body.truncation == "auto":
         raise RequestError("truncation auto is not supported: leave items out of the input.", "truncation")
+
+
+def _tells_logprobs(body: CreateResponse) -> bool:
+    return _LOGPROBS in (body.include or ())
 
 
 def _messages(instructions: str | None, items: Iterable[Item]) -> list[dict[str, Any]]:

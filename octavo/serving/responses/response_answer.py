@@ -14,8 +14,9 @@ from msgspec import UNSET
 
 from octavo.frontend.parsers.events import CallArguments, CallStart, Reasoning, Text
 from octavo.serving.errors import http_error, message_of
+from octavo.serving.openai.answers import TokenLogprob
 from octavo.serving.openai.tools import call_id
-from octavo.serving.openai.turn import TurnEnd, TurnEvent, TurnStart
+from octavo.serving.openai.turn import TextLogprobs, TurnEnd, TurnEvent, TurnStart
 from octavo.serving.responses.answers import (
     ArgumentsDelta,
     ArgumentsDone,
@@ -60,6 +61,10 @@ class ResponseAnswer:
         """So far; whole when the turn has ended."""
         self._pieces: list[str] = []
         """Of the last item."""
+        self._logprobs: list[TokenLogprob] = []
+        """Of its text."""
+        self._next_logprobs: list[TokenLogprob] = []
+        """Of the text that comes next."""
         self._is_open = False
         """Whether more of that item may come."""
         self._numbers = count()
@@ -75,6 +80,8 @@ class ResponseAnswer:
                 if not self._goes_on(MessageItem):
                     yield from self._begin(MessageItem(id=_new_id("msg"), content=[]), OutputText(""))
                 yield self._text_delta(_TEXT, text)
+            case TextLogprobs(entries):
+                self._next_logprobs = entries
             case Reasoning(text):
                 if not self._goes_on(ReasoningItem):
                     yield from self._begin(ReasoningItem(id=_new_id("rs"), content=[]), ReasoningText(""))
@@ -125,9 +132,12 @@ class ResponseAnswer:
             kind = "response.function_call_arguments.done"
             yield ArgumentsDone(type=kind, name=item.name, arguments=text, **self._place())
         else:
-            item.content[0].text = text
+            part, logprobs = item.content[0], self._logprobs
+            part.text, self._logprobs = text, []
+            if isinstance(part, OutputText):
+                part.logprobs = logprobs
             kind = _TEXT if isinstance(item, MessageItem) else _THOUGHT
-            yield TextDone(type=f"{kind}.done", text=text, **self._place())
+            yield TextDone(type=f"{kind}.done", text=text, logprobs=logprobs, **self._place())
             yield PartEvent(type="response.content_part.done", part=item.content[0], **self._place())
         yield self._item("response.output_item.done")
 
@@ -162,8 +172,10 @@ class ResponseAnswer:
         return ItemEvent(type=kind, sequence_number=next(self._numbers), output_index=index, item=item)
 
     def _text_delta(self, kind: str, text: str) -> TextDelta:
+        logprobs, self._next_logprobs = self._next_logprobs, []
         self._pieces.append(text)
-        return TextDelta(type=f"{kind}.delta", delta=text, **self._place())
+        self._logprobs += logprobs
+        return TextDelta(type=f"{kind}.delta", delta=text, logprobs=logprobs, **self._place())
 
     def _place(self) -> _Place:
         index = len(self.response.output) - 1

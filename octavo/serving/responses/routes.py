@@ -17,11 +17,12 @@ from octavo.serving.openai.pages import Page, PageQuery, json_response
 from octavo.serving.registry import Route
 from octavo.serving.responses import record
 from octavo.serving.responses.answers import Response
+from octavo.serving.responses.background import EventLog
 from octavo.serving.responses.conversation import chat_request, input_items
 from octavo.serving.responses.protocol import CreateResponse, Item
 from octavo.serving.responses.record import StoredResponse
 from octavo.serving.responses.response_answer import ResponseAnswer
-from octavo.serving.responses.work import ResponseWork
+from octavo.serving.responses.work import ResponseWork, told_cancelled
 from octavo.serving.store.transaction import Transaction
 from octavo.serving.streaming import EventStream, leaving, unless_gone
 
@@ -36,19 +37,29 @@ async def create_response(request: Request) -> HTTPResponse:
     asked = chat_request(body, history + stored.input)
     answer = ResponseAnswer(stored.response)
     work = ResponseWork(caller, request.app.state.store, asked, stored, answer)
+    if body.background:
+        log = EventLog() if body.stream else None
+        await _start(request, work, log)
+        if log is None:
+            return json_response(stored.response)
+        return EventStream(log.follow(-1), caller.config)
     if body.stream:
         return EventStream(work.events(), caller.config)
-    if body.background:
-        await _start(request, work)
-        return json_response(stored.response)
     return json_response(await unless_gone(leaving(request.receive), work.finish()))
 
 
 async def show_response(request: Request) -> HTTPResponse:
-    """A response that was stored; one in the background, as far as it is."""
-    if request.query_params.get("stream", "false") not in ("false", "0"):
-        raise RequestError("A stored response is not streamed: leave stream out.", "stream")
-    return json_response((await _find(request)).response)
+    """A response that was stored; one in the background, as far as it is, or its stream once more."""
+    stored = await _find(request)
+    if request.query_params.get("stream", "false") in ("false", "0"):
+        return json_response(stored.response)
+    if (log := request.app.state.background.log(stored.response.id)) is None:
+        raise RequestError(
+            "There is no stream of this response: it was not asked for with background and stream, or ended "
+            "long ago, or with its server. Leave stream out.",
+            "stream",
+        )
+    return EventStream(log.follow(_starting_after(request)), Caller.of(request).config)
 
 
 async def list_input_items(request: Request) -> HTTPResponse:
@@ -75,7 +86,7 @@ async def cancel_response(request: Request) -> HTTPResponse:
         return record.cancel(transaction, tenant, response_id)
 
     response = await request.app.state.store.run(cancel)
-    request.app.state.background.cancel(response_id)
+    request.app.state.background.cancel(response_id, partial(told_cancelled, response))
     return json_response(response)
 
 
@@ -93,8 +104,6 @@ async def delete_response(request: Request) -> HTTPResponse:
 
 
 def _check(body: CreateResponse) -> None:
-    if body.background and body.stream:
-        raise RequestError("A response in the background is not streamed: ask for it by its id.", "stream")
     if body.background and body.store is False:
         raise RequestError("A response in the background is found in the store: leave store out.", "store")
 
@@ -119,6 +128,7 @@ def _response(caller: Caller, body: CreateResponse) -> Response:
         text=body.text,
         tool_choice=body.tool_choice or "auto",
         tools=body.tools or [],
+        top_logprobs=body.top_logprobs,
         top_p=body.top_p,
     )
 
@@ -140,13 +150,22 @@ async def _history(request: Request, previous_id: str | None) -> list[Item]:
     return conversation
 
 
-async def _start(request: Request, work: ResponseWork) -> None:
+def _starting_after(request: Request) -> int:
+    """Number of the last event that is known."""
+    given = request.query_params.get("starting_after", "-1")
+    try:
+        return max(-1, int(given))
+    except ValueError:
+        raise RequestError("starting_after must be the number of an event.", "starting_after") from None
+
+
+async def _start(request: Request, work: ResponseWork, log: EventLog | None) -> None:
     """Begin in the background what can be done. Raises RequestError, Overloaded, HTTPError 507."""
     prepare(work.caller, work.asked, [work.asked.messages])
     work.caller.engine.check_admission()
     request.app.state.background.check()
     await work.add()
-    request.app.state.background.start(work.stored.response.id, work.go_on())
+    request.app.state.background.start(work.stored.response.id, work.go_on(log), log)
 
 
 async def _find(request: Request) -> StoredResponse:

@@ -16,7 +16,8 @@ from octavo.serving.openai.answers import encode
 from octavo.serving.openai.protocol import ChatRequest
 from octavo.serving.openai.turn import TurnStart, turn_events
 from octavo.serving.responses import record
-from octavo.serving.responses.answers import Response, StreamEvent
+from octavo.serving.responses.answers import Response, StateEvent, StreamEvent
+from octavo.serving.responses.background import EventLog
 from octavo.serving.responses.record import StoredResponse
 from octavo.serving.responses.response_answer import ResponseAnswer
 from octavo.serving.store.database import Store
@@ -58,15 +59,17 @@ class ResponseWork:
         await self._keep()
         return self.stored.response
 
-    async def go_on(self) -> None:
-        """Task: what `add` has put into the store is worked on there."""
+    async def go_on(self, log: EventLog | None = None) -> None:
+        """Task: what `add` has put into the store is worked on there; log: who wants to may read along."""
+        log = log or EventLog()
         try:
             async with aclosing(self._told()) as told:
-                async for _ in told:
-                    pass
+                async for events in told:
+                    log.add(map(_named_event, events))
         except Exception as error:
-            list(self.answer.fail(error))
+            log.add(map(_named_event, self.answer.fail(error)))
         await self._settle()
+        log.end(lambda _: _named_event(self.answer.told_end()))
 
     async def add(self) -> None:
         """Put it into the store as it is."""
@@ -96,6 +99,11 @@ class ResponseWork:
         except HTTPError as error:
             logger.warning("The response %s is not kept: %s", self.stored.response.id, error)
             self.stored.response.store = False
+
+
+def told_cancelled(response: Response, number: int) -> bytes:
+    """The last event of one that was cancelled."""
+    return _named_event(StateEvent(type="response.cancelled", sequence_number=number, response=response))
 
 
 def _named_event(told: StreamEvent) -> bytes:

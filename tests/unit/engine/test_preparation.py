@@ -16,7 +16,7 @@ def test_order():
         gate.wait(10)
         prepared.append(request.request_id)
 
-    preparation = Preparation(prepare, delivered.put)
+    preparation = Preparation(lambda request: request.constraint is not None, prepare, delivered.put)
     plain = fake_request("plain", [1])
     slow = fake_request("slow", [1], constraint=Constraint("", "", ""))
     first, later = Abort(["plain"]), [Abort(["slow"]), Detach(1)]

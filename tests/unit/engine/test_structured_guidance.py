@@ -37,11 +37,11 @@ def allowed(backend, matcher):
 def admits(backend, matcher, text):
     """Whether `text` is a whole output; every token must be in the mask too."""
     matcher = matcher.copy()
-    for token in text.encode():
+    for place, token in enumerate(data := text.encode(), 1):
         if token not in allowed(backend, matcher):
             return False
         if matcher.advance(token):
-            return text.encode()[-1] == token and matcher.inner.is_stopped()
+            return place == len(data) and matcher.inner.is_stopped()
     return EOS in allowed(backend, matcher)
 
 
@@ -64,6 +64,74 @@ CASES = [
     ({"grammar": 'root ::= "a" root | "b"'}, ["b", "aab"], ["a", "c"]),
     ({"grammar": 'start: item+\nitem: "x" | "(" item ")"'}, ["x", "((x))x"], ["(x"]),
     ({"structural_tag": TAG}, ["hi", 'hi <f=x>{"a": 1}</f> ok'], ["<f=y>", "<f=x>{1}"]),
+]
+
+
+def form(kind, **fields):
+    """A format of a structural tag."""
+    return {"type": kind, **fields}
+
+
+def tag(begin, content, end):
+    return form("tag", begin=begin, content=content, end=end)
+
+
+INTEGER, ANY = form("json_schema", json_schema={"type": "integer"}), form("any_text")
+F, G = tag("<f>", INTEGER, "</f>"), tag("<g>", form("regex", pattern="[a-z]/+"), ["</g>", "</>"])
+TRIGGERED = form("triggered_tags", triggers=["<"], tags=[F, G])
+THOUGHT = tag("<think>", ANY, "</think>")
+FORMATS = [
+    (form("const_string", value='say "x"\n'), ['say "x"\n'], ["say", "x"]),
+    (F, ["<f>12</f>"], ["<f>a</f>", "12", "<f>12</f>."]),
+    (G, ["<g>a//</g>", "<g>a/</>"], ["<g>a/</f>"]),
+    (form("or", elements=[F, G]), ["<f>1</f>", "<g>a/</>"], ["<f>1</f><g>a/</>"]),
+    (form("sequence", elements=[THOUGHT, F]), ["<think>a </f> <</think><f>1</f>"], ["<f>1</f>", "<think>"]),
+    (form("sequence", elements=[ANY, F]), ["abc<f>1</f>", "<f>1</f>"], ["abc", "a<f>x</f>"]),
+    (form("sequence", elements=[ANY, form("const_string", value="!"), INTEGER]), ["a!1", "!1"], ["a!", "1"]),
+    (form("sequence", elements=[INTEGER, ANY]), ["1 and", "12"], ["and"]),
+    (TRIGGERED, ["", "a", "<f>1</f>", "a <f>1</f> b <g>a/</> c"], ["<", "a <x", "<f>x"]),
+    ({**TRIGGERED, "at_least_one": True}, ["<f>1</f>", "<f>1</f> b <g>a/</>"], ["", "a <f>1</f>"]),
+    ({**TRIGGERED, "stop_after_first": True}, ["a", "a <f>1</f>"], ["<f>1</f> b"]),
+    (
+        {**TRIGGERED, "stop_after_first": True, "at_least_one": True},
+        ["<f>1</f>", "<g>a/</>"],
+        ["", "a", "<f>1</f><f>1</f>"],
+    ),
+    (tag("[", TRIGGERED, "]"), ["[]", "[a <f>1</f> b]"], ["[", "[a] b"]),
+    (
+        form("tags_with_separator", tags=[F, G], separator=", "),
+        ["", "<f>1</f>", "<f>1</f>, <g>a/</>"],
+        [", ", "<f>1</f> <f>1</f>"],
+    ),
+    (
+        form("tags_with_separator", tags=[F], separator=",", at_least_one=True, stop_after_first=True),
+        ["<f>1</f>"],
+        ["", "<f>1</f>,<f>1</f>"],
+    ),
+    (
+        form("sequence", elements=[form("optional", content=F), form("plus", content=G)]),
+        ["<g>a/</>", "<f>1</f><g>a/</><g>a/</>"],
+        ["<f>1</f>"],
+    ),
+    (
+        form("sequence", elements=[form("star", content=F), form("const_string", value=".")]),
+        [".", "<f>1</f>."],
+        [],
+    ),
+]
+CASES += [({"structural_tag": form("structural_tag", format=f)}, good, bad) for f, good, bad in FORMATS]
+MALFORMED = [
+    ({}, "formats are objects whose type is one of const_string"),
+    (form("qwen_xml_parameter"), "not 'qwen_xml_parameter'"),
+    (form("sequence", elements=[]), "a list that is not empty"),
+    (form("sequence", elements=[ANY, INTEGER]), "any_text must come last"),
+    (form("or", elements=[3]), "not None"),
+    (tag("<f>", ANY, 3), "end must be a string"),
+    (tag(None, ANY, "x"), "needs begin, a string"),
+    (form("triggered_tags", triggers=["["], tags=[F]), "none of the triggers"),
+    (form("triggered_tags", triggers=["["], tags=[3]), "none of the triggers"),
+    (form("json_schema", json_schema=3), "json_schema, an object"),
+    (form("regex", pattern="(["), "unclosed"),
 ]
 
 
@@ -90,9 +158,10 @@ def test_what_is_admitted(backend, params, good, bad):
         ({"json": False}, "Unsatisfiable"),
         ({"json": {"$ref": "#"}}, "Grammar error"),
         ({"json": {"$ref": "https://example.com/x"}}, "not present"),
-        ({"structural_tag": {"type": "structural_tag", "format": {}}}, "structures"),
+        ({"structural_tag": {"type": "structural_tag"}}, "structures"),
         ({"structural_tag": TAG | {"triggers": ["<b"]}}, "none of the triggers"),
         ({"structural_tag": TAG | {"structures": [3]}}, "objects with strings"),
+        *(({"structural_tag": form("structural_tag", format=f)}, reason) for f, reason in MALFORMED),
     ],
 )  # fmt: skip
 def test_what_is_refused(backend, params, reason):

@@ -10,7 +10,7 @@ from octavo.frontend.conversation import ChatRenderer
 from octavo.frontend.input_processor import InputProcessor
 from octavo.messages.sampling import SamplingParams
 from tests.fakes import ByteTokenizer, fake_config
-from tests.known_templates import CHATML, QWEN_2_5
+from tests.known_templates import CHATML, GEMMA, MISTRAL, QWEN_2_5
 
 USER = {"role": "user", "content": "Warm?"}
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
@@ -81,6 +81,22 @@ def test_calls_and_results_are_told_too():
     assert renderer(CHATML).render_text(messages)["prompt"] == told
     untold = renderer(CHATML, tool_prompt="never").render_text(messages, tools=[TOOL])["prompt"]
     assert "<tool" not in untold
+
+
+SILENT = "{% for m in messages if m.role != 'system' %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+
+
+@pytest.mark.parametrize("template", [MISTRAL, GEMMA, SILENT])
+def test_where_there_is_no_system_message_tools_stand_before_the_first_turn(template):
+    """Refused, or left out: the model would not learn of its tools. Results of one turn are one turn, too."""
+    calling = {"role": "assistant", "content": "", "tool_calls": [CALL, CALL]}
+    results = [{"role": "tool", "tool_call_id": "c", "content": f"{degrees} °C"} for degrees in (20, 21)]
+    text = renderer(template).render_text([USER, calling, *results], tools=[TOOL])["prompt"]
+    told, _, rest = text.partition("\n\nWarm?")
+    assert f"<tools>\n{json.dumps(TOOL)}\n</tools>" in told and rest
+    responses = [f"<tool_response>\n{degrees} °C\n</tool_response>" for degrees in (20, 21)]
+    assert "\n".join(responses) in rest
+    assert renderer(template).render_text([USER])["prompt"].count("Warm?") == 1
 
 
 def test_a_template_that_knows_tools_is_left_alone():

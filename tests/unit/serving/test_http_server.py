@@ -258,3 +258,43 @@ async def test_the_end_lets_answers_out_and_cuts_what_takes_too_long():
         await endless.readexactly(1 << 30)
     for writer in (slow_writer, endless_writer):
         writer.close()
+
+
+OFFER = b"POST /x HTTP/1.1\r\n" + HOST + b"Connection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAMA\r\n"
+
+
+@pytest.mark.parametrize("offer", [b"h2c", b"H2C, websocket", b"TLS/1.0"])
+@pytest.mark.parametrize("is_chunked", [False, True])
+@pytest.mark.parametrize("is_split", [False, True])
+async def test_an_upgrade_that_is_not_taken_costs_no_body(offer, is_chunked, is_split):
+    """Java's HTTP client offers h2c with every request."""
+    body = b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n" if is_chunked else b""
+    request = OFFER + b"Upgrade: " + offer + b"\r\n" + (body or b"Content-Length: 5\r\n\r\nhello")
+    cut = len(request) - 5 if is_split else len(request)
+    async with running() as (application, connect):
+        answer, _ = await exchange(
+            connect, [request[:cut], request[cut:] + GET], pause_s=0.05, patience_s=0.2
+        )
+        assert application.num_calls == 2
+    assert answer.count(b"HTTP/1.1 200 OK") == 2
+    assert b"\r\n\r\n5HTTP" in answer or b"\r\n\r\n1\r\n5\r\n0\r\n\r\nHTTP" in answer, answer
+
+
+@pytest.mark.parametrize(
+    ("request_line", "headers", "status"),
+    [
+        (b"CONNECT localhost:80", b"", 400),
+        (b"CONNECT localhost:80", b"Connection: Upgrade\r\nUpgrade: h2c\r\n", 400),
+        (
+            b"POST /x",
+            b"Connection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 1\r\nContent-Length: 2\r\n",
+            400,
+        ),
+        (b"POST /x", b"Connection: Upgrade\r\nUpgrade: h2c\r\nX: " + b"a" * 70_000 + b"\r\n", 431),
+    ],
+)
+async def test_offers_that_are_odd(request_line, headers, status):
+    async with running() as (_, connect):
+        data = request_line + b" HTTP/1.1\r\n" + HOST + headers + b"\r\n"
+        answer, _ = await exchange(connect, data, patience_s=0.2)
+        assert status_of(answer) == status

@@ -1,13 +1,14 @@
 """Health and the operator's verbs, over the whole application without its middleware."""
 
 import dataclasses
+from contextlib import contextmanager
 
 import httpx
 import pytest
 
 from octavo.config.secret import Secret
 from octavo.frontend.health import Health
-from octavo.serving.middleware.keys import KeyCheck
+from octavo.serving.middleware.stack import build_stack
 from octavo.version import __version__
 from tests.serving import served
 
@@ -16,13 +17,19 @@ VERBS = ["/pause", "/resume", "/sleep", "/wake_up", "/abort", "/abort_requests",
 VERBS += ["/reset_mm_cache", "/reset_encoder_cache", "/collective_rpc", "/start_profile", "/stop_profile"]
 
 
+@contextmanager
+def configured(server, **options):
+    before = server.app.state.config
+    server.app.state.config = dataclasses.replace(before, **options)
+    yield server.app.state.config
+    server.app.state.config = before
+
+
 @pytest.fixture
 def as_operator(server):
     """The client of a server in dev mode."""
-    before = server.app.state.config
-    server.app.state.config = dataclasses.replace(before, dev_mode=True, api_key=[Secret.of("hidden-key")])
-    yield server.client
-    server.app.state.config = before
+    with configured(server, dev_mode=True, api_key=[Secret.of("hidden-key")]):
+        yield server.client
 
 
 async def test_how_the_server_is(server):
@@ -101,33 +108,28 @@ async def test_requests_of_others_can_be_ended_by_their_exact_ids(as_operator, s
 
 async def test_with_admins_keys_the_verbs_are_theirs(server, monkeypatch):
     admin, other = Secret.of("admins-key"), Secret.of("other-key")
-    config = dataclasses.replace(server.app.state.config, api_key=[admin, other], admin_api_key=[admin])
-    monkeypatch.setattr(server.app.state, "config", config)
     aborted = []
 
     async def abort(ids, tenant):
         aborted.append((ids, tenant))
 
+    async def ask(key, path, method="POST"):
+        body = {"request_ids": ["a"]} if "abort" in path else None
+        return await client.request(method, path, json=body, headers={"x-api-key": key})
+
     monkeypatch.setattr(server.engine, "abort", abort)
-    app = KeyCheck(server.app, config.api_key, (), config.admin_api_key)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://octavo") as client:
-
-        async def ask(key, path, method="POST"):
-            body = {"request_ids": ["a"]} if "abort" in path else None
-            return await client.request(method, path, json=body, headers={"x-api-key": key})
-
-        for path in VERBS:
-            if "abort" not in path:
-                refused = await ask("other-key", path)
-                assert (refused.status_code, refused.json()["error"]["type"]) == (
-                    403,
-                    "PermissionDeniedError",
-                )
-        assert (await ask("admins-key", "/is_paused", "GET")).status_code == 200
-        told = await ask("admins-key", "/server_info", "GET")
-        assert told.json()["server"]["admin_api_key"] == ["***"]
-        for key in ("other-key", "admins-key"):
-            assert (await ask(key, "/abort")).status_code == 200
+    with configured(server, api_key=[admin, other], admin_api_key=[admin]) as config:
+        transport = httpx.ASGITransport(build_stack(server.app, config, is_loopback=True).app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            for path in VERBS:
+                if "abort" not in path:
+                    refused = await ask("other-key", path)
+                    assert (refused.status_code, refused.json()["error"]["code"]) == (403, 403)
+            assert (await ask("admins-key", "/is_paused", "GET")).status_code == 200
+            told = await ask("admins-key", "/server_info", "GET")
+            assert told.json()["server"]["admin_api_key"] == ["***"]
+            for key in ("other-key", "admins-key"):
+                assert (await ask(key, "/abort")).status_code == 200
     assert aborted == [(["a"], other.tenant), (["a"], None)]
 
 

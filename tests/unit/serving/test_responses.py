@@ -261,6 +261,66 @@ async def test_cancelled_in_the_background(tmp_path):
         assert (await client.responses.retrieve(cancelled.id)).status == "cancelled"
 
 
+async def test_a_stream_that_goes_on_without_its_reader():
+    async with served(step_s=0.01) as server, client_of(server) as client:
+        stream = await client.responses.create(input="hi", background=True, stream=True, **ASKED)
+        async with stream:
+            begun = [await anext(aiter(stream)) for _ in range(3)]  # and then the connection is lost
+        response_id = begun[0].response.id
+        rest, again = [
+            [event async for event in await client.responses.retrieve(response_id, stream=True, **options)]
+            for options in ({"starting_after": begun[-1].sequence_number}, {})
+        ]
+        assert [event.sequence_number for event in [*begun, *rest]] == list(range(len(again)))
+        assert [*begun, *rest] == again
+        assert again[-1].type == "response.incomplete"
+        assert again[-1].response == await client.responses.retrieve(response_id)
+        assert again[-1].response.output_text == answer_to(PROMPT, 6)[0]
+        plain = await client.responses.create(input="hi", **ASKED)
+        for query in (f"{plain.id}?stream=true", f"{response_id}?stream=true&starting_after=x"):
+            assert (await server.client.get(f"/v1/responses/{query}")).status_code == 400
+
+
+async def test_cancelled_and_deleted_while_it_is_streamed():
+    asked = {**ASKED, "max_output_tokens": 200, "background": True, "stream": True}
+    async with served(step_s=0.02) as server, client_of(server) as client:
+        for end in (client.responses.cancel, client.responses.delete):
+            async with await client.responses.create(input="hi", **asked) as stream:
+                events = aiter(stream)
+                response_id = (await anext(events)).response.id
+                await end(response_id)
+                if end is client.responses.delete:
+                    with pytest.raises(openai.APIError, match="deleted"):
+                        [event async for event in events]
+                    continue
+                last = [event async for event in events][-1]
+                assert (last.type, last.response.status) == ("response.cancelled", "cancelled")
+        async with asyncio.timeout(5):
+            while server.engine.health().num_running:
+                await asyncio.sleep(0.01)
+
+
+async def test_logprobs(client):
+    asked = {**ASKED, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    whole = await client.responses.create(input="hi", **asked)
+    [message] = whole.output
+    entries = message.content[0].logprobs
+    assert len(entries) == 6 and "".join(entry.token for entry in entries) == whole.output_text
+    assert all(len(entry.top_logprobs) == 2 and entry.logprob <= 0 for entry in entries)
+    assert whole.top_logprobs == 2
+    stream = await client.responses.create(input="hi", stream=True, **asked)
+    told = [event async for event in stream]
+    deltas = [
+        entry for event in told if event.type == "response.output_text.delta" for entry in event.logprobs
+    ]
+    [done] = [event for event in told if event.type == "response.output_text.done"]
+    assert [e.token for e in deltas] == [e.token for e in done.logprobs] == [e.token for e in entries]
+    assert told[-1].response.output[0].content[0].logprobs == entries
+    assert (await client.responses.retrieve(whole.id)).output[0].content[0].logprobs == entries
+    plain = await client.responses.create(input="hi", **ASKED)
+    assert not plain.output[0].content[0].logprobs
+
+
 async def test_an_error_in_a_stream():
     async with served(fault="8:exit") as server, client_of(server) as client:
         asked = {**ASKED, "max_output_tokens": 100}
@@ -292,10 +352,8 @@ async def test_an_error_in_a_stream():
         ({"text": {"format": {"type": "grammar"}}}, "text"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "a"}}, "prompt"),
-        ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"truncation": "auto"}, "truncation"),
-        ({"background": True, "stream": True}, "stream"),
         ({"background": True, "store": False}, "store"),
         ({"background": True, "tool_choice": "required"}, "tool_choice"),
         ({"temperature": 3}, "temperature"),
@@ -312,7 +370,7 @@ async def test_requests_that_are_refused(server, fields, param):
 
 async def test_other_errors(server):
     assert (await refused(server, 404, model="other"))["param"] == "model"
-    assert (await server.client.get("/v1/responses/resp_none?stream=true")).status_code == 400
+    assert (await server.client.get("/v1/responses/resp_none?stream=true")).status_code == 404
     assert (await server.client.post("/v1/responses/resp_none/cancel")).status_code == 404
 
 

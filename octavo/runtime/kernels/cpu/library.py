@@ -20,7 +20,7 @@ _ARGUMENTS = {
     "octavo_matmul_bf16": "plllpllippli",
     "octavo_dequantize": "pplllifpi",
     "octavo_write_kv": "plplpilllpli",
-    "octavo_attention": "pllpilllplppiflfpi",
+    "octavo_attention": "pllpilllplppiflfpii",
     "octavo_rms_norm": "pllllpfplppi",
     "octavo_rope": "pllllpplii",
     "octavo_rotary_tables": "plplfppi",

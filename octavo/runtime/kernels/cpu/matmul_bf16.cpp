@@ -28,12 +28,18 @@ namespace {
 typedef float f32x16 __attribute__((vector_size(64)));
 typedef uint16_t Tile[TILE_ROWS][PART];  // 16 rows of W, or 16 pairs of k of x
 
-constexpr int PANEL_ROWS = 2 * TILE_ROWS;
-constexpr int64_t PIECE = 32;                // parts that are unpacked in one go
-constexpr int64_t CHUNK_BYTES = 1 << 20;     // of x, meant to stay in the second cache
-constexpr int64_t AHEAD = 2048;              // bytes between what is unpacked and what is asked for
+constexpr int64_t PIECE = 8;              // parts that are unpacked in one go
+constexpr int64_t CHUNK_BYTES = 1 << 20;  // of x, meant to stay in the second cache
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+inline f32x8 eight_halves(const uint16_t* p) {
+#if defined(__F16C__)
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#else
+    return f32x8{half(p[0]), half(p[1]), half(p[2]), half(p[3]), half(p[4]), half(p[5]), half(p[6]), half(p[7])};
+#endif
+}
 
 inline void store_part(uint16_t* to, const vf (&values)[VECTORS]) {
 #if defined(OCTAVO_AVX512) && defined(__AVX512BF16__)
@@ -74,27 +80,31 @@ inline void transpose(f32x16 (&rows)[16]) {
 #endif
 }
 
-// Scales and offsets of up to PIECE blocks of one part each, converted together.
+// Scales and offsets of the blocks of a piece, of one part each, converted together.
 template <class Type>
 struct PieceFactors {
-    float scales[PIECE], offsets[PIECE];
+    static constexpr int EACH = Type::MINIMUM ? 2 : 1;
+    float numbers[PIECE * EACH];
 
     PieceFactors(const uint8_t* blocks, int64_t count) {
-        uint16_t halves[2][PIECE] = {};
-        for (int64_t i = 0; i < count; i++) {
-            halves[0][i] = read<uint16_t>(blocks + i * Type::BYTES);
-            if (Type::MINIMUM) halves[1][i] = read<uint16_t>(blocks + i * Type::BYTES + 2);
+        uint16_t halves[PIECE * EACH] = {};
+        for (int64_t i = 0; i < count; i++)
+            std::memcpy(halves + i * EACH, blocks + i * Type::BYTES, EACH * sizeof(uint16_t));
+        for (int i = 0; i < PIECE * EACH; i += 8) {
+            f32x8 wide = eight_halves(halves + i);
+            std::memcpy(numbers + i, &wide, sizeof wide);
         }
-        for (int64_t i = 0; i < PIECE; i += VL) {
-            vf scale = load_f16(halves[0] + i);
-            store(scales + i, scale);
-            store(offsets + i, Type::MINIMUM ? load_f16(halves[1] + i) : scale * -zero<Type>);
-        }
+        asm("" : "+m"(numbers));  // loads repeat a number for nothing, shuffles of a register do not
     }
 };
 
+// Of one block. What a type's ZERO makes of the scale is no matter of rounding: see blocks.h.
+template <class Type>
 struct OneFactor {
     vf scales, offsets;
+    OneFactor(const PieceFactors<Type>& piece, int64_t i)
+        : scales(set1(piece.numbers[i * piece.EACH])),
+          offsets(Type::MINIMUM ? set1(piece.numbers[i * piece.EACH + 1]) : scales * -zero<Type>) {}
     vf scale(int) const { return scales; }
     vf offset(int) const { return offsets; }
 };
@@ -103,14 +113,17 @@ struct OneFactor {
 template <class Type, class F>
 OCTAVO_INLINE void round_part(const uint8_t* block, int s, const F& factors, uint16_t* out) {
 #if defined(OCTAVO_AVX512) && defined(__AVX512BF16__)
-    if constexpr (Type::LARGEST < 32 && !Type::SIGNED) {  // few values: make them all, then look up
+    if constexpr (Type::LARGEST < 32) {  // few values: make them all, then look up
         const vf first = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-        vf scale = factors.scale(2 * s), offset = factors.offset(2 * s);
+        auto value = [&](vf q) {
+            return Type::MINIMUM ? fma(q, factors.scale(2 * s), factors.offset(2 * s))
+                                 : (q - float(Type::ZERO)) * factors.scale(2 * s);
+        };
         __m512i values;
         if constexpr (Type::LARGEST < 16)
-            values = _mm512_castsi256_si512((__m256i)_mm512_cvtneps_pbh(fma(first, scale, offset)));
+            values = _mm512_castsi256_si512((__m256i)_mm512_cvtneps_pbh(value(first)));
         else
-            values = (__m512i)_mm512_cvtne2ps_pbh(fma(first + 16.0f, scale, offset), fma(first, scale, offset));
+            values = (__m512i)_mm512_cvtne2ps_pbh(value(first + 16.0f), value(first));
         __m512i places = _mm512_cvtepu8_epi16((__m256i)Type::quants(block, s));
         _mm512_storeu_si512(out, _mm512_permutexvar_epi16(places, values));
         return;
@@ -121,36 +134,33 @@ OCTAVO_INLINE void round_part(const uint8_t* block, int s, const F& factors, uin
     store_part(out, values);
 }
 
-// Unpack `count` parts of a row of `size` weights, from part `first`; part i goes to out[i][0].
+// Unpack `count` parts of a row of `size` weights, from part `first`; part i of them goes to out[i][0]. What lies
+// `ahead` bytes further is asked for.
 template <class Type>
-void unpack_piece(const uint8_t* row, int64_t first, int64_t count, int64_t size, Tile* out) {
+void unpack_piece(const uint8_t* row, int64_t first, int64_t count, int64_t size, int64_t ahead, Tile* out) {
     if constexpr (Type::DENSE) {
         for (int64_t i = first; i < first + count; i++) {
-            __builtin_prefetch(row + i * PART * Type::BYTES + AHEAD);
+            prefetch<PART * Type::BYTES>(row + i * PART * Type::BYTES + ahead);
             vf values[VECTORS];
             read_part<Type>(row, i, size, [&](int j, vf w) { values[j] = w; });
-            store_part(out[i][0], values);
-        }
-    } else if constexpr (Type::PARTS > 1) {
-        for (int64_t b = first / Type::PARTS; b * Type::PARTS < first + count; b++) {
-            const uint8_t* block = row + b * Type::BYTES;
-            prefetch<Type::BYTES>(block + AHEAD);
-            Factors<Type> factors(block);
-            unrolled<Type::PARTS>(
-                [&](auto s) { round_part<Type>(block, s, factors, out[b * Type::PARTS + s][0]); });
+            store_part(out[i - first][0], values);
         }
     } else {
-        const uint8_t* blocks = row + first * Type::BYTES;
-        PieceFactors<Type> factors(blocks, count);
-        for (int64_t i = 0; i < count; i++) {
-            __builtin_prefetch(blocks + i * Type::BYTES + AHEAD);
-            OneFactor factor{set1(factors.scales[i]), set1(factors.offsets[i])};
-            round_part<Type>(blocks + i * Type::BYTES, 0, factor, out[first + i][0]);
+        static_assert(PIECE % Type::PARTS == 0);
+        const uint8_t* blocks = row + first / Type::PARTS * Type::BYTES;
+        prefetch<PIECE / Type::PARTS * Type::BYTES>(blocks + ahead);
+        if constexpr (Type::PARTS > 1) {
+            Factors<Type> factors(blocks);
+            unrolled<Type::PARTS>([&](auto s) { round_part<Type>(blocks, s, factors, out[s][0]); });
+        } else {
+            PieceFactors<Type> factors(blocks, count);
+            for (int64_t i = 0; i < count; i++)
+                round_part<Type>(blocks + i * Type::BYTES, 0, OneFactor<Type>(factors, i), out[i][0]);
         }
     }
 }
 
-using Unpack = void (*)(const uint8_t* row, int64_t first, int64_t count, int64_t size, Tile* out);
+using Unpack = void (*)(const uint8_t* row, int64_t first, int64_t count, int64_t size, int64_t ahead, Tile* out);
 
 // x in bf16, tile by tile: 16 rows of x, along K. A single row is alone in its tiles, which are one column wide.
 struct Rounded {
@@ -195,25 +205,35 @@ struct Matmul {
     int64_t y_stride;
 };
 
-// A panel on its way: pieces of its rows in turn, as many after each of `steps` steps as make all of them.
+// Some rows of W between two places along K, unpacked: A rows of tiles.
+template <int A>
+struct Panel {
+    int64_t column, first, count;
+    Tile* tiles;  // [A][PIECE]
+};
+
+// A panel on its way: after each of `steps` steps as many rows as make all of them.
+template <int A>
 struct Unpacking {
+    static constexpr int ROWS = A * TILE_ROWS;
     const Matmul& job;
-    int64_t column;
-    Tile* out;  // [2][parts]
-    int64_t steps, pieces = divide_up(job.x.parts, PIECE), left = PANEL_ROWS * pieces, due = 0;
+    Panel<A> panel;
+    int64_t steps;
+    int row = 0;
+    int64_t due = 0;
 
     void step() {
-        for (due += PANEL_ROWS * pieces; due >= steps && left > 0; due -= steps) one();
+        for (due += ROWS; due >= steps && row < ROWS; due -= steps) one();
     }
     void finish() {
-        while (left > 0) one();
+        while (row < ROWS) one();
     }
     void one() {
-        int64_t index = PANEL_ROWS * pieces - left--, row = index / pieces, first = index % pieces * PIECE;
-        const uint8_t* from = job.w + std::min(column + row, job.n - 1) * job.row_bytes;
-        Tile* tiles = out + row / TILE_ROWS * job.x.parts;
+        const uint8_t* from = job.w + std::min(panel.column + row, job.n - 1) * job.row_bytes;
+        Tile* tiles = panel.tiles + row / TILE_ROWS * PIECE;
         Tile* at_row = reinterpret_cast<Tile*>(tiles[0][row % TILE_ROWS]);
-        job.unpack(from, first, std::min(PIECE, job.x.parts - first), job.x.k, at_row);
+        job.unpack(from, panel.first, panel.count, job.x.k, ROWS * job.row_bytes, at_row);
+        row++;
     }
 };
 
@@ -237,63 +257,80 @@ void write(const Matmul& job, int64_t row, int64_t column) {
     }
 }
 
-// A panel with one or two tiles' rows of x. Tiles 0 … 3: sums; 4, 5: weights; 6, 7: x.
-template <int COUNT>
-void multiply_tiles(const Matmul& job, int64_t t, const Tile* panel, int64_t column, Unpacking& next) {
-    const int64_t parts = job.x.parts, width = job.x.width;
-    tile_zero<0>();
-    tile_zero<1>();
-    tile_zero<2>();
-    tile_zero<3>();
-    for (int64_t i = 0; i < parts; i++) {
-        tile_load<4>(panel[i], TILE_BYTES);
-        tile_load<5>(panel[parts + i], TILE_BYTES);
-        tile_load<6>(job.x.tile(t, i), 4 * width);
-        tile_product<0, 4, 6>();
-        tile_product<1, 5, 6>();
-        if constexpr (COUNT == 2) {
-            tile_load<7>(job.x.tile(t + 1, i), 4 * width);
-            tile_product<2, 4, 7>();
-            tile_product<3, 5, 7>();
+// A panel with B tiles of x. Tiles 0 … 3: sums; 4, 5: weights; 6, 7: x. Between panels sums stay where they are,
+// or in `kept`.
+template <int A, int B>
+void multiply_tiles(const Matmul& job, int64_t t, const Panel<A>& panel, Tile* kept, Unpacking<A>& next) {
+    const int64_t width = job.x.width;
+    auto each_sum = [](auto use) {
+        unrolled<A * B>([&](auto i) { use(std::integral_constant<int, i / A * 2 + i % A>{}, i / A, i % A); });
+    };
+    if (panel.first == 0)
+        each_sum([](auto tile, int, int) { tile_zero<tile>(); });
+    else if (kept)
+        each_sum([&](auto tile, int, int) { tile_load<tile>(kept[tile], TILE_BYTES); });
+    for (int64_t i = 0; i < panel.count; i++) {
+        const int64_t part = panel.first + i;
+        tile_load<4>(panel.tiles[i], TILE_BYTES);
+        if constexpr (A == 2) tile_load<5>(panel.tiles[PIECE + i], TILE_BYTES);
+        tile_load<6>(job.x.tile(t, part), 4 * width);
+        if constexpr (B == 2) tile_load<7>(job.x.tile(t + 1, part), 4 * width);
+        if constexpr (B == 2) {
+            prefetch<sizeof(Tile)>((const uint8_t*)job.x.tile(t, part + 1));
+            prefetch<sizeof(Tile)>((const uint8_t*)job.x.tile(t + 1, part + 1));
         }
+        tile_product<0, 4, 6>();
+        if constexpr (A == 2) tile_product<1, 5, 6>();
+        if constexpr (B == 2) tile_product<2, 4, 7>();
+        if constexpr (A == 2 && B == 2) tile_product<3, 5, 7>();
         next.step();
     }
-    write<0>(job, t * width, column);
-    write<1>(job, t * width, column + TILE_ROWS);
-    if constexpr (COUNT == 2) {
-        write<2>(job, (t + 1) * width, column);
-        write<3>(job, (t + 1) * width, column + TILE_ROWS);
-    }
+    if (panel.first + panel.count == job.x.parts)
+        each_sum([&](auto tile, int b, int a) {
+            write<tile>(job, (t + b) * width, panel.column + a * TILE_ROWS);
+        });
+    else if (kept)
+        each_sum([&](auto tile, int, int) { tile_store<tile>(kept[tile], TILE_BYTES); });
 }
 
-// Tiles `first` … `last` - 1 of x with rows `begin` … `end` - 1 of W.
-void multiply_chunk(const Matmul& job, int64_t first, int64_t last, int64_t begin, int64_t end) {
-    const int64_t tiles = 2 * job.x.parts, steps = divide_up(last - first, 2) * job.x.parts;
-    Tile* panels = reinterpret_cast<Tile*>(scratch(2 * size_t(tiles) * sizeof(Tile) / sizeof(float)));
-    Unpacking{job, begin, panels, steps}.finish();
-    for (int64_t column = begin, i = 0; column < end; column += PANEL_ROWS, i ^= 1) {
-        Unpacking next{job, column + PANEL_ROWS, panels + (i ^ 1) * tiles, steps};
-        if (next.column >= end) next.left = 0;
-        for (int64_t t = first; t < last; t += 2) {
-            if (t + 1 < last)
-                multiply_tiles<2>(job, t, panels + i * tiles, column, next);
+// Tiles `begin` … `end` - 1 of x with rows `first` … `last` - 1 of W.
+template <int A>
+void multiply_chunk(const Matmul& job, int64_t begin, int64_t end, int64_t first, int64_t last) {
+    const int64_t pairs = divide_up(end - begin, 2), parts = job.x.parts;
+    Tile* memory = reinterpret_cast<Tile*>(scratch(size_t(2 * A * PIECE + 4 * pairs) * sizeof(Tile) / sizeof(float)));
+    Tile* kept = memory + 2 * A * PIECE;
+    Panel<A> panel{first, 0, std::min(PIECE, parts), memory};
+    Unpacking<A>{job, panel, 1}.finish();
+    while (panel.column < last) {
+        int64_t after = panel.first + panel.count;
+        Panel<A> following{panel.column, after, std::min(PIECE, parts - after), memory};
+        if (after == parts) following = {panel.column + A * TILE_ROWS, 0, std::min(PIECE, parts), memory};
+        if (panel.tiles == memory) following.tiles += A * PIECE;
+        Unpacking<A> next{job, following, pairs * panel.count};
+        if (following.column >= last) next.row = next.ROWS;
+        for (int64_t t = begin; t < end; t += 2) {
+            Tile* sums = pairs > 1 ? kept + (t - begin) * 2 : nullptr;
+            if (t + 1 < end)
+                multiply_tiles<A, 2>(job, t, panel, sums, next);
             else
-                multiply_tiles<1>(job, t, panels + i * tiles, column, next);
+                multiply_tiles<A, 1>(job, t, panel, sums, next);
         }
         next.finish();
+        panel = following;
     }
 }
 
+template <int A>
 void multiply(const Matmul& job, int threads) {
-    const int64_t width = job.x.width, num_tiles = job.x.num_tiles;
+    const int64_t width = job.x.width, num_tiles = job.x.num_tiles, rows = A * TILE_ROWS;
     TileShapes shapes;
     for (int i = 0; i < 8; i++) shapes.set(i, TILE_ROWS, int(i == 4 || i == 5 ? TILE_BYTES : 4 * width));
     const int64_t chunk = std::max<int64_t>(1, CHUNK_BYTES / (job.x.parts * int64_t(sizeof(Tile))) / 2) * 2;
-    const int64_t panels = divide_up(job.n, PANEL_ROWS), step = divide_up(panels, 3 * threads) * PANEL_ROWS;
+    const int64_t step = divide_up(divide_up(job.n, rows), 3 * threads) * rows;
     parallel_for(divide_up(job.n, step), threads, [&](int64_t i) {
         Tiles tiles(shapes);
         for (int64_t t = 0; t < num_tiles; t += chunk)
-            multiply_chunk(job, t, std::min(num_tiles, t + chunk), i * step, std::min(job.n, (i + 1) * step));
+            multiply_chunk<A>(job, t, std::min(num_tiles, t + chunk), i * step, std::min(job.n, (i + 1) * step));
     });
 }
 
@@ -315,7 +352,10 @@ extern "C" void octavo_matmul_bf16(const float* x, int64_t m, int64_t k, int64_t
     parallel_for(rounded.num_tiles, threads, [&](int64_t t) { rounded.round(x, x_stride, t); });
     Matmul job{rounded, w, n, row_bytes, nullptr, bias, y, y_stride};
     with_type(type, [&](auto kind) { job.unpack = unpack_piece<decltype(kind)>; });
-    multiply(job, threads);
+    if (m <= TILE_ROWS)
+        multiply<1>(job, threads);  // panels of half the size stay in the first cache
+    else
+        multiply<2>(job, threads);
 }
 
 #else

@@ -117,6 +117,7 @@ class _CompiledKernels:
         sliding_window: int = 0,
         soft_cap: float = 0.0,
         num_singles: int = 0,
+        activations: Activations = "float32",
     ) -> Tensor:
         """See table.PagedAttention."""
         del num_singles
@@ -139,6 +140,7 @@ class _CompiledKernels:
             soft_cap,
             out.data_ptr(),
             self._threads,
+            activations == "bfloat16",
         )
         return out
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from octavo.runtime.kernels.ref.elementwise import rms_norm
-from octavo.runtime.kernels.table import HeadNorms, Rotation
+from octavo.runtime.kernels.table import Activations, HeadNorms, Rotation
 
 
 def store_kv(
@@ -55,9 +55,10 @@ def paged_attention(  # noqa: PLR0913  # what attention is made of
     sliding_window: int = 0,
     soft_cap: float = 0.0,
     num_singles: int = 0,
+    activations: Activations = "float32",
 ) -> Tensor:
-    """See table.PagedAttention."""
-    del num_singles
+    """See table.PagedAttention; nothing is rounded here."""
+    del num_singles, activations
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     starts = cu_q_lens.tolist()
     for request, kv_len in enumerate(kv_lens.tolist()):

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.runtime.kernels.table import Activations
 from octavo.runtime.kernels.triton.launch import Counters, is_last, overlapped, power_of_2, release, wait
 from octavo.runtime.kernels.triton.tiles import MIN_KEYS, decode_tiles, prefill_tiles, split
 
@@ -254,8 +255,10 @@ class PagedAttention:
         sliding_window: int = 0,
         soft_cap: float = 0.0,
         num_singles: int = 0,
+        activations: Activations = "float32",
     ) -> Tensor:
-        """See table.PagedAttention."""
+        """See table.PagedAttention; `activations` are those of q."""
+        del activations
         assert cache.is_contiguous() and block_tables.stride(1) == 1
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         factors = scale / (soft_cap or 1.0) * _LOG2_E, soft_cap * _LOG2_E

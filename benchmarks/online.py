@@ -1,0 +1,94 @@
+"""The online rows of the GPU table: `octavo serve` with random weights, and a client that counts.
+
+python benchmarks/record.py gpu-online python -m benchmarks.online --client bench_online.py [--models …]
+
+The client is a script that takes --url, --model, --in-len, --out-len and --load KIND:VALUE:REQUESTS, and
+prints a line "RESULT {json}" per load. Requests carry 256 random ids and want 128 tokens, greedy, streamed.
+The first load warms the server up: sizes of steps that it meets for the first time are recorded then. One
+JSON line per load, beside vLLM 0.26's figures on one H200.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu import CONFIGS
+
+PORT = 8765
+URL = f"http://127.0.0.1:{PORT}"
+LOADS = ("conc:256:512", "rate:32:480", "conc:256:1024")
+VLLM: dict[tuple[str, str], dict[str, float]] = {
+    ("llama-3.1-8b", "online_rate_32"): {"ttft_ms_p50": 22.2, "itl_ms_p99": 11.6},
+    ("llama-3.1-8b", "online_conc_256"): {"out_tok_s": 11051, "ttft_ms_p50": 928},
+    ("qwen3-0.6b", "online_rate_32"): {"ttft_ms_p50": 9.8, "itl_ms_p50": 1.6},
+    ("qwen3-0.6b", "online_conc_256"): {"out_tok_s": 30548},
+}
+
+
+@contextmanager
+def server(folder: Path, options: list[str]) -> Iterator[float]:
+    """Runs meanwhile; gives the seconds from its start until it was healthy."""
+    command = [sys.executable, "-m", "octavo", "serve", str(folder), "--port", str(PORT)]
+    command += ["--host", "127.0.0.1", "--load-format", "dummy", "--skip-tokenizer-init", *options]
+    began = time.perf_counter()
+    with Path(folder, "server.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        wait_for(process, Path(folder, "server.log"))
+        yield time.perf_counter() - began
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def wait_for(process: subprocess.Popen[bytes], log: Path) -> None:
+    while True:
+        try:
+            urllib.request.urlopen(f"{URL}/health", timeout=1).close()
+        except OSError:
+            if process.poll() is not None:
+                raise SystemExit(log.read_text(encoding="utf-8")[-4000:]) from None
+            time.sleep(0.1)
+        else:
+            return
+
+
+def measure(client: str, model: str) -> Iterator[dict[str, Any]]:
+    command = [sys.executable, client, "--url", URL, "--model", model]
+    for load in LOADS:
+        command += ["--load", load]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    for line in done.stdout.splitlines():
+        if line.startswith("RESULT "):
+            yield json.loads(line.removeprefix("RESULT "))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--client", required=True)
+    parser.add_argument("--models", default=",".join(CONFIGS))
+    parser.add_argument("--options", default="--dtype bfloat16 --max-model-len 4096", help="for the server")
+    args = parser.parse_args()
+    for name in args.models.split(","):
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "config.json").write_text(json.dumps(CONFIGS[name]), encoding="utf-8")
+            with server(Path(folder), args.options.split()) as started:
+                print(json.dumps({"row": "server start", "model": name, "start_s": round(started, 2)}))
+                for number, row in enumerate(measure(args.client, folder)):
+                    if row["failed"]:
+                        raise SystemExit(f"{row['failed']} requests failed: {row['first_error']}")
+                    warm_up = {"warm_up": True} if number == 0 else {}
+                    found = {"row": row["workload"], **row, "model": name, **warm_up}
+                    print(json.dumps(found | {"vllm": VLLM[name, row["workload"]]}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""`fingerprint`: equal for engines whose keys and values may be exchanged, and for no others.
+
+Called once by the core, at the start, where blocks are shared through files. Everything that the numbers in
+a block depend on beside the tokens goes in. Weights are known by name, size, time and samples of their files,
+for reading all of them would take longer than loading; so a copy of a model with other times counts as another.
+"""
+
+import os
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import msgspec
+
+from octavo.config.engine import EngineConfig
+from octavo.messages.kv import CachePlan
+from octavo.version import __version__
+
+_SUFFIXES = {".safetensors", ".gguf"}
+_STRIDE = 1 << 20
+_SAMPLE = 64
+
+
+def fingerprint(config: EngineConfig, plan: CachePlan) -> bytes:
+    """32 bytes. Raises OSError when the model's files cannot be read."""
+    parallel, model = config.parallel, config.model
+    facts = (
+        __version__,
+        config.checkpoint.config,
+        (model.dtype, model.load_format, model.model_impl, model.quantization, model.activations),
+        model.max_model_len,  # some ropes depend on it
+        model.seed if model.load_format == "dummy" else None,
+        (parallel.device.partition(":")[0], parallel.tensor_parallel_size),
+        (config.cache.kv_cache_dtype, plan.block_size, plan.groups),
+    )
+    digest = sha256(msgspec.json.encode(facts, order="sorted"))
+    for part in _weights(Path(config.checkpoint.path)):
+        digest.update(part)
+    return digest.digest()
+
+
+def _weights(path: Path) -> Iterator[bytes]:
+    files = [path] if path.is_file() else sorted(p for p in path.glob("*") if p.suffix in _SUFFIXES)
+    for file in files:
+        with file.open("rb") as opened:
+            state = os.fstat(opened.fileno())
+            yield f"\n{file.name} {state.st_size} {state.st_mtime_ns}\n".encode()
+            for offset in range(0, state.st_size, _STRIDE):
+                yield os.pread(opened.fileno(), _SAMPLE, offset)

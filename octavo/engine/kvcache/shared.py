@@ -1,0 +1,114 @@
+"""`SharedTier`: contents on their way from a folder that engines share into blocks of the pool.
+
+Owned by the KV cache manager. `fetch` reads files beside the loop, on the thread that prepares requests;
+the loop takes in what has come (`take_in`) and finds it by its key like what is in host memory. A content that
+is brought into a block goes down with the step; the worker of each rank writes its part. What nobody asks for
+gives way to later ones.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+
+from octavo.base.block_files import BlockFiles, BlockName
+from octavo.base.lru import LRU
+from octavo.engine.kvcache.block_pool import BlockKey
+from octavo.messages.kv import CachePlan
+from octavo.messages.step import BlockSave
+
+MAX_HELD_BYTES = 2 << 30
+"""Of contents that were read and are not in blocks yet."""
+_MAX_KNOWN = 1 << 16
+
+Content = list[bytes]
+"""One block's keys and values, by rank."""
+
+
+class SharedTier:
+    """Files below, blocks above. Without a store in the plan it is empty and stays so."""
+
+    def __init__(self, plan: CachePlan) -> None:
+        store = plan.store
+        self._files = BlockFiles(store.folder, store.fingerprint, store.max_bytes) if store else None
+        self._num_ranks = store.num_ranks if store else 0
+        self._block_bytes = plan.bytes_per_block
+        self.reads, self.writes = (store.reads, store.writes) if store else (False, False)
+        self._came: deque[tuple[BlockKey, Content]] = deque()
+        self._coming: set[BlockKey] = set()
+        self._numbers: dict[BlockKey, int] = {}
+        self._held: dict[int, tuple[BlockKey, Content]] = {}
+        self._next_number = 0
+        self._leaving: dict[int, Content] = {}
+        self._saved: LRU[BlockKey, bool] = LRU(_MAX_KNOWN)
+
+    def has(self, key: BlockKey) -> bool:
+        """Whether all ranks' files are there. On any thread."""
+        files = self._files
+        return files is not None and all(files.has(name) for name in self._names(key))
+
+    def fetch(self, keys: Iterable[BlockKey]) -> None:
+        """Read contents, until one is missing or too much is held. On any thread, one at a time."""
+        assert self._files is not None
+        room = MAX_HELD_BYTES // max(1, self._block_bytes * self._num_ranks)
+        for key in keys:
+            if key in self._coming:
+                continue
+            content = [self._files.read(name, self._block_bytes) for name in self._names(key)]
+            parts = [part for part in content if part is not None]
+            if len(parts) < len(content) or room <= 0:
+                return
+            room -= 1
+            self._coming.add(key)
+            self._came.append((key, parts))
+
+    def take_in(self) -> None:
+        """Make what has been read findable."""
+        while self._came:
+            key, content = self._came.popleft()
+            self._coming.discard(key)
+            if key not in self._numbers:
+                self._numbers[key] = self._next_number
+                self._held[self._next_number] = key, content
+                self._next_number += 1
+        most = MAX_HELD_BYTES // max(1, self._block_bytes * self._num_ranks)
+        while len(self._held) > most:
+            self._drop(next(iter(self._held)))
+
+    def find(self, key: BlockKey) -> int | None:
+        """The number of a content that is held."""
+        return self._numbers.get(key)
+
+    def pin(self, number: int) -> BlockKey:
+        """The content of this number, which is about to be brought into a block; it stays until `unpin`."""
+        return self._held[number][0]
+
+    def unpin(self, number: int) -> None:
+        """It goes down with the step that is being planned."""
+        self._leaving[number] = self._held[number][1]
+        self._drop(number)
+
+    def take_leaving(self) -> dict[int, Content]:
+        """What goes down with the step being planned, by number; handed over."""
+        leaving, self._leaving = self._leaving, {}
+        return leaving
+
+    def saves(self, blocks: Iterable[tuple[int, BlockKey]]) -> list[BlockSave]:
+        """Those of (block, content) that are not in the files, as far as known; they count as saved."""
+        saves = []
+        for block, key in blocks:
+            if self._saved.get(key) is None:
+                self._saved.put(key, True, 1)
+                saves.append(BlockSave(block, *key))
+        return saves
+
+    def clear(self) -> None:
+        """Hold nothing; the files stay."""
+        self.take_in()
+        self._numbers.clear()
+        self._held.clear()
+
+    def _drop(self, number: int) -> None:
+        key, _ = self._held.pop(number)
+        del self._numbers[key]
+
+    def _names(self, key: BlockKey) -> list[BlockName]:
+        return [BlockName(*key, rank) for rank in range(self._num_ranks)]

@@ -1,0 +1,111 @@
+// What the parts of attention share: the job, its pieces, and a query's state on its way through the keys.
+//
+// Keys are visited in tiles of TILE positions, tiles in parts of PART positions; both begin at multiples of
+// their size, whatever the block size. Each part starts from nothing, and parts are joined in order. So a
+// query's result depends on its position and the cache alone: not on how its prompt was cut into steps, its
+// neighbours in the batch, or how many threads share a long context. Only visible slots are read, except that
+// tile products may read the rest of 16 slots of a block, and drop it.
+#pragma once
+#include <algorithm>
+#include <limits>
+
+#include "cache.h"
+
+namespace octavo {
+
+constexpr int TILE = 64, PART = 512;
+constexpr int ROW_UNIT = 16;  // states have room for a multiple of so many rows
+constexpr float LOWEST = -std::numeric_limits<float>::infinity();
+
+inline int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+
+struct Attention {
+    Cache cache;
+    const float* q;
+    int64_t q_stride, num_heads;
+    const int32_t* tables;
+    int64_t table_stride;
+    const int32_t *cu_q_lens, *kv_lens;
+    float scale, soft_cap;
+    int64_t window;
+    float* out;
+
+    int64_t group() const { return num_heads / cache.num_kv_heads; }
+    // Floats of a query or of its sums, filled up to whole vectors.
+    int64_t width() const { return round_up(cache.head_dim, 16); }
+    int64_t oldest_visible(int64_t position) const {
+        return window ? std::max<int64_t>(0, position - window + 1) : 0;
+    }
+};
+
+// Some consecutive queries of one request with all heads that share a KV head: each a row, head by head of the
+// first query, then of the next.
+struct Piece {
+    int request;
+    int64_t head, first, last;  // first … last - 1: places in the batch
+    int64_t position;           // of `first` in its request
+
+    int64_t rows(const Attention& job) const { return (last - first) * job.group(); }
+    int64_t oldest(const Attention& job) const { return job.oldest_visible(position); }
+    int64_t limit() const { return position + last - first; }  // behind the newest that any row sees
+    const float* query(const Attention& job, int64_t row) const {
+        int64_t group = job.group();
+        return job.q + (first + row / group) * job.q_stride +
+               (head * group + row % group) * job.cache.head_dim;
+    }
+    float* result(const Attention& job, int64_t row) const {
+        int64_t group = job.group();
+        return job.out +
+               ((first + row / group) * job.num_heads + head * group + row % group) * job.cache.head_dim;
+    }
+    const uint8_t* key(const Attention& job, int64_t at) const {
+        int64_t block = job.tables[request * job.table_stride + at / job.cache.block_size];
+        return job.cache.vector(block, 0, at % job.cache.block_size, head);
+    }
+};
+
+// Places begin … end - 1 of a tile; none if begin >= end.
+struct Range {
+    int begin, end;
+    bool empty() const { return begin >= end; }
+};
+
+// What a row sees of the tile that begins at `tile`.
+inline Range visible(const Attention& job, const Piece& piece, int64_t row, int64_t tile) {
+    int64_t position = piece.position + row / job.group();
+    return {int(std::max<int64_t>(job.oldest_visible(position) - tile, 0)),
+            int(std::clamp<int64_t>(position + 1 - tile, 0, TILE))};
+}
+
+// Per row: the largest score so far, the sum of e^(score - highest), and that of values so weighted.
+struct State {
+    float *highest, *total, *out;  // [rows], [rows], [rows, width]; rows a multiple of ROW_UNIT
+
+    static int64_t floats(int64_t rows, int64_t width) { return round_up(rows, ROW_UNIT) * (width + 2); }
+    static State of(float* space, int64_t rows) {  // one that was made there
+        float* total = space + round_up(rows, ROW_UNIT);
+        return {space, total, total + round_up(rows, ROW_UNIT)};
+    }
+    static State make(float* space, int64_t rows, int64_t width) {
+        std::fill(space, space + floats(rows, width), 0.0f);
+        std::fill(space, space + round_up(rows, ROW_UNIT), LOWEST);
+        return of(space, rows);
+    }
+};
+
+// One kind of arithmetic: how rows see keys.
+struct Arithmetic {
+    // Floats of work space for a piece.
+    int64_t (*space)(const Attention& job, int64_t rows);
+    // Let all rows of a piece see positions begin … end - 1 of one part; `state` is new.
+    void (*see)(const Attention& job, const Piece& piece, int64_t begin, int64_t end, const State& state,
+                float* space);
+};
+
+extern const Arithmetic few_rows, many_rows;  // float32; the same bits
+extern const Arithmetic bfloat16_tiles;       // bf16 products, float32 sums; `space` is null: not compiled
+
+// Whether `few_rows` can take them: it reads whole vectors of the cache.
+inline bool is_few(const Attention& job, int64_t rows) { return rows <= 8 && job.cache.head_dim % VL == 0; }
+
+}  // namespace octavo

@@ -1,0 +1,184 @@
+// Float32 attention of few rows over many keys: decoding. The cache is read once, as it lies; what comes next
+// is asked for while what is there is used.
+#include "attention_weights.h"
+
+namespace octavo {
+namespace {
+
+constexpr int ROWS = 4;    // rows that share what is read of the cache
+constexpr int CHUNK = 16;  // values added before the next keys are asked for
+
+void prefetch(const uint8_t* p, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i);
+}
+
+// Where the keys of a tile are; for places that no row sees, the nearest one that some row sees.
+struct Keys {
+    const uint8_t* at[TILE];
+
+    Keys(const Attention& job, const Piece& piece, int64_t tile, int64_t begin, int64_t end) {
+        int first = int(std::max(begin - tile, int64_t(0))), last = int(std::min<int64_t>(end - tile, TILE));
+        if (first >= last) last = 0;  // behind the end: nothing to read, nor to ask for
+        const int64_t slot = job.cache.slot_bytes(), size = job.cache.block_size;
+        for (int i = first; i < last;) {
+            const uint8_t* key = piece.key(job, tile + i);
+            int next = int(std::min<int64_t>(last, i + size - (tile + i) % size));
+            for (; i < next; i++, key += slot) at[i] = key;
+        }
+        const uint8_t* low = last ? at[first] : nullptr;
+        const uint8_t* high = last ? at[last - 1] : nullptr;
+        std::fill(at, at + (last ? first : 0), low);
+        std::fill(at + last, at + TILE, high);
+    }
+};
+
+#if defined(OCTAVO_AVX2) || defined(OCTAVO_AVX512)
+inline __m256 sums8(const __m256* a) {
+    __m256 ab = _mm256_hadd_ps(_mm256_hadd_ps(a[0], a[1]), _mm256_hadd_ps(a[2], a[3]));
+    __m256 cd = _mm256_hadd_ps(_mm256_hadd_ps(a[4], a[5]), _mm256_hadd_ps(a[6], a[7]));
+    return _mm256_permute2f128_ps(ab, cd, 0x20) + _mm256_permute2f128_ps(ab, cd, 0x31);
+}
+#endif
+
+// Lane i = sum of the lanes of a[i]: neighbours first, then pairs, then fours; before that, of 16, halves.
+inline vf sums(const vf (&a)[VL]) {
+#if defined(OCTAVO_AVX512)
+    __m256 folded[16];
+    for (int i = 0; i < 16; i++) folded[i] = _mm512_castps512_ps256(a[i]) + _mm512_extractf32x8_ps(a[i], 1);
+    return _mm512_insertf32x8(_mm512_castps256_ps512(sums8(folded)), sums8(folded + 8), 1);
+#elif defined(OCTAVO_AVX2)
+    return sums8(a);
+#else
+    vf out;
+    for (int i = 0; i < VL; i++) out[i] = (a[i][0] + a[i][1]) + (a[i][2] + a[i][3]);
+    return out;
+#endif
+}
+
+// Scores of R rows and the next VL keys.
+template <CacheType TYPE, int R>
+void score(const float* q, int64_t size, const uint8_t* const* keys, float* scores) {
+    constexpr int KEYS = R > 2 ? 2 : 4;
+    vf lanes[R][VL];
+    for (int key = 0; key < VL; key += KEYS) {
+        vf acc[R][KEYS] = {};
+        for (int64_t d = 0; d < size; d += VL) {
+            vf k[KEYS];
+            for (int j = 0; j < KEYS; j++) k[j] = load_cached<TYPE>(keys[key + j], d);
+            for (int r = 0; r < R; r++) {
+                vf a = load(q + r * size + d);
+                for (int j = 0; j < KEYS; j++) acc[r][j] = fma(a, k[j], acc[r][j]);
+            }
+        }
+        for (int r = 0; r < R; r++)
+            for (int j = 0; j < KEYS; j++) lanes[r][key + j] = acc[r][j];
+    }
+    for (int r = 0; r < R; r++) store(scores + r * TILE, sums(lanes[r]));
+}
+
+// Per row: N vectors of out = out * decay + sum over places of weight * value, place by place.
+template <CacheType TYPE, int R, int N>
+void add(const uint8_t* const* keys, int64_t offset, int places, const float* weights, const float* decay,
+         float* out, int64_t width) {
+    vf acc[R][N];
+    for (int r = 0; r < R; r++)
+        for (int i = 0; i < N; i++) acc[r][i] = load(out + r * width + i * VL) * decay[r];
+    for (int place = 0; place < places; place++) {
+        vf v[N];
+        for (int i = 0; i < N; i++) v[i] = load_cached<TYPE>(keys[place] + offset, i * VL);
+        for (int r = 0; r < R; r++) {
+            vf weight = set1(weights[r * TILE + place]);
+            for (int i = 0; i < N; i++) acc[r][i] = fma(weight, v[i], acc[r][i]);
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int i = 0; i < N; i++) store(out + r * width + i * VL, acc[r][i]);
+}
+
+// A tile on its way past all rows.
+struct Visit {
+    const Attention& job;
+    const Piece& piece;
+    const State& state;
+    int64_t tile;
+    const Keys &keys, &next_keys;
+    const float* q;
+    float* scores;
+    bool ask;  // whether to prefetch
+
+    // R rows from `row` on.
+    template <CacheType TYPE, int R>
+    void pass(int64_t row) const {
+        Range block = seen_by(job, piece, row, R, tile);
+        if (block.empty()) return;
+        int64_t size = job.cache.head_dim, width = job.width(), bytes = size * job.cache.value_bytes();
+        int64_t to_value = job.cache.key_to_value();
+        for (int at = block.begin; at < block.end; at += VL) {
+            for (int i = 0; i < VL && ask; i++) prefetch(keys.at[at + i] + to_value, bytes);
+            score<TYPE, R>(q + row * size, size, keys.at + at, scores + at);
+        }
+        float decay[R];
+        for (int r = 0; r < R; r++)
+            decay[r] = weigh(job.soft_cap, scores + r * TILE, block, visible(job, piece, row + r, tile),
+                             state.highest[row + r], state.total[row + r]);
+        constexpr int N = R > 2 && VL == 8 ? 2 : 4;
+        for (int at = block.begin; at < block.end; at += CHUNK) {
+            for (int i = 0; i < CHUNK && ask && next_keys.at[0]; i++) prefetch(next_keys.at[at + i], bytes);
+            int places = std::min(CHUNK, block.end - at);
+            float* out = state.out + row * width;
+            int64_t d = 0, value_bytes = job.cache.value_bytes();
+            auto add_vectors = [&](auto n) {
+                add<TYPE, R, n.value>(keys.at + at, to_value + d * value_bytes, places, scores + at, decay,
+                                      out + d, width);
+                d += n.value * VL;
+            };
+            while (d + N * VL <= size) add_vectors(std::integral_constant<int, N>());
+            while (d < size) add_vectors(std::integral_constant<int, 1>());
+            std::fill(decay, decay + R, 1.0f);
+        }
+    }
+
+    template <CacheType TYPE>
+    void pass_all(int64_t rows) {
+        for (int64_t row = 0; row < rows; row += ROWS, ask = false) {
+            int64_t left = rows - row;
+            if (left >= 4) pass<TYPE, 4>(row);
+            if (left == 3) pass<TYPE, 3>(row);
+            if (left == 2) pass<TYPE, 2>(row);
+            if (left == 1) pass<TYPE, 1>(row);
+        }
+    }
+};
+
+template <CacheType TYPE>
+void see(const Attention& job, const Piece& piece, int64_t begin, int64_t end, const State& state,
+         float* space) {
+    int64_t rows = piece.rows(job), size = job.cache.head_dim;
+    float *scores = space, *q = scores + ROWS * TILE;
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t d = 0; d < size; d += VL)
+            store(q + row * size + d, load(piece.query(job, row) + d) * job.scale);
+    int64_t tile = begin / TILE * TILE;
+    Keys keys(job, piece, tile, begin, end);
+    for (; tile < end; tile += TILE) {
+        Keys next(job, piece, tile + TILE, begin, end);
+        Visit{job, piece, state, tile, keys, next, q, scores, true}.pass_all<TYPE>(rows);
+        keys = next;
+    }
+}
+
+int64_t space(const Attention& job, int64_t rows) { return ROWS * TILE + rows * job.cache.head_dim; }
+
+void see_any(const Attention& job, const Piece& piece, int64_t begin, int64_t end, const State& state,
+             float* space) {
+    auto see_type = job.cache.type == CACHE_F32   ? see<CACHE_F32>
+                    : job.cache.type == CACHE_F16 ? see<CACHE_F16>
+                                                  : see<CACHE_BF16>;
+    see_type(job, piece, begin, end, state, space);
+}
+
+}  // namespace
+
+const Arithmetic few_rows = {space, see_any};
+
+}  // namespace octavo

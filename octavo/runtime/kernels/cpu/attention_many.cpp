@@ -1,0 +1,211 @@
+// Float32 attention of many rows: prompts. Keys are turned once per tile so that a vector holds the same
+// component of VL keys; then scores and sums are matrix products in registers (after Goto and van de Geijn).
+#include "attention_weights.h"
+
+namespace octavo {
+namespace {
+
+constexpr int ROWS = 4;                     // rows of a product in registers …
+constexpr int VECTORS = VL == 16 ? 4 : 3;   // … and vectors of its columns
+constexpr int PANEL = VECTORS * VL;         // keys that stand together, turned
+
+// Work space. q: groups of ROWS rows, [width, ROWS] each. keys: panels of PANEL keys (the last may be
+// narrower), [width, keys] each. In both, component d stands at order(d).
+struct Space {
+    float *q, *keys, *values, *scores, *decay, *rough;
+
+    static int64_t floats(int64_t rows, int64_t width) {
+        return rows * (width + TILE + 1) + 3 * TILE * width;
+    }
+    Space(float* space, int64_t rows, int64_t width)
+        : q(space),
+          keys(q + rows * width),
+          values(keys + TILE * width),
+          scores(values + TILE * width),
+          decay(scores + rows * TILE),
+          rough(decay + rows) {}
+};
+
+// Components that a vector's lane would meet are neighbours: the sums of `score` go lane by lane.
+inline int64_t order(int64_t d, int64_t width) { return d % VL * (width / VL) + d / VL; }
+
+template <int HALF>
+inline void exchange(vf& a, vf& b) {  // of each 2 * HALF lanes: a's upper half for b's lower
+    vi low, high;
+    for (int i = 0; i < VL; i++) {
+        low[i] = i & HALF ? VL + i - HALF : i;
+        high[i] = i & HALF ? VL + i : i + HALF;
+    }
+    vf first = __builtin_shuffle(a, b, low);
+    b = __builtin_shuffle(a, b, high);
+    a = first;
+}
+
+template <int HALF>
+OCTAVO_INLINE void turn(vf (&a)[VL]) {
+    if constexpr (HALF > 0) {
+        for (int i = 0; i < VL; i++)
+            if (!(i & HALF)) exchange<HALF>(a[i], a[i + HALF]);
+        turn<HALF / 2>(a);
+    }
+}
+
+// Keys [TILE, width] to panels.
+void turn_keys(const float* from, int64_t width, float* to) {
+    for (int first = 0; first < TILE; first += VL) {
+        int panel = first / PANEL * PANEL, keys = std::min(PANEL, TILE - panel);
+        float* place = to + panel * width + first - panel;
+        for (int64_t d = 0; d < width; d += VL) {
+            vf a[VL];
+            for (int i = 0; i < VL; i++) a[i] = load(from + (first + i) * width + d);
+            turn<VL / 2>(a);
+            for (int i = 0; i < VL; i++) store(place + order(d + i, width) * keys, a[i]);
+        }
+    }
+}
+
+// Keys and values of a tile as floats; zeros where no row sees.
+template <CacheType TYPE>
+void widen_tile(const Attention& job, const Piece& piece, int64_t tile, Range seen, float* keys,
+                float* values) {
+    int64_t size = job.cache.head_dim, width = job.width(), to_value = job.cache.key_to_value();
+    for (int i = 0; i < TILE; i++) {
+        float *key = keys + i * width, *value = values + i * width;
+        std::fill(key + size / VL * VL, key + width, 0.0f);
+        std::fill(value + size / VL * VL, value + width, 0.0f);
+        if (i >= seen.begin && i < seen.end) {
+            const uint8_t* cached = piece.key(job, tile + i);
+            widen_vector<TYPE>(cached, size, key);
+            widen_vector<TYPE>(cached + to_value, size, value);
+        } else {
+            std::fill(key, key + size, 0.0f);
+            std::fill(value, value + size, 0.0f);
+        }
+    }
+}
+
+template <int N>
+struct Sums {
+    vf at[ROWS][N];
+};
+
+// Sums over the components of lanes LANE … LANE + LANES - 1, added as the lanes of a vector would be.
+template <int N, int LANE, int LANES>
+OCTAVO_INLINE Sums<N> lane_sums(const float* q, const float* keys, int64_t steps) {
+    Sums<N> a, b;
+    if constexpr (LANES == 1) {
+        a = {};
+        q += LANE * steps * ROWS;
+        keys += LANE * steps * (N * VL);
+        for (int64_t i = 0; i < steps; i++, q += ROWS, keys += N * VL) {
+            vf k[N];
+            for (int n = 0; n < N; n++) k[n] = load(keys + n * VL);
+            for (int r = 0; r < ROWS; r++)
+                for (int n = 0; n < N; n++) a.at[r][n] = fma(set1(q[r]), k[n], a.at[r][n]);
+        }
+        return a;
+    } else if constexpr (LANES == 2 && VL == 16) {  // see `sums` of few rows: halves first
+        a = lane_sums<N, LANE / 2, 1>(q, keys, steps);
+        b = lane_sums<N, LANE / 2 + 8, 1>(q, keys, steps);
+    } else {
+        a = lane_sums<N, LANE, LANES / 2>(q, keys, steps);
+        b = lane_sums<N, LANE + LANES / 2, LANES / 2>(q, keys, steps);
+    }
+    for (int r = 0; r < ROWS; r++)
+        for (int n = 0; n < N; n++) a.at[r][n] = a.at[r][n] + b.at[r][n];
+    return a;
+}
+
+// Scores of ROWS rows and the N vectors of keys of a panel.
+template <int N>
+__attribute__((noinline)) void score(const float* q, const float* keys, int64_t steps, float* scores) {
+    Sums<N> sums = lane_sums<N, 0, VL>(q, keys, steps);
+    for (int r = 0; r < ROWS; r++)
+        for (int n = 0; n < N; n++) store(scores + r * TILE + n * VL, sums.at[r][n]);
+}
+
+// N vectors of out = out * decay + sum of weights * values over `range`, for ROWS rows.
+template <int N>
+void add(const float* weights, const float* decay, const float* values, Range range, float* out,
+         int64_t width) {
+    vf acc[ROWS][N];
+    for (int r = 0; r < ROWS; r++)
+        for (int n = 0; n < N; n++) acc[r][n] = load(out + r * width + n * VL) * decay[r];
+    for (int place = range.begin; place < range.end; place++) {
+        vf v[N];
+        for (int n = 0; n < N; n++) v[n] = load(values + place * width + n * VL);
+        for (int r = 0; r < ROWS; r++)
+            for (int n = 0; n < N; n++) acc[r][n] = fma(set1(weights[r * TILE + place]), v[n], acc[r][n]);
+    }
+    for (int r = 0; r < ROWS; r++)
+        for (int n = 0; n < N; n++) store(out + r * width + n * VL, acc[r][n]);
+}
+
+// Call body(N as a type, first column) for `columns` columns in steps of VECTORS vectors, or what is left.
+template <class Body>
+void for_vectors(int64_t columns, Body&& body) {
+    int64_t at = 0;
+    for (; at + PANEL <= columns; at += PANEL) body(std::integral_constant<int, VECTORS>(), at);
+    if (columns - at == 3 * VL) body(std::integral_constant<int, 3>(), at);
+    if (columns - at == 2 * VL) body(std::integral_constant<int, 2>(), at);
+    if (columns - at == 1 * VL) body(std::integral_constant<int, 1>(), at);
+}
+
+// Let all rows see one tile.
+void visit(const Attention& job, const Piece& piece, int64_t tile, const State& state, const Space& space) {
+    int64_t rows = piece.rows(job), width = job.width();
+    for_vectors(TILE, [&](auto n, int64_t column) {
+        for (int64_t row = 0; row < rows; row += ROWS) {
+            Range block = seen_by(job, piece, row, ROWS, tile);
+            if (block.end <= column || block.begin >= column + n.value * VL) continue;
+            score<n.value>(space.q + row * width, space.keys + column * width, width / VL,
+                           space.scores + row * TILE + column);
+        }
+    });
+    for (int64_t row = 0; row < rows; row++) {
+        Range block = seen_by(job, piece, row / ROWS * ROWS, ROWS, tile);
+        if (block.empty()) continue;
+        space.decay[row] = weigh(job.soft_cap, space.scores + row * TILE, block,
+                                 visible(job, piece, row, tile), state.highest[row], state.total[row]);
+    }
+    for_vectors(width, [&](auto n, int64_t column) {
+        for (int64_t row = 0; row < rows; row += ROWS) {
+            Range block = seen_by(job, piece, row, ROWS, tile);
+            if (block.empty()) continue;
+            add<n.value>(space.scores + row * TILE, space.decay + row, space.values + column, block,
+                         state.out + row * width + column, width);
+        }
+    });
+}
+
+void see(const Attention& job, const Piece& piece, int64_t begin, int64_t end, const State& state,
+         float* floats) {
+    int64_t rows = piece.rows(job), width = job.width(), size = job.cache.head_dim;
+    Space space(floats, round_up(rows, ROWS), width);
+    std::fill(space.q, space.keys, 0.0f);
+    std::fill(space.decay, space.rough, 0.0f);
+    for (int64_t row = 0; row < rows; row++) {
+        const float* from = piece.query(job, row);
+        float* to = space.q + row / ROWS * ROWS * width + row % ROWS;
+        for (int64_t d = 0; d < size; d++) to[order(d, width) * ROWS] = from[d] * job.scale;
+    }
+    auto widen = job.cache.type == CACHE_F32   ? widen_tile<CACHE_F32>
+                 : job.cache.type == CACHE_F16 ? widen_tile<CACHE_F16>
+                                               : widen_tile<CACHE_BF16>;
+    for (int64_t tile = begin / TILE * TILE; tile < end; tile += TILE) {
+        Range seen{int(std::max<int64_t>(begin - tile, 0)), int(std::min<int64_t>(end - tile, TILE))};
+        widen(job, piece, tile, seen, space.rough, space.values);
+        turn_keys(space.rough, width, space.keys);
+        visit(job, piece, tile, state, space);
+    }
+}
+
+int64_t space(const Attention& job, int64_t rows) {
+    return Space::floats(round_up(rows, ROWS), job.width());
+}
+
+}  // namespace
+
+const Arithmetic many_rows = {space, see};
+
+}  // namespace octavo

@@ -1,0 +1,339 @@
+// Attention by products of tiles: keys, values, queries and weights in bf16, sums and softmax in float32. For
+// caches of bf16, one row or many: every lane of a vector is a row, so a row never meets its neighbours.
+#include "amx.h"
+#include "attention.h"
+
+namespace octavo {
+
+#if defined(OCTAVO_TILES)
+namespace {
+
+constexpr int ROWS = 16;           // queries beside each other
+constexpr int64_t TILE_FLOATS = 256;
+constexpr float NOTHING = -5e29f;  // the highest score of a row that saw no key
+constexpr float HIDDEN = -1e30f;   // … and that of a key it must not see: its weight is 0
+constexpr float LOG2_E = 1.44269504088896341f;
+
+typedef float floats __attribute__((vector_size(64)));
+typedef uint32_t words __attribute__((vector_size(64)));
+typedef uint16_t halves __attribute__((vector_size(64)));
+
+template <class T, class U>
+inline T at(const U* p) {
+    return read<T>(p);
+}
+inline floats all(float a) { return floats{} + a; }
+
+// Two bf16 in each word, of equal or larger amount where a float lies between two.
+inline words pairs(floats even, floats odd) {
+    return (((words)even + 0x8000) >> 16) | (((words)odd + 0x8000) & 0xFFFF0000);
+}
+
+#if defined(OCTAVO_AVX512)
+inline floats larger(floats a, floats b) { return _mm512_max_ps(a, b); }
+inline floats fused(floats a, floats b, floats c) { return _mm512_fmadd_ps(a, b, c); }
+// 2^x, wrong by less than 1e-5 of it.
+inline floats power(floats x) {
+    floats part = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    floats p = all(1.3534167e-2f);
+    p = fused(p, part, all(5.2011464e-2f));
+    p = fused(p, part, all(2.4144275e-1f));
+    p = fused(p, part, all(6.9300383e-1f));
+    p = fused(p, part, all(1.0000026f));
+    return _mm512_scalef_ps(p, x);
+}
+#else  // with soft tiles
+inline floats larger(floats a, floats b) { return a > b ? a : b; }
+inline floats fused(floats a, floats b, floats c) { return a * b + c; }
+inline floats power(floats x) {
+    for (int i = 0; i < ROWS; i++) x[i] = std::exp2(x[i]);
+    return x;
+}
+#endif
+
+template <int HALF>
+inline void exchange(words& a, words& b) {  // of each 2 * HALF lanes: a's upper half for b's lower
+    words low, high;
+    for (uint32_t i = 0; i < 16; i++) {
+        low[i] = i & HALF ? 16 + i - HALF : i;
+        high[i] = i & HALF ? 16 + i : i + HALF;
+    }
+    words first = __builtin_shuffle(a, b, low);
+    b = __builtin_shuffle(a, b, high);
+    a = first;
+}
+
+// 16 x 16 words turned: rows to columns.
+template <int HALF = 8>
+OCTAVO_INLINE void turn(words (&a)[16]) {
+    if constexpr (HALF > 0) {
+        for (int i = 0; i < 16; i++)
+            if (!(i & HALF)) exchange<HALF>(a[i], a[i + HALF]);
+        turn<HALF / 2>(a);
+    }
+}
+
+template <class Body, int... I>
+OCTAVO_INLINE void each(std::integer_sequence<int, I...>, Body&& body) {
+    (body(std::integral_constant<int, I>()), ...);
+}
+template <int N, class Body>
+OCTAVO_INLINE void each(Body&& body) {
+    each(std::make_integer_sequence<int, N>(), body);
+}
+
+// Work space, in tiles but for `zeros`.
+struct Space {
+    float *queries;  // per 16 rows: head_dim / 32 tiles of 16 pairs of components x 16 rows
+    float *values;   // per 32 keys: head_dim / 16 tiles of 16 pairs of keys x 16 components
+    float *scores;   // 64 keys x 16 rows
+    float *weights;  // per 32 keys: 16 rows x 16 pairs of keys
+    uint8_t* zeros;  // a key, or a value
+
+    static int64_t floats(int64_t rows, int64_t size) {
+        return round_up(rows, ROWS) * size / 2 + TILE * size / 2 + 6 * TILE_FLOATS + size;
+    }
+    Space(float* space, int64_t rows, int64_t size)
+        : queries(space),
+          values(queries + round_up(rows, ROWS) * size / 2),
+          scores(values + TILE * size / 2),
+          weights(scores + 4 * TILE_FLOATS),
+          zeros((uint8_t*)(weights + 2 * TILE_FLOATS)) {
+        std::fill(weights + 2 * TILE_FLOATS, weights + 2 * TILE_FLOATS + size, 0.0f);
+    }
+};
+
+// Places of even and odd floats of 32, and of what `spread` laid apart.
+constexpr words EVEN = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30}, ODD = EVEN + 1;
+constexpr words FRONT = {0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23}, BACK = FRONT + 8;
+
+void pack_queries(const Attention& job, const Piece& piece, float* to) {
+    int64_t rows = piece.rows(job), size = job.cache.head_dim;
+    for (int64_t first = 0; first < rows; first += ROWS)
+        for (int64_t d = 0; d < size; d += 32, to += TILE_FLOATS) {
+            words tile[16] = {};
+            for (int64_t i = 0; i < std::min<int64_t>(ROWS, rows - first); i++) {
+                const float* q = piece.query(job, first + i) + d;
+                floats low = at<floats>(q), high = at<floats>(q + 16);
+                tile[i] = pairs(__builtin_shuffle(low, high, EVEN), __builtin_shuffle(low, high, ODD));
+            }
+            turn(tile);
+            std::memcpy(to, tile, sizeof tile);
+        }
+}
+
+// One tile of keys: where each 16 of them and each value are.
+struct Cached {
+    const uint8_t *keys[TILE / 16], *values[TILE];
+    int64_t key_stride[TILE / 16];
+
+    Cached(const Attention& job, const Piece& piece, int64_t tile, Range seen, const uint8_t* zeros) {
+        int64_t slot = job.cache.slot_bytes(), to_value = job.cache.key_to_value();
+        for (int first = 0; first < TILE; first += 16) {
+            bool some = first < seen.end && first + 16 > seen.begin;
+            const uint8_t* key = some ? piece.key(job, tile + first) : zeros;
+            keys[first / 16] = key;
+            key_stride[first / 16] = some ? slot : 0;
+            for (int i = first; i < first + 16; i++)
+                values[i] = i >= seen.begin && i < seen.end ? key + to_value + (i - first) * slot : zeros;
+        }
+    }
+    void prefetch(int64_t bytes) const {
+        for (int i = 0; i < TILE; i++)
+            for (int64_t b = 0; b < bytes; b += 64) {
+                __builtin_prefetch(keys[i / 16] + i % 16 * key_stride[i / 16] + b, 0, 2);
+                __builtin_prefetch(values[i] + b, 0, 2);
+            }
+    }
+};
+
+// Two neighbours' components side by side; of 32, the first tile gets 0-3, 8-11, …, the second 4-7, 12-15, …
+void pack_values(const Cached& cached, int64_t size, float* to) {
+    halves low, high;
+    for (int i = 0; i < 32; i++) {
+        low[i] = uint16_t(i / 8 * 8 + i % 8 / 2 + i % 2 * 32);
+        high[i] = uint16_t(low[i] + 4);
+    }
+    for (int key = 0; key < TILE; key += 2)
+        for (int64_t d = 0; d < size; d += 32) {
+            halves a = at<halves>(cached.values[key] + 2 * d), b = at<halves>(cached.values[key + 1] + 2 * d);
+            float* place = to + key / 32 * (16 * size) + d / 16 * TILE_FLOATS + key % 32 / 2 * 16;
+            halves first = __builtin_shuffle(a, b, low), second = __builtin_shuffle(a, b, high);
+            std::memcpy(place, &first, 64);
+            std::memcpy(place + TILE_FLOATS, &second, 64);
+        }
+}
+
+// Scores, not yet scaled: [64 keys, 16 rows].
+void score(const Cached& cached, const float* queries, int64_t size, float* scores) {
+    each<4>([&](auto g) { tile_zero<g.value>(); });
+    for (int64_t d = 0; d < size; d += 32, queries += TILE_FLOATS) {
+        tile_load<6>(queries, 64);
+        each<4>([&](auto g) {
+            constexpr int KEYS = 4 + g.value % 2;
+            tile_load<KEYS>(cached.keys[g.value] + 2 * d, cached.key_stride[g.value]);
+            tile_product<g.value, KEYS, 6>();
+        });
+    }
+    each<4>([&](auto g) { tile_store<g.value>(scores + g.value * TILE_FLOATS, 64); });
+}
+
+// N tiles of out += weights * values, `step` floats between the values of 32 keys and the next.
+template <int N>
+void add(const float* values, int64_t step, float* out, int64_t width) {
+    each<N>([&](auto n) { tile_load<n.value>(out + 16 * n.value, width * 4); });
+    each<2>([&](auto half) {
+        each<N>([&](auto n) {
+            constexpr int VALUES = 6 + n.value % 2;
+            tile_load<VALUES>(values + half.value * step + n.value * TILE_FLOATS, 64);
+            tile_product<n.value, 4 + half.value, VALUES>();
+        });
+    });
+    each<N>([&](auto n) { tile_store<n.value>(out + 16 * n.value, width * 4); });
+}
+
+// 16 rows on their way past one tile of keys.
+struct Rows {
+    const Attention& job;
+    const Piece& piece;
+    int64_t first, tile;
+    float *highest, *total, *out;
+
+    // Places that each row sees; false if none sees any.
+    bool see(words& begin, words& end, bool& all_seen) const {
+        bool any = false;
+        all_seen = true;
+        for (int i = 0; i < ROWS; i++) {
+            Range seen = visible(job, piece, std::min(first + i, piece.rows(job) - 1), tile);
+            begin[i] = uint32_t(seen.begin);
+            end[i] = uint32_t(seen.end);
+            any |= !seen.empty();
+            all_seen &= seen.begin == 0 && seen.end == TILE;
+        }
+        return any;
+    }
+
+    void cap(float* scores) const {
+        for (int key = 0; key < TILE; key++, scores += ROWS) {
+            floats twice = power(at<floats>(scores) * (2 * LOG2_E * job.scale / job.soft_cap));
+            floats capped = job.soft_cap - 2 * job.soft_cap / (twice + 1.0f);
+            std::memcpy(scores, &capped, 64);
+        }
+    }
+
+    void hide(float* scores, words begin, words end) const {
+        for (uint32_t key = 0; key < TILE; key++, scores += ROWS) {
+            floats score = at<floats>(scores);
+            score = (words)(begin <= key) & (words)(end > key) ? score : all(HIDDEN);
+            std::memcpy(scores, &score, 64);
+        }
+    }
+
+    // Scores to weights in bf16, turned; returns by what the sums so far are to be multiplied.
+    floats weigh(const float* scores, float factor, float* weights) const {
+        floats top[4] = {at<floats>(scores), at<floats>(scores + 16), at<floats>(scores + 32),
+                         at<floats>(scores + 48)};
+        for (int key = 4; key < TILE; key += 4)
+            for (int i = 0; i < 4; i++) top[i] = larger(top[i], at<floats>(scores + (key + i) * ROWS));
+        floats before = at<floats>(highest);
+        floats now = larger(larger(larger(top[0], top[1]), larger(top[2], top[3])) * factor, before);
+        floats decay = power((before - now) * LOG2_E), shift = now * -LOG2_E, sums[2] = {};
+        for (int key = 0; key < TILE; key += 32) {
+            words turned[16];
+            for (int i = 0; i < 16; i++) {
+                floats even = at<floats>(scores + (key + 2 * i) * ROWS);
+                floats odd = at<floats>(scores + (key + 2 * i + 1) * ROWS);
+                even = power(fused(even, all(factor * LOG2_E), shift));
+                odd = power(fused(odd, all(factor * LOG2_E), shift));
+                sums[0] += even;
+                sums[1] += odd;
+                turned[i] = pairs(even, odd);
+            }
+            turn(turned);
+            std::memcpy(weights + key / 32 * TILE_FLOATS, turned, sizeof turned);
+        }
+        floats sum = fused(at<floats>(total), decay, sums[0] + sums[1]);
+        std::memcpy(total, &sum, 64);
+        std::memcpy(highest, &now, 64);
+        return decay;
+    }
+
+    void fade(floats decay) const {
+        int64_t width = job.width();
+        for (int i = 0; i < ROWS; i++) {
+            if (decay[i] == 1.0f) continue;
+            for (int64_t d = 0; d < width; d += 16) {
+                floats faded = at<floats>(out + i * width + d) * decay[i];
+                std::memcpy(out + i * width + d, &faded, 64);
+            }
+        }
+    }
+
+    void pass(const Cached& cached, const Space& space) const {
+        words begin, end;
+        bool all_seen;
+        if (!see(begin, end, all_seen)) return;
+        int64_t size = job.cache.head_dim, width = job.width(), d = 0;
+        score(cached, space.queries + first * size / 2, size, space.scores);
+        if (job.soft_cap > 0) cap(space.scores);
+        if (!all_seen) hide(space.scores, begin, end);
+        fade(weigh(space.scores, job.soft_cap > 0 ? 1.0f : job.scale, space.weights));
+        tile_load<4>(space.weights, 64);
+        tile_load<5>(space.weights + TILE_FLOATS, 64);
+        for (; d + 64 <= size; d += 64) add<4>(space.values + 16 * d, 16 * size, out + d, width);
+        if (d < size) add<2>(space.values + 16 * d, 16 * size, out + d, width);
+    }
+};
+
+// What `pack_values` laid apart, in its order again.
+void order_components(float* out, int64_t count) {
+    for (int64_t i = 0; i < count; i += 32) {
+        floats a = at<floats>(out + i), b = at<floats>(out + i + 16);
+        floats front = __builtin_shuffle(a, b, FRONT), back = __builtin_shuffle(a, b, BACK);
+        std::memcpy(out + i, &front, 64);
+        std::memcpy(out + i + 16, &back, 64);
+    }
+}
+
+int64_t space(const Attention& job, int64_t rows) { return Space::floats(rows, job.cache.head_dim); }
+
+void see(const Attention& job, const Piece& piece, int64_t begin, int64_t end, const State& state,
+         float* floats) {
+    int64_t rows = piece.rows(job), size = job.cache.head_dim;
+    Space space(floats, rows, size);
+    TileShapes shapes;
+    for (int i = 0; i < 8; i++) shapes.set(i, TILE_ROWS, TILE_BYTES);
+    Tiles tiles(shapes);
+    pack_queries(job, piece, space.queries);
+    std::fill(state.highest, state.total, NOTHING);
+    auto cached_at = [&](int64_t tile) {
+        Range seen{int(std::clamp<int64_t>(begin - tile, 0, TILE)), int(std::clamp<int64_t>(end - tile, 0, TILE))};
+        return Cached(job, piece, tile, seen, space.zeros);
+    };
+    int64_t tile = begin / TILE * TILE;
+    Cached cached = cached_at(tile);
+    for (; tile < end; tile += TILE) {
+        Cached next = cached_at(tile + TILE);
+        next.prefetch(2 * size);
+        pack_values(cached, size, space.values);
+        for (int64_t row = 0; row < rows; row += ROWS)
+            Rows{job, piece, row, tile, state.highest + row, state.total + row, state.out + row * size}.pass(
+                cached, space);
+        cached = next;
+    }
+    order_components(state.out, rows * size);
+    for (int64_t row = 0; row < rows; row++)
+        if (state.highest[row] == NOTHING) state.highest[row] = LOWEST;
+}
+
+}  // namespace
+
+const Arithmetic bfloat16_tiles = {space, see};
+
+#else
+
+const Arithmetic bfloat16_tiles = {nullptr, nullptr};
+
+#endif
+
+}  // namespace octavo

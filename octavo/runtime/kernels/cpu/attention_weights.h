@@ -1,0 +1,67 @@
+// From a row's scores to its weights: soft cap, mask, online softmax (Milakov and Gimelshein, 2018). And the
+// order in which float32 attention adds: both kinds of it include this, so that they give the same bits.
+#pragma once
+#include "attention.h"
+
+namespace octavo {
+
+// e^x for x <= 0, to 1-2 units in the last place; 0 below -87. As simd.h's exp, less what other x need.
+inline vf exp_nonpositive(vf x) {
+    vf n = round(max(set1(-87.0f), x) * 1.44269504088896341f);
+    vf r = fma(n, set1(-0.693359375f), x);
+    r = fma(n, set1(2.12194440e-4f), r);
+    vf p = set1(1.9875691500e-4f);
+    p = fma(p, r, set1(1.3981999507e-3f));
+    p = fma(p, r, set1(8.3334519073e-3f));
+    p = fma(p, r, set1(4.1665795894e-2f));
+    p = fma(p, r, set1(1.6666665459e-1f));
+    p = fma(p, r, set1(5.0000001201e-1f));
+    p = fma(p, r * r, r) + 1.0f;
+    vf y = (vf)((vi)p + (to_int(n) << 23));
+    return x < set1(-87.0f) ? set1(0.0f) : y;
+}
+
+// Scores of places `block` of a tile, of which the row sees `seen`, to weights: 0 where it sees nothing.
+// Returns by what its sums so far are to be multiplied. `block` holds `seen` and whole vectors.
+inline float weigh(float soft_cap, float* scores, Range block, Range seen, float& highest, float& total) {
+    vf lanes, top = set1(highest);
+    for (int i = 0; i < VL; i++) lanes[i] = float(i);
+    for (int at = block.begin; at < block.end; at += VL) {
+        vf score = load(scores + at);
+        if (soft_cap > 0) score = tanh(score * (1.0f / soft_cap)) * soft_cap;
+        if (at < seen.begin || at + VL > seen.end) {
+            vf place = lanes + float(at);
+            score = place < set1(float(seen.begin)) ? set1(LOWEST) : score;
+            score = place < set1(float(seen.end)) ? score : set1(LOWEST);
+        }
+        store(scores + at, score);
+        top = max(top, score);
+    }
+    float now = largest(top);
+    if (now == LOWEST) {  // nothing seen yet
+        std::fill(scores + block.begin, scores + block.end, 0.0f);
+        return 1.0f;
+    }
+    float decay = std::exp(highest - now);
+    vf sums = {};
+    for (int at = block.begin; at < block.end; at += VL) {
+        vf weight = exp_nonpositive(load(scores + at) - now);
+        store(scores + at, weight);
+        sums = sums + weight;
+    }
+    highest = now;
+    total = total * decay + sum(sums);
+    return decay;
+}
+
+// The union of what `rows` rows from `first` on see, in whole vectors.
+inline Range seen_by(const Attention& job, const Piece& piece, int64_t first, int64_t rows, int64_t tile) {
+    Range all{TILE, 0};
+    for (int64_t row = first; row < std::min(first + rows, piece.rows(job)); row++) {
+        Range seen = visible(job, piece, row, tile);
+        if (!seen.empty()) all = {std::min(all.begin, seen.begin), std::max(all.end, seen.end)};
+    }
+    return {all.begin / VL * VL, (all.end + VL - 1) / VL * VL};
+}
+
+}  // namespace octavo

@@ -1,0 +1,84 @@
+"""Decoding steps repeated from tapes, as a CPU does them, give the bits of ordinary steps."""
+
+import pytest
+
+from octavo import SamplingParams
+from octavo.runtime.kernels.cpu.library import Library
+from octavo.runtime.worker.taped_model import TapedModel
+from tests.integration.test_invariance import params, prompts, tokens
+from tests.tiny_models import make_oracle, save, tiny_config
+
+
+@pytest.fixture
+def repeats(monkeypatch):
+    """How many steps were repeated from tapes."""
+    count, replay = [0], Library.replay
+
+    def counted(library, tape):
+        count[0] += 1
+        replay(library, tape)
+
+    monkeypatch.setattr(Library, "replay", counted)
+    return count
+
+
+@pytest.fixture(scope="module")
+def tiny_qwen3(tmp_path_factory):
+    """Norms of heads."""
+    return save(make_oracle(tiny_config("Qwen3ForCausalLM")), tmp_path_factory.mktemp("tiny-qwen3"))
+
+
+@pytest.fixture(params=["tiny_llama", "tiny_gemma3", "tiny_qwen3"])
+def folder(request):
+    return request.getfixturevalue(request.param)
+
+
+def scored(llm, work, count):
+    """Tokens with their logprobs: equal floats mean equal logits."""
+    wanted = [
+        SamplingParams(max_tokens=5 + 5 * (i % 5), temperature=i % 2, seed=i, logprobs=2, ignore_eos=True)
+        for i in range(count)
+    ]
+    outputs = llm.generate(work, wanted, use_tqdm=False)
+    return [(o.outputs[0].token_ids, o.outputs[0].logprobs) for o in outputs]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"cpu_threads": 1},
+        {"cpu_threads": 2, "max_num_seqs": 5, "max_num_batched_tokens": 40},
+        {"num_gpu_blocks_override": 115, "block_size": 4, "max_model_len": 140},
+        {"steps_in_flight": 2},
+    ],
+    ids=["one_thread", "few_seats", "preemption", "overlapped"],
+)
+def test_taped_equals_eager(folder, make_llm, repeats, options):
+    work = prompts(12, shared=20)
+    llm = make_llm(folder, **options)
+    taped = scored(llm, work, 12)
+    assert repeats[0] > 20, "hardly a step was repeated"
+    if "block_size" in options:
+        assert llm.llm_engine.stats.num_preemptions > 0
+    repeated = repeats[0]
+    assert taped == scored(make_llm(folder, cpu_threads=2, enforce_eager=True), work, 12)
+    assert repeats[0] == repeated
+
+
+def test_what_was_recorded_ends_with_weights_and_cache(tiny_llama, make_llm, repeats):
+    work, wanted = prompts(3), params(3)
+    llm = make_llm(tiny_llama)
+    expected = tokens(llm, work, wanted)
+    llm.sleep(level=2)
+    llm.wake_up()
+    assert tokens(llm, work, wanted) == expected
+
+
+def test_a_model_that_computes_with_torch_is_left_alone(tmp_path, make_llm, repeats, monkeypatch):
+    tried, record = [], TapedModel._record_step
+    monkeypatch.setattr(TapedModel, "_record_step", lambda *args: (tried.append(args), record(*args)))
+    path = save(make_oracle(tiny_config("GPT2LMHeadModel")), tmp_path)
+    work, wanted = prompts(3), params(3)
+    expected = tokens(make_llm(path, enforce_eager=True), work, wanted)
+    assert tokens(make_llm(path), work, wanted) == expected
+    assert (len(tried), repeats[0]) == (1, 0)

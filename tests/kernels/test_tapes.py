@@ -1,0 +1,85 @@
+"""What is repeated from a tape is what the calls themselves give, to the bit; other work is refused."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+
+from octavo.runtime.kernels.cpu.recorder import _Arena
+from octavo.runtime.kernels.table import KernelTable
+from tests.kernel_cases import CASES, OPS, Case, run
+
+TORCH_OPS = ("matmul", "gated_matmul", "draw", "cut")  # torch's own, on a CPU
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if op not in TORCH_OPS])
+def test_repeated_equals_called(fast: KernelTable, op: str) -> None:
+    torch.manual_seed(3)
+    assert fast.record_tape is not None
+    for case in CASES[op]():
+        called = run(fast, op, case)
+        args, made = copy.deepcopy(case.args), []
+        repeat = fast.record_tape(lambda: made.append(getattr(fast, op)(*args, **case.kwargs)))
+        assert repeat is not None, case.name
+        results = [*made[0]] if isinstance(made[0], tuple) else made
+        given = [arg.data_ptr() for arg in args if isinstance(arg, Tensor)]
+        for result in results:
+            if result.data_ptr() not in given:
+                result.view(torch.int32).fill_(77)
+        assert unchanged(case, args), "something was computed while it was recorded"
+        repeat()
+        for actual, expected in zip([*results, *(args[i] for i in case.changed)], called, strict=True):
+            assert torch.equal(actual.nan_to_num(7e7), expected.nan_to_num(7e7)), case.name
+
+
+def unchanged(case: Case, args: tuple[Tensor, ...]) -> bool:
+    return all(torch.equal(args[i].nan_to_num(), case.args[i].nan_to_num()) for i in case.changed)
+
+
+def chain(table: KernelTable, x: Tensor, weight: Tensor, length: int) -> Tensor:
+    for _ in range(length):
+        x = table.rms_norm(x[:, :64].view(-1, 64), weight, 1e-5)
+    return x
+
+
+def test_inputs_may_change_between_repetitions(fast: KernelTable) -> None:
+    assert fast.record_tape is not None
+    x, weight, made = torch.zeros(6, 70), torch.rand(64), []
+    repeat = fast.record_tape(lambda: made.append(chain(fast, x, weight, 3)))
+    assert repeat is not None
+    for _ in range(2):
+        x.normal_()
+        repeat()
+        assert torch.equal(made[0], chain(fast, x, weight, 3))
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x: x + 1,
+        lambda x: x.mul_(2),
+        lambda x: x.reshape(4, 4).t().reshape(16),
+        lambda x: x.sum().item(),
+        lambda x: torch.zeros(3),
+        lambda x: torch.empty(300 << 20, dtype=torch.uint8),
+    ],
+    ids=["new", "in_place", "copy_for_a_view", "value", "filled", "too_large"],
+)
+def test_other_work_is_refused(fast: KernelTable, compute) -> None:
+    assert fast.record_tape is not None
+    x, weight = torch.arange(16.0), torch.ones(64)
+    assert fast.record_tape(lambda: compute(x)) is None
+    assert chain(fast, torch.ones(1, 64), weight, 1).isfinite().all(), "the library still records"
+
+
+def test_memory_is_used_again_when_nobody_sees_it() -> None:
+    arena = _Arena(torch.zeros(1 << 12, dtype=torch.uint8).numpy())
+    first, second = (arena.like(torch.empty(3, 5)) for _ in range(2))
+    assert second.data_ptr() >= first.data_ptr() + 60
+    place, seen = first.data_ptr(), first.view(15)[4:]
+    del first
+    third = arena.like(torch.empty(2))
+    assert third.data_ptr() > second.data_ptr()
+    del seen
+    assert arena.like(torch.empty(2, 2, dtype=torch.int64)).data_ptr() == place
