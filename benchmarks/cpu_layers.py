@@ -1,8 +1,9 @@
 """All matrices of a model, one after the other: `taskset -c 0-1 python benchmarks/cpu_layers.py [MODEL …]`.
 
-Random weights in the block types and shapes of the two GGUF models, every layer with its own, so that they come
-from memory as in a step. One JSON line per number of rows: median milliseconds for all layers and for the head,
-by activations, beside torch's bfloat16 product with weights in its own order (oneDNN). Kinds take turns.
+Random weights in the block types and shapes of the two GGUF models, every layer with its own, so that they
+come from memory as in a step. One JSON line per part (all layers, the head) and number of rows: median
+milliseconds by activations, beside torch's bfloat16 product with weights in its own order (oneDNN). Kinds
+take turns.
 """
 
 import argparse
@@ -95,7 +96,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     table, memory = cpu_table(args.threads), torch.ones(1 << 26, dtype=torch.int64)
-    read = medians_ms({"read": lambda: memory.sum()}, 1)["read"]
+    read = medians_ms({"read": memory.sum}, 1)["read"]
     print(
         json.dumps({"read GB/s": round(memory.nbytes / read / 1e6, 1), "auto": table.activations}), flush=True
     )

@@ -20,6 +20,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import WordLevel
+
 from benchmarks.gpu import CONFIGS
 
 PORT = 8765
@@ -37,7 +40,7 @@ VLLM: dict[tuple[str, str], dict[str, float]] = {
 def server(folder: Path, options: list[str]) -> Iterator[float]:
     """Runs meanwhile; gives the seconds from its start until it was healthy."""
     command = [sys.executable, "-m", "octavo", "serve", str(folder), "--port", str(PORT)]
-    command += ["--host", "127.0.0.1", "--load-format", "dummy", "--skip-tokenizer-init", *options]
+    command += ["--host", "127.0.0.1", "--load-format", "dummy", *options]
     began = time.perf_counter()
     with Path(folder, "server.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
@@ -47,6 +50,17 @@ def server(folder: Path, options: list[str]) -> Iterator[float]:
     finally:
         process.terminate()
         process.wait(60)
+
+
+def make_model(folder: Path, config: dict[str, Any]) -> None:
+    """A config and a tokenizer of as many made-up words: weights are drawn when they are loaded."""
+    Path(folder, "config.json").write_text(json.dumps(config), encoding="utf-8")
+    words = {f"w{number} ": number for number in range(config["vocab_size"])}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="w0 "))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    kind = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    Path(folder, "tokenizer_config.json").write_text(json.dumps(kind), encoding="utf-8")
 
 
 def wait_for(process: subprocess.Popen[bytes], log: Path) -> None:
@@ -79,7 +93,7 @@ def main() -> None:
     args = parser.parse_args()
     for name in args.models.split(","):
         with tempfile.TemporaryDirectory() as folder:
-            Path(folder, "config.json").write_text(json.dumps(CONFIGS[name]), encoding="utf-8")
+            make_model(Path(folder), CONFIGS[name])
             with server(Path(folder), args.options.split()) as started:
                 print(json.dumps({"row": "server start", "model": name, "start_s": round(started, 2)}))
                 for number, row in enumerate(measure(args.client, folder)):

@@ -9,7 +9,10 @@ stream    chunks a second that one core can stream, of completions with one chun
 request   answers a second of one token, not streamed, on one core
 bare      the same two for an application of Starlette that sends prepared bytes, on uvicorn's own server
 step      at 256 streams: time of the wall between the end of a step and the beginning of the next one, while
-          the front streams; and the CPU time of the core's process for one step, from runs of two lengths
+          the front streams; and the CPU time of the core's process for one step, from runs of two lengths.
+          In lockstep all streams have prompts of one length, and so fill their blocks in the same steps
+refused   milliseconds until 20 clients at once hear that the queue is full
+health    milliseconds of /health while 500 streams are served; asked by a process of its own
 """
 
 import argparse
@@ -38,6 +41,9 @@ CHUNK = (
     b'"object":"text_completion","system_fingerprint":"octavo-0.1.0"}\n\n'
 )
 NUM_STREAMS, NUM_TOKENS, NUM_FEW_TOKENS = 256, 64, 16
+BLOCK = 16
+NUM_REFUSED, NUM_WATCHED = 20, 500
+HEALTH = "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 class InstantExecutor(Executor):
@@ -47,6 +53,7 @@ class InstantExecutor(Executor):
         self._step_s = config.checkpoint.config.get("step_s", 0.0)
         self._num_prompt = {}
         """By request: length of its prompt."""
+        self._num_seats = config.scheduler.max_num_seqs
         self._ended_s, self._gaps_ms = 0.0, []
         spec = KVCacheSpec(num_kv_heads=1, head_dim=8, bytes_per_token=64)
         return ModelReady(groups=[KVCacheGroup(spec, (0,))], available_bytes=1 << 40)
@@ -55,7 +62,7 @@ class InstantExecutor(Executor):
         """Nothing to allocate."""
 
     def execute(self, step):
-        if len(step.request_ids) == NUM_STREAMS and not step.new_requests:
+        if len(step.request_ids) == self._num_seats and not step.new_requests:
             self._gaps_ms.append(1000 * (time.monotonic() - self._ended_s))
         future = Future()
         for request_id in step.released_ids:
@@ -89,10 +96,10 @@ class InstantExecutor(Executor):
 def serve(orders, flags):
     """In a process of its own: `octavo serve` over the executor above."""
     config = fake_config(
-        block_size=16,
+        block_size=BLOCK,
         num_blocks=1 << 15,
         max_model_len=1024,
-        max_num_seqs=NUM_STREAMS,
+        max_num_seqs=orders.get("seats", NUM_STREAMS),
         max_num_batched_tokens=8192,
     )
     config = replace(
@@ -135,11 +142,16 @@ def serve_bare(flags):
     )
 
 
+def post(body):
+    """A request for a completion."""
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
 async def ask(port, body, count):
     """Send a request `count` times on one connection: events received."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    request = f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+    request = post(body)
     num_events = 0
     end = b"0\r\n\r\n" if '"stream"' in body else b"}"
     for _ in range(count):
@@ -175,10 +187,15 @@ class Load:
         return [sum(process.cpu_times()[:2]) for process in self._processes]
 
 
-async def streams(server, num_tokens=NUM_TOKENS):
-    body = json.dumps({"prompt": "hello", "max_tokens": num_tokens, "stream": True, "ignore_eos": True})
+def stream_of(num_tokens, prompt="hello"):
+    return json.dumps({"prompt": prompt, "max_tokens": num_tokens, "stream": True, "ignore_eos": True})
+
+
+async def streams(server, num_tokens=NUM_TOKENS, num_lengths=BLOCK):
+    """num_lengths: of the prompts; 1: all streams fill their blocks in the same steps."""
+    bodies = [stream_of(num_tokens, "hello" + "!" * (i % num_lengths)) for i in range(NUM_STREAMS)]
     with Load(server) as load:
-        counts = await asyncio.gather(*(ask(server.port, body, 1) for _ in range(NUM_STREAMS)))
+        counts = await asyncio.gather(*(ask(server.port, body, 1) for body in bodies))
     return sum(counts), load
 
 
@@ -187,6 +204,60 @@ async def requests(server, count=40, clients=32):
     with Load(server) as load:
         await asyncio.gather(*(ask(server.port, body, count) for _ in range(clients)))
     return count * clients, load
+
+
+async def latencies(port, request, status, num_clients, count, pause_s=0.0):
+    """Milliseconds from a request to its answer, of so many clients at once, each on one connection."""
+    found = []
+
+    async def one_client():
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(count):
+            begun_s = time.monotonic()
+            writer.write(request)
+            answer = await reader.readuntil(b"}" if status == 200 else b"}}")
+            found.append(1000 * (time.monotonic() - begun_s))
+            assert answer.startswith(b"HTTP/1.1 %d" % status), answer
+            await asyncio.sleep(pause_s)
+        writer.close()
+
+    await asyncio.gather(*(one_client() for _ in range(num_clients)))
+    return found
+
+
+async def refusals(server, num_seats):
+    """While the seats and the queue are taken."""
+    bodies = [stream_of(1000)] * (num_seats * 5)
+    taken = [asyncio.create_task(ask(server.port, body, 1)) for body in bodies]
+    await asyncio.sleep(1.0)
+    found = await latencies(server.port, post(stream_of(16)), 503, NUM_REFUSED, 100)
+    for task in taken:
+        task.cancel()
+    await asyncio.gather(*taken, return_exceptions=True)
+    return found
+
+
+async def watched(server):
+    """/health, asked by another process while many streams are served."""
+    serving = asyncio.gather(*(ask(server.port, stream_of(150), 1) for _ in range(NUM_WATCHED)))
+    await asyncio.sleep(2.0)
+    program = [sys.executable, "-m", "benchmarks.overhead", "--watch", str(server.port)]
+    process = await asyncio.create_subprocess_exec(*program, stdout=asyncio.subprocess.PIPE)
+    told, _ = await process.communicate()
+    assert not serving.done(), "all the while"
+    await serving
+    return json.loads(told)
+
+
+def show_latencies(figure, values):
+    """One line: the median, and what few exceed."""
+    values = sorted(values)
+    places = {
+        f"p{p}": round(values[min(len(values) - 1, len(values) * p // 100)], 2) for p in (50, 80, 95, 99)
+    }
+    print(
+        json.dumps({"figure": figure, **places, "max": round(values[-1], 2), "of": len(values)}), flush=True
+    )
 
 
 def show(figure, values, of="rounds"):
@@ -202,6 +273,9 @@ def measure(name, orders, num_rounds):
         short = [asyncio.run(streams(server, NUM_FEW_TOKENS)) for _ in range(num_rounds + 1)][1:]
         long = [asyncio.run(streams(server)) for _ in range(num_rounds)]
         gaps = gaps_of(server) if name == "octavo" else []
+        if name == "octavo":
+            asyncio.run(streams(server, num_lengths=1))
+            lockstep = gaps_of(server)
         answered = [asyncio.run(requests(server)) for _ in range(num_rounds + 1)][1:]
     show(f"{name}: chunks/s per core of the front", [count / load.front_s for count, load in long])
     show(f"{name}: requests/s per core of the front", [count / load.front_s for count, load in answered])
@@ -211,11 +285,20 @@ def measure(name, orders, num_rounds):
         ms_per_step = 1000 / (NUM_TOKENS - NUM_FEW_TOKENS)
         core = [ms_per_step * (b.core_s - a.core_s) for (_, a), (_, b) in zip(short, long, strict=True)]
         show(f"octavo: ms of the core's CPU per step of {NUM_STREAMS} streams", core)
-        show(
-            f"octavo: ms between two steps of {NUM_STREAMS} streams",
-            statistics.quantiles(gaps, n=10),
-            of="deciles",
-        )
+        show_latencies(f"octavo: ms between two steps of {NUM_STREAMS} streams", gaps)
+        show_latencies("octavo: the same in lockstep", lockstep)
+
+
+def measure_answers():
+    """What answers take that are no work for the engine."""
+    program = ["-m", "benchmarks.overhead", "--serve", "octavo"]
+    for seats, step_s, figure, run in (
+        (4, 0.05, f"ms to refuse {NUM_REFUSED} at once", lambda server: refusals(server, 4)),
+        (NUM_WATCHED, 0.1, f"ms of /health at {NUM_WATCHED} streams", watched),
+    ):
+        orders = json.dumps({"seats": seats, "step_s": step_s})
+        with ServeProcess("--disable-access-log", program=[*program, orders]) as server:
+            show_latencies(f"octavo: {figure}", asyncio.run(run(server)))
 
 
 def gaps_of(server):
@@ -227,14 +310,22 @@ def gaps_of(server):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--serve", nargs=2, metavar=("NAME", "ORDERS"), help="be the server; used by itself")
+    parser.add_argument("--watch", type=int, metavar="PORT", help="ask for /health; used by itself")
+    parser.add_argument("--only", choices=("throughput", "answers"), help="measure less")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--step-s", type=float, default=0.1)
     args, flags = parser.parse_known_args()
     if args.serve:
         name, orders = args.serve
         return serve(json.loads(orders), flags) if name == "octavo" else serve_bare(flags)
-    measure("octavo", {"step_s": args.step_s}, args.rounds)
-    measure("bare", {}, args.rounds)
+    if args.watch:
+        print(json.dumps(asyncio.run(latencies(args.watch, HEALTH.encode(), 200, 1, 400, 0.02))))
+        return 0
+    if args.only != "answers":
+        measure("octavo", {"step_s": args.step_s}, args.rounds)
+        measure("bare", {}, args.rounds)
+    if args.only != "throughput":
+        measure_answers()
     return 0
 
 

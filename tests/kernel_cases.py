@@ -298,7 +298,9 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
 }
 
 
-OPS = [field.name for field in fields(KernelTable) if field.name not in ("name", "activations", "record_tape")]
+OPS = [
+    field.name for field in fields(KernelTable) if field.name not in ("name", "activations", "record_tape")
+]
 
 
 def run(table: KernelTable, op: str, case: Case) -> list[torch.Tensor]:

@@ -142,19 +142,22 @@ DEEPSEEK_V3 = (
     "{% if add_generation_prompt and not ns.is_tool %}{{'<｜Assistant｜>'}}{% endif %}"
 )
 VICUNA = (
+    "{{ bos_token }}"
     "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"
     "{% set system_message = messages[0]['content'] %}{% else %}{% set loop_messages = messages %}"
     "{% set system_message = 'A chat between a curious user and an artificial intelligence assistant. The "
     "assistant gives helpful, detailed, and polite answers to the user\\'s questions.' %}{% endif %}"
-    "{{ system_message }}{% for message in loop_messages %}{% if message['role'] == 'user' %}"
-    "{{ ' USER: ' + message['content'] | trim }}{% elif message['role'] == 'assistant' %}"
-    "{{ ' ASSISTANT: ' + message['content'] | trim + eos_token }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}{{ ' ASSISTANT:' }}{% endif %}"
+    "{{ system_message + ' ' }}{% for message in loop_messages %}{% if message['role'] == 'user' %}"
+    "{{ 'USER: ' + message['content'] + ' ' }}{% elif message['role'] == 'assistant' %}"
+    "{{ 'ASSISTANT: ' + message['content'] + eos_token }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
 )
 ALPACA = (
+    "{{ bos_token }}"
     "{% for message in messages %}{% if message['role'] == 'system' %}{{ message['content'] + '\\n\\n' }}"
     "{% elif message['role'] == 'user' %}{{ '### Instruction:\\n' + message['content'] + '\\n\\n' }}"
-    "{% elif message['role'] == 'assistant' %}{{ '### Response:\\n' + message['content'] + '\\n\\n' }}"
+    "{% elif message['role'] == 'assistant' %}"
+    "{{ '### Response:\\n' + message['content'] + eos_token + '\\n\\n' }}"
     "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '### Response:\\n' }}{% endif %}"
 )
 TEMPLATES = {

@@ -3,6 +3,7 @@
 fault:      "place:action"; place = load, or the id of a step; action = raise, config, exit, hang, compute
 fault_rank: the rank that fails (FakeWorker)
 step_s:     how long a step lasts (ObedientExecutor)
+gate:       a FIFO: each byte written to it lets one step through (ObedientExecutor)
 """
 
 import dataclasses
@@ -77,6 +78,8 @@ class ObedientExecutor(FakeExecutor):
 
     def start(self, config):
         fail_at("load", config)
+        path = config.checkpoint.config.get("gate")
+        self._gate = os.open(path, os.O_RDWR) if path else None
         return super().start(config)
 
     def call(self, verb, arguments):
@@ -87,6 +90,8 @@ class ObedientExecutor(FakeExecutor):
     def _run(self, step):
         fail_at(str(step.step_id), self.config)
         time.sleep(self.config.checkpoint.config.get("step_s", 0))
+        if self._gate is not None:
+            os.read(self._gate, 1)
         self.steps.clear()  # nobody can read them here, and a soak would call them a leak
         return super()._run(step)
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from unittest.mock import patch
 
@@ -147,8 +147,13 @@ def free_port():
 
 
 def run(first, *rest):
-    """The command line, or (what the command line starts) one more front; with a fake model and tokenizer."""
+    """The command line, or (what the command line starts) one more front; with a fake model and tokenizer.
+
+    Another order, for this process: `restarts`, to start a core after any number of deaths, at once.
+    """
+    policy = "octavo.frontend.client.restart.RestartPolicy.delay_s"
     with (
+        patch(policy, lambda self: 0.0) if '"restarts"' in first else nullcontext(),
         patch("octavo.serving.server.resolve", lambda args: _config(json.loads(first), args)),
         patch("octavo.serving.fronts._MODULE", "tests.served_process"),
         patch("octavo.frontend.async_lifecycle.tokenizer_for", lambda config: ByteTokenizer()),

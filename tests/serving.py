@@ -38,13 +38,13 @@ class Served:
 
 
 def serving_engine(
-    *, step_s: float = 0.0, fault: str = "", front: dict | None = None, **scheduling
+    *, step_s: float = 0.0, fault: str = "", gate: str = "", front: dict | None = None, **scheduling
 ) -> AsyncLLM:
-    """An engine, not started. step_s, fault: orders of tests.process_fakes."""
+    """An engine, not started. step_s, fault, gate: orders of tests.process_fakes."""
     config = fake_config(
         **{"max_model_len": MAX_MODEL_LEN, "num_blocks": 512, "max_num_batched_tokens": 256, **scheduling}
     )
-    orders = {**config.checkpoint.config, "step_s": step_s, "fault": fault}
+    orders = {**config.checkpoint.config, "step_s": step_s, "fault": fault, "gate": gate}
     config = dataclasses.replace(
         config,
         parallel=dataclasses.replace(config.parallel, distributed_executor_backend=EXECUTOR),

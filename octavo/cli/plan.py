@@ -48,10 +48,11 @@ def run(args: argparse.Namespace) -> int:
 def _table(plan: Any) -> str:
     """A line per use, for a person."""
     lent = " (lent by the system)" if plan.device == "cpu" else ""
+    on_host = f"  {_size(plan.host_weight_bytes).strip()} of them in host memory"
     rows = [
         ("model", f"{plan.model} ({plan.architecture}), {plan.dtype}"),
         ("device", f"{plan.device} x {plan.num_ranks}; all figures are of one rank"),
-        ("weights", _size(plan.weight_bytes)),
+        ("weights", _size(plan.weight_bytes) + on_host * bool(plan.host_weight_bytes)),
         (
             "largest step",
             f"{_size(plan.step_bytes)}  {plan.max_num_batched_tokens} tokens, {plan.max_num_seqs} requests"

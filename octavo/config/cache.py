@@ -27,9 +27,9 @@ class CacheConfig:
     kv_transfer_config: dict[str, Any] = field(
         default_factory=dict,
         metadata={
-            "explain": "Share blocks with other engines through a folder: kv_connector SharedStorageConnector, "
-            "kv_role kv_both, kv_producer (writes) or kv_consumer (reads), kv_connector_extra_config with "
-            "shared_storage_path and max_bytes.",
+            "explain": "Share blocks with other engines through a folder: kv_connector "
+            "SharedStorageConnector; kv_role kv_both, kv_producer (writes) or kv_consumer (reads); "
+            "kv_connector_extra_config with shared_storage_path and max_bytes.",
             "choices": (),
         },
     )

@@ -2,7 +2,7 @@
 
 Called once by the core, at the start, where blocks are shared through files. Everything that the numbers in
 a block depend on beside the tokens goes in. Weights are known by name, size, time and samples of their files,
-for reading all of them would take longer than loading; so a copy of a model with other times counts as another.
+for reading all of them would take longer than loading; so a copy with other times counts as another model.
 """
 
 import os

@@ -25,6 +25,8 @@ class MemoryPlan(msgspec.Struct, kw_only=True):
     dtype: str
     kv_cache_dtype: str
     weight_bytes: int
+    host_weight_bytes: int
+    """Of these, what is kept in host memory."""
     step_bytes: int
     """Activations and logits of the largest step. On a CPU they are the system's to lend."""
     recorded_bytes: int
@@ -68,6 +70,7 @@ def plan_memory(config: EngineConfig, device_bytes: int = 0) -> MemoryPlan:
         dtype=config.model.dtype,
         kv_cache_dtype=config.cache.kv_cache_dtype,
         weight_bytes=ready.weight_bytes,
+        host_weight_bytes=ready.host_weight_bytes,
         step_bytes=forecast.step_bytes,
         recorded_bytes=forecast.recorded_bytes,
         table_bytes=forecast.table_bytes,

@@ -80,8 +80,8 @@ class ChatRenderer:
             )
         template = self._template_for(chat_template, tools=bool(tools))
         if self._tells_tools and not template.traits.knows_tools:
-            role = "system" if not tools or template.shows_system else "user"
-            messages, tools = with_tool_prompt(messages, tools, role), None
+            as_system = not tools or template.shows_system
+            messages, tools = with_tool_prompt(messages, tools, as_system=as_system), None
         text = self._tokenizer.apply_chat_template(
             messages,
             chat_template=template.source,

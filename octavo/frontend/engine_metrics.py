@@ -17,6 +17,7 @@ from octavo.metrics import Metric
 from octavo.metrics.collection import Collection
 
 SleepState = Literal["awake", "weights_offloaded", "discard_all"]
+RequestType = Literal["chat_completions", "responses", "other"]
 SLEEP_STATES: tuple[SleepState, ...] = ("awake", "weights_offloaded", "discard_all")
 """By level of sleep."""
 _OF_CORE = {
@@ -146,6 +147,15 @@ class EngineMetrics:
     def note_rejection(self, reason: str) -> None:
         """A request was refused because too many wait; reason: the option that bounds them."""
         self._all.counter("admission_rejections", reason=reason).add()
+
+    def note_tool_parsing(self, request_type: RequestType, is_streamed: bool, has_calls: bool) -> None:
+        """An answer was searched for calls of tools; it is streamed if it was read piece by piece."""
+        self._all.counter(
+            "tool_call_parser_invocations",
+            mode="streaming" if is_streamed else "non_streaming",
+            outcome="tool_call" if has_calls else "no_tool_call",
+            request_type=request_type,
+        ).add()
 
     def note_restart(self) -> None:
         """A new core has taken over; it counts from 0."""

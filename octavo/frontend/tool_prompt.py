@@ -6,7 +6,7 @@ Called by `conversation`. The form is that of Hermes and Qwen 2.5, the most wide
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 Message = Mapping[str, Any]
 PARSER = "hermes"
@@ -27,24 +27,22 @@ XML tags:
 
 
 def with_tool_prompt(
-    messages: Sequence[Message],
-    tools: Sequence[Any] | None,
-    role: Literal["system", "user"] = "system",
+    messages: Sequence[Message], tools: Sequence[Any] | None, *, as_system: bool = True
 ) -> list[Message]:
-    """The conversation in plain words: the tools in a message of `role`, calls and results as text.
+    """The conversation in plain words: the tools in its system message, calls and results as text.
 
-    role: "user" where the template knows no system message: the words stand before the first turn
+    as_system: False where the template knows no system message: the tools stand before the first turn
     """
     told = _with_results_joined([_in_words(message) for message in messages])
     if not tools:
         return told
     text = _FORM.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
     first = told[0].get("role") if told and isinstance(told[0], Mapping) else None
-    if role == "user" and first == "user":
+    if not as_system and first == "user":
         return [{**told[0], "content": _joined(text, told[0].get("content"), "\n\n")}, *told[1:]]
-    if role == "user" or first not in ("system", "developer"):
-        return [{"role": role, "content": text}, *told]
-    return [{**told[0], "content": _joined(told[0].get("content"), text, "\n\n")}, *told[1:]]
+    if as_system and first in ("system", "developer"):
+        return [{**told[0], "content": _joined(told[0].get("content"), text, "\n\n")}, *told[1:]]
+    return [{"role": "system" if as_system else "user", "content": text}, *told]
 
 
 def _with_results_joined(messages: Sequence[Message]) -> list[Message]:

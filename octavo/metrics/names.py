@@ -142,7 +142,7 @@ METRICS: dict[str, Description] = {
         Counter, "The same by position in the draft.", ("position",)
     ),
     "tool_call_parser_invocations": Description(
-        Counter, "Answers searched for calls of tools: none yet.", ("mode", "outcome", "request_type")
+        Counter, "Answers searched for calls of tools.", ("mode", "outcome", "request_type")
     ),
     "cpu_utilization": Description(Gauge, "CPU cores that the server and its processes keep busy."),
     "memory_used_bytes": Description(Gauge, "Resident memory of the server and its processes."),

@@ -10,6 +10,9 @@ import torch
 
 from octavo.runtime.kernels.table import Rotation
 
+MOST_RECORDED = 2048
+"""Tokens of a step that may be recorded. Longer ones are not, so they may go ways of their own."""
+
 
 @dataclass(slots=True)
 class GroupTables:
@@ -56,9 +59,13 @@ class ForwardBatch:
     group_of_layer: list[int]
     num_singles: int = 0
     """So many of the first requests have one new token each: attention serves them better if it is told."""
+    common_start: bool = False
+    """Most neighbours among these have their first blocks in common."""
     longest_q: int = 0
-    """The most new tokens of a request; 0 = the host does not know, because the step is repeated for others."""
+    """The most new tokens of a request; 0 = not known: the step is repeated for other requests."""
     given_embeds: GivenEmbeds | None = None
+    wanted: torch.Tensor | None = None
+    """[S] int64: the tokens whose last hidden states somebody reads; None = all."""
     rotations: dict[str, Rotation] = field(default_factory=dict)
     """Rotary tables by rope: made once per step, shared by layers."""
 

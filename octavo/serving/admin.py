@@ -117,7 +117,10 @@ async def collective_rpc(request: Request) -> dict[str, list[Any]]:
     """Run a command of the workers on every rank."""
     call = await read_body(request, WorkerCall)
     engine = Caller.of(request).engine
-    return {"results": await engine.collective_rpc(call.method, call.timeout, call.args, call.kwargs)}
+    try:
+        return {"results": await engine.collective_rpc(call.method, call.timeout, call.args, call.kwargs)}
+    except TimeoutError:
+        raise HTTPError(504, f"{call.method} took longer than the {call.timeout} s allowed.") from None
 
 
 async def server_info(request: Request) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from octavo.base.errors import RequestError
+from octavo.base.errors import OctavoError, RequestError
 from octavo.base.log import get_logger
 from octavo.serving.errors import ClientGone, HTTPError
 from octavo.serving.fields import ACCEPTED, refuse_later
@@ -21,8 +21,14 @@ _PLACE = re.compile(r" - at `\$\.?([^`\[.]*)[^`]*`$")
 _SHOWN_NAMES = 5
 
 
-async def read_body(request: Request, model: type[T]) -> T:
-    """The body of a request as `model`."""
+async def read_body(request: Request, model: type[T], *, takes_place: bool = False) -> T:
+    """The body of a request as `model`.
+
+    takes_place: the request is for the engine, and is refused unread while that has no room.
+    Raises Overloaded and EngineDead then.
+    """
+    if takes_place:
+        await _refuse_when_full(request)
     _check_media_type(request)
     content = await _read(request, request.app.state.config.max_request_bytes)
     return parse_body(content, model, strict=request.app.state.config.strict)
@@ -78,6 +84,16 @@ def _explained(error: msgspec.ValidationError) -> RequestError:
         return RequestError(f"{text}.", missing[1] if missing else None)
     where = text[place.start() + len(" - at `$") : -1].lstrip(".")
     return RequestError(f"{where}: {text[: place.start()]}.", place[1] or None)
+
+
+async def _refuse_when_full(request: Request) -> None:
+    """Before any work is done for it: many may come when there is no room."""
+    try:
+        request.app.state.engine.check_admission()
+    except OctavoError:
+        if request.headers.get("connection", "").lower() == "close":
+            await _read(request, request.app.state.config.max_request_bytes)  # else closing resets it
+        raise
 
 
 def _check_media_type(request: Request) -> None:

@@ -50,7 +50,7 @@ async def generate_stream(request: Request) -> Response:
 
 async def _answer(request: Request, *, streams: bool) -> Response:
     caller = Caller.of(request)
-    body = await read_body(request, GenerateRequest)
+    body = await read_body(request, GenerateRequest, takes_place=True)
     body.stream = streams or body.stream
     caller.models.resolve(body.model)
     generation = Generation(

@@ -30,7 +30,7 @@ class PatientParser:
         return offers and not self._takes_offer()
 
     def feed_data(self, data: bytes) -> None:
-        """Parse what has arrived. Raises HttpParserError, and HttpParserUpgrade for an offer that is taken."""
+        """Parse what has arrived. Raises HttpParserError, HttpParserUpgrade for an offer that is taken."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as offer:

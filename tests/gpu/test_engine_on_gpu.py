@@ -5,6 +5,7 @@ import torch
 
 from octavo import SamplingParams
 from octavo.runtime.attention.paged import PagedBackend
+from octavo.runtime.worker import prepare
 from octavo.runtime.worker.model_runner import ModelRunner
 from octavo.runtime.worker.recorded_steps import RecordedSteps
 from tests.integration.test_invariance import params, prompts, tokens
@@ -53,6 +54,17 @@ def test_prefix_hits_on_gpu(tiny_model, make_llm, expected):
     assert first == expected(work, wanted)
     assert [[c.token_ids for c in output.outputs] for output in again] == first
     assert all(output.num_cached_tokens >= 64 for output in again)
+
+
+def test_common_beginnings_on_gpu(tiny_model, make_llm, expected, monkeypatch):
+    """Decoding requests that share a prefix, and some that do not, by the kernel that reads it once."""
+    monkeypatch.setattr(prepare, "_COMMON_TOKENS", 64)
+    monkeypatch.setattr(prepare, "_FEWEST_ALIKE", 4)
+    shapes, run = set(), RecordedSteps._run
+    monkeypatch.setattr(RecordedSteps, "_run", lambda *a: (shapes.add(a[1]), run(*a))[1])
+    work, wanted = prompts(9, shared=130) + prompts(1), params(10)
+    assert tokens(make_llm(tiny_model, block_size=16), work, wanted) == expected(work, wanted)
+    assert any(shape.common_start for shape in shapes)
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")

@@ -87,7 +87,23 @@ def test_a_gpu_that_is_not_here(make_folder):
     left = int(0.92 * 8 * GIB) - GPU_CONTEXT_BYTES - plan.weight_bytes
     assert plan.kv_available_bytes == left - plan.step_bytes - plan.recorded_bytes - plan.table_bytes
     assert plan.num_blocks == plan.kv_available_bytes // plan.kv_bytes_per_block
-    assert plan_memory(config_of(folder, device="cuda", enforce_eager=True, **options), GIB).recorded_bytes == 0
+    assert (
+        plan_memory(config_of(folder, device="cuda", enforce_eager=True, **options), GIB).recorded_bytes == 0
+    )
+
+
+def test_weights_in_host_memory_leave_room(make_folder):
+    folder = make_folder(num_hidden_layers=8)
+    options = {"load_format": "dummy", "device": "cuda", "dtype": "bfloat16", "max_num_seqs": 8}
+    parts = {"offload_group_size": 4, "offload_prefetch_step": 1}
+    whole, part = (plan_memory(config_of(folder, **options, **more), 4 * GIB) for more in ({}, parts))
+    layer = part.host_weight_bytes // 2
+    assert whole.host_weight_bytes == 0 and layer == 2 * (48 * (48 + 32) + 48 * 48 + 3 * 48 * 96)
+    assert part.weight_bytes == whole.weight_bytes
+    assert part.kv_available_bytes == whole.kv_available_bytes, "two layers, and as many buffers"
+    options |= {"offload_group_size": 2, "offload_prefetch_step": 1}
+    more = plan_memory(config_of(folder, **options), 4 * GIB)
+    assert more.kv_available_bytes == whole.kv_available_bytes + 2 * layer
 
 
 def test_each_rank_has_its_part(make_folder):

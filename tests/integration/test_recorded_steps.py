@@ -8,6 +8,7 @@ import pytest
 
 from octavo import SamplingParams
 from octavo.runtime.platforms.cpu import CPUPlatform
+from octavo.runtime.worker import prepare
 from octavo.runtime.worker.recorded_steps import RecordedSteps, first_sizes, step_sizes
 from tests.integration.test_invariance import params, prompts, tokens
 
@@ -133,3 +134,17 @@ def test_sizes(most):
         size = min(size for size in sizes if size >= count)
         assert size <= max(8, count + 7, count * 9 // 8)
     assert set(first_sizes(sizes)) <= set(sizes) and first_sizes(sizes)[0] == most
+
+
+def test_common_beginnings_are_told(tiny_llama, make_llm, repeats, shapes, monkeypatch):
+    """Steps of requests with a shared prefix have a shape of their own; others do not."""
+    monkeypatch.setattr(prepare, "_COMMON_TOKENS", 64)
+    monkeypatch.setattr(prepare, "_FEWEST_ALIKE", 4)
+    work, wanted = prompts(6, shared=80), params(6)
+    expected = tokens(make_llm(tiny_llama, enforce_eager=True, block_size=16), work, wanted)
+    llm = make_llm(tiny_llama, block_size=16)
+    assert tokens(llm, work, wanted) == expected
+    assert any(shape.common_start for shape in shapes)
+    shapes.clear()
+    tokens(llm, prompts(6), wanted)
+    assert shapes and not any(shape.common_start for shape in shapes)

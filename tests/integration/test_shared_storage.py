@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 
 import pytest
 
@@ -32,6 +33,14 @@ def ask(llm, work, **fields):
 
 def files(folder):
     return sorted(path for path in folder.rglob("*-*-*") if path.is_file())
+
+
+def await_files(folder, count):
+    for _ in range(1000):
+        if len(files(folder)) == count:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{len(files(folder))} files, not {count}")
 
 
 @pytest.fixture
@@ -107,7 +116,9 @@ def test_roles(tiny_llama, make_engine, tmp_path):
     assert make_engine(tiny_llama, work, tmp_path, "kv_consumer")[1] == [64]
 
 
-@pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"block_size": 8}, {"kv_cache_dtype": "bfloat16"}])
+@pytest.mark.parametrize(
+    "options", [{"dtype": "bfloat16"}, {"block_size": 8}, {"kv_cache_dtype": "bfloat16"}]
+)
 def test_other_numbers_are_not_exchanged(tiny_llama, make_engine, tmp_path, options):
     work = prompts(1)
     make_engine(tiny_llama, work, tmp_path)
@@ -140,11 +151,9 @@ def test_an_engine_forgets_and_reads_again(tiny_llama, make_llm, tmp_path):
     llm = make_llm(tiny_llama, kv_transfer_config=storage(tmp_path))
     expected = ask(llm, work)
     assert llm.reset_prefix_cache()
-    for _ in range(200):
-        if len(files(tmp_path)) == 4:
-            break
-    assert ask(llm, work)[0] == expected[0]
-    assert llm.llm_engine.stats.external_hits <= 64
+    await_files(tmp_path, 4)
+    assert ask(llm, work) == (expected[0], [64])
+    assert llm.llm_engine.stats.external_hits == 64
 
 
 def test_a_core_in_its_own_process_and_its_metrics(tiny_llama, make_engine, tmp_path):
@@ -168,23 +177,23 @@ def test_a_core_in_its_own_process_and_its_metrics(tiny_llama, make_engine, tmp_
                     last = output
                 tokens.append(last.outputs[0].token_ids)
                 cached.append(last.num_cached_tokens)
-            metrics = {metric.name: getattr(metric, "value", None) for metric in engine.get_metrics()}
+            metrics = {metric.name: getattr(metric, "value", None) for metric in await engine.get_metrics()}
             return tokens, cached, metrics
         finally:
-            engine.shutdown()
+            await engine.shutdown()
 
     tokens, cached, metrics = asyncio.run(run())
     assert tokens == expected and cached == [64, 64, 64]
     assert metrics["vllm:external_prefix_cache_hits"] == 192
 
 
-def test_each_rank_keeps_its_heads(tiny_llama, make_engine, tmp_path):
+def test_each_rank_keeps_its_heads(tiny_llama, make_llm, tmp_path):
     work = prompts(2)
-    options = {"tensor_parallel_size": 2}
-    expected, _, _ = make_engine(tiny_llama, work, tmp_path, **options)
-    assert len(files(tmp_path)) == 2 * 2 * 4
-    found, cached, _ = make_engine(tiny_llama, work, tmp_path, **options)
-    assert found == expected and cached == [64, 64]
+    llm = make_llm(tiny_llama, kv_transfer_config=storage(tmp_path), tensor_parallel_size=2)
+    expected, _ = ask(llm, work)
+    await_files(tmp_path, 2 * 2 * 4)
+    llm.reset_prefix_cache()
+    assert ask(llm, work) == (expected, [64, 64])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Products in bfloat16: on AMX where there is one, and on any CPU the same kernel over tiles in plain code."""
+"""Products in bfloat16: on AMX where there is one; on any CPU the same kernel over tiles in plain code."""
 
 import ctypes
 import shlex

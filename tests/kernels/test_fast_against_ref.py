@@ -10,7 +10,6 @@ from octavo.runtime.kernels.table import KernelTable
 from tests.kernel_cases import CASES, OPS, assert_close, run
 
 
-
 @pytest.mark.parametrize("op", OPS)
 def test_fast_equals_ref(fast: KernelTable, op: str) -> None:
     torch.manual_seed(1)

@@ -1,6 +1,9 @@
 """What is repeated from a tape is what the calls themselves give, to the bit; other work is refused."""
 
 import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,13 +19,9 @@ TORCH_OPS = ("matmul", "gated_matmul", "draw", "cut")  # torch's own, on a CPU
 @pytest.mark.parametrize("op", [op for op in OPS if op not in TORCH_OPS])
 def test_repeated_equals_called(fast: KernelTable, op: str) -> None:
     torch.manual_seed(3)
-    assert fast.record_tape is not None
     for case in CASES[op]():
-        called = run(fast, op, case)
-        args, made = copy.deepcopy(case.args), []
-        repeat = fast.record_tape(lambda: made.append(getattr(fast, op)(*args, **case.kwargs)))
-        assert repeat is not None, case.name
-        results = [*made[0]] if isinstance(made[0], tuple) else made
+        called, args = run(fast, op, case), copy.deepcopy(case.args)
+        repeat, results = recorded(fast, partial(getattr(fast, op), *args, **case.kwargs))
         given = [arg.data_ptr() for arg in args if isinstance(arg, Tensor)]
         for result in results:
             if result.data_ptr() not in given:
@@ -33,7 +32,17 @@ def test_repeated_equals_called(fast: KernelTable, op: str) -> None:
             assert torch.equal(actual.nan_to_num(7e7), expected.nan_to_num(7e7)), case.name
 
 
-def unchanged(case: Case, args: tuple[Tensor, ...]) -> bool:
+def recorded(table: KernelTable, work: Callable[[], object]) -> tuple[Callable[[], None], list[Tensor]]:
+    """What repeats the work, and the tensors that it leaves."""
+    made: list[object] = []
+    assert table.record_tape is not None
+    repeat = table.record_tape(lambda: made.append(work()))
+    assert repeat is not None
+    (result,) = made
+    return repeat, list(result) if isinstance(result, tuple) else [cast(Tensor, result)]
+
+
+def unchanged(case: Case, args: tuple[Any, ...]) -> bool:
     return all(torch.equal(args[i].nan_to_num(), case.args[i].nan_to_num()) for i in case.changed)
 
 
@@ -44,14 +53,12 @@ def chain(table: KernelTable, x: Tensor, weight: Tensor, length: int) -> Tensor:
 
 
 def test_inputs_may_change_between_repetitions(fast: KernelTable) -> None:
-    assert fast.record_tape is not None
-    x, weight, made = torch.zeros(6, 70), torch.rand(64), []
-    repeat = fast.record_tape(lambda: made.append(chain(fast, x, weight, 3)))
-    assert repeat is not None
+    x, weight = torch.zeros(6, 70), torch.rand(64)
+    repeat, (made,) = recorded(fast, lambda: chain(fast, x, weight, 3))
     for _ in range(2):
         x.normal_()
         repeat()
-        assert torch.equal(made[0], chain(fast, x, weight, 3))
+        assert torch.equal(made, chain(fast, x, weight, 3))
 
 
 @pytest.mark.parametrize(
@@ -66,7 +73,7 @@ def test_inputs_may_change_between_repetitions(fast: KernelTable) -> None:
     ],
     ids=["new", "in_place", "copy_for_a_view", "value", "filled", "too_large"],
 )
-def test_other_work_is_refused(fast: KernelTable, compute) -> None:
+def test_other_work_is_refused(fast: KernelTable, compute: Callable[[Tensor], object]) -> None:
     assert fast.record_tape is not None
     x, weight = torch.arange(16.0), torch.ones(64)
     assert fast.record_tape(lambda: compute(x)) is None

@@ -190,3 +190,24 @@ def test_nothing_to_do(op: str) -> None:
         case.args = (case.args[0][:0], *case.args[1:])
     for actual, expected in zip(run(TRITON, op, case), run(REF, op, case), strict=True):
         assert actual.shape == expected.shape and torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize("heads", [8, 6, 2], ids=["packs_of_4", "packs_of_5", "packs_of_16"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_common_start(heads, dtype):
+    """Neighbours with all, some or none of their first blocks in common, and one that is padding."""
+    lens = [(1, kv) for kv in (70, 65, 64, 90, 33, 130, 66, 1, 80, 95, 64, 7, 40)]
+    paged = make_paged(lens, heads=heads, kv_heads=2, head_dim=64, block_size=16, dtype=dtype)
+    tables = paged.block_tables
+    for request, number in ((1, 4), (2, 3), (3, 4), (5, 2), (6, 2), (9, 5), (10, 3)):
+        tables[request, :number] = tables[request - 1 if request != 5 else 3, :number]
+    paged.kv_lens[7] = 0
+    args = [arg.to(DEVICE) for arg in paged.args()]
+    args[0] = args[0].to(dtype if HAS_GPU else torch.float32)
+    for soft_cap in (0.0, 20.0):
+        how = {"scale": 0.125, "soft_cap": soft_cap, "num_singles": len(lens)}
+        actual, expected = (
+            table.paged_attention(*args, **how, common_start=True).float() for table in (TRITON, REF)
+        )
+        actual[7] = expected[7] = 0
+        assert_close(actual, expected, 1e-5 if args[0].dtype == torch.float32 else 1e-2, str(soft_cap))

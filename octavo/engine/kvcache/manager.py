@@ -1,7 +1,8 @@
 """`KVCacheManager`: which blocks each request holds, by cache group, and which beginnings can be shared.
 
 Called by the scheduler, which says how many tokens are to be computed; knows no requests, policies or steps.
-Blocks from num_blocks on are slots of the host tier, those behind them contents out of files; tables hold none.
+Blocks from num_blocks on are slots of the host tier, those behind them contents out of files; no table holds
+such ones.
 All answers hold for steps that execute in the order in which they were scheduled: a block may be shared as
 soon as the step that fills it is scheduled, and given to a new owner while an earlier step still reads it.
 """
@@ -23,7 +24,7 @@ class SharedPrefix(NamedTuple):
 
     num_tokens: int
     blocks: list[list[int]]
-    """[group]: the first blocks of a table; null where the window has passed; some may be outside the pool."""
+    """[group]: the first blocks of a table; null where the window has passed; some are outside the pool."""
     epoch: int
     num_queried: int = 0
     """Tokens that were looked up in the prefix map."""

@@ -1,9 +1,9 @@
 """`SharedTier`: contents on their way from a folder that engines share into blocks of the pool.
 
 Owned by the KV cache manager. `fetch` reads files beside the loop, on the thread that prepares requests;
-the loop takes in what has come (`take_in`) and finds it by its key like what is in host memory. A content that
-is brought into a block goes down with the step; the worker of each rank writes its part. What nobody asks for
-gives way to later ones.
+the loop takes in what has come (`take_in`) and finds it by its key like what is in host memory. A content
+that is brought into a block goes down with the step; the worker of each rank writes its part. What nobody
+asks for gives way to later ones.
 """
 
 from collections import deque

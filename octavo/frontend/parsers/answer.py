@@ -3,7 +3,7 @@
 One per sequence; made by the chat routes, with a parser of reasoning before one of calls.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from octavo.frontend.parsers.events import Event, Text, coalesced
 from octavo.frontend.parsers.scanner import Parser
@@ -12,8 +12,10 @@ from octavo.frontend.parsers.scanner import Parser
 class AnswerParser:
     """A chain of parsers."""
 
-    def __init__(self, parsers: Sequence[Parser]) -> None:
+    def __init__(self, parsers: Sequence[Parser], note: Callable[[bool], object] | None = None) -> None:
+        """note: told in the end whether there were calls."""
         self._parsers = parsers
+        self._note = note
 
     @property
     def num_calls(self) -> int:
@@ -29,6 +31,8 @@ class AnswerParser:
         events: list[Event] = []
         for parser in self._parsers:
             events = _through([parser], events) + parser.finish()
+        if self._note is not None:
+            self._note(self.num_calls > 0)
         return coalesced(events)
 
 

@@ -13,13 +13,11 @@ from torch.nn import functional
 
 from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.attention.paged import PagedBackend, Scores
-from octavo.runtime.batch import ForwardBatch, GroupTables
+from octavo.runtime.batch import MOST_RECORDED, ForwardBatch, GroupTables
 from octavo.runtime.kernels.cudnn import Prefill, Sequences
 from octavo.runtime.kernels.table import Activations
 from octavo.runtime.platforms.platform import Platform
 
-_MOST_SHORT = 2048
-"""Tokens of steps that may be recorded."""
 _LARGEST_HEAD = 128
 _MOST_ELEMENTS = 2**31  # their places are int32
 
@@ -73,7 +71,7 @@ class CuDNNBackend(PagedBackend):
     def _is_for(self, q: Tensor, cache: Tensor, batch: ForwardBatch, how: Scores) -> bool:
         return (
             batch.longest_q > 1
-            and len(q) > _MOST_SHORT
+            and len(q) > MOST_RECORDED
             and q.numel() < _MOST_ELEMENTS
             and q.dtype == cache.dtype
             and q.is_contiguous()
@@ -103,4 +101,4 @@ def _sequences(tables: GroupTables, batch: ForwardBatch, token_size: int) -> Seq
 
 def _rounded(number: int) -> int:
     """The next power of 4: what is planned for too many costs little, and plans cost 30 to 90 ms each."""
-    return 4 ** -(-(number - 1).bit_length() // 2)
+    return 1 << ((number - 1).bit_length() + 1) // 2 * 2

@@ -69,6 +69,7 @@ class PagedBackend(AttentionBackend):
             batch.cu_q_lens,
             batch.kv_lens,
             num_singles=batch.num_singles,
+            common_start=batch.common_start,
             activations=self.activations,
             **how._asdict(),
         )

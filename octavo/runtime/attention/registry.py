@@ -31,7 +31,7 @@ def choose_backend(
 
     Raises ConfigError for an unknown name, Unsupported with every reason when none serves.
     """
-    reasons = []
+    reasons: list[str] = []
     for candidate in BACKENDS.names() if name == "auto" else [name]:
         kind = BACKENDS.load(candidate)
         refusals = [reason for spec in specs if (reason := kind.supports(spec, platform))]

@@ -4,6 +4,8 @@ For planning memory without a device. Which tensors an op makes is what its Trit
 a kilobyte per row are left out. Nothing is computed, and drawing tokens is no op of a plan.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -49,8 +51,8 @@ def shape_table(dtype: torch.dtype) -> KernelTable:
         silu_and_mul=_half,
         gelu_and_mul=_half,
         gelu_tanh_and_mul=_half,
-        gelu=torch.empty_like,
-        gelu_tanh=torch.empty_like,
+        gelu=_same,
+        gelu_tanh=_same,
         matmul=_matmul,
         gated_matmul=_gated_matmul,
         draw=draws.draw,
@@ -89,12 +91,16 @@ def _store_kv(
     return q if rotation is None and norms is None else torch.empty_like(q)
 
 
-def _paged_attention(q: Tensor, *tables: Tensor, **how: float) -> Tensor:
+def _same(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _paged_attention(q: Tensor, *tables: Any, **how: Any) -> Tensor:
     del tables, how
     return torch.empty_like(q)
 
 
-def _rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> object:
+def _rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Any:
     del weight, eps
     out = torch.empty_like(x)
     return out if residual is None else (out, torch.empty_like(x))

@@ -76,6 +76,7 @@ class PagedAttention(Protocol):
         sliding_window: int = 0,
         soft_cap: float = 0.0,
         num_singles: int = 0,
+        common_start: bool = False,
         activations: Activations = "float32",
     ) -> Tensor:
         """Attend each new token to the cached tokens up to and including itself; returns a tensor like q.
@@ -88,7 +89,8 @@ class PagedAttention(Protocol):
         sliding_window: positions a query sees, itself included; 0 = all
         soft_cap:      scores become soft_cap * tanh(score / soft_cap); 0 = off
         num_singles:   so many of the first requests have one query each; what is not told costs speed only
-        activations:   "bfloat16" on CPU: over a cache of bf16, queries and weights may be rounded to bf16, too
+        common_start:  most neighbours have their first blocks in common; what is not so costs speed only
+        activations:   "bfloat16" on CPU: over a cache of bf16, queries and weights may be rounded, too
         """
 
 

@@ -94,14 +94,14 @@ class SelfAttention(nn.Module):
         )
         self.out = RowLinear(build.at("out"), arch.num_heads * arch.head_dim, arch.hidden_size, arch.out_bias)
 
-    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
-        """[T, hidden_size] to [T, hidden_size]."""
+    def forward(self, x: Tensor, batch: ForwardBatch, rows: Tensor | None = None) -> Tensor:
+        """[T, hidden_size] to [T, hidden_size], or to these rows of it."""
         heads = self.qkv(x).unflatten(-1, (-1, self._head_dim))
         q, k, v = heads.split(self._heads, dim=1)
         if self._norms_apart:
             q, k = self.q_norm(q), self.k_norm(k)
         rotation = self._rotary.rotation(batch) if self._rotary else None
-        out: Tensor = self.out(self.attention(q, k, v, batch, rotation, self._norms))
+        out: Tensor = self.out(_pick(self.attention(q, k, v, batch, rotation, self._norms), rows))
         return out
 
 
@@ -133,12 +133,15 @@ class DecoderLayer(nn.Module):
         self.mlp_out_norm = norm("mlp_out", "mlp_out_norm")
 
     def forward(
-        self, x: Tensor, residual: Tensor | None, batch: ForwardBatch
+        self, x: Tensor, residual: Tensor | None, batch: ForwardBatch, rows: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Take and return (what is to be added to the residual stream, the stream), so that norms can add."""
+        """Take and return (what is to be added to the residual stream, the stream), so that norms can add.
+
+        rows: of what is returned, [S] int64; None = all. The cache gets the keys and values of all.
+        """
         x, residual = self.attention_norm.add(x, residual)
-        x = self.attention_out_norm(self.attention(x, batch))
-        x, residual = self.mlp_norm.add(x, residual)
+        x = self.attention_out_norm(self.attention(x, batch, rows))
+        x, residual = self.mlp_norm.add(x, _pick(residual, rows))
         return self.mlp_out_norm(self.mlp(x)), residual
 
 
@@ -152,24 +155,29 @@ class ParallelLayer(DecoderLayer):
         self._one_norm = "mlp_in" not in arch.norms
 
     def forward(
-        self, x: Tensor, residual: Tensor | None, batch: ForwardBatch
+        self, x: Tensor, residual: Tensor | None, batch: ForwardBatch, rows: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """See DecoderLayer."""
         x, residual = self.attention_norm.add(x, residual)
-        mlp_input = x if self._one_norm else self.mlp_norm(residual)
-        return self.attention(x, batch) + self.mlp(mlp_input), residual
+        residual = _pick(residual, rows)
+        mlp_input = _pick(x, rows) if self._one_norm else self.mlp_norm(residual)
+        return self.attention(x, batch, rows) + self.mlp(mlp_input), residual
 
 
 class NormalisedLayer(DecoderLayer):
     """The norms stand behind the sums: what they give is the residual stream."""
 
     def forward(
-        self, x: Tensor, residual: Tensor | None, batch: ForwardBatch
+        self, x: Tensor, residual: Tensor | None, batch: ForwardBatch, rows: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """See DecoderLayer; `residual` stays None."""
         assert residual is None
-        x = self.attention_norm(x + self.attention(x, batch))
+        x = self.attention_norm(_pick(x, rows) + self.attention(x, batch, rows))
         return self.mlp_norm(x + self.mlp(x)), None
+
+
+def _pick(x: Tensor, rows: Tensor | None) -> Tensor:
+    return x if rows is None else x[rows]
 
 
 LAYERS = {"serial": DecoderLayer, "parallel": ParallelLayer, "normalised": NormalisedLayer}
@@ -224,8 +232,9 @@ class Decoder(Family):
         """See Model.forward."""
         self._attention.plan(batch)
         x, residual = self.embed(batch), None
-        for layer in self.layers:
-            x, residual = layer(x, residual, batch)
+        last = len(self.layers) - 1
+        for index, layer in enumerate(self.layers):
+            x, residual = layer(x, residual, batch, batch.wanted if index == last else None)
         return self.norm.add(x, residual)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:

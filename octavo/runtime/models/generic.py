@@ -221,7 +221,7 @@ class Generic(Model):
             hidden: Tensor = self.hf.base_model(**rows, use_cache=False).last_hidden_state[0]
         finally:
             self._link.batch = None  # it holds the cache
-        return hidden
+        return hidden if batch.wanted is None else hidden[batch.wanted]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See Model.logits: by the model's own head, with the factors and caps that belong to it."""

@@ -28,7 +28,7 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Run the layers over a step's tokens: hidden states [T, hidden_size]."""
+        """Run the layers over a step's tokens: hidden states [T, hidden_size], or those of `batch.wanted`."""
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:

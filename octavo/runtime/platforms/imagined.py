@@ -48,11 +48,11 @@ class ImaginedPlatform(Platform):
         return self._compute_dtype
 
 
-class _Count(TorchDispatchMode):
+class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch is not typed here
     """Bytes of the tensors that live, of those made meanwhile."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.peak = 0
         self._living: Any = WeakIdKeyDictionary()
         """Bytes by storage: several tensors may look at one."""

@@ -150,7 +150,9 @@ class Sampler:
         """
         assert logits.shape == (len(slots), self.vocab_size), (logits.shape, len(slots), self.vocab_size)
         batch = Batch(np.arange(len(slots)), np.array(slots, np.int64), np.array(output_positions, np.int64))
-        if self._kernels is not None and masks is None and self.is_plain(batch.slots):
+        if self._kernels is None:
+            logits = logits.float().contiguous()
+        if masks is None and self.is_plain(batch.slots):
             return SamplerOutput(*self._choose(logits, batch))
         logits = logits.float().contiguous()
         scored = batch.where(self._num_logprobs[batch.slots] != _NO_LOGPROBS)
@@ -160,7 +162,7 @@ class Sampler:
         self._process(logits, batch)
         if self._processed_logprobs:
             shown = self._distribution(logits, scored)
-        output = SamplerOutput(*self._valid(self._choose(logits, batch)))
+        output = SamplerOutput(*self._choose(logits, batch))
         self._observe(batch, output.token_ids)
         output.scores = self._score(shown, scored, output.token_ids)
         if self._faults:
@@ -243,7 +245,7 @@ class Sampler:
             return self.choose(logits, slots, positions, self.kind(batch.slots))
         kinds = self._kinds[batch.slots]
         if (kinds == Kind.LIKELIEST).all():
-            return choose_likeliest(logits)
+            return self._valid(choose_likeliest(logits))
         slots = to_device(batch.slots, self._device)
         noise = uniform(self._seeds.on_device()[slots, 0], to_device(batch.positions, self._device))
         limits = self._limits_of(slots)
@@ -254,7 +256,7 @@ class Sampler:
             for rows in torch.split(of_kind, self._rows_at_once):
                 part = logits if len(rows) == len(batch) else logits[rows]
                 token_ids[rows], peaks[rows] = _choose(Kind(kind), part, limits.at(rows), noise[rows])
-        return Choice(token_ids, peaks)
+        return self._valid(Choice(token_ids, peaks))
 
     def _limits_of(self, slots: torch.Tensor) -> Limits:
         return Limits(*self._limits.on_device()[slots, 1:, None].unbind(dim=1))

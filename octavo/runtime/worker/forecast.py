@@ -15,10 +15,11 @@ from octavo.config.engine import EngineConfig
 from octavo.messages.kv import Forecast, ModelReady
 from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.layers.build import named_parameters
+from octavo.runtime.loader.host_weights import layer_bytes
 from octavo.runtime.loader.loader import load_own
 from octavo.runtime.loader.piece import Piece
 from octavo.runtime.models.arch import Arch
-from octavo.runtime.models.interface import MODELS, Family
+from octavo.runtime.models.interface import MODELS, Family, Model
 from octavo.runtime.models.weights import Stored
 from octavo.runtime.platforms import cpu
 from octavo.runtime.platforms.imagined import ImaginedPlatform
@@ -42,13 +43,23 @@ def forecast(config: EngineConfig, device_bytes: int = 0) -> Forecast:
         )
     on_cpu = config.parallel.device == "cpu"
     platform = ImaginedPlatform(torch.float32 if on_cpu else getattr(torch, config.model.dtype))
-    model = load_own(config, platform, _OneOfMany(0, config.parallel.tensor_parallel_size), _shapes)
+    model: Model = load_own(config, platform, _OneOfMany(0, config.parallel.tensor_parallel_size), _shapes)
     groups = group_layers([layer.kv_spec for layer in model.attention_layers])
     step, recorded, tables = measure(model, config, platform)
     workspace = tables if on_cpu else step + recorded + tables
-    available = _available_bytes(config, model.weight_bytes, device_bytes) - workspace
-    ready = ModelReady(groups, available, model.weight_bytes, workspace)
+    weights, on_host = model.weight_bytes, model.host_weight_bytes
+    held = weights - on_host + _buffer_bytes(model, config.parallel.offload_prefetch_step)
+    available = _available_bytes(config, held, device_bytes) - workspace
+    ready = ModelReady(groups, available, weights, workspace, on_host)
     return Forecast(ready, step, 0 if on_cpu else recorded, tables)
+
+
+def _buffer_bytes(model: Model, num_ahead: int) -> int:
+    """Of the device's buffers for layers that lie in host memory; layers are taken to be of one size."""
+    if not model.host_weight_bytes:
+        return 0
+    assert isinstance(model, Family)
+    return min((num_ahead + 1) * max(layer_bytes(model)), model.host_weight_bytes)
 
 
 class _OneOfMany(ParallelContext):

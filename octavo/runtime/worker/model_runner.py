@@ -13,6 +13,7 @@ import torch
 
 from octavo.base import faults
 from octavo.messages.step import SchedulerOutput, TokenMasks
+from octavo.runtime.batch import MOST_RECORDED
 from octavo.runtime.models.interface import Model
 from octavo.runtime.platforms.platform import Record
 from octavo.runtime.sampling.masks import RowMasks
@@ -124,11 +125,13 @@ class ModelRunner:
 
     def _compute(self, step: SchedulerOutput, work: Work) -> PendingStep:
         batch, last_rows = make_batch(work, self._state, self._cache)
+        if self._prompt_scores.is_idle and work.starts[-1] > MOST_RECORDED:
+            batch.wanted = last_rows
         hidden = self.model.forward(batch)
         pending = PendingStep(step.step_id, step.request_ids, work.samples)
         pending.prompt_logprobs = self._prompt_scores.collect(step, work, self._state, hidden, self.model)
         if work.samples.size:
-            self._end(step, work, hidden[last_rows], pending)
+            self._end(step, work, hidden if batch.wanted is not None else hidden[last_rows], pending)
         if self._recorded_steps is not None:
             self._recorded_steps.record_behind(work)
         return pending

@@ -15,6 +15,10 @@ from octavo.runtime.sampling.slots import Array, send
 from octavo.runtime.worker.kv_tensors import KVTensors
 from octavo.runtime.worker.request_state import RequestState
 
+_COMMON_TOKENS = 512
+_FEWEST_ALIKE = 64
+_SHARE_ALIKE = 0.75
+
 
 @dataclass(slots=True)
 class Work:
@@ -41,7 +45,8 @@ def read_step(step: SchedulerOutput, slots: Array, state: RequestState) -> Work:
     starts = np.zeros(len(slots) + 1, np.int64)
     np.cumsum(scheduled, out=starts[1:])
     samples = np.flatnonzero(computed + scheduled == state.num_tokens[slots])
-    num_singles = int(np.argmax(np.append(scheduled, 0) != 1))
+    others = np.flatnonzero(scheduled != 1)
+    num_singles = int(others[0]) if others.size else len(scheduled)
     return Work(slots, computed, starts, samples, num_singles)
 
 
@@ -56,7 +61,7 @@ def locate(work: Work, state: RequestState) -> tuple[Array, Array, Array]:
 
 
 def make_batch(work: Work, state: RequestState, cache: KVTensors) -> tuple[ForwardBatch, torch.Tensor]:
-    """The batch, and the last token of each request that samples: [S] int64, indexes into T."""
+    """The batch, which wants all tokens; and the last one of each request that samples: [S] int64."""
     kv_lens, last_rows = work.computed + np.diff(work.starts), work.starts[work.samples + 1] - 1
     arrays = [*locate(work, state), work.slots, work.starts, kv_lens, last_rows]
     places, positions, cache_slots, slots, starts, lengths, last = send(arrays, state.token_ids.device)
@@ -72,10 +77,20 @@ def make_batch(work: Work, state: RequestState, cache: KVTensors) -> tuple[Forwa
         ],
         group_of_layer=cache.group_of_layer,
         num_singles=work.num_singles,
+        common_start=have_common_start(work, state),
         longest_q=int(np.diff(work.starts).max()),
         given_embeds=_given_embeds(work, state) if state.prompt_embeds else None,
     )
     return batch, last
+
+
+def have_common_start(work: Work, state: RequestState) -> bool:
+    """Whether many requests, all decoding, mostly have their first blocks in common with their neighbours."""
+    block = _COMMON_TOKENS // state.block_size
+    if not _FEWEST_ALIKE <= work.num_singles == len(work.slots) or block >= state.host_tables.shape[2]:
+        return False
+    ids = np.where(work.computed > _COMMON_TOKENS, state.host_tables[0, work.slots, block], 0)
+    return bool(np.mean((ids[1:] == ids[:-1]) & (ids[1:] > 0)) >= _SHARE_ALIKE)
 
 
 def _given_embeds(work: Work, state: RequestState) -> GivenEmbeds | None:

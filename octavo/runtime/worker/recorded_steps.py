@@ -20,17 +20,16 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from octavo.runtime.batch import ForwardBatch, GroupTables
+from octavo.runtime.batch import MOST_RECORDED, ForwardBatch, GroupTables
 from octavo.runtime.models.interface import Model
 from octavo.runtime.platforms.platform import Record
 from octavo.runtime.sampling.output import SamplerOutput
 from octavo.runtime.sampling.sampler import Kind, Sampler
 from octavo.runtime.sampling.slots import Array, staged, to_device
 from octavo.runtime.worker.kv_tensors import KVTensors
-from octavo.runtime.worker.prepare import Work, locate
+from octavo.runtime.worker.prepare import Work, have_common_start, locate
 from octavo.runtime.worker.request_state import RequestState
 
-_MOST_TOKENS = 2048
 _FEWEST_TOKENS = 64  # more than there are chunks: as many tokens as rows would be a decoding step
 _CHUNKS = (8, 32)
 _BYTES_TIMES_TOKENS = 5e12  # where computing on a large GPU takes as long as launching: nothing is won beyond
@@ -46,6 +45,8 @@ class Shape(NamedTuple):
     singles: int
     chunks: int = 0
     tokens: int = 0
+    common_start: bool = False
+    """As in ForwardBatch."""
 
     @property
     def num_rows(self) -> int:
@@ -86,11 +87,11 @@ class RecordedSteps:
         self.sizes = step_sizes(state.spare_slot)
         self._model, self._cache, self._state, self._sampler = model, cache, state, sampler
         self._record = record
-        self._most_tokens = min(_MOST_TOKENS, int(_BYTES_TIMES_TOKENS / model.weight_bytes))
+        self._most_tokens = min(MOST_RECORDED, int(_BYTES_TIMES_TOKENS / model.weight_bytes))
         device = state.token_ids.device
         most_rows = max(self.sizes[-1], *_singles_of(self.sizes[-1])) + _CHUNKS[-1]
         self._num_groups = len(state.block_tables)
-        most = Shape(most_rows - _CHUNKS[-1], _CHUNKS[-1], _MOST_TOKENS)
+        most = Shape(most_rows - _CHUNKS[-1], _CHUNKS[-1], MOST_RECORDED)
         self._inputs = torch.zeros(self._num_inputs(most), dtype=torch.int64, device=device)
         self._token_ids = torch.zeros(most_rows, dtype=torch.int64, device=device)
         self._peaks = torch.zeros(most_rows, device=device)
@@ -132,7 +133,8 @@ class RecordedSteps:
         singles = work.num_singles
         chunks, tokens = len(work.slots) - singles, int(work.starts[-1]) - singles
         if not chunks:
-            return Shape(self.sizes[bisect_left(self.sizes, singles)])
+            size = self.sizes[bisect_left(self.sizes, singles)]
+            return Shape(size, common_start=have_common_start(work, self._state))
         tokens = _padded_tokens(tokens)
         if tokens > self._most_tokens or chunks > _CHUNKS[-1]:
             return None
@@ -229,6 +231,7 @@ class RecordedSteps:
             ],
             group_of_layer=self._cache.group_of_layer,
             num_singles=shape.singles,
+            common_start=shape.common_start,
         )
 
     def _num_inputs(self, shape: Shape) -> int:

@@ -87,15 +87,14 @@ def _static_like(batch: ForwardBatch) -> ForwardBatch:
         return tensor.new_zeros((_MOST_ROWS, *tensor.shape[1:]))
 
     tables = [GroupTables(rows(group.block_tables), rows(group.slots)) for group in batch.groups]
-    return ForwardBatch(
+    return replace(
+        batch,
         input_ids=rows(batch.input_ids),
         positions=rows(batch.positions),
         cu_q_lens=torch.arange(_MOST_ROWS + 1, dtype=torch.int32),
         kv_lens=rows(batch.kv_lens),
-        kv_caches=batch.kv_caches,
         groups=tables,
-        group_of_layer=batch.group_of_layer,
-        num_singles=_MOST_ROWS,
+        rotations={},
     )
 
 

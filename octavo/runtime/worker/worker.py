@@ -63,7 +63,8 @@ class Worker:
         config, device = self._config, self._platform.device
         num_slots = config.scheduler.max_num_seqs
         self._cache = _make_cache(plan, getattr(torch, config.cache.kv_cache_dtype), device)
-        self._saver = plan.store and BlockSaver(plan.store, self._cache, self._parallel.tp_rank)
+        store, rank = plan.store, self._parallel.tp_rank
+        self._saver = BlockSaver(store, self._cache, rank) if store and store.writes else None
         longest = plan.max_model_len or config.model.max_model_len
         state = RequestState(num_slots, longest, plan, device)
         vocab_size = config.checkpoint.vocab_size

@@ -42,7 +42,7 @@ def _in_their_form(handler: Handler) -> Handler:
 async def create_message(request: Request) -> Response:
     """The model's turn in a conversation, whole or as a stream of events."""
     caller = Caller.of(request)
-    body = await read_body(request, MessagesRequest)
+    body = await read_body(request, MessagesRequest, takes_place=True)
     answer = MessageAnswer(f"msg_{caller.request_id}", caller.models.resolve(body.model))
     asked = chat_request(body)
     if not caller.engine.chat.reasoning_parser:

@@ -15,7 +15,7 @@ from octavo.serving.registry import Route
 async def create_batch(request: Request) -> Response:
     """The model's turn in each of several conversations."""
     caller = Caller.of(request)
-    body = await read_body(request, BatchChatRequest)
+    body = await read_body(request, BatchChatRequest, takes_place=True)
     if body.stream:
         raise RequestError("A batch is not streamed: leave stream out.", "stream")
     if body.n not in (None, 1):

@@ -7,6 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.frontend.engine_metrics import RequestType
 from octavo.serving.body import read_body
 from octavo.serving.caller import Caller
 from octavo.serving.openai.answers import ChatCompletion
@@ -22,7 +23,7 @@ from octavo.serving.streaming import EventStream
 async def create_chat_completion(request: Request) -> Response:
     """The model's turn in a conversation, whole or as a stream of chunks."""
     caller = Caller.of(request)
-    body = await read_body(request, ChatRequest)
+    body = await read_body(request, ChatRequest, takes_place=True)
     generation, answer = prepare(caller, body, [body.messages])
     if body.stream:
         return EventStream(generation.events(answer), caller.config)
@@ -30,9 +31,14 @@ async def create_chat_completion(request: Request) -> Response:
 
 
 def prepare(
-    caller: Caller, body: ChatRequest, conversations: Sequence[Sequence[Message]]
+    caller: Caller,
+    body: ChatRequest,
+    conversations: Sequence[Sequence[Message]],
+    request_type: RequestType = "chat_completions",
 ) -> tuple[Generation, ChatAnswer]:
     """The engine's work for the conversations of a checked body, and the form of its answer.
+
+    request_type: a label of metrics.
 
     Nothing is started yet. Raises RequestError.
     """
@@ -49,7 +55,8 @@ def prepare(
         params=use.constrained(params, caller.engine.chat),
         tokenization=tokenization(body, add_special_tokens=False),
     )
-    reader = partial(use.parser, renderer=caller.engine.chat, params=generation.params)
+    note = partial(caller.engine.metrics.note_tool_parsing, request_type, bool(body.stream))
+    reader = partial(use.parser, renderer=caller.engine.chat, params=generation.params, note=note)
     return generation, ChatAnswer(caller, body, conversations, answer_id, model, reader)
 
 

@@ -18,7 +18,7 @@ from octavo.serving.streaming import EventStream
 async def create_completion(request: Request) -> Response:
     """The text that follows each prompt, whole or as a stream of chunks."""
     caller = Caller.of(request)
-    body = await read_body(request, CompletionRequest)
+    body = await read_body(request, CompletionRequest, takes_place=True)
     generation, answer = prepare(caller, body)
     if body.stream:
         return EventStream(generation.events(answer), caller.config)

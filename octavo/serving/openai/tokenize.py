@@ -37,7 +37,7 @@ class Detokenized(msgspec.Struct):
 async def tokenize(request: Request) -> Response:
     """The tokens of a text, or of a conversation as the model would get it."""
     caller = Caller.of(request)
-    body = await read_body(request, TokenizeRequest)
+    body = await read_body(request, TokenizeRequest, takes_place=True)
     caller.models.resolve(body.model)
     tokenizer = _tokenizer(caller)
     with caller.engine.reserve():
@@ -55,7 +55,7 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     """The text of tokens."""
     caller = Caller.of(request)
-    body = await read_body(request, DetokenizeRequest)
+    body = await read_body(request, DetokenizeRequest, takes_place=True)
     caller.models.resolve(body.model)
     tokenizer, size = _tokenizer(caller), caller.engine.config.checkpoint.vocab_size
     if len(body.tokens) > MAX_TOKENS:

@@ -4,6 +4,7 @@ Made by `chat` from a checked body. Calls that must happen ("required", or a nam
 the tools' schemas, so they cannot fail to parse; with "auto" the model decides, in its own format.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 from uuid import uuid4
@@ -92,14 +93,24 @@ class ToolUse:
             changes["skip_special_tokens"] = False
         return msgspec.structs.replace(params, **changes) if changes else params
 
-    def parser(self, prompt: str, *, renderer: ChatRenderer, params: SamplingParams) -> AnswerParser | None:
-        """For one answer to this prompt; None when its text is all there is to it."""
+    def parser(
+        self,
+        prompt: str,
+        *,
+        renderer: ChatRenderer,
+        params: SamplingParams,
+        note: Callable[[bool], object] | None = None,
+    ) -> AnswerParser | None:
+        """For one answer to this prompt; None when its text is all there is to it.
+
+        note: told whether there were calls, where they were looked for
+        """
         parsers = [self._opened(kind, prompt) for kind in self._kinds(params.structured_outputs, renderer)]
         if self.mode == "named":
             parsers.append(NamedCallParser(self.tools[0].function.name))
         elif self.mode == "required":
             parsers.append(RequiredCallsParser())
-        return AnswerParser(parsers) if parsers else None
+        return AnswerParser(parsers, note if self.mode != "none" else None) if parsers else None
 
     def _kinds(self, form: StructuredOutputsParams | None, renderer: ChatRenderer) -> list[type[Parser]]:
         """The parsers of what is written freely: of reasoning, of calls; one that does both is enough."""

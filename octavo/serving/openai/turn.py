@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from msgspec import structs
 
+from octavo.frontend.engine_metrics import RequestType
 from octavo.frontend.parsers.events import Event, Reasoning, Text
 from octavo.serving.caller import Caller
 from octavo.serving.openai.answers import FinishReason, TokenLogprob, Usage
@@ -45,12 +46,15 @@ class TextLogprobs:
 TurnEvent = TurnStart | Event | TextLogprobs | TurnEnd
 
 
-async def turn_events(caller: Caller, body: ChatRequest) -> AsyncGenerator[TurnEvent, None]:
+async def turn_events(
+    caller: Caller, body: ChatRequest, request_type: RequestType = "other"
+) -> AsyncGenerator[TurnEvent, None]:
     """The one answer to the body's conversation; close it to abort.
 
     Raises RequestError and Overloaded before the first event, EngineDead and HTTPError at any time.
     """
-    generation, answer = prepare(caller, structs.replace(body, stream=True), [body.messages])
+    body = structs.replace(body, stream=True)
+    generation, answer = prepare(caller, body, [body.messages], request_type)
     num_reasoning, num_unread, has_begun = 0, 0, False
     logprobs: list[TokenLogprob] = []
     async with aclosing(generation.outputs()) as outputs:

@@ -135,7 +135,7 @@ class StreamEvent(Struct, kw_only=True):
 
 
 class StateEvent(StreamEvent, kw_only=True):
-    """response.created, in_progress, completed, incomplete, failed, cancelled."""
+    """response.created, in_progress, completed, incomplete, failed."""
 
     response: Response
 

@@ -36,7 +36,7 @@ class EventLog:
         self._grown = asyncio.Event()
 
     def end(self, last: Callable[[int], bytes] | None = None) -> None:
-        """No more come but `last`, made for its number; without one readers learn that something is missing."""
+        """No more come but `last`, made for its number; without one readers learn that it is missing."""
         if not self._is_over:
             self.add([] if last is None else [last(len(self._events))])
             self._is_over, self._is_whole = True, last is not None

@@ -76,7 +76,7 @@ class ResponseWork:
         await self.store.run(partial(record.add, tenant=self.caller.tenant, stored=self.stored))
 
     async def _told(self) -> AsyncGenerator[list[StreamEvent], None]:
-        async with aclosing(turn_events(self.caller, self.asked)) as turn:
+        async with aclosing(turn_events(self.caller, self.asked, "responses")) as turn:
             async for event in turn:
                 if told := list(self.answer.take(event)):
                     yield told
@@ -102,8 +102,8 @@ class ResponseWork:
 
 
 def told_cancelled(response: Response, number: int) -> bytes:
-    """The last event of one that was cancelled."""
-    return _named_event(StateEvent(type="response.cancelled", sequence_number=number, response=response))
+    """The last event of one that was cancelled: OpenAI's clients know no type for it, so status says it."""
+    return _named_event(StateEvent(type="response.incomplete", sequence_number=number, response=response))
 
 
 def _named_event(told: StreamEvent) -> bytes:

@@ -90,7 +90,17 @@ def spoil(kind, path, tmp_path):
 
 @pytest.mark.parametrize(
     "kind",
-    ["empty", "truncated", "longer", "a bit", "the head", "another's", "of another kind", "a link", "a folder"],
+    [
+        "empty",
+        "truncated",
+        "longer",
+        "a bit",
+        "the head",
+        "another's",
+        "of another kind",
+        "a link",
+        "a folder",
+    ],
 )
 def test_damage_is_a_miss(tmp_path, kind):
     files = open_files(tmp_path)
@@ -124,7 +134,9 @@ def test_the_bound_is_for_all_kinds_together(tmp_path):
         for i in range(4):
             files.write(name(i), CONTENT)
     assert sum(path.is_file() for path in tmp_path.rglob("*-*-*")) <= 4
-    assert not open_files(tmp_path, max_bytes=SIZE - 1).write(name(9), CONTENT), "larger than all there may be"
+    assert not open_files(tmp_path, max_bytes=SIZE - 1).write(name(9), CONTENT), (
+        "larger than all there may be"
+    )
 
 
 def test_a_full_disk_is_no_fault(tmp_path, monkeypatch):

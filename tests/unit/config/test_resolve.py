@@ -149,6 +149,21 @@ def test_decisions_are_logged_once(model, caplog):
     assert "512 tokens" in describe(config)
 
 
+def test_weights_of_a_cpu_are_in_host_memory_already(model, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
+    parallel = resolve(EngineArgs(model=model(), cpu_offload_gb=2)).parallel
+    assert (parallel.cpu_offload_gb, parallel.offload_group_size) == (0, 0)
+    assert "cpu_offload_gb and offload_* have no effect" in caplog.text
+    parallel = resolve(EngineArgs(model=model(), cpu_offload_gb=2, device="cuda")).parallel
+    assert parallel.cpu_offload_gb == 2
+
+
+def test_reading_ahead_by_other_names(model):
+    for given, meant in (("eager", "prefetch"), ("auto", "lazy"), (None, "lazy")):
+        config = resolve(EngineArgs(model=model(), safetensors_load_strategy=given))
+        assert config.model.safetensors_load_strategy == meant
+
+
 def test_trust_remote_code_only_warns(model, caplog):
     with caplog.at_level(logging.WARNING, logger="octavo"):
         resolve(EngineArgs(model=model(), trust_remote_code=True))
@@ -176,6 +191,9 @@ def test_trust_remote_code_only_warns(model, caplog):
         ({"distributed_executor_backend": "ray"}, "is not one of auto, inproc"),
         ({"load_format": "gguf"}, "load_format='gguf', but .* is safetensors"),
         ({"max_num_seqs": 8, "max_num_batched_tokens": 4}, r"\(4\) must be at least max_num_seqs \(8\)"),
+        ({"cpu_offload_gb": 1.0, "offload_group_size": 4}, "the same in two ways: give one"),
+        ({"offload_group_size": 4, "offload_num_in_group": 5}, r"between 1 and offload_group_size \(4\)"),
+        ({"cpu_offload_gb": -1.0}, "cpu_offload_gb must be at least 0"),
         (
             {"enable_chunked_prefill": False, "max_num_batched_tokens": 300},
             "chunked prefill is off: raise it, lower max_model_len",

@@ -9,12 +9,12 @@ from octavo.base.errors import ConfigError, EngineDead, OctavoError
 from octavo.engine.executor.inproc import InprocExecutor
 from octavo.engine.executor.multiprocess import MultiprocessExecutor
 from octavo.messages.kv import CachePlan
-from octavo.messages.step import SchedulerOutput
+from octavo.messages.step import SchedulerOutput, TokenMasks
 from tests.process_fakes import WORKER, is_alive, process_config, wait_until
 
 
-def step(step_id):
-    return SchedulerOutput(step_id, [], [], ["a"], [0], [1], {0: [[1]]}, [])
+def step(step_id, masks_follow=False):
+    return SchedulerOutput(step_id, [], [], ["a"], [0], [1], {0: [[1]]}, [], masks_follow=masks_follow)
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +55,12 @@ def test_conformance(start, kind, tp):
     assert executor.call("plan", {}) == [17] * tp
     futures = [executor.execute(step(i)) for i in range(20)]
     assert [future.result(5).sampled_token_ids for future in futures] == [[[i, 0]] for i in range(20)]
+    late = executor.execute(step(20, masks_follow=True))
+    executor.sample(TokenMasks([0], b"\xff" * 4))
+    futures = [executor.execute(step(21)), executor.execute(step(22, masks_follow=True))]
+    executor.sample(TokenMasks([], b""))
+    assert [future.result(5).step_id for future in (late, *futures)] == [20, 21, 22]
+    assert executor.call("masks", {}) == [[[0], []]] * tp
     arguments = {"text": "é", "list": [1, 2.5, None], "bytes": b"\0"}
     assert executor.call("echo", arguments) == [arguments] * tp
 

@@ -1,4 +1,11 @@
-"""Templates of well-known models: what they make of conversations, against transformers and word by word."""
+"""Templates of well-known models: what they make of conversations, against transformers and word by word.
+
+The texts of tests/known_templates.py were compared with what others ship: rendered with and without a system
+message, those of ChatML, Llama 2 and 3, Mistral, Gemma, Zephyr, Phi-3, Qwen 2.5 (also with tools and calls),
+Vicuna and Alpaca equal the ones in CHAT_TEMPLATES of unsloth 2026.10.9, but for blanks around a first turn of
+Llama 2, which Meta's own strips, and default system messages. DeepSeek V3's is the text of its family as in
+its repositories' tokenizer_config.json.
+"""
 
 import json
 
@@ -28,8 +35,8 @@ GOLDEN = {
     "Phi-3": "<|system|>\nBe brief.<|end|>\n<|user|>\nHi<|end|>\n<|assistant|>\n",
     "Qwen 2.5": IM,
     "DeepSeek V3": "<s>Be brief.<｜User｜>Hi<｜Assistant｜>",
-    "Vicuna": "Be brief. USER: Hi ASSISTANT:",
-    "Alpaca": "Be brief.\n\n### Instruction:\nHi\n\n### Response:\n",
+    "Vicuna": "<s>Be brief. USER: Hi ASSISTANT:",
+    "Alpaca": "<s>Be brief.\n\n### Instruction:\nHi\n\n### Response:\n",
 }
 TOOLS = [
     {
@@ -94,7 +101,7 @@ def test_an_answer_is_continued(name):
     whole = template.render(messages, **options)
     assert text.endswith("Well, the")
     assert whole.startswith(text)
-    assert len(whole) > len(text) or name in ("Alpaca",)
+    assert len(whole) > len(text)
 
 
 @pytest.mark.parametrize("name", ["Llama 2", "Mistral", "Gemma"])

@@ -48,7 +48,7 @@ class LateLane(EarlyLane):
         return lambda: target.copy_(source)
 
 
-@pytest.fixture(scope="module", params=["LlamaForCausalLM", "GPT2LMHeadModel", "Gemma2ForCausalLM"])
+@pytest.fixture(scope="module", params=["LlamaForCausalLM", "GPT2LMHeadModel"])
 def folder(request, tmp_path_factory) -> Path:
     config = tiny_config(request.param)
     config["n_layer" if "n_layer" in config else "num_hidden_layers"] = NUM_LAYERS
@@ -88,8 +88,8 @@ def test_more_than_the_host_has_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("lane_class", [EarlyLane, LateLane])
-@pytest.mark.parametrize("layers", [range(NUM_LAYERS), (2, 5), (0, 1, 6), (6,)])
-@pytest.mark.parametrize("num_ahead", [0, 1, 3, 20])
+@pytest.mark.parametrize("layers", [range(NUM_LAYERS), (2, 5), (0, 1, 6)])
+@pytest.mark.parametrize("num_ahead", [0, 1, 20])
 def test_no_number_changes(folder, layers, num_ahead, lane_class):
     expected = logits(load(folder))
     model, lane = load(folder), lane_class()

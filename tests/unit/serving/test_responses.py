@@ -168,7 +168,15 @@ async def test_what_is_kept(client):
         await client.responses.retrieve(response.id)
 
 
-async def test_a_function_that_must_be_called(client):
+def num_searches(server, **labels):
+    """Answers that were searched for calls."""
+    name = "vllm:tool_call_parser_invocations"
+    series = [metric for metric in server.engine.metrics.snapshot() if metric.name == name]
+    return sum(metric.value for metric in series if labels.items() <= metric.labels.items())
+
+
+async def test_a_function_that_must_be_called(server, client):
+    before = num_searches(server)
     asked = {**ASKED, "max_output_tokens": 200, "input": "hi", "tools": [MOVE], "parallel_tool_calls": False}
     for choice in ("required", {"type": "function", "name": "move"}):
         response = await client.responses.create(**asked, tool_choice=choice)
@@ -188,6 +196,8 @@ async def test_a_function_that_must_be_called(client):
         result = {"type": "function_call_output", "call_id": final.output[0].call_id, "output": "done"}
         length = await prompt_length(client, input=[result], previous_response_id=final.id)
         assert length == len("user: hi\nassistant: \ntool: done\nassistant:")
+    assert num_searches(server) - before == 4
+    assert num_searches(server, request_type="responses", mode="streaming", outcome="tool_call") >= 4
 
 
 class Move(pydantic.BaseModel):
@@ -281,33 +291,37 @@ async def test_a_stream_that_goes_on_without_its_reader():
             assert (await server.client.get(f"/v1/responses/{query}")).status_code == 400
 
 
+async def all_events(client, asked):
+    return [event async for event in await client.responses.create(input="hi", **asked)]
+
+
 async def test_cancelled_and_deleted_while_it_is_streamed():
     asked = {**ASKED, "max_output_tokens": 200, "background": True, "stream": True}
-    async with served(step_s=0.02) as server, client_of(server) as client:
-        for end in (client.responses.cancel, client.responses.delete):
-            async with await client.responses.create(input="hi", **asked) as stream:
-                events = aiter(stream)
-                response_id = (await anext(events)).response.id
-                await end(response_id)
-                if end is client.responses.delete:
-                    with pytest.raises(openai.APIError, match="deleted"):
-                        [event async for event in events]
-                    continue
-                last = [event async for event in events][-1]
-                assert (last.type, last.response.status) == ("response.cancelled", "cancelled")
-        async with asyncio.timeout(5):
+    async with served(step_s=0.02) as server, client_of(server) as client, asyncio.timeout(10):
+        for is_deleted in (False, True):
+            reading = asyncio.create_task(all_events(client, asked))
+            while not server.engine.health().num_running:
+                await asyncio.sleep(0.01)
+            [response_id] = server.app.state.background._tasks
+            await (client.responses.delete if is_deleted else client.responses.cancel)(response_id)
+            if is_deleted:
+                with pytest.raises(openai.APIError, match="deleted"):
+                    await reading
+            else:
+                last = (await reading)[-1]
+                assert (last.type, last.response.status) == ("response.incomplete", "cancelled")
             while server.engine.health().num_running:
                 await asyncio.sleep(0.01)
 
 
 async def test_logprobs(client):
-    asked = {**ASKED, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    asked = {**ASKED, "include": ["message.output_text.logprobs"], "top_logprobs": 1}
     whole = await client.responses.create(input="hi", **asked)
     [message] = whole.output
     entries = message.content[0].logprobs
     assert len(entries) == 6 and "".join(entry.token for entry in entries) == whole.output_text
-    assert all(len(entry.top_logprobs) == 2 and entry.logprob <= 0 for entry in entries)
-    assert whole.top_logprobs == 2
+    assert all(len(entry.top_logprobs) == 1 and entry.logprob <= 0 for entry in entries)
+    assert whole.top_logprobs == 1
     stream = await client.responses.create(input="hi", stream=True, **asked)
     told = [event async for event in stream]
     deltas = [

@@ -72,7 +72,7 @@ struct Range {
 
 // What a row sees of the tile that begins at `tile`.
 inline Range visible(const Attention& job, const Piece& piece, int64_t row, int64_t tile) {
-    int64_t position = piece.position + row / job.group();
+    int64_t position = piece.position + int(row) / int(job.group());  // 64 bits divide slowly
     return {int(std::max<int64_t>(job.oldest_visible(position) - tile, 0)),
             int(std::clamp<int64_t>(position + 1 - tile, 0, TILE))};
 }

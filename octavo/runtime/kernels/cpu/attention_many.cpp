@@ -99,7 +99,7 @@ OCTAVO_INLINE Sums<N> lane_sums(const float* q, const float* keys, int64_t steps
         keys += LANE * steps * (N * VL);
         for (int64_t i = 0; i < steps; i++, q += ROWS, keys += N * VL) {
             vf k[N];
-            for (int n = 0; n < N; n++) k[n] = load(keys + n * VL);
+            for (int n = 0; n < N; n++) k[n] = in_register(load(keys + n * VL));
             for (int r = 0; r < ROWS; r++)
                 for (int n = 0; n < N; n++) a.at[r][n] = fma(set1(q[r]), k[n], a.at[r][n]);
         }
@@ -133,7 +133,7 @@ void add(const float* weights, const float* decay, const float* values, Range ra
         for (int n = 0; n < N; n++) acc[r][n] = load(out + r * width + n * VL) * decay[r];
     for (int place = range.begin; place < range.end; place++) {
         vf v[N];
-        for (int n = 0; n < N; n++) v[n] = load(values + place * width + n * VL);
+        for (int n = 0; n < N; n++) v[n] = in_register(load(values + place * width + n * VL));
         for (int r = 0; r < ROWS; r++)
             for (int n = 0; n < N; n++) acc[r][n] = fma(set1(weights[r * TILE + place]), v[n], acc[r][n]);
     }
@@ -162,11 +162,11 @@ void visit(const Attention& job, const Piece& piece, int64_t tile, const State& 
                            space.scores + row * TILE + column);
         }
     });
-    for (int64_t row = 0; row < rows; row++) {
-        Range block = seen_by(job, piece, row / ROWS * ROWS, ROWS, tile);
-        if (block.empty()) continue;
-        space.decay[row] = weigh(job.soft_cap, space.scores + row * TILE, block,
-                                 visible(job, piece, row, tile), state.highest[row], state.total[row]);
+    for (int64_t first = 0; first < rows; first += ROWS) {
+        Range block = seen_by(job, piece, first, ROWS, tile);
+        for (int64_t row = first; row < std::min(first + ROWS, rows) && !block.empty(); row++)
+            space.decay[row] = weigh(job.soft_cap, space.scores + row * TILE, block,
+                                     visible(job, piece, row, tile), state.highest[row], state.total[row]);
     }
     for_vectors(width, [&](auto n, int64_t column) {
         for (int64_t row = 0; row < rows; row += ROWS) {

@@ -11,7 +11,7 @@ namespace {
 constexpr int ROWS = 16;           // queries beside each other
 constexpr int64_t TILE_FLOATS = 256;
 constexpr float NOTHING = -5e29f;  // the highest score of a row that saw no key
-constexpr float HIDDEN = -1e30f;   // … and that of a key it must not see: its weight is 0
+constexpr float HIDDEN = -1e36f;   // … and of a key it must not see, below that with any sane scale
 constexpr float LOG2_E = 1.44269504088896341f;
 
 typedef float floats __attribute__((vector_size(64)));
@@ -32,24 +32,31 @@ inline words pairs(floats even, floats odd) {
 #if defined(OCTAVO_AVX512)
 inline floats larger(floats a, floats b) { return _mm512_max_ps(a, b); }
 inline floats fused(floats a, floats b, floats c) { return _mm512_fmadd_ps(a, b, c); }
-// 2^x, wrong by less than 1e-5 of it.
-inline floats power(floats x) {
-    floats part = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-    floats p = all(1.3534167e-2f);
-    p = fused(p, part, all(5.2011464e-2f));
-    p = fused(p, part, all(2.4144275e-1f));
-    p = fused(p, part, all(6.9300383e-1f));
-    p = fused(p, part, all(1.0000026f));
-    return _mm512_scalef_ps(p, x);
+inline floats above_floor(floats x) {
+    return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
 }
+inline floats times_power(floats a, floats x) { return _mm512_scalef_ps(a, x); }  // a * 2^floor(x)
 #else  // with soft tiles
 inline floats larger(floats a, floats b) { return a > b ? a : b; }
 inline floats fused(floats a, floats b, floats c) { return a * b + c; }
-inline floats power(floats x) {
-    for (int i = 0; i < ROWS; i++) x[i] = std::exp2(x[i]);
+inline floats above_floor(floats x) {
+    for (int i = 0; i < ROWS; i++) x[i] = x[i] - std::floor(x[i]);
     return x;
 }
+inline floats times_power(floats a, floats x) {
+    for (int i = 0; i < ROWS; i++) a[i] = a[i] * std::exp2(std::floor(x[i]));
+    return a;
+}
 #endif
+
+// 2^x, wrong by less than 4e-6 of it; exactly 1 at 0.
+inline floats power(floats x) {
+    floats part = above_floor(x), p = all(1.34266876e-2f);
+    p = fused(p, part, all(5.22424690e-2f));
+    p = fused(p, part, all(2.41280213e-1f));
+    p = fused(p, part, all(6.93044841e-1f));
+    return times_power(fused(p, part, all(1.0f)), x);
+}
 
 template <int HALF>
 inline void exchange(words& a, words& b) {  // of each 2 * HALF lanes: a's upper half for b's lower
@@ -199,18 +206,9 @@ struct Rows {
     int64_t first, tile;
     float *highest, *total, *out;
 
-    // Places that each row sees; false if none sees any.
-    bool see(words& begin, words& end, bool& all_seen) const {
-        bool any = false;
-        all_seen = true;
-        for (int i = 0; i < ROWS; i++) {
-            Range seen = visible(job, piece, std::min(first + i, piece.rows(job) - 1), tile);
-            begin[i] = uint32_t(seen.begin);
-            end[i] = uint32_t(seen.end);
-            any |= !seen.empty();
-            all_seen &= seen.begin == 0 && seen.end == TILE;
-        }
-        return any;
+    // What the row `i` sees; behind the last row, what that sees.
+    Range sight(int i) const {
+        return visible(job, piece, std::min(first + i, piece.rows(job) - 1), tile);
     }
 
     void cap(float* scores) const {
@@ -221,7 +219,13 @@ struct Rows {
         }
     }
 
-    void hide(float* scores, words begin, words end) const {
+    void hide(float* scores) const {
+        words begin, end;
+        for (int i = 0; i < ROWS; i++) {
+            Range seen = sight(i);
+            begin[i] = uint32_t(seen.begin);
+            end[i] = uint32_t(seen.end);
+        }
         for (uint32_t key = 0; key < TILE; key++, scores += ROWS) {
             floats score = at<floats>(scores);
             score = (words)(begin <= key) & (words)(end > key) ? score : all(HIDDEN);
@@ -270,13 +274,12 @@ struct Rows {
     }
 
     void pass(const Cached& cached, const Space& space) const {
-        words begin, end;
-        bool all_seen;
-        if (!see(begin, end, all_seen)) return;
+        Range low = sight(0), high = sight(ROWS - 1);  // later rows begin and end no earlier
+        if (low.begin >= TILE || high.end <= 0) return;
         int64_t size = job.cache.head_dim, width = job.width(), d = 0;
         score(cached, space.queries + first * size / 2, size, space.scores);
         if (job.soft_cap > 0) cap(space.scores);
-        if (!all_seen) hide(space.scores, begin, end);
+        if (high.begin > 0 || low.end < TILE) hide(space.scores);
         fade(weigh(space.scores, job.soft_cap > 0 ? 1.0f : job.scale, space.weights));
         tile_load<4>(space.weights, 64);
         tile_load<5>(space.weights + TILE_FLOATS, 64);

@@ -54,14 +54,11 @@ inline float weigh(float soft_cap, float* scores, Range block, Range seen, float
     return decay;
 }
 
-// The union of what `rows` rows from `first` on see, in whole vectors.
+// What `rows` rows from `first` on see among them, in whole vectors: later rows begin and end no earlier.
 inline Range seen_by(const Attention& job, const Piece& piece, int64_t first, int64_t rows, int64_t tile) {
-    Range all{TILE, 0};
-    for (int64_t row = first; row < std::min(first + rows, piece.rows(job)); row++) {
-        Range seen = visible(job, piece, row, tile);
-        if (!seen.empty()) all = {std::min(all.begin, seen.begin), std::max(all.end, seen.end)};
-    }
-    return {all.begin / VL * VL, (all.end + VL - 1) / VL * VL};
+    int64_t last = std::min(first + rows, piece.rows(job)) - 1;
+    int begin = visible(job, piece, first, tile).begin, end = visible(job, piece, last, tile).end;
+    return {begin / VL * VL, (end + VL - 1) / VL * VL};
 }
 
 }  // namespace octavo

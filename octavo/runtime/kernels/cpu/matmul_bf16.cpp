@@ -28,8 +28,12 @@ namespace {
 typedef float f32x16 __attribute__((vector_size(64)));
 typedef uint16_t Tile[TILE_ROWS][PART];  // 16 rows of W, or 16 pairs of k of x
 
-constexpr int64_t PIECE = 8;              // parts that are unpacked in one go
-constexpr int64_t CHUNK_BYTES = 1 << 20;  // of x, meant to stay in the second cache
+constexpr int64_t PIECE = 32;             // parts that are unpacked in one go
+#if !defined(V_CHUNK)
+#define V_CHUNK 20
+#endif
+constexpr int64_t CHUNK_BYTES = 1 << V_CHUNK;  // of x, meant to stay in the second cache
+constexpr int64_t AHEAD = 2048;           // bytes between what is unpacked and what is asked for
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -87,14 +91,23 @@ struct PieceFactors {
     float numbers[PIECE * EACH];
 
     PieceFactors(const uint8_t* blocks, int64_t count) {
-        uint16_t halves[PIECE * EACH] = {};
-        for (int64_t i = 0; i < count; i++)
-            std::memcpy(halves + i * EACH, blocks + i * Type::BYTES, EACH * sizeof(uint16_t));
-        for (int i = 0; i < PIECE * EACH; i += 8) {
-            f32x8 wide = eight_halves(halves + i);
-            std::memcpy(numbers + i, &wide, sizeof wide);
-        }
+        int64_t i = 0;
+        for (; i + 8 <= count; i += 8) convert(blocks, i, i + 7);
+        if (i < count) convert(blocks, std::max<int64_t>(0, count - 8), count - 1);
         asm("" : "+m"(numbers));  // loads repeat a number for nothing, shuffles of a register do not
+    }
+
+    // Eight blocks from `first` on; past the last one, that one again.
+    OCTAVO_INLINE void convert(const uint8_t* blocks, int64_t first, int64_t last) {
+        uint16_t halves[8 * EACH];
+        for (int64_t i = 0; i < 8; i++) {
+            const uint8_t* block = blocks + std::min(first + i, last) * Type::BYTES;
+            std::memcpy(halves + i * EACH, block, EACH * sizeof(uint16_t));
+        }
+        for (int i = 0; i < 8 * EACH; i += 8) {
+            f32x8 wide = eight_halves(halves + i);
+            std::memcpy(numbers + first * EACH + i, &wide, sizeof wide);
+        }
     }
 };
 
@@ -134,13 +147,12 @@ OCTAVO_INLINE void round_part(const uint8_t* block, int s, const F& factors, uin
     store_part(out, values);
 }
 
-// Unpack `count` parts of a row of `size` weights, from part `first`; part i of them goes to out[i][0]. What lies
-// `ahead` bytes further is asked for.
+// Unpack `count` parts of a row of `size` weights, from part `first`; part i of them goes to out[i][0].
 template <class Type>
-void unpack_piece(const uint8_t* row, int64_t first, int64_t count, int64_t size, int64_t ahead, Tile* out) {
+void unpack_piece(const uint8_t* row, int64_t first, int64_t count, int64_t size, Tile* out) {
     if constexpr (Type::DENSE) {
         for (int64_t i = first; i < first + count; i++) {
-            prefetch<PART * Type::BYTES>(row + i * PART * Type::BYTES + ahead);
+            prefetch<PART * Type::BYTES>(row + i * PART * Type::BYTES + AHEAD);
             vf values[VECTORS];
             read_part<Type>(row, i, size, [&](int j, vf w) { values[j] = w; });
             store_part(out[i - first][0], values);
@@ -148,26 +160,34 @@ void unpack_piece(const uint8_t* row, int64_t first, int64_t count, int64_t size
     } else {
         static_assert(PIECE % Type::PARTS == 0);
         const uint8_t* blocks = row + first / Type::PARTS * Type::BYTES;
-        prefetch<PIECE / Type::PARTS * Type::BYTES>(blocks + ahead);
         if constexpr (Type::PARTS > 1) {
-            Factors<Type> factors(blocks);
-            unrolled<Type::PARTS>([&](auto s) { round_part<Type>(blocks, s, factors, out[s][0]); });
+            for (int64_t i = 0; i < count; i += Type::PARTS, blocks += Type::BYTES) {
+                prefetch<Type::BYTES>(blocks + AHEAD);
+                Factors<Type> factors(blocks);
+                unrolled<Type::PARTS>([&](auto s) { round_part<Type>(blocks, s, factors, out[i + s][0]); });
+            }
         } else {
             PieceFactors<Type> factors(blocks, count);
-            for (int64_t i = 0; i < count; i++)
-                round_part<Type>(blocks + i * Type::BYTES, 0, OneFactor<Type>(factors, i), out[i][0]);
+            for (int64_t i = 0; i < count; i++, blocks += Type::BYTES) {
+                __builtin_prefetch(blocks + AHEAD);
+                round_part<Type>(blocks, 0, OneFactor<Type>(factors, i), out[i][0]);
+            }
         }
     }
 }
 
-using Unpack = void (*)(const uint8_t* row, int64_t first, int64_t count, int64_t size, int64_t ahead, Tile* out);
+using Unpack = void (*)(const uint8_t* row, int64_t first, int64_t count, int64_t size, Tile* out);
+
+struct alignas(TILE_BYTES) Line {
+    uint16_t values[PART];
+};
 
 // x in bf16, tile by tile: 16 rows of x, along K. A single row is alone in its tiles, which are one column wide.
 struct Rounded {
     int64_t m, k, parts = divide_up(k, PART), width = m == 1 ? 1 : 16, num_tiles = divide_up(m, width);
-    std::unique_ptr<uint16_t[]> data{new uint16_t[size_t(num_tiles * parts * PART * width)]};  // not cleared
+    std::unique_ptr<Line[]> data{new Line[size_t(num_tiles * parts * width)]};  // not cleared
 
-    uint16_t* tile(int64_t t, int64_t part) const { return data.get() + (t * parts + part) * PART * width; }
+    uint16_t* tile(int64_t t, int64_t part) const { return data[(t * parts + part) * width].values; }
 
     void round(const float* x, int64_t x_stride, int64_t t) const {
         for (int64_t i = 0; i < parts; i++) {
@@ -205,35 +225,26 @@ struct Matmul {
     int64_t y_stride;
 };
 
-// Some rows of W between two places along K, unpacked: A rows of tiles.
-template <int A>
-struct Panel {
-    int64_t column, first, count;
-    Tile* tiles;  // [A][PIECE]
-};
-
-// A panel on its way: after each of `steps` steps as many rows as make all of them.
+// A panel on its way, A rows of tiles: after each of `steps` steps as many pieces as make all of them.
 template <int A>
 struct Unpacking {
-    static constexpr int ROWS = A * TILE_ROWS;
     const Matmul& job;
-    Panel<A> panel;
-    int64_t steps;
-    int row = 0;
-    int64_t due = 0;
+    int64_t column;
+    Tile* out;  // [A][parts]
+    int64_t steps, pieces = divide_up(job.x.parts, PIECE), left = A * TILE_ROWS * pieces, due = 0;
 
     void step() {
-        for (due += ROWS; due >= steps && row < ROWS; due -= steps) one();
+        for (due += A * TILE_ROWS * pieces; due >= steps && left > 0; due -= steps) one();
     }
     void finish() {
-        while (row < ROWS) one();
+        while (left > 0) one();
     }
     void one() {
-        const uint8_t* from = job.w + std::min(panel.column + row, job.n - 1) * job.row_bytes;
-        Tile* tiles = panel.tiles + row / TILE_ROWS * PIECE;
+        int64_t index = A * TILE_ROWS * pieces - left--, row = index / pieces, first = index % pieces * PIECE;
+        const uint8_t* from = job.w + std::min(column + row, job.n - 1) * job.row_bytes;
+        Tile* tiles = out + row / TILE_ROWS * job.x.parts + first;
         Tile* at_row = reinterpret_cast<Tile*>(tiles[0][row % TILE_ROWS]);
-        job.unpack(from, panel.first, panel.count, job.x.k, ROWS * job.row_bytes, at_row);
-        row++;
+        job.unpack(from, first, std::min(PIECE, job.x.parts - first), job.x.k, at_row);
     }
 };
 
@@ -257,66 +268,52 @@ void write(const Matmul& job, int64_t row, int64_t column) {
     }
 }
 
-// A panel with B tiles of x. Tiles 0 … 3: sums; 4, 5: weights; 6, 7: x. Between panels sums stay where they are,
-// or in `kept`.
+// A panel with B tiles of x. Tiles 0 … 3: sums; 4, 5: weights; 6, 7: x. Loads and products take turns: few of the
+// former can wait for the latter.
 template <int A, int B>
-void multiply_tiles(const Matmul& job, int64_t t, const Panel<A>& panel, Tile* kept, Unpacking<A>& next) {
-    const int64_t width = job.x.width;
-    auto each_sum = [](auto use) {
-        unrolled<A * B>([&](auto i) { use(std::integral_constant<int, i / A * 2 + i % A>{}, i / A, i % A); });
-    };
-    if (panel.first == 0)
-        each_sum([](auto tile, int, int) { tile_zero<tile>(); });
-    else if (kept)
-        each_sum([&](auto tile, int, int) { tile_load<tile>(kept[tile], TILE_BYTES); });
-    for (int64_t i = 0; i < panel.count; i++) {
-        const int64_t part = panel.first + i;
-        tile_load<4>(panel.tiles[i], TILE_BYTES);
-        if constexpr (A == 2) tile_load<5>(panel.tiles[PIECE + i], TILE_BYTES);
-        tile_load<6>(job.x.tile(t, part), 4 * width);
-        if constexpr (B == 2) tile_load<7>(job.x.tile(t + 1, part), 4 * width);
-        if constexpr (B == 2) {
-            prefetch<sizeof(Tile)>((const uint8_t*)job.x.tile(t, part + 1));
-            prefetch<sizeof(Tile)>((const uint8_t*)job.x.tile(t + 1, part + 1));
-        }
+void multiply_tiles(const Matmul& job, int64_t t, const Tile* panel, int64_t column, Unpacking<A>& next) {
+    const int64_t parts = job.x.parts, width = job.x.width;
+    tile_zero<0>();
+    tile_zero<1>();
+    tile_zero<2>();
+    tile_zero<3>();
+    for (int64_t i = 0; i < parts; i++) {
+        tile_load<6>(job.x.tile(t, i), 4 * width);
+        tile_load<4>(panel[i], TILE_BYTES);
         tile_product<0, 4, 6>();
-        if constexpr (A == 2) tile_product<1, 5, 6>();
-        if constexpr (B == 2) tile_product<2, 4, 7>();
+        if constexpr (A == 2) {
+            tile_load<5>(panel[parts + i], TILE_BYTES);
+            tile_product<1, 5, 6>();
+        }
+        if constexpr (B == 2) {
+            tile_load<7>(job.x.tile(t + 1, i), 4 * width);
+            tile_product<2, 4, 7>();
+        }
         if constexpr (A == 2 && B == 2) tile_product<3, 5, 7>();
         next.step();
     }
-    if (panel.first + panel.count == job.x.parts)
-        each_sum([&](auto tile, int b, int a) {
-            write<tile>(job, (t + b) * width, panel.column + a * TILE_ROWS);
-        });
-    else if (kept)
-        each_sum([&](auto tile, int, int) { tile_store<tile>(kept[tile], TILE_BYTES); });
+    write<0>(job, t * width, column);
+    if constexpr (A == 2) write<1>(job, t * width, column + TILE_ROWS);
+    if constexpr (B == 2) write<2>(job, (t + 1) * width, column);
+    if constexpr (A == 2 && B == 2) write<3>(job, (t + 1) * width, column + TILE_ROWS);
 }
 
-// Tiles `begin` … `end` - 1 of x with rows `first` … `last` - 1 of W.
+// Tiles `first` … `last` - 1 of x with rows `begin` … `end` - 1 of W.
 template <int A>
-void multiply_chunk(const Matmul& job, int64_t begin, int64_t end, int64_t first, int64_t last) {
-    const int64_t pairs = divide_up(end - begin, 2), parts = job.x.parts;
-    Tile* memory = reinterpret_cast<Tile*>(scratch(size_t(2 * A * PIECE + 4 * pairs) * sizeof(Tile) / sizeof(float)));
-    Tile* kept = memory + 2 * A * PIECE;
-    Panel<A> panel{first, 0, std::min(PIECE, parts), memory};
-    Unpacking<A>{job, panel, 1}.finish();
-    while (panel.column < last) {
-        int64_t after = panel.first + panel.count;
-        Panel<A> following{panel.column, after, std::min(PIECE, parts - after), memory};
-        if (after == parts) following = {panel.column + A * TILE_ROWS, 0, std::min(PIECE, parts), memory};
-        if (panel.tiles == memory) following.tiles += A * PIECE;
-        Unpacking<A> next{job, following, pairs * panel.count};
-        if (following.column >= last) next.row = next.ROWS;
-        for (int64_t t = begin; t < end; t += 2) {
-            Tile* sums = pairs > 1 ? kept + (t - begin) * 2 : nullptr;
-            if (t + 1 < end)
-                multiply_tiles<A, 2>(job, t, panel, sums, next);
+void multiply_chunk(const Matmul& job, int64_t first, int64_t last, int64_t begin, int64_t end) {
+    const int64_t tiles = A * job.x.parts, steps = divide_up(last - first, 2) * job.x.parts;
+    Tile* panels = reinterpret_cast<Tile*>(scratch(2 * size_t(tiles) * sizeof(Tile) / sizeof(float)));
+    Unpacking<A>{job, begin, panels, steps}.finish();
+    for (int64_t column = begin, i = 0; column < end; column += A * TILE_ROWS, i ^= 1) {
+        Unpacking<A> next{job, column + A * TILE_ROWS, panels + (i ^ 1) * tiles, steps};
+        if (next.column >= end) next.left = 0;
+        for (int64_t t = first; t < last; t += 2) {
+            if (t + 1 < last)
+                multiply_tiles<A, 2>(job, t, panels + i * tiles, column, next);
             else
-                multiply_tiles<A, 1>(job, t, panel, sums, next);
+                multiply_tiles<A, 1>(job, t, panels + i * tiles, column, next);
         }
         next.finish();
-        panel = following;
     }
 }
 
@@ -352,7 +349,11 @@ extern "C" void octavo_matmul_bf16(const float* x, int64_t m, int64_t k, int64_t
     parallel_for(rounded.num_tiles, threads, [&](int64_t t) { rounded.round(x, x_stride, t); });
     Matmul job{rounded, w, n, row_bytes, nullptr, bias, y, y_stride};
     with_type(type, [&](auto kind) { job.unpack = unpack_piece<decltype(kind)>; });
+#if defined(V_WIDE)
+    if (m < 0)
+#else
     if (m <= TILE_ROWS)
+#endif
         multiply<1>(job, threads);  // panels of half the size stay in the first cache
     else
         multiply<2>(job, threads);

@@ -1,8 +1,8 @@
 """Records what work asks of the compiled kernels, so that one call of C repeats all of it.
 
-Part of the table of CPU kernels. While work is recorded nothing is computed: calls of the library are noted, and
-new tensors come out of memory that all recordings share, because they never run at the same time. Work that
-computes with torch between the calls cannot be repeated so, and is refused.
+Part of the table of CPU kernels. While work is recorded nothing is computed: calls of the library are noted,
+and new tensors come out of memory that all recordings share, because they never run at the same time. Work
+that computes with torch between the calls cannot be repeated so, and is refused.
 """
 
 import mmap
@@ -82,11 +82,11 @@ class _Arena:
         return piece
 
 
-class _Recording(TorchDispatchMode):
+class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Lets work make views and empty tensors, and nothing else."""
 
     def __init__(self, arena: _Arena) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._arena = arena
 
     def __torch_dispatch__(

@@ -117,10 +117,11 @@ class _CompiledKernels:
         sliding_window: int = 0,
         soft_cap: float = 0.0,
         num_singles: int = 0,
+        common_start: bool = False,
         activations: Activations = "float32",
     ) -> Tensor:
         """See table.PagedAttention."""
-        del num_singles
+        del num_singles, common_start
         assert cache.is_contiguous() and block_tables.dtype == cu_q_lens.dtype == kv_lens.dtype == torch.int32
         out = _empty_like(q)
         self._library.octavo_attention(

@@ -55,10 +55,11 @@ def paged_attention(  # noqa: PLR0913  # what attention is made of
     sliding_window: int = 0,
     soft_cap: float = 0.0,
     num_singles: int = 0,
+    common_start: bool = False,
     activations: Activations = "float32",
 ) -> Tensor:
     """See table.PagedAttention; nothing is rounded here."""
-    del num_singles, activations
+    del num_singles, common_start, activations
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     starts = cu_q_lens.tolist()
     for request, kv_len in enumerate(kv_lens.tolist()):

@@ -18,77 +18,12 @@ from torch import Tensor
 
 from octavo.runtime.kernels.table import Activations
 from octavo.runtime.kernels.triton.launch import Counters, is_last, overlapped, power_of_2, release, wait
+from octavo.runtime.kernels.triton.packed import attend_packed
 from octavo.runtime.kernels.triton.tiles import MIN_KEYS, decode_tiles, prefill_tiles, split
+from octavo.runtime.kernels.triton.visit import visit
 
 _LOG2_E = 1.4426950408889634
 _JOINED_AT_ONCE = 1 << 13  # values of partial results that a joining program holds
-
-
-@triton.jit
-def _blocks(table, start, key, stored, BLOCK_SIZE: tl.constexpr, TILE_K: tl.constexpr):
-    """The blocks of the keys from `start` on: a single one, where tiles do not cross blocks."""
-    if BLOCK_SIZE % TILE_K == 0:
-        return tl.load(table + start // BLOCK_SIZE).to(tl.int64)
-    else:  # noqa: RET505  # both branches of a constant are compiled after a return
-        return tl.load(table + key // BLOCK_SIZE, mask=stored, other=0).to(tl.int64)
-
-
-@triton.jit
-def _visit(
-    state,
-    query,
-    position,
-    first_key,
-    end_key,
-    oldest,
-    keys,
-    values,
-    table,
-    stride_slot,
-    scale,
-    soft_cap,
-    D: tl.constexpr,
-    D_PAD: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE_K: tl.constexpr,
-    WINDOW: tl.constexpr,
-    CAPPED: tl.constexpr,
-    MASKED: tl.constexpr,
-    DOT: tl.constexpr,
-):
-    """Attend to keys first_key … end_key - 1 and return the new (maxima, sums, weighted values).
-
-    first_key: a multiple of TILE_K. Without MASKED every query of the tile sees all of these keys. Keys
-    before `oldest` are not read.
-    """
-    maxima, sums, total = state
-    d = tl.arange(0, D_PAD)
-    column = tl.arange(0, TILE_K)
-    for start in range(first_key, end_key, TILE_K):
-        key = start + column
-        stored = (key >= oldest) & (key < end_key) if MASKED else key >= 0
-        block = _blocks(table, start, key, stored, BLOCK_SIZE, TILE_K)
-        offset = block * (2 * BLOCK_SIZE * stride_slot) + key % BLOCK_SIZE * stride_slot
-        inside = stored[:, None] & (d[None, :] < D)
-        k = tl.load(keys + offset[:, None] + d[None, :], mask=inside, other=0.0).to(DOT)
-        scores = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
-        if CAPPED:  # tanh, in terms of the base 2 that `scale` brings
-            scores = soft_cap - 2.0 * soft_cap / (1.0 + tl.exp2(2.0 * scores))
-        if MASKED:
-            visible = stored[None, :] & (key[None, :] <= position[:, None])
-            if WINDOW > 0:
-                visible = visible & (key[None, :] > position[:, None] - WINDOW)
-            scores = tl.where(visible, scores, float("-inf"))
-        higher = tl.maximum(maxima, tl.max(scores, 1))
-        # A row that has seen no key yet stays at 0 instead of becoming -inf - -inf.
-        shift = tl.where(higher == float("-inf"), 0.0, higher) if MASKED else higher
-        weights = tl.exp2(scores - shift[:, None])
-        fade = tl.exp2(maxima - shift)
-        v = tl.load(values + offset[:, None] + d[None, :], mask=inside, other=0.0).to(DOT)
-        total = tl.dot(weights.to(DOT), v, total * fade[:, None], input_precision="ieee")
-        sums = sums * fade + tl.sum(weights, 1)
-        maxima = higher
-    return maxima, sums, total
 
 
 @triton.jit
@@ -150,11 +85,11 @@ def _prefill_kernel(
     if WINDOW == 0:  # whole tiles of keys that all queries see need no mask
         whole = tl.minimum(first_position + 1, end_key) - first_key
         whole_end += tl.maximum(whole // TILE_K * TILE_K, 0)
-        state = _visit(
+        state = visit(
             state, query, position, first_key, whole_end, oldest, keys, values, table, NUM_KV_HEADS * D,
             scale, soft_cap, D, D_PAD, BLOCK_SIZE, TILE_K, WINDOW, CAPPED, False, DOT,
         )
-    maxima, sums, total = _visit(
+    maxima, sums, total = visit(
         state, query, position, whole_end, end_key, oldest, keys, values, table, NUM_KV_HEADS * D,
         scale, soft_cap, D, D_PAD, BLOCK_SIZE, TILE_K, WINDOW, CAPPED, True, DOT,
     )
@@ -217,7 +152,7 @@ def _decode_kernel(
     position = tl.zeros([TILE_M], tl.int32) + kv_len - 1
     maxima, sums = tl.full([TILE_M], float("-inf"), tl.float32), tl.zeros([TILE_M], tl.float32)
     keys = cache + head * D
-    maxima, sums, total = _visit(
+    maxima, sums, total = visit(
         (maxima, sums, tl.zeros([TILE_M, D_PAD], tl.float32)), query, position, first_key, end_key, oldest,
         keys, keys + BLOCK_SIZE * NUM_KV_HEADS * D, block_tables + request * stride_table, NUM_KV_HEADS * D,
         scale, soft_cap, D, D_PAD, BLOCK_SIZE, TILE_K, 0, CAPPED, True, DOT,
@@ -255,6 +190,7 @@ class PagedAttention:
         sliding_window: int = 0,
         soft_cap: float = 0.0,
         num_singles: int = 0,
+        common_start: bool = False,
         activations: Activations = "float32",
     ) -> Tensor:
         """See table.PagedAttention; `activations` are those of q."""
@@ -264,7 +200,9 @@ class PagedAttention:
         factors = scale / (soft_cap or 1.0) * _LOG2_E, soft_cap * _LOG2_E
         kind = {"WINDOW": sliding_window, "CAPPED": soft_cap > 0} | overlapped()
         n = len(kv_lens) if len(q) == len(kv_lens) else num_singles
-        if n:
+        if n and common_start and not sliding_window:
+            attend_packed(q[:n], cache, block_tables, kv_lens[:n], out, factors, kind)
+        elif n:
             self._decode(q[:n], cache, block_tables, kv_lens[:n], out, factors, kind)
         if n < len(kv_lens):
             rest = block_tables[n:], cu_q_lens[n:], kv_lens[n:]

@@ -1,0 +1,109 @@
+"""Attention of decoding requests that have their beginnings in common: one program for a few neighbours.
+
+A tile of queries has room for more than the heads of one request. Here it holds those of PACK requests, one
+after the other: what their block tables have in common they visit together, so it is read once for all of
+them; then each visits the rest of its own. Which blocks those are is read on the device, so the result is
+right for any requests; that it pays, the caller knows.
+
+The idea of attending to a shared prefix once is Hydragen's (https://arxiv.org/abs/2402.05099).
+"""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.runtime.kernels.triton.launch import parts, power_of_2, release, wait
+from octavo.runtime.kernels.triton.tiles import packed_tiles
+from octavo.runtime.kernels.triton.visit import visit
+
+
+@triton.jit
+def _common_blocks(
+    table, stride_table, number, shortest, PACK: tl.constexpr, BLOCK_SIZE: tl.constexpr, WIDTH: tl.constexpr
+):
+    """How many first blocks the tables of `number` requests have in common, all of them full."""
+    common = shortest // BLOCK_SIZE
+    block = tl.arange(0, WIDTH)
+    first = tl.load(table + block, mask=block < common, other=0)
+    for index in tl.static_range(1, PACK):
+        there = (block < common) & (index < number)
+        other = tl.load(table + index * stride_table + block, mask=there, other=0)
+        common = tl.minimum(common, tl.min(tl.where(there & (other != first), block, WIDTH), 0))
+    return common
+
+
+# fmt: off
+@triton.jit(do_not_specialize=["num_requests", "stride_table"])
+def _packed_kernel(
+    q, cache, block_tables, kv_lens, out, stride_q, stride_table, num_requests, scale, soft_cap,
+    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE_M: tl.constexpr, TILE_K: tl.constexpr, CAPPED: tl.constexpr,
+    DOT: tl.constexpr, PDL: tl.constexpr, PACK: tl.constexpr, WIDTH: tl.constexpr,
+):
+    """One key head of PACK requests; row m of the tile is head m % GROUP of request m // GROUP."""
+    head, request = tl.program_id(0), tl.program_id(1).to(tl.int64) * PACK
+    row, d = tl.arange(0, TILE_M), tl.arange(0, D_PAD)
+    member = row // GROUP
+    number = tl.minimum(num_requests - request, PACK).to(tl.int32)
+    there = member < number
+    inside = there[:, None] & (d < D)[None, :]
+    table = block_tables + request * stride_table
+    wait(PDL)
+    lens = tl.load(kv_lens + request + member, mask=there, other=1 << 30)
+    common = _common_blocks(table, stride_table, number, tl.min(lens, 0), PACK, BLOCK_SIZE, WIDTH)
+    common *= BLOCK_SIZE
+    column = head * GROUP + row % GROUP
+    query = tl.load(
+        q + ((request + member) * stride_q + column * D)[:, None] + d[None, :], mask=inside, other=0.0
+    ).to(DOT)
+    maxima, sums = tl.full([TILE_M], float("-inf"), tl.float32), tl.zeros([TILE_M], tl.float32)
+    keys = cache + head * D
+    values = keys + BLOCK_SIZE * NUM_KV_HEADS * D
+    maxima, sums, total = visit(
+        (maxima, sums, tl.zeros([TILE_M, D_PAD], tl.float32)), query, lens, 0, common, 0, keys, values, table,
+        NUM_KV_HEADS * D, scale, soft_cap, D, D_PAD, BLOCK_SIZE, TILE_K, 0, CAPPED, False, DOT,
+    )
+    for index in range(number):
+        kv_len = tl.load(kv_lens + request + index)
+        position = tl.where(member == index, kv_len - 1, -1)
+        maxima, sums, total = visit(
+            (maxima, sums, total), query, position, common, kv_len, 0, keys, values,
+            table + index * stride_table, NUM_KV_HEADS * D, scale, soft_cap,
+            D, D_PAD, BLOCK_SIZE, TILE_K, 0, CAPPED, True, DOT,
+        )
+    release(PDL)
+    total = total / tl.where(sums == 0.0, 1.0, sums)[:, None]
+    place = (request + member) * (NUM_KV_HEADS * GROUP) + column
+    tl.store(out + place[:, None] * D + d[None, :], total.to(out.dtype.element_ty), mask=inside)
+# fmt: on
+
+
+def attend_packed(
+    q: Tensor,
+    cache: Tensor,
+    block_tables: Tensor,
+    kv_lens: Tensor,
+    out: Tensor,
+    factors: tuple[float, float],
+    kind: dict[str, Any],
+) -> None:
+    """Fill `out` for requests of one new token each; no window. factors: scale and soft cap, for base 2."""
+    num_requests, num_heads, _ = q.shape
+    kind = {name: value for name, value in kind.items() if name != "WINDOW"}
+    constants = packed_tiles(num_heads, cache.shape, q.dtype, cache.dtype)
+    _packed_kernel[(cache.shape[3], parts(num_requests, constants["PACK"]))](
+        q,
+        cache,
+        block_tables,
+        kv_lens,
+        out,
+        q.stride(0),
+        block_tables.stride(0),
+        num_requests,
+        *factors,
+        WIDTH=power_of_2(block_tables.shape[1]),
+        **constants,
+        **kind,
+    )
