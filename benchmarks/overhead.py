@@ -22,6 +22,7 @@ import statistics
 import sys
 import time
 from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -225,27 +226,30 @@ async def latencies(port, request, status, num_clients, count, pause_s=0.0):
     return found
 
 
+@asynccontextmanager
+async def served_streams(server, count):
+    """So many, that do not end before what is measured meanwhile."""
+    tasks = [asyncio.create_task(ask(server.port, stream_of(1000), 1)) for _ in range(count)]
+    await asyncio.sleep(2.0)
+    yield
+    assert not any(task.done() for task in tasks), "all the while"
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def refusals(server, num_seats):
     """While the seats and the queue are taken."""
-    bodies = [stream_of(1000)] * (num_seats * 5)
-    taken = [asyncio.create_task(ask(server.port, body, 1)) for body in bodies]
-    await asyncio.sleep(1.0)
-    found = await latencies(server.port, post(stream_of(16)), 503, NUM_REFUSED, 100)
-    for task in taken:
-        task.cancel()
-    await asyncio.gather(*taken, return_exceptions=True)
-    return found
+    async with served_streams(server, num_seats * 5):
+        return await latencies(server.port, post(stream_of(16)), 503, NUM_REFUSED, 100)
 
 
 async def watched(server):
     """/health, asked by another process while many streams are served."""
-    serving = asyncio.gather(*(ask(server.port, stream_of(150), 1) for _ in range(NUM_WATCHED)))
-    await asyncio.sleep(2.0)
     program = [sys.executable, "-m", "benchmarks.overhead", "--watch", str(server.port)]
-    process = await asyncio.create_subprocess_exec(*program, stdout=asyncio.subprocess.PIPE)
-    told, _ = await process.communicate()
-    assert not serving.done(), "all the while"
-    await serving
+    async with served_streams(server, NUM_WATCHED):
+        process = await asyncio.create_subprocess_exec(*program, stdout=asyncio.subprocess.PIPE)
+        told, _ = await process.communicate()
     return json.loads(told)
 
 
@@ -294,7 +298,7 @@ def measure_answers():
     program = ["-m", "benchmarks.overhead", "--serve", "octavo"]
     for seats, step_s, figure, run in (
         (4, 0.05, f"ms to refuse {NUM_REFUSED} at once", lambda server: refusals(server, 4)),
-        (NUM_WATCHED, 0.1, f"ms of /health at {NUM_WATCHED} streams", watched),
+        (NUM_WATCHED, 0.2, f"ms of /health at {NUM_WATCHED} streams", watched),
     ):
         orders = json.dumps({"seats": seats, "step_s": step_s})
         with ServeProcess("--disable-access-log", program=[*program, orders]) as server:
@@ -319,7 +323,7 @@ def main():
         name, orders = args.serve
         return serve(json.loads(orders), flags) if name == "octavo" else serve_bare(flags)
     if args.watch:
-        print(json.dumps(asyncio.run(latencies(args.watch, HEALTH.encode(), 200, 1, 400, 0.02))))
+        print(json.dumps(asyncio.run(latencies(args.watch, HEALTH.encode(), 200, 1, 200, 0.02))))
         return 0
     if args.only != "answers":
         measure("octavo", {"step_s": args.step_s}, args.rounds)

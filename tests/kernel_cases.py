@@ -62,6 +62,19 @@ class Paged:
     def args(self) -> tuple[torch.Tensor, ...]:
         return (self.q, self.cache, self.block_tables, self.cu_q_lens, self.kv_lens)
 
+    def in_chunks(self, chunk: int) -> tuple[torch.Tensor, ...]:
+        """The same queries, but every request cut into several of at most `chunk` queries."""
+        tables, starts, kv_lens = [], [0], []
+        for r, kv_len in enumerate(self.kv_lens.tolist()):
+            begin, end = self.cu_q_lens[r : r + 2].tolist()
+            for first in range(begin, end, chunk):
+                last = min(end, first + chunk)
+                tables.append(self.block_tables[r])
+                starts.append(last)
+                kv_lens.append(kv_len - end + last)
+        ends, lens = (torch.tensor(numbers, dtype=torch.int32) for numbers in (starts, kv_lens))
+        return self.q, self.cache, torch.stack(tables), ends, lens
+
 
 def make_paged(
     lens: list[tuple[int, int]],

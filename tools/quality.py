@@ -1,13 +1,17 @@
-"""What rounding activations to 8 bits costs a model: `python tools/quality.py MODEL [--tokens N]`.
+"""What rounded activations cost a model: `python tools/quality.py MODEL [--activations int8] [--tokens N]`.
 
 Scores a text of the standard library (Python's own reference, `pydoc_data.topics`) twice with the same stored
-weights: with float32 activations, that is the dequantized model, and with int8. Prints one JSON line: both
-perplexities, their ratio, and how often both find the same token likeliest.
+weights: with float32 activations, that is the dequantized model, and with rounded ones. Prints one JSON line:
+both perplexities, their ratio, and how often both find the same token likeliest.
+
+`--twins` scores the rounded model by the kernels' slow twins, which round on any CPU: bfloat16 needs them
+where there is no AMX.
 """
 
 import argparse
 import json
 import math
+import os
 import sys
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -33,14 +37,19 @@ def main() -> int:
     parser.add_argument("model")
     parser.add_argument("--tokens", type=int, default=10240)
     parser.add_argument("--window", type=int, default=512, help="tokens of one prompt")
+    parser.add_argument("--activations", choices=("bfloat16", "int8"), default="int8")
+    parser.add_argument("--twins", action="store_true")
     args = parser.parse_args()
-    exact, rounded = (score(args.model, kind, args.tokens, args.window) for kind in ("float32", "int8"))
+    exact = score(args.model, "float32", args.tokens, args.window)
+    if args.twins:
+        os.environ["OCTAVO_NO_CPU_KERNELS"] = "1"
+    rounded = score(args.model, args.activations, args.tokens, args.window)
     same = sum(a == b for a, b in zip(exact.likeliest, rounded.likeliest, strict=True))
     row = {
         "model": Path(args.model).name,
         "positions": len(exact.logprobs),
         "perplexity float32": round(exact.perplexity(), 4),
-        "perplexity int8": round(rounded.perplexity(), 4),
+        f"perplexity {args.activations}": round(rounded.perplexity(), 4),
         "perplexity ratio": round(rounded.perplexity() / exact.perplexity(), 5),
         "top-1 agreement": round(same / len(exact.likeliest), 5),
     }

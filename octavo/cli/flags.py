@@ -20,10 +20,10 @@ _SHORT = {"tensor_parallel_size": "-tp"}
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    """Add one flag per field of EngineArgs, and `--config`."""
-    group = parser.add_argument_group("engine")
-    group.add_argument("--config", metavar="FILE", help="YAML file with the names of these flags as keys.")
-    add_flags(group, EngineArgs)
+    """Add one flag per field of EngineArgs, by concern, and `--config`."""
+    parser.add_argument("--config", metavar="FILE", help="YAML file with the names of flags as keys.")
+    for concern in EngineArgs.__mro__[1:-1]:
+        add_flags(parser.add_argument_group(concern.__name__, concern.__doc__), concern)
     add_foreign_flags(parser)
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from octavo.base import log
 from octavo.base.errors import OctavoError
+from octavo.cli import help_page
 from octavo.cli.words import expand_config, normalise
 from octavo.version import __version__
 
@@ -62,6 +63,9 @@ def _run(name: str, argv: list[str]) -> int:
         prog=f"octavo {name}", description=module.__doc__, formatter_class=_Formatter, allow_abbrev=False
     )
     module.configure(parser)
+    if (word := help_page.asked_for(argv)) is not None:
+        help_page.show(parser, word)
+        return 0
     args = parser.parse_intermixed_args(expand_config(normalise(argv)))
     log.setup()
     status: int = module.run(args)
@@ -75,7 +79,8 @@ def _top_level(argv: list[str]) -> int:
         prog="octavo",
         usage="octavo COMMAND [options]",
         description="An inference engine for large language models.",
-        epilog=f"commands:\n{table}\n\n`octavo COMMAND --help` explains a command.",
+        epilog=f"commands:\n{table}\n\n`octavo COMMAND --help` explains a command, "
+        "--help=WORD a group of options or one of them.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"octavo {__version__}")

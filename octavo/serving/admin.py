@@ -116,6 +116,8 @@ async def stop_profile(request: Request) -> dict[str, list[str]]:
 async def collective_rpc(request: Request) -> dict[str, list[Any]]:
     """Run a command of the workers on every rank."""
     call = await read_body(request, WorkerCall)
+    if call.args:
+        raise RequestError("Commands of workers take named arguments: kwargs.", "args")
     engine = Caller.of(request).engine
     try:
         return {"results": await engine.collective_rpc(call.method, call.timeout, call.args, call.kwargs)}
@@ -164,7 +166,8 @@ def _flag(request: Request, name: str, *, default: bool) -> bool:
 
 
 def _post(path: str, handler: Handler, body: Any = None) -> Route:
-    return Route(path, _for_operators(handler), ("POST",), request_model=body)
+    media_type = "application/json" if handler.__annotations__["return"] else ""
+    return Route(path, _for_operators(handler), ("POST",), request_model=body, media_type=media_type)
 
 
 def _get(path: str, handler: Handler) -> Route:

@@ -67,4 +67,4 @@ def _family(name: str, row: Description, series: list[Metric]) -> Family:
     return family
 
 
-ROUTES = [Route("/metrics", metrics)]
+ROUTES = [Route("/metrics", metrics, media_type="text/plain")]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
+from starlette.responses import Response
 
 from octavo.serving.errors import ErrorBody
 from octavo.serving.fields import IGNORED
@@ -20,7 +21,9 @@ _ONE_IS_NEEDED = {"CompletionRequest": ("prompt", "prompt_embeds"), "TokenizeReq
 
 def describe(route: Route) -> dict[str, Any]:
     """Keyword arguments of FastAPI's add_api_route that describe `route`."""
-    answer: dict[str, Any] = {"application/json": {"schema": _reference(route.response_model)}}
+    answer: dict[str, Any] = {}
+    if route.media_type:
+        answer[route.media_type] = {"schema": _reference(route.response_model)}
     if route.streams:
         answer["text/event-stream"] = {"schema": _ANYTHING}
     extra: dict[str, Any] = {}
@@ -31,10 +34,11 @@ def describe(route: Route) -> dict[str, Any]:
         extra["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
         ]
-    error = {"application/json": {"schema": _reference(ErrorBody)}}
+    error = {"application/json": {"schema": _reference(route.error_model or ErrorBody)}}
     return {
+        "response_class": Response,  # else FastAPI promises JSON
         "responses": {
-            200: {"description": "The answer.", "content": answer},
+            200: {"description": "The answer.", **({"content": answer} if answer else {})},
             "default": {"description": "What went wrong.", "content": error},
         },
         "openapi_extra": extra,
@@ -47,6 +51,7 @@ def schemas(routes: Iterable[Route], *, strict: bool) -> dict[str, Any]:
     documented = [route for route in routes if route.documented]
     asked = {route.request_model for route in documented if route.request_model is not None}
     answered = {route.response_model for route in documented if route.response_model is not None}
+    answered |= {route.error_model for route in documented if route.error_model is not None}
     _, components = msgspec.json.schema_components([*asked, *answered, ErrorBody], ref_template=_REFERENCE)
     for model in asked:
         name = model.__name__

@@ -44,6 +44,10 @@ class Route:
     """msgspec type of the JSON body; None = there is none."""
     response_model: Any = None
     """msgspec type of the JSON answer; None = anything."""
+    error_model: Any = None
+    """msgspec type of the JSON of errors; None = the common one."""
+    media_type: str = "application/json"
+    """Of the answer; "" = it is empty."""
     streams: bool = False
     """Whether the answer may be server-sent events instead."""
     documented: bool = True

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import pytest
 
@@ -23,6 +23,7 @@ from octavo.config.server_compat import SERVER_ALIASES, SERVER_FOREIGN
 from octavo.frontend.later import refuse_options
 from octavo.frontend.prompts import parse_prompt
 from octavo.messages.request import FinishReason
+from octavo.serving.openai.answers import FinishReason as ToldFinishReason
 
 ROOT = Path(__file__).resolve().parents[2]
 STATUSES = ("works", "superset", "refused", "not applicable", "not yet")
@@ -253,7 +254,7 @@ EXISTS = {
     "Fields of `RequestOutput`": field_of(octavo.RequestOutput),
     "Fields of `CompletionOutput`": field_of(octavo.CompletionOutput),
     "Fields of `Logprob`": field_of(octavo.Logprob),
-    "Finish reasons": lambda name: name in set(FinishReason),
+    "Finish reasons": lambda name: name in {*FinishReason, *get_args(ToldFinishReason)},
     "Fields of `PoolingRequestOutput`": lambda name: "PoolingRequestOutput" in octavo.__all__,
     "Methods of `AsyncLLM`": lambda name: hasattr(AsyncLLM, name),
     "Arguments of `AsyncLLM.generate`": takes,
@@ -262,7 +263,7 @@ EXISTS = {
     "Environment variables": lambda name: name in inspect.getsource(env),
 }
 ELSEWHERE = {
-    *("--version", "--config", "_ or -", "--flag.field"),  # flags
+    *("--version", "--config", "_ or -", "--flag.field", "--help=page"),  # flags
     "StreamingInput",  # a kind of prompt
     *("metrics", "num_cached_tokens", "prompt_token_id_logprobs"),  # None until there is something to say
     *("cumulative_logprob", "logprobs", "finish_reason", "stop_reason", "rank", "decoded_token"),
@@ -297,6 +298,8 @@ def ask_for(row: Row) -> None:
             getattr(object.__new__(LLM), name)(None)
         case "Methods of `AsyncLLM`":
             asyncio.run(getattr(object.__new__(AsyncLLM), name)(None))
+        case "Arguments of `AsyncLLM.generate`" if row.status == "not applicable":
+            assert takes(name)
         case "Arguments of `AsyncLLM.generate`":
             refuse_options(**{name: 5})
         case "Forms of a prompt":

@@ -54,3 +54,8 @@ def test_choice_names_every_refusal(platform: Platform, monkeypatch: pytest.Monk
         choose_backend([SPEC], platform)
     with pytest.raises(ConfigError, match="Known: cudnn, paged"):
         choose_backend([SPEC], platform, "flash")
+
+
+def test_cudnn_says_why_not(platform: Platform) -> None:
+    with pytest.raises(Unsupported, match="cudnn: it needs an NVIDIA GPU"):
+        choose_backend([SPEC], platform, "cudnn")

@@ -5,7 +5,7 @@ import torch
 
 from octavo.runtime.kernels.cpu.table import cpu_table
 from octavo.runtime.kernels.table import Activations, KernelTable
-from tests.kernel_cases import CACHE_DTYPES, TYPE_NAMES, Paged, make_blocks, make_paged
+from tests.kernel_cases import CACHE_DTYPES, TYPE_NAMES, make_blocks, make_paged
 
 
 @pytest.mark.parametrize("activations", ["float32", "bfloat16", "int8"])
@@ -39,26 +39,7 @@ def test_attention_ignores_chunks_and_neighbours(fast: KernelTable, dtype: torch
     options = {"scale": 0.15, "sliding_window": window, "soft_cap": 0.0}
     whole = cpu_table(1).paged_attention(*paged.args(), **options)
     for chunk in (1, 7, 64):
-        assert torch.equal(fast.paged_attention(*in_chunks(paged, chunk), **options), whole), chunk
-
-
-def in_chunks(paged: Paged, chunk: int) -> tuple[torch.Tensor, ...]:
-    """The same queries, but every request cut into several of at most `chunk` queries."""
-    tables, starts, kv_lens = [], [0], []
-    for r, kv_len in enumerate(paged.kv_lens.tolist()):
-        begin, end = paged.cu_q_lens[r : r + 2].tolist()
-        for first in range(begin, end, chunk):
-            last = min(end, first + chunk)
-            tables.append(paged.block_tables[r])
-            starts.append(last)
-            kv_lens.append(kv_len - end + last)
-    return (
-        paged.q,
-        paged.cache,
-        torch.stack(tables),
-        torch.tensor(starts, dtype=torch.int32),
-        torch.tensor(kv_lens, dtype=torch.int32),
-    )
+        assert torch.equal(fast.paged_attention(*paged.in_chunks(chunk), **options), whole), chunk
 
 
 def test_block_size_and_place_do_not_matter(fast: KernelTable) -> None:

@@ -259,6 +259,7 @@ class KVCacheManager:
         """
         self.pool.forget_all()
         self.host.clear()
+        self.shared.take_in()
         self.shared.clear()
         self._epoch += 1
 

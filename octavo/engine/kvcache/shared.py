@@ -15,8 +15,8 @@ from octavo.engine.kvcache.block_pool import BlockKey
 from octavo.messages.kv import CachePlan
 from octavo.messages.step import BlockSave
 
-MAX_HELD_BYTES = 2 << 30
-"""Of contents that were read and are not in blocks yet."""
+MAX_HELD_BYTES = 1 << 30
+"""Of contents that were read and are not in blocks yet; as much again may be on its way from the reader."""
 _MAX_KNOWN = 1 << 16
 
 Content = list[bytes]
@@ -31,6 +31,7 @@ class SharedTier:
         self._files = BlockFiles(store.folder, store.fingerprint, store.max_bytes) if store else None
         self._num_ranks = store.num_ranks if store else 0
         self._block_bytes = plan.bytes_per_block
+        self._max_held = MAX_HELD_BYTES // (self._block_bytes * self._num_ranks) if store else 0
         self.reads, self.writes = (store.reads, store.writes) if store else (False, False)
         self._came: deque[tuple[BlockKey, Content]] = deque()
         self._coming: set[BlockKey] = set()
@@ -48,15 +49,15 @@ class SharedTier:
     def fetch(self, keys: Iterable[BlockKey]) -> None:
         """Read contents, until one is missing or too much is held. On any thread, one at a time."""
         assert self._files is not None
-        room = MAX_HELD_BYTES // max(1, self._block_bytes * self._num_ranks)
         for key in keys:
             if key in self._coming:
                 continue
+            if len(self._came) >= self._max_held:
+                return
             content = [self._files.read(name, self._block_bytes) for name in self._names(key)]
             parts = [part for part in content if part is not None]
-            if len(parts) < len(content) or room <= 0:
+            if len(parts) < len(content):
                 return
-            room -= 1
             self._coming.add(key)
             self._came.append((key, parts))
 
@@ -69,8 +70,7 @@ class SharedTier:
                 self._numbers[key] = self._next_number
                 self._held[self._next_number] = key, content
                 self._next_number += 1
-        most = MAX_HELD_BYTES // max(1, self._block_bytes * self._num_ranks)
-        while len(self._held) > most:
+        while len(self._held) > self._max_held:
             self._drop(next(iter(self._held)))
 
     def find(self, key: BlockKey) -> int | None:
@@ -101,8 +101,7 @@ class SharedTier:
         return saves
 
     def clear(self) -> None:
-        """Hold nothing; the files stay."""
-        self.take_in()
+        """Hold nothing of what was taken in; the files stay."""
         self._numbers.clear()
         self._held.clear()
 

@@ -133,6 +133,8 @@ class Scheduler:
         self._schedule_running(plan)
         if not plan.is_short_of_blocks:
             self._schedule_waiting(plan)
+        if not ledger.waiting:
+            self.kv.shared.clear()  # what was read for others that waited, nobody wants now
         if not plan.requests:
             return None
         self._num_steps += 1

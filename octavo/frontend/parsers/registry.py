@@ -82,6 +82,7 @@ _TOOL_MARKS = (
     ("<｜tool▁calls▁begin｜>", "deepseek_v3"),
     ("[TOOL_CALLS]", "mistral"),
     ("<|tool_calls_section_begin|>", "kimi_k2"),
+    ("<|im_middle|>", "kimi_k2"),
     ("<seed:tool_call>", "seed_oss"),
     ("<minimax:tool_call>", "minimax_m2"),
     ("<steptml:", "step3"),

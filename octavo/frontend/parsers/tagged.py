@@ -90,6 +90,7 @@ class SeedToolParser(TaggedParser):
     """Seed-OSS."""
 
     opening, closing = "<seed:tool_call>", "</seed:tool_call>"
+    padding = ""
     needs_block = True
 
 

@@ -136,14 +136,14 @@ class MessageStop(Struct, tag_field="type", tag="message_stop"):
 StreamEvent = MessageStart | Ping | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop
 
 
-class ErrorDetail(Struct):
+class MessageErrorDetail(Struct):
     """What went wrong."""
 
     type: str
     message: str
 
 
-class ErrorBody(Struct, tag_field="type", tag="error"):
+class MessageError(Struct, tag_field="type", tag="error"):
     """The body of every error, and the last event of a stream that fails."""
 
-    error: ErrorDetail
+    error: MessageErrorDetail

@@ -2,7 +2,7 @@
 
 from starlette.responses import Response
 
-from octavo.serving.anthropic.answers import ErrorBody, ErrorDetail, Ping, StreamEvent
+from octavo.serving.anthropic.answers import MessageError, MessageErrorDetail, Ping, StreamEvent
 from octavo.serving.errors import http_error, message_of
 from octavo.serving.openai.answers import encode
 from octavo.serving.streaming import EventStream
@@ -18,7 +18,7 @@ _TYPES = {
 }
 
 
-def named_event(answer: StreamEvent | ErrorBody) -> bytes:
+def named_event(answer: StreamEvent | MessageError) -> bytes:
     """A server-sent event that bears its type as name."""
     name = answer.__struct_config__.tag
     return b"event: %s\ndata: %s\n\n" % (str(name).encode(), encode(answer))
@@ -44,7 +44,7 @@ class MessageStream(EventStream):
         return named_event(_body(error))
 
 
-def _body(error: BaseException) -> ErrorBody:
+def _body(error: BaseException) -> MessageError:
     told = http_error(error)
     kind = _TYPES.get(told.status, "invalid_request_error" if told.status < 500 else "api_error")
-    return ErrorBody(ErrorDetail(kind, message_of(told)))
+    return MessageError(MessageErrorDetail(kind, message_of(told)))

@@ -7,7 +7,7 @@ from functools import partial, wraps
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.serving.anthropic.answers import Message, TokenCount
+from octavo.serving.anthropic.answers import Message, MessageError, TokenCount
 from octavo.serving.anthropic.conversation import chat_request
 from octavo.serving.anthropic.errors import MessageStream, error_response, named_event
 from octavo.serving.anthropic.message_answer import MessageAnswer
@@ -87,6 +87,7 @@ ROUTES = [
         ("POST",),
         request_model=MessagesRequest,
         response_model=Message,
+        error_model=MessageError,
         streams=True,
     ),
     Route(
@@ -95,5 +96,6 @@ ROUTES = [
         ("POST",),
         request_model=CountTokensRequest,
         response_model=TokenCount,
+        error_model=MessageError,
     ),
 ]

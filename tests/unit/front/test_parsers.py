@@ -46,6 +46,7 @@ def tagged(call, parameter, key_end, end, call_end, name_end=">", pad="\n"):
 
 
 CODER = tagged("<function=", "<parameter=", ">", "</parameter>", "</function>")
+SEED = tagged("<function=", "<parameter=", ">", "</parameter>", "</function>", pad="")
 INVOKE = tagged('<invoke name="', '<parameter name="', '">', "</parameter>", "</invoke>", '">', "")
 STEP = tagged(
     '<steptml:invoke name="', '<steptml:parameter name="', '">', "</steptml:parameter>",
@@ -127,7 +128,7 @@ CASES += [
         "",
         [("f", {"a": True, "b": [1]})],
     ),
-    ("seed_oss", f"<seed:tool_call>\n{CODER}\n</seed:tool_call>", "", [WANT]),
+    ("seed_oss", f"<seed:tool_call>\n{SEED}\n</seed:tool_call>", "", [WANT]),
     ("minimax_m2", f"Ok.<minimax:tool_call>\n{INVOKE}{INVOKE}</minimax:tool_call>", "Ok.", [WANT, WANT]),
     (
         "step3",

@@ -39,14 +39,15 @@ std::vector<Piece> cut(const Attention& job, int num_requests) {
 
 // a = a and b together.
 void join(const State& a, const State& b, int64_t rows, int64_t width) {
-    for (int64_t i = 0; i < rows; i++) {
-        float highest = std::max(a.highest[i], b.highest[i]);
-        if (highest == LOWEST) continue;
-        float of_a = std::exp(a.highest[i] - highest), of_b = std::exp(b.highest[i] - highest);
-        a.highest[i] = highest;
-        a.total[i] = a.total[i] * of_a + b.total[i] * of_b;
-        for (int64_t d = i * width; d < (i + 1) * width; d += VL)
-            store(a.out + d, load(a.out + d) * of_a + load(b.out + d) * of_b);
+    for (int64_t first = 0; first < rows; first += VL) {
+        vf highest = max(load(a.highest + first), load(b.highest + first));
+        vf base = highest == set1(LOWEST) ? set1(0) : highest;
+        vf of_a = exp(load(a.highest + first) - base), of_b = exp(load(b.highest + first) - base);
+        store(a.highest + first, highest);
+        store(a.total + first, load(a.total + first) * of_a + load(b.total + first) * of_b);
+        for (int64_t i = first; i < std::min<int64_t>(first + VL, rows); i++)
+            for (int64_t d = i * width; d < (i + 1) * width; d += VL)
+                store(a.out + d, load(a.out + d) * of_a[i - first] + load(b.out + d) * of_b[i - first]);
     }
 }
 

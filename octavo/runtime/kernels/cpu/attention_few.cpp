@@ -64,9 +64,9 @@ void score(const float* q, int64_t size, const uint8_t* const* keys, float* scor
         vf acc[R][KEYS] = {};
         for (int64_t d = 0; d < size; d += VL) {
             vf k[KEYS];
-            for (int j = 0; j < KEYS; j++) k[j] = load_cached<TYPE>(keys[key + j], d);
+            for (int j = 0; j < KEYS; j++) k[j] = in_register(load_cached<TYPE>(keys[key + j], d));
             for (int r = 0; r < R; r++) {
-                vf a = load(q + r * size + d);
+                vf a = in_register(load(q + r * size + d));
                 for (int j = 0; j < KEYS; j++) acc[r][j] = fma(a, k[j], acc[r][j]);
             }
         }
@@ -85,7 +85,7 @@ void add(const uint8_t* const* keys, int64_t offset, int places, const float* we
         for (int i = 0; i < N; i++) acc[r][i] = load(out + r * width + i * VL) * decay[r];
     for (int place = 0; place < places; place++) {
         vf v[N];
-        for (int i = 0; i < N; i++) v[i] = load_cached<TYPE>(keys[place] + offset, i * VL);
+        for (int i = 0; i < N; i++) v[i] = in_register(load_cached<TYPE>(keys[place] + offset, i * VL));
         for (int r = 0; r < R; r++) {
             vf weight = set1(weights[r * TILE + place]);
             for (int i = 0; i < N; i++) acc[r][i] = fma(weight, v[i], acc[r][i]);

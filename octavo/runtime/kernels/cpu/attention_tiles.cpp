@@ -70,16 +70,6 @@ inline void exchange(words& a, words& b) {  // of each 2 * HALF lanes: a's upper
     a = first;
 }
 
-// 16 x 16 words turned: rows to columns.
-template <int HALF = 8>
-OCTAVO_INLINE void turn(words (&a)[16]) {
-    if constexpr (HALF > 0) {
-        for (int i = 0; i < 16; i++)
-            if (!(i & HALF)) exchange<HALF>(a[i], a[i + HALF]);
-        turn<HALF / 2>(a);
-    }
-}
-
 template <class Body, int... I>
 OCTAVO_INLINE void each(std::integer_sequence<int, I...>, Body&& body) {
     (body(std::integral_constant<int, I>()), ...);
@@ -89,22 +79,40 @@ OCTAVO_INLINE void each(Body&& body) {
     each(std::make_integer_sequence<int, N>(), body);
 }
 
+template <int HALF>
+OCTAVO_INLINE void turn(words (&a)[16]) {
+    if constexpr (HALF > 0) {
+        each<16>([&](auto i) {
+            if constexpr (!(i.value & HALF)) exchange<HALF>(a[i.value], a[i.value + HALF]);
+        });
+        turn<HALF / 2>(a);
+    }
+}
+
+// 16 x 16 words turned where they are: rows to columns.
+inline void turn(float* tile) {
+    words a[16];
+    each<16>([&](auto i) { a[i.value] = at<words>(tile + 16 * i.value); });
+    turn<8>(a);
+    each<16>([&](auto i) { std::memcpy(tile + 16 * i.value, &a[i.value], 64); });
+}
+
 // Work space, in tiles but for `zeros`.
 struct Space {
     float *queries;  // per 16 rows: head_dim / 32 tiles of 16 pairs of components x 16 rows
     float *values;   // per 32 keys: head_dim / 16 tiles of 16 pairs of keys x 16 components
-    float *scores;   // 64 keys x 16 rows
+    float *scores;   // twice 64 keys x 16 rows: while one is weighed the next is computed
     float *weights;  // per 32 keys: 16 rows x 16 pairs of keys
     uint8_t* zeros;  // a key, or a value
 
     static int64_t floats(int64_t rows, int64_t size) {
-        return round_up(rows, ROWS) * size / 2 + TILE * size / 2 + 6 * TILE_FLOATS + size;
+        return round_up(rows, ROWS) * size / 2 + TILE * size / 2 + 10 * TILE_FLOATS + size;
     }
     Space(float* space, int64_t rows, int64_t size)
         : queries(space),
           values(queries + round_up(rows, ROWS) * size / 2),
           scores(values + TILE * size / 2),
-          weights(scores + 4 * TILE_FLOATS),
+          weights(scores + 8 * TILE_FLOATS),
           zeros((uint8_t*)(weights + 2 * TILE_FLOATS)) {
         std::fill(weights + 2 * TILE_FLOATS, weights + 2 * TILE_FLOATS + size, 0.0f);
     }
@@ -118,14 +126,14 @@ void pack_queries(const Attention& job, const Piece& piece, float* to) {
     int64_t rows = piece.rows(job), size = job.cache.head_dim;
     for (int64_t first = 0; first < rows; first += ROWS)
         for (int64_t d = 0; d < size; d += 32, to += TILE_FLOATS) {
-            words tile[16] = {};
+            std::fill(to, to + TILE_FLOATS, 0.0f);
             for (int64_t i = 0; i < std::min<int64_t>(ROWS, rows - first); i++) {
                 const float* q = piece.query(job, first + i) + d;
                 floats low = at<floats>(q), high = at<floats>(q + 16);
-                tile[i] = pairs(__builtin_shuffle(low, high, EVEN), __builtin_shuffle(low, high, ODD));
+                words row = pairs(__builtin_shuffle(low, high, EVEN), __builtin_shuffle(low, high, ODD));
+                std::memcpy(to + 16 * i, &row, 64);
             }
-            turn(tile);
-            std::memcpy(to, tile, sizeof tile);
+            turn(to);
         }
 }
 
@@ -243,7 +251,7 @@ struct Rows {
         floats now = larger(larger(larger(top[0], top[1]), larger(top[2], top[3])) * factor, before);
         floats decay = power((before - now) * LOG2_E), shift = now * -LOG2_E, sums[2] = {};
         for (int key = 0; key < TILE; key += 32) {
-            words turned[16];
+            float* tile = weights + key / 32 * TILE_FLOATS;
             for (int i = 0; i < 16; i++) {
                 floats even = at<floats>(scores + (key + 2 * i) * ROWS);
                 floats odd = at<floats>(scores + (key + 2 * i + 1) * ROWS);
@@ -251,10 +259,10 @@ struct Rows {
                 odd = power(fused(odd, all(factor * LOG2_E), shift));
                 sums[0] += even;
                 sums[1] += odd;
-                turned[i] = pairs(even, odd);
+                words both = pairs(even, odd);
+                std::memcpy(tile + 16 * i, &both, 64);
             }
-            turn(turned);
-            std::memcpy(weights + key / 32 * TILE_FLOATS, turned, sizeof turned);
+            turn(tile);
         }
         floats sum = fused(at<floats>(total), decay, sums[0] + sums[1]);
         std::memcpy(total, &sum, 64);
@@ -273,20 +281,42 @@ struct Rows {
         }
     }
 
-    void pass(const Cached& cached, const Space& space) const {
+    // Scores of the tile; false if no row sees any of it.
+    bool compare(const Cached& cached, const Space& space, float* scores) const {
         Range low = sight(0), high = sight(ROWS - 1);  // later rows begin and end no earlier
-        if (low.begin >= TILE || high.end <= 0) return;
+        if (low.begin >= TILE || high.end <= 0) return false;
+        score(cached, space.queries + first * job.cache.head_dim / 2, job.cache.head_dim, scores);
+        if (job.soft_cap > 0) cap(scores);
+        if (high.begin > 0 || low.end < TILE) hide(scores);
+        return true;
+    }
+
+    void absorb(const float* scores, const Space& space) const {
         int64_t size = job.cache.head_dim, width = job.width(), d = 0;
-        score(cached, space.queries + first * size / 2, size, space.scores);
-        if (job.soft_cap > 0) cap(space.scores);
-        if (high.begin > 0 || low.end < TILE) hide(space.scores);
-        fade(weigh(space.scores, job.soft_cap > 0 ? 1.0f : job.scale, space.weights));
+        fade(weigh(scores, job.soft_cap > 0 ? 1.0f : job.scale, space.weights));
         tile_load<4>(space.weights, 64);
         tile_load<5>(space.weights + TILE_FLOATS, 64);
         for (; d + 64 <= size; d += 64) add<4>(space.values + 16 * d, 16 * size, out + d, width);
         if (d < size) add<2>(space.values + 16 * d, 16 * size, out + d, width);
     }
 };
+
+// Let all rows see a tile: the processor computes the products of some while it weighs those before.
+void visit(const Attention& job, const Piece& piece, int64_t tile, const State& state, const Cached& cached,
+           const Space& space) {
+    int64_t size = job.cache.head_dim, rows = piece.rows(job);
+    auto rows_at = [&](int64_t row) {
+        return Rows{job, piece, row, tile, state.highest + row, state.total + row, state.out + row * size};
+    };
+    float *mine = space.scores, *next = mine + 4 * TILE_FLOATS;
+    bool seen = rows_at(0).compare(cached, space, mine);
+    for (int64_t row = 0; row < rows; row += ROWS) {
+        bool next_seen = row + ROWS < rows && rows_at(row + ROWS).compare(cached, space, next);
+        if (seen) rows_at(row).absorb(mine, space);
+        seen = next_seen;
+        std::swap(mine, next);
+    }
+}
 
 // What `pack_values` laid apart, in its order again.
 void order_components(float* out, int64_t count) {
@@ -319,9 +349,7 @@ void see(const Attention& job, const Piece& piece, int64_t begin, int64_t end, c
         Cached next = cached_at(tile + TILE);
         next.prefetch(2 * size);
         pack_values(cached, size, space.values);
-        for (int64_t row = 0; row < rows; row += ROWS)
-            Rows{job, piece, row, tile, state.highest + row, state.total + row, state.out + row * size}.pass(
-                cached, space);
+        visit(job, piece, tile, state, cached, space);
         cached = next;
     }
     order_components(state.out, rows * size);

@@ -28,11 +28,9 @@ namespace {
 typedef float f32x16 __attribute__((vector_size(64)));
 typedef uint16_t Tile[TILE_ROWS][PART];  // 16 rows of W, or 16 pairs of k of x
 
+constexpr int PANEL_ROWS = 2 * TILE_ROWS;
 constexpr int64_t PIECE = 32;             // parts that are unpacked in one go
-#if !defined(V_CHUNK)
-#define V_CHUNK 20
-#endif
-constexpr int64_t CHUNK_BYTES = 1 << V_CHUNK;  // of x, meant to stay in the second cache
+constexpr int64_t CHUNK_BYTES = 1 << 20;  // of x, meant to stay in the second cache
 constexpr int64_t AHEAD = 2048;           // bytes between what is unpacked and what is asked for
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -91,19 +89,19 @@ struct PieceFactors {
     float numbers[PIECE * EACH];
 
     PieceFactors(const uint8_t* blocks, int64_t count) {
-        int64_t i = 0;
-        for (; i + 8 <= count; i += 8) convert(blocks, i, i + 7);
-        if (i < count) convert(blocks, std::max<int64_t>(0, count - 8), count - 1);
+        if (count < 8) {
+            convert(blocks, 0, int(count));
+        } else {
+            for (int64_t i = 0; i < count; i += 8) convert(blocks, std::min(i, count - 8), 8);
+        }
         asm("" : "+m"(numbers));  // loads repeat a number for nothing, shuffles of a register do not
     }
 
-    // Eight blocks from `first` on; past the last one, that one again.
-    OCTAVO_INLINE void convert(const uint8_t* blocks, int64_t first, int64_t last) {
-        uint16_t halves[8 * EACH];
-        for (int64_t i = 0; i < 8; i++) {
-            const uint8_t* block = blocks + std::min(first + i, last) * Type::BYTES;
-            std::memcpy(halves + i * EACH, block, EACH * sizeof(uint16_t));
-        }
+    // Eight blocks from `first` on, or fewer.
+    OCTAVO_INLINE void convert(const uint8_t* blocks, int64_t first, int count) {
+        uint16_t halves[8 * EACH] = {};
+        for (int i = 0; i < count; i++)
+            std::memcpy(halves + i * EACH, blocks + (first + i) * Type::BYTES, EACH * sizeof(uint16_t));
         for (int i = 0; i < 8 * EACH; i += 8) {
             f32x8 wide = eight_halves(halves + i);
             std::memcpy(numbers + first * EACH + i, &wide, sizeof wide);
@@ -168,9 +166,9 @@ void unpack_piece(const uint8_t* row, int64_t first, int64_t count, int64_t size
             }
         } else {
             PieceFactors<Type> factors(blocks, count);
-            for (int64_t i = 0; i < count; i++, blocks += Type::BYTES) {
+            for (int64_t i = 0; i < count; i++, blocks += Type::BYTES, out++) {
                 __builtin_prefetch(blocks + AHEAD);
-                round_part<Type>(blocks, 0, OneFactor<Type>(factors, i), out[i][0]);
+                round_part<Type>(blocks, 0, OneFactor<Type>(factors, i), (*out)[0]);
             }
         }
     }
@@ -225,22 +223,21 @@ struct Matmul {
     int64_t y_stride;
 };
 
-// A panel on its way, A rows of tiles: after each of `steps` steps as many pieces as make all of them.
-template <int A>
+// A panel on its way: after each of `steps` steps as many pieces of its rows as make all of them.
 struct Unpacking {
     const Matmul& job;
     int64_t column;
-    Tile* out;  // [A][parts]
-    int64_t steps, pieces = divide_up(job.x.parts, PIECE), left = A * TILE_ROWS * pieces, due = 0;
+    Tile* out;  // [2][parts]
+    int64_t steps, pieces = divide_up(job.x.parts, PIECE), left = PANEL_ROWS * pieces, due = 0;
 
     void step() {
-        for (due += A * TILE_ROWS * pieces; due >= steps && left > 0; due -= steps) one();
+        for (due += PANEL_ROWS * pieces; due >= steps && left > 0; due -= steps) one();
     }
     void finish() {
         while (left > 0) one();
     }
     void one() {
-        int64_t index = A * TILE_ROWS * pieces - left--, row = index / pieces, first = index % pieces * PIECE;
+        int64_t index = PANEL_ROWS * pieces - left--, row = index / pieces, first = index % pieces * PIECE;
         const uint8_t* from = job.w + std::min(column + row, job.n - 1) * job.row_bytes;
         Tile* tiles = out + row / TILE_ROWS * job.x.parts + first;
         Tile* at_row = reinterpret_cast<Tile*>(tiles[0][row % TILE_ROWS]);
@@ -268,10 +265,10 @@ void write(const Matmul& job, int64_t row, int64_t column) {
     }
 }
 
-// A panel with B tiles of x. Tiles 0 … 3: sums; 4, 5: weights; 6, 7: x. Loads and products take turns: few of the
-// former can wait for the latter.
-template <int A, int B>
-void multiply_tiles(const Matmul& job, int64_t t, const Tile* panel, int64_t column, Unpacking<A>& next) {
+// A panel with one or two tiles of x. Tiles 0 … 3: sums; 4, 5: weights; 6, 7: x. Loads and products take turns, as
+// few of the former can wait for the latter.
+template <int COUNT>
+void multiply_tiles(const Matmul& job, int64_t t, const Tile* panel, int64_t column, Unpacking& next) {
     const int64_t parts = job.x.parts, width = job.x.width;
     tile_zero<0>();
     tile_zero<1>();
@@ -281,53 +278,51 @@ void multiply_tiles(const Matmul& job, int64_t t, const Tile* panel, int64_t col
         tile_load<6>(job.x.tile(t, i), 4 * width);
         tile_load<4>(panel[i], TILE_BYTES);
         tile_product<0, 4, 6>();
-        if constexpr (A == 2) {
-            tile_load<5>(panel[parts + i], TILE_BYTES);
-            tile_product<1, 5, 6>();
-        }
-        if constexpr (B == 2) {
+        tile_load<5>(panel[parts + i], TILE_BYTES);
+        tile_product<1, 5, 6>();
+        if constexpr (COUNT == 2) {
             tile_load<7>(job.x.tile(t + 1, i), 4 * width);
             tile_product<2, 4, 7>();
+            tile_product<3, 5, 7>();
         }
-        if constexpr (A == 2 && B == 2) tile_product<3, 5, 7>();
         next.step();
     }
     write<0>(job, t * width, column);
-    if constexpr (A == 2) write<1>(job, t * width, column + TILE_ROWS);
-    if constexpr (B == 2) write<2>(job, (t + 1) * width, column);
-    if constexpr (A == 2 && B == 2) write<3>(job, (t + 1) * width, column + TILE_ROWS);
+    write<1>(job, t * width, column + TILE_ROWS);
+    if constexpr (COUNT == 2) {
+        write<2>(job, (t + 1) * width, column);
+        write<3>(job, (t + 1) * width, column + TILE_ROWS);
+    }
 }
 
 // Tiles `first` … `last` - 1 of x with rows `begin` … `end` - 1 of W.
-template <int A>
 void multiply_chunk(const Matmul& job, int64_t first, int64_t last, int64_t begin, int64_t end) {
-    const int64_t tiles = A * job.x.parts, steps = divide_up(last - first, 2) * job.x.parts;
+    const int64_t tiles = 2 * job.x.parts, steps = divide_up(last - first, 2) * job.x.parts;
     Tile* panels = reinterpret_cast<Tile*>(scratch(2 * size_t(tiles) * sizeof(Tile) / sizeof(float)));
-    Unpacking<A>{job, begin, panels, steps}.finish();
-    for (int64_t column = begin, i = 0; column < end; column += A * TILE_ROWS, i ^= 1) {
-        Unpacking<A> next{job, column + A * TILE_ROWS, panels + (i ^ 1) * tiles, steps};
+    Unpacking{job, begin, panels, steps}.finish();
+    for (int64_t column = begin, i = 0; column < end; column += PANEL_ROWS, i ^= 1) {
+        Unpacking next{job, column + PANEL_ROWS, panels + (i ^ 1) * tiles, steps};
         if (next.column >= end) next.left = 0;
         for (int64_t t = first; t < last; t += 2) {
             if (t + 1 < last)
-                multiply_tiles<A, 2>(job, t, panels + i * tiles, column, next);
+                multiply_tiles<2>(job, t, panels + i * tiles, column, next);
             else
-                multiply_tiles<A, 1>(job, t, panels + i * tiles, column, next);
+                multiply_tiles<1>(job, t, panels + i * tiles, column, next);
         }
         next.finish();
     }
 }
 
-template <int A>
 void multiply(const Matmul& job, int threads) {
-    const int64_t width = job.x.width, num_tiles = job.x.num_tiles, rows = A * TILE_ROWS;
+    const int64_t width = job.x.width, num_tiles = job.x.num_tiles;
     TileShapes shapes;
     for (int i = 0; i < 8; i++) shapes.set(i, TILE_ROWS, int(i == 4 || i == 5 ? TILE_BYTES : 4 * width));
     const int64_t chunk = std::max<int64_t>(1, CHUNK_BYTES / (job.x.parts * int64_t(sizeof(Tile))) / 2) * 2;
-    const int64_t step = divide_up(divide_up(job.n, rows), 3 * threads) * rows;
+    const int64_t step = divide_up(divide_up(job.n, PANEL_ROWS), 3 * threads) * PANEL_ROWS;
     parallel_for(divide_up(job.n, step), threads, [&](int64_t i) {
         Tiles tiles(shapes);
         for (int64_t t = 0; t < num_tiles; t += chunk)
-            multiply_chunk<A>(job, t, std::min(num_tiles, t + chunk), i * step, std::min(job.n, (i + 1) * step));
+            multiply_chunk(job, t, std::min(num_tiles, t + chunk), i * step, std::min(job.n, (i + 1) * step));
     });
 }
 
@@ -349,14 +344,7 @@ extern "C" void octavo_matmul_bf16(const float* x, int64_t m, int64_t k, int64_t
     parallel_for(rounded.num_tiles, threads, [&](int64_t t) { rounded.round(x, x_stride, t); });
     Matmul job{rounded, w, n, row_bytes, nullptr, bias, y, y_stride};
     with_type(type, [&](auto kind) { job.unpack = unpack_piece<decltype(kind)>; });
-#if defined(V_WIDE)
-    if (m < 0)
-#else
-    if (m <= TILE_ROWS)
-#endif
-        multiply<1>(job, threads);  // panels of half the size stay in the first cache
-    else
-        multiply<2>(job, threads);
+    multiply(job, threads);
 }
 
 #else

@@ -44,6 +44,11 @@ def disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         if not _agree(_attention(fast, dtype), _attention(slow, dtype), torch.ones(())):
             yield f"store_kv and paged_attention in {dtype}"
+    kinds: tuple[Activations, ...] = ("float32", "bfloat16")
+    for kind in kinds:
+        rounding = 200 if kind == "bfloat16" else 1
+        if not _agree(_long_attention(fast, kind), _long_attention(slow, kind), torch.tensor(rounding)):
+            yield f"paged_attention of long contexts, {kind}"
     x = torch.randn(5, 192, generator=generator)
     for name in ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "gelu", "gelu_tanh"):
         if not _agree(getattr(fast, name)(x), getattr(slow, name)(x), torch.ones(())):
@@ -83,6 +88,17 @@ def _attention(table: KernelTable, dtype: torch.dtype) -> Tensor:
     slots = [int(tables[r, p // 4]) * 4 + p % 4 for r, places in enumerate(positions) for p in places]
     table.store_kv(q, k, v, cache, torch.tensor(slots))
     return table.paged_attention(q, cache, tables, cu_q_lens, kv_lens, scale=0.1, sliding_window=7)
+
+
+def _long_attention(table: KernelTable, activations: Activations) -> Tensor:
+    """A prompt's end and one new token behind 700 others."""
+    generator = torch.Generator().manual_seed(2)
+    q = torch.randn(71, 6, 64, generator=generator)
+    cache = torch.randn(44, 2, 16, 2, 64, generator=generator).bfloat16()
+    tables = torch.arange(44, dtype=torch.int32).repeat(2, 1)
+    kv_lens = torch.tensor([700, 701], dtype=torch.int32)
+    cu_q_lens = torch.tensor([0, 70, 71], dtype=torch.int32)
+    return table.paged_attention(q, cache, tables, cu_q_lens, kv_lens, scale=0.125, activations=activations)
 
 
 def main(arguments: list[str]) -> int:

@@ -1,0 +1,95 @@
+"""Attention over long contexts, seen in parts: in float32, on AMX if there is one, and with tiles in plain code."""
+
+import ctypes
+import shlex
+import subprocess
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from octavo.base import env
+from octavo.runtime.kernels import build
+from octavo.runtime.kernels.cpu.library import Library
+from octavo.runtime.kernels.cpu.table import table_of
+from octavo.runtime.kernels.ref.table import ref_table
+from tests.kernel_cases import Paged, make_paged
+
+LENS = [(1, 1), (40, 40), (1, 1500), (3, 1030), (70, 600)]  # parts end at 512, 1024
+TOLERANCE = {"float32": 1e-5, "bfloat16": 0.02, "soft": 0.02}
+
+Attend = Callable[..., Tensor]
+_C_TYPES = {"p": ctypes.c_void_p, "l": ctypes.c_int64, "i": ctypes.c_int, "f": ctypes.c_float}
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16", "soft"])
+def attend(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, list[Attend]]:
+    """The arithmetic's name, and paged attention with 1, 2 and 3 threads."""
+    if env.kernels_disabled():
+        pytest.skip("OCTAVO_NO_CPU_KERNELS is set")
+    path = build.shared_library()
+    assert path is not None
+    library = Library(path)
+    if request.param == "soft":
+        library.octavo_attention = _with_soft_tiles(path, tmp_path_factory.mktemp("soft") / "soft.so")
+    kind = "float32" if request.param == "float32" else "bfloat16"
+    tables = [table_of(library, threads) for threads in (1, 2, 3)]
+    return request.param, [partial(table.paged_attention, activations=kind) for table in tables]
+
+
+def _with_soft_tiles(path: Path, made: Path) -> Callable[..., None]:
+    """`octavo_attention` with tiles in plain code, linked to the library for all else."""
+    sources = [
+        Path(build.__file__).parent / "cpu" / name for name in ("attention.cpp", "attention_tiles.cpp")
+    ]
+    options = [*build._OPTIONS, "-O1", "-march=native", "-DOCTAVO_SOFT_TILES", "-shared"]
+    subprocess.run([*shlex.split(env.compiler()), *options, *sources, path, "-o", made], check=True)
+    function = ctypes.CDLL(str(made)).octavo_attention
+    function.argtypes = [_C_TYPES[letter] for letter in "pllpilllplppiflfpii"]
+    function.restype = None
+    return function
+
+
+@pytest.mark.parametrize(("window", "cap"), [(0, 0.0), (600, 0.0), (40, 30.0)])
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(9, 3, 64), (4, 1, 96)])
+def test_against_the_twin(
+    attend: tuple[str, list[Attend]], heads: int, kv_heads: int, size: int, window: int, cap: float
+) -> None:
+    paged = _paged(heads, kv_heads, size, window)
+    options = {"scale": size**-0.5, "sliding_window": window, "soft_cap": cap}
+    kind, (one, *_) = attend
+    expected = ref_table().paged_attention(*paged.args(), **options)
+    error = (one(*paged.args(), **options) - expected).abs().max()
+    assert error < TOLERANCE[kind]
+    assert kind != "soft" or error > 1e-4  # it did round
+
+
+@pytest.mark.parametrize("window", [0, 600])
+def test_threads_and_chunks_change_no_bit(attend: tuple[str, list[Attend]], window: int) -> None:
+    """A long request alone is shared by the threads; among others it may not be."""
+    paged = _paged(9, 3, 64, window)
+    _, (one, *many) = attend
+    whole = one(*paged.args(), scale=0.125, sliding_window=window)
+    for run in many:
+        assert torch.equal(run(*paged.args(), scale=0.125, sliding_window=window), whole)
+        assert torch.equal(run(*paged.in_chunks(1), scale=0.125, sliding_window=window), whole)
+        for r, (first, last) in enumerate(paged.cu_q_lens.unfold(0, 2, 1).tolist()):
+            lens = torch.tensor([0, last - first], dtype=torch.int32), paged.kv_lens[r : r + 1]
+            alone = paged.q[first:last], paged.cache, paged.block_tables[r : r + 1], *lens
+            assert torch.equal(run(*alone, scale=0.125, sliding_window=window), whole[first:last]), r
+
+
+def test_nobody_is_finite(attend: tuple[str, list[Attend]]) -> None:
+    paged = _paged(9, 3, 64, 0)
+    paged.kv_lens[0] = 0
+    assert attend[1][0](*paged.args(), scale=0.125).isfinite().all()
+
+
+def _paged(heads: int, kv_heads: int, size: int, window: int) -> Paged:
+    sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": size, "block_size": 16, "window": window}
+    return make_paged(LENS, dtype=torch.bfloat16, **sizes)
