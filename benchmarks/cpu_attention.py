@@ -9,6 +9,7 @@ bytes costs (of decoding) or the arithmetic at the rate of a large float32 produ
 import argparse
 import ctypes
 import json
+import mmap
 import sys
 import time
 from collections.abc import Callable
@@ -23,9 +24,10 @@ from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from octavo.runtime.kernels.cpu.table import cpu_table
+from octavo.runtime.kernels.cpu.library import Library
+from octavo.runtime.kernels.cpu.table import cpu_table, table_of
 from octavo.runtime.kernels.ref.cache import paged_attention as twin
-from octavo.runtime.kernels.table import Activations, KernelTable
+from octavo.runtime.kernels.table import Activations, KernelTable, PagedAttention
 
 BLOCK = 16
 MODELS = {"SmolLM2-135M": (9, 3, 64), "Gemma 3 270M": (4, 1, 256), "Qwen3-0.6B": (16, 8, 128)}
@@ -77,9 +79,15 @@ def make_cache(blocks: int, heads: int, size: int, dtype: torch.dtype = torch.bf
     return torch.randn(blocks, 2, BLOCK, heads, size).to(dtype)
 
 
-def check(threads: int) -> None:
-    """End with an error where results are wrong."""
-    one, many = cpu_table(1).paged_attention, cpu_table(threads).paged_attention
+def in_huge_pages(tensor: Tensor) -> Tensor:
+    """A copy in memory of 2 MiB pages, if the system gives any."""
+    pages = mmap.mmap(-1, tensor.nbytes)
+    pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=tensor.dtype).view(tensor.shape).copy_(tensor)
+
+
+def check(one: PagedAttention, many: PagedAttention) -> None:
+    """End with an error where results are wrong. many: with several threads"""
     kinds: tuple[Activations, ...] = ("float32", "bfloat16")
     for kind in kinds:
         worst = 0.0
@@ -158,7 +166,7 @@ def medians_us(
     clock = time.perf_counter_ns if torch.get_num_threads() > 1 else time.thread_time_ns
     times: dict[str, list[int]] = {name: [] for name in calls}
     end, turn = time.monotonic() + wall_s, 0
-    while turn < 3 or time.monotonic() < end:
+    while turn < 3 * len(calls) or time.monotonic() < end:
         for name, call in calls.items():
             start = clock()
             call(caches[turn % len(caches)])
@@ -173,21 +181,27 @@ def main() -> None:
     parser.add_argument("--old", default="")
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--no-check", action="store_true")
+    parser.add_argument("--library", default="", help="kernels that were built elsewhere")
+    parser.add_argument("--huge-pages", action="store_true")
+    parser.add_argument("--only", default="", help="a word of the workloads' names")
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(args.threads)
-    table = cpu_table(args.threads)
+    path = args.library
+    one, table = (table_of(Library(path), n) if path else cpu_table(n) for n in (1, args.threads))
     if not args.no_check:
-        check(args.threads)
+        check(one.paged_attention, table.paged_attention)
     a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
     (rate,) = medians_us({"": lambda _: a @ b}, [a], 0.5).values()
     print(json.dumps({"float32 product, GFLOP/s": round(2 * 1024**3 / rate / 1000, 1)}), flush=True)
     for model, (heads, kv_heads, size) in MODELS.items():
         for name, requests in WORKLOADS.items():
+            if args.only not in name:
+                continue
             batch = make_batch(requests, heads, size)
             cache = make_cache(batch.num_blocks, kv_heads, size)
             layers = 3 if "prefill" in name else max(3, (192 << 20) // cache.nbytes)
-            caches = [cache.clone() for _ in range(layers)]
+            caches = [in_huge_pages(cache) if args.huge_pages else cache.clone() for _ in range(layers)]
             calls: dict[str, Callable[[Tensor], object]] = {
                 kind: partial(by_octavo, table, batch, kind) for kind in ("float32", "bfloat16")
             }
@@ -197,6 +211,7 @@ def main() -> None:
             if "decode" in name:
                 calls["reading"] = lambda cache: cache.view(torch.int64).sum()
             row: dict[str, object] = {"model": model, "workload": name, "threads": args.threads}
+            row["huge pages"] = args.huge_pages
             row |= {f"{kind}, us": us for kind, us in medians_us(calls, caches, args.seconds).items()}
             pairs = sum(new * (length - (new - 1) / 2) for new, length in requests)
             print(json.dumps(row | {"GFLOP": round(4 * size * heads * pairs / 1e9, 3)}), flush=True)

@@ -27,7 +27,7 @@ from benchmarks.gpu import CONFIGS
 
 PORT = 8765
 URL = f"http://127.0.0.1:{PORT}"
-LOADS = ("conc:256:256", "rate:32:320", "conc:256:768")
+LOADS = ("conc:256:256", "rate:32:256", "conc:256:768")
 VLLM: dict[tuple[str, str], dict[str, float]] = {
     ("llama-3.1-8b", "online_rate_32"): {"ttft_ms_p50": 22.2, "itl_ms_p99": 11.6},
     ("llama-3.1-8b", "online_conc_256"): {"out_tok_s": 11051, "ttft_ms_p50": 928},

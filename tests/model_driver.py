@@ -28,7 +28,8 @@ def engine_config(path: Path, device: str = "cpu", **model_options: object) -> E
     """A resolved config for the model at `path`, in float32 unless told otherwise."""
     checkpoint = read_checkpoint(path)
     load_format = "gguf" if checkpoint.format == "gguf" else "safetensors"
-    options = {"dtype": "float32", "load_format": load_format, "max_model_len": 256} | model_options
+    exact = {"dtype": "float32", "activations": "float32"}
+    options = exact | {"load_format": load_format, "max_model_len": 256} | model_options
     return EngineConfig(
         model=ModelConfig(model=str(path), **options),
         cache=CacheConfig(block_size=16, kv_cache_dtype="float32"),

@@ -1,4 +1,4 @@
-"""A server whose front is stopped, whose disk is full, whose clients dawdle, in odd environments: it serves."""
+"""A server whose front is stopped, whose disk is full, whose clients dawdle, in odd environments serves."""
 
 import json
 import resource

@@ -58,7 +58,7 @@ class CuDNNBackend(PagedBackend):
             return super().attend(q, cache, tables, batch, how)
         key = id(tables)
         if key not in self._of_step:
-            self._of_step[key] = _sequences(tables, batch, q[0].numel())
+            self._of_step[key] = _sequences(tables, batch, q[0].numel(), cache.shape[2])
         out = torch.empty_like(q)
         if not self._prefill(q[singles:], cache, self._of_step[key], out[singles:], how.scale):
             return super().attend(q, cache, tables, batch, how)
@@ -79,7 +79,7 @@ class CuDNNBackend(PagedBackend):
         )
 
 
-def _sequences(tables: GroupTables, batch: ForwardBatch, token_size: int) -> Sequences:
+def _sequences(tables: GroupTables, batch: ForwardBatch, token_size: int, block_size: int) -> Sequences:
     """The requests of several new tokens, padded with empty ones; without waiting for the device."""
     first, rows = batch.num_singles, len(batch.kv_lens) - batch.num_singles
     missing = _rounded(rows) - rows
@@ -89,13 +89,18 @@ def _sequences(tables: GroupTables, batch: ForwardBatch, token_size: int) -> Seq
 
     q_lens = padded(batch.cu_q_lens[first:].diff())
     starts = functional.pad(q_lens.view(-1).cumsum(0, dtype=torch.int32), (1, 0)) * token_size
+    kv_lens = padded(batch.kv_lens[first:])
     blocks = functional.pad(tables.block_tables[first:], (0, 0, 0, missing))
+    end = kv_lens.view(-1, 1).long()
+    last = blocks.gather(1, (end // block_size).clamp(max=blocks.shape[1] - 1)).long()
     return Sequences(
         _rounded(batch.longest_q),
         q_lens,
-        padded(batch.kv_lens[first:]),
+        kv_lens,
         starts.view(-1, 1, 1, 1),
         blocks[:, None, :, None],
+        torch.where(end % block_size > 0, last, 0),
+        (end % block_size + torch.arange(block_size, device=end.device)).clamp(max=block_size - 1),
     )
 
 

@@ -25,6 +25,8 @@ class Sequences:
     q_lens, kv_lens: [B, 1, 1, 1] int32; 0 from the last sequence on
     starts:  [B + 1, 1, 1, 1] int32, first element of each sequence in queries and outputs
     blocks:  [B, 1, max_blocks, 1] int32
+    ends:    [B, 1] int64, the block each sequence ends in; the null block, if it fills that or is none
+    behind:  [B, block_size] int64, the slots of that block behind the end, in order, the last repeated
     """
 
     longest: int
@@ -32,6 +34,8 @@ class Sequences:
     kv_lens: Tensor
     starts: Tensor
     blocks: Tensor
+    ends: Tensor
+    behind: Tensor
 
 
 class _Shape(NamedTuple):
@@ -67,6 +71,8 @@ class Prefill:
         plan = self._plans[shape]
         if plan is None:
             return False
+        # The kernel multiplies these by 0, which does not help if a broken request left a NaN there.
+        cache[sequences.ends, 1, sequences.behind] = 0
         self._cudnn.set_stream(self._handle, torch.cuda.current_stream().cuda_stream)
         plan.run(self._handle, q, cache, sequences, out)
         return True

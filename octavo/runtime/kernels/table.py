@@ -213,12 +213,13 @@ class BlockMatmul(Protocol):
         x:       [M, K] float32, token-strided
         blocks:  [N, row_bytes] uint8, contiguous
         bias:    [N] float32
-        activations: "bfloat16" rounds x and the unpacked weights to bfloat16, for the types of BFLOAT16_TYPES;
-                 "int8" rounds x dynamically to 8 bits per block of 32 and multiplies integers, for those of
-                 INT8_TYPES; other types are multiplied as for "float32", and so may a kernel where rounding
-                 gains nothing
+        activations: "bfloat16" rounds x and the unpacked weights to bfloat16, for the types of
+                 BFLOAT16_TYPES; "int8" rounds x dynamically to 8 bits per block of 32 and multiplies
+                 integers, for those of INT8_TYPES; other types are multiplied as for "float32", and so may
+                 a kernel where rounding gains nothing
         out:     [M, N] to write to, token-strided: columns of a wider tensor, perhaps
-        returns  out, or a new [M, N]; from compiled kernels, a row never depends on the other rows nor on the thread count
+        returns  out, or a new [M, N]; from compiled kernels, a row never depends on the other rows nor on the
+                 thread count
         """
 
 

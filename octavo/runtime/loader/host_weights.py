@@ -84,7 +84,7 @@ class HostWeights:
             layer.register_forward_pre_hook(partial(self._await, place))
             layer.register_forward_hook(partial(self._follow, place))
         _log.info(
-            "Weights of %d of %d layers, %.3g GiB, are in host memory; the device has %d x %.3g GiB for them.",
+            "Weights of %d of %d layers, %.3g GiB, are in host memory; the device has %d x %.3g GiB for it.",
             len(chosen),
             len(stack),
             sum(len(source) for source in self._sources) / _GIB,

@@ -197,7 +197,9 @@ class Decoder(Family):
                 build.at("embed_positions"), arch.num_learned_positions, arch.hidden_size
             )
         ropes: dict[Rope, RotaryEmbedding] = {
-            layer.rope: RotaryEmbedding(layer.rope, build.device, build.kernels) for layer in arch.layers if layer.rope
+            layer.rope: RotaryEmbedding(layer.rope, build.device, build.kernels)
+            for layer in arch.layers
+            if layer.rope
         }
         layer_type = LAYERS[arch.residual]
         self.layers = nn.ModuleList(

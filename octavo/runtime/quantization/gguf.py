@@ -6,6 +6,7 @@ have one type are joined, so that one call of the kernel multiplies them.
 
 from itertools import groupby
 
+import torch
 from torch import Tensor
 
 from octavo.config.engine import EngineConfig
@@ -51,8 +52,8 @@ class BlockLinear(LinearMethod):
             return self._multiply(x, self._segments[0], bias, None)
         sizes = [segment.shape[0] for segment in self._segments]
         out = x.new_empty(x.shape[0], sum(sizes))
-        biases = [None] * len(sizes) if bias is None else bias.split(sizes)
-        for segment, piece, columns in zip(self._segments, biases, out.split(sizes, -1), strict=True):
+        biases = [None] * len(sizes) if bias is None else torch.split(bias, sizes)
+        for segment, piece, columns in zip(self._segments, biases, torch.split(out, sizes, -1), strict=True):
             self._multiply(x, segment, piece, columns)
         return out
 

@@ -1,9 +1,9 @@
-// Intel's AMX: eight tiles of 16 rows of 64 bytes, and their products. Included by kernels whose fast form is a tile
-// product: they compile where OCTAVO_TILES is defined and must ask `tiles_usable()` before they run.
+// Intel's AMX: eight tiles of 16 rows of 64 bytes, and their products. Included by kernels whose fast form is a
+// tile product: they compile where OCTAVO_TILES is defined and must ask `tiles_usable()` before they run.
 //
 // The instructions are written out, as g++ 12's intrinsics do not say that they read memory and the stores before
-// them may be dropped. With OCTAVO_SOFT_TILES, plain code does the same in the same order: tests run kernels with it
-// on any CPU. Semantics: "Intel Architecture Instruction Set Extensions Programming Reference", TDPBF16PS.
+// them may be dropped. With OCTAVO_SOFT_TILES, plain code does the same in the same order: tests run kernels with
+// it on any CPU. Semantics: "Intel Architecture Instruction Set Extensions Programming Reference", TDPBF16PS.
 #pragma once
 #include <cstdint>
 #include <cstring>

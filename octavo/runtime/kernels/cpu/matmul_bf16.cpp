@@ -1,20 +1,20 @@
-// y = x W^T + bias with W in GGUF's types, for CPUs with AMX: x and the unpacked weights are rounded to bf16, their
-// products are summed in float32.
+// y = x W^T + bias with W in GGUF's types, for CPUs with AMX: x and the unpacked weights are rounded to bf16,
+// their products are summed in float32.
 //
 // Weights are unpacked into panels of 32 rows that stay in the cache, as two rows of tiles. While one panel is
-// multiplied, the next one is unpacked, a piece after every step along K: tiles have a unit of their own, so few rows
-// of x cost hardly more than unpacking, and many rows no more than multiplying. A tile product is W's 16 rows with
-// 16 rows of x: neither has to be transposed along K but x, which is small, once.
+// multiplied, the next one is unpacked, a piece after every step along K: tiles have a unit of their own, so that
+// few rows of x cost hardly more than unpacking. A tile product is 16 rows of W with 16 rows of x: what has to be
+// transposed is x, once, and the result.
 //
-// Every output is one float that walks along K, 32 weights a step in the order of TDPBF16PS, whatever the number of
-// rows and threads and wherever it lies: so a row of y never depends on the others.
+// Every output is one float that walks along K, 32 weights a step in the order of TDPBF16PS, whatever the number
+// of rows and threads and wherever it lies: so a row of y never depends on the others.
+#include <algorithm>
+#include <memory>
+
 #include "amx.h"
 #include "blocks.h"
 #include "tape.h"
 #include "threads.h"
-
-#include <algorithm>
-#include <memory>
 
 extern "C" void octavo_matmul(const float* x, int64_t m, int64_t k, int64_t x_stride, const uint8_t* w,
                               int64_t n, int64_t row_bytes, int type, const float* bias, float* y,
@@ -64,9 +64,10 @@ inline void transpose(f32x16 (&rows)[16]) {
             b[i + 2 * j + 1] = _mm512_unpackhi_epi64(a[i + j], a[i + j + 2]);
         }
     for (int i = 0; i < 4; i++) {  // quarters
-        __m512i even = _mm512_shuffle_i32x4(b[i], b[i + 4], 0x88), odd = _mm512_shuffle_i32x4(b[i], b[i + 4], 0xDD);
-        __m512i even2 = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0x88),
-                odd2 = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0xDD);
+        __m512i even = _mm512_shuffle_i32x4(b[i], b[i + 4], 0x88);
+        __m512i odd = _mm512_shuffle_i32x4(b[i], b[i + 4], 0xDD);
+        __m512i even2 = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0x88);
+        __m512i odd2 = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0xDD);
         rows[i] = (f32x16)_mm512_shuffle_i32x4(even, even2, 0x88);
         rows[i + 4] = (f32x16)_mm512_shuffle_i32x4(odd, odd2, 0x88);
         rows[i + 8] = (f32x16)_mm512_shuffle_i32x4(even, even2, 0xDD);
@@ -109,7 +110,7 @@ struct PieceFactors {
     }
 };
 
-// Of one block. What a type's ZERO makes of the scale is no matter of rounding: see blocks.h.
+// One of them, as Factors.
 template <class Type>
 struct OneFactor {
     vf scales, offsets;
@@ -265,8 +266,7 @@ void write(const Matmul& job, int64_t row, int64_t column) {
     }
 }
 
-// A panel with one or two tiles of x. Tiles 0 … 3: sums; 4, 5: weights; 6, 7: x. Loads and products take turns, as
-// few of the former can wait for the latter.
+// A panel with one or two tiles of x. Tiles 0 … 3: sums; 4, 5: weights; 6, 7: x. Loads and products take turns.
 template <int COUNT>
 void multiply_tiles(const Matmul& job, int64_t t, const Tile* panel, int64_t column, Unpacking& next) {
     const int64_t parts = job.x.parts, width = job.x.width;
@@ -338,7 +338,8 @@ extern "C" int octavo_has_tiles() { return tiles_usable(); }
 extern "C" void octavo_matmul_bf16(const float* x, int64_t m, int64_t k, int64_t x_stride, const uint8_t* w,
                                    int64_t n, int64_t row_bytes, int type, const float* bias, float* y,
                                    int64_t y_stride, int threads) {
-    if (!tiles_usable()) return octavo_matmul(x, m, k, x_stride, w, n, row_bytes, type, bias, y, y_stride, threads);
+    if (!tiles_usable())
+        return octavo_matmul(x, m, k, x_stride, w, n, row_bytes, type, bias, y, y_stride, threads);
     if (m == 0 || n == 0) return;
     Rounded rounded{m, k};
     parallel_for(rounded.num_tiles, threads, [&](int64_t t) { rounded.round(x, x_stride, t); });

@@ -41,14 +41,7 @@ def disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
             twin = activations if fast.activations == "bfloat16" else "float32"
             if not _agree(made, slow.block_matmul(x, blocks, kind.name, None, twin), bound):
                 yield f"block_matmul of {kind.name}, {activations}, {rows} rows"
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        if not _agree(_attention(fast, dtype), _attention(slow, dtype), torch.ones(())):
-            yield f"store_kv and paged_attention in {dtype}"
-    kinds: tuple[Activations, ...] = ("float32", "bfloat16")
-    for kind in kinds:
-        rounding = 200 if kind == "bfloat16" else 1
-        if not _agree(_long_attention(fast, kind), _long_attention(slow, kind), torch.tensor(rounding)):
-            yield f"paged_attention of long contexts, {kind}"
+    yield from _attention_disagreements(fast, slow)
     x = torch.randn(5, 192, generator=generator)
     for name in ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "gelu", "gelu_tanh"):
         if not _agree(getattr(fast, name)(x), getattr(slow, name)(x), torch.ones(())):
@@ -56,6 +49,16 @@ def disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
     weight = torch.rand(192, generator=generator)
     if not _agree(fast.rms_norm(x, weight, 1e-6), slow.rms_norm(x, weight, 1e-6), torch.ones(())):
         yield "rms_norm"
+
+
+def _attention_disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        if not _agree(_attention(fast, dtype), _attention(slow, dtype), torch.ones(())):
+            yield f"store_kv and paged_attention in {dtype}"
+    kinds: dict[Activations, int] = {"float32": 1, "bfloat16": 200}
+    for kind, rounding in kinds.items():
+        if not _agree(_long_attention(fast, kind), _long_attention(slow, kind), torch.tensor(rounding)):
+            yield f"paged_attention of long contexts, {kind}"
 
 
 def _agree(fast: Tensor, slow: Tensor, scale: Tensor) -> bool:

@@ -59,14 +59,14 @@ def decode_tiles(
 def packed_tiles(
     num_heads: int, cache_shape: torch.Size, q_type: torch.dtype, cache_type: torch.dtype
 ) -> dict[str, Any]:
-    """What the kernel for common beginnings is compiled for. Tiles of keys do not cross blocks."""
+    """What the kernel for common beginnings is compiled for, as measured. Tiles of keys do not cross blocks."""
     constants = _shape(num_heads, cache_shape, q_type, cache_type)
     tile_m = max(16, power_of_2(constants["GROUP"]))
     return constants | {
         "TILE_M": tile_m,
         "TILE_K": min(_MIDDLE if constants["D"] <= 128 else _SMALL, constants["BLOCK_SIZE"]),
         "PACK": tile_m // constants["GROUP"],
-        "num_warps": 4,
+        "num_warps": 2,
         "num_stages": 2 if constants["DOT"] == tl.float32 else 3,
     }
 
