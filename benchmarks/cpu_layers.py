@@ -25,6 +25,7 @@ from octavo.runtime.kernels.table import Activations, KernelTable
 
 Matrix = tuple[str, int, int]
 """Block type, outputs, inputs."""
+Work = Callable[[], object]
 
 GEMMA: list[Matrix] = [("Q5_0", 1280, 640), ("Q8_0", 256, 640), ("Q4_K", 640, 1024), ("Q5_0", 4096, 640)]
 SMOLLM2: list[Matrix] = [("Q4_1", 960, 576), ("Q4_1", 576, 576), ("Q4_1", 3072, 576), ("Q4_1", 576, 1536)]
@@ -34,7 +35,7 @@ MODELS: dict[str, tuple[list[Matrix], Matrix]] = {
 }
 KINDS: tuple[Activations, ...] = ("float32", "bfloat16", "int8")
 MANY = 256
-"""From so many rows on it is a prompt: no head, and only the kinds that are meant for it."""
+"""From so many rows on it is a prompt: no head, and of ours only bfloat16."""
 
 
 def packed(matrix: Matrix) -> Tensor:
@@ -48,7 +49,7 @@ def packed(matrix: Matrix) -> Tensor:
     return blocks.view(rows, -1)
 
 
-def ours(table: KernelTable, matrices: list[tuple[Matrix, Tensor]], kind: Activations, m: int) -> Callable:
+def ours(table: KernelTable, matrices: list[tuple[Matrix, Tensor]], kind: Activations, m: int) -> Work:
     xs = {matrix[2]: torch.randn(m, matrix[2]) for matrix, _ in matrices}
 
     def work() -> None:
@@ -58,7 +59,7 @@ def ours(table: KernelTable, matrices: list[tuple[Matrix, Tensor]], kind: Activa
     return work
 
 
-def torchs(matrices: list[Matrix], m: int) -> Callable:
+def torchs(matrices: list[Matrix], m: int) -> Work:
     """oneDNN, through the op that torch's own compiler emits."""
     ops = torch.ops.mkldnn
     plain = ((k, torch.randn(64, k).bfloat16().repeat(n // 64, 1)) for _, n, k in matrices)
@@ -72,8 +73,8 @@ def torchs(matrices: list[Matrix], m: int) -> Callable:
     return work
 
 
-def medians_ms(works: dict[str, Callable], wall_s: float) -> dict[str, float]:
-    """Of calls in turn, five each or what fits in `wall_s`."""
+def medians_ms(works: dict[str, Work], wall_s: float) -> dict[str, float]:
+    """Of calls in turn, three each or what fits in `wall_s`."""
     times: dict[str, list[float]] = {name: [] for name in works}
     for work in works.values():
         work()
@@ -113,7 +114,7 @@ def main() -> None:
                     if m >= MANY and part == "head":
                         continue
                     kinds = KINDS if m < MANY else KINDS[1:2]
-                    works = {kind: ours(table, blocks, kind, m) for kind in kinds}
+                    works: dict[str, Work] = {kind: ours(table, blocks, kind, m) for kind in kinds}
                     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
                         works["torch bfloat16"] = torchs(matrices, m)
                     found = medians_ms(works, args.wall)

@@ -3,14 +3,15 @@
     python benchmarks/record.py structured-schemas python -m benchmarks.structured_schemas --suite DIR
 
 Two sources: Hypothesis (the strategy of tests/structured.py), and the schemas of the official
-JSON-Schema-Test-Suite (DIR; the sdist of the package jsonschema holds it as json/tests/draft2020-12); each with
-the default model and with random weights of the same shape. Prints one JSON line per source and weights:
+JSON-Schema-Test-Suite (DIR; the sdist of the package jsonschema holds it as json/tests/draft2020-12); each
+with the default model and with random weights of the same shape. Prints one JSON line per source and weights:
 schemas, those refused before they ran, outputs by finish reason, and outputs that do not parse or validate,
 which must be none: the exit status says so.
 """
 
 import argparse
 import json
+import re
 import sys
 import time
 from collections import Counter
@@ -25,7 +26,15 @@ from octavo import LLM, RequestError, SamplingParams
 from octavo.config.model import DEFAULT_MODEL
 from tests.structured import SCHEMAS
 
-KIND = jsonschema.Draft202012Validator
+
+def matches(validator, pattern, instance, schema):
+    """`pattern` as ECMA 262 reads it: \\w, \\W, \\d and \\D are about ASCII."""
+    if validator.is_type(instance, "string") and not re.search(pattern, instance, re.ASCII):
+        yield ValidationError(f"{instance!r} does not match {pattern!r}")
+
+
+KIND = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"pattern": matches})
+FORMATS = jsonschema.Draft202012Validator.FORMAT_CHECKER
 
 
 def main():
@@ -105,7 +114,7 @@ def fault_of(schema, text):
     for number in (float, Decimal):
         try:
             exact = json.loads(json.dumps(schema), parse_float=number)
-            KIND(exact, format_checker=KIND.FORMAT_CHECKER).validate(json.loads(text, parse_float=number))
+            KIND(exact, format_checker=FORMATS).validate(json.loads(text, parse_float=number))
         except (ValueError, ValidationError) as error:
             fault = f"{type(error).__name__}: {str(error)[:200]}"
         else:

@@ -8,7 +8,6 @@ The usual `gguf` package needs seconds for a vocabulary of 50,000 tokens; this r
 
 import functools
 import mmap
-import os
 import struct
 from dataclasses import dataclass
 from math import prod
@@ -62,7 +61,7 @@ class TensorInfo:
 
 def open_gguf(path: Path) -> "GGUFFile":
     """The file at `path`, shared: config, tokenizer and loader ask for the same one, whose header is long."""
-    stamp = os.stat(path)
+    stamp = path.stat()
     return _open(path, stamp.st_ino, stamp.st_size, stamp.st_mtime_ns)
 
 

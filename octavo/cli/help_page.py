@@ -7,7 +7,6 @@
 """
 
 import argparse
-import pydoc
 import sys
 from collections.abc import Callable
 
@@ -31,7 +30,9 @@ def show(parser: argparse.ArgumentParser, word: str) -> None:
             "all, page and listgroup are known, too."
         )
     if word == "page" and sys.stdout.isatty():
-        pydoc.pager(text)
+        from pydoc import pager  # seldom wanted, and slow to import
+
+        pager(text)
     else:
         print(text.rstrip())
 

@@ -25,15 +25,14 @@ SIZES = {
     "num_key_value_heads": 8,
     "num_hidden_layers": 8,
     "vocab_size": 128256,
+    "max_position_embeddings": 2048,
 }
 
 
 def test_the_plan_holds(tmp_path):
     """Weights to the byte; the rest within a tenth: kernels keep little memory that no tensor shows."""
     (tmp_path / "config.json").write_text(json.dumps(tiny_config("LlamaForCausalLM") | SIZES))
-    config = resolve(
-        EngineArgs(model=str(tmp_path), load_format="dummy", dtype="bfloat16", max_model_len=2048)
-    )
+    config = resolve(EngineArgs(model=str(tmp_path), load_format="dummy", dtype="bfloat16"))
     told = forecast(config)
     worker = Worker(config)
     found = worker.load()

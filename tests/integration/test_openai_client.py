@@ -150,7 +150,13 @@ def test_scoring_as_evaluations_do(client, offline):
     texts = [context + rest for context, rest in pairs]
     for prompts, (max_tokens, end) in itertools.product((wholes, texts), ((1, -1), (0, None))):
         answer = client.completions.create(
-            model=MODEL, prompt=prompts, max_tokens=max_tokens, temperature=0, logprobs=1, echo=True, seed=1234
+            model=MODEL,
+            prompt=prompts,
+            max_tokens=max_tokens,
+            temperature=0,
+            logprobs=1,
+            echo=True,
+            seed=1234,
         )
         for choice, context, whole, oracle in zip(answer.choices, contexts, wholes, scored, strict=True):
             shown = choice.logprobs

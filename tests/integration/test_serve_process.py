@@ -18,6 +18,7 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
+from tests.process_fakes import wait_until
 from tests.served_process import ServeProcess, free_port
 
 SLOW = {"step_s": 0.05}
@@ -379,9 +380,13 @@ class TestSeveralFronts:
     def test_both_serve_and_count_together(self, pair):
         for _ in range(12):
             assert pair.post("/v1/completions", BODY).status_code == 200
-        lines = pair.get("/metrics").text.splitlines()
-        [line] = [line for line in lines if line.startswith("vllm:request_success") and "length" in line]
-        assert float(line.split()[-1]) == 12
+
+        def count():
+            lines = pair.get("/metrics").text.splitlines()
+            [line] = [line for line in lines if line.startswith("vllm:request_success") and "length" in line]
+            return float(line.split()[-1])
+
+        assert wait_until(lambda: count() == 12, 5), "each tells the others twice a second"
         assert "front1 octavo.access" in pair.log, "the second took some"
 
     def test_one_that_dies_is_replaced(self, pair):

@@ -4,9 +4,8 @@ The bytes stay where the file is mapped. Only the segments of a merged projectio
 have one type are joined, so that one call of the kernel multiplies them.
 """
 
-from itertools import groupby
+from itertools import accumulate, groupby
 
-import torch
 from torch import Tensor
 
 from octavo.config.engine import EngineConfig
@@ -50,11 +49,11 @@ class BlockLinear(LinearMethod):
         """Multiply segment by segment."""
         if len(self._segments) == 1:
             return self._multiply(x, self._segments[0], bias, None)
-        sizes = [segment.shape[0] for segment in self._segments]
-        out = x.new_empty(x.shape[0], sum(sizes))
-        biases = [None] * len(sizes) if bias is None else torch.split(bias, sizes)
-        for segment, piece, columns in zip(self._segments, biases, torch.split(out, sizes, -1), strict=True):
-            self._multiply(x, segment, piece, columns)
+        ends = list(accumulate(segment.shape[0] for segment in self._segments))
+        out = x.new_empty(x.shape[0], ends[-1])
+        for segment, end in zip(self._segments, ends, strict=True):
+            columns = slice(end - segment.shape[0], end)
+            self._multiply(x, segment, None if bias is None else bias[columns], out[:, columns])
         return out
 
     def gather(self, ids: Tensor, scale: float = 1.0) -> Tensor:

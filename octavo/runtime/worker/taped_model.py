@@ -1,7 +1,7 @@
 """`TapedModel`: a model whose decoding steps on a CPU are one call of C, instead of hundreds from Python.
 
-The worker puts it before the model where the platform has a recorder of tapes. A step of one token per request
-is copied into tensors that stay where they are, padded to the next size by rows that store nothing, and
+The worker puts it before the model where kernels can be recorded on tapes. A step of one token per request is
+copied into tensors that stay where they are, padded to the next size by rows that store nothing, and
 repeated from the tape of that size, which is recorded when the size is first met. All other steps, and all
 steps of a model that cannot be recorded, are the model's own.
 """

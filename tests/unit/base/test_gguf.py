@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.base.errors import BadCheckpoint, Unsupported
-from octavo.base.gguf import GGUFFile
+from octavo.base.gguf import GGUFFile, open_gguf
 from octavo.config.gguf_config import config_from_gguf
 from tests.gguf_writer import (
     ARRAY,
@@ -39,6 +39,14 @@ def write(tmp_path):
         return path
 
     return write
+
+
+def test_an_open_file_is_shared_until_it_changes(write):
+    path = write(WHOLE)
+    first = open_gguf(path)
+    assert open_gguf(path) is first
+    write(WHOLE + bytes(32))
+    assert open_gguf(path) is not first
 
 
 def test_reads_metadata_and_tensors(write):
