@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # the one place where this is allowed: type checkers cannot f
     from octavo.llm import LLM
     from octavo.messages.sampling import RepetitionDetectionParams, RequestOutputKind, SamplingParams
     from octavo.messages.structured import GuidedDecodingParams, StructuredOutputsParams
+    from octavo.runtime.models.registry import ModelRegistry
     from octavo.runtime.sampling.custom import AdapterLogitsProcessor
     from octavo.runtime.sampling.processors import Processor as LogitsProcessor
 
@@ -53,6 +54,7 @@ _HOMES = {
     "GuidedDecodingParams": "octavo.messages.structured:GuidedDecodingParams",
     "LogitsProcessor": "octavo.runtime.sampling.processors:Processor",
     "AdapterLogitsProcessor": "octavo.runtime.sampling.custom:AdapterLogitsProcessor",
+    "ModelRegistry": "octavo.runtime.models.registry:ModelRegistry",
     "Logprob": "octavo.frontend.logprobs:Logprob",
     "FlatLogprobs": "octavo.frontend.logprobs:FlatLogprobs",
     "RequestOutput": "octavo.frontend.outputs:RequestOutput",
@@ -93,6 +95,7 @@ __all__ = [
     "LLMEngine",
     "LogitsProcessor",
     "Logprob",
+    "ModelRegistry",
     "OctavoError",
     "Overloaded",
     "PromptTooLong",

@@ -44,6 +44,7 @@ class OpenRequest(ABC):
         self._tokenizer = tokenizer
         self.stats = RequestStateStats(arrival_time=prepared.arrival_s, queued_ts=time.monotonic())
         self._num_cached_tokens: int | None = None
+        self._num_cache_creation_tokens: int | None = None
 
     @property
     def params(self) -> SamplingParams:
@@ -128,6 +129,7 @@ class OpenRequest(ABC):
             finished=finished,
             metrics=self.stats,
             num_cached_tokens=self._num_cached_tokens,
+            num_cache_creation_tokens=self._num_cache_creation_tokens,
         )
 
 
@@ -209,5 +211,6 @@ class SampledRequest(OpenRequest):
     def _take_prompt_facts(self, output: EngineOutput) -> None:
         if self._num_cached_tokens is None:
             self._num_cached_tokens = output.num_cached_tokens
+            self._num_cache_creation_tokens = output.num_cache_creation_tokens
         if output.prompt_logprobs:
             self._prompt_scores.take(output.prompt_logprobs)

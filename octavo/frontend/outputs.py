@@ -98,6 +98,7 @@ class RequestOutput:
     num_cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache."""
     num_cache_creation_tokens: int | None = None
+    """Prompt tokens that were computed and are kept in the prefix cache."""
     prompt_token_id_logprobs: list[list[float]] | None = None
     """Row i scores the candidates for prompt position prompt_logprob_start + 1 + i."""
     kv_transfer_params: dict[str, Any] | None = None

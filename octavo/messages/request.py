@@ -94,6 +94,8 @@ class EngineOutput(msgspec.Struct, array_like=True, gc=False):
     """Times it lost its blocks to another so far."""
     ended_by_text: bool = False
     """For FinishReason.STOP: the last token completed the output and is part of its text."""
+    num_cache_creation_tokens: int = 0
+    """With the first token: prompt tokens that it computed and the prefix cache keeps."""
 
 
 class SchedulerStats(msgspec.Struct, array_like=True, gc=False):

@@ -265,7 +265,8 @@ EXISTS = {
 ELSEWHERE = {
     *("--version", "--config", "_ or -", "--flag.field", "--help=page"),  # flags
     "StreamingInput",  # a kind of prompt
-    *("metrics", "num_cached_tokens", "prompt_token_id_logprobs"),  # None until there is something to say
+    *("metrics", "num_cached_tokens", "num_cache_creation_tokens"),  # None until there is something to say
+    "prompt_token_id_logprobs",  # None until there is something to say
     *("cumulative_logprob", "logprobs", "finish_reason", "stop_reason", "rank", "decoded_token"),
     *("HF_TOKEN", "HF_HOME", "CUDA_VISIBLE_DEVICES"),  # read by libraries
 }

@@ -36,8 +36,7 @@ def test_the_plan_holds(tmp_path):
     told = forecast(config)
     worker = Worker(config)
     found = worker.load()
-    free, total = torch.cuda.mem_get_info()
-    print("told", told, "found", found.workspace_bytes, found.available_bytes, "GPU", free, total)
+    _, total = torch.cuda.mem_get_info()
     worker.close()
     assert told.ready.weight_bytes == found.weight_bytes
     assert told.ready.workspace_bytes == pytest.approx(found.workspace_bytes, rel=0.1)

@@ -8,9 +8,11 @@ import sys
 
 import pytest
 
-from octavo import LLM, AsyncLLM, ConfigError, EngineArgs, EngineDead, SamplingParams
+from octavo import LLM, AsyncLLM, ConfigError, EngineArgs, EngineDead, ModelRegistry, SamplingParams
 from octavo.base import env
-from tests.tiny_models import make_oracle, make_prompts, oracle_greedy, save
+from octavo.runtime.models.interface import MODELS
+from octavo.runtime.models.llama import Llama
+from tests.tiny_models import make_oracle, make_prompts, oracle_greedy, save, tiny_config
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False)
 LOCATE = "from octavo.base.hub import locate; print(locate('org/name'))"
@@ -44,6 +46,27 @@ async def test_caches_of_the_asynchronous_engine(make_engine):
     assert cached == [0, 32, 0]
     assert await engine.reset_encoder_cache() is None
     assert await engine.get_tokenizer() is None
+
+
+async def test_what_a_request_leaves_in_the_cache(make_engine):
+    engine = make_engine()
+    outputs = [await collect(engine, [3] * length) for length in (40, 40, 60)]
+    assert [output.num_cache_creation_tokens for output in outputs] == [32, 0, 16]
+    without = make_engine(enable_prefix_caching=False)
+    assert (await collect(without, [3] * 40)).num_cache_creation_tokens == 0
+
+
+def test_a_registered_architecture(tmp_path, monkeypatch):
+    oracle = make_oracle(tiny_config("LlamaForCausalLM"))
+    path = save(oracle, tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"architectures": ["MineForCausalLM"]}))
+    monkeypatch.setattr(MODELS, "_targets", dict(MODELS._targets))
+    ModelRegistry.register_model("MineForCausalLM", Llama)
+    assert "MineForCausalLM" in ModelRegistry.get_supported_archs()
+    llm = LLM(str(path), dtype="float32", skip_tokenizer_init=True, num_gpu_blocks_override=50)
+    [output] = llm.generate([[1, 2, 3]], GREEDY, use_tqdm=False)
+    assert output.outputs[0].token_ids == oracle_greedy(oracle, [1, 2, 3], output.outputs[0].token_ids)
 
 
 async def test_a_profile_of_the_asynchronous_engine(make_engine, tmp_path):

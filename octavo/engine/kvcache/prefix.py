@@ -23,6 +23,11 @@ class HashChain:
         """Equal for requests that may share at all."""
         self.digests: list[bytes] = []
 
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens the digests cover."""
+        return len(self.digests) * self._block_size
+
     def extend(self, token_ids: Sequence[int]) -> list[bytes]:
         """Hash the full blocks of `token_ids` that are new since the last call; return all digests.
 

@@ -46,6 +46,7 @@ def _advance(
         request.request_id,
         token_ids,
         num_cached_tokens=request.num_cached_tokens,
+        num_cache_creation_tokens=_num_left_behind(request),
         scheduled_s=request.scheduled_s,
         num_preemptions=request.num_preemptions,
     )
@@ -64,6 +65,12 @@ def _advance(
     if result.prompt_logprobs:
         output.prompt_logprobs = result.prompt_logprobs.get(request.request_id)
     return output
+
+
+def _num_left_behind(request: Request) -> int:
+    """Prompt tokens that it computed and the prefix cache keeps; right while it has no outputs."""
+    named = min(request.chain.num_tokens, request.num_prompt_tokens)
+    return max(0, named - request.num_cached_tokens)
 
 
 def last_output(request: Request, error: str = "") -> EngineOutput:

@@ -27,11 +27,13 @@ def choose_backend(
     name: str = "auto",
     activations: Activations = "float32",
 ) -> AttentionBackend:
-    """The back end `name`, or with "auto" the first that serves all `specs` on `platform`.
+    """The back end `name`, or with "auto" the first that serves all `specs` on `platform`; without any, "paged".
 
     Raises ConfigError for an unknown name, Unsupported with every reason when none serves.
     """
     reasons: list[str] = []
+    if name == "auto" and not specs:
+        name = "paged"
     for candidate in BACKENDS.names() if name == "auto" else [name]:
         kind = BACKENDS.load(candidate)
         refusals = [reason for spec in specs if (reason := kind.supports(spec, platform))]

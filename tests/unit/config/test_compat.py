@@ -138,8 +138,9 @@ def test_other_objects_are_no_configs():
 def test_import_paths():
     import octavo
     from octavo import inputs, outputs, sampling_params
+    from octavo.v1.engine import async_llm
 
-    for module in (inputs, outputs, sampling_params):
+    for module in (inputs, outputs, sampling_params, async_llm):
         assert all(getattr(module, name) is getattr(octavo, name) for name in module.__all__)
 
 

@@ -1,10 +1,11 @@
-"""The compiled kernels: the functions that cpu/*.cpp export, to be called, or written on a tape and replayed."""
+"""The compiled kernels: the functions that cpu/*.cpp export, to be called, or kept on a tape and replayed."""
 
 import ctypes
 import struct
 from array import array
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from octavo.base import env
 from octavo.base.log import get_logger
@@ -12,7 +13,12 @@ from octavo.runtime.kernels.build import shared_library
 
 logger = get_logger(__name__)
 
-_C_TYPES = {"p": ctypes.c_void_p, "l": ctypes.c_int64, "i": ctypes.c_int, "f": ctypes.c_float}
+_C_TYPES: "dict[str, type[ctypes._SimpleCData[Any]]]" = {
+    "p": ctypes.c_void_p,
+    "l": ctypes.c_int64,
+    "i": ctypes.c_int,
+    "f": ctypes.c_float,
+}
 
 _ARGUMENTS = {
     "octavo_matmul": "plllpllippli",
@@ -65,7 +71,8 @@ class Library:
 
     def _function(self, name: str, letters: str) -> Callable[..., None]:
         call = self._library[name]
-        call.argtypes, call.restype = [_C_TYPES[letter] for letter in letters], None
+        call.argtypes = [_C_TYPES[letter] for letter in letters]
+        call.restype = None
         address = ctypes.cast(self._library[f"{name}_taped"], ctypes.c_void_p).value
         assert address is not None
 

@@ -59,7 +59,7 @@ def decode_tiles(
 def packed_tiles(
     num_heads: int, cache_shape: torch.Size, q_type: torch.dtype, cache_type: torch.dtype
 ) -> dict[str, Any]:
-    """What the kernel for common beginnings is compiled for, as measured. Tiles of keys do not cross blocks."""
+    """What the kernel for common beginnings is compiled for. Tiles of keys do not cross blocks."""
     constants = _shape(num_heads, cache_shape, q_type, cache_type)
     tile_m = max(16, power_of_2(constants["GROUP"]))
     return constants | {

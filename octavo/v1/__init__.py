@@ -1,0 +1,1 @@
+"""Import paths under which vLLM's users know what octavo has at the top."""

@@ -1,0 +1,1 @@
+"""See octavo.v1."""
