@@ -85,17 +85,17 @@ class EngineOutput(msgspec.Struct, array_like=True, gc=False):
     stop_reason: int | str | None = None
     """The stop token that ended it; None for end of text."""
     num_cached_tokens: int = 0
-    """Prompt tokens found in the prefix cache."""
+    """Until the first token: prompt tokens found in the prefix cache."""
     error: str = ""
     """For FinishReason.ERROR: a text for the client."""
     scheduled_s: float = 0.0
-    """When it first took part in a step, monotonic clock; 0 = never."""
+    """Until the first token: when it first took part in a step, monotonic clock; 0 = never."""
     num_preemptions: int = 0
     """Times it lost its blocks to another so far."""
     ended_by_text: bool = False
     """For FinishReason.STOP: the last token completed the output and is part of its text."""
     num_cache_creation_tokens: int = 0
-    """With the first token: prompt tokens that it computed and the prefix cache keeps."""
+    """Until the first token: prompt tokens that it computed and the prefix cache keeps."""
 
 
 class SchedulerStats(msgspec.Struct, array_like=True, gc=False):

@@ -14,6 +14,7 @@ from tests.process_fakes import wait_until
 from tests.served_process import ServeProcess
 
 NUM_CLIENTS, NUM_SEATS = 200, 4
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 _RESET = struct.pack("ii", 1, 0)
 
 
@@ -81,10 +82,9 @@ async def test_two_hundred_clients_at_once(server):
 
 async def test_a_refusal_is_quick(server, full):
     """Of 20 at once, while all places are taken; on a busy machine, as quick as what costs nothing."""
-    health = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     refused, watched = [], []
     for _ in range(5):
-        pairs = [ask(server, request) for _ in range(20) for request in (request_of(max_tokens=9), health)]
+        pairs = [ask(server, request) for _ in range(20) for request in (request_of(max_tokens=9), HEALTH)]
         answers = await asyncio.gather(*pairs)
         refused += answers[::2]
         watched += answers[1::2]
@@ -129,6 +129,29 @@ async def test_readers_that_do_not_read_hold_nobody_up(server):
     for client in idle:
         client.close()
     assert await asyncio.to_thread(wait_until, lambda: not load_of(server), 5)
+
+
+async def test_health_is_told_while_much_is_read_and_written():
+    """200 streams, and prompts that take seconds to tokenize: all is read, then cut, and then refused."""
+    flags = ["--max-num-seqs", str(NUM_CLIENTS), "--disable-access-log"]
+    stream = request_of(max_tokens=1000, stream=True)
+    huge = request_of(prompt="a" * 5_000_000, truncate_prompt_tokens=4, max_tokens=4093)
+    with ServeProcess(*flags, orders={"step_s": 0.1}) as server:
+        streams = [asyncio.create_task(ask(server, stream)) for _ in range(NUM_CLIENTS)]
+        while load_of(server) < NUM_CLIENTS:
+            await asyncio.sleep(0.05)
+        read = [asyncio.create_task(ask(server, huge)) for _ in range(2)]
+        watched = []
+        while not all(task.done() for task in read):
+            watched.append(await ask(server, HEALTH))
+            await asyncio.sleep(0.02)
+        assert not any(task.done() for task in streams)
+        assert all(b"the prompt takes 4." in task.result()[0] for task in read)
+        for task in streams:
+            task.cancel()
+        await asyncio.gather(*streams, return_exceptions=True)
+    assert all(answer.startswith(b"HTTP/1.1 200") for answer, _ in watched)
+    assert max(took_s for _, took_s in watched) < 1.0 < sum(took_s + 0.02 for _, took_s in watched)
 
 
 def test_running_out_of_file_descriptors():

@@ -42,14 +42,11 @@ def _advance(
     request: Request, token_ids: list[int], result: ModelRunnerOutput, ledger: Ledger
 ) -> EngineOutput:
     """Append new tokens up to the first that ends the request."""
-    output = EngineOutput(
-        request.request_id,
-        token_ids,
-        num_cached_tokens=request.num_cached_tokens,
-        num_cache_creation_tokens=_num_left_behind(request),
-        scheduled_s=request.scheduled_s,
-        num_preemptions=request.num_preemptions,
-    )
+    output = EngineOutput(request.request_id, token_ids)
+    if len(request.token_ids) == request.num_prompt_tokens:
+        _tell_how_it_began(request, output)
+    if request.num_preemptions:
+        output.num_preemptions = request.num_preemptions
     if token_ids:
         request.num_pending -= 1
     for count, token_id in enumerate(token_ids, 1):
@@ -67,10 +64,11 @@ def _advance(
     return output
 
 
-def _num_left_behind(request: Request) -> int:
-    """Prompt tokens that it computed and the prefix cache keeps; right while it has no outputs."""
+def _tell_how_it_began(request: Request, output: EngineOutput) -> None:
+    output.scheduled_s = request.scheduled_s
+    output.num_cached_tokens = request.num_cached_tokens
     named = min(request.chain.num_tokens, request.num_prompt_tokens)
-    return max(0, named - request.num_cached_tokens)
+    output.num_cache_creation_tokens = max(0, named - request.num_cached_tokens)
 
 
 def last_output(request: Request, error: str = "") -> EngineOutput:

@@ -168,7 +168,7 @@ def _make_cache(plan: CachePlan, dtype: torch.dtype, device: torch.device) -> KV
     """Take the cache's memory. Raises ConfigError when the device has less than was asked for."""
     try:
         return KVTensors(plan, dtype, device)
-    except torch.OutOfMemoryError as error:
+    except (torch.OutOfMemoryError, OSError) as error:  # of a GPU, of the host
         raise ConfigError(
             f"A KV cache of {plan.num_blocks} blocks of {plan.bytes_per_block} bytes "
             f"does not fit into the memory that {device} has left. Lower kv_cache_memory_bytes or "
