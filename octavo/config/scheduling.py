@@ -15,7 +15,7 @@ class SchedulerConfig:
     long_prefill_token_threshold: int = option(0, "Most tokens of one prompt per step; 0 = the token budget.")
     scheduling_policy: str = option(
         "fcfs",
-        "Order of requests: fcfs, priority, deadline, fair (among tenants), lpm (longest prefix in the cache), "
+        "Order of requests: fcfs, priority, deadline, fair (among tenants), lpm (longest cached prefix) "
         "or a plug-in's name.",
     )
     priority_aging_s: float = option(

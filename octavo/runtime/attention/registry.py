@@ -27,7 +27,7 @@ def choose_backend(
     name: str = "auto",
     activations: Activations = "float32",
 ) -> AttentionBackend:
-    """The back end `name`, or with "auto" the first that serves all `specs` on `platform`; without any, "paged".
+    """The back end `name`, or with "auto" the first that serves all `specs` on `platform`; of none, "paged".
 
     Raises ConfigError for an unknown name, Unsupported with every reason when none serves.
     """

@@ -1,7 +1,7 @@
 """`ModelRegistry`: vLLM's name for the table of model architectures.
 
 For plug-ins: every process of an engine runs the functions of the entry point group `octavo.plugins` at its
-start, and what they register here it can load. What a script registers by hand is known to its own process only.
+start, and what they register here it can load. What a script registers is known to its own process only.
 """
 
 from octavo.runtime.models.interface import MODELS, Family
