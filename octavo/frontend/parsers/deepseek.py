@@ -1,33 +1,24 @@
 """DeepSeek V3 (`function<sep>name` and a fenced JSON block) and V3.1 (`name<sep>` and JSON)."""
 
 from octavo.frontend.parsers.call_object import arguments
-from octavo.frontend.parsers.scanner import Malformed, Move, Parser
+from octavo.frontend.parsers.scanner import Malformed, Move
+from octavo.frontend.parsers.section import SectionParser
 
-_BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-_CALL, _SEPARATOR, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+_SEPARATOR = "<｜tool▁sep｜>"
 
 
-class DeepSeekParser(Parser):
+class DeepSeekParser(SectionParser):
     """Text, then one block of calls."""
 
-    shows_special_tokens = True
+    BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+    CALL, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 
-    def read(self) -> Move[None]:
-        """The format."""
-        while (yield from self.copy_until(self.text, _BEGIN)):
-            opening = _BEGIN
-            while (yield from self.take_until(_CALL, _END))[1] == _CALL:
-                if not (yield from self.attempt(_call(self), opening + _CALL)):
-                    break
-                opening = ""
-                yield from self.take_until(_CALL_END)
-
-
-def _call(parser: Parser) -> Move[None]:
-    name, separator = yield from parser.take_until(_SEPARATOR)
-    if not separator:
-        raise Malformed
-    if name.strip() == "function":  # V3
-        name, _ = yield from parser.take_until("```json")
-    parser.start_call(name.strip())
-    yield from arguments(parser)
+    def call(self) -> Move[None]:
+        """A name and arguments."""
+        name, separator = yield from self.take_until(_SEPARATOR)
+        if not separator:
+            raise Malformed
+        if name.strip() == "function":  # V3
+            name, _ = yield from self.take_until("```json")
+        self.start_call(name.strip())
+        yield from arguments(self)

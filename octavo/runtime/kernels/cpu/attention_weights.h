@@ -8,15 +8,7 @@ namespace octavo {
 // e^x for x <= 0, to 1-2 units in the last place; 0 below -87. As simd.h's exp, less what other x need.
 inline vf exp_nonpositive(vf x) {
     vf n = round(max(set1(-87.0f), x) * 1.44269504088896341f);
-    vf r = fma(n, set1(-0.693359375f), x);
-    r = fma(n, set1(2.12194440e-4f), r);
-    vf p = set1(1.9875691500e-4f);
-    p = fma(p, r, set1(1.3981999507e-3f));
-    p = fma(p, r, set1(8.3334519073e-3f));
-    p = fma(p, r, set1(4.1665795894e-2f));
-    p = fma(p, r, set1(1.6666665459e-1f));
-    p = fma(p, r, set1(5.0000001201e-1f));
-    p = fma(p, r * r, r) + 1.0f;
+    vf p = exp_rest(x, n);
     vf y = (vf)((vi)p + (to_int(n) << 23));
     return x < set1(-87.0f) ? set1(0.0f) : y;
 }

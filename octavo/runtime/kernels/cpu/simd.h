@@ -224,13 +224,9 @@ inline void store_bf16(uint16_t* p, vf a) {
     store_low16(p, (vi)(a == a ? (vf)rounded : (vf)((vi){} + 0x7FC0)));
 }
 
-// e^x to 1-2 units in the last place; 0 below -87.3 (so for -inf), inf above 88.7. Range reduction and
-// polynomial after Cephes' expf.
-inline vf exp(vf x) {
-    vf clamped = x < set1(-87.3f) ? set1(-87.3f) : x;
-    clamped = clamped > set1(88.7f) ? set1(88.7f) : clamped;
-    vf n = round(clamped * set1(1.44269504088896341f));
-    vf r = fma(n, set1(-0.693359375f), clamped);
+// e^(x - n ln 2) for |x - n ln 2| <= ln 2 / 2: the polynomial of Cephes' expf.
+inline vf exp_rest(vf x, vf n) {
+    vf r = fma(n, set1(-0.693359375f), x);
     r = fma(n, set1(2.12194440e-4f), r);
     vf p = set1(1.9875691500e-4f);
     p = fma(p, r, set1(1.3981999507e-3f));
@@ -238,7 +234,16 @@ inline vf exp(vf x) {
     p = fma(p, r, set1(4.1665795894e-2f));
     p = fma(p, r, set1(1.6666665459e-1f));
     p = fma(p, r, set1(5.0000001201e-1f));
-    p = fma(p, r * r, r) + 1.0f;
+    return fma(p, r * r, r) + 1.0f;
+}
+
+// e^x to 1-2 units in the last place; 0 below -87.3 (so for -inf), inf above 88.7. Range reduction and
+// polynomial after Cephes' expf.
+inline vf exp(vf x) {
+    vf clamped = x < set1(-87.3f) ? set1(-87.3f) : x;
+    clamped = clamped > set1(88.7f) ? set1(88.7f) : clamped;
+    vf n = round(clamped * set1(1.44269504088896341f));
+    vf p = exp_rest(clamped, n);
     vi exponent = to_int(n);
     vi lower = exponent >> 1;  // in two steps, as 2^128 is no float
     vf y = p * (vf)((lower + 127) << 23) * (vf)((exponent - lower + 127) << 23);
