@@ -50,9 +50,14 @@ def _fresh_log():
 
 
 def pytest_collection_modifyitems(items):
-    """Skip what needs GPUs that are not there."""
+    """Skip what needs GPUs that are not there; allow a second try to what real processes and clocks decide.
+
+    A machine that is busy with other things can upset the latter. The summary names every test that was run again.
+    """
     num_gpus = sum(1 for _ in Path("/dev").glob("nvidia[0-9]*"))
     for item in items:
+        if item.path.is_relative_to(ROOT / "tests" / "integration"):
+            item.add_marker(pytest.mark.flaky(reruns=1))
         needed = 2 if item.get_closest_marker("multi_gpu") else 1 if item.get_closest_marker("gpu") else 0
         if num_gpus < needed:
             item.add_marker(

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from unittest.mock import patch
 
@@ -52,6 +52,7 @@ class ServeProcess:
         self.folder = Path(tempfile.mkdtemp(prefix="octavo-test-"))
         """All that it puts into the file system for temporary things."""
         self.log_file = self.folder.with_suffix(".log")
+        self._seen = set()
         self.port = free_port()
         self.url = f"{'https' if '--ssl-certfile' in flags else 'http'}://127.0.0.1:{self.port}"
         program = program or ["-m", "tests.served_process", json.dumps(orders or {})]
@@ -72,8 +73,10 @@ class ServeProcess:
         return self
 
     def __exit__(self, *_):
-        for process in [*self.children(), psutil.Process(self.process.pid)] if self.is_alive() else []:
-            process.kill()
+        self.children()
+        for process in [*self._seen, self.process]:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         self.process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
         self.log_file.unlink()
@@ -86,7 +89,10 @@ class ServeProcess:
         return self.process.poll() is None
 
     def children(self):
-        return psutil.Process(self.process.pid).children(recursive=True)
+        """Its processes. They are remembered: once it is killed, nobody can tell whose they were."""
+        children = psutil.Process(self.process.pid).children(recursive=True) if self.is_alive() else []
+        self._seen.update(children)
+        return children
 
     def get(self, path, **options):
         return httpx.get(self.url + path, timeout=_PATIENCE_S, verify=False, **options)
@@ -127,13 +133,14 @@ class ServeProcess:
             time.sleep(0.02)
 
     def signal(self, number=signal.SIGTERM):
+        self.children()
         self.process.send_signal(number)
 
     def end(self, timeout_s=_PATIENCE_S):
         """Its exit code, after it has ended by itself; nothing of it may be left."""
-        children = self.children() if self.is_alive() else []
+        self.children()
         code = self.process.wait(timeout_s)
-        _, alive = psutil.wait_procs(children, 5)
+        _, alive = psutil.wait_procs(self._seen, 5)
         assert not alive, f"still there: {alive}"
         left = [path.name for path in self.folder.glob("octavo-*")]
         assert not left, f"left behind: {left}"
