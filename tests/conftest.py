@@ -52,7 +52,7 @@ def _fresh_log():
 def pytest_collection_modifyitems(items):
     """Skip what needs GPUs that are not there; allow a second try to what real processes and clocks decide.
 
-    A machine that is busy with other things can upset the latter. The summary names every test that was run again.
+    A machine that is busy with other things can upset the latter. The summary names each that was run again.
     """
     num_gpus = sum(1 for _ in Path("/dev").glob("nvidia[0-9]*"))
     for item in items:
