@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.weak import WeakIdKeyDictionary
 
+from octavo.runtime.dispatch_mode import DispatchMode
 from octavo.runtime.kernels.shapes import shape_table
 from octavo.runtime.platforms.platform import Platform
 
@@ -48,11 +48,11 @@ class ImaginedPlatform(Platform):
         return self._compute_dtype
 
 
-class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch is not typed here
+class _Count(DispatchMode):
     """Bytes of the tensors that live, of those made meanwhile."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.peak = 0
         self._living: Any = WeakIdKeyDictionary()
         """Bytes by storage: several tensors may look at one."""

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from octavo.base.log import get_logger
+from octavo.runtime.dispatch_mode import DispatchMode
 from octavo.runtime.kernels.cpu.library import Library, Tape
 
 logger = get_logger(__name__)
@@ -82,11 +82,11 @@ class _Arena:
         return piece
 
 
-class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Recording(DispatchMode):
     """Lets work make views and empty tensors, and nothing else."""
 
     def __init__(self, arena: _Arena) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._arena = arena
 
     def __torch_dispatch__(
