@@ -8,9 +8,13 @@ figure is the median of several rounds. Prints one JSON line per figure:
 stream    chunks a second that one core can stream, of completions with one chunk per token
 request   answers a second of one token, not streamed, on one core
 bare      the same two for an application of Starlette that sends prepared bytes, on uvicorn's own server
-step      at 256 streams: time of the wall between the end of a step and the beginning of the next one, while
-          the front streams; and the CPU time of the core's process for one step, from runs of two lengths.
-          In lockstep all streams have prompts of one length, and so fill their blocks in the same steps
+step      what front and core add to each step of 256 streams: the time from the moment in which the executor
+          has a step's tokens to that in which it is given the next step. Meanwhile the core enters the
+          tokens, tells the front, and plans. The front writes its chunks while the next step runs: it adds
+          what it keeps the core from running, and so do the clients where they share its cores. Of this, the
+          CPU time of the core's thread is told too: what is left with a core to itself. In lockstep all
+          streams have prompts of one length, and so fill their blocks in the same steps. Beside it, the CPU
+          time of the core's process for a step, all threads, from runs of two lengths
 refused   milliseconds until 20 clients at once hear that the queue is full
 health    milliseconds of /health while 500 streams are served; asked by a process of its own
 """
@@ -55,7 +59,7 @@ class InstantExecutor(Executor):
         self._num_prompt = {}
         """By request: length of its prompt."""
         self._num_seats = config.scheduler.max_num_seqs
-        self._ended_s, self._gaps_ms = 0.0, []
+        self._ended, self._gaps_ms = self._clocks(), []
         spec = KVCacheSpec(num_kv_heads=1, head_dim=8, bytes_per_token=64)
         return ModelReady(groups=[KVCacheGroup(spec, (0,))], available_bytes=1 << 40)
 
@@ -64,7 +68,8 @@ class InstantExecutor(Executor):
 
     def execute(self, step):
         if len(step.request_ids) == self._num_seats and not step.new_requests:
-            self._gaps_ms.append(1000 * (time.monotonic() - self._ended_s))
+            gap = zip(self._clocks(), self._ended, strict=True)
+            self._gaps_ms.append([1000 * (now - then) for now, then in gap])
         future = Future()
         for request_id in step.released_ids:
             del self._num_prompt[request_id]
@@ -80,7 +85,7 @@ class InstantExecutor(Executor):
                 step_id=step.step_id, sampled_token_ids=sampled, logprobs={}, prompt_logprobs={}, errors={}
             )
         )
-        self._ended_s = time.monotonic()
+        self._ended = self._clocks()
         return future
 
     def sample(self, masks):
@@ -92,6 +97,10 @@ class InstantExecutor(Executor):
 
     def close(self):
         """Nothing to close."""
+
+    def _clocks(self):
+        """Seconds of the wall, and of this thread on a CPU."""
+        return time.monotonic(), time.thread_time()
 
 
 def serve(orders, flags):
@@ -253,6 +262,12 @@ async def watched(server):
     return json.loads(told)
 
 
+def show_gaps(gaps, suffix):
+    """Two lines: of the wall, and of the CPU."""
+    for clock, values in zip(("", "of the core's CPU "), zip(*gaps, strict=True), strict=True):
+        show_latencies(f"octavo: ms {clock}between two steps of {NUM_STREAMS} streams{suffix}", values)
+
+
 def show_latencies(figure, values):
     """One line: the median, and what few exceed."""
     values = sorted(values)
@@ -289,8 +304,8 @@ def measure(name, orders, num_rounds):
         ms_per_step = 1000 / (NUM_TOKENS - NUM_FEW_TOKENS)
         core = [ms_per_step * (b.core_s - a.core_s) for (_, a), (_, b) in zip(short, long, strict=True)]
         show(f"octavo: ms of the core's CPU per step of {NUM_STREAMS} streams", core)
-        show_latencies(f"octavo: ms between two steps of {NUM_STREAMS} streams", gaps)
-        show_latencies("octavo: the same in lockstep", lockstep)
+        show_gaps(gaps, "")
+        show_gaps(lockstep, " in lockstep")
 
 
 def measure_answers():
@@ -306,7 +321,7 @@ def measure_answers():
 
 
 def gaps_of(server):
-    """Milliseconds between two steps of all streams, since this was last asked."""
+    """Milliseconds between two steps of all streams, by clock, since this was last asked."""
     answer = server.post("/collective_rpc", {"method": "gaps"})
     return answer.json()["results"][0]
 

@@ -1,16 +1,19 @@
 """Other engines beside octavo on one CPU: the same work in turn, round by round, medians and ratios.
 
     python benchmarks/record.py cpu-peers python benchmarks/peers_cpu.py --scripts FOLDER [--rounds 3]
-        [--work W1,W2,W3,W4,W5,S1,S4,S16,S64] octavo='python bench_offline.py --model FILE …' NAME='…' …
+        [--minutes 20] [--work W1,W2,W3,W4,W5,S1,S4,S16,S64] [--once vLLM]
+        octavo='python bench_offline.py --model FILE …' vLLM='…' …
 
 Each engine is a name and the command that measures it: what runs Python, a script of FOLDER and its options
 (`env A=B python …` sets variables). A script there imports `make(name, vocab, seed, n_w1)` from the module
 `workloads` beside it, takes `--workloads` and `--repeat`, and prints a JSON line per workload: W1 64 mixed
 requests, W2 one stream, W3 a prompt of 2048, W4 a shared prefix, W5 16 streams. Sn is added here: n streams
-of 64 tokens in, 128 out, for a curve of throughput over streams.
+of 64 tokens in, 32 out, for a curve of throughput over streams.
 
 Every row: engine, workload, what is measured, its median and all values, and the ratio to the first engine's
-(above 1 = better than that). `first_token` is the time from the start of the process.
+(above 1 = better than that). `first_token` is the time from the start of the process. An engine that fails is
+told and left, and what it had printed counts. Where a script takes `--dump`, a row says for how many requests
+the first 8 tokens are those of the first engine: equal work is equal only if it says the same.
 """
 
 import argparse
@@ -21,12 +24,16 @@ import shlex
 import statistics
 import subprocess
 import sys
+import tempfile
+import time
 from collections import defaultdict
 from pathlib import Path
 
 HERE = str(Path(__file__).resolve())
 MEASURES = {"W2": "ms_per_token", "W3": "prefill_tok_s"}
+STREAM = 32
 Values = dict[tuple[str, str, str], list[float]]
+Outputs = dict[str, list[list[int]]]
 
 
 def main() -> int:
@@ -36,34 +43,47 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--scripts", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=60, help="no engine is started after so many")
+    parser.add_argument("--once", action="append", default=[], help="an engine for the first round only")
     parser.add_argument("--work", default="W1,W2,W3,W4,W5")
     parser.add_argument("engines", nargs="+", metavar="NAME=COMMAND")
     args = parser.parse_args()
     engines = dict(engine.split("=", 1) for engine in args.engines)
+    turns = [(n, name) for n in range(args.rounds) for name in engines if n == 0 or name not in args.once]
+    end = time.monotonic() + 60 * args.minutes
     values: Values = defaultdict(list)
-    for number in range(args.rounds):
-        for name, command in engines.items():
+    outputs: dict[str, Outputs] = {}
+    for number, name in turns:
+        if time.monotonic() < end:
             print(f"round {number + 1} of {args.rounds}: {name}", file=sys.stderr, flush=True)
-            measure(name, command, args.scripts, args.work, values)
-    for row in rows(values, next(iter(engines))):
+            outputs[name] = measure(name, engines[name], args.scripts, args.work, values)
+    first = next(iter(engines))
+    for row in [*rows(values, first), *agreements(outputs, first)]:
         print(json.dumps(row), flush=True)
     return 0
 
 
-def measure(name: str, command: str, scripts: Path, work: str, values: Values) -> None:
-    """Run an engine once over all workloads."""
+def measure(name: str, command: str, scripts: Path, work: str, values: Values) -> Outputs:
+    """Run an engine once over all workloads; what it wrote, if its script tells."""
     words = shlex.split(command)
     place = next(i for i, word in enumerate(words) if word.endswith(".py"))
-    script = str(scripts / Path(words[place]).name)
-    words[place : place + 1] = [HERE, "inside", script]
-    done = subprocess.run(
-        [*words, "--workloads", work, "--repeat", "1"], stdout=subprocess.PIPE, text=True, check=True
-    )
+    script = scripts / Path(words[place]).name
+    words[place : place + 1] = [HERE, "inside", str(script)]
+    words += ["--workloads", work, "--repeat", "1"]
+    with tempfile.NamedTemporaryFile("r") as dump:
+        if "--dump" in script.read_text(encoding="utf-8"):
+            words += ["--dump", dump.name]
+        done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)
+        written = dump.read()
+    if done.returncode:
+        print(f"{name} ended with {done.returncode}", file=sys.stderr, flush=True)
     printed = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     for row in printed:
         measured = MEASURES.get(row["workload"], "out_tok_s")
         values[name, row["workload"], measured].append(row[measured])
-    values[name, "start", "first_token_s"].append(printed[0]["first_token_s"])
+    for row in printed[:1]:
+        values[name, "start", "first_token_s"].append(row["first_token_s"])
+    return json.loads(written) if written else {}
 
 
 def rows(values: Values, first: str) -> list[dict[str, object]]:
@@ -71,10 +91,27 @@ def rows(values: Values, first: str) -> list[dict[str, object]]:
     medians = {key: statistics.median(found) for key, found in values.items()}
     made = []
     for (name, work, measured), found in sorted(values.items(), key=lambda item: item[0][1]):
-        median, base = medians[name, work, measured], medians[first, work, measured]
-        better = median / base if measured.endswith("tok_s") else base / median
-        numbers = {"median": median, "values": found, f"ratio_to_{first}": round(better, 3)}
-        made.append({"engine": name, "workload": work, "measured": measured} | numbers)
+        row = {"engine": name, "workload": work, "measured": measured}
+        median = medians[name, work, measured]
+        if base := medians.get((first, work, measured)):
+            ratio = median / base if measured.endswith("tok_s") else base / median
+            row |= {"ratio": round(ratio, 3)}
+        made.append(row | {"median": round(median, 3), "values": found})
+    return made
+
+
+def agreements(outputs: dict[str, Outputs], first: str) -> list[dict[str, object]]:
+    """Of each engine that told what it wrote: requests that begin as with the first one."""
+    made = []
+    for name, written in outputs.items():
+        pairs = [
+            pair
+            for work in written.keys() & outputs[first].keys()
+            for pair in zip(written[work], outputs[first][work], strict=True)
+        ]
+        if pairs and name != first:
+            same = sum(a[:8] == b[:8] for a, b in pairs)
+            made.append({"engine": name, "requests": len(pairs), "same_first_8_tokens": same})
     return made
 
 
@@ -89,7 +126,7 @@ def inside(script: Path, arguments: list[str]) -> None:
         if not name.startswith("S"):
             return make(name, vocab, seed, n_w1)
         draw = random.Random(f"{seed}-{name}").randrange
-        return [([draw(10, vocab) for _ in range(64)], 128) for _ in range(int(name[1:]))]
+        return [([draw(10, vocab) for _ in range(64)], STREAM) for _ in range(int(name[1:]))]
 
     workloads.make = make_more
     sys.argv = [str(script), *arguments]

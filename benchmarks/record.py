@@ -2,12 +2,14 @@
 
 python benchmarks/record.py [--note TEXT] NAME COMMAND …
 
-Writes benchmarks/results/NAME.json: date, machine, versions, commit, command, note, every JSON line printed.
+Writes benchmarks/results/NAME.json: date, machine, its load before, versions, commit, command, note, every
+JSON line printed.
 """
 
 import argparse
 import datetime
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -24,6 +26,7 @@ def main() -> int:
     parser.add_argument("--note", default="")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     args = parser.parse_args()
+    load = os.getloadavg()[0]
     done = subprocess.run(args.command, stdout=subprocess.PIPE, text=True, check=False)
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not rows:
@@ -32,6 +35,7 @@ def main() -> int:
     record = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": machine(),
+        "load_before": round(load, 2),
         "versions": {"python": platform.python_version(), **versions()},
         "commit": git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain") else ""),
         "command": [Path(word).name if "/" in word else word for word in args.command],

@@ -1,25 +1,36 @@
-"""What rounded activations cost a model: `python tools/quality.py MODEL [--activations int8] [--tokens N]`.
+"""What rounding costs a model: `python tools/quality.py MODEL … --settings SETTING … [--tokens N]`.
 
-Scores a text of the standard library (Python's own reference, `pydoc_data.topics`) twice with the same stored
-weights: with float32 activations, that is the dequantized model, and with rounded ones. Prints one JSON line:
-both perplexities, their ratio, and how often both find the same token likeliest.
+A setting is arguments of `LLM`: `activations=int8,kv_cache_dtype=bfloat16`. `twins,…` computes it by the
+kernels' slow twins, which round on any CPU: bfloat16 needs them where there is no AMX. `transformers` is
+Hugging Face's own model with the GGUF file's weights dequantized: how far octavo's reference is from it.
 
-`--twins` scores the rounded model by the kernels' slow twins, which round on any CPU: bfloat16 needs them
-where there is no AMX.
+Each setting scores a text of the standard library (Python's own reference, `pydoc_data.topics`), and so does
+the reference: the same weights with activations and KV cache in float32, that is the dequantized model.
+One JSON line per setting: both perplexities, their ratio, and how often both find the same token likeliest.
+Scores are kept in the folder `--scores`, a line per window: a run that was stopped goes on where it was, and
+what every setting needs is computed once.
 """
 
 import argparse
 import json
 import math
 import os
+import platform
 import sys
+from collections.abc import Iterator
+from itertools import islice, product
 from pathlib import Path
 from pydoc_data.topics import topics
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a script, from any folder
 
 from octavo import LLM, SamplingParams
+from octavo.base.hub import locate
+from octavo.frontend.text.loader import load_tokenizer
+
+REFERENCE = "activations=float32,kv_cache_dtype=float32"
+AT_ONCE = 4  # windows in one call; what is lost when a run is stopped
 
 
 class Scores(NamedTuple):
@@ -34,45 +45,95 @@ class Scores(NamedTuple):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model")
-    parser.add_argument("--tokens", type=int, default=10240)
+    parser.add_argument("models", nargs="+", metavar="MODEL")
+    parser.add_argument("--settings", nargs="+", default=["activations=int8"], metavar="SETTING")
+    parser.add_argument("--tokens", type=int, default=51200)
     parser.add_argument("--window", type=int, default=512, help="tokens of one prompt")
-    parser.add_argument("--activations", choices=("bfloat16", "int8"), default="int8")
-    parser.add_argument("--twins", action="store_true")
+    parser.add_argument("--scores", type=Path, default=Path("quality-scores"))
     args = parser.parse_args()
-    exact = score(args.model, "float32", args.tokens, args.window)
-    if args.twins:
-        os.environ["OCTAVO_NO_CPU_KERNELS"] = "1"
-    rounded = score(args.model, args.activations, args.tokens, args.window)
-    same = sum(a == b for a, b in zip(exact.likeliest, rounded.likeliest, strict=True))
-    row = {
-        "model": Path(args.model).name,
-        "positions": len(exact.logprobs),
-        "perplexity float32": round(exact.perplexity(), 4),
-        f"perplexity {args.activations}": round(rounded.perplexity(), 4),
-        "perplexity ratio": round(rounded.perplexity() / exact.perplexity(), 5),
-        "top-1 agreement": round(same / len(exact.likeliest), 5),
-    }
-    print(json.dumps(row))
+    for model, setting in product(args.models, args.settings):
+        print(json.dumps(compare(model, setting, args.tokens, args.window, args.scores)), flush=True)
     return 0
 
 
-def score(model: str, activations: str, num_tokens: int, window: int) -> Scores:
-    """Every position but the first of every window."""
-    llm = LLM(model=model, activations=activations, max_model_len=window + 1, enable_prefix_caching=False)
+def compare(model: str, setting: str, num_tokens: int, window: int, folder: Path) -> dict[str, object]:
+    """The row of a setting."""
+    exact = score(model, REFERENCE, num_tokens, window, folder)
+    rounded = score(model, setting, num_tokens, window, folder)
+    pairs = list(zip(exact.likeliest, rounded.likeliest, strict=True))
+    furthest = max(abs(a - b) for a, b in zip(exact.logprobs, rounded.logprobs, strict=True))
+    return {
+        "model": Path(model).stem,
+        "setting": setting,
+        "text": f"pydoc_data.topics of Python {platform.python_version()}, prompts of {window}",
+        "positions": len(pairs),
+        "perplexity reference": round(exact.perplexity(), 4),
+        "perplexity": round(rounded.perplexity(), 4),
+        "perplexity ratio": round(rounded.perplexity() / exact.perplexity(), 5),
+        "top-1 agreement": round(sum(a == b for a, b in pairs) / len(pairs), 5),
+        "largest difference of a logprob": round(furthest, 5),
+    }
+
+
+def score(model: str, setting: str, num_tokens: int, window: int, folder: Path) -> Scores:
+    """Every position but the first of every window; those that `folder` does not have are computed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{Path(model).stem} {window} {setting}.jsonl"
+    wanted = -(-num_tokens // window)
+    known = path.read_text(encoding="ascii").splitlines()[:wanted] if path.exists() else []
+    if len(known) < wanted:
+        make = transformers_scores if setting == "transformers" else octavo_scores
+        prompts = list(islice(windows(model, window), len(known), wanted))
+        with path.open("a", encoding="ascii") as file:
+            for scores in make(model, setting, prompts):
+                known.append(json.dumps(scores))
+                print(known[-1], file=file, flush=True)
+                print(f"{path.name}: {len(known)} of {wanted} windows", file=sys.stderr, flush=True)
+    parts = [Scores(*json.loads(line)) for line in known]
+    return Scores([x for part in parts for x in part.logprobs], [x for part in parts for x in part.likeliest])
+
+
+def windows(model: str, size: int) -> Iterator[list[int]]:
+    """The text in prompts of `size` tokens, each with what the model wants at the beginning of one."""
+    tokenizer = load_tokenizer(locate(model))
+    ids = tokenizer.encode("\n\n".join(topics[name] for name in sorted(topics)), add_special_tokens=False)
+    start = tokenizer.encode("")
+    step = size - len(start)
+    return (start + ids[i : i + step] for i in range(0, len(ids) - step + 1, step))
+
+
+def octavo_scores(model: str, setting: str, prompts: list[list[int]]) -> Iterator[Scores]:
+    words = setting.split(",")
+    os.environ["OCTAVO_NO_CPU_KERNELS"] = "1" if "twins" in words else ""
+    options: dict[str, Any] = dict(word.split("=", 1) for word in words if word != "twins")
+    length = len(prompts[0])
+    llm = LLM(model=model, max_model_len=length + 1, max_num_batched_tokens=2 * length, **options)
     try:
-        tokenizer = llm.get_tokenizer()
-        assert tokenizer is not None
-        ids = tokenizer.encode("\n\n".join(topics[name] for name in sorted(topics)), add_special_tokens=False)
-        start = tokenizer.encode("")  # what the model wants at the beginning of a text
-        size = window - len(start)
-        prompts = [start + ids[i : i + size] for i in range(0, num_tokens, size)]
-        outputs = llm.generate(prompts, SamplingParams(max_tokens=1, prompt_logprobs=1))
+        params = SamplingParams(max_tokens=1, prompt_logprobs=1)
+        for i in range(0, len(prompts), AT_ONCE):
+            for output in llm.generate(prompts[i : i + AT_ONCE], params, use_tqdm=False):
+                positions = [p for p in output.prompt_logprobs or () if p is not None]
+                own = [next(iter(position.values())).logprob for position in positions]
+                yield Scores(own, [next(t for t, entry in p.items() if entry.rank == 1) for p in positions])
     finally:
         llm.shutdown()
-    positions = [p for output in outputs for p in output.prompt_logprobs or () if p is not None]
-    own = [next(iter(position.values())).logprob for position in positions]
-    return Scores(own, [next(t for t, entry in p.items() if entry.rank == 1) for p in positions])
+
+
+def transformers_scores(model: str, _: str, prompts: list[list[int]]) -> Iterator[Scores]:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    path = locate(model)
+    oracle = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path.parent, gguf_file=path.name))
+    tensors = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=oracle)["tensors"]
+    oracle.load_state_dict(tensors, strict=False)  # what is tied has no tensor
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        with torch.inference_mode():
+            logits = oracle.eval()(ids).logits[0, :-1].float()
+        own = logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+        yield Scores(own.tolist(), logits.argmax(-1).tolist())
 
 
 if __name__ == "__main__":
