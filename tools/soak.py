@@ -1,12 +1,16 @@
 """Use a server as the world does, for as long as you like, and see that nothing is left of it.
 
     python tools/soak.py --minutes 60 [--clients 24] [--output report.json] [-- flags of octavo serve]
+    python tools/soak.py --minutes 40 --stand-in -- --max-num-seqs 32
+
+--stand-in: a model that does nothing takes the place of a real one, for many more requests in the same time.
 
 Clients of all kinds at once: answers whole and in streams, of many shapes; 30 % leave with a reset at any
 moment, 10 % send what is wrong, 5 % read slowly. Every answer must end as it should. After each part of the
 run, which is told in a line, the server is left alone: then no request is open, no block in use, no file
-descriptor or thread more than before, a canary's text is what it was, and memory (RssAnon of all processes)
-has stopped growing.
+descriptor or thread more than before, a canary's text is what it was, and the memory of each process (RssAnon
+and what of it was swapped out) is noted. How that grows is told for the second half of the run, with the
+standard error: memory at rest goes up and down by some MB with the largest bodies of late.
 
 tests/integration/test_soak.py is a short run of it. Ends with status 1 when something is wrong.
 """
@@ -14,6 +18,7 @@ tests/integration/test_soak.py is a short run of it. Ends with status 1 when som
 import argparse
 import asyncio
 import json
+import math
 import random
 import re
 import signal
@@ -28,11 +33,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import linear_regression, pvariance
 from typing import Any
 
 import psutil
 
 NUM_CLIENTS = 24
+_ROOT = Path(__file__).parents[1]
+_REAL, _STAND_IN = ["octavo", "serve"], ["tests.served_process", "{}"]
 _IDLE_S = 20.0
 _WATCHED = (":num_requests_running", ":num_requests_waiting", ":kv_cache_usage_perc")
 _RESET = struct.pack("ii", 1, 0)
@@ -70,29 +78,26 @@ class Report:
     kinds: Counter = field(default_factory=Counter)
     """Requests by kind and outcome."""
     faults: list[str] = field(default_factory=list)
-    memory_mb: list[float] = field(default_factory=list)
-    """Of all processes, at rest after each part; the first one is after the warm-up."""
+    memory_mb: dict[str, list[float]] = field(default_factory=dict)
+    """By process, at rest after each part; the first one is after the warm-up."""
     num_requests: list[int] = field(default_factory=list)
     """Until then."""
 
     took_s: list[float] = field(default_factory=list)
     """And seconds."""
 
-    @property
-    def growth(self) -> float:
-        """MB per 100,000 requests: the least-squares slope behind the warm-up."""
-        return 1e5 * _slope(self.num_requests, self.memory_mb)
-
-    @property
-    def growth_per_hour(self) -> float:
-        """MB per hour."""
-        return 3600 * _slope(self.took_s, self.memory_mb)
+    def growth(self, process: str) -> tuple[float, float]:
+        """MB per 100,000 requests in the second half of the run, and the standard error of that."""
+        half = len(self.num_requests) // 2
+        return _slope([count / 1e5 for count in self.num_requests[half:]], self.memory_mb[process][half:])
 
     def lines(self) -> list[str]:
         """For people to read."""
         kinds = [f"{count:8} {kind}: {outcome}" for (kind, outcome), count in sorted(self.kinds.items())]
-        slopes = f"{self.growth:.2f} MB per 100,000 requests, {self.growth_per_hour:.2f} MB per hour"
-        return [*kinds, f"memory at rest, MB: {self.memory_mb}; growth: {slopes}"]
+        for process, sizes in self.memory_mb.items():
+            slope, error = self.growth(process)
+            kinds.append(f"{process}, MB at rest: {sizes}; {slope:.1f} ± {error:.1f} per 100,000 requests")
+        return kinds
 
     def to_json(self) -> dict[str, Any]:
         """For other programs."""
@@ -101,17 +106,22 @@ class Report:
                 f"{kind}: {outcome}": count for (kind, outcome), count in sorted(self.kinds.items())
             },
             "seconds": self.took_s[-1],
+            "requests_until_rest": self.num_requests,
             "memory_at_rest_mb": self.memory_mb,
-            "growth_mb_per_100000_requests": round(self.growth, 2),
-            "growth_mb_per_hour": round(self.growth_per_hour, 2),
+            "growth_mb_per_100000_requests": {
+                process: [round(value, 2) for value in self.growth(process)] for process in self.memory_mb
+            },
             "faults": self.faults,
         }
 
 
-def _slope(xs: Sequence[float], ys: Sequence[float]) -> float:
-    mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
-    spread = sum((x - mean_x) ** 2 for x in xs)
-    return sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / spread if spread else 0.0
+def _slope(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
+    """Of the least-squares line, and its standard error; infinite where there are too few points."""
+    if len(xs) < 3:
+        return 0.0, math.inf
+    slope, intercept = linear_regression(xs, ys)
+    rest = sum((y - slope * x - intercept) ** 2 for x, y in zip(xs, ys, strict=True))
+    return slope, math.sqrt(rest / (len(xs) - 2) / (len(xs) * pvariance(xs)))
 
 
 class Soak:
@@ -144,7 +154,8 @@ class Soak:
     def _state(self) -> str:
         report = self.report
         done = f"{report.num_requests[-1]} requests in {report.took_s[-1]:.0f} s"
-        return f"{done}, {report.memory_mb[-1]} MB at rest, {len(report.faults)} faults"
+        sizes = ", ".join(f"{process} {sizes[-1]} MB" for process, sizes in report.memory_mb.items())
+        return f"{done}, {sizes} at rest, {len(report.faults)} faults"
 
     async def _part(self, end_s: float) -> None:
         await asyncio.gather(*(self._client(end_s) for _ in range(self._num_clients)))
@@ -245,8 +256,9 @@ class Soak:
         """Wait until nothing is under way, and note the memory."""
         await asyncio.to_thread(self._wait_until_idle)
         await asyncio.sleep(1.0)
-        memory = sum(_anonymous_mb(process.pid) for process in self._processes())
-        self.report.memory_mb.append(round(memory, 2))
+        for number, process in enumerate(self._processes()):
+            name = ("front", "core")[number] if number < 2 else f"process {number}"
+            self.report.memory_mb.setdefault(name, []).append(round(_anonymous_mb(process.pid), 2))
         self.report.num_requests.append(self.report.kinds.total())
         self.report.took_s.append(round(time.monotonic() - self._begun_s, 1))
 
@@ -283,12 +295,12 @@ def _anonymous_mb(pid: int) -> float:
     return sum(int(sizes[name].split()[0]) for name in ("RssAnon", "VmSwap")) / 1024
 
 
-def _serve(flags: list[str]) -> tuple[subprocess.Popen, int]:
+def _serve(program: list[str], flags: list[str]) -> tuple[subprocess.Popen, int]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "octavo", "serve", *flags, "--port", str(port), "--disable-access-log"]
-    server = subprocess.Popen(command)
+    command = [sys.executable, "-m", *program, *flags, "--port", str(port), "--disable-access-log"]
+    server = subprocess.Popen(command, cwd=_ROOT)
     while server.poll() is None:
         try:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5).close()
@@ -304,13 +316,14 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--parts", type=int, help="one for two minutes, 4 at least, if not given")
     parser.add_argument("--clients", type=int, default=NUM_CLIENTS, help="at the same time")
+    parser.add_argument("--stand-in", action="store_true", help="instead of a real model")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="file for the report, as JSON")
     parser.add_argument("flags", nargs="*", help="of octavo serve, behind --")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
     num_parts = args.parts or max(4, round(args.minutes / 2))
-    server, port = _serve(args.flags)
+    server, port = _serve(_STAND_IN if args.stand_in else _REAL, args.flags)
     soak = Soak(port, server.pid, args.seed, args.clients)
     try:
         report = asyncio.run(soak.run(60 * args.minutes, num_parts, partial(print, flush=True)))

@@ -10,6 +10,7 @@ tokenize, template. With nothing armed a site costs one look at an empty dict.
 import os
 import signal
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,13 @@ def hit(site: str, owner: object = None, rows: Any = None) -> None:
     """Fail if told to; owner: whose work this is; rows: what `nan` spoils a row of."""
     if _armed and (order := _armed.get(site)) is not None:
         _obey(site, order, owner, rows)
+
+
+def hit_each(site: str, owners: Iterable[object]) -> None:
+    """`hit` for each of these owners."""
+    if site in _armed:
+        for owner in owners:
+            hit(site, owner)
 
 
 def arm(orders: str) -> None:

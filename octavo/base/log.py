@@ -60,6 +60,12 @@ def go_to_background(*others: str) -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
+def flush() -> None:
+    """Have all that was logged written, before something else is written to the same place."""
+    for handler in logging.getLogger(_ROOT).handlers:
+        handler.flush()
+
+
 class _Background(QueueHandler):
     """Hands records to a thread; when a full pipe holds that up, records are dropped and counted."""
 
@@ -80,12 +86,11 @@ class _Background(QueueHandler):
         else:
             self._num_dropped = 0
 
-    def close(self) -> None:
-        """At the end of the process: let the thread finish, but not for long."""
+    def flush(self) -> None:
+        """At the end of the process, too: let the thread finish, but not for long."""
         deadline = time.monotonic() + _LAST_WORDS_S
         while self._waiting.unfinished_tasks and time.monotonic() < deadline:
             time.sleep(0.01)
-        super().close()
 
 
 def _set_up_from(path: Path) -> None:

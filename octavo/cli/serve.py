@@ -12,7 +12,7 @@ import sys
 from dataclasses import fields
 from types import FrameType
 
-from octavo.base import env
+from octavo.base import env, log
 from octavo.base.errors import BadCheckpoint, Unsupported
 from octavo.base.processes import leave
 from octavo.base.registry import load_object
@@ -54,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             serve(engine, config, listener)
         except (BadCheckpoint, Unsupported) as error:
+            log.flush()  # else a line of the log may come between this one and its end
             print(f"octavo: error: {error}", file=sys.stderr)
             return _BAD_MODEL
     return leave(0)

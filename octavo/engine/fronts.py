@@ -79,18 +79,14 @@ class Fronts:
 
     def deliver(self, outputs: EngineOutputs) -> None:
         """Hand out what a step brought. Front 0 hears of every step, the others at least twice a second."""
-        by_front: dict[int, list[EngineOutput]] = {}
-        for output in outputs.outputs:
-            front = self._owners.get(output.request_id)
-            if front is not None:
-                by_front.setdefault(front, []).append(output)
+        by_front = self._by_front(outputs.outputs)
         now, stats = self._clock(), outputs.stats
         has_stepped, self._num_steps = stats.num_steps > self._num_steps, stats.num_steps
         for front, heard_s in enumerate(self._heard_s):
             own = by_front.get(front, [])
             if own or (has_stepped and front == _OWNER) or now - heard_s >= BEAT_S:
                 self._send_outputs(front, own, stats)
-        self.disown(output.request_id for output in outputs.outputs if output.finish_reason)
+        self.disown([output.request_id for output in outputs.outputs if output.finish_reason is not None])
 
     def abort_all(self) -> None:
         """Every request ends exactly once, also when the core ends."""
@@ -127,14 +123,24 @@ class Fronts:
         for front, pipe in enumerate(self._pipes):
             pipe.close(linger_s=1.0 if front == _OWNER else 0.1)
 
+    def _by_front(self, outputs: list[EngineOutput]) -> dict[int, list[EngineOutput]]:
+        """What each is to get; a front that is alone drops by itself what nobody waits for."""
+        if len(self._pipes) == 1:
+            return {_OWNER: outputs}
+        by_front: dict[int, list[EngineOutput]] = {}
+        for output in outputs:
+            front = self._owners.get(output.request_id)
+            if front is not None:
+                by_front.setdefault(front, []).append(output)
+        return by_front
+
     def _open(self, front: int) -> Sender[FrontMessage]:
         return Sender(self._mailbox.address(front_pipe(front)))
 
     def _send_outputs(self, front: int, outputs: list[EngineOutput], stats: SchedulerStats) -> None:
         """Send them; one that cannot be encoded ends its own request and no other."""
         try:
-            for output in outputs:
-                faults.hit("out.encode", output.request_id)
+            faults.hit_each("out.encode", (output.request_id for output in outputs))
             self.tell(front, EngineOutputs(outputs, stats))
         except Exception:
             logger.exception("Outputs cannot be sent as they are.")

@@ -91,7 +91,7 @@ class EngineOutput(msgspec.Struct, array_like=True, gc=False):
     scheduled_s: float = 0.0
     """Until the first token: when it first took part in a step, monotonic clock; 0 = never."""
     num_preemptions: int = 0
-    """Times it lost its blocks to another so far."""
+    """In the end: times it lost its blocks to another."""
     ended_by_text: bool = False
     """For FinishReason.STOP: the last token completed the output and is part of its text."""
     num_cache_creation_tokens: int = 0

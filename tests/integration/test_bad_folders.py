@@ -169,3 +169,4 @@ def test_the_server_ends_with_one_line(folder, fault):
         assert server.end() == 3, server.log
         told = [line for line in server.log.splitlines() if line.startswith("octavo: error: ")]
         assert len(told) == 1 and len(told[0]) < 1000, server.log
+        assert server.log.endswith(f"{told[0]}\n"), server.log

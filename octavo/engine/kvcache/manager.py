@@ -41,7 +41,7 @@ class BlockTable:
         self.groups = groups
         self.first_live = first_live
         self.num_committed = num_committed
-        """Leading full blocks that were offered to the prefix map."""
+        """Leading full blocks that were offered to the prefix map, if it wants them."""
         self.epoch = epoch
         self.capacity = 0
         """Positions that the table covers."""
@@ -218,13 +218,15 @@ class KVCacheManager:
         """
         num_full = min(num_computed, len(token_ids)) // self.block_size
         start = table.num_committed
-        if num_full <= start or not self._enable_prefix_caching or table.epoch != self._epoch:
+        if num_full <= start:
+            return
+        table.num_committed = num_full
+        if not self._enable_prefix_caching or table.epoch != self._epoch:
             return
         digests = chain.extend(token_ids)
         for group, blocks, first_live in zip(self.groups, table.groups, table.first_live, strict=True):
             for i in range(max(start, first_live), num_full):
                 self.pool.remember(blocks[i], (digests[i], group.index))
-        table.num_committed = num_full
 
     def release(self, table: BlockTable, *, discard: bool = False) -> None:
         """Give all blocks back, tails first; `discard`: what only this table holds is not shared again."""

@@ -83,6 +83,9 @@ class Request:
     """Steps given to the executor and not read back."""
     num_computed_before: int = 0
     """`num_computed` when the last step that has a part of this request began."""
+    calm_until: int = 0
+    """While `num_computed` is less, a step computes and samples one token, and there is nothing else to do:
+    no block is needed or full, no limit is near."""
     table: BlockTable | None = None
     """Blocks held; None before it runs."""
     prefix: SharedPrefix | None = None

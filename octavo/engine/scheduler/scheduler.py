@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from octavo.base.errors import PromptTooLong, RequestError
 from octavo.config.scheduling import SchedulerConfig
-from octavo.engine.kvcache.manager import KVCacheManager
+from octavo.engine.kvcache.manager import BlockTable, KVCacheManager
 from octavo.engine.scheduler.ledger import Ledger
 from octavo.engine.scheduler.plan import StepPlan
 from octavo.engine.scheduler.policies import POLICIES
@@ -222,10 +222,12 @@ class Scheduler:
     def _schedule_running(self, plan: StepPlan) -> None:
         """Serve running requests in order; each leaves a token for every one behind it."""
         order = self._ledger.running.in_order()
-        served = 0
-        while served < len(order) and plan.num_tokens_left > 0:
-            request = order[served]
-            served += 1
+        for served, request in enumerate(order, 1):  # who loses its blocks leaves at the end of `order`
+            if plan.num_tokens_left <= 0:
+                return
+            if request.num_computed < request.calm_until:
+                plan.add_token(request)
+                continue
             num_tokens = len(request.token_ids) + request.num_pending
             if num_tokens >= request.max_total_tokens:
                 continue  # its last token is pending
@@ -233,23 +235,22 @@ class Scheduler:
             if num_new > 1:
                 room = max(1, plan.num_tokens_left - (len(order) - served))
                 num_new = min(num_new, room, self._max_chunk)
-            new_blocks = self._blocks_for(request, num_new, order, plan)
-            if new_blocks is not None:
+            table = request.table
+            assert table is not None
+            if request.num_computed + num_new <= table.capacity:
+                self._take(plan, request, num_new)
+            elif (new_blocks := self._blocks_for(request, table, num_new, order, plan)) is not None:
                 self._take(plan, request, num_new, new_blocks)
 
     def _blocks_for(
-        self, request: Request, num_new: int, order: list[Request], plan: StepPlan
+        self, request: Request, table: BlockTable, num_new: int, order: list[Request], plan: StepPlan
     ) -> list[list[int]] | None:
-        """New blocks for a running request, [] when it needs none; None if it must wait.
+        """New blocks for a running request whose table is full; None if it must wait.
 
         If need be they are taken from ended requests that hold some, then from the running ones behind it.
 
         Whoever loses its blocks, or would but for a step in flight, is removed from the end of `order`.
         """
-        table = request.table
-        assert table is not None
-        if request.num_computed + num_new <= table.capacity:
-            return []
         if plan.is_blocked:
             return None
         while True:
@@ -342,20 +343,25 @@ class Scheduler:
         )
         self._take(plan, request, num_new, [blocks.copy() for blocks in request.table.groups])
 
-    def _take(self, plan: StepPlan, request: Request, num_new: int, new_blocks: list[list[int]]) -> None:
+    def _take(
+        self, plan: StepPlan, request: Request, num_new: int, new_blocks: list[list[int]] | None = None
+    ) -> None:
         """Give `request` its part of the step, and enter the blocks that it fills into the prefix map.
 
         A request that starts in this very step may share them: in each layer a step writes before it reads.
         """
         plan.add(request, num_new, new_blocks)
-        table = request.table
+        table, num_computed = request.table, request.num_computed
         assert table is not None
-        if request.num_computed // self.kv.block_size > table.num_committed:
-            self.kv.commit(table, request.chain, request.token_ids, request.num_computed)
-        if request.num_computed_before < request.num_prompt_tokens <= request.num_computed:
+        if num_computed // self.kv.block_size > table.num_committed:
+            self.kv.commit(table, request.chain, request.token_ids, num_computed)
+        if request.num_computed_before < request.num_prompt_tokens <= num_computed:
             self.kv.publish(table, request.chain, request.num_prompt_tokens)
         if self._policy.takes_turns:
             self._policy.charge(request, num_new)
+        elif request.num_pending and request.guide is None:
+            next_full = (table.num_committed + 1) * self.kv.block_size
+            request.calm_until = min(table.capacity, next_full - 1, request.max_total_tokens - 1)
 
 
 def max_chunk(config: SchedulerConfig) -> int:

@@ -6,7 +6,7 @@ request here.
 
 from typing import NamedTuple
 
-from octavo.engine.scheduler.request import Request
+from octavo.engine.scheduler.request import Request, RequestStatus
 from octavo.messages.request import FinishReason
 
 
@@ -37,6 +37,21 @@ def find_stop(request: Request) -> Stop | None:
     if repeats and _is_long_enough(request):
         return Stop(FinishReason.REPETITION, "repetition_detected")
     return None
+
+
+def just_goes_on(request: Request, token_id: int) -> bool:
+    """Whether there is nothing to say or to ask about `token_id`, as about nearly all: not the first, no end.
+
+    What `find_stop` says of it then is None.
+    """
+    num_tokens = len(request.token_ids)
+    return (
+        request.status is RequestStatus.RUNNING
+        and request.num_prompt_tokens < num_tokens < request.max_total_tokens - 1
+        and token_id not in request.stop_token_ids
+        and request.guide is None
+        and request.repetition is None
+    )
 
 
 def _is_long_enough(request: Request) -> bool:

@@ -8,7 +8,7 @@ from octavo.base.errors import RequestError
 from octavo.engine.scheduler.ledger import Ledger
 from octavo.engine.scheduler.plan import StepPlan
 from octavo.engine.scheduler.request import Request, RequestStatus
-from octavo.engine.scheduler.stops import find_stop
+from octavo.engine.scheduler.stops import find_stop, just_goes_on
 from octavo.messages.request import EngineOutput, FinishReason, TokenLogprobs
 from octavo.messages.step import ModelRunnerOutput
 
@@ -19,10 +19,15 @@ def read_results(plan: StepPlan, result: ModelRunnerOutput, ledger: Ledger) -> l
     if result.prompt_logprobs:
         _keep_fresh_prompt_logprobs(plan, result)
     errors, prompt_logprobs = result.errors, result.prompt_logprobs
+    brings_tokens_only = not (errors or prompt_logprobs or result.logprobs)
     outputs = []
     for request, token_ids in zip(plan.requests, result.sampled_token_ids, strict=True):
         request.num_in_flight -= 1
-        if request.status is RequestStatus.FINISHED:
+        if brings_tokens_only and len(token_ids) == 1 and just_goes_on(request, token_ids[0]):
+            request.token_ids.append(token_ids[0])
+            request.num_pending -= 1
+            outputs.append(EngineOutput(request.request_id, token_ids))
+        elif request.status is RequestStatus.FINISHED:
             ledger.retire(request)
         elif request.request_id in errors:
             ledger.finish(request, FinishReason.ERROR)
@@ -45,8 +50,6 @@ def _advance(
     output = EngineOutput(request.request_id, token_ids)
     if len(request.token_ids) == request.num_prompt_tokens:
         _tell_how_it_began(request, output)
-    if request.num_preemptions:
-        output.num_preemptions = request.num_preemptions
     if token_ids:
         request.num_pending -= 1
     for count, token_id in enumerate(token_ids, 1):
@@ -56,6 +59,7 @@ def _advance(
             ledger.finish(request, stop.reason)
             output.new_token_ids = token_ids[:count]
             output.finish_reason, output.stop_reason, output.ended_by_text = stop
+            output.num_preemptions = request.num_preemptions
             break
     if result.logprobs and (logprobs := result.logprobs.get(request.request_id)) is not None:
         output.logprobs = logprobs[: len(output.new_token_ids)]

@@ -44,6 +44,14 @@ def test_an_owner_that_failed_fails_again():
     assert uses("out.encode", 2, "b") == [1, 2]
 
 
+def test_each_of_several_owners_uses_a_site():
+    faults.arm("out.encode:raise@2")
+    faults.hit_each("tokenize", "ab")
+    with pytest.raises(faults.Fault):
+        faults.hit_each("out.encode", "ab")
+    assert uses("out.encode", 1, "b") == [1]
+
+
 def test_memory_sleep_nan():
     faults.arm("core.step:memory,detok:sleep=0.05,worker.forward:nan=1")
     with pytest.raises(MemoryError):

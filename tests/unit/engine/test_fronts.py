@@ -86,6 +86,16 @@ def test_what_nobody_owns_is_not_sent(party):
     assert party.ids_heard(0) == [["r0"]], "a front that there is not: the owner of the core"
 
 
+def test_a_front_that_is_alone():
+    party = Party(1)
+    party.add(0, 0)
+    party.deliver("r0", "r1")
+    party.deliver(steps=0)
+    party.fronts.abort_all()
+    assert party.ids_heard(0) == [["r0", "r1"], ["r0", "r1"]], "the step, and the end"
+    party.close()
+
+
 def test_the_first_owner_of_an_id_keeps_it(party):
     party.add(1)
     party.fronts.own(msgspec.structs.replace(fake_request("r0", [1]), front=2))
