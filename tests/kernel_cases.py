@@ -14,7 +14,7 @@ from octavo.runtime.kernels.table import Cut, HeadNorms, KernelTable, Rotation
 
 BLOCKS = {kind.name: kind for kind in BLOCK_TYPES.values()}
 TYPE_NAMES = sorted(BLOCKS)
-CACHE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+CACHE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 
 
 @dataclass
@@ -76,6 +76,18 @@ class Paged:
         return self.q, self.cache, torch.stack(tables), ends, lens
 
 
+def to_cache(vectors: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A cache that holds these keys and values, [num_blocks, 2, block_size, kv_heads, head_dim]."""
+    if dtype != torch.int8:
+        return vectors.to(dtype)
+    num_blocks, _, block_size, kv_heads, head_dim = vectors.shape
+    scales = vectors.abs().amax(-1) / 127
+    steps = (vectors / scales[..., None]).nan_to_num(0.0).round().to(torch.int8)
+    behind = scales.transpose(2, 3).contiguous().view(torch.int8)
+    halves = torch.cat([steps.flatten(2), behind.flatten(2)], 2)
+    return halves.view(num_blocks, 2, block_size, kv_heads, head_dim + 4)
+
+
 def make_paged(
     lens: list[tuple[int, int]],
     *,
@@ -104,7 +116,7 @@ def make_paged(
     q_lens = torch.tensor([0] + [q for q, _ in lens])
     fused = torch.randn((int(q_lens.sum()), heads + 3, head_dim), generator=generator)
     return Paged(
-        cache.to(dtype),
+        to_cache(cache, dtype),
         tables,
         q_lens.cumsum(0).to(torch.int32),
         torch.tensor([kv for _, kv in lens], dtype=torch.int32),
@@ -183,7 +195,7 @@ def _to_store(
 ) -> Case:
     """Nine tokens, some of which are not to be kept."""
     fused = torch.randn(9, heads + 2 * kv_heads + 1, head_dim)
-    cache = torch.randn(4, 2, block_size, kv_heads, head_dim).to(dtype)
+    cache = to_cache(torch.randn(4, 2, block_size, kv_heads, head_dim), dtype)
     slots = torch.tensor([0, -1, block_size - 1, block_size, -1, 3 * block_size + 2, 2 * block_size, 1, -1])
     q, k, v, _ = fused.split((heads, kv_heads, kv_heads, 1), dim=1)
     if rotation is None and norms is None:

@@ -34,7 +34,7 @@ def engine_config(path: Path, device: str = "cpu", **model_options: object) -> E
         model=ModelConfig(model=str(path), **options),
         cache=CacheConfig(block_size=16, kv_cache_dtype="float32"),
         scheduler=SchedulerConfig(),
-        parallel=ParallelConfig(device=device),
+        parallel=ParallelConfig(device=device, cpu_threads=1),
         observability=ObservabilityConfig(),
         checkpoint=checkpoint,
     )

@@ -20,8 +20,9 @@ class CacheConfig:
     prefix_caching_hash_algo: str = option("sha256", "Digest that names a block's content.", ("sha256",))
     kv_cache_dtype: str = option(
         "auto",
-        "Type of keys and values; auto = the model's dtype; fp8 = 8 bits on a GPU, for twice the context.",
-        ("auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3"),
+        "Type of keys and values; auto = the model's dtype. 8 bits for twice the context: fp8 on a GPU; int8 "
+        "on a CPU, with a scale per token and head.",
+        ("auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3", "int8", "int8_per_token_head"),
     )
     swap_space: float = option(0.0, "GiB of host memory for preempted and evicted blocks; 0 = none.")
     kv_transfer_config: dict[str, Any] = field(

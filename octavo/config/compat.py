@@ -79,7 +79,7 @@ FOREIGN: dict[str, Foreign] = {
     "offload_backend": Foreign(("auto", "prefetch"), "Weights in host memory are always copied ahead."),
     "kv_events_config": Foreign(_OFF, f"A stream of cache events {_LATER}."),
     "kv_offloading_backend": Foreign(("native", ""), "The host tier is octavo's own: leave it out."),
-    "calculate_kv_scales": Foreign(_OFF, f"A KV cache in 8 bits {_LATER}."),
+    "calculate_kv_scales": Foreign(_OFF, "Scales of int8 are computed as it is written, that of fp8 is 1."),
     "sliding_window": Foreign((), "The model says its window itself; it cannot be changed."),
     "disable_sliding_window": Foreign(
         _OFF, "The window is part of the model: without it the text is another."

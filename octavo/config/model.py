@@ -31,9 +31,10 @@ class ModelConfig:
     )
     activations: str = option(
         "auto",
-        "What packed and bfloat16 weights are multiplied by on CPU: float32 (exact), bfloat16 (by AMX, and "
-        "float32 without it) or int8 (rounded most); auto = bfloat16 where the CPU has AMX, else float32.",
-        ("auto", "float32", "bfloat16", "int8"),
+        "What packed and bfloat16 weights are multiplied by on CPU: float32 (exact), int16 (by packed "
+        "weights; nearly exact), bfloat16 (by AMX; float32 without it) or int8 (rounded most); auto = "
+        "bfloat16 where the CPU has AMX, else int16.",
+        ("auto", "float32", "bfloat16", "int16", "int8"),
     )
     quantization: str = option("", "Quantization scheme; empty = what the checkpoint says.")
     load_format: str = option("auto", "How weights are read.", ("auto", "safetensors", "gguf", "dummy"))

@@ -194,11 +194,15 @@ def _cache(args: EngineArgs, cpu: bool, dtype: str) -> CacheConfig:
 
 def _kv_cache_dtype(asked: str, cpu: bool, dtype: str) -> str:
     """The name that torch has for it."""
-    if not asked.startswith("fp8"):
-        return dtype if asked == "auto" else asked
-    if cpu:
-        raise ConfigError(f"kv_cache_dtype={asked!r} needs a GPU; on a CPU use 'bfloat16' or 'float16'.")
-    return "float8_e4m3fn"
+    if asked.startswith("fp8"):
+        if cpu:
+            raise ConfigError(f"kv_cache_dtype={asked!r} needs a GPU; on a CPU use 'int8' or 'bfloat16'.")
+        return "float8_e4m3fn"
+    if asked.startswith("int8"):
+        if not cpu:
+            raise ConfigError(f"kv_cache_dtype={asked!r} needs a CPU; on a GPU use 'fp8' or 'bfloat16'.")
+        return "int8"
+    return dtype if asked == "auto" else asked
 
 
 def _importable_name(processor: Any) -> str:

@@ -46,7 +46,7 @@ class ForwardBatch:
     positions:  [T] int64, place of each token in its request
     cu_q_lens:  [R + 1] int32, cumulative numbers of new tokens
     kv_lens:    [R] int32, tokens in the cache once this step's are written
-    kv_caches:  by layer id: [num_blocks, 2, block_size, num_kv_heads, head_dim]; layers may share a tensor
+    kv_caches:  by layer id, as in kernels.cache_layout; layers may share a tensor
     groups:     tables by group; layer i reads groups[group_of_layer[i]]
     """
 

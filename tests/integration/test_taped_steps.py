@@ -4,7 +4,7 @@ import pytest
 
 from octavo import SamplingParams
 from octavo.runtime.kernels.cpu.library import Library
-from octavo.runtime.worker.taped_model import TapedModel
+from octavo.runtime.worker.taped_steps import TapedSteps
 from tests.integration.test_invariance import params, prompts, tokens
 from tests.tiny_models import make_oracle, save, tiny_config
 
@@ -75,8 +75,8 @@ def test_what_was_recorded_ends_with_weights_and_cache(tiny_llama, make_llm, rep
 
 
 def test_a_model_that_computes_with_torch_is_left_alone(tmp_path, make_llm, repeats, monkeypatch):
-    tried, record = [], TapedModel._record_step
-    monkeypatch.setattr(TapedModel, "_record_step", lambda *args: (tried.append(args), record(*args)))
+    tried, record = [], TapedSteps._record_step
+    monkeypatch.setattr(TapedSteps, "_record_step", lambda *args: (tried.append(args), record(*args)))
     path = save(make_oracle(tiny_config("GPT2LMHeadModel")), tmp_path)
     work, wanted = prompts(3), params(3)
     expected = tokens(make_llm(path, enforce_eager=True), work, wanted)

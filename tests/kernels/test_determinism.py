@@ -8,7 +8,7 @@ from octavo.runtime.kernels.table import Activations, KernelTable
 from tests.kernel_cases import CACHE_DTYPES, TYPE_NAMES, make_blocks, make_paged
 
 
-@pytest.mark.parametrize("activations", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("activations", ["float32", "bfloat16", "int16", "int8"])
 @pytest.mark.parametrize("name", TYPE_NAMES)
 def test_matmul_rows_do_not_see_each_other(fast: KernelTable, name: str, activations: Activations) -> None:
     torch.manual_seed(2)
@@ -19,7 +19,7 @@ def test_matmul_rows_do_not_see_each_other(fast: KernelTable, name: str, activat
         assert torch.equal(part, whole[start:end]), (start, end)
 
 
-@pytest.mark.parametrize("activations", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("activations", ["float32", "bfloat16", "int16", "int8"])
 @pytest.mark.parametrize("name", TYPE_NAMES)
 def test_matmul_columns_do_not_see_each_other(fast: KernelTable, name: str, activations: Activations) -> None:
     torch.manual_seed(2)

@@ -55,12 +55,19 @@ def _with_soft_tiles(path: Path, made: Path) -> Callable[..., None]:
     return function
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
 @pytest.mark.parametrize(("window", "cap"), [(0, 0.0), (600, 0.0), (40, 30.0)])
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(9, 3, 64), (4, 1, 96)])
 def test_against_the_twin(
-    attend: tuple[str, list[Attend]], heads: int, kv_heads: int, size: int, window: int, cap: float
+    attend: tuple[str, list[Attend]],
+    heads: int,
+    kv_heads: int,
+    size: int,
+    window: int,
+    cap: float,
+    dtype: torch.dtype,
 ) -> None:
-    paged = _paged(heads, kv_heads, size, window)
+    paged = _paged(heads, kv_heads, size, window, dtype)
     options = {"scale": size**-0.5, "sliding_window": window, "soft_cap": cap}
     kind, (one, *_) = attend
     expected = ref_table().paged_attention(*paged.args(), **options)
@@ -69,10 +76,13 @@ def test_against_the_twin(
     assert kind != "soft" or error > 1e-4  # it did round
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("window", [0, 600])
-def test_threads_and_chunks_change_no_bit(attend: tuple[str, list[Attend]], window: int) -> None:
+def test_threads_and_chunks_change_no_bit(
+    attend: tuple[str, list[Attend]], window: int, dtype: torch.dtype
+) -> None:
     """A long request alone is shared by the threads; among others it may not be."""
-    paged = _paged(4, 1, 64, window)
+    paged = _paged(4, 1, 64, window, dtype)
     _, (one, *many) = attend
     whole = one(*paged.args(), scale=0.125, sliding_window=window)
     for run in many:
@@ -85,11 +95,11 @@ def test_threads_and_chunks_change_no_bit(attend: tuple[str, list[Attend]], wind
 
 
 def test_nobody_is_finite(attend: tuple[str, list[Attend]]) -> None:
-    paged = _paged(9, 3, 64, 0)
+    paged = _paged(9, 3, 64, 0, torch.bfloat16)
     paged.kv_lens[0] = 0
     assert attend[1][0](*paged.args(), scale=0.125).isfinite().all()
 
 
-def _paged(heads: int, kv_heads: int, size: int, window: int) -> Paged:
+def _paged(heads: int, kv_heads: int, size: int, window: int, dtype: torch.dtype) -> Paged:
     sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": size, "block_size": 16, "window": window}
-    return make_paged(LENS, dtype=torch.bfloat16, **sizes)
+    return make_paged(LENS, dtype=dtype, **sizes)

@@ -1,6 +1,6 @@
 """`AttentionBackend`: how attention layers reach the paged cache; implemented once per way of doing it.
 
-Layers call `run`, the model runner calls `plan` once per step, the worker asks `layout` when it allocates.
+Layers call `run`, the model runner calls `plan` once per step.
 """
 
 from abc import ABC, abstractmethod
@@ -24,10 +24,6 @@ class AttentionBackend(ABC):
     @abstractmethod
     def supports(spec: KVCacheSpec, platform: Platform) -> str | None:
         """None, or the reason why this back end cannot serve such layers there."""
-
-    @abstractmethod
-    def layout(self, spec: KVCacheSpec, num_blocks: int, block_size: int) -> tuple[int, ...]:
-        """Shape of one cache tensor; axis 0 counts blocks."""
 
     @abstractmethod
     def plan(self, batch: ForwardBatch) -> None:

@@ -23,17 +23,13 @@ class Scores(NamedTuple):
 
 
 class PagedBackend(AttentionBackend):
-    """Cache tensors of [num_blocks, 2, block_size, num_kv_heads, head_dim]."""
+    """Cache tensors as in kernels.cache_layout."""
 
     @staticmethod
     def supports(spec: KVCacheSpec, platform: Platform) -> str | None:
         """Everything: the kernels take any number of heads and any head_dim."""
         del spec, platform
         return None
-
-    def layout(self, spec: KVCacheSpec, num_blocks: int, block_size: int) -> tuple[int, ...]:
-        """Keys and values of a block stand one after the other."""
-        return (num_blocks, 2, block_size, spec.num_kv_heads, spec.head_dim)
 
     def plan(self, batch: ForwardBatch) -> None:
         """Nothing to prepare: the kernels read the batch as it is."""

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, Protocol, overload
 
 from torch import Tensor
 
-Activations = Literal["float32", "bfloat16", "int8"]
+Activations = Literal["float32", "bfloat16", "int16", "int8"]
 
 
 class Rotation(NamedTuple):
@@ -56,7 +56,7 @@ class StoreKV(Protocol):
         q:      [T, num_heads, D], token-strided; it and k may be overwritten
         k, v:   [T, num_kv_heads, D], token-strided
         cache:  [num_blocks, 2, block_size, num_kv_heads, D] f32, bf16, f16 or, clamped to ±448,
-                float8_e4m3fn; changed in place
+                float8_e4m3fn; on CPU also int8 with scales, as in cache_layout; changed in place
         slots:  [T] int64, block_id * block_size + offset; -1 = keep nothing
         """
 
@@ -214,19 +214,19 @@ class BlockMatmul(Protocol):
         blocks:  [N, row_bytes] uint8, contiguous
         bias:    [N] float32
         activations: "bfloat16" rounds x and the unpacked weights to bfloat16, for the types of
-                 BFLOAT16_TYPES; "int8" rounds x dynamically to 8 bits per block of 32 and multiplies
-                 integers, for those of INT8_TYPES; other types are multiplied as for "float32", and so may
-                 a kernel where rounding gains nothing
+                 BFLOAT16_TYPES; "int16" and "int8" round x to so many bits, every 32 numbers by the largest
+                 of them, and multiply integers, for those of INTEGER_TYPES; other types are multiplied as for
+                 "float32", and so may a kernel where rounding gains nothing
         out:     [M, N] to write to, token-strided: columns of a wider tensor, perhaps
         returns  out, or a new [M, N]; from compiled kernels, a row never depends on the other rows nor on the
                  thread count
         """
 
 
-INT8_TYPES = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"})
-"""Types that have an integer path."""
+INTEGER_TYPES = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"})
+"""Types that integers are multiplied with: 32 weights or more in a block."""
 
-BFLOAT16_TYPES = INT8_TYPES | {"BF16"}
+BFLOAT16_TYPES = INTEGER_TYPES | {"BF16"}
 """Types whose weights may be rounded to bfloat16: not those that were chosen to be more exact."""
 
 

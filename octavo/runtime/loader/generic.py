@@ -51,9 +51,10 @@ def load(config: EngineConfig, platform: Platform, parallel: ParallelContext) ->
             "cpu_offload_gb and offload_group_size."
         )
     build = make_context(config, [], platform, parallel)
+    torch.set_num_threads(config.parallel.cpu_threads)  # products will be torch's own
     hf = _fill(cls, hf_config, config, build)
     link = probe(hf)
-    specs = [call.kv_spec(build.kv_dtype.itemsize) for call in link.calls]
+    specs = [call.kv_spec(build.kv_dtype) for call in link.calls]
     attention = choose_backend(specs, platform, activations=build.attention.activations)
     build = dataclasses.replace(build, attention=attention)
     model = Generic(hf, link, build)

@@ -3,6 +3,7 @@ fault.
 """
 
 from collections.abc import Callable, Iterator
+from typing import get_args
 
 import torch
 from tqdm import tqdm
@@ -66,7 +67,7 @@ def load_own(
             f"tensor_parallel_size={parallel.tp_size} does not divide the model's {arch.num_heads} "
             "attention heads; use a size that does."
         )
-    specs = arch.kv_specs(parallel.tp_size, _dtype(config.cache.kv_cache_dtype).itemsize)
+    specs = arch.kv_specs(parallel.tp_size, _dtype(config.cache.kv_cache_dtype))
     host_layers = _host_layers(config, family, arch, platform, parallel)
     model = family.build(arch, make_context(config, specs, platform, parallel, host_layers))
     read = read or READERS.load(config.model.load_format)
@@ -89,7 +90,7 @@ def _host_layers(
             "Weights of GGUF files stay on the GPU: use safetensors, or leave out cpu_offload_gb."
         )
     imagined = ImaginedPlatform(platform.compute_dtype(_dtype(config.model.dtype)))
-    specs = arch.kv_specs(parallel.tp_size, _dtype(config.cache.kv_cache_dtype).itemsize)
+    specs = arch.kv_specs(parallel.tp_size, _dtype(config.cache.kv_cache_dtype))
     shapes = family.build(arch, make_context(config, specs, imagined, parallel))
     return choose_layers(config.parallel, layer_bytes(shapes))
 
@@ -124,12 +125,12 @@ def make_context(
 
 def _activations(config: EngineConfig, platform: Platform) -> Activations:
     """What packed weights are multiplied by: the user's choice, or what suits the kernels."""
-    chosen: dict[str, Activations] = {"float32": "float32", "bfloat16": "bfloat16", "int8": "int8"}
+    chosen: dict[str, Activations] = {kind: kind for kind in get_args(Activations)}
     return chosen.get(config.model.activations, platform.kernels.activations)
 
 
 def _dtype(name: str) -> torch.dtype:
-    dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn)
+    dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int8)
     return {str(dtype).removeprefix("torch."): dtype for dtype in dtypes}[name]
 
 

@@ -9,8 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+import torch
+
 from octavo.base.errors import BadCheckpoint, Unsupported
 from octavo.messages.kv import KVCacheSpec
+from octavo.runtime.kernels.cache_layout import make_spec
 from octavo.runtime.layers.rotary import DividedRope, LinearRope, Llama3Rope, LongRope, Rope, YarnRope
 
 Config = dict[str, Any]
@@ -89,11 +92,10 @@ class Arch:
                 allowed = f"an even number up to {self.head_dim}"
                 raise BadCheckpoint(f"{rope.dim} components of a head cannot rotate: it must be {allowed}")
 
-    def kv_specs(self, tp_size: int, itemsize: int) -> list[KVCacheSpec]:
-        """The cache of each layer on one rank, in numbers of `itemsize` bytes."""
+    def kv_specs(self, tp_size: int, dtype: torch.dtype) -> list[KVCacheSpec]:
+        """The cache of each layer on one rank, in numbers of this type. Raises Unsupported."""
         heads = max(self.num_kv_heads // tp_size, 1)
-        size = 2 * heads * self.head_dim * itemsize
-        return [KVCacheSpec(heads, self.head_dim, size, layer.sliding_window) for layer in self.layers]
+        return [make_spec(heads, self.head_dim, dtype, layer.sliding_window) for layer in self.layers]
 
 
 def read_arch(config: Config, *, interleaved_rope: bool = False, **own: Any) -> Arch:

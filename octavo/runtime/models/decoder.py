@@ -88,7 +88,7 @@ class SelfAttention(nn.Module):
                 # One kernel applies them on the way into the cache.
                 self._norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
                 self._norms_apart = False
-        spec = arch.kv_specs(build.parallel.tp_size, build.kv_dtype.itemsize)[layer_id]
+        spec = arch.kv_specs(build.parallel.tp_size, build.kv_dtype)[layer_id]
         self.attention = Attention(
             build, layer_id, spec, scale=arch.attention_scale, soft_cap=arch.attention_soft_cap
         )

@@ -21,6 +21,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from octavo.base.errors import OctavoError, Unsupported
 from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.batch import ForwardBatch, GroupTables
+from octavo.runtime.kernels.cache_layout import cache_shape, make_spec
 from octavo.runtime.layers.attention import Attention
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.models.interface import Model
@@ -49,10 +50,9 @@ class AttentionCall:
     sliding_window: int
     soft_cap: float
 
-    def kv_spec(self, itemsize: int) -> KVCacheSpec:
-        """The layer's cache, in numbers of `itemsize` bytes."""
-        size = 2 * self.num_kv_heads * self.head_dim * itemsize
-        return KVCacheSpec(self.num_kv_heads, self.head_dim, size, self.sliding_window)
+    def kv_spec(self, dtype: torch.dtype) -> KVCacheSpec:
+        """The layer's cache, in numbers of this type. Raises Unsupported."""
+        return make_spec(self.num_kv_heads, self.head_dim, dtype, self.sliding_window)
 
 
 @dataclass(eq=False)
@@ -197,9 +197,9 @@ class Generic(Model):
         self.hf = hf
         self.head = copy.copy(hf)
         self.head._modules = {**hf._modules, hf.base_model_prefix: _Given(link.output_type)}
-        itemsize = build.kv_dtype.itemsize
+        dtype = build.kv_dtype
         link.layers = {
-            call.module: Attention(build, i, call.kv_spec(itemsize), scale=call.scale, soft_cap=call.soft_cap)
+            call.module: Attention(build, i, call.kv_spec(dtype), scale=call.scale, soft_cap=call.soft_cap)
             for i, call in enumerate(link.calls)
         }
         self.layers = nn.ModuleList(link.layers.values())
@@ -257,9 +257,10 @@ def verify(model: Generic, build: BuildContext) -> None:
 def _run_in_steps(model: Generic, prompts: list[Tensor], build: BuildContext) -> list[Tensor]:
     """Logits of all positions, three steps with a third of every prompt each; a block of its own for each."""
     block_size = max(map(len, prompts))
+    dtype = build.compute_dtype
     caches = [
-        torch.zeros(build.attention.layout(layer.kv_spec, len(prompts), block_size), device=build.device).to(
-            build.compute_dtype
+        torch.zeros(
+            cache_shape(layer.kv_spec, len(prompts), block_size, dtype), dtype=dtype, device=build.device
         )
         for layer in model.attention_layers
     ]

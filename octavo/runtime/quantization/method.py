@@ -22,7 +22,7 @@ class Storage:
     """Where and how weights are kept: `compute_dtype` is the type of activations, biases and norms.
 
     host_layers: the decoder layers whose matrices are kept in host memory
-    activations: what packed weights are multiplied by; "int8" rounds a row's activations to 8 bits on the way
+    activations: what packed weights are multiplied by; what is not float32 is rounded on the way
     """
 
     device: torch.device

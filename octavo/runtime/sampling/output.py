@@ -34,12 +34,14 @@ class HostCopies:
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self._event: torch.cuda.Event | None = None
         is_remote = tensors[0].device.type != "cpu"
-        self._copies = [torch.empty_like(t, device="cpu", pin_memory=is_remote) for t in tensors]
+        if not is_remote:
+            self._copies = [tensor.clone() for tensor in tensors]
+            return
+        self._copies = [torch.empty_like(t, device="cpu", pin_memory=True) for t in tensors]
         for copy, tensor in zip(self._copies, tensors, strict=True):
             copy.copy_(tensor, non_blocking=True)
-        if is_remote:
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record()
+        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._event.record()
 
     def read(self) -> list[torch.Tensor]:
         """The copies, once they are complete; waits for no later work of the device."""

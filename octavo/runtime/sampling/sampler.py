@@ -10,7 +10,7 @@ State belongs to a slot, is written when a request enters and then only by its o
 depends on its logits, its request and the output position, and on nothing else in the batch.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 
@@ -83,9 +83,12 @@ class Sampler:
         logprobs_mode: str = "raw_logprobs",
         processors: Sequence[ProcessorFactory] = PROCESSORS,
         kernels: KernelTable | None = None,
+        likeliest: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]] = choose_likeliest,
     ) -> None:
-        """kernels: their `cut` and `draw` take the place of the functions of sampling/draw."""
-        self._kernels = kernels
+        """kernels: their `cut` and `draw` take the place of the functions of sampling/draw. Where there are
+        none, `likeliest` may still take that of `choose_likeliest`.
+        """
+        self._kernels, self._likeliest = kernels, likeliest
         self.vocab_size = vocab_size
         self._device = torch.device(device)
         self._processed_logprobs = logprobs_mode.startswith("processed")
@@ -95,6 +98,7 @@ class Sampler:
         self._kinds = np.zeros(max_num_slots, dtype=np.int64)
         self._num_logprobs = np.full(max_num_slots, _NO_LOGPROBS)
         self._has_listed = np.zeros(max_num_slots, dtype=bool)
+        self._is_plain = np.zeros(max_num_slots, dtype=bool)
         self._listed_ids = torch.zeros(max_num_slots, MAX_LOGPROB_TOKEN_IDS, dtype=torch.int64, device=device)
         self._faults: dict[int, str] = {}
         # One row more than there are slots: for the rows that pad a recorded step.
@@ -122,6 +126,8 @@ class Sampler:
                     faults.hit("worker.sample")
                     processor.add(slot, request)
                     self._is_active[index, slot] = True
+        is_served = self._kernels is not None or self._kinds[slot] != Kind.TRUNCATED
+        self._is_plain[slot] = is_served and params.logprobs is None and not self._is_active[:, slot].any()
 
     @torch.inference_mode()
     def remove(self, slot: int) -> None:
@@ -171,12 +177,7 @@ class Sampler:
 
     def is_plain(self, slots: Array) -> bool:
         """Whether `choose` serves these slots: the logits decide, and nothing but tokens is asked for."""
-        return not (
-            self._is_active[:, slots].any()
-            or (self._kernels is None and self.kind(slots) is Kind.TRUNCATED)
-            or (self._num_logprobs[slots] != _NO_LOGPROBS).any()
-            or (self._faults and not self._faults.keys().isdisjoint(slots.tolist()))
-        )
+        return bool(self._is_plain[slots].all()) and self._faults.keys().isdisjoint(slots.tolist())
 
     def kind(self, slots: Array) -> Kind:
         """The kind that serves all of these slots."""
@@ -243,12 +244,11 @@ class Sampler:
         if self._kernels is not None:
             slots, positions = send([batch.slots, batch.positions], self._device)
             return self.choose(logits, slots, positions, self.kind(batch.slots))
-        kinds = self._kinds[batch.slots]
-        if (kinds == Kind.LIKELIEST).all():
-            return self._valid(choose_likeliest(logits))
+        if self.kind(batch.slots) is Kind.LIKELIEST:
+            return self._valid(Choice(*self._likeliest(logits)))
         slots = to_device(batch.slots, self._device)
         noise = uniform(self._seeds.on_device()[slots, 0], to_device(batch.positions, self._device))
-        limits = self._limits_of(slots)
+        limits, kinds = self._limits_of(slots), self._kinds[batch.slots]
         token_ids = torch.empty(len(batch), dtype=torch.int64, device=self._device)
         peaks = torch.empty(len(batch), device=self._device)
         for kind in np.unique(kinds).tolist():

@@ -15,6 +15,7 @@ from octavo.base.block_files import BlockFiles, BlockName
 from octavo.base.log import get_logger
 from octavo.messages.kv import StorePlan
 from octavo.messages.step import BlockSave
+from octavo.runtime.kernels.cache_layout import all_finite
 from octavo.runtime.worker.kv_tensors import KVTensors
 
 logger = get_logger(__name__)
@@ -64,5 +65,5 @@ class BlockSaver:
 @torch.inference_mode()
 def _write(files: BlockFiles, name: BlockName, content: Tensor) -> None:
     """What is no number is nobody's: it would spoil every request that shares it."""
-    if not files.has(name) and bool(content.float().isfinite().all()):
+    if not files.has(name) and all_finite(content):
         files.write(name, content.cpu().view(torch.uint8).numpy().tobytes())

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from octavo.base.errors import Unsupported
 from octavo.messages.kv import CachePlan, KVCacheGroup, KVCacheSpec
+from octavo.runtime.kernels.cache_layout import cache_shape
 
 
 def group_layers(specs: list[KVCacheSpec]) -> list[KVCacheGroup]:
@@ -36,8 +37,7 @@ def group_layers(specs: list[KVCacheSpec]) -> list[KVCacheGroup]:
 class KVTensors:
     """The allocated cache.
 
-    by_layer:        cache of each layer, [num_blocks, 2, block_size, num_kv_heads, head_dim]; layer i of
-                     every group has the same tensor
+    by_layer:        cache of each layer, as in kernels.cache_layout; layer i of every group: the same tensor
     group_of_layer:  index of each layer's group
     """
 
@@ -54,7 +54,7 @@ class KVTensors:
     def allocate(self) -> None:
         """Take the memory."""
         plan, spec = self._plan, self._plan.groups[0].spec
-        shape = (plan.num_blocks, 2, plan.block_size, spec.num_kv_heads, spec.head_dim)
+        shape = cache_shape(spec, plan.num_blocks, plan.block_size, self._dtype)
         count = max(len(group.layers) for group in plan.groups)
         self.tensors = [_zeros(shape, self._dtype, self._device) for _ in range(count)]
         host_shape = (plan.num_host_blocks, *shape[1:])
@@ -77,14 +77,14 @@ class KVTensors:
     def bring(self, contents: dict[int, bytes]) -> None:
         """Have these at hand as blocks of these ids, for the next `copy_blocks`."""
         spec, count = self._plan.groups[0].spec, len(self.tensors)
-        shape = (count, 2, self._plan.block_size, spec.num_kv_heads, spec.head_dim)
+        shape = cache_shape(spec, count, self._plan.block_size, self._dtype)
         self.contents = {
             block: list(torch.frombuffer(bytearray(content), dtype=torch.uint8).view(self._dtype).view(shape))
             for block, content in contents.items()
         }
 
     def copy_of(self, block: int) -> Tensor:
-        """What a block holds now, on its device: [num_tensors, 2, block_size, num_kv_heads, head_dim]."""
+        """What a block holds now, on its device, one of every cache tensor."""
         return torch.stack(self._locate(block))
 
     @property
@@ -104,7 +104,7 @@ class KVTensors:
         self.contents = {}
 
     def _locate(self, block: int) -> list[torch.Tensor]:
-        """The block in every cache tensor, [2, block_size, num_kv_heads, head_dim] each."""
+        """The block in every cache tensor."""
         if block in self.contents:
             return self.contents[block]
         slot = block - self._plan.num_blocks

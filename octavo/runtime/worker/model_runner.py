@@ -14,6 +14,7 @@ import torch
 from octavo.base import faults
 from octavo.messages.step import SchedulerOutput, TokenMasks
 from octavo.runtime.batch import MOST_RECORDED
+from octavo.runtime.kernels.table import RecordTape
 from octavo.runtime.models.interface import Model
 from octavo.runtime.platforms.platform import Record
 from octavo.runtime.sampling.masks import RowMasks
@@ -24,6 +25,7 @@ from octavo.runtime.worker.prepare import Work, make_batch, read_step
 from octavo.runtime.worker.prompt_scores import PromptScores
 from octavo.runtime.worker.recorded_steps import RecordedSteps, Shape
 from octavo.runtime.worker.request_state import RequestState
+from octavo.runtime.worker.taped_steps import TapedSteps
 
 
 class _Unsampled(NamedTuple):
@@ -50,18 +52,22 @@ class ModelRunner:
         self._prompt_scores = PromptScores(logprobs_mode)
         self._model: Model | None = None
         self._recorded_steps: RecordedSteps | None = None
+        self._taped_steps: TapedSteps | None = None
         self._unsampled: _Unsampled | None = None
 
-    def equip(self, model: Model, record: Record | None) -> None:
-        """Compute with `model` and the cache as allocated now; with `record`, steps are recorded."""
-        self._model, self._recorded_steps = model, None
+    def equip(self, model: Model, record: Record | None, record_tape: RecordTape | None = None) -> None:
+        """Compute with `model` and the cache as allocated now; with one of the others, steps are recorded."""
+        self.strip()
+        self._model = model
+        if record_tape is not None:
+            self._taped_steps = TapedSteps(model, self._cache, self._state, record_tape)
         if record is not None:
             self._recorded_steps = RecordedSteps(model, self._cache, self._state, self._sampler, record)
             self._recorded_steps.warm_up()
 
     def strip(self) -> None:
         """Let the model go, and what was recorded of it."""
-        self._model = self._recorded_steps = None
+        self._model = self._recorded_steps = self._taped_steps = None
 
     @torch.inference_mode()
     def execute(self, step: SchedulerOutput) -> PendingStep:
@@ -75,9 +81,12 @@ class ModelRunner:
         if not step.request_ids:
             return PendingStep(step.step_id, [])
         work = read_step(step, slots, self._state)
-        steps = self._recorded_steps
-        if steps is not None and self._is_simple and (shape := steps.shape_of(work)) is not None:
-            return self._repeat(steps, step, work, shape)
+        if self._is_simple:
+            steps, taped = self._recorded_steps, self._taped_steps
+            if steps is not None and (shape := steps.shape_of(work)) is not None:
+                return self._repeat(steps, step, work, shape)
+            if taped is not None and (size := taped.size_of(work)) is not None:
+                return self._end(step, work, taped.forward(work, size))
         return self._compute(step, work)
 
     @property
@@ -113,14 +122,11 @@ class ModelRunner:
         pending.pending = samples.send()
 
     def _repeat(self, steps: RecordedSteps, step: SchedulerOutput, work: Work, shape: Shape) -> PendingStep:
-        pending = PendingStep(step.step_id, step.request_ids, work.samples)
         is_masked = step.masks_follow or step.token_masks is not None
-        if not is_masked and self._sampler.is_plain(work.slots):
-            pending.pending = steps.sample(work, shape).send()
-        else:
-            hidden = steps.forward(work, shape)
-            if work.samples.size:
-                self._end(step, work, hidden, pending)
+        if is_masked or not self._sampler.is_plain(work.slots):
+            return self._end(step, work, steps.forward(work, shape))
+        pending = PendingStep(step.step_id, step.request_ids, work.samples)
+        pending.pending = steps.sample(work, shape).send()
         return pending
 
     def _compute(self, step: SchedulerOutput, work: Work) -> PendingStep:
@@ -128,18 +134,21 @@ class ModelRunner:
         if self._prompt_scores.is_idle and work.starts[-1] > MOST_RECORDED:
             batch.wanted = last_rows
         hidden = self.model.forward(batch)
-        pending = PendingStep(step.step_id, step.request_ids, work.samples)
-        pending.prompt_logprobs = self._prompt_scores.collect(step, work, self._state, hidden, self.model)
-        if work.samples.size:
-            self._end(step, work, hidden if batch.wanted is not None else hidden[last_rows], pending)
+        scores = self._prompt_scores.collect(step, work, self._state, hidden, self.model)
+        pending = self._end(step, work, hidden if batch.wanted is not None else hidden[last_rows])
+        pending.prompt_logprobs = scores
         if self._recorded_steps is not None:
             self._recorded_steps.record_behind(work)
         return pending
 
-    def _end(self, step: SchedulerOutput, work: Work, hidden: torch.Tensor, pending: PendingStep) -> None:
+    def _end(self, step: SchedulerOutput, work: Work, hidden: torch.Tensor) -> PendingStep:
         """Sample from the last hidden states, [S, hidden_size], of those that do; later, if masks follow."""
+        pending = PendingStep(step.step_id, step.request_ids, work.samples)
+        if not work.samples.size:
+            return pending
         logits = self.model.logits(hidden)
         faults.hit("worker.forward", rows=logits)
         self._unsampled = _Unsampled(pending, work, logits)
         if not step.masks_follow:
             self.sample(step.token_masks)
+        return pending

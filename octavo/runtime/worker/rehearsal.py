@@ -13,6 +13,7 @@ from octavo.config.engine import EngineConfig
 from octavo.messages.sampling import SamplingParams
 from octavo.messages.step import NewRequest
 from octavo.runtime.batch import ForwardBatch, GroupTables
+from octavo.runtime.kernels.cache_layout import cache_shape
 from octavo.runtime.models.interface import Model
 from octavo.runtime.platforms.platform import Platform
 from octavo.runtime.sampling.sampler import Sampler
@@ -61,7 +62,7 @@ def _batch(
     tables = torch.zeros((requests, -(-each // block_size)), dtype=torch.int32, device=device)
     positions = torch.arange(each, device=device).repeat(requests)
     caches = [
-        torch.zeros((1, 2, block_size, spec.num_kv_heads, spec.head_dim), dtype=dtype, device=device)
+        torch.zeros(cache_shape(spec, 1, block_size, dtype), dtype=dtype, device=device)
         for spec in (layer.kv_spec for layer in model.attention_layers)
     ]
     return ForwardBatch(

@@ -20,6 +20,7 @@ class RequestState:
     token_ids:     [num_slots + 1, max_model_len + 1] int64 on the device
     block_tables:  [groups, num_slots + 1, max_blocks] int32 on the device
     host_tables:   the same on the host
+    host_tokens:   token_ids, where the device is the host
     num_tokens:    [num_slots] int64 on the host, sampled tokens included
     prompt_embeds: by slot, for requests that bring some, [rows, embedding_size] float32 on the device
     """
@@ -34,6 +35,7 @@ class RequestState:
             (num_groups, num_slots + 1, max_blocks), dtype=torch.int32, device=device
         )
         self.host_tables = np.zeros(self.block_tables.shape, np.int32)
+        self.host_tokens: Array | None = self.token_ids.numpy() if device.type == "cpu" else None
         self.num_tokens = np.zeros(num_slots, np.int64)
         self.num_prompt_tokens = np.zeros(num_slots, np.int64)
         self.prompt_embeds: dict[int, torch.Tensor] = {}
@@ -108,8 +110,11 @@ class RequestState:
 
         slots: [rows] int64 on the host; token_ids: [rows] int64 on the device
         """
-        places = to_device(self.places(slots, self.num_tokens[slots]), self.token_ids.device)
-        self.token_ids.view(-1)[places] = token_ids
+        if self.host_tokens is not None:
+            self.host_tokens[slots, self.num_tokens[slots]] = token_ids.numpy()
+        else:
+            places = to_device(self.places(slots, self.num_tokens[slots]), self.token_ids.device)
+            self.token_ids.view(-1)[places] = token_ids
         self.num_tokens[slots] += 1
 
 

@@ -26,7 +26,6 @@ from octavo.runtime.worker.pending import PendingStep
 from octavo.runtime.worker.profiler import Profiler
 from octavo.runtime.worker.rehearsal import measure
 from octavo.runtime.worker.request_state import RequestState
-from octavo.runtime.worker.taped_model import TapedModel
 
 
 class Worker:
@@ -75,6 +74,7 @@ class Worker:
             config.model.logprobs_mode,
             with_users(self._users_processors),
             self._platform.sampling_kernels,
+            self._platform.kernels.draw,
         )
         self._runner = ModelRunner(self._cache, state, sampler, config.model.logprobs_mode)
         self._equip()
@@ -85,8 +85,7 @@ class Worker:
         is_wanted = may_record and not self._config.parallel.enforce_eager
         record = self._platform.recorder() if is_wanted else None
         record_tape = self._platform.kernels.record_tape if is_wanted and record is None else None
-        model = self.model if record_tape is None else TapedModel(self.model, record_tape)
-        self._runner.equip(model, record)
+        self._runner.equip(self.model, record, record_tape)
 
     def execute(self, step: SchedulerOutput) -> PendingStep:
         """Give one step to the device."""

@@ -75,12 +75,16 @@ def test_what_the_user_says_stays(model):
     assert config.parallel.distributed_executor_backend == "mine.module:Executor"
 
 
-def test_a_cache_of_8_bits_needs_a_gpu(model, monkeypatch):
+def test_a_cache_of_8_bits_is_another_on_each_device(model, monkeypatch):
     with pytest.raises(ConfigError, match="needs a GPU"):
         resolve(EngineArgs(model=model(), kv_cache_dtype="fp8"))
+    for name in ("int8", "int8_per_token_head"):
+        assert resolve(EngineArgs(model=model(), kv_cache_dtype=name)).cache.kv_cache_dtype == "int8"
     monkeypatch.setattr(resolve_module, "_find_device", lambda: "cuda")
     config = resolve(EngineArgs(model=model(), kv_cache_dtype="fp8"))
     assert config.cache.kv_cache_dtype == "float8_e4m3fn"
+    with pytest.raises(ConfigError, match="needs a CPU; on a GPU use 'fp8'"):
+        resolve(EngineArgs(model=model(), kv_cache_dtype="int8"))
 
 
 @pytest.mark.parametrize(

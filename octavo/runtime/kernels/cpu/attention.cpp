@@ -143,8 +143,8 @@ class Batch {
 
 // Whether tiles can take what this cache holds.
 bool fits_tiles(const Cache& cache) {
-    return bfloat16_tiles.see && cache.type == CACHE_BF16 && cache.head_dim % 32 == 0 &&
-           cache.block_size % 16 == 0;
+    return bfloat16_tiles.see && (cache.type == CACHE_BF16 || cache.type == CACHE_I8) &&
+           cache.head_dim % 32 == 0 && cache.block_size % 16 == 0;
 }
 
 #if defined(OCTAVO_TILES)

@@ -59,8 +59,13 @@ struct Piece {
                ((first + row / group) * job.num_heads + head * group + row % group) * job.cache.head_dim;
     }
     const uint8_t* key(const Attention& job, int64_t at) const {
-        int64_t block = job.tables[request * job.table_stride + at / job.cache.block_size];
-        return job.cache.vector(block, 0, at % job.cache.block_size, head);
+        return job.cache.vector(block(job, at), 0, at % job.cache.block_size, head);
+    }
+    const uint8_t* key_scale(const Attention& job, int64_t at) const {
+        return job.cache.scale(block(job, at), 0, at % job.cache.block_size, head);
+    }
+    int64_t block(const Attention& job, int64_t at) const {
+        return job.tables[request * job.table_stride + at / job.cache.block_size];
     }
 };
 
@@ -70,12 +75,34 @@ struct Range {
     bool empty() const { return begin >= end; }
 };
 
+// What positions begin … end - 1 are in the tile that begins at `tile`.
+inline Range part_of(int64_t tile, int64_t begin, int64_t end) {
+    return {int(std::clamp<int64_t>(begin - tile, 0, TILE)), int(std::clamp<int64_t>(end - tile, 0, TILE))};
+}
+
 // What a row sees of the tile that begins at `tile`.
 inline Range visible(const Attention& job, const Piece& piece, int64_t row, int64_t tile) {
     int64_t position = piece.position + int(row) / int(job.group());  // 64 bits divide slowly
     return {int(std::max<int64_t>(job.oldest_visible(position) - tile, 0)),
             int(std::clamp<int64_t>(position + 1 - tile, 0, TILE))};
 }
+
+// A tile of a cache in int8: what scores with its keys, and weights of its values, are to be multiplied by.
+struct Scales {
+    float keys[TILE], values[TILE];
+
+    // Of places `seen`; 0 elsewhere.
+    Scales(const Attention& job, const Piece& piece, int64_t tile, Range seen) : keys(), values() {
+        const int64_t size = job.cache.block_size, to_value = job.cache.key_to_value();
+        for (int i = seen.begin; i < seen.end;) {
+            int count = int(std::min<int64_t>(seen.end - i, size - (tile + i) % size));
+            const uint8_t* from = piece.key_scale(job, tile + i);
+            std::memcpy(keys + i, from, size_t(count) * sizeof(float));
+            std::memcpy(values + i, from + to_value, size_t(count) * sizeof(float));
+            i += count;
+        }
+    }
+};
 
 // Per row: the largest score so far, the sum of e^(score - highest), and that of values so weighted.
 struct State {

@@ -102,6 +102,7 @@ struct Visit {
     const State& state;
     int64_t tile;
     const Keys &keys, &next_keys;
+    const Scales* scales;
     const float* q;
     float* scores;
     bool ask;  // whether to prefetch
@@ -119,8 +120,9 @@ struct Visit {
         }
         float decay[R];
         for (int r = 0; r < R; r++)
-            decay[r] = weigh(job.soft_cap, scores + r * TILE, block, visible(job, piece, row + r, tile),
-                             state.highest[row + r], state.total[row + r]);
+            decay[r] = weigh<TYPE == CACHE_I8>(job.soft_cap, scales, scores + r * TILE, block,
+                                               visible(job, piece, row + r, tile), state.highest[row + r],
+                                               state.total[row + r]);
         constexpr int N = R > 2 && VL == 8 ? 2 : 4;
         for (int at = block.begin; at < block.end; at += CHUNK) {
             for (int i = 0; i < CHUNK && ask && next_keys.at[0]; i++) prefetch(next_keys.at[at + i], bytes);
@@ -150,6 +152,15 @@ struct Visit {
     }
 };
 
+void ask_for_scales(const Attention& job, const Piece& piece, int64_t tile, int64_t end) {
+    int64_t last = std::min(tile + TILE, end);
+    for (int64_t at = tile; at < last; at = (at / job.cache.block_size + 1) * job.cache.block_size) {
+        const uint8_t* scale = piece.key_scale(job, at);
+        __builtin_prefetch(scale);
+        __builtin_prefetch(scale + job.cache.key_to_value());
+    }
+}
+
 template <CacheType TYPE>
 void see(const Attention& job, const Piece& piece, int64_t begin, int64_t end, const State& state,
          float* space) {
@@ -160,9 +171,19 @@ void see(const Attention& job, const Piece& piece, int64_t begin, int64_t end, c
             store(q + row * size + d, load(piece.query(job, row) + d) * job.scale);
     int64_t tile = begin / TILE * TILE;
     Keys keys(job, piece, tile, begin, end);
+    for (const uint8_t* key : keys.at) prefetch(key, size * job.cache.value_bytes());
     for (; tile < end; tile += TILE) {
         Keys next(job, piece, tile + TILE, begin, end);
-        Visit{job, piece, state, tile, keys, next, q, scores, true}.pass_all<TYPE>(rows);
+        auto visit = [&](const Scales* scales) {
+            Visit{job, piece, state, tile, keys, next, scales, q, scores, true}.pass_all<TYPE>(rows);
+        };
+        if constexpr (TYPE == CACHE_I8) {
+            ask_for_scales(job, piece, tile + TILE, end);
+            const Scales scales(job, piece, tile, part_of(tile, begin, end));
+            visit(&scales);
+        } else {
+            visit(nullptr);
+        }
         keys = next;
     }
 }
@@ -171,10 +192,7 @@ int64_t space(const Attention& job, int64_t rows) { return ROWS * TILE + rows * 
 
 void see_any(const Attention& job, const Piece& piece, int64_t begin, int64_t end, const State& state,
              float* space) {
-    auto see_type = job.cache.type == CACHE_F32   ? see<CACHE_F32>
-                    : job.cache.type == CACHE_F16 ? see<CACHE_F16>
-                                                  : see<CACHE_BF16>;
-    see_type(job, piece, begin, end, state, space);
+    for_type(job.cache.type, [&](auto type) { see<type.value>(job, piece, begin, end, state, space); });
 }
 
 }  // namespace

@@ -152,7 +152,9 @@ void for_vectors(int64_t columns, Body&& body) {
 }
 
 // Let all rows see one tile.
-void visit(const Attention& job, const Piece& piece, int64_t tile, const State& state, const Space& space) {
+template <bool SCALED>
+void visit(const Attention& job, const Piece& piece, int64_t tile, const Scales* scales, const State& state,
+           const Space& space) {
     int64_t rows = piece.rows(job), width = job.width();
     for_vectors(TILE, [&](auto n, int64_t column) {
         for (int64_t row = 0; row < rows; row += ROWS) {
@@ -165,8 +167,9 @@ void visit(const Attention& job, const Piece& piece, int64_t tile, const State& 
     for (int64_t first = 0; first < rows; first += ROWS) {
         Range block = seen_by(job, piece, first, ROWS, tile);
         for (int64_t row = first; row < std::min(first + ROWS, rows) && !block.empty(); row++)
-            space.decay[row] = weigh(job.soft_cap, space.scores + row * TILE, block,
-                                     visible(job, piece, row, tile), state.highest[row], state.total[row]);
+            space.decay[row] = weigh<SCALED>(job.soft_cap, scales, space.scores + row * TILE, block,
+                                             visible(job, piece, row, tile), state.highest[row],
+                                             state.total[row]);
     }
     for_vectors(width, [&](auto n, int64_t column) {
         for (int64_t row = 0; row < rows; row += ROWS) {
@@ -189,14 +192,18 @@ void see(const Attention& job, const Piece& piece, int64_t begin, int64_t end, c
         float* to = space.q + row / ROWS * ROWS * width + row % ROWS;
         for (int64_t d = 0; d < size; d++) to[order(d, width) * ROWS] = from[d] * job.scale;
     }
-    auto widen = job.cache.type == CACHE_F32   ? widen_tile<CACHE_F32>
-                 : job.cache.type == CACHE_F16 ? widen_tile<CACHE_F16>
-                                               : widen_tile<CACHE_BF16>;
     for (int64_t tile = begin / TILE * TILE; tile < end; tile += TILE) {
-        Range seen{int(std::max<int64_t>(begin - tile, 0)), int(std::min<int64_t>(end - tile, TILE))};
-        widen(job, piece, tile, seen, space.rough, space.values);
+        Range seen = part_of(tile, begin, end);
+        for_type(job.cache.type, [&](auto type) {
+            widen_tile<type.value>(job, piece, tile, seen, space.rough, space.values);
+        });
         turn_keys(space.rough, width, space.keys);
-        visit(job, piece, tile, state, space);
+        if (job.cache.type == CACHE_I8) {
+            const Scales scales(job, piece, tile, seen);
+            visit<true>(job, piece, tile, &scales, state, space);
+        } else {
+            visit<false>(job, piece, tile, nullptr, state, space);
+        }
     }
 }
 

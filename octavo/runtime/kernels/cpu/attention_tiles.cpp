@@ -1,7 +1,8 @@
 // Attention by products of tiles: keys, values, queries and weights in bf16, sums and softmax in float32. For
-// caches of bf16, one row or many: every lane of a vector is a row, so a row never meets its neighbours.
+// caches of bf16 or int8, one row or many: a lane of a vector is a row, so a row never meets its neighbours.
 #include "amx.h"
 #include "attention.h"
+#include "lanes.h"
 
 namespace octavo {
 
@@ -14,89 +15,6 @@ constexpr float NOTHING = -5e29f;  // the highest score of a row that saw no key
 constexpr float HIDDEN = -1e36f;   // … and of a key it must not see, below that with any sane scale
 constexpr float LOG2_E = 1.44269504088896341f;
 
-typedef float floats __attribute__((vector_size(64)));
-typedef uint32_t words __attribute__((vector_size(64)));
-typedef uint16_t halves __attribute__((vector_size(64)));
-
-template <class T, class U>
-inline T at(const U* p) {
-    return read<T>(p);
-}
-inline floats all(float a) { return floats{} + a; }
-
-// Two bf16 in each word, of equal or larger amount where a float lies between two.
-inline words pairs(floats even, floats odd) {
-    return (((words)even + 0x8000) >> 16) | (((words)odd + 0x8000) & 0xFFFF0000);
-}
-
-#if defined(OCTAVO_AVX512)
-inline floats larger(floats a, floats b) { return _mm512_max_ps(a, b); }
-inline floats fused(floats a, floats b, floats c) { return _mm512_fmadd_ps(a, b, c); }
-inline floats above_floor(floats x) {
-    return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-}
-inline floats times_power(floats a, floats x) { return _mm512_scalef_ps(a, x); }  // a * 2^floor(x)
-#else  // with soft tiles
-inline floats larger(floats a, floats b) { return a > b ? a : b; }
-inline floats fused(floats a, floats b, floats c) { return a * b + c; }
-inline floats above_floor(floats x) {
-    for (int i = 0; i < ROWS; i++) x[i] = x[i] - std::floor(x[i]);
-    return x;
-}
-inline floats times_power(floats a, floats x) {
-    for (int i = 0; i < ROWS; i++) a[i] = a[i] * std::exp2(std::floor(x[i]));
-    return a;
-}
-#endif
-
-// 2^x, wrong by less than 4e-6 of it; exactly 1 at 0.
-inline floats power(floats x) {
-    floats part = above_floor(x), p = all(1.34266876e-2f);
-    p = fused(p, part, all(5.22424690e-2f));
-    p = fused(p, part, all(2.41280213e-1f));
-    p = fused(p, part, all(6.93044841e-1f));
-    return times_power(fused(p, part, all(1.0f)), x);
-}
-
-template <int HALF>
-inline void exchange(words& a, words& b) {  // of each 2 * HALF lanes: a's upper half for b's lower
-    words low, high;
-    for (uint32_t i = 0; i < 16; i++) {
-        low[i] = i & HALF ? 16 + i - HALF : i;
-        high[i] = i & HALF ? 16 + i : i + HALF;
-    }
-    words first = __builtin_shuffle(a, b, low);
-    b = __builtin_shuffle(a, b, high);
-    a = first;
-}
-
-template <class Body, int... I>
-OCTAVO_INLINE void each(std::integer_sequence<int, I...>, Body&& body) {
-    (body(std::integral_constant<int, I>()), ...);
-}
-template <int N, class Body>
-OCTAVO_INLINE void each(Body&& body) {
-    each(std::make_integer_sequence<int, N>(), body);
-}
-
-template <int HALF>
-OCTAVO_INLINE void turn(words (&a)[16]) {
-    if constexpr (HALF > 0) {
-        each<16>([&](auto i) {
-            if constexpr (!(i.value & HALF)) exchange<HALF>(a[i.value], a[i.value + HALF]);
-        });
-        turn<HALF / 2>(a);
-    }
-}
-
-// 16 x 16 words turned where they are: rows to columns.
-inline void turn(float* tile) {
-    words a[16];
-    each<16>([&](auto i) { a[i.value] = at<words>(tile + 16 * i.value); });
-    turn<8>(a);
-    each<16>([&](auto i) { std::memcpy(tile + 16 * i.value, &a[i.value], 64); });
-}
-
 // Work space, in tiles but for `zeros`.
 struct Space {
     float *queries;  // per 16 rows: head_dim / 32 tiles of 16 pairs of components x 16 rows
@@ -104,16 +22,19 @@ struct Space {
     float *scores;   // twice 64 keys x 16 rows: while one is weighed the next is computed
     float *weights;  // per 32 keys: 16 rows x 16 pairs of keys
     uint8_t* zeros;  // a key, or a value
+    float* widened;  // of int8: keys and then values in bf16
 
-    static int64_t floats(int64_t rows, int64_t size) {
-        return round_up(rows, ROWS) * size / 2 + TILE * size / 2 + 10 * TILE_FLOATS + size;
+    static int64_t floats(const Attention& job, int64_t rows) {
+        int64_t size = job.cache.head_dim, widened = job.cache.type == CACHE_I8 ? TILE * size : 0;
+        return round_up(rows, ROWS) * size / 2 + TILE * size / 2 + 10 * TILE_FLOATS + size + widened;
     }
     Space(float* space, int64_t rows, int64_t size)
         : queries(space),
           values(queries + round_up(rows, ROWS) * size / 2),
           scores(values + TILE * size / 2),
           weights(scores + 8 * TILE_FLOATS),
-          zeros((uint8_t*)(weights + 2 * TILE_FLOATS)) {
+          zeros((uint8_t*)(weights + 2 * TILE_FLOATS)),
+          widened(weights + 2 * TILE_FLOATS + size) {
         std::fill(weights + 2 * TILE_FLOATS, weights + 2 * TILE_FLOATS + size, 0.0f);
     }
 };
@@ -137,9 +58,20 @@ void pack_queries(const Attention& job, const Piece& piece, float* to) {
         }
 }
 
-// One tile of keys: where each 16 of them and each value are.
+// `size` numbers of int8, times `scale`, to bf16.
+void widen(const uint8_t* from, float scale, int64_t size, uint16_t* to) {
+    for (int64_t d = 0; d < size; d += 32) {
+        integers both = __builtin_convertvector(at<u16x16>(from + d), integers);
+        integers even = (both << 24) >> 24, odd = (both << 16) >> 24;
+        words row = pairs(__builtin_convertvector(even, floats) * scale,
+                          __builtin_convertvector(odd, floats) * scale);
+        std::memcpy(to + d, &row, 64);
+    }
+}
+
+// One tile of keys: where each 16 of them and each value are, and the scales of 16.
 struct Cached {
-    const uint8_t *keys[TILE / 16], *values[TILE];
+    const uint8_t *keys[TILE / 16], *values[TILE], *scales[TILE / 16];
     int64_t key_stride[TILE / 16];
 
     Cached(const Attention& job, const Piece& piece, int64_t tile, Range seen, const uint8_t* zeros) {
@@ -149,8 +81,27 @@ struct Cached {
             const uint8_t* key = some ? piece.key(job, tile + first) : zeros;
             keys[first / 16] = key;
             key_stride[first / 16] = some ? slot : 0;
+            scales[first / 16] = some ? piece.key_scale(job, tile + first) : nullptr;
             for (int i = first; i < first + 16; i++)
                 values[i] = i >= seen.begin && i < seen.end ? key + to_value + (i - first) * slot : zeros;
+        }
+    }
+    // What was int8 in bf16, in `to`: keys, then values. Places where nothing is stay where they are: zeros.
+    void widen_all(const Cache& cache, const uint8_t* zeros, uint16_t* to) {
+        const int64_t size = cache.head_dim, to_value = cache.key_to_value();
+        for (int i = 0; i < TILE; i++) {
+            const uint8_t* scale = scales[i / 16] + i % 16 * sizeof(float);
+            uint16_t *key = to + i * size, *value = key + TILE * size;
+            const uint8_t* packed = keys[i / 16] + i % 16 * key_stride[i / 16];
+            if (scales[i / 16]) widen(packed, read<float>(scale), size, key);
+            if (values[i] == zeros) continue;
+            widen(values[i], read<float>(scale + to_value), size, value);
+            values[i] = (uint8_t*)value;
+        }
+        for (int first = 0; first < TILE; first += 16) {
+            if (!scales[first / 16]) continue;
+            keys[first / 16] = (uint8_t*)(to + first * size);
+            key_stride[first / 16] = 2 * size;
         }
     }
     void prefetch(int64_t bytes) const {
@@ -328,7 +279,7 @@ void order_components(float* out, int64_t count) {
     }
 }
 
-int64_t space(const Attention& job, int64_t rows) { return Space::floats(rows, job.cache.head_dim); }
+int64_t space(const Attention& job, int64_t rows) { return Space::floats(job, rows); }
 
 void see(const Attention& job, const Piece& piece, int64_t begin, int64_t end, const State& state,
          float* floats) {
@@ -340,14 +291,14 @@ void see(const Attention& job, const Piece& piece, int64_t begin, int64_t end, c
     pack_queries(job, piece, space.queries);
     std::fill(state.highest, state.total, NOTHING);
     auto cached_at = [&](int64_t tile) {
-        Range seen{int(std::clamp<int64_t>(begin - tile, 0, TILE)), int(std::clamp<int64_t>(end - tile, 0, TILE))};
-        return Cached(job, piece, tile, seen, space.zeros);
+        return Cached(job, piece, tile, part_of(tile, begin, end), space.zeros);
     };
     int64_t tile = begin / TILE * TILE;
     Cached cached = cached_at(tile);
     for (; tile < end; tile += TILE) {
         Cached next = cached_at(tile + TILE);
-        next.prefetch(2 * size);
+        next.prefetch(size * job.cache.value_bytes());
+        if (job.cache.type == CACHE_I8) cached.widen_all(job.cache, space.zeros, (uint16_t*)space.widened);
         pack_values(cached, size, space.values);
         visit(job, piece, tile, state, cached, space);
         cached = next;

@@ -14,12 +14,15 @@ inline vf exp_nonpositive(vf x) {
 }
 
 // Scores of places `block` of a tile, of which the row sees `seen`, to weights: 0 where it sees nothing.
-// Returns by what its sums so far are to be multiplied. `block` holds `seen` and whole vectors.
-inline float weigh(float soft_cap, float* scores, Range block, Range seen, float& highest, float& total) {
+// Returns by what its sums so far are to be multiplied. `block` holds `seen` and whole vectors; scales: of int8.
+template <bool SCALED>
+OCTAVO_INLINE float weigh(float soft_cap, const Scales* scales, float* scores, Range block, Range seen,
+                          float& highest, float& total) {
     vf lanes, top = set1(highest);
     for (int i = 0; i < VL; i++) lanes[i] = float(i);
     for (int at = block.begin; at < block.end; at += VL) {
         vf score = load(scores + at);
+        if (SCALED) score = score * load(scales->keys + at);
         if (soft_cap > 0) score = tanh(score * (1.0f / soft_cap)) * soft_cap;
         if (at < seen.begin || at + VL > seen.end) {
             vf place = lanes + float(at);
@@ -34,11 +37,11 @@ inline float weigh(float soft_cap, float* scores, Range block, Range seen, float
         std::fill(scores + block.begin, scores + block.end, 0.0f);
         return 1.0f;
     }
-    float decay = std::exp(highest - now);
+    float decay = now == highest ? 1.0f : exp_nonpositive(set1(highest - now))[0];  // mostly 1
     vf sums = {};
     for (int at = block.begin; at < block.end; at += VL) {
         vf weight = exp_nonpositive(load(scores + at) - now);
-        store(scores + at, weight);
+        store(scores + at, SCALED ? weight * load(scales->values + at) : weight);
         sums = sums + weight;
     }
     highest = now;

@@ -1,12 +1,9 @@
-// What the integer kernels need beside blocks.h: products of bytes, their sums in eight lanes (one per weight row),
-// transposition, and scales of eight rows at once. Everything here is exact, so no result depends on the order.
+// What the integer kernels need beside blocks.h: products, their sums in eight lanes (one per weight row),
+// transposition, and scales of eight rows at once. All sums are exact, so no result depends on their order.
 #pragma once
-#include "blocks.h"
+#include "rounded.h"
 
 namespace octavo {
-
-typedef int16_t i16x16 __attribute__((vector_size(32)));
-typedef int32_t i32x8 __attribute__((vector_size(32)));
 
 constexpr int LANES = 8;
 
@@ -22,19 +19,38 @@ constexpr bool VNNI = true;
 constexpr bool VNNI = false;
 #endif
 
-// How many sums of two products fit in 16 bits together.
+// How many sums of two products of bytes fit in 16 bits together.
 template <class Type>
 constexpr int STEPS_IN_16_BITS = 32767 / (2 * 127 * Type::LARGEST);
 
 // The q of weight 0 in `int_quants`.
-template <class Type>
-constexpr int INT_ZERO = VNNI && Type::SIGNED ? 128 : Type::ZERO;
+template <class Type, class X>
+constexpr int INT_ZERO = VNNI && Type::SIGNED && X::VECTORS == 1 ? 128 : Type::ZERO;
 
-// The weights of a part as the product below wants them.
-template <class Type>
-OCTAVO_INLINE u8x32 int_quants(const uint8_t* block, int s) {
+// A part in the registers that products take.
+template <class X>
+struct Operand {
+    u8x32 vectors[X::VECTORS];
+};
+
+template <class X>
+inline Operand<X> operand(const RoundedPart<X>& x) {
+    Operand<X> out;
+    for (int v = 0; v < X::VECTORS; v++) out.vectors[v] = read<u8x32>((const char*)x.q + 32 * v);
+    return out;
+}
+
+// The weights of a part, in the order and width of `RoundedPart`.
+template <class Type, class X>
+OCTAVO_INLINE Operand<X> int_quants(const uint8_t* block, int s) {
     u8x32 q = Type::quants(block, s);
-    return VNNI && Type::SIGNED ? q ^ 0x80 : q;
+    if constexpr (X::VECTORS == 1) {
+        return {{VNNI && Type::SIGNED ? q ^ 0x80 : q}};
+    } else if constexpr (Type::SIGNED) {
+        return {{(u8x32)(((i16x16)q << 8) >> 8), (u8x32)((i16x16)q >> 8)}};
+    } else {
+        return {{(u8x32)((u16x16)q & 255), (u8x32)((u16x16)q >> 8)}};
+    }
 }
 
 inline f32x8 fma8(f32x8 a, f32x8 b, f32x8 c) {
@@ -76,7 +92,7 @@ inline i32x8 widened(i16x16 a) {
 
 #if defined(OCTAVO_VNNI)
 // Lane i of sums + w[4 i] x[4 i] + … + w[4 i + 3] x[4 i + 3].
-inline i32x8 add_products(i32x8 sums, u8x32 w, u8x32 x) {
+inline i32x8 add_products(Int8, i32x8 sums, u8x32 w, u8x32 x) {
 #if defined(OCTAVO_AVX512)
     return (i32x8)_mm256_dpbusd_epi32((__m256i)sums, (__m256i)w, (__m256i)x);
 #else
@@ -85,8 +101,23 @@ inline i32x8 add_products(i32x8 sums, u8x32 w, u8x32 x) {
 }
 #endif
 
+// Lane i of sums + w[2 i] x[2 i] + w[2 i + 1] x[2 i + 1] of numbers in two bytes.
+inline i32x8 add_products(Int16, i32x8 sums, u8x32 w, u8x32 x) {
+#if defined(OCTAVO_VNNI) && defined(OCTAVO_AVX512)
+    return (i32x8)_mm256_dpwssd_epi32((__m256i)sums, (__m256i)w, (__m256i)x);
+#elif defined(OCTAVO_VNNI)
+    return (i32x8)_mm256_dpwssd_avx_epi32((__m256i)sums, (__m256i)w, (__m256i)x);
+#elif defined(__AVX2__)
+    return in_register(sums + (i32x8)_mm256_madd_epi16((__m256i)w, (__m256i)x));
+#else
+    i16x16 a = (i16x16)w, b = (i16x16)x;
+    for (int i = 0; i < 8; i++) sums[i] += a[2 * i] * b[2 * i] + a[2 * i + 1] * b[2 * i + 1];
+    return sums;
+#endif
+}
+
 // Four bytes in every lane.
-inline u8x32 spread_four(const int8_t* p) {
+inline u8x32 spread_four(const void* p) {
     int32_t four = read<int32_t>(p);
     return (u8x32)(i32x8{} + four);
 }
@@ -111,7 +142,7 @@ inline i32x8 both_high(i32x8 a, i32x8 b) {
 #else
 
 template <class V>
-inline V merged(V a, V b, int width) {  // `width`: bytes of a lane
+inline V merged_lanes(V a, V b, int width) {  // `width`: bytes of a lane
     V out;
     const int half = 16, n = int(sizeof a[0]);
     for (int i = 0; i < 32 / n; i++) {
@@ -124,11 +155,11 @@ inline V merged(V a, V b, int width) {  // `width`: bytes of a lane
 }
 template <class V>
 inline V merged32(V a, V b) {
-    return merged(a, b, 4);
+    return merged_lanes(a, b, 4);
 }
 template <class V>
 inline V merged64(V a, V b) {
-    return merged(a, b, 8);
+    return merged_lanes(a, b, 8);
 }
 inline i32x8 both_low(i32x8 a, i32x8 b) { return i32x8{a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]}; }
 inline i32x8 both_high(i32x8 a, i32x8 b) { return i32x8{a[4], a[5], a[6], a[7], b[4], b[5], b[6], b[7]}; }
@@ -139,33 +170,45 @@ struct HalfSums {
     i32x8 first, second;  // of the products of 16 weights each; lane = weight row
 };
 
-// x times part s of four rows: in each half of the vector, the sums of row 0, 1, 2, 3. As long as 16 bits hold,
-// lanes are added in 16 bits.
-template <class Type>
-OCTAVO_INLINE i32x8 multiply_four(const uint8_t* const* blocks, int s, u8x32 x) {
-    u8x32 w[4];
-    for (int c = 0; c < 4; c++) w[c] = int_quants<Type>(blocks[c], s);
-#if defined(OCTAVO_VNNI)
-    i32x8 sums[4];
-    for (int c = 0; c < 4; c++) sums[c] = add_products(i32x8{}, w[c], x);
+// Sums of lanes, in each half of the vectors: of a, b, c and d.
+inline i32x8 merged(const i32x8 (&sums)[4]) {
     return merged64(merged32(sums[0], sums[1]), merged32(sums[2], sums[3]));
-#else
-    i16x16 sums[4];
-    for (int c = 0; c < 4; c++) sums[c] = pairs<Type::SIGNED>(w[c], x);
-    if constexpr (STEPS_IN_16_BITS<Type> >= 4) {
-        return widened(merged64(merged32(sums[0], sums[1]), merged32(sums[2], sums[3])));
-    } else if constexpr (STEPS_IN_16_BITS<Type> >= 2) {
-        return merged64(widened(merged32(sums[0], sums[1])), widened(merged32(sums[2], sums[3])));
-    } else {
-        return merged64(merged32(widened(sums[0]), widened(sums[1])),
-                        merged32(widened(sums[2]), widened(sums[3])));
-    }
-#endif
 }
 
-template <class Type>
-OCTAVO_INLINE HalfSums multiply_eight(const uint8_t* const (&blocks)[LANES], int s, u8x32 x) {
-    i32x8 a = multiply_four<Type>(blocks, s, x), b = multiply_four<Type>(blocks + 4, s, x);
+// The same, in 16 bits as long as they hold what STEPS of such sums make.
+template <int STEPS>
+inline i32x8 merged(const i16x16 (&sums)[4]) {
+    if constexpr (STEPS >= 4) {
+        return widened(merged64(merged32(sums[0], sums[1]), merged32(sums[2], sums[3])));
+    } else if constexpr (STEPS >= 2) {
+        return merged64(widened(merged32(sums[0], sums[1])), widened(merged32(sums[2], sums[3])));
+    } else {
+        return merged({widened(sums[0]), widened(sums[1]), widened(sums[2]), widened(sums[3])});
+    }
+}
+
+// x times part s of four rows: in each half of the vector, the sums of row 0, 1, 2, 3.
+template <class Type, class X>
+OCTAVO_INLINE i32x8 multiply_four(const uint8_t* const* blocks, int s, const Operand<X>& x) {
+    if constexpr (VNNI || X::VECTORS > 1) {
+        i32x8 sums[4] = {};
+        for (int c = 0; c < 4; c++) {
+            Operand<X> w = int_quants<Type, X>(blocks[c], s);
+            for (int v = 0; v < X::VECTORS; v++)
+                sums[c] = add_products(X{}, sums[c], w.vectors[v], x.vectors[v]);
+        }
+        return merged(sums);
+    } else {
+        i16x16 sums[4];
+        for (int c = 0; c < 4; c++)
+            sums[c] = pairs<Type::SIGNED>(int_quants<Type, X>(blocks[c], s).vectors[0], x.vectors[0]);
+        return merged<STEPS_IN_16_BITS<Type>>(sums);
+    }
+}
+
+template <class Type, class X>
+OCTAVO_INLINE HalfSums multiply_eight(const uint8_t* const (&blocks)[LANES], int s, const Operand<X>& x) {
+    i32x8 a = multiply_four<Type, X>(blocks, s, x), b = multiply_four<Type, X>(blocks + 4, s, x);
     return {both_low(a, b), both_high(a, b)};
 }
 

@@ -23,6 +23,7 @@ _C_TYPES: "dict[str, type[ctypes._SimpleCData[Any]]]" = {
 _ARGUMENTS = {
     "octavo_matmul": "plllpllippli",
     "octavo_matmul_int8": "plllpllippli",
+    "octavo_matmul_int16": "plllpllippli",
     "octavo_matmul_bf16": "plllpllippli",
     "octavo_dequantize": "pplllifpi",
     "octavo_write_kv": "plplpilllpli",
@@ -31,6 +32,7 @@ _ARGUMENTS = {
     "octavo_rope": "pllllpplii",
     "octavo_rotary_tables": "plplfppi",
     "octavo_activation": "plliipi",
+    "octavo_likeliest": "plllppi",
 }
 """Per function, one letter for each parameter: p pointer, l int64, i int, f float."""
 

@@ -85,6 +85,10 @@ inline void store_f16(uint16_t* p, vf a) { _mm256_storeu_si256((__m256i*)p, _mm5
 inline void store_low16(uint16_t* p, vi a) {
     _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16((__m512i)a));
 }
+inline vf load_i8(const int8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+}
+inline void store_low8(int8_t* p, vi a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)a)); }
 inline float half(uint16_t a) { return _cvtsh_ss(a); }
 inline vf set1_half(const void* p) { return _mm512_cvtph_ps(_mm256_set1_epi16(read<int16_t>(p))); }
 inline vi to_int(vf a) { return (vi)_mm512_cvtps_epi32(a); }
@@ -122,6 +126,15 @@ inline void store_low16(uint16_t* p, vi a) {
     __m256i low =
         _mm256_packus_epi32(_mm256_and_si256((__m256i)a, _mm256_set1_epi32(0xFFFF)), _mm256_setzero_si256());
     _mm_storeu_si128((__m128i*)p, _mm256_castsi256_si128(_mm256_permute4x64_epi64(low, 0x08)));
+}
+inline vf load_i8(const int8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+}
+inline void store_low8(int8_t* p, vi a) {
+    const __m256i low = _mm256_set1_epi32(0x0C080400);  // of each four lanes the lowest bytes, to the front
+    __m256i fours = _mm256_shuffle_epi8((__m256i)a, low);
+    __m128i both = _mm_unpacklo_epi32(_mm256_castsi256_si128(fours), _mm256_extracti128_si256(fours, 1));
+    _mm_storel_epi64((__m128i*)p, both);
 }
 inline float half(uint16_t a) { return _cvtsh_ss(a); }
 inline vf set1_half(const void* p) { return _mm256_cvtph_ps(_mm_set1_epi16(read<int16_t>(p))); }
@@ -186,6 +199,10 @@ inline void store_f16(uint16_t* p, vf a) {
 inline void store_low16(uint16_t* p, vi a) {
     for (int i = 0; i < VL; i++) p[i] = uint16_t(a[i]);
 }
+inline vf load_i8(const int8_t* p) { return vf{float(p[0]), float(p[1]), float(p[2]), float(p[3])}; }
+inline void store_low8(int8_t* p, vi a) {
+    for (int i = 0; i < VL; i++) p[i] = int8_t(a[i]);
+}
 inline vi to_int(vf a) {
     return vi{int(std::nearbyint(a[0])), int(std::nearbyint(a[1])), int(std::nearbyint(a[2])),
               int(std::nearbyint(a[3]))};
@@ -209,9 +226,11 @@ inline f32x8 eight_bytes(const void* p) {
 #endif
 }
 
-// Keeps the compiler from loading a value again at each use.
-inline vf in_register(vf a) {
-#if defined(__x86_64__)
+// Keeps the compiler from loading a value again at each use, and from adding many up in a tree, for which
+// there are no registers.
+template <class V>
+inline V in_register(V a) {
+#if defined(__AVX2__)
     asm("" : "+v"(a));
 #endif
     return a;

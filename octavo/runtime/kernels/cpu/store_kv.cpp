@@ -25,6 +25,50 @@ void narrow_vector(CacheType type, const float* from, uint8_t* to, int64_t size)
     std::memcpy(out + d, narrowed, size_t(size - d) * 2);
 }
 
+// The largest amount; not a number if any component is none, or infinite.
+float largest_amount(const float* from, int64_t size) {
+    vf top = {}, spoilt = {};
+    float rest[VL] = {};
+    for (int64_t d = 0; d < size; d += VL) {
+        bool whole = d + VL <= size;
+        if (!whole) std::memcpy(rest, from + d, size_t(size - d) * 4);
+        vf x = load(whole ? from + d : rest);
+        top = max(top, max(x, -x));
+        spoilt = spoilt + x * 0.0f;
+    }
+    return largest(top) + sum(spoilt);
+}
+
+// One vector to int8; see `rounded` in cache_layout.py. Returns its scale.
+float round_vector(const float* from, int8_t* to, int64_t size) {
+    float top = largest_amount(from, size);
+    if (!(top >= 1e-30f)) {
+        std::memset(to, 0, size_t(size));
+        return top >= 0 ? 0.0f : std::numeric_limits<float>::quiet_NaN();
+    }
+    vf factor = set1(127.0f / top);
+    int64_t d = 0;
+    for (; d + VL <= size; d += VL) store_low8(to + d, to_int(load(from + d) * factor));
+    if (d == size) return top / 127.0f;
+    float rest[VL] = {};
+    int8_t narrowed[VL];
+    std::memcpy(rest, from + d, size_t(size - d) * 4);
+    store_low8(narrowed, to_int(load(rest) * factor));
+    std::memcpy(to + d, narrowed, size_t(size - d));
+    return top / 127.0f;
+}
+
+// A token's keys (which = 0) or values (1), [num_kv_heads, head_dim].
+void write(const Cache& cache, int64_t slot, int which, const float* from) {
+    int64_t block = slot / cache.block_size, offset = slot % cache.block_size, size = cache.head_dim;
+    uint8_t* to = (uint8_t*)cache.vector(block, which, offset, 0);
+    if (cache.type != CACHE_I8) return narrow_vector(cache.type, from, to, cache.num_kv_heads * size);
+    for (int64_t head = 0; head < cache.num_kv_heads; head++) {
+        float scale = round_vector(from + head * size, (int8_t*)to + head * size, size);
+        std::memcpy((uint8_t*)cache.scale(block, which, offset, head), &scale, sizeof scale);
+    }
+}
+
 }  // namespace
 }  // namespace octavo
 
@@ -38,9 +82,8 @@ extern "C" void octavo_write_kv(const float* k, int64_t k_stride, const float* v
     parallel_for((num_tokens + step - 1) / step, threads, [&](int64_t task) {
         for (int64_t t = task * step; t < std::min(num_tokens, (task + 1) * step); t++) {
             if (slots[t] < 0) continue;
-            int64_t block = slots[t] / block_size, offset = slots[t] % block_size;
-            narrow_vector(cache.type, k + t * k_stride, (uint8_t*)cache.vector(block, 0, offset, 0), size);
-            narrow_vector(cache.type, v + t * v_stride, (uint8_t*)cache.vector(block, 1, offset, 0), size);
+            write(cache, slots[t], 0, k + t * k_stride);
+            write(cache, slots[t], 1, v + t * v_stride);
         }
     });
 }

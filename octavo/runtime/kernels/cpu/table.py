@@ -12,13 +12,14 @@ from torch import Tensor
 from octavo.base.gguf import BLOCK_TYPES
 from octavo.runtime.kernels.cpu.library import Library, load_library
 from octavo.runtime.kernels.cpu.recorder import TapeRecorder
-from octavo.runtime.kernels.ref.draws import cut, draw
+from octavo.runtime.kernels.ref import draws
 from octavo.runtime.kernels.ref.elementwise import gated_matmul, matmul
 from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.kernels.table import (
     BFLOAT16_TYPES,
-    INT8_TYPES,
+    INTEGER_TYPES,
     Activations,
+    Cut,
     HeadNorms,
     KernelTable,
     Rotation,
@@ -26,7 +27,7 @@ from octavo.runtime.kernels.table import (
 
 _TYPE_IDS = {kind.name: number for number, kind in BLOCK_TYPES.items()}
 _BLOCKS = {kind.name: kind for kind in BLOCK_TYPES.values()}
-_CACHE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+_CACHE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3}
 _SILU, _GELU, _GELU_TANH = 0, 1, 2
 
 
@@ -52,12 +53,12 @@ def table_of(library: Library, threads: int) -> KernelTable:
         gelu_tanh=partial(kernels.activation, kind=_GELU_TANH, gated=False),
         matmul=matmul,
         gated_matmul=gated_matmul,
-        draw=draw,
-        cut=cut,
+        draw=kernels.draw,
+        cut=draws.cut,
         block_dequantize=kernels.block_dequantize,
         block_gather=kernels.block_gather,
         block_matmul=kernels.block_matmul,
-        activations="bfloat16" if library.has_tiles else "float32",
+        activations="bfloat16" if library.has_tiles else "int16",
         record_tape=TapeRecorder(library).record,
     )
 
@@ -99,7 +100,8 @@ class _CompiledKernels:
             v.stride(0),
             cache.data_ptr(),
             _CACHE_TYPES[cache.dtype],
-            *cache.shape[2:],
+            *cache.shape[2:4],
+            k.shape[2],
             slots.data_ptr(),
             len(slots),
             self._threads,
@@ -130,7 +132,8 @@ class _CompiledKernels:
             q.shape[1],
             cache.data_ptr(),
             _CACHE_TYPES[cache.dtype],
-            *cache.shape[2:],
+            *cache.shape[2:4],
+            q.shape[2],
             block_tables.data_ptr(),
             block_tables.stride(0),
             cu_q_lens.data_ptr(),
@@ -210,6 +213,23 @@ class _CompiledKernels:
         )
         return cos, sin
 
+    def draw(
+        self,
+        logits: Tensor,
+        temperature: Tensor | None = None,
+        noise: Tensor | None = None,
+        cut: Cut | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """See table.Draw; only the likeliest tokens are found here."""
+        if temperature is not None or logits.dtype != torch.float32:
+            return draws.draw(logits, temperature, noise, cut)
+        rows, size = logits.shape
+        ids, peaks = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
+        self._library.octavo_likeliest(
+            logits.data_ptr(), logits.stride(0), rows, size, ids.data_ptr(), peaks.data_ptr(), self._threads
+        )
+        return ids, peaks
+
     def block_dequantize(self, blocks: Tensor, type_name: str) -> Tensor:
         """See table.BlockDequantize."""
         return self._dequantize(blocks, None, type_name, 1.0)
@@ -246,8 +266,8 @@ class _CompiledKernels:
         """See table.BlockMatmul."""
         if out is None:
             out = torch.empty((x.shape[0], blocks.shape[0]))
-        if activations == "int8" and type_name in INT8_TYPES:
-            matmul = self._library.octavo_matmul_int8
+        if activations in ("int8", "int16") and type_name in INTEGER_TYPES:
+            matmul = getattr(self._library, f"octavo_matmul_{activations}")
         elif activations == "bfloat16" and type_name in BFLOAT16_TYPES:
             matmul = self._library.octavo_matmul_bf16
         else:

@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from octavo.base.gguf import BLOCK_TYPES
-from octavo.runtime.kernels.table import BFLOAT16_TYPES, Activations
+from octavo.runtime.kernels.table import BFLOAT16_TYPES, INTEGER_TYPES, Activations
 
 _ROWS_AT_ONCE = 4096  # bounds the memory of an unpacked language model head
+_LARGEST = {"int8": 127, "int16": 32767}
 
 
 def block_dequantize(blocks: Tensor, type_name: str) -> Tensor:
@@ -38,8 +39,10 @@ def block_matmul(
     activations: Activations = "float32",
     out: Tensor | None = None,
 ) -> Tensor:
-    """See table.BlockMatmul; int8 activations are an approximation the twin does not make."""
+    """See table.BlockMatmul; rounds, then multiplies what the integers stand for."""
     rounded = activations == "bfloat16" and type_name in BFLOAT16_TYPES
+    if activations in _LARGEST and type_name in INTEGER_TYPES:
+        x = _round_parts(x, _LARGEST[activations])
 
     def value(number: Tensor) -> Tensor:
         return (number.bfloat16() if rounded else number).to(x.dtype)
@@ -51,6 +54,14 @@ def block_matmul(
     made = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
     made = made if bias is None else made + bias
     return made if out is None else out.copy_(made)
+
+
+def _round_parts(x: Tensor, largest: int) -> Tensor:
+    """Every 32 numbers to whole multiples of one scale, which `largest` of make the largest of them."""
+    parts = x.reshape(*x.shape[:-1], -1, 32)
+    top = parts.abs().amax(-1, keepdim=True)
+    whole = (parts * torch.where(top > 1e-30, largest / top, 0)).round()
+    return (whole * (top / largest)).flatten(-2)
 
 
 def _half(raw: Tensor) -> Tensor:

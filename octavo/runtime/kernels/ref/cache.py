@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from octavo.runtime.kernels.cache_layout import rounded, rounded_parts
 from octavo.runtime.kernels.ref.elementwise import rms_norm
 from octavo.runtime.kernels.table import Activations, HeadNorms, Rotation
 
@@ -26,7 +27,11 @@ def store_kv(
     blocks, offsets = slots[keep] // cache.shape[2], slots[keep] % cache.shape[2]
     largest = 448.0 if cache.dtype == torch.float8_e4m3fn else float("inf")
     for index, new in enumerate((k, v)):
-        cache[blocks, index, offsets] = new[keep].clamp(-largest, largest).to(cache.dtype)
+        if cache.dtype == torch.int8:
+            for part, numbers in zip(rounded_parts(cache), rounded(new[keep]), strict=True):
+                part[blocks, index, offsets] = numbers
+        else:
+            cache[blocks, index, offsets] = new[keep].clamp(-largest, largest).to(cache.dtype)
     return q
 
 
@@ -90,5 +95,12 @@ def _gather(cache: Tensor, table: Tensor, first: int, kv_len: int, num_heads: in
     positions = torch.arange(first, kv_len, device=cache.device)
     blocks, offsets = table[positions // cache.shape[2]].long(), positions % cache.shape[2]
     group = num_heads // cache.shape[3]
-    keys, values = (cache[blocks, i, offsets].float().repeat_interleave(group, dim=1) for i in (0, 1))
+    keys, values = (_floats(cache, blocks, i, offsets).repeat_interleave(group, dim=1) for i in (0, 1))
     return keys, values
+
+
+def _floats(cache: Tensor, blocks: Tensor, which: int, offsets: Tensor) -> Tensor:
+    if cache.dtype != torch.int8:
+        return cache[blocks, which, offsets].float()
+    values, scales = (part[blocks, which, offsets] for part in rounded_parts(cache))
+    return values.float() * scales[..., None]

@@ -1,0 +1,59 @@
+// The likeliest token of each row of logits: the largest in every block of them, then its place in the best one.
+#include <algorithm>
+
+#include "simd.h"
+#include "tape.h"
+#include "threads.h"
+
+namespace octavo {
+namespace {
+
+constexpr int64_t BLOCK = 1024;
+constexpr int WAYS = 4;  // maxima side by side, so that none waits for the one before
+
+// The largest; not-a-number if one of them is.
+float find_peak(const float* logits, int64_t size) {
+    vf top[WAYS], poison = {};
+    for (vf& t : top) t = set1(-INFINITY);
+    auto see = [&](vf v, vf& t) {
+        t = max(v, t);
+        poison = poison + (v == v ? vf{} : v);
+    };
+    int64_t i = 0;
+    for (; i + WAYS * VL <= size; i += WAYS * VL)
+        for (int way = 0; way < WAYS; way++) see(load(logits + i + way * VL), top[way]);
+    for (; i < size; i++) see(set1(logits[i]), top[0]);
+    return largest(max(max(top[0], top[1]), max(top[2], top[3]))) + sum(poison);
+}
+
+struct Choice {
+    int64_t id;
+    float peak;
+};
+
+Choice find_likeliest(const float* logits, int64_t size) {
+    int64_t best = 0;
+    float peak = -INFINITY;
+    for (int64_t first = 0; first < size; first += BLOCK) {
+        float top = find_peak(logits + first, std::min(BLOCK, size - first));
+        if (std::isnan(top)) return {0, top};
+        if (top > peak) peak = top, best = first;
+    }
+    return {std::find(logits + best, logits + size - 1, peak) - logits, peak};
+}
+
+}  // namespace
+}  // namespace octavo
+
+using namespace octavo;
+
+// ids: the lowest of the largest logits' places; peaks: those logits. A row with a not-a-number: 0, and that.
+extern "C" void octavo_likeliest(const float* logits, int64_t stride, int64_t rows, int64_t size, int64_t* ids,
+                                 float* peaks, int threads) {
+    parallel_for(rows, threads, [&](int64_t row) {
+        Choice choice = find_likeliest(logits + row * stride, size);
+        ids[row] = choice.id;
+        peaks[row] = choice.peak;
+    });
+}
+OCTAVO_TAPED(octavo_likeliest)

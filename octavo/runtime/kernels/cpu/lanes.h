@@ -1,0 +1,93 @@
+// Vectors of 64 bytes on any processor: sixteen lanes, as a tile has rows. Included by kernels of tiles.
+#pragma once
+#include <utility>
+
+#include "simd.h"
+
+namespace octavo {
+
+typedef float floats __attribute__((vector_size(64)));
+typedef uint32_t words __attribute__((vector_size(64)));
+typedef uint16_t halves __attribute__((vector_size(64)));
+typedef int32_t integers __attribute__((vector_size(64)));
+
+template <class T, class U>
+inline T at(const U* p) {
+    return read<T>(p);
+}
+inline floats all(float a) { return floats{} + a; }
+
+// Two bf16 in each word, of equal or larger amount where a float lies between two.
+inline words pairs(floats even, floats odd) {
+    return (((words)even + 0x8000) >> 16) | (((words)odd + 0x8000) & 0xFFFF0000);
+}
+
+#if defined(OCTAVO_AVX512)
+inline floats larger(floats a, floats b) { return _mm512_max_ps(a, b); }
+inline floats fused(floats a, floats b, floats c) { return _mm512_fmadd_ps(a, b, c); }
+inline floats above_floor(floats x) {
+    return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+}
+inline floats times_power(floats a, floats x) { return _mm512_scalef_ps(a, x); }  // a * 2^floor(x)
+#else  // with soft tiles
+inline floats larger(floats a, floats b) { return a > b ? a : b; }
+inline floats fused(floats a, floats b, floats c) { return a * b + c; }
+inline floats above_floor(floats x) {
+    for (int i = 0; i < 16; i++) x[i] = x[i] - std::floor(x[i]);
+    return x;
+}
+inline floats times_power(floats a, floats x) {
+    for (int i = 0; i < 16; i++) a[i] = a[i] * std::exp2(std::floor(x[i]));
+    return a;
+}
+#endif
+
+// 2^x, wrong by less than 4e-6 of it; exactly 1 at 0.
+inline floats power(floats x) {
+    floats part = above_floor(x), p = all(1.34266876e-2f);
+    p = fused(p, part, all(5.22424690e-2f));
+    p = fused(p, part, all(2.41280213e-1f));
+    p = fused(p, part, all(6.93044841e-1f));
+    return times_power(fused(p, part, all(1.0f)), x);
+}
+
+template <int HALF>
+inline void exchange(words& a, words& b) {  // of each 2 * HALF lanes: a's upper half for b's lower
+    words low, high;
+    for (uint32_t i = 0; i < 16; i++) {
+        low[i] = i & HALF ? 16 + i - HALF : i;
+        high[i] = i & HALF ? 16 + i : i + HALF;
+    }
+    words first = __builtin_shuffle(a, b, low);
+    b = __builtin_shuffle(a, b, high);
+    a = first;
+}
+
+template <class Body, int... I>
+OCTAVO_INLINE void each(std::integer_sequence<int, I...>, Body&& body) {
+    (body(std::integral_constant<int, I>()), ...);
+}
+template <int N, class Body>
+OCTAVO_INLINE void each(Body&& body) {
+    each(std::make_integer_sequence<int, N>(), body);
+}
+
+template <int HALF>
+OCTAVO_INLINE void turn(words (&a)[16]) {
+    if constexpr (HALF > 0) {
+        each<16>([&](auto i) {
+            if constexpr (!(i.value & HALF)) exchange<HALF>(a[i.value], a[i.value + HALF]);
+        });
+        turn<HALF / 2>(a);
+    }
+}
+
+// 16 x 16 words turned where they are: rows to columns.
+inline void turn(float* tile) {
+    words a[16];
+    each<16>([&](auto i) { a[i.value] = at<words>(tile + 16 * i.value); });
+    turn<8>(a);
+    each<16>([&](auto i) { std::memcpy(tile + 16 * i.value, &a[i.value], 64); });
+}
+
+}  // namespace octavo

@@ -1,0 +1,119 @@
+"""`TapedSteps`: decoding steps of a CPU, each one call of C instead of hundreds from Python.
+
+A step of one token per request is written into arrays that stay where they are, padded to the next size by
+rows that store nothing, and repeated from the tape of that size, which is recorded when the size is first
+met. All other steps, and all steps of a model that cannot be recorded, are left to the model itself.
+
+Called by the model runner where kernels can be recorded on tapes. There the state is host memory, and numpy's
+view of it costs a tenth of what calls of torch do.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.runtime.batch import ForwardBatch, GroupTables
+from octavo.runtime.kernels.table import RecordTape
+from octavo.runtime.models.interface import Model
+from octavo.runtime.sampling.slots import Array
+from octavo.runtime.worker.kv_tensors import KVTensors
+from octavo.runtime.worker.prepare import Work
+from octavo.runtime.worker.request_state import RequestState
+
+_MOST_ROWS = 128
+
+
+@dataclass(slots=True)
+class _Recorded:
+    """repeat: computes the first rows of the inputs into `hidden`"""
+
+    hidden: Tensor
+    repeat: Callable[[], None]
+
+
+class TapedSteps:
+    """Computes what the model computes, to the bit."""
+
+    def __init__(self, model: Model, cache: KVTensors, state: RequestState, record: RecordTape) -> None:
+        assert state.host_tokens is not None, "the state is not in host memory"
+        self._model, self._cache, self._state, self._record = model, cache, state, record
+        self._tokens = state.host_tokens
+        self._is_recordable = True
+        self._recorded: dict[int, _Recorded] = {}
+        num_groups, _, max_blocks = state.host_tables.shape
+        self._ids, self._positions = np.zeros((2, _MOST_ROWS), np.int64)
+        self._kv_lens = np.ones(_MOST_ROWS, np.int32)
+        self._bounds = np.arange(_MOST_ROWS + 1, dtype=np.int32)
+        self._tables = np.zeros((num_groups, _MOST_ROWS, max_blocks), np.int32)
+        self._cache_slots = np.full((num_groups, _MOST_ROWS), -1)
+
+    def size_of(self, work: Work) -> int | None:
+        """The number of rows that a step is padded to; None if it cannot be repeated."""
+        num_rows = work.num_singles
+        if not (self._is_recordable and num_rows == len(work.slots) <= _MOST_ROWS):
+            return None
+        size = _padded(num_rows)
+        if size not in self._recorded:
+            self._record_step(size)
+        return size if self._is_recordable else None
+
+    def forward(self, work: Work, size: int) -> Tensor:
+        """The last hidden states of the requests that sample, [S, hidden_size]; good until the next step."""
+        self._stage(work, size)
+        recorded = self._recorded[size]
+        recorded.repeat()
+        hidden = recorded.hidden[: len(work.slots)]
+        return hidden if len(work.samples) == len(work.slots) else hidden[work.samples]
+
+    def _stage(self, work: Work, size: int) -> None:
+        """Put a step into the first rows; those behind read one slot of block 0, and store nothing."""
+        state, slots, positions = self._state, work.slots, work.computed
+        count = len(slots)
+        blocks, offsets = np.divmod(positions, state.block_size)
+        used = int(blocks.max()) + 1
+        self._ids[:count] = self._tokens[slots, positions]
+        self._positions[:count] = positions
+        self._kv_lens[:count] = positions + 1
+        self._kv_lens[count:size] = 1
+        self._tables[:, :count, :used] = state.host_tables[:, slots, :used]
+        self._tables[:, count:size, 0] = 0
+        self._cache_slots[:, :count] = state.host_tables[:, slots, blocks] * state.block_size + offsets
+        self._cache_slots[:, count:size] = -1
+
+    def _record_step(self, size: int) -> None:
+        made: list[Tensor] = []
+        batch = self._batch(size)
+        repeat = self._record(lambda: made.append(self._model.forward(batch)))
+        self._is_recordable = repeat is not None
+        if repeat is not None:
+            self._recorded[size] = _Recorded(made[0], repeat)
+
+    def _batch(self, size: int) -> ForwardBatch:
+        """The first rows of the inputs."""
+        return ForwardBatch(
+            input_ids=_rows(self._ids, size),
+            positions=_rows(self._positions, size),
+            cu_q_lens=_rows(self._bounds, size + 1),
+            kv_lens=_rows(self._kv_lens, size),
+            kv_caches=self._cache.by_layer,
+            groups=[
+                GroupTables(_rows(tables, size), _rows(slots, size))
+                for tables, slots in zip(self._tables, self._cache_slots, strict=True)
+            ],
+            group_of_layer=self._cache.group_of_layer,
+            num_singles=size,
+        )
+
+
+def _rows(array: Array, count: int) -> Tensor:
+    """The first ones, in the same memory."""
+    return torch.from_numpy(array[:count])
+
+
+def _padded(num_rows: int) -> int:
+    """Every number up to 8, then those that fill tiles of the kernels."""
+    unit = 1 if num_rows <= 8 else 4 if num_rows <= 64 else 8
+    return -(-num_rows // unit) * unit
