@@ -5,13 +5,13 @@
         octavo='python bench_offline.py --model FILE …' vLLM='…' …
 
 Each engine is a name and the command that measures it: what runs Python, a script of FOLDER and its options
-(`env A=B python …` sets variables). A script there imports `make(name, vocab, seed, n_w1)` from the module
-`workloads` beside it, takes `--workloads` and `--repeat`, and prints a JSON line per workload: W1 64 mixed
-requests, W2 one stream, W3 a prompt of 2048, W4 a shared prefix, W5 16 streams. Sn is added here: n streams
-of 64 tokens in, 32 out, for a curve of throughput over streams.
+(`env A=B python …` sets variables); `streamed.py` lies here, and measures a server. A script imports
+`make(name, vocab, seed, n_w1)` from FOLDER's module `workloads`, takes `--workloads` and `--repeat`, and
+prints a JSON line per workload: W1 64 mixed requests, W2 one stream, W3 a prompt of 2048, W4 a shared prefix,
+W5 16 streams. Sn is added here: n streams of 64 tokens in, 32 out, for a curve of throughput over streams.
 
 Every row: engine, workload, what is measured, its median and all values, and the ratio to the first engine's
-(above 1 = better than that). `first_token` is the time from the start of the process. An engine that fails is
+(above 1 = better than that). `first_token_s` counts from the start of the process. An engine that fails is
 told and left, and what it had printed counts. Where a script takes `--dump`, a row says for how many requests
 the first 8 tokens are those of the first engine: equal work is equal only if it says the same.
 """
@@ -29,7 +29,7 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-HERE = str(Path(__file__).resolve())
+HERE = Path(__file__).resolve()
 MEASURES = {"W2": "ms_per_token", "W3": "prefill_tok_s"}
 STREAM = 32
 Values = dict[tuple[str, str, str], list[float]]
@@ -38,7 +38,7 @@ Outputs = dict[str, list[list[int]]]
 
 def main() -> int:
     if sys.argv[1:2] == ["inside"]:
-        inside(Path(sys.argv[2]), sys.argv[3:])
+        inside(Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])
         return 0
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--scripts", type=Path, required=True)
@@ -67,8 +67,9 @@ def measure(name: str, command: str, scripts: Path, work: str, values: Values) -
     """Run an engine once over all workloads; what it wrote, if its script tells."""
     words = shlex.split(command)
     place = next(i for i, word in enumerate(words) if word.endswith(".py"))
-    script = scripts / Path(words[place]).name
-    words[place : place + 1] = [HERE, "inside", str(script)]
+    folder = scripts if (scripts / words[place]).exists() else HERE.parent
+    script = folder / words[place]
+    words[place : place + 1] = [str(HERE), "inside", str(scripts), str(script)]
     words += ["--workloads", work, "--repeat", "1"]
     with tempfile.NamedTemporaryFile("r") as dump:
         if "--dump" in script.read_text(encoding="utf-8"):
@@ -115,9 +116,9 @@ def agreements(outputs: dict[str, Outputs], first: str) -> list[dict[str, object
     return made
 
 
-def inside(script: Path, arguments: list[str]) -> None:
-    """Be `script`, whose workloads know Sn as well."""
-    sys.path.insert(0, str(script.parent))
+def inside(scripts: Path, script: Path, arguments: list[str]) -> None:
+    """Be `script`, whose workloads, those of the folder `scripts`, know Sn as well."""
+    sys.path.insert(0, str(scripts))
     import workloads
 
     make = workloads.make

@@ -36,6 +36,7 @@ def curves(rows: list[dict[str, object]]) -> Curves:
 
 
 def svg(lines: Curves) -> str:
+    """The picture: streams by their logarithm, of which there are two numbers or more, and tokens from 0."""
     counts = sorted({n for points in lines.values() for n in points})
     highest = max(value for points in lines.values() for value in points.values())
     unit = 10 ** math.floor(math.log10(highest))
@@ -47,9 +48,7 @@ def svg(lines: Curves) -> str:
         return round(LEFT + width * math.log2(streams / counts[0]) / math.log2(counts[-1] / counts[0]), 1)
 
     def y(value: float) -> float:
-        return round(
-            HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * value / (step * math.ceil(highest / step)), 1
-        )
+        return round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * value / top, 1)
 
     ends = spread({name: y(points[max(points)]) for name, points in lines.items()})
     parts = [text(LEFT - 44, 16, "output tokens per second, all streams together", GREY)]

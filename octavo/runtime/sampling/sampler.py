@@ -85,8 +85,10 @@ class Sampler:
         kernels: KernelTable | None = None,
         likeliest: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]] = choose_likeliest,
     ) -> None:
-        """kernels: their `cut` and `draw` take the place of the functions of sampling/draw. Where there are
-        none, `likeliest` may still take that of `choose_likeliest`.
+        """Where there are `kernels`, their `cut` and `draw` take the place of the functions of sampling/draw.
+
+        likeliest: where there are none, the greedy choice: logits [rows, vocab_size] to ids [rows] int64 and
+        their logits [rows], as draw.choose_likeliest.
         """
         self._kernels, self._likeliest = kernels, likeliest
         self.vocab_size = vocab_size

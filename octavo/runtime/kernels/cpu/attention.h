@@ -17,8 +17,6 @@ constexpr int TILE = 64, PART = 512;
 constexpr int ROW_UNIT = 16;  // states have room for a multiple of so many rows
 constexpr float LOWEST = -std::numeric_limits<float>::infinity();
 
-inline int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
-
 struct Attention {
     Cache cache;
     const float* q;

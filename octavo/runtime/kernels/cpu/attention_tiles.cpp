@@ -132,30 +132,30 @@ void pack_values(const Cached& cached, int64_t size, float* to) {
 
 // Scores, not yet scaled: [64 keys, 16 rows].
 void score(const Cached& cached, const float* queries, int64_t size, float* scores) {
-    each<4>([&](auto g) { tile_zero<g.value>(); });
+    unrolled<4>([&](auto g) { tile_zero<g.value>(); });
     for (int64_t d = 0; d < size; d += 32, queries += TILE_FLOATS) {
         tile_load<6>(queries, 64);
-        each<4>([&](auto g) {
+        unrolled<4>([&](auto g) {
             constexpr int KEYS = 4 + g.value % 2;
             tile_load<KEYS>(cached.keys[g.value] + 2 * d, cached.key_stride[g.value]);
             tile_product<g.value, KEYS, 6>();
         });
     }
-    each<4>([&](auto g) { tile_store<g.value>(scores + g.value * TILE_FLOATS, 64); });
+    unrolled<4>([&](auto g) { tile_store<g.value>(scores + g.value * TILE_FLOATS, 64); });
 }
 
 // N tiles of out += weights * values, `step` floats between the values of 32 keys and the next.
 template <int N>
 void add(const float* values, int64_t step, float* out, int64_t width) {
-    each<N>([&](auto n) { tile_load<n.value>(out + 16 * n.value, width * 4); });
-    each<2>([&](auto half) {
-        each<N>([&](auto n) {
+    unrolled<N>([&](auto n) { tile_load<n.value>(out + 16 * n.value, width * 4); });
+    unrolled<2>([&](auto half) {
+        unrolled<N>([&](auto n) {
             constexpr int VALUES = 6 + n.value % 2;
             tile_load<VALUES>(values + half.value * step + n.value * TILE_FLOATS, 64);
             tile_product<n.value, 4 + half.value, VALUES>();
         });
     });
-    each<N>([&](auto n) { tile_store<n.value>(out + 16 * n.value, width * 4); });
+    unrolled<N>([&](auto n) { tile_store<n.value>(out + 16 * n.value, width * 4); });
 }
 
 // 16 rows on their way past one tile of keys.

@@ -11,7 +11,6 @@
 //   scale_bytes   of a block with several parts: 16 small integers, by which its one or two factors go
 #pragma once
 #include <cstdlib>
-#include <utility>
 
 #include "simd.h"
 
@@ -23,17 +22,6 @@ constexpr int VECTORS = PART / VL;
 struct Bytes16 {
     uint64_t first, second;
 };
-
-template <class Body, int... I>
-inline void unroll(Body&& body, std::integer_sequence<int, I...>) {
-    (body(std::integral_constant<int, I>{}), ...);
-}
-
-// Call body(0) … body(N - 1), each with a number that is known when compiling.
-template <int N, class Body>
-inline void unrolled(Body&& body) {
-    unroll(body, std::make_integer_sequence<int, N>{});
-}
 
 // Ask for `SIZE` bytes ahead of their use: rows are short and read several at a time, which the hardware does not
 // foresee. An address past the end does no harm.

@@ -1,7 +1,5 @@
 // Vectors of 64 bytes on any processor: sixteen lanes, as a tile has rows. Included by kernels of tiles.
 #pragma once
-#include <utility>
-
 #include "simd.h"
 
 namespace octavo {
@@ -63,19 +61,10 @@ inline void exchange(words& a, words& b) {  // of each 2 * HALF lanes: a's upper
     a = first;
 }
 
-template <class Body, int... I>
-OCTAVO_INLINE void each(std::integer_sequence<int, I...>, Body&& body) {
-    (body(std::integral_constant<int, I>()), ...);
-}
-template <int N, class Body>
-OCTAVO_INLINE void each(Body&& body) {
-    each(std::make_integer_sequence<int, N>(), body);
-}
-
 template <int HALF>
 OCTAVO_INLINE void turn(words (&a)[16]) {
     if constexpr (HALF > 0) {
-        each<16>([&](auto i) {
+        unrolled<16>([&](auto i) {
             if constexpr (!(i.value & HALF)) exchange<HALF>(a[i.value], a[i.value + HALF]);
         });
         turn<HALF / 2>(a);
@@ -85,9 +74,9 @@ OCTAVO_INLINE void turn(words (&a)[16]) {
 // 16 x 16 words turned where they are: rows to columns.
 inline void turn(float* tile) {
     words a[16];
-    each<16>([&](auto i) { a[i.value] = at<words>(tile + 16 * i.value); });
+    unrolled<16>([&](auto i) { a[i.value] = at<words>(tile + 16 * i.value); });
     turn<8>(a);
-    each<16>([&](auto i) { std::memcpy(tile + 16 * i.value, &a[i.value], 64); });
+    unrolled<16>([&](auto i) { std::memcpy(tile + 16 * i.value, &a[i.value], 64); });
 }
 
 }  // namespace octavo

@@ -106,8 +106,6 @@ void multiply_range(const Matmul& job, int64_t begin, int64_t end, int64_t panel
     }
 }
 
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Rows of W that are unpacked together: few rows of x want them in the first cache, many in the second.
 int64_t panel_rows(int64_t m, int64_t k) {
     int64_t bytes = m <= 16 ? 16 << 10 : 96 << 10;
@@ -120,7 +118,7 @@ void multiply(const Matmul& job, int threads) {
     int64_t panel = panel_rows(job.m, job.k);
     int64_t enough = divide_up(65536, job.k * std::min<int64_t>(job.m, 16));  // columns that are worth a task
     int64_t step = std::max(std::min(divide_up(job.n, 4 * threads), 4 * panel), enough);
-    step = divide_up(step, 12) * 12;  // a multiple of both tile widths
+    step = round_up(step, 12);  // a multiple of both tile widths
     parallel_for(divide_up(job.n, step), threads, [&](int64_t i) {
         multiply_range<Type>(job, i * step, std::min(job.n, (i + 1) * step), panel);
     });
@@ -137,7 +135,7 @@ extern "C" void octavo_matmul(const float* x, int64_t m, int64_t k, int64_t x_st
     Matmul job{x, m, k, x_stride, w, n, row_bytes, k, bias, y, y_stride};
     std::vector<float> padded;
     if (k % PART) {  // dense types only
-        job.k = job.x_stride = divide_up(k, PART) * PART;
+        job.k = job.x_stride = round_up(k, PART);
         padded.resize(size_t(m * job.k));
         for (int64_t i = 0; i < m; i++) std::copy_n(x + i * x_stride, k, padded.data() + i * job.k);
         job.x = padded.data();

@@ -33,8 +33,6 @@ constexpr int64_t PIECE = 32;             // parts that are unpacked in one go
 constexpr int64_t CHUNK_BYTES = 1 << 20;  // of x, meant to stay in the second cache
 constexpr int64_t AHEAD = 2048;           // bytes between what is unpacked and what is asked for
 
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 inline f32x8 eight_halves(const uint16_t* p) {
 #if defined(__F16C__)
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));

@@ -203,9 +203,6 @@ void multiply_range(const Matmul<X>& job, int64_t begin, int64_t end, int64_t pa
     }
 }
 
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t round_up(int64_t a, int64_t step) { return divide_up(a, step) * step; }
-
 // Weight rows that are transposed together: few rows of x want them in the first cache, many in the second.
 template <class X>
 int64_t panel_rows(const Matmul<X>& job) {

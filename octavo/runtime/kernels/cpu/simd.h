@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <utility>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -35,6 +36,20 @@ inline T read(const void* p) {
     T value;
     std::memcpy(&value, p, sizeof(T));
     return value;
+}
+
+inline int64_t divide_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit; }
+inline int64_t round_up(int64_t n, int64_t unit) { return divide_up(n, unit) * unit; }
+
+template <class Body, int... I>
+OCTAVO_INLINE void unroll(Body&& body, std::integer_sequence<int, I...>) {
+    (body(std::integral_constant<int, I>{}), ...);
+}
+
+// Call body(0) … body(N - 1), each with a number that is known when compiling.
+template <int N, class Body>
+OCTAVO_INLINE void unrolled(Body&& body) {
+    unroll(body, std::make_integer_sequence<int, N>{});
 }
 
 #if defined(OCTAVO_AVX512) || defined(OCTAVO_AVX2)  // in registers: loading what two stores wrote would stall
