@@ -236,8 +236,9 @@ class TestBounds:
             assert server.get("/health").status_code == 200
 
     def test_by_default_the_queue_has_four_places_per_seat(self):
+        body = {**BODY, "max_tokens": 20}  # a second each: none ends before all have come
         with ServeProcess("--max-num-seqs", "2", orders=SLOW) as server, ThreadPoolExecutor(20) as pool:
-            answers = list(pool.map(lambda _: server.post("/v1/completions", BODY).status_code, range(20)))
+            answers = list(pool.map(lambda _: server.post("/v1/completions", body).status_code, range(20)))
             assert (answers.count(200), answers.count(503)) == (10, 10)
 
     def test_limits_hold_on_the_real_loop(self, plain):

@@ -269,9 +269,9 @@ def test_a_regex_bomb_is_bounded_while_it_runs(tmp_path, regex):
     engine.core.add(engine.request("plain", 100, eos=[]))
     ends, slowest = {}, 0.0
     while engine.core.has_work():
-        start = time.monotonic()
+        start = time.process_time()
         outputs = engine.core.step().outputs
-        slowest = max(slowest, time.monotonic() - start)
+        slowest = max(slowest, time.process_time() - start)
         ends |= {output.request_id: output.finish_reason for output in outputs if output.finish_reason}
     assert ends.pop("plain") is FinishReason.LENGTH
     assert set(ends.values()) <= {FinishReason.STOP, FinishReason.LENGTH, FinishReason.ERROR}
