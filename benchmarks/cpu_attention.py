@@ -24,6 +24,7 @@ from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from octavo.runtime.kernels.cache_layout import SCALE_BYTES, rounded, rounded_parts
 from octavo.runtime.kernels.cpu.library import Library
 from octavo.runtime.kernels.cpu.table import cpu_table, table_of
 from octavo.runtime.kernels.ref.cache import paged_attention as twin
@@ -77,6 +78,14 @@ def make_batch(requests: list[tuple[int, int]], heads: int, size: int) -> Batch:
 
 def make_cache(blocks: int, heads: int, size: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.randn(blocks, 2, BLOCK, heads, size).to(dtype)
+
+
+def in_int8(cache: Tensor) -> Tensor:
+    """The same keys and values, rounded."""
+    made = torch.zeros(*cache.shape[:-1], cache.shape[-1] + SCALE_BYTES, dtype=torch.int8)
+    for part, new in zip(rounded_parts(made), rounded(cache), strict=True):
+        part.copy_(new)
+    return made
 
 
 def in_huge_pages(tensor: Tensor) -> Tensor:
@@ -160,16 +169,17 @@ def old_kernel(path: str, threads: int) -> Callable[[Batch, Tensor], object]:
 
 
 def medians_us(
-    calls: dict[str, Callable[[Tensor], object]], caches: list[Tensor], wall_s: float
+    calls: dict[str, tuple[Callable[[Tensor], object], list[Tensor]]], wall_s: float
 ) -> dict[str, float]:
-    """Median time of each call, all in turn; CPU time of the thread where there is one."""
+    """Median time of each call, all in turn, over its tensors in turn; CPU time where there is one thread."""
     clock = time.perf_counter_ns if torch.get_num_threads() > 1 else time.thread_time_ns
     times: dict[str, list[int]] = {name: [] for name in calls}
     end, turn = time.monotonic() + wall_s, 0
     while turn < 3 * len(calls) or time.monotonic() < end:
-        for name, call in calls.items():
+        for name, (call, caches) in calls.items():
+            cache = caches[turn % len(caches)]
             start = clock()
-            call(caches[turn % len(caches)])
+            call(cache)
             times[name].append(clock() - start)
             turn += 1
     return {name: round(median(values) / 1000, 1) for name, values in times.items()}
@@ -192,7 +202,7 @@ def main() -> None:
     if not args.no_check:
         check(one.paged_attention, table.paged_attention)
     a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
-    (rate,) = medians_us({"": lambda _: a @ b}, [a], 0.5).values()
+    (rate,) = medians_us({"": (b.matmul, [a])}, 0.5).values()
     print(json.dumps({"float32 product, GFLOP/s": round(2 * 1024**3 / rate / 1000, 1)}), flush=True)
     for model, (heads, kv_heads, size) in MODELS.items():
         for name, requests in WORKLOADS.items():
@@ -201,18 +211,21 @@ def main() -> None:
             batch = make_batch(requests, heads, size)
             cache = make_cache(batch.num_blocks, kv_heads, size)
             layers = 3 if "prefill" in name else max(3, (192 << 20) // cache.nbytes)
-            caches = [in_huge_pages(cache) if args.huge_pages else cache.clone() for _ in range(layers)]
-            calls: dict[str, Callable[[Tensor], object]] = {
-                kind: partial(by_octavo, table, batch, kind) for kind in ("float32", "bfloat16")
-            }
-            calls["torch, gather + SDPA"] = partial(by_torch, batch)
+            copied = in_huge_pages if args.huge_pages else torch.clone
+            caches, small = ([copied(each) for _ in range(layers)] for each in (cache, in_int8(cache)))
+            kinds: tuple[Activations, ...] = ("float32", "bfloat16")
+            calls: dict[str, tuple[Callable[[Tensor], object], list[Tensor]]] = {}
+            for kind in kinds:
+                calls[kind] = partial(by_octavo, table, batch, kind), caches
+                calls[f"{kind}, int8 cache"] = partial(by_octavo, table, batch, kind), small
+            calls["torch, gather + SDPA"] = partial(by_torch, batch), caches
             if args.old:
-                calls["older"] = partial(old_kernel(args.old, args.threads), batch)
+                calls["older"] = partial(old_kernel(args.old, args.threads), batch), caches
             if "decode" in name:
-                calls["reading"] = lambda cache: cache.view(torch.int64).sum()
+                calls["reading"] = lambda cache: cache.view(torch.int64).sum(), caches
             row: dict[str, object] = {"model": model, "workload": name, "threads": args.threads}
             row["huge pages"] = args.huge_pages
-            row |= {f"{kind}, us": us for kind, us in medians_us(calls, caches, args.seconds).items()}
+            row |= {f"{kind}, us": us for kind, us in medians_us(calls, args.seconds).items()}
             pairs = sum(new * (length - (new - 1) / 2) for new, length in requests)
             print(json.dumps(row | {"GFLOP": round(4 * size * heads * pairs / 1e9, 3)}), flush=True)
 

@@ -33,9 +33,9 @@ MODELS: dict[str, tuple[list[Matrix], Matrix]] = {
     "smollm2": (SMOLLM2 * 30, ("Q8_0", 49152, 576)),
     "gemma": ([*GEMMA, ("Q6_K", 640, 2048), *GEMMA, ("Q4_K", 640, 2048)] * 9, ("Q8_0", 262144, 640)),
 }
-KINDS: tuple[Activations, ...] = ("float32", "bfloat16", "int8")
+KINDS: tuple[Activations, ...] = ("float32", "bfloat16", "int16", "int8")
 MANY = 256
-"""From so many rows on it is a prompt: no head, and of ours only bfloat16."""
+"""From so many rows on it is a prompt: no head, and of ours no float32."""
 
 
 def packed(matrix: Matrix) -> Tensor:
@@ -113,7 +113,7 @@ def main() -> None:
                 for m in map(int, args.rows.split(",")):
                     if m >= MANY and part == "head":
                         continue
-                    kinds = KINDS if m < MANY else KINDS[1:2]
+                    kinds = KINDS if m < MANY else KINDS[1:]
                     works: dict[str, Work] = {kind: ours(table, blocks, kind, m) for kind in kinds}
                     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
                         works["torch bfloat16"] = torchs(matrices, m)

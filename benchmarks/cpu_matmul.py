@@ -43,7 +43,7 @@ def main() -> None:
         for m in (1, 4, 16, 64):
             row: dict[str, object] = {"type": name, "rows": m}
             x = torch.randn(m, k)
-            for kind in ("float32", "int8"):
+            for kind in ("float32", "int16", "int8"):
                 seconds = best_s(partial(table.block_matmul, x, blocks, name, None, kind))
                 row[f"{kind} GB/s"] = round(blocks.nbytes / seconds / 1e9, 2)
                 row[f"{kind} GMAC/s"] = round(m * k * len(blocks) / seconds / 1e9, 1)

@@ -82,8 +82,8 @@ def measure(name: str, command: str, scripts: Path, work: str, values: Values) -
     for row in printed:
         measured = MEASURES.get(row["workload"], "out_tok_s")
         values[name, row["workload"], measured].append(row[measured])
-    for row in printed[:1]:
-        values[name, "start", "first_token_s"].append(row["first_token_s"])
+    if printed and "first_token_s" in printed[0]:
+        values[name, "start", "first_token_s"].append(printed[0]["first_token_s"])
     return json.loads(written) if written else {}
 
 

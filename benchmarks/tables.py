@@ -5,6 +5,7 @@ A table stands between `<!-- KIND RECORD … -->` and `<!-- end -->`; KIND is a 
 
 import json
 import re
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def _filled(block: re.Match[str]) -> str:
 
 
 def peers(records: list[Record]) -> list[str]:
-    """A row per engine, a column per workload, every value that was measured, and what they wrote."""
+    """A row per engine, a column per workload, the values that were measured, and what they wrote."""
     found: dict[str, dict[str, list[float]]] = {}
     same: dict[str, str] = {}
     for row in (row for record in records for row in record["rows"]):
@@ -63,7 +64,7 @@ def peers(records: list[Record]) -> list[str]:
             same[row["engine"]] = f"{row['same_first_8_tokens']} of {row['requests']}"
     works = [work for work in WORK if any(work in measured for measured in found.values())]
     cells = [
-        [name, *(", ".join(map(_short, measured.get(work, []))) for work in works), same.get(name, "")]
+        [name, *(_several(measured.get(work, [])) for work in works), same.get(name, "")]
         for name, measured in found.items()
     ]
     head = ["engine", *(WORK[work] for work in works), "first 8 tokens as above"]
@@ -123,6 +124,14 @@ def source(record: Record) -> str:
 def _table(head: list[str], rows: list[list[str]]) -> list[str]:
     rule = ["---", *("--:" for _ in head[1:])]
     return [f"| {' | '.join(cells)} |" for cells in (head, rule, *rows)]
+
+
+def _several(values: list[float]) -> str:
+    """All of them; of more than three, the median and the ends."""
+    if len(values) <= 3:
+        return ", ".join(map(_short, values))
+    median, low, high = map(_short, (statistics.median(values), min(values), max(values)))
+    return f"{median} ({low} to {high})"
 
 
 def _short(value: object) -> str:

@@ -36,7 +36,11 @@ class ModelConfig:
         "bfloat16 where the CPU has AMX, else int16.",
         ("auto", "float32", "bfloat16", "int16", "int8"),
     )
-    quantization: str = option("", "Quantization scheme; empty = what the checkpoint says.")
+    quantization: str = option(
+        "",
+        "Quantization scheme; empty = what the checkpoint says. int8 packs an unquantized checkpoint as it "
+        "is loaded, to 8 bits and a scale per 32 weights.",
+    )
     load_format: str = option("auto", "How weights are read.", ("auto", "safetensors", "gguf", "dummy"))
     safetensors_load_strategy: str = option(
         "lazy",

@@ -9,7 +9,6 @@ from octavo.config.secret import Secret
 from octavo.config.server import ServerConfig
 
 _ABOVE_ZERO = (
-    "api_server_count",
     "max_request_bytes",
     "max_header_bytes",
     "max_connections",
@@ -40,6 +39,8 @@ def _check(config: ServerConfig) -> None:
     for name in _ABOVE_ZERO:
         if (value := getattr(config, name)) <= 0:
             raise ConfigError(f"{name} must be above 0, got {value}.")
+    if config.api_server_count < 0:
+        raise ConfigError(f"api_server_count must be 0 or more, got {config.api_server_count}.")
     if not 0 <= config.port <= 65535:
         raise ConfigError(f"port must be between 0 and 65535, got {config.port}.")
     if config.root_path and not config.root_path.startswith("/"):

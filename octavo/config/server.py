@@ -60,7 +60,11 @@ class ServerConfig:
     ssl_cert_reqs: int = option(0, "Client certificates: 0 = none, 1 = optional, 2 = required.")
     ssl_ciphers: str = option("", "Ciphers for TLS 1.2, in OpenSSL's notation; empty = OpenSSL's choice.")
     root_path: str = option("", "Path under which a proxy shows the server.")
-    api_server_count: int = option(1, "Processes that speak HTTP, on one port, in front of one engine.")
+    api_server_count: int = option(
+        0,
+        "Processes that speak HTTP, on one port, in front of one engine; 0 = one, or with a GPU one per "
+        "4 cores, 4 at most.",
+    )
     strict: bool = option(True, "Answer 400 to request fields that octavo does not know.")
     on_crash: str = option(
         "restart", "When the engine core dies: start it anew, or exit.", choices=("restart", "exit")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 from octavo.base.errors import RequestError
+from octavo.base.registry import load_object
 from octavo.config import EngineArgs, EngineConfig, resolve
 from octavo.config.concerns import resolve_concerns
 from octavo.frontend.client.inproc import InprocClient
@@ -26,6 +27,8 @@ from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.control import Ready
 from octavo.messages.request import EngineOutputs, FinishReason, SchedulerStats
 from octavo.messages.sampling import SamplingParams
+
+_PRELOAD = "octavo.runtime.preload:begin"
 
 
 class LLMEngine(EngineControl):
@@ -61,6 +64,7 @@ class LLMEngine(EngineControl):
     @classmethod
     def from_engine_args(cls, args: EngineArgs) -> Self:
         """Decide what the arguments left open, and load."""
+        load_object(_PRELOAD)()
         return cls(resolve(args))
 
     @classmethod

@@ -17,6 +17,7 @@ from starlette.datastructures import State
 
 from octavo.base import log
 from octavo.config import EngineArgs, EngineConfig, resolve
+from octavo.config.parallel import ParallelConfig
 from octavo.config.server import ServerConfig
 from octavo.frontend.async_engine import AsyncLLM
 from octavo.serving.fronts import Fronts
@@ -25,6 +26,7 @@ from octavo.serving.responses.record import fail_left
 from octavo.serving.service import Service
 
 _QUEUED_PER_SEAT = 4
+_CORES_PER_FRONT, _MOST_FRONTS = 4, 4
 _STORE = "store.sqlite"
 
 
@@ -52,6 +54,8 @@ class Server(Service):
 
     def _make_engine(self) -> AsyncLLM:
         config = _bounded(resolve(self._args))
+        count = self._config.api_server_count or num_fronts(config.parallel)
+        self._config = dataclasses.replace(self._config, api_server_count=count)
         on_crash: Literal["none", "restart"] = "restart" if self._config.on_crash == "restart" else "none"
         engine = AsyncLLM(config, on_crash=on_crash, num_fronts=self._config.api_server_count)
         if not self._config.store:  # a file that all fronts can open, and that goes with the engine
@@ -100,6 +104,13 @@ def _bounded(config: EngineConfig) -> EngineConfig:
         return config
     bound = _QUEUED_PER_SEAT * config.scheduler.max_num_seqs
     return dataclasses.replace(config, front=dataclasses.replace(config.front, max_num_queued_reqs=bound))
+
+
+def num_fronts(parallel: ParallelConfig) -> int:
+    """So many that writing the tokens keeps up with a GPU. A CPU's engine needs the cores itself."""
+    if not parallel.device.startswith("cuda"):
+        return 1
+    return min(_MOST_FRONTS, max(1, parallel.cpu_threads // _CORES_PER_FRONT))
 
 
 def _invitation(model: str, url: str, config: ServerConfig) -> str:

@@ -21,18 +21,20 @@ from starlette.datastructures import State
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo.base.log import get_logger
+from octavo.base.registry import load_object
 from octavo.config.server import ServerConfig
 from octavo.frontend.async_engine import AsyncLLM
-from octavo.serving.app import make_app
 from octavo.serving.errors import HTTPError, error_response
 from octavo.serving.http_metrics import HttpMetrics
 from octavo.serving.http_server import HttpServer
 from octavo.serving.listener import Listener
 from octavo.serving.middleware.drain import Drain
 from octavo.serving.middleware.stack import build_stack
+from octavo.serving.registry import load_routes
 
 logger = get_logger(__name__)
 T = TypeVar("T")
+_MAKE_APP = "octavo.serving.app:make_app"
 _GRACE_S, _HURRIED_GRACE_S = 5.0, 0.5
 """For the engine to end by itself."""
 _LAST_WORDS_S = 1.0
@@ -96,7 +98,7 @@ class Service(ABC):
     async def _serve(self) -> None:
         """Task: until the engine is gone for good."""
         engine = self._engine = await _on_thread(self._make_engine)
-        await engine.start()
+        _, make_app = await asyncio.gather(engine.start(), _on_thread(_load_app))
         app = make_app(engine, self._config)
         self._state = app.state
         await self._prepare(app.state)
@@ -140,6 +142,13 @@ class Service(ABC):
         stack = build_stack(inner, self._config, is_loopback=self._listener.is_loopback)
         self._drain: Drain = stack.drain
         return stack.app
+
+
+def _load_app() -> Callable[[AsyncLLM, ServerConfig], Any]:
+    """`make_app`, and all routes: half a second of imports, while the core loads its model."""
+    list(load_routes())
+    make_app: Callable[[AsyncLLM, ServerConfig], Any] = load_object(_MAKE_APP)
+    return make_app
 
 
 def _watch_signals(signals: Iterable[signal.Signals]) -> tuple[asyncio.Event, asyncio.Event]:

@@ -34,13 +34,20 @@ def test_every_record_that_the_page_names_exists():
 
 def test_a_table_changes_with_its_record(monkeypatch):
     row = {"engine": "one", "workload": "W2", "values": [12.34, 150.6]}
+    start = {"engine": "one", "workload": "start", "values": [3.0, 1.0, 2.5, 9.0, 2.0]}
     same = {"engine": "one", "requests": 9, "same_first_8_tokens": 7}
     machine = {"cpu": "C", "features": ["avx2"], "cores": 2}
-    record = {"machine": machine, "commit": "c", "date": "2026-11-21T", "note": "quiet", "rows": [row, same]}
+    record = {
+        "machine": machine,
+        "commit": "c",
+        "date": "2026-11-21T",
+        "note": "quiet",
+        "rows": [row, start, same],
+    }
     monkeypatch.setattr(tables, "_read", lambda _: record)
     filled = tables.page("before\n<!-- peers a -->\nold\n<!-- end -->\nafter")
-    assert "| engine | W2 ms/token | first 8 tokens as above |\n" in filled
-    assert "| one | 12.3, 151 | 7 of 9 |\n" in filled
+    assert "| engine | W2 ms/token | start to first token, s | first 8 tokens as above |\n" in filled
+    assert "| one | 12.3, 151 | 2.5 (1 to 9) | 7 of 9 |\n" in filled
     assert "old" not in filled
     assert "`a.json`: C (avx2), 2 cores; commit c, 2026-11-21. quiet" in filled
 

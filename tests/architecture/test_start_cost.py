@@ -35,6 +35,11 @@ def test_configuration_needs_no_torch():
     assert "torch" not in _modules_after("from octavo.config import resolve")
 
 
+def test_a_server_starts_its_core_before_it_loads_its_application():
+    loaded = _modules_after("import octavo.serving.server")
+    assert not loaded.intersection({"fastapi", "octavo.serving.app"})
+
+
 @pytest.mark.parametrize(
     ("arguments", "limit_s"), [(["-c", "import octavo"], 0.1), (["-m", "octavo", "--help"], 0.3)]
 )

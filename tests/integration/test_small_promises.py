@@ -146,7 +146,7 @@ def test_mixtral_by_the_code_of_transformers(tmp_path):
 
 
 def test_unknown_quantizations_are_refused(tiny_llama):
-    with pytest.raises(ConfigError, match=r"Unknown quantization scheme 'awq'\. Known: gguf, unquantized"):
+    with pytest.raises(ConfigError, match=r"Unknown quantization scheme 'awq'\. Known: gguf, int8, "):
         LLM(str(tiny_llama), quantization="awq", skip_tokenizer_init=True)
 
 

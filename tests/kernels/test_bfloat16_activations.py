@@ -7,17 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from octavo.base import env
 from octavo.runtime.kernels import build
 from octavo.runtime.kernels.cpu.library import Library
 from octavo.runtime.kernels.cpu.table import cpu_table, table_of
 from octavo.runtime.kernels.ref.table import ref_table
-from octavo.runtime.kernels.table import BFLOAT16_TYPES, KernelTable
+from octavo.runtime.kernels.table import BFLOAT16_TYPES, Activations, Gate, KernelTable
 from tests.kernel_cases import BLOCKS, make_blocks
 
 REF = ref_table()
 NAMES = sorted(BFLOAT16_TYPES)
+_FUNCTIONS = {"octavo_matmul_bf16": "plllpllippli", "octavo_gated_matmul_bf16": "plllplliipi"}
 _C_TYPES = {"p": ctypes.c_void_p, "l": ctypes.c_int64, "i": ctypes.c_int}
 
 
@@ -32,10 +34,12 @@ def soft(tmp_path_factory: pytest.TempPathFactory) -> dict[int, KernelTable]:
     source = Path(build.__file__).parent / "cpu" / "matmul_bf16.cpp"
     options = [*build._OPTIONS, "-march=native", "-DOCTAVO_SOFT_TILES", "-shared"]
     subprocess.run([*shlex.split(env.compiler()), *options, source, path, "-o", made], check=True)
-    function = ctypes.CDLL(str(made)).octavo_matmul_bf16
-    function.argtypes, function.restype = [_C_TYPES[letter] for letter in "plllpllippli"], None
-    library = Library(path)
-    library.octavo_matmul_bf16, library.has_tiles = function, True
+    soft_library, library = ctypes.CDLL(str(made)), Library(path)
+    for name, letters in _FUNCTIONS.items():
+        function = soft_library[name]
+        function.argtypes, function.restype = [_C_TYPES[letter] for letter in letters], None
+        setattr(library, name, function)
+    library.has_tiles = True
     return {threads: table_of(library, threads) for threads in (1, 2)}
 
 
@@ -66,14 +70,38 @@ def test_rows_threads_and_places_change_no_bit(soft: dict[int, KernelTable], nam
     assert not wide[:, :4].any() and not wide[:, 49:].any()
 
 
-def test_rows_too_many_for_the_cache(soft: dict[int, KernelTable]) -> None:
-    """x is cut into chunks; tiles count one by one beyond the first."""
+@pytest.mark.parametrize(("name", "k"), [("Q8_0", 4096), ("Q4_1", 96), ("Q4_K", 256), ("BF16", 75)])
+def test_many_rows_are_what_few_are(soft: dict[int, KernelTable], name: str, k: int) -> None:
+    """The factors change places; panels come one by one (of 4096 inputs) and all together."""
     torch.manual_seed(2)
-    blocks, x = make_blocks("Q8_0", 40, 4096), torch.randn(16 * 8 + 3, 4096)
-    whole = soft[2].block_matmul(x, blocks, "Q8_0", None, "bfloat16")
-    assert torch.equal(soft[1].block_matmul(x[130:], blocks, "Q8_0", None, "bfloat16"), whole[130:])
-    expected = REF.block_matmul(x, blocks, "Q8_0", None, "bfloat16")
+    blocks, x, bias = make_blocks(name, 101, k), torch.randn(260, k), torch.randn(101)
+    for added in (None, bias):
+        whole = soft[2].block_matmul(x, blocks, name, added, "bfloat16")
+        assert torch.equal(whole[200:], soft[1].block_matmul(x[200:], blocks, name, added, "bfloat16"))
+        assert torch.equal(whole[:257], soft[1].block_matmul(x[:257], blocks, name, added, "bfloat16"))
+    expected = REF.block_matmul(x, blocks, name, bias, "bfloat16")
     torch.testing.assert_close(whole, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("name", ["BF16", "Q4_1", "Q6_K"])
+def test_gated_is_product_and_gate(soft: dict[int, KernelTable], name: str) -> None:
+    torch.manual_seed(4)
+    blocks, x = make_blocks(name, 2 * 37, 256), torch.randn(260, 256)
+    both = soft[1].block_matmul(x, blocks, name, None, "bfloat16")
+    gates: list[Gate] = ["silu", "gelu", "gelu_tanh"]
+    for gate in gates:
+        expected = getattr(soft[1], f"{gate}_and_mul")(both)
+        for start, end in ((0, 1), (7, 24), (0, 260)):
+            made = _gated(soft[2], x[start:end], blocks, name, gate)
+            assert made is not None and torch.equal(made, expected[start:end]), (gate, start, end)
+    assert _gated(soft[1], x, blocks, name, "silu", "float32") is None
+
+
+def _gated(
+    table: KernelTable, x: Tensor, blocks: Tensor, name: str, gate: Gate, how: Activations = "bfloat16"
+) -> Tensor | None:
+    assert table.gated_block_matmul is not None
+    return table.gated_block_matmul(x, blocks, name, gate, how)
 
 
 def test_a_row_may_end_anywhere(soft: dict[int, KernelTable]) -> None:

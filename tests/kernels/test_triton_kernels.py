@@ -1,7 +1,9 @@
 """Every Triton kernel against its twin: some cases in the interpreter; on a GPU all, and in bf16 too."""
 
+import ast
 import functools
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from tests.triton_here import DEVICE, HAS_GPU  # skips where there is no Triton
 # isort: split
 from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.kernels.table import Cut, HeadNorms, Rotation
+from octavo.runtime.kernels.triton import launch
 from octavo.runtime.kernels.triton.table import cuda_table
 from octavo.runtime.kernels.triton.tiles import split
 from tests.kernel_cases import CASES, OPS, Case, assert_close, make_paged, run
@@ -91,7 +94,9 @@ def test_kernel_equals_twin(op: str, share: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("share", range(SHARES))
-@pytest.mark.parametrize("op", [op for op in OPS if op not in ("block_dequantize", "draw", "cut")])
+@pytest.mark.parametrize(
+    "op", [op for op in OPS if op not in ("block_dequantize", "draw", "cut", "rotary_tables")]
+)
 def test_narrow_activations(op: str, share: int, dtype: torch.dtype) -> None:
     """One rounding of inputs that are already narrow, up to the twin's own roundings."""
     for case in cases(op)[share::SHARES]:
@@ -115,6 +120,16 @@ def test_decoding_in_parts(lens, heads, kv_heads, head_dim, block_size, window, 
     )
     options = {"scale": head_dim**-0.5, "sliding_window": window, "soft_cap": cap}
     compare("paged_attention", on_device(Case("parts", paged.args(), options)), 1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_requests", [8, 20, 33, 66, 132, 133])
+def test_decoding_with_every_kind_of_tile(num_requests: int) -> None:
+    """Tiles follow the number of pairs of requests and key heads; here it is at each of its limits."""
+    lens = [(1, 1 + 37 * index % 300) for index in range(num_requests)]
+    paged = make_paged(lens, heads=16, kv_heads=8, head_dim=128, block_size=64)
+    case = Case("tiles", paged.args(), {"scale": 128**-0.5})
+    compare("paged_attention", on_device(case, torch.bfloat16), 2**-6)
 
 
 @pytest.mark.parametrize("told", [0, 1, 2])
@@ -218,3 +233,19 @@ def test_common_start(heads, dtype):
         )
         actual[7] = expected[7] = 0
         assert_close(actual, expected, 1e-5 if args[0].dtype == torch.float32 else 1e-2, str(soft_cap))
+
+
+def _overlapped_kernels() -> list[ast.FunctionDef]:
+    trees = [ast.parse(path.read_text()) for path in Path(launch.__file__).parent.glob("*.py")]
+    functions = [node for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return [f for f in functions if f.name.endswith("_kernel") and "PDL" in {a.arg for a in f.args.args}]
+
+
+@pytest.mark.parametrize("kernel", _overlapped_kernels(), ids=lambda kernel: kernel.name)
+def test_programs_wait_before_anything_can_be_seen_of_them(kernel: ast.FunctionDef) -> None:
+    """All later kernels count on it: once a program has released its successor, or ended, it has waited."""
+    calls = [(ast.unparse(node.func), node.lineno) for node in ast.walk(kernel) if isinstance(node, ast.Call)]
+    waits = [line for name, line in calls if name == "wait"]
+    seen = [line for name, line in calls if name in ("release", "is_last", "tl.store", "tl.atomic_add")]
+    seen += [node.lineno for node in ast.walk(kernel) if isinstance(node, ast.Return)]
+    assert max(waits) < min(seen)

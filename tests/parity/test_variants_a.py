@@ -46,7 +46,7 @@ VARIANTS = {
     "phi3_scores_factor": phi3(rope_parameters=LONG_ROPE | {"attention_factor": 1.3}),
     "phi3_plain": phi3(rope_parameters=PLAIN_ROPE, sliding_window=None, tie_word_embeddings=True),
     "phi_head_norms": Variant("PhiForCausalLM", {"qk_layernorm": True, "num_key_value_heads": 6}),
-    "gemma_7b": Variant("GemmaForCausalLM", {"num_key_value_heads": 6, "hidden_act": "gelu"}),
+    "gemma_7b": Variant("GemmaForCausalLM", {"num_key_value_heads": 6}),
     "gemma_biases": Variant("GemmaForCausalLM", {"attention_bias": True, "tie_word_embeddings": False}),
     "gemma2_without_caps": Variant(
         "Gemma2ForCausalLM", {"attn_logit_softcapping": None, "final_logit_softcapping": None}
@@ -102,6 +102,8 @@ def test_old_spellings():
         old = {"rope_parameters": None, "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
         old["rope_scaling"] = {"type": kind, **factors}
         assert arch_of("Phi3ForCausalLM", **old) == arch_of("Phi3ForCausalLM")
+    # Releases of transformers differ in what they make of this one; Google's own code has the tanh.
+    assert arch_of("GemmaForCausalLM", hidden_act="gelu") == arch_of("GemmaForCausalLM")
     scaled = {"rope_theta": 500.0, "partial_rotary_factor": 0.25}
     old = {"rotary_pct": 0.25, "rotary_emb_base": 500}
     assert arch_of("GPTNeoXForCausalLM", **old) == arch_of("GPTNeoXForCausalLM", rope_parameters=scaled)

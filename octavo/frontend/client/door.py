@@ -16,6 +16,7 @@ from typing import Any
 from octavo.base.errors import EngineDead, OctavoError, Overloaded
 from octavo.base.log import get_logger
 from octavo.base.transport import AsyncReceiver, BadFrame, Mailbox
+from octavo.frontend.client.backlog import Backlog
 from octavo.messages.control import (
     Abort,
     Call,
@@ -46,8 +47,7 @@ class Door(ABC):
         """Number of the present core, or of the last one."""
         self._error: OctavoError | None = None
         """Why the present core is gone."""
-        self._outputs: asyncio.Queue[EngineOutputs | EndRequests | None] = asyncio.Queue()
-        """None: nothing follows."""
+        self._outputs = Backlog()
         self._closing = False
 
     @abstractmethod
@@ -103,13 +103,13 @@ class Door(ABC):
             self._send(EndRequests(self._front, request_ids, tenant))
 
     async def outputs(self) -> AsyncIterator[EngineOutputs | EndRequests]:
-        """What the steps bring, and other fronts' orders, until `close`.
+        """What the steps bring, those that wait together, and other fronts' orders, until `close`.
 
         Raises EngineDead when the core ends by itself.
         """
         while (outputs := await self._outputs.get()) is not None:
             yield outputs
-        self._outputs.put_nowait(None)  # for whoever iterates again
+        self._outputs.put(None)  # for whoever iterates again
         if self._error is not None and not self._closing:
             raise copy(self._error)
 
@@ -125,7 +125,7 @@ class Door(ABC):
 
     def _begin(self) -> None:
         """A life that is not yet there."""
-        self._outputs = asyncio.Queue()
+        self._outputs = Backlog()
         self._unsent_aborts = []
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self._over = asyncio.Event()
@@ -162,11 +162,11 @@ class Door(ABC):
     def _take(self, message: FrontMessage) -> None:
         match message:
             case EngineOutputs():
-                self._outputs.put_nowait(message)
+                self._outputs.put(message)
                 if self._unsent_aborts and self._error is None:
                     self.abort([])
             case EndRequests():
-                self._outputs.put_nowait(message)
+                self._outputs.put(message)
             case Reply(call_id, result, error):
                 future = self._replies.get(call_id)
                 if future is None or future.done():  # the caller has gone
@@ -185,4 +185,4 @@ class Door(ABC):
         for future in (self._ready, *self._replies.values()):
             if not future.done():
                 future.set_exception(copy(error))
-        self._outputs.put_nowait(None)
+        self._outputs.put(None)

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple, Protocol, overload
 from torch import Tensor
 
 Activations = Literal["float32", "bfloat16", "int16", "int8"]
+Gate = Literal["silu", "gelu", "gelu_tanh"]
 
 
 class Rotation(NamedTuple):
@@ -138,6 +139,37 @@ class Matmul(Protocol):
         """x: [M, K], token-strided; weight: [N, K], contiguous; bias: [N]; returns x @ weight.T + bias."""
 
 
+class Summands(NamedTuple):
+    """A product that is still a sum. parts: [P, T, size] float32, contiguous, one per share of its inputs."""
+
+    parts: Tensor
+
+
+Addend = Tensor | Summands
+"""What a norm adds to the residual stream."""
+
+
+class SplitMatmul(Protocol):
+    """`Matmul` without a bias, for a norm that adds."""
+
+    def __call__(self, x: Tensor, weight: Tensor) -> Addend:
+        """The product; its summands, where these are there sooner. x is contiguous."""
+
+
+class SumNorm(Protocol):
+    """`RMSNorm` with a residual stream, for what `SplitMatmul` may return."""
+
+    def __call__(self, x: Summands, weight: Tensor, eps: float, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """As of the sum of x, rounded once: when the stream is added. residual: [T, size], token-strided."""
+
+
+class SplitProduct(NamedTuple):
+    """A product that may leave its last step to the norm behind it."""
+
+    matmul: SplitMatmul
+    norm: SumNorm
+
+
 class Cut(NamedTuple):
     """Where each row's distribution ends: at a logit, and among equal ones at a token. Contiguous.
 
@@ -223,6 +255,18 @@ class BlockMatmul(Protocol):
         """
 
 
+class GatedBlockMatmul(Protocol):
+    """The first half of a gated feed-forward block: `block_matmul` and its activation in one kernel."""
+
+    def __call__(
+        self, x: Tensor, blocks: Tensor, type_name: str, gate: Gate, activations: Activations
+    ) -> Tensor | None:
+        """Return [T, N / 2] float32, to the bit what the two kernels give; None where one kernel cannot.
+
+        blocks: as in BlockMatmul, N rows: gates, then as many values
+        """
+
+
 INTEGER_TYPES = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"})
 """Types that integers are multiplied with: 32 weights or more in a block."""
 
@@ -260,7 +304,10 @@ class KernelTable:
     block_dequantize: BlockDequantize
     block_gather: BlockGather
     block_matmul: BlockMatmul
+    split_product: SplitProduct | None = None
+    """Where a norm forms the sum of some products faster than they do it themselves."""
     activations: Activations = "float32"
     """What `block_matmul` is best given where the user leaves the choice."""
+    gated_block_matmul: GatedBlockMatmul | None = None
     record_tape: RecordTape | None = None
     """Only where calling a kernel costs as much as a small kernel itself."""

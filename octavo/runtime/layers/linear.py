@@ -7,6 +7,7 @@ business of the scheme's LinearMethod.
 
 from torch import Tensor
 
+from octavo.runtime.kernels.table import Addend
 from octavo.runtime.layers.build import BuildContext, Layer
 from octavo.runtime.quantization.parameter import Layout, Shard, vector
 
@@ -67,6 +68,12 @@ class RowLinear(Linear):
             return self.method.apply(x, self.bias)
         y = self._parallel.all_reduce(self.method.apply(x, None))
         return y if self.bias is None else y + self.bias
+
+    def split(self, x: Tensor) -> Addend:
+        """`forward` for a norm that adds."""
+        if self._parallel.tp_size > 1 or self.bias is not None:
+            return self.forward(x)
+        return self.method.apply_split(x)
 
 
 class ReplicatedLinear(Linear):

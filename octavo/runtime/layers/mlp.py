@@ -4,13 +4,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from octavo.base.errors import Unsupported
-from octavo.runtime.kernels.table import Activation, KernelTable
+from octavo.runtime.kernels.table import Activation, Addend, Gate, KernelTable
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.linear import MergedColumnLinear, RowLinear
 
 Table = dict[str, Activation]
 
 _TANH_NAMES = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
+_GATES: dict[str, Gate] = {"silu": "silu", "gelu": "gelu", **dict.fromkeys(_TANH_NAMES, "gelu_tanh")}
 
 
 def gated_activation(name: str, kernels: KernelTable) -> Activation:
@@ -50,11 +51,18 @@ class MLP(nn.Module):
         up = build.at("up")
         self.up = MergedColumnLinear(up, size, tuple(up.split(name, inner_size) for name in names), bias)
         self.down = RowLinear(build.at("down"), inner_size, size, bias)
-        self._is_silu_gated = gated and activation == "silu"
+        self._gate = _GATES.get(activation) if gated else None
         self._activation = (gated_activation if gated else plain_activation)(activation, build.kernels)
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, size] to [T, size]."""
-        inner = self.up.method.apply_gated(x, self.up.bias) if self._is_silu_gated else None
-        hidden: Tensor = self.down(self._activation(self.up(x)) if inner is None else inner)
+        hidden: Tensor = self.down(self._inner(x))
         return hidden
+
+    def split(self, x: Tensor) -> Addend:
+        """`forward` for a norm that adds."""
+        return self.down.split(self._inner(x))
+
+    def _inner(self, x: Tensor) -> Tensor:
+        inner = self.up.method.apply_gated(x, self.up.bias, self._gate) if self._gate else None
+        return self._activation(self.up(x)) if inner is None else inner

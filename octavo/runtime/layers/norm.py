@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from octavo.runtime.kernels.table import Addend, Summands
 from octavo.runtime.layers.build import BuildContext, Layer
 from octavo.runtime.quantization.parameter import Layout, Shard, vector
 
@@ -19,8 +20,9 @@ class Norm(Layer):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last axis of x."""
 
-    def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+    def add(self, x: Addend, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return (normalised sum, sum) of x and the residual stream, which begins as None."""
+        assert isinstance(x, Tensor), "only norms that say so take summands"
         total = x if residual is None else residual + x
         return self.forward(total), total
 
@@ -46,14 +48,17 @@ class RMSNorm(Norm):
         self.parameters_by_name["weight"] = parameter
         self.weight = parameter.data
         self.eps = eps
-        self._kernel = build.kernels.rms_norm
+        self._kernel, self._split = build.kernels.rms_norm, build.kernels.split_product
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise."""
         return self._kernel(x, self.weight, self.eps)
 
-    def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+    def add(self, x: Addend, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """Add and normalise in one kernel."""
+        if isinstance(x, Summands):
+            assert self._split is not None and residual is not None
+            return self._split.norm(x, self.weight, self.eps, residual)
         if residual is None:
             return self.forward(x), x
         return self._kernel(x, self.weight, self.eps, residual)

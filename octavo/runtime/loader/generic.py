@@ -88,6 +88,10 @@ def _check_options(config: EngineConfig, cls: type[PreTrainedModel], parallel: P
         )
     if config.model.load_format == "gguf":
         raise Unsupported(f"{cls.__name__} runs by transformers' code, which needs safetensors, not GGUF.")
+    if config.model.quantization not in ("", "unquantized"):
+        raise Unsupported(
+            f"{cls.__name__} runs by transformers' code, with weights as they are: leave out quantization."
+        )
     if stored := config.checkpoint.config.get("quantization_config"):
         method = stored.get("quant_method") if isinstance(stored, dict) else stored
         raise Unsupported(

@@ -85,9 +85,9 @@ def _host_layers(
     """The layers whose matrices stay in host memory. Raises ConfigError, Unsupported."""
     if not wants_host_weights(config):
         return frozenset()
-    if config.model.load_format == "gguf":
+    if config.model.load_format == "gguf" or config.model.quantization not in ("", "unquantized"):
         raise Unsupported(
-            "Weights of GGUF files stay on the GPU: use safetensors, or leave out cpu_offload_gb."
+            "Packed weights stay on the GPU: use safetensors as they are, or leave out cpu_offload_gb."
         )
     imagined = ImaginedPlatform(platform.compute_dtype(_dtype(config.model.dtype)))
     specs = arch.kv_specs(parallel.tp_size, _dtype(config.cache.kv_cache_dtype))

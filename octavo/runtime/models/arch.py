@@ -92,6 +92,16 @@ class Arch:
                 allowed = f"an even number up to {self.head_dim}"
                 raise BadCheckpoint(f"{rope.dim} components of a head cannot rotate: it must be {allowed}")
 
+    @property
+    def adds_in_norms(self) -> bool:
+        """Whether what a serial layer gives goes to an RMS norm that adds it to the stream, as it is."""
+        return (
+            self.norm_kind == "rms"
+            and self.norms == PRE_NORMS
+            and self.final_norm
+            and self.residual_scale == 1.0
+        )
+
     def kv_specs(self, tp_size: int, dtype: torch.dtype) -> list[KVCacheSpec]:
         """The cache of each layer on one rank, in numbers of this type. Raises Unsupported."""
         heads = max(self.num_kv_heads // tp_size, 1)

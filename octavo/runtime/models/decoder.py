@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from octavo.runtime.batch import ForwardBatch
-from octavo.runtime.kernels.table import HeadNorms
+from octavo.runtime.kernels.table import Addend, HeadNorms
 from octavo.runtime.layers.attention import Attention
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.embedding import Embedding, LMHead, VocabEmbedding
@@ -131,10 +131,11 @@ class DecoderLayer(nn.Module):
             bias=arch.mlp_bias,
         )
         self.mlp_out_norm = norm("mlp_out", "mlp_out_norm")
+        self._is_added_by_norm = arch.adds_in_norms
 
     def forward(
-        self, x: Tensor, residual: Tensor | None, batch: ForwardBatch, rows: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+        self, x: Addend, residual: Tensor | None, batch: ForwardBatch, rows: Tensor | None = None
+    ) -> tuple[Addend, Tensor | None]:
         """Take and return (what is to be added to the residual stream, the stream), so that norms can add.
 
         rows: of what is returned, [S] int64; None = all. The cache gets the keys and values of all.
@@ -142,6 +143,8 @@ class DecoderLayer(nn.Module):
         x, residual = self.attention_norm.add(x, residual)
         x = self.attention_out_norm(self.attention(x, batch, rows))
         x, residual = self.mlp_norm.add(x, _pick(residual, rows))
+        if self._is_added_by_norm:
+            return self.mlp.split(x), residual
         return self.mlp_out_norm(self.mlp(x)), residual
 
 
@@ -155,8 +158,8 @@ class ParallelLayer(DecoderLayer):
         self._one_norm = "mlp_in" not in arch.norms
 
     def forward(
-        self, x: Tensor, residual: Tensor | None, batch: ForwardBatch, rows: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+        self, x: Addend, residual: Tensor | None, batch: ForwardBatch, rows: Tensor | None = None
+    ) -> tuple[Addend, Tensor | None]:
         """See DecoderLayer."""
         x, residual = self.attention_norm.add(x, residual)
         residual = _pick(residual, rows)
@@ -168,10 +171,10 @@ class NormalisedLayer(DecoderLayer):
     """The norms stand behind the sums: what they give is the residual stream."""
 
     def forward(
-        self, x: Tensor, residual: Tensor | None, batch: ForwardBatch, rows: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+        self, x: Addend, residual: Tensor | None, batch: ForwardBatch, rows: Tensor | None = None
+    ) -> tuple[Addend, Tensor | None]:
         """See DecoderLayer; `residual` stays None."""
-        assert residual is None
+        assert residual is None and isinstance(x, Tensor)
         x = self.attention_norm(_pick(x, rows) + self.attention(x, batch, rows))
         return self.mlp_norm(x + self.mlp(x)), None
 

@@ -1,6 +1,7 @@
 """An NVIDIA GPU, served by Triton kernels; by the torch twins where Triton is not installed."""
 
 import importlib.util
+import threading
 from collections.abc import Callable
 
 import torch
@@ -26,6 +27,8 @@ class CUDAPlatform(Platform):
             raise ConfigError(
                 f"device={str(device)!r}: torch sees {count} GPUs here; use device='cpu', or a CUDA torch."
             )
+        if _has_triton():
+            threading.Thread(target=_make_triton_ready, daemon=True).start()
         torch.set_num_threads(threads)
         device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
@@ -56,6 +59,17 @@ class CUDAPlatform(Platform):
                 f"{total / 2**30:.3g} GiB are free. Lower max_num_batched_tokens or max_num_seqs."
             ) from error
         return torch.cuda.max_memory_allocated(self.device) - before
+
+    def compile_ahead(self, work: Callable[[], None]) -> None:
+        """See Platform.compile_ahead; Triton's. What fails here, fails or succeeds where it is needed."""
+        if not _has_triton():
+            return
+        try:
+            from octavo.runtime.kernels.triton.ahead import compile_ahead
+
+            compile_ahead(work, self.device)
+        except Exception:
+            logger.debug("Kernels are compiled one by one.", exc_info=True)
 
     def compute_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Activations have the type of the weights."""
@@ -91,8 +105,22 @@ class _GraphRecorder:
         return graph.replay
 
 
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _make_triton_ready() -> None:
+    """On a thread, beside the context and the weights."""
+    try:
+        from octavo.runtime.kernels.triton.ahead import make_ready
+
+        make_ready()
+    except Exception:
+        logger.debug("Triton is not ready.", exc_info=True)
+
+
 def _kernels() -> KernelTable:
-    if importlib.util.find_spec("triton") is None:
+    if not _has_triton():
         logger.warning("The package triton is missing: slow torch code takes the place of GPU kernels.")
         return ref_table()
     from octavo.runtime.kernels.triton.table import cuda_table

@@ -70,6 +70,13 @@ class Platform(ABC):
         del work
         return 0
 
+    def compile_ahead(self, work: Callable[[], None]) -> None:
+        """Make ready, all at once, the kernels that `work` uses; where kernels are compiled as they come up.
+
+        The work may be done or not, without some of its kernels: nothing may depend on what it computes.
+        """
+        del work
+
     def recorder(self) -> Record | None:
         """A new way to record work, whose recordings share memory; None where launches cost too little."""
         return None

@@ -9,6 +9,7 @@ from itertools import accumulate, groupby
 from torch import Tensor
 
 from octavo.config.engine import EngineConfig
+from octavo.runtime.kernels.table import Gate
 from octavo.runtime.quantization.blocks import Blocks, concatenate
 from octavo.runtime.quantization.method import LinearMethod, Scheme, Storage
 from octavo.runtime.quantization.parameter import BlockParameter, Layout, Parameter
@@ -55,6 +56,14 @@ class BlockLinear(LinearMethod):
             columns = slice(end - segment.shape[0], end)
             self._multiply(x, segment, None if bias is None else bias[columns], out[:, columns])
         return out
+
+    def apply_gated(self, x: Tensor, bias: Tensor | None, gate: Gate) -> Tensor | None:
+        """Multiply and gate, where gates and values are of one type."""
+        gated = self._storage.kernels.gated_block_matmul
+        if gated is None or bias is not None or len(self._segments) > 1:
+            return None
+        (segment,) = self._segments
+        return gated(x, segment.data, segment.type.name, gate, self._storage.activations)
 
     def gather(self, ids: Tensor, scale: float = 1.0) -> Tensor:
         """Unpack the rows asked for."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from octavo.base.errors import Unsupported
 from octavo.base.registry import Registry
 from octavo.config.engine import EngineConfig
-from octavo.runtime.kernels.table import Activations, KernelTable
+from octavo.runtime.kernels.table import Activations, Addend, Gate, KernelTable
 from octavo.runtime.quantization.parameter import Layout, Parameter
 
 
@@ -54,10 +54,14 @@ class LinearMethod(ABC):
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x [T, inputs] times the matrix transposed, plus bias: [T, outputs]."""
 
-    def apply_gated(self, x: Tensor, bias: Tensor | None) -> Tensor | None:
-        """`silu_and_mul` of `apply` in one kernel; None where there is none."""
-        del x, bias
+    def apply_gated(self, x: Tensor, bias: Tensor | None, gate: Gate) -> Tensor | None:
+        """The gated activation of `apply` in one kernel; None where there is none."""
+        del x, bias, gate
         return None
+
+    def apply_split(self, x: Tensor) -> Addend:
+        """`apply` without a bias, for a norm that adds."""
+        return self.apply(x, None)
 
     @abstractmethod
     def gather(self, ids: Tensor, scale: float = 1.0) -> Tensor:
@@ -84,6 +88,8 @@ SCHEMES: Registry[type[Scheme]] = Registry(
     "quantization scheme",
     {
         "gguf": "octavo.runtime.quantization.gguf:GGUF",
+        "int8": "octavo.runtime.quantization.int8:Int8",
+        "int8_per_channel_weight_only": "octavo.runtime.quantization.int8:Int8",
         "unquantized": "octavo.runtime.quantization.unquantized:Unquantized",
     },
 )
@@ -97,7 +103,8 @@ def select_scheme(config: EngineConfig, storage: Storage) -> Scheme:
         if scheme.matches(config):
             return scheme(storage)
     stored = config.checkpoint.config.get("quantization_config", {}).get("quant_method", "nothing known")
+    stored = "gguf" if config.model.load_format == "gguf" else stored
     raise Unsupported(
         f"The weights are stored by {stored!r}, which does not fit {', '.join(names)}. "
-        "Use a GGUF file or an unquantized checkpoint."
+        "Use an unquantized checkpoint, or a GGUF file and no other quantization."
     )

@@ -12,10 +12,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from octavo.config.engine import EngineConfig
+from octavo.runtime.kernels.table import Addend, Gate
 from octavo.runtime.quantization.method import LinearMethod, Scheme, Storage
 from octavo.runtime.quantization.parameter import DenseParameter, Layout, Parameter
 
-_BLOCK_TYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
+BLOCK_NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
+"""GGUF's names of plain numbers, by type: blocks of one."""
 
 
 class Unquantized(Scheme):
@@ -50,9 +52,14 @@ class DenseLinear(LinearMethod):
         """Multiply."""
         return self._storage.kernels.matmul(x, self._weight.data, bias)
 
-    def apply_gated(self, x: Tensor, bias: Tensor | None) -> Tensor | None:
+    def apply_gated(self, x: Tensor, bias: Tensor | None, gate: Gate) -> Tensor | None:
         """Multiply, and gate."""
-        return self._storage.kernels.gated_matmul(x, self._weight.data, bias)
+        return self._storage.kernels.gated_matmul(x, self._weight.data, bias) if gate == "silu" else None
+
+    def apply_split(self, x: Tensor) -> Addend:
+        """Multiply, perhaps without adding everything up."""
+        split = self._storage.kernels.split_product
+        return self.apply(x, None) if split is None else split.matmul(x, self._weight.data)
 
     def gather(self, ids: Tensor, scale: float = 1.0) -> Tensor:
         """Look up rows."""
@@ -66,7 +73,7 @@ class BlockLinear(DenseLinear):
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Multiply by the block kernel: a number is a block of one."""
         weight = self._weight.data
-        type_name = _BLOCK_TYPES[weight.dtype]
+        type_name = BLOCK_NAMES[weight.dtype]
         return self._storage.kernels.block_matmul(
             x, weight.view(torch.uint8), type_name, bias, self._storage.activations
         )
@@ -74,10 +81,13 @@ class BlockLinear(DenseLinear):
     def gather(self, ids: Tensor, scale: float = 1.0) -> Tensor:
         """Look up rows, and widen them."""
         weight = self._weight.data
-        kernels, type_name = self._storage.kernels, _BLOCK_TYPES[weight.dtype]
+        kernels, type_name = self._storage.kernels, BLOCK_NAMES[weight.dtype]
         return kernels.block_gather(weight.view(torch.uint8), ids, type_name, scale)
 
-    def apply_gated(self, x: Tensor, bias: Tensor | None) -> Tensor | None:
-        """There is no such kernel."""
-        del x, bias
-        return None
+    def apply_gated(self, x: Tensor, bias: Tensor | None, gate: Gate) -> Tensor | None:
+        """Multiply by the block kernel, and gate."""
+        weight, gated = self._weight.data, self._storage.kernels.gated_block_matmul
+        if gated is None or bias is not None:
+            return None
+        type_name = BLOCK_NAMES[weight.dtype]
+        return gated(x, weight.view(torch.uint8), type_name, gate, self._storage.activations)

@@ -1,6 +1,7 @@
 """The memory of the KV cache: which layers share a block table, and the tensors behind the blocks."""
 
 import mmap
+from contextlib import suppress
 from math import prod
 
 import torch
@@ -112,9 +113,12 @@ class KVTensors:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor of zeros; on CPU its pages take memory only once they are written."""
+    """A tensor of zeros; on CPU its pages take memory only once they are written, large ones if possible."""
     num_bytes = prod(shape) * dtype.itemsize
     if device.type != "cpu" or not num_bytes:
         return torch.zeros(shape, dtype=dtype, device=device)
-    pages = mmap.mmap(-1, num_bytes)
+    pages = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # what is shared has small pages
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # the system was built without large ones
+            pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=dtype).view(shape)

@@ -65,6 +65,10 @@ class ModelRunner:
             self._recorded_steps = RecordedSteps(model, self._cache, self._state, self._sampler, record)
             self._recorded_steps.warm_up()
 
+    def try_out(self, model: Model) -> None:
+        """Compute steps of nothing with `model`: between them they use the kernels of most steps to come."""
+        RecordedSteps(model, self._cache, self._state, self._sampler, lambda work: work).try_out()
+
     def strip(self) -> None:
         """Let the model go, and what was recorded of it."""
         self._model = self._recorded_steps = self._taped_steps = None

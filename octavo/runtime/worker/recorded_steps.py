@@ -100,15 +100,29 @@ class RecordedSteps:
         self._seen: set[tuple[Shape, Kind | None]] = set()
 
     @torch.inference_mode()
-    def warm_up(self) -> None:
-        """Record greedy decoding steps of the usual sizes.
-
-        Some are computed launch by launch before: then whatever kernels need is there, and all are loaded.
-        """
+    def try_out(self) -> None:
+        """Compute steps of nothing, launch by launch: then kernels are loaded, with what they need."""
         nothing = np.empty(0, np.int64)
+        work = Work(nothing, nothing, np.zeros(1, np.int64), nothing)
+        for shape, end in self._first_steps():
+            self._stage(work, shape, nothing)
+            self._compute(shape, end)
+
+    def _first_steps(self) -> list[tuple[Shape, Kind]]:
+        """All ways to sample, a prompt beside others, and greedy decoding of sizes with kernels of their own.
+
+        The kernels that take long to compile come first.
+        """
+        drawn = [(Shape(1), Kind.TRUNCATED), (Shape(1), Kind.WHOLE)]
+        prompt = Shape(_singles_of(self.sizes[-1])[-1], _CHUNKS[0], _FEWEST_TOKENS)
+        greedy = [prompt, *map(Shape, first_sizes(self.sizes))]
+        return [*drawn, *((shape, Kind.LIKELIEST) for shape in greedy)]
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Record greedy decoding steps of the usual sizes, the largest first: they share memory best so."""
+        self.try_out()
         for size in first_sizes(self.sizes):
-            self._stage(Work(nothing, nothing, np.zeros(1, np.int64), nothing), Shape(size), nothing)
-            self._compute(Shape(size), Kind.LIKELIEST)
             self._ensure(Shape(size), Kind.LIKELIEST)
         for size in self.sizes[: bisect_left(self.sizes, _MOST_USUAL) + 1]:
             self._ensure(Shape(size), Kind.LIKELIEST)
@@ -267,8 +281,11 @@ def step_sizes(most: int) -> list[int]:
 
 
 def first_sizes(sizes: list[int]) -> list[int]:
-    """Those that between them use every kernel, the largest first: they share memory best so."""
-    return sorted({size for size in sizes if size.bit_count() == 1} | {sizes[-1]}, reverse=True)
+    """Those that between them use every kernel, the largest first: they share memory best so.
+
+    Kernels change where a size passes 2^k or 3 * 2^k requests.
+    """
+    return sorted({size for size in sizes if size // (size & -size) in (1, 3)} | {sizes[-1]}, reverse=True)
 
 
 def _singles_of(most: int) -> list[int]:

@@ -59,7 +59,8 @@ def _batch(
     model: Model, config: EngineConfig, device: torch.device, requests: int, each: int
 ) -> ForwardBatch:
     block_size, dtype = config.cache.block_size, getattr(torch, config.cache.kv_cache_dtype)
-    tables = torch.zeros((requests, -(-each // block_size)), dtype=torch.int32, device=device)
+    max_blocks = -(-(config.model.max_model_len + 1) // block_size)  # as wide as the tables of real steps
+    tables = torch.zeros((requests, max_blocks), dtype=torch.int32, device=device)
     positions = torch.arange(each, device=device).repeat(requests)
     caches = [
         torch.zeros(cache_shape(spec, 1, block_size, dtype), dtype=dtype, device=device)

@@ -11,7 +11,7 @@ import torch
 
 from octavo.base.errors import ConfigError, Unsupported
 from octavo.config.engine import EngineConfig
-from octavo.messages.kv import CachePlan, ModelReady
+from octavo.messages.kv import CachePlan, KVCacheGroup, ModelReady
 from octavo.messages.step import SchedulerOutput, TokenMasks
 from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.loader.loader import load_model
@@ -51,19 +51,34 @@ class Worker:
         self._users_processors = load_processors(self._config)
         self._model: Model | None = load_model(self._config, self._platform, self._parallel)
         groups = group_layers([layer.kv_spec for layer in self._model.attention_layers])
+        self._platform.compile_ahead(lambda: self._try_out(groups))
         workspace = sum(measure(self._model, self._config, self._platform))
         share = self._config.cache.gpu_memory_utilization
         available = self._platform.available_memory_bytes(share) - workspace
         weights, on_host = self._model.weight_bytes, self._model.host_weight_bytes
         return ModelReady(groups, available, weights, workspace, on_host)
 
+    def _try_out(self, groups: list[KVCacheGroup]) -> None:
+        """What is computed before the first requests come, and for them; over a cache of one block."""
+        measure(self.model, self._config, self._platform)
+        if self.model.is_recordable:
+            plan = CachePlan(groups=groups, num_blocks=1, block_size=self._config.cache.block_size)
+            self._make_runner(self._make_cache(plan), plan).try_out(self.model)
+
     def allocate(self, plan: CachePlan) -> None:
         """Allocate the planned cache and the batch state."""
-        config, device = self._config, self._platform.device
-        num_slots = config.scheduler.max_num_seqs
-        self._cache = _make_cache(plan, getattr(torch, config.cache.kv_cache_dtype), device)
+        self._cache = self._make_cache(plan)
         store, rank = plan.store, self._parallel.tp_rank
         self._saver = BlockSaver(store, self._cache, rank) if store and store.writes else None
+        self._runner = self._make_runner(self._cache, plan)
+        self._equip()
+
+    def _make_cache(self, plan: CachePlan) -> KVTensors:
+        return _make_cache(plan, getattr(torch, self._config.cache.kv_cache_dtype), self._platform.device)
+
+    def _make_runner(self, cache: KVTensors, plan: CachePlan) -> ModelRunner:
+        config, device = self._config, self._platform.device
+        num_slots = config.scheduler.max_num_seqs
         longest = plan.max_model_len or config.model.max_model_len
         state = RequestState(num_slots, longest, plan, device)
         vocab_size = config.checkpoint.vocab_size
@@ -76,8 +91,7 @@ class Worker:
             self._platform.sampling_kernels,
             self._platform.kernels.draw,
         )
-        self._runner = ModelRunner(self._cache, state, sampler, config.model.logprobs_mode)
-        self._equip()
+        return ModelRunner(cache, state, sampler, config.model.logprobs_mode)
 
     def _equip(self) -> None:
         """Let the runner compute with what there is now."""

@@ -143,7 +143,10 @@ def test_what_cannot_be_kept_outside_says_so(folder):
     packed = dataclasses.replace(config, model=dataclasses.replace(config.model, load_format="gguf"))
     foreign = dataclasses.replace(config, model=dataclasses.replace(config.model, model_impl="transformers"))
     platform = LanedPlatform.create(torch.device("cpu"), 1)
-    for asked, text in ((packed, "GGUF files stay on the GPU"), (foreign, "needs its weights on the GPU")):
+    for asked, text in (
+        (packed, "Packed weights stay on the GPU"),
+        (foreign, "needs its weights on the GPU"),
+    ):
         with pytest.raises(Unsupported, match=text):
             load_model(asked, platform, ParallelContext())
 

@@ -10,10 +10,12 @@ import msgspec
 import pytest
 
 from octavo.base.errors import ConfigError
+from octavo.config.parallel import ParallelConfig
 from octavo.config.resolve_server import resolve_server
 from octavo.config.secret import Secret
 from octavo.config.server import ServerConfig
 from octavo.serving.listener import Listener
+from octavo.serving.server import num_fronts
 
 KEYS = [Secret.of("a-key")]
 
@@ -136,7 +138,7 @@ def test_a_file_without_keys_is_a_mistake(tmp_path, content):
     ("options", "says"),
     [
         ({"port": -1}, "port must be between 0 and 65535, got -1"),
-        ({"api_server_count": 0}, "api_server_count must be above 0, got 0"),
+        ({"api_server_count": -1}, "api_server_count must be 0 or more, got -1"),
         ({"write_timeout": -1.0}, "write_timeout must be above 0"),
         ({"root_path": "api"}, "root_path must begin with /"),
         ({"ssl_keyfile": "k"}, "ssl_keyfile needs ssl_certfile"),
@@ -155,3 +157,11 @@ def test_the_rest_is_left_as_it_is(monkeypatch):
     assert resolve_server(config) == dataclasses.replace(config, root_path="/api")
     monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
     assert resolve_server(config).dev_mode
+
+
+@pytest.mark.parametrize(
+    ("device", "cpu_threads", "expected"),
+    [("cpu", 64, 1), ("cuda", 2, 1), ("cuda", 8, 2), ("cuda:1", 16, 4), ("cuda", 96, 4)],
+)
+def test_fronts_where_nobody_says_how_many(device, cpu_threads, expected):
+    assert num_fronts(ParallelConfig(device=device, cpu_threads=cpu_threads)) == expected

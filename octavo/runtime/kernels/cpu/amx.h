@@ -58,6 +58,11 @@ template <int T>
 inline void tile_load(const void* from, int64_t stride) {
     asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(T) : "memory");
 }
+// The same, of what will not be wanted again soon: it shall not take the place of what will.
+template <int T>
+inline void tile_stream(const void* from, int64_t stride) {
+    asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(T) : "memory");
+}
 template <int T>
 inline void tile_store(void* to, int64_t stride) {
     asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(T) : "memory");
@@ -99,6 +104,10 @@ inline void tile_load(const void* from, int64_t stride) {
     tile_zero<T>();
     for (int i = 0; i < tiles.shapes.rows[T]; i++)
         std::memcpy(tiles.data[T][i], static_cast<const uint8_t*>(from) + i * stride, tiles.shapes.row_bytes[T]);
+}
+template <int T>
+inline void tile_stream(const void* from, int64_t stride) {
+    tile_load<T>(from, stride);
 }
 template <int T>
 inline void tile_store(void* to, int64_t stride) {

@@ -169,6 +169,11 @@ extern "C" void octavo_attention(const float* q, int64_t q_stride, int64_t num_h
                   cu_q_lens, kv_lens, scale,    soft_cap,  window, out};
     bool tiles = bfloat16 && fits_tiles(cache) && have_tiles();
     Batch batch(job, cut(job, num_requests), tiles, threads);
-    parallel_for(batch.num_tasks(), threads, [&](int64_t i) { batch.run(i); });
+    // A request's heads lie beside each other: one thread takes them all, where that leaves enough to share.
+    const int64_t tasks = batch.num_tasks(), enough = TASKS_PER_THREAD * threads * num_kv_heads;
+    const int64_t run = tasks >= enough ? num_kv_heads : 1;
+    parallel_for(divide_up(tasks, run), threads, [&](int64_t i) {
+        for (int64_t task = i * run; task < std::min(tasks, (i + 1) * run); task++) batch.run(task);
+    });
 }
 OCTAVO_TAPED(octavo_attention)

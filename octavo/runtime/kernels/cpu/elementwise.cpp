@@ -2,7 +2,7 @@
 // pays.
 #include <algorithm>
 
-#include "simd.h"
+#include "activations.h"
 #include "tape.h"
 #include "threads.h"
 
@@ -64,24 +64,6 @@ void rotate_halves(float* x, const float* cos, const float* sin, int64_t half) {
         });
 }
 
-struct Silu {
-    static vf apply(vf x) { return x / (exp(-x) + 1.0f); }
-};
-
-struct GeluTanh {
-    static vf apply(vf x) {
-        vf inner = fma(x * x * x, set1(0.044715f), x) * 0.7978845608028654f;
-        return 0.5f * x * (tanh(inner) + 1.0f);
-    }
-};
-
-struct Gelu {
-    static vf apply(vf x) {
-        for (int i = 0; i < VL; i++) x[i] = 0.5f * x[i] * (1.0f + std::erf(x[i] * 0.70710678118654752f));
-        return x;
-    }
-};
-
 // y = act(x), or act(x) * up when up is given. The tail goes through a whole vector, so every place computes
 // alike.
 template <class Act>
@@ -132,10 +114,10 @@ extern "C" void octavo_rope(float* x, int64_t x_stride, int64_t tokens, int64_t 
 }
 OCTAVO_TAPED(octavo_rope)
 
-// kind: 0 silu, 1 gelu, 2 gelu by tanh. gated: rows of x are (gate, up), 2 * size wide.
+// gated: rows of x are (gate, up), 2 * size wide.
 extern "C" void octavo_activation(const float* x, int64_t rows, int64_t size, int kind, int gated, float* y,
                                   int threads) {
-    auto run = kind == 0 ? activate<Silu> : kind == 1 ? activate<Gelu> : activate<GeluTanh>;
+    auto run = with_activation(kind, [](auto act) { return activate<decltype(act)>; });
     for_rows(rows, size, threads, [&](int64_t row) {
         const float* from = x + row * size * (gated ? 2 : 1);
         run(from, gated ? from + size : nullptr, size, y + row * size);

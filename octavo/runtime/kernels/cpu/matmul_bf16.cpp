@@ -1,202 +1,56 @@
 // y = x W^T + bias with W in GGUF's types, for CPUs with AMX: x and the unpacked weights are rounded to bf16,
 // their products are summed in float32.
 //
-// Weights are unpacked into panels of 32 rows that stay in the cache, as two rows of tiles. While one panel is
-// multiplied, the next one is unpacked, a piece after every step along K: tiles have a unit of their own, so that
-// few rows of x cost hardly more than unpacking. A tile product is 16 rows of W with 16 rows of x: what has to be
-// transposed is x, once, and the result.
+// Weights are unpacked into panels of 32 rows that stay in the cache, as two rows of tiles. While some panels
+// are multiplied, the next ones are unpacked, a piece after every step along K: tiles have a unit of their own, so
+// that few rows of x cost hardly more than unpacking. A tile product takes one factor as it is and one turned
+// (pairs of k by columns), and its result lies as the first. Few rows of x: x is turned, once, and so is every
+// result. Many rows: weights are, and results are stored where they belong.
 //
 // Every output is one float that walks along K, 32 weights a step in the order of TDPBF16PS, whatever the number
-// of rows and threads and wherever it lies: so a row of y never depends on the others.
-#include <algorithm>
-#include <memory>
-
-#include "amx.h"
-#include "blocks.h"
+// of rows and threads, wherever it lies and whichever factor is turned: a row of y never depends on the others.
+#include "activations.h"
+#include "lanes.h"
 #include "tape.h"
 #include "threads.h"
+#include "weights_bf16.h"
 
 extern "C" void octavo_matmul(const float* x, int64_t m, int64_t k, int64_t x_stride, const uint8_t* w,
                               int64_t n, int64_t row_bytes, int type, const float* bias, float* y,
                               int64_t y_stride, int threads);
+
+extern "C" void octavo_activation(const float* x, int64_t rows, int64_t size, int kind, int gated, float* y,
+                                  int threads);
 
 #if defined(OCTAVO_TILES)
 
 namespace octavo {
 namespace {
 
-typedef float f32x16 __attribute__((vector_size(64)));
-typedef uint16_t Tile[TILE_ROWS][PART];  // 16 rows of W, or 16 pairs of k of x
+constexpr int64_t MANY = 256;               // rows of x from which on weights are turned
+constexpr int64_t GROUP_BYTES = 512 << 10;  // of panels that many rows meet together, in the second cache
 
-constexpr int PANEL_ROWS = 2 * TILE_ROWS;
-constexpr int64_t PIECE = 32;             // parts that are unpacked in one go
-constexpr int64_t CHUNK_BYTES = 1 << 20;  // of x, meant to stay in the second cache
-constexpr int64_t AHEAD = 2048;           // bytes between what is unpacked and what is asked for
-
-inline f32x8 eight_halves(const uint16_t* p) {
-#if defined(__F16C__)
-    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
-#else
-    return f32x8{half(p[0]), half(p[1]), half(p[2]), half(p[3]), half(p[4]), half(p[5]), half(p[6]), half(p[7])};
-#endif
-}
-
-inline void store_part(uint16_t* to, const vf (&values)[VECTORS]) {
-#if defined(OCTAVO_AVX512) && defined(__AVX512BF16__)
-    _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(values[1], values[0]));
-#else
-    for (int j = 0; j < VECTORS; j++) store_bf16(to + j * VL, values[j]);
-#endif
-}
-
-inline void transpose(f32x16 (&rows)[16]) {
-#if defined(OCTAVO_AVX512)
-    __m512i a[16], b[16];
-    for (int i = 0; i < 16; i += 2) {
-        a[i] = _mm512_unpacklo_epi32((__m512i)rows[i], (__m512i)rows[i + 1]);
-        a[i + 1] = _mm512_unpackhi_epi32((__m512i)rows[i], (__m512i)rows[i + 1]);
-    }
-    for (int i = 0; i < 16; i += 4)
-        for (int j = 0; j < 2; j++) {
-            b[i + 2 * j] = _mm512_unpacklo_epi64(a[i + j], a[i + j + 2]);
-            b[i + 2 * j + 1] = _mm512_unpackhi_epi64(a[i + j], a[i + j + 2]);
-        }
-    for (int i = 0; i < 4; i++) {  // quarters
-        __m512i even = _mm512_shuffle_i32x4(b[i], b[i + 4], 0x88);
-        __m512i odd = _mm512_shuffle_i32x4(b[i], b[i + 4], 0xDD);
-        __m512i even2 = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0x88);
-        __m512i odd2 = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0xDD);
-        rows[i] = (f32x16)_mm512_shuffle_i32x4(even, even2, 0x88);
-        rows[i + 4] = (f32x16)_mm512_shuffle_i32x4(odd, odd2, 0x88);
-        rows[i + 8] = (f32x16)_mm512_shuffle_i32x4(even, even2, 0xDD);
-        rows[i + 12] = (f32x16)_mm512_shuffle_i32x4(odd, odd2, 0xDD);
-    }
-#else
-    for (int i = 0; i < 16; i++)
-        for (int j = 0; j < i; j++) {
-            float kept = rows[i][j];
-            rows[i][j] = rows[j][i];
-            rows[j][i] = kept;
-        }
-#endif
-}
-
-// Scales and offsets of the blocks of a piece, of one part each, converted together.
-template <class Type>
-struct PieceFactors {
-    static constexpr int EACH = Type::MINIMUM ? 2 : 1;
-    float numbers[PIECE * EACH];
-
-    PieceFactors(const uint8_t* blocks, int64_t count) {
-        if (count < 8) {
-            convert(blocks, 0, int(count));
-        } else {
-            for (int64_t i = 0; i < count; i += 8) convert(blocks, std::min(i, count - 8), 8);
-        }
-        asm("" : "+m"(numbers));  // loads repeat a number for nothing, shuffles of a register do not
-    }
-
-    // Eight blocks from `first` on, or fewer.
-    OCTAVO_INLINE void convert(const uint8_t* blocks, int64_t first, int count) {
-        uint16_t halves[8 * EACH] = {};
-        for (int i = 0; i < count; i++)
-            std::memcpy(halves + i * EACH, blocks + (first + i) * Type::BYTES, EACH * sizeof(uint16_t));
-        for (int i = 0; i < 8 * EACH; i += 8) {
-            f32x8 wide = eight_halves(halves + i);
-            std::memcpy(numbers + first * EACH + i, &wide, sizeof wide);
-        }
-    }
-};
-
-// One of them, as Factors.
-template <class Type>
-struct OneFactor {
-    vf scales, offsets;
-    OneFactor(const PieceFactors<Type>& piece, int64_t i)
-        : scales(set1(piece.numbers[i * piece.EACH])),
-          offsets(Type::MINIMUM ? set1(piece.numbers[i * piece.EACH + 1]) : scales * -zero<Type>) {}
-    vf scale(int) const { return scales; }
-    vf offset(int) const { return offsets; }
-};
-
-// Part s of a block in bf16.
-template <class Type, class F>
-OCTAVO_INLINE void round_part(const uint8_t* block, int s, const F& factors, uint16_t* out) {
-#if defined(OCTAVO_AVX512) && defined(__AVX512BF16__)
-    if constexpr (Type::LARGEST < 32) {  // few values: make them all, then look up
-        const vf first = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-        auto value = [&](vf q) {
-            return Type::MINIMUM ? fma(q, factors.scale(2 * s), factors.offset(2 * s))
-                                 : (q - float(Type::ZERO)) * factors.scale(2 * s);
-        };
-        __m512i values;
-        if constexpr (Type::LARGEST < 16)
-            values = _mm512_castsi256_si512((__m256i)_mm512_cvtneps_pbh(value(first)));
-        else
-            values = (__m512i)_mm512_cvtne2ps_pbh(value(first + 16.0f), value(first));
-        __m512i places = _mm512_cvtepu8_epi16((__m256i)Type::quants(block, s));
-        _mm512_storeu_si512(out, _mm512_permutexvar_epi16(places, values));
-        return;
-    }
-#endif
-    vf values[VECTORS];
-    unpack_part<Type>(block, s, factors, [&](auto j, vf w) { values[j] = w; });
-    store_part(out, values);
-}
-
-// Unpack `count` parts of a row of `size` weights, from part `first`; part i of them goes to out[i][0].
-template <class Type>
-void unpack_piece(const uint8_t* row, int64_t first, int64_t count, int64_t size, Tile* out) {
-    if constexpr (Type::DENSE) {
-        for (int64_t i = first; i < first + count; i++) {
-            prefetch<PART * Type::BYTES>(row + i * PART * Type::BYTES + AHEAD);
-            vf values[VECTORS];
-            read_part<Type>(row, i, size, [&](int j, vf w) { values[j] = w; });
-            store_part(out[i - first][0], values);
-        }
-    } else {
-        static_assert(PIECE % Type::PARTS == 0);
-        const uint8_t* blocks = row + first / Type::PARTS * Type::BYTES;
-        if constexpr (Type::PARTS > 1) {
-            for (int64_t i = 0; i < count; i += Type::PARTS, blocks += Type::BYTES) {
-                prefetch<Type::BYTES>(blocks + AHEAD);
-                Factors<Type> factors(blocks);
-                unrolled<Type::PARTS>([&](auto s) { round_part<Type>(blocks, s, factors, out[i + s][0]); });
-            }
-        } else {
-            PieceFactors<Type> factors(blocks, count);
-            for (int64_t i = 0; i < count; i++, blocks += Type::BYTES, out++) {
-                __builtin_prefetch(blocks + AHEAD);
-                round_part<Type>(blocks, 0, OneFactor<Type>(factors, i), (*out)[0]);
-            }
-        }
-    }
-}
-
-using Unpack = void (*)(const uint8_t* row, int64_t first, int64_t count, int64_t size, Tile* out);
-
-struct alignas(TILE_BYTES) Line {
-    uint16_t values[PART];
-};
-
-// x in bf16, tile by tile: 16 rows of x, along K. A single row is alone in its tiles, which are one column wide.
+// x in bf16, tile by tile: 16 rows of x, along K; turned if they are few. A single row is alone in its tiles,
+// which are one column wide.
 struct Rounded {
     int64_t m, k, parts = divide_up(k, PART), width = m == 1 ? 1 : 16, num_tiles = divide_up(m, width);
-    std::unique_ptr<Line[]> data{new Line[size_t(num_tiles * parts * width)]};  // not cleared
+    bool many = m >= MANY;
+    float* data = scratch(size_t(num_tiles * parts * width) * PART / 2, OF_CALL);
 
-    uint16_t* tile(int64_t t, int64_t part) const { return data[(t * parts + part) * width].values; }
+    uint16_t* tile(int64_t t, int64_t part) const {
+        return reinterpret_cast<uint16_t*>(data) + (t * parts + part) * width * PART;
+    }
 
     void round(const float* x, int64_t x_stride, int64_t t) const {
         for (int64_t i = 0; i < parts; i++) {
-            if (width == 1) {
-                round_part(x + i * PART, i, tile(t, i));
-                continue;
+            uint16_t* rows = tile(t, i);
+            for (int64_t r = 0; r < width; r++) {
+                if (width * t + r < m)
+                    round_part(x + (width * t + r) * x_stride + i * PART, i, rows + r * PART);
+                else
+                    std::fill_n(rows + r * PART, PART, uint16_t(0));
             }
-            f32x16 rows[16] = {};  // of pairs
-            for (int64_t r = 0; r < std::min<int64_t>(16, m - 16 * t); r++)
-                round_part(x + (16 * t + r) * x_stride + i * PART, i, (uint16_t*)&rows[r]);
-            transpose(rows);
-            std::memcpy(tile(t, i), rows, sizeof rows);
+            if (width > 1 && !many) turn(reinterpret_cast<float*>(rows));
         }
     }
 
@@ -212,6 +66,11 @@ struct Rounded {
     }
 };
 
+// y = act(gates) * values, of tiles of so many rows and columns.
+using Gate = void (*)(const float* gates, const float* values, int64_t rows, int64_t columns, float* y,
+                      int64_t y_stride);
+
+// With a gate, W is n rows of gates and n of values.
 struct Matmul {
     const Rounded& x;
     const uint8_t* w;
@@ -220,130 +79,185 @@ struct Matmul {
     const float* bias;
     float* y;
     int64_t y_stride;
+    Gate gate;
+
+    // Outputs that a panel of two strips makes.
+    int64_t panel_columns() const { return gate ? TILE_ROWS : 2 * TILE_ROWS; }
+    // Row r of strip s of the panels that begin with output `column`; past the last one, that one again.
+    const uint8_t* row(int64_t column, int64_t s, int64_t r) const {
+        int64_t first = gate ? column + s / 2 * TILE_ROWS + s % 2 * n : column + s * TILE_ROWS;
+        return w + std::min(first + r, (gate ? 2 * n : n) - 1) * row_bytes;
+    }
 };
 
-// A panel on its way: after each of `steps` steps as many pieces of its rows as make all of them.
+// Panels on their way, `strips` of 16 rows of W for outputs from `column` on: after each of `steps` steps as many
+// units of the work as make all of it. A unit unpacks a piece of a row, or turns one of an unpacked strip.
 struct Unpacking {
     const Matmul& job;
-    int64_t column;
-    Tile* out;  // [2][parts]
-    int64_t steps, pieces = divide_up(job.x.parts, PIECE), left = PANEL_ROWS * pieces, due = 0;
+    int64_t column, strips;
+    Tile* out;  // [strips][parts]
+    int64_t steps, piece = job.x.many ? 8 : MOST_PARTS, rows = job.x.many ? TILE_ROWS + 1 : TILE_ROWS;
+    int64_t units = strips * rows * divide_up(job.x.parts, piece), left = units, due = 0;
+    int64_t strip = 0, row = 0, at = 0;  // where the next unit begins
 
     void step() {
-        for (due += PANEL_ROWS * pieces; due >= steps && left > 0; due -= steps) one();
+        for (due += units; due >= steps && left > 0; due -= steps) one();
     }
     void finish() {
         while (left > 0) one();
     }
     void one() {
-        int64_t index = PANEL_ROWS * pieces - left--, row = index / pieces, first = index % pieces * PIECE;
-        const uint8_t* from = job.w + std::min(column + row, job.n - 1) * job.row_bytes;
-        Tile* tiles = out + row / TILE_ROWS * job.x.parts + first;
-        Tile* at_row = reinterpret_cast<Tile*>(tiles[0][row % TILE_ROWS]);
-        job.unpack(from, first, std::min(PIECE, job.x.parts - first), job.x.k, at_row);
+        const int64_t count = std::min(piece, job.x.parts - at);
+        Tile* tiles = out + strip * job.x.parts + at;
+        if (row == TILE_ROWS) {
+            for (int64_t i = 0; i < count; i++) turn(reinterpret_cast<float*>(tiles[i]));
+        } else {
+            const uint8_t* from = job.row(column, strip, row);
+            job.unpack(from, at, count, job.x.k, reinterpret_cast<Tile*>(tiles[0][row]));
+        }
+        left--;
+        at += piece;
+        if (at < job.x.parts) return;
+        at = 0;
+        if (++row == rows) row = 0, strip++;
     }
 };
 
-// Tile T: 16 outputs of 16 rows of x, or of one.
+// Tile T: outputs from `column` on of rows of x from `row` on; 16 of 16, or of one.
 template <int T>
 void write(const Matmul& job, int64_t row, int64_t column) {
-    f32x16 rows[16];
-    tile_store<T>(rows, 4 * job.x.width);
-    if (column >= job.n) return;
-    if (job.x.width > 1) transpose(rows);
-    int64_t count = std::min<int64_t>(16, job.n - column), num_rows = std::min(job.x.width, job.x.m - row);
-    f32x16 bias = {};
-    if (job.bias) std::memcpy(&bias, job.bias + column, size_t(count) * 4);
-    for (int64_t r = 0; r < num_rows; r++) {
-        f32x16 out = job.bias ? rows[r] + bias : rows[r];
-        float* to = job.y + (row + r) * job.y_stride + column;
-        if (count == 16)
+    const int64_t columns = std::min<int64_t>(16, job.n - column);
+    const int64_t rows = std::min(job.x.width, job.x.m - row);
+    if (columns <= 0) return;
+    float* to = job.y + row * job.y_stride + column;
+    if (job.x.many && columns == 16 && rows == 16 && !job.bias) return tile_store<T>(to, 4 * job.y_stride);
+    alignas(64) float tile[TILE_ROWS][16];
+    tile_store<T>(tile, 4 * job.x.width);
+    if (job.x.width > 1 && !job.x.many) turn(tile[0]);
+    floats bias = {};
+    if (job.bias) std::memcpy(&bias, job.bias + column, size_t(columns) * 4);
+    for (int64_t r = 0; r < rows; r++, to += job.y_stride) {
+        floats out = job.bias ? at<floats>(tile[r]) + bias : at<floats>(tile[r]);
+        if (columns == 16)
             std::memcpy(to, &out, sizeof out);
         else
-            std::memcpy(to, &out, size_t(count) * 4);
+            std::memcpy(to, &out, size_t(columns) * 4);
     }
+}
+
+template <class Act>
+void apply_gate(const float* gates, const float* values, int64_t rows, int64_t columns, float* y,
+                int64_t y_stride) {
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < columns; c += VL) {
+            vf out = Act::apply(load(gates + 16 * r + c)) * load(values + 16 * r + c);
+            std::memcpy(y + r * y_stride + c, &out, size_t(std::min<int64_t>(VL, columns - c)) * 4);
+        }
+}
+
+// Tiles T, gates, and T + 1, values: as above.
+template <int T>
+void write_gated(const Matmul& job, int64_t row, int64_t column) {
+    alignas(64) float tiles[2][16 * TILE_ROWS];
+    tile_store<T>(tiles[0], 4 * job.x.width);
+    tile_store<T + 1>(tiles[1], 4 * job.x.width);
+    if (job.x.width > 1 && !job.x.many) turn(tiles[0]), turn(tiles[1]);
+    job.gate(tiles[0], tiles[1], std::min(job.x.width, job.x.m - row), std::min<int64_t>(16, job.n - column),
+             job.y + row * job.y_stride + column, job.y_stride);
 }
 
 // A panel with one or two tiles of x. Tiles 0 … 3: sums; 4, 5: weights; 6, 7: x. Loads and products take turns.
-template <int COUNT>
+template <bool IS_MANY, int COUNT>
 void multiply_tiles(const Matmul& job, int64_t t, const Tile* panel, int64_t column, Unpacking& next) {
-    const int64_t parts = job.x.parts, width = job.x.width;
-    tile_zero<0>();
-    tile_zero<1>();
-    tile_zero<2>();
-    tile_zero<3>();
-    for (int64_t i = 0; i < parts; i++) {
-        tile_load<6>(job.x.tile(t, i), 4 * width);
-        tile_load<4>(panel[i], TILE_BYTES);
-        tile_product<0, 4, 6>();
-        tile_load<5>(panel[parts + i], TILE_BYTES);
-        tile_product<1, 5, 6>();
-        if constexpr (COUNT == 2) {
-            tile_load<7>(job.x.tile(t + 1, i), 4 * width);
-            tile_product<2, 4, 7>();
-            tile_product<3, 5, 7>();
-        }
+    const int64_t parts = job.x.parts, width = job.x.width, size = width * PART;
+    const uint16_t* x = job.x.tile(t, 0);
+    unrolled<2 * COUNT>([](auto sum) { tile_zero<sum.value>(); });
+    for (int64_t i = 0; i < parts; i++, x += size) {
+        unrolled<COUNT>([&](auto c) {
+            constexpr auto load_x = IS_MANY ? tile_stream<6 + c.value> : tile_load<6 + c.value>;
+            load_x(x + c.value * parts * size, 4 * width);
+            unrolled<2>([&](auto half) {
+                constexpr int SUM = 2 * c.value + half.value, WEIGHTS = 4 + half.value, X = 6 + c.value;
+                if constexpr (c.value == 0) tile_load<WEIGHTS>(panel[half.value * parts + i], TILE_BYTES);
+                tile_product<SUM, IS_MANY ? X : WEIGHTS, IS_MANY ? WEIGHTS : X>();
+            });
+        });
         next.step();
     }
-    write<0>(job, t * width, column);
-    write<1>(job, t * width, column + TILE_ROWS);
-    if constexpr (COUNT == 2) {
-        write<2>(job, (t + 1) * width, column);
-        write<3>(job, (t + 1) * width, column + TILE_ROWS);
-    }
+    unrolled<COUNT>([&](auto c) {
+        const int64_t row = (t + c.value) * width;
+        if (job.gate) return write_gated<2 * c.value>(job, row, column);
+        write<2 * c.value>(job, row, column);
+        write<2 * c.value + 1>(job, row, column + TILE_ROWS);
+    });
 }
 
-// Tiles `first` … `last` - 1 of x with rows `begin` … `end` - 1 of W.
-void multiply_chunk(const Matmul& job, int64_t first, int64_t last, int64_t begin, int64_t end) {
-    const int64_t tiles = 2 * job.x.parts, steps = divide_up(last - first, 2) * job.x.parts;
-    Tile* panels = reinterpret_cast<Tile*>(scratch(2 * size_t(tiles) * sizeof(Tile) / sizeof(float)));
-    Unpacking{job, begin, panels, steps}.finish();
-    for (int64_t column = begin, i = 0; column < end; column += PANEL_ROWS, i ^= 1) {
-        Unpacking next{job, column + PANEL_ROWS, panels + (i ^ 1) * tiles, steps};
-        if (next.column >= end) next.left = 0;
-        for (int64_t t = first; t < last; t += 2) {
-            if (t + 1 < last)
-                multiply_tiles<2>(job, t, panels + i * tiles, column, next);
-            else
-                multiply_tiles<1>(job, t, panels + i * tiles, column, next);
-        }
+// Outputs `begin` … `end` - 1 of all rows of x.
+template <bool IS_MANY>
+void multiply_range(const Matmul& job, int64_t begin, int64_t end) {
+    const int64_t parts = job.x.parts, panel = 2 * parts, tiles = job.x.num_tiles;
+    const int64_t columns = job.panel_columns();
+    const int64_t fit = IS_MANY ? std::max<int64_t>(1, GROUP_BYTES / (panel * int64_t(sizeof(Tile)))) : 1;
+    const int64_t group = std::min(fit, divide_up(end - begin, columns));
+    Tile* space = reinterpret_cast<Tile*>(scratch(size_t(2 * group * panel) * sizeof(Tile) / sizeof(float)));
+    auto panels_at = [&](int64_t column) {
+        return std::clamp<int64_t>(divide_up(end - column, columns), 0, group);
+    };
+    Unpacking{job, begin, 2 * panels_at(begin), space, 1}.finish();
+    for (int64_t column = begin, i = 0; column < end; column += group * columns, i ^= 1) {
+        const int64_t count = panels_at(column), after = column + group * columns;
+        const Tile* panels = space + i * group * panel;
+        Unpacking next{job, after, 2 * panels_at(after), space + (i ^ 1) * group * panel,
+                       divide_up(tiles, 2) * count * parts};
+        for (int64_t t = 0; t < tiles; t += 2)
+            for (int64_t p = 0; p < count; p++) {
+                auto multiply_one = t + 1 < tiles ? multiply_tiles<IS_MANY, 2> : multiply_tiles<IS_MANY, 1>;
+                multiply_one(job, t, panels + p * panel, column + p * columns, next);
+            }
         next.finish();
     }
 }
 
 void multiply(const Matmul& job, int threads) {
-    const int64_t width = job.x.width, num_tiles = job.x.num_tiles;
+    const bool many = job.x.many;
     TileShapes shapes;
-    for (int i = 0; i < 8; i++) shapes.set(i, TILE_ROWS, int(i == 4 || i == 5 ? TILE_BYTES : 4 * width));
-    const int64_t chunk = std::max<int64_t>(1, CHUNK_BYTES / (job.x.parts * int64_t(sizeof(Tile))) / 2) * 2;
-    const int64_t step = divide_up(divide_up(job.n, PANEL_ROWS), 3 * threads) * PANEL_ROWS;
+    for (int i = 0; i < 8; i++) {
+        bool is_left = many ? i >= 6 : i == 4 || i == 5;
+        shapes.set(i, TILE_ROWS, is_left || many ? TILE_BYTES : int(4 * job.x.width));
+    }
+    const int64_t columns = job.panel_columns(), tasks = (many ? 1 : 3) * threads;
+    const int64_t step = divide_up(divide_up(job.n, columns), tasks) * columns;
     parallel_for(divide_up(job.n, step), threads, [&](int64_t i) {
         Tiles tiles(shapes);
-        for (int64_t t = 0; t < num_tiles; t += chunk)
-            multiply_chunk(job, t, std::min(num_tiles, t + chunk), i * step, std::min(job.n, (i + 1) * step));
+        auto multiply_some = many ? multiply_range<true> : multiply_range<false>;
+        multiply_some(job, i * step, std::min(job.n, (i + 1) * step));
     });
+}
+
+void multiply(const float* x, int64_t m, int64_t k, int64_t x_stride, const uint8_t* w, int64_t n,
+              int64_t row_bytes, int type, const float* bias, float* y, int64_t y_stride, Gate gate,
+              int threads) {
+    if (m == 0 || n == 0) return;
+    Rounded rounded{m, k};
+    parallel_for(rounded.num_tiles, threads, [&](int64_t t) { rounded.round(x, x_stride, t); });
+    Matmul job{rounded, w, n, row_bytes, nullptr, bias, y, y_stride, gate};
+    with_type(type, [&](auto kind) { job.unpack = unpack_piece<decltype(kind)>; });
+    multiply(job, threads);
 }
 
 }  // namespace
 }  // namespace octavo
 
-using namespace octavo;
-
 // Whether octavo_matmul_bf16 rounds.
-extern "C" int octavo_has_tiles() { return tiles_usable(); }
+extern "C" int octavo_has_tiles() { return octavo::tiles_usable(); }
 
 // As octavo_matmul.
 extern "C" void octavo_matmul_bf16(const float* x, int64_t m, int64_t k, int64_t x_stride, const uint8_t* w,
                                    int64_t n, int64_t row_bytes, int type, const float* bias, float* y,
                                    int64_t y_stride, int threads) {
-    if (!tiles_usable())
+    if (!octavo::tiles_usable())
         return octavo_matmul(x, m, k, x_stride, w, n, row_bytes, type, bias, y, y_stride, threads);
-    if (m == 0 || n == 0) return;
-    Rounded rounded{m, k};
-    parallel_for(rounded.num_tiles, threads, [&](int64_t t) { rounded.round(x, x_stride, t); });
-    Matmul job{rounded, w, n, row_bytes, nullptr, bias, y, y_stride};
-    with_type(type, [&](auto kind) { job.unpack = unpack_piece<decltype(kind)>; });
-    multiply(job, threads);
+    octavo::multiply(x, m, k, x_stride, w, n, row_bytes, type, bias, y, y_stride, nullptr, threads);
 }
 
 #else
@@ -359,3 +273,20 @@ extern "C" void octavo_matmul_bf16(const float* x, int64_t m, int64_t k, int64_t
 #endif
 
 OCTAVO_TAPED(octavo_matmul_bf16)
+
+// octavo_activation of the product with 2 n rows, gates before values; y: [m, n].
+extern "C" void octavo_gated_matmul_bf16(const float* x, int64_t m, int64_t k, int64_t x_stride,
+                                         const uint8_t* w, int64_t n, int64_t row_bytes, int type, int kind,
+                                         float* y, int threads) {
+    using namespace octavo;
+#if defined(OCTAVO_TILES)
+    if (tiles_usable()) {
+        Gate gate = with_activation(kind, [](auto act) -> Gate { return apply_gate<decltype(act)>; });
+        return multiply(x, m, k, x_stride, w, n, row_bytes, type, nullptr, y, n, gate, threads);
+    }
+#endif
+    float* both = scratch(size_t(2 * m * n), OF_CALL);
+    octavo_matmul(x, m, k, x_stride, w, 2 * n, row_bytes, type, nullptr, both, 2 * n, threads);
+    octavo_activation(both, m, n, kind, 1, y, threads);
+}
+OCTAVO_TAPED(octavo_gated_matmul_bf16)

@@ -16,7 +16,7 @@ from octavo.base.gguf import BLOCK_TYPES
 from octavo.runtime.kernels.cpu.library import Library
 from octavo.runtime.kernels.cpu.table import table_of
 from octavo.runtime.kernels.ref.table import ref_table
-from octavo.runtime.kernels.table import Activations, KernelTable
+from octavo.runtime.kernels.table import BFLOAT16_TYPES, Activations, KernelTable
 
 _TOLERANCE = 1e-4
 _K, _N = 512, 37
@@ -39,6 +39,7 @@ def disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
             twin = slow.block_matmul(x, blocks, kind.name, None, "float32" if exact else activations)
             if not _agree(made, twin, x.abs() @ weights.abs().T):
                 yield f"block_matmul of {kind.name}, {activations}, {rows} rows"
+    yield from _tile_disagreements(fast, slow)
     yield from _attention_disagreements(fast, slow)
     x = torch.randn(5, 192, generator=generator)
     for name in ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "gelu", "gelu_tanh"):
@@ -49,6 +50,26 @@ def disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
         yield "rms_norm"
     if not all(map(torch.equal, fast.draw(x), slow.draw(x))):
         yield "draw"
+
+
+def _tile_disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
+    """Where tiles multiply: many rows, and products with a gate."""
+    if fast.gated_block_matmul is None:
+        return
+    generator = torch.Generator().manual_seed(3)
+    for kind in BLOCK_TYPES.values():
+        if kind.name not in BFLOAT16_TYPES:
+            continue
+        blocks = _finite_blocks(kind.name, kind.num_bytes, _K // kind.block, slow, generator)[:36]
+        weights = slow.block_dequantize(blocks, kind.name).abs().T
+        for rows in (1, 17, 260):
+            x = torch.randn(rows, _K, generator=generator)
+            whole = fast.block_matmul(x, blocks, kind.name, None, "bfloat16")
+            twin = slow.block_matmul(x, blocks, kind.name, None, "bfloat16")
+            gated = fast.gated_block_matmul(x, blocks, kind.name, "silu", "bfloat16")
+            same = gated is not None and torch.equal(gated, fast.silu_and_mul(whole))
+            if not (same and _agree(whole, twin, x.abs() @ weights)):
+                yield f"block_matmul or gated_block_matmul of {kind.name}, {rows} rows"
 
 
 def _attention_disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:

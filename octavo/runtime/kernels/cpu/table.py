@@ -20,6 +20,7 @@ from octavo.runtime.kernels.table import (
     INTEGER_TYPES,
     Activations,
     Cut,
+    Gate,
     HeadNorms,
     KernelTable,
     Rotation,
@@ -29,6 +30,7 @@ _TYPE_IDS = {kind.name: number for number, kind in BLOCK_TYPES.items()}
 _BLOCKS = {kind.name: kind for kind in BLOCK_TYPES.values()}
 _CACHE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3}
 _SILU, _GELU, _GELU_TANH = 0, 1, 2
+_GATES: dict[Gate, int] = {"silu": _SILU, "gelu": _GELU, "gelu_tanh": _GELU_TANH}
 
 
 def cpu_table(threads: int) -> KernelTable:
@@ -59,6 +61,7 @@ def table_of(library: Library, threads: int) -> KernelTable:
         block_gather=kernels.block_gather,
         block_matmul=kernels.block_matmul,
         activations="bfloat16" if library.has_tiles else "int16",
+        gated_block_matmul=kernels.gated_block_matmul if library.has_tiles else None,
         record_tape=TapeRecorder(library).record,
     )
 
@@ -283,6 +286,28 @@ class _CompiledKernels:
             None if bias is None else bias.data_ptr(),
             _pointer(out),
             out.stride(0),
+            self._threads,
+        )
+        return out
+
+    def gated_block_matmul(
+        self, x: Tensor, blocks: Tensor, type_name: str, gate: Gate, activations: Activations
+    ) -> Tensor | None:
+        """See table.GatedBlockMatmul; products of tiles only."""
+        if activations != "bfloat16" or type_name not in BFLOAT16_TYPES:
+            return None
+        size = blocks.shape[0] // 2
+        out = torch.empty((x.shape[0], size))
+        self._library.octavo_gated_matmul_bf16(
+            _pointer(x),
+            *x.shape,
+            x.stride(0),
+            blocks.data_ptr(),
+            size,
+            blocks.stride(0),
+            _TYPE_IDS[type_name],
+            _GATES[gate],
+            out.data_ptr(),
             self._threads,
         )
         return out

@@ -118,8 +118,9 @@ void run_tasks(int64_t count, int threads, Task task, void* context) {
     for (int64_t i = 0; i < count; i++) task(context, i);
 }
 
-float* scratch(size_t count) {
-    static thread_local Scratch space;
+float* scratch(size_t count, Shelf shelf) {
+    static thread_local Scratch spaces[2];
+    Scratch& space = spaces[shelf];
     if (space.size < count) {
         std::free(space.data);
         size_t bytes = (count * sizeof(float) + 4095) / 4096 * 4096;

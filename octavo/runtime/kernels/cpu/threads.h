@@ -21,7 +21,11 @@ void parallel_for(int64_t count, int threads, Body&& body) {
     run_tasks(count, threads, [](void* b, int64_t i) { (*static_cast<B*>(b))(i); }, (void*)&body);
 }
 
-// At least `count` floats of the calling thread's work space, 64-byte aligned; valid until its next call.
-float* scratch(size_t count);
+// Work space of a thread: a task's own, or what one call keeps for all its tasks.
+enum Shelf { OF_TASK, OF_CALL };
+
+// At least `count` floats of the calling thread's work space, 64-byte aligned; valid until its next call for that
+// shelf. Memory is kept: what a prompt needs is tens of megabytes, which cost more to get than to use.
+float* scratch(size_t count, Shelf shelf = OF_TASK);
 
 }  // namespace octavo

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from octavo.runtime.kernels.table import Summands
+
 
 @overload
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: None = None) -> Tensor: ...
@@ -21,6 +23,12 @@ def rms_norm(
     normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     y = (normed * weight.float()).to(x.dtype)
     return y if residual is None else (y, x)
+
+
+def sum_norm(x: Summands, weight: Tensor, eps: float, residual: Tensor) -> tuple[Tensor, Tensor]:
+    """See table.SumNorm."""
+    total = (x.parts.sum(0) + residual.float()).to(residual.dtype)
+    return rms_norm(total, weight, eps), total
 
 
 def rotary_tables(positions: Tensor, frequencies: Tensor, factor: float) -> tuple[Tensor, Tensor]:

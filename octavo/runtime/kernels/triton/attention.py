@@ -47,7 +47,10 @@ def _locate(cu_q_lens, tile, num_requests, TILE_Q: tl.constexpr):
 
 
 # fmt: off
-@triton.jit(do_not_specialize=["num_requests", "stride_table"])
+@triton.jit(
+    do_not_specialize=["num_requests", "stride_table"],
+    do_not_specialize_on_alignment=["block_tables", "cu_q_lens", "kv_lens"],
+)
 def _prefill_kernel(
     q, cache, block_tables, cu_q_lens, kv_lens, out,
     stride_q, stride_table, num_requests, scale, soft_cap,
@@ -58,11 +61,11 @@ def _prefill_kernel(
     """One tile of queries, one key head."""
     TILE_Q: tl.constexpr = TILE_M // GROUP
     head = tl.program_id(1)
-    wait(PDL)
     request, begin, q_len, first_q = _locate(cu_q_lens, tl.program_id(0), num_requests, TILE_Q)
+    kv_len = tl.load(kv_lens + request)
+    wait(PDL)
     if first_q >= q_len:
         return
-    kv_len = tl.load(kv_lens + request)
     first_position = kv_len - q_len + first_q
     end_key = tl.minimum(first_position + TILE_Q, kv_len)
     oldest = tl.maximum(first_position - WINDOW + 1, 0) if WINDOW > 0 else 0
@@ -122,7 +125,9 @@ def _join(
         tl.store(target, joined.to(out.dtype.element_ty), mask=(head < GROUP)[:, None] & (d < D)[None, :])
 
 
-@triton.jit(do_not_specialize=["stride_table"])
+@triton.jit(
+    do_not_specialize=["stride_table"], do_not_specialize_on_alignment=["block_tables", "kv_lens"]
+)
 def _decode_kernel(
     q, cache, block_tables, kv_lens, out, partial, log_sums, counters,
     stride_q, stride_table, scale, soft_cap,
@@ -135,8 +140,8 @@ def _decode_kernel(
     head, part, request = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     row, d = tl.arange(0, TILE_M), tl.arange(0, D_PAD)
     inside = (row < GROUP)[:, None] & (d < D)[None, :]
-    wait(PDL)
     kv_len = tl.load(kv_lens + request)
+    wait(PDL)
     oldest = tl.maximum(kv_len - WINDOW, 0) if WINDOW > 0 else 0
     first_key = oldest // TILE_K * TILE_K
     part_size = tl.cdiv(tl.cdiv(kv_len - first_key, tl.num_programs(1)), TILE_K) * TILE_K
@@ -149,13 +154,12 @@ def _decode_kernel(
 
     source = q + request * stride_q + ((head * GROUP + row) * D)[:, None] + d[None, :]
     query = tl.load(source, mask=inside, other=0.0).to(DOT)
-    position = tl.zeros([TILE_M], tl.int32) + kv_len - 1
     maxima, sums = tl.full([TILE_M], float("-inf"), tl.float32), tl.zeros([TILE_M], tl.float32)
     keys = cache + head * D
     maxima, sums, total = visit(
-        (maxima, sums, tl.zeros([TILE_M, D_PAD], tl.float32)), query, position, first_key, end_key, oldest,
+        (maxima, sums, tl.zeros([TILE_M, D_PAD], tl.float32)), query, None, first_key, end_key, oldest,
         keys, keys + BLOCK_SIZE * NUM_KV_HEADS * D, block_tables + request * stride_table, NUM_KV_HEADS * D,
-        scale, soft_cap, D, D_PAD, BLOCK_SIZE, TILE_K, 0, CAPPED, True, DOT,
+        scale, soft_cap, D, D_PAD, BLOCK_SIZE, TILE_K, WINDOW, CAPPED, True, DOT,
     )
     release(PDL)
     total = total / tl.where(sums == 0.0, 1.0, sums)[:, None]

@@ -18,6 +18,8 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 _NEVER = tl.constexpr(float("-inf"))
 _TILE, _GROUP = 2048, 32  # tokens
 _NUM_REACHED, _MAX_CHOSEN = 256, 512  # groups
+_PER_ROW = ["temperature", "top_k", "top_p", "min_p"]
+"""Where these begin depends on the number of rows: it must not decide what is compiled."""
 
 
 @triton.jit
@@ -39,7 +41,7 @@ def _is_cut(top_k, top_p, min_p, row):
 
 
 # fmt: off
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_PER_ROW)
 def _group_kernel(
     logits, temperature, top_k, top_p, min_p, group_peaks, tile_weights, stride,
     SIZE: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, NUM_TILES: tl.constexpr, PDL: tl.constexpr,
@@ -163,7 +165,7 @@ def _end_of_mass(
     return least, last_id
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_PER_ROW)
 def _cut_kernel(
     logits, temperature, top_k, top_p, min_p, group_peaks, tile_weights, chosen, values_out, ids_out, stride,
     SIZE: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, NUM_TILES: tl.constexpr,

@@ -44,7 +44,11 @@ def _passing(weights, index, target):
 
 
 # fmt: off
-@triton.jit(do_not_specialize=["per_program"])
+# Where rows of numbers begin depends on their number: it must not decide what is compiled.
+@triton.jit(
+    do_not_specialize=["per_program"],
+    do_not_specialize_on_alignment=["temperature", "noise", "tile_peaks", "tile_weights"],
+)
 def _draw_kernel(
     logits, temperature, noise, cut_values, cut_ids, token_ids, peaks,
     tile_peaks, tile_weights, counters, stride, per_program,

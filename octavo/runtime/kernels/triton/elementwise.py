@@ -7,10 +7,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.runtime.kernels.table import Summands
 from octavo.runtime.kernels.triton.launch import overlapped, parts, power_of_2, release, wait
 
 _SILU, _GELU, _GELU_TANH = 0, 1, 2
 _ELEMENTS = 2048  # of one program
+_FEW_ROWS = 512
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -29,9 +31,10 @@ def _rms_norm_kernel(
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     ADD: tl.constexpr,
+    SUMMANDS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """ROWS rows of SIZE; row r of x is head r % HEADS of token r // HEADS."""
+    """ROWS rows of SIZE; row r of x is head r % HEADS of token r // HEADS, in all of its SUMMANDS."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
     inside = (row < num_rows)[:, None] & (column < SIZE)[None, :]
@@ -41,6 +44,8 @@ def _rms_norm_kernel(
     wait(PDL)
     value = tl.load(x + (row // HEADS * stride_x + head)[:, None] + column[None, :], mask=inside, other=0.0)
     wide = value.to(tl.float32)
+    for index in tl.static_range(1, SUMMANDS):
+        wide += tl.load(x + index * num_rows * SIZE + place, mask=inside, other=0.0)
     if ADD:
         offset = (row // HEADS * stride_residual + head)[:, None] + column[None, :]
         wide += tl.load(residual + offset, mask=inside, other=0.0).to(tl.float32)
@@ -60,10 +65,30 @@ def rms_norm(
     x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
 ) -> Tensor | tuple[Tensor, Tensor]:
     """See table.RMSNorm."""
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    return _normalise(x, weight, eps, residual, out)
+
+
+def sum_norm(x: Summands, weight: Tensor, eps: float, residual: Tensor) -> tuple[Tensor, Tensor]:
+    """See table.SumNorm."""
+    first, out = x.parts[0], torch.empty_like(residual, memory_format=torch.contiguous_format)
+    return _normalise(first, weight, eps, residual, out, num_summands=len(x.parts))
+
+
+@overload
+def _normalise(
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor, out: Tensor, num_summands: int = 1
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def _normalise(
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, out: Tensor
+) -> Tensor | tuple[Tensor, Tensor]: ...
+def _normalise(
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, out: Tensor, num_summands: int = 1
+) -> Tensor | tuple[Tensor, Tensor]:
     size = x.shape[-1]
     heads = 1 if x.dim() == 2 else x.shape[1]
     num_rows = x.shape[0] * heads
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
     total = out if residual is None else torch.empty_like(out)
     width = power_of_2(size)
     rows = max(1, min(_ELEMENTS // 2 // width, 16))
@@ -83,10 +108,17 @@ def rms_norm(
             WIDTH=width,
             ROWS=rows,
             ADD=residual is not None,
-            num_warps=8 if width >= 4096 else 4,
+            SUMMANDS=num_summands,
+            num_warps=_norm_warps(num_rows, width),
             **overlapped(),
         )
     return out if residual is None else (out, total)
+
+
+def _norm_warps(num_rows: int, width: int) -> int:
+    """More threads for a row where there are too few rows to hide what each waits for."""
+    warps = 8 if width >= 4096 else 4
+    return 2 * warps if num_rows <= _FEW_ROWS and width >= 1024 else warps
 
 
 @triton.jit
@@ -145,3 +177,52 @@ def gelu(x: Tensor) -> Tensor:
 def gelu_tanh(x: Tensor) -> Tensor:
     """See table.Activation."""
     return _activate(x, _GELU_TANH, False)
+
+
+@triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["positions"])
+def _rotary_kernel(
+    positions,
+    frequencies,
+    cos,
+    sin,
+    num_tokens,
+    factor,
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """ROWS rows of both tables."""
+    row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    wait(PDL)
+    position = tl.load(positions + row, mask=row < num_tokens, other=0).to(tl.float32)
+    frequency = tl.load(frequencies + column, mask=column < SIZE, other=0.0)
+    angle = position[:, None] * frequency[None, :]
+    place = row.to(tl.int64)[:, None] * SIZE + column[None, :]
+    inside = (row < num_tokens)[:, None] & (column < SIZE)[None, :]
+    release(PDL)
+    tl.store(cos + place, tl.cos(angle) * factor, mask=inside)
+    tl.store(sin + place, tl.sin(angle) * factor, mask=inside)
+
+
+def rotary_tables(positions: Tensor, frequencies: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+    """See table.RotaryTables."""
+    num_tokens, size = len(positions), len(frequencies)
+    cos, sin = frequencies.new_empty((2, num_tokens, size))
+    width = power_of_2(size)
+    rows = max(1, 128 // width)
+    if num_tokens:
+        _rotary_kernel[(parts(num_tokens, rows),)](
+            positions,
+            frequencies,
+            cos,
+            sin,
+            num_tokens,
+            factor,
+            SIZE=size,
+            WIDTH=width,
+            ROWS=rows,
+            num_warps=1,
+            **overlapped(),
+        )
+    return cos, sin

@@ -1,9 +1,11 @@
 """How kernels are launched: sizes of grids, kernels that begin before their inputs are there, counters.
 
 Programmatic dependent launch. A kernel launched as `overlapped` may begin while its predecessor still runs.
-So every kernel of this folder that takes `PDL` calls `wait` before it touches memory that another kernel
-reads or writes, and `release` where its successor may begin: late, because programs that wait take the place
-of programs that work. All kernels of a chain wait, so a kernel's writes are also safe from those before last.
+So every program of a kernel of this folder that takes `PDL` calls `wait` before it touches memory that
+another kernel reads or writes, and after that `release` where its successor may begin: late, because programs
+that wait take the place of programs that work; a small kernel before a large one, at once. All kernels of a
+chain wait before they release. So when a kernel begins, all but the one right before it are done: its writes
+are safe from those, and before `wait` it may read what is not that one's: weights, lengths, block tables.
 """
 
 import functools

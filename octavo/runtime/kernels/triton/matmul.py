@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
+from octavo.runtime.kernels.table import Addend, Summands
 from octavo.runtime.kernels.triton.elementwise import silu_and_mul
 from octavo.runtime.kernels.triton.launch import (
     Counters,
@@ -28,6 +29,8 @@ from octavo.runtime.kernels.triton.launch import (
 
 _SOME_ROWS = 32  # above, torch is as fast or faster
 _GATED_WIDTH = 2048
+_SPLIT_ROWS = 256  # of a tall matrix: up to here its halves are multiplied side by side faster than the whole
+_SPLIT_SIZE = 2**24
 _SMALL_WAVE = 128  # programs that occupy the device
 _NARROW = {torch.bfloat16, torch.float16}
 
@@ -126,6 +129,15 @@ class Matmul:
         if x.shape[0] == 1 and x.shape[1] <= _GATED_WIDTH and x.dtype in _NARROW:
             return _one_row(x, weight, bias, gated=True)
         return silu_and_mul(self(x, weight, bias))
+
+    def split(self, x: Tensor, weight: Tensor) -> Addend:
+        """See table.SplitMatmul. Two halves were 8 to 17 % faster than the whole for 64 to 256 rows."""
+        n, k = weight.shape
+        is_tall = k >= 2 * n and weight.numel() >= _SPLIT_SIZE and k % 16 == 0
+        if not (is_tall and _SOME_ROWS < x.shape[0] <= _SPLIT_ROWS and x.dtype in _NARROW):
+            return self(x, weight)
+        halves = x.view(-1, 2, k // 2).transpose(0, 1), weight.view(n, 2, k // 2).permute(1, 2, 0)
+        return Summands(torch.bmm(*halves, out_dtype=torch.float32))
 
     def _some_rows(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         (m, k), n = x.shape, weight.shape[0]

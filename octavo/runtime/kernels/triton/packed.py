@@ -50,10 +50,10 @@ def _packed_kernel(
     there = member < number
     inside = there[:, None] & (d < D)[None, :]
     table = block_tables + request * stride_table
-    wait(PDL)
     lens = tl.load(kv_lens + request + member, mask=there, other=1 << 30)
     common = _common_blocks(table, stride_table, number, tl.min(lens, 0), PACK, BLOCK_SIZE, WIDTH)
     common *= BLOCK_SIZE
+    wait(PDL)
     column = head * GROUP + row % GROUP
     query = tl.load(
         q + ((request + member) * stride_q + column * D)[:, None] + d[None, :], mask=inside, other=0.0
@@ -92,7 +92,7 @@ def attend_packed(
     """Fill `out` for requests of one new token each; no window. factors: scale and soft cap, for base 2."""
     num_requests, num_heads, _ = q.shape
     kind = {name: value for name, value in kind.items() if name != "WINDOW"}
-    constants = packed_tiles(num_heads, cache.shape, q.dtype, cache.dtype)
+    constants = packed_tiles(num_heads, cache.shape, q.dtype, cache.dtype, num_requests)
     _packed_kernel[(cache.shape[3], parts(num_requests, constants["PACK"]))](
         q,
         cache,

@@ -57,7 +57,7 @@ def _heads(
     tl.store(target[:, None] + second[None, :], _narrow(b, target), mask=has_second)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots"])
 def _store_kernel(
     q, k, v, cache, slots, out, cos, sin, q_weight, k_weight,
     stride_q, stride_k, stride_v, eps,
@@ -72,7 +72,9 @@ def _store_kernel(
     k_groups: tl.constexpr = (KV_HEADS + ROWS - 1) // ROWS
     cos += token * HALF
     sin += token * HALF
+    slot = tl.load(slots + token)
     wait(PDL)
+    release(PDL)
     if group < q_groups:
         head = group * ROWS + tl.arange(0, ROWS)
         inside = (head < HEADS)[:, None]
@@ -82,7 +84,6 @@ def _store_kernel(
             D, HALF, INTERLEAVED, NORM, ROTATE,
         )
     else:
-        slot = tl.load(slots + token)
         if slot >= 0:
             size: tl.constexpr = KV_HEADS * D
             place = cache + (slot // BLOCK_SIZE * 2 * BLOCK_SIZE + slot % BLOCK_SIZE) * size
@@ -101,7 +102,6 @@ def _store_kernel(
                     v + token * stride_v + head * D, place + head * D, k_weight, cos, sin, inside, pair, eps,
                     D, HALF, INTERLEAVED, False, False,
                 )
-    release(PDL)
 # fmt: on
 
 

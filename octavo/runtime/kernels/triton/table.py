@@ -3,8 +3,7 @@
 Importing this module needs the package `triton`; the CUDA platform asks for it, and takes the twins without.
 """
 
-from octavo.runtime.kernels.ref.elementwise import rotary_tables
-from octavo.runtime.kernels.table import KernelTable
+from octavo.runtime.kernels.table import KernelTable, SplitProduct
 from octavo.runtime.kernels.triton import blocks, elementwise
 from octavo.runtime.kernels.triton.attention import PagedAttention
 from octavo.runtime.kernels.triton.cuts import cut
@@ -23,7 +22,7 @@ def cuda_table() -> KernelTable:
         store_kv=store_kv,
         paged_attention=PagedAttention(counters),
         rms_norm=elementwise.rms_norm,
-        rotary_tables=rotary_tables,
+        rotary_tables=elementwise.rotary_tables,
         silu_and_mul=elementwise.silu_and_mul,
         gelu_and_mul=elementwise.gelu_and_mul,
         gelu_tanh_and_mul=elementwise.gelu_tanh_and_mul,
@@ -36,4 +35,5 @@ def cuda_table() -> KernelTable:
         block_dequantize=blocks.block_dequantize,
         block_gather=blocks.block_gather,
         block_matmul=blocks.block_matmul,
+        split_product=SplitProduct(matmul.split, elementwise.sum_norm),
     )

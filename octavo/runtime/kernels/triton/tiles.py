@@ -14,8 +14,22 @@ from octavo.runtime.kernels.triton.launch import NUM_PROGRAMS, parts, power_of_2
 
 _SMALL, _MIDDLE, _LARGE = 32, 64, 128  # keys of a tile in decoding
 MIN_KEYS = {_SMALL: 32, _MIDDLE: 64, _LARGE: 512}  # fewest keys of a part
-_FEW_PAIRS, _SOME_PAIRS = 64, 192  # of requests and key heads: few wait for latency, many for memory
 _MAX_PARTS = 32
+_FEW_PAIRS = 64  # of requests and key heads
+_BY_PAIRS = (
+    (_FEW_PAIRS, (_SMALL, 2, 3)),
+    (NUM_PROGRAMS * 3 // 8, (_SMALL, 2, 4)),
+    (NUM_PROGRAMS // 2, (_LARGE, 4, 2)),
+    (NUM_PROGRAMS, (_SMALL, 2, 4)),
+    (NUM_PROGRAMS * 2, (_SMALL, 2, 2)),
+)
+"""Keys of a tile, warps and stages for up to so many pairs, keys being of 16 bits.
+
+The time follows the tiles more than the bytes: 193 keys in tiles of 128 took as long as 256. So tiles are
+small, with as many stages as let all programs be there at once (4 or 8 on a multiprocessor). But where two
+parts would have to be joined, one with large tiles is faster.
+"""
+_MANY_PAIRS = _SMALL, 1, 3
 
 
 def split(num_pairs: int, longest: int, tile: int, itemsize: int) -> int:
@@ -38,36 +52,43 @@ def decode_tiles(
 ) -> dict[str, Any]:
     """What the decode kernel is compiled for; tiles, warps and stages as measured on an H200."""
     constants = _shape(num_heads, cache_shape, q_type, cache_type)
-    tile_k, warps, stages = _MIDDLE, 4, 3
+    tile_m = max(16, power_of_2(constants["GROUP"]))
     if constants["DOT"] == tl.float32:
-        tile_k, stages = _SMALL, 2
-    elif num_pairs <= _FEW_PAIRS:
-        tile_k, warps, stages = _SMALL, 2, 4
-    elif constants["D"] > 128:
-        stages = 2
-    elif num_pairs > _SOME_PAIRS or cache_type.itemsize == 1:
-        tile_k, stages = _LARGE, 2
+        tile = _SMALL, 4, 2
+    elif constants["D"] > 128 and num_pairs > _FEW_PAIRS:
+        tile = _MIDDLE, 4, 2
+    elif cache_type.itemsize == 1 and num_pairs > _FEW_PAIRS:
+        tile = _LARGE, 4, 2
+    else:
+        tile = next((tile for most, tile in _BY_PAIRS if num_pairs <= most), _MANY_PAIRS)
+    tile_k, warps, stages = tile
     return constants | {
-        "TILE_M": max(16, power_of_2(constants["GROUP"])),
+        "TILE_M": tile_m,
         "TILE_K": tile_k,
-        "num_warps": warps,
+        "num_warps": max(warps, min(8, tile_m * constants["D_PAD"] // 2048)),  # 64 sums of a thread at most
         "num_stages": stages,
     }
 
 
 @functools.cache
 def packed_tiles(
-    num_heads: int, cache_shape: torch.Size, q_type: torch.dtype, cache_type: torch.dtype
+    num_heads: int,
+    cache_shape: torch.Size,
+    q_type: torch.dtype,
+    cache_type: torch.dtype,
+    num_requests: int,
 ) -> dict[str, Any]:
     """What the kernel for common beginnings is compiled for. Tiles of keys do not cross blocks."""
     constants = _shape(num_heads, cache_shape, q_type, cache_type)
     tile_m = max(16, power_of_2(constants["GROUP"]))
+    pack = tile_m // constants["GROUP"]
+    is_alone = parts(num_requests, pack) * constants["NUM_KV_HEADS"] <= NUM_PROGRAMS // 4
     return constants | {
         "TILE_M": tile_m,
         "TILE_K": min(_MIDDLE if constants["D"] <= 128 else _SMALL, constants["BLOCK_SIZE"]),
-        "PACK": tile_m // constants["GROUP"],
+        "PACK": pack,
         "num_warps": 2,
-        "num_stages": 2 if constants["DOT"] == tl.float32 else 3,
+        "num_stages": 3 if is_alone and constants["DOT"] != tl.float32 else 2,
     }
 
 

@@ -1,0 +1,135 @@
+"""Compiling side by side what a first run would compile one after the other.
+
+Called by the CUDA platform before anything is computed. Some work is gone through without the kernels that
+are not compiled yet: they are noted instead of launched, with what Triton would compile them for. So the
+code that launches a kernel is all that says how it is compiled. Then threads compile what was noted, which
+is mostly done outside of Python, or find it in Triton's folder, and load it into the device.
+
+Noting begins where threads do not compile yet: they would take turns with it for Python's lock, at every
+operation of torch.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from triton import AsyncCompileMode
+from triton.runtime import driver
+from triton.runtime.cache import triton_key
+
+from octavo.base.log import get_logger
+
+logger = get_logger(__name__)
+Locks = dict[Any, threading.Lock]
+_one_at_a_time = threading.Lock()
+
+
+def make_ready() -> None:
+    """What Triton does before its first kernel: it builds a small C module, and reads itself for a checksum.
+
+    That takes 0.4 s, or 1 s with an empty folder, mostly outside of Python: a thread can do it beside others.
+    """
+    with _one_at_a_time:
+        driver.active.get_current_target()
+        triton_key()
+
+
+def compile_ahead(work: Callable[[], None], device: torch.device) -> None:
+    """Compile for `device` and load what `work` launches. Raises what `work` raises.
+
+    The work is done, but for these launches: what they should have written is not written, so it must not
+    matter. A kernel that cannot be compiled here is compiled where it is launched, and fails there.
+    """
+    make_ready()
+    began = time.perf_counter()
+    with _Notes() as notes:
+        work()
+    noted = time.perf_counter()
+    num_threads = max(1, min(len(os.sched_getaffinity(0)), len(notes.kernels)))
+    with ThreadPoolExecutor(num_threads, "compile", torch.cuda.set_device, (device,)) as threads:
+        list(threads.map(_try, notes.kernels))
+    logger.debug(
+        "%d kernels were noted in %.2f s, and compiled or found by %d threads in %.2f s.",
+        len(notes.kernels),
+        noted - began,
+        num_threads,
+        time.perf_counter() - noted,
+    )
+
+
+class _Noted:
+    """Stands in Triton's table of kernels until there is one; every launch asks it for `result`."""
+
+    def __init__(
+        self, compile_fn: Callable[[], Any], finalize_fn: Callable[[Any], None], locks: Locks
+    ) -> None:
+        self.is_skipped_by: int | None = threading.get_ident()
+        self._compile, self._finalize = compile_fn, finalize_fn
+        self._locks = locks
+        self._lock = threading.Lock()
+        self._kernel: Any = None
+
+    def result(self) -> Any:
+        """The kernel, made by whoever comes first; or nothing to launch, where work is gone through."""
+        if self.is_skipped_by == threading.get_ident():
+            return _NOTHING
+        with self._lock:
+            if self._kernel is None:
+                self._kernel = self._make()
+        return self._kernel
+
+    def _make(self) -> Any:
+        kernel = self._compile()
+        # Kernels of one function mostly have the same launcher: one calls the C compiler, others find it.
+        with self._locks.setdefault(kernel.src.fn, threading.Lock()):
+            kernel.run  # noqa: B018  # a property that loads
+        self._finalize(kernel)
+        return kernel
+
+
+def _try(kernel: _Noted) -> None:
+    try:
+        kernel.result()
+    except Exception:
+        logger.debug("A kernel cannot be compiled ahead.", exc_info=True)
+
+
+class _Notes(AsyncCompileMode):  # type: ignore[misc]  # Triton has no types
+    """While it is entered, this thread launches no kernel that is not compiled yet."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.kernels: list[_Noted] = []
+        self._locks: Locks = {}
+
+    def submit(self, key: str, compile_fn: Callable[[], Any], finalize_fn: Callable[[Any], None]) -> _Noted:
+        """Triton asks for a kernel, and will put what `finalize_fn` gets into its table."""
+        del key
+        kernel = _Noted(compile_fn, finalize_fn, self._locks)
+        self.kernels.append(kernel)
+        finalize_fn(kernel)
+        return kernel
+
+    def __exit__(self, *error: Any) -> None:
+        for kernel in self.kernels:
+            kernel.is_skipped_by = None
+        super().__exit__(*error)
+
+
+class _Nothing:
+    """What a launch reads of a kernel, and a launch that does nothing."""
+
+    function = packed_metadata = None
+
+    def launch_metadata(self, *arguments: Any) -> None:
+        """None is asked for."""
+
+    def run(self, *arguments: Any) -> None:
+        """Launch nothing."""
+
+
+_NOTHING = _Nothing()

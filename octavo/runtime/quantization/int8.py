@@ -1,0 +1,78 @@
+"""`quantization="int8"`: the numbers of an unquantized checkpoint, packed to 8 bits as they are loaded.
+
+Every 32 weights of a row become whole multiples of one float16 scale, 127 of which make the largest of them:
+GGUF's Q8_0, finer than a scale per channel, and multiplied by the kernels of GGUF files. Rows that 32 does
+not divide stay as they are.
+"""
+
+import torch
+from torch import Tensor
+
+from octavo.base.gguf import BLOCK_TYPES
+from octavo.config.engine import EngineConfig
+from octavo.runtime.quantization.blocks import Blocks
+from octavo.runtime.quantization.gguf import BlockLinear
+from octavo.runtime.quantization.method import LinearMethod, Scheme
+from octavo.runtime.quantization.parameter import BlockParameter, Layout, Parameter, Shard
+from octavo.runtime.quantization.unquantized import BLOCK_NAMES, Unquantized
+
+_TYPES = {kind.name: kind for kind in BLOCK_TYPES.values()}
+_Q8_0 = _TYPES["Q8_0"]
+_LARGEST, _HALF = 127, torch.tensor(0.5)
+_AT_ONCE = 1 << 13  # blocks: what is computed on the way stays in a processor's cache
+
+
+class Int8(Scheme):
+    """Matrices of safetensors files or dummies, packed."""
+
+    @staticmethod
+    def matches(config: EngineConfig) -> bool:
+        """Only where the user asks for it."""
+        return bool(config.model.quantization) and Unquantized.matches(config)
+
+    def linear(self, name: str) -> LinearMethod:
+        """A method over blocks."""
+        del name  # all alike
+        return PackedLinear(self.storage)
+
+
+class PackedLinear(BlockLinear):
+    """One matrix in blocks that are made here."""
+
+    def create(self, layout: Layout) -> dict[str, Parameter]:
+        """One parameter that takes numbers."""
+        self._parameter = PackingParameter(layout, self._storage.device)
+        return {"weight": self._parameter}
+
+
+class PackingParameter(BlockParameter):
+    """Packs what is loaded."""
+
+    def _keep(self, shard: Shard, part: Tensor | Blocks) -> int:
+        return super()._keep(shard, pack(part) if isinstance(part, Tensor) else part)
+
+
+def pack(matrix: Tensor) -> Blocks:
+    """A float matrix [rows, columns] as blocks of Q8_0; as it is where these do not fit its rows."""
+    rows, columns = matrix.shape
+    if columns % _Q8_0.block:
+        return Blocks(matrix.contiguous().view(torch.uint8), _TYPES[BLOCK_NAMES[matrix.dtype]])
+    blocks = matrix.reshape(-1, _Q8_0.block)
+    packed = torch.empty((len(blocks), _Q8_0.num_bytes), dtype=torch.uint8, device=matrix.device)
+    exact, spare = torch.empty((2, min(_AT_ONCE, len(blocks)), _Q8_0.block), device=matrix.device)
+    for part, out in zip(torch.split(blocks, _AT_ONCE), torch.split(packed, _AT_ONCE), strict=True):
+        _pack_into(out, exact[: len(part)].copy_(part), spare[: len(part)])
+    return Blocks(packed.view(rows, -1), _Q8_0)
+
+
+def _pack_into(out: Tensor, exact: Tensor, spare: Tensor) -> None:
+    """Halves are rounded away from zero, as by llama.cpp: an integer is what is left of more.
+
+    out: [B, bytes per block]; exact, spare: [B, 32] float32, overwritten
+    """
+    scales = torch.abs(exact, out=spare).amax(1, keepdim=True).div_(_LARGEST)
+    exact.mul_(torch.where(scales > 0, 1 / scales, 0))
+    exact.add_(torch.copysign(_HALF, exact, out=spare))
+    head = _Q8_0.num_bytes - _Q8_0.block
+    out[:, :head] = scales.half().view(torch.uint8)
+    out[:, head:].view(torch.int8).copy_(exact)

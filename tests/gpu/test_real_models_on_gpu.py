@@ -1,0 +1,56 @@
+"""The two real GGUF models on a GPU, against transformers on CPU: logits, greedy text, a known answer."""
+
+import pytest
+import torch
+
+from octavo import LLM, SamplingParams
+from tests.model_driver import load, prompt_logits
+from tests.parity.test_gguf_checkpoints import (
+    CHAT_PROMPT,
+    GEMMA3_PROMPTS,
+    PARIS,
+    SMOLLM2_PROMPTS,
+    TOLERANCE,
+    load_oracle,
+)
+from tests.tiny_models import oracle_greedy, oracle_logits
+
+pytestmark = pytest.mark.gpu
+NUM_TOKENS = 32
+
+
+@pytest.fixture(scope="module", params=["smollm2", "gemma3"])
+def real(request, tmp_path_factory):
+    """(file, oracle, prompts)"""
+    path = request.getfixturevalue(f"{request.param}_path")
+    prompts = SMOLLM2_PROMPTS if request.param == "smollm2" else GEMMA3_PROMPTS
+    return path, load_oracle(path, tmp_path_factory.mktemp(request.param)), prompts
+
+
+def test_real_logits_on_gpu(real):
+    path, oracle, prompts = real
+    model = load(path, device="cuda", max_model_len=2048)
+    for logits, prompt in zip(prompt_logits(model, prompts[:4]), prompts, strict=False):
+        torch.testing.assert_close(logits, oracle_logits(oracle, prompt), atol=TOLERANCE, rtol=0)
+
+
+def test_real_text_on_gpu(real):
+    """Recorded steps, two in flight, the engine and its tokenizer; then once more from the prefix cache."""
+    path, oracle, prompts = real
+    options = {"dtype": "float32", "max_model_len": 1024, "gpu_memory_utilization": 0.3}
+    wanted = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    with LLM(str(path), **options) as llm:
+        for _ in range(2):
+            for prompt, output in zip(prompts, llm.generate(prompts, wanted, use_tqdm=False), strict=True):
+                [completion] = output.outputs
+                tokens = list(completion.token_ids)
+                assert tokens == oracle_greedy(oracle, prompt, tokens)
+                assert completion.text
+
+
+def test_smollm2_in_bf16_knows_the_capital_of_france(smollm2_path):
+    with LLM(str(smollm2_path), dtype="bfloat16", max_model_len=1024, gpu_memory_utilization=0.3) as llm:
+        wanted = SamplingParams(temperature=0, max_tokens=10)
+        [output] = llm.generate([CHAT_PROMPT], wanted, use_tqdm=False)
+    assert PARIS in output.outputs[0].token_ids
+    assert "Paris" in output.outputs[0].text

@@ -1,0 +1,54 @@
+"""Loading ahead of the import of torch, and without the garbage collector."""
+
+import gc
+import subprocess
+import sys
+
+import pytest
+
+from octavo.engine.executor.inproc import InprocExecutor
+
+PROGRAM = """
+import sys, threading
+from octavo.runtime import preload
+preload.begin()
+for thread in threading.enumerate():
+    if thread.name == "preload":
+        thread.join()
+print("torch" in sys.modules, "libtorch_cpu" in open("/proc/self/maps").read())
+import torch
+preload.begin()
+print(float(torch.ones(3).sum()), any(thread.name == "preload" for thread in threading.enumerate()))
+"""
+
+
+class Loading:
+    """A worker that notes whether rubbish is collected while it loads."""
+
+    def __init__(self, config, rank, address):
+        self.is_collecting = gc.isenabled()
+
+    def load(self):
+        if gc.isenabled():
+            raise AssertionError
+        return self
+
+    def close(self):
+        """Nothing to free."""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_library_is_there_before_torch():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True", "3.0", "False"]
+
+
+@pytest.mark.parametrize("was_on", [True, False])
+def test_collection_is_as_it_was_after_loading(was_on):
+    (gc.enable if was_on else gc.disable)()
+    try:
+        executor = InprocExecutor(f"{__name__}:Loading")
+        assert not executor.start(None).is_collecting
+        assert gc.isenabled() == was_on
+    finally:
+        gc.enable()
