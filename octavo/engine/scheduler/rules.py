@@ -13,7 +13,7 @@ from octavo.engine.scheduler.plan import StepPlan
 from octavo.engine.scheduler.request import Request, RequestStatus
 from octavo.messages.request import FinishReason
 
-FEW_WAITING = 4
+FEW_WAITING, FEW_RUNNING = 4, 64
 ENOUGH_TOKENS = 256
 """A step of so many takes about twice as long as one of a few, on a large GPU."""
 
@@ -56,7 +56,7 @@ class CalmRule(Rule):
     """While others compute their next tokens, the few prompts that wait start in steps of their own.
 
     Two prompts in one step would make everybody's next token late, so the second one waits for one step.
-    Where many wait there is no calm to keep, and large steps serve all sooner.
+    Where many wait or run there is no calm to keep, and large steps serve all sooner.
     """
 
     def __init__(self, waiting: Sized) -> None:
@@ -65,7 +65,8 @@ class CalmRule(Rule):
     def is_full(self, plan: StepPlan) -> bool:
         """The prompts of this step make it long enough."""
         num_new = len(plan.new_requests)
-        if not 0 < num_new < len(plan.requests) or len(self._waiting) > FEW_WAITING:
+        num_running = len(plan.requests) - num_new
+        if not num_new or not 0 < num_running <= FEW_RUNNING or len(self._waiting) > FEW_WAITING:
             return False
         return sum(plan.num_scheduled[-num_new:]) >= ENOUGH_TOKENS
 

@@ -32,15 +32,15 @@ class TapeRecorder:
 
     def __init__(self, library: Library) -> None:
         self._library = library
-        self._memory = np.frombuffer(mmap.mmap(-1, _BYTES), np.uint8)
+        self._memory = new_memory()
 
     def record(self, work: Callable[[], None]) -> Callable[[], None] | None:
         """See table.RecordTape; a line in the log says why work is refused."""
         tape = self._library.tape = Tape()
         try:
-            with _Recording(_Arena(self._memory)):
+            with _Recording(Arena(self._memory)):
                 work()
-        except _Refused as reason:
+        except Refused as reason:
             logger.info("Steps are computed call by call: %s.", reason)
             return None
         finally:
@@ -48,19 +48,24 @@ class TapeRecorder:
         return partial(self._library.replay, tape)
 
 
-class _Refused(Exception):
-    """Work computes outside the library, or needs more memory than recordings have."""
+def new_memory() -> np.ndarray:
+    """What an arena is made over: of this process alone, and no more of it than is used."""
+    return np.frombuffer(mmap.mmap(-1, _BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
 
 
-class _Arena:
-    """Memory of one recording, lowest place first. A piece is free again when no tensor sees it any more."""
+class Refused(Exception):
+    """Work computes outside the library, or needs more memory than there is."""
+
+
+class Arena:
+    """Memory for tensors, lowest place first. A piece is free again when no tensor sees it any more."""
 
     def __init__(self, memory: np.ndarray) -> None:
         self._memory = memory
         self._taken: list[tuple[int, int]] = []
 
     def like(self, tensor: Tensor) -> Tensor:
-        """A tensor of the same type and layout; `tensor` owns its storage."""
+        """A tensor of the same type and layout; `tensor` owns its storage. Raises Refused without room."""
         num_bytes = tensor.untyped_storage().nbytes()
         piece = self._take(num_bytes)
         flat = torch.from_numpy(piece).view(tensor.dtype)
@@ -69,12 +74,12 @@ class _Arena:
     def _take(self, num_bytes: int) -> np.ndarray:
         size = -(-max(num_bytes, 1) // _ALIGNMENT) * _ALIGNMENT
         begin = 0
-        for start, end in self._taken:
+        for start, end in tuple(self._taken):  # a tensor may end on another thread meanwhile
             if start - begin >= size:
                 break
             begin = end
         if begin + size > len(self._memory):
-            raise _Refused(f"more than {_BYTES >> 20} MiB of activations")
+            raise Refused(f"more than {len(self._memory) >> 20} MiB of activations")
         taken = begin, begin + size
         insort(self._taken, taken)
         piece = self._memory[begin : begin + max(num_bytes, 1)]
@@ -85,7 +90,7 @@ class _Arena:
 class _Recording(DispatchMode):
     """Lets work make views and empty tensors, and nothing else."""
 
-    def __init__(self, arena: _Arena) -> None:
+    def __init__(self, arena: Arena) -> None:
         super().__init__()
         self._arena = arena
 
@@ -100,7 +105,7 @@ class _Recording(DispatchMode):
         seen = {_memory_of(arg) for arg in args if isinstance(arg, Tensor)}
         results = made if isinstance(made, tuple | list) else (made,)
         if schema.is_mutable or not all(isinstance(r, Tensor) and _memory_of(r) in seen for r in results):
-            raise _Refused(f"{schema.name} computes outside the library")
+            raise Refused(f"{schema.name} computes outside the library")
         return made
 
 

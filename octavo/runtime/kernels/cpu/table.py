@@ -11,7 +11,7 @@ from torch import Tensor
 
 from octavo.base.gguf import BLOCK_TYPES
 from octavo.runtime.kernels.cpu.library import Library, load_library
-from octavo.runtime.kernels.cpu.recorder import TapeRecorder
+from octavo.runtime.kernels.cpu.recorder import Arena, Refused, TapeRecorder, new_memory
 from octavo.runtime.kernels.ref import draws
 from octavo.runtime.kernels.ref.elementwise import gated_matmul, matmul
 from octavo.runtime.kernels.ref.table import ref_table
@@ -30,6 +30,7 @@ _TYPE_IDS = {kind.name: number for number, kind in BLOCK_TYPES.items()}
 _BLOCKS = {kind.name: kind for kind in BLOCK_TYPES.values()}
 _CACHE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3}
 _SILU, _GELU, _GELU_TANH = 0, 1, 2
+_LARGE_BYTES = 1 << 20
 _GATES: dict[Gate, int] = {"silu": _SILU, "gelu": _GELU, "gelu_tanh": _GELU_TANH}
 
 
@@ -72,6 +73,7 @@ class _CompiledKernels:
     def __init__(self, library: Library, threads: int) -> None:
         self._library = library
         self._threads = threads
+        self._arena = Arena(new_memory())
 
     def store_kv(
         self,
@@ -128,7 +130,7 @@ class _CompiledKernels:
         """See table.PagedAttention."""
         del num_singles, common_start
         assert cache.is_contiguous() and block_tables.dtype == cu_q_lens.dtype == kv_lens.dtype == torch.int32
-        out = _empty_like(q)
+        out = self._placed(_empty_like(q))
         self._library.octavo_attention(
             _pointer(q),
             q.stride(0),
@@ -159,8 +161,8 @@ class _CompiledKernels:
         self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
         """See table.RMSNorm."""
-        y = _empty_like(x)
-        total = None if residual is None else _empty_like(x)
+        y = self._placed(_empty_like(x))
+        total = None if residual is None else self._placed(_empty_like(x))
         self._library.octavo_rms_norm(
             _pointer(x),
             x.stride(0),
@@ -197,7 +199,7 @@ class _CompiledKernels:
         assert x.is_contiguous()
         rows, width = x.shape
         size = width // 2 if gated else width
-        y = torch.empty((rows, size))
+        y = self._placed(torch.empty((rows, size)))
         self._library.octavo_activation(x.data_ptr(), rows, size, kind, gated, y.data_ptr(), self._threads)
         return y
 
@@ -268,7 +270,7 @@ class _CompiledKernels:
     ) -> Tensor:
         """See table.BlockMatmul."""
         if out is None:
-            out = torch.empty((x.shape[0], blocks.shape[0]))
+            out = self._placed(torch.empty((x.shape[0], blocks.shape[0])))
         if activations in ("int8", "int16") and type_name in INTEGER_TYPES:
             matmul = getattr(self._library, f"octavo_matmul_{activations}")
         elif activations == "bfloat16" and type_name in BFLOAT16_TYPES:
@@ -297,7 +299,7 @@ class _CompiledKernels:
         if activations != "bfloat16" or type_name not in BFLOAT16_TYPES:
             return None
         size = blocks.shape[0] // 2
-        out = torch.empty((x.shape[0], size))
+        out = self._placed(torch.empty((x.shape[0], size)))
         self._library.octavo_gated_matmul_bf16(
             _pointer(x),
             *x.shape,
@@ -311,6 +313,18 @@ class _CompiledKernels:
             self._threads,
         )
         return out
+
+    def _placed(self, made: Tensor) -> Tensor:
+        """A tensor of that kind, `made` itself if it is small or there is no room.
+
+        Large ones lie in memory that stays ours: pages from the system cost a prompt as much as its norms.
+        """
+        if made.nbytes < _LARGE_BYTES or self._library.tape is not None:
+            return made
+        try:
+            return self._arena.like(made)
+        except Refused:
+            return made
 
 
 def _pointer(x: Tensor) -> int:

@@ -15,6 +15,27 @@ def _blocks(table, start, end_key, BLOCK_SIZE: tl.constexpr, TILE_K: tl.constexp
 
 
 @triton.jit
+def _places(blocks, start, key, stride_slot, BLOCK_SIZE: tl.constexpr, TILE_K: tl.constexpr):
+    """Where the keys from `start` on lie in the cache: the first of them, where tiles do not cross blocks."""
+    first = blocks.to(tl.int64) * (2 * BLOCK_SIZE)
+    if BLOCK_SIZE % TILE_K == 0:
+        return (first + start % BLOCK_SIZE) * stride_slot
+    else:  # noqa: RET505  # as above
+        return ((first + key % BLOCK_SIZE) * stride_slot)[:, None]
+
+
+@triton.jit
+def _visible(stored, key, position, WINDOW: tl.constexpr):
+    """Which keys each query sees; without a position, all see all that are stored."""
+    visible = stored[None, :]
+    if position is not None:
+        visible = visible & (key[None, :] <= position[:, None])
+        if WINDOW > 0:
+            visible = visible & (key[None, :] > position[:, None] - WINDOW)
+    return visible
+
+
+@triton.jit
 def visit(
     state,
     query,
@@ -56,24 +77,15 @@ def visit(
         stored = key < end_key if MASKED else key >= 0
         if WINDOW > 0:
             stored = stored & (key >= oldest)
-        block = ahead.to(tl.int64) * (2 * BLOCK_SIZE)
+        offset = _places(ahead, start, key, stride_slot, BLOCK_SIZE, TILE_K)
         ahead = _blocks(table, start + TILE_K, end_key, BLOCK_SIZE, TILE_K)
-        if BLOCK_SIZE % TILE_K == 0:
-            offset = (block + start % BLOCK_SIZE) * stride_slot
-        else:
-            offset = ((block + key % BLOCK_SIZE) * stride_slot)[:, None]
         inside = stored[:, None] & (d[None, :] < D)
         k = tl.load(keys + offset + inner, mask=inside, other=0.0).to(DOT)
         scores = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
         if CAPPED:  # tanh, in terms of the base 2 that `scale` brings
             scores = soft_cap - 2.0 * soft_cap / (1.0 + tl.exp2(2.0 * scores))
         if MASKED:
-            visible = stored[None, :]
-            if position is not None:
-                visible = visible & (key[None, :] <= position[:, None])
-                if WINDOW > 0:
-                    visible = visible & (key[None, :] > position[:, None] - WINDOW)
-            scores = tl.where(visible, scores, float("-inf"))
+            scores = tl.where(_visible(stored, key, position, WINDOW), scores, float("-inf"))
         higher = tl.maximum(maxima, tl.max(scores, 1))
         # A row that has seen no key yet stays at 0 instead of becoming -inf - -inf.
         shift = tl.where(higher == float("-inf"), 0.0, higher) if MASKED else higher
