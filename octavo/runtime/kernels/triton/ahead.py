@@ -62,7 +62,7 @@ def compile_ahead(work: Callable[[], None], device: torch.device) -> None:
 
 
 class _Noted:
-    """Stands in Triton's table of kernels until there is one; every launch asks it for `result`."""
+    """Stands in Triton's table of kernels until there is one; a launch asks it for that, or for its parts."""
 
     def __init__(
         self, compile_fn: Callable[[], Any], finalize_fn: Callable[[Any], None], locks: Locks
@@ -81,6 +81,10 @@ class _Noted:
             if self._kernel is None:
                 self._kernel = self._make()
         return self._kernel
+
+    def __getattr__(self, name: str) -> Any:
+        """What a launch wants of the kernel, from Triton 3.7 on."""
+        return getattr(self.result(), name)
 
     def _make(self) -> Any:
         kernel = self._compile()
