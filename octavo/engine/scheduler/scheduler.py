@@ -20,7 +20,7 @@ from octavo.engine.scheduler.ledger import Ledger
 from octavo.engine.scheduler.plan import StepPlan
 from octavo.engine.scheduler.policies import POLICIES
 from octavo.engine.scheduler.request import Request, RequestStatus, hash_chain
-from octavo.engine.scheduler.rules import BlockRule, CalmRule, LeaderRule, Rule, SeatRule, TokenRule
+from octavo.engine.scheduler.rules import BlockRule, LeaderRule, Rule, SeatRule, TokenRule
 from octavo.engine.scheduler.update import last_output, read_results
 from octavo.engine.structured.guides import Guides
 from octavo.messages.kv import CachePlan
@@ -56,7 +56,6 @@ class Scheduler:
             LeaderRule(),
             BlockRule(self.kv, self._ledger.held, self._max_chunk),
             TokenRule(split_prompts=config.enable_chunked_prefill),
-            CalmRule(self._ledger.waiting),
         ]
         self._in_flight: deque[StepPlan] = deque()
         self._unmasked: StepPlan | None = None
