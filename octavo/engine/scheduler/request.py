@@ -82,7 +82,7 @@ class Request:
     num_in_flight: int = 0
     """Steps given to the executor and not read back."""
     num_computed_before: int = 0
-    """`num_computed` when the last step that has a part of this request began."""
+    """`num_computed` when the last step that has a part of this request began; 0 when it started in it."""
     calm_until: int = 0
     """While `num_computed` is less, a step computes and samples one token, and there is nothing else to do:
     no block is needed or full, no limit is near."""

@@ -5,12 +5,17 @@ rules added to the list; the scheduler itself knows none of them.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sized
 
 from octavo.engine.kvcache.manager import KVCacheManager, SharedPrefix
 from octavo.engine.scheduler.held import HeldRequests
 from octavo.engine.scheduler.plan import StepPlan
 from octavo.engine.scheduler.request import Request, RequestStatus
 from octavo.messages.request import FinishReason
+
+FEW_WAITING, FEW_RUNNING = 4, 64
+ENOUGH_TOKENS = 256
+"""A step of so many takes about twice as long as one of a few, on a large GPU."""
 
 
 class Rule(ABC):
@@ -45,6 +50,29 @@ class SeatRule(Rule):
     def charge(self, request: Request, plan: StepPlan) -> None:
         """Take a seat."""
         plan.num_seats_left -= 1
+
+
+class CalmRule(Rule):
+    """While others compute their next tokens, the few prompts that wait start in steps of their own.
+
+    Two prompts in one step would make everybody's next token late, so the second one waits for one step.
+    Where many wait or run there is no calm to keep, and large steps serve all sooner.
+    """
+
+    def __init__(self, waiting: Sized) -> None:
+        self._waiting = waiting
+
+    def is_full(self, plan: StepPlan) -> bool:
+        """The prompts of this step make it long enough."""
+        num_new = len(plan.new_requests)
+        num_running = len(plan.requests) - num_new
+        if not num_new or not 0 < num_running <= FEW_RUNNING or len(self._waiting) > FEW_WAITING:
+            return False
+        return sum(plan.num_scheduled[-num_new:]) >= ENOUGH_TOKENS
+
+    def admit(self, request: Request, plan: StepPlan) -> bool:
+        """Any that is asked for."""
+        return True
 
 
 class LeaderRule(Rule):

@@ -20,7 +20,7 @@ from octavo.engine.scheduler.ledger import Ledger
 from octavo.engine.scheduler.plan import StepPlan
 from octavo.engine.scheduler.policies import POLICIES
 from octavo.engine.scheduler.request import Request, RequestStatus, hash_chain
-from octavo.engine.scheduler.rules import BlockRule, LeaderRule, Rule, SeatRule, TokenRule
+from octavo.engine.scheduler.rules import BlockRule, CalmRule, LeaderRule, Rule, SeatRule, TokenRule
 from octavo.engine.scheduler.update import last_output, read_results
 from octavo.engine.structured.guides import Guides
 from octavo.messages.kv import CachePlan
@@ -56,6 +56,7 @@ class Scheduler:
             LeaderRule(),
             BlockRule(self.kv, self._ledger.held, self._max_chunk),
             TokenRule(split_prompts=config.enable_chunked_prefill),
+            CalmRule(self._ledger.waiting),
         ]
         self._in_flight: deque[StepPlan] = deque()
         self._unmasked: StepPlan | None = None
@@ -342,6 +343,7 @@ class Scheduler:
             )
         )
         self._take(plan, request, num_new, [blocks.copy() for blocks in request.table.groups])
+        request.num_computed_before = 0  # what it shares may only be computed in this step: too early to copy
 
     def _take(
         self, plan: StepPlan, request: Request, num_new: int, new_blocks: list[list[int]] | None = None

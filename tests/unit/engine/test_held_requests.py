@@ -96,6 +96,16 @@ def test_a_follower_may_go_back_and_may_not_go_astray():
     assert engine.num_computed()[0] == 20
 
 
+def test_what_a_leader_shares_with_its_own_step_is_not_copied_yet():
+    """`first` fills blocks, `leader` starts from them in the same step, and a follower would copy the last."""
+    engine = Engine()
+    first = one("first", PROMPT, hold=False)
+    leader = one("leader", [*PROMPT[:16], 50, 51], hold=False)
+    follower = one("follower", [*PROMPT[:15], 60], "leader", hold=False)
+    outputs = engine.run(first, leader, follower)
+    assert {reason for _, reason in outputs.values()} == {FinishReason.LENGTH}
+
+
 def test_held_blocks_give_way_oldest_first():
     engine = Engine(num_blocks=1 + 12, max_model_len=48, enable_prefix_caching=False)
     for number in range(2):

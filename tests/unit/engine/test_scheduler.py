@@ -351,3 +351,23 @@ def test_missing_token_and_wrong_step_are_noticed():
     d.plan()
     with pytest.raises(AssertionError, match="step 0 is due"):
         d.scheduler.update(ModelRunnerOutput(3, [[5]]))
+
+
+def test_few_prompts_start_one_by_one_while_others_decode():
+    big = {"num_blocks": 2000, "max_model_len": 2000, "max_num_batched_tokens": 4000, "max_num_seqs": 32}
+    d = Driver(**big)
+    for name in "ab":
+        d.add(name, 300)
+    assert d.run() == {"a": 300, "b": 300}, "nobody decodes yet"
+    for name in "cde":
+        d.add(name, 300)
+    assert d.run() == {"a": 1, "b": 1, "c": 300}
+    assert d.run() == {"a": 1, "b": 1, "c": 1, "d": 300}
+    for name in "fg":
+        d.add(name, 100)
+    assert d.run() == {"a": 1, "b": 1, "c": 1, "d": 1, "e": 300}
+    assert d.run() == {"a": 1, "b": 1, "c": 1, "d": 1, "e": 1, "f": 100, "g": 100}, "together not too long"
+    for index in range(8):
+        d.add(f"many{index}", 300)
+    started = [sum(size == 300 for size in d.run().values()) for _ in range(5)]
+    assert started == [4, 1, 1, 1, 1]
