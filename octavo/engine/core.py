@@ -18,6 +18,7 @@ from octavo.config.engine import EngineConfig
 from octavo.engine import commands
 from octavo.engine.executor.interface import Executor
 from octavo.engine.gate import Gate
+from octavo.engine.pace import Pace
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.startup import plan_cache, plan_store
 from octavo.engine.structured.guides import Guides
@@ -28,6 +29,7 @@ from octavo.messages.step import ModelRunnerOutput
 
 logger = get_logger(__name__)
 _LONGEST_WAIT_S = 3600.0
+_FEW_OPEN = 64
 
 
 class EngineCore:
@@ -47,6 +49,7 @@ class EngineCore:
         self._guides = Guides(config.checkpoint.vocab_size)
         self._timeouts = Timeouts(config.scheduler.max_request_seconds)
         self._clock = clock
+        self._pace = Pace(clock)
         self._max_in_flight = max(1, config.scheduler.steps_in_flight)
         self._num_dropped = 0
 
@@ -124,10 +127,17 @@ class EngineCore:
         is_pending = bool(self._early or self._in_flight)
         return is_pending or (self.scheduler.has_requests and not self._gate.is_frozen)
 
-    def wait_s(self) -> float | None:
-        """How long, at most, to wait for news while there is no work: then a `step` ends who is late."""
-        next_s = self._timeouts.next_s()
-        return None if next_s is None else min(max(0.0, next_s - self._clock()), _LONGEST_WAIT_S)
+    def wait_s(self) -> float:
+        """How long, at most, to wait for news before the next `step`: it is soon enough then.
+
+        Without work, until somebody's time is over. Where few run, until the device is about to need a step.
+        """
+        next_s: float | None = 0.0
+        if not self.has_work():
+            next_s = self._timeouts.next_s()
+        elif self._in_flight and self._may_give_out() and not self._early:
+            next_s = self._pace.due_s() if self.scheduler.num_open <= _FEW_OPEN else 0.0
+        return _LONGEST_WAIT_S if next_s is None else min(max(0.0, next_s - self._clock()), _LONGEST_WAIT_S)
 
     def step(self) -> EngineOutputs:
         """Give out steps as long as there is room and work, wait for the oldest, return what it brought.
@@ -136,11 +146,13 @@ class EngineCore:
         """
         self._end_late()
         while self._may_give_out():
+            began_s = self._clock()
             step = self.scheduler.schedule()
             if step is None:
                 break
             faults.hit("core.step")
             self._in_flight.append(self._executor.execute(step))
+            self._pace.give(step.num_tokens, began_s)
         outputs, self._early = self._early, []
         if self._in_flight:
             outputs += self._read_oldest()
@@ -185,6 +197,7 @@ class EngineCore:
             raise
         except Exception as error:
             raise EngineDead(f"A step failed: {type(error).__name__}: {error}") from error
+        self._pace.end()
         outputs = self.scheduler.update(result)
         if (masks := self.scheduler.take_masks()) is not None:
             self._executor.sample(masks)

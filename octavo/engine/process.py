@@ -108,9 +108,8 @@ class CoreProcess:
     def _serve(self, core: EngineCore) -> None:
         """What has arrived, then a step, if only to show that the loop runs. Returns on Shutdown."""
         while True:
-            while not self._inbox.empty() or not core.has_work():
-                wait_s = core.wait_s()
-                message = self._take(BEAT_S if wait_s is None else min(wait_s, BEAT_S))
+            while (wait_s := core.wait_s()) or not self._inbox.empty():
+                message = self._take(min(wait_s, BEAT_S))
                 if message is None:
                     break
                 if isinstance(message, Shutdown):

@@ -9,7 +9,7 @@ import threading
 import pytest
 import torch
 
-pytest.importorskip("triton", reason="needs the package triton: pip install triton==3.6.0")
+pytest.importorskip("triton", reason="needs the package triton: pip install triton")
 
 from triton.runtime.jit import JITFunction
 

@@ -97,7 +97,7 @@ def test_a_follower_may_go_back_and_may_not_go_astray():
 
 
 def test_what_a_leader_shares_with_its_own_step_is_not_copied_yet():
-    """`first` fills blocks, `leader` starts from them in the same step, and a follower would copy the last."""
+    """`first` fills blocks, `leader` starts from them in the same step, a follower would copy the last."""
     engine = Engine()
     first = one("first", PROMPT, hold=False)
     leader = one("leader", [*PROMPT[:16], 50, 51], hold=False)

@@ -1,0 +1,49 @@
+"""`Pace`: when the next step must be given out, so that the device need not wait for it, and no sooner.
+
+A request that arrives when the next step has been given out waits for one step more. So while few run, the
+core takes in what arrives until shortly before the step on the device ends, which is told from the last ones
+alike. Owned by the core; knows numbers of tokens and times. A guess too short costs nothing: the least
+counts.
+"""
+
+from collections import deque
+from collections.abc import Callable
+
+_ALIKE = 8
+_LAST = 4
+_SLACK_S = 0.0005
+
+
+class Pace:
+    """What steps take on the device and on the host, of those that are given out one behind the other."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """clock: seconds."""
+        self._clock = clock
+        self._open: deque[tuple[int, float]] = deque()
+        """Kind of each step in flight, and when it was given out."""
+        self._took: dict[int, deque[float]] = {}
+        self._host_took: deque[float] = deque(maxlen=_LAST)
+        self._ended_s = 0.0
+
+    def give(self, num_tokens: int, began_s: float) -> None:
+        """A step was given out, which took the host from `began_s` until now."""
+        now_s = self._clock()
+        self._host_took.append(now_s - began_s)
+        self._open.append((num_tokens // _ALIKE, now_s))
+
+    def end(self) -> None:
+        """The oldest step has ended."""
+        kind, given_s = self._open.popleft()
+        took = self._took.setdefault(kind, deque(maxlen=_LAST))
+        now_s = self._clock()
+        took.append(now_s - max(self._ended_s, given_s))
+        self._ended_s = now_s
+
+    def due_s(self) -> float:
+        """When to begin with the step behind the oldest in flight; 0 where nothing is known of its kind."""
+        kind, given_s = self._open[0]
+        took = self._took.get(kind, ())
+        if len(took) < _LAST:
+            return 0.0
+        return max(self._ended_s, given_s) + min(took) - 2 * max(self._host_took) - _SLACK_S

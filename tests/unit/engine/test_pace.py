@@ -1,0 +1,87 @@
+"""When the next step is given out: shortly before the device needs it, while few run."""
+
+import pytest
+
+from octavo.engine.core import EngineCore
+from octavo.engine.pace import Pace
+from tests.fakes import FakeExecutor, fake_config, fake_groups, fake_request
+
+STEP_S, HOST_S = 0.005, 0.0004
+
+
+class Device(FakeExecutor):
+    """Takes STEP_S for a step, one after the other; the host HOST_S to give one out."""
+
+    def __init__(self):
+        super().__init__(fake_groups(0))
+        self.now = self.ended = 0.0
+        self.given = []
+
+    def execute(self, step):
+        self.now += HOST_S
+        self.ended = ends = max(self.now, self.ended) + STEP_S
+        self.given.append(step)
+        future = super().execute(step)
+        read = future.result
+
+        def result(timeout=None):
+            self.now = max(self.now, ends)
+            return read(timeout)
+
+        future.result = result
+        return future
+
+
+@pytest.fixture
+def device():
+    return Device()
+
+
+@pytest.fixture
+def core(device):
+    core = EngineCore(fake_config(block_size=4, steps_in_flight=2), device, clock=lambda: device.now)
+    core.start()
+    return core
+
+
+def test_the_next_step_waits_for_news_until_the_device_needs_it(core, device):
+    core.add(fake_request("a", [1] * 5, 30))
+    waits = []
+    for _ in range(20):
+        waits.append(core.wait_s())
+        device.now += waits[-1]
+        core.step()
+        assert device.ended == pytest.approx(device.now + STEP_S), "the device was idle, or got two steps"
+    assert waits[:4] == [0.0] * 4, "nothing is known of how long such steps take"
+    assert waits[4:] == pytest.approx([STEP_S - 2 * HOST_S - 0.0005] * 16)
+    device.now += core.wait_s()
+    core.add(fake_request("b", [2] * 5, 4))
+    core.step()
+    assert device.given[-1].request_ids == ["a", "b"], "what came meanwhile is part of it"
+
+
+def test_many_have_no_time_to_lose(core, device):
+    for number in range(65):
+        core.add(fake_request(f"r{number}", [1] * 3, 30))
+    for _ in range(20):
+        assert core.wait_s() == 0.0
+        core.step()
+
+
+def test_a_step_that_ends_sooner_than_its_like_is_followed_at_once():
+    now = [0.0]
+    pace = Pace(lambda: now[0])
+
+    def step(number, seconds):
+        pace.give(number, now[0])
+        now[0] += seconds
+        pace.end()
+
+    for _ in range(4):
+        step(8, 0.010)
+    step(15, 0.003)
+    pace.give(9, now[0])
+    assert pace.due_s() == pytest.approx(now[0] + 0.0025), "the shortest of the last ones alike"
+    pace.end()
+    pace.give(16, now[0])
+    assert pace.due_s() == 0.0, "others are not alike"
