@@ -1,5 +1,6 @@
 """`LLM`: many prompts in, all answers out. The offline API, with vLLM's names and arguments."""
 
+import copy
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
@@ -330,7 +331,7 @@ def _per_prompt(name: str, values: Iterable[Any] | None, count: int, default: An
 
 
 def _final_only(params: SamplingParams) -> SamplingParams:
-    """The same, without outputs that nobody would see."""
-    copy = params.clone()
-    copy.output_kind = RequestOutputKind.FINAL_ONLY
-    return copy
+    """The same, without outputs that nobody would see; not checked here."""
+    final = copy.copy(params)
+    final.output_kind = RequestOutputKind.FINAL_ONLY
+    return final

@@ -16,6 +16,8 @@ _MAX_INTEGER = 2**63 - 1  # what a message can carry
 
 def number(value: object, name: str) -> float:
     """A finite float."""
+    if type(value) is float and math.isfinite(value):
+        return value  # as usual; to ask an abstract class takes ten times as long
     try:
         result = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
     except OverflowError:
@@ -35,6 +37,8 @@ def within(value: object, name: str, low: float, high: float) -> float:
 
 def integer(value: object, name: str, low: int, allowed: str) -> int:
     """An int of at least `low` ("must be `allowed`") that a message can carry."""
+    if type(value) is int and low <= value <= _MAX_INTEGER:
+        return value
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise RequestError(f"{name} must be an integer, got {value!r}.", name)
     result = int(value)

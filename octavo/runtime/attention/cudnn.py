@@ -58,7 +58,7 @@ class CuDNNBackend(PagedBackend):
             return super().attend(q, cache, tables, batch, how)
         key = id(tables)
         if key not in self._of_step:
-            self._of_step[key] = _sequences(tables, batch, q[0].numel(), cache.shape[2])
+            self._of_step[key] = _sequences(tables, batch, q[0].numel(), cache)
         out = torch.empty_like(q)
         if not self._prefill(q[singles:], cache, self._of_step[key], out[singles:], how.scale):
             return super().attend(q, cache, tables, batch, how)
@@ -79,9 +79,9 @@ class CuDNNBackend(PagedBackend):
         )
 
 
-def _sequences(tables: GroupTables, batch: ForwardBatch, token_size: int, block_size: int) -> Sequences:
+def _sequences(tables: GroupTables, batch: ForwardBatch, token_size: int, cache: Tensor) -> Sequences:
     """The requests of several new tokens, padded with empty ones; without waiting for the device."""
-    first, rows = batch.num_singles, len(batch.kv_lens) - batch.num_singles
+    first, rows, block_size = batch.num_singles, len(batch.kv_lens) - batch.num_singles, cache.shape[2]
     missing = _rounded(rows) - rows
 
     def padded(lens: Tensor) -> Tensor:
@@ -101,6 +101,7 @@ def _sequences(tables: GroupTables, batch: ForwardBatch, token_size: int, block_
         blocks[:, None, :, None],
         torch.where(end % block_size > 0, last, 0),
         (end % block_size + torch.arange(block_size, device=end.device)).clamp(max=block_size - 1),
+        cache.new_zeros(()),
     )
 
 

@@ -27,6 +27,7 @@ class Sequences:
     blocks:  [B, 1, max_blocks, 1] int32
     ends:    [B, 1] int64, the block each sequence ends in; the null block, if it fills that or is none
     behind:  [B, block_size] int64, the slots of that block behind the end, in order, the last repeated
+    zero:    [] of the cache's type
     """
 
     longest: int
@@ -36,6 +37,7 @@ class Sequences:
     blocks: Tensor
     ends: Tensor
     behind: Tensor
+    zero: Tensor
 
 
 class _Shape(NamedTuple):
@@ -72,7 +74,7 @@ class Prefill:
         if plan is None:
             return False
         # The kernel multiplies these by 0, which does not help if a broken request left a NaN there.
-        cache[sequences.ends, 1, sequences.behind] = 0
+        cache[:, 1].index_put_((sequences.ends, sequences.behind), sequences.zero)
         self._cudnn.set_stream(self._handle, torch.cuda.current_stream().cuda_stream)
         plan.run(self._handle, q, cache, sequences, out)
         return True
