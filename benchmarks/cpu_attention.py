@@ -38,7 +38,9 @@ WORKLOADS = {  # (new, all) tokens of each request
     "decode 32 x 300": [(1, 300)] * 32,
     "decode 1 x 8192": [(1, 8192)],
     "decode 1 x 512": [(1, 512)],
+    "decode 32 x 550, 512 shared": [(1, 550)] * 32,
 }
+COMMON = {"decode 32 x 550, 512 shared": 512}  # tokens that all requests begin with, in the same blocks
 CHECKS = [(1, 1), (1, 33), (5, 5), (1, 300), (130, 700), (16, 97), (1, 1500), (3, 1030), (9, 513)]
 
 
@@ -64,13 +66,15 @@ class Batch(NamedTuple):
         return Batch(self.q, torch.stack(tables), torch.tensor(ends).int(), torch.tensor(lens).int())
 
 
-def make_batch(requests: list[tuple[int, int]], heads: int, size: int) -> Batch:
-    """Queries of one layer; blocks lie in random order."""
-    counts = [-(-length // BLOCK) for _, length in requests]
-    order = (1 + torch.randperm(sum(counts))).int()
-    tables = torch.zeros(len(requests), max(counts), dtype=torch.int32)
-    for row, blocks in zip(tables, order.split(counts), strict=True):
-        row[: len(blocks)] = blocks
+def make_batch(requests: list[tuple[int, int]], heads: int, size: int, common: int = 0) -> Batch:
+    """Queries of one layer; blocks lie in random order. common: tokens in blocks that all requests share"""
+    shared = common // BLOCK
+    counts = [-(-length // BLOCK) - shared for _, length in requests]
+    order = (1 + torch.randperm(shared + sum(counts))).int()
+    tables = torch.zeros(len(requests), shared + max(counts), dtype=torch.int32)
+    tables[:, :shared] = order[:shared]
+    for row, blocks in zip(tables, order[shared:].split(counts), strict=True):
+        row[shared : shared + len(blocks)] = blocks
     news, lens = (torch.tensor(column) for column in zip(*requests, strict=True))
     starts = functional.pad(news.cumsum(0), (1, 0)).int()
     return Batch(torch.randn(int(news.sum()), heads, size), tables, starts, lens.int())
@@ -208,7 +212,7 @@ def main() -> None:
         for name, requests in WORKLOADS.items():
             if args.only not in name:
                 continue
-            batch = make_batch(requests, heads, size)
+            batch = make_batch(requests, heads, size, COMMON.get(name, 0))
             cache = make_cache(batch.num_blocks, kv_heads, size)
             layers = 3 if "prefill" in name else max(3, (192 << 20) // cache.nbytes)
             copied = in_huge_pages if args.huge_pages else torch.clone

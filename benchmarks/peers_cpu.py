@@ -10,6 +10,8 @@ Each engine is a name and the command that measures it: what runs Python, a scri
 prints a JSON line per workload: W1 64 mixed requests, W2 one stream, W3 a prompt of 2048, W4 a shared prefix,
 W5 16 streams. Sn is added here: n streams of 64 tokens in, 32 out, for a curve of throughput over streams.
 
+An engine called NAME@W2,W5 does these workloads only; a name may come twice, with other ones.
+
 Every row: engine, workload, what is measured, its median and all values, and the ratio to the first engine's
 (above 1 = better than that). `first_token_s` counts from the start of the process. An engine that fails is
 told and left, and what it had printed counts. Where a script takes `--dump`, a row says for how many requests
@@ -49,15 +51,16 @@ def main() -> int:
     parser.add_argument("engines", nargs="+", metavar="NAME=COMMAND")
     args = parser.parse_args()
     engines = dict(engine.split("=", 1) for engine in args.engines)
-    turns = [(n, name) for n in range(args.rounds) for name in engines if n == 0 or name not in args.once]
+    turns = [(n, key) for n in range(args.rounds) for key in engines if n == 0 or key not in args.once]
     end = time.monotonic() + 60 * args.minutes
     values: Values = defaultdict(list)
     outputs: dict[str, Outputs] = {}
-    for number, name in turns:
+    for number, key in turns:
         if time.monotonic() < end:
-            print(f"round {number + 1} of {args.rounds}: {name}", file=sys.stderr, flush=True)
-            outputs[name] = measure(name, engines[name], args.scripts, args.work, values)
-    first = next(iter(engines))
+            print(f"round {number + 1} of {args.rounds}: {key}", file=sys.stderr, flush=True)
+            name, _, work = key.partition("@")
+            outputs[name] = measure(name, engines[key], args.scripts, work or args.work, values)
+    first = next(iter(engines)).partition("@")[0]
     for row in [*rows(values, first), *agreements(outputs, first)]:
         print(json.dumps(row), flush=True)
     return 0

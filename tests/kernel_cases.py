@@ -289,6 +289,15 @@ def _draw() -> Iterator[Case]:
         yield Case(f"ends {temperature}", (torch.randn(2, 9000), degrees, noise))
 
 
+def _row_limits() -> Iterator[Case]:
+    """Any 64 bits are a seed."""
+    seeds = torch.randint(-(2**63), 2**63 - 1, (30, 1))
+    limits = torch.randn(30, 5, dtype=torch.float64)
+    for rows in (1, 20, 150):
+        slots, positions = torch.randint(0, 30, (rows,)), torch.randint(0, 10**6, (rows,))
+        yield Case(f"{rows}", (slots, positions, seeds, limits), tolerance=0.0)
+
+
 def _cut() -> Iterator[Case]:
     """Ends among many equal logits, near and deep; compared by the tokens that are kept."""
     for size, spread in ((151, 3.0), (9000, 3.0), (4500, 0.1)):
@@ -314,6 +323,7 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "gelu": _activation(False),
     "gelu_tanh": _activation(False),
     "draw": _draw,
+    "row_limits": _row_limits,
     "cut": _cut,
     "matmul": _dense_matmul,
     "gated_matmul": _gated_matmul,
@@ -323,7 +333,7 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
 }
 
 
-_NO_OPS = ("name", "split_product", "gated_block_matmul", "activations", "record_tape")
+_NO_OPS = ("name", "split_product", "step_ends", "gated_block_matmul", "activations", "record_tape")
 OPS = [field.name for field in fields(KernelTable) if field.name not in _NO_OPS]
 
 

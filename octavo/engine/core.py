@@ -146,13 +146,13 @@ class EngineCore:
         """
         self._end_late()
         while self._may_give_out():
-            began_s = self._clock()
+            began_s, is_late = self._clock(), bool(self._in_flight) and self._in_flight[0].done()
             step = self.scheduler.schedule()
             if step is None:
                 break
             faults.hit("core.step")
             self._in_flight.append(self._executor.execute(step))
-            self._pace.give(step.num_tokens, began_s)
+            self._pace.give(step.num_tokens, began_s, is_late=is_late)
         outputs, self._early = self._early, []
         if self._in_flight:
             outputs += self._read_oldest()

@@ -26,8 +26,13 @@ class Pace:
         self._host_took: deque[float] = deque(maxlen=_LAST)
         self._ended_s = 0.0
 
-    def give(self, num_tokens: int, began_s: float) -> None:
-        """A step was given out, which took the host from `began_s` until now."""
+    def give(self, num_tokens: int, began_s: float, *, is_late: bool) -> None:
+        """A step was given out, which took the host from `began_s` until now.
+
+        is_late: the one before had ended by then. What was known of its kind is wrong: forget it.
+        """
+        if is_late:
+            self._took.pop(self._open[0][0], None)
         now_s = self._clock()
         self._host_took.append(now_s - began_s)
         self._open.append((num_tokens // _ALIKE, now_s))

@@ -55,8 +55,9 @@ def test_tiles_against_the_twin(soft: dict[int, KernelTable], name: str) -> None
         assert (error.abs() <= 2e-6 * (rounded.abs() @ weights.abs().T + bias.abs())).all(), (m, n, k)
 
 
-@pytest.mark.parametrize("name", ["BF16", "Q4_1", "Q6_K"])
+@pytest.mark.parametrize("name", ["BF16", "Q4_0", "Q4_1", "Q6_K", "Q8_0"])
 def test_rows_threads_and_places_change_no_bit(soft: dict[int, KernelTable], name: str) -> None:
+    """Also where a single row needs no tiles, and where single strips meet 33 to 64 rows."""
     torch.manual_seed(1)
     blocks, x = make_blocks(name, 101, 512), torch.randn(70, 512)
     whole = soft[1].block_matmul(x, blocks, name, None, "bfloat16")
@@ -91,7 +92,7 @@ def test_gated_is_product_and_gate(soft: dict[int, KernelTable], name: str) -> N
     gates: list[Gate] = ["silu", "gelu", "gelu_tanh"]
     for gate in gates:
         expected = getattr(soft[1], f"{gate}_and_mul")(both)
-        for start, end in ((0, 1), (7, 24), (0, 260)):
+        for start, end in ((0, 1), (7, 24), (3, 44), (0, 260)):
             made = _gated(soft[2], x[start:end], blocks, name, gate)
             assert made is not None and torch.equal(made, expected[start:end]), (gate, start, end)
     assert _gated(soft[1], x, blocks, name, "silu", "float32") is None

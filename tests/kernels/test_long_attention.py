@@ -19,6 +19,9 @@ from octavo.runtime.kernels.ref.table import ref_table
 from tests.kernel_cases import Paged, make_paged
 
 LENS = [(1, 1), (40, 40), (1, 1500), (3, 1030), (70, 600)]  # parts end at 512, 1024
+ALIKE = [(1, 560 + 5 * r) for r in range(14)] + [(3, 700), (1, 710), (1, 0), (1, 720), (1, 730)]
+COMMON = {0: [(range(1, 9), 33), (range(9, 12), 20), (range(12, 13), 2)], 13: [(range(14, 19), 35)]}
+"""Per request, who begins with how many of its blocks."""
 TOLERANCE = {"float32": 1e-5, "bfloat16": 0.02, "soft": 0.02}
 
 Attend = Callable[..., Tensor]
@@ -92,6 +95,35 @@ def test_threads_and_chunks_change_no_bit(
             lens = torch.tensor([0, last - first], dtype=torch.int32), paged.kv_lens[r : r + 1]
             alone = paged.q[first:last], paged.cache, paged.block_tables[r : r + 1], *lens
             assert torch.equal(run(*alone, scale=0.125, sliding_window=window), whole[first:last]), r
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "size", "window"), [(9, 3, 64, 0), (9, 3, 64, 200), (2, 2, 32, 0)]
+)
+def test_blocks_in_common_change_no_bit(
+    attend: tuple[str, list[Attend]],
+    heads: int,
+    kv_heads: int,
+    size: int,
+    window: int,
+    dtype: torch.dtype,
+) -> None:
+    """Requests that decode behind the same blocks are computed together."""
+    sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": size, "block_size": 16, "window": window}
+    paged = make_paged(ALIKE, dtype=dtype, **sizes)
+    for owner, takers in COMMON.items():
+        for requests, count in takers:
+            paged.block_tables[list(requests), :count] = paged.block_tables[owner, :count]
+    options = {"scale": size**-0.5, "sliding_window": window}
+    _, (one, *many) = attend
+    whole = one(*paged.args(), **options)
+    for run in many:
+        assert torch.equal(run(*paged.args(), **options), whole)
+    for r, (first, last) in enumerate(paged.cu_q_lens.unfold(0, 2, 1).tolist()):
+        lens = torch.tensor([0, last - first], dtype=torch.int32), paged.kv_lens[r : r + 1]
+        alone = one(paged.q[first:last], paged.cache, paged.block_tables[r : r + 1], *lens, **options)
+        assert torch.equal(alone, whole[first:last]), r
 
 
 def test_nobody_is_finite(attend: tuple[str, list[Attend]]) -> None:

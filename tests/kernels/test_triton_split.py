@@ -28,15 +28,41 @@ def test_norm_of_summands(shape, num_summands, dtype):
         torch.testing.assert_close(made, expected, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("num_rows", [2, 17, 64])
+@pytest.mark.parametrize(("n", "k"), [(64, 1536), (80, 2100), (48, 300)])
+def test_parts_of_few_rows(num_rows, n, k):
+    """Their sum is the product, which is the same kernel's where nobody else can add them."""
+    torch.manual_seed(num_rows)
+    x, weight = (torch.randn(rows, k, device=DEVICE, dtype=torch.float16) * 0.1 for rows in (num_rows, n))
+    made, exact = SPLIT.matmul(x, weight), x.double() @ weight.double().t()
+    assert isinstance(made, Summands) == (k > 1024)
+    total = made.parts.sum(0) if isinstance(made, Summands) else made
+    assert (total - exact).norm() < (1e-5 if k > 1024 else 1e-3) * exact.norm()
+    assert (cuda_table().matmul(x, weight) - exact).norm() < 1e-3 * exact.norm()
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("num_rows", "n", "k"), [(2, 48, 300), (16, 80, 700), (30, 40, 2100)])
+def test_gates_of_few_rows(num_rows, n, k, biased):
+    torch.manual_seed(n)
+    x, weight = (torch.randn(rows, k, device=DEVICE, dtype=torch.float16) * 0.2 for rows in (num_rows, 2 * n))
+    bias = torch.randn(2 * n, device=DEVICE, dtype=torch.float16) if biased else None
+    gates, values = torch.nn.functional.linear(
+        x.double(), weight.double(), bias.double() if biased else None
+    ).chunk(2, 1)
+    exact = torch.nn.functional.silu(gates) * values
+    assert (cuda_table().gated_matmul(x, weight, bias) - exact).norm() < 1e-3 * exact.norm()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_halves_of_a_product(dtype):
     weight = torch.randn(2048, 8192, device="cuda", dtype=dtype)
-    for num_rows in (33, 64, 200, 256):
+    for num_rows in (65, 128, 200, 256):
         x = torch.randn(num_rows, 8192, device="cuda", dtype=dtype)
         parts = SPLIT.matmul(x, weight).parts
         exact = x.double() @ weight.double().t()
         assert parts.shape == (2, num_rows, 2048) and parts.dtype == torch.float32
         assert (parts.sum(0) - exact).norm() < 1e-5 * exact.norm()
-    for other in (x[:32], torch.cat([x, x[:1]]), x.float()):
+    for other in (x[:1], torch.cat([x, x[:1]]), x.float()):
         assert isinstance(SPLIT.matmul(other, weight.to(other.dtype)), torch.Tensor)

@@ -36,4 +36,4 @@ def test_only_norms_that_add_get_summands(tmp_path, monkeypatch, architecture):
     model = load(save(oracle, tmp_path))
     for logits, prompt in zip(prompt_logits(model, prompts), prompts, strict=True):
         torch.testing.assert_close(logits, oracle_logits(oracle, prompt), atol=1e-4, rtol=0)
-    assert calls == ([3] * len(model.layers) if architecture == "LlamaForCausalLM" else [])
+    assert calls == ([3, 3] * len(model.layers) if architecture == "LlamaForCausalLM" else [])

@@ -90,6 +90,10 @@ class _Reading(Future[ModelRunnerOutput]):
                 self._pending = None
                 self.set_exception(error)
 
+    def done(self) -> bool:
+        """Whether reading it would not wait."""
+        return self._pending is None or self._pending.is_ready
+
     def result(self, timeout: float | None = None) -> ModelRunnerOutput:
         """What the step brought; waits for it. Raises the step's error."""
         self._read()

@@ -12,6 +12,8 @@ from torch import Tensor
 from octavo.base.gguf import BLOCK_TYPES
 from octavo.runtime.kernels.ref import draws
 from octavo.runtime.kernels.ref.elementwise import rotary_tables
+from octavo.runtime.kernels.ref.noise import row_limits
+from octavo.runtime.kernels.ref.steps import STEP_ENDS
 from octavo.runtime.kernels.table import Activations, HeadNorms, KernelTable, Rotation
 
 _BLOCKS = {kind.name: kind for kind in BLOCK_TYPES.values()}
@@ -56,7 +58,9 @@ def shape_table(dtype: torch.dtype) -> KernelTable:
         matmul=_matmul,
         gated_matmul=_gated_matmul,
         draw=draws.draw,
+        row_limits=row_limits,
         cut=draws.cut,
+        step_ends=STEP_ENDS,
         block_dequantize=dequantize,
         block_gather=gather,
         block_matmul=block_matmul,

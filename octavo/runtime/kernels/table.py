@@ -200,6 +200,18 @@ class Draw(Protocol):
         """
 
 
+class RowLimits(Protocol):
+    """What rows are drawn by, looked up by slot."""
+
+    def __call__(self, slots: Tensor, positions: Tensor, seeds: Tensor, limits: Tensor) -> Tensor:
+        """Return [1 + columns, n] float64: in [0, 1), by seed and position, then the limits of each row.
+
+        slots, positions: [n] int64; a position counts a request's output tokens
+        seeds:            [num_slots, 1] int64
+        limits:           [num_slots, columns] float64, contiguous
+        """
+
+
 class FindCut(Protocol):
     """Where min_p, top_k and then top_p end each row's distribution."""
 
@@ -212,6 +224,69 @@ class FindCut(Protocol):
         temperature:  [n] float64, > 0 where anything is cut
         top_k, top_p, min_p: [n] float64; < 1, ≥ 1 and 0 = off
         """
+
+
+class Turns(NamedTuple):
+    """What host and device tell each other of recorded steps, which use its rows in turn.
+
+    given:     [turns, most numbers] int64, written by the host before a step
+    token_ids: [turns, most rows] int64, read by the host after it; as are
+    peaks:     [turns, most rows] float32
+    begun:     [1] int64 on the device: how many steps have begun; the others may be the host's memory
+    """
+
+    given: Tensor
+    token_ids: Tensor
+    peaks: Tensor
+    begun: Tensor
+
+
+class BeginStep(Protocol):
+    """The first kernel of a recorded step."""
+
+    def __call__(
+        self,
+        turns: Turns,
+        numbers: Tensor,
+        kept_ids: Tensor,
+        kept_tables: Tensor,
+        ids: Tensor,
+        tables: Tensor,
+    ) -> None:
+        """Count the step, copy what its turn was given, and look up what that names.
+
+        numbers:     [n] int64, written: places [T] in kept_ids, slots [R], and whatever else is given
+        kept_ids:    [any] int64
+        kept_tables: [groups, slots, max_blocks] int32, contiguous
+        ids:         [T] int64, written: kept_ids at the places
+        tables:      [groups, R, max_blocks] int32, contiguous, written: kept_tables at the slots
+        """
+
+
+class EndStep(Protocol):
+    """The last kernel of a recorded step."""
+
+    def __call__(
+        self,
+        turns: Turns,
+        token_ids: Tensor,
+        peaks: Tensor,
+        targets: Tensor,
+        kept_ids: Tensor,
+        vocab_size: int,
+    ) -> None:
+        """Tell the host what was chosen, and keep it for the next step.
+
+        token_ids, peaks: [n] int64 and float32, from `Draw`; an id that is none becomes the nearest
+        targets:          [n] int64, places in kept_ids to write to; equal ones get one of their ids
+        """
+
+
+class StepEnds(NamedTuple):
+    """Both ends of a recorded step."""
+
+    begin: BeginStep
+    end: EndStep
 
 
 class BlockDequantize(Protocol):
@@ -300,7 +375,9 @@ class KernelTable:
     gated_matmul: Matmul
     """`silu_and_mul` of the product: the rows of the matrix are gates, then as many values."""
     draw: Draw
+    row_limits: RowLimits
     cut: FindCut
+    step_ends: StepEnds
     block_dequantize: BlockDequantize
     block_gather: BlockGather
     block_matmul: BlockMatmul

@@ -96,13 +96,20 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, batch: ForwardBatch, rows: Tensor | None = None) -> Tensor:
         """[T, hidden_size] to [T, hidden_size], or to these rows of it."""
+        out: Tensor = self.out(self._attend(x, batch, rows))
+        return out
+
+    def split(self, x: Tensor, batch: ForwardBatch, rows: Tensor | None = None) -> Addend:
+        """`forward` for a norm that adds."""
+        return self.out.split(self._attend(x, batch, rows))
+
+    def _attend(self, x: Tensor, batch: ForwardBatch, rows: Tensor | None) -> Tensor:
         heads = self.qkv(x).unflatten(-1, (-1, self._head_dim))
         q, k, v = heads.split(self._heads, dim=1)
         if self._norms_apart:
             q, k = self.q_norm(q), self.k_norm(k)
         rotation = self._rotary.rotation(batch) if self._rotary else None
-        out: Tensor = self.out(_pick(self.attention(q, k, v, batch, rotation, self._norms), rows))
-        return out
+        return _pick(self.attention(q, k, v, batch, rotation, self._norms), rows)
 
 
 class DecoderLayer(nn.Module):
@@ -141,10 +148,12 @@ class DecoderLayer(nn.Module):
         rows: of what is returned, [S] int64; None = all. The cache gets the keys and values of all.
         """
         x, residual = self.attention_norm.add(x, residual)
-        x = self.attention_out_norm(self.attention(x, batch, rows))
-        x, residual = self.mlp_norm.add(x, _pick(residual, rows))
+        residual = _pick(residual, rows)
         if self._is_added_by_norm:
+            x, residual = self.mlp_norm.add(self.attention.split(x, batch, rows), residual)
             return self.mlp.split(x), residual
+        x = self.attention_out_norm(self.attention(x, batch, rows))
+        x, residual = self.mlp_norm.add(x, residual)
         return self.mlp_out_norm(self.mlp(x)), residual
 
 

@@ -4,6 +4,7 @@ Made by the sampler, started by the model runner when a step is given out, read 
 """
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -28,8 +29,19 @@ class HostSamples:
     errors: list[str | None]
 
 
+class Copies(Protocol):
+    """Copies of some tensors on the host."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether they are complete."""
+
+    def read(self) -> list[torch.Tensor]:
+        """The copies, once they are complete; waits for no later work of the device."""
+
+
 class HostCopies:
-    """Copies of some tensors on the host; made at once, without waiting for the device."""
+    """`Copies` made by the device's copy engine, without waiting for the device."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self._event: torch.cuda.Event | None = None
@@ -43,8 +55,13 @@ class HostCopies:
         self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._event.record()
 
+    @property
+    def is_ready(self) -> bool:
+        """See Copies."""
+        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
+
     def read(self) -> list[torch.Tensor]:
-        """The copies, once they are complete; waits for no later work of the device."""
+        """See Copies."""
         if self._event is not None:
             self._event.synchronize()
         return self._copies
@@ -58,19 +75,17 @@ class SamplerOutput:
     peaks:     [rows] float32, each row's largest logit after the processors; not finite = the row has failed
     scores:    pairs of rows (on the host) and their scores
     faults:    by row: why it cannot go on
-    rows:      those that count, in their order; None = all
     """
 
     token_ids: torch.Tensor
     peaks: torch.Tensor
     scores: list[tuple[Array, Scores]] = field(default_factory=list)
     faults: dict[int, str] = field(default_factory=dict)
-    rows: Array | None = None
 
     def send(self) -> "PendingSamples":
         """Start the copies to the host."""
         tensors = [self.token_ids, self.peaks, *(tensor for _, scores in self.scores for tensor in scores)]
-        return PendingSamples(HostCopies(tensors), [rows for rows, _ in self.scores], self.faults, self.rows)
+        return PendingSamples(HostCopies(tensors), [rows for rows, _ in self.scores], self.faults)
 
     def to_host(self) -> HostSamples:
         """Lists of everything; waits for the device."""
@@ -79,12 +94,18 @@ class SamplerOutput:
 
 @dataclass(slots=True)
 class PendingSamples:
-    """What `SamplerOutput.send` started. scored_rows: the rows of each group of scores."""
+    """Token ids, peaks and scores under way.
 
-    copies: HostCopies
-    scored_rows: list[Array]
-    faults: dict[int, str]
-    rows: Array | None
+    copies:      of token ids and peaks, then of each group of scores
+    scored_rows: the rows of each group
+    faults:      as in SamplerOutput
+    rows:        those that count, in their order; None = all
+    """
+
+    copies: Copies
+    scored_rows: list[Array] = field(default_factory=list)
+    faults: dict[int, str] = field(default_factory=dict)
+    rows: Array | None = None
 
     def read(self) -> HostSamples:
         """Lists of everything; waits for this step, but for none behind it."""

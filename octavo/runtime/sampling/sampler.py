@@ -21,6 +21,7 @@ from octavo.base import faults
 from octavo.base.log import get_logger
 from octavo.messages.sampling import MAX_LOGPROB_TOKEN_IDS, SamplingParams
 from octavo.messages.step import NewRequest
+from octavo.runtime.kernels.ref.noise import row_limits, uniform
 from octavo.runtime.kernels.table import KernelTable
 from octavo.runtime.sampling.custom import RequestFunctions
 from octavo.runtime.sampling.draw import (
@@ -33,7 +34,6 @@ from octavo.runtime.sampling.draw import (
 )
 from octavo.runtime.sampling.logprobs import Scores, score
 from octavo.runtime.sampling.masks import RowMasks
-from octavo.runtime.sampling.noise import uniform
 from octavo.runtime.sampling.output import SamplerOutput
 from octavo.runtime.sampling.penalties import Penalties
 from octavo.runtime.sampling.processors import (
@@ -196,17 +196,17 @@ class Sampler:
         """`sample` for plain slots, from what is on the device alone: the same launches for any of a kind.
 
         logits: [rows, vocab_size]; slots, output_positions: [rows] int64 on the device
+        returns ids of which those of rows that fail may be none at all
         """
         draw = self._kernels.draw if self._kernels is not None else _draw_plain
         if kind is Kind.LIKELIEST:
-            return self._valid(Choice(*draw(logits)))
-        noise = uniform(self._seeds.on_device()[slots, 0], output_positions)
-        given, *limits = self._limits.on_device()[slots].T.contiguous()
+            return Choice(*draw(logits))
+        look_up = self._kernels.row_limits if self._kernels is not None else row_limits
+        rows = slots, output_positions
+        noise, given, *limits = look_up(*rows, self._seeds.on_device(), self._limits.on_device())
         if kind is Kind.WHOLE or self._kernels is None:
-            return self._valid(Choice(*draw(logits, given, noise)))
-        return self._valid(
-            Choice(*self._kernels.draw(logits, given, noise, self._kernels.cut(logits, *limits)))
-        )
+            return Choice(*draw(logits, given, noise))
+        return Choice(*self._kernels.draw(logits, given, noise, self._kernels.cut(logits, *limits)))
 
     def _valid(self, choice: Choice) -> Choice:
         """What is no number may have led to any id: the next step must be able to look it up."""
@@ -245,7 +245,7 @@ class Sampler:
     def _choose(self, logits: torch.Tensor, batch: Batch) -> Choice:
         if self._kernels is not None:
             slots, positions = send([batch.slots, batch.positions], self._device)
-            return self.choose(logits, slots, positions, self.kind(batch.slots))
+            return self._valid(self.choose(logits, slots, positions, self.kind(batch.slots)))
         if self.kind(batch.slots) is Kind.LIKELIEST:
             return self._valid(Choice(*self._likeliest(logits)))
         slots = to_device(batch.slots, self._device)

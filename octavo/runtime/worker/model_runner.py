@@ -14,7 +14,7 @@ import torch
 from octavo.base import faults
 from octavo.messages.step import SchedulerOutput, TokenMasks
 from octavo.runtime.batch import MOST_RECORDED
-from octavo.runtime.kernels.table import RecordTape
+from octavo.runtime.kernels.table import RecordTape, StepEnds
 from octavo.runtime.models.interface import Model
 from octavo.runtime.platforms.platform import Record
 from octavo.runtime.sampling.masks import RowMasks
@@ -45,10 +45,12 @@ class ModelRunner:
         state: RequestState,
         sampler: Sampler,
         logprobs_mode: str,
+        step_ends: StepEnds,
     ) -> None:
         self._cache = cache
         self._state = state
         self._sampler = sampler
+        self._step_ends = step_ends
         self._prompt_scores = PromptScores(logprobs_mode)
         self._model: Model | None = None
         self._recorded_steps: RecordedSteps | None = None
@@ -62,12 +64,15 @@ class ModelRunner:
         if record_tape is not None:
             self._taped_steps = TapedSteps(model, self._cache, self._state, record_tape)
         if record is not None:
-            self._recorded_steps = RecordedSteps(model, self._cache, self._state, self._sampler, record)
+            self._recorded_steps = self._steps(model, record)
             self._recorded_steps.warm_up()
 
     def try_out(self, model: Model) -> None:
         """Compute steps of nothing with `model`: between them they use the kernels of most steps to come."""
-        RecordedSteps(model, self._cache, self._state, self._sampler, lambda work: work).try_out()
+        self._steps(model, lambda work: work).try_out()
+
+    def _steps(self, model: Model, record: Record) -> RecordedSteps:
+        return RecordedSteps(model, self._cache, self._state, self._sampler, self._step_ends, record)
 
     def strip(self) -> None:
         """Let the model go, and what was recorded of it."""
@@ -130,7 +135,7 @@ class ModelRunner:
         if is_masked or not self._sampler.is_plain(work.slots):
             return self._end(step, work, steps.forward(work, shape))
         pending = PendingStep(step.step_id, step.request_ids, work.samples)
-        pending.pending = steps.sample(work, shape).send()
+        pending.pending = steps.sample(work, shape)
         return pending
 
     def _compute(self, step: SchedulerOutput, work: Work) -> PendingStep:

@@ -18,6 +18,11 @@ class PendingStep:
     pending: PendingSamples | None = None
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether `read` would not wait."""
+        return self.pending is None or self.pending.copies.is_ready
+
     def read(self) -> ModelRunnerOutput:
         """Everything on the host; waits for this step on the device, and for none behind it."""
         sampled: list[list[int]] = [[] for _ in self.request_ids]

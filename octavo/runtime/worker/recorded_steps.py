@@ -1,9 +1,10 @@
 """`RecordedSteps`: steps of a few shapes over memory that stays put, recorded once and then repeated.
 
 A repeated step is one launch instead of hundreds. The host hands over places, slots and lengths; all else
-is read on the device, from the tables that hold it by slot: tokens, blocks, sampling parameters. A step is
-padded to the next shape with rows of the spare slot, which attend to one slot of the null block, store
-nothing (slot -1) and append their token to the spare slot, and with tokens that belong to no row.
+is read on the device, from the tables that hold it by slot: tokens, blocks, sampling parameters. Its numbers
+and its tokens go through memory that host and device share (`turns.py`): nothing is copied beside the launch.
+A step is padded to the next shape with rows of the spare slot, which attend to one slot of the null block,
+store nothing (slot -1) and append their token to the spare slot, and with tokens that belong to no row.
 
 Called by the model runner. A shape of decoding is recorded when it comes up, others when they come up again.
 Recording costs the host about as much as giving the step out. So `warm_up` does it for usual shapes before
@@ -21,14 +22,16 @@ import numpy as np
 import torch
 
 from octavo.runtime.batch import MOST_RECORDED, ForwardBatch, GroupTables
+from octavo.runtime.kernels.table import StepEnds
 from octavo.runtime.models.interface import Model
 from octavo.runtime.platforms.platform import Record
-from octavo.runtime.sampling.output import SamplerOutput
+from octavo.runtime.sampling.output import PendingSamples
 from octavo.runtime.sampling.sampler import Kind, Sampler
-from octavo.runtime.sampling.slots import Array, staged, to_device
+from octavo.runtime.sampling.slots import Array, to_device
 from octavo.runtime.worker.kv_tensors import KVTensors
 from octavo.runtime.worker.prepare import Work, have_common_start, locate
 from octavo.runtime.worker.request_state import RequestState
+from octavo.runtime.worker.turns import HostTurns, TurnResults
 
 _FEWEST_TOKENS = 64  # more than there are chunks: as many tokens as rows would be a decoding step
 _CHUNKS = (8, 32)
@@ -61,7 +64,7 @@ class Shape(NamedTuple):
 
 @dataclass(slots=True)
 class _Inputs(Generic[T]):
-    """What the host knows of a step.
+    """What the host knows of a step; `BeginStep` reads the first two.
 
     of each token: its place in the state's token_ids, its position, its slot in the cache by group
     of each row:   slot, output position, place of the token it samples, length in the cache (int32)
@@ -69,9 +72,9 @@ class _Inputs(Generic[T]):
     """
 
     places: T
+    slots: T
     positions: T
     cache_slots: T
-    slots: T
     output_positions: T
     targets: T
     kv_lens: T
@@ -82,19 +85,26 @@ class RecordedSteps:
     """Runs, records and repeats steps to an end: tokens of a kind; or, for None, the last hidden states."""
 
     def __init__(
-        self, model: Model, cache: KVTensors, state: RequestState, sampler: Sampler, record: Record
+        self,
+        model: Model,
+        cache: KVTensors,
+        state: RequestState,
+        sampler: Sampler,
+        ends: StepEnds,
+        record: Record,
     ) -> None:
         self.sizes = step_sizes(state.spare_slot)
         self._model, self._cache, self._state, self._sampler = model, cache, state, sampler
-        self._record = record
+        self._ends, self._record = ends, record
         self._most_tokens = min(MOST_RECORDED, int(_BYTES_TIMES_TOKENS / model.weight_bytes))
         device = state.token_ids.device
         most_rows = max(self.sizes[-1], *_singles_of(self.sizes[-1])) + _CHUNKS[-1]
-        self._num_groups = len(state.block_tables)
+        self._num_groups, _, num_columns = state.block_tables.shape
         most = Shape(most_rows - _CHUNKS[-1], _CHUNKS[-1], MOST_RECORDED)
         self._inputs = torch.zeros(self._num_inputs(most), dtype=torch.int64, device=device)
-        self._token_ids = torch.zeros(most_rows, dtype=torch.int64, device=device)
-        self._peaks = torch.zeros(most_rows, device=device)
+        self._token_ids = torch.zeros(most.num_tokens, dtype=torch.int64, device=device)
+        self._tables = state.block_tables.new_zeros(self._num_groups * most_rows * num_columns)
+        self._turns = HostTurns(len(self._inputs), most_rows, device)
         self._hidden: torch.Tensor | None = None
         self._recorded: dict[tuple[Shape, Kind | None], Callable[[], None]] = {}
         self._seen: set[tuple[Shape, Kind | None]] = set()
@@ -105,17 +115,20 @@ class RecordedSteps:
         nothing = np.empty(0, np.int64)
         work = Work(nothing, nothing, np.zeros(1, np.int64), nothing)
         for shape, end in self._first_steps():
+            self._turns.restart()
             self._stage(work, shape, nothing)
             self._compute(shape, end)
+            self._turns.end(0)
 
     def _first_steps(self) -> list[tuple[Shape, Kind]]:
-        """All ways to sample, a prompt beside others, and greedy decoding of sizes with kernels of their own.
+        """All ways to sample, prompts alone and beside others, and greedy decoding of sizes with own kernels.
 
         The kernels that take long to compile come first.
         """
         drawn = [(Shape(1), Kind.TRUNCATED), (Shape(1), Kind.WHOLE)]
-        prompt = Shape(_singles_of(self.sizes[-1])[-1], _CHUNKS[0], _FEWEST_TOKENS)
-        greedy = [prompt, *map(Shape, first_sizes(self.sizes))]
+        beside = (0, _singles_of(self.sizes[-1])[-1])
+        prompts = [Shape(singles, _CHUNKS[0], _FEWEST_TOKENS) for singles in beside]
+        greedy = [*prompts, *map(Shape, first_sizes(self.sizes))]
         return [*drawn, *((shape, Kind.LIKELIEST) for shape in greedy)]
 
     @torch.inference_mode()
@@ -155,26 +168,25 @@ class RecordedSteps:
         widths = _singles_of(self.sizes[-1])
         return Shape(widths[bisect_left(widths, singles)], _CHUNKS[bisect_left(_CHUNKS, chunks)], tokens)
 
-    def sample(self, work: Work, shape: Shape) -> SamplerOutput:
-        """Compute a step of plain requests, and append what they sample to the state on the device.
-
-        The next step overwrites the output's tensors.
-        """
+    def sample(self, work: Work, shape: Shape) -> PendingSamples:
+        """Compute a step of plain requests, and append what they sample to the state on the device."""
         rows = self._place(work, shape)
-        self._stage(work, shape, rows)
         self._sampler.refresh()
-        self._run(shape, self._sampler.kind(work.slots))
+        results = self._give_out(work, shape, rows, self._sampler.kind(work.slots))
         self._state.num_tokens[work.slots[work.samples]] += 1
-        count = shape.num_rows
-        return SamplerOutput(self._token_ids[:count], self._peaks[:count], rows=rows[work.samples])
+        return PendingSamples(results, rows=rows[work.samples])
 
     def forward(self, work: Work, shape: Shape) -> torch.Tensor:
         """Compute a step up to the last hidden states of the requests that sample: [S, hidden_size]."""
         rows = self._place(work, shape)
-        self._stage(work, shape, rows)
-        self._run(shape, None)
+        self._give_out(work, shape, rows, None)
         assert self._hidden is not None
         return self._hidden[to_device(rows[work.samples], self._hidden.device)]
+
+    def _give_out(self, work: Work, shape: Shape, rows: Array, end: Kind | None) -> TurnResults:
+        self._stage(work, shape, rows)
+        self._run(shape, end)
+        return self._turns.end(shape.num_rows)
 
     def _place(self, work: Work, shape: Shape) -> Array:
         """The row of each request: [R] int64."""
@@ -184,8 +196,7 @@ class RecordedSteps:
 
     def _stage(self, work: Work, shape: Shape, rows: Array) -> None:
         """Hand the step's numbers over, in the order of `_Inputs`."""
-        numbers = np.zeros(self._num_inputs(shape), np.int64)
-        inputs = self._split(numbers, shape)
+        inputs = self._split(self._turns.give(self._num_inputs(shape)), shape)
         spare, lengths, singles = self._state.spare_slot, np.diff(work.starts), work.num_singles
         own = np.arange(work.starts[-1])
         own[singles:] += shape.singles - singles
@@ -202,8 +213,6 @@ class RecordedSteps:
         inputs.bounds[: shape.singles + 1] = np.arange(shape.singles + 1)
         inputs.bounds[shape.singles + 1 :] = shape.singles + work.starts[-1] - singles
         inputs.bounds[rows[singles:] + 1] = shape.singles + work.starts[singles + 1 :] - singles
-        target = self._inputs[: numbers.size]
-        target.copy_(staged(numbers, target.device), non_blocking=True)
 
     def _run(self, shape: Shape, end: Kind | None) -> None:
         key = shape, end
@@ -219,7 +228,11 @@ class RecordedSteps:
             self._recorded[key] = self._record(partial(self._compute, shape, end))
 
     def _compute(self, shape: Shape, end: Kind | None) -> None:
-        inputs: _Inputs[torch.Tensor] = self._split(self._inputs[: self._num_inputs(shape)], shape)
+        numbers, state = self._inputs[: self._num_inputs(shape)], self._state
+        inputs: _Inputs[torch.Tensor] = self._split(numbers, shape)
+        ids, tables = self._token_ids[: shape.num_tokens], self._tables_of(shape)
+        kept_ids = state.token_ids.view(-1)
+        self._ends.begin(self._turns.shared, numbers, kept_ids, state.block_tables, ids, tables)
         hidden = self._model.forward(self._batch(inputs, shape))
         if shape.chunks:
             hidden = hidden[inputs.bounds[1:] - 1]
@@ -227,26 +240,29 @@ class RecordedSteps:
             self._keep(hidden)
             return
         choice = self._sampler.choose(self._model.logits(hidden), inputs.slots, inputs.output_positions, end)
-        self._token_ids[: shape.num_rows] = choice.token_ids
-        self._peaks[: shape.num_rows] = choice.peaks
-        self._state.token_ids.view(-1).scatter_(0, inputs.targets, choice.token_ids)
+        vocab_size = self._sampler.vocab_size
+        self._ends.end(self._turns.shared, *choice, inputs.targets, kept_ids, vocab_size)
 
     def _batch(self, inputs: "_Inputs[torch.Tensor]", shape: Shape) -> ForwardBatch:
-        state = self._state
         return ForwardBatch(
-            input_ids=state.token_ids.view(-1).index_select(0, inputs.places),
+            input_ids=self._token_ids[: shape.num_tokens],
             positions=inputs.positions,
             cu_q_lens=inputs.bounds,
             kv_lens=inputs.kv_lens,
             kv_caches=self._cache.by_layer,
             groups=[
-                GroupTables(table.index_select(0, inputs.slots), cache_slots)
-                for table, cache_slots in zip(state.block_tables, inputs.cache_slots, strict=True)
+                GroupTables(tables, cache_slots)
+                for tables, cache_slots in zip(self._tables_of(shape), inputs.cache_slots, strict=True)
             ],
             group_of_layer=self._cache.group_of_layer,
             num_singles=shape.singles,
             common_start=shape.common_start,
         )
+
+    def _tables_of(self, shape: Shape) -> torch.Tensor:
+        """[groups, rows, max_blocks], of the step's rows."""
+        groups, _, columns = self._state.block_tables.shape
+        return self._tables[: groups * shape.num_rows * columns].view(groups, shape.num_rows, columns)
 
     def _num_inputs(self, shape: Shape) -> int:
         int32s = shape.num_rows + -shape.num_rows % 2 + shape.num_rows + 1
@@ -256,18 +272,18 @@ class RecordedSteps:
         """Give names to a shape's numbers; `numbers` are int64."""
         tokens, rows, groups = shape.num_tokens, shape.num_rows, self._num_groups
         parts, start = [], 0
-        for size in (tokens, tokens, groups * tokens, rows, rows, rows):
+        for size in (tokens, rows, tokens, groups * tokens, rows, rows):
             parts.append(numbers[start : start + size])
             start += size
-        places, positions, cache_slots, slots, output_positions, targets = parts
+        places, slots, positions, cache_slots, output_positions, targets = parts
         narrow = numbers[start:].view(torch.int32 if isinstance(numbers, torch.Tensor) else np.int32)
         bounds = narrow[rows + rows % 2 :][: rows + 1]
         shaped = cache_slots.reshape(groups, tokens)
-        return _Inputs(places, positions, shaped, slots, output_positions, targets, narrow[:rows], bounds)
+        return _Inputs(places, slots, positions, shaped, output_positions, targets, narrow[:rows], bounds)
 
     def _keep(self, hidden: torch.Tensor) -> None:
         if self._hidden is None:
-            self._hidden = hidden.new_zeros(len(self._peaks), hidden.shape[1])
+            self._hidden = hidden.new_zeros(self._turns.shared.peaks.shape[1], hidden.shape[1])
         self._hidden[: len(hidden)] = hidden
 
 
@@ -276,7 +292,7 @@ def step_sizes(most: int) -> list[int]:
     sizes, size = [], 1
     while size < most:
         sizes.append(size)
-        size += max(size if size < 8 else 8, size // 128 * 8)
+        size += max(size if size < 8 else 8, size // 512 * 16)
     return [*sizes, most]
 
 

@@ -91,7 +91,8 @@ class Worker:
             self._platform.sampling_kernels,
             self._platform.kernels.draw,
         )
-        return ModelRunner(cache, state, sampler, config.model.logprobs_mode)
+        ends = self._platform.kernels.step_ends
+        return ModelRunner(cache, state, sampler, config.model.logprobs_mode, ends)
 
     def _equip(self) -> None:
         """Let the runner compute with what there is now."""

@@ -1,5 +1,7 @@
 """When the next step is given out: shortly before the device needs it, while few run."""
 
+import sys
+
 import pytest
 
 from octavo.engine.core import EngineCore
@@ -21,15 +23,21 @@ class Device(FakeExecutor):
         self.now += HOST_S
         self.ended = ends = max(self.now, self.ended) + STEP_S
         self.given.append(step)
-        future = super().execute(step)
-        read = future.result
+        return Reading(self, super().execute(step), ends)
 
-        def result(timeout=None):
-            self.now = max(self.now, ends)
-            return read(timeout)
 
-        future.result = result
-        return future
+class Reading:
+    """A step of the device."""
+
+    def __init__(self, device, future, ends):
+        self.device, self.future, self.ends = device, future, ends
+
+    def done(self):
+        return self.device.now >= self.ends
+
+    def result(self):
+        self.device.now = max(self.device.now, self.ends)
+        return self.future.result()
 
 
 @pytest.fixture
@@ -60,6 +68,18 @@ def test_the_next_step_waits_for_news_until_the_device_needs_it(core, device):
     assert device.given[-1].request_ids == ["a", "b"], "what came meanwhile is part of it"
 
 
+def test_steps_that_become_shorter_are_followed_late_once(core, device, monkeypatch):
+    core.add(fake_request("a", [1] * 5, 40))
+    idle = []
+    for number in range(30):
+        if number == 12:
+            monkeypatch.setattr(sys.modules[__name__], "STEP_S", 0.002)
+        device.now += core.wait_s()
+        idle.append(bool(device.given) and device.now > device.ended)
+        core.step()
+    assert idle.index(True) == 13 and sum(idle) == 1
+
+
 def test_many_have_no_time_to_lose(core, device):
     for number in range(65):
         core.add(fake_request(f"r{number}", [1] * 3, 30))
@@ -73,15 +93,15 @@ def test_a_step_that_ends_sooner_than_its_like_is_followed_at_once():
     pace = Pace(lambda: now[0])
 
     def step(number, seconds):
-        pace.give(number, now[0])
+        pace.give(number, now[0], is_late=False)
         now[0] += seconds
         pace.end()
 
     for _ in range(4):
         step(8, 0.010)
     step(15, 0.003)
-    pace.give(9, now[0])
+    pace.give(9, now[0], is_late=False)
     assert pace.due_s() == pytest.approx(now[0] + 0.0025), "the shortest of the last ones alike"
     pace.end()
-    pace.give(16, now[0])
+    pace.give(16, now[0], is_late=False)
     assert pace.due_s() == 0.0, "others are not alike"

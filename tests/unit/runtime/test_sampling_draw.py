@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from octavo.messages.sampling import SamplingParams
+from octavo.runtime.kernels.ref.noise import uniform
 from octavo.runtime.sampling import draw
 from octavo.runtime.sampling.draw import (
     Limits,
@@ -15,7 +16,6 @@ from octavo.runtime.sampling.draw import (
     top_candidates,
     truncate,
 )
-from octavo.runtime.sampling.noise import uniform
 from octavo.runtime.sampling.sampler import Sampler
 from tests.sampling_reference import Case, distribution
 

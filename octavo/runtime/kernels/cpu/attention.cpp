@@ -1,7 +1,7 @@
 // Causal attention of a ragged batch over the paged cache: the batch in pieces, pieces to threads, long
 // contexts in parts. After "online softmax" (Milakov and Gimelshein, 2018), FlashAttention's tiling and
 // Flash-Decoding.
-#include "attention.h"
+#include "attention_pieces.h"
 
 #include <atomic>
 #include <memory>
@@ -14,27 +14,12 @@
 namespace octavo {
 namespace {
 
-constexpr int ROWS_PER_PIECE = 128;  // query heads that share the keys and values of a tile
 constexpr int TASKS_PER_THREAD = 4;  // no task shall be longer than a thread's share by so much
 
-// Queries times keys: what a piece costs.
-int64_t work(const Attention& job, const Piece& piece) {
-    return (piece.limit() - piece.oldest(job)) * (piece.last - piece.first);
-}
-
-// The batch in pieces, the longest first so that threads end together.
-std::vector<Piece> cut(const Attention& job, int num_requests) {
-    std::vector<Piece> pieces;
-    int64_t step = std::max<int64_t>(1, ROWS_PER_PIECE / job.group());
-    for (int r = 0; r < num_requests; r++) {
-        int64_t begin = job.cu_q_lens[r], end = job.cu_q_lens[r + 1];
-        for (int64_t first = begin; first < end; first += step)
-            for (int64_t head = 0; head < job.cache.num_kv_heads; head++)
-                pieces.push_back({r, head, first, std::min(end, first + step), job.kv_lens[r] - end + first});
-    }
-    std::stable_sort(pieces.begin(), pieces.end(),
-                     [&](const Piece& a, const Piece& b) { return work(job, a) > work(job, b); });
-    return pieces;
+void copy(const State& from, const State& to, int64_t rows, int64_t width) {
+    std::copy_n(from.highest, rows, to.highest);
+    std::copy_n(from.total, rows, to.total);
+    std::copy_n(from.out, rows * width, to.out);
 }
 
 // a = a and b together.
@@ -78,66 +63,127 @@ class Batch {
     Batch(const Attention& job, std::vector<Piece> pieces, bool tiles, int threads)
         : job_(job), pieces_(std::move(pieces)), tiles_(tiles) {
         int64_t total = 0;
-        for (const Piece& piece : pieces_) total += work(job_, piece);
+        for (const Piece& piece : pieces_) total += work(piece);
         for (const Piece& piece : pieces_) {
-            bool large = threads > 1 && work(job_, piece) * threads * TASKS_PER_THREAD > total;
-            int64_t begin = piece.oldest(job_), end = piece.limit(), parts = (end - 1) / PART - begin / PART + 1;
+            bool large = threads > 1 && work(piece) * threads * TASKS_PER_THREAD > total;
+            int64_t begin = piece.seen.begin, end = piece.seen.end, parts = num_parts(piece);
             if (!large || parts == 1) {
                 tasks_.push_back({&piece, begin, end, nullptr});
                 continue;
             }
-            shared_.push_back(std::make_unique<Shared>(State::floats(piece.rows(job_), job_.width()), parts));
+            shared_.push_back(std::make_unique<Shared>(State::floats(num_rows(piece), job_.width()), parts));
             for (int64_t at = begin; at < end; at = next_part(at))
                 tasks_.push_back({&piece, at, std::min(end, next_part(at)), shared_.back().get()});
         }
+        // A request's heads lie beside each other: one thread takes them all where that leaves enough to share.
+        const bool enough = num_tasks() >= TASKS_PER_THREAD * threads * job_.cache.num_kv_heads;
+        for (int64_t i = 0; i <= num_tasks(); i++)
+            if (!enough || i == num_tasks() || begins_run(tasks_[size_t(i)])) runs_.push_back(i);
     }
-    int64_t num_tasks() const { return int64_t(tasks_.size()); }
+    int64_t num_runs() const { return int64_t(runs_.size()) - 1; }
 
     void run(int64_t index) const {
-        const Task& task = tasks_[size_t(index)];
-        const Piece& piece = *task.piece;
-        const Arithmetic& arithmetic = choose(piece.rows(job_));
-        int64_t rows = piece.rows(job_), width = job_.width(), floats = State::floats(rows, width);
-        float* space = scratch(size_t(2 * floats + arithmetic.space(job_, rows)));
-        float* work = space + 2 * floats;
-        if (task.shared) {
-            int64_t part = task.begin / PART - piece.oldest(job_) / PART;
-            State state = State::make(task.shared->states.get() + part * floats, rows, width);
-            arithmetic.see(job_, piece, task.begin, task.end, state, work);
-            if (task.shared->left.fetch_sub(1, std::memory_order_acq_rel) == 1) join_parts(task);
-            return;
-        }
-        State whole = State::make(space, rows, width);
-        arithmetic.see(job_, piece, task.begin, std::min(task.end, next_part(task.begin)), whole, work);
-        for (int64_t at = next_part(task.begin); at < task.end; at += PART) {
-            State state = State::make(space + floats, rows, width);
-            arithmetic.see(job_, piece, at, std::min(task.end, at + PART), state, work);
-            join(whole, state, rows, width);
-        }
-        finish(job_, piece, whole);
+        for (int64_t i = runs_[size_t(index)]; i < runs_[size_t(index) + 1]; i++) run(tasks_[size_t(i)]);
     }
 
   private:
     static int64_t next_part(int64_t at) { return at / PART * PART + PART; }
+    static int64_t num_parts(const Piece& piece) {
+        return (piece.seen.end - 1) / PART - piece.seen.begin / PART + 1;
+    }
+    static bool begins_run(const Task& task) {
+        return task.piece->head == 0 || task.shared || task.piece->common.size();
+    }
+    int64_t num_tasks() const { return int64_t(tasks_.size()); }
 
     const Arithmetic& choose(int64_t rows) const {
         return tiles_ ? bfloat16_tiles : is_few(job_, rows) ? few_rows : many_rows;
     }
 
+    // Rows from one head of a piece to the next, and of all.
+    int64_t head_step(const Piece& piece) const { return round_up(piece.rows(job_), ROW_UNIT); }
+    int64_t num_rows(const Piece& piece) const {
+        return (piece.heads - 1) * head_step(piece) + piece.rows(job_);
+    }
+
+    void run(const Task& task) const {
+        const Piece& piece = *task.piece;
+        int64_t rows = num_rows(piece), width = job_.width(), floats = State::floats(rows, width);
+        float* space = scratch(size_t(2 * floats + space_for(piece)));
+        float* work = space + 2 * floats;
+        if (task.shared) {
+            int64_t part = task.begin / PART - piece.seen.begin / PART;
+            State state = State::make(task.shared->states.get() + part * floats, rows, width);
+            see(piece, {task.begin, task.end}, state, work);
+            if (task.shared->left.fetch_sub(1, std::memory_order_acq_rel) == 1) join_parts(task);
+            return;
+        }
+        State whole = State::make(space, rows, width);
+        see(piece, {task.begin, std::min(task.end, next_part(task.begin))}, whole, work);
+        for (int64_t at = next_part(task.begin); at < task.end; at += PART) {
+            State state = State::make(space + floats, rows, width);
+            see(piece, {at, std::min(task.end, at + PART)}, state, work);
+            join(whole, state, rows, width);
+        }
+        finish_all(piece, whole);
+    }
+
+    int64_t space_for(const Piece& piece) const {
+        int64_t group = job_.group(), rows = piece.rows(job_), together = choose(rows).space(job_, rows);
+        if (!piece.common.size()) return together;
+        return State::floats(group, job_.width()) + std::max(together, choose(group).space(job_, group));
+    }
+
+    // Let a piece's rows see what they may of a span of one part.
+    void see(const Piece& piece, Span span, const State& state, float* space) const {
+        const Arithmetic& arithmetic = choose(piece.rows(job_));
+        if (!piece.common.size())
+            return arithmetic.see(job_, piece, span.begin, span.end, state, space);
+        see_alone(piece, {span.begin, std::min(span.end, piece.common.begin)}, state, space);
+        Span common = both(span, piece.common);
+        for (int64_t head = 0; head < piece.heads && common.size(); head++) {
+            State its = state.from(head * head_step(piece), job_.width());
+            arithmetic.see(job_, piece.of_head(head), common.begin, common.end, its, space);
+        }
+        see_alone(piece, {std::max(span.begin, piece.common.end), span.end}, state, space);
+    }
+
+    // The same, each of several requests by itself; aside, as arithmetic may write behind the last row.
+    void see_alone(const Piece& several, Span span, const State& state, float* space) const {
+        const int64_t rows = job_.group(), width = job_.width();
+        for (int64_t i = 0; i < several.queries() && span.size(); i++)
+            for (int64_t head = 0; head < several.heads; head++) {
+                Piece one = one_of(job_, several, i, head);
+                Span seen = both(span, one.seen);
+                if (!seen.size()) continue;
+                State among = state.from(head * head_step(several) + i * rows, width);
+                State its = State::make(space, rows, width);
+                copy(among, its, rows, width);
+                choose(rows).see(job_, one, seen.begin, seen.end, its, space + State::floats(rows, width));
+                copy(its, among, rows, width);
+            }
+    }
+
+    void finish_all(const Piece& piece, const State& state) const {
+        for (int64_t head = 0; head < piece.heads; head++)
+            finish(job_, piece.of_head(head), state.from(head * head_step(piece), job_.width()));
+    }
+
     void join_parts(const Task& last) const {
         const Piece& piece = *last.piece;
-        int64_t rows = piece.rows(job_), width = job_.width(), floats = State::floats(rows, width);
-        int64_t parts = (piece.limit() - 1) / PART - piece.oldest(job_) / PART + 1;
+        int64_t rows = num_rows(piece), width = job_.width(), floats = State::floats(rows, width);
+        int64_t parts = num_parts(piece);
         State whole = State::of(last.shared->states.get(), rows);
         for (int64_t part = 1; part < parts; part++)
             join(whole, State::of(last.shared->states.get() + part * floats, rows), rows, width);
-        finish(job_, piece, whole);
+        finish_all(piece, whole);
     }
 
     const Attention& job_;
     std::vector<Piece> pieces_;
     bool tiles_;
     std::vector<Task> tasks_;
+    std::vector<int64_t> runs_;  // first task of each, and the end
     std::vector<std::unique_ptr<Shared>> shared_;
 };
 
@@ -168,12 +214,7 @@ extern "C" void octavo_attention(const float* q, int64_t q_stride, int64_t num_h
     Attention job{cache,     q,       q_stride, num_heads, tables, table_stride,
                   cu_q_lens, kv_lens, scale,    soft_cap,  window, out};
     bool tiles = bfloat16 && fits_tiles(cache) && have_tiles();
-    Batch batch(job, cut(job, num_requests), tiles, threads);
-    // A request's heads lie beside each other: one thread takes them all, where that leaves enough to share.
-    const int64_t tasks = batch.num_tasks(), enough = TASKS_PER_THREAD * threads * num_kv_heads;
-    const int64_t run = tasks >= enough ? num_kv_heads : 1;
-    parallel_for(divide_up(tasks, run), threads, [&](int64_t i) {
-        for (int64_t task = i * run; task < std::min(tasks, (i + 1) * run); task++) batch.run(task);
-    });
+    Batch batch(job, cut(job, num_requests, threads), tiles, threads);
+    parallel_for(batch.num_runs(), threads, [&](int64_t i) { batch.run(i); });
 }
 OCTAVO_TAPED(octavo_attention)

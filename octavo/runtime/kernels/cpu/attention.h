@@ -3,8 +3,8 @@
 // Keys are visited in tiles of TILE positions, tiles in parts of PART positions; both begin at multiples of
 // their size, whatever the block size. Each part starts from nothing, and parts are joined in order. So a
 // query's result depends on its position and the cache alone: not on how its prompt was cut into steps, its
-// neighbours in the batch, or how many threads share a long context. Only visible slots are read, except that
-// tile products may read the rest of 16 slots of a block, and drop it.
+// neighbours in the batch, who reads the same blocks with it, or how many threads share a long context. Only
+// visible slots are read, except that tile products may read the rest of 16 slots of a block, and drop it.
 #pragma once
 #include <algorithm>
 #include <limits>
@@ -34,18 +34,35 @@ struct Attention {
     int64_t oldest_visible(int64_t position) const {
         return window ? std::max<int64_t>(0, position - window + 1) : 0;
     }
+    const int32_t* table(int request) const { return tables + request * table_stride; }
 };
 
-// Some consecutive queries of one request with all heads that share a KV head: each a row, head by head of the
-// first query, then of the next.
-struct Piece {
-    int request;
-    int64_t head, first, last;  // first … last - 1: places in the batch
-    int64_t position;           // of `first` in its request
+// Positions begin … end - 1; none if begin >= end.
+struct Span {
+    int64_t begin = 0, end = 0;
+    int64_t size() const { return std::max<int64_t>(0, end - begin); }
+};
 
-    int64_t rows(const Attention& job) const { return (last - first) * job.group(); }
-    int64_t oldest(const Attention& job) const { return job.oldest_visible(position); }
-    int64_t limit() const { return position + last - first; }  // behind the newest that any row sees
+inline Span both(Span a, Span b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
+
+// Some consecutive queries with all heads that share a KV head: each a row, head by head of the first query,
+// then of the next. They are one request's, or the only ones of requests that have blocks in common.
+struct Piece {
+    int request;                // or the first of several
+    int64_t head, first, last;  // first … last - 1: places in the batch
+    int64_t position, step;     // of `first` in its request; from there to the next query's: 1, or 0
+    Span seen;                  // what rows see, each some of it
+    Span common = {};           // of several requests: what each row sees all of, in blocks of the first one
+    int64_t heads = 1;          // of several requests: so many KV heads, one after the other
+
+    int64_t queries() const { return last - first; }
+    int64_t rows(const Attention& job) const { return queries() * job.group(); }
+    Piece of_head(int64_t at) const {
+        Piece piece = *this;
+        piece.head += at;
+        piece.heads = 1;
+        return piece;
+    }
     const float* query(const Attention& job, int64_t row) const {
         int64_t group = job.group();
         return job.q + (first + row / group) * job.q_stride +
@@ -63,7 +80,7 @@ struct Piece {
         return job.cache.scale(block(job, at), 0, at % job.cache.block_size, head);
     }
     int64_t block(const Attention& job, int64_t at) const {
-        return job.tables[request * job.table_stride + at / job.cache.block_size];
+        return job.table(request)[at / job.cache.block_size];
     }
 };
 
@@ -80,7 +97,7 @@ inline Range part_of(int64_t tile, int64_t begin, int64_t end) {
 
 // What a row sees of the tile that begins at `tile`.
 inline Range visible(const Attention& job, const Piece& piece, int64_t row, int64_t tile) {
-    int64_t position = piece.position + int(row) / int(job.group());  // 64 bits divide slowly
+    int64_t position = piece.position + int(row) / int(job.group()) * piece.step;  // 64 bits divide slowly
     return {int(std::max<int64_t>(job.oldest_visible(position) - tile, 0)),
             int(std::clamp<int64_t>(position + 1 - tile, 0, TILE))};
 }
@@ -111,6 +128,7 @@ struct State {
         float* total = space + round_up(rows, ROW_UNIT);
         return {space, total, total + round_up(rows, ROW_UNIT)};
     }
+    State from(int64_t row, int64_t width) const { return {highest + row, total + row, out + row * width}; }
     static State make(float* space, int64_t rows, int64_t width) {
         std::fill(space, space + floats(rows, width), 0.0f);
         std::fill(space, space + round_up(rows, ROW_UNIT), LOWEST);
@@ -122,7 +140,7 @@ struct State {
 struct Arithmetic {
     // Floats of work space for a piece.
     int64_t (*space)(const Attention& job, int64_t rows);
-    // Let all rows of a piece see positions begin … end - 1 of one part; `state` is new.
+    // Let all rows of a piece see positions begin … end - 1 of one part; `state`: what they saw of it before.
     void (*see)(const Attention& job, const Piece& piece, int64_t begin, int64_t end, const State& state,
                 float* space);
 };
@@ -131,6 +149,6 @@ extern const Arithmetic few_rows, many_rows;  // float32; the same bits
 extern const Arithmetic bfloat16_tiles;       // bf16 products, float32 sums; `space` is null: not compiled
 
 // Whether `few_rows` can take them: it reads whole vectors of the cache.
-inline bool is_few(const Attention& job, int64_t rows) { return rows <= 8 && job.cache.head_dim % VL == 0; }
+inline bool is_few(const Attention& job, int64_t rows) { return rows <= 32 && job.cache.head_dim % VL == 0; }
 
 }  // namespace octavo

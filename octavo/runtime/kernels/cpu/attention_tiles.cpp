@@ -39,8 +39,9 @@ struct Space {
     }
 };
 
-// Places of even and odd floats of 32, and of what `spread` laid apart.
+// Places of even and odd floats of 32; of those that `pack_values` puts in either tile, and of these in order.
 constexpr words EVEN = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30}, ODD = EVEN + 1;
+constexpr words LOW = {0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27}, HIGH = LOW + 4;
 constexpr words FRONT = {0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23}, BACK = FRONT + 8;
 
 void pack_queries(const Attention& job, const Piece& piece, float* to) {
@@ -269,13 +270,13 @@ void visit(const Attention& job, const Piece& piece, int64_t tile, const State& 
     }
 }
 
-// What `pack_values` laid apart, in its order again.
-void order_components(float* out, int64_t count) {
+// Components of each 32 as these places say: laid apart as `pack_values` does, or in order again.
+void arrange(float* out, int64_t count, words first, words second) {
     for (int64_t i = 0; i < count; i += 32) {
         floats a = at<floats>(out + i), b = at<floats>(out + i + 16);
-        floats front = __builtin_shuffle(a, b, FRONT), back = __builtin_shuffle(a, b, BACK);
-        std::memcpy(out + i, &front, 64);
-        std::memcpy(out + i + 16, &back, 64);
+        floats low = __builtin_shuffle(a, b, first), high = __builtin_shuffle(a, b, second);
+        std::memcpy(out + i, &low, 64);
+        std::memcpy(out + i + 16, &high, 64);
     }
 }
 
@@ -289,7 +290,8 @@ void see(const Attention& job, const Piece& piece, int64_t begin, int64_t end, c
     for (int i = 0; i < 8; i++) shapes.set(i, TILE_ROWS, TILE_BYTES);
     Tiles tiles(shapes);
     pack_queries(job, piece, space.queries);
-    std::fill(state.highest, state.total, NOTHING);
+    arrange(state.out, rows * size, LOW, HIGH);
+    for (float* row = state.highest; row < state.total; row++) *row = std::max(*row, NOTHING);
     auto cached_at = [&](int64_t tile) {
         return Cached(job, piece, tile, part_of(tile, begin, end), space.zeros);
     };
@@ -303,7 +305,7 @@ void see(const Attention& job, const Piece& piece, int64_t begin, int64_t end, c
         visit(job, piece, tile, state, cached, space);
         cached = next;
     }
-    order_components(state.out, rows * size);
+    arrange(state.out, rows * size, FRONT, BACK);
     for (int64_t row = 0; row < rows; row++)
         if (state.highest[row] == NOTHING) state.highest[row] = LOWEST;
 }

@@ -1,24 +1,11 @@
 // Normalisation, rotary embedding and activations: one pass over float32 rows, split over threads when it
 // pays.
-#include <algorithm>
-
 #include "activations.h"
 #include "tape.h"
 #include "threads.h"
 
 namespace octavo {
 namespace {
-
-constexpr int64_t VALUES_PER_TASK = 32768;  // about ten microseconds of work
-
-// Call body(row) for all rows of `size` values, in pieces worth a task.
-template <class Body>
-void for_rows(int64_t rows, int64_t size, int threads, Body&& body) {
-    int64_t step = 1 + VALUES_PER_TASK / std::max<int64_t>(1, size);
-    parallel_for((rows + step - 1) / step, threads, [&](int64_t task) {
-        for (int64_t row = task * step; row < std::min(rows, (task + 1) * step); row++) body(row);
-    });
-}
 
 // Call body(offset) for whole vectors of a row and tail(offset) for the values that are left.
 template <class Body, class Tail>

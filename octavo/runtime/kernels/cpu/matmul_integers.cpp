@@ -225,11 +225,9 @@ void multiply(const Matmul<X>& job, int threads) {
 
 template <class X>
 void round_rows(const float* x, int64_t m, int64_t k, int64_t x_stride, RoundedPart<X>* out, int threads) {
-    int64_t parts = k / PART, step = 1 + 32768 / k;
-    parallel_for((m + step - 1) / step, threads, [&](int64_t task) {
-        for (int64_t row = task * step; row < std::min(m, (task + 1) * step); row++)
-            for (int64_t i = 0; i < parts; i++)
-                round_part(x + row * x_stride + i * PART, out[row * parts + i]);
+    const int64_t parts = k / PART;
+    for_rows(m, k, threads, [&](int64_t row) {
+        for (int64_t i = 0; i < parts; i++) round_part(x + row * x_stride + i * PART, out[row * parts + i]);
     });
 }
 

@@ -62,7 +62,7 @@ def _tile_disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
             continue
         blocks = _finite_blocks(kind.name, kind.num_bytes, _K // kind.block, slow, generator)[:36]
         weights = slow.block_dequantize(blocks, kind.name).abs().T
-        for rows in (1, 17, 260):
+        for rows in (1, 17, 40, 260):
             x = torch.randn(rows, _K, generator=generator)
             whole = fast.block_matmul(x, blocks, kind.name, None, "bfloat16")
             twin = slow.block_matmul(x, blocks, kind.name, None, "bfloat16")
@@ -116,13 +116,13 @@ def _attention(table: KernelTable, dtype: torch.dtype) -> Tensor:
 
 
 def _long_attention(table: KernelTable, activations: Activations) -> Tensor:
-    """A prompt's end and one new token behind 700 others."""
+    """A prompt's end, and one new token each of two requests behind the same 700 others."""
     generator = torch.Generator().manual_seed(2)
-    q = torch.randn(71, 6, 64, generator=generator)
+    q = torch.randn(72, 6, 64, generator=generator)
     cache = torch.randn(44, 2, 16, 2, 64, generator=generator).bfloat16()
-    tables = torch.arange(44, dtype=torch.int32).repeat(2, 1)
-    kv_lens = torch.tensor([700, 701], dtype=torch.int32)
-    cu_q_lens = torch.tensor([0, 70, 71], dtype=torch.int32)
+    tables = torch.arange(44, dtype=torch.int32).repeat(3, 1)
+    kv_lens = torch.tensor([700, 701, 703], dtype=torch.int32)
+    cu_q_lens = torch.tensor([0, 70, 71, 72], dtype=torch.int32)
     return table.paged_attention(q, cache, tables, cu_q_lens, kv_lens, scale=0.125, activations=activations)
 
 

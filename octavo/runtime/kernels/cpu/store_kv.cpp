@@ -1,6 +1,4 @@
 // New keys and values into the paged cache.
-#include <algorithm>
-
 #include "cache.h"
 #include "tape.h"
 #include "threads.h"
@@ -78,13 +76,10 @@ extern "C" void octavo_write_kv(const float* k, int64_t k_stride, const float* v
                                 void* data, int type, int64_t block_size, int64_t num_kv_heads,
                                 int64_t head_dim, const int64_t* slots, int64_t num_tokens, int threads) {
     Cache cache{(const uint8_t*)data, CacheType(type), block_size, num_kv_heads, head_dim};
-    int64_t size = num_kv_heads * head_dim, step = 1 + 32768 / size;
-    parallel_for((num_tokens + step - 1) / step, threads, [&](int64_t task) {
-        for (int64_t t = task * step; t < std::min(num_tokens, (task + 1) * step); t++) {
-            if (slots[t] < 0) continue;
-            write(cache, slots[t], 0, k + t * k_stride);
-            write(cache, slots[t], 1, v + t * v_stride);
-        }
+    for_rows(num_tokens, 2 * num_kv_heads * head_dim, threads, [&](int64_t t) {
+        if (slots[t] < 0) return;
+        write(cache, slots[t], 0, k + t * k_stride);
+        write(cache, slots[t], 1, v + t * v_stride);
     });
 }
 OCTAVO_TAPED(octavo_write_kv)

@@ -14,6 +14,8 @@ from octavo.runtime.kernels.cpu.library import Library, load_library
 from octavo.runtime.kernels.cpu.recorder import Arena, Refused, TapeRecorder, new_memory
 from octavo.runtime.kernels.ref import draws
 from octavo.runtime.kernels.ref.elementwise import gated_matmul, matmul
+from octavo.runtime.kernels.ref.noise import row_limits
+from octavo.runtime.kernels.ref.steps import STEP_ENDS
 from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.kernels.table import (
     BFLOAT16_TYPES,
@@ -57,7 +59,9 @@ def table_of(library: Library, threads: int) -> KernelTable:
         matmul=matmul,
         gated_matmul=gated_matmul,
         draw=kernels.draw,
+        row_limits=row_limits,
         cut=draws.cut,
+        step_ends=STEP_ENDS,
         block_dequantize=kernels.block_dequantize,
         block_gather=kernels.block_gather,
         block_matmul=kernels.block_matmul,

@@ -3,6 +3,7 @@
 // threads). Loops may be called from several threads at once: who finds the pool busy runs alone. Results
 // must not depend on who runs a task.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -19,6 +20,19 @@ template <class Body>
 void parallel_for(int64_t count, int threads, Body&& body) {
     using B = std::remove_reference_t<Body>;
     run_tasks(count, threads, [](void* b, int64_t i) { (*static_cast<B*>(b))(i); }, (void*)&body);
+}
+
+constexpr int64_t VALUES_PER_TASK = 8192;  // a few microseconds of work
+constexpr int64_t MOST_TASKS = 16;         // of a thread
+
+// Call body(row) for all rows of `size` values, in pieces worth a task, as many for every thread.
+template <class Body>
+void for_rows(int64_t rows, int64_t size, int threads, Body&& body) {
+    int64_t tasks = std::clamp<int64_t>(rows * size / VALUES_PER_TASK, 1, MOST_TASKS * threads);
+    if (tasks > threads) tasks = (tasks + threads - 1) / threads * threads;
+    parallel_for(tasks, threads, [&](int64_t task) {
+        for (int64_t row = rows * task / tasks; row < rows * (task + 1) / tasks; row++) body(row);
+    });
 }
 
 // Work space of a thread: a task's own, or what one call keeps for all its tasks.

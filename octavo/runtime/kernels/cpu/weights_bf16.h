@@ -9,16 +9,7 @@ namespace octavo {
 
 typedef uint16_t Tile[TILE_ROWS][PART];  // 16 rows of W, 16 rows of x, or 16 pairs of k of one of them
 
-constexpr int64_t MOST_PARTS = 32;  // that are unpacked in one go
-constexpr int64_t AHEAD = 2048;     // bytes between what is unpacked and what is asked for
-
-inline f32x8 eight_halves(const uint16_t* p) {
-#if defined(__F16C__)
-    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
-#else
-    return f32x8{half(p[0]), half(p[1]), half(p[2]), half(p[3]), half(p[4]), half(p[5]), half(p[6]), half(p[7])};
-#endif
-}
+constexpr int64_t PIECE = 8;  // parts that are unpacked in one go: no block is longer
 
 inline void store_part(uint16_t* to, const vf (&values)[VECTORS]) {
 #if defined(OCTAVO_AVX512) && defined(__AVX512BF16__)
@@ -28,24 +19,46 @@ inline void store_part(uint16_t* to, const vf (&values)[VECTORS]) {
 #endif
 }
 
-// Scales and offsets of the blocks of a piece, of one part each, converted together.
-template <class Type>
-struct PieceFactors {
-    static constexpr int EACH = Type::MINIMUM ? 2 : 1;
-    float numbers[MOST_PARTS * EACH];
+#if defined(OCTAVO_AVX512)
+// The first words of PIECE blocks: where blocks are whole words, most are picked out of two vectors.
+template <int BYTES>
+OCTAVO_INLINE __m256i first_words(const uint8_t* blocks) {
+    auto word = [&](int block) { return _mm_loadu_si32(blocks + block * BYTES); };
+    if constexpr (BYTES % 4 == 0) {
+        constexpr int W = BYTES / 4, NEAR = 31 / W + 1;  // of these many
+        const __m512i a = _mm512_loadu_si512(blocks), b = _mm512_loadu_si512(blocks + 64);
+        const __m256i places = _mm256_setr_epi32(0, W, 2 * W, 3 * W, 4 * W, 5 * W, 6 * W, 7 * W);
+        __m512i near = _mm512_permutex2var_epi32(a, _mm512_castsi256_si512(places), b);
+        __m256i words = _mm512_castsi512_si256(near);
+        unrolled<PIECE - NEAR>([&](auto i) {
+            words = _mm256_mask_broadcastd_epi32(words, __mmask8(1 << (NEAR + i)), word(NEAR + i));
+        });
+        return words;
+    } else {
+        __m128i fours[2];
+        for (int f = 0; f < 2; f++) {
+            fours[f] = word(4 * f);
+            unrolled<3>([&](auto i) {
+                fours[f] = _mm_mask_broadcastd_epi32(fours[f], 2 << i, word(4 * f + 1 + i));
+            });
+        }
+        return _mm256_set_m128i(fours[1], fours[0]);
+    }
+}
+#endif
 
-    PieceFactors(const uint8_t* blocks, int64_t count) {
-        using Halves = std::conditional_t<EACH == 2, uint32_t, uint16_t>;
-        Halves halves[MOST_PARTS];
-        for (int64_t i = 0; i < count; i++) {
-            Halves one = read<Halves>(blocks + i * Type::BYTES);
-            asm("" : "+r"(one));  // in a plain register: vectors have enough to do
-            halves[i] = one;
-        }
-        for (int64_t i = 0; i < count * EACH; i += 8) {  // with what is none behind the last
-            f32x8 wide = eight_halves(reinterpret_cast<uint16_t*>(halves) + i);
-            std::memcpy(numbers + i, &wide, sizeof wide);
-        }
+// The two halves that each of eight blocks begins with, as floats: what one part's scales are made of.
+template <class Type>
+struct Heads {
+    alignas(64) float numbers[2 * PIECE];
+
+    explicit Heads(const uint8_t* blocks) {
+#if defined(OCTAVO_AVX512)
+        _mm512_store_ps(numbers, _mm512_cvtph_ps(first_words<Type::BYTES>(blocks)));
+#else
+        for (int i = 0; i < 2 * PIECE; i++)
+            numbers[i] = half(read<uint16_t>(blocks + i / 2 * Type::BYTES + i % 2 * 2));
+#endif
         asm("" : "+m"(numbers));  // loads repeat a number for nothing, shuffles of a register do not
     }
 };
@@ -54,9 +67,9 @@ struct PieceFactors {
 template <class Type>
 struct OneFactor {
     vf scales, offsets;
-    OneFactor(const PieceFactors<Type>& piece, int64_t i)
-        : scales(set1(piece.numbers[i * piece.EACH])),
-          offsets(Type::MINIMUM ? set1(piece.numbers[i * piece.EACH + 1]) : scales * -zero<Type>) {}
+    OneFactor(const Heads<Type>& heads, int64_t i)
+        : scales(set1(heads.numbers[2 * i])),
+          offsets(Type::MINIMUM ? set1(heads.numbers[2 * i + 1]) : scales * -zero<Type>) {}
     vf scale(int) const { return scales; }
     vf offset(int) const { return offsets; }
 };
@@ -78,9 +91,9 @@ inline void look_up(u8x32 places, __m512i values, uint16_t* out) {
 
 // Blocks i and i + 1 of a piece, of 16 values each: one table holds both.
 template <class Type>
-OCTAVO_INLINE void round_two(const uint8_t* blocks, const PieceFactors<Type>& factors, int64_t i, Tile* out) {
-    vf first = values_from<Type>(0, 0, OneFactor<Type>(factors, i));
-    vf second = values_from<Type>(0, 0, OneFactor<Type>(factors, i + 1));
+OCTAVO_INLINE void round_two(const uint8_t* blocks, const Heads<Type>& heads, int64_t i, Tile* out) {
+    vf first = values_from<Type>(0, 0, OneFactor<Type>(heads, i));
+    vf second = values_from<Type>(0, 0, OneFactor<Type>(heads, i + 1));
     __m512i values = (__m512i)_mm512_cvtne2ps_pbh(second, first);
     look_up(Type::quants(blocks, 0), values, out[0][0]);
     look_up(Type::quants(blocks + Type::BYTES, 0) | 16, values, out[1][0]);
@@ -110,43 +123,60 @@ OCTAVO_INLINE void round_part(const uint8_t* block, int s, const F& factors, uin
     store_part(out, values);
 }
 
-// Unpack `count` parts of a row of `size` weights, from part `first`, a multiple of eight so that blocks are
-// whole; part i of them goes to out[i][0].
+// Rows of a matrix of `size` columns.
+struct Rows {
+    const uint8_t* data;
+    int64_t row_bytes, size;
+    const uint8_t* end;  // of the matrix
+};
+
+// `count` parts of a row, from the beginning of a block; heads of PIECE blocks are read.
 template <class Type>
-void unpack_piece(const uint8_t* row, int64_t first, int64_t count, int64_t size, Tile* out) {
-    if constexpr (Type::DENSE) {
-        for (int64_t i = first; i < first + count; i++) {
-            prefetch<PART * Type::BYTES>(row + i * PART * Type::BYTES + AHEAD);
-            vf values[VECTORS];
-            read_part<Type>(row, i, size, [&](int j, vf w) { values[j] = w; });
-            store_part(out[i - first][0], values);
-        }
+OCTAVO_INLINE void unpack_blocks(const uint8_t* blocks, int64_t count, Tile* out) {
+    if constexpr (Type::PARTS > 1) {
+        Factors<Type> factors(blocks);
+        unrolled<Type::PARTS>([&](auto s) { round_part<Type>(blocks, s, factors, out[s][0]); });
     } else {
-        const uint8_t* blocks = row + first / Type::PARTS * Type::BYTES;
-        if constexpr (Type::PARTS > 1) {
-            for (int64_t i = 0; i < count; i += Type::PARTS, blocks += Type::BYTES) {
-                prefetch<Type::BYTES>(blocks + AHEAD);
-                Factors<Type> factors(blocks);
-                unrolled<Type::PARTS>([&](auto s) { round_part<Type>(blocks, s, factors, out[i + s][0]); });
+        Heads<Type> heads(blocks);
+        int64_t i = 0;
+#if defined(OCTAVO_TABLES)
+        if constexpr (Type::LARGEST < 16)
+            for (; i + 2 <= count; i += 2, blocks += 2 * Type::BYTES)
+                round_two<Type>(blocks, heads, i, out + i);
+#endif
+        for (; i < count; i++, blocks += Type::BYTES)
+            round_part<Type>(blocks, 0, OneFactor<Type>(heads, i), out[i][0]);
+    }
+}
+
+// Unpack parts first … first + count - 1 of `num_rows` rows, at most PIECE of each; part i of row r goes to
+// out[i][r]. `first` is a multiple of eight where blocks have eight parts, and then they are whole.
+template <class Type>
+void unpack_piece(const Rows& rows, int64_t num_rows, int64_t first, int64_t count, Tile* out) {
+    const int64_t ahead = 2 * TILE_ROWS * rows.row_bytes;  // to a later panel: they are read by columns of pieces
+    for (int64_t r = 0; r < num_rows; r++, out = reinterpret_cast<Tile*>(out[0][1])) {
+        const uint8_t* row = rows.data + r * rows.row_bytes;
+        if constexpr (Type::DENSE) {
+            prefetch<PIECE * PART * Type::BYTES, 2>(row + ahead + first * PART * Type::BYTES);
+            for (int64_t i = 0; i < count; i++) {
+                vf values[VECTORS];
+                read_part<Type>(row, first + i, rows.size, [&](int j, vf w) { values[j] = w; });
+                store_part(out[i][0], values);
             }
         } else {
-            PieceFactors<Type> factors(blocks, count);
-            int64_t i = 0;
-#if defined(OCTAVO_TABLES)
-            if constexpr (Type::LARGEST < 16)
-                for (; i + 2 <= count; i += 2, blocks += 2 * Type::BYTES, out += 2) {
-                    __builtin_prefetch(blocks + AHEAD);
-                    round_two<Type>(blocks, factors, i, out);
-                }
-#endif
-            for (; i < count; i++, blocks += Type::BYTES, out++) {
-                __builtin_prefetch(blocks + AHEAD);
-                round_part<Type>(blocks, 0, OneFactor<Type>(factors, i), (*out)[0]);
+            constexpr int BYTES = PIECE / Type::PARTS * Type::BYTES;
+            const uint8_t* blocks = row + first / Type::PARTS * Type::BYTES;
+            prefetch<BYTES, 2>(blocks + ahead);
+            uint8_t padded[BYTES];
+            if (__builtin_expect(Type::PARTS == 1 && rows.end - blocks < BYTES, 0)) {
+                std::memcpy(padded, blocks, size_t(rows.end - blocks));
+                blocks = padded;
             }
+            unpack_blocks<Type>(blocks, count, out);
         }
     }
 }
 
-using Unpack = void (*)(const uint8_t* row, int64_t first, int64_t count, int64_t size, Tile* out);
+using Unpack = void (*)(const Rows& rows, int64_t num_rows, int64_t first, int64_t count, Tile* out);
 
 }  // namespace octavo

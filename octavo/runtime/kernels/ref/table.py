@@ -1,6 +1,7 @@
 """The table of twins: pure torch, any device. The fallback, and the oracle in tests."""
 
-from octavo.runtime.kernels.ref import blocks, cache, draws, elementwise
+from octavo.runtime.kernels.ref import blocks, cache, draws, elementwise, noise
+from octavo.runtime.kernels.ref.steps import STEP_ENDS
 from octavo.runtime.kernels.table import KernelTable
 
 
@@ -20,7 +21,9 @@ def ref_table() -> KernelTable:
         matmul=elementwise.matmul,
         gated_matmul=elementwise.gated_matmul,
         draw=draws.draw,
+        row_limits=noise.row_limits,
         cut=draws.cut,
+        step_ends=STEP_ENDS,
         block_dequantize=blocks.block_dequantize,
         block_gather=blocks.block_gather,
         block_matmul=blocks.block_matmul,

@@ -2,7 +2,8 @@
 
 A single row is multiplied by plain arithmetic: each program takes some rows of the matrix, whole. More rows
 fill a tile of the tensor cores; where the matrix has too few rows to occupy the device, several programs
-share each, and the last to be done adds their parts in fixed order, so that a result is reproducible.
+share each, and the last to be done adds their parts in fixed order, so that a result is reproducible; or
+the norm does that comes next, which is sooner.
 Everything else, and what measurements gave to it, is torch's.
 """
 
@@ -27,11 +28,12 @@ from octavo.runtime.kernels.triton.launch import (
     wait,
 )
 
-_SOME_ROWS = 32  # above, torch is as fast or faster
+_SOME_ROWS = 64  # above, torch is as fast or faster
 _GATED_WIDTH = 2048
 _SPLIT_ROWS = 256  # of a tall matrix: up to here its halves are multiplied side by side faster than the whole
 _SPLIT_SIZE = 2**24
 _SMALL_WAVE = 128  # programs that occupy the device
+_LEAST_INPUTS = 512  # of a part
 _NARROW = {torch.bfloat16, torch.float16}
 
 
@@ -73,17 +75,25 @@ def _vector_kernel(
 def _tile_kernel(
     x, weight, bias, out, partial, counters, M, stride_x, N,
     K: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, SPLIT: tl.constexpr,
-    SWAPPED: tl.constexpr, BIASED: tl.constexpr, PDL: tl.constexpr,
+    BIASED: tl.constexpr, JOINED: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr,
 ):
-    """TILE_N outputs of all M rows, over one of SPLIT parts of K. SWAPPED: the matrix is the left operand."""
+    """TILE_N rows of the matrix, the left operand, by all M rows, over one of SPLIT parts of K.
+
+    GATED: half of them are the gates of the others, as in `_vector_kernel`.
+    """
     m, n = tl.arange(0, TILE_M), tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
+    row = n
+    if GATED:
+        OUTPUTS: tl.constexpr = TILE_N // 2
+        n = tl.program_id(0) * OUTPUTS + tl.arange(0, TILE_N) % OUTPUTS
+        row = n + tl.arange(0, TILE_N) // OUTPUTS * N
     part_size: tl.constexpr = (K + SPLIT * TILE_K - 1) // (SPLIT * TILE_K) * TILE_K
     part = tl.program_id(1)
     column = part * part_size + tl.arange(0, TILE_K)
     rows, outputs = (m < M)[:, None], (n < N)[None, :]
-    weight += n.to(tl.int64)[:, None] * K
+    weight += row.to(tl.int64)[:, None] * K
     x += m[:, None] * stride_x
-    total = tl.zeros([TILE_N, TILE_M] if SWAPPED else [TILE_M, TILE_N], tl.float32)
+    total = tl.zeros([TILE_N, TILE_M], tl.float32)
     wait(PDL)
     release(PDL)
     for start in range(0, part_size, TILE_K):
@@ -91,12 +101,13 @@ def _tile_kernel(
         inside = (k < K)[None, :]
         w = tl.load(weight + k[None, :], mask=(n < N)[:, None] & inside, other=0.0)
         a = tl.load(x + k[None, :], mask=rows & inside, other=0.0)
-        total = tl.dot(w, tl.trans(a), total) if SWAPPED else tl.dot(a, tl.trans(w), total)
-    if SWAPPED:
-        total = tl.trans(total)
+        total = tl.dot(w, tl.trans(a), total)
+    total = tl.trans(total)
     place = m[:, None] * N + n[None, :]
     if SPLIT > 1:
         tl.store(partial + part * M * N + place, total, mask=rows & outputs)
+        if not JOINED:
+            return
         if not is_last(counters + tl.program_id(0), SPLIT):
             return
         total = tl.zeros([TILE_M, TILE_N], tl.float32)
@@ -105,7 +116,12 @@ def _tile_kernel(
                 partial + index * M * N + place, mask=rows & outputs, other=0.0, cache_modifier=".cg"
             )
     if BIASED:
-        total += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
+        total += tl.load(bias + row, mask=n < N, other=0.0).to(tl.float32)[None, :]
+    if GATED:
+        gates, values = tl.split(tl.trans(tl.reshape(total, [TILE_M, 2, OUTPUTS]), [0, 2, 1]))
+        total = values * gates * tl.sigmoid(gates)
+        n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+        place, outputs = m[:, None] * N + n[None, :], (n < N)[None, :]
     tl.store(out + place, total.to(out.dtype.element_ty), mask=rows & outputs)
 # fmt: on
 
@@ -122,27 +138,39 @@ class Matmul:
             return functional.linear(x, weight, bias)
         if x.shape[0] == 1:
             return _one_row(x, weight, bias)
-        return self._some_rows(x, weight, bias)
+        return self._some_rows(x, weight, bias)[0]
 
     def gated(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """See KernelTable.gated_matmul. In tiles, or of a wide matrix, one kernel was no faster than two."""
-        if x.shape[0] == 1 and x.shape[1] <= _GATED_WIDTH and x.dtype in _NARROW:
+        """See KernelTable.gated_matmul. For other sizes one kernel was no faster than two."""
+        num_rows, k = x.shape
+        if num_rows == 1 and k <= _GATED_WIDTH and x.dtype in _NARROW:
             return _one_row(x, weight, bias, gated=True)
+        if 1 < num_rows <= (16 if k <= _GATED_WIDTH else 32) and x.dtype in _NARROW:
+            return self._some_rows(x, weight, bias, gated=True)[0]
         return silu_and_mul(self(x, weight, bias))
 
     def split(self, x: Tensor, weight: Tensor) -> Addend:
-        """See table.SplitMatmul. Two halves were 8 to 17 % faster than the whole for 64 to 256 rows."""
+        """See table.SplitMatmul. Parts that need not meet are done sooner: of few rows, by a fifth; and two
+
+        halves were 8 to 17 % faster than the whole for 64 to 256 rows.
+        """
         n, k = weight.shape
+        if 1 < x.shape[0] <= _SOME_ROWS and x.dtype in _NARROW:
+            product, summands = self._some_rows(x, weight, None, joined=False)
+            return product if summands is product else Summands(summands)
         is_tall = k >= 2 * n and weight.numel() >= _SPLIT_SIZE and k % 16 == 0
         if not (is_tall and _SOME_ROWS < x.shape[0] <= _SPLIT_ROWS and x.dtype in _NARROW):
             return self(x, weight)
         halves = x.view(-1, 2, k // 2).transpose(0, 1), weight.view(n, 2, k // 2).permute(1, 2, 0)
         return Summands(torch.bmm(*halves, out_dtype=torch.float32))
 
-    def _some_rows(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        (m, k), n = x.shape, weight.shape[0]
-        tile = _tile(m, n, k)
-        num_parts, num_tiles = tile["SPLIT"], parts(n, tile["TILE_N"])
+    def _some_rows(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, *, joined: bool = True, gated: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """(the product, its parts), or the product twice; unless `joined`, nothing but parts if there are."""
+        (m, k), n = x.shape, weight.shape[0] // (1 + gated)
+        tile = _gated_tile(m, n, k) if gated else _tile(m, n, k)
+        num_parts, num_tiles = tile["SPLIT"], parts(n * (1 + gated), tile["TILE_N"])
         out = x.new_empty((m, n))
         partial = x.new_empty((num_parts, m, n), dtype=torch.float32) if num_parts > 1 else out
         _tile_kernel[(num_tiles, num_parts)](
@@ -151,16 +179,18 @@ class Matmul:
             out if bias is None else bias,
             out,
             partial,
-            self._counters.on(x.device, num_tiles) if num_parts > 1 else out,
+            self._counters.on(x.device, num_tiles) if num_parts > 1 and joined else out,
             m,
             x.stride(0),
             n,
             K=k,
             BIASED=bias is not None,
+            JOINED=joined,
+            GATED=gated,
             **tile,
             **overlapped(),
         )
-        return out
+        return out, partial
 
 
 def _one_row(x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool = False) -> Tensor:
@@ -186,24 +216,22 @@ def _one_row(x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool = Fa
 
 @functools.cache
 def _tile(num_rows: int, n: int, k: int) -> dict[str, Any]:
-    """Tile and split of a product, as measured on an H200."""
-    tile_m = max(16, power_of_2(num_rows))
-    if n > 4096:
-        return _constants(tile_m, 64, 128, 1, swapped=True)
-    if k <= 1024:
-        return _constants(tile_m, 32, 256 if tile_m > 16 else 128, 1)
-    return _constants(tile_m, 32, 128, max(1, min(4, 2 * _SMALL_WAVE // parts(n, 32))))
-
-
-def _constants(
-    tile_m: int, tile_n: int, tile_k: int, num_parts: int, *, swapped: bool = False
-) -> dict[str, Any]:
+    """Tile and split of a product, as measured on an H200: wave, parts and stages, more for lone programs."""
+    tile_m, tile_n, tile_k = max(16, power_of_2(num_rows)), 64, 128
+    num_tiles = parts(n, tile_n)
+    num_parts = max(1, min(_SMALL_WAVE // num_tiles, k // _LEAST_INPUTS)) if k > 2 * _LEAST_INPUTS else 1
+    num_stages = (6 if num_tiles * num_parts <= _SMALL_WAVE else 4) - (tile_m > 32)
     return {
         "TILE_M": tile_m,
         "TILE_N": tile_n,
         "TILE_K": tile_k,
         "SPLIT": num_parts,
-        "SWAPPED": swapped,
         "num_warps": 4,
-        "num_stages": 3 if tile_k > 128 else 4,
+        "num_stages": min(num_stages, max(2, k // (num_parts * tile_k))),
     }
+
+
+@functools.cache
+def _gated_tile(num_rows: int, n: int, k: int) -> dict[str, Any]:
+    """The same of a product with gates: they meet the values they belong to before anything is stored."""
+    return _tile(num_rows, 2 * n, k) | {"SPLIT": 1}

@@ -3,13 +3,15 @@
 Importing this module needs the package `triton`; the CUDA platform asks for it, and takes the twins without.
 """
 
-from octavo.runtime.kernels.table import KernelTable, SplitProduct
+from octavo.runtime.kernels.table import KernelTable, SplitProduct, StepEnds
 from octavo.runtime.kernels.triton import blocks, elementwise
 from octavo.runtime.kernels.triton.attention import PagedAttention
 from octavo.runtime.kernels.triton.cuts import cut
 from octavo.runtime.kernels.triton.draws import Draw
 from octavo.runtime.kernels.triton.launch import Counters
 from octavo.runtime.kernels.triton.matmul import Matmul
+from octavo.runtime.kernels.triton.noise import row_limits
+from octavo.runtime.kernels.triton.steps import BeginStep, end_step
 from octavo.runtime.kernels.triton.store import store_kv
 
 
@@ -31,7 +33,9 @@ def cuda_table() -> KernelTable:
         matmul=matmul,
         gated_matmul=matmul.gated,
         draw=Draw(counters),
+        row_limits=row_limits,
         cut=cut,
+        step_ends=StepEnds(BeginStep(counters), end_step),
         block_dequantize=blocks.block_dequantize,
         block_gather=blocks.block_gather,
         block_matmul=blocks.block_matmul,

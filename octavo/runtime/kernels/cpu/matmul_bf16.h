@@ -1,0 +1,130 @@
+// A product of tiles as its loops see it: x in bf16, where weights lie, where results go. Included by
+// few_rows.h and many_rows.h, which belong to matmul_bf16.cpp.
+#pragma once
+#include "activations.h"
+#include "lanes.h"
+#include "threads.h"
+#include "weights_bf16.h"
+
+namespace octavo {
+namespace {
+
+constexpr int64_t MOST_FEW = 64;  // rows of x that are turned, instead of weights
+
+// x in bf16, tile by tile: 16 rows of x, along K; turned if they are few. A single row is alone in its tiles,
+// which are one column wide.
+struct Rounded {
+    int64_t m, k, parts = divide_up(k, PART), width = m == 1 ? 1 : 16, num_tiles = divide_up(m, width);
+    bool many = m > MOST_FEW;
+    float* data = scratch(size_t(num_tiles * parts * width) * PART / 2, OF_CALL);
+
+    uint16_t* tile(int64_t t, int64_t part) const {
+        return reinterpret_cast<uint16_t*>(data) + (t * parts + part) * width * PART;
+    }
+
+    void round(const float* x, int64_t x_stride, int64_t t) const {
+        for (int64_t i = 0; i < parts; i++) {
+            uint16_t* rows = tile(t, i);
+            for (int64_t r = 0; r < width; r++) {
+                if (width * t + r < m)
+                    round_part(x + (width * t + r) * x_stride + i * PART, i, rows + r * PART);
+                else
+                    std::fill_n(rows + r * PART, PART, uint16_t(0));
+            }
+            if (width > 1 && !many) turn(reinterpret_cast<float*>(rows));
+        }
+    }
+
+    void round_part(const float* x, int64_t i, uint16_t* to) const {
+        float padded[PART] = {};
+        if (k < (i + 1) * PART) {
+            std::copy_n(x, k - i * PART, padded);
+            x = padded;
+        }
+        vf values[VECTORS];
+        for (int j = 0; j < VECTORS; j++) values[j] = load(x + j * VL);
+        store_part(to, values);
+    }
+};
+
+// y = act(gates) * values, of tiles of so many rows and columns.
+using Gate = void (*)(const float* gates, const float* values, int64_t rows, int64_t columns, float* y,
+                      int64_t y_stride);
+
+// With a gate, W is n rows of gates and n of values.
+struct Matmul {
+    const Rounded& x;
+    const uint8_t* w;
+    int64_t n, row_bytes;
+    Unpack unpack;
+    const float* bias;
+    float* y;
+    int64_t y_stride;
+    Gate gate;
+    bool blocks_are_pieces = false;  // of PIECE parts
+
+    // Outputs that a panel of two strips makes.
+    int64_t panel_columns() const { return gate ? TILE_ROWS : 2 * TILE_ROWS; }
+    // Rows from r on of strip s of those that begin with output `column`: of gates and of values in turn.
+    Rows rows(int64_t column, int64_t s, int64_t r) const {
+        const int64_t first = gate ? column + s / 2 * TILE_ROWS + s % 2 * n : column + s * TILE_ROWS;
+        return {w + (first + r) * row_bytes, row_bytes, x.k, w + (gate ? 2 * n : n) * row_bytes};
+    }
+    // How many the strip has: the last one, less than 16 or none.
+    int64_t strip_rows(int64_t column, int64_t s) const {
+        return std::clamp<int64_t>(n - column - (gate ? s / 2 : s) * TILE_ROWS, 0, TILE_ROWS);
+    }
+};
+
+// Tile T: outputs from `column` on of rows of x from `row` on; 16 of 16, or of one.
+template <int T>
+void write(const Matmul& job, int64_t row, int64_t column) {
+    const int64_t columns = std::min<int64_t>(16, job.n - column);
+    const int64_t rows = std::min(job.x.width, job.x.m - row);
+    if (columns <= 0) return;
+    float* to = job.y + row * job.y_stride + column;
+    if (job.x.many && columns == 16 && rows == 16 && !job.bias) return tile_store<T>(to, 4 * job.y_stride);
+    alignas(64) float tile[TILE_ROWS][16];
+    tile_store<T>(tile, 4 * job.x.width);
+    if (job.x.width > 1 && !job.x.many) turn(tile[0]);
+    floats bias = {};
+    if (job.bias) std::memcpy(&bias, job.bias + column, size_t(columns) * 4);
+    for (int64_t r = 0; r < rows; r++, to += job.y_stride) {
+        floats out = job.bias ? at<floats>(tile[r]) + bias : at<floats>(tile[r]);
+        if (columns == 16)
+            std::memcpy(to, &out, sizeof out);
+        else
+            std::memcpy(to, &out, size_t(columns) * 4);
+    }
+}
+
+template <class Act>
+void apply_gate(const float* gates, const float* values, int64_t rows, int64_t columns, float* y,
+                int64_t y_stride) {
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < columns; c += VL) {
+            vf out = Act::apply(load(gates + 16 * r + c)) * load(values + 16 * r + c);
+            std::memcpy(y + r * y_stride + c, &out, size_t(std::min<int64_t>(VL, columns - c)) * 4);
+        }
+}
+
+typedef float Sums[16 * TILE_ROWS];  // a tile of them
+
+// From tiles of gates and values: as above. Both are turned where they are.
+inline void write_gated(const Matmul& job, int64_t row, int64_t column, float* gates, float* values) {
+    if (job.x.width > 1 && !job.x.many) turn(gates), turn(values);
+    job.gate(gates, values, std::min(job.x.width, job.x.m - row), std::min<int64_t>(16, job.n - column),
+             job.y + row * job.y_stride + column, job.y_stride);
+}
+
+// Of tiles T, gates, and T + 1, values.
+template <int T>
+void write_gated(const Matmul& job, int64_t row, int64_t column) {
+    alignas(64) Sums gates, values;
+    tile_store<T>(gates, 4 * job.x.width);
+    tile_store<T + 1>(values, 4 * job.x.width);
+    write_gated(job, row, column, gates, values);
+}
+
+}  // namespace
+}  // namespace octavo

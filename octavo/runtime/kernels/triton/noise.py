@@ -1,0 +1,66 @@
+"""What a row is drawn by, in one kernel instead of thirty: its random number and its request's limits."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.runtime.kernels.ref import noise
+from octavo.runtime.kernels.triton.launch import overlapped, parts, release, wait
+
+_GAMMA, _MIX_1, _MIX_2 = (tl.constexpr(number) for number in (noise.GAMMA, noise.MIX_1, noise.MIX_2))
+_ROWS = 64  # of one program
+
+
+@triton.jit
+def _shift_right(bits, COUNT: tl.constexpr):
+    """A logical shift."""
+    return (bits >> COUNT) & ((1 << (64 - COUNT)) - 1)
+
+
+@triton.jit
+def _mix(state):
+    state = (state ^ _shift_right(state, 30)) * _MIX_1
+    state = (state ^ _shift_right(state, 27)) * _MIX_2
+    return state ^ _shift_right(state, 31)
+
+
+# fmt: off
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["slots", "positions"])
+def _limits_kernel(
+    slots, positions, seeds, limits, out, num_rows,
+    COLUMNS: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
+):
+    """ROWS rows."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    there = row < num_rows
+    wait(PDL)
+    release(PDL)
+    slot = tl.load(slots + row, mask=there, other=0)
+    position = tl.load(positions + row, mask=there, other=0)
+    bits = _mix(_mix(tl.load(seeds + slot, mask=there, other=0) + _GAMMA) + (position + 1) * _GAMMA)
+    tl.store(out + row, _shift_right(bits, 11).to(tl.float64) * 1.1102230246251565e-16, mask=there)
+    for column in tl.static_range(COLUMNS):
+        number = tl.load(limits + slot * COLUMNS + column, mask=there, other=0.0)
+        tl.store(out + (column + 1) * num_rows + row, number, mask=there)
+# fmt: on
+
+
+def row_limits(slots: Tensor, positions: Tensor, seeds: Tensor, limits: Tensor) -> Tensor:
+    """See table.RowLimits."""
+    num_rows, num_columns = len(slots), limits.shape[1]
+    out = torch.empty((1 + num_columns, num_rows), dtype=torch.float64, device=slots.device)
+    if num_rows:
+        _limits_kernel[(parts(num_rows, _ROWS),)](
+            slots,
+            positions,
+            seeds,
+            limits,
+            out,
+            num_rows,
+            COLUMNS=num_columns,
+            ROWS=_ROWS,
+            num_warps=2,
+            **overlapped(),
+        )
+    return out

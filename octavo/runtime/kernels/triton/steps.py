@@ -1,0 +1,145 @@
+"""What a recorded step begins and ends with: one kernel each, so that nothing is copied beside its graph.
+
+Both reach the host's memory over the bus. A copy before a graph and two behind it cost 30 µs a step on an
+H200, most of it in waiting.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.runtime.kernels.table import Turns
+from octavo.runtime.kernels.triton.launch import (
+    Counters,
+    is_last,
+    overlapped,
+    parts,
+    power_of_2,
+    release,
+    wait,
+)
+
+_NUMBERS = _END_ROWS = 128  # of one program
+_TABLE_ROWS = 8
+_MOST_COLUMNS = 256
+
+
+# fmt: off
+# What a size is divisible by must not decide what is compiled.
+@triton.jit(do_not_specialize=["num_numbers", "num_tokens", "num_rows", "num_parts"])
+def _begin_kernel(
+    given, begun, numbers, kept_ids, kept_tables, ids, tables, counter,
+    num_numbers, num_tokens, num_rows, num_parts, num_groups, num_columns, given_stride, table_stride,
+    TURNS: tl.constexpr, NUMBERS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):
+    """The first `num_parts` programs copy NUMBERS numbers each, others ROWS rows of all groups' tables.
+
+    The host's memory is read in wide pieces: threads one by one (as by volatile loads) took 60 µs. It begins
+    behind all that was given out before, without overlap: then no cache holds what was there earlier.
+    """
+    program = tl.program_id(0)
+    turn = tl.load(begun)
+    given += turn % TURNS * given_stride
+    if program < num_parts:
+        place = program * NUMBERS + tl.arange(0, NUMBERS)
+        value = tl.load(given + place, mask=place < num_numbers, other=0)
+        tl.store(numbers + place, value, mask=place < num_numbers)
+        is_token = place < num_tokens
+        tl.store(ids + place, tl.load(kept_ids + value, mask=is_token, other=0), mask=is_token)
+    else:
+        row = (program - num_parts).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+        slot = tl.load(given + num_tokens + row, mask=row < num_rows, other=0)
+        for first in range(0, num_columns, COLUMNS):
+            column = first + tl.arange(0, COLUMNS)[None, :]
+            inside = (row < num_rows)[:, None] & (column < num_columns)
+            for group in range(num_groups):
+                source = kept_tables + group * table_stride + slot[:, None] * num_columns
+                target = tables + (group * num_rows + row[:, None]) * num_columns
+                tl.store(target + column, tl.load(source + column, mask=inside, other=0), mask=inside)
+    if is_last(counter, tl.num_programs(0)):
+        tl.store(begun, turn + 1)
+
+
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["targets"])
+def _end_kernel(
+    token_ids, peaks, targets, kept_ids, begun, given_ids, given_peaks, num_rows, stride, last_id,
+    TURNS: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
+):
+    """ROWS rows."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    there = row < num_rows
+    wait(PDL)
+    release(PDL)
+    turn = (tl.load(begun) + TURNS - 1) % TURNS
+    token_id = tl.load(token_ids + row, mask=there, other=0)
+    token_id = tl.minimum(tl.maximum(token_id, 0), last_id)
+    tl.store(kept_ids + tl.load(targets + row, mask=there, other=0), token_id, mask=there)
+    tl.store(given_ids + turn * stride + row, token_id, mask=there)
+    tl.store(given_peaks + turn * stride + row, tl.load(peaks + row, mask=there, other=0.0), mask=there)
+# fmt: on
+
+
+class BeginStep:
+    """The op, and the counter that its programs meet at."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+
+    def __call__(
+        self,
+        turns: Turns,
+        numbers: Tensor,
+        kept_ids: Tensor,
+        kept_tables: Tensor,
+        ids: Tensor,
+        tables: Tensor,
+    ) -> None:
+        """See table.BeginStep."""
+        num_groups, num_rows, num_columns = tables.shape
+        num_parts = parts(len(numbers), _NUMBERS)
+        _begin_kernel[(num_parts + parts(num_rows, _TABLE_ROWS),)](
+            turns.given,
+            turns.begun,
+            numbers,
+            kept_ids,
+            kept_tables,
+            ids,
+            tables,
+            self._counters.on(numbers.device, 1),
+            len(numbers),
+            len(ids),
+            num_rows,
+            num_parts,
+            num_groups,
+            num_columns,
+            turns.given.stride(0),
+            kept_tables.stride(0),
+            TURNS=len(turns.given),
+            NUMBERS=_NUMBERS,
+            ROWS=_TABLE_ROWS,
+            COLUMNS=min(power_of_2(num_columns), _MOST_COLUMNS),
+            num_warps=1,  # each would read the slots again
+        )
+
+
+def end_step(
+    turns: Turns, token_ids: Tensor, peaks: Tensor, targets: Tensor, kept_ids: Tensor, vocab_size: int
+) -> None:
+    """See table.EndStep."""
+    num_rows = len(token_ids)
+    _end_kernel[(parts(num_rows, _END_ROWS),)](
+        token_ids,
+        peaks,
+        targets,
+        kept_ids,
+        turns.begun,
+        turns.token_ids,
+        turns.peaks,
+        num_rows,
+        turns.token_ids.stride(0),
+        vocab_size - 1,
+        TURNS=len(turns.token_ids),
+        ROWS=_END_ROWS,
+        num_warps=4,
+        **overlapped(),
+    )

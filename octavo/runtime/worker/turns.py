@@ -1,0 +1,76 @@
+"""`HostTurns`: the host's side of `Turns`, the memory that recorded steps share with the host.
+
+A recorded step reads its numbers and leaves its tokens by itself, and always at the same addresses. So these
+hold a few rows that steps use in turn, by a count that each of them adds to: the host writes a row while the
+step before is under way. A row is written again when its step has been read. Used by `RecordedSteps`.
+"""
+
+import torch
+
+from octavo.runtime.kernels.table import Turns
+from octavo.runtime.sampling.slots import Array
+
+_NUM_TURNS = 4  # one more than steps are in flight, and one for good measure: nobody ever waits
+
+
+class HostTurns:
+    """As many numbers and rows as any step has."""
+
+    def __init__(self, most_numbers: int, most_rows: int, device: torch.device) -> None:
+        is_remote = device.type != "cpu"
+        self._device = device
+        self.shared = Turns(
+            torch.zeros((_NUM_TURNS, most_numbers), dtype=torch.int64, pin_memory=is_remote),
+            torch.zeros((_NUM_TURNS, most_rows), dtype=torch.int64, pin_memory=is_remote),
+            torch.zeros((_NUM_TURNS, most_rows), pin_memory=is_remote),
+            torch.zeros(1, dtype=torch.int64, device=device),
+        )
+        self._given: Array = self.shared.given.numpy()
+        self._results: list[TurnResults | None] = [None] * _NUM_TURNS
+        self._turn = 0
+
+    def restart(self) -> None:
+        """Count from 0 again: the device may have left steps out."""
+        self.shared.begun.zero_()
+        self._turn = 0
+
+    def give(self, number: int) -> Array:
+        """[number] int64 zeros, to be filled before the next step is given out."""
+        if (last := self._results[self._turn]) is not None:
+            last.read()
+        given = self._given[self._turn, :number]
+        given[:] = 0
+        return given
+
+    def end(self, num_rows: int) -> "TurnResults":
+        """What the step that was given out will bring for its first rows."""
+        shared, turn = self.shared, self._turn
+        rows = [part[turn, :num_rows] for part in (shared.token_ids, shared.peaks)]
+        results = TurnResults(rows, self._device)
+        self._results[turn], self._turn = results, (turn + 1) % _NUM_TURNS
+        return results
+
+
+class TurnResults:
+    """Token ids and peaks of one step; see sampling.output.Copies."""
+
+    def __init__(self, shared: list[torch.Tensor], device: torch.device) -> None:
+        self._shared = shared
+        self._copies: list[torch.Tensor] = []
+        self._event: torch.cuda.Event | None = None
+        if device.type != "cpu":
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the step has ended."""
+        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
+
+    def read(self) -> list[torch.Tensor]:
+        """Copies of them, once they are there; waits for no later work of the device."""
+        if not self._copies:
+            if self._event is not None:
+                self._event.synchronize()
+            self._copies = [tensor.clone() for tensor in self._shared]
+        return self._copies

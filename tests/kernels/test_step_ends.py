@@ -1,0 +1,92 @@
+"""Both ends of a recorded step: the kernels against their twins, and the host's side of what they share."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from tests.triton_here import DEVICE, HAS_GPU  # skips where there is no Triton
+
+# isort: split
+from octavo.runtime.kernels.ref.steps import STEP_ENDS
+from octavo.runtime.kernels.table import Turns
+from octavo.runtime.kernels.triton.table import cuda_table
+from octavo.runtime.worker.turns import HostTurns
+
+TRITON = cuda_table().step_ends
+MOST, ROWS, SLOTS, LENGTH = 1000, 300, 40, 50
+
+
+def make_turns(count: int) -> Turns:
+    """Three turns of random numbers, the host's memory where there is a GPU."""
+    given = torch.randint(0, SLOTS, (3, MOST), pin_memory=HAS_GPU)
+    token_ids = torch.full((3, ROWS), -7, pin_memory=HAS_GPU)
+    peaks = torch.full((3, ROWS), -7.0, pin_memory=HAS_GPU)
+    return Turns(given, token_ids, peaks, torch.tensor([count], device=DEVICE))
+
+
+def assert_equal(one: tuple[torch.Tensor, ...], other: tuple[torch.Tensor, ...]) -> None:
+    for index, (a, b) in enumerate(zip(one, other, strict=True)):
+        assert torch.equal(a.cpu(), b.cpu()), index
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows", "groups", "columns", "numbers", "count"),
+    [(1, 1, 1, 4, 9, 0), (32, 32, 1, 68, 32 * 7, 1), (130, 7, 2, 1028, 700, 5), (200, 150, 3, 12, MOST, 2)],
+)
+def test_beginning(tokens: int, rows: int, groups: int, columns: int, numbers: int, count: int) -> None:
+    torch.manual_seed(tokens)
+    kept_ids = torch.randint(0, 9999, (SLOTS * LENGTH,), device=DEVICE)
+    kept_tables = torch.randint(0, 99, (groups, SLOTS, columns), dtype=torch.int32, device=DEVICE)
+    turns, results = make_turns(count), []
+    for begin in (TRITON.begin, STEP_ENDS.begin):
+        shared = copy.deepcopy(turns)
+        found = torch.full((numbers + 1,), -1, device=DEVICE)
+        ids = torch.full((tokens + 1,), -1, device=DEVICE)
+        tables = torch.full((groups * rows + 1, columns), -1, dtype=torch.int32, device=DEVICE)
+        shaped = tables[:-1].view(groups, rows, columns)
+        begin(shared, found[:-1], kept_ids, kept_tables, ids[:-1], shaped)
+        results.append((*shared, found, ids, tables))
+    assert_equal(*results)
+    assert results[0][3].item() == count + 1
+    assert results[0][-2][0] == kept_ids[turns.given[count % 3, 0]]
+
+
+@pytest.mark.parametrize(("rows", "count"), [(1, 1), (32, 3), (300, 5)])
+def test_end(rows: int, count: int) -> None:
+    """Ids that are none become valid, and nothing is written beside the rows."""
+    torch.manual_seed(rows)
+    token_ids = torch.randint(-5, 60, (rows,), device=DEVICE)
+    peaks, targets = torch.randn(rows, device=DEVICE), torch.randperm(999, device=DEVICE)[:rows]
+    turns, results = make_turns(count), []
+    for end in (TRITON.end, STEP_ENDS.end):
+        shared, kept_ids = copy.deepcopy(turns), torch.full((1000,), -1, device=DEVICE)
+        end(shared, token_ids, peaks, targets, kept_ids, 50)
+        results.append((*shared, kept_ids))
+    assert_equal(*results)
+    kept = results[0][-1][targets]
+    assert kept.min() >= 0 and kept.max() < 50
+    assert torch.equal(results[0][1][(count - 1) % 3, :rows].cpu(), kept.cpu())
+
+
+def test_turns_are_not_overwritten_before_they_are_read() -> None:
+    """The device is some steps behind here, and the host reads none of them in time."""
+    turns = HostTurns(8, 4, torch.device("cpu"))
+    results = []
+    for step in range(11):
+        given = turns.give(3)
+        assert not given.any(), "what an older step was given"
+        given[:] = step
+        ids, tables = torch.zeros(1, dtype=torch.int64), torch.zeros((1, 1, 1), dtype=torch.int32)
+        numbers = torch.zeros(3, dtype=torch.int64)
+        kept = torch.arange(20)
+        STEP_ENDS.begin(turns.shared, numbers, kept, torch.zeros((1, 20, 1), dtype=torch.int32), ids, tables)
+        assert ids.item() == step
+        STEP_ENDS.end(turns.shared, ids + 1, torch.tensor([step / 2]), torch.tensor([0]), kept, 100)
+        results.append(turns.end(1))
+        if step == 5:
+            turns.restart()
+    read = [[part.item() for part in result.read()] for result in results]
+    assert read == [[step + 1, step / 2] for step in range(11)]
+    assert np.array_equal(turns.shared.begun, [11 - 6])
