@@ -1,7 +1,5 @@
 """Both ends of a recorded step: the kernels against their twins, and the host's side of what they share."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -26,6 +24,12 @@ def make_turns(count: int) -> Turns:
     return Turns(given, token_ids, peaks, torch.tensor([count], device=DEVICE))
 
 
+def copied(turns: Turns) -> Turns:
+    """The same in memory of its own, the host's page-locked where it was."""
+    copies = (part.clone() for part in turns)
+    return Turns(*(copy.pin_memory() if HAS_GPU and not copy.is_cuda else copy for copy in copies))
+
+
 def assert_equal(one: tuple[torch.Tensor, ...], other: tuple[torch.Tensor, ...]) -> None:
     for index, (a, b) in enumerate(zip(one, other, strict=True)):
         assert torch.equal(a.cpu(), b.cpu()), index
@@ -41,7 +45,7 @@ def test_beginning(tokens: int, rows: int, groups: int, columns: int, numbers: i
     kept_tables = torch.randint(0, 99, (groups, SLOTS, columns), dtype=torch.int32, device=DEVICE)
     turns, results = make_turns(count), []
     for begin in (TRITON.begin, STEP_ENDS.begin):
-        shared = copy.deepcopy(turns)
+        shared = copied(turns)
         found = torch.full((numbers + 1,), -1, device=DEVICE)
         ids = torch.full((tokens + 1,), -1, device=DEVICE)
         tables = torch.full((groups * rows + 1, columns), -1, dtype=torch.int32, device=DEVICE)
@@ -61,7 +65,7 @@ def test_end(rows: int, count: int) -> None:
     peaks, targets = torch.randn(rows, device=DEVICE), torch.randperm(999, device=DEVICE)[:rows]
     turns, results = make_turns(count), []
     for end in (TRITON.end, STEP_ENDS.end):
-        shared, kept_ids = copy.deepcopy(turns), torch.full((1000,), -1, device=DEVICE)
+        shared, kept_ids = copied(turns), torch.full((1000,), -1, device=DEVICE)
         end(shared, token_ids, peaks, targets, kept_ids, 50)
         results.append((*shared, kept_ids))
     assert_equal(*results)

@@ -25,7 +25,10 @@ class InprocExecutor(Executor):
     def start(self, config: EngineConfig) -> ModelReady:
         """Load the model. Raises ConfigError."""
         with _no_collection():
-            self._worker = load_object(self._worker_class)(config, 0, "")
+            worker = load_object(self._worker_class)
+            if not gc.get_freeze_count():
+                gc.freeze()  # what was imported stays: a look through all of it would stop steps for 0.1 s
+            self._worker = worker(config, 0, "")
             ready: ModelReady = self._worker.load()
         return ready
 
