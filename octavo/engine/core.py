@@ -30,6 +30,7 @@ from octavo.messages.step import ModelRunnerOutput
 logger = get_logger(__name__)
 _LONGEST_WAIT_S = 3600.0
 _FEW_OPEN = 64
+"""Up to so many requests, an early first token is worth more than a device that never waits."""
 
 
 class EngineCore:
@@ -132,12 +133,13 @@ class EngineCore:
 
         Without work, until somebody's time is over. Where few run, until the device is about to need a step.
         """
-        next_s: float | None = 0.0
         if not self.has_work():
-            next_s = self._timeouts.next_s()
-        elif self._in_flight and self._may_give_out() and not self._early:
-            next_s = self._pace.due_s() if self.scheduler.num_open <= _FEW_OPEN else 0.0
-        return _LONGEST_WAIT_S if next_s is None else min(max(0.0, next_s - self._clock()), _LONGEST_WAIT_S)
+            until_s = self._timeouts.next_s()
+        elif self._has_time():
+            until_s = self._pace.due_s()
+        else:
+            return 0.0
+        return _LONGEST_WAIT_S if until_s is None else min(max(0.0, until_s - self._clock()), _LONGEST_WAIT_S)
 
     def step(self) -> EngineOutputs:
         """Give out steps as long as there is room and work, wait for the oldest, return what it brought.
@@ -184,6 +186,11 @@ class EngineCore:
             for request in self._gate.drop(late):
                 self._enter(request)  # to end like the others
             self._early += self.scheduler.time_out(late)
+
+    def _has_time(self) -> bool:
+        """Whether the next thing to do is to give out a step, behind one that runs, for few requests."""
+        is_next = bool(self._in_flight) and not self._early and self._may_give_out()
+        return is_next and self.scheduler.num_open <= _FEW_OPEN
 
     def _may_give_out(self) -> bool:
         is_full = len(self._in_flight) >= self._max_in_flight or self.scheduler.awaits_masks

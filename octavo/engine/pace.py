@@ -1,16 +1,16 @@
 """`Pace`: when the next step must be given out, so that the device need not wait for it, and no sooner.
 
 A request that arrives when the next step has been given out waits for one step more. So while few run, the
-core takes in what arrives until shortly before the step on the device ends, which is told from the last ones
-alike. Owned by the core; knows numbers of tokens and times. A guess too short costs nothing: the least
-counts.
+core takes in what arrives until shortly before the step on the device ends. How long that takes is guessed
+from the last steps of about as many tokens: the shortest of them, because a guess too short costs nothing.
+Owned by the core; knows numbers of tokens and times.
 """
 
 from collections import deque
 from collections.abc import Callable
 
-_ALIKE = 8
-_LAST = 4
+_ALIKE = 8  # numbers of tokens between whose multiples steps count as alike
+_LAST = 4  # steps of a kind that are remembered; fewer are no ground for a guess
 _SLACK_S = 0.0005
 
 
@@ -46,7 +46,7 @@ class Pace:
         self._ended_s = now_s
 
     def due_s(self) -> float:
-        """When to begin with the step behind the oldest in flight; 0 where nothing is known of its kind."""
+        """When to begin giving out the step behind the oldest in flight; 0 where nothing is known."""
         kind, given_s = self._open[0]
         took = self._took.get(kind, ())
         if len(took) < _LAST:

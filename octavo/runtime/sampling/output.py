@@ -40,30 +40,45 @@ class Copies(Protocol):
         """The copies, once they are complete; waits for no later work of the device."""
 
 
+class Moment:
+    """When all that has been given to the device so far will be done; on a CPU that is now."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._event: torch.cuda.Event | None = None
+        if device.type != "cpu":
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has come."""
+        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
+
+    def wait(self) -> None:
+        """Until it has come, and not for what was given to the device since."""
+        if self._event is not None:
+            self._event.synchronize()
+
+
 class HostCopies:
     """`Copies` made by the device's copy engine, without waiting for the device."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
-        self._event: torch.cuda.Event | None = None
-        is_remote = tensors[0].device.type != "cpu"
-        if not is_remote:
-            self._copies = [tensor.clone() for tensor in tensors]
-            return
-        self._copies = [torch.empty_like(t, device="cpu", pin_memory=True) for t in tensors]
+        device = tensors[0].device
+        is_remote = device.type != "cpu"
+        self._copies = [torch.empty_like(t, device="cpu", pin_memory=is_remote) for t in tensors]
         for copy, tensor in zip(self._copies, tensors, strict=True):
             copy.copy_(tensor, non_blocking=True)
-        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._event.record()
+        self._end = Moment(device)
 
     @property
     def is_ready(self) -> bool:
         """See Copies."""
-        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
+        return self._end.is_over
 
     def read(self) -> list[torch.Tensor]:
         """See Copies."""
-        if self._event is not None:
-            self._event.synchronize()
+        self._end.wait()
         return self._copies
 
 

@@ -8,6 +8,7 @@ step before is under way. A row is written again when its step has been read. Us
 import torch
 
 from octavo.runtime.kernels.table import Turns
+from octavo.runtime.sampling.output import Moment
 from octavo.runtime.sampling.slots import Array
 
 _NUM_TURNS = 4  # one more than steps are in flight, and one for good measure: nobody ever waits
@@ -52,25 +53,21 @@ class HostTurns:
 
 
 class TurnResults:
-    """Token ids and peaks of one step; see sampling.output.Copies."""
+    """`sampling.output.Copies` of one step's token ids and peaks, which it leaves in the host's memory."""
 
     def __init__(self, shared: list[torch.Tensor], device: torch.device) -> None:
         self._shared = shared
         self._copies: list[torch.Tensor] = []
-        self._event: torch.cuda.Event | None = None
-        if device.type != "cpu":
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record()
+        self._end = Moment(device)
 
     @property
     def is_ready(self) -> bool:
-        """Whether the step has ended."""
-        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
+        """See Copies."""
+        return self._end.is_over
 
     def read(self) -> list[torch.Tensor]:
-        """Copies of them, once they are there; waits for no later work of the device."""
+        """See Copies."""
         if not self._copies:
-            if self._event is not None:
-                self._event.synchronize()
+            self._end.wait()
             self._copies = [tensor.clone() for tensor in self._shared]
         return self._copies

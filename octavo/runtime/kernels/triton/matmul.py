@@ -138,7 +138,7 @@ class Matmul:
             return functional.linear(x, weight, bias)
         if x.shape[0] == 1:
             return _one_row(x, weight, bias)
-        return self._some_rows(x, weight, bias)[0]
+        return self._some_rows(x, weight, bias)
 
     def gated(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """See KernelTable.gated_matmul. For other sizes one kernel was no faster than two."""
@@ -146,18 +146,18 @@ class Matmul:
         if num_rows == 1 and k <= _GATED_WIDTH and x.dtype in _NARROW:
             return _one_row(x, weight, bias, gated=True)
         if 1 < num_rows <= (16 if k <= _GATED_WIDTH else 32) and x.dtype in _NARROW:
-            return self._some_rows(x, weight, bias, gated=True)[0]
+            return self._some_rows(x, weight, bias, gated=True)
         return silu_and_mul(self(x, weight, bias))
 
     def split(self, x: Tensor, weight: Tensor) -> Addend:
-        """See table.SplitMatmul. Parts that need not meet are done sooner: of few rows, by a fifth; and two
+        """See table.SplitMatmul.
 
-        halves were 8 to 17 % faster than the whole for 64 to 256 rows.
+        Parts that need not meet are done sooner: of few rows by a fifth, halves for 64 to 256 by 8 to 17 %.
         """
         n, k = weight.shape
         if 1 < x.shape[0] <= _SOME_ROWS and x.dtype in _NARROW:
-            product, summands = self._some_rows(x, weight, None, joined=False)
-            return product if summands is product else Summands(summands)
+            product = self._some_rows(x, weight, None, joined=False)
+            return Summands(product) if product.dim() > x.dim() else product
         is_tall = k >= 2 * n and weight.numel() >= _SPLIT_SIZE and k % 16 == 0
         if not (is_tall and _SOME_ROWS < x.shape[0] <= _SPLIT_ROWS and x.dtype in _NARROW):
             return self(x, weight)
@@ -166,13 +166,15 @@ class Matmul:
 
     def _some_rows(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, *, joined: bool = True, gated: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        """(the product, its parts), or the product twice; unless `joined`, nothing but parts if there are."""
-        (m, k), n = x.shape, weight.shape[0] // (1 + gated)
-        tile = _gated_tile(m, n, k) if gated else _tile(m, n, k)
-        num_parts, num_tiles = tile["SPLIT"], parts(n * (1 + gated), tile["TILE_N"])
-        out = x.new_empty((m, n))
-        partial = x.new_empty((num_parts, m, n), dtype=torch.float32) if num_parts > 1 else out
+    ) -> Tensor:
+        """The product, [m, n]; unless `joined`, its parts where it has several, [parts, m, n] float32."""
+        (m, k), num_outputs = x.shape, weight.shape[0]
+        n = num_outputs // 2 if gated else num_outputs
+        tile = _tile(m, num_outputs, k, gated)
+        num_parts, num_tiles = tile["SPLIT"], parts(num_outputs, tile["TILE_N"])
+        out = partial = x.new_empty((m, n))
+        if num_parts > 1:
+            partial = x.new_empty((num_parts, m, n), dtype=torch.float32)
         _tile_kernel[(num_tiles, num_parts)](
             x,
             weight,
@@ -190,7 +192,7 @@ class Matmul:
             **tile,
             **overlapped(),
         )
-        return out, partial
+        return out if joined else partial
 
 
 def _one_row(x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool = False) -> Tensor:
@@ -215,11 +217,16 @@ def _one_row(x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool = Fa
 
 
 @functools.cache
-def _tile(num_rows: int, n: int, k: int) -> dict[str, Any]:
-    """Tile and split of a product, as measured on an H200: wave, parts and stages, more for lone programs."""
+def _tile(num_rows: int, n: int, k: int, gated: bool) -> dict[str, Any]:
+    """Tile and split of a product, as measured on an H200: wave, parts and stages, more for lone programs.
+
+    Gates meet the values they belong to before anything is stored, so a gated product is not split.
+    """
     tile_m, tile_n, tile_k = max(16, power_of_2(num_rows)), 64, 128
     num_tiles = parts(n, tile_n)
-    num_parts = max(1, min(_SMALL_WAVE // num_tiles, k // _LEAST_INPUTS)) if k > 2 * _LEAST_INPUTS else 1
+    num_parts = 1
+    if k > 2 * _LEAST_INPUTS and not gated:
+        num_parts = max(1, min(_SMALL_WAVE // num_tiles, k // _LEAST_INPUTS))
     num_stages = (6 if num_tiles * num_parts <= _SMALL_WAVE else 4) - (tile_m > 32)
     return {
         "TILE_M": tile_m,
@@ -229,9 +236,3 @@ def _tile(num_rows: int, n: int, k: int) -> dict[str, Any]:
         "num_warps": 4,
         "num_stages": min(num_stages, max(2, k // (num_parts * tile_k))),
     }
-
-
-@functools.cache
-def _gated_tile(num_rows: int, n: int, k: int) -> dict[str, Any]:
-    """The same of a product with gates: they meet the values they belong to before anything is stored."""
-    return _tile(num_rows, 2 * n, k) | {"SPLIT": 1}

@@ -39,7 +39,8 @@ def _limits_kernel(
     slot = tl.load(slots + row, mask=there, other=0)
     position = tl.load(positions + row, mask=there, other=0)
     bits = _mix(_mix(tl.load(seeds + slot, mask=there, other=0) + _GAMMA) + (position + 1) * _GAMMA)
-    tl.store(out + row, _shift_right(bits, 11).to(tl.float64) * 1.1102230246251565e-16, mask=there)
+    chance = _shift_right(bits, 11).to(tl.float64) * 1.1102230246251565e-16  # 2**-53
+    tl.store(out + row, chance, mask=there)
     for column in tl.static_range(COLUMNS):
         number = tl.load(limits + slot * COLUMNS + column, mask=there, other=0.0)
         tl.store(out + (column + 1) * num_rows + row, number, mask=there)
