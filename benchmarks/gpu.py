@@ -114,25 +114,29 @@ class Bench:
         return LLM(str(self.folder), max_model_len=longest, gpu_memory_utilization=0.85, **given, **options)
 
     def generate(self, work: Work, temperature: float = 0.0, seed: int | None = None) -> list[list[int]]:
-        prompts, lengths = work
+        return self._timed(work, temperature, seed)[1]
+
+    def seconds(self, work: Work, temperature: float = 0.0) -> float:
+        return self._timed(work, temperature)[0]
+
+    def _timed(
+        self, work: Work, temperature: float, seed: int | None = None
+    ) -> tuple[float, list[list[int]]]:
+        """(s in LLM.generate, the tokens of every output)"""
+        prompts, lengths = [TokensPrompt(prompt_token_ids=p) for p in work[0]], work[1]
         params = [
             SamplingParams(
                 temperature=temperature, seed=seed, max_tokens=n, ignore_eos=True, detokenize=False
             )
             for n in lengths
         ]
-        outputs = self.llm.generate(
-            [TokensPrompt(prompt_token_ids=p) for p in prompts], params, use_tqdm=False
-        )
+        began = time.perf_counter()
+        outputs = self.llm.generate(prompts, params, use_tqdm=False)
+        took = time.perf_counter() - began
         tokens = [list(output.outputs[0].token_ids) for output in outputs]
         if [len(ids) for ids in tokens] != lengths:
             raise SystemExit("An output has the wrong length.")
-        return tokens
-
-    def seconds(self, work: Work, temperature: float = 0.0) -> float:
-        began = time.perf_counter()
-        self.generate(work, temperature)
-        return time.perf_counter() - began
+        return took, tokens
 
     def time(self, make: Callable[[int], Work], temperature: float = 0.0) -> tuple[float, list[float], Work]:
         """(median s, all s, work of the last); before it a short run of other prompts."""
