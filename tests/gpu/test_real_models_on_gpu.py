@@ -1,4 +1,6 @@
-"""The two real GGUF models on a GPU, against transformers on CPU: logits and greedy text."""
+"""The two real GGUF models on a GPU, against transformers on CPU: logits, greedy text, bfloat16's error."""
+
+from copy import deepcopy
 
 import pytest
 import torch
@@ -44,3 +46,23 @@ def test_real_text_on_gpu(real):
                 tokens = list(completion.token_ids)
                 assert tokens == oracle_greedy(oracle, prompt, tokens)
                 assert completion.text
+
+
+def test_bfloat16_is_as_near_as_in_transformers(real):
+    """Of the 20 likeliest tokens at each place of a text, against float32: logprobs through the engine."""
+    path, oracle, prompts = real
+    wanted = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=20)
+    with LLM(str(path), dtype="bfloat16", max_model_len=1024, gpu_memory_utilization=0.3) as llm:
+        outputs = llm.generate(prompts, wanted, use_tqdm=False)
+    rounded = deepcopy(oracle).bfloat16()
+    ours, theirs = [], []
+    for prompt, output in zip(prompts, outputs, strict=True):
+        [completion] = output.outputs
+        text = prompt + list(completion.token_ids)[:-1]
+        exact, near = (oracle_logits(m, text)[len(prompt) - 1 :].log_softmax(-1) for m in (oracle, rounded))
+        for place, found in enumerate(completion.logprobs):
+            ids = list(found)
+            given = torch.tensor([found[i].logprob for i in ids])
+            ours.append((given - exact[place, ids]).abs().mean())
+            theirs.append((near[place, ids] - exact[place, ids]).abs().mean())
+    assert torch.stack(ours).mean() < 1.15 * torch.stack(theirs).mean()
