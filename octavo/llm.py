@@ -127,7 +127,8 @@ class LLM(OfflineControl):
         tenant: Sequence[str] | None = None,
         deadline_s: Sequence[float | None] | None = None,
     ) -> list[PreparedRequest]:
-        listed = _as_list(prompts)
+        processor = self.llm_engine.input_processor
+        listed = processor.tokenized(_as_list(prompts), tokenization_kwargs)
         every_params = self._params(sampling_params, len(listed))
         standings = zip(
             _per_prompt("priority", priority, len(listed), 0),
@@ -136,7 +137,7 @@ class LLM(OfflineControl):
             strict=True,
         )
         return [
-            self.llm_engine.input_processor.process(
+            processor.process(
                 prompt,
                 params,
                 request_id=str(next(self.request_counter)),

@@ -165,14 +165,18 @@ class Tokenizer:
 
         Raises RequestError for a text that is not Unicode (lone surrogates).
         """
+        # As a batch, because only these let other threads run meanwhile: a long text takes seconds.
+        [ids] = self.encode_all([text], add_special_tokens)
+        return ids
+
+    def encode_all(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """`encode` of many texts, on all cores. Raises RequestError if one of them is not Unicode."""
         faults.hit("tokenize")
         try:
-            # As a batch, because only these let other threads run meanwhile: a long text takes seconds.
-            [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            encodings = self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         except TypeError:  # all that the library says of a string it cannot read
             raise RequestError("The text is not Unicode: it holds a lone surrogate.", "prompt") from None
-        ids: list[int] = encoding.ids
-        return ids
+        return [encoding.ids for encoding in encodings]
 
     def __call__(self, text: str | list[str], add_special_tokens: bool = True) -> dict[str, Any]:
         """`{"input_ids", "attention_mask"}` of one text or several, as transformers' tokenizers answer."""

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from typing import ClassVar
 
 import msgspec
 import pytest
@@ -88,15 +89,35 @@ def test_bad_prompts(prompt, error, text):
 
 def test_absurdly_long_text_is_refused_before_it_is_tokenized():
     class Counting(ByteTokenizer):
-        calls = 0
+        texts: ClassVar[list[str]] = []
 
-        def encode(self, text, add_special_tokens=True):
-            Counting.calls += 1
-            return super().encode(text, add_special_tokens)
+        def encode_all(self, texts, add_special_tokens=True):
+            self.texts += texts
+            return super().encode_all(texts, add_special_tokens)
 
+    absurd = "a" * (MAX_LEN * TOKENIZER.max_token_chars + 1)
     with pytest.raises(PromptTooLong, match="at least"):
-        process("a" * (MAX_LEN * TOKENIZER.max_token_chars + 1), tokenizer=Counting())
-    assert Counting.calls == 0
+        process(absurd, tokenizer=Counting())
+    processor(Counting()).tokenized([absurd, "b", absurd, "c"], None)
+    assert Counting.texts == ["b", "c"]
+
+
+@pytest.mark.parametrize("options", [None, {"add_special_tokens": False}])
+def test_several_texts_are_tokenized_at_once(options):
+    """And are then what they would have become one by one; anything else is left as it was."""
+    mine = processor()
+    prompts = ["first", [1, 2], {"prompt": "in a dict"}, "sécond"]
+    ready = mine.tokenized(prompts, options)
+    assert ready[1:3] == prompts[1:3]
+    for prompt, given in zip(prompts, ready, strict=True):
+        ids = mine.process(prompt, tokenization_kwargs=options).prompt_token_ids
+        assert mine.process(given, tokenization_kwargs=options).prompt_token_ids == ids
+    assert [ready[i]["prompt"] for i in (0, 3)] == ["first", "sécond"]
+
+
+@pytest.mark.parametrize("prompts", [["one"], ["fine", "\ud800"], [[1], [2]]])
+def test_nothing_is_tokenized_at_once_where_it_cannot_be(prompts):
+    assert processor().tokenized(prompts, None) is prompts
 
 
 @pytest.mark.parametrize(
