@@ -333,7 +333,8 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
 }
 
 
-_NO_OPS = ("name", "split_product", "step_ends", "gated_block_matmul", "activations", "record_tape")
+_NO_OPS = {"name", "split_product", "step_ends", "activations", "record_tape"}
+_NO_OPS |= {"gated_block_matmul", "block_feed_forward"}
 OPS = [field.name for field in fields(KernelTable) if field.name not in _NO_OPS]
 
 

@@ -4,12 +4,13 @@ On CPU nothing can be recorded: the stand-in computes a step again where a GPU w
 padded, static tensors.
 """
 
+import numpy as np
 import pytest
 
 from octavo import SamplingParams
 from octavo.runtime.platforms.cpu import CPUPlatform
 from octavo.runtime.worker import prepare
-from octavo.runtime.worker.recorded_steps import RecordedSteps, first_sizes, step_sizes
+from octavo.runtime.worker.recorded_steps import RecordedSteps, Shape, first_sizes, step_sizes
 from tests.integration.test_invariance import params, prompts, tokens
 
 
@@ -124,6 +125,16 @@ def test_padding_touches_no_request(tiny_llama, make_llm, repeats):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RecordedSteps, "sample", disturbed)
         assert tokens(llm, work, wanted) == expected
+
+
+def test_single_rows_stand_longest_first():
+    """Chunks keep their places behind all single rows, neighbours with a common start theirs."""
+    work = prepare.Work(
+        np.arange(5), np.array([3, 9, 1, 9, 50]), np.array([0, 1, 2, 3, 4, 8]), np.arange(4), num_singles=4
+    )
+    steps = object.__new__(RecordedSteps)
+    assert steps._place(work, Shape(8, 8, 64)).tolist() == [2, 0, 3, 1, 8]
+    assert steps._place(work, Shape(8, 8, 64, common_start=True)).tolist() == [0, 1, 2, 3, 8]
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 8, 100, 256, 1000])

@@ -19,7 +19,11 @@ from tests.kernel_cases import BLOCKS, make_blocks
 
 REF = ref_table()
 NAMES = sorted(BFLOAT16_TYPES)
-_FUNCTIONS = {"octavo_matmul_bf16": "plllpllippli", "octavo_gated_matmul_bf16": "plllplliipi"}
+_FUNCTIONS = {
+    "octavo_matmul_bf16": "plllpllippli",
+    "octavo_gated_matmul_bf16": "plllplliipi",
+    "octavo_feed_forward_bf16": "plllplliipllipi",
+}
 _C_TYPES = {"p": ctypes.c_void_p, "l": ctypes.c_int64, "i": ctypes.c_int}
 
 
@@ -73,7 +77,7 @@ def test_rows_threads_and_places_change_no_bit(soft: dict[int, KernelTable], nam
 
 @pytest.mark.parametrize(("name", "k"), [("Q8_0", 4096), ("Q4_1", 96), ("Q4_K", 256), ("BF16", 75)])
 def test_many_rows_are_what_few_are(soft: dict[int, KernelTable], name: str, k: int) -> None:
-    """The factors change places; panels come one by one (of 4096 inputs) and all together."""
+    """The factors change places; panels are laid out by who multiplies them, and (of 4096 inputs) first."""
     torch.manual_seed(2)
     blocks, x, bias = make_blocks(name, 101, k), torch.randn(260, k), torch.randn(101)
     for added in (None, bias):
@@ -82,6 +86,59 @@ def test_many_rows_are_what_few_are(soft: dict[int, KernelTable], name: str, k: 
         assert torch.equal(whole[:257], soft[1].block_matmul(x[:257], blocks, name, added, "bfloat16"))
     expected = REF.block_matmul(x, blocks, name, bias, "bfloat16")
     torch.testing.assert_close(whole, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+
+
+def test_large_matrices_are_laid_out_bit_by_bit(soft: dict[int, KernelTable]) -> None:
+    """More than 4 MiB of panels."""
+    torch.manual_seed(5)
+    blocks, x = make_blocks("Q8_0", 530, 4096), torch.randn(97, 4096)
+    whole = soft[2].block_matmul(x, blocks, "Q8_0", None, "bfloat16")
+    few = [soft[2].block_matmul(x[:64], part, "Q8_0", None, "bfloat16") for part in blocks.split(265)]
+    assert torch.equal(whole[:64], torch.cat(few, 1))
+
+
+@pytest.mark.parametrize(("up_name", "down_name"), [("Q4_1", "Q4_1"), ("Q4_K", "Q6_K"), ("BF16", "Q8_0")])
+def test_feed_forward_is_what_its_parts_are(
+    soft: dict[int, KernelTable], up_name: str, down_name: str
+) -> None:
+    """A row that is left, and a pair of tiles; outputs that end inside a panel."""
+    torch.manual_seed(6)
+    up, down = make_blocks(up_name, 2 * 256, 256), make_blocks(down_name, 41, 256)
+    wide = torch.randn(540, 261)
+    gates: list[Gate] = ["silu", "gelu_tanh"]
+    for gate, m in zip(gates, (513, 540), strict=True):
+        x = wide[:m, :256]
+        inner = _gated(soft[1], x, up, up_name, gate)
+        assert inner is not None
+        expected = soft[1].block_matmul(inner, down, down_name, None, "bfloat16")
+        for table in soft.values():
+            made = _feed_forward(table, x, up, up_name, gate, down, down_name)
+            assert made is not None and torch.equal(made, expected), (gate, m)
+
+
+def test_feed_forward_is_for_many_rows_of_packed_weights(soft: dict[int, KernelTable]) -> None:
+    up, down, x = make_blocks("Q4_1", 2 * 64, 64), make_blocks("Q4_1", 7, 64), torch.randn(520, 64)
+    odd, short = make_blocks("BF16", 2 * 40, 64), make_blocks("BF16", 7, 40)
+    plain = make_blocks("F16", 7, 64)
+    assert _feed_forward(soft[1], x, up, "Q4_1", "silu", down, "Q4_1") is not None
+    assert _feed_forward(soft[1], x[:512], up, "Q4_1", "silu", down, "Q4_1") is None
+    assert _feed_forward(soft[1], x, up, "Q4_1", "silu", down, "Q4_1", "float32") is None
+    assert _feed_forward(soft[1], x, odd, "BF16", "silu", short, "BF16") is None
+    assert _feed_forward(soft[1], x, up, "Q4_1", "silu", plain, "F16") is None
+
+
+def _feed_forward(
+    table: KernelTable,
+    x: Tensor,
+    up: Tensor,
+    up_name: str,
+    gate: Gate,
+    down: Tensor,
+    down_name: str,
+    how: Activations = "bfloat16",
+) -> Tensor | None:
+    assert table.block_feed_forward is not None
+    return table.block_feed_forward(x, (up, up_name), gate, (down, down_name), how)
 
 
 @pytest.mark.parametrize("name", ["BF16", "Q4_1", "Q6_K"])

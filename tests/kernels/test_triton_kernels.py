@@ -13,7 +13,7 @@ from tests.triton_here import DEVICE, HAS_GPU  # skips where there is no Triton
 # isort: split
 from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.kernels.table import Cut, HeadNorms, Rotation
-from octavo.runtime.kernels.triton import launch
+from octavo.runtime.kernels.triton import attention, launch, tiles
 from octavo.runtime.kernels.triton.table import cuda_table
 from octavo.runtime.kernels.triton.tiles import split
 from tests.kernel_cases import CASES, OPS, Case, assert_close, make_paged, run
@@ -123,10 +123,10 @@ def test_decoding_in_parts(lens, heads, kv_heads, head_dim, block_size, window, 
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("num_requests", [8, 20, 33, 66, 132, 133])
+@pytest.mark.parametrize("num_requests", [8, 16, 33, 66, 132, 133])
 def test_decoding_with_every_kind_of_tile(num_requests: int) -> None:
     """Tiles follow the number of pairs of requests and key heads; here it is at each of its limits."""
-    lens = [(1, 1 + 37 * index % 300) for index in range(num_requests)]
+    lens = [(1, 1 + 137 * index % 1300) for index in range(num_requests)]
     paged = make_paged(lens, heads=16, kv_heads=8, head_dim=128, block_size=64)
     case = Case("tiles", paged.args(), {"scale": 128**-0.5})
     compare("paged_attention", on_device(case, torch.bfloat16), 2**-6)
@@ -174,14 +174,33 @@ def test_storing_in_8_bits() -> None:
 
 
 def test_parts_fill_the_device_once() -> None:
-    assert split(8, 64, 32, 2) == 2
-    assert split(8, 16384, 32, 2) == 32
-    assert split(16 * 8, 16384, 64, 2) == 4
-    assert split(32 * 8, 16384, 128, 2) == 1
-    assert split(16 * 8, 16384, 128, 2) == 3
-    assert split(16 * 8, 16384, 128, 1) == 4
-    for pairs in range(1, 600, 7):
-        assert pairs * split(pairs, 1 << 20, 64, 2) <= max(528, pairs)
+    assert split(8, 64, 32) == (32, 2)
+    assert split(8, 16384, 32) == (32, 32)
+    assert split(16 * 8, 16384, 64) == (64, 4)
+    assert split(16 * 8, 300, 128) == (512, 1)
+
+
+def test_of_many_requests_only_long_ones_are_cut() -> None:
+    for pairs in (136, 528, 1056):
+        assert split(pairs, 16384, 32) == (512, 4)
+        assert split(pairs, 513, 32) == (512, 2)
+    assert split(1064, 16384, 32)[1] == 1
+
+
+@pytest.mark.parametrize(("block_size", "window"), [(32, 0), (64, 0), (64, 50), (16, 0)])
+def test_whole_tiles_are_copied(monkeypatch, block_size, window) -> None:
+    """By a descriptor, where tiles do not cross blocks and all of their keys are seen."""
+    made, describe = [], attention.describe
+    monkeypatch.setattr(attention, "describe", lambda *given: made.append(given) or describe(*given))
+    monkeypatch.setattr(attention, "decode_tiles", tiles.decode_tiles.__wrapped__)
+    monkeypatch.setattr(tiles, "_ONE_WAVE", 0)
+    lens = [(1, 1), (1, 31), (1, 32), (1, 33), (1, 150), (1, 64), (1, 5)]
+    paged = make_paged(lens, heads=4, kv_heads=2, head_dim=64, block_size=block_size, window=window)
+    paged.kv_lens[6] = 0
+    case = Case("copied", paged.args(), {"scale": 0.125, "sliding_window": window})
+    dtype, tolerance = (torch.bfloat16, 2**-6) if HAS_GPU else (None, 1e-5)
+    compare("paged_attention", on_device(case, dtype), tolerance)
+    assert len(made) == (block_size != 16 and not window)
 
 
 def test_rows_that_cannot_be_drawn_from_say_so() -> None:

@@ -8,6 +8,7 @@ from tests.triton_here import DEVICE, HAS_GPU  # skips where there is no Triton
 # isort: split
 from octavo.runtime.kernels.ref.elementwise import sum_norm
 from octavo.runtime.kernels.table import Summands
+from octavo.runtime.kernels.triton import matmul
 from octavo.runtime.kernels.triton.table import cuda_table
 
 SPLIT = cuda_table().split_product
@@ -41,6 +42,29 @@ def test_parts_of_few_rows(num_rows, n, k):
     assert (cuda_table().matmul(x, weight) - exact).norm() < 1e-3 * exact.norm()
 
 
+@pytest.mark.parametrize("num_rows", [65, 128])
+def test_parts_of_more_rows(num_rows):
+    """Several tiles of rows, the last of them not always full; a product of few inputs is torch's."""
+    torch.manual_seed(num_rows)
+    x, weight = (torch.randn(rows, 2112, device=DEVICE, dtype=torch.float16) * 0.1 for rows in (num_rows, 72))
+    parts, exact = SPLIT.matmul(x, weight).parts, x.double() @ weight.double().t()
+    assert parts.shape == (4, num_rows, 72)
+    assert (parts.sum(0) - exact).norm() < 1e-5 * exact.norm()
+    x, weight = x[:, :1984].contiguous(), weight[:, :1984].contiguous()
+    torch.testing.assert_close(SPLIT.matmul(x, weight), torch.nn.functional.linear(x, weight))
+
+
+@pytest.mark.parametrize(("num_rows", "k"), [(33, 200), (64, 136)])
+def test_gates_of_more_rows(num_rows, k, monkeypatch):
+    """What a large matrix gets, here of a smaller one."""
+    monkeypatch.setattr(matmul, "_GATED_SIZE", 0)
+    torch.manual_seed(num_rows)
+    x, weight = (torch.randn(rows, k, device=DEVICE, dtype=torch.float16) * 0.2 for rows in (num_rows, 160))
+    gates, values = (x.double() @ weight.double().t()).chunk(2, 1)
+    exact = torch.nn.functional.silu(gates) * values
+    assert (cuda_table().gated_matmul(x, weight) - exact).norm() < 1e-3 * exact.norm()
+
+
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(("num_rows", "n", "k"), [(2, 48, 300), (16, 80, 700), (30, 40, 2100)])
 def test_gates_of_few_rows(num_rows, n, k, biased):
@@ -56,13 +80,29 @@ def test_gates_of_few_rows(num_rows, n, k, biased):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_halves_of_a_product(dtype):
-    weight = torch.randn(2048, 8192, device="cuda", dtype=dtype)
-    for num_rows in (65, 128, 200, 256):
-        x = torch.randn(num_rows, 8192, device="cuda", dtype=dtype)
-        parts = SPLIT.matmul(x, weight).parts
-        exact = x.double() @ weight.double().t()
-        assert parts.shape == (2, num_rows, 2048) and parts.dtype == torch.float32
-        assert (parts.sum(0) - exact).norm() < 1e-5 * exact.norm()
-    for other in (x[:1], torch.cat([x, x[:1]]), x.float()):
-        assert isinstance(SPLIT.matmul(other, weight.to(other.dtype)), torch.Tensor)
+def test_parts_of_a_product(dtype):
+    for n, k, num_parts, sizes in (
+        (2048, 8192, 2, (65, 128, 200, 336)),
+        (1024, 2048, 4, (65, 128, 129, 256)),
+    ):
+        weight = torch.randn(n, k, device="cuda", dtype=dtype)
+        for num_rows in sizes:
+            x = torch.randn(num_rows, k, device="cuda", dtype=dtype)
+            parts = SPLIT.matmul(x, weight).parts
+            exact = x.double() @ weight.double().t()
+            assert parts.shape == (num_parts, num_rows, n) and parts.dtype == torch.float32
+            assert (parts.sum(0) - exact).norm() < 1e-5 * exact.norm()
+        for other in (x[:1], torch.cat([x, x[:1]]), x.float()):
+            assert isinstance(SPLIT.matmul(other, weight.to(other.dtype)), torch.Tensor)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_rows", [33, 40, 64])
+def test_gates_of_a_wide_matrix(num_rows):
+    weight = torch.randn(16640, 4096, device="cuda", dtype=torch.bfloat16) * 0.05
+    x = torch.randn(num_rows, 4096, device="cuda", dtype=torch.bfloat16)
+    gates, values = (x.double() @ weight.double().t()).chunk(2, 1)
+    exact = torch.nn.functional.silu(gates) * values
+    made = cuda_table().gated_matmul(x, weight)
+    assert (made - exact).norm() < 2e-3 * exact.norm()
+    assert torch.equal(made, cuda_table().gated_matmul(x, weight))

@@ -342,6 +342,14 @@ class GatedBlockMatmul(Protocol):
         """
 
 
+Packed = tuple[Tensor, str]
+BlockFeedForward = Callable[[Tensor, Packed, Gate, Packed, Activations], Tensor | None]
+"""Takes x, and the matrices of a gated feed-forward block as blocks and their type; returns [T, N] float32.
+
+To the bit what GatedBlockMatmul by the first and BlockMatmul by the second give; None where it gains nothing.
+"""
+
+
 INTEGER_TYPES = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"})
 """Types that integers are multiplied with: 32 weights or more in a block."""
 
@@ -386,5 +394,6 @@ class KernelTable:
     activations: Activations = "float32"
     """What `block_matmul` is best given where the user leaves the choice."""
     gated_block_matmul: GatedBlockMatmul | None = None
+    block_feed_forward: BlockFeedForward | None = None
     record_tape: RecordTape | None = None
     """Only where calling a kernel costs as much as a small kernel itself."""

@@ -69,9 +69,14 @@ class RowLinear(Linear):
         y = self._parallel.all_reduce(self.method.apply(x, None))
         return y if self.bias is None else y + self.bias
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether `forward` is a product and no more."""
+        return self._parallel.tp_size == 1 and self.bias is None
+
     def split(self, x: Tensor) -> Addend:
         """`forward` for a norm that adds."""
-        if self._parallel.tp_size > 1 or self.bias is not None:
+        if not self.is_plain:
             return self.forward(x)
         return self.method.apply_split(x)
 

@@ -9,7 +9,7 @@ from itertools import accumulate, groupby
 from torch import Tensor
 
 from octavo.config.engine import EngineConfig
-from octavo.runtime.kernels.table import Gate
+from octavo.runtime.kernels.table import Gate, Packed
 from octavo.runtime.quantization.blocks import Blocks, concatenate
 from octavo.runtime.quantization.method import LinearMethod, Scheme, Storage
 from octavo.runtime.quantization.parameter import BlockParameter, Layout, Parameter
@@ -64,6 +64,13 @@ class BlockLinear(LinearMethod):
             return None
         (segment,) = self._segments
         return gated(x, segment.data, segment.type.name, gate, self._storage.activations)
+
+    def blocks(self) -> Packed | None:
+        """The only segment."""
+        if len(self._segments) > 1:
+            return None
+        (segment,) = self._segments
+        return segment.data, segment.type.name
 
     def gather(self, ids: Tensor, scale: float = 1.0) -> Tensor:
         """Unpack the rows asked for."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from octavo.base.errors import Unsupported
 from octavo.base.registry import Registry
 from octavo.config.engine import EngineConfig
-from octavo.runtime.kernels.table import Activations, Addend, Gate, KernelTable
+from octavo.runtime.kernels.table import Activations, Addend, Gate, KernelTable, Packed
 from octavo.runtime.quantization.parameter import Layout, Parameter
 
 
@@ -57,6 +57,10 @@ class LinearMethod(ABC):
     def apply_gated(self, x: Tensor, bias: Tensor | None, gate: Gate) -> Tensor | None:
         """The gated activation of `apply` in one kernel; None where there is none."""
         del x, bias, gate
+        return None
+
+    def blocks(self) -> Packed | None:
+        """The whole matrix as `block_matmul` takes it, with its type; None where it is no such thing."""
         return None
 
     def apply_split(self, x: Tensor) -> Addend:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from octavo.config.engine import EngineConfig
-from octavo.runtime.kernels.table import Addend, Gate
+from octavo.runtime.kernels.table import Addend, Gate, Packed
 from octavo.runtime.quantization.method import LinearMethod, Scheme, Storage
 from octavo.runtime.quantization.parameter import DenseParameter, Layout, Parameter
 
@@ -71,23 +71,22 @@ class BlockLinear(DenseLinear):
     """Weights of any width under float32 activations."""
 
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Multiply by the block kernel: a number is a block of one."""
-        weight = self._weight.data
-        type_name = BLOCK_NAMES[weight.dtype]
-        return self._storage.kernels.block_matmul(
-            x, weight.view(torch.uint8), type_name, bias, self._storage.activations
-        )
+        """Multiply by the block kernel."""
+        return self._storage.kernels.block_matmul(x, *self.blocks(), bias, self._storage.activations)
 
     def gather(self, ids: Tensor, scale: float = 1.0) -> Tensor:
         """Look up rows, and widen them."""
-        weight = self._weight.data
-        kernels, type_name = self._storage.kernels, BLOCK_NAMES[weight.dtype]
-        return kernels.block_gather(weight.view(torch.uint8), ids, type_name, scale)
+        weight, type_name = self.blocks()
+        return self._storage.kernels.block_gather(weight, ids, type_name, scale)
 
     def apply_gated(self, x: Tensor, bias: Tensor | None, gate: Gate) -> Tensor | None:
         """Multiply by the block kernel, and gate."""
-        weight, gated = self._weight.data, self._storage.kernels.gated_block_matmul
+        gated = self._storage.kernels.gated_block_matmul
         if gated is None or bias is not None:
             return None
-        type_name = BLOCK_NAMES[weight.dtype]
-        return gated(x, weight.view(torch.uint8), type_name, gate, self._storage.activations)
+        return gated(x, *self.blocks(), gate, self._storage.activations)
+
+    def blocks(self) -> Packed:
+        """A number is a block of one."""
+        weight = self._weight.data
+        return weight.view(torch.uint8), BLOCK_NAMES[weight.dtype]

@@ -189,9 +189,12 @@ class RecordedSteps:
         return self._turns.end(shape.num_rows)
 
     def _place(self, work: Work, shape: Shape) -> Array:
-        """The row of each request: [R] int64."""
+        """The row of each request: [R] int64. Of single rows the longest come first: they take longest."""
+        singles = work.num_singles
         rows = np.arange(len(work.slots))
-        rows[work.num_singles :] += shape.singles - work.num_singles
+        rows[singles:] += shape.singles - singles
+        if not shape.common_start:  # whose neighbours stay together
+            rows[np.argsort(-work.computed[:singles], kind="stable")] = np.arange(singles)
         return rows
 
     def _stage(self, work: Work, shape: Shape, rows: Array) -> None:
@@ -199,6 +202,7 @@ class RecordedSteps:
         inputs = self._split(self._turns.give(self._num_inputs(shape)), shape)
         spare, lengths, singles = self._state.spare_slot, np.diff(work.starts), work.num_singles
         own = np.arange(work.starts[-1])
+        own[:singles] = rows[:singles]
         own[singles:] += shape.singles - singles
         inputs.places[:] = inputs.targets[:] = self._state.spare_place
         inputs.cache_slots[:] = -1

@@ -1,5 +1,7 @@
 """Shards, blocks and layers by themselves."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn import functional
@@ -154,6 +156,27 @@ def test_activations(name, function):
     fill(plain.up, weight=up)
     fill(plain.down, weight=down)
     torch.testing.assert_close(plain(x), function(x @ up.t()) @ down.t(), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("size", "bias", "asked"), [(1, False, True), (2, False, False), (1, True, False)])
+def test_a_kernel_for_both_projections(size, bias, asked):
+    """Where ranks share the sum, or a bias is to be added, the parts are computed one by one."""
+    calls, x = [], torch.randn(3, 8)
+
+    def both(x, up, gate, down, activations):
+        calls.append((up[0].shape, up[1], gate, down[0].shape, down[1], activations))
+        return x + 1
+
+    build = make_build(size=size)
+    build = replace(build, kernels=replace(build.kernels, block_feed_forward=both))
+    mlp = MLP(build, 8, 12, activation="silu", gated=True, bias=bias)
+    fill(mlp.up, weight=torch.randn(24, 8))
+    fill(mlp.down, weight=torch.randn(8, 12))
+    if not asked:
+        assert mlp._whole(x) is None and not calls
+        return
+    assert torch.equal(mlp(x), x + 1) and torch.equal(mlp.split(x), x + 1)
+    assert calls == [((24, 32), "F32", "silu", (8, 48), "F32", "float32")] * 2
 
 
 def test_unknown_activations_are_refused():

@@ -14,19 +14,21 @@ constexpr int64_t TILE_FLOATS = 256;
 constexpr float NOTHING = -5e29f;  // the highest score of a row that saw no key
 constexpr float HIDDEN = -1e36f;   // … and of a key it must not see, below that with any sane scale
 constexpr float LOG2_E = 1.44269504088896341f;
+constexpr float SLACK = 8;  // by how much a score may lie above those that its row's sums are scaled to
 
-// Work space, in tiles but for `zeros`.
+// Work space, in tiles but for the last three.
 struct Space {
     float *queries;  // per 16 rows: head_dim / 32 tiles of 16 pairs of components x 16 rows
     float *values;   // per 32 keys: head_dim / 16 tiles of 16 pairs of keys x 16 components
     float *scores;   // twice 64 keys x 16 rows: while one is weighed the next is computed
     float *weights;  // per 32 keys: 16 rows x 16 pairs of keys
-    uint8_t* zeros;  // a key, or a value
-    float* widened;  // of int8: keys and then values in bf16
+    uint8_t* zeros;   // a key, or a value
+    int32_t* places;  // of rows; behind the last row, of that
+    float* widened;   // of int8: keys and then values in bf16
 
     static int64_t floats(const Attention& job, int64_t rows) {
         int64_t size = job.cache.head_dim, widened = job.cache.type == CACHE_I8 ? TILE * size : 0;
-        return round_up(rows, ROWS) * size / 2 + TILE * size / 2 + 10 * TILE_FLOATS + size + widened;
+        return round_up(rows, ROWS) * (size / 2 + 1) + TILE * size / 2 + 10 * TILE_FLOATS + size + widened;
     }
     Space(float* space, int64_t rows, int64_t size)
         : queries(space),
@@ -34,7 +36,8 @@ struct Space {
           scores(values + TILE * size / 2),
           weights(scores + 8 * TILE_FLOATS),
           zeros((uint8_t*)(weights + 2 * TILE_FLOATS)),
-          widened(weights + 2 * TILE_FLOATS + size) {
+          places((int32_t*)(weights + 2 * TILE_FLOATS + size)),
+          widened((float*)places + round_up(rows, ROWS)) {
         std::fill(weights + 2 * TILE_FLOATS, weights + 2 * TILE_FLOATS + size, 0.0f);
     }
 };
@@ -164,12 +167,8 @@ struct Rows {
     const Attention& job;
     const Piece& piece;
     int64_t first, tile;
+    const int32_t* places;
     float *highest, *total, *out;
-
-    // What the row `i` sees; behind the last row, what that sees.
-    Range sight(int i) const {
-        return visible(job, piece, std::min(first + i, piece.rows(job) - 1), tile);
-    }
 
     void cap(float* scores) const {
         for (int key = 0; key < TILE; key++, scores += ROWS) {
@@ -180,28 +179,25 @@ struct Rows {
     }
 
     void hide(float* scores) const {
-        words begin, end;
-        for (int i = 0; i < ROWS; i++) {
-            Range seen = sight(i);
-            begin[i] = uint32_t(seen.begin);
-            end[i] = uint32_t(seen.end);
-        }
-        for (uint32_t key = 0; key < TILE; key++, scores += ROWS) {
+        const integers end = at<integers>(places) + int(1 - tile);
+        const integers begin = job.window ? end - int(job.window) : integers{};
+        for (int key = 0; key < TILE; key++, scores += ROWS) {
             floats score = at<floats>(scores);
-            score = (words)(begin <= key) & (words)(end > key) ? score : all(HIDDEN);
+            score = (begin <= key) & (end > key) ? score : all(HIDDEN);
             std::memcpy(scores, &score, 64);
         }
     }
 
-    // Scores to weights in bf16, turned; returns by what the sums so far are to be multiplied.
-    floats weigh(const float* scores, float factor, float* weights) const {
+    // Scores to weights in bf16, turned. Sums keep their scale until a score is far above it.
+    void weigh(const float* scores, float factor, float* weights) const {
         floats top[4] = {at<floats>(scores), at<floats>(scores + 16), at<floats>(scores + 32),
                          at<floats>(scores + 48)};
         for (int key = 4; key < TILE; key += 4)
             for (int i = 0; i < 4; i++) top[i] = larger(top[i], at<floats>(scores + (key + i) * ROWS));
         floats before = at<floats>(highest);
-        floats now = larger(larger(larger(top[0], top[1]), larger(top[2], top[3])) * factor, before);
-        floats decay = power((before - now) * LOG2_E), shift = now * -LOG2_E, sums[2] = {};
+        floats most = larger(larger(top[0], top[1]), larger(top[2], top[3])) * factor;
+        floats now = most > before + SLACK ? most : before, shift = now * -LOG2_E, sums[2] = {};
+        if (differ(now, before)) fade(power((before - now) * LOG2_E));
         for (int key = 0; key < TILE; key += 32) {
             float* tile = weights + key / 32 * TILE_FLOATS;
             for (int i = 0; i < 16; i++) {
@@ -216,14 +212,15 @@ struct Rows {
             }
             turn(tile);
         }
-        floats sum = fused(at<floats>(total), decay, sums[0] + sums[1]);
+        floats sum = at<floats>(total) + (sums[0] + sums[1]);
         std::memcpy(total, &sum, 64);
         std::memcpy(highest, &now, 64);
-        return decay;
     }
 
     void fade(floats decay) const {
         int64_t width = job.width();
+        floats sum = at<floats>(total) * decay;
+        std::memcpy(total, &sum, 64);
         for (int i = 0; i < ROWS; i++) {
             if (decay[i] == 1.0f) continue;
             for (int64_t d = 0; d < width; d += 16) {
@@ -235,17 +232,18 @@ struct Rows {
 
     // Scores of the tile; false if no row sees any of it.
     bool compare(const Cached& cached, const Space& space, float* scores) const {
-        Range low = sight(0), high = sight(ROWS - 1);  // later rows begin and end no earlier
-        if (low.begin >= TILE || high.end <= 0) return false;
+        const int64_t low = places[0] - tile, high = places[ROWS - 1] - tile;  // later rows begin no earlier
+        const int64_t window = job.window ? job.window : high + 1;
+        if (low - window + 1 >= TILE || high < 0) return false;
         score(cached, space.queries + first * job.cache.head_dim / 2, job.cache.head_dim, scores);
         if (job.soft_cap > 0) cap(scores);
-        if (high.begin > 0 || low.end < TILE) hide(scores);
+        if (high - window + 1 > 0 || low + 1 < TILE) hide(scores);
         return true;
     }
 
     void absorb(const float* scores, const Space& space) const {
         int64_t size = job.cache.head_dim, width = job.width(), d = 0;
-        fade(weigh(scores, job.soft_cap > 0 ? 1.0f : job.scale, space.weights));
+        weigh(scores, job.soft_cap > 0 ? 1.0f : job.scale, space.weights);
         tile_load<4>(space.weights, 64);
         tile_load<5>(space.weights + TILE_FLOATS, 64);
         for (; d + 64 <= size; d += 64) add<4>(space.values + 16 * d, 16 * size, out + d, width);
@@ -258,7 +256,14 @@ void visit(const Attention& job, const Piece& piece, int64_t tile, const State& 
            const Space& space) {
     int64_t size = job.cache.head_dim, rows = piece.rows(job);
     auto rows_at = [&](int64_t row) {
-        return Rows{job, piece, row, tile, state.highest + row, state.total + row, state.out + row * size};
+        return Rows{job,
+                    piece,
+                    row,
+                    tile,
+                    space.places + row,
+                    state.highest + row,
+                    state.total + row,
+                    state.out + row * size};
     };
     float *mine = space.scores, *next = mine + 4 * TILE_FLOATS;
     bool seen = rows_at(0).compare(cached, space, mine);
@@ -290,6 +295,8 @@ void see(const Attention& job, const Piece& piece, int64_t begin, int64_t end, c
     for (int i = 0; i < 8; i++) shapes.set(i, TILE_ROWS, TILE_BYTES);
     Tiles tiles(shapes);
     pack_queries(job, piece, space.queries);
+    for (int64_t row = 0; row < round_up(rows, ROWS); row++)
+        space.places[row] = int32_t(piece.position + std::min(row, rows - 1) / job.group() * piece.step);
     arrange(state.out, rows * size, LOW, HIGH);
     for (float* row = state.highest; row < state.total; row++) *row = std::max(*row, NOTHING);
     auto cached_at = [&](int64_t tile) {

@@ -27,6 +27,7 @@ inline floats above_floor(floats x) {
     return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
 }
 inline floats times_power(floats a, floats x) { return _mm512_scalef_ps(a, x); }  // a * 2^floor(x)
+inline bool differ(floats a, floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_NEQ_UQ); }  // in any lane
 #else  // with soft tiles
 inline floats larger(floats a, floats b) { return a > b ? a : b; }
 inline floats fused(floats a, floats b, floats c) { return a * b + c; }
@@ -37,6 +38,11 @@ inline floats above_floor(floats x) {
 inline floats times_power(floats a, floats x) {
     for (int i = 0; i < 16; i++) a[i] = a[i] * std::exp2(std::floor(x[i]));
     return a;
+}
+inline bool differ(floats a, floats b) {
+    bool any = false;
+    for (int i = 0; i < 16; i++) any = any || !(a[i] == b[i]);
+    return any;
 }
 #endif
 
@@ -71,12 +77,13 @@ OCTAVO_INLINE void turn(words (&a)[16]) {
     }
 }
 
-// 16 x 16 words turned where they are: rows to columns.
-inline void turn(float* tile) {
+// 16 x 16 words turned, perhaps where they are: rows to columns.
+inline void turn(const float* from, float* to) {
     words a[16];
-    unrolled<16>([&](auto i) { a[i.value] = at<words>(tile + 16 * i.value); });
+    unrolled<16>([&](auto i) { a[i.value] = at<words>(from + 16 * i.value); });
     turn<8>(a);
-    unrolled<16>([&](auto i) { std::memcpy(tile + 16 * i.value, &a[i.value], 64); });
+    unrolled<16>([&](auto i) { std::memcpy(to + 16 * i.value, &a[i.value], 64); });
 }
+inline void turn(float* tile) { turn(tile, tile); }
 
 }  // namespace octavo

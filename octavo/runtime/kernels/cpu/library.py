@@ -26,6 +26,7 @@ _ARGUMENTS = {
     "octavo_matmul_int16": "plllpllippli",
     "octavo_matmul_bf16": "plllpllippli",
     "octavo_gated_matmul_bf16": "plllplliipi",
+    "octavo_feed_forward_bf16": "plllplliipllipi",
     "octavo_dequantize": "pplllifpi",
     "octavo_write_kv": "plplpilllpli",
     "octavo_attention": "pllpilllplppiflfpii",

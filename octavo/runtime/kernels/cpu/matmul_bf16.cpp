@@ -1,18 +1,19 @@
 // y = x W^T + bias with W in GGUF's types, for CPUs with AMX: x and the unpacked weights are rounded to bf16,
 // their products are summed in float32.
 //
-// Weights are unpacked into strips of 16 rows, as rows of tiles. While some strips are multiplied, the next ones
-// are unpacked, a piece after every step along K: tiles have a unit of their own, so that few rows of x cost
-// hardly more than unpacking. A tile product takes one factor as it is and one turned (pairs of k by columns),
-// and its result lies as the first. Few rows of x: x is turned, once, and so is every result; they meet a piece
-// of K of one or two strips at a time, in the first cache. Many rows: weights are turned, panels of two strips
-// stay in the second cache, and results are stored where they belong.
+// Weights are unpacked into strips of 16 rows, as rows of tiles. A tile product takes one factor as it is and
+// one turned (pairs of k by columns), and its result lies as the first. Few rows of x: x is turned, once, and so
+// is every result; they meet a piece of K of one or two strips at a time, in the first cache, while the next one
+// is unpacked: tiles have a unit of their own, so that few rows cost hardly more than unpacking. Many rows:
+// weights are turned, and results are stored where they belong.
 //
 // Every output is one float that walks along K, 32 weights a step in the order of TDPBF16PS, whatever the number
 // of rows and threads, wherever it lies and whichever factor is turned: a row of y never depends on the others.
 #include "amx.h"
 #include "tape.h"
 #include "threads.h"
+
+#include <vector>
 
 extern "C" void octavo_matmul(const float* x, int64_t m, int64_t k, int64_t x_stride, const uint8_t* w,
                               int64_t n, int64_t row_bytes, int type, const float* bias, float* y,
@@ -29,37 +30,54 @@ extern "C" void octavo_activation(const float* x, int64_t rows, int64_t size, in
 namespace octavo {
 namespace {
 
-void multiply(const Matmul& job, int threads) {
-    const bool many = job.x.many;
+// Weights as they come.
+struct Packed {
+    const uint8_t* w;
+    int64_t n, row_bytes;
+    int type;
+
+    Matmul job(const Rounded& x, const float* bias, float* y, int64_t y_stride, Gate gate) const {
+        Matmul job{x, w, n, row_bytes, nullptr, bias, y, y_stride, gate};
+        with_type(type, [&](auto kind) {
+            using Type = decltype(kind);
+            job.unpack = unpack_piece<Type>;
+            if constexpr (!Type::DENSE) job.blocks_are_pieces = Type::PARTS == PIECE;
+        });
+        return job;
+    }
+};
+
+TileShapes shapes_for(const Rounded& x) {
     TileShapes shapes;
     for (int i = 0; i < 8; i++) {
-        bool is_left = many ? i >= 6 : i == 4 || i == 5;
-        shapes.set(i, TILE_ROWS, is_left || many ? TILE_BYTES : int(4 * job.x.width));
+        bool whole = x.many || i == 4 || i == 5;
+        shapes.set(i, TILE_ROWS, whole ? TILE_BYTES : int(4 * x.width));
     }
+    return shapes;
+}
+
+void multiply_few(const Matmul& job, const float* x, int64_t x_stride, int threads) {
     constexpr void (*few[])(const Matmul&, int64_t, int64_t) = {multiply_few<1>, multiply_few<2>,
                                                                 multiply_few<3>, multiply_few<4>};
-    const auto multiply_range = many ? multiply_many : few[job.x.num_tiles - 1];
-    const int64_t columns = job.panel_columns(), tasks = (many ? 1 : 3) * threads;
-    const int64_t step = divide_up(divide_up(job.n, columns), tasks) * columns;
+    parallel_for(job.x.num_tiles, threads, [&](int64_t t) { job.x.round(x, x_stride, t); });
+    const TileShapes shapes = shapes_for(job.x);
+    const auto multiply_range = few[job.x.num_tiles - 1];
+    const int64_t columns = job.panel_columns();
+    const int64_t step = divide_up(divide_up(job.n, columns), 3 * threads) * columns;
     parallel_for(divide_up(job.n, step), threads, [&](int64_t i) {
         Tiles tiles(shapes);
         multiply_range(job, i * step, std::min(job.n, (i + 1) * step));
     });
 }
 
-void multiply(const float* x, int64_t m, int64_t k, int64_t x_stride, const uint8_t* w, int64_t n,
-              int64_t row_bytes, int type, const float* bias, float* y, int64_t y_stride, Gate gate,
-              int threads) {
-    if (m == 0 || n == 0) return;
-    Rounded rounded{m, k};
-    parallel_for(rounded.num_tiles, threads, [&](int64_t t) { rounded.round(x, x_stride, t); });
-    Matmul job{rounded, w, n, row_bytes, nullptr, bias, y, y_stride, gate};
-    with_type(type, [&](auto kind) {
-        using Type = decltype(kind);
-        job.unpack = unpack_piece<Type>;
-        if constexpr (!Type::DENSE) job.blocks_are_pieces = Type::PARTS == PIECE;
-    });
-    multiply(job, threads);
+void multiply(const float* x, int64_t m, int64_t k, int64_t x_stride, const Packed& weights,
+              const float* bias, float* y, int64_t y_stride, Gate gate, int threads) {
+    if (m == 0 || weights.n == 0) return;
+    const bool many = m > MOST_FEW;
+    const Rounded rounded{m, k, many, many ? nullptr : scratch(Rounded::floats(m, k), OF_CALL)};
+    const Matmul job = weights.job(rounded, bias, y, y_stride, gate);
+    if (many) return multiply_many(job, x, x_stride, shapes_for(rounded), threads);
+    multiply_few(job, x, x_stride, threads);
 }
 
 }  // namespace
@@ -74,7 +92,7 @@ extern "C" void octavo_matmul_bf16(const float* x, int64_t m, int64_t k, int64_t
                                    int64_t y_stride, int threads) {
     if (!octavo::tiles_usable())
         return octavo_matmul(x, m, k, x_stride, w, n, row_bytes, type, bias, y, y_stride, threads);
-    octavo::multiply(x, m, k, x_stride, w, n, row_bytes, type, bias, y, y_stride, nullptr, threads);
+    octavo::multiply(x, m, k, x_stride, {w, n, row_bytes, type}, bias, y, y_stride, nullptr, threads);
 }
 
 #else
@@ -99,7 +117,7 @@ extern "C" void octavo_gated_matmul_bf16(const float* x, int64_t m, int64_t k, i
 #if defined(OCTAVO_TILES)
     if (tiles_usable()) {
         Gate gate = with_activation(kind, [](auto act) -> Gate { return apply_gate<decltype(act)>; });
-        return multiply(x, m, k, x_stride, w, n, row_bytes, type, nullptr, y, n, gate, threads);
+        return multiply(x, m, k, x_stride, {w, n, row_bytes, type}, nullptr, y, n, gate, threads);
     }
 #endif
     float* both = scratch(size_t(2 * m * n), OF_CALL);
@@ -107,3 +125,24 @@ extern "C" void octavo_gated_matmul_bf16(const float* x, int64_t m, int64_t k, i
     octavo_activation(both, m, n, kind, 1, y, threads);
 }
 OCTAVO_TAPED(octavo_gated_matmul_bf16)
+
+// octavo_gated_matmul_bf16 with `up`, whose outputs are `inner`, then octavo_matmul_bf16 with `down`; y: [m, n].
+extern "C" void octavo_feed_forward_bf16(const float* x, int64_t m, int64_t k, int64_t x_stride,
+                                         const uint8_t* up, int64_t inner, int64_t up_bytes, int up_type,
+                                         int kind, const uint8_t* down, int64_t n, int64_t down_bytes,
+                                         int down_type, float* y, int threads) {
+    using namespace octavo;
+#if defined(OCTAVO_TILES)
+    if (tiles_usable() && m > MOST_FEW && inner % PART == 0) {
+        Gate gate = with_activation(kind, [](auto act) -> Gate { return apply_gate<decltype(act)>; });
+        const Rounded all{m, k, true, nullptr}, between{m, inner, true, nullptr};
+        const Matmul first = Packed{up, inner, up_bytes, up_type}.job(all, nullptr, nullptr, 0, gate);
+        const Matmul second = Packed{down, n, down_bytes, down_type}.job(between, nullptr, y, n, nullptr);
+        return feed_forward(first, second, x, x_stride, shapes_for(all), threads);
+    }
+#endif
+    std::vector<float> gated(size_t(m * inner));
+    octavo_gated_matmul_bf16(x, m, k, x_stride, up, inner, up_bytes, up_type, kind, gated.data(), threads);
+    octavo_matmul_bf16(gated.data(), m, inner, inner, down, n, down_bytes, down_type, nullptr, y, n, threads);
+}
+OCTAVO_TAPED(octavo_feed_forward_bf16)

@@ -14,25 +14,27 @@ constexpr int64_t MOST_FEW = 64;  // rows of x that are turned, instead of weigh
 // x in bf16, tile by tile: 16 rows of x, along K; turned if they are few. A single row is alone in its tiles,
 // which are one column wide.
 struct Rounded {
-    int64_t m, k, parts = divide_up(k, PART), width = m == 1 ? 1 : 16, num_tiles = divide_up(m, width);
-    bool many = m > MOST_FEW;
-    float* data = scratch(size_t(num_tiles * parts * width) * PART / 2, OF_CALL);
+    int64_t m, k;
+    bool many;
+    float* data;
+    int64_t parts = divide_up(k, PART), width = m == 1 && !many ? 1 : 16, num_tiles = divide_up(m, width);
+
+    static size_t floats(int64_t m, int64_t k) { return size_t(round_up(m, 16) * round_up(k, PART) / 2); }
 
     uint16_t* tile(int64_t t, int64_t part) const {
         return reinterpret_cast<uint16_t*>(data) + (t * parts + part) * width * PART;
     }
 
     void round(const float* x, int64_t x_stride, int64_t t) const {
-        for (int64_t i = 0; i < parts; i++) {
-            uint16_t* rows = tile(t, i);
-            for (int64_t r = 0; r < width; r++) {
+        for (int64_t r = 0; r < width; r++)  // a row of x is one stream
+            for (int64_t i = 0; i < parts; i++) {
+                uint16_t* to = tile(t, i) + r * PART;
                 if (width * t + r < m)
-                    round_part(x + (width * t + r) * x_stride + i * PART, i, rows + r * PART);
+                    round_part(x + (width * t + r) * x_stride + i * PART, i, to);
                 else
-                    std::fill_n(rows + r * PART, PART, uint16_t(0));
+                    std::fill_n(to, PART, uint16_t(0));
             }
-            if (width > 1 && !many) turn(reinterpret_cast<float*>(rows));
-        }
+        for (int64_t i = 0; i < parts && width > 1 && !many; i++) turn(reinterpret_cast<float*>(tile(t, i)));
     }
 
     void round_part(const float* x, int64_t i, uint16_t* to) const {
@@ -61,7 +63,13 @@ struct Matmul {
     float* y;
     int64_t y_stride;
     Gate gate;
-    bool blocks_are_pieces = false;  // of PIECE parts
+    bool blocks_are_pieces = false;   // of PIECE parts
+    const Rounded* inner = nullptr;   // where gated outputs go instead of y
+
+    // The same with other rows.
+    Matmul part(const Rounded& rows, float* to, const Rounded* inner = nullptr) const {
+        return {rows, w, n, row_bytes, unpack, bias, to, y_stride, gate, blocks_are_pieces, inner};
+    }
 
     // Outputs that a panel of two strips makes.
     int64_t panel_columns() const { return gate ? TILE_ROWS : 2 * TILE_ROWS; }
@@ -104,17 +112,31 @@ void apply_gate(const float* gates, const float* values, int64_t rows, int64_t c
     for (int64_t r = 0; r < rows; r++)
         for (int64_t c = 0; c < columns; c += VL) {
             vf out = Act::apply(load(gates + 16 * r + c)) * load(values + 16 * r + c);
-            std::memcpy(y + r * y_stride + c, &out, size_t(std::min<int64_t>(VL, columns - c)) * 4);
+            if (columns - c >= VL)
+                store(y + r * y_stride + c, out);
+            else
+                std::memcpy(y + r * y_stride + c, &out, size_t(columns - c) * 4);
         }
 }
 
 typedef float Sums[16 * TILE_ROWS];  // a tile of them
 
-// From tiles of gates and values: as above. Both are turned where they are.
+// From so many rows of tiles of gates and values.
+inline void write_gated(const Matmul& job, int64_t row, int64_t rows, int64_t column, const float* gates,
+                        const float* values) {
+    const int64_t columns = std::min<int64_t>(16, job.n - column);
+    if (!job.inner)
+        return job.gate(gates, values, rows, columns, job.y + row * job.y_stride + column, job.y_stride);
+    alignas(64) float out[2 * TILE_ROWS * 16];
+    job.gate(gates, values, rows, columns, out, 16);
+    for (int64_t r = row; r < row + rows; r++)
+        store_half(job.inner->tile(r / 16, column / PART) + r % 16 * PART + column % PART, out + (r - row) * 16);
+}
+
+// From tiles of few rows. Both are turned where they are.
 inline void write_gated(const Matmul& job, int64_t row, int64_t column, float* gates, float* values) {
-    if (job.x.width > 1 && !job.x.many) turn(gates), turn(values);
-    job.gate(gates, values, std::min(job.x.width, job.x.m - row), std::min<int64_t>(16, job.n - column),
-             job.y + row * job.y_stride + column, job.y_stride);
+    if (job.x.width > 1) turn(gates), turn(values);
+    write_gated(job, row, std::min(job.x.width, job.x.m - row), column, gates, values);
 }
 
 // Of tiles T, gates, and T + 1, values.

@@ -271,8 +271,15 @@ inline vf exp_rest(vf x, vf n) {
     return fma(p, r * r, r) + 1.0f;
 }
 
-// e^x to 1-2 units in the last place; 0 below -87.3 (so for -inf), inf above 88.7. Range reduction and
+// e^x to 1-2 units in the last place; 0 below -104 (so for -inf), inf above 88.7. Range reduction and
 // polynomial after Cephes' expf.
+#if defined(OCTAVO_AVX512)
+inline vf exp(vf x) {
+    vf clamped = _mm512_min_ps(set1(89.0f), _mm512_max_ps(set1(-104.0f), x));  // what is no number stays that
+    vf n = round(clamped * set1(1.44269504088896341f));
+    return _mm512_scalef_ps(exp_rest(clamped, n), n);
+}
+#else
 inline vf exp(vf x) {
     vf clamped = x < set1(-87.3f) ? set1(-87.3f) : x;
     clamped = clamped > set1(88.7f) ? set1(88.7f) : clamped;
@@ -285,6 +292,7 @@ inline vf exp(vf x) {
     y = x < set1(-87.3f) ? set1(0.0f) : y;
     return x == x ? y : x;
 }
+#endif
 
 // tanh by e^2x; absolute error about 1e-7.
 inline vf tanh(vf x) { return 1.0f - 2.0f / (exp(x + x) + 1.0f); }

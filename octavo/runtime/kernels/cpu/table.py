@@ -25,6 +25,7 @@ from octavo.runtime.kernels.table import (
     Gate,
     HeadNorms,
     KernelTable,
+    Packed,
     Rotation,
 )
 
@@ -33,6 +34,7 @@ _BLOCKS = {kind.name: kind for kind in BLOCK_TYPES.values()}
 _CACHE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3}
 _SILU, _GELU, _GELU_TANH = 0, 1, 2
 _LARGE_BYTES = 1 << 20
+_FEW_ROWS, _MOST_LAID_OUT_BYTES = 512, 16 << 20
 _GATES: dict[Gate, int] = {"silu": _SILU, "gelu": _GELU, "gelu_tanh": _GELU_TANH}
 
 
@@ -67,6 +69,7 @@ def table_of(library: Library, threads: int) -> KernelTable:
         block_matmul=kernels.block_matmul,
         activations="bfloat16" if library.has_tiles else "int16",
         gated_block_matmul=kernels.gated_block_matmul if library.has_tiles else None,
+        block_feed_forward=kernels.block_feed_forward if library.has_tiles else None,
         record_tape=TapeRecorder(library).record,
     )
 
@@ -313,6 +316,35 @@ class _CompiledKernels:
             blocks.stride(0),
             _TYPE_IDS[type_name],
             _GATES[gate],
+            out.data_ptr(),
+            self._threads,
+        )
+        return out
+
+    def block_feed_forward(
+        self, x: Tensor, up: Packed, gate: Gate, down: Packed, activations: Activations
+    ) -> Tensor | None:
+        """See table.BlockFeedForward; for many rows, and matrices that fit a cache when unpacked."""
+        (up_blocks, up_type), (down_blocks, down_type) = up, down
+        outputs, inner = down_blocks.shape[0], up_blocks.shape[0] // 2
+        laid_out = 2 * inner * (2 * x.shape[1] + outputs)
+        fits = x.shape[0] > _FEW_ROWS and inner % 32 == 0 and laid_out <= _MOST_LAID_OUT_BYTES
+        if activations != "bfloat16" or not fits or not {up_type, down_type} <= BFLOAT16_TYPES:
+            return None
+        out = self._placed(torch.empty((x.shape[0], outputs)))
+        self._library.octavo_feed_forward_bf16(
+            _pointer(x),
+            *x.shape,
+            x.stride(0),
+            up_blocks.data_ptr(),
+            inner,
+            up_blocks.stride(0),
+            _TYPE_IDS[up_type],
+            _GATES[gate],
+            down_blocks.data_ptr(),
+            outputs,
+            down_blocks.stride(0),
+            _TYPE_IDS[down_type],
             out.data_ptr(),
             self._threads,
         )

@@ -19,6 +19,15 @@ inline void store_part(uint16_t* to, const vf (&values)[VECTORS]) {
 #endif
 }
 
+// Half a part.
+inline void store_half(uint16_t* to, const float* values) {
+#if defined(OCTAVO_AVX512) && defined(__AVX512BF16__)
+    _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh(load(values)));
+#else
+    for (int j = 0; j < 16; j += VL) store_bf16(to + j, load(values + j));
+#endif
+}
+
 #if defined(OCTAVO_AVX512)
 // The first words of PIECE blocks: where blocks are whole words, most are picked out of two vectors.
 template <int BYTES>

@@ -6,7 +6,8 @@ m // GROUP of the tile and head m % GROUP of the group, so a decoding request, t
 
 Decoding is cut over the keys (split-KV): the shapes decide into how many parts at most, the request's length,
 which only the kernel knows, into how many; the last part to be done joins them. So no launch depends on a
-length, and one captured graph serves any context.
+length, and one captured graph serves any context. Programs begin in the order of the requests, so it pays
+that the longest come first.
 """
 
 from typing import Any
@@ -15,12 +16,13 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from octavo.runtime.kernels.table import Activations
 from octavo.runtime.kernels.triton.launch import Counters, is_last, overlapped, power_of_2, release, wait
 from octavo.runtime.kernels.triton.packed import attend_packed
-from octavo.runtime.kernels.triton.tiles import MIN_KEYS, decode_tiles, prefill_tiles, split
-from octavo.runtime.kernels.triton.visit import visit
+from octavo.runtime.kernels.triton.tiles import decode_tiles, prefill_tiles, split
+from octavo.runtime.kernels.triton.visit import look_up, visit
 
 _LOG2_E = 1.4426950408889634
 _JOINED_AT_ONCE = 1 << 13  # values of partial results that a joining program holds
@@ -84,17 +86,14 @@ def _prefill_kernel(
     keys = cache + head * D
     values = keys + BLOCK_SIZE * NUM_KV_HEADS * D
     table = block_tables + request.to(tl.int64) * stride_table
+    ahead = look_up(table, first_key, end_key, BLOCK_SIZE, TILE_K)
     whole_end = first_key
     if WINDOW == 0:  # whole tiles of keys that all queries see need no mask
         whole = tl.minimum(first_position + 1, end_key) - first_key
         whole_end += tl.maximum(whole // TILE_K * TILE_K, 0)
-        state = visit(
-            state, query, position, first_key, whole_end, oldest, keys, values, table, NUM_KV_HEADS * D,
-            scale, soft_cap, D, D_PAD, BLOCK_SIZE, TILE_K, WINDOW, CAPPED, False, DOT,
-        )
     maxima, sums, total = visit(
-        state, query, position, whole_end, end_key, oldest, keys, values, table, NUM_KV_HEADS * D,
-        scale, soft_cap, D, D_PAD, BLOCK_SIZE, TILE_K, WINDOW, CAPPED, True, DOT,
+        state, ahead, query, position, first_key, whole_end, end_key, oldest, keys, values, None, 0,
+        table, NUM_KV_HEADS * D, scale, soft_cap, D, D_PAD, BLOCK_SIZE, TILE_K, WINDOW, CAPPED, DOT,
     )
     release(PDL)
     total = total / tl.where(sums == 0.0, 1.0, sums)[:, None]
@@ -129,37 +128,43 @@ def _join(
     do_not_specialize=["stride_table"], do_not_specialize_on_alignment=["block_tables", "kv_lens"]
 )
 def _decode_kernel(
-    q, cache, block_tables, kv_lens, out, partial, log_sums, counters,
+    q, cache, descriptor, block_tables, kv_lens, out, partial, log_sums, counters,
     stride_q, stride_table, scale, soft_cap,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE_M: tl.constexpr, TILE_K: tl.constexpr, WINDOW: tl.constexpr,
-    CAPPED: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    CAPPED: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr, COPIED: tl.constexpr,
     MAX_PARTS: tl.constexpr, MIN_KEYS: tl.constexpr, HEADS: tl.constexpr,
 ):
     """One part of the keys of a request's key head. A request without keys is padding and gets zeros."""
-    head, part, request = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    row, d = tl.arange(0, TILE_M), tl.arange(0, D_PAD)
-    inside = (row < GROUP)[:, None] & (d < D)[None, :]
+    head, request, part = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     kv_len = tl.load(kv_lens + request)
-    wait(PDL)
     oldest = tl.maximum(kv_len - WINDOW, 0) if WINDOW > 0 else 0
     first_key = oldest // TILE_K * TILE_K
-    part_size = tl.cdiv(tl.cdiv(kv_len - first_key, tl.num_programs(1)), TILE_K) * TILE_K
+    part_size = tl.cdiv(tl.cdiv(kv_len - first_key, tl.num_programs(2)), TILE_K) * TILE_K
     part_size = tl.maximum(part_size, MIN_KEYS)
     num_parts = tl.cdiv(kv_len - first_key, part_size)
-    if part >= tl.maximum(num_parts, 1):
-        return
     first_key += part * part_size
     end_key = tl.minimum(first_key + part_size, kv_len)
+    table = block_tables + request * stride_table
+    ahead = look_up(table, first_key, end_key, BLOCK_SIZE, TILE_K)
+    wait(PDL)
+    if part >= tl.maximum(num_parts, 1):
+        return
 
+    row, d = tl.arange(0, TILE_M), tl.arange(0, D_PAD)
+    inside = (row < GROUP)[:, None] & (d < D)[None, :]
     source = q + request * stride_q + ((head * GROUP + row) * D)[:, None] + d[None, :]
     query = tl.load(source, mask=inside, other=0.0).to(DOT)
     maxima, sums = tl.full([TILE_M], float("-inf"), tl.float32), tl.zeros([TILE_M], tl.float32)
     keys = cache + head * D
+    values = keys + BLOCK_SIZE * NUM_KV_HEADS * D
+    whole_end = first_key
+    if COPIED:  # without a mask
+        whole_end += (end_key - first_key) // TILE_K * TILE_K
     maxima, sums, total = visit(
-        (maxima, sums, tl.zeros([TILE_M, D_PAD], tl.float32)), query, None, first_key, end_key, oldest,
-        keys, keys + BLOCK_SIZE * NUM_KV_HEADS * D, block_tables + request * stride_table, NUM_KV_HEADS * D,
-        scale, soft_cap, D, D_PAD, BLOCK_SIZE, TILE_K, WINDOW, CAPPED, True, DOT,
+        (maxima, sums, tl.zeros([TILE_M, D_PAD], tl.float32)), ahead, query, None, first_key, whole_end,
+        end_key, oldest, keys, values, descriptor, head * D, table, NUM_KV_HEADS * D,
+        scale, soft_cap, D, D_PAD, BLOCK_SIZE, TILE_K, WINDOW, CAPPED, DOT,
     )
     release(PDL)
     total = total / tl.where(sums == 0.0, 1.0, sums)[:, None]
@@ -226,8 +231,9 @@ class PagedAttention:
         num_requests, num_heads, head_dim = q.shape
         num_pairs = num_requests * cache.shape[3]
         longest = min(block_tables.shape[1] * cache.shape[2], kind["WINDOW"] or 1 << 30)
-        constants = decode_tiles(num_heads, cache.shape, q.dtype, cache.dtype, num_pairs)
-        num_parts = split(num_pairs, longest, constants["TILE_K"], cache.dtype.itemsize)
+        has_window = kind["WINDOW"] > 0
+        constants = decode_tiles(num_heads, cache.shape, q.dtype, cache.dtype, num_pairs, has_window)
+        min_keys, num_parts = split(num_pairs, longest, constants["TILE_K"])
         max_parts = power_of_2(num_parts)
         heads_at_once = max(1, _JOINED_AT_ONCE // (max_parts * constants["D_PAD"]))
         partial = stats = counters = out
@@ -235,9 +241,10 @@ class PagedAttention:
             partial = q.new_empty((num_requests, num_heads, max_parts, head_dim), dtype=torch.float32)
             stats = q.new_empty((num_requests, num_heads, max_parts), dtype=torch.float32)
             counters = self._counters.on(q.device, num_pairs)
-        _decode_kernel[(cache.shape[3], num_parts, num_requests)](
+        _decode_kernel[(cache.shape[3], num_requests, num_parts)](
             q,
             cache,
+            describe(cache, constants["TILE_K"]) if constants["COPIED"] else None,
             block_tables,
             kv_lens,
             out,
@@ -248,11 +255,17 @@ class PagedAttention:
             block_tables.stride(0),
             *factors,
             MAX_PARTS=max_parts,
-            MIN_KEYS=MIN_KEYS[constants["TILE_K"]],
+            MIN_KEYS=min_keys,
             HEADS=min(power_of_2(constants["GROUP"]), heads_at_once),
             **constants,
             **kind,
         )
+
+
+def describe(cache: Tensor, tile_k: int) -> TensorDescriptor:
+    """By which tiles of one head are copied out of the cache, as a matrix of slots."""
+    rows = cache.view(-1, cache.shape[3] * cache.shape[4])
+    return TensorDescriptor(rows, list(rows.shape), list(rows.stride()), [tile_k, cache.shape[4]])
 
 
 def _prefill(

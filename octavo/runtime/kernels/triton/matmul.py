@@ -4,7 +4,7 @@ A single row is multiplied by plain arithmetic: each program takes some rows of 
 fill a tile of the tensor cores; where the matrix has too few rows to occupy the device, several programs
 share each, and the last to be done adds their parts in fixed order, so that a result is reproducible; or
 the norm does that comes next, which is sooner.
-Everything else, and what measurements gave to it, is torch's.
+More rows, where that pays, are `fetched`. Everything else, and what measurements gave to it, is torch's.
 """
 
 import functools
@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from octavo.runtime.kernels.table import Addend, Summands
 from octavo.runtime.kernels.triton.elementwise import silu_and_mul
+from octavo.runtime.kernels.triton.fetched import fetched_gates, fetched_parts, is_able
 from octavo.runtime.kernels.triton.launch import (
     Counters,
     is_last,
@@ -29,9 +30,13 @@ from octavo.runtime.kernels.triton.launch import (
 )
 
 _SOME_ROWS = 64  # above, torch is as fast or faster
+_FETCHED_ROWS = 128
+_QUARTERED_ROWS = 256
+_HALVED_ROWS = 336
+_SMALL_OUTPUTS = 1024
+_LARGE = 2**24  # weights
 _GATED_WIDTH = 2048
-_SPLIT_ROWS = 256  # of a tall matrix: up to here its halves are multiplied side by side faster than the whole
-_SPLIT_SIZE = 2**24
+_GATED_SIZE = 2**26  # weights from which a gate inside the product pays up to _SOME_ROWS
 _SMALL_WAVE = 128  # programs that occupy the device
 _LEAST_INPUTS = 512  # of a part
 _NARROW = {torch.bfloat16, torch.float16}
@@ -147,22 +152,28 @@ class Matmul:
             return _one_row(x, weight, bias, gated=True)
         if 1 < num_rows <= (16 if k <= _GATED_WIDTH else 32) and x.dtype in _NARROW:
             return self._some_rows(x, weight, bias, gated=True)
+        is_large = weight.numel() >= _GATED_SIZE and bias is None
+        if 1 < num_rows <= _SOME_ROWS and is_large and _can_fetch(x):
+            return fetched_gates(x, weight)
         return silu_and_mul(self(x, weight, bias))
 
     def split(self, x: Tensor, weight: Tensor) -> Addend:
         """See table.SplitMatmul.
 
-        Parts that need not meet are done sooner: of few rows by a fifth, halves for 64 to 256 by 8 to 17 %.
+        Parts that need not meet are done sooner: of few rows by a fifth, of more by 5 to 20 %.
         """
-        n, k = weight.shape
-        if 1 < x.shape[0] <= _SOME_ROWS and x.dtype in _NARROW:
+        (n, k), num_rows = weight.shape, x.shape[0]
+        if 1 < num_rows <= _SOME_ROWS and x.dtype in _NARROW:
             product = self._some_rows(x, weight, None, joined=False)
             return Summands(product) if product.dim() > x.dim() else product
-        is_tall = k >= 2 * n and weight.numel() >= _SPLIT_SIZE and k % 16 == 0
-        if not (is_tall and _SOME_ROWS < x.shape[0] <= _SPLIT_ROWS and x.dtype in _NARROW):
+        num_parts = _num_parts(num_rows, n, k) if x.dtype in _NARROW else 1
+        if num_parts == 1:
             return self(x, weight)
-        halves = x.view(-1, 2, k // 2).transpose(0, 1), weight.view(n, 2, k // 2).permute(1, 2, 0)
-        return Summands(torch.bmm(*halves, out_dtype=torch.float32))
+        if n * k < _LARGE and num_rows <= _FETCHED_ROWS and _can_fetch(x):
+            return Summands(fetched_parts(x, weight))
+        rows, outputs = x.view(-1, num_parts, k // num_parts), weight.view(n, num_parts, k // num_parts)
+        product = torch.bmm(rows.transpose(0, 1), outputs.permute(1, 2, 0), out_dtype=torch.float32)
+        return Summands(product)
 
     def _some_rows(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, *, joined: bool = True, gated: bool = False
@@ -214,6 +225,24 @@ def _one_row(x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool = Fa
         **overlapped(),
     )
     return out
+
+
+def _can_fetch(x: Tensor) -> bool:
+    """Rows have to begin at multiples of 16 bytes."""
+    return is_able() and x.dtype in _NARROW and x.is_contiguous() and x.shape[1] % 8 == 0
+
+
+def _num_parts(num_rows: int, n: int, k: int) -> int:
+    """In how many parts more than some rows are multiplied sooner than as a whole, side by side.
+
+    Four of a small matrix occupy the device; a large one is halved if it is tall.
+    """
+    if num_rows <= _SOME_ROWS:
+        return 1
+    if n * k < _LARGE:
+        is_small = n <= _SMALL_OUTPUTS and k >= 4 * _LEAST_INPUTS and k % 64 == 0
+        return 4 if is_small and num_rows <= _QUARTERED_ROWS else 1
+    return 2 if k >= 2 * n and k % 16 == 0 and num_rows <= _HALVED_ROWS else 1
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from octavo.runtime.kernels.triton.launch import parts, power_of_2, release, wait
 from octavo.runtime.kernels.triton.tiles import packed_tiles
-from octavo.runtime.kernels.triton.visit import visit
+from octavo.runtime.kernels.triton.visit import look_up, visit
 
 
 @triton.jit
@@ -61,17 +61,20 @@ def _packed_kernel(
     maxima, sums = tl.full([TILE_M], float("-inf"), tl.float32), tl.zeros([TILE_M], tl.float32)
     keys = cache + head * D
     values = keys + BLOCK_SIZE * NUM_KV_HEADS * D
+    ahead = look_up(table, 0, common, BLOCK_SIZE, TILE_K)
     maxima, sums, total = visit(
-        (maxima, sums, tl.zeros([TILE_M, D_PAD], tl.float32)), query, lens, 0, common, 0, keys, values, table,
-        NUM_KV_HEADS * D, scale, soft_cap, D, D_PAD, BLOCK_SIZE, TILE_K, 0, CAPPED, False, DOT,
+        (maxima, sums, tl.zeros([TILE_M, D_PAD], tl.float32)), ahead, query, lens, 0, common, common, 0,
+        keys, values, None, 0, table, NUM_KV_HEADS * D, scale, soft_cap,
+        D, D_PAD, BLOCK_SIZE, TILE_K, 0, CAPPED, DOT,
     )
     for index in range(number):
         kv_len = tl.load(kv_lens + request + index)
         position = tl.where(member == index, kv_len - 1, -1)
+        own = table + index * stride_table
+        ahead = look_up(own, common, kv_len, BLOCK_SIZE, TILE_K)
         maxima, sums, total = visit(
-            (maxima, sums, total), query, position, common, kv_len, 0, keys, values,
-            table + index * stride_table, NUM_KV_HEADS * D, scale, soft_cap,
-            D, D_PAD, BLOCK_SIZE, TILE_K, 0, CAPPED, True, DOT,
+            (maxima, sums, total), ahead, query, position, common, common, kv_len, 0, keys, values, None, 0,
+            own, NUM_KV_HEADS * D, scale, soft_cap, D, D_PAD, BLOCK_SIZE, TILE_K, 0, CAPPED, DOT,
         )
     release(PDL)
     total = total / tl.where(sums == 0.0, 1.0, sums)[:, None]

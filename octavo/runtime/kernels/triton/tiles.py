@@ -10,36 +10,47 @@ import torch
 import triton
 import triton.language as tl
 
-from octavo.runtime.kernels.triton.launch import NUM_PROGRAMS, parts, power_of_2
+from octavo.runtime.kernels.triton.launch import NUM_PROGRAMS, overlapped, parts, power_of_2
 
 _SMALL, _MIDDLE, _LARGE = 32, 64, 128  # keys of a tile in decoding
-MIN_KEYS = {_SMALL: 32, _MIDDLE: 64, _LARGE: 512}  # fewest keys of a part
+_MIN_KEYS = {_SMALL: 32, _MIDDLE: 64, _LARGE: 512}  # fewest keys of a part
 _MAX_PARTS = 32
 _FEW_PAIRS = 64  # of requests and key heads
+_ONE_WAVE = 128  # the most pairs of which each gets its share of one wave of programs
 _BY_PAIRS = (
     (_FEW_PAIRS, (_SMALL, 2, 3)),
-    (NUM_PROGRAMS * 3 // 8, (_SMALL, 2, 4)),
-    (NUM_PROGRAMS // 2, (_LARGE, 4, 2)),
-    (NUM_PROGRAMS, (_SMALL, 2, 4)),
+    (_ONE_WAVE, (_SMALL, 2, 4)),
+    (NUM_PROGRAMS, (_SMALL, 2, 3)),
     (NUM_PROGRAMS * 2, (_SMALL, 2, 2)),
 )
+_MANY_PAIRS = _SMALL, 1, 3
 """Keys of a tile, warps and stages for up to so many pairs, keys being of 16 bits.
 
 The time follows the tiles more than the bytes: 193 keys in tiles of 128 took as long as 256. So tiles are
-small, with as many stages as let all programs be there at once (4 or 8 on a multiprocessor). But where two
-parts would have to be joined, one with large tiles is faster.
+small, with as many stages as let all programs be there at once (4, 5 or 8 on a multiprocessor).
 """
-_MANY_PAIRS = _SMALL, 1, 3
+_COPIED_BY_PAIRS = (
+    (NUM_PROGRAMS // 2, (_SMALL, 1, 3)),
+    (NUM_PROGRAMS * 2, (_SMALL, 1, 2)),
+)
+_MANY_COPIED = _SMALL, 1, 4
+"""The same where whole tiles are copied by the unit for that (TMA), which takes fewer instructions."""
+_LONG, _PARTS_OF_LONG = 512, 4
+"""Fewest keys of a part, and the most parts, where only what is longer than others is cut."""
 
 
-def split(num_pairs: int, longest: int, tile: int, itemsize: int) -> int:
-    """Into how many parts the keys of each (request, key head) are cut at most.
+def split(num_pairs: int, longest: int, tile: int) -> tuple[int, int]:
+    """(Fewest keys of a part, into how many parts those of each request and key head are cut at most).
 
-    One wave of programs: a second one, not full, would cost more than it brings. Of the largest tiles of more
-    than 8 bits three programs fit a multiprocessor, of others four.
+    One wave of programs, where few requests run: a second one, not full, would cost more than it brings.
+    Where more run, only what is longer than others is cut, which would be read alone at the end: in long
+    parts, and the last programs have nothing to do. Of many the longest begin first, and that is enough.
     """
-    num_programs = NUM_PROGRAMS * 3 // 4 if tile == _LARGE and itemsize > 1 else NUM_PROGRAMS
-    return max(1, min(num_programs // num_pairs, parts(longest, MIN_KEYS[tile]), _MAX_PARTS))
+    if num_pairs <= _ONE_WAVE:
+        min_keys, most = _MIN_KEYS[tile], min(NUM_PROGRAMS // num_pairs, _MAX_PARTS)
+    else:
+        min_keys, most = _LONG, _PARTS_OF_LONG if num_pairs <= NUM_PROGRAMS * 2 else 1
+    return min_keys, max(1, min(most, parts(longest, min_keys)))
 
 
 @functools.cache
@@ -49,11 +60,15 @@ def decode_tiles(
     q_type: torch.dtype,
     cache_type: torch.dtype,
     num_pairs: int,
+    has_window: bool,
 ) -> dict[str, Any]:
     """What the decode kernel is compiled for; tiles, warps and stages as measured on an H200."""
     constants = _shape(num_heads, cache_shape, q_type, cache_type)
     tile_m = max(16, power_of_2(constants["GROUP"]))
-    if constants["DOT"] == tl.float32:
+    is_copied = num_pairs > _ONE_WAVE and not has_window and _can_be_copied(constants, cache_type)
+    if is_copied:
+        tile = next((tile for most, tile in _COPIED_BY_PAIRS if num_pairs <= most), _MANY_COPIED)
+    elif constants["DOT"] == tl.float32:
         tile = _SMALL, 4, 2
     elif constants["D"] > 128 and num_pairs > _FEW_PAIRS:
         tile = _MIDDLE, 4, 2
@@ -67,7 +82,15 @@ def decode_tiles(
         "TILE_K": tile_k,
         "num_warps": max(warps, min(8, tile_m * constants["D_PAD"] // 2048)),  # 64 sums of a thread at most
         "num_stages": stages,
+        "COPIED": is_copied,
     }
+
+
+def _can_be_copied(constants: dict[str, Any], cache_type: torch.dtype) -> bool:
+    """Whether tiles of the size for that lie in the cache as they are multiplied."""
+    is_whole = constants["D"] == constants["D_PAD"] <= 128 and constants["BLOCK_SIZE"] % _SMALL == 0
+    able = overlapped()["PDL"] and cache_type.itemsize == 2 and constants["DOT"] != tl.float32
+    return bool(is_whole and (able or triton.knobs.runtime.interpret))
 
 
 @functools.cache

@@ -5,7 +5,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _blocks(table, start, end_key, BLOCK_SIZE: tl.constexpr, TILE_K: tl.constexpr):
+def look_up(table, start, end_key, BLOCK_SIZE: tl.constexpr, TILE_K: tl.constexpr):
     """The blocks of the keys from `start` on: a single one, where tiles do not cross blocks."""
     if BLOCK_SIZE % TILE_K == 0:
         return tl.load(table + start // BLOCK_SIZE, mask=start < end_key, other=0)
@@ -35,64 +35,77 @@ def _visible(stored, key, position, WINDOW: tl.constexpr):
     return visible
 
 
+# fmt: off
+@triton.jit
+def _step(
+    state, ahead, start, query, position, end_key, oldest, keys, values, descriptor, first_column, table,
+    stride_slot, scale, soft_cap, inner,
+    D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE_K: tl.constexpr,
+    WINDOW: tl.constexpr, CAPPED: tl.constexpr, MASKED: tl.constexpr, DOT: tl.constexpr,
+):
+    """One tile of keys: the new (maxima, sums, weighted values), and the blocks of the next tile."""
+    maxima, sums, total = state
+    key = start + tl.arange(0, TILE_K)
+    stored = key < end_key if MASKED else key >= 0
+    if WINDOW > 0:
+        stored = stored & (key >= oldest)
+    offset = _places(ahead, start, key, stride_slot, BLOCK_SIZE, TILE_K)
+    row = ahead * (2 * BLOCK_SIZE) + start % BLOCK_SIZE
+    ahead = look_up(table, start + TILE_K, end_key, BLOCK_SIZE, TILE_K)
+    inside = stored[:, None] & (tl.arange(0, D_PAD) < D)[None, :]
+    if descriptor is None:
+        k = tl.load(keys + offset + inner, mask=inside, other=0.0).to(DOT)
+    else:
+        k = descriptor.load([row, first_column]).to(DOT)
+    scores = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
+    if CAPPED:  # tanh, in terms of the base 2 that `scale` brings
+        scores = soft_cap - 2.0 * soft_cap / (1.0 + tl.exp2(2.0 * scores))
+    if MASKED:
+        scores = tl.where(_visible(stored, key, position, WINDOW), scores, float("-inf"))
+    higher = tl.maximum(maxima, tl.max(scores, 1))
+    # A row that has seen no key yet stays at 0 instead of becoming -inf - -inf.
+    shift = tl.where(higher == float("-inf"), 0.0, higher) if MASKED else higher
+    weights = tl.exp2(scores - shift[:, None])
+    fade = tl.exp2(maxima - shift)
+    if descriptor is None:
+        v = tl.load(values + offset + inner, mask=inside, other=0.0).to(DOT)
+    else:
+        v = descriptor.load([row + BLOCK_SIZE, first_column]).to(DOT)
+    total = tl.dot(weights.to(DOT), v, total * fade[:, None], input_precision="ieee")
+    return (higher, sums * fade + tl.sum(weights, 1), total), ahead
+
+
 @triton.jit
 def visit(
-    state,
-    query,
-    position,
-    first_key,
-    end_key,
-    oldest,
-    keys,
-    values,
-    table,
-    stride_slot,
-    scale,
-    soft_cap,
-    D: tl.constexpr,
-    D_PAD: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE_K: tl.constexpr,
-    WINDOW: tl.constexpr,
-    CAPPED: tl.constexpr,
-    MASKED: tl.constexpr,
-    DOT: tl.constexpr,
+    state, ahead, query, position, first_key, whole_end, end_key, oldest, keys, values, descriptor,
+    first_column, table, stride_slot, scale, soft_cap,
+    D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE_K: tl.constexpr,
+    WINDOW: tl.constexpr, CAPPED: tl.constexpr, DOT: tl.constexpr,
 ):
     """Attend to keys first_key … end_key - 1 and return the new (maxima, sums, weighted values).
 
-    first_key: a multiple of TILE_K. Without MASKED, or without a position, every query of the tile sees all
-    of these keys; with a window, those from `oldest` on, and none before is read. A tile's block is looked up
-    one tile ahead. Where tiles do not cross blocks, the places of a tile's keys differ from the last one's by
-    a single number: addresses were a quarter of all instructions.
+    first_key: a multiple of TILE_K, whose blocks are `ahead`. Every query of the tile sees all keys before
+    whole_end, which is another multiple; without a position, all later ones, too; with a window, those from
+    `oldest` on, and none before is read. A tile's block is looked up one tile ahead. Where tiles do not cross
+    blocks, the places of a tile's keys differ from the last one's by a single number: addresses were a
+    quarter of all instructions.
+    descriptor: None, or of the cache as a matrix of slots, by which the tiles before whole_end are copied, at
+    less cost of instructions; then tiles do not cross blocks, and one at most is left.
     """
-    maxima, sums, total = state
-    d = tl.arange(0, D_PAD)
-    column = tl.arange(0, TILE_K)
-    inner = d[None, :]
+    inner = tl.arange(0, D_PAD)[None, :]
     if BLOCK_SIZE % TILE_K == 0:
-        inner += column[:, None] * stride_slot
-    ahead = _blocks(table, first_key, end_key, BLOCK_SIZE, TILE_K)
-    for start in range(first_key, end_key, TILE_K):
-        key = start + column
-        stored = key < end_key if MASKED else key >= 0
-        if WINDOW > 0:
-            stored = stored & (key >= oldest)
-        offset = _places(ahead, start, key, stride_slot, BLOCK_SIZE, TILE_K)
-        ahead = _blocks(table, start + TILE_K, end_key, BLOCK_SIZE, TILE_K)
-        inside = stored[:, None] & (d[None, :] < D)
-        k = tl.load(keys + offset + inner, mask=inside, other=0.0).to(DOT)
-        scores = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
-        if CAPPED:  # tanh, in terms of the base 2 that `scale` brings
-            scores = soft_cap - 2.0 * soft_cap / (1.0 + tl.exp2(2.0 * scores))
-        if MASKED:
-            scores = tl.where(_visible(stored, key, position, WINDOW), scores, float("-inf"))
-        higher = tl.maximum(maxima, tl.max(scores, 1))
-        # A row that has seen no key yet stays at 0 instead of becoming -inf - -inf.
-        shift = tl.where(higher == float("-inf"), 0.0, higher) if MASKED else higher
-        weights = tl.exp2(scores - shift[:, None])
-        fade = tl.exp2(maxima - shift)
-        v = tl.load(values + offset + inner, mask=inside, other=0.0).to(DOT)
-        total = tl.dot(weights.to(DOT), v, total * fade[:, None], input_precision="ieee")
-        sums = sums * fade + tl.sum(weights, 1)
-        maxima = higher
-    return maxima, sums, total
+        inner += tl.arange(0, TILE_K)[:, None] * stride_slot
+    for start in range(first_key, whole_end, TILE_K):
+        state, ahead = _step(
+            state, ahead, start, query, position, end_key, oldest, keys, values, descriptor, first_column,
+            table, stride_slot, scale, soft_cap, inner,
+            D, D_PAD, BLOCK_SIZE, TILE_K, WINDOW, CAPPED, False, DOT,
+        )
+    for start in tl.range(whole_end, end_key, TILE_K, num_stages=None if descriptor is None else 1):
+        state, ahead = _step(
+            state, ahead, start, query, position, end_key, oldest, keys, values, None, first_column,
+            table, stride_slot, scale, soft_cap, inner,
+            D, D_PAD, BLOCK_SIZE, TILE_K, WINDOW, CAPPED, True, DOT,
+        )
+    return state
+# fmt: on
