@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from octavo.base.errors import BadCheckpoint, Unsupported
 from octavo.base.gguf import open_gguf
-from octavo.config.gguf_config import config_from_gguf
+from octavo.config.gguf_config import config_from_gguf, generation_from_gguf
 
 Format = Literal["safetensors", "gguf", "none"]
 
@@ -84,9 +84,7 @@ def read_checkpoint(path: Path, overrides: dict[str, Any] | None = None) -> Chec
 
 def _read_gguf(path: Path, overrides: dict[str, Any]) -> Checkpoint:
     file = open_gguf(path)
-    config = config_from_gguf(file) | overrides
-    eos = file.metadata.get("tokenizer.ggml.eos_token_id")
-    generation = {} if eos is None else {"eos_token_id": eos}
+    config, generation = config_from_gguf(file) | overrides, generation_from_gguf(file)
     return Checkpoint(path=str(path), format="gguf", config=config, generation_config=generation)
 
 

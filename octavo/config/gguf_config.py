@@ -38,6 +38,14 @@ _KEYS = {
     "vocab_size": "vocab_size",
 }
 
+_GENERATION = {
+    "eos_token_id": "tokenizer.ggml.eos_token_id",
+    "temperature": "general.sampling.temp",
+    "top_k": "general.sampling.top_k",
+    "top_p": "general.sampling.top_p",
+    "min_p": "general.sampling.min_p",
+    "repetition_penalty": "general.sampling.penalty_repeat",
+}
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads")
 _FRACTIONS = (
     "rms_norm_eps",
@@ -83,6 +91,16 @@ def config_from_gguf(file: GGUFFile) -> Config:
     if row.complete is not None:
         row.complete(config)
     return config
+
+
+def generation_from_gguf(file: GGUFFile) -> Config:
+    """What `file` recommends, in the words of generation_config.json. Raises BadCheckpoint."""
+    found = {ours: (key, file.metadata.get(key)) for ours, key in _GENERATION.items()}
+    return {
+        ours: _checked(key, value, int if ours in {"eos_token_id", "top_k"} else float)
+        for ours, (key, value) in found.items()
+        if value is not None
+    }
 
 
 def _checked(key: str, value: Any, kind: type) -> int | float:

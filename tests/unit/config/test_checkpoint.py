@@ -4,7 +4,7 @@ import pytest
 
 from octavo.base.errors import BadCheckpoint, Unsupported
 from octavo.config.checkpoint import Checkpoint, read_checkpoint
-from tests.gguf_writer import LLAMA_ENTRIES, STRING, gguf_bytes
+from tests.gguf_writer import FLOAT32, LLAMA_ENTRIES, STRING, UINT32, gguf_bytes
 
 
 def _folder(path, files):
@@ -35,6 +35,18 @@ def test_a_gguf_file_alone_or_in_a_folder(tmp_path):
         assert (checkpoint.architecture, checkpoint.vocab_size) == ("LlamaForCausalLM", 4)
         assert checkpoint.generation_config == {"eos_token_id": 1}
         assert checkpoint.max_position_embeddings == 512
+
+
+def test_a_gguf_file_says_how_to_sample_it(tmp_path):
+    """In llama.cpp's words (gguf.Keys.General.SAMPLING_*); what is no number is refused."""
+    stated = [("temp", FLOAT32, 0.5), ("top_k", UINT32, 20), ("penalty_repeat", FLOAT32, 1.25)]
+    entries = [(f"general.sampling.{key}", kind, value) for key, kind, value in stated]
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes([*LLAMA_ENTRIES, *entries]))
+    generation = read_checkpoint(tmp_path).generation_config
+    assert generation == {"eos_token_id": 1, "temperature": 0.5, "top_k": 20, "repetition_penalty": 1.25}
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes([*LLAMA_ENTRIES, ("general.sampling.temp", STRING, "hot")]))
+    with pytest.raises(BadCheckpoint, match=r"general\.sampling\.temp is 'hot'; need a number from 0"):
+        read_checkpoint(tmp_path)
 
 
 def test_the_default_model_describes_itself(smollm2_path):
