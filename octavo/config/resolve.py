@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import os
+from pathlib import Path
 from typing import Any, TypeVar, get_origin
 
 from octavo.base import env
@@ -35,7 +36,7 @@ def resolve(args: EngineArgs) -> EngineConfig:
     _check(args)
     path = locate(args.model, revision=args.revision, download_dir=args.download_dir)
     checkpoint = read_checkpoint(path, args.hf_overrides)
-    if args.model in BUILT_IN:
+    if args.model in BUILT_IN and path != Path(args.model):  # no folder that has this name
         generation = BUILT_IN[args.model].generation | checkpoint.generation_config
         checkpoint = dataclasses.replace(checkpoint, generation_config=generation)
     parallel = _parallel(args)

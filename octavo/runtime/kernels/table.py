@@ -343,8 +343,9 @@ class GatedBlockMatmul(Protocol):
 
 
 Packed = tuple[Tensor, str]
+"""A matrix as BlockMatmul takes it: blocks, and the name of their type."""
 BlockFeedForward = Callable[[Tensor, Packed, Gate, Packed, Activations], Tensor | None]
-"""Takes x, and the matrices of a gated feed-forward block as blocks and their type; returns [T, N] float32.
+"""Takes x: [T, K] float32, and the two matrices of a gated feed-forward block; returns [T, N] float32.
 
 To the bit what GatedBlockMatmul by the first and BlockMatmul by the second give; None where it gains nothing.
 """

@@ -53,7 +53,8 @@ class MLP(nn.Module):
         self.down = RowLinear(build.at("down"), inner_size, size, bias)
         self._gate = _GATES.get(activation) if gated else None
         self._activation = (gated_activation if gated else plain_activation)(activation, build.kernels)
-        self._both, self._rounding = build.kernels.block_feed_forward, build.scheme.storage.activations
+        self._feed_forward = build.kernels.block_feed_forward
+        self._rounding = build.scheme.storage.activations
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, size] to [T, size]."""
@@ -67,10 +68,11 @@ class MLP(nn.Module):
 
     def _whole(self, x: Tensor) -> Tensor | None:
         """Both projections in one kernel, where there is one."""
-        if self._both is None or self._gate is None or self.up.bias is not None or not self.down.is_plain:
+        is_plain = self.up.bias is None and self.down.is_plain
+        if self._feed_forward is None or self._gate is None or not is_plain:
             return None
         up, down = self.up.method.blocks(), self.down.method.blocks()
-        return up and down and self._both(x, up, self._gate, down, self._rounding)
+        return up and down and self._feed_forward(x, up, self._gate, down, self._rounding)
 
     def _inner(self, x: Tensor) -> Tensor:
         inner = self.up.method.apply_gated(x, self.up.bias, self._gate) if self._gate else None

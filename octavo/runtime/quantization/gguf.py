@@ -60,13 +60,13 @@ class BlockLinear(LinearMethod):
     def apply_gated(self, x: Tensor, bias: Tensor | None, gate: Gate) -> Tensor | None:
         """Multiply and gate, where gates and values are of one type."""
         gated = self._storage.kernels.gated_block_matmul
-        if gated is None or bias is not None or len(self._segments) > 1:
+        blocks = self.blocks()
+        if gated is None or bias is not None or blocks is None:
             return None
-        (segment,) = self._segments
-        return gated(x, segment.data, segment.type.name, gate, self._storage.activations)
+        return gated(x, *blocks, gate, self._storage.activations)
 
     def blocks(self) -> Packed | None:
-        """The only segment."""
+        """The only segment; None where there are several."""
         if len(self._segments) > 1:
             return None
         (segment,) = self._segments

@@ -60,6 +60,10 @@ def test_a_built_in_model_says_how_to_sample_it(model, monkeypatch):
     monkeypatch.setattr(resolve_module, "locate", lambda *_args, **_options: folder)
     assert resolve(EngineArgs(model="smollm2")).checkpoint.generation_config == {"temperature": 0.0}
     assert resolve(EngineArgs(model=str(folder))).checkpoint.generation_config == {}
+    monkeypatch.undo()
+    monkeypatch.chdir(folder.parent)
+    folder.rename("smollm2")
+    assert resolve(EngineArgs(model="smollm2", device="cpu")).checkpoint.generation_config == {}
 
 
 def test_what_the_user_says_stays(model):

@@ -34,7 +34,8 @@ _BLOCKS = {kind.name: kind for kind in BLOCK_TYPES.values()}
 _CACHE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3}
 _SILU, _GELU, _GELU_TANH = 0, 1, 2
 _LARGE_BYTES = 1 << 20
-_FEW_ROWS, _MOST_LAID_OUT_BYTES = 512, 16 << 20
+_FEW_ROWS = 512  # up to here a feed-forward block is as fast in two kernels
+_MOST_LAID_OUT_BYTES = 16 << 20  # of its matrices, which all rows pass
 _GATES: dict[Gate, int] = {"silu": _SILU, "gelu": _GELU, "gelu_tanh": _GELU_TANH}
 
 

@@ -4,19 +4,15 @@ Called by `Matmul`. The matrix is the left operand of the tensor cores, x the ri
 need no threads and no registers for addresses, which larger tiles lack; a few rows are left to plain loads.
 """
 
-import functools
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from octavo.runtime.kernels.triton.launch import overlapped, parts, release, wait
+from octavo.runtime.kernels.triton.launch import overlapped, parts, parts_of_inputs, release, wait
 
 _TILE = 64  # rows, outputs, and inputs of one load
-_WAVE = 128  # programs that occupy the device
-_LEAST_INPUTS = 512  # of a part
 
 
 # fmt: off
@@ -50,12 +46,6 @@ def _fetched_kernel(
 # fmt: on
 
 
-@functools.cache
-def is_able() -> bool:
-    """Whether the device has a copy engine; Triton's interpreter does what it would."""
-    return bool(triton.knobs.runtime.interpret or overlapped()["PDL"])
-
-
 def fetched_gates(x: Tensor, weight: Tensor) -> Tensor:
     """See KernelTable.gated_matmul. x: [M, K], contiguous, K a multiple of 8."""
     return _launch(x, weight, x.new_empty((len(x), len(weight) // 2)), num_stages=3, gated=True)
@@ -64,8 +54,7 @@ def fetched_gates(x: Tensor, weight: Tensor) -> Tensor:
 def fetched_parts(x: Tensor, weight: Tensor) -> Tensor:
     """A product in as many parts as occupy the device: [parts, M, N] float32. x: as above."""
     (m, k), n = x.shape, len(weight)
-    num_tiles = parts(n, _TILE) * parts(m, _TILE)
-    num_parts = max(1, min(_WAVE // num_tiles, k // _LEAST_INPUTS))
+    num_parts = parts_of_inputs(parts(n, _TILE) * parts(m, _TILE), k)
     return _launch(x, weight, x.new_empty((num_parts, m, n), dtype=torch.float32), num_stages=8)
 
 

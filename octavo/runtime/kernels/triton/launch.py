@@ -19,6 +19,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 NUM_PROGRAMS = 4 * 132
 """One wave of small programs on the GPUs the kernels were tuned on."""
+WAVE = 128
+"""Large programs that occupy these."""
+LEAST_INPUTS = 512
+"""Of one part of a product whose inputs are shared out."""
 _NUM_COUNTERS = 1 << 14  # never more: a captured graph keeps the address
 
 
@@ -32,12 +36,23 @@ def parts(number: int, size: int) -> int:
     return -(-number // size)
 
 
+def parts_of_inputs(num_tiles: int, k: int) -> int:
+    """In how many parts a product of `num_tiles` tiles and k inputs occupies the device."""
+    return max(1, min(WAVE // num_tiles, k // LEAST_INPUTS))
+
+
 @functools.cache
 def overlapped() -> dict[str, Any]:
     """Arguments of a launch that may begin early, where the device can do that."""
     able = not triton.knobs.runtime.interpret and torch.version.cuda is not None
     able = able and torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9
     return {"PDL": True, "launch_pdl": True} if able else {"PDL": False}
+
+
+@functools.cache
+def has_copy_engine() -> bool:
+    """Whether tiles can be fetched by descriptors (TMA); Triton's interpreter does what the engine would."""
+    return bool(triton.knobs.runtime.interpret or overlapped()["PDL"])
 
 
 @triton.jit

@@ -18,27 +18,29 @@ from torch.nn import functional
 
 from octavo.runtime.kernels.table import Addend, Summands
 from octavo.runtime.kernels.triton.elementwise import silu_and_mul
-from octavo.runtime.kernels.triton.fetched import fetched_gates, fetched_parts, is_able
+from octavo.runtime.kernels.triton.fetched import fetched_gates, fetched_parts
 from octavo.runtime.kernels.triton.launch import (
+    LEAST_INPUTS,
+    WAVE,
     Counters,
+    has_copy_engine,
     is_last,
     overlapped,
     parts,
+    parts_of_inputs,
     power_of_2,
     release,
     wait,
 )
 
 _SOME_ROWS = 64  # above, torch is as fast or faster
-_FETCHED_ROWS = 128
-_QUARTERED_ROWS = 256
-_HALVED_ROWS = 336
-_SMALL_OUTPUTS = 1024
+_FETCHED_ROWS = 128  # of a small matrix: above, torch's four parts are as fast
+_QUARTERED_ROWS = 256  # of a small matrix
+_HALVED_ROWS = 336  # of a large, tall one
+_SMALL_OUTPUTS = 1024  # whose tiles leave the device half empty
 _LARGE = 2**24  # weights
 _GATED_WIDTH = 2048
 _GATED_SIZE = 2**26  # weights from which a gate inside the product pays up to _SOME_ROWS
-_SMALL_WAVE = 128  # programs that occupy the device
-_LEAST_INPUTS = 512  # of a part
 _NARROW = {torch.bfloat16, torch.float16}
 
 
@@ -229,7 +231,7 @@ def _one_row(x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool = Fa
 
 def _can_fetch(x: Tensor) -> bool:
     """Rows have to begin at multiples of 16 bytes."""
-    return is_able() and x.dtype in _NARROW and x.is_contiguous() and x.shape[1] % 8 == 0
+    return has_copy_engine() and x.dtype in _NARROW and x.is_contiguous() and x.shape[1] % 8 == 0
 
 
 def _num_parts(num_rows: int, n: int, k: int) -> int:
@@ -240,7 +242,7 @@ def _num_parts(num_rows: int, n: int, k: int) -> int:
     if num_rows <= _SOME_ROWS:
         return 1
     if n * k < _LARGE:
-        is_small = n <= _SMALL_OUTPUTS and k >= 4 * _LEAST_INPUTS and k % 64 == 0
+        is_small = n <= _SMALL_OUTPUTS and k >= 4 * LEAST_INPUTS and k % 64 == 0
         return 4 if is_small and num_rows <= _QUARTERED_ROWS else 1
     return 2 if k >= 2 * n and k % 16 == 0 and num_rows <= _HALVED_ROWS else 1
 
@@ -254,9 +256,9 @@ def _tile(num_rows: int, n: int, k: int, gated: bool) -> dict[str, Any]:
     tile_m, tile_n, tile_k = max(16, power_of_2(num_rows)), 64, 128
     num_tiles = parts(n, tile_n)
     num_parts = 1
-    if k > 2 * _LEAST_INPUTS and not gated:
-        num_parts = max(1, min(_SMALL_WAVE // num_tiles, k // _LEAST_INPUTS))
-    num_stages = (6 if num_tiles * num_parts <= _SMALL_WAVE else 4) - (tile_m > 32)
+    if k > 2 * LEAST_INPUTS and not gated:
+        num_parts = parts_of_inputs(num_tiles, k)
+    num_stages = (6 if num_tiles * num_parts <= WAVE else 4) - (tile_m > 32)
     return {
         "TILE_M": tile_m,
         "TILE_N": tile_n,

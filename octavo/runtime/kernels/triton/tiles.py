@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from octavo.runtime.kernels.triton.launch import NUM_PROGRAMS, overlapped, parts, power_of_2
+from octavo.runtime.kernels.triton.launch import NUM_PROGRAMS, has_copy_engine, parts, power_of_2
 
 _SMALL, _MIDDLE, _LARGE = 32, 64, 128  # keys of a tile in decoding
 _MIN_KEYS = {_SMALL: 32, _MIDDLE: 64, _LARGE: 512}  # fewest keys of a part
@@ -89,8 +89,8 @@ def decode_tiles(
 def _can_be_copied(constants: dict[str, Any], cache_type: torch.dtype) -> bool:
     """Whether tiles of the size for that lie in the cache as they are multiplied."""
     is_whole = constants["D"] == constants["D_PAD"] <= 128 and constants["BLOCK_SIZE"] % _SMALL == 0
-    able = overlapped()["PDL"] and cache_type.itemsize == 2 and constants["DOT"] != tl.float32
-    return bool(is_whole and (able or triton.knobs.runtime.interpret))
+    is_narrow = cache_type.itemsize == 2 and constants["DOT"] != tl.float32
+    return is_whole and has_copy_engine() and (is_narrow or triton.knobs.runtime.interpret)
 
 
 @functools.cache
