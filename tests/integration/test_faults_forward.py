@@ -73,8 +73,7 @@ def test_a_step_that_gets_no_memory(server):
     core = core_of(server)
     resource.prlimit(core.pid, resource.RLIMIT_AS, (core.memory_info().vms,) * 2)
     all_end_once_and_another_core_comes(server, {**LONG, "prompt": [5] * 200, "max_tokens": 50})
-    # Which allocation is refused is chance: torch's and Python's raise, one inside a kernel ends the process.
-    cause = r"A step failed: .*(Cannot allocate memory|MemoryError)|The engine core ended unexpectedly"
+    cause = r"A step failed: .*(Cannot allocate memory|MemoryError)"  # of torch; of Python or a kernel
     assert re.search(cause, server.log), server.log
     assert answer(server) == before
 

@@ -38,7 +38,8 @@ def soft(tmp_path_factory: pytest.TempPathFactory) -> dict[int, KernelTable]:
     source = Path(build.__file__).parent / "cpu" / "matmul_bf16.cpp"
     options = [*build._OPTIONS, "-march=native", "-DOCTAVO_SOFT_TILES", "-shared"]
     subprocess.run([*shlex.split(env.compiler()), *options, source, path, "-o", made], check=True)
-    soft_library, library = ctypes.CDLL(str(made)), Library(path)
+    library = Library(path)  # first, so that it finds its own functions
+    soft_library = ctypes.CDLL(str(made))
     for name, letters in _FUNCTIONS.items():
         function = soft_library[name]
         function.argtypes, function.restype = [_C_TYPES[letter] for letter in letters], None

@@ -187,20 +187,26 @@ def test_of_many_requests_only_long_ones_are_cut() -> None:
     assert split(1064, 16384, 32)[1] == 1
 
 
-@pytest.mark.parametrize(("block_size", "window"), [(32, 0), (64, 0), (64, 50), (16, 0)])
-def test_whole_tiles_are_copied(monkeypatch, block_size, window) -> None:
-    """By a descriptor, where tiles do not cross blocks and all of their keys are seen."""
+COPIED = [(32, 1, 0, 0.0), (64, 2, 0, 0.0), (64, 7, 0, 20.0), (32, 8, 0, 0.0), (64, 16, 0, 0.0)]
+NOT_COPIED = [(16, 2, 0, 0.0), (64, 2, 50, 0.0)]
+
+
+@pytest.mark.parametrize(("block_size", "heads", "window", "cap"), COPIED + NOT_COPIED)
+def test_whole_tiles_are_copied(monkeypatch, block_size, heads, window, cap) -> None:
+    """By a descriptor, where tiles do not cross blocks; some of the requests in parts."""
     made, describe = [], attention.describe
     monkeypatch.setattr(attention, "describe", lambda *given: made.append(given) or describe(*given))
     monkeypatch.setattr(attention, "decode_tiles", tiles.decode_tiles.__wrapped__)
-    monkeypatch.setattr(tiles, "_ONE_WAVE", 0)
+    for name, value in {"_FEW_PAIRS": 0, "_ONE_WAVE": 0, "_LONG": 64}.items():
+        monkeypatch.setattr(tiles, name, value)
     lens = [(1, 1), (1, 31), (1, 32), (1, 33), (1, 150), (1, 64), (1, 5)]
-    paged = make_paged(lens, heads=4, kv_heads=2, head_dim=64, block_size=block_size, window=window)
+    paged = make_paged(lens, heads=heads, kv_heads=1, head_dim=64, block_size=block_size, window=window)
     paged.kv_lens[6] = 0
-    case = Case("copied", paged.args(), {"scale": 0.125, "sliding_window": window})
+    options = {"scale": 0.125, "sliding_window": window, "soft_cap": cap}
+    case = Case("copied", paged.args(), options)
     dtype, tolerance = (torch.bfloat16, 2**-6) if HAS_GPU else (None, 1e-5)
     compare("paged_attention", on_device(case, dtype), tolerance)
-    assert len(made) == (block_size != 16 and not window)
+    assert len(made) == ((block_size, heads, window, cap) in COPIED)
 
 
 def test_rows_that_cannot_be_drawn_from_say_so() -> None:

@@ -217,4 +217,4 @@ extern "C" void octavo_attention(const float* q, int64_t q_stride, int64_t num_h
     Batch batch(job, cut(job, num_requests, threads), tiles, threads);
     parallel_for(batch.num_runs(), threads, [&](int64_t i) { batch.run(i); });
 }
-OCTAVO_TAPED(octavo_attention)
+OCTAVO_EXPORTED(octavo_attention)

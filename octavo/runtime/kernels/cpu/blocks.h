@@ -8,6 +8,7 @@
 //   BYTES, PARTS  of a block                          LARGEST  |q| is at most this
 //   ZERO          the q of weight 0                   MINIMUM  instead, the file has an offset
 //   HALVES        every 16 weights have a scale       SIGNED   q may be negative
+//   FIFTH         where q's fifth bits are, if all of a block's are together; the others are next
 //   scale_bytes   of a block with several parts: 16 small integers, by which its one or two factors go
 #pragma once
 #include <cstdlib>
@@ -65,7 +66,8 @@ inline Bytes16 six_bit_scales(const uint8_t* packed) {
 template <int BYTES_, int PARTS_, int LARGEST_, int ZERO_, bool MINIMUM_>
 struct Quantized {
     static constexpr bool DENSE = false, SIGNED = false, HALVES = false, MINIMUM = MINIMUM_;
-    static constexpr int BYTES = BYTES_, PARTS = PARTS_, LARGEST = LARGEST_, ZERO = ZERO_, FACTOR = 0;
+    static constexpr int BYTES = BYTES_, PARTS = PARTS_, LARGEST = LARGEST_, ZERO = ZERO_, FACTOR = 0,
+                         FIFTH = 0;
 };
 
 struct Q4_0 : Quantized<18, 1, 15, 8, false> {
@@ -77,11 +79,17 @@ struct Q4_1 : Quantized<20, 1, 15, 0, true> {
 };
 
 struct Q5_0 : Quantized<22, 1, 31, 16, false> {
-    OCTAVO_INLINE static u8x32 quants(const uint8_t* b, int) { return nibbles(b + 6) | fifth_bits(b + 2); }
+    static constexpr int FIFTH = 2;
+    OCTAVO_INLINE static u8x32 quants(const uint8_t* b, int) {
+        return nibbles(b + FIFTH + 4) | fifth_bits(b + FIFTH);
+    }
 };
 
 struct Q5_1 : Quantized<24, 1, 31, 0, true> {
-    OCTAVO_INLINE static u8x32 quants(const uint8_t* b, int) { return nibbles(b + 8) | fifth_bits(b + 4); }
+    static constexpr int FIFTH = 4;
+    OCTAVO_INLINE static u8x32 quants(const uint8_t* b, int) {
+        return nibbles(b + FIFTH + 4) | fifth_bits(b + FIFTH);
+    }
 };
 
 struct Q8_0 : Quantized<34, 1, 128, 0, false> {
@@ -91,8 +99,9 @@ struct Q8_0 : Quantized<34, 1, 128, 0, false> {
 
 struct Q4_K : Quantized<144, 8, 15, 0, true> {
     static Bytes16 scale_bytes(const uint8_t* b) { return six_bit_scales(b + 4); }
+    static const uint8_t* both(const uint8_t* b, int s) { return b + 16 + s / 2 * 32; }  // parts s and s + 1
     OCTAVO_INLINE static u8x32 quants(const uint8_t* b, int s) {
-        return moved(read<u8x32>(b + 16 + s / 2 * 32), s % 2 * 4, 0, 15);
+        return moved(read<u8x32>(both(b, s)), s % 2 * 4, 0, 15);
     }
 };
 

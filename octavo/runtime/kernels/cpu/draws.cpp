@@ -56,4 +56,4 @@ extern "C" void octavo_likeliest(const float* logits, int64_t stride, int64_t ro
         peaks[row] = choice.peak;
     });
 }
-OCTAVO_TAPED(octavo_likeliest)
+OCTAVO_EXPORTED(octavo_likeliest)

@@ -89,7 +89,7 @@ extern "C" void octavo_rms_norm(const float* x, int64_t x_stride, int64_t tokens
         normalize(from, weight, size, eps, y + row * size);
     });
 }
-OCTAVO_TAPED(octavo_rms_norm)
+OCTAVO_EXPORTED(octavo_rms_norm)
 
 extern "C" void octavo_rope(float* x, int64_t x_stride, int64_t tokens, int64_t heads, int64_t head_dim,
                             const float* cos, const float* sin, int64_t half, int interleaved, int threads) {
@@ -99,7 +99,7 @@ extern "C" void octavo_rope(float* x, int64_t x_stride, int64_t tokens, int64_t 
         rotate(x + token * x_stride + row % heads * head_dim, cos + token * half, sin + token * half, half);
     });
 }
-OCTAVO_TAPED(octavo_rope)
+OCTAVO_EXPORTED(octavo_rope)
 
 // gated: rows of x are (gate, up), 2 * size wide.
 extern "C" void octavo_activation(const float* x, int64_t rows, int64_t size, int kind, int gated, float* y,
@@ -110,7 +110,7 @@ extern "C" void octavo_activation(const float* x, int64_t rows, int64_t size, in
         run(from, gated ? from + size : nullptr, size, y + row * size);
     });
 }
-OCTAVO_TAPED(octavo_activation)
+OCTAVO_EXPORTED(octavo_activation)
 
 // cos and sin of position times frequency, times a factor: [tokens, half] each.
 extern "C" void octavo_rotary_tables(const int64_t* positions, int64_t tokens, const float* frequencies,
@@ -123,4 +123,4 @@ extern "C" void octavo_rotary_tables(const int64_t* positions, int64_t tokens, c
         }
     });
 }
-OCTAVO_TAPED(octavo_rotary_tables)
+OCTAVO_EXPORTED(octavo_rotary_tables)

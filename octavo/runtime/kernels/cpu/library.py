@@ -38,6 +38,8 @@ _ARGUMENTS = {
 }
 """Per function, one letter for each parameter: p pointer, l int64, i int, f float."""
 
+_NO_MEMORY = "The CPU kernels got no memory for their work space."
+
 
 class Tape:
     """Calls of the library, as tape.cpp reads them. What their pointers point to is kept alive by others."""
@@ -55,7 +57,10 @@ class Tape:
 
 
 class Library:
-    """The functions of a library, by name. While `tape` is set, calls are noted there and not made."""
+    """The functions of a library, by name. While `tape` is set, calls are noted there and not made.
+
+    A call raises MemoryError where there is none for its work space.
+    """
 
     def __init__(self, path: Path) -> None:
         self.tape: Tape | None = None
@@ -64,27 +69,28 @@ class Library:
             setattr(self, name, self._function(name, letters))
         self.has_tiles = bool(self._library.octavo_has_tiles())
         self._replay = self._library.octavo_replay
-        self._replay.argtypes, self._replay.restype = [ctypes.c_void_p, ctypes.c_int64], None
+        self._replay.argtypes = [ctypes.c_void_p, ctypes.c_int64]
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         raise AttributeError(f"The CPU kernels have no function {name}.")
 
     def replay(self, tape: Tape) -> None:
-        """Make all calls of a tape, in order."""
-        self._replay(tape.words.buffer_info()[0], tape.num_calls)
+        """Make all calls of a tape, in order. Raises MemoryError, as a call does."""
+        if self._replay(tape.words.buffer_info()[0], tape.num_calls):
+            raise MemoryError(_NO_MEMORY)
 
     def _function(self, name: str, letters: str) -> Callable[..., None]:
-        call = self._library[name]
-        call.argtypes = [_C_TYPES[letter] for letter in letters]
-        call.restype = None
+        pointer = ctypes.c_void_p.in_dll(self._library, f"{name}_checked").value
+        assert pointer is not None
+        call = ctypes.CFUNCTYPE(ctypes.c_int, *(_C_TYPES[letter] for letter in letters))(pointer)
         address = ctypes.cast(self._library[f"{name}_taped"], ctypes.c_void_p).value
         assert address is not None
 
         def function(*arguments: float | None) -> None:
-            if self.tape is None:
-                call(*arguments)
-            else:
+            if self.tape is not None:
                 self.tape.note(address, letters, arguments)
+            elif call(*arguments):
+                raise MemoryError(_NO_MEMORY)
 
         return function
 

@@ -142,7 +142,7 @@ extern "C" void octavo_matmul(const float* x, int64_t m, int64_t k, int64_t x_st
     }
     with_type(type, [&](auto type) { multiply<decltype(type)>(job, threads); });
 }
-OCTAVO_TAPED(octavo_matmul)
+OCTAVO_EXPORTED(octavo_matmul)
 
 // Rows of W times `scale`: the first n, or those at `places`.
 extern "C" void octavo_dequantize(const uint8_t* w, const int64_t* places, int64_t n, int64_t k,
@@ -159,4 +159,4 @@ extern "C" void octavo_dequantize(const uint8_t* w, const int64_t* places, int64
         });
     });
 }
-OCTAVO_TAPED(octavo_dequantize)
+OCTAVO_EXPORTED(octavo_dequantize)

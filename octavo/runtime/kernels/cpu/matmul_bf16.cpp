@@ -107,7 +107,7 @@ extern "C" void octavo_matmul_bf16(const float* x, int64_t m, int64_t k, int64_t
 
 #endif
 
-OCTAVO_TAPED(octavo_matmul_bf16)
+OCTAVO_EXPORTED(octavo_matmul_bf16)
 
 // octavo_activation of the product with 2 n rows, gates before values; y: [m, n].
 extern "C" void octavo_gated_matmul_bf16(const float* x, int64_t m, int64_t k, int64_t x_stride,
@@ -124,7 +124,7 @@ extern "C" void octavo_gated_matmul_bf16(const float* x, int64_t m, int64_t k, i
     octavo_matmul(x, m, k, x_stride, w, 2 * n, row_bytes, type, nullptr, both, 2 * n, threads);
     octavo_activation(both, m, n, kind, 1, y, threads);
 }
-OCTAVO_TAPED(octavo_gated_matmul_bf16)
+OCTAVO_EXPORTED(octavo_gated_matmul_bf16)
 
 // octavo_gated_matmul_bf16 with `up`, whose outputs are `inner`, then octavo_matmul_bf16 with `down`; y: [m, n].
 extern "C" void octavo_feed_forward_bf16(const float* x, int64_t m, int64_t k, int64_t x_stride,
@@ -145,4 +145,4 @@ extern "C" void octavo_feed_forward_bf16(const float* x, int64_t m, int64_t k, i
     octavo_gated_matmul_bf16(x, m, k, x_stride, up, inner, up_bytes, up_type, kind, gated.data(), threads);
     octavo_matmul_bf16(gated.data(), m, inner, inner, down, n, down_bytes, down_type, nullptr, y, n, threads);
 }
-OCTAVO_TAPED(octavo_feed_forward_bf16)
+OCTAVO_EXPORTED(octavo_feed_forward_bf16)

@@ -255,7 +255,7 @@ extern "C" void octavo_matmul_int8(const float* x, int64_t m, int64_t k, int64_t
                                    int64_t y_stride, int threads) {
     round_and_multiply<Int8>(x, m, k, x_stride, w, n, row_bytes, type, bias, y, y_stride, threads);
 }
-OCTAVO_TAPED(octavo_matmul_int8)
+OCTAVO_EXPORTED(octavo_matmul_int8)
 
 // The same, to two bytes.
 extern "C" void octavo_matmul_int16(const float* x, int64_t m, int64_t k, int64_t x_stride, const uint8_t* w,
@@ -263,4 +263,4 @@ extern "C" void octavo_matmul_int16(const float* x, int64_t m, int64_t k, int64_
                                     int64_t y_stride, int threads) {
     round_and_multiply<Int16>(x, m, k, x_stride, w, n, row_bytes, type, bias, y, y_stride, threads);
 }
-OCTAVO_TAPED(octavo_matmul_int16)
+OCTAVO_EXPORTED(octavo_matmul_int16)

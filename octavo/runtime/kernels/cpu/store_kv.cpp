@@ -82,4 +82,4 @@ extern "C" void octavo_write_kv(const float* k, int64_t k_stride, const float* v
         write(cache, slots[t], 1, v + t * v_stride);
     });
 }
-OCTAVO_TAPED(octavo_write_kv)
+OCTAVO_EXPORTED(octavo_write_kv)

@@ -1,9 +1,11 @@
-// A call of an exported function as a row of 64-bit words, so that many calls can be kept and made one after
-// the other without Python: OCTAVO_TAPED(f) behind a function f defines f_taped, which takes its arguments as
-// words. A word holds a pointer, an integer, or in its lower half a float.
+// How Python calls a function f of the library. OCTAVO_EXPORTED(f) behind it defines f_checked, a pointer to what
+// takes the same arguments, and f_taped, which takes them as a row of 64-bit words, so that many calls can be kept
+// and made one after the other without Python: a word holds a pointer, an integer, or in its lower half a float.
+// Both give an Outcome back, as no exception may pass through Python.
 #pragma once
 #include <cstdint>
 #include <cstring>
+#include <new>
 #include <type_traits>
 #include <utility>
 
@@ -22,17 +24,36 @@ T from_word(const int64_t& word) {
     }
 }
 
-template <class... A, size_t... I>
-void call_with(void (*function)(A...), const int64_t* words, std::index_sequence<I...>) {
-    function(from_word<A>(words[I])...);
-}
+enum Outcome : int { DONE, NO_MEMORY };
 
-template <class... A>
-void call_taped(void (*function)(A...), const int64_t* words) {
-    call_with(function, words, std::index_sequence_for<A...>());
-}
+template <auto FUNCTION>
+struct Exported;
+
+template <class... A, void (*FUNCTION)(A...)>
+struct Exported<FUNCTION> {
+    static int call(A... arguments) {
+        try {
+            FUNCTION(arguments...);
+            return DONE;
+        } catch (const std::bad_alloc&) {
+            return NO_MEMORY;
+        }
+    }
+    static int call_taped(const int64_t* words) { return call_words(words, std::index_sequence_for<A...>()); }
+
+private:
+    template <size_t... I>
+    static int call_words(const int64_t* words, std::index_sequence<I...>) {
+        return call(from_word<A>(words[I])...);
+    }
+};
 
 }  // namespace octavo
 
-#define OCTAVO_TAPED(name) \
-    extern "C" void name##_taped(const int64_t* words) { octavo::call_taped(name, words); }
+#define OCTAVO_EXPORTED(name)                                              \
+    extern "C" {                                                           \
+    auto* name##_checked = octavo::Exported<name>::call;                   \
+    int name##_taped(const int64_t* words) {                               \
+        return octavo::Exported<name>::call_taped(words);                  \
+    }                                                                      \
+    }

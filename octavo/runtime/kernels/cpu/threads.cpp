@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <mutex>
 #include <new>
+#include <system_error>
 #include <thread>
 
 #if defined(__x86_64__)
@@ -33,6 +34,7 @@ struct Pool {
     std::atomic<Task> task{nullptr};
     std::atomic<void*> context{nullptr};
     std::atomic<int> sleepers{0};
+    std::atomic<bool> failed{false};  // a task of this loop got no memory
     std::mutex busy, sleep;
     std::condition_variable wake;
     int num_workers = 0;
@@ -43,11 +45,20 @@ struct Pool {
             void* argument = context.load(std::memory_order_relaxed);
             int64_t total = count.load(std::memory_order_relaxed);
             if (ticket.compare_exchange_weak(seen, seen - 1, std::memory_order_acq_rel)) {
-                call(argument, total - int64_t(seen & COUNT_MASK));
-                done.fetch_add(1, std::memory_order_release);
+                attempt(call, argument, total - int64_t(seen & COUNT_MASK));
                 seen = ticket.load(std::memory_order_acquire);
             }
         }
+    }
+
+    // No exception may leave a worker, nor the caller's loop while others run its tasks.
+    void attempt(Task call, void* argument, int64_t index) {
+        try {
+            call(argument, index);
+        } catch (const std::bad_alloc&) {
+            failed.store(true, std::memory_order_relaxed);
+        }
+        done.fetch_add(1, std::memory_order_release);
     }
 
     void work(int id) {
@@ -74,13 +85,13 @@ struct Pool {
     }
 
     void run(int64_t total, int threads, Task call, void* argument) {
-        for (; num_workers < threads - 1; num_workers++)
-            std::thread([this, id = num_workers] { work(id); }).detach();
+        start_workers(threads - 1);
         task.store(call, std::memory_order_relaxed);
         context.store(argument, std::memory_order_relaxed);
         count.store(total, std::memory_order_relaxed);
         width.store(threads - 1, std::memory_order_relaxed);
         done.store(0, std::memory_order_relaxed);
+        failed.store(false, std::memory_order_relaxed);
         uint64_t next = ((ticket.load() >> 32) + 1) << 32 | uint64_t(total);
         ticket.store(next);
         if (sleepers.load() > 0) {
@@ -93,6 +104,16 @@ struct Pool {
                 RELAX();
             else
                 std::this_thread::yield();
+        }
+        if (failed.load(std::memory_order_relaxed)) throw std::bad_alloc();
+    }
+
+    // As many as the system lets us have: a loop needs none.
+    void start_workers(int wanted) {
+        try {
+            for (; num_workers < wanted; num_workers++)
+                std::thread([this, id = num_workers] { work(id); }).detach();
+        } catch (const std::system_error&) {
         }
     }
 };

@@ -13,7 +13,7 @@ namespace octavo {
 using Task = void (*)(void* context, int64_t index);
 
 // Run task(context, i) for every i < count on up to `threads` threads, the caller's among them; returns when
-// all ran.
+// all ran. Throws std::bad_alloc if one did.
 void run_tasks(int64_t count, int threads, Task task, void* context);
 
 template <class Body>
@@ -39,7 +39,8 @@ void for_rows(int64_t rows, int64_t size, int threads, Body&& body) {
 enum Shelf { OF_TASK, OF_CALL };
 
 // At least `count` floats of the calling thread's work space, 64-byte aligned; valid until its next call for that
-// shelf. Memory is kept: what a prompt needs is tens of megabytes, which cost more to get than to use.
+// shelf. Memory is kept: what a prompt needs is tens of megabytes, which cost more to get than to use. Throws
+// std::bad_alloc where there is none.
 float* scratch(size_t count, Shelf shelf = OF_TASK);
 
 }  // namespace octavo

@@ -94,8 +94,11 @@ OCTAVO_INLINE vf values_from(int first, int s, const F& factors) {
                          : (q - float(Type::ZERO)) * factors.scale(2 * s);
 }
 
+inline void look_up(__m512i places, __m512i values, uint16_t* out) {
+    _mm512_storeu_si512(out, _mm512_permutexvar_epi16(places, values));
+}
 inline void look_up(u8x32 places, __m512i values, uint16_t* out) {
-    _mm512_storeu_si512(out, _mm512_permutexvar_epi16(_mm512_cvtepu8_epi16((__m256i)places), values));
+    look_up(_mm512_cvtepu8_epi16((__m256i)places), values, out);
 }
 
 // Blocks i and i + 1 of a piece, of 16 values each: one table holds both.
@@ -106,6 +109,16 @@ OCTAVO_INLINE void round_two(const uint8_t* blocks, const Heads<Type>& heads, in
     __m512i values = (__m512i)_mm512_cvtne2ps_pbh(second, first);
     look_up(Type::quants(blocks, 0), values, out[0][0]);
     look_up(Type::quants(blocks + Type::BYTES, 0) | 16, values, out[1][0]);
+}
+
+// Parts s and s + 1 of a K block of 16 values each: their q's are halves of the same bytes.
+template <class Type, class F>
+OCTAVO_INLINE void round_halves(const uint8_t* block, int s, const F& factors, Tile* out) {
+    const __m512i both = _mm512_cvtepu8_epi16(read<__m256i>(Type::both(block, s)));
+    const vf low = values_from<Type>(0, s, factors), high = values_from<Type>(0, s + 1, factors);
+    const __m512i values = (__m512i)_mm512_cvtne2ps_pbh(low, high);
+    look_up((both & _mm512_set1_epi16(15)) | _mm512_set1_epi16(16), values, out[0][0]);
+    look_up(_mm512_srli_epi16(both, 4), values, out[1][0]);
 }
 #endif
 
@@ -120,6 +133,11 @@ OCTAVO_INLINE void round_part(const uint8_t* block, int s, const F& factors, uin
             values = _mm512_castsi256_si512((__m256i)_mm512_cvtneps_pbh(first));
         else
             values = (__m512i)_mm512_cvtne2ps_pbh(values_from<Type>(16, s, factors), first);
+        if constexpr (Type::FIFTH > 0) {
+            const __m512i low = _mm512_cvtepu8_epi16((__m256i)nibbles(block + Type::FIFTH + 4));
+            const __mmask32 fifth = read<uint32_t>(block + Type::FIFTH);
+            return look_up(_mm512_mask_add_epi16(low, fifth, low, _mm512_set1_epi16(16)), values, out);
+        }
         return look_up(Type::quants(block, s), values, out);
     }
 #endif
@@ -144,6 +162,11 @@ template <class Type>
 OCTAVO_INLINE void unpack_blocks(const uint8_t* blocks, int64_t count, Tile* out) {
     if constexpr (Type::PARTS > 1) {
         Factors<Type> factors(blocks);
+#if defined(OCTAVO_TABLES)
+        if constexpr (Type::LARGEST < 16)
+            return unrolled<Type::PARTS / 2>(
+                [&](auto i) { round_halves<Type>(blocks, 2 * i, factors, out + 2 * i); });
+#endif
         unrolled<Type::PARTS>([&](auto s) { round_part<Type>(blocks, s, factors, out[s][0]); });
     } else {
         Heads<Type> heads(blocks);

@@ -4,10 +4,8 @@ Both follow FlashAttention-2 (https://arxiv.org/abs/2307.08691): a program keeps
 over the keys they see with a running softmax. All query heads of one key head share the tile: row m is query
 m // GROUP of the tile and head m % GROUP of the group, so a decoding request, too, fills a tensor core.
 
-Decoding is cut over the keys (split-KV): the shapes decide into how many parts at most, the request's length,
-which only the kernel knows, into how many; the last part to be done joins them. So no launch depends on a
-length, and one captured graph serves any context. Programs begin in the order of the requests, so it pays
-that the longest come first.
+Decoding is cut over the keys where few requests run (see `parts`); where many do, tiles are copied whole (see
+`tall`). Programs begin in the order of the requests, so it pays that the longest come first.
 """
 
 from typing import Any
@@ -16,11 +14,12 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from octavo.runtime.kernels.table import Activations
-from octavo.runtime.kernels.triton.launch import Counters, is_last, overlapped, power_of_2, release, wait
+from octavo.runtime.kernels.triton.launch import Counters, overlapped, power_of_2, release, wait
 from octavo.runtime.kernels.triton.packed import attend_packed
+from octavo.runtime.kernels.triton.parts import finish, own_part
+from octavo.runtime.kernels.triton.tall import describe, tall_kernel
 from octavo.runtime.kernels.triton.tiles import decode_tiles, prefill_tiles, split
 from octavo.runtime.kernels.triton.visit import look_up, visit
 
@@ -92,7 +91,7 @@ def _prefill_kernel(
         whole = tl.minimum(first_position + 1, end_key) - first_key
         whole_end += tl.maximum(whole // TILE_K * TILE_K, 0)
     maxima, sums, total = visit(
-        state, ahead, query, position, first_key, whole_end, end_key, oldest, keys, values, None, 0,
+        state, ahead, query, position, first_key, whole_end, end_key, oldest, keys, values,
         table, NUM_KV_HEADS * D, scale, soft_cap, D, D_PAD, BLOCK_SIZE, TILE_K, WINDOW, CAPPED, DOT,
     )
     release(PDL)
@@ -101,54 +100,26 @@ def _prefill_kernel(
     tl.store(out + place[:, None] * D + d[None, :], total.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
-def _join(
-    partial, log_sums, out, place, num_parts,
-    GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, MAX_PARTS: tl.constexpr, HEADS: tl.constexpr,
-):
-    """The parts of GROUP heads from `place` on, weighted by what each saw, HEADS at a time."""
-    part, d = tl.arange(0, MAX_PARTS), tl.arange(0, D_PAD)
-    for first in range(0, GROUP, HEADS):
-        head = first + tl.arange(0, HEADS)
-        there = (part < num_parts)[:, None] & (head < GROUP)[None, :]
-        source = (place + head)[None, :] * MAX_PARTS + part[:, None]
-        seen = tl.load(log_sums + source, mask=there, other=float("-inf"), cache_modifier=".cg")
-        inside = there[:, :, None] & (d < D)[None, None, :]
-        values = tl.load(
-            partial + source[:, :, None] * D + d[None, None, :], mask=inside, other=0.0, cache_modifier=".cg"
-        )
-        highest = tl.max(seen, 0)
-        weights = tl.exp2(seen - tl.where(highest == float("-inf"), 0.0, highest)[None, :])
-        joined = tl.sum(values * weights[:, :, None], 0) / tl.sum(weights, 0)[:, None]
-        target = out + (place + head)[:, None] * D + d[None, :]
-        tl.store(target, joined.to(out.dtype.element_ty), mask=(head < GROUP)[:, None] & (d < D)[None, :])
-
-
 @triton.jit(
     do_not_specialize=["stride_table"], do_not_specialize_on_alignment=["block_tables", "kv_lens"]
 )
 def _decode_kernel(
-    q, cache, descriptor, block_tables, kv_lens, out, partial, log_sums, counters,
+    q, cache, block_tables, kv_lens, out, partial, log_sums, counters,
     stride_q, stride_table, scale, soft_cap,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE_M: tl.constexpr, TILE_K: tl.constexpr, WINDOW: tl.constexpr,
-    CAPPED: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr, COPIED: tl.constexpr,
+    CAPPED: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
     MAX_PARTS: tl.constexpr, MIN_KEYS: tl.constexpr, HEADS: tl.constexpr,
 ):
     """One part of the keys of a request's key head. A request without keys is padding and gets zeros."""
-    head, request, part = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    head, request = tl.program_id(0), tl.program_id(1).to(tl.int64)
     kv_len = tl.load(kv_lens + request)
     oldest = tl.maximum(kv_len - WINDOW, 0) if WINDOW > 0 else 0
-    first_key = oldest // TILE_K * TILE_K
-    part_size = tl.cdiv(tl.cdiv(kv_len - first_key, tl.num_programs(2)), TILE_K) * TILE_K
-    part_size = tl.maximum(part_size, MIN_KEYS)
-    num_parts = tl.cdiv(kv_len - first_key, part_size)
-    first_key += part * part_size
-    end_key = tl.minimum(first_key + part_size, kv_len)
+    first_key, end_key, num_parts = own_part(oldest // TILE_K * TILE_K, kv_len, TILE_K, MIN_KEYS)
     table = block_tables + request * stride_table
     ahead = look_up(table, first_key, end_key, BLOCK_SIZE, TILE_K)
     wait(PDL)
-    if part >= tl.maximum(num_parts, 1):
+    if tl.program_id(2) >= tl.maximum(num_parts, 1):
         return
 
     row, d = tl.arange(0, TILE_M), tl.arange(0, D_PAD)
@@ -158,26 +129,16 @@ def _decode_kernel(
     maxima, sums = tl.full([TILE_M], float("-inf"), tl.float32), tl.zeros([TILE_M], tl.float32)
     keys = cache + head * D
     values = keys + BLOCK_SIZE * NUM_KV_HEADS * D
-    whole_end = first_key
-    if COPIED:  # without a mask
-        whole_end += (end_key - first_key) // TILE_K * TILE_K
     maxima, sums, total = visit(
-        (maxima, sums, tl.zeros([TILE_M, D_PAD], tl.float32)), ahead, query, None, first_key, whole_end,
-        end_key, oldest, keys, values, descriptor, head * D, table, NUM_KV_HEADS * D,
-        scale, soft_cap, D, D_PAD, BLOCK_SIZE, TILE_K, WINDOW, CAPPED, DOT,
+        (maxima, sums, tl.zeros([TILE_M, D_PAD], tl.float32)), ahead, query, None, first_key, first_key,
+        end_key, oldest, keys, values, table, NUM_KV_HEADS * D, scale, soft_cap,
+        D, D_PAD, BLOCK_SIZE, TILE_K, WINDOW, CAPPED, DOT,
     )
     release(PDL)
-    total = total / tl.where(sums == 0.0, 1.0, sums)[:, None]
-    first_row = (request * NUM_KV_HEADS + head) * GROUP
-    if num_parts <= 1:
-        target = out + (first_row + row)[:, None] * D + d[None, :]
-        tl.store(target, total.to(out.dtype.element_ty), mask=inside)
-        return
-    place = (first_row + row) * MAX_PARTS + part
-    tl.store(partial + place[:, None] * D + d[None, :], total, mask=inside)
-    tl.store(log_sums + place, maxima + tl.log2(sums), mask=row < GROUP)
-    if is_last(counters + request * NUM_KV_HEADS + head, num_parts):
-        _join(partial, log_sums, out, first_row, num_parts, GROUP, D, D_PAD, MAX_PARTS, HEADS)
+    finish(
+        maxima, sums, total, num_parts, out, partial, log_sums, counters,
+        NUM_KV_HEADS, GROUP, D, D_PAD, TILE_M, MAX_PARTS, HEADS,
+    )
 # fmt: on
 
 
@@ -232,7 +193,7 @@ class PagedAttention:
         num_pairs = num_requests * cache.shape[3]
         longest = min(block_tables.shape[1] * cache.shape[2], kind["WINDOW"] or 1 << 30)
         has_window = kind["WINDOW"] > 0
-        constants = decode_tiles(num_heads, cache.shape, q.dtype, cache.dtype, num_pairs, has_window)
+        tall, constants = decode_tiles(num_heads, cache.shape, q.dtype, cache.dtype, num_pairs, has_window)
         min_keys, num_parts = split(num_pairs, longest, constants["TILE_K"])
         max_parts = power_of_2(num_parts)
         heads_at_once = max(1, _JOINED_AT_ONCE // (max_parts * constants["D_PAD"]))
@@ -241,10 +202,10 @@ class PagedAttention:
             partial = q.new_empty((num_requests, num_heads, max_parts, head_dim), dtype=torch.float32)
             stats = q.new_empty((num_requests, num_heads, max_parts), dtype=torch.float32)
             counters = self._counters.on(q.device, num_pairs)
-        _decode_kernel[(cache.shape[3], num_requests, num_parts)](
+        kernel = tall_kernel if tall else _decode_kernel
+        kernel[(cache.shape[3], num_requests, num_parts)](
             q,
-            cache,
-            describe(cache, constants["TILE_K"]) if constants["COPIED"] else None,
+            describe(cache, constants["TILE_K"]) if tall else cache,
             block_tables,
             kv_lens,
             out,
@@ -260,12 +221,6 @@ class PagedAttention:
             **constants,
             **kind,
         )
-
-
-def describe(cache: Tensor, tile_k: int) -> TensorDescriptor:
-    """By which tiles of one head are copied out of the cache, as a matrix of slots."""
-    rows = cache.view(-1, cache.shape[3] * cache.shape[4])
-    return TensorDescriptor(rows, list(rows.shape), list(rows.stride()), [tile_k, cache.shape[4]])
 
 
 def _prefill(

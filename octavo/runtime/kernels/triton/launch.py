@@ -55,6 +55,13 @@ def has_copy_engine() -> bool:
     return bool(triton.knobs.runtime.interpret or overlapped()["PDL"])
 
 
+@functools.cache
+def has_gluon() -> bool:
+    """Whether kernels in Gluon run here: written for Hopper, and tried with these versions of Triton only."""
+    is_known = triton.__version__.startswith(("3.6.", "3.7."))
+    return is_known and bool(overlapped()["PDL"]) and torch.cuda.get_device_capability()[0] == 9
+
+
 @triton.jit
 def wait(PDL: tl.constexpr):
     """Until all earlier kernels are done and their writes visible."""

@@ -4,7 +4,8 @@ A single row is multiplied by plain arithmetic: each program takes some rows of 
 fill a tile of the tensor cores; where the matrix has too few rows to occupy the device, several programs
 share each, and the last to be done adds their parts in fixed order, so that a result is reproducible; or
 the norm does that comes next, which is sooner.
-More rows, where that pays, are `fetched`. Everything else, and what measurements gave to it, is torch's.
+More rows, where that pays, are `fetched`, or gates of `persistent` programs. Everything else, and what
+measurements gave to it, is torch's.
 """
 
 import functools
@@ -24,6 +25,7 @@ from octavo.runtime.kernels.triton.launch import (
     WAVE,
     Counters,
     has_copy_engine,
+    has_gluon,
     is_last,
     overlapped,
     parts,
@@ -41,6 +43,7 @@ _SMALL_OUTPUTS = 1024  # whose tiles leave the device half empty
 _LARGE = 2**24  # weights
 _GATED_WIDTH = 2048
 _GATED_SIZE = 2**26  # weights from which a gate inside the product pays up to _SOME_ROWS
+_PERSISTENT_ROWS = {*range(89, 129), *range(241, 257)}  # of gates: torch has better tiles for those between
 _NARROW = {torch.bfloat16, torch.float16}
 
 
@@ -157,6 +160,11 @@ class Matmul:
         is_large = weight.numel() >= _GATED_SIZE and bias is None
         if 1 < num_rows <= _SOME_ROWS and is_large and _can_fetch(x):
             return fetched_gates(x, weight)
+        if num_rows in _PERSISTENT_ROWS and is_large and _can_fetch(x) and has_gluon():
+            from octavo.runtime.kernels.triton.persistent import can_share, persistent_gates
+
+            if can_share(num_rows, len(weight) // 2):
+                return persistent_gates(x, weight)
         return silu_and_mul(self(x, weight, bias))
 
     def split(self, x: Tensor, weight: Tensor) -> Addend:

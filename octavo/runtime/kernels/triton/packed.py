@@ -64,7 +64,7 @@ def _packed_kernel(
     ahead = look_up(table, 0, common, BLOCK_SIZE, TILE_K)
     maxima, sums, total = visit(
         (maxima, sums, tl.zeros([TILE_M, D_PAD], tl.float32)), ahead, query, lens, 0, common, common, 0,
-        keys, values, None, 0, table, NUM_KV_HEADS * D, scale, soft_cap,
+        keys, values, table, NUM_KV_HEADS * D, scale, soft_cap,
         D, D_PAD, BLOCK_SIZE, TILE_K, 0, CAPPED, DOT,
     )
     for index in range(number):
@@ -73,7 +73,7 @@ def _packed_kernel(
         own = table + index * stride_table
         ahead = look_up(own, common, kv_len, BLOCK_SIZE, TILE_K)
         maxima, sums, total = visit(
-            (maxima, sums, total), ahead, query, position, common, common, kv_len, 0, keys, values, None, 0,
+            (maxima, sums, total), ahead, query, position, common, common, kv_len, 0, keys, values,
             own, NUM_KV_HEADS * D, scale, soft_cap, D, D_PAD, BLOCK_SIZE, TILE_K, 0, CAPPED, DOT,
         )
     release(PDL)

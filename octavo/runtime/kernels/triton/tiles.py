@@ -29,12 +29,8 @@ _MANY_PAIRS = _SMALL, 1, 3
 The time follows the tiles more than the bytes: 193 keys in tiles of 128 took as long as 256. So tiles are
 small, with as many stages as let all programs be there at once (4, 5 or 8 on a multiprocessor).
 """
-_COPIED_BY_PAIRS = (
-    (NUM_PROGRAMS // 2, (_SMALL, 1, 3)),
-    (NUM_PROGRAMS * 2, (_SMALL, 1, 2)),
-)
-_MANY_COPIED = _SMALL, 1, 4
-"""The same where whole tiles are copied by the unit for that (TMA), which takes fewer instructions."""
+_COPIED = _SMALL, 1, 3
+"""The same where tiles are copied by the unit for that (TMA)."""
 _LONG, _PARTS_OF_LONG = 512, 4
 """Fewest keys of a part, and the most parts, where only what is longer than others is cut."""
 
@@ -61,13 +57,12 @@ def decode_tiles(
     cache_type: torch.dtype,
     num_pairs: int,
     has_window: bool,
-) -> dict[str, Any]:
-    """What the decode kernel is compiled for; tiles, warps and stages as measured on an H200."""
+) -> tuple[bool, dict[str, Any]]:
+    """Whether the tall kernel decodes, and what the one that does is compiled for, as measured on an H200."""
     constants = _shape(num_heads, cache_shape, q_type, cache_type)
-    tile_m = max(16, power_of_2(constants["GROUP"]))
-    is_copied = num_pairs > _ONE_WAVE and not has_window and _can_be_copied(constants, cache_type)
+    is_copied = num_pairs >= _FEW_PAIRS and not has_window and _can_be_copied(constants, cache_type)
     if is_copied:
-        tile = next((tile for most, tile in _COPIED_BY_PAIRS if num_pairs <= most), _MANY_COPIED)
+        tile = _COPIED
     elif constants["DOT"] == tl.float32:
         tile = _SMALL, 4, 2
     elif constants["D"] > 128 and num_pairs > _FEW_PAIRS:
@@ -77,12 +72,12 @@ def decode_tiles(
     else:
         tile = next((tile for most, tile in _BY_PAIRS if num_pairs <= most), _MANY_PAIRS)
     tile_k, warps, stages = tile
-    return constants | {
+    tile_m = max(8 if is_copied else 16, power_of_2(constants["GROUP"]))
+    return is_copied, constants | {
         "TILE_M": tile_m,
         "TILE_K": tile_k,
         "num_warps": max(warps, min(8, tile_m * constants["D_PAD"] // 2048)),  # 64 sums of a thread at most
         "num_stages": stages,
-        "COPIED": is_copied,
     }
 
 

@@ -38,7 +38,7 @@ def _visible(stored, key, position, WINDOW: tl.constexpr):
 # fmt: off
 @triton.jit
 def _step(
-    state, ahead, start, query, position, end_key, oldest, keys, values, descriptor, first_column, table,
+    state, ahead, start, query, position, end_key, oldest, keys, values, table,
     stride_slot, scale, soft_cap, inner,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE_K: tl.constexpr,
     WINDOW: tl.constexpr, CAPPED: tl.constexpr, MASKED: tl.constexpr, DOT: tl.constexpr,
@@ -50,13 +50,9 @@ def _step(
     if WINDOW > 0:
         stored = stored & (key >= oldest)
     offset = _places(ahead, start, key, stride_slot, BLOCK_SIZE, TILE_K)
-    row = ahead * (2 * BLOCK_SIZE) + start % BLOCK_SIZE
     ahead = look_up(table, start + TILE_K, end_key, BLOCK_SIZE, TILE_K)
     inside = stored[:, None] & (tl.arange(0, D_PAD) < D)[None, :]
-    if descriptor is None:
-        k = tl.load(keys + offset + inner, mask=inside, other=0.0).to(DOT)
-    else:
-        k = descriptor.load([row, first_column]).to(DOT)
+    k = tl.load(keys + offset + inner, mask=inside, other=0.0).to(DOT)
     scores = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
     if CAPPED:  # tanh, in terms of the base 2 that `scale` brings
         scores = soft_cap - 2.0 * soft_cap / (1.0 + tl.exp2(2.0 * scores))
@@ -67,18 +63,15 @@ def _step(
     shift = tl.where(higher == float("-inf"), 0.0, higher) if MASKED else higher
     weights = tl.exp2(scores - shift[:, None])
     fade = tl.exp2(maxima - shift)
-    if descriptor is None:
-        v = tl.load(values + offset + inner, mask=inside, other=0.0).to(DOT)
-    else:
-        v = descriptor.load([row + BLOCK_SIZE, first_column]).to(DOT)
+    v = tl.load(values + offset + inner, mask=inside, other=0.0).to(DOT)
     total = tl.dot(weights.to(DOT), v, total * fade[:, None], input_precision="ieee")
     return (higher, sums * fade + tl.sum(weights, 1), total), ahead
 
 
 @triton.jit
 def visit(
-    state, ahead, query, position, first_key, whole_end, end_key, oldest, keys, values, descriptor,
-    first_column, table, stride_slot, scale, soft_cap,
+    state, ahead, query, position, first_key, whole_end, end_key, oldest, keys, values, table,
+    stride_slot, scale, soft_cap,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE_K: tl.constexpr,
     WINDOW: tl.constexpr, CAPPED: tl.constexpr, DOT: tl.constexpr,
 ):
@@ -89,22 +82,20 @@ def visit(
     `oldest` on, and none before is read. A tile's block is looked up one tile ahead. Where tiles do not cross
     blocks, the places of a tile's keys differ from the last one's by a single number: addresses were a
     quarter of all instructions.
-    descriptor: None, or of the cache as a matrix of slots, by which the tiles before whole_end are copied, at
-    less cost of instructions; then tiles do not cross blocks, and one at most is left.
     """
     inner = tl.arange(0, D_PAD)[None, :]
     if BLOCK_SIZE % TILE_K == 0:
         inner += tl.arange(0, TILE_K)[:, None] * stride_slot
     for start in range(first_key, whole_end, TILE_K):
         state, ahead = _step(
-            state, ahead, start, query, position, end_key, oldest, keys, values, descriptor, first_column,
-            table, stride_slot, scale, soft_cap, inner,
+            state, ahead, start, query, position, end_key, oldest, keys, values, table,
+            stride_slot, scale, soft_cap, inner,
             D, D_PAD, BLOCK_SIZE, TILE_K, WINDOW, CAPPED, False, DOT,
         )
-    for start in tl.range(whole_end, end_key, TILE_K, num_stages=None if descriptor is None else 1):
+    for start in range(whole_end, end_key, TILE_K):
         state, ahead = _step(
-            state, ahead, start, query, position, end_key, oldest, keys, values, None, first_column,
-            table, stride_slot, scale, soft_cap, inner,
+            state, ahead, start, query, position, end_key, oldest, keys, values, table,
+            stride_slot, scale, soft_cap, inner,
             D, D_PAD, BLOCK_SIZE, TILE_K, WINDOW, CAPPED, True, DOT,
         )
     return state

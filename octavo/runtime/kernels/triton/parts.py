@@ -1,0 +1,72 @@
+"""Decode attention cut over the keys (split-KV): which part a program has, and how the last one joins them.
+
+The shapes decide into how many parts at most, the request's length, which only the kernel knows, into how
+many. So no launch depends on a length, and one captured graph serves any context.
+"""
+
+import triton
+import triton.language as tl
+
+from octavo.runtime.kernels.triton.launch import is_last
+
+
+@triton.jit
+def own_part(first_key, kv_len, TILE_K: tl.constexpr, MIN_KEYS: tl.constexpr):
+    """(This program's first key, the end of its keys, how many parts have any)."""
+    part = tl.program_id(2)
+    size = tl.cdiv(tl.cdiv(kv_len - first_key, tl.num_programs(2)), TILE_K) * TILE_K
+    size = tl.maximum(size, MIN_KEYS)
+    num_parts = tl.cdiv(kv_len - first_key, size)
+    first_key += part * size
+    return first_key, tl.minimum(first_key + size, kv_len), num_parts
+
+
+# fmt: off
+@triton.jit
+def _join(
+    partial, log_sums, out, place, num_parts,
+    GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, MAX_PARTS: tl.constexpr, HEADS: tl.constexpr,
+):
+    """The parts of GROUP heads from `place` on, weighted by what each saw, HEADS at a time."""
+    part, d = tl.arange(0, MAX_PARTS), tl.arange(0, D_PAD)
+    for first in range(0, GROUP, HEADS):
+        head = first + tl.arange(0, HEADS)
+        there = (part < num_parts)[:, None] & (head < GROUP)[None, :]
+        source = (place + head)[None, :] * MAX_PARTS + part[:, None]
+        seen = tl.load(log_sums + source, mask=there, other=float("-inf"), cache_modifier=".cg")
+        inside = there[:, :, None] & (d < D)[None, None, :]
+        values = tl.load(
+            partial + source[:, :, None] * D + d[None, None, :], mask=inside, other=0.0, cache_modifier=".cg"
+        )
+        highest = tl.max(seen, 0)
+        weights = tl.exp2(seen - tl.where(highest == float("-inf"), 0.0, highest)[None, :])
+        joined = tl.sum(values * weights[:, :, None], 0) / tl.sum(weights, 0)[:, None]
+        target = out + (place + head)[:, None] * D + d[None, :]
+        tl.store(target, joined.to(out.dtype.element_ty), mask=(head < GROUP)[:, None] & (d < D)[None, :])
+
+
+@triton.jit
+def finish(
+    maxima, sums, total, num_parts, out, partial, log_sums, counters,
+    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    ROWS: tl.constexpr, MAX_PARTS: tl.constexpr, HEADS: tl.constexpr,
+):
+    """Store the result of the only part, or this part's; the last one to be done joins them.
+
+    maxima, sums: [ROWS] of the heads of a group, and what is no head. total: [ROWS, D_PAD].
+    """
+    head, request, part = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    row, d = tl.arange(0, ROWS), tl.arange(0, D_PAD)
+    inside = (row < GROUP)[:, None] & (d < D)[None, :]
+    total *= (1.0 / tl.where(sums == 0.0, 1.0, sums))[:, None]
+    pair = request * NUM_KV_HEADS + head
+    place = pair * GROUP + row
+    if num_parts <= 1:
+        tl.store(out + place[:, None] * D + d[None, :], total.to(out.dtype.element_ty), mask=inside)
+        return
+    place = place * MAX_PARTS + part
+    tl.store(partial + place[:, None] * D + d[None, :], total, mask=inside)
+    tl.store(log_sums + place, maxima + tl.log2(sums), mask=row < GROUP)
+    if is_last(counters + pair, num_parts):
+        _join(partial, log_sums, out, pair * GROUP, num_parts, GROUP, D, D_PAD, MAX_PARTS, HEADS)
+# fmt: on
