@@ -1,8 +1,10 @@
 """The product in Gluon, which Triton's interpreter cannot run: compiled here for Hopper, right on a GPU."""
 
+import ast
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -80,3 +82,16 @@ def test_rows_and_matrices_that_get_it(num_rows, monkeypatch):
         weight = torch.empty(2 * outputs, 4096, device="meta", dtype=torch.bfloat16)
         cuda_table().gated_matmul(weight[:num_rows], weight)
     assert rows == ([num_rows] if num_rows in (128, 256) else [])
+
+
+def test_programs_wait_before_anything_can_be_seen_of_them():
+    """The warp that fetches waits before it does, and without what it fetches no other gets to its end."""
+    tree = ast.parse((Path(launch.__file__).parent / "persistent.py").read_text())
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+    def lines(function: str, call: str) -> list[int]:
+        nodes = (node for node in ast.walk(functions[function]) if isinstance(node, ast.Call))
+        return [node.lineno for node in nodes if ast.unparse(node.func).startswith(call)]
+
+    assert max(lines("_fetch", "gdc_wait")) < min(lines("_fetch", "tma."))
+    assert max(lines("_gates_kernel", "gl.warp_specialize")) < min(lines("_gates_kernel", "gdc_launch"))
