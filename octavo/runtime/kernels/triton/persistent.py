@@ -1,9 +1,9 @@
-"""Gates of some 128 or 256 rows on Hopper: programs that stay, in which one warp fetches what eight multiply.
+"""Gates of about 128 or 256 rows on Hopper: programs that stay, of which one warp fetches and eight multiply.
 
-Called by `Matmul`. Products of this size take the power that the device may, so what they cost in energy they
-cost in time: as many programs as get equal numbers of whole tiles leave no last round half empty, and gates
-meet their values in registers. For that the copy engine lays 8 gates beside 8 values, in turn, which are rows
-r and r + 8 of the tensor cores' result: a thread has both.
+Called by `Matmul`. Products of this size draw all the power that the device may, so what they cost in energy
+they cost in time: as many programs as get equal numbers of whole tiles leave no last round half empty, and
+gates meet their values in registers. For that the copy engine lays 8 gates beside 8 values, in turn, which
+are rows r and r + 8 of the tensor cores' result: a thread has both.
 
 Gluon, which says what Triton leaves to its compiler, is experimental: see `launch.has_gluon`.
 """
@@ -26,7 +26,7 @@ from octavo.runtime.kernels.triton.launch import WAVE, overlapped, parts
 _RESULTS = 2**14  # of a tile, each from a gate and a value: half of the registers there are
 _INPUTS = 64  # of one load
 _STAGES = 4
-_MOST = 112  # programs: so many were measured, of 132 multiprocessors
+_LEAST_PROGRAMS = 112  # of 132 multiprocessors; fewer were not measured
 
 
 # fmt: off
@@ -109,7 +109,7 @@ def _gates_kernel(x, weight, out, num_tiles, K: gl.constexpr, STAGES: gl.constex
 
 def can_share(num_rows: int, num_outputs: int) -> bool:
     """Whether tiles can be shared out evenly among nearly all multiprocessors; outputs in groups of 8."""
-    return num_outputs % 8 == 0 and _num_programs(num_rows, num_outputs) >= _MOST
+    return num_outputs % 8 == 0 and _num_programs(num_rows, num_outputs) >= _LEAST_PROGRAMS
 
 
 def persistent_gates(x: Tensor, weight: Tensor) -> Tensor:
