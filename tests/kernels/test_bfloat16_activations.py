@@ -38,7 +38,7 @@ def soft(tmp_path_factory: pytest.TempPathFactory) -> dict[int, KernelTable]:
     source = Path(build.__file__).parent / "cpu" / "matmul_bf16.cpp"
     options = [*build._OPTIONS, "-march=native", "-DOCTAVO_SOFT_TILES", "-shared"]
     subprocess.run([*shlex.split(env.compiler()), *options, source, path, "-o", made], check=True)
-    library = Library(path)  # first, so that it finds its own functions
+    library = Library(path)  # before the soft one, whose functions it would find
     soft_library = ctypes.CDLL(str(made))
     for name, letters in _FUNCTIONS.items():
         function = soft_library[name]

@@ -37,7 +37,7 @@ for rows, shape in (100, "m64n128k16"), (250, "m64n256k16"):
 
 
 @pytest.mark.skipif(HAS_GPU, reason="Where there is a GPU, it runs.")
-@pytest.mark.skipif(not triton.__version__.startswith(("3.6.", "3.7.")), reason="Gluon changes.")
+@pytest.mark.skipif(not triton.__version__.startswith(launch.GLUON_VERSIONS), reason="Gluon changes.")
 def test_compiles_for_hopper():
     """In a process without the interpreter, which changes the language."""
     environment = os.environ | {"TRITON_INTERPRET": "0"}
@@ -67,7 +67,7 @@ def test_gates_of_many_rows(num_rows, n, k, dtype):
     assert all(torch.equal(made, persistent.persistent_gates(x, weight)) for _ in range(20))
 
 
-@pytest.mark.skipif(not triton.__version__.startswith(("3.6.", "3.7.")), reason="Gluon changes.")
+@pytest.mark.skipif(not triton.__version__.startswith(launch.GLUON_VERSIONS), reason="Gluon changes.")
 @pytest.mark.parametrize("num_rows", [88, 128, 240, 256])
 def test_rows_and_matrices_that_get_it(num_rows, monkeypatch):
     """An 8B's matrix at sizes where it pays; not one whose tiles leave a third of the device idle."""

@@ -23,6 +23,8 @@ WAVE = 128
 """Large programs that occupy these."""
 LEAST_INPUTS = 512
 """Of one part of a product whose inputs are shared out."""
+GLUON_VERSIONS = "3.6.", "3.7."
+"""Of Triton, with which kernels in Gluon were tried: it changes."""
 _NUM_COUNTERS = 1 << 14  # never more: a captured graph keeps the address
 
 
@@ -57,8 +59,8 @@ def has_copy_engine() -> bool:
 
 @functools.cache
 def has_gluon() -> bool:
-    """Whether kernels in Gluon run here: written for Hopper, and tried with these versions of Triton only."""
-    is_known = triton.__version__.startswith(("3.6.", "3.7."))
+    """Whether kernels in Gluon run here, which are written for Hopper."""
+    is_known = triton.__version__.startswith(GLUON_VERSIONS)
     return is_known and bool(overlapped()["PDL"]) and torch.cuda.get_device_capability()[0] == 9
 
 

@@ -22,16 +22,17 @@ from octavo.runtime.kernels.triton.parts import finish, own_part
 # fmt: off
 @triton.jit
 def _step(
-    state, k, v, query, again, scale, soft_cap, TILE_K: tl.constexpr, CAPPED: tl.constexpr, DOT: tl.constexpr,
+    state, k, v, query, num_seen, scale, soft_cap,
+    TILE_K: tl.constexpr, CAPPED: tl.constexpr, DOT: tl.constexpr,
 ):
-    """One tile of keys, of which the first `again` have been seen: new (maxima, sums, weighted values)."""
+    """One tile of keys, of which the first `num_seen` have been seen: new (maxima, sums, weighted values)."""
     maxima, sums, total = state
     scores = tl.dot(k.to(DOT), query, input_precision="ieee")
     if CAPPED:  # tanh, in terms of the base 2 that `scale` brings
         scores = soft_cap - 2.0 * soft_cap / (1.0 + tl.exp2(2.0 * scale * scores))
         scale = 1.0
-    if again > 0:
-        scores = tl.where((tl.arange(0, TILE_K) >= again)[:, None], scores, float("-inf"))
+    if num_seen > 0:
+        scores = tl.where((tl.arange(0, TILE_K) >= num_seen)[:, None], scores, float("-inf"))
     higher = tl.maximum(maxima, tl.max(scores, 0) * scale)
     weights = tl.exp2(scores * scale - higher[None, :])
     fade = tl.exp2(maxima - higher)[None, :]
@@ -67,13 +68,13 @@ def tall_kernel(
     maxima, sums = tl.full([TILE_M], float("-inf"), tl.float32), tl.zeros([TILE_K, TILE_M], tl.float32)
     state = maxima, sums, tl.zeros([D, TILE_M], tl.float32)
     for start in range(first_key, end_key, TILE_K):
-        again = tl.maximum(start + TILE_K - end_key, 0)
-        half, slot = ahead * 2, start % BLOCK_SIZE - again
+        num_seen = tl.maximum(start + TILE_K - end_key, 0)
+        half, slot = ahead * 2, start % BLOCK_SIZE - num_seen
         next_key = start + TILE_K
         ahead = tl.load(table + next_key // BLOCK_SIZE, mask=next_key < end_key, other=0)
         k = halves.load([half, slot, head * D]).reshape(TILE_K, D)
         v = halves.load([half + 1, slot, head * D]).reshape(TILE_K, D)
-        state = _step(state, k, v, query, again, scale, soft_cap, TILE_K, CAPPED, DOT)
+        state = _step(state, k, v, query, num_seen, scale, soft_cap, TILE_K, CAPPED, DOT)
     release(PDL)
     maxima, sums, total = state
     finish(
@@ -84,7 +85,7 @@ def tall_kernel(
 
 
 def describe(cache: Tensor, tile_k: int) -> TensorDescriptor:
-    """How tiles of one head are copied out of the cache."""
+    """How tiles of one head, [1, tile_k, D], are copied. cache: [blocks, 2, slots, key heads, D]."""
     num_blocks, _, block_size, num_kv_heads, head_dim = cache.shape
     halves = cache.view(num_blocks * 2, block_size, num_kv_heads * head_dim)
     return TensorDescriptor(halves, list(halves.shape), list(halves.stride()), [1, tile_k, head_dim])

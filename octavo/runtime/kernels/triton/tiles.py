@@ -29,8 +29,8 @@ _MANY_PAIRS = _SMALL, 1, 3
 The time follows the tiles more than the bytes: 193 keys in tiles of 128 took as long as 256. So tiles are
 small, with as many stages as let all programs be there at once (4, 5 or 8 on a multiprocessor).
 """
-_COPIED = _SMALL, 1, 3
-"""The same where tiles are copied by the unit for that (TMA)."""
+_TALL = _SMALL, 1, 3
+"""The same of the tall kernel, which decodes from _FEW_PAIRS on where it can."""
 _LONG, _PARTS_OF_LONG = 512, 4
 """Fewest keys of a part, and the most parts, where only what is longer than others is cut."""
 
@@ -60,9 +60,9 @@ def decode_tiles(
 ) -> tuple[bool, dict[str, Any]]:
     """Whether the tall kernel decodes, and what the one that does is compiled for, as measured on an H200."""
     constants = _shape(num_heads, cache_shape, q_type, cache_type)
-    is_copied = num_pairs >= _FEW_PAIRS and not has_window and _can_be_copied(constants, cache_type)
-    if is_copied:
-        tile = _COPIED
+    is_tall = num_pairs >= _FEW_PAIRS and not has_window and _can_be_copied(constants, cache_type)
+    if is_tall:
+        tile = _TALL
     elif constants["DOT"] == tl.float32:
         tile = _SMALL, 4, 2
     elif constants["D"] > 128 and num_pairs > _FEW_PAIRS:
@@ -72,8 +72,8 @@ def decode_tiles(
     else:
         tile = next((tile for most, tile in _BY_PAIRS if num_pairs <= most), _MANY_PAIRS)
     tile_k, warps, stages = tile
-    tile_m = max(8 if is_copied else 16, power_of_2(constants["GROUP"]))
-    return is_copied, constants | {
+    tile_m = max(8 if is_tall else 16, power_of_2(constants["GROUP"]))
+    return is_tall, constants | {
         "TILE_M": tile_m,
         "TILE_K": tile_k,
         "num_warps": max(warps, min(8, tile_m * constants["D_PAD"] // 2048)),  # 64 sums of a thread at most
