@@ -44,6 +44,7 @@ from octavo.messages.kv import KVCacheGroup, KVCacheSpec, ModelReady
 from octavo.messages.request import EngineOutputs
 from octavo.messages.sampling import RequestOutputKind, SamplingParams
 from octavo.messages.step import ModelRunnerOutput
+from octavo.runtime.kernels.ref.steps import STEP_ENDS
 from octavo.runtime.models.interface import Model
 from octavo.runtime.sampling.sampler import Sampler
 from octavo.runtime.worker.kv_tensors import KVTensors
@@ -189,7 +190,7 @@ def make_runner(config, plan):
     count, device = config.scheduler.max_num_seqs, torch.device("cpu")
     cache = KVTensors(plan, torch.float32, device)
     state = RequestState(count, config.model.max_model_len, plan, device)
-    runner = ModelRunner(cache, state, Sampler(64, count, device), "raw_logprobs")
+    runner = ModelRunner(cache, state, Sampler(64, count, device), "raw_logprobs", STEP_ENDS)
     runner.equip(NoModel(), lambda compute: lambda: None)
     return runner
 
