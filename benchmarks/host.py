@@ -285,6 +285,8 @@ def main():
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--profile", default="", help="a part to be profiled instead of timed")
     args = parser.parse_args()
+    if args.rounds < 2:
+        parser.error("--rounds must be 2 or more: what a process takes is the difference of two runs")
     path = locate(DEFAULT_MODEL)
     for count in map(int, args.requests.split(",")):
         asyncio.run(measure_parts(count, args.rounds, path, args.profile))

@@ -118,9 +118,9 @@ def test_padding_touches_no_request(tiny_llama, make_llm, repeats):
     llm = make_llm(tiny_llama)
     run = RecordedSteps.sample
 
-    def disturbed(steps, step_work, shape):
+    def disturbed(steps, *step):
         steps.warm_up()
-        return run(steps, step_work, shape)
+        return run(steps, *step)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RecordedSteps, "sample", disturbed)
@@ -129,8 +129,9 @@ def test_padding_touches_no_request(tiny_llama, make_llm, repeats):
 
 def test_single_rows_stand_longest_first():
     """Chunks keep their places behind all single rows, neighbours with a common start theirs."""
+    starts, computed = np.array([0, 1, 2, 3, 4, 8]), np.array([3, 9, 1, 9, 50])
     work = prepare.Work(
-        np.arange(5), np.array([3, 9, 1, 9, 50]), np.array([0, 1, 2, 3, 4, 8]), np.arange(4), num_singles=4
+        np.arange(5), computed, computed + np.diff(starts), starts, np.arange(4), num_singles=4
     )
     steps = object.__new__(RecordedSteps)
     assert steps._place(work, Shape(8, 8, 64)).tolist() == [2, 0, 3, 1, 8]

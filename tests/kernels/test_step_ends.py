@@ -88,7 +88,7 @@ def test_turns_are_not_overwritten_before_they_are_read() -> None:
         STEP_ENDS.begin(turns.shared, numbers, kept, torch.zeros((1, 20, 1), dtype=torch.int32), ids, tables)
         assert ids.item() == step
         STEP_ENDS.end(turns.shared, ids + 1, torch.tensor([step / 2]), torch.tensor([0]), kept, 100)
-        results.append(turns.end(1))
+        results.append(turns.end(np.arange(1)))
         if step == 5:
             turns.restart()
     read = [[part.item() for part in result.read()] for result in results]

@@ -43,10 +43,8 @@ class StepPlan:
         request.num_computed_before = request.num_computed
         request.num_computed += num_new
         request.num_in_flight += 1
-        if request.num_computed == len(request.token_ids) + request.num_pending:
-            request.num_pending += 1
-            if request.guide is not None:
-                self.guided.append((len(self.requests) - 1, request))
+        if request.guide is not None and request.num_pending:
+            self.guided.append((len(self.requests) - 1, request))
 
     def add_token(self, request: Request) -> None:
         """`add` for a request before its `calm_until`: it computes its last token and samples the next."""
@@ -58,7 +56,6 @@ class StepPlan:
         request.num_computed_before = num_computed
         request.num_computed = num_computed + 1
         request.num_in_flight += 1
-        request.num_pending += 1
 
     @property
     def awaits_tokens(self) -> bool:

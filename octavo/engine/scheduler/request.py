@@ -77,8 +77,6 @@ class Request:
     status: RequestStatus = RequestStatus.WAITING
     num_computed: int = 0
     """Tokens whose keys and values are in the cache once all steps given so far have run."""
-    num_pending: int = 0
-    """Outputs that steps in flight will bring."""
     num_in_flight: int = 0
     """Steps given to the executor and not read back."""
     num_computed_before: int = 0
@@ -134,6 +132,11 @@ class Request:
     def num_tokens(self) -> int:
         """Prompt and outputs, pending ones included."""
         return len(self.token_ids) + self.num_pending
+
+    @property
+    def num_pending(self) -> int:
+        """Outputs that steps in flight will bring: what computes the last token samples the next."""
+        return max(0, self.num_computed + 1 - len(self.token_ids))
 
     @property
     def num_output_tokens(self) -> int:

@@ -229,7 +229,7 @@ class Scheduler:
             if request.num_computed < request.calm_until:
                 plan.add_token(request)
                 continue
-            num_tokens = len(request.token_ids) + request.num_pending
+            num_tokens = request.num_tokens
             if num_tokens >= request.max_total_tokens:
                 continue  # its last token is pending
             num_new = num_tokens - request.num_computed

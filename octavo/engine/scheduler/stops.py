@@ -6,7 +6,7 @@ request here.
 
 from typing import NamedTuple
 
-from octavo.engine.scheduler.request import Request, RequestStatus
+from octavo.engine.scheduler.request import Request
 from octavo.messages.request import FinishReason
 
 
@@ -46,7 +46,7 @@ def just_goes_on(request: Request, token_id: int) -> bool:
     """
     num_tokens = len(request.token_ids)
     return (
-        request.status is RequestStatus.RUNNING
+        request.finish_reason is None
         and request.num_prompt_tokens < num_tokens < request.max_total_tokens - 1
         and token_id not in request.stop_token_ids
         and request.guide is None

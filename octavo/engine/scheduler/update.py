@@ -25,7 +25,6 @@ def read_results(plan: StepPlan, result: ModelRunnerOutput, ledger: Ledger) -> l
         request.num_in_flight -= 1
         if brings_tokens_only and len(token_ids) == 1 and just_goes_on(request, token_ids[0]):
             request.token_ids.append(token_ids[0])
-            request.num_pending -= 1
             outputs.append(EngineOutput(request.request_id, token_ids))
         elif request.status is RequestStatus.FINISHED:
             ledger.retire(request)
@@ -50,8 +49,6 @@ def _advance(
     output = EngineOutput(request.request_id, token_ids)
     if len(request.token_ids) == request.num_prompt_tokens:
         _tell_how_it_began(request, output)
-    if token_ids:
-        request.num_pending -= 1
     for count, token_id in enumerate(token_ids, 1):
         request.token_ids.append(token_id)
         stop = find_stop(request)

@@ -3,12 +3,14 @@
 Called by the sampler, and by the runner for prompts (`score_tokens`). Never changes what is sampled.
 """
 
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 import torch
 
 from octavo.messages.request import TokenLogprobs
 from octavo.runtime.sampling.draw import top_candidates
+from octavo.runtime.sampling.slots import Array
 
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 """raw = as the model gives them, processed = as they are sampled from; logits = without normalising."""
@@ -22,11 +24,6 @@ class Scores(NamedTuple):
     token_ids: torch.Tensor
     values: torch.Tensor
     ranks: torch.Tensor
-
-    def to_host(self) -> list[TokenLogprobs]:
-        """One entry per row; waits for the device."""
-        columns = (tensor.tolist() for tensor in self)
-        return [TokenLogprobs(*row) for row in zip(*columns, strict=True)]
 
 
 def score(
@@ -65,6 +62,12 @@ def score(
     )
 
 
+def entries(scores: Iterable[torch.Tensor | Array]) -> list[TokenLogprobs]:
+    """An entry for each row of `Scores`, wherever they are; waits for the device."""
+    columns = (column.tolist() for column in scores)
+    return [TokenLogprobs(*row) for row in zip(*columns, strict=True)]
+
+
 def score_tokens(
     logits: torch.Tensor, token_ids: torch.Tensor, num_likeliest: int, mode: str
 ) -> list[TokenLogprobs]:
@@ -74,7 +77,7 @@ def score_tokens(
     """
     values = logits.float()
     owned = values.clone() if values is logits else values
-    return score(owned, token_ids, num_likeliest, mode.endswith("logprobs")).to_host()
+    return entries(score(owned, token_ids, num_likeliest, mode.endswith("logprobs")))
 
 
 def score_candidates(logits: torch.Tensor, candidates: list[list[int]], mode: str) -> list[list[float]]:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from octavo.messages.request import TokenLogprobs
-from octavo.runtime.sampling.logprobs import Scores
+from octavo.runtime.sampling.logprobs import Scores, entries
 from octavo.runtime.sampling.slots import Array
 
 _ALL_MASKED = "No token may be chosen: the request's constraints together forbid the whole vocabulary."
@@ -19,14 +19,16 @@ _NOT_A_NUMBER = "numerics: the model's logits for this request are not finite nu
 
 @dataclass(slots=True)
 class HostSamples:
-    """A step's result as lists, one entry per row.
+    """A step's result.
 
-    logprobs: None where not asked for; errors: a text for the client, None where all is well
+    token_ids: of all rows
+    logprobs:  by row, where asked for and all is well
+    errors:    by row: a text for the client
     """
 
     token_ids: list[int]
-    logprobs: list[TokenLogprobs | None]
-    errors: list[str | None]
+    logprobs: dict[int, TokenLogprobs]
+    errors: dict[int, str]
 
 
 class Copies(Protocol):
@@ -36,16 +38,16 @@ class Copies(Protocol):
     def is_ready(self) -> bool:
         """Whether they are complete."""
 
-    def read(self) -> list[torch.Tensor]:
+    def read(self) -> list[Array]:
         """The copies, once they are complete; waits for no later work of the device."""
 
 
 class Moment:
-    """When all that has been given to the device so far will be done; on a CPU that is now."""
+    """When all that has been given to the device so far will be done; if that is the CPU, now."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, *, is_remote: bool) -> None:
         self._event: torch.cuda.Event | None = None
-        if device.type != "cpu":
+        if is_remote:
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
 
@@ -64,22 +66,21 @@ class HostCopies:
     """`Copies` made by the device's copy engine, without waiting for the device."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
-        device = tensors[0].device
-        is_remote = device.type != "cpu"
+        is_remote = tensors[0].device.type != "cpu"
         self._copies = [torch.empty_like(t, device="cpu", pin_memory=is_remote) for t in tensors]
         for copy, tensor in zip(self._copies, tensors, strict=True):
             copy.copy_(tensor, non_blocking=True)
-        self._end = Moment(device)
+        self._end = Moment(is_remote=is_remote)
 
     @property
     def is_ready(self) -> bool:
         """See Copies."""
         return self._end.is_over
 
-    def read(self) -> list[torch.Tensor]:
+    def read(self) -> list[Array]:
         """See Copies."""
         self._end.wait()
-        return self._copies
+        return [copy.numpy() for copy in self._copies]
 
 
 @dataclass(slots=True)
@@ -103,7 +104,7 @@ class SamplerOutput:
         return PendingSamples(HostCopies(tensors), [rows for rows, _ in self.scores], self.faults)
 
     def to_host(self) -> HostSamples:
-        """Lists of everything; waits for the device."""
+        """Everything; waits for the device."""
         return self.send().read()
 
 
@@ -114,32 +115,23 @@ class PendingSamples:
     copies:      of token ids and peaks, then of each group of scores
     scored_rows: the rows of each group
     faults:      as in SamplerOutput
-    rows:        those that count, in their order; None = all
     """
 
     copies: Copies
     scored_rows: list[Array] = field(default_factory=list)
     faults: dict[int, str] = field(default_factory=dict)
-    rows: Array | None = None
 
     def read(self) -> HostSamples:
-        """Lists of everything; waits for this step, but for none behind it."""
-        ids_of_all, peaks_of_all, *columns = self.copies.read()
-        rows = slice(None) if self.rows is None else self.rows
-        token_ids: list[int] = ids_of_all.numpy()[rows].tolist()
-        peaks = peaks_of_all.numpy()[rows]
-        errors: list[str | None] = [None] * len(token_ids)
-        if self.faults or not np.isfinite(peaks).all():
-            errors = [self.faults.get(row) or _error(peak) for row, peak in enumerate(peaks.tolist())]
-        logprobs: list[TokenLogprobs | None] = [None] * len(token_ids)
+        """Everything; waits for this step, but for none behind it."""
+        token_ids, peaks, *columns = self.copies.read()
+        (failed,) = (~np.isfinite(peaks)).nonzero()
+        errors = {row: _error(peaks[row]) for row in failed.tolist()} | self.faults
+        logprobs: dict[int, TokenLogprobs] = {}
         for index, rows in enumerate(self.scored_rows):
-            scores = Scores(*columns[3 * index : 3 * index + 3])
-            for row, entry in zip(rows.tolist(), scores.to_host(), strict=True):
-                logprobs[row] = None if errors[row] else entry
-        return HostSamples(token_ids, logprobs, errors)
+            scored = zip(rows.tolist(), entries(columns[3 * index : 3 * index + 3]), strict=True)
+            logprobs |= {row: entry for row, entry in scored if row not in errors}
+        return HostSamples(token_ids.tolist(), logprobs, errors)
 
 
-def _error(peak: float) -> str | None:
-    if np.isfinite(peak):
-        return None
+def _error(peak: float) -> str:
     return _ALL_MASKED if peak == -np.inf else _NOT_A_NUMBER

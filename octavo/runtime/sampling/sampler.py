@@ -72,6 +72,10 @@ class Kind(IntEnum):
     TRUNCATED = 2
 
 
+_KINDS = tuple(Kind)
+_NOT_PLAIN = len(_KINDS)
+
+
 class Sampler:
     """Chooses tokens for the requests that hold slots."""
 
@@ -100,7 +104,7 @@ class Sampler:
         self._kinds = np.zeros(max_num_slots, dtype=np.int64)
         self._num_logprobs = np.full(max_num_slots, _NO_LOGPROBS)
         self._has_listed = np.zeros(max_num_slots, dtype=bool)
-        self._is_plain = np.zeros(max_num_slots, dtype=bool)
+        self._plain_kinds = np.full(max_num_slots, _NOT_PLAIN)
         self._listed_ids = torch.zeros(max_num_slots, MAX_LOGPROB_TOKEN_IDS, dtype=torch.int64, device=device)
         self._faults: dict[int, str] = {}
         # One row more than there are slots: for the rows that pad a recorded step.
@@ -129,7 +133,8 @@ class Sampler:
                     processor.add(slot, request)
                     self._is_active[index, slot] = True
         is_served = self._kernels is not None or self._kinds[slot] != Kind.TRUNCATED
-        self._is_plain[slot] = is_served and params.logprobs is None and not self._is_active[:, slot].any()
+        is_plain = is_served and params.logprobs is None and not self._is_active[:, slot].any()
+        self._plain_kinds[slot] = self._kinds[slot] if is_plain else _NOT_PLAIN
 
     @torch.inference_mode()
     def remove(self, slot: int) -> None:
@@ -160,7 +165,7 @@ class Sampler:
         batch = Batch(np.arange(len(slots)), np.array(slots, np.int64), np.array(output_positions, np.int64))
         if self._kernels is None:
             logits = logits.float().contiguous()
-        if masks is None and self.is_plain(batch.slots):
+        if masks is None and self.plain_kind(batch.slots) is not None:
             return SamplerOutput(*self._choose(logits, batch))
         logits = logits.float().contiguous()
         scored = batch.where(self._num_logprobs[batch.slots] != _NO_LOGPROBS)
@@ -177,13 +182,13 @@ class Sampler:
             output.faults = self._faults_by_row(batch)
         return output
 
-    def is_plain(self, slots: Array) -> bool:
-        """Whether `choose` serves these slots: the logits decide, and nothing but tokens is asked for."""
-        return bool(self._is_plain[slots].all()) and self._faults.keys().isdisjoint(slots.tolist())
+    def plain_kind(self, slots: Array) -> Kind | None:
+        """The kind by which `choose` serves all of these slots.
 
-    def kind(self, slots: Array) -> Kind:
-        """The kind that serves all of these slots."""
-        return Kind(self._kinds[slots].max())
+        None where not the logits alone decide, or more than tokens is asked for.
+        """
+        most = max(self._plain_kinds[slots].tolist())
+        return None if most == _NOT_PLAIN or any(slot in slots for slot in self._faults) else _KINDS[most]
 
     def refresh(self) -> None:
         """Bring what was added to the device, for `choose` to read."""
@@ -243,10 +248,11 @@ class Sampler:
             self._faults |= dict.fromkeys(slots, text)
 
     def _choose(self, logits: torch.Tensor, batch: Batch) -> Choice:
+        kind = _KINDS[self._kinds[batch.slots].max()]
         if self._kernels is not None:
             slots, positions = send([batch.slots, batch.positions], self._device)
-            return self._valid(self.choose(logits, slots, positions, self.kind(batch.slots)))
-        if self.kind(batch.slots) is Kind.LIKELIEST:
+            return self._valid(self.choose(logits, slots, positions, kind))
+        if kind is Kind.LIKELIEST:
             return self._valid(Choice(*self._likeliest(logits)))
         slots = to_device(batch.slots, self._device)
         noise = uniform(self._seeds.on_device()[slots, 0], to_device(batch.positions, self._device))

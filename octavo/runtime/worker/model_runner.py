@@ -132,11 +132,10 @@ class ModelRunner:
 
     def _repeat(self, steps: RecordedSteps, step: SchedulerOutput, work: Work, shape: Shape) -> PendingStep:
         is_masked = step.masks_follow or step.token_masks is not None
-        if is_masked or not self._sampler.is_plain(work.slots):
+        kind = None if is_masked else self._sampler.plain_kind(work.slots)
+        if kind is None:
             return self._end(step, work, steps.forward(work, shape))
-        pending = PendingStep(step.step_id, step.request_ids, work.samples)
-        pending.pending = steps.sample(work, shape)
-        return pending
+        return PendingStep(step.step_id, step.request_ids, work.samples, steps.sample(work, shape, kind))
 
     def _compute(self, step: SchedulerOutput, work: Work) -> PendingStep:
         batch, last_rows = make_batch(work, self._state, self._cache)

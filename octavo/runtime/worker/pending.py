@@ -10,7 +10,7 @@ from octavo.runtime.sampling.slots import Array
 
 @dataclass(slots=True)
 class PendingStep:
-    """samples: indexes into `request_ids` of those that sample, in the order of the rows of `pending`."""
+    """samples: indexes into `request_ids` of those that sample, ascending, as are the rows of `pending`."""
 
     step_id: int
     request_ids: list[str]
@@ -25,18 +25,19 @@ class PendingStep:
 
     def read(self) -> ModelRunnerOutput:
         """Everything on the host; waits for this step on the device, and for none behind it."""
-        sampled: list[list[int]] = [[] for _ in self.request_ids]
-        output = ModelRunnerOutput(self.step_id, sampled, prompt_logprobs=self.prompt_logprobs)
         if self.pending is None or self.samples is None:
-            return output
-        host = self.pending.read()
-        indexes = self.samples.tolist()
-        for index, token_id in zip(indexes, host.token_ids, strict=True):
-            sampled[index].append(token_id)
-        if any(host.logprobs):
-            scored = zip(indexes, host.logprobs, strict=True)
-            output.logprobs = {self.request_ids[index]: [scores] for index, scores in scored if scores}
-        if any(host.errors):
-            failed = zip(indexes, host.errors, strict=True)
-            output.errors = {self.request_ids[index]: error for index, error in failed if error}
-        return output
+            nothing: list[list[int]] = [[] for _ in self.request_ids]
+            return ModelRunnerOutput(self.step_id, nothing, prompt_logprobs=self.prompt_logprobs)
+        host, names = self.pending.read(), self.request_ids
+        sampled = [[token_id] for token_id in host.token_ids]
+        if len(sampled) < len(names):
+            of_samples, sampled = sampled, [[] for _ in names]
+            for index, token_ids in zip(self.samples.tolist(), of_samples, strict=True):
+                sampled[index] = token_ids
+        return ModelRunnerOutput(
+            self.step_id,
+            sampled,
+            logprobs={names[self.samples[row]]: [scores] for row, scores in host.logprobs.items()},
+            prompt_logprobs=self.prompt_logprobs,
+            errors={names[self.samples[row]]: error for row, error in host.errors.items()},
+        )

@@ -5,6 +5,7 @@ S = those of them that sample.
 """
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -26,12 +27,14 @@ class Work:
 
     slots:    [R] int64, slot of each request
     computed: [R] int64, tokens computed before
+    ends:     [R] int64, tokens computed after
     starts:   [R + 1] int64, first token of each request in the batch
     samples:  [S] int64, indexes into R of the requests that sample
     """
 
     slots: Array
     computed: Array
+    ends: Array
     starts: Array
     samples: Array
     num_singles: int = 0
@@ -40,30 +43,32 @@ class Work:
 
 def read_step(step: SchedulerOutput, slots: Array, state: RequestState) -> Work:
     """Lay out the step's tokens one request after the other."""
-    computed = np.array(step.num_computed_tokens, np.int64)
-    scheduled = np.array(step.num_scheduled_tokens, np.int64)
-    starts = np.zeros(len(slots) + 1, np.int64)
-    np.cumsum(scheduled, out=starts[1:])
-    samples = np.flatnonzero(computed + scheduled == state.num_tokens[slots])
-    others = np.flatnonzero(scheduled != 1)
-    num_singles = int(others[0]) if others.size else len(scheduled)
-    return Work(slots, computed, starts, samples, num_singles)
+    computed = np.fromiter(step.num_computed_tokens, np.int64, len(slots))
+    starts = np.fromiter(accumulate(step.num_scheduled_tokens, initial=0), np.int64, len(slots) + 1)
+    scheduled = starts[1:] - starts[:-1]
+    ends = computed + scheduled
+    (samples,) = (ends == state.num_tokens[slots]).nonzero()
+    (others,) = (scheduled != 1).nonzero()
+    num_singles = int(others[0]) if others.size else len(slots)
+    return Work(slots, computed, ends, starts, samples, num_singles)
 
 
 def locate(work: Work, state: RequestState) -> tuple[Array, Array, Array]:
     """Of the tokens: places in the state's token_ids [T], positions [T], slots in the cache [groups, T]."""
-    lengths = np.diff(work.starts)
-    owners = np.repeat(work.slots, lengths)
-    positions = np.arange(work.starts[-1]) + np.repeat(work.computed - work.starts[:-1], lengths)
-    blocks = state.host_tables[:, owners, positions // state.block_size].astype(np.int64)
-    cache_slots = blocks * state.block_size + positions % state.block_size
-    return state.places(owners, positions), positions, cache_slots
+    owners, positions = work.slots, work.computed
+    if work.num_singles < len(owners):
+        lengths = work.ends - work.computed
+        owners = owners.repeat(lengths)
+        positions = np.arange(work.starts[-1]) + (work.computed - work.starts[:-1]).repeat(lengths)
+    columns, offsets = np.divmod(positions, state.block_size)
+    blocks = state.host_tables[:, owners, columns].astype(np.int64)
+    return state.places(owners, positions), positions, blocks * state.block_size + offsets
 
 
 def make_batch(work: Work, state: RequestState, cache: KVTensors) -> tuple[ForwardBatch, torch.Tensor]:
     """The batch, which wants all tokens; and the last one of each request that samples: [S] int64."""
-    kv_lens, last_rows = work.computed + np.diff(work.starts), work.starts[work.samples + 1] - 1
-    arrays = [*locate(work, state), work.slots, work.starts, kv_lens, last_rows]
+    last_rows = work.starts[work.samples + 1] - 1
+    arrays = [*locate(work, state), work.slots, work.starts, work.ends, last_rows]
     places, positions, cache_slots, slots, starts, lengths, last = send(arrays, state.token_ids.device)
     batch = ForwardBatch(
         input_ids=state.token_ids.view(-1)[places],
@@ -78,7 +83,7 @@ def make_batch(work: Work, state: RequestState, cache: KVTensors) -> tuple[Forwa
         group_of_layer=cache.group_of_layer,
         num_singles=work.num_singles,
         common_start=have_common_start(work, state),
-        longest_q=int(np.diff(work.starts).max()),
+        longest_q=int((work.ends - work.computed).max()),
         given_embeds=_given_embeds(work, state) if state.prompt_embeds else None,
     )
     return batch, last
@@ -90,7 +95,7 @@ def have_common_start(work: Work, state: RequestState) -> bool:
     if not _FEWEST_ALIKE <= work.num_singles == len(work.slots) or block >= state.host_tables.shape[2]:
         return False
     ids = np.where(work.computed > _COMMON_TOKENS, state.host_tables[0, work.slots, block], 0)
-    return bool(np.mean((ids[1:] == ids[:-1]) & (ids[1:] > 0)) >= _SHARE_ALIKE)
+    return bool(((ids[1:] == ids[:-1]) & (ids[1:] > 0)).mean() >= _SHARE_ALIKE)
 
 
 def _given_embeds(work: Work, state: RequestState) -> GivenEmbeds | None:

@@ -113,12 +113,12 @@ class RecordedSteps:
     def try_out(self) -> None:
         """Compute steps of nothing, launch by launch: then kernels are loaded, with what they need."""
         nothing = np.empty(0, np.int64)
-        work = Work(nothing, nothing, np.zeros(1, np.int64), nothing)
+        work = Work(nothing, nothing, nothing, np.zeros(1, np.int64), nothing)
         for shape, end in self._first_steps():
             self._turns.restart()
             self._stage(work, shape, nothing)
             self._compute(shape, end)
-            self._turns.end(0)
+            self._turns.end(nothing)
 
     def _first_steps(self) -> list[tuple[Shape, Kind]]:
         """All ways to sample, prompts alone and beside others, and greedy decoding of sizes with own kernels.
@@ -147,8 +147,7 @@ class RecordedSteps:
         Spends half of the time that the device needs for the step at least; the larger sizes come first.
         """
         until = time.perf_counter() + int(work.starts[-1]) * self._model.weight_bytes * _SHARE_OF_SECOND
-        slots = work.slots
-        end = self._sampler.kind(slots) if self._sampler.is_plain(slots) else None
+        end = self._sampler.plain_kind(work.slots)
         most = bisect_left(self.sizes, self._state.num_requests)
         for size in reversed(self.sizes[: most + 1]):
             if time.perf_counter() > until:
@@ -168,13 +167,13 @@ class RecordedSteps:
         widths = _singles_of(self.sizes[-1])
         return Shape(widths[bisect_left(widths, singles)], _CHUNKS[bisect_left(_CHUNKS, chunks)], tokens)
 
-    def sample(self, work: Work, shape: Shape) -> PendingSamples:
+    def sample(self, work: Work, shape: Shape, kind: Kind) -> PendingSamples:
         """Compute a step of plain requests, and append what they sample to the state on the device."""
         rows = self._place(work, shape)
         self._sampler.refresh()
-        results = self._give_out(work, shape, rows, self._sampler.kind(work.slots))
+        results = self._give_out(work, shape, rows, kind)
         self._state.num_tokens[work.slots[work.samples]] += 1
-        return PendingSamples(results, rows=rows[work.samples])
+        return PendingSamples(results)
 
     def forward(self, work: Work, shape: Shape) -> torch.Tensor:
         """Compute a step up to the last hidden states of the requests that sample: [S, hidden_size]."""
@@ -186,43 +185,45 @@ class RecordedSteps:
     def _give_out(self, work: Work, shape: Shape, rows: Array, end: Kind | None) -> TurnResults:
         self._stage(work, shape, rows)
         self._run(shape, end)
-        return self._turns.end(shape.num_rows)
+        return self._turns.end(rows[work.samples])
 
     def _place(self, work: Work, shape: Shape) -> Array:
         """The row of each request: [R] int64. Of single rows the longest come first: they take longest."""
         singles = work.num_singles
         rows = np.arange(len(work.slots))
-        rows[singles:] += shape.singles - singles
+        if shape.chunks:
+            rows[singles:] += shape.singles - singles
         if not shape.common_start:  # whose neighbours stay together
-            rows[np.argsort(-work.computed[:singles], kind="stable")] = np.arange(singles)
+            rows[(-work.computed[:singles]).argsort(kind="stable")] = np.arange(singles)
         return rows
 
     def _stage(self, work: Work, shape: Shape, rows: Array) -> None:
         """Hand the step's numbers over, in the order of `_Inputs`."""
         inputs = self._split(self._turns.give(self._num_inputs(shape)), shape)
-        spare, lengths, singles = self._state.spare_slot, np.diff(work.starts), work.num_singles
-        own = np.arange(work.starts[-1])
-        own[:singles] = rows[:singles]
-        own[singles:] += shape.singles - singles
-        inputs.places[:] = inputs.targets[:] = self._state.spare_place
+        state, singles, sampling = self._state, work.num_singles, work.samples
+        own, num_padding = rows, shape.singles - singles
+        if shape.chunks:
+            own = np.concatenate([rows[:singles], np.arange(singles, work.starts[-1]) + num_padding])
+        inputs.places[:] = inputs.targets[:] = state.spare_place
         inputs.cache_slots[:] = -1
-        inputs.places[own], inputs.positions[own], inputs.cache_slots[:, own] = locate(work, self._state)
-        inputs.slots[:] = spare
+        inputs.places[own], inputs.positions[own], inputs.cache_slots[:, own] = locate(work, state)
+        inputs.slots[:] = state.spare_slot
         inputs.slots[rows] = work.slots
-        ends, sampling = work.computed + lengths, work.slots[work.samples]
-        inputs.output_positions[rows] = ends - self._state.num_prompt_tokens[work.slots]
-        inputs.targets[rows[work.samples]] = self._state.places(sampling, ends[work.samples])
+        inputs.output_positions[rows] = work.ends - state.num_prompt_tokens[work.slots]
+        inputs.targets[rows[sampling]] = state.places(work.slots[sampling], work.ends[sampling])
         inputs.kv_lens[:] = 1
-        inputs.kv_lens[rows] = ends
+        inputs.kv_lens[rows] = work.ends
         inputs.bounds[: shape.singles + 1] = np.arange(shape.singles + 1)
-        inputs.bounds[shape.singles + 1 :] = shape.singles + work.starts[-1] - singles
-        inputs.bounds[rows[singles:] + 1] = shape.singles + work.starts[singles + 1 :] - singles
+        if shape.chunks:
+            inputs.bounds[shape.singles + 1 :] = work.starts[-1] + num_padding
+            inputs.bounds[rows[singles:] + 1] = work.starts[singles + 1 :] + num_padding
 
     def _run(self, shape: Shape, end: Kind | None) -> None:
         key = shape, end
         if shape.chunks == 0 or key in self._seen:
             self._ensure(shape, end)
-        self._seen.add(key)
+        else:
+            self._seen.add(key)
         self._recorded.get(key, partial(self._compute, shape, end))()
 
     def _ensure(self, shape: Shape, end: Kind | None) -> None:

@@ -6,6 +6,8 @@ samples, so a step can be prepared before the host has seen the tokens of the on
 is collected, and `flush` brings all of it over at once.
 """
 
+from itertools import chain
+
 import numpy as np
 import torch
 
@@ -31,7 +33,8 @@ class RequestState:
         num_groups = len(plan.groups)
         self.spare_slot = num_slots
         self.block_size = plan.block_size
-        self.token_ids = torch.zeros((num_slots + 1, max_model_len + 1), dtype=torch.int64, device=device)
+        self._most_tokens = max_model_len + 1
+        self.token_ids = torch.zeros((num_slots + 1, self._most_tokens), dtype=torch.int64, device=device)
         self.block_tables = torch.zeros(
             (num_groups, num_slots + 1, max_blocks), dtype=torch.int32, device=device
         )
@@ -40,7 +43,7 @@ class RequestState:
         self.num_tokens = np.zeros(num_slots, np.int64)
         self.num_prompt_tokens = np.zeros(num_slots, np.int64)
         self.prompt_embeds: dict[int, torch.Tensor] = {}
-        self._num_blocks = np.zeros((num_groups, num_slots), np.int64)
+        self._num_blocks = [[0] * num_slots for _ in range(num_groups)]
         self._slots: dict[str, int] = {}
         self._free = list(range(num_slots - 1, -1, -1))
         self._new_tokens = _Writes(self.token_ids)
@@ -48,7 +51,7 @@ class RequestState:
 
     def slots(self, request_ids: list[str]) -> Array:
         """The slots of these requests, [R] int64."""
-        return np.array([self._slots[request_id] for request_id in request_ids], np.int64)
+        return np.fromiter(map(self._slots.__getitem__, request_ids), np.int64, len(request_ids))
 
     @property
     def num_requests(self) -> int:
@@ -57,22 +60,23 @@ class RequestState:
 
     def places(self, slots: Array, positions: Array) -> Array:
         """Where the tokens at these positions of these slots stand in `token_ids`, seen as flat."""
-        places: Array = slots * self.token_ids.shape[1] + positions
+        places: Array = slots * self._most_tokens + positions
         return places
 
     @property
     def spare_place(self) -> int:
         """Where the spare slot keeps its first token, in `token_ids` seen as flat."""
-        return self.spare_slot * self.token_ids.shape[1]
+        return self.spare_slot * self._most_tokens
 
     def add(self, request: NewRequest) -> int:
         """Give the request a slot and fill it; returns the slot."""
         slot = self._free.pop()
         self._slots[request.request_id] = slot
-        self._new_tokens.put(slot * self.token_ids.shape[1], request.token_ids)
+        self._new_tokens.put(slot * self._most_tokens, request.token_ids)
         self.num_tokens[slot] = len(request.token_ids)
         self.num_prompt_tokens[slot] = request.num_prompt_tokens
-        self._num_blocks[:, slot] = 0
+        for counts in self._num_blocks:
+            counts[slot] = 0
         if (embeds := request.prompt_embeds) is not None:
             values = np.frombuffer(bytearray(embeds.data), np.float32).reshape(-1, embeds.width)
             self.prompt_embeds[slot] = to_device(values, self.token_ids.device)
@@ -87,19 +91,19 @@ class RequestState:
 
     def extend_tables(self, slots: Array, step: SchedulerOutput) -> None:
         """Append the step's new blocks to the tables of their requests."""
-        _, num_rows, num_columns = self.block_tables.shape
+        _, num_rows, num_columns = self.host_tables.shape
         for index, blocks_by_group in step.new_block_ids.items():
+            slot = int(slots[index])
             for group, blocks in enumerate(blocks_by_group):
                 if blocks:
-                    slot = slots[index]
-                    start = self._num_blocks[group, slot]
+                    start = self._num_blocks[group][slot]
                     self._new_blocks.put((group * num_rows + slot) * num_columns + start, blocks)
                     self.host_tables[group, slot, start : start + len(blocks)] = blocks
-                    self._num_blocks[group, slot] += len(blocks)
+                    self._num_blocks[group][slot] += len(blocks)
 
     def flush(self) -> None:
         """Bring all that was added since the last call to the device: one copy, however much it is."""
-        writes = [writes for writes in (self._new_tokens, self._new_blocks) if writes.places]
+        writes = [writes for writes in (self._new_tokens, self._new_blocks) if writes.values]
         if writes:
             arrays = [array for write in writes for array in write.take()]
             sent = send(arrays, self.token_ids.device)
@@ -124,17 +128,19 @@ class _Writes:
 
     def __init__(self, target: torch.Tensor) -> None:
         self.target = target.view(-1)
-        self.places: list[Array] = []
-        self._values: list[list[int]] = []
+        self.values: list[list[int]] = []
+        self._places: list[int] = []
 
     def put(self, place: int, values: list[int]) -> None:
         """Write `values` from `place` on."""
-        self.places.append(np.arange(place, place + len(values)))
-        self._values.append(values)
+        self._places.append(place)
+        self.values.append(values)
 
     def take(self) -> tuple[Array, Array]:
         """(places, values) collected so far, which are forgotten here."""
-        places = np.concatenate(self.places)
-        values = np.concatenate([np.array(run, np.int64) for run in self._values])
-        self.places, self._values = [], []
+        lengths = np.array([len(run) for run in self.values], np.int64)
+        ends = lengths.cumsum()
+        places = np.arange(ends[-1]) + (np.array(self._places) - ends + lengths).repeat(lengths)
+        values = np.fromiter(chain.from_iterable(self.values), np.int64, ends[-1])
+        self._places, self.values = [], []
         return places, values

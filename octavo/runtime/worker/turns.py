@@ -18,15 +18,14 @@ class HostTurns:
     """As many numbers and rows as any step has."""
 
     def __init__(self, most_numbers: int, most_rows: int, device: torch.device) -> None:
-        is_remote = device.type != "cpu"
-        self._device = device
+        self._is_remote = is_remote = device.type != "cpu"
         self.shared = Turns(
             torch.zeros((_NUM_TURNS, most_numbers), dtype=torch.int64, pin_memory=is_remote),
             torch.zeros((_NUM_TURNS, most_rows), dtype=torch.int64, pin_memory=is_remote),
             torch.zeros((_NUM_TURNS, most_rows), pin_memory=is_remote),
             torch.zeros(1, dtype=torch.int64, device=device),
         )
-        self._given: Array = self.shared.given.numpy()
+        self._given, *self._left = (part.numpy() for part in self.shared[:3])
         self._results: list[TurnResults | None] = [None] * _NUM_TURNS
         self._turn = 0
 
@@ -43,31 +42,29 @@ class HostTurns:
         given[:] = 0
         return given
 
-    def end(self, num_rows: int) -> "TurnResults":
-        """What the step that was given out will bring for its first rows."""
-        shared, turn = self.shared, self._turn
-        rows = [part[turn, :num_rows] for part in (shared.token_ids, shared.peaks)]
-        results = TurnResults(rows, self._device)
-        self._results[turn], self._turn = results, (turn + 1) % _NUM_TURNS
+    def end(self, rows: Array) -> "TurnResults":
+        """What the step that was given out will bring for these rows, in this order."""
+        left = [part[self._turn] for part in self._left]
+        results = TurnResults(left, rows, Moment(is_remote=self._is_remote))
+        self._results[self._turn], self._turn = results, (self._turn + 1) % _NUM_TURNS
         return results
 
 
 class TurnResults:
     """`sampling.output.Copies` of one step's token ids and peaks, which it leaves in the host's memory."""
 
-    def __init__(self, shared: list[torch.Tensor], device: torch.device) -> None:
-        self._shared = shared
-        self._copies: list[torch.Tensor] = []
-        self._end = Moment(device)
+    def __init__(self, shared: list[Array], rows: Array, end: Moment) -> None:
+        self._shared, self._rows, self._end = shared, rows, end
+        self._copies: list[Array] = []
 
     @property
     def is_ready(self) -> bool:
         """See Copies."""
         return self._end.is_over
 
-    def read(self) -> list[torch.Tensor]:
+    def read(self) -> list[Array]:
         """See Copies."""
         if not self._copies:
             self._end.wait()
-            self._copies = [tensor.clone() for tensor in self._shared]
+            self._copies = [part[self._rows] for part in self._shared]  # an array as index copies
         return self._copies

@@ -61,7 +61,7 @@ def test_a_token_is_chosen_among_the_allowed_and_raw_logprobs_stay_raw():
     best = 7 if logits[1, 7] > logits[1, 9] else 9
     assert host.token_ids == [int(logits[0].argmax()), best, 11]
     raw = logits.log_softmax(dim=-1)
-    assert [entry.logprobs[0] for entry in host.logprobs] == pytest.approx(
+    assert [entry.logprobs[0] for _, entry in sorted(host.logprobs.items())] == pytest.approx(
         [float(raw[row, token]) for row, token in enumerate(host.token_ids)], abs=1e-5
     )
 
@@ -74,4 +74,4 @@ def test_constraints_that_contradict_each_other_end_the_row_alone():
         torch.randn(2, vocab_size), [0, 1], [0, 0], masks
     )
     host = output.to_host()
-    assert "forbid the whole vocabulary" in host.errors[0] and host.errors[1] is None
+    assert "forbid the whole vocabulary" in host.errors[0] and 1 not in host.errors
