@@ -17,10 +17,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from octavo import LLM, SamplingParams, TokensPrompt
+from octavo.runtime.sampling.output import Moment
 
 _COMMON = {"hidden_act": "silu", "head_dim": 128, "num_key_value_heads": 8, "torch_dtype": "bfloat16"}
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -78,8 +80,8 @@ PEER: dict[str, tuple[float, float | None]] = {
 }
 """vLLM 0.26 on one H200, and the floor: bytes or arithmetic that no engine can leave out."""
 ROWS = {
-    "qwen3-0.6b": ("start", "check", "nano", "decode"),
-    "llama-3.1-8b": ("check", "decode", "prefill8b", "prefix8b", "long8b", "mixed8b"),
+    "qwen3-0.6b": ("start", "check", "nano", "decode", "host"),
+    "llama-3.1-8b": ("check", "decode", "host", "prefill8b", "prefix8b", "long8b", "mixed8b"),
 }
 BATCHES = {"qwen3-0.6b": (1, 32, 256), "llama-3.1-8b": (1, 32, 128, 256)}
 MAX_ID = 100_000
@@ -238,6 +240,34 @@ class Bench:
                 "prefill_s": round(first, 4),
             }
             yield with_peer(row, f"decode {self.name} {batch} ms_per_step")
+
+    def host(self) -> Iterator[dict[str, Any]]:
+        """256 requests: the part of a decoding step in which the host does not wait for the device."""
+        waits: list[tuple[float, float]] = []
+        wait = Moment.wait
+
+        def timed(moment: Moment) -> None:
+            began = time.perf_counter()
+            wait(moment)
+            waits.append((began, time.perf_counter()))
+
+        Moment.wait = timed  # type: ignore[method-assign]
+        try:
+            for repeat in range(self.repeats):
+                self.generate((random_prompts(random.Random(f"host-{repeat}"), [128] * 256), [256] * 256))
+        finally:
+            Moment.wait = wait  # type: ignore[method-assign]
+        last = waits[-200:]
+        steps = [end - ended for (_, ended), (_, end) in pairwise(last)]
+        works = [began - ended for (_, ended), (began, _) in pairwise(last)]
+        yield {
+            "row": "host",
+            "model": self.name,
+            "batch": 256,
+            "ms_per_step": round(statistics.median(steps) * 1e3, 3),
+            "host_ms_per_step": round(statistics.median(works) * 1e3, 3),
+            "steps_that_were_awaited": sum(end - began > 1e-4 for began, end in last) / len(last),
+        }
 
     def prefill8b(self) -> Iterator[dict[str, Any]]:
         """Prompts alone."""

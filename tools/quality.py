@@ -5,7 +5,8 @@ kernels' slow twins, which round on any CPU: bfloat16 needs them where there is 
 Hugging Face's own model with the GGUF file's weights dequantized: how far octavo's reference is from it.
 
 Each setting scores a text of the standard library (Python's own reference, `pydoc_data.topics`), and so does
-the reference: the same weights with activations and KV cache in float32, that is the dequantized model.
+the reference: the same weights with activations and KV cache in float32, that is the dequantized model. On a
+GPU that is `--reference dtype=float32`.
 One JSON line per setting: both perplexities, their ratio, and how often both find the same token likeliest.
 Scores are kept in the folder `--scores`, a line per window: a run that was stopped goes on where it was, and
 what every setting needs is computed once.
@@ -47,19 +48,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="+", metavar="MODEL")
     parser.add_argument("--settings", nargs="+", default=["activations=int8"], metavar="SETTING")
+    parser.add_argument("--reference", default=REFERENCE, metavar="SETTING")
     parser.add_argument("--tokens", type=int, default=51200)
     parser.add_argument("--window", type=int, default=512, help="tokens of one prompt")
     parser.add_argument("--scores", type=Path, default=Path("quality-scores"))
     args = parser.parse_args()
     for model, setting in product(args.models, args.settings):
-        print(json.dumps(compare(model, setting, args.tokens, args.window, args.scores)), flush=True)
+        exact, rounded = (
+            score(model, s, args.tokens, args.window, args.scores) for s in (args.reference, setting)
+        )
+        print(json.dumps(compare(model, setting, args.window, exact, rounded)), flush=True)
     return 0
 
 
-def compare(model: str, setting: str, num_tokens: int, window: int, folder: Path) -> dict[str, object]:
+def compare(model: str, setting: str, window: int, exact: Scores, rounded: Scores) -> dict[str, object]:
     """The row of a setting."""
-    exact = score(model, REFERENCE, num_tokens, window, folder)
-    rounded = score(model, setting, num_tokens, window, folder)
     pairs = list(zip(exact.likeliest, rounded.likeliest, strict=True))
     furthest = max(abs(a - b) for a, b in zip(exact.logprobs, rounded.logprobs, strict=True))
     return {
@@ -107,7 +110,8 @@ def octavo_scores(model: str, setting: str, prompts: list[list[int]]) -> Iterato
     os.environ["OCTAVO_NO_CPU_KERNELS"] = "1" if "twins" in words else ""
     options: dict[str, Any] = dict(word.split("=", 1) for word in words if word != "twins")
     length = len(prompts[0])
-    llm = LLM(model=model, max_model_len=length + 1, max_num_batched_tokens=2 * length, **options)
+    sizes = {"max_model_len": length + 1, "max_num_batched_tokens": 2 * length, "gpu_memory_utilization": 0.2}
+    llm = LLM(model=model, **sizes, **options)
     try:
         params = SamplingParams(max_tokens=1, prompt_logprobs=1)
         for i in range(0, len(prompts), AT_ONCE):
