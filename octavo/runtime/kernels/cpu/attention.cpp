@@ -14,6 +14,7 @@
 namespace octavo {
 namespace {
 
+constexpr int MOST_ROWS = 128, MOST_ROWS_OF_TILES = 256;  // of a piece: they share the keys of a tile
 constexpr int TASKS_PER_THREAD = 4;  // no task shall be longer than a thread's share by so much
 
 void copy(const State& from, const State& to, int64_t rows, int64_t width) {
@@ -36,11 +37,13 @@ void join(const State& a, const State& b, int64_t rows, int64_t width) {
     }
 }
 
-void finish(const Attention& job, const Piece& piece, const State& state) {
-    int64_t size = job.cache.head_dim, width = job.width();
+void finish(const Attention& job, const Piece& piece, const State& state, const Arithmetic& arithmetic) {
+    const int64_t size = job.cache.head_dim;
     for (int64_t i = 0; i < piece.rows(job); i++) {
-        float *to = piece.result(job, i), total = state.total[i];
-        for (int64_t d = 0; d < size; d++) to[d] = total == 0 ? 0.0f : state.out[i * width + d] / total;
+        float *to = piece.result(job, i), *sums = state.out + i * job.width(), total = state.total[i];
+        if (arithmetic.order) arithmetic.order(sums, size);
+        const float factor = 1.0f / total;
+        for (int64_t d = 0; d < size; d++) to[d] = total == 0 ? 0.0f : sums[d] * factor;
     }
 }
 
@@ -111,6 +114,7 @@ class Batch {
         int64_t rows = num_rows(piece), width = job_.width(), floats = State::floats(rows, width);
         float* space = scratch(size_t(2 * floats + space_for(piece)));
         float* work = space + 2 * floats;
+        if (!piece.common.size()) begin(piece, work);
         if (task.shared) {
             int64_t part = task.begin / PART - piece.seen.begin / PART;
             State state = State::make(task.shared->states.get() + part * floats, rows, width);
@@ -134,6 +138,11 @@ class Batch {
         return State::floats(group, job_.width()) + std::max(together, choose(group).space(job_, group));
     }
 
+    void begin(const Piece& piece, float* space) const {
+        const Arithmetic& arithmetic = choose(piece.rows(job_));
+        if (arithmetic.begin) arithmetic.begin(job_, piece, space);
+    }
+
     // Let a piece's rows see what they may of a span of one part.
     void see(const Piece& piece, Span span, const State& state, float* space) const {
         const Arithmetic& arithmetic = choose(piece.rows(job_));
@@ -143,6 +152,7 @@ class Batch {
         Span common = both(span, piece.common);
         for (int64_t head = 0; head < piece.heads && common.size(); head++) {
             State its = state.from(head * head_step(piece), job_.width());
+            begin(piece.of_head(head), space);
             arithmetic.see(job_, piece.of_head(head), common.begin, common.end, its, space);
         }
         see_alone(piece, {std::max(span.begin, piece.common.end), span.end}, state, space);
@@ -159,14 +169,17 @@ class Batch {
                 State among = state.from(head * head_step(several) + i * rows, width);
                 State its = State::make(space, rows, width);
                 copy(among, its, rows, width);
-                choose(rows).see(job_, one, seen.begin, seen.end, its, space + State::floats(rows, width));
+                float* work = space + State::floats(rows, width);
+                begin(one, work);
+                choose(rows).see(job_, one, seen.begin, seen.end, its, work);
                 copy(its, among, rows, width);
             }
     }
 
     void finish_all(const Piece& piece, const State& state) const {
+        const Arithmetic& arithmetic = choose(piece.rows(job_));
         for (int64_t head = 0; head < piece.heads; head++)
-            finish(job_, piece.of_head(head), state.from(head * head_step(piece), job_.width()));
+            finish(job_, piece.of_head(head), state.from(head * head_step(piece), job_.width()), arithmetic);
     }
 
     void join_parts(const Task& last) const {
@@ -214,7 +227,7 @@ extern "C" void octavo_attention(const float* q, int64_t q_stride, int64_t num_h
     Attention job{cache,     q,       q_stride, num_heads, tables, table_stride,
                   cu_q_lens, kv_lens, scale,    soft_cap,  window, out};
     bool tiles = bfloat16 && fits_tiles(cache) && have_tiles();
-    Batch batch(job, cut(job, num_requests, threads), tiles, threads);
+    Batch batch(job, cut(job, num_requests, tiles ? MOST_ROWS_OF_TILES : MOST_ROWS, threads), tiles, threads);
     parallel_for(batch.num_runs(), threads, [&](int64_t i) { batch.run(i); });
 }
 OCTAVO_EXPORTED(octavo_attention)

@@ -140,9 +140,13 @@ struct State {
 struct Arithmetic {
     // Floats of work space for a piece.
     int64_t (*space)(const Attention& job, int64_t rows);
+    // Put there what all of the piece needs; null: nothing.
+    void (*begin)(const Attention& job, const Piece& piece, float* space);
     // Let all rows of a piece see positions begin … end - 1 of one part; `state`: what they saw of it before.
     void (*see)(const Attention& job, const Piece& piece, int64_t begin, int64_t end, const State& state,
                 float* space);
+    // A row's sums in the order of components, from the one they are in meanwhile; null: the same.
+    void (*order)(float* sums, int64_t size);
 };
 
 extern const Arithmetic few_rows, many_rows;  // float32; the same bits

@@ -10,8 +10,6 @@
 
 namespace octavo {
 
-constexpr int ROWS_PER_PIECE = 128;  // query heads that share the keys and values of a tile
-
 // Queries times keys: what a piece costs.
 inline int64_t work(const Piece& piece) { return piece.seen.size() * piece.queries() * piece.heads; }
 
@@ -67,10 +65,10 @@ inline int alike(const Attention& job, int first, int num_requests, Span& common
     return count;
 }
 
-// The batch in pieces, the longest first so that threads end together.
-inline std::vector<Piece> cut(const Attention& job, int num_requests, int threads) {
+// The batch in pieces of at most so many rows, the longest first so that threads end together.
+inline std::vector<Piece> cut(const Attention& job, int num_requests, int most_rows, int threads) {
     std::vector<Piece> pieces;
-    const int64_t num_heads = job.cache.num_kv_heads, most = std::max<int64_t>(1, ROWS_PER_PIECE / job.group());
+    const int64_t num_heads = job.cache.num_kv_heads, most = std::max<int64_t>(1, most_rows / job.group());
     const int64_t sharers = std::gcd<int64_t>(threads, num_heads), heads = num_heads / sharers;
     auto add = [&](int request) {
         int64_t end = job.cu_q_lens[request + 1];
