@@ -10,7 +10,8 @@ import torch
 from gguf import GGMLQuantizationType, quants
 
 from octavo.base.gguf import BLOCK_TYPES
-from octavo.runtime.kernels.table import Cut, HeadNorms, KernelTable, Rotation
+from octavo.runtime.kernels.choice import Cut
+from octavo.runtime.kernels.table import HeadNorms, KernelTable, Rotation
 
 BLOCKS = {kind.name: kind for kind in BLOCK_TYPES.values()}
 TYPE_NAMES = sorted(BLOCKS)
@@ -334,7 +335,7 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
 
 
 _NO_OPS = {"name", "split_product", "step_ends", "activations", "record_tape"}
-_NO_OPS |= {"gated_block_matmul", "block_feed_forward"}
+_NO_OPS |= {"gated_block_matmul", "block_feed_forward", "sandwich_norm"}
 OPS = [field.name for field in fields(KernelTable) if field.name not in _NO_OPS]
 
 

@@ -24,7 +24,9 @@ def make_oracle(config: dict[str, Any], seed: int = 0) -> PreTrainedModel:
     rest = {key: value for key, value in config.items() if key != "model_type"}
     full = AutoConfig.for_model(config["model_type"], **rest)
     # Some versions' other attention knows no soft cap.
-    oracle = AutoModelForCausalLM.from_config(full, attn_implementation="eager").eval()
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)  # what transformers draws
+        oracle = AutoModelForCausalLM.from_config(full, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in oracle.parameters():

@@ -11,8 +11,9 @@ import torch
 from tests.triton_here import DEVICE, HAS_GPU  # skips where there is no Triton
 
 # isort: split
+from octavo.runtime.kernels.choice import Cut
 from octavo.runtime.kernels.ref.table import ref_table
-from octavo.runtime.kernels.table import Cut, HeadNorms, Rotation
+from octavo.runtime.kernels.table import HeadNorms, Rotation
 from octavo.runtime.kernels.triton import attention, launch, tiles
 from octavo.runtime.kernels.triton.table import cuda_table
 from octavo.runtime.kernels.triton.tiles import split

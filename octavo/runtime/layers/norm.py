@@ -1,8 +1,9 @@
 """Normalisation. `add` is the fused form that decoder layers use: add to the residual stream, then normalise
-it.
+it. What is added may itself be `later` normalised, in the same kernel.
 """
 
 from abc import abstractmethod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +14,17 @@ from octavo.runtime.layers.build import BuildContext, Layer
 from octavo.runtime.quantization.parameter import Layout, Shard, vector
 
 
+class Unnormed(NamedTuple):
+    """`norm(x)`, put off until it is added."""
+
+    x: Tensor
+    norm: "RMSNorm"
+
+
+Added = Addend | Unnormed
+"""What a layer gives to the residual stream."""
+
+
 class Norm(Layer):
     """The interface of all kinds."""
 
@@ -20,8 +32,14 @@ class Norm(Layer):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last axis of x."""
 
-    def add(self, x: Addend, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+    def later(self, x: Tensor) -> Added:
+        """`forward` for a norm that adds."""
+        return self.forward(x)
+
+    def add(self, x: Added, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return (normalised sum, sum) of x and the residual stream, which begins as None."""
+        if isinstance(x, Unnormed):
+            x = x.norm(x.x)
         assert isinstance(x, Tensor), "only norms that say so take summands"
         total = x if residual is None else residual + x
         return self.forward(total), total
@@ -49,13 +67,21 @@ class RMSNorm(Norm):
         self.weight = parameter.data
         self.eps = eps
         self._kernel, self._split = build.kernels.rms_norm, build.kernels.split_product
+        self._sandwich = build.kernels.sandwich_norm
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise."""
         return self._kernel(x, self.weight, self.eps)
 
-    def add(self, x: Addend, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+    def later(self, x: Tensor) -> Added:
+        """Put off, where one kernel then does all."""
+        return self.forward(x) if self._sandwich is None else Unnormed(x, self)
+
+    def add(self, x: Added, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """Add and normalise in one kernel."""
+        if isinstance(x, Unnormed):
+            assert self._sandwich is not None and residual is not None and x.norm.eps == self.eps
+            return self._sandwich(x.x, x.norm.weight, self.weight, self.eps, residual)
         if isinstance(x, Summands):
             assert self._split is not None and residual is not None
             return self._split.norm(x, self.weight, self.eps, residual)

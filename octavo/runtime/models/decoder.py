@@ -20,7 +20,15 @@ from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.embedding import Embedding, LMHead, VocabEmbedding
 from octavo.runtime.layers.linear import QKVLinear, RowLinear
 from octavo.runtime.layers.mlp import MLP
-from octavo.runtime.layers.norm import AllHeadsRMSNorm, HeadLayerNorm, LayerNorm, NoNorm, Norm, RMSNorm
+from octavo.runtime.layers.norm import (
+    Added,
+    AllHeadsRMSNorm,
+    HeadLayerNorm,
+    LayerNorm,
+    NoNorm,
+    Norm,
+    RMSNorm,
+)
 from octavo.runtime.layers.rotary import Rope, RotaryEmbedding
 from octavo.runtime.models.arch import RESIDUAL_NORMS, Arch, Place
 from octavo.runtime.models.interface import Family
@@ -141,8 +149,8 @@ class DecoderLayer(nn.Module):
         self._is_added_by_norm = arch.adds_in_norms
 
     def forward(
-        self, x: Addend, residual: Tensor | None, batch: ForwardBatch, rows: Tensor | None = None
-    ) -> tuple[Addend, Tensor | None]:
+        self, x: Added, residual: Tensor | None, batch: ForwardBatch, rows: Tensor | None = None
+    ) -> tuple[Added, Tensor | None]:
         """Take and return (what is to be added to the residual stream, the stream), so that norms can add.
 
         rows: of what is returned, [S] int64; None = all. The cache gets the keys and values of all.
@@ -152,9 +160,9 @@ class DecoderLayer(nn.Module):
         if self._is_added_by_norm:
             x, residual = self.mlp_norm.add(self.attention.split(x, batch, rows), residual)
             return self.mlp.split(x), residual
-        x = self.attention_out_norm(self.attention(x, batch, rows))
-        x, residual = self.mlp_norm.add(x, residual)
-        return self.mlp_out_norm(self.mlp(x)), residual
+        given = self.attention_out_norm.later(self.attention(x, batch, rows))
+        x, residual = self.mlp_norm.add(given, residual)
+        return self.mlp_out_norm.later(self.mlp(x)), residual
 
 
 class ParallelLayer(DecoderLayer):
@@ -167,8 +175,8 @@ class ParallelLayer(DecoderLayer):
         self._one_norm = "mlp_in" not in arch.norms
 
     def forward(
-        self, x: Addend, residual: Tensor | None, batch: ForwardBatch, rows: Tensor | None = None
-    ) -> tuple[Addend, Tensor | None]:
+        self, x: Added, residual: Tensor | None, batch: ForwardBatch, rows: Tensor | None = None
+    ) -> tuple[Added, Tensor | None]:
         """See DecoderLayer."""
         x, residual = self.attention_norm.add(x, residual)
         residual = _pick(residual, rows)
@@ -180,8 +188,8 @@ class NormalisedLayer(DecoderLayer):
     """The norms stand behind the sums: what they give is the residual stream."""
 
     def forward(
-        self, x: Addend, residual: Tensor | None, batch: ForwardBatch, rows: Tensor | None = None
-    ) -> tuple[Addend, Tensor | None]:
+        self, x: Added, residual: Tensor | None, batch: ForwardBatch, rows: Tensor | None = None
+    ) -> tuple[Added, Tensor | None]:
         """See DecoderLayer; `residual` stays None."""
         assert residual is None and isinstance(x, Tensor)
         x = self.attention_norm(_pick(x, rows) + self.attention(x, batch, rows))

@@ -1,13 +1,12 @@
 """The memory of the KV cache: which layers share a block table, and the tensors behind the blocks."""
 
-import mmap
-from contextlib import suppress
 from math import prod
 
 import torch
 from torch import Tensor
 
 from octavo.base.errors import Unsupported
+from octavo.base.pages import zero_pages
 from octavo.messages.kv import CachePlan, KVCacheGroup, KVCacheSpec
 from octavo.runtime.kernels.cache_layout import cache_shape
 
@@ -113,12 +112,8 @@ class KVTensors:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor of zeros; on CPU its pages take memory only once they are written, large ones if possible."""
+    """A tensor of zeros; on CPU its pages take memory only once they are written."""
     num_bytes = prod(shape) * dtype.itemsize
     if device.type != "cpu" or not num_bytes:
         return torch.zeros(shape, dtype=dtype, device=device)
-    pages = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # what is shared has small pages
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # the system was built without large ones
-            pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=dtype).view(shape)
+    return torch.frombuffer(zero_pages(num_bytes), dtype=dtype).view(shape)

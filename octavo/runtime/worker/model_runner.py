@@ -139,7 +139,9 @@ class ModelRunner:
 
     def _compute(self, step: SchedulerOutput, work: Work) -> PendingStep:
         batch, last_rows = make_batch(work, self._state, self._cache)
-        if self._prompt_scores.is_idle and work.starts[-1] > MOST_RECORDED:
+        # On a GPU the rows of a product depend on how many there are, and recorded steps compute all.
+        is_cpu = self._state.host_tokens is not None
+        if self._prompt_scores.is_idle and (is_cpu or work.starts[-1] > MOST_RECORDED):
             batch.wanted = last_rows
         hidden = self.model.forward(batch)
         scores = self._prompt_scores.collect(step, work, self._state, hidden, self.model)

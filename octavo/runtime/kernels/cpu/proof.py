@@ -16,7 +16,7 @@ from octavo.base.gguf import BLOCK_TYPES
 from octavo.runtime.kernels.cpu.library import Library
 from octavo.runtime.kernels.cpu.table import table_of
 from octavo.runtime.kernels.ref.table import ref_table
-from octavo.runtime.kernels.table import BFLOAT16_TYPES, Activations, KernelTable
+from octavo.runtime.kernels.table import BFLOAT16_TYPES, Activations, HeadNorms, KernelTable, Rotation
 
 _TOLERANCE = 1e-4
 _K, _N = 512, 37
@@ -48,6 +48,10 @@ def disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
     weight = torch.rand(192, generator=generator)
     if not _agree(fast.rms_norm(x, weight, 1e-6), slow.rms_norm(x, weight, 1e-6), torch.ones(())):
         yield "rms_norm"
+    assert fast.sandwich_norm is not None and slow.sandwich_norm is not None
+    both = fast.sandwich_norm(x, weight, weight, 1e-6, x), slow.sandwich_norm(x, weight, weight, 1e-6, x)
+    if not all(_agree(*each, torch.ones(())) for each in zip(*both, strict=True)):
+        yield "sandwich_norm"
     if not all(map(torch.equal, fast.draw(x), slow.draw(x))):
         yield "draw"
 
@@ -111,7 +115,11 @@ def _attention(table: KernelTable, dtype: torch.dtype) -> Tensor:
     cu_q_lens = torch.tensor([0, 1, 6, 12], dtype=torch.int32)
     positions = [range(8, 9), range(5), range(5, 11)]
     slots = [int(tables[r, p // 4]) * 4 + p % 4 for r, places in enumerate(positions) for p in places]
-    table.store_kv(q, k, v, cache, torch.tensor(slots))
+    rotation, norms = None, None
+    if dtype == torch.float32:  # rounding would make more of a difference
+        angles, weights = torch.randn(12, 30, generator=generator), torch.rand(2, 80, generator=generator)
+        rotation, norms = Rotation(angles.cos(), angles.sin()), HeadNorms(weights[0], weights[1], 1e-6)
+    q = table.store_kv(q, k, v, cache, torch.tensor(slots), rotation=rotation, norms=norms)
     return table.paged_attention(q, cache, tables, cu_q_lens, kv_lens, scale=0.1, sliding_window=7)
 
 

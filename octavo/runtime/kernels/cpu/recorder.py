@@ -5,7 +5,6 @@ and new tensors come out of memory that all recordings share, because they never
 that computes with torch between the calls cannot be repeated so, and is refused.
 """
 
-import mmap
 import weakref
 from bisect import insort
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from octavo.base.log import get_logger
+from octavo.base.pages import zero_pages
 from octavo.runtime.dispatch_mode import DispatchMode
 from octavo.runtime.kernels.cpu.library import Library, Tape
 
@@ -50,7 +50,7 @@ class TapeRecorder:
 
 def new_memory() -> np.ndarray:
     """What an arena is made over: of this process alone, and no more of it than is used."""
-    return np.frombuffer(mmap.mmap(-1, _BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+    return np.frombuffer(zero_pages(_BYTES), np.uint8)
 
 
 class Refused(Exception):

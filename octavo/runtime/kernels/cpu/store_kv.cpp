@@ -1,10 +1,36 @@
-// New keys and values into the paged cache.
+// What happens between a layer's projections and its attention: norms of heads, rotation, store; in one pass over
+// the tokens, each of which stays in the first-level cache meanwhile.
 #include "cache.h"
+#include "rows.h"
 #include "tape.h"
 #include "threads.h"
 
 namespace octavo {
 namespace {
+
+void rotate_pairs(float* x, const float* cos, const float* sin, int64_t half) {
+    for (int64_t i = 0; i < half; i++) {
+        float a = x[2 * i], b = x[2 * i + 1];
+        x[2 * i] = a * cos[i] - b * sin[i];
+        x[2 * i + 1] = b * cos[i] + a * sin[i];
+    }
+}
+
+void rotate_halves(float* x, const float* cos, const float* sin, int64_t half) {
+    float* y = x + half;
+    walk(
+        half,
+        [&](int64_t i) {
+            vf a = load(x + i), b = load(y + i), c = load(cos + i), s = load(sin + i);
+            store(x + i, a * c - b * s);
+            store(y + i, b * c + a * s);
+        },
+        [&](int64_t i) {
+            float a = x[i], b = y[i];
+            x[i] = a * cos[i] - b * sin[i];
+            y[i] = b * cos[i] + a * sin[i];
+        });
+}
 
 void narrow_vector(CacheType type, const float* from, uint8_t* to, int64_t size) {
     if (type == CACHE_F32) {
@@ -72,14 +98,27 @@ void write(const Cache& cache, int64_t slot, int which, const float* from) {
 
 using namespace octavo;
 
-extern "C" void octavo_write_kv(const float* k, int64_t k_stride, const float* v, int64_t v_stride,
-                                void* data, int type, int64_t block_size, int64_t num_kv_heads,
-                                int64_t head_dim, const int64_t* slots, int64_t num_tokens, int threads) {
+// Queries and keys change in place, by a norm if there are weights, then by a rotation if there are tables.
+extern "C" void octavo_store_kv(float* q, int64_t q_stride, int64_t num_heads, float* k, int64_t k_stride,
+                                const float* v, int64_t v_stride, void* data, int type, int64_t block_size,
+                                int64_t num_kv_heads, int64_t head_dim, const int64_t* slots,
+                                int64_t num_tokens, const float* q_weight, const float* k_weight, float eps,
+                                const float* cos, const float* sin, int64_t half, int interleaved,
+                                int threads) {
     Cache cache{(const uint8_t*)data, CacheType(type), block_size, num_kv_heads, head_dim};
-    for_rows(num_tokens, 2 * num_kv_heads * head_dim, threads, [&](int64_t t) {
+    auto rotate = interleaved ? rotate_pairs : rotate_halves;
+    auto change = [&](int64_t t, float* x, int64_t heads, const float* weight) {
+        for (float* end = x + heads * head_dim; x < end; x += head_dim) {
+            if (weight) normalize(x, weight, head_dim, eps, x);
+            if (cos) rotate(x, cos + t * half, sin + t * half, half);
+        }
+    };
+    for_rows(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim, threads, [&](int64_t t) {
+        change(t, q + t * q_stride, num_heads, q_weight);
         if (slots[t] < 0) return;
+        change(t, k + t * k_stride, num_kv_heads, k_weight);
         write(cache, slots[t], 0, k + t * k_stride);
         write(cache, slots[t], 1, v + t * v_stride);
     });
 }
-OCTAVO_EXPORTED(octavo_write_kv)
+OCTAVO_EXPORTED(octavo_store_kv)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo.base.gguf import BLOCK_TYPES
+from octavo.runtime.kernels.choice import Cut
 from octavo.runtime.kernels.cpu.library import Library, load_library
 from octavo.runtime.kernels.cpu.recorder import Arena, Refused, TapeRecorder, new_memory
 from octavo.runtime.kernels.ref import draws
@@ -21,7 +22,6 @@ from octavo.runtime.kernels.table import (
     BFLOAT16_TYPES,
     INTEGER_TYPES,
     Activations,
-    Cut,
     Gate,
     HeadNorms,
     KernelTable,
@@ -71,6 +71,7 @@ def table_of(library: Library, threads: int) -> KernelTable:
         activations="bfloat16" if library.has_tiles else "int16",
         gated_block_matmul=kernels.gated_block_matmul if library.has_tiles else None,
         block_feed_forward=kernels.block_feed_forward if library.has_tiles else None,
+        sandwich_norm=kernels.sandwich_norm,
         record_tape=TapeRecorder(library).record,
     )
 
@@ -95,18 +96,14 @@ class _CompiledKernels:
         norms: HeadNorms | None = None,
     ) -> Tensor:
         """See table.StoreKV."""
-        if norms is not None:
-            q = self.rms_norm(q, norms.q_weight, norms.eps)
-            k = self.rms_norm(k, norms.k_weight, norms.eps)
-        if rotation is not None:
-            self._rotate(q, rotation)
-            self._rotate(k, rotation)
-        self._write_kv(k, v, cache, slots)
-        return q
-
-    def _write_kv(self, k: Tensor, v: Tensor, cache: Tensor, slots: Tensor) -> None:
+        q_weight, k_weight, eps = norms or (None, None, 0.0)
+        cos, sin, interleaved = rotation or (None, None, False)
         assert cache.is_contiguous()
-        self._library.octavo_write_kv(
+        assert cos is None or sin is None or (cos.is_contiguous() and sin.is_contiguous())
+        self._library.octavo_store_kv(
+            _pointer(q),
+            q.stride(0),
+            q.shape[1],
             _pointer(k),
             k.stride(0),
             _pointer(v),
@@ -114,11 +111,19 @@ class _CompiledKernels:
             cache.data_ptr(),
             _CACHE_TYPES[cache.dtype],
             *cache.shape[2:4],
-            k.shape[2],
+            q.shape[2],
             slots.data_ptr(),
             len(slots),
+            _address(q_weight),
+            _address(k_weight),
+            eps,
+            _address(cos),
+            _address(sin),
+            0 if cos is None else cos.shape[-1],
+            interleaved,
             self._threads,
         )
+        return q
 
     def paged_attention(  # noqa: PLR0913  # what attention is made of
         self,
@@ -169,6 +174,20 @@ class _CompiledKernels:
         self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
         """See table.RMSNorm."""
+        y, total = self._rms_norm(x, None, weight, eps, residual)
+        return y if total is None else (y, total)
+
+    def sandwich_norm(
+        self, x: Tensor, inner: Tensor, weight: Tensor, eps: float, residual: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See table.SandwichNorm."""
+        y, total = self._rms_norm(x, inner, weight, eps, residual)
+        assert total is not None
+        return y, total
+
+    def _rms_norm(
+        self, x: Tensor, inner: Tensor | None, weight: Tensor, eps: float, residual: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         y = self._placed(_empty_like(x))
         total = None if residual is None else self._placed(_empty_like(x))
         self._library.octavo_rms_norm(
@@ -177,30 +196,16 @@ class _CompiledKernels:
             x.shape[0],
             1 if x.dim() == 2 else x.shape[1],
             x.shape[-1],
+            _address(inner),
             weight.data_ptr(),
             eps,
             None if residual is None else _pointer(residual),
             0 if residual is None else residual.stride(0),
-            None if total is None else total.data_ptr(),
+            _address(total),
             y.data_ptr(),
             self._threads,
         )
-        return y if total is None else (y, total)
-
-    def _rotate(self, x: Tensor, rotation: Rotation) -> None:
-        """Rotate heads in place."""
-        cos, sin, interleaved = rotation
-        assert cos.is_contiguous() and sin.is_contiguous()
-        self._library.octavo_rope(
-            _pointer(x),
-            x.stride(0),
-            *x.shape,
-            cos.data_ptr(),
-            sin.data_ptr(),
-            cos.shape[-1],
-            interleaved,
-            self._threads,
-        )
+        return y, total
 
     def activation(self, x: Tensor, *, kind: int, gated: bool) -> Tensor:
         """See table.Activation."""
@@ -257,7 +262,7 @@ class _CompiledKernels:
         out = torch.empty((rows, blocks.shape[1] // kind.num_bytes * kind.block))
         self._library.octavo_dequantize(
             blocks.data_ptr(),
-            None if places is None else places.data_ptr(),
+            _address(places),
             *out.shape,
             blocks.stride(0),
             _TYPE_IDS[type_name],
@@ -293,7 +298,7 @@ class _CompiledKernels:
             blocks.shape[0],
             blocks.stride(0),
             _TYPE_IDS[type_name],
-            None if bias is None else bias.data_ptr(),
+            _address(bias),
             _pointer(out),
             out.stride(0),
             self._threads,
@@ -369,6 +374,10 @@ def _pointer(x: Tensor) -> int:
     assert x.dtype == torch.float32, f"activations must be float32, got {x.dtype}"
     assert x.stride(-1) == 1 and (x.dim() == 2 or x.shape[1] == 1 or x.stride(1) == x.shape[2])
     return x.data_ptr()
+
+
+def _address(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
 
 
 def _empty_like(x: Tensor) -> Tensor:

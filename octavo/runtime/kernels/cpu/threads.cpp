@@ -1,6 +1,7 @@
 #include "threads.h"
 
 #include <pthread.h>
+#include <sys/mman.h>
 
 #include <atomic>
 #include <condition_variable>
@@ -21,6 +22,7 @@ namespace octavo {
 namespace {
 
 constexpr int SPINS = 4000;  // about 100 us
+constexpr size_t LARGE_PAGE = 2 << 20;
 constexpr uint64_t COUNT_MASK = 0xFFFFFFFF;
 
 // `ticket` = (loop number << 32) | tasks not yet taken. A worker that reads the loop's fields takes a task by
@@ -144,10 +146,14 @@ float* scratch(size_t count, Shelf shelf) {
     Scratch& space = spaces[shelf];
     if (space.size < count) {
         std::free(space.data);
-        size_t bytes = (count * sizeof(float) + 4095) / 4096 * 4096;
-        space.data = static_cast<float*>(std::aligned_alloc(64, bytes));
+        const size_t page = count * sizeof(float) < LARGE_PAGE ? 4096 : LARGE_PAGE;
+        const size_t bytes = (count * sizeof(float) + page - 1) / page * page;
+        space.data = static_cast<float*>(std::aligned_alloc(page, bytes));
         space.size = space.data ? bytes / sizeof(float) : 0;
         if (!space.data) throw std::bad_alloc();
+#if defined(MADV_HUGEPAGE)
+        if (page == LARGE_PAGE) madvise(space.data, bytes, MADV_HUGEPAGE);  // if there are any
+#endif
     }
     return space.data;
 }

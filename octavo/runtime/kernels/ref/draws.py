@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from octavo.runtime.kernels.table import Cut
+from octavo.runtime.kernels.choice import Cut
 
 
 def draw(

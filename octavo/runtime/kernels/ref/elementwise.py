@@ -31,6 +31,13 @@ def sum_norm(x: Summands, weight: Tensor, eps: float, residual: Tensor) -> tuple
     return rms_norm(total, weight, eps), total
 
 
+def sandwich_norm(
+    x: Tensor, inner: Tensor, weight: Tensor, eps: float, residual: Tensor
+) -> tuple[Tensor, Tensor]:
+    """See table.SandwichNorm."""
+    return rms_norm(rms_norm(x, inner, eps), weight, eps, residual)
+
+
 def rotary_tables(positions: Tensor, frequencies: Tensor, factor: float) -> tuple[Tensor, Tensor]:
     """See table.RotaryTables."""
     angles = positions[:, None] * frequencies

@@ -27,4 +27,5 @@ def ref_table() -> KernelTable:
         block_dequantize=blocks.block_dequantize,
         block_gather=blocks.block_gather,
         block_matmul=blocks.block_matmul,
+        sandwich_norm=elementwise.sandwich_norm,
     )

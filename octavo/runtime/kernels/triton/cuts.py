@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.runtime.kernels.table import Cut
+from octavo.runtime.kernels.choice import Cut
 from octavo.runtime.kernels.triton.launch import overlapped, parts, power_of_2, release, wait
 
 _LOG2_E = tl.constexpr(1.4426950408889634)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.runtime.kernels.table import Cut
+from octavo.runtime.kernels.choice import Cut
 from octavo.runtime.kernels.triton.launch import (
     NUM_PROGRAMS,
     Counters,
