@@ -1,12 +1,32 @@
-"""Decoding steps repeated from tapes, as a CPU does them, give the bits of ordinary steps."""
+"""Steps repeated from tapes, as a CPU does them, give the bits of ordinary steps."""
 
 import pytest
 
 from octavo import SamplingParams
+from octavo.runtime.kernels.cpu import recorder
 from octavo.runtime.kernels.cpu.library import Library
+from octavo.runtime.worker import taped_steps
 from octavo.runtime.worker.taped_steps import TapedSteps
 from tests.integration.test_invariance import params, prompts, tokens
 from tests.tiny_models import make_oracle, save, tiny_config
+
+
+@pytest.fixture(autouse=True)
+def short_prompts_are_taped(monkeypatch):
+    monkeypatch.setattr(taped_steps, "_FEWEST_TOKENS", 2)
+
+
+@pytest.fixture
+def tries(monkeypatch):
+    """Of how many tokens the steps were that were to be recorded."""
+    tried, record = [], TapedSteps._record_forward
+
+    def counted(steps, batch):
+        tried.append(len(batch.positions))
+        return record(steps, batch)
+
+    monkeypatch.setattr(TapedSteps, "_record_forward", counted)
+    return tried
 
 
 @pytest.fixture
@@ -74,11 +94,43 @@ def test_what_was_recorded_ends_with_weights_and_cache(tiny_llama, make_llm, rep
     assert tokens(llm, work, wanted) == expected
 
 
-def test_a_model_that_computes_with_torch_is_left_alone(tmp_path, make_llm, repeats, monkeypatch):
-    tried, record = [], TapedSteps._record_step
-    monkeypatch.setattr(TapedSteps, "_record_step", lambda *args: (tried.append(args), record(*args)))
+@pytest.mark.parametrize("scored", [False, True], ids=["last_row", "all_rows"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_prompts_are_taped_to_the_bit(folder, make_llm, repeats, scored, dtype):
+    work = [prompt * 2 for prompt in prompts(9)]
+    wanted = SamplingParams(max_tokens=1, temperature=0, logprobs=2, prompt_logprobs=2 if scored else None)
+    options = {"dtype": dtype, "max_num_batched_tokens": 150}
+
+    def outputs(**how):
+        results = make_llm(folder, **options, **how).generate(work, wanted, use_tqdm=False)
+        return [(o.outputs[0].token_ids, o.outputs[0].logprobs, o.prompt_logprobs) for o in results]
+
+    expected = outputs(enforce_eager=True)
+    assert repeats[0] == 0
+    assert outputs() == expected
+    assert repeats[0] >= 3
+
+
+def test_steps_without_room_are_not_tried_again(tiny_llama, make_llm, tries, repeats, monkeypatch):
+    work = [[7] * 90, [8] * 90, [9] * 4, [10] * 91]
+    wanted = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True, logprobs=2)
+
+    def outputs():
+        llm = make_llm(tiny_llama)
+        results = [llm.generate([prompt], wanted, use_tqdm=False)[0].outputs[0] for prompt in work]
+        return [(o.token_ids, o.logprobs) for o in results]
+
+    expected = outputs()
+    assert tries == [1, 90, 90, 4, 91]
+    tries.clear()
+    monkeypatch.setattr(recorder, "_BYTES", 72 << 10)
+    assert outputs() == expected
+    assert tries == [1, 90, 4]
+
+
+def test_a_model_that_computes_with_torch_is_left_alone(tmp_path, make_llm, tries, repeats):
     path = save(make_oracle(tiny_config("GPT2LMHeadModel")), tmp_path)
     work, wanted = prompts(3), params(3)
     expected = tokens(make_llm(path, enforce_eager=True), work, wanted)
     assert tokens(make_llm(path), work, wanted) == expected
-    assert (len(tried), repeats[0]) == (1, 0)
+    assert (tries, repeats[0]) == ([1], 0)

@@ -50,7 +50,7 @@ class BuildContext:
 
     def dense(self, layout: Layout) -> DenseParameter:
         """A parameter of the type of the activations: norms and biases."""
-        return DenseParameter(layout, self.compute_dtype, self.device)
+        return DenseParameter(layout, torch.empty(layout.shape, dtype=self.compute_dtype, device=self.device))
 
 
 class Layer(nn.Module):

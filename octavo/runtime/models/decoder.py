@@ -8,13 +8,14 @@ where it differs in kind. Our parameter names, which weight maps refer to:
     layers.*.mlp_norm  .mlp.{up, down}  .mlp_out_norm
 """
 
+from collections.abc import Callable
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from octavo.runtime.batch import ForwardBatch
-from octavo.runtime.kernels.table import Addend, HeadNorms
+from octavo.runtime.kernels.table import Addend, HeadNorms, KernelTable
 from octavo.runtime.layers.attention import Attention
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.embedding import Embedding, LMHead, VocabEmbedding
@@ -84,6 +85,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         self._head_dim = arch.head_dim
         self._rotary = rotary
+        self._pick = _make_pick(build.kernels)
         self.qkv = QKVLinear(
             build.at("qkv"), arch.hidden_size, arch.num_heads, arch.num_kv_heads, arch.head_dim, arch.qkv_bias
         )
@@ -117,7 +119,7 @@ class SelfAttention(nn.Module):
         if self._norms_apart:
             q, k = self.q_norm(q), self.k_norm(k)
         rotation = self._rotary.rotation(batch) if self._rotary else None
-        return _pick(self.attention(q, k, v, batch, rotation, self._norms), rows)
+        return self._pick(self.attention(q, k, v, batch, rotation, self._norms), rows)
 
 
 class DecoderLayer(nn.Module):
@@ -147,6 +149,7 @@ class DecoderLayer(nn.Module):
         )
         self.mlp_out_norm = norm("mlp_out", "mlp_out_norm")
         self._is_added_by_norm = arch.adds_in_norms
+        self._pick = _make_pick(build.kernels)
 
     def forward(
         self, x: Added, residual: Tensor | None, batch: ForwardBatch, rows: Tensor | None = None
@@ -156,7 +159,7 @@ class DecoderLayer(nn.Module):
         rows: of what is returned, [S] int64; None = all. The cache gets the keys and values of all.
         """
         x, residual = self.attention_norm.add(x, residual)
-        residual = _pick(residual, rows)
+        residual = self._pick(residual, rows)
         if self._is_added_by_norm:
             x, residual = self.mlp_norm.add(self.attention.split(x, batch, rows), residual)
             return self.mlp.split(x), residual
@@ -179,8 +182,8 @@ class ParallelLayer(DecoderLayer):
     ) -> tuple[Added, Tensor | None]:
         """See DecoderLayer."""
         x, residual = self.attention_norm.add(x, residual)
-        residual = _pick(residual, rows)
-        mlp_input = _pick(x, rows) if self._one_norm else self.mlp_norm(residual)
+        residual = self._pick(residual, rows)
+        mlp_input = self._pick(x, rows) if self._one_norm else self.mlp_norm(residual)
         return self.attention(x, batch, rows) + self.mlp(mlp_input), residual
 
 
@@ -192,12 +195,16 @@ class NormalisedLayer(DecoderLayer):
     ) -> tuple[Added, Tensor | None]:
         """See DecoderLayer; `residual` stays None."""
         assert residual is None and isinstance(x, Tensor)
-        x = self.attention_norm(_pick(x, rows) + self.attention(x, batch, rows))
+        x = self.attention_norm(self._pick(x, rows) + self.attention(x, batch, rows))
         return self.mlp_norm(x + self.mlp(x)), None
 
 
-def _pick(x: Tensor, rows: Tensor | None) -> Tensor:
-    return x if rows is None else x[rows]
+def _make_pick(kernels: KernelTable) -> Callable[[Tensor, Tensor | None], Tensor]:
+    """What takes rows of activations, all for None; by a kernel where kernels are recorded."""
+    if kernels.record_tape is None:
+        return lambda x, rows: x if rows is None else x[rows]
+    gather = kernels.block_gather
+    return lambda x, rows: x if rows is None else gather(x.view(torch.uint8), rows, "F32")
 
 
 LAYERS = {"serial": DecoderLayer, "parallel": ParallelLayer, "normalised": NormalisedLayer}

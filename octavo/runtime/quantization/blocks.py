@@ -12,6 +12,9 @@ from torch import Tensor
 
 from octavo.base.errors import ConfigError
 from octavo.base.gguf import BlockType
+from octavo.runtime.quantization.room import Room
+
+_MOST_COPIED = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,14 @@ class Blocks:
         return Blocks(self.data.to(device).contiguous(), self.type)
 
 
-def concatenate(parts: list[Blocks]) -> Blocks:
-    """Stack the rows of matrices of one type."""
-    return parts[0] if len(parts) == 1 else Blocks(torch.cat([p.data for p in parts]), parts[0].type)
+def join(parts: list[Blocks], room: Room) -> Blocks:
+    """The rows of matrices of one type, one below the other, out of the file.
+
+    A single large one stays where it is: copying a head would delay the first token by a tenth of a second.
+    """
+    first = parts[0].data
+    if len(parts) == 1 and first.nbytes > _MOST_COPIED:
+        return parts[0]
+    rows, row_bytes = sum(len(part.data) for part in parts), first.shape[1]
+    data = room.empty((rows, row_bytes), torch.uint8, first.device)
+    return Blocks(torch.cat([part.data for part in parts], out=data), parts[0].type)

@@ -1,7 +1,7 @@
 """Weights in GGUF blocks, multiplied as they are stored.
 
-The bytes stay where the file is mapped. Only the segments of a merged projection (q, k, v; gate, up) that
-have one type are joined, so that one call of the kernel multiplies them.
+The segments of a merged projection (q, k, v; gate, up) that have one type are joined, so that one call of the
+kernel multiplies them. Large matrices stay where the file is mapped.
 """
 
 from itertools import accumulate, groupby
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from octavo.config.engine import EngineConfig
 from octavo.runtime.kernels.table import Gate, Packed
-from octavo.runtime.quantization.blocks import Blocks, concatenate
+from octavo.runtime.quantization.blocks import Blocks, join
 from octavo.runtime.quantization.method import LinearMethod, Scheme, Storage
 from octavo.runtime.quantization.parameter import BlockParameter, Layout, Parameter
 
@@ -44,7 +44,7 @@ class BlockLinear(LinearMethod):
     def after_load(self) -> None:
         """Join neighbours of one type."""
         runs = groupby(self._parameter.take(), key=lambda segment: segment.type)
-        self._segments = [concatenate(list(run)) for _, run in runs]
+        self._segments = [join(list(run), self._storage.room) for _, run in runs]
 
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Multiply segment by segment."""

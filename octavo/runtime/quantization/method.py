@@ -5,7 +5,7 @@ know how the matrix is stored. To add a scheme: one file with a `Scheme`, one li
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from octavo.base.registry import Registry
 from octavo.config.engine import EngineConfig
 from octavo.runtime.kernels.table import Activations, Addend, Gate, KernelTable, Packed
 from octavo.runtime.quantization.parameter import Layout, Parameter
+from octavo.runtime.quantization.room import Room
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class Storage:
 
     host_layers: the decoder layers whose matrices are kept in host memory
     activations: what packed weights are multiplied by; what is not float32 is rounded on the way
+    room:        where their memory comes from
     """
 
     device: torch.device
@@ -31,6 +33,7 @@ class Storage:
     kernels: KernelTable
     activations: Activations = "float32"
     host_layers: frozenset[int] = frozenset()
+    room: Room = field(default_factory=Room)
 
     def device_of(self, name: str) -> torch.device:
         """Where the matrix of the layer `name` is kept."""

@@ -92,11 +92,11 @@ class Parameter(ABC):
 
 
 class DenseParameter(Parameter):
-    """A plain tensor `data`, allocated at once."""
+    """A plain tensor `data` of the layout's shape, to be written."""
 
-    def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, layout: Layout, data: Tensor) -> None:
         super().__init__(layout)
-        self.data = torch.empty(layout.shape, dtype=dtype, device=device)
+        self.data = data
         sizes = [shard.size for shard in layout.shards]
         parts = torch.split(self.data, sizes, dim=layout.axis)
         self._parts = {shard.name: part for shard, part in zip(layout.shards, parts, strict=True)}

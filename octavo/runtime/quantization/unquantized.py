@@ -42,7 +42,9 @@ class DenseLinear(LinearMethod):
 
     def create(self, layout: Layout) -> dict[str, Parameter]:
         """One tensor."""
-        self._weight = DenseParameter(layout, self._storage.weight_dtype, self._storage.device)
+        storage = self._storage
+        data = storage.room.empty(layout.shape, storage.weight_dtype, storage.device)
+        self._weight = DenseParameter(layout, data)
         return {"weight": self._weight}
 
     def after_load(self) -> None:

@@ -143,7 +143,8 @@ class ModelRunner:
         is_cpu = self._state.host_tokens is not None
         if self._prompt_scores.is_idle and (is_cpu or work.starts[-1] > MOST_RECORDED):
             batch.wanted = last_rows
-        hidden = self.model.forward(batch)
+        taped = self._taped_steps
+        hidden = self.model.forward(batch) if taped is None else taped.forward_once(batch)
         scores = self._prompt_scores.collect(step, work, self._state, hidden, self.model)
         pending = self._end(step, work, hidden if batch.wanted is not None else hidden[last_rows])
         pending.prompt_logprobs = scores

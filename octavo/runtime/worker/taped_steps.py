@@ -1,15 +1,17 @@
-"""`TapedSteps`: decoding steps of a CPU, each one call of C instead of hundreds from Python.
+"""`TapedSteps`: steps of a CPU, each one call of C instead of hundreds from Python.
 
 A step of one token per request is written into arrays that stay where they are, padded to the next size by
 rows that store nothing, and repeated from the tape of that size, which is recorded when the size is first
-met. All other steps, and all steps of a model that cannot be recorded, are left to the model itself.
+met. Other steps are recorded to be repeated once: every kernel would throw Python out of the caches, so that
+the same Python costs less in one go. Steps that cannot be recorded are left to the model itself.
 
 Called by the model runner where kernels can be recorded on tapes. There the state is host memory, and numpy's
 view of it costs a tenth of what calls of torch do.
 """
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -24,6 +26,7 @@ from octavo.runtime.worker.prepare import Work
 from octavo.runtime.worker.request_state import RequestState
 
 _MOST_ROWS = 128
+_FEWEST_TOKENS = 256  # below, recording a step costs more than Python between its kernels
 
 
 @dataclass(slots=True)
@@ -42,6 +45,7 @@ class TapedSteps:
         self._model, self._cache, self._state, self._record = model, cache, state, record
         self._tokens = state.host_tokens
         self._is_recordable = True
+        self._too_many: float = math.inf
         self._recorded: dict[int, _Recorded] = {}
         num_groups, _, max_blocks = state.host_tables.shape
         self._ids, self._positions = np.zeros((2, _MOST_ROWS), np.int64)
@@ -53,12 +57,10 @@ class TapedSteps:
     def size_of(self, work: Work) -> int | None:
         """The number of rows that a step is padded to; None if it cannot be repeated."""
         num_rows = work.num_singles
-        if not (self._is_recordable and num_rows == len(work.slots) <= _MOST_ROWS):
+        if not num_rows == len(work.slots) <= _MOST_ROWS:
             return None
         size = _padded(num_rows)
-        if size not in self._recorded:
-            self._record_step(size)
-        return size if self._is_recordable else None
+        return size if self._can_repeat(size) else None
 
     def forward(self, work: Work, size: int) -> Tensor:
         """The last hidden states of the requests that sample, [S, hidden_size]; good until the next step."""
@@ -67,6 +69,18 @@ class TapedSteps:
         recorded.repeat()
         hidden = recorded.hidden[: len(work.slots)]
         return hidden if len(work.samples) == len(work.slots) else hidden[work.samples]
+
+    def forward_once(self, batch: ForwardBatch) -> Tensor:
+        """What the model gives for any step; good until the next step."""
+        num_tokens = len(batch.positions)
+        is_fit = _FEWEST_TOKENS <= num_tokens < self._too_many and batch.given_embeds is None
+        if is_fit and self._can_repeat(1):
+            recorded = self._record_forward(replace(batch, rotations={}))
+            if recorded is not None:
+                recorded.repeat()
+                return recorded.hidden
+            self._too_many = num_tokens  # as one token can be recorded, this is for want of memory
+        return self._model.forward(batch)
 
     def _stage(self, work: Work, size: int) -> None:
         """Put a step into the first rows; those behind read one slot of block 0, and store nothing."""
@@ -83,13 +97,22 @@ class TapedSteps:
         self._cache_slots[:, :count] = state.host_tables[:, slots, blocks] * state.block_size + offsets
         self._cache_slots[:, count:size] = -1
 
+    def _can_repeat(self, size: int) -> bool:
+        """Whether there is a tape of that size, now at the latest."""
+        if self._is_recordable and size not in self._recorded:
+            self._record_step(size)
+        return self._is_recordable
+
     def _record_step(self, size: int) -> None:
+        recorded = self._record_forward(self._batch(size))
+        self._is_recordable = recorded is not None
+        if recorded is not None:
+            self._recorded[size] = recorded
+
+    def _record_forward(self, batch: ForwardBatch) -> _Recorded | None:
         made: list[Tensor] = []
-        batch = self._batch(size)
         repeat = self._record(lambda: made.append(self._model.forward(batch)))
-        self._is_recordable = repeat is not None
-        if repeat is not None:
-            self._recorded[size] = _Recorded(made[0], repeat)
+        return None if repeat is None else _Recorded(made[0], repeat)
 
     def _batch(self, size: int) -> ForwardBatch:
         """The first rows of the inputs."""

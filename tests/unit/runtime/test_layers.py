@@ -185,7 +185,7 @@ def test_unknown_activations_are_refused():
 
 
 def test_parameters_refuse_what_does_not_fit():
-    parameter = DenseParameter(Layout((Shard("a", 4, 0, 4), Shard("b", 2, 0, 2)), 3), torch.float32, CPU)
+    parameter = DenseParameter(Layout((Shard("a", 4, 0, 4), Shard("b", 2, 0, 2)), 3), torch.empty(6, 3))
     with pytest.raises(BadCheckpoint, match=r"expected shape \[4, 3\], found \[4, 2\]"):
         parameter.load(torch.zeros(4, 2), "a")
     with pytest.raises(BadCheckpoint, match="no 'c'"):

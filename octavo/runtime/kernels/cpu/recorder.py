@@ -41,7 +41,7 @@ class TapeRecorder:
             with _Recording(Arena(self._memory)):
                 work()
         except Refused as reason:
-            logger.info("Steps are computed call by call: %s.", reason)
+            logger.info("Steps like this one are computed call by call: %s.", reason)
             return None
         finally:
             self._library.tape = None
@@ -82,7 +82,7 @@ class Arena:
             raise Refused(f"more than {len(self._memory) >> 20} MiB of activations")
         taken = begin, begin + size
         insort(self._taken, taken)
-        piece = self._memory[begin : begin + max(num_bytes, 1)]
+        piece = self._memory[begin : begin + size]
         weakref.finalize(piece, self._taken.remove, taken)
         return piece
 
