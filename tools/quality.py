@@ -108,10 +108,10 @@ def windows(model: str, size: int) -> Iterator[list[int]]:
 def octavo_scores(model: str, setting: str, prompts: list[list[int]]) -> Iterator[Scores]:
     words = setting.split(",")
     os.environ["OCTAVO_NO_CPU_KERNELS"] = "1" if "twins" in words else ""
-    options: dict[str, Any] = dict(word.split("=", 1) for word in words if word != "twins")
     length = len(prompts[0])
-    sizes = {"max_model_len": length + 1, "max_num_batched_tokens": 2 * length, "gpu_memory_utilization": 0.2}
-    llm = LLM(model=model, **sizes, **options)
+    options: dict[str, Any] = {"max_model_len": length + 1, "max_num_batched_tokens": 2 * length}
+    options["gpu_memory_utilization"] = 0.2  # enough for a few windows, and for other models beside
+    llm = LLM(model=model, **options | dict(word.split("=", 1) for word in words if word != "twins"))
     try:
         params = SamplingParams(max_tokens=1, prompt_logprobs=1)
         for i in range(0, len(prompts), AT_ONCE):

@@ -200,7 +200,7 @@ class NormalisedLayer(DecoderLayer):
 
 
 def _make_pick(kernels: KernelTable) -> Callable[[Tensor, Tensor | None], Tensor]:
-    """What takes rows of activations, all for None; by a kernel where kernels are recorded."""
+    """What takes rows [S] of [T, size], all for None; by a kernel where kernels are recorded."""
     if kernels.record_tape is None:
         return lambda x, rows: x if rows is None else x[rows]
     gather = kernels.block_gather

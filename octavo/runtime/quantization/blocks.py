@@ -14,7 +14,7 @@ from octavo.base.errors import ConfigError
 from octavo.base.gguf import BlockType
 from octavo.runtime.quantization.room import Room
 
-_MOST_COPIED = 16 << 20
+_MOST_COPIED = 16 << 20  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +54,13 @@ class Blocks:
 
 
 def join(parts: list[Blocks], room: Room) -> Blocks:
-    """The rows of matrices of one type, one below the other, out of the file.
+    """The rows of matrices of one type and width, one below the other, in memory of `room`.
 
-    A single large one stays where it is: copying a head would delay the first token by a tenth of a second.
+    A single one stays where it is on a device, and if it is large: copying a head out of the file would delay
+    the first token by a tenth of a second.
     """
     first = parts[0].data
-    if len(parts) == 1 and first.nbytes > _MOST_COPIED:
+    if len(parts) == 1 and (first.device.type != "cpu" or first.nbytes > _MOST_COPIED):
         return parts[0]
     rows, row_bytes = sum(len(part.data) for part in parts), first.shape[1]
     data = room.empty((rows, row_bytes), torch.uint8, first.device)

@@ -23,7 +23,7 @@ class Room:
         self._used = 0
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A tensor whose contents are to be written."""
+        """A contiguous tensor whose contents are to be written; torch's own memory on any other device."""
         count = math.prod(shape)
         if device.type != "cpu" or not count:
             return torch.empty(shape, dtype=dtype, device=device)

@@ -71,7 +71,7 @@ class TapedSteps:
         return hidden if len(work.samples) == len(work.slots) else hidden[work.samples]
 
     def forward_once(self, batch: ForwardBatch) -> Tensor:
-        """What the model gives for any step; good until the next step."""
+        """What `Model.forward` gives for any batch, [T or S, hidden_size]; good until the next step."""
         num_tokens = len(batch.positions)
         is_fit = _FEWEST_TOKENS <= num_tokens < self._too_many and batch.given_embeds is None
         if is_fit and self._can_repeat(1):

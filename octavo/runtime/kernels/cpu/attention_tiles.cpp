@@ -1,8 +1,8 @@
 // Attention by products of tiles: keys, values, queries and weights in bf16, sums and softmax in float32. For
 // caches of bf16 or int8, one row or many: a lane of a vector is a row, so a row never meets its neighbours.
 //
-// What costs is bringing tiles from the second cache. So 64 rows pass a tile of keys together, and the weights of
-// some tiles wait until all are multiplied by their values: sums come and go once, not once for each tile.
+// Tiles come from the second cache. So that fewer do, 64 rows pass a tile of keys together, and the weights of some
+// tiles wait until all are multiplied by their values: sums come and go once, not once for each tile.
 #include "amx.h"
 #include "attention.h"
 #include "lanes.h"
@@ -228,6 +228,7 @@ struct Rows {
         }
     }
 
+    // By what scores are still to be multiplied: `cap` has done it.
     float factor() const { return job.soft_cap > 0 ? 1.0f : job.scale; }
 
     // Scores to what is compared. Returns to which the row's sums are to be scaled: that stays until a score is
