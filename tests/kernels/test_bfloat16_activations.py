@@ -76,6 +76,20 @@ def test_rows_threads_and_places_change_no_bit(soft: dict[int, KernelTable], nam
     assert not wide[:, :4].any() and not wide[:, 49:].any()
 
 
+def test_bfloat16_weights_are_multiplied_where_they_lie(soft: dict[int, KernelTable]) -> None:
+    """Where rows and strips are whole; as what is unpacked, bit by bit."""
+    torch.manual_seed(7)
+    blocks, x = make_blocks("BF16", 2 * 96 + 1, 544), torch.randn(64, 544)
+    whole = soft[1].block_matmul(x, blocks, "BF16", None, "bfloat16")  # an odd number of outputs
+    gated = soft[1].silu_and_mul(whole[:, :192].contiguous())
+    for table in soft.values():
+        for m in (1, 9, 32, 33, 64):
+            made = table.block_matmul(x[:m], blocks[:192], "BF16", None, "bfloat16")
+            assert torch.equal(made, whole[:m, :192]), m
+            both = _gated(table, x[:m], blocks[:192], "BF16", "silu")
+            assert both is not None and torch.equal(both, gated[:m]), m
+
+
 @pytest.mark.parametrize(("name", "k"), [("Q8_0", 4096), ("Q4_1", 96), ("Q4_K", 256), ("BF16", 75)])
 def test_many_rows_are_what_few_are(soft: dict[int, KernelTable], name: str, k: int) -> None:
     """The factors change places; panels are laid out by who multiplies them, and (of 4096 inputs) first."""

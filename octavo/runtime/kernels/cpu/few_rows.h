@@ -1,4 +1,4 @@
-// Few rows of x, at most 64, over W: what costs is unpacking. Included by matmul_bf16.cpp.
+// Few rows of x, at most 64, over W: what costs is memory, and unpacking. Included by matmul_bf16.cpp.
 #pragma once
 #include "matmul_bf16.h"
 
@@ -54,12 +54,30 @@ void write_few(const Matmul& job, int64_t begin, int64_t strip, Sums* gates) {
     });
 }
 
+// One strip or two at a time: more tiles of x leave room for one.
+template <int COUNT>
+constexpr int STRIPS_BESIDE = COUNT > 2 ? 1 : 2;
+
+// COUNT tiles of x, at a part of K, with so many of weights: rows of each are `stride` bytes apart, the second tile
+// begins `to_second` after the first. Tiles 0 … 3: sums; 4, 5: weights; others: x.
+template <int COUNT>
+OCTAVO_INLINE void multiply_part(const Rounded& rounded, int64_t part, const uint8_t* weights, int64_t stride,
+                                 int64_t to_second) {
+    constexpr int STRIPS = STRIPS_BESIDE<COUNT>;
+    unrolled<STRIPS>([&](auto s) { tile_load<4 + s.value>(weights + s.value * to_second, stride); });
+    unrolled<COUNT>([&](auto c) {
+        constexpr int X = STRIPS == 2 ? 6 + c.value : 5 + c.value % 3;
+        tile_load<X>(rounded.tile(c.value, part), 4 * rounded.width);
+        unrolled<STRIPS>([&](auto s) { tile_product<c.value * STRIPS + s.value, 4 + s.value, X>(); });
+    });
+}
+
 // Outputs `begin` … `end` - 1 of COUNT tiles of x. Weights come in pieces that stay in the first cache: one is
-// multiplied while the next is unpacked. Tiles 0 … 3: sums, of two strips or of one; 4, 5: weights; others: x.
+// multiplied while the next is unpacked.
 template <int COUNT>
 void multiply_few(const Matmul& job, int64_t begin, int64_t end) {
-    constexpr int STRIPS = COUNT > 2 ? 1 : 2;
-    const int64_t parts = job.x.parts, size = job.x.width * PART;
+    constexpr int STRIPS = STRIPS_BESIDE<COUNT>;
+    const int64_t parts = job.x.parts;
     const int64_t strips = divide_up(end - begin, TILE_ROWS) * (job.gate ? 2 : 1);
     const int64_t even = divide_up(parts, divide_up(parts, PIECE));
     Tile* space = reinterpret_cast<Tile*>(scratch(2 * STRIPS * PIECE * sizeof(Tile) / sizeof(float)));
@@ -67,26 +85,41 @@ void multiply_few(const Matmul& job, int64_t begin, int64_t end) {
     NextPiece next{job, begin, STRIPS, job.blocks_are_pieces ? PIECE : even, space};
     next.unpack_until(STRIPS * TILE_ROWS);
     for (int64_t strip = 0; strip < strips; strip += STRIPS) {
-        const uint16_t* x = job.x.tile(0, 0);
         unrolled<COUNT * STRIPS>([](auto sum) { tile_zero<sum.value>(); });
         for (int64_t first = 0; first < parts; first += next.parts) {
             const Tile* weights = next.out;
             const int64_t count = next.count();
             next.advance(weights == space ? space + STRIPS * PIECE : space);
             const int64_t rows = next.strip < strips ? STRIPS * TILE_ROWS : 0;
-            for (int64_t i = 0; i < count; i++, x += size) {
-                unrolled<STRIPS>([&](auto s) {
-                    tile_load<4 + s.value>(weights[s.value * PIECE + i], TILE_BYTES);
-                });
-                unrolled<COUNT>([&](auto c) {
-                    constexpr int X = STRIPS == 2 ? 6 + c.value : 5 + c.value % 3;
-                    tile_load<X>(x + c.value * parts * size, 4 * job.x.width);
-                    unrolled<STRIPS>([&](auto s) {
-                        tile_product<c.value * STRIPS + s.value, 4 + s.value, X>();
-                    });
-                });
+            for (int64_t i = 0; i < count; i++) {
+                multiply_part<COUNT>(job.x, first + i, (const uint8_t*)weights[i], TILE_BYTES,
+                                     PIECE * sizeof(Tile));
                 next.unpack_until((i + 1) * rows / count);
             }
+        }
+        write_few<COUNT, STRIPS>(job, begin, strip, gates);
+    }
+}
+
+// The same where weights lie as rows of tiles: they are multiplied where they are, while those of the next strips
+// are fetched in the order of memory.
+template <int COUNT>
+void multiply_few_in_place(const Matmul& job, int64_t begin, int64_t end) {
+    constexpr int STRIPS = STRIPS_BESIDE<COUNT>;
+    const int64_t parts = job.x.parts, bytes = divide_up(TILE_ROWS * job.row_bytes, parts);
+    const int64_t strips = (end - begin) / TILE_ROWS * (job.gate ? 2 : 1);
+    const auto place = [&](int64_t strip) { return job.rows(begin, strip, 0).data; };
+    const int64_t to_second = place(STRIPS - 1) - place(0);
+    alignas(64) Sums gates[COUNT];
+    for (int64_t strip = 0; strip < strips; strip += STRIPS) {
+        const uint8_t *weights = place(strip), *ahead = place(std::min(strip + STRIPS, strips - STRIPS));
+        unrolled<COUNT * STRIPS>([](auto sum) { tile_zero<sum.value>(); });
+        for (int64_t i = 0; i < parts; i++, ahead += bytes) {
+            unrolled<STRIPS>([&](auto s) {
+                for (int64_t b = 0; b < bytes; b += 64)
+                    __builtin_prefetch(ahead + s.value * to_second + b, 0, 2);
+            });
+            multiply_part<COUNT>(job.x, i, weights + i * TILE_BYTES, job.row_bytes, to_second);
         }
         write_few<COUNT, STRIPS>(job, begin, strip, gates);
     }

@@ -64,11 +64,12 @@ struct Matmul {
     int64_t y_stride;
     Gate gate;
     bool blocks_are_pieces = false;   // of PIECE parts
+    bool in_place = false;            // rows of W are rows of tiles, and all strips are whole
     const Rounded* inner = nullptr;   // where gated outputs go instead of y
 
     // The same with other rows.
     Matmul part(const Rounded& rows, float* to, const Rounded* inner = nullptr) const {
-        return {rows, w, n, row_bytes, unpack, bias, to, y_stride, gate, blocks_are_pieces, inner};
+        return {rows, w, n, row_bytes, unpack, bias, to, y_stride, gate, blocks_are_pieces, in_place, inner};
     }
 
     // Outputs that a panel of two strips makes.
