@@ -1,7 +1,7 @@
 """Other engines beside octavo on one CPU: the same work in turn, round by round, medians and ratios.
 
     python benchmarks/record.py cpu-peers python benchmarks/peers_cpu.py --scripts FOLDER [--rounds 3]
-        [--minutes 20] [--work W1,W2,W3,W4,W5,S1,S4,S16,S64] [--once vLLM]
+        [--repeats 1] [--minutes 20] [--work W1,W2,W3,W4,W5,S1,S4,S16,S64] [--once vLLM]
         octavo='python bench_offline.py --model FILE …' vLLM='…' …
 
 Each engine is a name and the command that measures it: what runs Python, a script of FOLDER and its options
@@ -11,6 +11,9 @@ prints a JSON line per workload: W1 64 mixed requests, W2 one stream, W3 a promp
 W5 16 streams. Sn is added here: n streams of 64 tokens in, 32 out, for a curve of throughput over streams.
 
 An engine called NAME@W2,W5 does these workloads only; a name may come twice, with other ones.
+
+A process does its workloads `--repeats` times, with other prompts each time: the first long prompt also pays
+for memory that was never used.
 
 Every row: engine, workload, what is measured, its median and all values, and the ratio to the first engine's
 (above 1 = better than that). `first_token_s` counts from the start of the process. An engine that fails is
@@ -45,6 +48,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--scripts", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=1, help="of all workloads, in one process")
     parser.add_argument("--minutes", type=float, default=60, help="no engine is started after so many")
     parser.add_argument("--once", action="append", default=[], help="an engine for the first round only")
     parser.add_argument("--work", default="W1,W2,W3,W4,W5")
@@ -59,21 +63,21 @@ def main() -> int:
         if time.monotonic() < end:
             print(f"round {number + 1} of {args.rounds}: {key}", file=sys.stderr, flush=True)
             name, _, work = key.partition("@")
-            outputs[name] = measure(name, engines[key], args.scripts, work or args.work, values)
+            outputs[name] = measure(name, engines[key], args.scripts, work or args.work, args.repeats, values)
     first = next(iter(engines)).partition("@")[0]
     for row in [*rows(values, first), *agreements(outputs, first)]:
         print(json.dumps(row), flush=True)
     return 0
 
 
-def measure(name: str, command: str, scripts: Path, work: str, values: Values) -> Outputs:
-    """Run an engine once over all workloads; what it wrote, if its script tells."""
+def measure(name: str, command: str, scripts: Path, work: str, repeats: int, values: Values) -> Outputs:
+    """Run an engine over all workloads; what it wrote at last, if its script tells."""
     words = shlex.split(command)
     place = next(i for i, word in enumerate(words) if word.endswith(".py"))
     folder = scripts if (scripts / words[place]).exists() else HERE.parent
     script = folder / words[place]
     words[place : place + 1] = [str(HERE), "inside", str(scripts), str(script)]
-    words += ["--workloads", work, "--repeat", "1"]
+    words += ["--workloads", work, "--repeat", str(repeats)]
     with tempfile.NamedTemporaryFile("r") as dump:
         if "--dump" in script.read_text(encoding="utf-8"):
             words += ["--dump", dump.name]
