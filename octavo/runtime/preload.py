@@ -2,7 +2,8 @@
 
 Binding it takes a quarter of a second, during which an import holds the interpreter's lock; a foreign call
 does not. Asked by name where an engine is about to be made in this process: config and tokenizer are read
-meanwhile.
+meanwhile. A process that ends before that (a model that does not exist) waits: it would pull the library down
+under the thread that sets it up.
 """
 
 import ctypes
@@ -25,4 +26,4 @@ def begin() -> None:
         bind = ctypes.CDLL(None).dlopen
         bind.restype = ctypes.c_void_p
         call = (os.fsencode(path), os.RTLD_NOW | os.RTLD_LOCAL)
-        threading.Thread(target=bind, args=call, name="preload", daemon=True).start()
+        threading.Thread(target=bind, args=call, name="preload").start()

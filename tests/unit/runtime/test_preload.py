@@ -43,6 +43,14 @@ def test_the_library_is_there_before_torch():
     assert done.stdout.split() == ["False", "True", "3.0", "False"]
 
 
+@pytest.mark.parametrize("pause_s", [0.0, 0.02, 0.05])
+def test_a_process_that_ends_early_ends_well(pause_s):
+    """As one whose model does not exist does: not under a library that is being set up."""
+    program = f"import time; from octavo.runtime import preload; preload.begin(); time.sleep({pause_s})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("was_on", [True, False])
 def test_collection_is_as_it_was_after_loading(was_on):
     (gc.enable if was_on else gc.disable)()
