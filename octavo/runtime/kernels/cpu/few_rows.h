@@ -1,128 +1,152 @@
 // Few rows of x, at most 64, over W: what costs is memory, and unpacking. Included by matmul_bf16.cpp.
+//
+// Two strips of W, a panel, meet two tiles of x at a time: four products for four loads. More tiles of x take turns, in
+// pairs, at every piece of K, while its weights are in the first cache; x comes from the second one, once a panel.
 #pragma once
 #include "matmul_bf16.h"
 
 namespace octavo {
 namespace {
 
-// Unpacks what few rows of x meet next: a piece of `strips` strips, row by row.
-struct NextPiece {
+// Where a part of a panel lies: a tile of the first strip, whose rows are `stride` bytes apart, and one of the second.
+struct Place {
+    const uint8_t* tile;
+    int64_t stride, to_second;
+};
+
+// Pieces of the panels of outputs `begin` … `end` - 1, one after the other, unpacked into the first cache: the next one
+// while x has `turns` turns at one.
+struct Unpacked {
     const Matmul& job;
-    int64_t begin, strips, parts;  // parts: of a piece; the last one of a row may have less
-    Tile* out;                     // [strips][PIECE]
-    int64_t strip = 0, first = 0, row = 0;
+    int64_t begin, end, turns;
+    int64_t even = divide_up(job.x.parts, divide_up(job.x.parts, PIECE));
+    int64_t parts = job.blocks_are_pieces ? PIECE : even;  // of a piece; the last one of a row may have less
+    Tile* next = reinterpret_cast<Tile*>(scratch(4 * PIECE * sizeof(Tile) / sizeof(float)));  // [2 strips][PIECE]
+    Tile* now = next + 2 * PIECE;
+    int64_t column = begin, first = 0;  // of the next one
+    int64_t row = 0, rows_a_step = 0;   // how many rows of it are there, and follow a product
 
-    int64_t count() const { return std::min(parts, job.x.parts - first); }
-
-    void unpack_until(int64_t end) {
-        while (row < end) {
+    void advance() {
+        unpack_until(2 * TILE_ROWS);
+        std::swap(now, next);
+        row = 0, rows_a_step = divide_up(2 * TILE_ROWS, turns * std::min(parts, job.x.parts - first));
+        first += parts;
+        if (first >= job.x.parts) first = 0, column += job.panel_columns();
+    }
+    Place place(int64_t i) const { return {(const uint8_t*)now[i], TILE_BYTES, PIECE * sizeof(Tile)}; }
+    void step() {
+        if (column < end) unpack_until(std::min<int64_t>(row + rows_a_step, 2 * TILE_ROWS));
+    }
+    void unpack_until(int64_t until) {
+        while (row < until) {
             const int64_t s = row / TILE_ROWS, r = row % TILE_ROWS;
-            const int64_t to = std::min<int64_t>(end - s * TILE_ROWS, TILE_ROWS);
-            const int64_t rows = std::min(to, job.strip_rows(begin, strip + s)) - r;
-            Tile* tiles = reinterpret_cast<Tile*>(out[s * PIECE][r]);
-            if (rows > 0) job.unpack(job.rows(begin, strip + s, r), rows, first, count(), tiles);
+            const int64_t to = std::min<int64_t>(until - s * TILE_ROWS, TILE_ROWS);
+            const int64_t rows = std::min(to, job.strip_rows(column, s)) - r;
+            const int64_t count = std::min(parts, job.x.parts - first);
+            Tile* tiles = reinterpret_cast<Tile*>(next[s * PIECE][r]);
+            if (rows > 0) job.unpack(job.rows(column, s, r), rows, first, count, tiles);
             row += to - r;
         }
     }
+};
 
-    void advance(Tile* to) {
-        out = to, row = 0, first += parts;
-        if (first >= job.x.parts) first = 0, strip += strips;
+// The same of weights that lie as rows of tiles: they are multiplied where they are, while the next panel is fetched,
+// line by line in the order of memory.
+struct InPlace {
+    const Matmul& job;
+    int64_t begin, end, turns;
+    int64_t parts = PIECE;
+    int64_t column = begin, first = 0;  // of the next one
+    int64_t to_second = job.rows(begin, 1, 0).data - job.rows(begin, 0, 0).data;
+    const uint8_t *now = nullptr, *ahead = nullptr;
+
+    void advance() {
+        const int64_t columns = job.panel_columns(), later = std::min(column + columns, end - columns);
+        now = job.rows(column, 0, 0).data + first * TILE_BYTES;
+        ahead = job.rows(later, 0, 0).data + first * TILE_ROWS * TILE_BYTES;
+        first += parts;
+        if (first >= job.x.parts) first = 0, column += columns;
+    }
+    Place place(int64_t i) const { return {now + i * TILE_BYTES, job.row_bytes, to_second}; }
+    void step() {
+        for (int64_t line = 0; line < TILE_ROWS; line += turns, ahead += TILE_BYTES) {
+            __builtin_prefetch(ahead, 0, 2);
+            __builtin_prefetch(ahead + to_second, 0, 2);
+        }
     }
 };
 
-// Tiles 0 … to where they belong: of COUNT tiles of x the sums of STRIPS strips from `strip` on. Alone, a strip
-// of gates waits in `gates` for its values.
-template <int COUNT, int STRIPS>
-void write_few(const Matmul& job, int64_t begin, int64_t strip, Sums* gates) {
-    unrolled<COUNT>([&](auto c) {
-        const int64_t row = c.value * job.x.width;
-        const int64_t column = begin + strip / (job.gate ? 2 : 1) * TILE_ROWS;
-        if (!job.gate) {
-            unrolled<STRIPS>([&](auto s) {
-                write<c.value * STRIPS + s.value>(job, row, column + s.value * TILE_ROWS);
-            });
-        } else if constexpr (STRIPS == 2) {
-            write_gated<2 * c.value>(job, row, column);
-        } else if (strip % 2 == 0) {
-            tile_store<c.value>(gates[c.value], 4 * job.x.width);
-        } else {
-            alignas(64) Sums values;
-            tile_store<c.value>(values, 4 * job.x.width);
-            write_gated(job, row, column, gates[c.value], values);
+// The lines of `rows` rows of results of a panel, fetched before they are written: one that is in no cache takes longer
+// to write than to compute.
+struct Results {
+    const float* line;
+    int64_t stride, rows, a_step;
+
+    void step() {
+        for (int64_t end = std::max<int64_t>(rows - a_step, 0); rows > end; rows--, line += stride) {
+            __builtin_prefetch(line, 1);
+            __builtin_prefetch(line + TILE_ROWS, 1);
         }
-    });
-}
+    }
+};
 
-// One strip or two at a time: more tiles of x leave room for one.
+// The sums of COUNT tiles of x, from tile t on, to where they belong.
 template <int COUNT>
-constexpr int STRIPS_BESIDE = COUNT > 2 ? 1 : 2;
-
-// COUNT tiles of x, at a part of K, with so many of weights: rows of each are `stride` bytes apart, the second tile
-// begins `to_second` after the first. Tiles 0 … 3: sums; 4, 5: weights; others: x.
-template <int COUNT>
-OCTAVO_INLINE void multiply_part(const Rounded& rounded, int64_t part, const uint8_t* weights, int64_t stride,
-                                 int64_t to_second) {
-    constexpr int STRIPS = STRIPS_BESIDE<COUNT>;
-    unrolled<STRIPS>([&](auto s) { tile_load<4 + s.value>(weights + s.value * to_second, stride); });
+void write_few(const Matmul& job, int64_t t, int64_t column) {
     unrolled<COUNT>([&](auto c) {
-        constexpr int X = STRIPS == 2 ? 6 + c.value : 5 + c.value % 3;
-        tile_load<X>(rounded.tile(c.value, part), 4 * rounded.width);
-        unrolled<STRIPS>([&](auto s) { tile_product<c.value * STRIPS + s.value, 4 + s.value, X>(); });
+        const int64_t row = (t + c.value) * job.x.width;
+        if (job.gate) return write_gated<2 * c.value>(job, row, column);
+        write<2 * c.value>(job, row, column);
+        write<2 * c.value + 1>(job, row, column + TILE_ROWS);
     });
 }
 
-// Outputs `begin` … `end` - 1 of COUNT tiles of x. Weights come in pieces that stay in the first cache: one is
-// multiplied while the next is unpacked.
-template <int COUNT>
+// COUNT tiles of x, from tile t on, with parts first … first + count - 1 of a panel. If others have their turn, too,
+// sums wait for the next piece. Tiles 0 … 3: sums, a strip's beside the other's; 4, 5: weights; 6, 7: x.
+template <int COUNT, class Weights>
+void take_turn(const Matmul& job, int64_t t, int64_t column, int64_t first, int64_t count, Weights& weights,
+               Sums* waiting) {
+    const bool is_alone = weights.turns == 1, is_last = first + count == job.x.parts;
+    if (first == 0)
+        unrolled<2 * COUNT>([](auto sum) { tile_zero<sum.value>(); });
+    else if (!is_alone)
+        unrolled<2 * COUNT>([&](auto sum) { tile_load<sum.value>(waiting[2 * t + sum.value], TILE_BYTES); });
+    const int64_t row = t * job.x.width;
+    const int64_t rows = is_last && !job.gate ? std::min(COUNT * job.x.width, job.x.m - row) : 0;
+    Results results{job.y + row * job.y_stride + column, job.y_stride, rows, divide_up(rows, count)};
+    for (int64_t i = 0; i < count; i++) {
+        const Place place = weights.place(i);
+        tile_load<4>(place.tile, place.stride);
+        tile_load<5>(place.tile + place.to_second, place.stride);
+        unrolled<COUNT>([&](auto c) {
+            tile_load<6 + c.value>(job.x.tile(t + c.value, first + i), 4 * job.x.width);
+            tile_product<2 * c.value, 4, 6 + c.value>();
+            tile_product<2 * c.value + 1, 5, 6 + c.value>();
+        });
+        weights.step();
+        results.step();
+    }
+    if (is_last)
+        write_few<COUNT>(job, t, column);
+    else if (!is_alone)
+        unrolled<2 * COUNT>([&](auto sum) { tile_store<sum.value>(waiting[2 * t + sum.value], TILE_BYTES); });
+}
+
+// Outputs `begin` … `end` - 1 of all of x.
+template <class Weights>
 void multiply_few(const Matmul& job, int64_t begin, int64_t end) {
-    constexpr int STRIPS = STRIPS_BESIDE<COUNT>;
-    const int64_t parts = job.x.parts;
-    const int64_t strips = divide_up(end - begin, TILE_ROWS) * (job.gate ? 2 : 1);
-    const int64_t even = divide_up(parts, divide_up(parts, PIECE));
-    Tile* space = reinterpret_cast<Tile*>(scratch(2 * STRIPS * PIECE * sizeof(Tile) / sizeof(float)));
-    alignas(64) Sums gates[COUNT];
-    NextPiece next{job, begin, STRIPS, job.blocks_are_pieces ? PIECE : even, space};
-    next.unpack_until(STRIPS * TILE_ROWS);
-    for (int64_t strip = 0; strip < strips; strip += STRIPS) {
-        unrolled<COUNT * STRIPS>([](auto sum) { tile_zero<sum.value>(); });
-        for (int64_t first = 0; first < parts; first += next.parts) {
-            const Tile* weights = next.out;
-            const int64_t count = next.count();
-            next.advance(weights == space ? space + STRIPS * PIECE : space);
-            const int64_t rows = next.strip < strips ? STRIPS * TILE_ROWS : 0;
-            for (int64_t i = 0; i < count; i++) {
-                multiply_part<COUNT>(job.x, first + i, (const uint8_t*)weights[i], TILE_BYTES,
-                                     PIECE * sizeof(Tile));
-                next.unpack_until((i + 1) * rows / count);
+    const int64_t parts = job.x.parts, tiles = job.x.num_tiles;
+    alignas(64) Sums waiting[2 * MOST_FEW / TILE_ROWS];
+    Weights weights{job, begin, end, divide_up(tiles, 2)};
+    for (int64_t column = begin; column < end; column += job.panel_columns())
+        for (int64_t first = 0; first < parts; first += weights.parts) {
+            const int64_t count = std::min(weights.parts, parts - first);
+            weights.advance();
+            for (int64_t t = 0; t < tiles; t += 2) {
+                const auto turn = t + 1 < tiles ? take_turn<2, Weights> : take_turn<1, Weights>;
+                turn(job, t, column, first, count, weights, waiting);
             }
         }
-        write_few<COUNT, STRIPS>(job, begin, strip, gates);
-    }
-}
-
-// The same where weights lie as rows of tiles: they are multiplied where they are, while those of the next strips
-// are fetched in the order of memory.
-template <int COUNT>
-void multiply_few_in_place(const Matmul& job, int64_t begin, int64_t end) {
-    constexpr int STRIPS = STRIPS_BESIDE<COUNT>;
-    const int64_t parts = job.x.parts, bytes = divide_up(TILE_ROWS * job.row_bytes, parts);
-    const int64_t strips = (end - begin) / TILE_ROWS * (job.gate ? 2 : 1);
-    const auto place = [&](int64_t strip) { return job.rows(begin, strip, 0).data; };
-    const int64_t to_second = place(STRIPS - 1) - place(0);
-    alignas(64) Sums gates[COUNT];
-    for (int64_t strip = 0; strip < strips; strip += STRIPS) {
-        const uint8_t *weights = place(strip), *ahead = place(std::min(strip + STRIPS, strips - STRIPS));
-        unrolled<COUNT * STRIPS>([](auto sum) { tile_zero<sum.value>(); });
-        for (int64_t i = 0; i < parts; i++, ahead += bytes) {
-            unrolled<STRIPS>([&](auto s) {
-                for (int64_t b = 0; b < bytes; b += 64)
-                    __builtin_prefetch(ahead + s.value * to_second + b, 0, 2);
-            });
-            multiply_part<COUNT>(job.x, i, weights + i * TILE_BYTES, job.row_bytes, to_second);
-        }
-        write_few<COUNT, STRIPS>(job, begin, strip, gates);
-    }
 }
 
 }  // namespace

@@ -3,8 +3,8 @@
 //
 // Weights are unpacked into strips of 16 rows, as rows of tiles. A tile product takes one factor as it is and
 // one turned (pairs of k by columns), and its result lies as the first. Few rows of x: x is turned, once, and so
-// is every result; they meet a piece of K of one or two strips at a time, in the first cache, while the next one
-// is unpacked: tiles have a unit of their own, so that few rows cost hardly more than unpacking. Weights in bf16 are
+// is every result; they meet a piece of K of two strips at a time, in the first cache, while the next one is
+// unpacked: tiles have a unit of their own, so that few rows cost hardly more than unpacking. Weights in bf16 are
 // rows of tiles where they lie, and few rows cost what reading them costs. Many rows: weights are turned, and
 // results are stored where they belong.
 //
@@ -61,13 +61,9 @@ TileShapes shapes_for(const Rounded& x) {
 }
 
 void multiply_few(const Matmul& job, const float* x, int64_t x_stride, int threads) {
-    using Few = void (*)(const Matmul&, int64_t begin, int64_t end);
-    constexpr Few few[] = {multiply_few<1>, multiply_few<2>, multiply_few<3>, multiply_few<4>};
-    constexpr Few in_place[] = {multiply_few_in_place<1>, multiply_few_in_place<2>, multiply_few_in_place<3>,
-                                multiply_few_in_place<4>};
     parallel_for(job.x.num_tiles, threads, [&](int64_t t) { job.x.round(x, x_stride, t); });
     const TileShapes shapes = shapes_for(job.x);
-    const auto multiply_range = (job.in_place ? in_place : few)[job.x.num_tiles - 1];
+    const auto multiply_range = job.in_place ? multiply_few<InPlace> : multiply_few<Unpacked>;
     const int64_t columns = job.panel_columns();
     const int64_t step = divide_up(divide_up(job.n, columns), 3 * threads) * columns;
     parallel_for(divide_up(job.n, step), threads, [&](int64_t i) {
