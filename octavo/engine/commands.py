@@ -92,7 +92,8 @@ def _sleep(parts: Parts, arguments: dict[str, Any]) -> None:
         parts.scheduler.preempt_all()
         parts.scheduler.reset_prefix_cache()
     orders = {"parts": sorted(wanted), "discard_weights": bool(arguments.get("discard_weights"))}
-    parts.executor.call("sleep", orders)
+    if wanted:  # else no wake_up would follow, and what the workers let go would stay so
+        parts.executor.call("sleep", orders)
     parts.gate.asleep |= wanted
 
 

@@ -118,7 +118,7 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
 
 SampleLogprobs = list[PositionLogprobs] | FlatLogprobs
 PromptLogprobs = list[PositionLogprobs | None] | FlatLogprobs
-"""One entry per prompt token; None for the first."""
+"""One entry per prompt token; None for the first, and for one that was cached and not computed."""
 
 
 def position_logprobs(

@@ -2,7 +2,7 @@
 
 Used by the input processor (the check) and by open requests (`PromptScores`). The core sends one entry per
 prompt position but the first: the token itself and its likeliest rivals when prompt_logprobs are asked for,
-then the position's candidates.
+then the position's candidates. The entry of a position that was found in the prefix cache is empty.
 """
 
 from octavo.base.errors import RequestError
@@ -56,7 +56,7 @@ class PromptScores:
             if num_candidates and self.of_candidates is not None:
                 self.of_candidates.append(entry.logprobs[end:])
             if self.logprobs is not None:
-                self.logprobs.append(position_logprobs(entry, self._tokenizer, end))
+                self.logprobs.append(position_logprobs(entry, self._tokenizer, end) or None)
 
     def _num_candidates(self, row: int) -> int:
         if row < 0 or not self._candidates:

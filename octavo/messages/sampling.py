@@ -132,7 +132,8 @@ class SamplingParams(msgspec.Struct, metaclass=SamplingKeywords, omit_defaults=T
     forbidden_token_ids: list[int] | None = None
     """Never chosen (octavo)."""
     skip_reading_prefix_cache: bool | None = None
-    """Compute the whole prompt; None = only when prompt_logprobs are asked for."""
+    """Compute the whole prompt; None = only when prompt_logprobs are asked for. With False, cached
+    positions have none."""
     use_beam_search: bool = False
     """Search the likeliest sequences instead of drawing (octavo, as are the fields for it that follow)."""
     length_penalty: float = 1.0

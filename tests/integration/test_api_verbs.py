@@ -37,13 +37,14 @@ def test_sleep_and_wake_up(tiny_model, make_llm, level):
     assert tokens(llm) == before
 
 
-def test_requests_survive_a_sleep(tiny_model, make_llm):
+@pytest.mark.parametrize("level", [0, 2])
+def test_requests_survive_a_sleep(tiny_model, make_llm, level):
     llm = make_llm(tiny_model)
     expected = tokens(llm)
     llm.enqueue(PROMPTS, GREEDY)
     for _ in range(5):
         llm.llm_engine.step()
-    llm.sleep(2, mode="keep")
+    llm.sleep(level, mode="keep")
     llm.wake_up()
     assert [o.outputs[0].token_ids for o in llm.wait_for_completion(use_tqdm=False)] == expected
 

@@ -255,6 +255,21 @@ def test_scored_candidates(tiny_llama, make_llm, options, flat):
     assert all(len(position) in (2, 3) for position in output.prompt_logprobs[1:])
 
 
+@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 8, "max_num_seqs": 4}])
+def test_scores_behind_a_cached_prefix_stand_where_they_belong(tiny_llama, make_llm, options):
+    llm = make_llm(tiny_llama, **options)
+    [prompt] = make_prompts(128, (40,))
+    wanted = {"prompt_logprobs": 1, "prompt_logprob_token_ids": [4, 100], "prompt_logprob_start": 5}
+    [whole] = generate(llm, [prompt], _scoring(**wanted))
+    [found] = generate(llm, [prompt], _scoring(**wanted, skip_reading_prefix_cache=False))
+    cached = found.num_cached_tokens
+    assert cached == 32
+    assert found.prompt_logprobs == [None] * (cached + 1) + whole.prompt_logprobs[cached + 1 :]
+    unscored = cached - wanted["prompt_logprob_start"]
+    scores = whole.prompt_token_id_logprobs[unscored:]
+    assert found.prompt_token_id_logprobs == [[]] * unscored + scores
+
+
 def _scoring(**params):
     return SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False, **params)
 

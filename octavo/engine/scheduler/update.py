@@ -86,13 +86,16 @@ def last_output(request: Request, error: str = "") -> EngineOutput:
 
 
 def _keep_fresh_prompt_logprobs(plan: StepPlan, result: ModelRunnerOutput) -> None:
-    """Leave out prompt positions that were handed out before a preemption.
+    """Leave out prompt positions that were handed out before a preemption; say nothing of those not computed.
 
-    A chunk that starts at position c brings entries for the positions c + 1 …
+    A chunk that starts at position c brings entries for the positions c + 1 …; the first may start behind
+    what was cached.
     """
     for request, num_computed in zip(plan.requests, plan.num_computed, strict=True):
         entries: list[TokenLogprobs] | None = result.prompt_logprobs.get(request.request_id)
         if entries is not None:
-            fresh = entries[max(0, request.num_prompt_logprobs - num_computed) :]
+            num_skipped = num_computed - request.num_prompt_logprobs
+            unscored = [TokenLogprobs([], [], []) for _ in range(num_skipped)]
+            fresh = unscored + entries[max(0, -num_skipped) :]
             request.num_prompt_logprobs += len(fresh)
             result.prompt_logprobs[request.request_id] = fresh

@@ -119,6 +119,13 @@ def test_workers_hear_each_part_once(core):
     ]
 
 
+def test_workers_hear_nothing_of_a_sleep_that_frees_nothing(core):
+    core.call("sleep", {"parts": []})
+    assert core.call("is_paused", {}) is True
+    assert core.call("wake_up", {"parts": []}) == []
+    assert core._executor.calls == []
+
+
 def test_resetting_running_requests_changes_no_token(core):
     requests = ask(core, "a", "b", "c")
     results = run(core, {}, steps=5)
