@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, fields
-from typing import Any, Self
+from typing import Any, Self, get_origin
 
 from octavo.base import env
 from octavo.base.errors import ConfigError
@@ -32,8 +32,11 @@ class _AsUsersWrite(type):
 
 
 def _meaning(field: Field[Any], value: Any) -> Any:
-    """The value that a word of the field's stands for."""
-    return field.metadata.get("words", {}).get(value, value) if isinstance(value, str) else value
+    """The value that a word of the field's stands for; one word alone is a list of one."""
+    if not isinstance(value, str):
+        return value
+    is_list = get_origin(field.type) is list
+    return [value] if is_list else field.metadata.get("words", {}).get(value, value)
 
 
 @dataclass(frozen=True, kw_only=True)

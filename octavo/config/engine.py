@@ -28,6 +28,11 @@ class EngineConfig:
     fit_max_model_len: bool = False
     """max_model_len may be lowered at the start to what the cache has room for."""
 
+    @property
+    def served_names(self) -> list[str]:
+        """What the model is called outside; the first in metrics too."""
+        return [name for name in self.observability.served_model_name if name] or [self.model.model]
+
     def with_max_model_len(self, max_model_len: int) -> "EngineConfig":
         """The same for requests of another length."""
         return replace(self, model=replace(self.model, max_model_len=max_model_len))

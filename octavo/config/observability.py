@@ -1,6 +1,6 @@
 """What the engine says about itself."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from octavo.config.option import option
 
@@ -9,7 +9,13 @@ from octavo.config.option import option
 class ObservabilityConfig:
     """Logs, statistics and traces."""
 
-    served_model_name: str = option("", "The model's name in metrics and answers; empty = `model`.")
+    served_model_name: list[str] = field(
+        default_factory=list,
+        metadata={
+            "explain": "Names that requests may use; the first is the one in metrics. none = `model`.",
+            "choices": (),
+        },
+    )
     disable_log_stats: bool = option(False, "No periodic line of throughput and cache use, none at the end.")
     log_stats_interval_s: float = option(10.0, "Seconds between two such lines.")
     enable_log_requests: bool = option(False, "Log each request that comes and its end, without its text.")

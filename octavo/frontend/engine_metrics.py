@@ -44,7 +44,7 @@ class EngineMetrics:
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         """`config` gives the labels."""
-        name = (config.observability.served_model_name or config.model.model) if config else ""
+        name = config.served_names[0] if config else ""
         self.labels = {"model_name": name, "engine": "0"}
         """Of all series."""
         self._all = every = Collection(**self.labels)

@@ -23,8 +23,7 @@ def tracer_for(config: EngineConfig) -> "RequestTracer | None":
     endpoint = config.observability.otlp_traces_endpoint
     if not endpoint:
         return None
-    model = config.observability.served_model_name or config.model.model
-    return RequestTracer(_exporter(endpoint), model)
+    return RequestTracer(_exporter(endpoint), config.served_names[0])
 
 
 class RequestTracer:

@@ -74,8 +74,7 @@ class Server(Service):
             self._fronts.start()
             sharing = state.metrics_board.share(engine.mailbox_path, os.getpid())
             self._tasks.append(asyncio.create_task(sharing))
-        name = engine.config.observability.served_model_name or engine.config.model.model
-        _say(_invitation(name, self._listener.url, self._config))
+        _say(_invitation(engine.config.served_names[0], self._listener.url, self._config))
 
     async def _drained(self) -> None:
         if self._batches is not None:  # they go on with the next server, if there is a store

@@ -47,9 +47,7 @@ class ServedModels:
     @classmethod
     def of(cls, config: EngineConfig) -> "ServedModels":
         """As the options say."""
-        root = config.model.model
-        names = config.observability.served_model_name or root
-        return cls([names], root, config.model.max_model_len)
+        return cls(config.served_names, config.model.model, config.model.max_model_len)
 
     def resolve(self, asked: str | None) -> str:
         """The name to answer with. Raises UnknownModel."""

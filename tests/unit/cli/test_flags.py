@@ -55,6 +55,12 @@ def test_values_of_each_kind():
     assert args.tensor_parallel_size == 2
 
 
+def test_a_model_may_have_several_names():
+    names = ["--served-model-name", "one", "two"]
+    assert parse(*names, "--max-num-seqs=4").served_model_name == ["one", "two"]
+    assert parse(names[0], "one").served_model_name == ["one"]
+
+
 def test_values_keep_their_underscores():
     assert normalise(["--a_b=c_d", "e_f", "--", "--g_h"]) == ["--a-b=c_d", "e_f", "--", "--g_h"]
 

@@ -47,6 +47,14 @@ def test_open_options_are_decided_for_a_cpu(model):
     assert config.scheduler.steps_in_flight == 1
 
 
+@pytest.mark.parametrize(
+    ("given", "served"), [("one", ["one"]), (["one", "two"], ["one", "two"]), ("", None), ([], None)]
+)
+def test_names_that_are_served(model, given, served):
+    config = resolve(EngineArgs(model=model(), served_model_name=given))
+    assert config.served_names == (served or [config.model.model])
+
+
 def test_open_options_are_decided_for_a_gpu(model, monkeypatch):
     monkeypatch.setattr(resolve_module, "_find_device", lambda: "cuda")
     config = resolve(EngineArgs(model=model()))

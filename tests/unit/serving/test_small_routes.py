@@ -1,8 +1,13 @@
 """Models, tokens, plain generation, and what is not there: over a core without a model."""
 
+import dataclasses
+
 import pytest
 
-from tests.fakes import ByteTokenizer
+from octavo.base.errors import UnknownModel
+from octavo.config.observability import ObservabilityConfig
+from octavo.serving.openai.models import ServedModels
+from tests.fakes import ByteTokenizer, fake_config
 from tests.serving import MAX_MODEL_LEN, events_of
 from tests.unit.serving.test_completion_route import answer_to
 
@@ -23,6 +28,15 @@ async def test_models(server):
         answer = await server.client.get(f"/v1/models/{name}")
         assert answer.status_code == 404
         assert answer.json()["error"]["type"] == "NotFoundError"
+
+
+async def test_every_name_of_the_model_is_answered():
+    observability = ObservabilityConfig(served_model_name=["one", "two"])
+    models = ServedModels.of(dataclasses.replace(fake_config(), observability=observability))
+    assert models.names == ["one", "two"]
+    assert [models.resolve(asked) for asked in (None, "one", "two")] == ["one", "one", "two"]
+    with pytest.raises(UnknownModel, match="Served here: one, two"):
+        models.resolve("fake")
 
 
 async def test_tokens_of_a_text_and_back(server):
