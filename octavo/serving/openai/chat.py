@@ -44,7 +44,7 @@ def prepare(
     """
     model = caller.models.resolve(body.model)
     use = ToolUse.of(body)
-    answer_id = f"chatcmpl-{body.request_id or caller.request_id}"
+    answer_id = turn_id(body.request_id or caller.request_id)
     options = render_options(caller, body) | {"tools": use.described()}
     params = sampling_params(body, caller.engine.input_processor.default_sampling_values())
     generation = Generation(
@@ -58,6 +58,11 @@ def prepare(
     note = partial(caller.engine.metrics.note_tool_parsing, request_type, bool(body.stream))
     reader = partial(use.parser, renderer=caller.engine.chat, params=generation.params, note=note)
     return generation, ChatAnswer(caller, body, conversations, answer_id, model, reader)
+
+
+def turn_id(request_id: str) -> str:
+    """What a chat request is called in its answer, and in the engine."""
+    return f"chatcmpl-{request_id}"
 
 
 def render_options(caller: Caller, body: ChatRequest | TokenizeRequest) -> dict[str, Any]:

@@ -252,6 +252,7 @@ class TokenizeRequest(Struct, kw_only=True):
     messages: Messages | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     documents: list[dict[str, Any]] | None = None

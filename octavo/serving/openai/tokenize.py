@@ -12,7 +12,8 @@ from octavo.serving.body import read_body
 from octavo.serving.caller import Caller
 from octavo.serving.openai.answers import encode
 from octavo.serving.openai.chat import render_options
-from octavo.serving.openai.protocol import DetokenizeRequest, TokenizeRequest
+from octavo.serving.openai.protocol import ChatRequest, DetokenizeRequest, TokenizeRequest
+from octavo.serving.openai.tools import ToolUse
 from octavo.serving.registry import Route
 
 MAX_CHARS = 2**20
@@ -73,7 +74,8 @@ async def _text(caller: Caller, body: TokenizeRequest) -> tuple[str, bool]:
         raise RequestError("Give prompt or messages, one of them.", "prompt")
     if body.messages is None:
         return body.prompt or "", False
-    rendered = await caller.engine.render(body.messages, **render_options(caller, body))
+    tools = ToolUse.of(ChatRequest(messages=body.messages, tools=body.tools)).described()
+    rendered = await caller.engine.render(body.messages, **render_options(caller, body), tools=tools)
     return rendered["prompt"], True
 
 

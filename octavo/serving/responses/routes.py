@@ -11,7 +11,7 @@ from octavo.base.errors import RequestError
 from octavo.serving.body import read_body
 from octavo.serving.caller import Caller
 from octavo.serving.errors import HTTPError
-from octavo.serving.openai.chat import prepare
+from octavo.serving.openai.chat import prepare, turn_id
 from octavo.serving.openai.files import Deleted
 from octavo.serving.openai.pages import Page, PageQuery, json_response
 from octavo.serving.registry import Route
@@ -38,6 +38,7 @@ async def create_response(request: Request) -> HTTPResponse:
     answer = ResponseAnswer(stored.response)
     work = ResponseWork(caller, request.app.state.store, asked, stored, answer)
     if body.background:
+        asked.request_id = stored.response.id
         log = EventLog() if body.stream else None
         await _start(request, work, log)
         if log is None:
@@ -87,6 +88,7 @@ async def cancel_response(request: Request) -> HTTPResponse:
 
     response = await request.app.state.store.run(cancel)
     request.app.state.background.cancel(response_id, partial(told_cancelled, response))
+    await _end_elsewhere(request, response_id)
     return json_response(response)
 
 
@@ -100,6 +102,7 @@ async def delete_response(request: Request) -> HTTPResponse:
 
     await request.app.state.store.run(delete)
     request.app.state.background.cancel(response_id)
+    await _end_elsewhere(request, response_id)
     return json_response(Deleted(response_id, "response"))
 
 
@@ -166,6 +169,12 @@ async def _start(request: Request, work: ResponseWork, log: EventLog | None) -> 
     request.app.state.background.check()
     await work.add()
     request.app.state.background.start(work.stored.response.id, work.go_on(log), log)
+
+
+async def _end_elsewhere(request: Request, response_id: str) -> None:
+    """The process that works on it in the background may be another front of this engine."""
+    caller = Caller.of(request)
+    await caller.engine.abort(turn_id(response_id), caller.tenant)
 
 
 async def _find(request: Request) -> StoredResponse:

@@ -15,6 +15,7 @@ from octavo.serving.openai.answers import Usage, encode
 from octavo.serving.openai.turn import TurnEnd, TurnStart
 from octavo.serving.responses import record
 from octavo.serving.responses.answers import Response
+from octavo.serving.responses.background import Background
 from octavo.serving.responses.response_answer import ResponseAnswer
 from tests.serving import served, transport_to
 from tests.unit.serving.test_anthropic import EVENTS, events_of
@@ -269,6 +270,22 @@ async def test_cancelled_in_the_background(tmp_path):
         failed = await client.responses.retrieve(left.id)
         assert failed.status == "failed" and "ended" in failed.error.message
         assert (await client.responses.retrieve(cancelled.id)).status == "cancelled"
+
+
+async def test_cancelled_by_another_front():
+    asked = {**ASKED, "max_output_tokens": 200, "background": True}
+    async with served(step_s=0.05) as server, client_of(server) as client:
+        for end in (client.responses.cancel, client.responses.delete):
+            begun = await client.responses.create(input="hi", **asked)
+            while (await client.responses.retrieve(begun.id)).status != "in_progress":
+                await asyncio.sleep(0.01)
+            server.app.state.background = Background()  # it is not this process that works on it
+            await end(begun.id)
+            async with asyncio.timeout(5):
+                while server.engine.health().num_running:
+                    await asyncio.sleep(0.01)
+            if end == client.responses.cancel:
+                assert (await client.responses.retrieve(begun.id)).status == "cancelled"
 
 
 async def test_a_stream_that_goes_on_without_its_reader():

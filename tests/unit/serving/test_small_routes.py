@@ -59,6 +59,17 @@ async def test_tokens_of_a_conversation(server):
     assert body["token_strs"] is None
 
 
+async def test_tokens_of_a_conversation_with_tools_are_those_of_the_chat(server):
+    asked = {
+        "messages": [{"role": "user", "content": "hi"}],
+        "tools": [{"type": "function", "function": {"name": "look_up"}}],
+    }
+    tokens = await post(server, "/tokenize", **asked)
+    assert b"look_up" in bytes(tokens["tokens"])
+    refused = await post(server, "/v1/chat/completions", 400, **asked)  # tells how long
+    assert f"has {tokens['count']} input tokens" in refused["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
