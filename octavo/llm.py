@@ -297,6 +297,7 @@ class LLM(OfflineControl):
         wanted = missing.union(self._enqueued)
         progress = ProgressBar(use_tqdm, len(ids))
         try:
+            progress.begin()
             while missing:
                 for output in engine.step():
                     if output.finished and output.request_id in wanted:

@@ -40,6 +40,7 @@ def resolve(args: EngineArgs) -> EngineConfig:
         generation = BUILT_IN[args.model].generation | checkpoint.generation_config
         checkpoint = dataclasses.replace(checkpoint, generation_config=generation)
     parallel = _parallel(args)
+    _check_heads(parallel.tensor_parallel_size, checkpoint)
     cpu = parallel.device == "cpu"
     model = dataclasses.replace(
         _part(args, ModelConfig),
@@ -139,6 +140,16 @@ def _parallel(args: EngineArgs) -> ParallelConfig:
     return dataclasses.replace(
         parallel, device=device, distributed_executor_backend=backend, cpu_threads=threads
     )
+
+
+def _check_heads(tp_size: int, checkpoint: Checkpoint) -> None:
+    """Here, where the config has the usual name for them: a rank would say the same after it has started."""
+    heads = checkpoint.text_config.get("num_attention_heads")
+    if isinstance(heads, int) and heads > 0 and heads % tp_size:
+        raise ConfigError(
+            f"tensor_parallel_size={tp_size} does not divide the model's {heads} attention heads; "
+            "use a size that does."
+        )
 
 
 def _find_device() -> str:

@@ -8,13 +8,13 @@ business (client/zmq).
 import asyncio
 import time
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from contextlib import suppress
 from copy import copy
 from pathlib import Path
 from typing import Any
 
-from octavo.base.errors import EngineDead, Overloaded, Unsupported
+from octavo.base.errors import EngineDead, Overloaded, RequestError, Unsupported
 from octavo.base.log import get_logger
 from octavo.config.engine import EngineConfig
 from octavo.frontend.async_control import AsyncEngineControl
@@ -64,6 +64,7 @@ class AsyncLifecycle(AsyncEngineControl):
         self._starting: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._is_draining = False
+        self._endings: set[asyncio.Task[None]] = set()
         self._error: EngineDead | None = None
 
     @abstractmethod
@@ -71,9 +72,18 @@ class AsyncLifecycle(AsyncEngineControl):
         """End every open request with this error."""
 
     async def start(self) -> None:
-        """Start the core and wait until the model is loaded; once. Raises ConfigError, EngineDead."""
+        """Start the core and wait until the model is loaded; once. Raises ConfigError, EngineDead.
+
+        And RequestError on an event loop that is not the first one: outputs are read on that one alone, a
+        request of another would wait for ever.
+        """
         if self._starting is None:
             self._starting = asyncio.create_task(self._start())
+        elif self._starting.get_loop() is not asyncio.get_running_loop():
+            raise RequestError(
+                "This engine was started on another event loop, and works on that one only. asyncio.run() "
+                "makes a new one each time: put all that uses the engine into one call of it."
+            )
         try:
             await asyncio.shield(self._starting)
         except asyncio.CancelledError:
@@ -139,13 +149,24 @@ class AsyncLifecycle(AsyncEngineControl):
         """Why it ended."""
         return self._error
 
-    async def shutdown(self, timeout: float | None = None, grace_s: float = _GRACE_S) -> None:
+    def shutdown(self, timeout: float | None = None, grace_s: float = _GRACE_S) -> Awaitable[None]:
         """End the core; requests still open after `timeout` seconds end with EngineDead. May be called twice.
 
         timeout: option shutdown_timeout when None. New requests are refused from now on.
         grace_s: for the core to end by itself. While it still loads, it is ended at once.
+        A plain call on the event loop begins it, as vLLM's does; await what it returns to see it done.
         """
         self._is_draining = True
+        ending = self._shut_down(timeout, grace_s)
+        try:
+            task = asyncio.get_running_loop().create_task(ending)
+        except RuntimeError:  # no loop runs: the caller brings one
+            return ending
+        self._endings.add(task)  # a loop keeps no task alive
+        task.add_done_callback(self._endings.discard)
+        return task
+
+    async def _shut_down(self, timeout: float | None, grace_s: float) -> None:
         if self._starting is not None:
             await self._drain(timeout)
         await self._client.close(grace_s)

@@ -11,15 +11,20 @@ class ProgressBar:
     """Counts finished requests; does nothing when not wanted."""
 
     def __init__(self, wanted: bool | Callable[..., Any], total: int) -> None:
+        self._wanted = wanted
+        self._total = total
         self._bar: Any = None
-        if not wanted:
+        self._num_in = self._num_out = 0
+
+    def begin(self) -> None:
+        """Show it. Raises what a callable of the user's raises."""
+        if not self._wanted:
             return
         from tqdm import tqdm  # costs time to import, and few need it
 
-        make = wanted if callable(wanted) else tqdm
-        self._bar = make(total=total, desc="Processed prompts", unit="prompt", dynamic_ncols=True)
+        make = self._wanted if callable(self._wanted) else tqdm
+        self._bar = make(total=self._total, desc="Processed prompts", unit="prompt", dynamic_ncols=True)
         self._begun_s = time.monotonic()
-        self._num_in = self._num_out = 0
 
     def update(self, output: RequestOutput) -> None:
         """Count a finished request."""

@@ -208,7 +208,7 @@ async def test_drain_and_shutdown(make_engine):
     tasks = [asyncio.create_task(collect(engine, prompt)) for prompt in PROMPTS]
     await engine.start()
     await asyncio.sleep(0.05)
-    ending = asyncio.create_task(engine.shutdown())
+    ending = asyncio.ensure_future(engine.shutdown())
     await asyncio.sleep(0)
     with pytest.raises(Overloaded, match="shutting down"):
         await collect(engine, [1])

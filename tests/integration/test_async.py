@@ -90,3 +90,28 @@ async def test_the_core_is_killed(engine):
         await collect(engine, [1], GREEDY)
     with pytest.raises(EngineDead):
         await engine.check_health()
+
+
+async def test_a_plain_call_shuts_down(engine):
+    """vLLM's is no coroutine."""
+    stream = engine.generate([1, 2], SamplingParams(max_tokens=200, ignore_eos=True, detokenize=False))
+    await anext(stream)
+    engine.shutdown()
+    engine.shutdown()
+    with pytest.raises(EngineDead, match="shut down"):
+        while True:
+            await asyncio.wait_for(anext(stream), 20)
+
+
+def test_another_event_loop(tiny_llama):
+    args = EngineArgs(model=str(tiny_llama), skip_tokenizer_init=True, num_gpu_blocks_override=200)
+    engine = AsyncLLM.from_engine_args(args)
+    with asyncio.Runner() as runner:
+        assert runner.run(collect(engine, [1, 2], GREEDY))[-1].finished
+        with pytest.raises(RequestError, match="started on another event loop"), asyncio.Runner() as other:
+            other.run(asyncio.wait_for(collect(engine, [1, 2], GREEDY), 20))
+        runner.run(_end(engine))
+
+
+async def _end(engine):
+    await engine.shutdown()

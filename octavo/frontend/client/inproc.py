@@ -20,6 +20,7 @@ class InprocClient(EngineClient):
     def __init__(self, config: EngineConfig) -> None:
         load_plugins()
         self._core: Any = load_object(_CORE)(config, load_object(_MAKE_EXECUTOR)(config))
+        self._is_closed = False
 
     def start(self) -> Ready:
         """Load the model and plan the cache. Raises ConfigError when the user can mend it."""
@@ -31,7 +32,8 @@ class InprocClient(EngineClient):
         return Ready(plan, plan.max_model_len)
 
     def add(self, request: EngineRequest) -> None:
-        """Hand over a request."""
+        """Hand over a request. Raises EngineDead after `close`."""
+        self._refuse_when_closed()
         self._core.prepare(request)
         self._core.add(request)
 
@@ -45,6 +47,7 @@ class InprocClient(EngineClient):
 
     def step(self) -> EngineOutputs:
         """Run one step. An error in it leaves the core's state unknown: EngineDead, with the cause."""
+        self._refuse_when_closed()
         try:
             outputs: EngineOutputs = self._core.step()
         except EngineDead:
@@ -54,9 +57,15 @@ class InprocClient(EngineClient):
         return outputs
 
     def call(self, verb: str, arguments: dict[str, Any] | None = None) -> Any:
-        """Run the core's command `verb` and return its result."""
+        """Run the core's command `verb` and return its result. Raises EngineDead after `close`."""
+        self._refuse_when_closed()
         return self._core.call(verb, arguments or {})
 
     def close(self) -> None:
         """End the core and free its memory; may be called twice."""
+        self._is_closed = True
         self._core.close()
+
+    def _refuse_when_closed(self) -> None:
+        if self._is_closed:
+            raise EngineDead("The engine has been shut down.")

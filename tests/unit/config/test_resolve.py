@@ -201,6 +201,10 @@ def test_trust_remote_code_only_warns(model, caplog):
         ({"gpu_memory_utilization": 1.5}, r"must be between 0 and 1\. Got 1\.5"),
         ({"gpu_memory_utilization": float("nan")}, "must be between 0 and 1"),
         ({"tensor_parallel_size": 0}, "Invalid tensor parallel size: 0"),
+        (
+            {"tensor_parallel_size": 3, "hf_overrides": {"num_attention_heads": 4}},
+            "the model's 4 attention",
+        ),
         ({"tensor_parallel_size": 2, "distributed_executor_backend": "inproc"}, "use 'mp'"),
         ({"max_num_seqs": -1}, "max_num_seqs must be at least 0, got -1.*0 = by device"),
         ({"swap_space": -0.5}, "swap_space must be at least 0"),

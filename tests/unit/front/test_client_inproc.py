@@ -58,3 +58,13 @@ def test_a_failing_step_is_the_end():
 def test_a_config_error_at_the_start():
     with pytest.raises(ConfigError, match="the option is wrong"):
         started(fault="load:config")
+
+
+def test_after_the_end():
+    client, _ = started()
+    client.add(fake_request("a", [1]))
+    client.close()
+    for call in (lambda: client.add(fake_request("b", [1])), client.step, lambda: client.call("sleep")):
+        with pytest.raises(EngineDead, match=r"The engine has been shut down\."):
+            call()
+    client.abort(["a"])

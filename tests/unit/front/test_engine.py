@@ -221,6 +221,15 @@ def test_sleep_ends_what_was_enqueued(llm):
     assert [o.outputs[0].finish_reason for o in llm.wait_for_completion(use_tqdm=False)] == ["abort"] * 2
 
 
+def test_a_bar_that_fails_leaves_nothing_behind(llm):
+    def bar(**_):
+        raise ValueError("no bar")
+
+    with pytest.raises(ValueError, match="no bar"):
+        llm.generate([[1], [2]], PARAMS, use_tqdm=bar)
+    assert not llm.llm_engine.has_unfinished_requests()
+
+
 def test_attributes(llm, engine):
     assert llm.llm_engine is engine
     assert llm.engine_class is LLMEngine
