@@ -90,9 +90,7 @@ def _read_gguf(path: Path, overrides: dict[str, Any]) -> Checkpoint:
 
 def _read_folder(path: Path, overrides: dict[str, Any]) -> Checkpoint:
     config = _read_json(path / "config.json") | overrides
-    generation = (
-        _read_json(path / "generation_config.json") if (path / "generation_config.json").is_file() else {}
-    )
+    generation = read_generation_config(path) or {}
     kind: Format = "none"
     if any(path.glob("*.safetensors")):
         kind = "safetensors"
@@ -102,6 +100,12 @@ def _read_folder(path: Path, overrides: dict[str, Any]) -> Checkpoint:
             "Convert them to safetensors first."
         )
     return Checkpoint(path=str(path), format=kind, config=config, generation_config=generation)
+
+
+def read_generation_config(folder: Path) -> dict[str, Any] | None:
+    """How the folder's author would sample, if a file there says so. Raises BadCheckpoint."""
+    path = folder / "generation_config.json"
+    return _read_json(path) if path.is_file() else None
 
 
 def _read_json(path: Path) -> dict[str, Any]:

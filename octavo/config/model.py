@@ -8,6 +8,8 @@ from octavo.config.option import option
 DEFAULT_MODEL = "smollm2"
 FIT = -1
 """A max_model_len: as long as memory holds."""
+NO_GENERATION_CONFIG = ("octavo", "vllm")
+"""Words for a generation_config: sampling defaults are the engine's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +66,10 @@ class ModelConfig:
         default_factory=dict,
         metadata={"explain": "Entries that replace those of config.json.", "choices": ()},
     )
-    generation_config: str = option("auto", "'auto' = sampling defaults from the model; 'octavo' = ours.")
+    generation_config: str = option(
+        "auto",
+        "Sampling defaults: 'auto' = the model's, 'octavo' = ours; or a folder with generation_config.json.",
+    )
     override_generation_config: dict[str, Any] = field(
         default_factory=dict,
         metadata={"explain": "Sampling defaults that replace the model's.", "choices": ()},

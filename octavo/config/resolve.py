@@ -12,11 +12,11 @@ from octavo.base.hub import BUILT_IN, locate
 from octavo.base.log import get_logger
 from octavo.config.args import EngineArgs
 from octavo.config.cache import CacheConfig
-from octavo.config.checkpoint import Checkpoint, read_checkpoint
+from octavo.config.checkpoint import Checkpoint, read_checkpoint, read_generation_config
 from octavo.config.engine import EngineConfig
 from octavo.config.front import FrontConfig
 from octavo.config.kv_transfer import shared_storage
-from octavo.config.model import FIT, ModelConfig
+from octavo.config.model import FIT, NO_GENERATION_CONFIG, ModelConfig
 from octavo.config.observability import ObservabilityConfig
 from octavo.config.option import TARGET
 from octavo.config.parallel import ParallelConfig
@@ -39,6 +39,8 @@ def resolve(args: EngineArgs) -> EngineConfig:
     if args.model in BUILT_IN and path != Path(args.model):  # no folder that has this name
         generation = BUILT_IN[args.model].generation | checkpoint.generation_config
         checkpoint = dataclasses.replace(checkpoint, generation_config=generation)
+    if args.generation_config not in ("auto", *NO_GENERATION_CONFIG):
+        checkpoint = _with_generation_config(checkpoint, args.generation_config)
     parallel = _parallel(args)
     _check_heads(parallel.tensor_parallel_size, checkpoint)
     cpu = parallel.device == "cpu"
@@ -140,6 +142,17 @@ def _parallel(args: EngineArgs) -> ParallelConfig:
     return dataclasses.replace(
         parallel, device=device, distributed_executor_backend=backend, cpu_threads=threads
     )
+
+
+def _with_generation_config(checkpoint: Checkpoint, folder: str) -> Checkpoint:
+    found = read_generation_config(Path(folder))
+    if found is None:
+        raise ConfigError(
+            f"generation_config={folder!r} is neither auto (the model's), octavo (none), nor a folder with a "
+            "generation_config.json."
+        )
+    ends = {key: ids for key, ids in checkpoint.generation_config.items() if key == "eos_token_id"}
+    return dataclasses.replace(checkpoint, generation_config=ends | found)
 
 
 def _check_heads(tp_size: int, checkpoint: Checkpoint) -> None:

@@ -16,6 +16,7 @@ import msgspec
 
 from octavo.base.errors import PromptTooLong, RequestError
 from octavo.config.engine import EngineConfig
+from octavo.config.model import NO_GENERATION_CONFIG
 from octavo.frontend.beam_search import BeamRules
 from octavo.frontend.beam_search_params import beam_rules, check_beam_search
 from octavo.frontend.conversation import ChatRenderer
@@ -106,7 +107,7 @@ class InputProcessor:
         """Of prompt and output; the start of the engine may lower it."""
         self._logprobs_mode = model.logprobs_mode
         self._limits = SamplingLimits.of(config, tokenizer, core_is_here=core_is_here)
-        stated = checkpoint.generation_config if model.generation_config == "auto" else {}
+        stated = {} if model.generation_config in NO_GENERATION_CONFIG else checkpoint.generation_config
         self._defaults = stated | model.override_generation_config
         self._eos_token_ids = self._find_eos(config)
         self._reasoning = ReasoningStretch.of(ChatRenderer(config, tokenizer).reasoning_parser, tokenizer)

@@ -47,6 +47,16 @@ def test_open_options_are_decided_for_a_cpu(model):
     assert config.scheduler.steps_in_flight == 1
 
 
+def test_sampling_defaults_of_another_folder(model, tmp_path):
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.5}')
+    folder = model()
+    Path(folder, "generation_config.json").write_text('{"eos_token_id": 7, "top_k": 3}')
+    config = resolve(EngineArgs(model=folder, generation_config=str(tmp_path)))
+    assert config.checkpoint.generation_config == {"eos_token_id": 7, "temperature": 0.5}
+    with pytest.raises(ConfigError, match=r"neither auto .* nor a folder with a generation_config"):
+        resolve(EngineArgs(model=folder, generation_config="/no/folder"))
+
+
 @pytest.mark.parametrize(
     ("given", "served"), [("one", ["one"]), (["one", "two"], ["one", "two"]), ("", None), ([], None)]
 )
