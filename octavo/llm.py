@@ -202,6 +202,7 @@ class LLM(OfflineControl):
     def _render_all(
         self, messages: Sequence[Message] | Sequence[Sequence[Message]], chat_options: dict[str, Any]
     ) -> list[PromptType]:
+        _check_list("messages", messages, "a list of messages, or of such lists")
         batch = [messages] if messages and isinstance(messages[0], Mapping) else messages
         return [self.render_chat(conversation, **chat_options) for conversation in batch]  # type: ignore[arg-type]  # told apart above
 
@@ -281,7 +282,7 @@ class LLM(OfflineControl):
 
     def _params(self, params: Params, count: int) -> list[SamplingParams]:
         default = self.get_default_sampling_params() if params is None else params
-        if isinstance(default, SamplingParams):
+        if not isinstance(default, Sequence):
             return [_final_only(default)] * count
         return [_final_only(p) for p in _per_prompt("sampling_params", default, count, SamplingParams())]
 
@@ -318,9 +319,15 @@ def _as_list(prompts: PromptType | Sequence[PromptType]) -> list[PromptType]:
     """Tell one prompt (text, dict, token ids) from several."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
+    _check_list("prompts", prompts, "a text, token ids, a dict, or a list of these")
     if prompts and isinstance(prompts[0], int):
         return [prompts]  # type: ignore[list-item]  # token ids
     return list(prompts)  # type: ignore[arg-type]  # told apart above
+
+
+def _check_list(name: str, given: object, wanted: str) -> None:
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes | bytearray):
+        raise RequestError(f"{name} must be {wanted}, got {type(given).__name__}.", name)
 
 
 def _per_prompt(name: str, values: Iterable[Any] | None, count: int, default: Any) -> list[Any]:
@@ -334,6 +341,11 @@ def _per_prompt(name: str, values: Iterable[Any] | None, count: int, default: An
 
 def _final_only(params: SamplingParams) -> SamplingParams:
     """The same, without outputs that nobody would see; not checked here."""
+    if not isinstance(params, SamplingParams):
+        raise RequestError(
+            f"sampling_params must be SamplingParams or a list of them, got {type(params).__name__}.",
+            "sampling_params",
+        )
     final = copy.copy(params)
     final.output_kind = RequestOutputKind.FINAL_ONLY
     return final

@@ -221,6 +221,23 @@ def test_sleep_ends_what_was_enqueued(llm):
     assert [o.outputs[0].finish_reason for o in llm.wait_for_completion(use_tqdm=False)] == ["abort"] * 2
 
 
+@pytest.mark.parametrize(
+    ("prompts", "params", "message"),
+    [
+        (None, PARAMS, "prompts must be a text, token ids, .* got NoneType"),
+        (b"abc", PARAMS, "prompts must be .* got bytes"),
+        (7, PARAMS, "prompts must be .* got int"),
+        ([[1]], {"temperature": 0}, "sampling_params must be SamplingParams or a list of them, got dict"),
+        ([[1]], ["greedy"], "sampling_params must be .* got str"),
+    ],
+)
+def test_what_is_no_prompt_or_no_params(llm, prompts, params, message):
+    with pytest.raises(RequestError, match=message):
+        llm.generate(prompts, params, use_tqdm=False)
+    with pytest.raises(RequestError, match="messages must be a list of messages, or of such lists, got dict"):
+        llm.chat({"role": "user", "content": "hi"})
+
+
 def test_a_bar_that_fails_leaves_nothing_behind(llm):
     def bar(**_):
         raise ValueError("no bar")
