@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 
 from octavo.base import faults, log
-from octavo.base.errors import EngineDead, OctavoError
+from octavo.base.errors import ConfigError, EngineDead, OctavoError
 from octavo.base.processes import die_with_parent, end_with_threads, tell_stacks_when_asked
 from octavo.base.registry import load_plugins
 from octavo.base.transport import BadFrame, Mailbox, Receiver
@@ -71,7 +71,8 @@ class CoreProcess:
             self._fronts.abort_all()
             self._fronts.tell(0, Shutdown())
         except Exception as error:
-            logger.exception("The engine core ends.")
+            if not isinstance(error, ConfigError):  # the front says what the user can mend
+                logger.exception("The engine core ends.")
             self._fronts.tell(0, Failed.because_of(error))
             return 1
         finally:

@@ -8,7 +8,7 @@ its time and its output are bounded.
 import json
 from collections.abc import Mapping, Sequence, Set
 from functools import cached_property, lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jinja2
 
@@ -57,6 +57,11 @@ class ChatTemplate:
             raise RequestError(
                 "continue_final_message and add_generation_prompt exclude each other: set one to False.",
                 "continue_final_message",
+            )
+        if content_format not in get_args(ContentFormat):
+            raise RequestError(
+                f"chat_template_content_format={content_format!r} is not one of auto, string, openai.",
+                "chat_template_content_format",
             )
         conversation = [_message(message, self.traits, content_format) for message in messages]
         if continue_final_message:

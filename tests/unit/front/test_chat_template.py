@@ -94,6 +94,8 @@ def test_parts_of_content():
     assert render(PARTS, parts) == "[a][b]"
     assert render(PARTS, USER) == "[Hi]"
     assert render(PARTS, parts, content_format="string") == "a\nb"
+    with pytest.raises(RequestError, match="content_format='list' is not one of auto, string, openai"):
+        render(PARTS, parts, content_format="list")
     assert parts[0]["content"][0] == {"type": "text", "text": "a"}
 
 

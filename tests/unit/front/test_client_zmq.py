@@ -163,9 +163,10 @@ async def test_close_before_start():
         ("load:exit", EngineDead, "exit code 3"),
     ],
 )
-async def test_start_fails(start, fault, error, text):
+async def test_start_fails(start, capfd, fault, error, text):
     with pytest.raises(error, match=text):
         await start(fault=fault)
+    assert ("Traceback" in capfd.readouterr().err) == (fault == "load:raise")
 
 
 async def test_unknown_executor(start):
