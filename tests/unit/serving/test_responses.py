@@ -353,7 +353,7 @@ async def test_logprobs(client):
 
 
 async def test_an_error_in_a_stream():
-    async with served(fault="8:exit") as server, client_of(server) as client:
+    async with served(fault="8:exit", step_s=0.1) as server, client_of(server) as client:
         asked = {**ASKED, "max_output_tokens": 100}
         async with client.responses.stream(input="hi", **asked) as stream:
             events = [event async for event in stream]
