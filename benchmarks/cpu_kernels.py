@@ -3,7 +3,7 @@
     python benchmarks/cpu_kernels.py MODEL --scripts FOLDER [--work W1,W4,W5] [--threads 2]
 
 Workloads are those of `peers_cpu.py`. One JSON line per workload: its wall time, what is outside of kernels;
-then one per kernel, the dearest first: seconds and calls, of products by how many rows of x they had.
+then one per kernel, the dearest first: seconds and calls, of products by the matrix and how many rows of x they had.
 """
 
 import argparse
@@ -34,8 +34,9 @@ class TimedLibrary(library.Library):
         def function(*arguments):
             start = time.perf_counter()
             real(*arguments)
+            matrix = f"{arguments[5]} x {arguments[2]}" if is_product else ""
             rows = next((f"to {most}" for most in ROWS if arguments[1] <= most), "more") if is_product else ""
-            spent = self.spent[name.removeprefix("octavo_"), rows]
+            spent = self.spent[name.removeprefix("octavo_"), matrix, rows]
             spent[0] += time.perf_counter() - start
             spent[1] += 1
 
@@ -53,15 +54,25 @@ def main() -> int:
     make = importlib.import_module("workloads").make
     timed = TimedLibrary(library.shared_library())
     table.load_library = lambda: timed
-    llm = LLM(args.model, max_model_len=4096, max_num_seqs=64, enforce_eager=True, cpu_threads=args.threads)
+    options = {"max_model_len": 4096, "max_num_seqs": 64, "enforce_eager": True, "cpu_threads": args.threads}
+    llm = LLM(args.model, device="cpu", **options)
     for work in args.work.split(","):
         run(llm, make(work, VOCABULARY, 0))
         timed.spent.clear()
         wall = run(llm, make(work, VOCABULARY, 1))
         inside = sum(seconds for seconds, _ in timed.spent.values())
         print(json.dumps({"work": work, "wall_s": round(wall, 3), "outside_s": round(wall - inside, 3)}))
-        for (kernel, rows), (seconds, calls) in sorted(timed.spent.items(), key=lambda item: -item[1][0]):
-            row = {"work": work, "kernel": kernel, "rows": rows, "calls": calls, "s": round(seconds, 4)}
+        for (kernel, matrix, rows), (seconds, calls) in sorted(
+            timed.spent.items(), key=lambda item: -item[1][0]
+        ):
+            row = {
+                "work": work,
+                "kernel": kernel,
+                "matrix": matrix,
+                "rows": rows,
+                "calls": calls,
+                "s": round(seconds, 4),
+            }
             print(json.dumps(row), flush=True)
     llm.shutdown()
     return 0

@@ -23,6 +23,7 @@ _FUNCTIONS = {
     "octavo_matmul_bf16": "plllpllippli",
     "octavo_gated_matmul_bf16": "plllplliipi",
     "octavo_feed_forward_bf16": "plllplliipllipi",
+    "octavo_likeliest_matmul_bf16": "plllpllippi",
 }
 _C_TYPES = {"p": ctypes.c_void_p, "l": ctypes.c_int64, "i": ctypes.c_int}
 
@@ -175,6 +176,50 @@ def _gated(
 ) -> Tensor | None:
     assert table.gated_block_matmul is not None
     return table.gated_block_matmul(x, blocks, name, gate, how)
+
+
+@pytest.mark.parametrize("name", ["BF16", "Q4_K", "Q8_0"])
+def test_likeliest_is_product_and_choice(soft: dict[int, KernelTable], name: str) -> None:
+    """Of equal ones the first, wherever tasks and strips end; a row that is no number at its beginning or end."""
+    torch.manual_seed(8)
+    for n in (1, 37, 960):
+        blocks, x = make_blocks(name, n, 256), torch.randn(64, 256)
+        blocks[n // 2 :] = blocks[: n - n // 2].clone()  # every output twice, or nearly
+        x[3, 5], x[40, 255] = float("nan"), float("nan")
+        expected = soft[1].draw(soft[1].block_matmul(x, blocks, name, None, "bfloat16"))
+        for table in soft.values():
+            for start, end in ((0, 1), (3, 4), (7, 24), (0, 33), (15, 64), (0, 64)):
+                made = _likeliest(table, x[start:end], blocks, name)
+                assert made is not None and torch.equal(made[0], expected[0][start:end]), (n, start, end)
+                torch.testing.assert_close(made[1], expected[1][start:end], rtol=0, atol=0, equal_nan=True)
+
+
+def test_likeliest_of_nothing_but_infinities(soft: dict[int, KernelTable]) -> None:
+    """All alike: the first. One that is larger: that."""
+    blocks, x = torch.zeros(70, 128, dtype=torch.uint8), torch.ones(2, 64)
+    weights = blocks.view(torch.bfloat16)
+    weights[:, 0] = float("-inf")
+    for largest, value in ((0, float("-inf")), (69, float("inf"))):
+        weights[largest, 0] = value
+        for rows in (1, 2):
+            made = _likeliest(soft[2], x[:rows], blocks, "BF16")
+            assert made is not None and made[0].tolist() == [largest] * rows
+            assert made[1].tolist() == [value] * rows
+
+
+def test_likeliest_is_for_few_rows_in_bfloat16(soft: dict[int, KernelTable]) -> None:
+    blocks, x = make_blocks("Q8_0", 40, 64), torch.randn(65, 64)
+    assert _likeliest(soft[1], x[:64], blocks, "Q8_0") is not None
+    assert _likeliest(soft[1], x, blocks, "Q8_0") is None
+    assert _likeliest(soft[1], x[:2], blocks, "Q8_0", "int16") is None
+    assert _likeliest(soft[1], x[:2], make_blocks("F16", 40, 64), "F16") is None
+
+
+def _likeliest(
+    table: KernelTable, x: Tensor, blocks: Tensor, name: str, how: Activations = "bfloat16"
+) -> tuple[Tensor, Tensor] | None:
+    assert table.block_likeliest is not None
+    return table.block_likeliest(x, blocks, name, how)
 
 
 def test_a_row_may_end_anywhere(soft: dict[int, KernelTable]) -> None:

@@ -309,6 +309,19 @@ To the bit what GatedBlockMatmul by the first and BlockMatmul by the second give
 """
 
 
+class BlockLikeliest(Protocol):
+    """A language model's head where only the likeliest tokens are wanted: no logits are kept."""
+
+    def __call__(
+        self, x: Tensor, blocks: Tensor, type_name: str, activations: Activations
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return what Draw finds in BlockMatmul's result; None where one kernel cannot, or gains nothing.
+
+        x: [n, K] float32, token-strided; blocks: as in BlockMatmul
+        returns ids [n] int64 and their logits [n] float32
+        """
+
+
 INTEGER_TYPES = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"})
 """Types that integers are multiplied with: 32 weights or more in a block."""
 
@@ -354,6 +367,7 @@ class KernelTable:
     """What `block_matmul` is best given where the user leaves the choice."""
     gated_block_matmul: GatedBlockMatmul | None = None
     block_feed_forward: BlockFeedForward | None = None
+    block_likeliest: BlockLikeliest | None = None
     sandwich_norm: SandwichNorm | None = None
     record_tape: RecordTape | None = None
     """Only where calling a kernel costs as much as a small kernel itself."""

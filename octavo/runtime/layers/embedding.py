@@ -56,6 +56,8 @@ class LMHead(Layer):
     ) -> None:
         super().__init__()
         self._parallel, self._vocab_size, self._tied = build.parallel, vocab_size, tied is not None
+        self._find_likeliest = build.kernels.block_likeliest
+        self._rounding = build.scheme.storage.activations
         shard, self._bias = _split_vocab(build, vocab_size), None
         if bias:
             parameter = build.dense(Layout((shard,)))
@@ -80,6 +82,14 @@ class LMHead(Layer):
         width = _rows_per_rank(self._vocab_size, self._parallel.tp_size)
         padded = functional.pad(logits, (0, width - logits.shape[-1]))
         return self._parallel.all_gather(padded)[:, : self._vocab_size]
+
+    def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:
+        """See Model.likeliest."""
+        is_plain = self._parallel.tp_size == 1 and self._bias is None
+        if self._find_likeliest is None or not is_plain:
+            return None
+        blocks = self.method.blocks()
+        return blocks and self._find_likeliest(hidden, *blocks, self._rounding)
 
 
 def _rows_per_rank(vocab_size: int, tp_size: int) -> int:

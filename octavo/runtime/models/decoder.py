@@ -275,3 +275,8 @@ class Decoder(Family):
             logits = logits.float()
             logits = cap * torch.tanh(logits / cap)
         return logits
+
+    def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:
+        """See Model.likeliest."""
+        is_plain = self._logit_scale == 1.0 and not self._logit_soft_cap
+        return self.lm_head.likeliest(hidden) if is_plain else None

@@ -37,6 +37,14 @@ class Model(nn.Module, ABC):
         In float32 or, where nothing was done to them since, as the head gave them.
         """
 
+    def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The largest of each row of `logits`: ids [rows] int64, the lowest of equal ones, and those logits.
+
+        None where that is no faster than to look for them.
+        """
+        del hidden
+        return None
+
     @property
     def attention_layers(self) -> list[Attention]:
         """The layers that keep a KV cache, by layer id."""

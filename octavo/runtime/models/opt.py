@@ -105,3 +105,7 @@ class OPT(Decoder):
     def logits(self, hidden: Tensor) -> Tensor:
         """See Model.logits."""
         return super().logits(self.project_out(hidden) if self._projected else hidden)
+
+    def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:
+        """See Model.likeliest."""
+        return super().likeliest(self.project_out(hidden) if self._projected else hidden)

@@ -18,7 +18,9 @@ from octavo.runtime.kernels.table import RecordTape, StepEnds
 from octavo.runtime.models.interface import Model
 from octavo.runtime.platforms.platform import Record
 from octavo.runtime.sampling.masks import RowMasks
-from octavo.runtime.sampling.sampler import Sampler
+from octavo.runtime.sampling.output import SamplerOutput
+from octavo.runtime.sampling.sampler import Kind, Sampler
+from octavo.runtime.sampling.slots import Array
 from octavo.runtime.worker.kv_tensors import KVTensors
 from octavo.runtime.worker.pending import PendingStep
 from octavo.runtime.worker.prepare import Work, make_batch, read_step
@@ -127,15 +129,22 @@ class ModelRunner:
         slots = work.slots[work.samples]
         positions = self._state.num_tokens[slots] - self._state.num_prompt_tokens[slots]
         samples = self._sampler.sample(logits, slots, positions, RowMasks.read(masks, work.samples))
+        self._send(pending, slots, samples)
+
+    def _send(self, pending: PendingStep, slots: Array, samples: SamplerOutput) -> None:
         self._state.append(slots, samples.token_ids)
         pending.pending = samples.send()
 
     def _repeat(self, steps: RecordedSteps, step: SchedulerOutput, work: Work, shape: Shape) -> PendingStep:
-        is_masked = step.masks_follow or step.token_masks is not None
-        kind = None if is_masked else self._sampler.plain_kind(work.slots)
+        kind = self._plain_kind(step, work.slots)
         if kind is None:
             return self._end(step, work, steps.forward(work, shape))
         return PendingStep(step.step_id, step.request_ids, work.samples, steps.sample(work, shape, kind))
+
+    def _plain_kind(self, step: SchedulerOutput, slots: Array) -> Kind | None:
+        """By what the tokens of these slots are chosen, if not by masks nor anything else of their own."""
+        is_masked = step.masks_follow or step.token_masks is not None
+        return None if is_masked else self._sampler.plain_kind(slots)
 
     def _compute(self, step: SchedulerOutput, work: Work) -> PendingStep:
         batch, last_rows = make_batch(work, self._state, self._cache)
@@ -157,8 +166,12 @@ class ModelRunner:
         pending = PendingStep(step.step_id, step.request_ids, work.samples)
         if not work.samples.size:
             return pending
+        faults.hit("worker.forward", rows=hidden)
+        slots = work.slots[work.samples]
+        if self._plain_kind(step, slots) is Kind.LIKELIEST and (found := self.model.likeliest(hidden)):
+            self._send(pending, slots, SamplerOutput(*found))
+            return pending
         logits = self.model.logits(hidden)
-        faults.hit("worker.forward", rows=logits)
         self._unsampled = _Unsampled(pending, work, logits)
         if not step.masks_follow:
             self.sample(step.token_masks)

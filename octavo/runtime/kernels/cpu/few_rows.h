@@ -3,7 +3,7 @@
 // Two strips of W, a panel, meet two tiles of x at a time: four products for four loads. More tiles of x take turns, in
 // pairs, at every piece of K, while its weights are in the first cache; x comes from the second one, once a panel.
 #pragma once
-#include "matmul_bf16.h"
+#include "likeliest.h"
 
 namespace octavo {
 namespace {
@@ -12,6 +12,35 @@ namespace {
 struct Place {
     const uint8_t* tile;
     int64_t stride, to_second;
+};
+
+// Panels of outputs `begin` … `end` - 1 on their way to the second cache, line by line in the order of memory: what the
+// processor fetches ahead by itself joins in, and waits for more lines than a core can ask for.
+struct Coming {
+    const Matmul& job;
+    const int64_t end, lead;  // so many panels before they are multiplied
+    const int64_t lines = divide_up(TILE_ROWS * job.row_bytes, 64), lines_a_step;  // of a strip
+    const int64_t to_second = job.rows(0, 1, 0).data - job.rows(0, 0, 0).data;
+    const uint8_t* line = nullptr;
+    int64_t left = 0;
+
+    Coming(const Matmul& job, int64_t begin, int64_t end, int64_t lead, int64_t steps)
+        : job(job), end(end), lead(lead), lines_a_step(divide_up(lines, steps)) {
+        for (int64_t i = 0; i < lead; i++) fetch(begin + i * job.panel_columns()), step(left);
+    }
+    void fetch(int64_t column) {
+        line = job.rows(column, 0, 0).data;
+        left = column < end ? lines : 0;
+    }
+    // The panel at `column` begins to be multiplied.
+    void begin(int64_t column) { fetch(column + lead * job.panel_columns()); }
+    void step() { step(std::min(left, lines_a_step)); }
+    void step(int64_t count) {
+        for (left -= count; count > 0; count--, line += 64) {
+            __builtin_prefetch(line, 0, 2);
+            __builtin_prefetch(line + to_second, 0, 2);
+        }
+    }
 };
 
 // Pieces of the panels of outputs `begin` … `end` - 1, one after the other, unpacked into the first cache: the next one
@@ -25,16 +54,19 @@ struct Unpacked {
     Tile* now = next + 2 * PIECE;
     int64_t column = begin, first = 0;  // of the next one
     int64_t row = 0, rows_a_step = 0;   // how many rows of it are there, and follow a product
+    Coming coming{job, begin, end, 1, turns * job.x.parts};
 
     void advance() {
         unpack_until(2 * TILE_ROWS);
         std::swap(now, next);
         row = 0, rows_a_step = divide_up(2 * TILE_ROWS, turns * std::min(parts, job.x.parts - first));
+        if (first == 0) coming.begin(column);
         first += parts;
         if (first >= job.x.parts) first = 0, column += job.panel_columns();
     }
     Place place(int64_t i) const { return {(const uint8_t*)now[i], TILE_BYTES, PIECE * sizeof(Tile)}; }
     void step() {
+        coming.step();
         if (column < end) unpack_until(std::min<int64_t>(row + rows_a_step, 2 * TILE_ROWS));
     }
     void unpack_until(int64_t until) {
@@ -50,30 +82,24 @@ struct Unpacked {
     }
 };
 
-// The same of weights that lie as rows of tiles: they are multiplied where they are, while the next panel is fetched,
-// line by line in the order of memory.
+// The same of weights that lie as rows of tiles: they are multiplied where they are.
 struct InPlace {
     const Matmul& job;
     int64_t begin, end, turns;
     int64_t parts = PIECE;
     int64_t column = begin, first = 0;  // of the next one
-    int64_t to_second = job.rows(begin, 1, 0).data - job.rows(begin, 0, 0).data;
-    const uint8_t *now = nullptr, *ahead = nullptr;
+    Coming coming{job, begin, end, 1, turns * job.x.parts};
+    const uint8_t* now = nullptr;
 
     void advance() {
-        const int64_t columns = job.panel_columns(), later = std::min(column + columns, end - columns);
+        const int64_t columns = job.panel_columns();
         now = job.rows(column, 0, 0).data + first * TILE_BYTES;
-        ahead = job.rows(later, 0, 0).data + first * TILE_ROWS * TILE_BYTES;
+        if (first == 0) coming.begin(column);
         first += parts;
         if (first >= job.x.parts) first = 0, column += columns;
     }
-    Place place(int64_t i) const { return {now + i * TILE_BYTES, job.row_bytes, to_second}; }
-    void step() {
-        for (int64_t line = 0; line < TILE_ROWS; line += turns, ahead += TILE_BYTES) {
-            __builtin_prefetch(ahead, 0, 2);
-            __builtin_prefetch(ahead + to_second, 0, 2);
-        }
-    }
+    Place place(int64_t i) const { return {now + i * TILE_BYTES, job.row_bytes, coming.to_second}; }
+    void step() { coming.step(); }
 };
 
 // The lines of `rows` rows of results of a panel, fetched before they are written: one that is in no cache takes longer
@@ -90,11 +116,25 @@ struct Results {
     }
 };
 
+// Tile T of sums, of tile t of x and outputs from `column` on.
+template <int T>
+void see(const Matmul& job, int64_t t, int64_t column) {
+    const int64_t columns = std::min<int64_t>(16, job.n - column);
+    if (columns <= 0) return;
+    alignas(64) Sums sums;
+    tile_store<T>(sums, 4 * job.x.width);
+    job.likeliest->see(sums, job.x.width, t, column, columns);
+}
+
 // The sums of COUNT tiles of x, from tile t on, to where they belong.
 template <int COUNT>
 void write_few(const Matmul& job, int64_t t, int64_t column) {
     unrolled<COUNT>([&](auto c) {
         const int64_t row = (t + c.value) * job.x.width;
+        if (job.likeliest) {
+            see<2 * c.value>(job, t + c.value, column);
+            return see<2 * c.value + 1>(job, t + c.value, column + TILE_ROWS);
+        }
         if (job.gate) return write_gated<2 * c.value>(job, row, column);
         write<2 * c.value>(job, row, column);
         write<2 * c.value + 1>(job, row, column + TILE_ROWS);
@@ -112,7 +152,7 @@ void take_turn(const Matmul& job, int64_t t, int64_t column, int64_t first, int6
     else if (!is_alone)
         unrolled<2 * COUNT>([&](auto sum) { tile_load<sum.value>(waiting[2 * t + sum.value], TILE_BYTES); });
     const int64_t row = t * job.x.width;
-    const int64_t rows = is_last && !job.gate ? std::min(COUNT * job.x.width, job.x.m - row) : 0;
+    const int64_t rows = is_last && !job.gate && !job.likeliest ? std::min(COUNT * job.x.width, job.x.m - row) : 0;
     Results results{job.y + row * job.y_stride + column, job.y_stride, rows, divide_up(rows, count)};
     for (int64_t i = 0; i < count; i++) {
         const Place place = weights.place(i);

@@ -34,6 +34,7 @@ _ARGUMENTS = {
     "octavo_rotary_tables": "plplfppi",
     "octavo_activation": "plliipi",
     "octavo_likeliest": "plllppi",
+    "octavo_likeliest_matmul_bf16": "plllpllippi",
 }
 """Per function, one letter for each parameter: p pointer, l int64, i int, f float."""
 

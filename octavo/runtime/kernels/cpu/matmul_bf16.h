@@ -25,16 +25,25 @@ struct Rounded {
         return reinterpret_cast<uint16_t*>(data) + (t * parts + part) * width * PART;
     }
 
-    void round(const float* x, int64_t x_stride, int64_t t) const {
+    void round(const float* x, int64_t x_stride, int threads) const {
+        const int64_t piece = width > 1 ? PIECE : parts, pieces = divide_up(parts, piece);
+        parallel_for(num_tiles * pieces, threads, [&](int64_t i) {
+            const int64_t first = i % pieces * piece;
+            round(x, x_stride, i / pieces, first, std::min(piece, parts - first));
+        });
+    }
+    void round(const float* x, int64_t x_stride, int64_t t) const { round(x, x_stride, t, 0, parts); }
+    void round(const float* x, int64_t x_stride, int64_t t, int64_t first, int64_t count) const {
         for (int64_t r = 0; r < width; r++)  // a row of x is one stream
-            for (int64_t i = 0; i < parts; i++) {
+            for (int64_t i = first; i < first + count; i++) {
                 uint16_t* to = tile(t, i) + r * PART;
                 if (width * t + r < m)
                     round_part(x + (width * t + r) * x_stride + i * PART, i, to);
                 else
                     std::fill_n(to, PART, uint16_t(0));
             }
-        for (int64_t i = 0; i < parts && width > 1 && !many; i++) turn(reinterpret_cast<float*>(tile(t, i)));
+        for (int64_t i = first; i < first + count && width > 1 && !many; i++)
+            turn(reinterpret_cast<float*>(tile(t, i)));
     }
 
     void round_part(const float* x, int64_t i, uint16_t* to) const {
@@ -53,6 +62,8 @@ struct Rounded {
 using Gate = void (*)(const float* gates, const float* values, int64_t rows, int64_t columns, float* y,
                       int64_t y_stride);
 
+struct Likeliest;
+
 // With a gate, W is n rows of gates and n of values.
 struct Matmul {
     const Rounded& x;
@@ -66,6 +77,7 @@ struct Matmul {
     bool blocks_are_pieces = false;   // of PIECE parts
     bool in_place = false;            // rows of W are rows of tiles, and all strips are whole
     const Rounded* inner = nullptr;   // where gated outputs go instead of y
+    Likeliest* likeliest = nullptr;   // who sees outputs instead of y
 
     // The same with other rows.
     Matmul part(const Rounded& rows, float* to, const Rounded* inner = nullptr) const {

@@ -34,6 +34,7 @@ _BLOCKS = {kind.name: kind for kind in BLOCK_TYPES.values()}
 _CACHE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3}
 _SILU, _GELU, _GELU_TANH = 0, 1, 2
 _LARGE_BYTES = 1 << 20
+_ROWS_OF_TILES = 64  # that multiply weights as they are unpacked
 _FEW_ROWS = 512  # up to here a feed-forward block is as fast in two kernels
 _MOST_LAID_OUT_BYTES = 16 << 20  # of its matrices, which all rows pass
 _GATES: dict[Gate, int] = {"silu": _SILU, "gelu": _GELU, "gelu_tanh": _GELU_TANH}
@@ -71,6 +72,7 @@ def table_of(library: Library, threads: int) -> KernelTable:
         activations="bfloat16" if library.has_tiles else "int16",
         gated_block_matmul=kernels.gated_block_matmul if library.has_tiles else None,
         block_feed_forward=kernels.block_feed_forward if library.has_tiles else None,
+        block_likeliest=kernels.block_likeliest if library.has_tiles else None,
         sandwich_norm=kernels.sandwich_norm,
         record_tape=TapeRecorder(library).record,
     )
@@ -304,6 +306,28 @@ class _CompiledKernels:
             self._threads,
         )
         return out
+
+    def block_likeliest(
+        self, x: Tensor, blocks: Tensor, type_name: str, activations: Activations
+    ) -> tuple[Tensor, Tensor] | None:
+        """See table.BlockLikeliest; products of tiles of few rows only."""
+        rows = x.shape[0]
+        if activations != "bfloat16" or type_name not in BFLOAT16_TYPES or rows > _ROWS_OF_TILES:
+            return None
+        ids, peaks = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
+        self._library.octavo_likeliest_matmul_bf16(
+            _pointer(x),
+            *x.shape,
+            x.stride(0),
+            blocks.data_ptr(),
+            blocks.shape[0],
+            blocks.stride(0),
+            _TYPE_IDS[type_name],
+            ids.data_ptr(),
+            peaks.data_ptr(),
+            self._threads,
+        )
+        return ids, peaks
 
     def gated_block_matmul(
         self, x: Tensor, blocks: Tensor, type_name: str, gate: Gate, activations: Activations

@@ -185,11 +185,9 @@ OCTAVO_INLINE void unpack_blocks(const uint8_t* blocks, int64_t count, Tile* out
 // out[i][r]. `first` is a multiple of eight where blocks have eight parts, and then they are whole.
 template <class Type>
 void unpack_piece(const Rows& rows, int64_t num_rows, int64_t first, int64_t count, Tile* out) {
-    const int64_t ahead = 2 * TILE_ROWS * rows.row_bytes;  // to a later panel: they are read by columns of pieces
     for (int64_t r = 0; r < num_rows; r++, out = reinterpret_cast<Tile*>(out[0][1])) {
         const uint8_t* row = rows.data + r * rows.row_bytes;
         if constexpr (Type::DENSE) {
-            prefetch<PIECE * PART * Type::BYTES, 2>(row + ahead + first * PART * Type::BYTES);
             for (int64_t i = 0; i < count; i++) {
                 vf values[VECTORS];
                 read_part<Type>(row, first + i, rows.size, [&](int j, vf w) { values[j] = w; });
@@ -198,7 +196,6 @@ void unpack_piece(const Rows& rows, int64_t num_rows, int64_t first, int64_t cou
         } else {
             constexpr int BYTES = PIECE / Type::PARTS * Type::BYTES;
             const uint8_t* blocks = row + first / Type::PARTS * Type::BYTES;
-            prefetch<BYTES, 2>(blocks + ahead);
             uint8_t padded[BYTES];
             if (__builtin_expect(Type::PARTS == 1 && rows.end - blocks < BYTES, 0)) {
                 std::memcpy(padded, blocks, size_t(rows.end - blocks));
