@@ -3,7 +3,8 @@
     python benchmarks/cpu_kernels.py MODEL --scripts FOLDER [--work W1,W4,W5] [--threads 2]
 
 Workloads are those of `peers_cpu.py`. One JSON line per workload: its wall time, what is outside of kernels;
-then one per kernel, the dearest first: seconds and calls, of products by the matrix and how many rows of x they had.
+then one per kernel, the dearest first: seconds and calls, of products by the matrix and how many rows of x
+they had.
 """
 
 import argparse

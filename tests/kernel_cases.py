@@ -335,7 +335,7 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
 
 
 _NO_OPS = {"name", "split_product", "step_ends", "activations", "record_tape"}
-_NO_OPS |= {"gated_block_matmul", "block_feed_forward", "sandwich_norm"}
+_NO_OPS |= {"gated_block_matmul", "block_feed_forward", "block_likeliest", "sandwich_norm"}
 OPS = [field.name for field in fields(KernelTable) if field.name not in _NO_OPS]
 
 

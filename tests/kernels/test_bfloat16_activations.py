@@ -180,7 +180,7 @@ def _gated(
 
 @pytest.mark.parametrize("name", ["BF16", "Q4_K", "Q8_0"])
 def test_likeliest_is_product_and_choice(soft: dict[int, KernelTable], name: str) -> None:
-    """Of equal ones the first, wherever tasks and strips end; a row that is no number at its beginning or end."""
+    """Of equal ones the first, wherever tasks and strips end; rows that are no numbers."""
     torch.manual_seed(8)
     for n in (1, 37, 960):
         blocks, x = make_blocks(name, n, 256), torch.randn(64, 256)

@@ -137,6 +137,6 @@ def _rows(array: Array, count: int) -> Tensor:
 
 
 def _padded(num_rows: int) -> int:
-    """Every number up to 8, then those that fill tiles of the kernels."""
-    unit = 1 if num_rows <= 8 else 4 if num_rows <= 64 else 8
+    """Every number up to 8, then fewer and fewer: a tape takes longer to record than some rows to compute."""
+    unit = 1 if num_rows <= 8 else 4 if num_rows <= 16 else 8
     return -(-num_rows // unit) * unit

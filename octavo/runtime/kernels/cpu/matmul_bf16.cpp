@@ -35,6 +35,8 @@ extern "C" void octavo_activation(const float* x, int64_t rows, int64_t size, in
 namespace octavo {
 namespace {
 
+constexpr int64_t MOST_PANELS = 128;  // of a task: what the slower thread may be late by
+
 // Weights as they come.
 struct Packed {
     const uint8_t* w;
@@ -70,7 +72,8 @@ void multiply_few(const Matmul& job, const float* x, int64_t x_stride, int threa
     const TileShapes shapes = shapes_for(job.x);
     const auto multiply_range = job.in_place ? multiply_few<InPlace> : multiply_few<Unpacked>;
     const int64_t columns = job.panel_columns(), panels = divide_up(job.n, columns);
-    const int64_t tasks = std::min(panels, TASKS_PER_THREAD * threads);
+    const int64_t fair = std::max(TASKS_PER_THREAD * threads, panels / MOST_PANELS);
+    const int64_t tasks = std::min(panels, round_up(fair, threads));
     if (found) found->resize(size_t(tasks));
     parallel_for(tasks, threads, [&](int64_t i) {
         Tiles tiles(shapes);

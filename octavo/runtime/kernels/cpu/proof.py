@@ -58,7 +58,7 @@ def disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
 
 def _tile_disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
     """Where tiles multiply: many rows, and products with a gate."""
-    if fast.gated_block_matmul is None:
+    if fast.gated_block_matmul is None or fast.block_likeliest is None:
         return
     generator = torch.Generator().manual_seed(3)
     for kind in BLOCK_TYPES.values():
@@ -74,7 +74,7 @@ def _tile_disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
             same = gated is not None and torch.equal(gated, fast.silu_and_mul(whole))
             if not (same and _agree(whole, twin, x.abs() @ weights)):
                 yield f"block_matmul or gated_block_matmul of {kind.name}, {rows} rows"
-            found = fast.block_likeliest and fast.block_likeliest(x, blocks, kind.name, "bfloat16")
+            found = fast.block_likeliest(x, blocks, kind.name, "bfloat16")
             if found is not None and not all(map(torch.equal, found, fast.draw(whole))):
                 yield f"block_likeliest of {kind.name}, {rows} rows"
 

@@ -292,19 +292,8 @@ class _CompiledKernels:
             matmul = self._library.octavo_matmul_bf16
         else:
             matmul = self._library.octavo_matmul
-        matmul(
-            _pointer(x),
-            *x.shape,
-            x.stride(0),
-            blocks.data_ptr(),
-            blocks.shape[0],
-            blocks.stride(0),
-            _TYPE_IDS[type_name],
-            _address(bias),
-            _pointer(out),
-            out.stride(0),
-            self._threads,
-        )
+        factors = _factors(x, blocks, type_name)
+        matmul(*factors, _address(bias), _pointer(out), out.stride(0), self._threads)
         return out
 
     def block_likeliest(
@@ -315,18 +304,8 @@ class _CompiledKernels:
         if activations != "bfloat16" or type_name not in BFLOAT16_TYPES or rows > _ROWS_OF_TILES:
             return None
         ids, peaks = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
-        self._library.octavo_likeliest_matmul_bf16(
-            _pointer(x),
-            *x.shape,
-            x.stride(0),
-            blocks.data_ptr(),
-            blocks.shape[0],
-            blocks.stride(0),
-            _TYPE_IDS[type_name],
-            ids.data_ptr(),
-            peaks.data_ptr(),
-            self._threads,
-        )
+        find = self._library.octavo_likeliest_matmul_bf16
+        find(*_factors(x, blocks, type_name), ids.data_ptr(), peaks.data_ptr(), self._threads)
         return ids, peaks
 
     def gated_block_matmul(
@@ -391,6 +370,12 @@ class _CompiledKernels:
             return self._arena.like(made)
         except Refused:
             return made
+
+
+def _factors(x: Tensor, blocks: Tensor, type_name: str) -> tuple[int, ...]:
+    """What all products begin with."""
+    matrix = blocks.data_ptr(), blocks.shape[0], blocks.stride(0), _TYPE_IDS[type_name]
+    return _pointer(x), *x.shape, x.stride(0), *matrix
 
 
 def _pointer(x: Tensor) -> int:
