@@ -5,13 +5,12 @@
 namespace octavo {
 
 struct Silu {
-    static vf apply(vf x) { return x / (exp(-x) + 1.0f); }
+    static vf apply(vf x) { return x * sigmoid(x); }
 };
 
 struct GeluTanh {
     static vf apply(vf x) {
-        vf inner = fma(x * x * x, set1(0.044715f), x) * 0.7978845608028654f;
-        return 0.5f * x * (tanh(inner) + 1.0f);
+        return x * sigmoid(fma(x * x * x, set1(0.044715f), x) * (2 * 0.7978845608028654f));
     }
 };
 

@@ -294,7 +294,33 @@ inline vf exp(vf x) {
 }
 #endif
 
+// e^x, at least e^-87 and at most e^80: enough beside 1, and no number that is not normal, which would cost a processor
+// a hundred cycles.
+inline vf exp_beside_one(vf x) {
+#if defined(OCTAVO_AVX512)
+    vf clamped = _mm512_min_ps(set1(80.0f), _mm512_max_ps(set1(-87.0f), x));  // what is no number stays that
+    vf n = round(clamped * set1(1.44269504088896341f));
+    return _mm512_scalef_ps(exp_rest(clamped, n), n);
+#else
+    x = x < set1(-87.0f) ? set1(-87.0f) : x;
+    return exp(x > set1(80.0f) ? set1(80.0f) : x);
+#endif
+}
+
+// 1 / x to 1-2 units in the last place, for x from 1 to e^80.
+inline vf reciprocal(vf x) {
+#if defined(OCTAVO_AVX512)
+    vf y = _mm512_rcp14_ps(x);  // a division takes as long as all the rest of a sigmoid
+    return fma(fma(-x, y, set1(1.0f)), y, y);
+#else
+    return 1.0f / x;
+#endif
+}
+
+// 1 / (1 + e^-x), to 2-3 units in the last place where it is more than e^-80.
+inline vf sigmoid(vf x) { return reciprocal(exp_beside_one(-x) + 1.0f); }
+
 // tanh by e^2x; absolute error about 1e-7.
-inline vf tanh(vf x) { return 1.0f - 2.0f / (exp(x + x) + 1.0f); }
+inline vf tanh(vf x) { return 1.0f - 2.0f * reciprocal(exp_beside_one(x + x) + 1.0f); }
 
 }  // namespace octavo

@@ -1,0 +1,30 @@
+"""Numbers too small to be normal: zero while kernels run, since they would take hundreds of cycles."""
+
+import platform
+
+import pytest
+import torch
+
+from octavo.runtime.kernels.cpu.table import cpu_table
+from octavo.runtime.kernels.table import KernelTable
+
+SMALL = 1e-40
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="other processors have other means")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_zero_for_kernels_only(fast: KernelTable, threads: int) -> None:
+    table, x = cpu_table(threads), torch.full((64, 640), SMALL)
+    for op in (table.silu_and_mul, table.gelu_tanh_and_mul):
+        assert not op(x).any()
+    assert bool((x * 1.0).all()), "torch's numbers are its own affair"
+
+
+def test_large_gates_are_exact(fast: KernelTable) -> None:
+    """Where a power of e is no normal number, nor is its reciprocal."""
+    x = torch.linspace(-200, 200, 4001).repeat_interleave(16)
+    for op, reference in (("silu_and_mul", "silu"), ("gelu_tanh_and_mul", "gelu")):
+        options = {"approximate": "tanh"} if reference == "gelu" else {}
+        expected = getattr(torch.nn.functional, reference)(x.double(), **options).float()
+        made = getattr(fast, op)(torch.stack([x, torch.ones_like(x)]).T.reshape(-1, 2))
+        torch.testing.assert_close(made.flatten(), expected, rtol=3e-6, atol=1e-6)
