@@ -22,9 +22,9 @@ def test_zero_for_kernels_only(fast: KernelTable, threads: int) -> None:
 
 def test_large_gates_are_exact(fast: KernelTable) -> None:
     """Where a power of e is no normal number, nor is its reciprocal."""
-    x = torch.linspace(-200, 200, 4001).repeat_interleave(16)
+    x = torch.linspace(-200, 200, 64_000)[None]
     for op, reference in (("silu_and_mul", "silu"), ("gelu_tanh_and_mul", "gelu")):
         options = {"approximate": "tanh"} if reference == "gelu" else {}
         expected = getattr(torch.nn.functional, reference)(x.double(), **options).float()
-        made = getattr(fast, op)(torch.stack([x, torch.ones_like(x)]).T.reshape(-1, 2))
-        torch.testing.assert_close(made.flatten(), expected, rtol=3e-6, atol=1e-6)
+        made = getattr(fast, op)(torch.cat([x, torch.ones_like(x)], dim=1))
+        torch.testing.assert_close(made, expected, rtol=3e-6, atol=1e-6)
