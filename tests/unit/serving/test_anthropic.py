@@ -248,7 +248,7 @@ async def test_other_errors(client, server):
 
 
 async def test_an_error_in_a_stream():
-    async with served(fault="8:exit") as server:
+    async with served(fault="8:exit", step_s=0.1) as server:
         body = {"messages": [USER], **RAW, "max_tokens": 100, "stream": True}
         answer = await server.client.post("/v1/messages", json=body)
     name, data = answer.text.split("\n\n")[-2].split("\n")

@@ -25,10 +25,10 @@ struct Bytes16 {
 };
 
 // Ask for `SIZE` bytes ahead of their use: rows are short and read several at a time, which the hardware does not
-// foresee. An address past the end does no harm. NEAR 3: into the first cache; 2: into the second.
-template <int SIZE, int NEAR = 3>
+// foresee. An address past the end does no harm.
+template <int SIZE>
 inline void prefetch(const uint8_t* p) {
-    for (int i = 0; i < SIZE; i += 64) __builtin_prefetch(p + i, 0, NEAR);
+    for (int i = 0; i < SIZE; i += 64) __builtin_prefetch(p + i);
 }
 
 // Four bits each of 16 bytes: the low ones, then the high ones.

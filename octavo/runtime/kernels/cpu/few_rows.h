@@ -14,26 +14,27 @@ struct Place {
     int64_t stride, to_second;
 };
 
-// Panels of outputs `begin` … `end` - 1 on their way to the second cache, line by line in the order of memory: what the
-// processor fetches ahead by itself joins in, and waits for more lines than a core can ask for.
+// Panels of outputs `begin` … `end` - 1 on their way to the second cache, one ahead, line by line in the order of memory:
+// what the processor fetches ahead by itself joins in, and waits for more lines than a core can ask for.
 struct Coming {
     const Matmul& job;
-    const int64_t end, lead;  // so many panels before they are multiplied
+    const int64_t end;
     const int64_t lines = divide_up(TILE_ROWS * job.row_bytes, 64), lines_a_step;  // of a strip
     const int64_t to_second = job.rows(0, 1, 0).data - job.rows(0, 0, 0).data;
     const uint8_t* line = nullptr;
     int64_t left = 0;
 
-    Coming(const Matmul& job, int64_t begin, int64_t end, int64_t lead, int64_t steps)
-        : job(job), end(end), lead(lead), lines_a_step(divide_up(lines, steps)) {
-        for (int64_t i = 0; i < lead; i++) fetch(begin + i * job.panel_columns()), step(left);
+    Coming(const Matmul& job, int64_t begin, int64_t end, int64_t steps)
+        : job(job), end(end), lines_a_step(divide_up(lines, steps)) {
+        fetch(begin);
+        step(left);
     }
     void fetch(int64_t column) {
         line = job.rows(column, 0, 0).data;
         left = column < end ? lines : 0;
     }
     // The panel at `column` begins to be multiplied.
-    void begin(int64_t column) { fetch(column + lead * job.panel_columns()); }
+    void begin(int64_t column) { fetch(column + job.panel_columns()); }
     void step() { step(std::min(left, lines_a_step)); }
     void step(int64_t count) {
         for (left -= count; count > 0; count--, line += 64) {
@@ -54,7 +55,7 @@ struct Unpacked {
     Tile* now = next + 2 * PIECE;
     int64_t column = begin, first = 0;  // of the next one
     int64_t row = 0, rows_a_step = 0;   // how many rows of it are there, and follow a product
-    Coming coming{job, begin, end, 1, turns * job.x.parts};
+    Coming coming{job, begin, end, turns * job.x.parts};
 
     void advance() {
         unpack_until(2 * TILE_ROWS);
@@ -88,7 +89,7 @@ struct InPlace {
     int64_t begin, end, turns;
     int64_t parts = PIECE;
     int64_t column = begin, first = 0;  // of the next one
-    Coming coming{job, begin, end, 1, turns * job.x.parts};
+    Coming coming{job, begin, end, turns * job.x.parts};
     const uint8_t* now = nullptr;
 
     void advance() {

@@ -274,11 +274,12 @@ inline vf exp_rest(vf x, vf n) {
 // e^x to 1-2 units in the last place; 0 below -104 (so for -inf), inf above 88.7. Range reduction and
 // polynomial after Cephes' expf.
 #if defined(OCTAVO_AVX512)
-inline vf exp(vf x) {
-    vf clamped = _mm512_min_ps(set1(89.0f), _mm512_max_ps(set1(-104.0f), x));  // what is no number stays that
+inline vf exp_between(float low, float high, vf x) {
+    vf clamped = _mm512_min_ps(set1(high), _mm512_max_ps(set1(low), x));  // what is no number stays that
     vf n = round(clamped * set1(1.44269504088896341f));
     return _mm512_scalef_ps(exp_rest(clamped, n), n);
 }
+inline vf exp(vf x) { return exp_between(-104.0f, 89.0f, x); }
 #else
 inline vf exp(vf x) {
     vf clamped = x < set1(-87.3f) ? set1(-87.3f) : x;
@@ -294,13 +295,10 @@ inline vf exp(vf x) {
 }
 #endif
 
-// e^x, at least e^-87 and at most e^80: enough beside 1, and no number that is not normal, which would cost a processor
-// a hundred cycles.
+// e^x, at least e^-87 and at most e^80: enough beside 1, and normal numbers, as is one divided by them.
 inline vf exp_beside_one(vf x) {
 #if defined(OCTAVO_AVX512)
-    vf clamped = _mm512_min_ps(set1(80.0f), _mm512_max_ps(set1(-87.0f), x));  // what is no number stays that
-    vf n = round(clamped * set1(1.44269504088896341f));
-    return _mm512_scalef_ps(exp_rest(clamped, n), n);
+    return exp_between(-87.0f, 80.0f, x);
 #else
     x = x < set1(-87.0f) ? set1(-87.0f) : x;
     return exp(x > set1(80.0f) ? set1(80.0f) : x);
