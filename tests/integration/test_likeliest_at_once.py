@@ -12,7 +12,6 @@ OTHERS = [
     SamplingParams(temperature=1.0, seed=1, max_tokens=6, ignore_eos=True),
     SamplingParams(temperature=0, logprobs=2, max_tokens=6, ignore_eos=True),
     SamplingParams(temperature=0, repetition_penalty=1.3, max_tokens=6, ignore_eos=True),
-    SamplingParams(temperature=0, prompt_logprobs=1, max_tokens=6, ignore_eos=True),
 ]
 
 
@@ -49,14 +48,20 @@ def test_the_same_tokens(llm, monkeypatch, calls):
     assert tokens(llm, GREEDY) == found
 
 
-@pytest.mark.parametrize("other", OTHERS, ids=["temperature", "logprobs", "penalty", "prompt_logprobs"])
+@pytest.mark.parametrize("other", OTHERS, ids=["temperature", "logprobs", "penalty"])
 def test_who_wants_more_gets_logits(llm, calls, other):
     """In one step for all: a batch is never divided."""
     before = tokens(llm, GREEDY)
     calls.clear()
     mixed = tokens(llm, [GREEDY, GREEDY, GREEDY, other])
     assert mixed[:3] == before[:3]
-    assert not calls or other.prompt_logprobs is not None
+    assert not calls
+
+
+def test_prompts_may_want_logprobs(llm, calls):
+    scored = SamplingParams(temperature=0, prompt_logprobs=1, max_tokens=6, ignore_eos=True)
+    assert tokens(llm, GREEDY) == tokens(llm, [GREEDY, GREEDY, GREEDY, scored])
+    assert calls == [4] * 12
 
 
 def test_a_row_that_is_no_number_fails_alone(llm, monkeypatch):

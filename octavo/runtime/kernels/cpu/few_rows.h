@@ -24,6 +24,7 @@ struct Coming {
     const uint8_t* line = nullptr;
     int64_t left = 0;
 
+    // steps: of one panel's products
     Coming(const Matmul& job, int64_t begin, int64_t end, int64_t steps)
         : job(job), end(end), lines_a_step(divide_up(lines, steps)) {
         fetch(begin);

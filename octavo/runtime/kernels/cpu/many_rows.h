@@ -143,7 +143,7 @@ void for_many_rows(int64_t m, int64_t size, int threads, Body&& body) {
 inline void multiply_by_columns(const Matmul& job, const float* x, int64_t x_stride, const TileShapes& shapes,
                                 int threads) {
     const Rounded all{job.x.m, job.x.k, true, scratch(Rounded::floats(job.x.m, job.x.k), OF_CALL)};
-    all.round(x, x_stride, threads);
+    all.round_all(x, x_stride, threads);
     const Matmul whole = job.part(all, job.y);
     const int64_t number = Panels::number(whole), tasks = std::min(number, TASKS_PER_THREAD * threads);
     parallel_for(tasks, threads, [&](int64_t i) {

@@ -65,10 +65,10 @@ TileShapes shapes_for(const Rounded& x) {
     return shapes;
 }
 
-// found: a Likeliest for each task, instead of y; their tasks' outputs come after each other.
+// found: becomes what each task has seen, in the order of outputs, and y is not written.
 void multiply_few(const Matmul& job, const float* x, int64_t x_stride, int threads,
                   std::vector<Likeliest>* found = nullptr) {
-    job.x.round(x, x_stride, threads);
+    job.x.round_all(x, x_stride, threads);
     const TileShapes shapes = shapes_for(job.x);
     const auto multiply_range = job.in_place ? multiply_few<InPlace> : multiply_few<Unpacked>;
     const int64_t columns = job.panel_columns(), panels = divide_up(job.n, columns);

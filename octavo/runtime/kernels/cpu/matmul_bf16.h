@@ -25,13 +25,14 @@ struct Rounded {
         return reinterpret_cast<uint16_t*>(data) + (t * parts + part) * width * PART;
     }
 
-    void round(const float* x, int64_t x_stride, int threads) const {
+    void round_all(const float* x, int64_t x_stride, int threads) const {
         const int64_t piece = width > 1 ? PIECE : parts, pieces = divide_up(parts, piece);
         parallel_for(num_tiles * pieces, threads, [&](int64_t i) {
             const int64_t first = i % pieces * piece;
             round(x, x_stride, i / pieces, first, std::min(piece, parts - first));
         });
     }
+    // Tile t of all parts, or of `count` from part `first` on.
     void round(const float* x, int64_t x_stride, int64_t t) const { round(x, x_stride, t, 0, parts); }
     void round(const float* x, int64_t x_stride, int64_t t, int64_t first, int64_t count) const {
         for (int64_t r = 0; r < width; r++)  // a row of x is one stream

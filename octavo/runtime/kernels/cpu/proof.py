@@ -57,7 +57,7 @@ def disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
 
 
 def _tile_disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
-    """Where tiles multiply: many rows, and products with a gate."""
+    """Where tiles multiply: many rows, products with a gate, and the likeliest output."""
     if fast.gated_block_matmul is None or fast.block_likeliest is None:
         return
     generator = torch.Generator().manual_seed(3)

@@ -271,14 +271,18 @@ inline vf exp_rest(vf x, vf n) {
     return fma(p, r * r, r) + 1.0f;
 }
 
-// e^x to 1-2 units in the last place; 0 below -104 (so for -inf), inf above 88.7. Range reduction and
-// polynomial after Cephes' expf.
 #if defined(OCTAVO_AVX512)
+// As exp, of `low` and `high` where x lies beyond.
 inline vf exp_between(float low, float high, vf x) {
     vf clamped = _mm512_min_ps(set1(high), _mm512_max_ps(set1(low), x));  // what is no number stays that
     vf n = round(clamped * set1(1.44269504088896341f));
     return _mm512_scalef_ps(exp_rest(clamped, n), n);
 }
+#endif
+
+// e^x to 1-2 units in the last place; 0 below -104 (so for -inf), inf above 88.7. Range reduction and
+// polynomial after Cephes' expf.
+#if defined(OCTAVO_AVX512)
 inline vf exp(vf x) { return exp_between(-104.0f, 89.0f, x); }
 #else
 inline vf exp(vf x) {

@@ -13,7 +13,7 @@ namespace octavo {
 using Task = void (*)(void* context, int64_t index);
 
 // Run task(context, i) for every i < count on up to `threads` threads, the caller's among them; returns when
-// all ran. Throws std::bad_alloc if one did.
+// all ran. Tasks take numbers too small to be normal for zero. Throws std::bad_alloc if one did.
 void run_tasks(int64_t count, int threads, Task task, void* context);
 
 template <class Body>
