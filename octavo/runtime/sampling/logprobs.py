@@ -10,7 +10,7 @@ import torch
 
 from octavo.messages.request import TokenLogprobs
 from octavo.runtime.sampling.draw import top_candidates
-from octavo.runtime.sampling.slots import Array
+from octavo.runtime.transfer import Array
 
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 """raw = as the model gives them, processed = as they are sampled from; logits = without normalising."""

@@ -11,7 +11,7 @@ import torch
 
 from octavo.messages.step import TokenMasks
 from octavo.runtime.sampling.processors import NEVER
-from octavo.runtime.sampling.slots import Array, to_device
+from octavo.runtime.transfer import Array, to_device
 
 
 @dataclass(slots=True)

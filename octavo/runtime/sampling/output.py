@@ -11,7 +11,7 @@ import torch
 
 from octavo.messages.request import TokenLogprobs
 from octavo.runtime.sampling.logprobs import Scores, entries
-from octavo.runtime.sampling.slots import Array
+from octavo.runtime.transfer import Array
 
 _ALL_MASKED = "No token may be chosen: the request's constraints together forbid the whole vocabulary."
 _NOT_A_NUMBER = "numerics: the model's logits for this request are not finite numbers."

@@ -11,14 +11,8 @@ import torch
 from octavo.messages.sampling import SamplingParams
 from octavo.messages.step import NewRequest
 from octavo.runtime.sampling.processors import Processor
-from octavo.runtime.sampling.slots import (
-    Batch,
-    SlotNumbers,
-    TokenTable,
-    grown,
-    in_vocabulary,
-    to_device,
-)
+from octavo.runtime.sampling.slots import Batch, SlotNumbers, TokenTable, grown, in_vocabulary
+from octavo.runtime.transfer import to_device
 
 _IN_PROMPT = 1 << 30  # added to the count of a token that the repetition penalty has to see in the prompt
 

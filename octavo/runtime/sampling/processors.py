@@ -13,7 +13,8 @@ import torch
 
 from octavo.messages.sampling import SamplingParams
 from octavo.messages.step import NewRequest
-from octavo.runtime.sampling.slots import Batch, SlotLists, TokenTable, in_vocabulary, to_device
+from octavo.runtime.sampling.slots import Batch, SlotLists, TokenTable, in_vocabulary
+from octavo.runtime.transfer import to_device
 
 NEVER = float("-inf")
 

@@ -46,8 +46,9 @@ from octavo.runtime.sampling.processors import (
     ProcessorFactory,
     SlotsFailed,
 )
-from octavo.runtime.sampling.slots import Array, Batch, SlotNumbers, send, to_device
+from octavo.runtime.sampling.slots import Batch, SlotNumbers
 from octavo.runtime.sampling.thinking import ThinkingBudget
+from octavo.runtime.transfer import Array, send, to_device
 
 _log = get_logger(__name__)
 

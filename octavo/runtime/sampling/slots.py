@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-Array = np.ndarray  # of int64 unless said otherwise
+from octavo.runtime.transfer import Array, staged, to_device
 
 
 @dataclass(slots=True)
@@ -140,27 +140,6 @@ def grown(table: torch.Tensor, num_rows: int, num_columns: int) -> torch.Tensor:
     larger = table.new_zeros(num_rows, num_columns)
     larger[: table.shape[0], : table.shape[1]] = table
     return larger
-
-
-def to_device(array: Array, device: torch.device) -> torch.Tensor:
-    """A tensor of the same values on `device`; on CPU it may be the array's own memory."""
-    return staged(array, device).to(device, non_blocking=True)
-
-
-def send(arrays: list[Array], device: torch.device) -> list[torch.Tensor]:
-    """Several int64 arrays to the device in one copy."""
-    joined = to_device(np.concatenate(arrays, axis=None), device)
-    parts = torch.split(joined, [array.size for array in arrays])
-    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
-
-
-def staged(array: Array, device: torch.device) -> torch.Tensor:
-    """`array` where `device` can copy from while the host goes on: pinned memory, if it is an accelerator.
-
-    torch takes such memory back only when the copy is done, and hands it out again without asking the driver.
-    """
-    tensor = torch.from_numpy(array)
-    return tensor if device.type == "cpu" else tensor.pin_memory()
 
 
 def in_vocabulary(token_ids: list[int] | Array, vocab_size: int) -> Array:

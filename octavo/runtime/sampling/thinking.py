@@ -11,7 +11,8 @@ import torch
 from octavo.messages.sampling import MAX_TAG_TOKENS, SamplingParams
 from octavo.messages.step import NewRequest
 from octavo.runtime.sampling.processors import Processor
-from octavo.runtime.sampling.slots import Array, Batch, to_device
+from octavo.runtime.sampling.slots import Batch
+from octavo.runtime.transfer import Array, to_device
 
 _FORCED = 1e9
 """A logit beside which all others are nothing, and finite."""

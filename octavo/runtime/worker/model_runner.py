@@ -20,7 +20,7 @@ from octavo.runtime.platforms.platform import Record
 from octavo.runtime.sampling.masks import RowMasks
 from octavo.runtime.sampling.output import SamplerOutput
 from octavo.runtime.sampling.sampler import Kind, Sampler
-from octavo.runtime.sampling.slots import Array
+from octavo.runtime.transfer import Array
 from octavo.runtime.worker.kv_tensors import KVTensors
 from octavo.runtime.worker.pending import PendingStep
 from octavo.runtime.worker.prepare import Work, make_batch, read_step

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from octavo.messages.request import TokenLogprobs
 from octavo.messages.step import ModelRunnerOutput
 from octavo.runtime.sampling.output import PendingSamples
-from octavo.runtime.sampling.slots import Array
+from octavo.runtime.transfer import Array
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ import torch
 
 from octavo.messages.step import SchedulerOutput
 from octavo.runtime.batch import ForwardBatch, GivenEmbeds, GroupTables
-from octavo.runtime.sampling.slots import Array, send
+from octavo.runtime.transfer import Array, send
 from octavo.runtime.worker.kv_tensors import KVTensors
 from octavo.runtime.worker.request_state import RequestState
 

@@ -27,7 +27,7 @@ from octavo.runtime.models.interface import Model
 from octavo.runtime.platforms.platform import Record
 from octavo.runtime.sampling.output import PendingSamples
 from octavo.runtime.sampling.sampler import Kind, Sampler
-from octavo.runtime.sampling.slots import Array, to_device
+from octavo.runtime.transfer import Array, to_device
 from octavo.runtime.worker.kv_tensors import KVTensors
 from octavo.runtime.worker.prepare import Work, have_common_start, locate
 from octavo.runtime.worker.request_state import RequestState

@@ -13,7 +13,7 @@ import torch
 
 from octavo.messages.kv import CachePlan
 from octavo.messages.step import NewRequest, SchedulerOutput
-from octavo.runtime.sampling.slots import Array, send, to_device
+from octavo.runtime.transfer import Array, send, to_device
 
 
 class RequestState:

@@ -20,7 +20,7 @@ from torch import Tensor
 from octavo.runtime.batch import ForwardBatch, GroupTables
 from octavo.runtime.kernels.table import RecordTape
 from octavo.runtime.models.interface import Model
-from octavo.runtime.sampling.slots import Array
+from octavo.runtime.transfer import Array
 from octavo.runtime.worker.kv_tensors import KVTensors
 from octavo.runtime.worker.prepare import Work
 from octavo.runtime.worker.request_state import RequestState

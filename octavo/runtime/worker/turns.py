@@ -9,7 +9,7 @@ import torch
 
 from octavo.runtime.kernels.table import Turns
 from octavo.runtime.sampling.output import Moment
-from octavo.runtime.sampling.slots import Array
+from octavo.runtime.transfer import Array
 
 _NUM_TURNS = 4  # one more than steps are in flight, and one for good measure: nobody ever waits
 
