@@ -20,7 +20,7 @@ from octavo.runtime.loader.host_weights import HostWeights, choose_layers, layer
 from octavo.runtime.loader.piece import Piece
 from octavo.runtime.models.arch import Arch
 from octavo.runtime.models.interface import MODELS, Family, Model
-from octavo.runtime.platforms.imagined import ImaginedPlatform
+from octavo.runtime.platforms.meta import MetaPlatform
 from octavo.runtime.platforms.platform import Platform
 from octavo.runtime.quantization.method import Storage, select_scheme
 
@@ -89,9 +89,9 @@ def _host_layers(
         raise Unsupported(
             "Packed weights stay on the GPU: use safetensors as they are, or leave out cpu_offload_gb."
         )
-    imagined = ImaginedPlatform(platform.compute_dtype(_dtype(config.model.dtype)))
+    meta = MetaPlatform(platform.compute_dtype(_dtype(config.model.dtype)))
     specs = arch.kv_specs(parallel.tp_size, _dtype(config.cache.kv_cache_dtype))
-    shapes = family.build(arch, make_context(config, specs, imagined, parallel))
+    shapes = family.build(arch, make_context(config, specs, meta, parallel))
     return choose_layers(config.parallel, layer_bytes(shapes))
 
 

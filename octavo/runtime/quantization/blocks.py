@@ -12,7 +12,7 @@ from torch import Tensor
 
 from octavo.base.errors import ConfigError
 from octavo.base.gguf import BlockType
-from octavo.runtime.quantization.room import Room
+from octavo.runtime.quantization.arena import Arena
 
 _MOST_COPIED = 16 << 20  # bytes
 
@@ -53,8 +53,8 @@ class Blocks:
         return Blocks(self.data.to(device).contiguous(), self.type)
 
 
-def join(parts: list[Blocks], room: Room) -> Blocks:
-    """The rows of matrices of one type and width, one below the other, in memory of `room`.
+def join(parts: list[Blocks], arena: Arena) -> Blocks:
+    """The rows of matrices of one type and width, one below the other, in memory of `arena`.
 
     A single one stays where it is on a device, and if it is large: copying a head out of the file would delay
     the first token by a tenth of a second.
@@ -63,5 +63,5 @@ def join(parts: list[Blocks], room: Room) -> Blocks:
     if len(parts) == 1 and (first.device.type != "cpu" or first.nbytes > _MOST_COPIED):
         return parts[0]
     rows, row_bytes = sum(len(part.data) for part in parts), first.shape[1]
-    data = room.empty((rows, row_bytes), torch.uint8, first.device)
+    data = arena.empty((rows, row_bytes), torch.uint8, first.device)
     return Blocks(torch.cat([part.data for part in parts], out=data), parts[0].type)

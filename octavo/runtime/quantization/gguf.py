@@ -26,10 +26,10 @@ class GGUF(Scheme):
     def linear(self, name: str) -> LinearMethod:
         """A method over blocks; the types are known once the tensors are."""
         del name  # the file says how each matrix is stored
-        return BlockLinear(self.storage)
+        return GGUFLinear(self.storage)
 
 
-class BlockLinear(LinearMethod):
+class GGUFLinear(LinearMethod):
     """One matrix as a row of segments, each of one block type."""
 
     def __init__(self, storage: Storage) -> None:
@@ -44,7 +44,7 @@ class BlockLinear(LinearMethod):
     def after_load(self) -> None:
         """Join neighbours of one type."""
         runs = groupby(self._parameter.take(), key=lambda segment: segment.type)
-        self._segments = [join(list(run), self._storage.room) for _, run in runs]
+        self._segments = [join(list(run), self._storage.arena) for _, run in runs]
 
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Multiply segment by segment."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from octavo.base.gguf import BLOCK_TYPES
 from octavo.config.engine import EngineConfig
 from octavo.runtime.quantization.blocks import Blocks
-from octavo.runtime.quantization.gguf import BlockLinear
+from octavo.runtime.quantization.gguf import GGUFLinear
 from octavo.runtime.quantization.method import LinearMethod, Scheme
 from octavo.runtime.quantization.parameter import BlockParameter, Layout, Parameter, Shard
 from octavo.runtime.quantization.unquantized import BLOCK_NAMES, Unquantized
@@ -36,7 +36,7 @@ class Int8(Scheme):
         return PackedLinear(self.storage)
 
 
-class PackedLinear(BlockLinear):
+class PackedLinear(GGUFLinear):
     """One matrix in blocks that are made here."""
 
     def create(self, layout: Layout) -> dict[str, Parameter]:

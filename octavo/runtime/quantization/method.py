@@ -14,8 +14,8 @@ from octavo.base.errors import Unsupported
 from octavo.base.registry import Registry
 from octavo.config.engine import EngineConfig
 from octavo.runtime.kernels.table import Activations, Addend, Gate, KernelTable, Packed
+from octavo.runtime.quantization.arena import Arena
 from octavo.runtime.quantization.parameter import Layout, Parameter
-from octavo.runtime.quantization.room import Room
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Storage:
 
     host_layers: the decoder layers whose matrices are kept in host memory
     activations: what packed weights are multiplied by; what is not float32 is rounded on the way
-    room:        where their memory comes from
+    arena:       where their memory comes from
     """
 
     device: torch.device
@@ -33,7 +33,7 @@ class Storage:
     kernels: KernelTable
     activations: Activations = "float32"
     host_layers: frozenset[int] = frozenset()
-    room: Room = field(default_factory=Room)
+    arena: Arena = field(default_factory=Arena)
 
     def device_of(self, name: str) -> torch.device:
         """Where the matrix of the layer `name` is kept."""

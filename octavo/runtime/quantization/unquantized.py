@@ -31,7 +31,7 @@ class Unquantized(Scheme):
     def linear(self, name: str) -> LinearMethod:
         """The device's method."""
         storage = replace(self.storage, device=self.storage.device_of(name))
-        return BlockLinear(storage) if self.storage.device.type == "cpu" else DenseLinear(storage)
+        return WidenedLinear(storage) if self.storage.device.type == "cpu" else DenseLinear(storage)
 
 
 class DenseLinear(LinearMethod):
@@ -43,7 +43,7 @@ class DenseLinear(LinearMethod):
     def create(self, layout: Layout) -> dict[str, Parameter]:
         """One tensor."""
         storage = self._storage
-        data = storage.room.empty(layout.shape, storage.weight_dtype, storage.device)
+        data = storage.arena.empty(layout.shape, storage.weight_dtype, storage.device)
         self._weight = DenseParameter(layout, data)
         return {"weight": self._weight}
 
@@ -69,7 +69,7 @@ class DenseLinear(LinearMethod):
         return rows if scale == 1.0 else rows * scale
 
 
-class BlockLinear(DenseLinear):
+class WidenedLinear(DenseLinear):
     """Weights of any width under float32 activations."""
 
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:

@@ -22,7 +22,7 @@ from octavo.runtime.models.arch import Arch
 from octavo.runtime.models.interface import MODELS, Family, Model
 from octavo.runtime.models.weights import Stored
 from octavo.runtime.platforms import cpu
-from octavo.runtime.platforms.imagined import ImaginedPlatform
+from octavo.runtime.platforms.meta import MetaPlatform
 from octavo.runtime.quantization.blocks import Blocks
 from octavo.runtime.worker.kv_tensors import group_layers
 from octavo.runtime.worker.rehearsal import measure
@@ -42,7 +42,7 @@ def forecast(config: EngineConfig, device_bytes: int = 0) -> Forecast:
             "loaded. Start it; what does not fit is refused with figures."
         )
     on_cpu = config.parallel.device == "cpu"
-    platform = ImaginedPlatform(torch.float32 if on_cpu else getattr(torch, config.model.dtype))
+    platform = MetaPlatform(torch.float32 if on_cpu else getattr(torch, config.model.dtype))
     model: Model = load_own(config, platform, _OneOfMany(0, config.parallel.tensor_parallel_size), _shapes)
     groups = group_layers([layer.kv_spec for layer in model.attention_layers])
     step, recorded, tables = measure(model, config, platform)
@@ -63,7 +63,7 @@ def _buffer_bytes(model: Model, num_ahead: int) -> int:
 
 
 class _OneOfMany(ParallelContext):
-    """A rank whose fellows are imagined, too."""
+    """A rank whose fellows are on the meta device, too."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""A device that is not there: tensors with shapes and types, without bytes. For planning memory.
+"""The meta device: tensors with shapes and types, without bytes. For planning memory.
 
 Made by worker/forecast. What a step takes is counted as torch's operations make and drop tensors.
 """
@@ -16,7 +16,7 @@ from octavo.runtime.kernels.shapes import shape_table
 from octavo.runtime.platforms.platform import Platform
 
 
-class ImaginedPlatform(Platform):
+class MetaPlatform(Platform):
     """torch's device "meta"."""
 
     def __init__(self, compute_dtype: torch.dtype) -> None:
@@ -25,7 +25,7 @@ class ImaginedPlatform(Platform):
         self._compute_dtype = compute_dtype
 
     @classmethod
-    def create(cls, device: torch.device, threads: int) -> "ImaginedPlatform":
+    def create(cls, device: torch.device, threads: int) -> "MetaPlatform":
         """In the place of `device`."""
         del threads
         return cls(torch.float32 if device.type == "cpu" else torch.bfloat16)

@@ -3,9 +3,9 @@
 import torch
 
 from octavo.base.gguf import BLOCK_TYPES
-from octavo.runtime.quantization import blocks, room
+from octavo.runtime.quantization import arena, blocks
+from octavo.runtime.quantization.arena import Arena
 from octavo.runtime.quantization.blocks import Blocks, join
-from octavo.runtime.quantization.room import Room
 
 CPU = torch.device("cpu")
 Q8_0 = next(kind for kind in BLOCK_TYPES.values() if kind.name == "Q8_0")
@@ -13,8 +13,8 @@ Q8_0 = next(kind for kind in BLOCK_TYPES.values() if kind.name == "Q8_0")
 
 def test_tensors_lie_side_by_side(monkeypatch):
     """Those of a chunk, one that begins the next, and one that is larger than any."""
-    monkeypatch.setattr(room, "_CHUNK_BYTES", 1 << 16)
-    memory, shapes = Room(), [(3, 5), (100, 70), (7,), (200, 60), (1 << 15, 2), (1, 1)]
+    monkeypatch.setattr(arena, "_CHUNK_BYTES", 1 << 16)
+    memory, shapes = Arena(), [(3, 5), (100, 70), (7,), (200, 60), (1 << 15, 2), (1, 1)]
     made = [memory.empty(shape, torch.bfloat16, CPU).fill_(i) for i, shape in enumerate(shapes)]
     for i, (tensor, shape) in enumerate(zip(made, shapes, strict=True)):
         assert tensor.shape == shape and tensor.is_contiguous() and tensor.data_ptr() % 64 == 0
@@ -24,7 +24,7 @@ def test_tensors_lie_side_by_side(monkeypatch):
 
 
 def test_nothing_and_other_devices_are_torchs():
-    memory = Room()
+    memory = Arena()
     assert memory.empty((0, 5), torch.float32, CPU).shape == (0, 5)
     assert memory.empty((2, 5), torch.float32, torch.device("meta")).is_meta
     assert memory._chunk is None
@@ -32,10 +32,10 @@ def test_nothing_and_other_devices_are_torchs():
 
 def test_what_is_joined_and_what_stays(monkeypatch):
     parts = [Blocks(torch.full((rows, 68), rows, dtype=torch.uint8), Q8_0) for rows in (3, 4)]
-    both = join(parts, Room())
+    both = join(parts, Arena())
     assert torch.equal(both.data, torch.cat([part.data for part in parts])) and both.type is Q8_0
-    assert join(parts[:1], Room()).data.data_ptr() != parts[0].data.data_ptr()
+    assert join(parts[:1], Arena()).data.data_ptr() != parts[0].data.data_ptr()
     monkeypatch.setattr(blocks, "_MOST_COPIED", 68)
-    assert join(parts[:1], Room()) is parts[0]
+    assert join(parts[:1], Arena()) is parts[0]
     on_device = Blocks(torch.empty((1, 34), dtype=torch.uint8, device="meta"), Q8_0)
-    assert join([on_device], Room()) is on_device
+    assert join([on_device], Arena()) is on_device

@@ -1,4 +1,4 @@
-"""`Room`: memory for the weights of one model. On a CPU it lies in large pages.
+"""`Arena`: memory for the weights of one model. On a CPU it lies in large pages.
 
 Every token reads all weights. With pages of 4 KiB looking up where they are takes a quarter of that time.
 """
@@ -15,7 +15,7 @@ _CHUNK_BYTES = 64 << 20
 _ALIGNMENT = 64
 
 
-class Room:
+class Arena:
     """Small matrices lie side by side, because a large page holds several. Memory goes with its tensors."""
 
     def __init__(self) -> None:
