@@ -35,7 +35,7 @@ SERVER_FOREIGN: dict[str, Foreign] = {
     "uvicorn_log_level": _ignored(_LOGS, "info", "debug", "warning", "error", "critical", "trace"),
     "disable_access_log_for_endpoints": _ignored("Probes are not logged."),
     "h11_max_header_count": _ignored("A request may have 100 header lines.", 256),
-    "enable_offline_docs": _ignored("/docs needs nothing from elsewhere but its scripts."),
+    "enable_offline_docs": _ignored("/docs always works offline."),
 }
 
 SERVER_ALIASES: dict[str, tuple[str, Callable[[Any], Any]]] = {

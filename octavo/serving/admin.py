@@ -141,7 +141,7 @@ def _for_operators(handler: Handler) -> Callable[[Request], Awaitable[Response]]
     async def endpoint(request: Request) -> Response:
         caller = Caller.of(request)
         if not (caller.config.api_key or caller.config.dev_mode):
-            text = f"{request.scope['route'].path} needs a key configured (--api-key) or --dev-mode."
+            text = f"{request.scope['endpoint'].path} needs a key configured (--api-key) or --dev-mode."
             raise HTTPError(404, text)
         if caller.config.admin_api_key and not caller.is_admin and handler is not abort:
             raise HTTPError(403, "This needs a key of an admin (--admin-api-key).")

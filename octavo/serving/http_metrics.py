@@ -41,7 +41,7 @@ class HttpMetrics:
             self._count(scope, status, time.perf_counter() - started_s)
 
     def _count(self, scope: Scope, status: int, duration_s: float) -> None:
-        handler = getattr(scope.get("route"), "path", "none")
+        handler = getattr(scope.get("endpoint"), "path", "none")
         if handler in _SILENT:
             return
         method = scope["method"] if scope["method"] in _METHODS else "other"

@@ -30,7 +30,7 @@ _INSTEAD = {
 
 async def refuse(request: Request) -> Response:
     """Say that there is no such route yet."""
-    route = request.scope["route"].path
+    route = request.scope["endpoint"].path
     raise HTTPError(404, f"{route} is not there: {_INSTEAD[route]}.")
 
 

@@ -1,57 +1,95 @@
-"""The description of the API: /openapi.json, from the structs that bodies become and answers are.
+"""GET /openapi.json: the description of the API, made from the routes and the structs of bodies and answers.
 
-Called by `app`; FastAPI has the paths, this module what goes in and out.
+The page at /docs shows it.
 """
 
+import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.config.server import ServerConfig
 from octavo.serving.errors import ErrorBody
 from octavo.serving.fields import IGNORED
-from octavo.serving.registry import Route
+from octavo.serving.registry import Route, load_routes
+from octavo.version import __version__
 
 _REFERENCE = "#/components/schemas/{name}"
 _ANYTHING: dict[str, Any] = {}
 _ONE_IS_NEEDED = {"CompletionRequest": ("prompt", "prompt_embeds"), "TokenizeRequest": ("prompt", "messages")}
 """Fields of which one must be given."""
+_CONVERTER = re.compile(r":\w+(?=})")
+"""Of a path's parameter, as in {name:path}."""
 
 
-def describe(route: Route) -> dict[str, Any]:
-    """Keyword arguments of FastAPI's add_api_route that describe `route`."""
+async def openapi(request: Request) -> Response:
+    """The description of the API."""
+    config: ServerConfig = request.app.state.config
+    if config.disable_page:
+        raise HTTPException(404)
+    return Response(_encoded(config.strict), media_type="application/json")
+
+
+@cache
+def _encoded(strict: bool) -> bytes:
+    return msgspec.json.encode(describe_api(strict=strict))
+
+
+def describe_api(*, strict: bool) -> dict[str, Any]:
+    """The OpenAPI document; strict: bodies have no fields but the known and the ignored ones."""
+    routes = [route for route in load_routes() if isinstance(route, Route) and route.documented]
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        path = _CONVERTER.sub("", route.path)
+        for method in route.methods:
+            paths.setdefault(path, {})[method.lower()] = _operation(route, path, method)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "octavo", "version": __version__},
+        "paths": paths,
+        "components": {"schemas": _schemas(routes, strict=strict)},
+    }
+
+
+def _operation(route: Route, path: str, method: str) -> dict[str, Any]:
+    """What one method of a path takes and answers."""
     answer: dict[str, Any] = {}
     if route.media_type:
         answer[route.media_type] = {"schema": _reference(route.response_model)}
     if route.streams:
         answer["text/event-stream"] = {"schema": _ANYTHING}
-    extra: dict[str, Any] = {}
-    if route.request_model is not None:
-        body = {"application/json": {"schema": _reference(route.request_model)}}
-        extra["requestBody"] = {"required": True, "content": body}
-    if names := [part[1:-1].partition(":")[0] for part in route.path.split("/") if part.startswith("{")]:
-        extra["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
-        ]
     error = {"application/json": {"schema": _reference(route.error_model or ErrorBody)}}
-    return {
-        "response_class": Response,  # else FastAPI promises JSON
+    name = route.handler.__name__
+    operation: dict[str, Any] = {
+        "tags": [route.group],
+        "summary": name.replace("_", " ").title(),
+        "description": route.handler.__doc__,
+        "operationId": re.sub(r"\W", "_", name + path) + f"_{method.lower()}",
         "responses": {
-            200: {"description": "The answer.", **({"content": answer} if answer else {})},
+            "200": {"description": "The answer.", **({"content": answer} if answer else {})},
             "default": {"description": "What went wrong.", "content": error},
         },
-        "openapi_extra": extra,
-        "include_in_schema": route.documented,
     }
+    if names := re.findall(r"{(\w+)}", path):
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+        ]
+    if route.request_model is not None:
+        body = {"application/json": {"schema": _reference(route.request_model)}}
+        operation["requestBody"] = {"required": True, "content": body}
+    return operation
 
 
-def schemas(routes: Iterable[Route], *, strict: bool) -> dict[str, Any]:
-    """Components by name; strict: bodies have no fields but the known and the ignored ones."""
-    documented = [route for route in routes if route.documented]
-    asked = {route.request_model for route in documented if route.request_model is not None}
-    answered = {route.response_model for route in documented if route.response_model is not None}
-    answered |= {route.error_model for route in documented if route.error_model is not None}
+def _schemas(routes: Iterable[Route], *, strict: bool) -> dict[str, Any]:
+    """Components by name."""
+    asked = {route.request_model for route in routes if route.request_model is not None}
+    answered = {route.response_model for route in routes if route.response_model is not None}
+    answered |= {route.error_model for route in routes if route.error_model is not None}
     _, components = msgspec.json.schema_components([*asked, *answered, ErrorBody], ref_template=_REFERENCE)
     for model in asked:
         name = model.__name__
@@ -70,3 +108,6 @@ def _body_schema(schema: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
 
 def _reference(model: Any) -> dict[str, Any]:
     return _ANYTHING if model is None else {"$ref": _REFERENCE.format(name=model.__name__)}
+
+
+ROUTES = [Route("/openapi.json", openapi, documented=False)]

@@ -1,4 +1,4 @@
-"""GET / and /web/…: the page, a chat and a dashboard, as the files of `web/` are.
+"""GET /, /docs and /web/…: the page of chat and dashboard, and that of the API, as the files of `web/` are.
 
 The same for everybody and without any data, so that it can be had without a key, which is typed into it. It
 may load nothing from elsewhere, run no script but its own, and make no markup of text: the browser is told to
@@ -25,14 +25,16 @@ _MEDIA_TYPES = {
     ".svg": "image/svg+xml",
 }
 _INDEX = "index.html"
+_DOCS = "docs.html"
 _NAMES = (
-    *(_INDEX, "style.css", "icon.svg"),
+    *(_INDEX, _DOCS, "style.css", "docs.css", "icon.svg"),
     *(
         "answer.js",
         "api.js",
         "app.js",
         "chat.js",
         "dashboard.js",
+        "docs.js",
         "dom.js",
         "markdown.js",
         "metrics.js",
@@ -61,7 +63,7 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
-OPEN_PATHS = frozenset({"/", *(f"/web/{name}" for name in _NAMES)})
+OPEN_PATHS = frozenset({"/", "/docs", *(f"/web/{name}" for name in _NAMES)})
 """What may be read without a key."""
 
 
@@ -73,6 +75,11 @@ class _File(NamedTuple):
 async def page(request: Request) -> Response:
     """The page: a chat and a dashboard."""
     return _answer(request, _INDEX)
+
+
+async def docs(request: Request) -> Response:
+    """The API's description, to read and to try."""
+    return _answer(request, _DOCS)
 
 
 async def web_file(request: Request) -> Response:
@@ -100,5 +107,6 @@ def _read(name: str) -> _File:
 
 ROUTES = [
     Route("/", page, documented=False),
+    Route("/docs", docs, documented=False),
     Route("/web/{name}", web_file, documented=False),
 ]

@@ -1,11 +1,11 @@
-"""The families of endpoints: one line each in `ROUTE_MODULES`, and the words in which they list their routes.
+"""The families of endpoints: an entry each in `ROUTE_MODULES`, and the words in which they list their routes.
 
 Read by `app.make_app`. A module of endpoints has `ROUTES`; a handler takes the request and returns an answer,
 or raises an OctavoError, which `errors` turns into one.
 """
 
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -13,24 +13,25 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket
 
-ROUTE_MODULES = [
-    "octavo.serving.openai.models",
-    "octavo.serving.openai.completions",
-    "octavo.serving.openai.chat",
-    "octavo.serving.openai.batch",
-    "octavo.serving.openai.files",
-    "octavo.serving.openai.batches",
-    "octavo.serving.openai.websocket",
-    "octavo.serving.openai.tokenize",
-    "octavo.serving.responses.routes",
-    "octavo.serving.anthropic.messages",
-    "octavo.serving.generate",
-    "octavo.serving.health",
-    "octavo.serving.metrics_page",
-    "octavo.serving.admin",
-    "octavo.serving.page",
-    "octavo.serving.not_yet",
-]
+ROUTE_MODULES = {
+    "OpenAI": (
+        "octavo.serving.openai.models",
+        "octavo.serving.openai.completions",
+        "octavo.serving.openai.chat",
+        "octavo.serving.openai.batch",
+        "octavo.serving.openai.files",
+        "octavo.serving.openai.batches",
+        "octavo.serving.openai.websocket",
+        "octavo.serving.responses.routes",
+    ),
+    "Anthropic": ("octavo.serving.anthropic.messages",),
+    "Text and tokens": ("octavo.serving.openai.tokenize", "octavo.serving.generate"),
+    "Monitoring": ("octavo.serving.health", "octavo.serving.metrics_page"),
+    "Operators": ("octavo.serving.admin",),
+    "Pages": ("octavo.serving.page", "octavo.serving.openapi"),
+    "Not supported": ("octavo.serving.not_yet",),
+}
+"""By the heading under which /docs shows them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,8 @@ class Route:
     streams: bool = False
     """Whether the answer may be server-sent events instead."""
     documented: bool = True
+    group: str = ""
+    """Heading in /docs; `load_routes` fills it in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,5 +66,7 @@ class WebSocketRoute:
 
 def load_routes() -> Iterator[Route | WebSocketRoute]:
     """Every route of every module, in order."""
-    for name in ROUTE_MODULES:
-        yield from import_module(name).ROUTES
+    for group, names in ROUTE_MODULES.items():
+        for name in names:
+            for route in import_module(name).ROUTES:
+                yield replace(route, group=group) if isinstance(route, Route) else route

@@ -37,7 +37,7 @@ def test_configuration_needs_no_torch():
 
 def test_a_server_starts_its_core_before_it_loads_its_application():
     loaded = _modules_after("import octavo.serving.server")
-    assert not loaded.intersection({"fastapi", "octavo.serving.app"})
+    assert not loaded.intersection({"starlette.applications", "octavo.serving.app"})
 
 
 @pytest.mark.parametrize(

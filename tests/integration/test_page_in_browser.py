@@ -264,6 +264,32 @@ def test_a_server_with_keys(visit, servers):
     assert KEY not in json.dumps(kept[1:])
 
 
+def test_the_description_of_the_api_can_be_read_and_tried(visit, server):
+    page = visit("/docs")
+    for heading in ("OpenAI", "Anthropic", "Monitoring", "Operators"):
+        expect(page.get_by_role("heading", name=heading, exact=True)).to_be_visible()
+    page.get_by_label("Filter").fill("/v1/completions")
+    expect(page.locator("details.operation:visible")).to_have_count(1)
+    page.locator("details.operation:visible > summary").click()
+    fields = page.locator("details.operation[open] .fields").first
+    expect(fields.get_by_role("rowheader", name="temperature", exact=True)).to_be_visible()
+    body = page.get_by_label("Body")
+    body.fill(json.dumps({"prompt": "hello", "max_tokens": 3, "ignore_eos": True}))
+    page.locator("details.operation[open]").get_by_role("button", name="Send").click()
+    expect(page.locator("details.operation[open] .answer")).to_contain_text('"completion_tokens": 3')
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert {url.split("/")[2] for url in page.asked} == {server.url.split("/")[2]}, "nobody else was asked"
+
+
+def test_the_description_asks_for_the_key(visit, servers):
+    servers[1].wait_for_status(200)
+    page = visit("/docs", url=servers[1].url, may_complain=True)
+    expect(page.get_by_label("API key")).to_be_focused()
+    page.get_by_label("API key").fill(KEY)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="OpenAI", exact=True)).to_be_visible()
+
+
 @pytest.mark.parametrize("width", [360, 1280])
 def test_it_fits_and_can_be_read(visit, width):
     page = visit(viewport={"width": width, "height": 780}, is_mobile=width < 500)

@@ -173,14 +173,13 @@ class TestEnd:
 
 
 class TestKeys:
-    def test_without_a_key_only_health_and_the_page_are_open(self, locked):
-        assert locked.get("/health").status_code == 200
-        assert locked.get("/").status_code == 200
+    def test_without_a_key_only_health_and_the_pages_are_open(self, locked):
+        for path in ("/health", "/", "/docs"):
+            assert locked.get(path).status_code == 200
         for path in (
             "/v1/models",
             "/metrics",
             "/ready",
-            "/docs",
             "/openapi.json",
             "/server_info",
             "/none",

@@ -7,19 +7,17 @@ import pytest
 
 import octavo
 import octavo.serving
-from octavo.config.server import ServerConfig
 from octavo.frontend.response_format import FIELDS
 from octavo.messages.sampling import SamplingParams
-from octavo.serving.app import make_app
 from octavo.serving.fields import IGNORED, LATER
 from octavo.serving.openai.protocol import ChatRequest, CompletionRequest
+from octavo.serving.openapi import describe_api
 from octavo.serving.registry import Route, load_routes
-from tests.serving import serving_engine
 
 
 @pytest.fixture(scope="module")
 def description():
-    return make_app(serving_engine(), ServerConfig()).openapi()
+    return describe_api(strict=True)
 
 
 def references(node):

@@ -4,12 +4,15 @@ import pytest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from octavo.frontend.engine_metrics import EngineMetrics
 from octavo.metrics import Counter
+from octavo.serving.endpoint import Endpoint
 from octavo.serving.http_metrics import HttpMetrics
 from octavo.serving.metrics_board import MetricsBoard
+from octavo.serving.registry import Route as Entry
 
 
 async def item(request):
@@ -39,26 +42,15 @@ def board():
 
 @pytest.fixture
 def client(board):
-    fastapi = pytest.importorskip("fastapi")
-    app = fastapi.FastAPI(openapi_url=None)
-    for path, handler in (
-        ("/item/{name}", item),
-        ("/refused", refused),
-        ("/broken", broken),
-        ("/stream", stream),
-    ):
-        app.add_api_route(path, _named(handler), methods=["GET", "POST"])
-    app.add_api_route("/health", _named(item))
-    return TestClient(HttpMetrics(app, board), raise_server_exceptions=False)
-
-
-def _named(handler):
-    from starlette.requests import Request
-
-    async def endpoint(request: Request):
-        return await handler(request)
-
-    return endpoint
+    entries = [
+        Entry("/item/{name}", item, ("GET", "POST")),
+        Entry("/refused", refused),
+        Entry("/broken", broken),
+        Entry("/stream", stream),
+        Entry("/health", item),
+    ]
+    routes = [Route(entry.path, Endpoint(entry), methods=entry.methods) for entry in entries]
+    return TestClient(HttpMetrics(Starlette(routes=routes), board), raise_server_exceptions=False)
 
 
 def counts(board):
@@ -99,8 +91,6 @@ def test_odd_methods_and_paths_leave_no_trace(client, board):
 
 
 def test_starlette_alone_is_enough(board):
-    from starlette.routing import Route
-
     client = TestClient(HttpMetrics(Starlette(routes=[Route("/x", item)]), board))
     client.get("/x")
     assert sum(counts(board).values()) == 1

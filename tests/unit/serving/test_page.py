@@ -21,14 +21,13 @@ def client(**options):
 
 
 def test_every_file_is_served_and_no_other():
-    assert {"/", *(f"/web/{path.name}" for path in FOLDER.iterdir())} == page.OPEN_PATHS
+    assert {"/", "/docs", *(f"/web/{path.name}" for path in FOLDER.iterdir())} == page.OPEN_PATHS
+    names = {"/": "index.html", "/docs": "docs.html"}
     web = client()
     for path in sorted(page.OPEN_PATHS):
         answer = web.get(path)
         assert answer.status_code == 200, path
-        assert (
-            answer.content == (FOLDER / (path.removeprefix("/web/").strip("/") or "index.html")).read_bytes()
-        )
+        assert answer.content == (FOLDER / (names.get(path) or path.removeprefix("/web/"))).read_bytes()
         assert answer.headers["x-content-type-options"] == "nosniff"
     assert web.get("/").headers["content-type"] == "text/html; charset=utf-8"
     assert web.get("/web/app.js").headers["content-type"] == "text/javascript; charset=utf-8"

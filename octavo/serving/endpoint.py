@@ -1,0 +1,27 @@
+"""`Endpoint`: a handler of the registry as an ASGI application, whose errors leave as answers in one form.
+
+Made by `app`, one for each entry of a ROUTES list.
+"""
+
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from octavo.serving.errors import handle_exception
+from octavo.serving.registry import Route
+
+
+class Endpoint:
+    """One route's handler. Starlette's router puts it into `scope["endpoint"]`."""
+
+    def __init__(self, route: Route) -> None:
+        self.path = route.path
+        self._handler = route.handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        request = Request(scope, receive, send)
+        try:
+            response = await self._handler(request)
+        except Exception as error:
+            response = await handle_exception(request, error)
+        await response(scope, receive, send)
