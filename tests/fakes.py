@@ -24,7 +24,15 @@ from octavo.config.scheduling import SchedulerConfig
 from octavo.engine.executor.interface import Executor
 from octavo.frontend.text.tokenizer import SpecialTokens, Tokenizer, byte_alphabet
 from octavo.messages.kv import CachePlan, KVCacheGroup, KVCacheSpec, ModelReady
-from octavo.messages.request import EngineRequest, FinishReason, TokenLogprobs
+from octavo.messages.request import (
+    EngineRequest,
+    FinishReason,
+    Limits,
+    RequestSpec,
+    Sharing,
+    Standing,
+    TokenLogprobs,
+)
 from octavo.messages.sampling import SamplingParams
 from octavo.messages.step import ModelRunnerOutput, NewRequest, SchedulerOutput, TokenMasks
 
@@ -83,16 +91,23 @@ def fake_request(
     **fields,
 ) -> EngineRequest:
     """An EngineRequest as the input processor would make it."""
+    sampling, eos = sampling or SamplingParams(max_tokens=max_tokens), eos or []
+    standing = {"arrival_s": 0.0} | _take(fields, Standing)
+    sharing = {"reads_cache": not sampling.skip_reading_prefix_cache} | _take(fields, Sharing)
+    stop_token_ids = sorted({*eos, *(sampling.stop_token_ids or ())})
     return EngineRequest(
         request_id=request_id,
         prompt_token_ids=prompt,
-        sampling=sampling or SamplingParams(max_tokens=max_tokens),
-        max_tokens=max_tokens,
-        seed=seed,
-        eos_token_ids=eos or [],
-        arrival_s=fields.pop("arrival_s", 0.0),
+        spec=RequestSpec(sampling, seed, stop_token_ids, embeds=fields.pop("embeds", None)),
+        limits=Limits(max_tokens, eos, sampling.timeout_s),
+        standing=Standing(**standing),
+        sharing=Sharing(**sharing),
         **fields,
     )
+
+
+def _take(fields: dict, kind: type) -> dict:
+    return {name: fields.pop(name) for name in kind.__struct_fields__ if name in fields}
 
 
 def extend_digest(digest: int, token_id: int) -> int:
@@ -121,18 +136,19 @@ def expected_output(
     digest = 0
     for token in request.prompt_token_ids:
         digest = extend_digest(digest, token)
-    eos, stops = set(request.eos_token_ids), set(request.sampling.stop_token_ids or ())
+    sampling, limits = request.spec.sampling, request.limits
+    eos, stops = set(limits.eos_token_ids), set(sampling.stop_token_ids or ())
     output: list[int] = []
     while True:
-        forbidden = (eos | stops) if len(output) < request.sampling.min_tokens else set()
-        token = next_token(digest, request.seed, forbidden, vocab)
+        forbidden = (eos | stops) if len(output) < sampling.min_tokens else set()
+        token = next_token(digest, request.spec.seed, forbidden, vocab)
         output.append(token)
         digest = extend_digest(digest, token)
         if token in eos:
             return output, FinishReason.STOP, None
         if token in stops:
             return output, FinishReason.STOP, token
-        if len(output) == request.max_tokens or len(request.prompt_token_ids) + len(output) == max_model_len:
+        if len(output) == limits.max_tokens or len(request.prompt_token_ids) + len(output) == max_model_len:
             return output, FinishReason.LENGTH, None
 
 
@@ -334,10 +350,10 @@ class FakeExecutor(Executor):
         index = len(row.tokens) - num_prompt
         if self.errors.get(request_id) == index:
             output.errors[request_id] = "the logits are not numbers"
-        forbidden = set(row.new.stop_token_ids) if index < sampling.min_tokens else set()
-        token = next_token(row.digests[-1], row.new.seed, forbidden, self.vocab_size)
+        forbidden = set(row.new.spec.stop_token_ids) if index < sampling.min_tokens else set()
+        token = next_token(row.digests[-1], row.new.spec.seed, forbidden, self.vocab_size)
         if bits is not None:
-            token = masked_token(row.digests[-1], row.new.seed, bits)
+            token = masked_token(row.digests[-1], row.new.spec.seed, bits)
         row.append(token)
         output.sampled_token_ids.append([token])
         if sampling.logprobs is not None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from octavo.messages.request import RequestSpec
 from octavo.messages.sampling import SamplingParams
 from octavo.messages.step import NewRequest
 
@@ -20,7 +21,9 @@ class Case:
 
     def message(self, request_id="r") -> NewRequest:
         token_ids = self.prompt + self.outputs
-        return NewRequest(request_id, token_ids, len(self.prompt), self.params, self.seed, self.stop_ids)
+        return NewRequest(
+            request_id, token_ids, len(self.prompt), RequestSpec(self.params, self.seed, self.stop_ids)
+        )
 
 
 def processed(logits: np.ndarray, case: Case) -> np.ndarray:

@@ -32,7 +32,8 @@ class Gate:
 
     def keep_out(self, request: EngineRequest) -> bool:
         """True when `request` has to wait outside. One that goes on from a request inside is part of that."""
-        goes_on = bool(request.leader_id) and request.leader_id not in self._outside
+        leader_id = request.sharing.leader_id
+        goes_on = bool(leader_id) and leader_id not in self._outside
         if not self.is_closed or goes_on:
             return False
         self._outside[request.request_id] = request

@@ -23,10 +23,10 @@ class Timeouts:
 
     def add(self, request: EngineRequest) -> None:
         """Watch `request`, if it has a limit."""
-        limit_s = min(request.sampling.timeout_s or inf, self._max_request_s)
+        limit_s = min(request.limits.timeout_s or inf, self._max_request_s)
         if limit_s < inf:
-            self._ends_s[request.request_id] = request.arrival_s + limit_s
-            heappush(self._heap, (request.arrival_s + limit_s, request.request_id))
+            end_s = self._ends_s[request.request_id] = request.standing.arrival_s + limit_s
+            heappush(self._heap, (end_s, request.request_id))
 
     def discard(self, request_id: str) -> None:
         """Watch it no longer; an unknown id is skipped."""

@@ -83,7 +83,7 @@ class BeamSearchRequest(OpenRequest):
     def _next_generation(self) -> Orders:
         ids = {hypothesis: engine_id for engine_id, hypothesis in self._generation.items()}
         requests = {h: self._engine_request(h, ids[h.parent]) for h in self._search.running if h.parent}
-        leader_ids = {request.leader_id for request in requests.values()}
+        leader_ids = {request.sharing.leader_id for request in requests.values()}
         childless = [engine_id for engine_id in self._generation if engine_id not in leader_ids]
         let_go = [*self._parent_ids, *childless]
         self._parent_ids = list(leader_ids)
@@ -96,7 +96,7 @@ class BeamSearchRequest(OpenRequest):
             self._first,
             request_id=f"{self._first.request_id}.{next(self._numbers)}",
             prompt_token_ids=self._prepared.prompt_token_ids + hypothesis.token_ids(),
-            leader_id=leader_id,
+            sharing=msgspec.structs.replace(self._first.sharing, leader_id=leader_id),
         )
 
     def _complete(self, index: int, hypothesis: Hypothesis) -> CompletionOutput:
@@ -118,7 +118,7 @@ class BeamSearchRequest(OpenRequest):
     def _end_of(self, hypothesis: Hypothesis) -> tuple[FinishReason, int | None]:
         """Why it ended, and the stop token; as of any other output."""
         if hypothesis.token_id in self._rules.end_ids:
-            is_eos = hypothesis.token_id in self._first.eos_token_ids
+            is_eos = hypothesis.token_id in self._first.limits.eos_token_ids
             return FinishReason.STOP, None if is_eos else hypothesis.token_id
         if hypothesis.num_tokens == self._rules.max_tokens:
             return FinishReason.LENGTH, None

@@ -24,11 +24,11 @@ from octavo.frontend.grammar_check import GrammarCheck
 from octavo.frontend.prompt_embeds import ReadEmbeds
 from octavo.frontend.prompt_scoring import check_prompt_scoring
 from octavo.frontend.prompts import ParsedPrompt, PromptType, TokensPrompt, parse_prompt
+from octavo.frontend.request_options import check_standing
 from octavo.frontend.sampling_limits import SamplingLimits
-from octavo.frontend.standing import Standing
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.frontend.thinking import ReasoningStretch
-from octavo.messages.request import EngineRequest
+from octavo.messages.request import EngineRequest, Limits, RequestSpec, Sharing, Standing
 from octavo.messages.sampling import SamplingParams
 
 _SEED_BITS = 63
@@ -154,7 +154,7 @@ class InputProcessor:
         Raises RequestError, PromptTooLong, Unsupported.
         """
         arrival_s = time.monotonic() if arrival_s is None else arrival_s
-        standing = Standing.check(arrival_s, priority, tenant, deadline_s)
+        standing = check_standing(arrival_s, priority, tenant, deadline_s)
         params = params or self.get_default_sampling_params()
         check_beam_search(params)
         params = self._limits.resolve(params)
@@ -294,21 +294,28 @@ class InputProcessor:
             sampling = msgspec.structs.replace(params, structured_outputs=None)  # the workers need it not
         if params.num_sequences > params.n and params.logprobs is None:
             sampling = msgspec.structs.replace(sampling, logprobs=0)  # to find the best by
+        eos_token_ids = [] if params.ignore_eos else self._eos_token_ids
+        spec = RequestSpec(
+            task=sampling,
+            seed=seed,
+            stop_token_ids=sorted({*eos_token_ids, *(params.stop_token_ids or ())}),
+            embeds=prompt.embeds.message if prompt.embeds else None,
+        )
+        limits = Limits(
+            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+            eos_token_ids=eos_token_ids,
+            timeout_s=params.timeout_s,
+        )
+        leads = Sharing(prompt.cache_salt, reads_cache=not params.skip_reading_prefix_cache)
+        follows = msgspec.structs.replace(leads, leader_id=f"{base_id}-0")
         return [
             EngineRequest(
                 request_id=f"{base_id}-{index}",
                 prompt_token_ids=ids,
-                sampling=sampling,
-                max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
-                seed=(seed + index) % 2**_SEED_BITS,
-                eos_token_ids=[] if params.ignore_eos else self._eos_token_ids,
-                arrival_s=standing.arrival_s,
-                priority=standing.priority,
-                tenant=standing.tenant,
-                due_s=standing.due_s,
-                cache_salt=prompt.cache_salt,
-                prompt_embeds=prompt.embeds.message if prompt.embeds else None,
-                leader_id=f"{base_id}-0" if index else "",
+                spec=msgspec.structs.replace(spec, seed=(seed + index) % 2**_SEED_BITS),
+                limits=limits,
+                standing=standing,
+                sharing=follows if index else leads,
                 constraint=constraint,
             )
             for index in range(1 if params.use_beam_search else params.num_sequences)
@@ -323,7 +330,7 @@ class InputProcessor:
                 "use_beam_search",
             )
         params, [request] = prepared.params, prepared.engine_requests
-        rules = beam_rules(params, request.eos_token_ids, request.max_tokens)
+        rules = beam_rules(params, request.limits.eos_token_ids, request.limits.max_tokens)
         step = msgspec.structs.replace(
             params,
             n=1,
@@ -332,7 +339,12 @@ class InputProcessor:
             max_tokens=1,
             logprobs=max(rules.num_candidates, params.logprobs or 0),
         )
-        first = msgspec.structs.replace(request, sampling=step, max_tokens=1, hold=True)
+        first = msgspec.structs.replace(
+            request,
+            spec=msgspec.structs.replace(request.spec, task=step),
+            limits=msgspec.structs.replace(request.limits, max_tokens=1),
+            sharing=msgspec.structs.replace(request.sharing, hold=True),
+        )
         return replace(prepared, engine_requests=[first], beam_rules=rules)
 
     def _find_eos(self, config: EngineConfig) -> list[int]:

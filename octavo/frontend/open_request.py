@@ -54,12 +54,12 @@ class OpenRequest(ABC):
     @property
     def tenant(self) -> str:
         """Whose request it is."""
-        return self._prepared.engine_requests[0].tenant
+        return self._prepared.engine_requests[0].standing.tenant
 
     @property
     def due_s(self) -> float:
         """Monotonic time by which the answer is wanted; infinite when at no certain time."""
-        due_s = self._prepared.engine_requests[0].due_s
+        due_s = self._prepared.engine_requests[0].standing.due_s
         return math.inf if due_s is None else due_s
 
     @property
@@ -139,7 +139,7 @@ class SampledRequest(OpenRequest):
     def __init__(self, prepared: PreparedRequest, tokenizer: Tokenizer | None) -> None:
         super().__init__(prepared, tokenizer)
         params, ids = prepared.params, prepared.prompt_token_ids
-        if prepared.engine_requests[0].prompt_embeds is not None:
+        if prepared.engine_requests[0].spec.embeds is not None:
             ids = []  # they mean nothing, so no text may depend on them
         self._sequences = {
             request.request_id: SequenceOutput(index, params, ids, tokenizer)

@@ -1,6 +1,7 @@
 """Door 1: what the front sends to the core, and what comes back."""
 
 from enum import StrEnum
+from hashlib import sha256
 
 import msgspec
 
@@ -27,38 +28,79 @@ class PromptEmbeds(msgspec.Struct, array_like=True, gc=False):
     width: int
 
 
+class RequestSpec(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """Everything that the workers must know about a request; carried whole from the front to them."""
+
+    task: SamplingParams
+    """What is asked for. Other kinds of task become members of a tagged union here."""
+    seed: int
+    """Key of the sampling noise together with the output position; 0 ≤ seed < 2**63."""
+    stop_token_ids: list[int] = []
+    """End of text and the user's stop tokens together, ascending: what `min_tokens` forbids."""
+    embeds: PromptEmbeds | None = None
+    """Computed in the place of the embeddings of the prompt's first tokens, whose ids then mean nothing."""
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """Return how the tokens are chosen; only for a task that generates."""
+        return self.task
+
+    def cache_identity(self) -> bytes:
+        """Return what the keys and values of the prompt depend on beside its token ids."""
+        return b"" if self.embeds is None else b"prompt_embeds" + sha256(self.embeds.data).digest()
+
+
+class Limits(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """When the engine ends a request, whatever the workers bring."""
+
+    max_tokens: int
+    """Most output tokens; prompt + max_tokens fit the context."""
+    eos_token_ids: list[int] = []
+    """End of text; empty when the request ignores it."""
+    timeout_s: float | None = None
+    """Seconds from the arrival to its end by force."""
+
+
+class Standing(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """Where a request stands among the others; the scheduling policy decides which of it counts."""
+
+    arrival_s: float
+    """Monotonic clock of the front's machine."""
+    priority: int = 0
+    tenant: str = ""
+    """Whom the computed tokens are charged to, where shares are fair."""
+    due_s: float | None = None
+    """Monotonic time by which the answer is wanted, where the earliest deadline goes first."""
+
+
+class Sharing(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """Which blocks a request may take over from others, and leave to them."""
+
+    cache_salt: str = ""
+    """Only requests of the same salt share."""
+    reads_cache: bool = True
+    """Whether it may start from a beginning that the prefix cache has."""
+    leader_id: str = ""
+    """The request whose blocks this one shares once they are computed: its tokens begin with all of this
+    prompt but the last token. For the children of n > 1, and for the next tokens of a beam."""
+    hold: bool = False
+    """Keep the blocks after its own end, for followers, until it is aborted or the blocks are needed."""
+
+
 class EngineRequest(msgspec.Struct, array_like=True, gc=False, tag="add"):
     """One sequence to generate. The input processor has checked all limits and filled in all defaults."""
 
     request_id: str
     """Unique in the engine; made by the front, never by a client."""
     prompt_token_ids: list[int]
-    sampling: SamplingParams
-    max_tokens: int
-    """Most output tokens; prompt + max_tokens fit the context."""
-    seed: int
-    """Key of the sampling noise together with the output position; 0 ≤ seed < 2**63."""
-    eos_token_ids: list[int]
-    """End of text; empty when the request ignores it."""
-    arrival_s: float
-    """Monotonic clock of the front's machine."""
-    priority: int = 0
-    cache_salt: str = ""
-    leader_id: str = ""
-    """The request whose blocks this one shares once they are computed: its tokens begin with all of this
-    prompt but the last token. For the children of n > 1, and for the next tokens of a beam."""
-    hold: bool = False
-    """Keep the blocks after its own end, for followers, until it is aborted or the blocks are needed."""
-    prompt_embeds: PromptEmbeds | None = None
-    """Computed in the place of the embeddings of the prompt's first tokens, whose ids then mean nothing."""
-    tenant: str = ""
-    """Whom the computed tokens are charged to, where shares are fair."""
-    due_s: float | None = None
-    """Monotonic time by which the answer is wanted, where the earliest deadline goes first."""
-    front: int = 0
-    """Who gets the outputs."""
+    spec: RequestSpec
+    limits: Limits
+    standing: Standing
+    sharing: Sharing = Sharing()
     constraint: Constraint | None = None
     """The form that the output must have."""
+    front: int = 0
+    """Who gets the outputs."""
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True, gc=False):

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from octavo.messages.request import PromptEmbeds, TokenLogprobs
+from octavo.messages.request import RequestSpec, TokenLogprobs
 from octavo.messages.sampling import SamplingParams
 
 
@@ -13,12 +13,12 @@ class NewRequest(msgspec.Struct, array_like=True, gc=False):
     token_ids: list[int]
     """Prompt, followed by the outputs known so far (after a preemption)."""
     num_prompt_tokens: int
-    sampling: SamplingParams
-    seed: int
-    stop_token_ids: list[int]
-    """End of text and stop tokens together: what `min_tokens` forbids."""
-    prompt_embeds: PromptEmbeds | None = None
-    """Computed in the place of the embeddings of the prompt's first tokens, whose ids then mean nothing."""
+    spec: RequestSpec
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """Return how its tokens are chosen."""
+        return self.spec.sampling
 
 
 class TokenMasks(msgspec.Struct, array_like=True, gc=False):

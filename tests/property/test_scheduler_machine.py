@@ -183,7 +183,7 @@ class EngineMachine(RuleBasedStateMachine):
     def send(self, request):
         self.requests[request.request_id] = request
         self.outputs[request.request_id] = []
-        self.num_tokens_asked += len(request.prompt_token_ids) + request.max_tokens
+        self.num_tokens_asked += len(request.prompt_token_ids) + request.limits.max_tokens
         self.expected[request.request_id] = expected_output(request, MAX_MODEL_LEN, VOCAB)
         self.name_blocks(request)
         self.core.add(request)
@@ -214,7 +214,7 @@ class EngineMachine(RuleBasedStateMachine):
                     [*prompt[:-1], token + child],
                     max_tokens,
                     arrival_s=float(number),
-                    cache_salt=leader.cache_salt,
+                    cache_salt=leader.sharing.cache_salt,
                     leader_id=leader.request_id,
                     hold=hold,
                     sampling=SamplingParams(max_tokens=max_tokens),
@@ -284,7 +284,7 @@ class EngineMachine(RuleBasedStateMachine):
     def end_s(self, request_id):
         """When this request's time is over."""
         request = self.requests[request_id]
-        return request.arrival_s + (request.sampling.timeout_s or 200.0)
+        return request.standing.arrival_s + (request.limits.timeout_s or 200.0)
 
     def take(self, output):
         """I-12, I-13, I-17: one end, nothing after it, and the tokens of an undisturbed run."""
@@ -306,13 +306,13 @@ class EngineMachine(RuleBasedStateMachine):
             assert self.now >= self.end_s(request_id) and not output.new_token_ids
             return
         assert (self.outputs[request_id], output.finish_reason, output.stop_reason) == (tokens, reason, stop)
-        if request.sampling.prompt_logprobs is not None:
+        if request.spec.sampling.prompt_logprobs is not None:
             assert self.prompt_logprobs[request_id] == len(request.prompt_token_ids) - 1
 
     def watched_schedule(self):
         """I-13, I-14, I-16 on every planned step."""
         running = [r for r in self.ledger.requests.values() if r.status is RequestStatus.RUNNING]
-        oldest = min(running, key=lambda r: (r.arrival_s, r.sequence), default=None)
+        oldest = min(running, key=lambda r: (r.standing.arrival_s, r.sequence), default=None)
         step = self._plan()
         assert oldest is None or oldest.status is not RequestStatus.PREEMPTED
         if step is None:
@@ -394,7 +394,7 @@ class EngineMachine(RuleBasedStateMachine):
         for request in self.ledger.held:
             assert request.request_id not in self.ledger.requests
             assert request.is_finished and request.num_in_flight == 0 and request.table is not None
-            assert self.requests[request.request_id].hold and request.request_id not in self.aborted
+            assert self.requests[request.request_id].sharing.hold and request.request_id not in self.aborted
             assert request.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
 
     def check_prefix_map(self):
@@ -419,7 +419,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def name_blocks(self, request):
         """An own computation of the digests of its full blocks, with what the runner must hold for each."""
-        salt = request.cache_salt.encode("utf-8", "surrogatepass")
+        salt = request.sharing.cache_salt.encode("utf-8", "surrogatepass")
         digest = sha256(len(salt).to_bytes(8, "little") + salt).digest()
         token_ids = request.prompt_token_ids + self.expected[request.request_id][0]
         size, prefix = self.kv.block_size, 0

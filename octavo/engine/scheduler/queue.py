@@ -115,7 +115,7 @@ class RunningSet:
         self._oldest = []
         self._lines = {}
         if members:
-            oldest = min(members, key=lambda request: (request.arrival_s, request.sequence))
+            oldest = min(members, key=lambda request: (request.standing.arrival_s, request.sequence))
             members.remove(oldest)
             self._oldest.append(oldest)
         for request in members:

@@ -11,15 +11,13 @@ and outputs that were scheduled but whose values are still on the device ("pendi
 
 from dataclasses import dataclass
 from enum import Enum, auto
-from hashlib import sha256
 from math import inf
 
 from octavo.engine.kvcache.manager import BlockTable, SharedPrefix
 from octavo.engine.kvcache.prefix import HashChain
 from octavo.engine.scheduler.repetition import RepetitionDetector
 from octavo.engine.structured.guides import Guide
-from octavo.messages.request import EngineRequest, FinishReason, PromptEmbeds
-from octavo.messages.sampling import SamplingParams
+from octavo.messages.request import EngineRequest, FinishReason, Limits, RequestSpec, Sharing, Standing
 
 
 class RequestStatus(Enum):
@@ -52,23 +50,17 @@ class Request:
     num_prompt_tokens: int
     max_total_tokens: int
     """Prompt and output together never grow beyond this."""
-    sampling: SamplingParams
-    seed: int
-    eos_token_ids: frozenset[int]
+    spec: RequestSpec
+    limits: Limits
+    standing: Standing
+    sharing: Sharing
     stop_token_ids: frozenset[int]
-    """End of text and the user's stop tokens together."""
-    arrival_s: float
-    priority: int
-    tenant: str
-    due_s: float
-    """When the answer is wanted; infinite when at no certain time."""
+    """The spec's, for quick looks."""
     sequence: int
     """Order of arrival at this engine."""
     chain: HashChain
     hold: bool
     """Whether it keeps its blocks when it ends by its own tokens."""
-    prompt_embeds: PromptEmbeds | None = None
-    """What the runner computes in the place of the prompt's tokens."""
     repetition: RepetitionDetector | None = None
     guide: Guide | None = None
     """Says which tokens may come next, once it knows the last one."""
@@ -105,28 +97,30 @@ class Request:
     @classmethod
     def create(cls, request: EngineRequest, sequence: int, max_model_len: int, block_size: int) -> "Request":
         """The engine's own record of what the front asked for."""
-        eos = frozenset(request.eos_token_ids)
-        detection = request.sampling.repetition_detection
-        num_prompt_tokens = len(request.prompt_token_ids)
+        spec, num_prompt_tokens = request.spec, len(request.prompt_token_ids)
+        detection = spec.sampling.repetition_detection
         return cls(
             request_id=request.request_id,
             token_ids=list(request.prompt_token_ids),
             num_prompt_tokens=num_prompt_tokens,
-            max_total_tokens=min(num_prompt_tokens + request.max_tokens, max_model_len),
-            sampling=request.sampling,
-            seed=request.seed,
-            eos_token_ids=eos,
-            stop_token_ids=eos | frozenset(request.sampling.stop_token_ids or ()),
-            arrival_s=request.arrival_s,
-            priority=request.priority,
-            tenant=request.tenant,
-            due_s=_due_s(request),
+            max_total_tokens=min(num_prompt_tokens + request.limits.max_tokens, max_model_len),
+            spec=spec,
+            limits=request.limits,
+            standing=request.standing,
+            sharing=request.sharing,
+            stop_token_ids=frozenset(spec.stop_token_ids),
             sequence=sequence,
             chain=hash_chain(request, block_size),
-            hold=request.hold,
-            prompt_embeds=request.prompt_embeds,
+            hold=request.sharing.hold,
             repetition=RepetitionDetector(detection) if detection and detection.max_pattern_size else None,
         )
+
+    @property
+    def due_s(self) -> float:
+        """Return when the answer is wanted: as asked for, or the time at which it would be cut off."""
+        if self.standing.due_s is not None:
+            return self.standing.due_s
+        return inf if self.limits.timeout_s is None else self.standing.arrival_s + self.limits.timeout_s
 
     @property
     def num_tokens(self) -> int:
@@ -161,20 +155,5 @@ class Request:
 
 
 def hash_chain(request: EngineRequest, block_size: int) -> HashChain:
-    """The names of the prompt's blocks; nothing is hashed yet."""
-    return HashChain(block_size, request.cache_salt, _content_beside_tokens(request))
-
-
-def _content_beside_tokens(request: EngineRequest) -> bytes:
-    """What else the keys and values of the prompt depend on."""
-    if request.prompt_embeds is None:
-        return b""
-    return b"prompt_embeds" + sha256(request.prompt_embeds.data).digest()
-
-
-def _due_s(request: EngineRequest) -> float:
-    """As asked for, or the time after which an answer would be cut off."""
-    if request.due_s is not None:
-        return request.due_s
-    timeout_s = request.sampling.timeout_s
-    return inf if timeout_s is None else request.arrival_s + timeout_s
+    """Return the names of the prompt's blocks; nothing is hashed yet."""
+    return HashChain(block_size, request.sharing.cache_salt, request.spec.cache_identity())

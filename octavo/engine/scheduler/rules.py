@@ -114,7 +114,7 @@ class BlockRule(Rule):
                 return False
 
     def _find_prefix(self, request: Request) -> SharedPrefix:
-        if request.sampling.skip_reading_prefix_cache:
+        if not request.sharing.reads_cache:
             return self._kv.nothing()
         leader = request.leader
         if leader is not None and leader.table is not None and leader.finish_reason is not FinishReason.ERROR:

@@ -84,7 +84,7 @@ class Scheduler:
 
     def prepare(self, request: EngineRequest) -> None:
         """Before `add`, on any one thread: read what other engines kept of its beginning."""
-        is_first = not request.leader_id and not request.sampling.skip_reading_prefix_cache
+        is_first = request.sharing.reads_cache and not request.sharing.leader_id
         if self.prepares and is_first:
             self.kv.prefetch(hash_chain(request, self.kv.block_size), request.prompt_token_ids)
 
@@ -95,7 +95,7 @@ class Scheduler:
         entry = Request.create(request, self._num_added, self._max_model_len, self.kv.block_size)
         if self._guides is not None:
             entry.guide = self._guides.open(request)
-        leader = self._ledger.find(request.leader_id)
+        leader = self._ledger.find(request.sharing.leader_id)
         if leader is not None and leader.can_lead(entry):
             entry.leader = leader
         self._num_added += 1
@@ -203,11 +203,12 @@ class Scheduler:
                 f"to leave room for output within max_model_len={longest}.",
                 "prompt",
             )
-        num_kept = min(num_prompt + request.max_tokens, longest) - 1  # the last is never computed
+        max_tokens = request.limits.max_tokens
+        num_kept = min(num_prompt + max_tokens, longest) - 1  # the last is never computed
         needed, usable = self.kv.peak_blocks(num_kept, self._max_chunk), self.kv.num_usable_blocks
         if needed > usable:
             raise PromptTooLong(
-                f"Prompt ({num_prompt} tokens) and max_tokens ({request.max_tokens}) need {needed} blocks of "
+                f"Prompt ({num_prompt} tokens) and max_tokens ({max_tokens}) need {needed} blocks of "
                 f"KV cache; the engine has {usable}. Shorten the prompt, lower max_tokens, or give the "
                 "engine's KV cache more memory.",
                 "prompt",
@@ -307,9 +308,9 @@ class Scheduler:
 
     def _waiting_before(self, request: Request) -> list[Request]:
         """Those of the first waiting requests that came before one that has just started."""
-        came = (request.arrival_s, request.sequence)
+        came = (request.standing.arrival_s, request.sequence)
         first = self._ledger.waiting.first(MAX_EXAMINED)
-        return [other for other in first if (other.arrival_s, other.sequence) < came]
+        return [other for other in first if (other.standing.arrival_s, other.sequence) < came]
 
     def _is_full(self, plan: StepPlan) -> bool:
         return any(rule.is_full(plan) for rule in self._rules)
@@ -336,10 +337,7 @@ class Scheduler:
                 request_id=request.request_id,
                 token_ids=request.token_ids.copy(),
                 num_prompt_tokens=request.num_prompt_tokens,
-                sampling=request.sampling,
-                seed=request.seed,
-                stop_token_ids=sorted(request.stop_token_ids),
-                prompt_embeds=request.prompt_embeds,
+                spec=request.spec,
             )
         )
         self._take(plan, request, num_new, [blocks.copy() for blocks in request.table.groups])

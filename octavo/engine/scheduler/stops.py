@@ -29,7 +29,7 @@ def find_stop(request: Request) -> Stop | None:
     is_complete = request.guide is not None and request.guide.feed(last)
     repeats = request.repetition is not None and request.repetition.feed(last)
     if last in request.stop_token_ids and _is_long_enough(request):
-        return Stop(FinishReason.STOP, None if last in request.eos_token_ids else last)
+        return Stop(FinishReason.STOP, None if last in request.limits.eos_token_ids else last)
     if is_complete:
         return Stop(FinishReason.STOP, by_text=True)
     if len(request.token_ids) >= request.max_total_tokens:
@@ -55,4 +55,4 @@ def just_goes_on(request: Request, token_id: int) -> bool:
 
 
 def _is_long_enough(request: Request) -> bool:
-    return request.num_output_tokens >= request.sampling.min_tokens
+    return request.num_output_tokens >= request.spec.sampling.min_tokens

@@ -93,7 +93,7 @@ class Guides:
         if constraint is None:
             return None
         backend, end_ids = self._backend(constraint)
-        hidden_ids = () if request.eos_token_ids else end_ids
+        hidden_ids = () if request.limits.eos_token_ids else end_ids
         prelude = Prelude(constraint.reasoning) if constraint.reasoning else None
         return Guide(self._matcher(constraint).copy(), backend, hidden_ids, end_ids, prelude)
 

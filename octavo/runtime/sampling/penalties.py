@@ -39,7 +39,7 @@ class Penalties(Processor):
         """Count the outputs so far, and mark the prompt where it matters."""
         params = request.sampling
         prompt, outputs = np.split(np.array(request.token_ids, dtype=np.int64), [request.num_prompt_tokens])
-        if request.prompt_embeds is not None:
+        if request.spec.embeds is not None:
             prompt = prompt[:0]  # these ids only hold the places of embeddings
         repeats = in_vocabulary(prompt, self.vocab_size) if params.repetition_penalty != 1.0 else prompt[:0]
         row = self._occurring.add(slot, np.concatenate([repeats, outputs]))

@@ -184,7 +184,7 @@ class MinTokens(TokenList):
 
     def token_ids(self, request: NewRequest) -> list[int]:
         """Every token that would end the request."""
-        return request.stop_token_ids
+        return request.spec.stop_token_ids
 
     def add(self, slot: int, request: NewRequest) -> None:
         """Keep the minimum too."""

@@ -126,7 +126,7 @@ class Sampler:
             self._listed_ids[slot, : len(ids)] = to_device(np.array(ids, np.int64), self._device)
         given = 0.0 if params.greedy else params.temperature
         self._limits.put(slot, given, given or 1.0, params.top_k, params.top_p, params.min_p)
-        self._seeds.put(slot, request.seed)
+        self._seeds.put(slot, request.spec.seed)
         for index, processor in enumerate(self._processors):
             with self._blaming(processor, [slot]):
                 if processor.is_active(params):

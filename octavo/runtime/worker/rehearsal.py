@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from octavo.config.engine import EngineConfig
+from octavo.messages.request import RequestSpec
 from octavo.messages.sampling import SamplingParams
 from octavo.messages.step import NewRequest
 from octavo.runtime.batch import ForwardBatch, GroupTables
@@ -51,7 +52,7 @@ def _rehearse(model: Model, config: EngineConfig, platform: Platform, requests: 
     kernels = platform.sampling_kernels
     sampler = Sampler(config.checkpoint.vocab_size, requests, platform.device, kernels=kernels)
     for slot in range(requests):
-        sampler.add(slot, NewRequest("", [0], 1, _HARD_TO_SAMPLE, 0, []))
+        sampler.add(slot, NewRequest("", [0], 1, RequestSpec(_HARD_TO_SAMPLE, seed=0)))
     sampler.sample(logits, np.arange(requests), np.zeros(requests, np.int64)).to_host()
 
 

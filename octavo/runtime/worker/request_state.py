@@ -77,7 +77,7 @@ class RequestState:
         self.num_prompt_tokens[slot] = request.num_prompt_tokens
         for counts in self._num_blocks:
             counts[slot] = 0
-        if (embeds := request.prompt_embeds) is not None:
+        if (embeds := request.spec.embeds) is not None:
             values = np.frombuffer(bytearray(embeds.data), np.float32).reshape(-1, embeds.width)
             self.prompt_embeds[slot] = to_device(values, self.token_ids.device)
         return slot

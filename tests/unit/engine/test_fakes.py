@@ -3,6 +3,7 @@
 import pytest
 
 from octavo.messages.kv import CachePlan
+from octavo.messages.request import RequestSpec
 from octavo.messages.sampling import SamplingParams
 from octavo.messages.step import NewRequest, SchedulerOutput
 from tests.fakes import ByteTokenizer, FakeExecutor, RunnerFault, fake_config, fake_groups
@@ -16,7 +17,7 @@ def executor(*windows):
 
 
 def enter(request_id, tokens):
-    return NewRequest(request_id, tokens, len(tokens), SamplingParams(), 0, [])
+    return NewRequest(request_id, tokens, len(tokens), RequestSpec(SamplingParams(), seed=0))
 
 
 def step(number, parts, new=(), released=(), copies=()):

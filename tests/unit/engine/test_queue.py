@@ -27,10 +27,10 @@ class Tables(Policy):
         self.turns = {"even": 0.0, "odd": 1.0}
 
     def key(self, request):
-        return (request.arrival_s,)
+        return (request.standing.arrival_s,)
 
     def line(self, request):
-        return "odd" if request.seed % 2 else "even"
+        return "odd" if request.spec.seed % 2 else "even"
 
     def turn(self, line):
         return self.turns[line]
@@ -116,7 +116,7 @@ def test_lines_are_charged_while_the_queue_is_read():
     order = []
     for one in queue.first(7):
         queue.remove(one)
-        policy.turns[policy.line(one)] += 1 if one.seed % 2 else 3
+        policy.turns[policy.line(one)] += 1 if one.spec.seed % 2 else 3
         order.append(one.sequence)
     assert order == [0, 1, 3, 2, 5, 7, 4]
     assert [one.sequence for one in queue] == [6]

@@ -169,7 +169,7 @@ def test_shares_are_as_the_weights(weights):
     while sum(world.num_computed.values()) < 8000:
         world.step()
         assert len(world.ledger.waiting) > 0
-    assert {request.tenant for request in world.ledger.waiting} == {"a", "b", "c"}
+    assert {request.standing.tenant for request in world.ledger.waiting} == {"a", "b", "c"}
     shares = world.shares(lambda request_id: request_id[0])
     whole = sum(weights.get(tenant, 1) for tenant in kinds)
     for tenant in kinds:
@@ -210,7 +210,7 @@ def test_tokens_found_in_the_cache_are_not_charged():
 
 
 def entry(tenant):
-    return SimpleNamespace(tenant=tenant)
+    return SimpleNamespace(standing=SimpleNamespace(tenant=tenant))
 
 
 def test_spending_is_remembered_while_it_matters_and_no_longer():

@@ -114,10 +114,12 @@ def test_the_content_format_can_be_fixed():
 
 def test_a_thinking_budget_comes_with_the_tags():
     params = SamplingParams(thinking_token_budget=7)
-    sent = InputProcessor(config(THINKS), ByteTokenizer()).process("x", params).engine_requests[0].sampling
+    sent = (
+        InputProcessor(config(THINKS), ByteTokenizer()).process("x", params).engine_requests[0].spec.sampling
+    )
     assert sent.thinking_tag_ids == [list(b"<think>"), list(b"</think>")]
     always = config(THINKS, reasoning_parser="deepseek_r1")
-    sent = InputProcessor(always, ByteTokenizer()).process("x", params).engine_requests[0].sampling
+    sent = InputProcessor(always, ByteTokenizer()).process("x", params).engine_requests[0].spec.sampling
     assert sent.thinking_tag_ids == [[], list(b"</think>")]
     assert params.thinking_tag_ids is None
 
@@ -142,6 +144,6 @@ def test_budgets_that_cannot_be_kept(template, options, text):
 def test_every_reasoning_parser_knows_its_tags(parser):
     processor = InputProcessor(config(CHATML, reasoning_parser=parser), ByteTokenizer())
     params = SamplingParams(thinking_token_budget=0)
-    opening, closing = processor.process("x", params).engine_requests[0].sampling.thinking_tag_ids
+    opening, closing = processor.process("x", params).engine_requests[0].spec.sampling.thinking_tag_ids
     assert 0 < len(opening) <= 32
     assert 0 < len(closing) <= 32

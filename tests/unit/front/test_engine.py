@@ -6,10 +6,9 @@ import pytest
 
 from octavo import LLM, BeamSearchParams, LLMEngine, RequestError, SamplingParams, Unsupported
 from octavo.config import FrontConfig
-from octavo.messages.request import EngineRequest
 from octavo.metrics import Counter
 from octavo.metrics.names import PREFIX
-from tests.fakes import ByteTokenizer, expected_output
+from tests.fakes import ByteTokenizer, expected_output, fake_request
 from tests.process_fakes import process_config
 
 PARAMS = SamplingParams(max_tokens=8, seed=5, detokenize=False)
@@ -50,7 +49,7 @@ def finish(engine):
 
 
 def expected(ids, params=PARAMS):
-    request = EngineRequest("", ids, params, params.max_tokens, params.seed, [], 0.0)
+    request = fake_request("", ids, params.max_tokens, seed=params.seed, sampling=params)
     return expected_output(request, 64)[0]
 
 
@@ -282,8 +281,8 @@ def test_tenants_and_deadlines_of_all_that_is_started(llm, monkeypatch):
     llm.enqueue_chat([talk, talk], PARAMS, chat_template=template, **standing)
     assert len(llm.wait_for_completion(use_tqdm=False)) == 4
     llm.chat([talk, talk], PARAMS, chat_template=template, use_tqdm=False, **standing)
-    assert [request.tenant for request in sent] == ["a", "b"] * 3
-    assert [request.due_s is None for request in sent] == [False, True] * 3
+    assert [request.standing.tenant for request in sent] == ["a", "b"] * 3
+    assert [request.standing.due_s is None for request in sent] == [False, True] * 3
     for start in (llm.generate, llm.enqueue):
         with pytest.raises(RequestError, match=r"lengths of prompts \(1\) and tenant \(2\)"):
             start("p", PARAMS, tenant=["a", "b"])

@@ -125,7 +125,7 @@ def test_nothing_is_tokenized_at_once_where_it_cannot_be(prompts):
 )
 def test_max_tokens_fit_the_context(asked, given):
     (request,) = process("abc", SamplingParams(max_tokens=asked)).engine_requests
-    assert request.max_tokens == given
+    assert request.limits.max_tokens == given
 
 
 def test_truncation_and_special_tokens():
@@ -204,12 +204,12 @@ def test_children_of_n():
     prepared = process("abc", SamplingParams(n=3, seed=7), request_id="mine", priority=-2, arrival_s=5.0)
     first, *others = prepared.engine_requests
     assert prepared.request_id == "mine"
-    assert [r.seed for r in prepared.engine_requests] == [7, 8, 9]
-    assert first.leader_id == ""
-    assert {r.leader_id for r in others} == {first.request_id}
+    assert [r.spec.seed for r in prepared.engine_requests] == [7, 8, 9]
+    assert first.sharing.leader_id == ""
+    assert {r.sharing.leader_id for r in others} == {first.request_id}
     assert len({r.request_id for r in prepared.engine_requests}) == 3
     assert "mine" not in first.request_id
-    assert {(r.priority, r.arrival_s) for r in prepared.engine_requests} == {(-2, 5.0)}
+    assert {(r.standing.priority, r.standing.arrival_s) for r in prepared.engine_requests} == {(-2, 5.0)}
 
 
 def test_ids_are_never_reused():
@@ -222,7 +222,7 @@ def test_ids_are_never_reused():
 def test_seeds():
     def seeds(**model):
         ours = processor(model=model)
-        return [ours.process("a").engine_requests[0].seed for _ in range(3)]
+        return [ours.process("a").engine_requests[0].spec.seed for _ in range(3)]
 
     assert seeds(seed=5) == seeds(seed=5) != seeds(seed=6)
     assert seeds() != seeds()
@@ -230,7 +230,7 @@ def test_seeds():
     assert all(0 <= seed < 2**63 for seed in seeds() + seeds(seed=5))
     for seed in (-(2**63), -5, 0, 2**63 - 1):
         requests = process("a", SamplingParams(seed=seed, n=2)).engine_requests
-        assert [r.seed for r in requests] == [seed % 2**63, (seed + 1) % 2**63]
+        assert [r.spec.seed for r in requests] == [seed % 2**63, (seed + 1) % 2**63]
 
 
 @pytest.mark.parametrize("priority", [1.5, "1", True, 2**31])
@@ -241,7 +241,7 @@ def test_bad_priority(priority):
 
 def test_end_of_text_ids():
     def eos(params=None, **options):
-        return process("a", params, config_options=options).engine_requests[0].eos_token_ids
+        return process("a", params, config_options=options).engine_requests[0].limits.eos_token_ids
 
     assert eos() == [TOKENIZER.EOS]
     assert eos(generation={"eos_token_id": [3, 4]}) == [3, 4, TOKENIZER.EOS]

@@ -78,7 +78,7 @@ def test_the_engine_request():
     for request in prepared.engine_requests:
         sent = msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=EngineRequest)
         assert sent == request
-        assert (sent.prompt_embeds.data, sent.prompt_embeds.width) == (ROWS.tobytes(), WIDTH)
+        assert (sent.spec.embeds.data, sent.spec.embeds.width) == (ROWS.tobytes(), WIDTH)
 
 
 @pytest.mark.parametrize(

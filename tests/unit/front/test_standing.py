@@ -4,6 +4,7 @@ import pytest
 
 from octavo.base.errors import RequestError
 from octavo.frontend.input_processor import InputProcessor
+from octavo.messages.request import Standing
 from octavo.messages.sampling import SamplingParams
 from tests.fakes import ByteTokenizer, fake_config
 
@@ -17,13 +18,13 @@ def test_every_sequence_stands_where_its_request_does():
         SamplingParams(n=2, timeout_s=3), arrival_s=100.0, priority=-4, tenant="team a", deadline_s=7
     )
     for request in prepared.engine_requests:
-        assert (request.arrival_s, request.priority, request.tenant) == (100.0, -4, "team a")
-        assert request.due_s == 107.0 and request.sampling.timeout_s == 3.0
+        assert request.standing == Standing(100.0, -4, "team a", 107.0)
+        assert request.limits.timeout_s == 3.0
 
 
 def test_nothing_said():
-    [request] = process().engine_requests
-    assert (request.priority, request.tenant, request.due_s) == (0, "", None)
+    [request] = process(arrival_s=5.0).engine_requests
+    assert request.standing == Standing(5.0, 0, "", None)
 
 
 @pytest.mark.parametrize(

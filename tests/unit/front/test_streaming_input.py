@@ -9,8 +9,7 @@ import pytest
 
 from octavo import AsyncLLM, EngineDead, RequestError, RequestOutputKind, SamplingParams, Unsupported
 from octavo.inputs import StreamingInput
-from octavo.messages.request import EngineRequest
-from tests.fakes import ByteTokenizer, expected_output
+from tests.fakes import ByteTokenizer, expected_output, fake_request
 from tests.process_fakes import process_config
 
 PARAMS = SamplingParams(max_tokens=4, seed=5, detokenize=False)
@@ -35,7 +34,7 @@ async def collect(generator):
 
 
 def answer_to(prompt, params=PARAMS):
-    request = EngineRequest("", prompt, params, params.max_tokens, params.seed, [], 0.0)
+    request = fake_request("", prompt, params.max_tokens, seed=params.seed, sampling=params)
     return expected_output(request, 64)[0]
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from octavo.messages.request import RequestSpec
 from octavo.messages.sampling import SamplingParams
 from octavo.messages.step import NewRequest, TokenMasks
 from octavo.runtime.sampling.masks import RowMasks
@@ -23,7 +24,7 @@ def make(indexes, allowed, vocab_size):
 def sampler(vocab_size, *params):
     result = Sampler(vocab_size, 8, CPU)
     for slot, param in enumerate(params):
-        result.add(slot, NewRequest(f"r{slot}", [1], 1, param, slot, []))
+        result.add(slot, NewRequest(f"r{slot}", [1], 1, RequestSpec(param, slot)))
     return result
 
 

@@ -9,4 +9,4 @@ class EarliestDeadlineFirst(Policy):
 
     def key(self, request: Request) -> Key:
         """Due time, arrival."""
-        return (request.due_s, request.arrival_s)
+        return (request.due_s, request.standing.arrival_s)

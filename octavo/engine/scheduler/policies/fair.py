@@ -37,11 +37,11 @@ class FairShares(Policy):
 
     def key(self, request: Request) -> Key:
         """Arrival."""
-        return (request.arrival_s,)
+        return (request.standing.arrival_s,)
 
     def line(self, request: Request) -> str:
         """Its tenant."""
-        return request.tenant
+        return request.standing.tenant
 
     def turn(self, line: str) -> float:
         """What the tenant has spent."""
@@ -49,7 +49,7 @@ class FairShares(Policy):
 
     def enter(self, request: Request) -> None:
         """Bring a tenant that was idle level with the least served; forget those who were idle behind it."""
-        tenant = request.tenant
+        tenant = request.standing.tenant
         if tenant not in self._num_open:
             least = min((self._spent[other] for other in self._num_open), default=inf)
             self._spent = {other: spent for other, spent in self._spent.items() if spent >= least}
@@ -58,10 +58,12 @@ class FairShares(Policy):
 
     def leave(self, request: Request) -> None:
         """One open request less."""
-        self._num_open[request.tenant] -= 1
-        if not self._num_open[request.tenant]:
-            del self._num_open[request.tenant]
+        tenant = request.standing.tenant
+        self._num_open[tenant] -= 1
+        if not self._num_open[tenant]:
+            del self._num_open[tenant]
 
     def charge(self, request: Request, num_tokens: int) -> None:
         """Tokens by weight."""
-        self._spent[request.tenant] += num_tokens / self._weights.get(request.tenant, 1.0)
+        tenant = request.standing.tenant
+        self._spent[tenant] += num_tokens / self._weights.get(tenant, 1.0)

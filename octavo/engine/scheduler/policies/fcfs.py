@@ -9,4 +9,4 @@ class FirstComeFirstServed(Policy):
 
     def key(self, request: Request) -> Key:
         """Arrival."""
-        return (request.arrival_s,)
+        return (request.standing.arrival_s,)

@@ -26,5 +26,6 @@ class PriorityFirst(Policy):
 
     def key(self, request: Request) -> Key:
         """Priority as seen from the time of arrival, arrival."""
-        aging = request.arrival_s / self._aging_s if self._aging_s else 0.0
-        return (request.priority + aging, request.arrival_s)
+        standing = request.standing
+        aging = standing.arrival_s / self._aging_s if self._aging_s else 0.0
+        return (standing.priority + aging, standing.arrival_s)
