@@ -119,7 +119,7 @@ def serve(orders, flags):
     )
     with (
         patch("octavo.serving.server.resolve", lambda args: config),
-        patch("octavo.frontend.async_lifecycle.tokenizer_for", lambda config: ByteTokenizer()),
+        patch("octavo.frontend.async_engine.tokenizer_for", lambda config: ByteTokenizer()),
     ):
         return octavo(["serve", *flags])
 

@@ -13,7 +13,7 @@ def run(orders, *arguments):
     """The command line, whose engine takes these orders; its exit status."""
     with (
         patch("octavo.cli.run_batch.resolve", lambda args: process_config(**orders)),
-        patch("octavo.frontend.async_lifecycle.tokenizer_for", lambda config: ByteTokenizer()),
+        patch("octavo.frontend.async_engine.tokenizer_for", lambda config: ByteTokenizer()),
     ):
         return main(["run-batch", *arguments])
 

@@ -163,7 +163,7 @@ def run(first, *rest):
         patch(policy, lambda self: 0.0) if '"restarts"' in first else nullcontext(),
         patch("octavo.serving.server.resolve", lambda args: _config(json.loads(first), args)),
         patch("octavo.serving.fronts._MODULE", "tests.served_process"),
-        patch("octavo.frontend.async_lifecycle.tokenizer_for", lambda config: ByteTokenizer()),
+        patch("octavo.frontend.async_engine.tokenizer_for", lambda config: ByteTokenizer()),
     ):
         return main(["serve", *rest]) if first.startswith("{") else front.main([first, *rest])
 

@@ -51,7 +51,7 @@ def serving_engine(
         checkpoint=dataclasses.replace(config.checkpoint, config=orders),
         front=dataclasses.replace(config.front, **(front or {})),
     )
-    with patch("octavo.frontend.async_lifecycle.tokenizer_for", lambda config: ByteTokenizer()):
+    with patch("octavo.frontend.async_engine.tokenizer_for", lambda config: ByteTokenizer()):
         return AsyncLLM(config)
 
 

@@ -1,8 +1,7 @@
 """The verbs of `control` on an event loop: the half of AsyncLLM that an operator uses."""
 
 import asyncio
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from octavo.base.errors import Unsupported
@@ -17,37 +16,21 @@ from octavo.frontend.control import (
     sleep_state,
     wake_orders,
 )
+from octavo.frontend.core_link import CoreLink
 from octavo.frontend.engine_metrics import EngineMetrics
 from octavo.frontend.later import LORA
-from octavo.frontend.output_processor import OutputProcessor
 from octavo.messages.request import FinishReason
 from octavo.metrics import Metric
 
 _POLL_S = 0.01
 
 
-class AsyncEngineControl(ABC):
+class AsyncEngineControl:
     """The verbs, one call of the core each."""
 
     config: EngineConfig
     metrics: EngineMetrics
-    _output_processor: OutputProcessor
-
-    @abstractmethod
-    async def _call(self, verb: str, arguments: dict[str, Any] | None = None) -> Any:
-        """Run a command of the core. Raises EngineDead."""
-
-    @abstractmethod
-    def _end(self, keys: Iterable[str], reason: FinishReason, error: str = "") -> None:
-        """End requests, here and in the core."""
-
-    @abstractmethod
-    def _tell_fronts(self, request_ids: list[str] | None, tenant: str | None = None) -> None:
-        """Have the other fronts end these requests of theirs; None: all."""
-
-    @abstractmethod
-    async def check_health(self) -> None:
-        """Raise EngineDead when the core has ended."""
+    core: CoreLink
 
     async def pause_generation(self, *, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
         """Compute nothing until `resume_generation`; requests that come meanwhile wait.
@@ -56,47 +39,47 @@ class AsyncEngineControl(ABC):
         clear_cache: forget cached prompts too; requests that stand still are then computed anew
         """
         check_mode(mode)
-        keys = self._output_processor.open_keys()
-        await self._call("pause", {"freeze": mode != "wait"})
+        keys = self.core.processor.open_keys()
+        await self.core.call("pause", {"freeze": mode != "wait"})
         if mode == "abort":
-            self._end(keys, FinishReason.ABORT)
-            self._tell_fronts(None)
+            self.core.end(keys, FinishReason.ABORT)
+            self.core.tell_fronts(None)
         elif mode == "wait":
-            await self._wait_for(keys)
-            while await self._call("num_inside"):  # of other fronts
+            await self.core.finish(keys)
+            while await self.core.call("num_inside"):  # of other fronts
                 await asyncio.sleep(_POLL_S)
-            await self._call("pause", {"freeze": True})
+            await self.core.call("pause", {"freeze": True})
         if clear_cache:
             await self.reset_prefix_cache(reset_running_requests=True)
 
     async def resume_generation(self) -> None:
         """Go on. Raises OctavoError while the engine sleeps."""
-        await self._call("resume")
+        await self.core.call("resume")
 
     async def is_paused(self) -> bool:
         """True from pause to resume, and while asleep."""
-        return bool(await self._call("is_paused"))
+        return bool(await self.core.call("is_paused"))
 
     async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
         """Pause, and give up memory until `wake_up`; levels as in EngineControl.sleep."""
         orders = sleep_orders(level)
         await self.pause_generation(mode=mode, clear_cache=False)
-        await self._call("sleep", orders)
+        await self.core.call("sleep", orders)
         self.metrics.note_sleep_state(sleep_state(level))
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Take memory back: of "weights", of "kv_cache", of all that sleeps when None; then go on."""
-        if not await self._call("wake_up", wake_orders(tags)):
+        if not await self.core.call("wake_up", wake_orders(tags)):
             self.metrics.note_sleep_state("awake")
 
     async def is_sleeping(self) -> bool:
         """True while anything is given up."""
-        return bool(await self._call("is_sleeping"))
+        return bool(await self.core.call("is_sleeping"))
 
     async def release_kv_cache_memory(self) -> None:
         """Give up the KV cache alone, until wake_up(["kv_cache"]); open requests end."""
         await self.pause_generation(mode="abort", clear_cache=False)
-        await self._call("sleep", {"parts": ["kv_cache"]})
+        await self.core.call("sleep", {"parts": ["kv_cache"]})
 
     async def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
@@ -104,13 +87,13 @@ class AsyncEngineControl(ABC):
         """Forget all cached prompts, of running requests too if asked; always True."""
         del reset_connector  # there is no cache outside this engine
         return bool(
-            await self._call("reset_prefix_cache", {"reset_running_requests": reset_running_requests})
+            await self.core.call("reset_prefix_cache", {"reset_running_requests": reset_running_requests})
         )
 
-    async def reset_mm_cache(self) -> None:  # noqa: B027  # nothing to override
+    async def reset_mm_cache(self) -> None:
         """Nothing to forget: octavo serves text only."""
 
-    async def reset_encoder_cache(self) -> None:  # noqa: B027  # nothing to override
+    async def reset_encoder_cache(self) -> None:
         """Nothing to forget: octavo serves text only."""
 
     async def start_profile(self, profile_prefix: str | None = None) -> None:
@@ -137,7 +120,7 @@ class AsyncEngineControl(ABC):
                 "takes pickle, which runs whatever it is given): name a command of the worker, or use LLM."
             )
         result: list[Any] = await asyncio.wait_for(
-            self._call("collective_rpc", rpc_orders(method, args, kwargs)), timeout
+            self.core.call("collective_rpc", rpc_orders(method, args, kwargs)), timeout
         )
         return result
 
@@ -168,22 +151,3 @@ class AsyncEngineControl(ABC):
     async def is_tracing_enabled(self) -> bool:
         """False: trace headers are accepted, spans are not sent yet."""
         return False
-
-    async def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
-        """Return when no request is open. Raises TimeoutError after `drain_timeout` seconds, EngineDead."""
-        try:
-            async with asyncio.timeout(drain_timeout):
-                while self._output_processor.has_unfinished_requests():
-                    await asyncio.sleep(_POLL_S)
-        except TimeoutError:
-            raise TimeoutError(
-                f"Timeout reached after {drain_timeout} seconds waiting for requests to drain."
-            ) from None
-        await self.check_health()
-
-    async def _wait_for(self, keys: list[str]) -> None:
-        """Until these requests have ended."""
-        open_keys = set(keys)
-        while open_keys := open_keys.intersection(self._output_processor.open_keys()):
-            await asyncio.sleep(_POLL_S)
-        await self.check_health()

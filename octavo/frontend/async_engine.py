@@ -1,10 +1,10 @@
 """`AsyncLLM`: many requests at once on an event loop, the engine core in a process of its own. Public.
 
-The base of servers. Here are the requests; the core's life is the business of async_lifecycle.
+The base of servers. Here are the requests; it has a CoreLink for the core's life.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -15,30 +15,37 @@ from octavo.base.errors import EngineDead
 from octavo.config import EngineArgs, EngineConfig, resolve
 from octavo.config.concerns import resolve_concerns
 from octavo.frontend.admission import Admission, Slot
-from octavo.frontend.async_lifecycle import AsyncLifecycle
+from octavo.frontend.async_control import AsyncEngineControl
 from octavo.frontend.client.attached import AttachedClient
 from octavo.frontend.client.door import Door
 from octavo.frontend.client.restart import RestartPolicy
 from octavo.frontend.client.zmq import AsyncClient
 from octavo.frontend.conversation import ChatRenderer, Message
+from octavo.frontend.core_link import CoreLink
+from octavo.frontend.engine_metrics import EngineMetrics
 from octavo.frontend.input_processor import InputProcessor, PreparedRequest
+from octavo.frontend.last_outputs import LastOutputs
 from octavo.frontend.later import refuse_options, refuse_pooling
 from octavo.frontend.occupancy import Occupancy
 from octavo.frontend.open_request import Receiver
+from octavo.frontend.output_processor import OutputProcessor
 from octavo.frontend.output_stream import OutputStream
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.preparation import Preparation
 from octavo.frontend.prompts import PromptType, TextPrompt, joined_prompt, with_text
 from octavo.frontend.streaming_input import Session, StreamingInput
+from octavo.frontend.text.loader import tokenizer_for
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.control import Ready
 from octavo.messages.request import FinishReason
 from octavo.messages.sampling import RequestOutputKind, SamplingParams
 
 T = TypeVar("T")
+_GRACE_S = 5.0
+"""What the core gets to end by itself before it is killed."""
 
 
-class AsyncLLM(AsyncLifecycle):
+class AsyncLLM(AsyncEngineControl):
     """One engine and its front, used from one event loop."""
 
     def __init__(
@@ -58,25 +65,32 @@ class AsyncLLM(AsyncLifecycle):
         client: the door to a core that is there already
         occupancy: of the queue, shared with its other fronts
         """
-        config = resolve_concerns(*configs, **named)
+        self.config = config = resolve_concerns(*configs, **named)
+        self.model_config = config.model
+        self.tokenizer = tokenizer_for(config)
+        self.input_processor = InputProcessor(config, self.tokenizer)
+        self.chat = ChatRenderer(config, self.tokenizer)
+        self.metrics = EngineMetrics(config)
         restarts = RestartPolicy() if on_crash == "restart" else None
-        super().__init__(config, client or AsyncClient(config, restarts, num_fronts))
-        self.model_config = self.config.model
-        self.input_processor = InputProcessor(self.config, self.tokenizer)
-        self.chat = ChatRenderer(self.config, self.tokenizer)
+        self.core = CoreLink(
+            config,
+            client or AsyncClient(config, restarts, num_fronts),
+            OutputProcessor.of(config, self.tokenizer, self.metrics),
+            self.metrics,
+            learn=self._learn,
+            fail=self._fail_open,
+        )
         if num_fronts > 1:
-            occupancy = Occupancy.shared(self.mailbox_path, 0, num_fronts)
-        self.admission = Admission(self.config, self.metrics, occupancy)
+            occupancy = Occupancy.shared(self.core.mailbox_path, 0, num_fronts)
+        self.admission = Admission(config, self.metrics, occupancy)
         self._streams: dict[str, OutputStream] = {}
         """Of generators, by the requests' keys."""
         self._sessions: dict[Session, str] = {}
         """And the ids that their clients gave them."""
-        self._added: dict[str, Slot] = {}
-        """Requests of `add_request`, by key."""
-        self._finished: list[RequestOutput] = []
-        """Their last outputs, for `step`."""
-        self._news = asyncio.Event()
+        self._last_outputs = LastOutputs()
+        """Of requests of `add_request`, for `step`."""
         self._preparation = Preparation()
+        self._endings: set[asyncio.Task[None]] = set()
 
     @classmethod
     def from_engine_args(cls, args: EngineArgs) -> Self:
@@ -92,7 +106,7 @@ class AsyncLLM(AsyncLifecycle):
 
     @classmethod
     def attached(cls, config: EngineConfig, mailbox_path: Path, front: int) -> Self:
-        """Another front, 1 … num_fronts - 1, of the core whose owner has this `mailbox_path`.
+        """Another front, 1 … num_fronts - 1, of the core whose owner has this `core.mailbox_path`.
 
         config: the owner's. `start` waits for the core, `shutdown` leaves it alone.
         """
@@ -174,7 +188,7 @@ class AsyncLLM(AsyncLifecycle):
             if own is not None:
                 own.release()
             self._streams.pop(key, None)
-            self._send_aborts(self._output_processor.forget([key]))
+            self.core.forget([key])
 
     async def _hold(
         self, session: Session, request_id: str, turn: Callable[..., AsyncGenerator[RequestOutput, None]]
@@ -226,8 +240,8 @@ class AsyncLLM(AsyncLifecycle):
         try:
             await self._check_form(wanted)
             prepared = await self._prepare(process, slot)
-            self._added[prepared.key] = slot
-            self._send(prepared, partial(self._collect, prepared.key, slot))
+            self.core.open(prepared, partial(self._last_outputs.receive, prepared.key))
+            self._last_outputs.expect(prepared.key, slot)
         except BaseException:
             slot.release()
             raise
@@ -235,14 +249,7 @@ class AsyncLLM(AsyncLifecycle):
 
     async def step(self) -> list[RequestOutput]:
         """Wait until requests of `add_request` have finished: their last outputs; [] when none is open."""
-        while not self._finished:
-            await self.check_health()
-            if not self._added:
-                break
-            self._news.clear()
-            await self._news.wait()
-        finished, self._finished = self._finished, []
-        return finished
+        return await self._last_outputs.take(self.core.check_health)
 
     async def abort(self, request_id: str | Iterable[str], tenant: str | None = None) -> None:
         """End requests: their generators yield a last output with finish reason "abort". Idempotent.
@@ -253,17 +260,71 @@ class AsyncLLM(AsyncLifecycle):
         if tenant is None:  # sessions have none
             for session in (session for session, name in self._sessions.items() if name in ids):
                 session.end()
-        self._end(self._output_processor.keys_of(ids, tenant), FinishReason.ABORT)
-        self._tell_fronts(ids, tenant)
+        self.core.end(self.core.processor.keys_of(ids, tenant), FinishReason.ABORT)
+        self.core.tell_fronts(ids, tenant)
 
     def detach_front(self, front: int) -> None:
         """The process of another front has ended: end its requests. To be said before it is replaced."""
-        super().detach_front(front)
+        self.core.detach_front(front)
         self.admission.forget(front)
+
+    async def start(self) -> None:
+        """Start the core and wait until the model is loaded; once. Raises ConfigError, EngineDead."""
+        await self.core.start()
+
+    def shutdown(self, timeout: float | None = None, grace_s: float = _GRACE_S) -> Awaitable[None]:
+        """End the core; requests still open after `timeout` seconds end with EngineDead. May be called twice.
+
+        timeout: option shutdown_timeout when None. New requests are refused from now on.
+        grace_s: for the core to end by itself. While it still loads, it is ended at once.
+        A plain call on the event loop begins it, as vLLM's does; await what it returns to see it done.
+        """
+        self.core.refuse_new()
+        ending = self._shut_down(timeout, grace_s)
+        try:
+            task = asyncio.get_running_loop().create_task(ending)
+        except RuntimeError:  # no loop runs: the caller brings one
+            return ending
+        self._endings.add(task)  # a loop keeps no task alive
+        task.add_done_callback(self._endings.discard)
+        return task
+
+    async def _shut_down(self, timeout: float | None, grace_s: float) -> None:
+        await self.core.shut_down(timeout, grace_s)
+        await asyncio.to_thread(self.input_processor.close)
+
+    async def check_health(self) -> None:
+        """Raise EngineDead when the core has ended."""
+        self.core.check_health()
+
+    async def do_log_stats(self) -> None:
+        """Log the line of statistics now."""
+        self.core.stats_line.log()
+
+    async def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
+        """Return when no request is open. Raises TimeoutError after `drain_timeout` seconds, EngineDead."""
+        await self.core.drain(drain_timeout)
+
+    @property
+    def is_running(self) -> bool:
+        """True from the end of the start to the end of the core."""
+        return self.core.is_up and not self.errored
+
+    @property
+    def errored(self) -> bool:
+        """True when the core has ended: nothing can be asked of it, unless it is restarted."""
+        return self.core.error is not None
+
+    is_stopped = errored
+
+    @property
+    def dead_error(self) -> EngineDead | None:
+        """Why it ended."""
+        return self.core.error
 
     def check_admission(self, num_requests: int = 1, num_tokens: int = 0) -> None:
         """Raise Overloaded, with retry_after_s, when so many sequences and prompt tokens cannot enter now."""
-        self._refuse_when_ending()
+        self.core.check_open()
         self.admission.check(num_requests, num_tokens)
 
     def reserve(self, num_sequences: int = 1, prompt: PromptType = "") -> Slot:
@@ -271,7 +332,7 @@ class AsyncLLM(AsyncLifecycle):
 
         prompt: what there is of it, for an estimate of its length. Raises Overloaded, EngineDead.
         """
-        self._refuse_when_ending()
+        self.core.check_open()
         return self.admission.reserve(num_sequences, prompt)
 
     async def render(self, messages: Sequence[Message], **options: Any) -> TextPrompt:
@@ -295,7 +356,7 @@ class AsyncLLM(AsyncLifecycle):
 
     async def _admit(self, prompt: PromptType, params: SamplingParams | None) -> Slot:
         await self.start()
-        self._refuse_when_ending()
+        self.core.check_open()
         return self.admission.reserve(params.n if params else 1, prompt)
 
     async def _check_form(self, params: SamplingParams | None) -> None:
@@ -318,41 +379,19 @@ class AsyncLLM(AsyncLifecycle):
             slot.set_prompt(0)
             put(output)
 
-        self._send(prepared, receive)
+        self.core.open(prepared, receive)
         return prepared.key
 
-    def _send(self, prepared: PreparedRequest, receiver: Receiver) -> None:
-        """Open a request here and in the core, or in neither."""
-        if self._error is not None:
-            raise self._error
-        self._output_processor.add(prepared, receiver)
-        try:
-            for request in prepared.engine_requests:
-                self._client.add(request)
-        except BaseException:
-            self._send_aborts(self._output_processor.forget([prepared.key]))
-            raise
-
-    def _collect(self, key: str, slot: Slot, output: RequestOutput) -> None:
-        """Receiver of requests of `add_request`."""
-        slot.set_prompt(0)
-        if output.finished:
-            slot.release()
-            self._added.pop(key, None)
-            self._finished.append(output)
-            self._news.set()
-
     def _learn(self, ready: Ready) -> None:
-        super()._learn(ready)
+        """Take over what the core decided at its start."""
+        self.config = self.config.with_max_model_len(ready.max_model_len)
         self.model_config = self.config.model
         self.input_processor.max_model_len = ready.max_model_len
 
     def _fail_open(self, error: EngineDead) -> None:
+        """End everyone who waits for an output with this error."""
         for stream in self._streams.values():
             stream.fail(error)
         for session in self._sessions:
             session.end(error)
-        for slot in self._added.values():
-            slot.release()
-        self._added.clear()
-        self._news.set()
+        self._last_outputs.fail()

@@ -17,7 +17,6 @@ from octavo.frontend.conversation import ChatRenderer
 from octavo.frontend.engine_metrics import EngineMetrics
 from octavo.frontend.input_processor import InputProcessor, PreparedRequest
 from octavo.frontend.later import refuse_options
-from octavo.frontend.otel import tracer_for
 from octavo.frontend.output_processor import OutputProcessor
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.prompts import PromptType, joined_prompt
@@ -49,13 +48,7 @@ class LLMEngine(EngineControl):
         """As of the last step."""
         self.metrics = EngineMetrics(config)
         self._stats_line = StatsLine(self.metrics, config.observability)
-        self._output_processor = OutputProcessor(
-            self.tokenizer,
-            self.metrics,
-            strict_ids=config.front.strict_request_ids,
-            log_requests=config.observability.enable_log_requests,
-            tracer=tracer_for(config),
-        )
+        self._output_processor = OutputProcessor.of(config, self.tokenizer, self.metrics)
         self._early: list[RequestOutput] = []
         """Outputs that came while the engine was being paused: the next step's."""
         self._client = client or InprocClient(config)

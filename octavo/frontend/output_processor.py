@@ -10,15 +10,16 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from octavo.base.errors import RequestError
 from octavo.base.log import get_logger
+from octavo.config.engine import EngineConfig
 from octavo.frontend.beam_search_request import BeamSearchRequest
 from octavo.frontend.engine_metrics import EngineMetrics
 from octavo.frontend.input_processor import PreparedRequest
 from octavo.frontend.open_request import NO_ORDERS, OpenRequest, Receiver, SampledRequest
-from octavo.frontend.otel import RequestTracer
+from octavo.frontend.otel import RequestTracer, tracer_for
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.request import EngineOutput, EngineOutputs, EngineRequest, FinishReason
@@ -58,6 +59,17 @@ class OutputProcessor:
         """By the client's id."""
         self._owners: dict[str, _Ownership] = {}
         """By the core's ids."""
+
+    @classmethod
+    def of(cls, config: EngineConfig, tokenizer: Tokenizer | None, metrics: EngineMetrics) -> Self:
+        """The processor of an engine with these options."""
+        return cls(
+            tokenizer,
+            metrics,
+            strict_ids=config.front.strict_request_ids,
+            log_requests=config.observability.enable_log_requests,
+            tracer=tracer_for(config),
+        )
 
     def close(self) -> None:
         """Nothing more comes: send the last spans, if there are any; takes two seconds at most."""

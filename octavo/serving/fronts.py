@@ -37,7 +37,7 @@ class Fronts:
         self._engine = engine
         self._count = config.api_server_count
         self._fd = listener.socket.fileno()
-        self._orders = engine.mailbox_path / _ORDERS
+        self._orders = engine.core.mailbox_path / _ORDERS
         self._orders.write_bytes(msgspec.msgpack.encode(Orders(config, engine.config.to_msgpack())))
         self._loop = asyncio.get_running_loop()
         self._children: dict[int, Child] = {}

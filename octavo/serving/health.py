@@ -45,7 +45,7 @@ async def ready(request: Request) -> Response:
 
 async def load(request: Request) -> Response:
     """How many sequences run or wait."""
-    now = Caller.of(request).engine.health()
+    now = Caller.of(request).engine.core.health()
     return _json(Load(now.num_running + now.num_waiting))
 
 
@@ -55,7 +55,7 @@ async def version(request: Request) -> Response:
 
 
 def _status(request: Request, good: tuple[HealthState, ...]) -> Response:
-    state = Caller.of(request).engine.health().state
+    state = Caller.of(request).engine.core.health().state
     if state == "ready" and request.scope.get("state", {}).get("is_draining"):
         state = "draining"
     headers = None if state in good else {"Retry-After": "1"}

@@ -59,7 +59,7 @@ class Server(Service):
         on_crash: Literal["none", "restart"] = "restart" if self._config.on_crash == "restart" else "none"
         engine = AsyncLLM(config, on_crash=on_crash, num_fronts=self._config.api_server_count)
         if not self._config.store:  # a file that all fronts can open, and that goes with the engine
-            self._config = dataclasses.replace(self._config, store=str(engine.mailbox_path / _STORE))
+            self._config = dataclasses.replace(self._config, store=str(engine.core.mailbox_path / _STORE))
         return engine
 
     async def _prepare(self, state: State) -> None:
@@ -72,7 +72,7 @@ class Server(Service):
         if self._config.api_server_count > 1:
             self._fronts = Fronts(engine, self._config, self._listener)
             self._fronts.start()
-            sharing = state.metrics_board.share(engine.mailbox_path, os.getpid())
+            sharing = state.metrics_board.share(engine.core.mailbox_path, os.getpid())
             self._tasks.append(asyncio.create_task(sharing))
         _say(_invitation(engine.config.served_names[0], self._listener.url, self._config))
 

@@ -107,7 +107,7 @@ class Service(ABC):
         self._door.app = HttpMetrics(self._layers(app), app.state.metrics_board)
         self._http.start()
         self._open(engine, app.state)
-        raise await engine.wait_until_dead()
+        raise await engine.core.wait_until_dead()
 
     async def _prepare(self, state: State) -> None:
         """What is to be done before requests are let in."""

@@ -62,8 +62,8 @@ async def test_abort_and_leaving_early(engine):
     await anext(stream)
     await stream.aclose()
     await collect(engine, [5], GREEDY)
-    assert engine.stats.num_running == 0
-    assert engine.stats.num_blocks_used == 0
+    assert engine.core.stats.num_running == 0
+    assert engine.core.stats.num_blocks_used == 0
 
 
 async def test_a_refused_request_disturbs_nobody(engine):
@@ -80,7 +80,7 @@ async def test_the_core_is_killed(engine):
     tasks = [asyncio.create_task(collect(engine, [i], long)) for i in range(1, 9)]
     await engine.start()
     await asyncio.sleep(0.2)
-    os.kill(engine._client.pid, signal.SIGKILL)
+    os.kill(engine.core.client.pid, signal.SIGKILL)
     begun_s = time.monotonic()
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert time.monotonic() - begun_s < 1.0

@@ -292,7 +292,7 @@ async def test_the_asynchronous_engine_searches_too(tiny_llama, make_llm):
         [beam, *_] = (await task).outputs
         assert beam.finish_reason == "abort"
         assert len(beam.token_ids) < 240
-        assert (await engine._client.call("stats"))["num_blocks_used"] == 0
+        assert (await engine.core.client.call("stats"))["num_blocks_used"] == 0
     finally:
         await engine.shutdown()
 

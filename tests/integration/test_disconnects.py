@@ -33,11 +33,11 @@ class Steps:
 
     @property
     def stats(self):
-        return self._engine.stats
+        return self._engine.core.stats
 
     @property
     def num_open(self):
-        return self._engine._output_processor.num_open
+        return self._engine.core.processor.num_open
 
     async def make(self, count):
         """So many more steps."""

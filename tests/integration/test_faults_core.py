@@ -85,59 +85,59 @@ def answer(prompt=(1, 2, 3), params=SHORT):
 
 async def test_a_killed_core_is_followed_by_another(start):
     engine = await start(step_s=0.02, restarts=Impatient(0.0))
-    assert engine.health().state == "ready"
+    assert engine.core.health().state == "ready"
     ending = asyncio.create_task(ends(engine))
     await asyncio.sleep(0.2)
-    pid = engine._client.pid
+    pid = engine.core.client.pid
     os.kill(pid, signal.SIGKILL)
     killed_s = time.monotonic()
     results, _ = await ending
     assert time.monotonic() - killed_s < 1.0
     assert all(isinstance(result, EngineDead) and result.retry_after_s > 0 for result in results)
-    assert engine.health().state == "restarting"
-    assert "exit code -9" in engine.health().reason
+    assert engine.core.health().state == "restarting"
+    assert "exit code -9" in engine.core.health().reason
     with pytest.raises(EngineDead) as refused:
         await collect(engine)
     assert refused.value.retry_after_s is not None
-    while engine.health().state != "ready":
+    while engine.core.health().state != "ready":
         assert time.monotonic() - killed_s < 10.0
         await asyncio.sleep(0.02)
-    assert engine.health().num_restarts == 1
+    assert engine.core.health().num_restarts == 1
     assert (await collect(engine)).token_ids == answer()
-    assert engine._client.pid != pid
+    assert engine.core.client.pid != pid
     assert not is_alive(pid)
     assert engine.metrics.engine_restarts.value == 1
 
 
 async def test_given_up_after_too_many_deaths(start):
     engine = await start(restarts=Impatient(0.0))
-    os.kill(engine._client.pid, signal.SIGKILL)
-    while engine.health().num_restarts == 0:
+    os.kill(engine.core.client.pid, signal.SIGKILL)
+    while engine.core.health().num_restarts == 0:
         await asyncio.sleep(0.02)
-    os.kill(engine._client.pid, signal.SIGKILL)
-    error = await asyncio.wait_for(engine.wait_until_dead(), 2)
+    os.kill(engine.core.client.pid, signal.SIGKILL)
+    error = await asyncio.wait_for(engine.core.wait_until_dead(), 2)
     assert error.retry_after_s is None
-    assert engine.health().state == "dead"
+    assert engine.core.health().state == "dead"
     with pytest.raises(EngineDead):
         await collect(engine)
 
 
 async def test_a_core_that_cannot_come_back(start, monkeypatch):
     engine = await start(restarts=Impatient(0.0, 0.1))
-    engine._client._config = process_config(fault="load:config")
-    os.kill(engine._client.pid, signal.SIGKILL)
-    error = await asyncio.wait_for(engine.wait_until_dead(), 10)
+    engine.core.client._config = process_config(fault="load:config")
+    os.kill(engine.core.client.pid, signal.SIGKILL)
+    error = await asyncio.wait_for(engine.core.wait_until_dead(), 10)
     assert "the option is wrong" in str(error)
-    assert engine._client._restarts.delays_s == []
+    assert engine.core.client._restarts.delays_s == []
 
 
 async def test_shutdown_while_a_core_is_restarted(start):
     engine = await start(restarts=Impatient(60.0))
-    os.kill(engine._client.pid, signal.SIGKILL)
-    while engine.health().state != "restarting":
+    os.kill(engine.core.client.pid, signal.SIGKILL)
+    while engine.core.health().state != "restarting":
         await asyncio.sleep(0.01)
     await asyncio.wait_for(engine.shutdown(), 2)
-    assert engine.health().state == "dead"
+    assert engine.core.health().state == "dead"
 
 
 async def test_shutdown_while_the_model_loads(start):
@@ -146,8 +146,8 @@ async def test_shutdown_while_the_model_loads(start):
     engine = AsyncLLM(config)
     starting = asyncio.create_task(engine.start())
     await asyncio.sleep(0.7)
-    assert engine.health().state == "starting"
-    begun_s, pid = time.monotonic(), engine._client.pid
+    assert engine.core.health().state == "starting"
+    begun_s, pid = time.monotonic(), engine.core.client.pid
     await engine.shutdown(grace_s=0.2)
     assert time.monotonic() - begun_s < 3.0
     assert not is_alive(pid)
@@ -160,7 +160,7 @@ async def test_a_stopped_core_is_found_and_replaced(start, is_idle, capfd):
     engine = await start(step_s=0.02, stall_timeout=1.0, restarts=Impatient(0.0))
     ending = None if is_idle else asyncio.create_task(ends(engine))
     await asyncio.sleep(0.3)
-    pid = engine._client.pid
+    pid = engine.core.client.pid
     os.kill(pid, signal.SIGSTOP)
     stopped_s = time.monotonic()
     if ending is not None:
@@ -168,7 +168,7 @@ async def test_a_stopped_core_is_found_and_replaced(start, is_idle, capfd):
         assert all(isinstance(result, EngineDead) for result in results)
         assert all("hangs" in str(result) for result in results)
         assert time.monotonic() - stopped_s < 1.0 + 2.0
-    while engine.health().num_restarts == 0:
+    while engine.core.health().num_restarts == 0:
         assert time.monotonic() - stopped_s < 10.0
         await asyncio.sleep(0.02)
     assert not is_alive(pid)
@@ -180,8 +180,8 @@ async def test_a_step_that_hangs_shows_its_stack(start, capfd):
     results, elapsed_s = await ends(engine, 2)
     assert all(isinstance(result, EngineDead) and "hangs" in str(result) for result in results)
     assert elapsed_s < 4.0
-    assert (await asyncio.wait_for(engine.wait_until_dead(), 1)).retry_after_s is None
-    assert wait_until(lambda: not is_alive(engine._client.pid), 2)
+    assert (await asyncio.wait_for(engine.core.wait_until_dead(), 1)).retry_after_s is None
+    assert wait_until(lambda: not is_alive(engine.core.client.pid), 2)
     log = capfd.readouterr().err
     assert "Current thread" in log
     assert "fail_at" in log
@@ -198,7 +198,7 @@ async def test_a_paused_engine_is_no_hang(start):
     await asyncio.sleep(0.1)
     await engine.pause_generation(mode="keep")
     await asyncio.sleep(1.5)
-    assert engine.health().state == "ready"
+    assert engine.core.health().state == "ready"
     await engine.resume_generation()
     assert (await running).token_ids == answer(params=LONG)
 
@@ -220,7 +220,7 @@ async def test_a_failing_thread_is_a_failing_engine(start, monkeypatch, fault):
     results, elapsed_s = await ends(engine, 3)
     assert all(isinstance(result, EngineDead) for result in results)
     assert elapsed_s < 2.0
-    while engine.health().num_restarts == 0:
+    while engine.core.health().num_restarts == 0:
         await asyncio.sleep(0.02)
     assert (await collect(engine, params=ONE)).token_ids == answer()[:1]
 
@@ -230,7 +230,7 @@ async def test_garbage_and_duplicates_are_counted(start, tmp_path):
     running = asyncio.create_task(collect(engine, params=LONG))
     await asyncio.sleep(0.1)
     request = fake_request("mine", [1, 2, 3], 60, seed=1)
-    address = f"ipc://{engine.mailbox_path / core_pipe(1)}"
+    address = f"ipc://{engine.core.mailbox_path / core_pipe(1)}"
     with zmq.Context() as context, context.socket(zmq.PUSH) as intruder:
         intruder.connect(address)
         for frame in (b"", b"\xc1", os.urandom(100), msgspec.msgpack.encode(["detach", 7])):
@@ -238,4 +238,4 @@ async def test_garbage_and_duplicates_are_counted(start, tmp_path):
         for _ in range(3):
             intruder.send(msgspec.msgpack.encode(request))
         assert (await running).token_ids == answer(params=LONG)
-    assert engine.stats.num_dropped == 5
+    assert engine.core.stats.num_dropped == 5

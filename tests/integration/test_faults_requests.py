@@ -27,7 +27,7 @@ def disarm():
 
 @pytest.fixture
 async def start(monkeypatch):
-    monkeypatch.setattr("octavo.frontend.async_lifecycle.tokenizer_for", lambda config: ByteTokenizer())
+    monkeypatch.setattr("octavo.frontend.async_engine.tokenizer_for", lambda config: ByteTokenizer())
     engines = []
 
     async def start(**orders):
@@ -66,14 +66,14 @@ async def one_failed(engine, **fields):
         assert (text, last[seed].finish_reason) == (expected(seed), "length")
     [(seed, completion)] = failed.items()
     assert completion.error.startswith("Internal error while")
-    assert engine.stats.num_running == 0 or await _is_idle(engine)
+    assert engine.core.stats.num_running == 0 or await _is_idle(engine)
     assert (await collect(engine, seed))[-1].outputs[0].text == expected(seed)
     return completion
 
 
 async def _is_idle(engine):
     await asyncio.sleep(0.1)
-    return (await engine._call("stats"))["num_blocks_used"] == 0
+    return (await engine.core.call("stats"))["num_blocks_used"] == 0
 
 
 @pytest.mark.parametrize("site", ["detok", "logprobs"])
@@ -108,7 +108,7 @@ async def test_an_output_that_cannot_be_made(start, monkeypatch):
             assert (completion.finish_reason, completion.text) == ("error", "")
         else:
             assert completion.text == expected(seed)
-    assert engine._output_processor.num_open == 0
+    assert engine.core.processor.num_open == 0
     assert await _is_idle(engine)
 
 
@@ -157,7 +157,7 @@ async def test_time_limits(start, is_running):
 
 
 async def test_the_engines_time_limit(monkeypatch):
-    monkeypatch.setattr("octavo.frontend.async_lifecycle.tokenizer_for", lambda config: ByteTokenizer())
+    monkeypatch.setattr("octavo.frontend.async_engine.tokenizer_for", lambda config: ByteTokenizer())
     config: EngineConfig = process_config(step_s=0.05)
     scheduler = dataclasses.replace(config.scheduler, max_request_seconds=0.3)
     engine = AsyncLLM(dataclasses.replace(config, scheduler=scheduler, front=FrontConfig()))
@@ -193,7 +193,7 @@ async def test_every_way_out_gives_the_place_back(start):
     async def be_aborted():
         running = asyncio.create_task(collect(engine, 1))
         await asyncio.sleep(0.1)
-        await engine.abort(next(iter(engine._output_processor._keys)))
+        await engine.abort(next(iter(engine.core.processor._keys)))
         await running
 
     async def fail_to_tokenize():
@@ -210,7 +210,7 @@ async def test_every_way_out_gives_the_place_back(start):
     dying = [asyncio.create_task(collect(engine, seed)) for seed in (1, 2)]
     await asyncio.sleep(0.1)
     assert engine.admission.num_sequences == 2
-    os.kill(engine._client.pid, signal.SIGKILL)
+    os.kill(engine.core.client.pid, signal.SIGKILL)
     await asyncio.gather(*dying, return_exceptions=True)
     assert engine.admission.num_sequences == 0
 
@@ -255,4 +255,4 @@ async def test_faults_of_one_row_of_a_real_model(start_real, fault, text):
         if seed != failed:
             assert completion.token_ids == alone[seed].token_ids
             assert completion.finish_reason == "length"
-    assert (await engine._call("stats"))["num_blocks_used"] == 0
+    assert (await engine.core.call("stats"))["num_blocks_used"] == 0

@@ -51,7 +51,7 @@ async def fronts():
         front = FrontConfig(max_num_queued_reqs=max_num_queued_reqs)
         config = dataclasses.replace(config, model=model, front=front)
         owner = AsyncLLM(config, on_crash=on_crash, num_fronts=num_fronts or num)
-        others = [AsyncLLM.attached(config, owner.mailbox_path, front) for front in range(1, num)]
+        others = [AsyncLLM.attached(config, owner.core.mailbox_path, front) for front in range(1, num)]
         engines.extend([owner, *others])
         await asyncio.wait_for(asyncio.gather(*(engine.start() for engine in engines)), 20)
         return engines
@@ -73,7 +73,7 @@ def answer(seed, max_tokens=20):
 
 async def until_ready(*engines):
     begun_s = time.monotonic()
-    while any(engine.health().state != "ready" for engine in engines):
+    while any(engine.core.health().state != "ready" for engine in engines):
         assert time.monotonic() - begun_s < 10.0
         await asyncio.sleep(0.02)
 
@@ -85,14 +85,14 @@ async def test_each_gets_its_own(fronts):
     completions = await asyncio.gather(*runs)
     for seed, completion in enumerate(completions, start=1):
         assert completion.token_ids == answer(seed)
-    assert not any(engine._output_processor.num_open for engine in (owner, other, third))
+    assert not any(engine.core.processor.num_open for engine in (owner, other, third))
     assert (
         await asyncio.gather(*(e.collective_rpc("ping") for e in (owner, other, third)))
-        == [["ping", {}, owner._client.pid]] * 3
+        == [["ping", {}, owner.core.client.pid]] * 3
     )
     await asyncio.sleep(0.8)
-    assert other.stats.num_steps == owner.stats.num_steps > 0
-    for call in (lambda: other.mailbox_path, lambda: other.detach_front(2)):
+    assert other.core.stats.num_steps == owner.core.stats.num_steps > 0
+    for call in (lambda: other.core.mailbox_path, lambda: other.detach_front(2)):
         with pytest.raises(Unsupported):
             call()
 
@@ -175,9 +175,9 @@ async def test_one_leaves_and_another_takes_its_place(fronts):
     with pytest.raises(EngineDead, match="shut down"):
         await theirs
     assert (await mine).token_ids == answer(1, 50)
-    assert owner.stats.num_running == 0, "what the one who left had is not computed any more"
+    assert owner.core.stats.num_running == 0, "what the one who left had is not computed any more"
     owner.detach_front(1)
-    successor = AsyncLLM.attached(other.config, owner.mailbox_path, 1)
+    successor = AsyncLLM.attached(other.config, owner.core.mailbox_path, 1)
     await asyncio.wait_for(successor.start(), 5)
     assert (await collect(successor, 3)).token_ids == answer(3)
     await successor.shutdown()
@@ -185,43 +185,43 @@ async def test_one_leaves_and_another_takes_its_place(fronts):
 
 async def test_the_requests_of_a_dead_front_end(fronts):
     [owner] = await fronts(1, num_fronts=2, step_s=0.05)
-    script = [sys.executable, "-c", CHILD, str(owner.mailbox_path)]
+    script = [sys.executable, "-c", CHILD, str(owner.core.mailbox_path)]
     with subprocess.Popen(script, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}) as child:
-        while owner.stats.num_running == 0:
+        while owner.core.stats.num_running == 0:
             await asyncio.sleep(0.02)
         child.kill()
     mine = asyncio.create_task(collect(owner, 1))
     owner.detach_front(1)
     assert (await mine).token_ids == answer(1)
-    assert (await owner._call("stats"))["num_blocks_used"] == 0
+    assert (await owner.core.call("stats"))["num_blocks_used"] == 0
 
 
 async def test_all_survive_the_core(fronts):
     owner, other = await fronts(step_s=0.02)
     tasks = [asyncio.create_task(collect(engine, 1, 50)) for engine in (owner, other) for _ in range(4)]
     await asyncio.sleep(0.2)
-    os.kill(owner._client.pid, signal.SIGKILL)
+    os.kill(owner.core.client.pid, signal.SIGKILL)
     killed_s = time.monotonic()
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert time.monotonic() - killed_s < 1.0
     assert all(isinstance(result, EngineDead) and result.retry_after_s for result in results)
-    assert other.health().state == "restarting"
+    assert other.core.health().state == "restarting"
     with pytest.raises(EngineDead):
         await collect(other, 1)
     await until_ready(owner, other)
-    assert [engine.health().num_restarts for engine in (owner, other)] == [1, 1]
+    assert [engine.core.health().num_restarts for engine in (owner, other)] == [1, 1]
     completions = await asyncio.gather(*(collect(engine, 3) for engine in (owner, other)))
     assert [completion.token_ids for completion in completions] == [answer(3)] * 2
 
 
 async def test_all_hear_that_the_core_is_gone_for_good(fronts):
     owner, other = await fronts(on_crash="none")
-    os.kill(owner._client.pid, signal.SIGKILL)
+    os.kill(owner.core.client.pid, signal.SIGKILL)
     for engine in (owner, other):
-        error = await asyncio.wait_for(engine.wait_until_dead(), 2)
+        error = await asyncio.wait_for(engine.core.wait_until_dead(), 2)
         assert error.retry_after_s is None
         assert "exit code -9" in str(error)
-        assert engine.health().state == "dead"
+        assert engine.core.health().state == "dead"
 
 
 async def test_a_front_whose_requests_were_dropped_learns_it(fronts):
@@ -238,5 +238,5 @@ async def test_a_front_whose_requests_were_dropped_learns_it(fronts):
 async def test_the_owners_shutdown_is_everybodys(fronts):
     owner, other = await fronts()
     await owner.shutdown()
-    error = await asyncio.wait_for(other.wait_until_dead(), 2)
+    error = await asyncio.wait_for(other.core.wait_until_dead(), 2)
     assert "shut down" in str(error)

@@ -15,7 +15,7 @@ ROOM = 29
 
 @pytest.fixture
 def config(monkeypatch):
-    for module in ("engine", "async_lifecycle"):
+    for module in ("engine", "async_engine"):
         monkeypatch.setattr(f"octavo.frontend.{module}.tokenizer_for", lambda config: ByteTokenizer())
     config = process_config()
     cache = dataclasses.replace(config.cache, num_gpu_blocks_override=8)

@@ -18,7 +18,7 @@ DELTAS = SamplingParams(max_tokens=4, seed=5, detokenize=False, output_kind=Requ
 
 @pytest.fixture
 async def engine(monkeypatch):
-    monkeypatch.setattr("octavo.frontend.async_lifecycle.tokenizer_for", lambda config: ByteTokenizer())
+    monkeypatch.setattr("octavo.frontend.async_engine.tokenizer_for", lambda config: ByteTokenizer())
     engine = AsyncLLM(process_config())
     yield engine
     await engine.shutdown()

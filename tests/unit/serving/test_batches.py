@@ -204,7 +204,7 @@ async def test_a_batch_is_cancelled():
         while not (await get(server, f"/v1/batches/{batch['id']}"))["request_counts"]["completed"]:
             await asyncio.sleep(0.01)
         assert (await server.client.delete(f"/v1/files/{batch['input_file_id']}")).status_code == 409
-        load = server.engine.health()
+        load = server.engine.core.health()
         assert load.num_running + load.num_waiting <= 2  # half of the seats
         await server.client.post(f"/v1/batches/{batch['id']}/cancel")
         batch = await finished(server, batch)

@@ -56,7 +56,7 @@ async def test_how_the_server_is(server):
 )
 async def test_every_state_has_its_status(state, health, ready, server, monkeypatch):
     now = Health(state, "why /home/x 0x7f00aa11bb22", 1, 2.0, 3, 4)
-    monkeypatch.setattr(server.engine, "health", lambda: now)
+    monkeypatch.setattr(server.engine.core, "health", lambda: now)
     for path, status in (("/health", health), ("/ready", ready), ("/ping", health)):
         answer = await server.client.get(path)
         assert (answer.status_code, answer.json()) == (status, {"status": state})

@@ -263,7 +263,7 @@ async def test_cancelled_in_the_background(tmp_path):
         await client.responses.delete(deleted.id)
         assert (await client.responses.retrieve(cancelled.id)).status == "cancelled"
         async with asyncio.timeout(5):
-            while server.engine.health().num_running > 1:
+            while server.engine.core.health().num_running > 1:
                 await asyncio.sleep(0.01)
     async with served(config) as server, client_of(server) as client:
         await server.app.state.store.run(record.fail_left)
@@ -282,7 +282,7 @@ async def test_cancelled_by_another_front():
             server.app.state.background = Background()  # it is not this process that works on it
             await end(begun.id)
             async with asyncio.timeout(5):
-                while server.engine.health().num_running:
+                while server.engine.core.health().num_running:
                     await asyncio.sleep(0.01)
             if end == client.responses.cancel:
                 assert (await client.responses.retrieve(begun.id)).status == "cancelled"
@@ -317,7 +317,7 @@ async def test_cancelled_and_deleted_while_it_is_streamed():
     async with served(step_s=0.02) as server, client_of(server) as client, asyncio.timeout(10):
         for is_deleted in (False, True):
             reading = asyncio.create_task(all_events(client, asked))
-            while not server.engine.health().num_running:
+            while not server.engine.core.health().num_running:
                 await asyncio.sleep(0.01)
             [response_id] = server.app.state.background._tasks
             await (client.responses.delete if is_deleted else client.responses.cancel)(response_id)
@@ -327,7 +327,7 @@ async def test_cancelled_and_deleted_while_it_is_streamed():
             else:
                 last = (await reading)[-1]
                 assert (last.type, last.response.status) == ("response.incomplete", "cancelled")
-            while server.engine.health().num_running:
+            while server.engine.core.health().num_running:
                 await asyncio.sleep(0.01)
 
 

@@ -1,0 +1,318 @@
+"""`CoreLink`: starts the core, hands it requests, reads what it sends, may outlive it. A part of AsyncLLM.
+
+It keeps the open requests in its OutputProcessor and knows of their readers only that they can be failed all
+at once. When the core dies or hangs, every open request ends with EngineDead; whether another core comes is
+the client's business (client/zmq).
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+from octavo.base.errors import EngineDead, Overloaded, RequestError, Unsupported
+from octavo.base.log import get_logger
+from octavo.config.engine import EngineConfig
+from octavo.frontend.client.door import Door
+from octavo.frontend.client.zmq import AsyncClient
+from octavo.frontend.engine_metrics import EngineMetrics
+from octavo.frontend.health import Health, HealthState
+from octavo.frontend.input_processor import PreparedRequest
+from octavo.frontend.open_request import Receiver
+from octavo.frontend.output_processor import OutputProcessor
+from octavo.frontend.stats_line import StatsLine
+from octavo.messages.control import EndRequests, Ready
+from octavo.messages.request import EngineRequest, FinishReason, SchedulerStats
+
+logger = get_logger(__name__)
+_POLL_S = 0.01
+
+
+class CoreLink:
+    """One core after the other and the requests open in it, used from one event loop."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        client: Door,
+        processor: OutputProcessor,
+        metrics: EngineMetrics,
+        *,
+        learn: Callable[[Ready], None],
+        fail: Callable[[EngineDead], None],
+    ) -> None:
+        """Start nothing yet.
+
+        learn: called with what each new core decided at its start
+        fail: called when the core has ended, with the error for everyone who waits for an output
+        """
+        self.client = client
+        self.processor = processor
+        self.stats = SchedulerStats()
+        """As of the last step."""
+        self.stats_line = StatsLine(metrics, config.observability)
+        self.error: EngineDead | None = None
+        """Why the core has ended; None while it has not."""
+        self._shutdown_timeout = config.front.shutdown_timeout
+        self._metrics = metrics
+        self._learn = learn
+        self._fail = fail
+        self._num_restarts = 0
+        self._last_step_s = time.monotonic()
+        self._gone = asyncio.Event()
+        """Set when the core is gone for good."""
+        self._starting: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_draining = False
+
+    async def start(self) -> None:
+        """Start the core and wait until the model is loaded; once. Raises ConfigError, EngineDead.
+
+        And RequestError on an event loop that is not the first one: outputs are read on that one alone, a
+        request of another would wait for ever.
+        """
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start())
+        elif self._starting.get_loop() is not asyncio.get_running_loop():
+            raise RequestError(
+                "This engine was started on another event loop, and works on that one only. asyncio.run() "
+                "makes a new one each time: put all that uses the engine into one call of it."
+            )
+        try:
+            await asyncio.shield(self._starting)
+        except asyncio.CancelledError:
+            if self._starting.cancelled():
+                raise EngineDead("The engine has been shut down.") from None
+            raise
+
+    @property
+    def is_up(self) -> bool:
+        """True when the first start has succeeded."""
+        return bool(self._tasks)
+
+    def check_health(self) -> None:
+        """Raise EngineDead when the core has ended."""
+        if self.error is not None:
+            raise copy(self.error)  # what is raised collects frames: a new one for each
+
+    def check_open(self) -> None:
+        """Raise EngineDead when the core has ended, Overloaded when it is about to: nothing new may begin."""
+        self.check_health()
+        if self._is_draining:
+            raise Overloaded("The engine is shutting down: send the request to another one.")
+
+    def health(self) -> Health:
+        """How the engine is; at once, from what is known here."""
+        return Health(
+            state=self._state(),
+            reason="" if self.error is None else str(self.error),
+            num_restarts=self._num_restarts,
+            last_step_age_s=time.monotonic() - self._last_step_s,
+            num_running=self.stats.num_running,
+            num_waiting=self.stats.num_waiting,
+        )
+
+    async def wait_until_dead(self) -> EngineDead:
+        """Return when the core is gone and no other one comes: why."""
+        await self._gone.wait()
+        assert self.error is not None
+        return self.error
+
+    @property
+    def mailbox_path(self) -> Path:
+        """The directory by which other fronts find the core (AsyncLLM.attached)."""
+        return self._own_client().mailbox_path
+
+    def detach_front(self, front: int) -> None:
+        """End the requests of another front."""
+        client = self._own_client()
+        if self.is_up:
+            with suppress(EngineDead):  # then there is nothing to end
+                client.detach(front)
+
+    def open(self, prepared: PreparedRequest, receiver: Receiver) -> None:
+        """Open a request here and in the core, or in neither; `receiver` gets its outputs."""
+        self.check_health()
+        self.processor.add(prepared, receiver)
+        try:
+            for request in prepared.engine_requests:
+                self.client.add(request)
+        except BaseException:
+            self.forget([prepared.key])
+            raise
+
+    def end(self, keys: Iterable[str], reason: FinishReason, error: str = "") -> None:
+        """End requests, here and in the core, with a last output."""
+        self._send_aborts(self.processor.end(keys, reason, error).abort_ids)
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """End requests whose readers are gone, here and in the core."""
+        self._send_aborts(self.processor.forget(keys))
+
+    def tell_fronts(self, request_ids: list[str] | None, tenant: str | None = None) -> None:
+        """Have the other fronts end these requests of theirs; None: all."""
+        if self.is_up and self.error is None:
+            with suppress(EngineDead):  # then theirs have ended too
+                self.client.tell_fronts(request_ids, tenant)
+
+    async def call(self, verb: str, arguments: dict[str, Any] | None = None) -> Any:
+        """Run a command of the core (engine/commands). Raises EngineDead."""
+        await self.start()
+        return await self.client.call(verb, arguments)
+
+    async def finish(self, keys: Iterable[str]) -> None:
+        """Wait until these requests have ended. Raises EngineDead."""
+        open_keys = set(keys)
+        while open_keys := open_keys.intersection(self.processor.open_keys()):
+            await asyncio.sleep(_POLL_S)
+        self.check_health()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Return when no request is open. Raises TimeoutError after `timeout_s` seconds, EngineDead."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.processor.has_unfinished_requests():
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            raise TimeoutError(
+                f"Timeout reached after {timeout_s} seconds waiting for requests to drain."
+            ) from None
+        self.check_health()
+
+    def refuse_new(self) -> None:
+        """Let no request begin from now on: the engine is being shut down."""
+        self._is_draining = True
+
+    async def shut_down(self, timeout_s: float | None, grace_s: float) -> None:
+        """End the core; requests still open after `timeout_s` end with EngineDead. May be called twice.
+
+        timeout_s: option shutdown_timeout when None
+        grace_s: for the core to end by itself. While it still loads, it is ended at once.
+        """
+        if self._starting is not None:
+            await self._wind_up(self._starting, self._shutdown_timeout if timeout_s is None else timeout_s)
+        await self.client.close(grace_s)
+        await asyncio.to_thread(self.processor.close)
+
+    async def _wind_up(self, starting: asyncio.Task[None], timeout_s: float) -> None:
+        starting.cancel()
+        await asyncio.wait([starting])
+        if self.is_up and self.error is None:
+            with suppress(TimeoutError, EngineDead):
+                await self.drain(timeout_s)
+        self.stats_line.log_end()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        if self._state() != "dead":
+            self.forget(self.processor.open_keys())
+            self._fail_all(EngineDead("The engine has been shut down."))
+
+    async def _start(self) -> None:
+        self._note_start(await self.client.start())
+        self._tasks = [asyncio.create_task(self._live()), asyncio.create_task(self._log_stats())]
+
+    def _note_start(self, ready: Ready) -> None:
+        self._last_step_s = time.monotonic()
+        self._learn(ready)
+
+    def _state(self) -> HealthState:
+        if self.error is not None:
+            return "dead" if self.error.retry_after_s is None else "restarting"
+        if self._is_draining:
+            return "draining"
+        if not self.is_up:
+            return "starting"
+        return "stalled" if self.client.is_stalled else "ready"
+
+    def _own_client(self) -> AsyncClient:
+        if not isinstance(self.client, AsyncClient):
+            raise Unsupported("This front is attached to the core of another one: ask that front.")
+        return self.client
+
+    async def _live(self) -> None:
+        """Task: one core after the other, as long as another one comes."""
+        error = await self._read()
+        while error is not None:
+            logger.error("%s", error)
+            self._fail_all(error)
+            if error.retry_after_s is None:
+                self._gone.set()
+                return
+            error = await self._restart() or await self._read()
+
+    async def _read(self) -> EngineDead | None:
+        """Take every output of the core until it ends: why it did."""
+        try:
+            async for outputs in self.client.outputs():
+                if isinstance(outputs, EndRequests):
+                    self._end_as_told(outputs)
+                    continue
+                self._note_stats(outputs.stats)
+                processed = self.processor.process(outputs)
+                self._send_aborts(processed.abort_ids)
+                self._send_requests(processed.new_requests)
+        except EngineDead as error:
+            return error
+        except Exception as error:
+            logger.exception("The front cannot go on.")
+            return EngineDead(f"The outputs of the engine cannot be read: {error}")
+        return None
+
+    async def _restart(self) -> EngineDead | None:
+        """Wait for the next core: why it did not come."""
+        try:
+            ready = await self.client.start()
+        except EngineDead as error:
+            return error
+        except Exception as error:
+            logger.exception("The engine core cannot be started again.")
+            return EngineDead(f"The engine core cannot be started again: {error}")
+        self._note_start(ready)
+        self.error = None
+        self._num_restarts += 1
+        self._metrics.note_restart()
+        logger.warning("A new engine core is ready; it is restart number %d.", self._num_restarts)
+        return None
+
+    def _note_stats(self, stats: SchedulerStats) -> None:
+        if stats.num_steps != self.stats.num_steps:
+            self._last_step_s = time.monotonic()
+        self.stats = stats
+
+    async def _log_stats(self) -> None:
+        """Task: the periodic line."""
+        while self.stats_line.is_wanted and self.error is None:
+            await asyncio.sleep(self.stats_line.interval_s)
+            self.stats_line.log_if_due()
+
+    def _end_as_told(self, order: EndRequests) -> None:
+        """End requests that another front names."""
+        ids = order.request_ids
+        keys = self.processor.open_keys() if ids is None else self.processor.keys_of(ids, order.tenant)
+        self.end(keys, FinishReason.ABORT)
+
+    def _send_aborts(self, request_ids: list[str]) -> None:
+        if request_ids and self.error is None:
+            with suppress(EngineDead):  # the reading task is about to tell everybody
+                self.client.abort(request_ids)
+
+    def _send_requests(self, requests: list[EngineRequest]) -> None:
+        """Go on with open requests; one that cannot go on ends with an error."""
+        for request in requests:
+            try:
+                self.client.add(request)
+            except Overloaded as error:
+                if (key := self.processor.owner_of(request.request_id)) is not None:
+                    self.end([key], FinishReason.ERROR, str(error))
+
+    def _fail_all(self, error: EngineDead) -> None:
+        """End every open request with this error, once."""
+        self.error = error
+        self.stats = SchedulerStats()
+        self.processor.forget(self.processor.open_keys(), FinishReason.ERROR)
+        self._fail(error)

@@ -1,0 +1,49 @@
+"""`LastOutputs`: those of requests of AsyncLLM.add_request, until AsyncLLM.step is called."""
+
+import asyncio
+from collections.abc import Callable
+
+from octavo.frontend.admission import Slot
+from octavo.frontend.outputs import RequestOutput
+
+
+class LastOutputs:
+    """Holds the requests' places in the queue, then their last outputs. Used on one event loop."""
+
+    def __init__(self) -> None:
+        self._slots: dict[str, Slot] = {}
+        """Of open requests, by key."""
+        self._finished: list[RequestOutput] = []
+        self._news = asyncio.Event()
+
+    def expect(self, key: str, slot: Slot) -> None:
+        """Wait for the last output of a request, and release its slot then."""
+        self._slots[key] = slot
+
+    def receive(self, key: str, output: RequestOutput) -> None:
+        """Take an output of a request that is expected."""
+        slot = self._slots[key]
+        slot.set_prompt(0)
+        if output.finished:
+            slot.release()
+            del self._slots[key]
+            self._finished.append(output)
+            self._news.set()
+
+    async def take(self, check: Callable[[], None]) -> list[RequestOutput]:
+        """Wait for last outputs and hand them out; [] when none is expected. Raises what `check` raises."""
+        while not self._finished:
+            check()
+            if not self._slots:
+                break
+            self._news.clear()
+            await self._news.wait()
+        finished, self._finished = self._finished, []
+        return finished
+
+    def fail(self) -> None:
+        """Expect nothing more: the core has ended."""
+        for slot in self._slots.values():
+            slot.release()
+        self._slots.clear()
+        self._news.set()
