@@ -40,7 +40,7 @@ from octavo.frontend.output_processor import OutputProcessor
 from octavo.frontend.output_stream import OutputStream
 from octavo.frontend.prompts import TokensPrompt
 from octavo.frontend.text.loader import load_tokenizer
-from octavo.messages.kv import KVCacheGroup, KVCacheSpec, ModelReady
+from octavo.messages.kv import HeadsKV, KVCacheGroup, ModelReady
 from octavo.messages.request import EngineOutputs
 from octavo.messages.sampling import RequestOutputKind, SamplingParams
 from octavo.messages.step import ModelRunnerOutput
@@ -53,7 +53,7 @@ from octavo.runtime.worker.request_state import RequestState
 from tests.fakes import fake_config
 
 STEPS, BLOCK, PROMPT, VOCAB = 64, 64, 32, 49152
-GROUPS = [KVCacheGroup(KVCacheSpec(num_kv_heads=1, head_dim=8, bytes_per_token=64), (0,))]
+GROUPS = [KVCacheGroup(HeadsKV(1, 8, "float32", 64), (0,))]
 
 
 class RandomExecutor(Executor):
@@ -188,7 +188,7 @@ def prepare(config, tokenizer, params):
 
 def make_runner(config, plan):
     count, device = config.scheduler.max_num_seqs, torch.device("cpu")
-    cache = KVTensors(plan, torch.float32, device)
+    cache = KVTensors(plan, device)
     state = RequestState(count, config.model.max_model_len, plan, device)
     runner = ModelRunner(cache, state, Sampler(64, count, device), "raw_logprobs", STEP_ENDS)
     runner.equip(NoModel(), lambda compute: lambda: None)

@@ -34,7 +34,7 @@ import psutil
 
 from octavo.cli.main import main as octavo
 from octavo.engine.executor.interface import Executor
-from octavo.messages.kv import KVCacheGroup, KVCacheSpec, ModelReady
+from octavo.messages.kv import HeadsKV, KVCacheGroup, ModelReady
 from octavo.messages.step import ModelRunnerOutput
 from tests.fakes import ByteTokenizer, fake_config
 from tests.served_process import ServeProcess
@@ -60,7 +60,7 @@ class InstantExecutor(Executor):
         """By request: length of its prompt."""
         self._num_seats = config.scheduler.max_num_seqs
         self._ended, self._gaps_ms = self._clocks(), []
-        spec = KVCacheSpec(num_kv_heads=1, head_dim=8, bytes_per_token=64)
+        spec = HeadsKV(1, 8, "float32", 64)
         return ModelReady(groups=[KVCacheGroup(spec, (0,))], available_bytes=1 << 40)
 
     def allocate(self, plan):

@@ -23,7 +23,7 @@ from octavo.config.parallel import ParallelConfig
 from octavo.config.scheduling import SchedulerConfig
 from octavo.engine.executor.interface import Executor
 from octavo.frontend.text.tokenizer import SpecialTokens, Tokenizer, byte_alphabet
-from octavo.messages.kv import CachePlan, KVCacheGroup, KVCacheSpec, ModelReady
+from octavo.messages.kv import CachePlan, HeadsKV, KVCacheGroup, ModelReady
 from octavo.messages.request import (
     EngineRequest,
     FinishReason,
@@ -72,11 +72,11 @@ def fake_config(
     )
 
 
-def fake_groups(*windows: int) -> list[KVCacheGroup]:
-    """One cache group of one layer per window; 0 = full attention."""
+def fake_groups(*windows: int, heads: tuple[int, ...] = ()) -> list[KVCacheGroup]:
+    """One cache group of one layer per window; 0 = full attention. heads: of each group, 1 if not told."""
     return [
-        KVCacheGroup(KVCacheSpec(num_kv_heads=1, head_dim=8, bytes_per_token=64, sliding_window=window), (i,))
-        for i, window in enumerate(windows)
+        KVCacheGroup(HeadsKV(n, 8, "float32", 64 * n, window), (i,))
+        for i, (window, n) in enumerate(zip(windows, heads or [1] * len(windows), strict=True))
     ]
 
 
@@ -216,7 +216,7 @@ class FakeExecutor(Executor):
     def allocate(self, plan: CachePlan) -> None:
         self.plan = plan
         self.memory: list[list[object]] = [
-            [None] * plan.block_size for _ in range(plan.num_blocks + plan.num_host_blocks)
+            [None] * max(plan.block_sizes) for _ in range(plan.num_blocks + plan.num_host_blocks)
         ]
 
     def execute(self, step: SchedulerOutput) -> Future:
@@ -295,8 +295,7 @@ class FakeExecutor(Executor):
 
     def _write(self, row: _Row, start: int, count: int) -> None:
         self._check(count > 0 and start + count <= len(row.tokens), "tokens scheduled that do not exist")
-        size = self.plan.block_size
-        for table in row.tables:
+        for table, size in zip(row.tables, self.plan.block_sizes, strict=True):
             for position in range(start, start + count):
                 block = table[position // size]
                 self._check_block(block)
@@ -305,8 +304,7 @@ class FakeExecutor(Executor):
 
     def _read(self, row: _Row, start: int, count: int) -> None:
         """Check what the queries at `start` … see."""
-        size = self.plan.block_size
-        for group, table in zip(self.groups, row.tables, strict=True):
+        for group, table, size in zip(self.groups, row.tables, self.plan.block_sizes, strict=True):
             window = group.spec.sliding_window or self.config.model.max_model_len
             for position in range(max(0, start - window + 1), start + count):
                 found = self.memory[table[position // size]][position % size]

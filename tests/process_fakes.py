@@ -13,7 +13,7 @@ from pathlib import Path
 
 from octavo.base.errors import ConfigError
 from octavo.engine.executor.multiprocess import MultiprocessExecutor
-from octavo.messages.kv import KVCacheGroup, KVCacheSpec, ModelReady
+from octavo.messages.kv import HeadsKV, KVCacheGroup, ModelReady
 from octavo.messages.step import ModelRunnerOutput
 from tests.fakes import FakeExecutor, fake_config
 
@@ -119,7 +119,7 @@ class FakeWorker:
 
     def load(self):
         fail_at("load", self.config, self.rank)
-        spec = KVCacheSpec(num_kv_heads=1, head_dim=4, bytes_per_token=32)
+        spec = HeadsKV(1, 4, "float32", 32)
         return ModelReady([KVCacheGroup(spec, (0,))], 1000 + self.rank)
 
     def allocate(self, plan):

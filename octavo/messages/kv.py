@@ -3,22 +3,29 @@
 import msgspec
 
 
-class KVCacheSpec(msgspec.Struct, array_like=True, frozen=True):
-    """What one kind of attention layer keeps per token."""
+class HeadsKV(msgspec.Struct, array_like=True, frozen=True, tag="heads"):
+    """A key and a value per head and token."""
 
     num_kv_heads: int
+    """On one rank."""
     head_dim: int
+    dtype: str
+    """By torch's name; "int8" comes with scales."""
     bytes_per_token: int
     """Keys and values of one layer, all local heads."""
     sliding_window: int = 0
     """Positions a query sees, itself included; 0 = all."""
 
 
+KVCacheSpec = HeadsKV
+"""What one kind of attention layer keeps: a closed union, whose members tell their `bytes_per_token`."""
+
+
 class KVCacheGroup(msgspec.Struct, array_like=True, frozen=True):
     """Layers that share one block table.
 
-    All groups have the same number of layers (the last may be short of some), so one block of any group has
-    the same size: layer i of every group lives in cache tensor i, and one pool of blocks serves them all.
+    All groups have the same number of layers (the last may be short of some): layer i of every group lives in
+    cache tensor i, and one pool of blocks serves them all.
     """
 
     spec: KVCacheSpec
@@ -69,6 +76,7 @@ class CachePlan(msgspec.Struct, array_like=True):
     groups: list[KVCacheGroup]
     num_blocks: int
     block_size: int
+    """Slots per block of the groups that keep the most bytes per token."""
     num_host_blocks: int = 0
     """Slots in host memory for contents of blocks, on each rank; their ids follow those of the blocks."""
     max_model_len: int = 0
@@ -76,7 +84,26 @@ class CachePlan(msgspec.Struct, array_like=True):
     store: StorePlan | None = None
 
     @property
+    def num_tensors(self) -> int:
+        """Cache tensors, in each of which a block has its part."""
+        return max(len(group.layers) for group in self.groups)
+
+    @property
+    def layer_block_bytes(self) -> int:
+        """Bytes of one block in one cache tensor: the same in all groups, on one rank."""
+        return self.block_size * max(group.spec.bytes_per_token for group in self.groups)
+
+    @property
     def bytes_per_block(self) -> int:
         """Bytes of one block over all its layers, on one rank."""
-        num_tensors = max(len(group.layers) for group in self.groups)
-        return self.block_size * num_tensors * max(group.spec.bytes_per_token for group in self.groups)
+        return self.num_tensors * self.layer_block_bytes
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one token in all groups, on one rank, until windows pass."""
+        return self.num_tensors * sum(group.spec.bytes_per_token for group in self.groups)
+
+    @property
+    def block_sizes(self) -> list[int]:
+        """Slots per block, by group: the fewer bytes a token takes, the more of them share a block."""
+        return [self.layer_block_bytes // group.spec.bytes_per_token for group in self.groups]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from octavo.messages.kv import KVCacheSpec
+from octavo.messages.kv import HeadsKV
 from octavo.runtime.attention.paged import PagedBackend, Scores
 from octavo.runtime.attention.registry import choose_backend
 from octavo.runtime.batch import ForwardBatch, GroupTables
@@ -34,7 +34,7 @@ def test_long_steps(heads, head_dim, block_size):
         longest_q=1500,
     )
     platform = get_platform("cuda", 1)
-    backend = choose_backend([KVCacheSpec(2, head_dim, 2 * 2 * head_dim * 2)], platform)
+    backend = choose_backend([HeadsKV(2, head_dim, "bfloat16", 2 * 2 * head_dim * 2)], platform)
     assert type(backend).__name__ == "CuDNNBackend"
     how = Scores(head_dim**-0.5, 0, 0.0)
     backend.plan(batch)

@@ -5,14 +5,14 @@ import torch
 from torch.nn import functional
 
 from octavo.base.errors import ConfigError, Unsupported
-from octavo.messages.kv import KVCacheSpec
+from octavo.messages.kv import HeadsKV
 from octavo.runtime.attention.paged import PagedBackend
 from octavo.runtime.attention.registry import choose_backend
 from octavo.runtime.batch import ForwardBatch, GroupTables
-from octavo.runtime.kernels.cache_layout import cache_shape
+from octavo.runtime.kernels.cache_layout import CacheLayout
 from octavo.runtime.platforms.platform import Platform, get_platform
 
-SPEC = KVCacheSpec(2, 16, 2 * 2 * 16 * 4)
+SPEC = HeadsKV(2, 16, "float32", 2 * 2 * 16 * 4)
 
 
 @pytest.fixture(params=[False, True], ids=["compiled", "twins"])
@@ -25,7 +25,7 @@ def platform(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("name", ["paged"])
 def test_steps_over_a_cache_equal_one_attention(name: str, platform: Platform) -> None:
     backend = choose_backend([SPEC], platform, name)
-    cache = torch.zeros(cache_shape(SPEC, 9, 4, torch.float32))
+    cache = CacheLayout(SPEC, 4).zeros(9, torch.device("cpu"))
     q, k, v = torch.randn(13, 6, 16), torch.randn(13, 2, 16), torch.randn(13, 2, 16)
     table = torch.tensor([[5, 2, 8, 1]], dtype=torch.int32)
     outputs = []

@@ -41,7 +41,7 @@ class CuDNNBackend(PagedBackend):
             return "it has no sliding window"
         if spec.head_dim % 8 or spec.head_dim > _LARGEST_HEAD:
             return f"it takes heads of up to {_LARGEST_HEAD}, by eights; not of {spec.head_dim}"
-        if spec.bytes_per_token != 4 * spec.num_kv_heads * spec.head_dim:
+        if spec.dtype not in ("bfloat16", "float16"):
             return "it takes a KV cache of 16 bits"
         return None
 

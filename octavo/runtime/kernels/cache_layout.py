@@ -1,17 +1,19 @@
-"""How keys and values lie in a cache tensor. Asked by whoever allocates one, and by the torch twins.
+"""`CacheLayout`: how what a layer keeps lies in the bytes of blocks. Asked by whoever allocates a cache.
 
-A cache is [num_blocks, 2, block_size, num_kv_heads, head_dim], keys before values, in a floating-point type.
+Of heads it is [num_blocks, 2, block_size, num_kv_heads, head_dim], keys before values, in a float type.
 In int8 every key and value is rounded to 127 steps of a scale of its own, and the last axis is head_dim + 4:
 room for the scales. Half a block is then block_size * num_kv_heads vectors of head_dim bytes, and behind them
 the scales in float32, [num_kv_heads, block_size], where those of neighbours are loaded together.
 A block stays one piece of bytes, so who copies, moves or stores it needs to know its size only.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from octavo.base.errors import Unsupported
-from octavo.messages.kv import KVCacheSpec
+from octavo.messages.kv import HeadsKV, KVCacheSpec
 
 SCALE_BYTES = 4
 LARGEST = 127
@@ -28,12 +30,41 @@ def make_spec(num_kv_heads: int, head_dim: int, dtype: torch.dtype, sliding_wind
             "kv_cache_dtype, or use bfloat16 or float16."
         )
     size = num_kv_heads * _width(head_dim, dtype) * dtype.itemsize
-    return KVCacheSpec(num_kv_heads, head_dim, 2 * size, sliding_window)
+    return HeadsKV(num_kv_heads, head_dim, str(dtype).removeprefix("torch."), 2 * size, sliding_window)
 
 
-def cache_shape(spec: KVCacheSpec, num_blocks: int, block_size: int, dtype: torch.dtype) -> tuple[int, ...]:
-    """Of one layer's cache."""
-    return (num_blocks, 2, block_size, spec.num_kv_heads, _width(spec.head_dim, dtype))
+@dataclass(frozen=True, slots=True)
+class CacheLayout:
+    """The layout of a layer's cache with a number of slots per block."""
+
+    spec: KVCacheSpec
+    block_size: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the cache's elements."""
+        dtype: torch.dtype = getattr(torch, self.spec.dtype)
+        return dtype
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block."""
+        return self.block_size * self.spec.bytes_per_token
+
+    def view(self, raw: Tensor) -> Tensor:
+        """Return the cache that lies in `raw`, [num_blocks, block_bytes] uint8: the same memory."""
+        heads, width = self.spec.num_kv_heads, _width(self.spec.head_dim, self.dtype)
+        return raw.view(self.dtype).view(len(raw), 2, self.block_size, heads, width)
+
+    def zeros(self, num_blocks: int, device: torch.device) -> Tensor:
+        """Return a new cache for one layer."""
+        return self.view(torch.zeros((num_blocks, self.block_bytes), dtype=torch.uint8, device=device))
+
+    def all_finite(self, raw: Tensor) -> bool:
+        """Return True if blocks, [num_blocks, block_bytes] uint8, hold neither NaN nor infinity."""
+        cache = self.view(raw)
+        floats = rounded_parts(cache)[1] if cache.dtype == torch.int8 else cache.float()
+        return bool(floats.isfinite().all())
 
 
 def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,12 +92,6 @@ def rounded_parts(cache: Tensor) -> tuple[Tensor, Tensor]:
     values = halves[..., :size].view(*outer, block_size, heads, head_dim)
     scales = halves[..., size:].view(torch.float32).view(*outer, heads, block_size)
     return values, scales.transpose(-1, -2)
-
-
-def all_finite(content: Tensor) -> bool:
-    """Whether blocks [..., 2, block_size, num_kv_heads, width] hold numbers only."""
-    floats = rounded_parts(content)[1] if content.dtype == torch.int8 else content.float()
-    return bool(floats.isfinite().all())
 
 
 def _width(head_dim: int, dtype: torch.dtype) -> int:

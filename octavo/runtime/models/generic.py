@@ -21,7 +21,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from octavo.base.errors import OctavoError, Unsupported
 from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.batch import ForwardBatch, GroupTables
-from octavo.runtime.kernels.cache_layout import cache_shape, make_spec
+from octavo.runtime.kernels.cache_layout import CacheLayout, make_spec
 from octavo.runtime.layers.attention import Attention
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.models.interface import Model
@@ -257,13 +257,11 @@ def verify(model: Generic, build: BuildContext) -> None:
 def _run_in_steps(model: Generic, prompts: list[Tensor], build: BuildContext) -> list[Tensor]:
     """Logits of all positions, three steps with a third of every prompt each; a block of its own for each."""
     block_size = max(map(len, prompts))
-    dtype = build.compute_dtype
-    caches = [
-        torch.zeros(
-            cache_shape(layer.kv_spec, len(prompts), block_size, dtype), dtype=dtype, device=build.device
-        )
+    specs = [
+        make_spec(layer.kv_spec.num_kv_heads, layer.kv_spec.head_dim, build.compute_dtype)
         for layer in model.attention_layers
     ]
+    caches = [CacheLayout(spec, block_size).zeros(len(prompts), build.device) for spec in specs]
     parts: list[list[Tensor]] = [[] for _ in prompts]
     for third in range(3):
         pieces = [torch.arange(len(p), device=build.device).tensor_split(3)[third] for p in prompts]

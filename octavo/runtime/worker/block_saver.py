@@ -15,7 +15,6 @@ from octavo.base.block_files import BlockFiles, BlockName
 from octavo.base.log import get_logger
 from octavo.messages.kv import StorePlan
 from octavo.messages.step import BlockSave
-from octavo.runtime.kernels.cache_layout import all_finite
 from octavo.runtime.worker.kv_tensors import KVTensors
 
 logger = get_logger(__name__)
@@ -57,13 +56,12 @@ class BlockSaver:
     def _write_all(self) -> None:
         while (item := self._queue.get()) is not None:
             name, content = item
-            _write(self._files, name, content)
+            self._write(name, content)
             with self._lock:
                 self._num_waiting_bytes -= content.nbytes
 
-
-@torch.inference_mode()
-def _write(files: BlockFiles, name: BlockName, content: Tensor) -> None:
-    """What is no number is nobody's: it would spoil every request that shares it."""
-    if not files.has(name) and all_finite(content):
-        files.write(name, content.cpu().view(torch.uint8).numpy().tobytes())
+    @torch.inference_mode()
+    def _write(self, name: BlockName, content: Tensor) -> None:
+        """Write a block unless it holds a NaN, which would spoil every request that shares it."""
+        if not self._files.has(name) and self._cache.all_finite(content, name.group):
+            self._files.write(name, content.cpu().numpy().tobytes())

@@ -44,7 +44,7 @@ def forecast(config: EngineConfig, device_bytes: int = 0) -> Forecast:
     on_cpu = config.parallel.device == "cpu"
     platform = MetaPlatform(torch.float32 if on_cpu else getattr(torch, config.model.dtype))
     model: Model = load_own(config, platform, _OneOfMany(0, config.parallel.tensor_parallel_size), _shapes)
-    groups = group_layers([layer.kv_spec for layer in model.attention_layers])
+    groups = group_layers([layer.kv_spec for layer in model.attention_layers], config.cache.block_size)
     step, recorded, tables = measure(model, config, platform)
     workspace = tables if on_cpu else step + recorded + tables
     weights, on_host = model.weight_bytes, model.host_weight_bytes

@@ -1,6 +1,6 @@
 """The memory of the KV cache: which layers share a block table, and the tensors behind the blocks."""
 
-from math import prod
+from math import gcd, lcm
 
 import torch
 from torch import Tensor
@@ -8,25 +8,22 @@ from torch import Tensor
 from octavo.base.errors import Unsupported
 from octavo.base.pages import zero_pages
 from octavo.messages.kv import CachePlan, KVCacheGroup, KVCacheSpec
-from octavo.runtime.kernels.cache_layout import cache_shape
+from octavo.runtime.kernels.cache_layout import CacheLayout
 
 
-def group_layers(specs: list[KVCacheSpec]) -> list[KVCacheGroup]:
+def group_layers(specs: list[KVCacheSpec], block_size: int) -> list[KVCacheGroup]:
     """Group the attention layers (given by layer id) so that one pool of blocks serves them all.
 
     Layers of one kind form groups of as many layers as the rarest kind has. Gemma 3 270M, with 3 global and
     15 local layers, becomes one global and five local groups of 3 layers; a model of one kind becomes one
-    group. The idea is that of vLLM's hybrid cache manager.
+    group. The idea is that of vLLM's hybrid cache manager. Raises Unsupported where kinds of different sizes
+    cannot fill blocks of `block_size` slots of the largest.
     """
     kinds: dict[KVCacheSpec, list[int]] = {}
     for layer_id, spec in enumerate(specs):
         kinds.setdefault(spec, []).append(layer_id)
-    if len({spec.bytes_per_token for spec in kinds}) > 1:
-        sizes = ", ".join(f"{s.num_kv_heads} heads x {s.head_dim}" for s in kinds)
-        raise Unsupported(
-            f"Layers with KV caches of different sizes ({sizes}) cannot share one pool of blocks yet."
-        )
-    size = min(len(layers) for layers in kinds.values())
+    _check_block_size({spec.bytes_per_token for spec in kinds}, block_size)
+    size = min((len(layers) for layers in kinds.values()), default=0)
     return [
         KVCacheGroup(spec, tuple(layers[start : start + size]))
         for spec, layers in kinds.items()
@@ -34,15 +31,30 @@ def group_layers(specs: list[KVCacheSpec]) -> list[KVCacheGroup]:
     ]
 
 
-class KVTensors:
-    """The allocated cache.
+def _check_block_size(sizes: set[int], block_size: int) -> None:
+    """Raise Unsupported unless a block has a whole number of slots in layers of all these bytes per token."""
+    largest = max(sizes, default=0)
+    unit = lcm(*(size // gcd(size, largest) for size in sizes))
+    if block_size % unit:
+        raise Unsupported(
+            f"Layers that keep {', '.join(map(str, sorted(sizes)))} bytes per token share blocks of "
+            f"{block_size} tokens of the largest, which must be a multiple of {unit}. Set block_size to one."
+        )
 
-    by_layer:        cache of each layer, as in kernels.cache_layout; layer i of every group: the same tensor
+
+class KVTensors:
+    """The allocated cache: bytes, of which every layer has a view of its own.
+
+    tensors:         [num_blocks, bytes] uint8; layer i of every group has its part of a block in tensor i
+    by_layer:        cache of each layer, as in kernels.cache_layout
     group_of_layer:  index of each layer's group
     """
 
-    def __init__(self, plan: CachePlan, dtype: torch.dtype, device: torch.device) -> None:
-        self._plan, self._dtype, self._device = plan, dtype, device
+    def __init__(self, plan: CachePlan, device: torch.device) -> None:
+        self._plan, self._device = plan, device
+        self._layouts = [
+            CacheLayout(group.spec, size) for group, size in zip(plan.groups, plan.block_sizes, strict=True)
+        ]
         self.group_of_layer = [0] * sum(len(group.layers) for group in plan.groups)
         for index, group in enumerate(plan.groups):
             for layer_id in group.layers:
@@ -53,22 +65,20 @@ class KVTensors:
 
     def allocate(self) -> None:
         """Take the memory."""
-        plan, spec = self._plan, self._plan.groups[0].spec
-        shape = cache_shape(spec, plan.num_blocks, plan.block_size, self._dtype)
-        count = max(len(group.layers) for group in plan.groups)
-        self.tensors = [_zeros(shape, self._dtype, self._device) for _ in range(count)]
-        host_shape = (plan.num_host_blocks, *shape[1:])
-        self._host = [self._host_zeros(host_shape) for _ in range(count)]
+        plan = self._plan
+        size, count = plan.layer_block_bytes, plan.num_tensors
+        self.tensors = [_zeros(plan.num_blocks, size, self._device) for _ in range(count)]
+        self._host = [self._host_zeros(plan.num_host_blocks, size) for _ in range(count)]
         self.by_layer = [self.tensors[0]] * len(self.group_of_layer)
-        for group in plan.groups:
+        for group, layout in zip(plan.groups, self._layouts, strict=True):
             for tensor, layer_id in zip(self.tensors, group.layers, strict=False):
-                self.by_layer[layer_id] = tensor
+                self.by_layer[layer_id] = layout.view(tensor)
 
-    def _host_zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
+    def _host_zeros(self, num_blocks: int, block_bytes: int) -> Tensor:
         """Memory that the device copies to and from while the host does something else."""
         if self._device.type == "cpu":
-            return _zeros(shape, self._dtype, self._device)
-        return torch.zeros(shape, dtype=self._dtype, pin_memory=True)
+            return _zeros(num_blocks, block_bytes, self._device)
+        return torch.zeros((num_blocks, block_bytes), dtype=torch.uint8, pin_memory=True)
 
     def free(self) -> None:
         """Give the memory back, and what is in it; no step may run before the next `allocate`."""
@@ -76,21 +86,23 @@ class KVTensors:
 
     def bring(self, contents: dict[int, bytes]) -> None:
         """Have these at hand as blocks of these ids, for the next `copy_blocks`."""
-        spec, count = self._plan.groups[0].spec, len(self.tensors)
-        shape = cache_shape(spec, count, self._plan.block_size, self._dtype)
         self.contents = {
-            block: list(torch.frombuffer(bytearray(content), dtype=torch.uint8).view(self._dtype).view(shape))
+            block: list(torch.frombuffer(bytearray(content), dtype=torch.uint8).view(len(self.tensors), -1))
             for block, content in contents.items()
         }
 
     def copy_of(self, block: int) -> Tensor:
-        """What a block holds now, on its device, one of every cache tensor."""
+        """What a block holds now, on its device: [tensors, bytes] uint8."""
         return torch.stack(self._locate(block))
+
+    def all_finite(self, content: Tensor, group: int) -> bool:
+        """Return True if a block of this group, as `copy_of` gives it, holds neither NaN nor infinity."""
+        return self._layouts[group].all_finite(content[: len(self._plan.groups[group].layers)])
 
     @property
     def num_bytes(self) -> int:
         """Bytes held now."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
+        return sum(tensor.numel() for tensor in self.tensors)
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         """Copy whole blocks (from, to) in every layer, in this order; ids from num_blocks on are host slots.
@@ -103,7 +115,7 @@ class KVTensors:
                 to_block.copy_(from_block, non_blocking=True)
         self.contents = {}
 
-    def _locate(self, block: int) -> list[torch.Tensor]:
+    def _locate(self, block: int) -> list[Tensor]:
         """The block in every cache tensor."""
         if block in self.contents:
             return self.contents[block]
@@ -111,9 +123,9 @@ class KVTensors:
         return [t[block] for t in self.tensors] if slot < 0 else [t[slot] for t in self._host]
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor of zeros; on CPU its pages take memory only once they are written."""
-    num_bytes = prod(shape) * dtype.itemsize
+def _zeros(num_blocks: int, block_bytes: int, device: torch.device) -> Tensor:
+    """Blocks of zeros; on CPU their pages take memory only once they are written."""
+    num_bytes = num_blocks * block_bytes
     if device.type != "cpu" or not num_bytes:
-        return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.frombuffer(zero_pages(num_bytes), dtype=dtype).view(shape)
+        return torch.zeros((num_blocks, block_bytes), dtype=torch.uint8, device=device)
+    return torch.frombuffer(zero_pages(num_bytes), dtype=torch.uint8).view(num_blocks, block_bytes)

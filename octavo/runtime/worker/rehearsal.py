@@ -14,7 +14,7 @@ from octavo.messages.request import RequestSpec
 from octavo.messages.sampling import SamplingParams
 from octavo.messages.step import NewRequest
 from octavo.runtime.batch import ForwardBatch, GroupTables
-from octavo.runtime.kernels.cache_layout import cache_shape
+from octavo.runtime.kernels.cache_layout import CacheLayout
 from octavo.runtime.models.interface import Model
 from octavo.runtime.platforms.platform import Platform
 from octavo.runtime.sampling.sampler import Sampler
@@ -59,14 +59,13 @@ def _rehearse(model: Model, config: EngineConfig, platform: Platform, requests: 
 def _batch(
     model: Model, config: EngineConfig, device: torch.device, requests: int, each: int
 ) -> ForwardBatch:
-    block_size, dtype = config.cache.block_size, getattr(torch, config.cache.kv_cache_dtype)
+    block_size = config.cache.block_size
     max_blocks = -(-(config.model.max_model_len + 1) // block_size)  # as wide as the tables of real steps
     tables = torch.zeros((requests, max_blocks), dtype=torch.int32, device=device)
     positions = torch.arange(each, device=device).repeat(requests)
-    caches = [
-        torch.zeros(cache_shape(spec, 1, block_size, dtype), dtype=dtype, device=device)
-        for spec in (layer.kv_spec for layer in model.attention_layers)
-    ]
+    specs = [layer.kv_spec for layer in model.attention_layers]
+    block_bytes = block_size * max(spec.bytes_per_token for spec in specs)
+    caches = [CacheLayout(spec, block_bytes // spec.bytes_per_token).zeros(1, device) for spec in specs]
     return ForwardBatch(
         input_ids=torch.zeros_like(positions),
         positions=positions,

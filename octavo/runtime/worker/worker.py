@@ -50,7 +50,8 @@ class Worker:
         """Load the model; returns the cache groups and the bytes left for them."""
         self._users_processors = load_processors(self._config)
         self._model: Model | None = load_model(self._config, self._platform, self._parallel)
-        groups = group_layers([layer.kv_spec for layer in self._model.attention_layers])
+        specs = [layer.kv_spec for layer in self._model.attention_layers]
+        groups = group_layers(specs, self._config.cache.block_size)
         self._platform.compile_ahead(lambda: self._try_out(groups))
         workspace = sum(measure(self._model, self._config, self._platform))
         share = self._config.cache.gpu_memory_utilization
@@ -74,7 +75,7 @@ class Worker:
         self._equip()
 
     def _make_cache(self, plan: CachePlan) -> KVTensors:
-        return _make_cache(plan, getattr(torch, self._config.cache.kv_cache_dtype), self._platform.device)
+        return _make_cache(plan, self._platform.device)
 
     def _make_runner(self, cache: KVTensors, plan: CachePlan) -> ModelRunner:
         config, device = self._config, self._platform.device
@@ -178,10 +179,10 @@ def _free_unused() -> None:
     torch.cuda.empty_cache()
 
 
-def _make_cache(plan: CachePlan, dtype: torch.dtype, device: torch.device) -> KVTensors:
+def _make_cache(plan: CachePlan, device: torch.device) -> KVTensors:
     """Take the cache's memory. Raises ConfigError when the device has less than was asked for."""
     try:
-        return KVTensors(plan, dtype, device)
+        return KVTensors(plan, device)
     except (torch.OutOfMemoryError, OSError) as error:  # of a GPU, of the host
         raise ConfigError(
             f"A KV cache of {plan.num_blocks} blocks of {plan.bytes_per_block} bytes "

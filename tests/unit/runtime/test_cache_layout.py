@@ -5,7 +5,7 @@ import torch
 
 from octavo.base.errors import Unsupported
 from octavo.messages.kv import CachePlan, KVCacheGroup
-from octavo.runtime.kernels.cache_layout import all_finite, cache_shape, make_spec, rounded, rounded_parts
+from octavo.runtime.kernels.cache_layout import CacheLayout, make_spec, rounded, rounded_parts
 from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.worker.kv_tensors import KVTensors
 
@@ -16,7 +16,7 @@ BLOCK_SIZE = 3
 def filled(num_blocks=2):
     """A cache, and the keys and values [slots, 2, 8] that were stored in its order."""
     generator = torch.Generator().manual_seed(3)
-    cache = torch.zeros(cache_shape(SPEC, num_blocks, BLOCK_SIZE, torch.int8), dtype=torch.int8)
+    cache = CacheLayout(SPEC, BLOCK_SIZE).zeros(num_blocks, torch.device("cpu"))
     k, v = (torch.randn(num_blocks * BLOCK_SIZE, 2, 8, generator=generator) for _ in range(2))
     ref_table().store_kv(k, k.clone(), v, cache, torch.arange(num_blocks * BLOCK_SIZE))
     return cache, k, v
@@ -50,27 +50,30 @@ def test_bytes_of_a_block():
 
 def test_blocks_are_moved_whole():
     plan = CachePlan([KVCacheGroup(SPEC, (0, 1))], 4, BLOCK_SIZE, num_host_blocks=2)
-    tensors = KVTensors(plan, torch.int8, torch.device("cpu"))
+    tensors = KVTensors(plan, torch.device("cpu"))
     assert tensors.num_bytes == plan.num_blocks * plan.bytes_per_block
     cache, *_ = filled(4)
-    for tensor in tensors.tensors:
-        tensor.copy_(cache)
+    for layer in tensors.by_layer:
+        layer.copy_(cache)
     tensors.copy_blocks([(3, 4), (1, 3), (4, 1)])
     saved = tensors.copy_of(1).numpy().tobytes()
     tensors.bring({9: saved})
     tensors.copy_blocks([(9, 0)])
-    for tensor in tensors.tensors:
-        assert torch.equal(tensor, cache[[3, 3, 2, 1]])
+    for layer in tensors.by_layer:
+        assert torch.equal(layer, cache[[3, 3, 2, 1]])
 
 
 def test_blocks_with_bad_scales_are_found():
-    content = torch.stack([filled()[0][0]])
-    assert all_finite(content)
-    rounded_parts(content)[1][0, 1, 2, 0] = float("nan")
-    assert not all_finite(content)
-    assert all_finite(torch.zeros(1, 2, 3, 2, 8)) and not all_finite(
-        torch.full((1, 2, 3, 2, 8), float("inf"))
-    )
+    cache, layout = filled()[0][:1], CacheLayout(SPEC, BLOCK_SIZE)
+    content = cache.view(1, -1).view(torch.uint8)
+    assert layout.all_finite(content)
+    rounded_parts(cache)[1][0, 1, 2, 0] = float("nan")
+    assert not layout.all_finite(content)
+    plain = CacheLayout(make_spec(2, 8, torch.float16), BLOCK_SIZE)
+    content = torch.zeros(1, plain.block_bytes, dtype=torch.uint8)
+    assert plain.all_finite(content)
+    plain.view(content)[0, 1, 2, 1, 7] = float("inf")
+    assert not plain.all_finite(content)
 
 
 def test_heads_by_fours():

@@ -5,8 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.messages.kv import CachePlan, KVCacheGroup, KVCacheSpec
-from octavo.runtime.worker.kv_tensors import KVTensors
+from octavo.base.errors import Unsupported
+from octavo.messages.kv import CachePlan, HeadsKV, KVCacheGroup
+from octavo.runtime.worker.kv_tensors import KVTensors, group_layers
 
 NUM_BLOCKS, NUM_HOST = 6, 3
 BLOCK = st.integers(0, NUM_BLOCKS - 1)
@@ -15,9 +16,14 @@ COPIES = st.lists(st.tuples(BLOCK, BLOCK) | st.tuples(BLOCK, HOST) | st.tuples(H
 
 
 def make(num_host_blocks=NUM_HOST, device="cpu"):
-    spec = KVCacheSpec(num_kv_heads=2, head_dim=4, bytes_per_token=64)
+    spec = HeadsKV(2, 4, "float32", 64)
     plan = CachePlan([KVCacheGroup(spec, (0, 2)), KVCacheGroup(spec, (1,))], NUM_BLOCKS, 3, num_host_blocks)
-    return KVTensors(plan, torch.float32, torch.device(device))
+    return KVTensors(plan, torch.device(device))
+
+
+def is_of(view, tensor):
+    """Whether a view shows all of a tensor's memory."""
+    return view.data_ptr() == tensor.data_ptr() and view.nbytes == tensor.nbytes
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -27,7 +33,7 @@ def test_copies_are_done_one_after_the_other(device, copies):
     cache = make(device=device)
     contents = [*range(1, NUM_BLOCKS + 1), *[0] * NUM_HOST]
     for tensor in cache.tensors:
-        tensor[:] = torch.arange(1, NUM_BLOCKS + 1, device=device).view(-1, 1, 1, 1, 1)
+        tensor[:] = torch.arange(1, NUM_BLOCKS + 1, device=device)[:, None]
     cache.copy_blocks(copies)
     for source, target in copies:
         contents[target] = contents[source]
@@ -41,9 +47,29 @@ def test_copies_are_done_one_after_the_other(device, copies):
 @pytest.mark.parametrize("num_host_blocks", [0, NUM_HOST])
 def test_memory_can_be_given_up_and_taken_back(num_host_blocks):
     cache = make(num_host_blocks)
-    cache.tensors[0][1] = 5.0
+    cache.tensors[0][1] = 5
     cache.free()
     assert cache.num_bytes == 0
     cache.allocate()
-    assert not cache.tensors[0].any() and cache.by_layer[2] is cache.tensors[1]
+    assert not cache.tensors[0].any() and is_of(cache.by_layer[2], cache.tensors[1])
     cache.copy_blocks([(1, 2)] + ([(1, NUM_BLOCKS)] if num_host_blocks else []))
+
+
+SMALL, LARGE = HeadsKV(2, 4, "float32", 64), HeadsKV(1, 12, "float32", 96)
+
+
+def test_layers_of_different_sizes_share_blocks():
+    groups = group_layers([SMALL, LARGE, SMALL, LARGE, SMALL, SMALL], 4)
+    assert groups == [KVCacheGroup(SMALL, (0, 2)), KVCacheGroup(SMALL, (4, 5)), KVCacheGroup(LARGE, (1, 3))]
+    cache = KVTensors(CachePlan(groups, 5, 4), torch.device("cpu"))
+    assert [tensor.shape for tensor in cache.tensors] == [(5, 384)] * 2 and cache.num_bytes == 3840
+    assert [cache.by_layer[layer].shape for layer in (0, 1)] == [(5, 2, 6, 2, 4), (5, 2, 4, 1, 12)]
+    for tensor, layers in zip(cache.tensors, [(0, 1, 4), (2, 3, 5)], strict=True):
+        assert all(is_of(cache.by_layer[layer], tensor) for layer in layers)
+    cache.by_layer[3][4, 1, 3, 0, 11] = float("nan")
+    assert not cache.all_finite(cache.copy_of(4), 2) and cache.all_finite(cache.copy_of(3), 2)
+
+
+def test_a_block_holds_whole_tokens_of_all_layers():
+    with pytest.raises(Unsupported, match=r"keep 64, 96 bytes .* blocks of 5 .* a multiple of 2\."):
+        group_layers([SMALL, LARGE], 5)
