@@ -116,8 +116,7 @@ def _num_host_blocks(config: EngineConfig, ready: ModelReady, one_block: CachePl
     if not config.cache.enable_prefix_caching:
         logger.warning("swap_space is not used: it needs enable_prefix_caching, by which blocks are found.")
         return 0
-    kv_bytes = len(ready.groups) * one_block.bytes_per_block // one_block.block_size
-    if not swapping_pays(kv_bytes, ready.weight_bytes, config.parallel.device):
+    if not swapping_pays(one_block.bytes_per_token, ready.weight_bytes, config.parallel.device):
         logger.info("swap_space is not used: computing tokens anew takes less time than copying them.")
         return 0
     return space // one_block.bytes_per_block
@@ -126,8 +125,7 @@ def _num_host_blocks(config: EngineConfig, ready: ModelReady, one_block: CachePl
 def _blocks_for(config: EngineConfig, plan: CachePlan, num_tokens: int) -> int:
     """Most blocks that one request holds while it grows to `num_tokens`; the last is never computed."""
     chunk = max_chunk(config.scheduler)
-    groups = [CacheGroup.from_spec(i, group.spec, plan.block_size) for i, group in enumerate(plan.groups)]
-    return sum(group.peak_blocks(max(1, num_tokens - 1), chunk) for group in groups)
+    return sum(group.peak_blocks(max(1, num_tokens - 1), chunk) for group in CacheGroup.all_of(plan))
 
 
 def _longest_that_fits(config: EngineConfig, plan: CachePlan) -> int:

@@ -21,13 +21,16 @@ from octavo.engine.core import EngineCore
 from octavo.engine.kvcache.groups import CacheGroup
 from octavo.engine.scheduler.request import RequestStatus
 from octavo.engine.scheduler.scheduler import max_chunk
+from octavo.messages.kv import CachePlan
 from octavo.messages.request import FinishReason
 from octavo.messages.sampling import SamplingParams
 from tests.fakes import FakeExecutor, expected_output, extend_digest, fake_config, fake_groups, fake_request
 
 VOCAB = 12
 MAX_MODEL_LEN = 40
-LAYOUTS = [(0,), (0, 5), (4,), (0, 3, 8), (7, 2), (0, 1)]
+LAYOUTS = [(windows, (1,) * len(windows)) for windows in [(0,), (0, 5), (4,), (0, 3, 8), (7, 2), (0, 1)]]
+LAYOUTS += [((0, 5), (2, 1)), ((3, 0), (3, 1)), ((0, 8, 0), (1, 2, 3)), ((7, 0), (2, 3))]
+"""Windows of the groups, and their heads: what has fewer has more slots per block."""
 BEGINNINGS = [[1] * 9, [1] * 9 + [2] * 8, [3, 4, 5, 6] * 4, []]
 
 
@@ -35,7 +38,7 @@ class EngineMachine(RuleBasedStateMachine):
     """One engine and everything it was asked."""
 
     @initialize(
-        windows=st.sampled_from(LAYOUTS),
+        layout=st.sampled_from(LAYOUTS),
         block_size=st.sampled_from([1, 2, 4]),
         spare_blocks=st.integers(0, 16),
         steps_in_flight=st.integers(1, 3),
@@ -50,7 +53,7 @@ class EngineMachine(RuleBasedStateMachine):
     )
     def start(
         self,
-        windows,
+        layout,
         block_size,
         spare_blocks,
         steps_in_flight,
@@ -79,11 +82,13 @@ class EngineMachine(RuleBasedStateMachine):
             fair_weights={"a": 2.0},
             max_request_seconds=200.0,
         )
-        groups = fake_groups(*windows)
+        windows, heads = layout
+        groups = fake_groups(*windows, heads=heads)
+        block_size *= 2 if max(heads) == 3 else 1
         chunk = max_chunk(self.config.scheduler)
         smallest = sum(
-            CacheGroup.from_spec(i, group.spec, block_size).peak_blocks(MAX_MODEL_LEN - 1, chunk)
-            for i, group in enumerate(groups)
+            group.peak_blocks(MAX_MODEL_LEN - 1, chunk)
+            for group in CacheGroup.all_of(CachePlan(groups, 1, block_size))
         )
         num_blocks = 1 + smallest + spare_blocks
         self.config = fake_config(
@@ -92,7 +97,7 @@ class EngineMachine(RuleBasedStateMachine):
             num_blocks=num_blocks,
             max_model_len=MAX_MODEL_LEN,
             enable_prefix_caching=caching,
-            cache={"swap_space": host_blocks * block_size * 64 / 2**30},
+            cache={"swap_space": host_blocks * block_size * 64 * max(heads) / 2**30},
         )
         self.executor = FakeExecutor(groups, vocab_size=VOCAB)
         self.core = EngineCore(self.config, self.executor, clock=lambda: self.now)
@@ -348,7 +353,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def check_blocks(self):
         """I-1 to I-4, from a recount of the tables."""
-        pool, size = self.kv.pool, self.kv.block_size
+        pool = self.kv.pool
         holders = Counter()
         salts = {}
         for request in [*self.ledger.requests.values(), *self.ledger.held]:
@@ -357,7 +362,9 @@ class EngineMachine(RuleBasedStateMachine):
             for group, blocks, first_live in zip(
                 self.kv.groups, request.table.groups, request.table.first_live, strict=True
             ):
-                assert len(blocks) == -(-request.num_computed // size) == request.table.capacity // size
+                size = group.block_size
+                assert len(blocks) == -(-request.num_computed // size)
+                assert request.num_computed <= request.table.capacity <= len(blocks) * size
                 assert not any(blocks[:first_live]) and all(blocks[first_live:])
                 assert first_live <= group.first_needed(max(0, request.num_computed - 1))
                 holders.update(blocks[first_live:])
@@ -405,8 +412,8 @@ class EngineMachine(RuleBasedStateMachine):
             (digest, group.index) for digest in self.identity for group in self.kv.groups
         }
         if not self.core._in_flight:
-            for (digest, _), block in remembered.items():
-                assert self.executor.memory[block][-1] == self.identity[digest]
+            for (digest, group), block in remembered.items():
+                assert self.last_of(block, group) == self.identity[digest]
         host = self.kv.host
         contents = host.contents()
         assert len(set(contents.values())) == len(contents) == host.num_slots - host.num_free
@@ -414,15 +421,19 @@ class EngineMachine(RuleBasedStateMachine):
             (digest, group.index) for digest in self.identity for group in self.kv.groups
         }
         if not self.core._in_flight and not self.kv.copies:
-            for (digest, _), slot in contents.items():
-                assert self.executor.memory[self.kv.pool.num_blocks + slot][-1] == self.identity[digest]
+            for (digest, group), slot in contents.items():
+                assert self.last_of(self.kv.pool.num_blocks + slot, group) == self.identity[digest]
+
+    def last_of(self, block, group):
+        """What the runner holds at the end of a block."""
+        return self.executor.memory[block][self.kv.groups[group].block_size - 1]
 
     def name_blocks(self, request):
         """An own computation of the digests of its full blocks, with what the runner must hold for each."""
         salt = request.sharing.cache_salt.encode("utf-8", "surrogatepass")
         digest = sha256(len(salt).to_bytes(8, "little") + salt).digest()
         token_ids = request.prompt_token_ids + self.expected[request.request_id][0]
-        size, prefix = self.kv.block_size, 0
+        size, prefix = self.kv.hash_block_size, 0
         for start in range(0, len(token_ids) - size + 1, size):
             tokens = token_ids[start : start + size]
             digest = sha256(digest + array("q", tokens).tobytes()).digest()

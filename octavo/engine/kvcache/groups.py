@@ -9,8 +9,10 @@ Used by the manager; owns nothing. Full attention is a window without end.
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import gcd
 
-from octavo.messages.kv import KVCacheSpec
+from octavo.engine.kvcache.block_pool import BlockKey
+from octavo.messages.kv import CachePlan
 
 _ENDLESS = sys.maxsize
 
@@ -22,11 +24,15 @@ class CacheGroup:
     index: int
     block_size: int
     window: int
+    digests_per_block: int = 1
+    """Of a request's hash chain, which has one wherever a block of any group may end."""
 
     @classmethod
-    def from_spec(cls, index: int, spec: KVCacheSpec, block_size: int) -> "CacheGroup":
-        """The group number `index` of the model's cache."""
-        return cls(index, block_size, spec.sliding_window or _ENDLESS)
+    def all_of(cls, plan: CachePlan) -> list["CacheGroup"]:
+        """The groups of a planned cache."""
+        sizes = plan.block_sizes
+        windows = [group.spec.sliding_window or _ENDLESS for group in plan.groups]
+        return [cls(i, size, windows[i], size // gcd(*sizes)) for i, size in enumerate(sizes)]
 
     @property
     def is_full(self) -> bool:
@@ -44,28 +50,47 @@ class CacheGroup:
         """
         return max(0, num_computed - self.window) // self.block_size
 
+    def num_blocks(self, num_tokens: int) -> int:
+        """Blocks that hold the first `num_tokens` tokens, the last one perhaps in part."""
+        return -(-num_tokens // self.block_size)
+
     def peak_blocks(self, num_tokens: int, max_chunk: int) -> int:
         """Most blocks held at once while `num_tokens` are computed from nothing, in chunks ≤ max_chunk.
 
         A step holds the positions kept behind it and its own chunk, wherever the block borders fall.
         """
-        whole = -(-num_tokens // self.block_size)
+        whole = self.num_blocks(num_tokens)
         if self.is_full:
             return whole
         span = self.window + min(max_chunk, num_tokens)
         return min(whole, (span + self.block_size - 2) // self.block_size + 1)
 
-    def longest_hit(self, is_cached: Callable[[int, int], bool], limit: int) -> int:
-        """Most leading blocks, at most `limit`, that need not be computed.
+    def key(self, digests: list[bytes], index: int) -> BlockKey:
+        """The name of the content of block `index`: the digest of all tokens up to its end."""
+        return digests[(index + 1) * self.digests_per_block - 1], self.index
 
-        is_cached: tells of (block index, group index) whether the content is in the cache
+    def keys(self, digests: list[bytes], first: int, end: int) -> list[BlockKey]:
+        """Those of blocks first … end - 1, or of as many of them as are named yet."""
+        stride = self.digests_per_block
+        return [(digest, self.index) for digest in digests[(first + 1) * stride - 1 : end * stride : stride]]
+
+    def longest_hit(
+        self, digests: list[bytes], is_known: Callable[[BlockKey], bool], limit: int, unit: int
+    ) -> int:
+        """Most leading tokens, at most `limit`, that need not be computed: a multiple of `unit`.
+
+        limit: a multiple of `unit`, too, which is one of the group's block size
         """
+        size = self.block_size
         if self.is_full:
-            return next((i for i in range(limit) if not is_cached(i, self.index)), limit)
+            blocks = range(limit // size)
+            missing = next((i for i in blocks if not is_known(self.key(digests, i))), None)
+            return limit if missing is None else missing * size // unit * unit
         end = limit
-        index = limit - 1
-        while index >= self.first_needed(end * self.block_size):
-            if not is_cached(index, self.index):
-                end = index
+        index = limit // size - 1
+        while index >= self.first_needed(end):
+            if not is_known(self.key(digests, index)):
+                end = index * size // unit * unit
+                index = end // size
             index -= 1
         return end

@@ -8,6 +8,7 @@ soon as the step that fills it is scheduled, and given to a new owner while an e
 """
 
 from collections.abc import Callable, Sequence
+from math import gcd, lcm
 from typing import NamedTuple
 
 from octavo.engine.kvcache.block_pool import NULL_BLOCK, BlockKey, BlockPool
@@ -31,7 +32,7 @@ class SharedPrefix(NamedTuple):
 
 
 class BlockTable:
-    """The blocks of one request: the same number in every group, null where the window has passed."""
+    """The blocks of one request, by group: as many as cover its tokens, null where the window has passed."""
 
     __slots__ = ("capacity", "epoch", "first_live", "groups", "num_committed")
 
@@ -41,15 +42,10 @@ class BlockTable:
         self.groups = groups
         self.first_live = first_live
         self.num_committed = num_committed
-        """Leading full blocks that were offered to the prefix map, if it wants them."""
+        """Digests of the request whose blocks were offered to the prefix map, if it wants them."""
         self.epoch = epoch
         self.capacity = 0
-        """Positions that the table covers."""
-
-    @property
-    def num_blocks(self) -> int:
-        """Length of each group's table."""
-        return len(self.groups[0])
+        """Positions that every group's blocks cover."""
 
 
 class KVCacheManager:
@@ -59,10 +55,11 @@ class KVCacheManager:
         self.pool = BlockPool(plan.num_blocks, on_evict=self._save)
         self.host = HostTier(plan.num_host_blocks)
         self.shared = SharedTier(plan)
-        self.block_size = plan.block_size
-        self.groups = [
-            CacheGroup.from_spec(i, group.spec, plan.block_size) for i, group in enumerate(plan.groups)
-        ]
+        self.groups = CacheGroup.all_of(plan)
+        self.hash_block_size = gcd(*plan.block_sizes)
+        """Tokens per digest of a hash chain: every block ends where one does."""
+        self._hit_unit = lcm(*plan.block_sizes)
+        """Shared beginnings are multiples of it: they end with a whole block in every group."""
         self.copies: list[tuple[int, int]] = []
         """(from, to) blocks to copy, in this order, before the step being planned computes anything."""
         self.saves: list[BlockSave] = []
@@ -92,29 +89,28 @@ class KVCacheManager:
         if not self._enable_prefix_caching:
             return self.nothing()
         digests = chain.extend(token_ids)
-        limit = (len(token_ids) - 1) // self.block_size
-        num_blocks = self._longest_hit(digests, limit, lambda key: self._find(key) is not None)
-        num_tokens = num_blocks * self.block_size
+        num_tokens = self._longest_hit(digests, len(token_ids) - 1, lambda key: self._find(key) is not None)
         blocks = []
         for group in self.groups:
             first = group.first_needed(num_tokens)
-            found = [self._find((digest, group.index)) for digest in digests[first:num_blocks]]
+            keys = group.keys(digests, first, num_tokens // group.block_size)
+            found = [self._find(key) for key in keys]
             blocks.append([NULL_BLOCK] * first + [block for block in found if block is not None])
         return SharedPrefix(num_tokens, blocks, self._epoch, num_queried=len(token_ids))
 
     def prefetch(self, chain: HashChain, token_ids: Sequence[int]) -> None:
         """On any thread: read what files of other engines have of a beginning, and the cache has not."""
         digests = chain.extend(token_ids)
-        limit = (len(token_ids) - 1) // self.block_size
+        limit = (len(token_ids) - 1) // self._hit_unit * self._hit_unit
         num_known = self._longest_hit(digests, limit, lambda key: self._find(key) is not None)
-        self.num_asked_tokens += (limit - num_known) * self.block_size
-        num_blocks = self._longest_hit(
+        self.num_asked_tokens += limit - num_known
+        num_tokens = self._longest_hit(
             digests, limit, lambda key: self._find(key) is not None or self.shared.has(key)
         )
         keys = [
-            (digest, group.index)
+            key
             for group in self.groups
-            for digest in digests[group.first_needed(num_blocks * self.block_size) : num_blocks]
+            for key in group.keys(digests, group.first_needed(num_tokens), num_tokens // group.block_size)
         ]
         self.shared.fetch(key for key in keys if self._find(key) is None)
 
@@ -122,14 +118,12 @@ class KVCacheManager:
         """Offer the full blocks of the first `num_tokens` tokens to other engines."""
         if not self.shared.writes or table.epoch != self._epoch:
             return
-        digests = chain.digests[: num_tokens // self.block_size]
         for group, blocks, first_live in zip(self.groups, table.groups, table.first_live, strict=True):
-            keys = [(digest, group.index) for digest in digests]
-            named = list(zip(blocks, keys, strict=False))
-            self.saves += self.shared.saves(named[first_live:])
+            keys = group.keys(chain.digests, first_live, num_tokens // group.block_size)
+            self.saves += self.shared.saves(zip(blocks[first_live:], keys, strict=False))
 
     def count_cached(self, chain: HashChain, token_ids: Sequence[int], near: int) -> int:
-        """About how many leading blocks of `token_ids` are in the cache; `match` finds out.
+        """About how much of the beginning of `token_ids` is in the cache, in the least that `match` may find.
 
         near: the last answer. Chains are lost from their tails, so one or two look-ups suffice where nothing
         has changed.
@@ -137,9 +131,10 @@ class KVCacheManager:
         if not self._enable_prefix_caching:
             return 0
         digests = chain.extend(token_ids)
-        while near and not self._is_known(digests[near - 1]):
+        stride = self._hit_unit // self.hash_block_size
+        while near and not self._is_known(digests[near * stride - 1]):
             near -= 1
-        while near < len(digests) and self._is_known(digests[near]):
+        while (near + 1) * stride <= len(digests) and self._is_known(digests[(near + 1) * stride - 1]):
             near += 1
         return near
 
@@ -148,13 +143,12 @@ class KVCacheManager:
 
         None when the leader's window has passed some that the follower would read.
         """
-        num_blocks = -(-num_tokens // self.block_size)
         blocks = []
         for group, table, first_live in zip(self.groups, leader.groups, leader.first_live, strict=True):
             first = group.first_needed(num_tokens)
             if first < first_live:
                 return None
-            blocks.append([NULL_BLOCK] * first + table[first:num_blocks])
+            blocks.append([NULL_BLOCK] * first + table[first : group.num_blocks(num_tokens)])
         return SharedPrefix(num_tokens, blocks, leader.epoch)
 
     def can_start(self, prefix: SharedPrefix, num_tokens: int, max_chunk: int) -> bool:
@@ -164,11 +158,11 @@ class KVCacheManager:
             live = blocks[group.first_needed(prefix.num_tokens) :]
             num_shared = sum(not self._is_outside(block) and self.pool.ref_count(block) > 0 for block in live)
             peak = group.peak_blocks(num_tokens, max_chunk)
-            ahead = -(-num_tokens // self.block_size) - len(blocks)
+            ahead = group.num_blocks(num_tokens) - len(blocks)
             # At first it holds `live` too; once the window has passed them, only blocks of its own.
             needed += max(min(len(live) + ahead, peak) - num_shared, min(ahead, peak))
-        if prefix.num_tokens % self.block_size:
-            needed += len(self.groups)  # the partly filled blocks are copied
+            if prefix.num_tokens % group.block_size:
+                needed += 1  # the partly filled block is copied
         return needed <= self.pool.num_free
 
     def open(self, prefix: SharedPrefix) -> BlockTable:
@@ -177,17 +171,18 @@ class KVCacheManager:
         What is outside the pool is copied into it.
         """
         first_live = [group.first_needed(prefix.num_tokens) for group in self.groups]
-        places: list[tuple[list[int], int]] = []
-        for blocks, first in zip(prefix.blocks, first_live, strict=True):
+        places: list[tuple[CacheGroup, list[int], int]] = []
+        for group, blocks, first in zip(self.groups, prefix.blocks, first_live, strict=True):
             for index in range(first, len(blocks)):
                 if self._is_outside(blocks[index]):
-                    places.append((blocks, index))
+                    places.append((group, blocks, index))
                 else:
                     self.pool.share(blocks[index])
         if places:
             self._load(places)
-        table = BlockTable(prefix.blocks, first_live, prefix.num_tokens // self.block_size, prefix.epoch)
-        table.capacity = table.num_blocks * self.block_size
+        num_committed = prefix.num_tokens // self.hash_block_size
+        table = BlockTable(prefix.blocks, first_live, num_committed, prefix.epoch)
+        self._measure(table)
         return table
 
     def reserve(self, table: BlockTable, num_computed: int, num_new: int) -> list[list[int]] | None:
@@ -197,16 +192,20 @@ class KVCacheManager:
         and that would be written is replaced by a copy (`copies`).
         """
         self._trim(table, num_computed)
-        missing = max(0, -(-(num_computed + num_new) // self.block_size) - table.num_blocks)
+        end = num_computed + num_new
+        missing = [
+            max(0, group.num_blocks(end) - len(blocks))
+            for group, blocks in zip(self.groups, table.groups, strict=True)
+        ]
         shared = self._shared_tails(table, num_computed)
-        if missing * len(self.groups) + len(shared) > self.pool.num_free:
+        if sum(missing) + len(shared) > self.pool.num_free:
             return None
-        for blocks in shared:
-            self._copy_on_write(blocks, num_computed // self.block_size)
-        new_blocks = [self.pool.allocate(missing) for _ in self.groups]
+        for blocks, index in shared:
+            self._copy_on_write(blocks, index)
+        new_blocks = [self.pool.allocate(count) for count in missing]
         for blocks, new in zip(table.groups, new_blocks, strict=True):
             blocks.extend(new)
-        table.capacity = table.num_blocks * self.block_size
+        self._measure(table)
         return new_blocks
 
     def commit(
@@ -216,26 +215,32 @@ class KVCacheManager:
 
         token_ids: the known tokens; num_computed may count further ones whose values are still pending.
         """
-        num_full = min(num_computed, len(token_ids)) // self.block_size
-        start = table.num_committed
-        if num_full <= start:
+        known = min(num_computed, len(token_ids))
+        start, end = table.num_committed, known // self.hash_block_size
+        if end <= start:
             return
-        table.num_committed = num_full
+        table.num_committed = end
         if not self._enable_prefix_caching or table.epoch != self._epoch:
             return
         digests = chain.extend(token_ids)
         for group, blocks, first_live in zip(self.groups, table.groups, table.first_live, strict=True):
-            for i in range(max(start, first_live), num_full):
-                self.pool.remember(blocks[i], (digests[i], group.index))
+            first = max(start // group.digests_per_block, first_live)
+            keys = group.keys(digests, first, known // group.block_size)
+            for index, key in enumerate(keys, first):
+                self.pool.remember(blocks[index], key)
 
     def release(self, table: BlockTable, *, discard: bool = False) -> None:
         """Give all blocks back, tails first; `discard`: what only this table holds is not shared again."""
-        for i in reversed(range(table.num_blocks)):
-            for blocks, first_live in zip(table.groups, table.first_live, strict=True):
-                if i >= first_live:
-                    if discard and self.pool.ref_count(blocks[i]) == 1:
-                        self._discard(blocks[i])
-                    self.pool.release(blocks[i])
+        held = [
+            (index * group.block_size, -group.index, blocks[index])
+            for group, blocks, first_live in zip(self.groups, table.groups, table.first_live, strict=True)
+            for index in range(first_live, len(blocks))
+        ]
+        held.sort(reverse=True)
+        for _, _, block in held:
+            if discard and self.pool.ref_count(block) == 1:
+                self._discard(block)
+            self.pool.release(block)
         table.groups = [[] for _ in self.groups]
         table.capacity = 0
 
@@ -266,15 +271,13 @@ class KVCacheManager:
         self._epoch += 1
 
     def _longest_hit(self, digests: list[bytes], limit: int, is_known: Callable[[BlockKey], bool]) -> int:
-        """Most leading blocks that every group can do without computing."""
-
-        def is_cached(block: int, group: int) -> bool:
-            return is_known((digests[block], group))
-
+        """Most leading tokens, at most `limit`, that every group can do without computing."""
+        unit = self._hit_unit
+        limit = limit // unit * unit
         while True:
             before = limit
             for group in self.groups:
-                limit = group.longest_hit(is_cached, limit)
+                limit = group.longest_hit(digests, is_known, limit, unit)
             if limit == before:
                 return limit
 
@@ -306,19 +309,21 @@ class KVCacheManager:
         if slot is not None:
             self.copies.append((block, self.pool.num_blocks + slot))
 
-    def _load(self, places: list[tuple[list[int], int]]) -> None:
-        """Replace what is outside the pool at these places of tables by blocks with that content.
+    def _load(self, places: list[tuple[CacheGroup, list[int], int]]) -> None:
+        """Replace what is outside the pool at these indexes of tables by blocks with that content.
 
         Pinned meanwhile: taking blocks saves what those held before, to other slots.
         """
-        sources = [self._tier_of(blocks[index]) for blocks, index in places]
+        sources = [self._tier_of(blocks[index]) for _, blocks, index in places]
         keys = [tier.pin(slot) for tier, slot in sources]
-        received = {
-            index for (_, index), (tier, _) in zip(places, sources, strict=True) if tier is self.shared
-        }
-        self.num_received_tokens += len(received) * self.block_size
+        received: set[int] = set()
+        for (group, _, index), (tier, _) in zip(places, sources, strict=True):
+            if tier is self.shared:
+                stride = group.digests_per_block
+                received.update(range(index * stride, (index + 1) * stride))
+        self.num_received_tokens += len(received) * self.hash_block_size
         new_blocks = self.pool.allocate(len(places))
-        for (blocks, index), key, new in zip(places, keys, new_blocks, strict=True):
+        for (_, blocks, index), key, new in zip(places, keys, new_blocks, strict=True):
             self.copies.append((blocks[index], new))
             self.pool.remember(new, key)
             blocks[index] = new
@@ -331,6 +336,12 @@ class KVCacheManager:
         if key is not None:
             self.host.discard(key)
 
+    def _measure(self, table: BlockTable) -> None:
+        """Enter how far the blocks of all groups reach."""
+        table.capacity = min(
+            len(blocks) * group.block_size for group, blocks in zip(self.groups, table.groups, strict=True)
+        )
+
     def _trim(self, table: BlockTable, num_computed: int) -> None:
         """Free the blocks that the window has passed."""
         for group, blocks, first_live in zip(self.groups, table.groups, table.first_live, strict=True):
@@ -340,12 +351,14 @@ class KVCacheManager:
                 blocks[i] = NULL_BLOCK
             table.first_live[group.index] = max(first_live, first_kept)
 
-    def _shared_tails(self, table: BlockTable, num_computed: int) -> list[list[int]]:
-        """The groups' tables whose partly filled last block others hold too."""
-        index, offset = divmod(num_computed, self.block_size)
-        if offset == 0:
-            return []
-        return [blocks for blocks in table.groups if self.pool.ref_count(blocks[index]) > 1]
+    def _shared_tails(self, table: BlockTable, num_computed: int) -> list[tuple[list[int], int]]:
+        """The groups' tables whose partly filled last block, the index of which follows, others hold too."""
+        tails = []
+        for group, blocks in zip(self.groups, table.groups, strict=True):
+            index, offset = divmod(num_computed, group.block_size)
+            if offset and self.pool.ref_count(blocks[index]) > 1:
+                tails.append((blocks, index))
+        return tails
 
     def _copy_on_write(self, blocks: list[int], index: int) -> None:
         [copy] = self.pool.allocate(1)

@@ -86,13 +86,13 @@ class Scheduler:
         """Before `add`, on any one thread: read what other engines kept of its beginning."""
         is_first = request.sharing.reads_cache and not request.sharing.leader_id
         if self.prepares and is_first:
-            self.kv.prefetch(hash_chain(request, self.kv.block_size), request.prompt_token_ids)
+            self.kv.prefetch(hash_chain(request, self.kv.hash_block_size), request.prompt_token_ids)
 
     def add(self, request: EngineRequest) -> None:
         """Accept a request. Raises PromptTooLong if it can never run, RequestError for an id in use."""
         self.kv.shared.take_in()
         self._check(request)
-        entry = Request.create(request, self._num_added, self._max_model_len, self.kv.block_size)
+        entry = Request.create(request, self._num_added, self._max_model_len, self.kv.hash_block_size)
         if self._guides is not None:
             entry.guide = self._guides.open(request)
         leader = self._ledger.find(request.sharing.leader_id)
@@ -353,14 +353,14 @@ class Scheduler:
         plan.add(request, num_new, new_blocks)
         table, num_computed = request.table, request.num_computed
         assert table is not None
-        if num_computed // self.kv.block_size > table.num_committed:
+        if num_computed // self.kv.hash_block_size > table.num_committed:
             self.kv.commit(table, request.chain, request.token_ids, num_computed)
         if request.num_computed_before < request.num_prompt_tokens <= num_computed:
             self.kv.publish(table, request.chain, request.num_prompt_tokens)
         if self._policy.takes_turns:
             self._policy.charge(request, num_new)
         elif request.num_pending and request.guide is None:
-            next_full = (table.num_committed + 1) * self.kv.block_size
+            next_full = (table.num_committed + 1) * self.kv.hash_block_size
             request.calm_until = min(table.capacity, next_full - 1, request.max_total_tokens - 1)
 
 

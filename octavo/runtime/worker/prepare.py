@@ -60,9 +60,7 @@ def locate(work: Work, state: RequestState) -> tuple[Array, Array, Array]:
         lengths = work.ends - work.computed
         owners = owners.repeat(lengths)
         positions = np.arange(work.starts[-1]) + (work.computed - work.starts[:-1]).repeat(lengths)
-    columns, offsets = np.divmod(positions, state.block_size)
-    blocks = state.host_tables[:, owners, columns].astype(np.int64)
-    return state.places(owners, positions), positions, blocks * state.block_size + offsets
+    return state.places(owners, positions), positions, state.cache_slots(owners, positions)
 
 
 def make_batch(work: Work, state: RequestState, cache: KVTensors) -> tuple[ForwardBatch, torch.Tensor]:
@@ -91,7 +89,7 @@ def make_batch(work: Work, state: RequestState, cache: KVTensors) -> tuple[Forwa
 
 def have_common_start(work: Work, state: RequestState) -> bool:
     """Whether many requests, all decoding, mostly have their first blocks in common with their neighbours."""
-    block = _COMMON_TOKENS // state.block_size
+    block = _COMMON_TOKENS // state.block_sizes[0]
     if not _FEWEST_ALIKE <= work.num_singles == len(work.slots) or block >= state.host_tables.shape[2]:
         return False
     ids = np.where(work.computed > _COMMON_TOKENS, state.host_tables[0, work.slots, block], 0)

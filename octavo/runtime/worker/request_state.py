@@ -28,11 +28,16 @@ class RequestState:
     """
 
     def __init__(self, num_slots: int, max_model_len: int, plan: CachePlan, device: torch.device) -> None:
-        max_blocks = -(-(max_model_len + 1) // plan.block_size)
+        sizes = plan.block_sizes
+        max_blocks = -(-(max_model_len + 1) // min(sizes))
         max_blocks += -max_blocks % 4  # a GPU gathers rows of whole 16 bytes in less than half of the time
         num_groups = len(plan.groups)
         self.spare_slot = num_slots
-        self.block_size = plan.block_size
+        self.block_sizes = sizes
+        # One number for all groups where it can be: then it broadcasts over them at the end only.
+        is_one = len(set(sizes)) == 1
+        self._sizes = np.array(sizes[0] if is_one else [[size] for size in sizes], np.int64)
+        self._groups = slice(None) if is_one else np.arange(num_groups)[:, None]
         self._most_tokens = max_model_len + 1
         self.token_ids = torch.zeros((num_slots + 1, self._most_tokens), dtype=torch.int64, device=device)
         self.block_tables = torch.zeros(
@@ -62,6 +67,13 @@ class RequestState:
         """Where the tokens at these positions of these slots stand in `token_ids`, seen as flat."""
         places: Array = slots * self._most_tokens + positions
         return places
+
+    def cache_slots(self, slots: Array, positions: Array) -> Array:
+        """Where these positions of these slots are in the cache, by group: [groups, T]."""
+        columns, offsets = np.divmod(positions, self._sizes)
+        blocks = self.host_tables[self._groups, slots, columns].astype(np.int64)
+        found: Array = blocks * self._sizes + offsets
+        return found
 
     @property
     def spare_place(self) -> int:

@@ -44,6 +44,7 @@ class TapedSteps:
         assert state.host_tokens is not None, "the state is not in host memory"
         self._model, self._cache, self._state, self._record = model, cache, state, record
         self._tokens = state.host_tokens
+        self._least_block = min(state.block_sizes)
         self._is_recordable = True
         self._too_many: float = math.inf
         self._recorded: dict[int, _Recorded] = {}
@@ -86,15 +87,14 @@ class TapedSteps:
         """Put a step into the first rows; those behind read one slot of block 0, and store nothing."""
         state, slots, positions = self._state, work.slots, work.computed
         count = len(slots)
-        blocks, offsets = np.divmod(positions, state.block_size)
-        used = int(blocks.max()) + 1
+        used = int(positions.max()) // self._least_block + 1
         self._ids[:count] = self._tokens[slots, positions]
         self._positions[:count] = positions
         self._kv_lens[:count] = positions + 1
         self._kv_lens[count:size] = 1
         self._tables[:, :count, :used] = state.host_tables[:, slots, :used]
         self._tables[:, count:size, 0] = 0
-        self._cache_slots[:, :count] = state.host_tables[:, slots, blocks] * state.block_size + offsets
+        self._cache_slots[:, :count] = state.cache_slots(slots, positions)
         self._cache_slots[:, count:size] = -1
 
     def _can_repeat(self, size: int) -> bool:

@@ -5,11 +5,12 @@ import random
 import pytest
 
 from octavo.engine.kvcache.groups import CacheGroup
-from octavo.messages.kv import KVCacheSpec
+from octavo.messages.kv import CachePlan, HeadsKV, KVCacheGroup
 
 
 def group(window, block_size):
-    return CacheGroup.from_spec(0, KVCacheSpec(1, 8, 64, sliding_window=window), block_size)
+    spec = HeadsKV(1, 8, "float32", 64, sliding_window=window)
+    return CacheGroup.all_of(CachePlan([KVCacheGroup(spec, (0,))], 1, block_size))[0]
 
 
 def seen(position, window):
@@ -59,4 +60,25 @@ def test_longest_hit_is_the_longest(window, block_size):
             return all(cached[i] for i in needed)
 
         expected = max(blocks for blocks in range(9) if usable(blocks))
-        assert g.longest_hit(lambda i, index, cached=cached: cached[i] and index == 0, 8) == expected
+        found = g.longest_hit(range(8), lambda key, cached=cached: cached[key[0]], 8 * block_size, block_size)
+        assert found == expected * block_size
+
+
+@pytest.mark.parametrize("window", [0, 1, 5, 14])
+@pytest.mark.parametrize(("block_size", "unit"), [(2, 4), (2, 6), (4, 12)])
+def test_longest_hit_in_units_of_several_blocks(window, block_size, unit):
+    """Two digests per block; the hit ends where blocks of other sizes end, too."""
+    g, rng = CacheGroup(0, block_size, window or 1 << 40, digests_per_block=2), random.Random(2)
+    limit = 4 * unit
+    for _ in range(300):
+        cached = [rng.random() < 0.8 for _ in range(limit // block_size)]
+
+        def usable(num_tokens, cached=cached):
+            return all(cached[p // block_size] for p in seen(num_tokens, window) if p < num_tokens)
+
+        expected = max(tokens for tokens in range(0, limit + 1, unit) if usable(tokens))
+        digests = range(2 * len(cached))
+        assert all(g.key(digests, i) == (2 * i + 1, 0) for i in range(len(cached)))
+        assert g.keys(digests, 1, 3) == [(3, 0), (5, 0)]
+        found = g.longest_hit(digests, lambda key, cached=cached: cached[key[0] // 2], limit, unit)
+        assert found == expected

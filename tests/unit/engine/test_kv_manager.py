@@ -16,7 +16,7 @@ def manager(*windows, num_blocks=32, block_size=4, caching=True):
 
 def fill(kv, tokens, salt=""):
     """A table with all tokens computed, as one chunk."""
-    chain = HashChain(kv.block_size, salt)
+    chain = HashChain(kv.hash_block_size, salt)
     table = kv.open(kv.nothing())
     assert kv.reserve(table, 0, len(tokens)) is not None
     kv.commit(table, chain, tokens, len(tokens))
@@ -24,7 +24,7 @@ def fill(kv, tokens, salt=""):
 
 
 def find(kv, tokens, salt=""):
-    return kv.match(HashChain(kv.block_size, salt), tokens)
+    return kv.match(HashChain(kv.hash_block_size, salt), tokens)
 
 
 def test_reserve_appends_what_is_missing():
@@ -33,9 +33,9 @@ def test_reserve_appends_what_is_missing():
     assert [len(blocks) for blocks in kv.reserve(table, 0, 5)] == [2]
     assert kv.reserve(table, 5, 3) == [[]]
     assert len(kv.reserve(table, 8, 1)[0]) == 1
-    assert (table.num_blocks, table.capacity, kv.pool.num_used) == (3, 12, 3)
+    assert (len(table.groups[0]), table.capacity, kv.pool.num_used) == (3, 12, 3)
     kv.release(table)
-    assert kv.pool.num_used == 0 and table.num_blocks == 0
+    assert kv.pool.num_used == 0 and table.groups == [[]]
 
 
 def test_reserve_changes_nothing_when_it_does_not_fit():
