@@ -15,10 +15,9 @@ from octavo.serving.anthropic.protocol import CountTokensRequest, MessagesReques
 from octavo.serving.body import read_body
 from octavo.serving.caller import Caller
 from octavo.serving.openai.answers import encode
-from octavo.serving.openai.chat import render_options
 from octavo.serving.openai.protocol import ChatRequest
 from octavo.serving.openai.tools import ToolUse
-from octavo.serving.openai.turn import turn_events
+from octavo.serving.openai.turn import render_options, turn_events
 from octavo.serving.registry import Route
 from octavo.serving.streaming import leaving, unless_gone
 

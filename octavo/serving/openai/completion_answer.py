@@ -14,7 +14,7 @@ from octavo.frontend.outputs import CompletionOutput, RequestOutput
 from octavo.serving.caller import Caller
 from octavo.serving.openai.answers import Completion, CompletionChoice, CompletionLogprobs, Logprobs
 from octavo.serving.openai.fingerprint import FINGERPRINT
-from octavo.serving.openai.logprobs import LogprobWriter, prompt_logprobs
+from octavo.serving.openai.logprobs import logprob_writer, prompt_logprobs
 from octavo.serving.openai.protocol import CompletionRequest
 from octavo.serving.openai.usage import Meter
 
@@ -31,14 +31,7 @@ class CompletionAnswer:
         )
         self._is_scoring = request.max_tokens == 0
         """The engine makes one token at least, which is not shown then."""
-        self._logprobs: LogprobWriter | None = None
-        if request.logprobs is not None or request.logprob_token_ids is not None:
-            self._logprobs = LogprobWriter(
-                self._tokenizer,
-                request.logprobs or 0,
-                request.logprob_token_ids,
-                as_ids=bool(request.return_tokens_as_token_ids or caller.config.return_tokens_as_token_ids),
-            )
+        self._logprobs = logprob_writer(caller, request, request.logprobs)
         self._num_chars: dict[int, int] = {}
         """By choice: of its text so far, as its tokens are spelled. One that is not here has not begun."""
 

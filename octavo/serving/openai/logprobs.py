@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from octavo.frontend.logprobs import Logprob, PositionLogprobs, PromptLogprobs
 from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.serving.caller import Caller
 from octavo.serving.openai.answers import (
     ChatLogprobs,
     CompletionLogprobs,
@@ -11,6 +12,7 @@ from octavo.serving.openai.answers import (
     TokenLogprob,
     TopLogprob,
 )
+from octavo.serving.openai.protocol import SamplingFields
 
 LOWEST = -9999.0
 """Stands for minus infinity, which JSON cannot say."""
@@ -80,6 +82,18 @@ class LogprobWriter:
         if entry is not None and entry.decoded_token is not None:
             return entry.decoded_token
         return "" if self._tokenizer is None else self._tokenizer.token_text(token_id)
+
+
+def logprob_writer(caller: Caller, request: SamplingFields, num_top: int | None) -> LogprobWriter | None:
+    """As the request wants them; None when it wants none. num_top: alternatives, None = no logprobs."""
+    if num_top is None and request.logprob_token_ids is None:
+        return None
+    return LogprobWriter(
+        caller.engine.tokenizer,
+        num_top or 0,
+        request.logprob_token_ids,
+        as_ids=bool(request.return_tokens_as_token_ids or caller.config.return_tokens_as_token_ids),
+    )
 
 
 def prompt_logprobs(positions: PromptLogprobs) -> list[Logprobs | None]:

@@ -9,21 +9,10 @@ from octavo.serving.openai.answers import ChatMessage, Delta, FunctionCall, Tool
 from octavo.serving.openai.tools import call_id
 
 
-def message_of(events: Iterable[Event], role: str, echoed: str = "") -> ChatMessage:
-    """The whole turn; echoed: what its text begins with."""
-    content, reasoning, calls = [echoed], list[str](), list[ToolCall]()
-    for event in events:
-        match event:
-            case Text(text):
-                content.append(text)
-            case Reasoning(text):
-                reasoning.append(text)
-            case CallStart(_, name, given):
-                calls.append(ToolCall(given or call_id(), FunctionCall(name)))
-            case CallArguments(index, text):
-                calls[index].function.arguments += text
-    text = "".join(content)
-    thought = "".join(reasoning) or UNSET
+def message_of(turn: Delta, role: str, echoed: str) -> ChatMessage:
+    """The whole turn, of which all is new; echoed: what its text begins with."""
+    text, thought = echoed + (turn.content or ""), turn.reasoning or UNSET
+    calls = [ToolCall(call.id or call_id(), call.function) for call in turn.tool_calls or ()]
     return ChatMessage(
         role,
         text if text or not calls else None,

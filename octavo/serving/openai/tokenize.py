@@ -11,9 +11,9 @@ from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.serving.body import read_body
 from octavo.serving.caller import Caller
 from octavo.serving.openai.answers import encode
-from octavo.serving.openai.chat import render_options
 from octavo.serving.openai.protocol import ChatRequest, DetokenizeRequest, TokenizeRequest
 from octavo.serving.openai.tools import ToolUse
+from octavo.serving.openai.turn import render_options
 from octavo.serving.registry import Route
 
 MAX_CHARS = 2**20

@@ -1,20 +1,139 @@
-"""`turn_events`: the model's turn as events, for the dialects beside chat completions.
+"""`Turn`: what the engine brings to a chat request, read as events. Every dialect folds them.
 
-Used by the routes of responses and of Anthropic's messages.
+Chat completions read its steps. Responses and Anthropic's messages read `turn_events`.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from msgspec import structs
 
 from octavo.frontend.engine_metrics import RequestType
-from octavo.frontend.parsers.events import Event, Reasoning, Text
+from octavo.frontend.outputs import CompletionOutput, RequestOutput
+from octavo.frontend.parsers.answer import AnswerParser
+from octavo.frontend.parsers.events import Event, Reasoning, Text, coalesced
 from octavo.serving.caller import Caller
-from octavo.serving.openai.answers import FinishReason, TokenLogprob, Usage
-from octavo.serving.openai.chat import prepare
-from octavo.serving.openai.protocol import ChatRequest
+from octavo.serving.openai.answers import ChatLogprobs, FinishReason, TokenLogprob, Usage
+from octavo.serving.openai.generation import Conversation, Generation
+from octavo.serving.openai.logprobs import logprob_writer
+from octavo.serving.openai.protocol import ChatRequest, Message, TokenizeRequest
+from octavo.serving.openai.sampling import sampling_params, tokenization
+from octavo.serving.openai.tools import ToolUse
+from octavo.serving.openai.usage import Meter
+
+
+@dataclass(slots=True)
+class Step:
+    """What one output adds to one choice."""
+
+    number: int
+    """Of the choice."""
+    is_first: bool
+    events: list[Event]
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+    completion: CompletionOutput
+
+
+class Turn:
+    """Reads the outputs of one request, of one conversation or several, whole ones or deltas."""
+
+    def __init__(
+        self, caller: Caller, request: ChatRequest, make_parser: Callable[[str], AnswerParser | None]
+    ) -> None:
+        """make_parser: of an answer to this prompt."""
+        self.caller = caller
+        self.request = request
+        self.meter = Meter(request, caller.config)
+        self._make_parser = make_parser
+        self._parsers: dict[int, AnswerParser | None] = {}
+        """By choice."""
+        self._shows_reasoning = request.include_reasoning is not False
+        num_top = (request.top_logprobs or 0) if request.logprobs else None
+        self._logprobs = logprob_writer(caller, request, num_top)
+
+    def steps(self, index: int, output: RequestOutput) -> Iterator[Step]:
+        """What a new output of conversation `index` adds to each of its choices. To be exhausted."""
+        self.meter.count(index, output)
+        for completion in output.outputs:
+            number = index * (self.request.n or 1) + completion.index
+            is_first = number not in self._parsers
+            if is_first:
+                self._parsers[number] = self._make_parser(output.prompt or "")
+            parser = self._parsers[number]
+            events = self._read(parser, completion)
+            reason: FinishReason | None = completion.finish_reason  # type: ignore[assignment]  # others are errors
+            if reason == "stop" and parser is not None and parser.num_calls:
+                reason = "tool_calls"
+            yield Step(number, is_first, events, self._written_logprobs(completion), reason, completion)
+
+    def _read(self, parser: AnswerParser | None, completion: CompletionOutput) -> list[Event]:
+        """What the new text says; what was held back comes at the end."""
+        if parser is None:
+            return [Text(completion.text)] if completion.text else []
+        events = parser.feed(completion.text)
+        if completion.finish_reason is not None:
+            events = coalesced(events + parser.finish())
+        if self._shows_reasoning:
+            return events
+        return [event for event in events if not isinstance(event, Reasoning)]
+
+    def _written_logprobs(self, completion: CompletionOutput) -> ChatLogprobs | None:
+        if self._logprobs is None or completion.logprobs is None:
+            return None
+        return self._logprobs.chat(completion.token_ids, completion.logprobs)
+
+
+def prepare_turn(
+    caller: Caller,
+    body: ChatRequest,
+    conversations: Sequence[Sequence[Message]],
+    request_type: RequestType = "chat_completions",
+) -> tuple[Generation, Turn]:
+    """The engine's work for the conversations of a checked body, and the reader of what it brings.
+
+    request_type: a label of metrics.
+
+    Nothing is started yet. Raises RequestError.
+    """
+    caller.models.resolve(body.model)
+    use = ToolUse.of(body)
+    options = render_options(caller, body) | {"tools": use.described()}
+    params = sampling_params(body, caller.engine.input_processor.default_sampling_values())
+    generation = Generation(
+        caller=caller,
+        request=body,
+        request_id=turn_id(body.request_id or caller.request_id),
+        prompts=[Conversation(messages, options) for messages in conversations],
+        params=use.constrained(params, caller.engine.chat),
+        tokenization=tokenization(body, add_special_tokens=False),
+    )
+    note = partial(caller.engine.metrics.note_tool_parsing, request_type, bool(body.stream))
+    make_parser = partial(use.parser, renderer=caller.engine.chat, params=generation.params, note=note)
+    return generation, Turn(caller, body, make_parser)
+
+
+def turn_id(request_id: str) -> str:
+    """What a chat request is called in its answer, and in the engine."""
+    return f"chatcmpl-{request_id}"
+
+
+def render_options(caller: Caller, body: ChatRequest | TokenizeRequest) -> dict[str, Any]:
+    """What the template is told besides the messages."""
+    variables = {**caller.config.default_chat_template_kwargs, **(body.chat_template_kwargs or {})}
+    if body.reasoning_effort is not None:
+        variables["reasoning_effort"] = body.reasoning_effort
+    continues = bool(body.continue_final_message)
+    opens = not continues if body.add_generation_prompt is None else body.add_generation_prompt
+    return {
+        "documents": body.documents,
+        "add_generation_prompt": opens,
+        "continue_final_message": continues,
+        "chat_template_kwargs": variables,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,24 +173,23 @@ async def turn_events(
     Raises RequestError and Overloaded before the first event, EngineDead and HTTPError at any time.
     """
     body = structs.replace(body, stream=True)
-    generation, answer = prepare(caller, body, [body.messages], request_type)
-    num_reasoning, num_unread, has_begun = 0, 0, False
+    generation, turn = prepare_turn(caller, body, [body.messages], request_type)
+    num_reasoning, num_unread = 0, 0
     logprobs: list[TokenLogprob] = []
     async with aclosing(generation.outputs()) as outputs:
         async for index, output in outputs:
-            answer.count(index, output)
-            if not has_begun:
-                has_begun = True
-                yield TurnStart(answer.usage())
-            for completion in output.outputs:
-                num_unread += len(completion.token_ids)
-                logprobs += answer.logprobs(completion)
-                if events := answer.read(index, output, completion):
-                    num_reasoning += num_unread * isinstance(events[-1], Reasoning)
-                    if logprobs and isinstance(events[-1], Text):
+            for step in turn.steps(index, output):
+                if step.is_first:
+                    yield TurnStart(turn.meter.usage())
+                num_unread += len(step.completion.token_ids)
+                logprobs += step.logprobs.content if step.logprobs is not None else ()
+                if step.events:
+                    num_reasoning += num_unread * isinstance(step.events[-1], Reasoning)
+                    if logprobs and isinstance(step.events[-1], Text):
                         yield TextLogprobs(logprobs)
                     num_unread, logprobs = 0, []
-                for event in events:
+                for event in step.events:
                     yield event
-                if (reason := answer.finish_reason(index, completion)) is not None:
-                    yield TurnEnd(reason, completion.stop_reason, answer.usage(), num_reasoning)
+                if step.finish_reason is not None:
+                    stop_reason = step.completion.stop_reason
+                    yield TurnEnd(step.finish_reason, stop_reason, turn.meter.usage(), num_reasoning)

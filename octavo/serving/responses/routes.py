@@ -11,9 +11,9 @@ from octavo.base.errors import RequestError
 from octavo.serving.body import read_body
 from octavo.serving.caller import Caller
 from octavo.serving.errors import HTTPError
-from octavo.serving.openai.chat import prepare, turn_id
 from octavo.serving.openai.files import Deleted
 from octavo.serving.openai.pages import Page, PageQuery, json_response
+from octavo.serving.openai.turn import prepare_turn, turn_id
 from octavo.serving.registry import Route
 from octavo.serving.responses import record
 from octavo.serving.responses.answers import Response
@@ -164,7 +164,7 @@ def _starting_after(request: Request) -> int:
 
 async def _start(request: Request, work: ResponseWork, log: EventLog | None) -> None:
     """Begin in the background what can be done. Raises RequestError, Overloaded, HTTPError 507."""
-    prepare(work.caller, work.asked, [work.asked.messages])
+    prepare_turn(work.caller, work.asked, [work.asked.messages])
     work.caller.engine.check_admission()
     request.app.state.background.check()
     await work.add()

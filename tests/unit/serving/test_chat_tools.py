@@ -16,6 +16,7 @@ from octavo.serving.openai.chat_answer import ChatAnswer
 from octavo.serving.openai.protocol import ChatRequest
 from octavo.serving.openai.sampling import sampling_params
 from octavo.serving.openai.tools import ToolUse
+from octavo.serving.openai.turn import Turn
 from tests.unit.front.test_parsers import CASES, THOUGHTS
 
 POINT = {
@@ -41,7 +42,7 @@ def answer_to(body: ChatRequest, *, tool_parser: str = "", reasoning_parser: str
     use = ToolUse.of(body)
     params = use.constrained(sampling_params(body, {}), renderer)
     reader = partial(use.parser, renderer=renderer, params=params)
-    return ChatAnswer(caller, body, [body.messages], "id", "model", reader)
+    return ChatAnswer(Turn(caller, body, reader), [body.messages], "id", "model")
 
 
 def output_of(text: str, reason: str | None, prompt: str = "") -> RequestOutput:
