@@ -19,7 +19,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 SUITABLE := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))
 
-.PHONY: help setup run test lint format clean
+.PHONY: help setup run test coverage lint format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -27,6 +27,7 @@ help:
 	@echo "make test   set up what is missing, run the test suite"
 	@echo "make setup  virtual environment, packages, default model, CPU kernels"
 	@echo "make lint   ruff, mypy, import contracts, sizes"
+	@echo "make coverage  lines of front, engine and ground floor that the quick tests run"
 	@echo "make clean  remove .venv and build products"
 
 setup: $(STAMPS)/kernels
@@ -36,6 +37,10 @@ run: setup
 
 test: setup $(STAMPS)/test-model
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+coverage: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/unit tests/property \
+	  --cov --cov-report=term $(PYTEST_ARGS)
 
 lint: setup
 	$(BIN)/ruff check

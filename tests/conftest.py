@@ -18,6 +18,8 @@ import pytest
 from octavo.base import hub
 
 ROOT = Path(__file__).resolve().parents[1]
+MAX_RERUNS = 3
+"""Tests that may need a second try in one session; more are no bad luck."""
 
 
 @pytest.fixture(scope="session")
@@ -52,7 +54,8 @@ def _fresh_log():
 def pytest_collection_modifyitems(items):
     """Skip what needs GPUs that are not there; allow a second try to what real processes and clocks decide.
 
-    A machine that is busy with other things can upset the latter. The summary names each that was run again.
+    A machine that is busy with other things can upset the latter. The summary names each that was run again;
+    more than MAX_RERUNS of them fail the session.
     """
     num_gpus = sum(1 for _ in Path("/dev").glob("nvidia[0-9]*"))
     for item in items:
@@ -63,3 +66,26 @@ def pytest_collection_modifyitems(items):
             item.add_marker(
                 pytest.mark.skip(reason=f"needs {needed} NVIDIA GPU(s), this machine has {num_gpus}")
             )
+
+
+def _rerun_tests(config):
+    """Names of the tests that failed once and were run again; none on a worker of xdist."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    reports = reporter.stats.get("rerun", []) if reporter is not None else []
+    return sorted({report.nodeid for report in reports})
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    """Too many second tries are a failure."""
+    if len(_rerun_tests(session.config)) > MAX_RERUNS and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Say which tests needed a second try."""
+    if names := _rerun_tests(config):
+        verdict = f"more than {MAX_RERUNS}: the session fails" if len(names) > MAX_RERUNS else "tolerated"
+        terminalreporter.section(f"{len(names)} tests needed a second try ({verdict})")
+        for name in names:
+            terminalreporter.write_line(name)

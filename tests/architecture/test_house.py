@@ -69,6 +69,15 @@ def test_files_and_functions_fit():
     assert list(check_size.oversized()) == []
 
 
+def test_a_budget_would_be_noticed(tmp_path, monkeypatch):
+    (tmp_path / "octavo").mkdir()
+    (tmp_path / "octavo/small.py").write_text("x = 1\n" * 3)
+    (tmp_path / "octavo/page.js").write_text("x;\n" * 2)
+    assert check_size.totals(tmp_path) == {"Python": 3, "C++ and web": 2}
+    monkeypatch.setitem(check_size.BUDGETS, "Python", 2)
+    assert list(check_size.oversized(tmp_path)) == ["octavo/: 3 lines of Python, at most 2"]
+
+
 def test_sizes_would_be_noticed(tmp_path):
     (tmp_path / "octavo").mkdir()
     body = "".join(f"    x{i} = {i}\n" for i in range(60))
