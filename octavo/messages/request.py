@@ -101,6 +101,8 @@ class EngineRequest(msgspec.Struct, array_like=True, gc=False, tag="add"):
     """The form that the output must have."""
     front: int = 0
     """Who gets the outputs."""
+    given_output_ids: list[int] = []
+    """Output tokens that it has already; the engine goes on behind them and does not send them again."""
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True, gc=False):

@@ -48,6 +48,8 @@ class Request:
     token_ids: list[int]
     """Prompt and the outputs known so far."""
     num_prompt_tokens: int
+    num_given_tokens: int
+    """Prompt and the outputs that came with it: what follows them is sent to the front."""
     max_total_tokens: int
     """Prompt and output together never grow beyond this."""
     spec: RequestSpec
@@ -98,11 +100,13 @@ class Request:
     def create(cls, request: EngineRequest, sequence: int, max_model_len: int, block_size: int) -> "Request":
         """The engine's own record of what the front asked for."""
         spec, num_prompt_tokens = request.spec, len(request.prompt_token_ids)
+        num_given = len(request.given_output_ids)
         detection = spec.sampling.repetition_detection
         return cls(
             request_id=request.request_id,
             token_ids=list(request.prompt_token_ids),
             num_prompt_tokens=num_prompt_tokens,
+            num_given_tokens=num_prompt_tokens + num_given,
             max_total_tokens=min(num_prompt_tokens + request.limits.max_tokens, max_model_len),
             spec=spec,
             limits=request.limits,
@@ -113,6 +117,7 @@ class Request:
             chain=hash_chain(request, block_size),
             hold=request.sharing.hold,
             repetition=RepetitionDetector(detection) if detection and detection.max_pattern_size else None,
+            num_prompt_logprobs=num_prompt_tokens - 1 if num_given else 0,
         )
 
     @property

@@ -21,6 +21,7 @@ from octavo.engine.scheduler.plan import StepPlan
 from octavo.engine.scheduler.policies import POLICIES
 from octavo.engine.scheduler.request import Request, RequestStatus, hash_chain
 from octavo.engine.scheduler.rules import BlockRule, CalmRule, LeaderRule, Rule, SeatRule, TokenRule
+from octavo.engine.scheduler.stops import take_given_outputs
 from octavo.engine.scheduler.update import last_output, read_results
 from octavo.engine.structured.guides import Guides
 from octavo.messages.kv import CachePlan
@@ -95,6 +96,7 @@ class Scheduler:
         entry = Request.create(request, self._num_added, self._max_model_len, self.kv.hash_block_size)
         if self._guides is not None:
             entry.guide = self._guides.open(request)
+        take_given_outputs(entry, request.given_output_ids)
         leader = self._ledger.find(request.sharing.leader_id)
         if leader is not None and leader.can_lead(entry):
             entry.leader = leader
@@ -323,7 +325,7 @@ class Scheduler:
         request.table = self.kv.open(prefix)
         request.num_computed = prefix.num_tokens
         if request.num_cached_tokens < 0:
-            request.num_cached_tokens = prefix.num_tokens
+            request.num_cached_tokens = min(prefix.num_tokens, request.num_prompt_tokens)
             self._prefix_queries += prefix.num_queried
             self._prefix_hits += prefix.num_tokens if prefix.num_queried else 0
         num_new = min(request.num_tokens - request.num_computed, plan.num_tokens_left, self._max_chunk)

@@ -4,8 +4,10 @@ Asked by `update` once for every token. Stop strings are the front's business (i
 request here.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from octavo.base.errors import RequestError
 from octavo.engine.scheduler.request import Request
 from octavo.messages.request import FinishReason
 
@@ -39,6 +41,16 @@ def find_stop(request: Request) -> Stop | None:
     return None
 
 
+def take_given_outputs(request: Request, token_ids: Sequence[int]) -> None:
+    """Append outputs that the request had before it came here. Raises RequestError if they complete it."""
+    for token_id in token_ids:
+        request.token_ids.append(token_id)
+        if find_stop(request) is not None:
+            raise RequestError(
+                "The output is complete: nothing follows given_output_ids.", "given_output_ids"
+            )
+
+
 def just_goes_on(request: Request, token_id: int) -> bool:
     """Whether there is nothing to say or to ask about `token_id`, as about nearly all: not the first, no end.
 
@@ -47,7 +59,7 @@ def just_goes_on(request: Request, token_id: int) -> bool:
     num_tokens = len(request.token_ids)
     return (
         request.finish_reason is None
-        and request.num_prompt_tokens < num_tokens < request.max_total_tokens - 1
+        and request.num_given_tokens < num_tokens < request.max_total_tokens - 1
         and token_id not in request.stop_token_ids
         and request.guide is None
         and request.repetition is None

@@ -47,7 +47,7 @@ def _advance(
 ) -> EngineOutput:
     """Append new tokens up to the first that ends the request."""
     output = EngineOutput(request.request_id, token_ids)
-    if len(request.token_ids) == request.num_prompt_tokens:
+    if len(request.token_ids) == request.num_given_tokens:
         _tell_how_it_began(request, output)
     for count, token_id in enumerate(token_ids, 1):
         request.token_ids.append(token_id)
