@@ -54,7 +54,7 @@ class Ledger:
         self.running.remove(request)
         request.move_to(RequestStatus.PREEMPTED)
         self._release(request)
-        request.num_computed = request.calm_until = 0
+        request.num_computed = request.routine_until = 0
         self.waiting.add(request)
         request.num_preemptions += 1
         self.num_preemptions += 1

@@ -32,30 +32,20 @@ class StepPlan:
     guided: list[tuple[int, Request]] = field(default_factory=list)
     """Those that sample under a guide, with their places in `requests`."""
 
-    def add(self, request: Request, num_new: int, new_blocks: list[list[int]] | None) -> None:
+    def add(self, request: Request, num_new: int, new_blocks: list[list[int]] | None = None) -> None:
         """Give `request` a part of `num_new` tokens, and count them as computed from here on."""
         if new_blocks:
             self.new_blocks[len(self.requests)] = new_blocks
-        self.requests.append(request)
-        self.num_computed.append(request.num_computed)
-        self.num_scheduled.append(num_new)
-        self.num_tokens_left -= num_new
-        request.num_computed_before = request.num_computed
-        request.num_computed += num_new
-        request.num_in_flight += 1
-        if request.guide is not None and request.num_pending:
-            self.guided.append((len(self.requests) - 1, request))
-
-    def add_token(self, request: Request) -> None:
-        """`add` for a request before its `calm_until`: it computes its last token and samples the next."""
         num_computed = request.num_computed
         self.requests.append(request)
         self.num_computed.append(num_computed)
-        self.num_scheduled.append(1)
-        self.num_tokens_left -= 1
+        self.num_scheduled.append(num_new)
+        self.num_tokens_left -= num_new
         request.num_computed_before = num_computed
-        request.num_computed = num_computed + 1
+        request.num_computed = num_computed + num_new
         request.num_in_flight += 1
+        if request.guide is not None and request.num_pending:
+            self.guided.append((len(self.requests) - 1, request))
 
     @property
     def awaits_tokens(self) -> bool:

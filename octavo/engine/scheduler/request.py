@@ -75,9 +75,8 @@ class Request:
     """Steps given to the executor and not read back."""
     num_computed_before: int = 0
     """`num_computed` when the last step that has a part of this request began; 0 when it started in it."""
-    calm_until: int = 0
-    """While `num_computed` is less, a step computes and samples one token, and there is nothing else to do:
-    no block is needed or full, no limit is near."""
+    routine_until: int = 0
+    """While `num_computed` is less, its next token is routine to schedule; set by `expect_routine`."""
     table: BlockTable | None = None
     """Blocks held; None before it runs."""
     prefix: SharedPrefix | None = None
@@ -146,6 +145,32 @@ class Request:
     def is_finished(self) -> bool:
         """True from the moment its end is known."""
         return self.status is RequestStatus.FINISHED
+
+    # Nearly all tokens are routine: they change nothing but the lengths. These two methods say which, and the
+    # scheduler and `update` take a short way for them.
+
+    def expect_routine(self, block_size: int) -> None:
+        """Find out how long steps need only compute one token and sample the next.
+
+        Until then no block is needed or becomes full, no limit is near, and no grammar has to be asked.
+        """
+        if self.guide is None and self.num_pending:
+            assert self.table is not None
+            next_full = (self.table.num_committed + 1) * block_size
+            self.routine_until = min(self.table.capacity, next_full - 1, self.max_total_tokens - 1)
+
+    def is_routine(self, token_id: int) -> bool:
+        """Return True if there is nothing to tell or to ask about the next token read back but its id.
+
+        It is not the first to be sent, and `stops.find_stop` would answer None.
+        """
+        return (
+            self.finish_reason is None
+            and self.num_given_tokens < len(self.token_ids) < self.max_total_tokens - 1
+            and token_id not in self.stop_token_ids
+            and self.guide is None
+            and self.repetition is None
+        )
 
     def can_lead(self, follower: "Request") -> bool:
         """True when the keys and values of `follower`'s prompt but its last token are among this one's."""

@@ -229,8 +229,8 @@ class Scheduler:
         for served, request in enumerate(order, 1):  # who loses its blocks leaves at the end of `order`
             if plan.num_tokens_left <= 0:
                 return
-            if request.num_computed < request.calm_until:
-                plan.add_token(request)
+            if request.num_computed < request.routine_until:
+                plan.add(request, 1)
                 continue
             num_tokens = request.num_tokens
             if num_tokens >= request.max_total_tokens:
@@ -361,9 +361,8 @@ class Scheduler:
             self.kv.publish(table, request.chain, request.num_prompt_tokens)
         if self._policy.takes_turns:
             self._policy.charge(request, num_new)
-        elif request.num_pending and request.guide is None:
-            next_full = (table.num_committed + 1) * self.kv.hash_block_size
-            request.calm_until = min(table.capacity, next_full - 1, request.max_total_tokens - 1)
+        else:
+            request.expect_routine(self.kv.hash_block_size)
 
 
 def max_chunk(config: SchedulerConfig) -> int:

@@ -51,20 +51,5 @@ def take_given_outputs(request: Request, token_ids: Sequence[int]) -> None:
             )
 
 
-def just_goes_on(request: Request, token_id: int) -> bool:
-    """Whether there is nothing to say or to ask about `token_id`, as about nearly all: not the first, no end.
-
-    What `find_stop` says of it then is None.
-    """
-    num_tokens = len(request.token_ids)
-    return (
-        request.finish_reason is None
-        and request.num_given_tokens < num_tokens < request.max_total_tokens - 1
-        and token_id not in request.stop_token_ids
-        and request.guide is None
-        and request.repetition is None
-    )
-
-
 def _is_long_enough(request: Request) -> bool:
     return request.num_output_tokens >= request.spec.sampling.min_tokens

@@ -8,7 +8,7 @@ from octavo.base.errors import RequestError
 from octavo.engine.scheduler.ledger import Ledger
 from octavo.engine.scheduler.plan import StepPlan
 from octavo.engine.scheduler.request import Request, RequestStatus
-from octavo.engine.scheduler.stops import find_stop, just_goes_on
+from octavo.engine.scheduler.stops import find_stop
 from octavo.messages.request import EngineOutput, FinishReason, TokenLogprobs
 from octavo.messages.step import ModelRunnerOutput
 
@@ -23,7 +23,7 @@ def read_results(plan: StepPlan, result: ModelRunnerOutput, ledger: Ledger) -> l
     outputs = []
     for request, token_ids in zip(plan.requests, result.sampled_token_ids, strict=True):
         request.num_in_flight -= 1
-        if brings_tokens_only and len(token_ids) == 1 and just_goes_on(request, token_ids[0]):
+        if brings_tokens_only and len(token_ids) == 1 and request.is_routine(token_ids[0]):
             request.token_ids.append(token_ids[0])
             outputs.append(EngineOutput(request.request_id, token_ids))
         elif request.status is RequestStatus.FINISHED:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from octavo.engine.core import EngineCore
-from octavo.engine.scheduler import update
+from octavo.engine.scheduler.request import Request
 from octavo.messages.sampling import RepetitionDetectionParams, SamplingParams
 from tests.fakes import FakeExecutor, fake_config, fake_groups, fake_request
 
@@ -49,10 +49,10 @@ def run(seed, policy, steps_in_flight, caching, windows, *, shortly):
             output.scheduled_s = 0.0
         told.append(msgspec.json.encode(outputs))
         running = core.scheduler._ledger.running.in_order()
-        count += sum(request.num_computed < request.calm_until for request in running)
+        count += sum(request.num_computed < request.routine_until for request in running)
         if not shortly:
             for request in running:
-                request.calm_until = 0
+                request.routine_until = 0
     told += [msgspec.json.encode(step) for step in executor.steps]
     return told, count
 
@@ -66,6 +66,6 @@ def test_short_and_long_ways_tell_the_same(monkeypatch, policy, steps_in_flight,
         case = (seed, policy, steps_in_flight, caching, windows)
         told, count = run(*case, shortly=True)
         with monkeypatch.context() as patch:
-            patch.setattr(update, "just_goes_on", lambda request, token_id: False)
+            patch.setattr(Request, "is_routine", lambda request, token_id: False)
             assert told == run(*case, shortly=False)[0]
         assert (count > 50) == (policy != "fair"), "in turns, every token is charged"
