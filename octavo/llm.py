@@ -2,9 +2,9 @@
 
 import copy
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from octavo.base.errors import RequestError
 from octavo.config import EngineArgs
@@ -18,6 +18,7 @@ from octavo.frontend.offline_control import OfflineControl
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.progress import ProgressBar
 from octavo.frontend.prompts import PromptType, TokensPrompt
+from octavo.frontend.request_options import RequestKeywords, RequestOptions, per_prompt, split_keywords
 from octavo.messages.sampling import RequestOutputKind, SamplingParams
 
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -53,55 +54,37 @@ class LLM(OfflineControl):
         """Ids of what `wait_for_completion` is to return."""
         self._finished: dict[str, RequestOutput] = {}
 
-    def generate(  # noqa: PLR0913  # vLLM's signature, and two of ours
+    def generate(
         self,
         prompts: PromptType | Sequence[PromptType],
         sampling_params: Params = None,
         *,
         use_tqdm: bool | Callable[..., Any] = True,
-        lora_request: Any = None,
-        priority: Sequence[int] | None = None,
-        tokenization_kwargs: Mapping[str, Any] | None = None,
-        mm_processor_kwargs: Mapping[str, Any] | None = None,
-        tenant: Sequence[str] | None = None,
-        deadline_s: Sequence[float | None] | None = None,
+        **options: Unpack[RequestKeywords],
     ) -> list[RequestOutput]:
         """Continue each prompt; one output per prompt, in their order.
 
         sampling_params: one for all, one per prompt, or None for the model's defaults
         use_tqdm: show a progress bar; a callable makes it (tqdm's signature)
-        priority, tenant, deadline_s: one per prompt, for the scheduling policies "priority" (smaller first),
-            "fair" and "deadline" (seconds from now)
+        options: of the requests (request_options)
         All prompts are checked before any is started: RequestError then leaves the engine as it was.
         """
-        refuse_options(lora_request, mm_processor_kwargs)
-        prepared = self._prepare(
-            prompts, sampling_params, priority, tokenization_kwargs, tenant=tenant, deadline_s=deadline_s
-        )
-        return self._run(prepared, use_tqdm)
+        return self._run(self._prepare(prompts, sampling_params, options), use_tqdm)
 
-    def enqueue(  # noqa: PLR0913  # as generate
+    def enqueue(
         self,
         prompts: PromptType | Sequence[PromptType],
         sampling_params: Params = None,
         *,
         use_tqdm: bool | Callable[..., Any] = True,
-        lora_request: Any = None,
-        priority: Sequence[int] | None = None,
-        tokenization_kwargs: Mapping[str, Any] | None = None,
-        mm_processor_kwargs: Mapping[str, Any] | None = None,
-        tenant: Sequence[str] | None = None,
-        deadline_s: Sequence[float | None] | None = None,
+        **options: Unpack[RequestKeywords],
     ) -> list[str]:
         """Start requests, but compute nothing yet; their ids. `wait_for_completion` brings the outputs.
 
         Arguments as in `generate`; a deadline counts from now.
         """
         del use_tqdm  # adding takes no time
-        refuse_options(lora_request, mm_processor_kwargs)
-        prepared = self._prepare(
-            prompts, sampling_params, priority, tokenization_kwargs, tenant=tenant, deadline_s=deadline_s
-        )
+        prepared = self._prepare(prompts, sampling_params, options)
         ids = [self.llm_engine.add_prepared(request) for request in prepared]
         self._enqueued += ids
         return ids
@@ -118,35 +101,15 @@ class LLM(OfflineControl):
         return self._collect(ids, use_tqdm)
 
     def _prepare(
-        self,
-        prompts: PromptType | Sequence[PromptType],
-        sampling_params: Params,
-        priority: Sequence[int] | None,
-        tokenization_kwargs: Mapping[str, Any] | None,
-        *,
-        tenant: Sequence[str] | None = None,
-        deadline_s: Sequence[float | None] | None = None,
+        self, prompts: PromptType | Sequence[PromptType], sampling_params: Params, keywords: RequestKeywords
     ) -> list[PreparedRequest]:
-        processor = self.llm_engine.input_processor
-        listed = processor.tokenized(_as_list(prompts), tokenization_kwargs)
-        every_params = self._params(sampling_params, len(listed))
-        standings = zip(
-            _per_prompt("priority", priority, len(listed), 0),
-            _per_prompt("tenant", tenant, len(listed), ""),
-            _per_prompt("deadline_s", deadline_s, len(listed), None),
-            strict=True,
-        )
+        processor, given = self.llm_engine.input_processor, _as_list(prompts)
+        every_options = RequestOptions.parse_each(keywords, len(given))
+        every_params = self._params(sampling_params, len(given))
+        listed = processor.tokenized(given, every_options[0].tokenization) if given else given
         return [
-            processor.process(
-                prompt,
-                params,
-                request_id=str(next(self.request_counter)),
-                priority=rank,
-                tokenization_kwargs=tokenization_kwargs,
-                tenant=payer,
-                deadline_s=due,
-            )
-            for prompt, params, (rank, payer, due) in zip(listed, every_params, standings, strict=True)
+            processor.process(prompt, params, options, request_id=str(next(self.request_counter)))
+            for prompt, params, options in zip(listed, every_params, every_options, strict=True)
         ]
 
     def chat(
@@ -155,23 +118,12 @@ class LLM(OfflineControl):
         sampling_params: Params = None,
         *,
         use_tqdm: bool | Callable[..., Any] = True,
-        lora_request: Any = None,
-        priority: Sequence[int] | None = None,
-        tokenization_kwargs: Mapping[str, Any] | None = None,
-        tenant: Sequence[str] | None = None,
-        deadline_s: Sequence[float | None] | None = None,
-        **chat_options: Any,
+        **options: Any,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several; `chat_options` as in `render_chat`."""
+        """Answer one conversation or several; `options` as in `generate` and `render_chat`."""
+        keywords, chat_options = split_keywords(options)
         return self.generate(
-            self._render_all(messages, chat_options),
-            sampling_params,
-            use_tqdm=use_tqdm,
-            lora_request=lora_request,
-            priority=priority,
-            tokenization_kwargs=tokenization_kwargs,
-            tenant=tenant,
-            deadline_s=deadline_s,
+            self._render_all(messages, chat_options), sampling_params, use_tqdm=use_tqdm, **keywords
         )
 
     def enqueue_chat(
@@ -180,23 +132,12 @@ class LLM(OfflineControl):
         sampling_params: Params = None,
         *,
         use_tqdm: bool | Callable[..., Any] = True,
-        lora_request: Any = None,
-        priority: Sequence[int] | None = None,
-        tokenization_kwargs: Mapping[str, Any] | None = None,
-        tenant: Sequence[str] | None = None,
-        deadline_s: Sequence[float | None] | None = None,
-        **chat_options: Any,
+        **options: Any,
     ) -> list[str]:
-        """`enqueue` for conversations; `chat_options` as in `render_chat`."""
+        """`enqueue` for conversations; `options` as in `enqueue` and `render_chat`."""
+        keywords, chat_options = split_keywords(options)
         return self.enqueue(
-            self._render_all(messages, chat_options),
-            sampling_params,
-            use_tqdm=use_tqdm,
-            lora_request=lora_request,
-            priority=priority,
-            tokenization_kwargs=tokenization_kwargs,
-            tenant=tenant,
-            deadline_s=deadline_s,
+            self._render_all(messages, chat_options), sampling_params, use_tqdm=use_tqdm, **keywords
         )
 
     def _render_all(
@@ -220,7 +161,7 @@ class LLM(OfflineControl):
         concurrency_limit: most prompts searched at once, all when None
         Shows 2 * beam_width logprobs of each position, as far as the model's max_logprobs allow.
         """
-        refuse_options(lora_request)
+        options = RequestOptions.parse({"lora_request": lora_request})
         limit = self.model_config.max_logprobs
         num_shown = 2 * params.beam_width if limit == -1 else min(2 * params.beam_width, limit)
         if concurrency_limit is not None and concurrency_limit < 1:
@@ -229,7 +170,10 @@ class LLM(OfflineControl):
             )
         prepared = [
             self.llm_engine.input_processor.process(
-                prompt, params.to_sampling_params(num_shown), request_id=str(next(self.request_counter))
+                prompt,
+                params.to_sampling_params(num_shown),
+                options,
+                request_id=str(next(self.request_counter)),
             )
             for prompt in _as_list(prompts)
         ]
@@ -284,7 +228,7 @@ class LLM(OfflineControl):
         default = self.get_default_sampling_params() if params is None else params
         if not isinstance(default, Sequence):
             return [_final_only(default)] * count
-        return [_final_only(p) for p in _per_prompt("sampling_params", default, count, SamplingParams())]
+        return [_final_only(p) for p in per_prompt("sampling_params", default, count)]
 
     def _run(
         self, prepared: list[PreparedRequest], use_tqdm: bool | Callable[..., Any]
@@ -328,15 +272,6 @@ def _as_list(prompts: PromptType | Sequence[PromptType]) -> list[PromptType]:
 def _check_list(name: str, given: object, wanted: str) -> None:
     if not isinstance(given, Sequence) or isinstance(given, str | bytes | bytearray):
         raise RequestError(f"{name} must be {wanted}, got {type(given).__name__}.", name)
-
-
-def _per_prompt(name: str, values: Iterable[Any] | None, count: int, default: Any) -> list[Any]:
-    listed = [default] * count if values is None else list(values)
-    if len(listed) != count:
-        raise RequestError(
-            f"The lengths of prompts ({count}) and {name} ({len(listed)}) must be the same.", name
-        )
-    return listed
 
 
 def _final_only(params: SamplingParams) -> SamplingParams:

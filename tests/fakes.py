@@ -22,6 +22,7 @@ from octavo.config.observability import ObservabilityConfig
 from octavo.config.parallel import ParallelConfig
 from octavo.config.scheduling import SchedulerConfig
 from octavo.engine.executor.interface import Executor
+from octavo.frontend.request_options import RequestOptions
 from octavo.frontend.text.tokenizer import SpecialTokens, Tokenizer, byte_alphabet
 from octavo.messages.kv import CachePlan, HeadsKV, KVCacheGroup, ModelReady
 from octavo.messages.request import (
@@ -108,6 +109,11 @@ def fake_request(
 
 def _take(fields: dict, kind: type) -> dict:
     return {name: fields.pop(name) for name in kind.__struct_fields__ if name in fields}
+
+
+def options(arrival_s: float | None = None, **keywords) -> RequestOptions:
+    """What the engines make of these keywords."""
+    return RequestOptions.parse(keywords, arrival_s)
 
 
 def extend_digest(digest: int, token_id: int) -> int:

@@ -4,11 +4,12 @@ The base of servers. Here are the requests; it has a CoreLink for the core's lif
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NoReturn, Self, TypeVar
+from typing import Any, Literal, NoReturn, Self, TypeVar, Unpack
 from uuid import uuid4
 
 from octavo.base.errors import EngineDead
@@ -25,7 +26,7 @@ from octavo.frontend.core_link import CoreLink
 from octavo.frontend.engine_metrics import EngineMetrics
 from octavo.frontend.input_processor import InputProcessor, PreparedRequest
 from octavo.frontend.last_outputs import LastOutputs
-from octavo.frontend.later import refuse_options, refuse_pooling
+from octavo.frontend.later import refuse_pooling
 from octavo.frontend.occupancy import Occupancy
 from octavo.frontend.open_request import Receiver
 from octavo.frontend.output_processor import OutputProcessor
@@ -33,6 +34,7 @@ from octavo.frontend.output_stream import OutputStream
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.preparation import Preparation
 from octavo.frontend.prompts import PromptType, TextPrompt, joined_prompt, with_text
+from octavo.frontend.request_options import RequestKeywords, RequestOptions, TokenizationOptions
 from octavo.frontend.streaming_input import Session, StreamingInput
 from octavo.frontend.text.loader import tokenizer_for
 from octavo.frontend.text.tokenizer import Tokenizer
@@ -113,64 +115,47 @@ class AsyncLLM(AsyncEngineControl):
         occupancy = Occupancy.shared(mailbox_path, front)
         return cls(config, client=AttachedClient(mailbox_path, front), occupancy=occupancy)
 
-    def generate(  # noqa: PLR0913  # vLLM's signature
+    def generate(
         self,
         prompt: PromptType | AsyncIterable[StreamingInput],
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
         prompt_text: str | None = None,
-        lora_request: Any = None,
-        tokenization_kwargs: Mapping[str, Any] | None = None,
-        trace_headers: Mapping[str, str] | None = None,
-        priority: int = 0,
-        data_parallel_rank: int | None = None,
         session_id: str | None = None,
         kv_hints: Any = None,
-        tenant: str = "",
-        deadline_s: float | None = None,
         slot: Slot | None = None,
+        **options: Unpack[RequestKeywords],
     ) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of one request, the last with finished=True; closing the generator aborts it.
 
         prompt: a stream of pieces makes a session of turns (see streaming_input)
         prompt_text: of a prompt of token ids, for the outputs
-        trace_headers: `traceparent` and `tracestate`, the caller's place in a trace (otlp_traces_endpoint)
         session_id, kv_hints: accepted without effect
-        tenant, deadline_s: for the scheduling policies "fair" and "deadline" (seconds after the arrival)
         slot: of `reserve`, whose caller releases it; None: one is taken for this request
         Raises RequestError and Overloaded before anything is started, EngineDead when the core ends.
         """
         del session_id, kv_hints
-        refuse_options(lora_request, data_parallel_rank=data_parallel_rank)
-        about: dict[str, Any] = {
-            "priority": priority,
-            "tenant": tenant,
-            "deadline_s": deadline_s,
-            "trace_headers": trace_headers,
-        }
+        parsed = RequestOptions.parse(options)
         if isinstance(prompt, AsyncIterable):
-            session = Session(prompt, sampling_params, self.input_processor, tokenization_kwargs)
-            turn = partial(self.generate, slot=slot, **about)
+            session = Session(prompt, sampling_params, self.input_processor, parsed.tokenization)
+            of_turns = replace(parsed, tokenization=TokenizationOptions())
+            turn = partial(self._answer, options=of_turns, slot=slot)
             return self._hold(session, request_id or uuid4().hex, turn)
-        process = partial(
-            self.input_processor.process,
-            with_text(prompt, prompt_text),
-            sampling_params,
-            request_id=request_id,
-            tokenization_kwargs=tokenization_kwargs,
-            **about,
-        )
-        return self._answer(process, prompt, sampling_params, slot)
+        return self._answer(with_text(prompt, prompt_text), sampling_params, request_id, parsed, slot)
 
     async def _answer(
         self,
-        process: Callable[[], PreparedRequest],
         prompt: PromptType,
         sampling_params: SamplingParams | None,
+        request_id: str | None,
+        options: RequestOptions,
         slot: Slot | None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The outputs of the request that `process` makes of this prompt."""
+        """The outputs of one request."""
+        process = partial(
+            self.input_processor.process, prompt, sampling_params, options, request_id=request_id
+        )
         kind = sampling_params.output_kind if sampling_params else None
         stream = OutputStream(is_delta=kind is RequestOutputKind.DELTA)
         own = await self._admit(prompt, sampling_params) if slot is None else None
@@ -202,7 +187,7 @@ class AsyncLLM(AsyncEngineControl):
         finally:
             del self._sessions[session]
 
-    async def add_request(  # noqa: PLR0913  # the early and the present form of vLLM's
+    async def add_request(  # the early and the present form of vLLM's
         self,
         request_id: str | None = None,
         prompt: PromptType | None = None,
@@ -211,30 +196,19 @@ class AsyncLLM(AsyncEngineControl):
         *,
         prompt_token_ids: list[int] | None = None,
         sampling_params: SamplingParams | None = None,
-        lora_request: Any = None,
-        priority: int = 0,
-        tokenization_kwargs: Mapping[str, Any] | None = None,
-        trace_headers: Mapping[str, str] | None = None,
-        tenant: str = "",
-        deadline_s: float | None = None,
+        **options: Unpack[RequestKeywords],
     ) -> str:
         """Start a request whose last output `step` will return; its id (made when None).
 
         Arguments as in LLMEngine.add_request, errors as in `generate`.
         """
-        refuse_options(lora_request)
         joined, wanted = joined_prompt(prompt, prompt_token_ids), params or sampling_params
         process = partial(
             self.input_processor.process,
             joined,
             wanted,
+            RequestOptions.parse(options, arrival_time),
             request_id=request_id,
-            priority=priority,
-            arrival_s=arrival_time,
-            tokenization_kwargs=tokenization_kwargs,
-            tenant=tenant,
-            deadline_s=deadline_s,
-            trace_headers=trace_headers,
         )
         slot = await self._admit(joined, wanted)
         try:

@@ -3,8 +3,8 @@
 The base of `LLM` and of scripts that drive the steps themselves; the asynchronous twin is `AsyncLLM`.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Self
+from collections.abc import Iterable
+from typing import Any, Self, Unpack
 
 from octavo.base.errors import RequestError
 from octavo.base.registry import load_object
@@ -16,10 +16,10 @@ from octavo.frontend.control import EngineControl, PauseMode
 from octavo.frontend.conversation import ChatRenderer
 from octavo.frontend.engine_metrics import EngineMetrics
 from octavo.frontend.input_processor import InputProcessor, PreparedRequest
-from octavo.frontend.later import refuse_options
 from octavo.frontend.output_processor import OutputProcessor
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.prompts import PromptType, joined_prompt
+from octavo.frontend.request_options import RequestKeywords, RequestOptions
 from octavo.frontend.stats_line import StatsLine
 from octavo.frontend.text.loader import tokenizer_for
 from octavo.frontend.text.tokenizer import Tokenizer
@@ -67,7 +67,7 @@ class LLMEngine(EngineControl):
 
     from_vllm_config = from_engine_config
 
-    def add_request(  # noqa: PLR0913  # the early and the present form of vLLM's
+    def add_request(  # the early and the present form of vLLM's
         self,
         request_id: str | None = None,
         prompt: PromptType | None = None,
@@ -76,32 +76,19 @@ class LLMEngine(EngineControl):
         *,
         prompt_token_ids: list[int] | None = None,
         sampling_params: SamplingParams | None = None,
-        lora_request: Any = None,
-        priority: int = 0,
-        tokenization_kwargs: Mapping[str, Any] | None = None,
-        trace_headers: Mapping[str, str] | None = None,
-        tenant: str = "",
-        deadline_s: float | None = None,
+        **options: Unpack[RequestKeywords],
     ) -> str:
         """Check a request and hand it over; returns its id (made when None).
 
         prompt_token_ids, sampling_params: other places for prompt and params
         arrival_time: monotonic seconds, now when None
-        trace_headers: `traceparent` and `tracestate`, the caller's place in a trace (otlp_traces_endpoint)
-        tenant, deadline_s: for the scheduling policies "fair" and "deadline" (seconds after the arrival)
         Raises RequestError and what derives from it.
         """
-        refuse_options(lora_request)
         prepared = self.input_processor.process(
             joined_prompt(prompt, prompt_token_ids),
             params or sampling_params,
+            RequestOptions.parse(options, arrival_time),
             request_id=request_id,
-            priority=priority,
-            arrival_s=arrival_time,
-            tokenization_kwargs=tokenization_kwargs,
-            tenant=tenant,
-            deadline_s=deadline_s,
-            trace_headers=trace_headers,
         )
         return self.add_prepared(prepared)
 

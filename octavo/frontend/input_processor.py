@@ -6,10 +6,9 @@ and keeps nothing between requests. Names, rules and texts follow vLLM's.
 """
 
 import random
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any
 from uuid import uuid4
 
 import msgspec
@@ -24,7 +23,7 @@ from octavo.frontend.grammar_check import GrammarCheck
 from octavo.frontend.prompt_embeds import ReadEmbeds
 from octavo.frontend.prompt_scoring import check_prompt_scoring
 from octavo.frontend.prompts import ParsedPrompt, PromptType, TokensPrompt, parse_prompt
-from octavo.frontend.request_options import check_standing
+from octavo.frontend.request_options import NO_OPTIONS, RequestOptions, TokenizationOptions
 from octavo.frontend.sampling_limits import SamplingLimits
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.frontend.thinking import ReasoningStretch
@@ -33,41 +32,6 @@ from octavo.messages.sampling import SamplingParams
 
 _SEED_BITS = 63
 _SAMPLING_DEFAULTS = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p")
-Side = Literal["left", "right"]
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizationOptions:
-    """What `tokenization_kwargs` may say."""
-
-    add_special_tokens: bool = True
-    truncate_prompt_tokens: int | None = None
-    """Keep this many tokens; -1 = as many as leave room for max_tokens."""
-    truncation_side: Side = "left"
-    """The side that is cut off."""
-    max_output_tokens: int = 0
-    """Refuse a prompt that leaves less room than this; otherwise max_tokens is cut to the room there is."""
-
-    @classmethod
-    def parse(cls, options: Mapping[str, Any] | None) -> "TokenizationOptions":
-        """Raises RequestError for an unknown name or a value out of range."""
-        known = cls.__slots__
-        if unknown := sorted(set(options or ()) - set(known)):
-            raise RequestError(
-                f"Unknown tokenization_kwargs {', '.join(unknown)}. Known: {', '.join(known)}.",
-                "tokenization_kwargs",
-            )
-        parsed = cls(**(options or {}))
-        keep = parsed.truncate_prompt_tokens
-        if keep is not None and (type(keep) is not int or keep < 1) and keep != -1:
-            raise RequestError(
-                f"truncate_prompt_tokens must be -1 or at least 1, got {keep!r}.", "truncate_prompt_tokens"
-            )
-        if parsed.truncation_side not in get_args(Side):
-            raise RequestError(
-                f"truncation_side must be left or right, got {parsed.truncation_side!r}.", "truncation_side"
-            )
-        return parsed
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,46 +95,35 @@ class InputProcessor:
         """New parameters with what the model recommends."""
         return SamplingParams(**self.default_sampling_values())
 
-    def process(  # noqa: PLR0913  # what a request may bring
+    def process(
         self,
         prompt: PromptType,
         params: SamplingParams | None = None,
+        options: RequestOptions = NO_OPTIONS,
         *,
         request_id: str | None = None,
-        priority: int = 0,
-        arrival_s: float | None = None,
-        tokenization_kwargs: Mapping[str, Any] | None = None,
-        tenant: str = "",
-        deadline_s: float | None = None,
-        trace_headers: Mapping[str, str] | None = None,
     ) -> PreparedRequest:
         """Check one request and make its engine requests, one for each sequence, or a beam search's first.
 
         request_id: made when None
-        arrival_s: monotonic, now when None
-        tenant: whom the scheduling policy "fair" charges
-        deadline_s: seconds after the arrival in which the answer is wanted, for the policy "deadline"
-        trace_headers: the client's place in a trace
         Raises RequestError, PromptTooLong, Unsupported.
         """
-        arrival_s = time.monotonic() if arrival_s is None else arrival_s
-        standing = check_standing(arrival_s, priority, tenant, deadline_s)
+        standing = options.standing()
         params = params or self.get_default_sampling_params()
         check_beam_search(params)
         params = self._limits.resolve(params)
         parsed = parse_prompt(prompt)
-        options = TokenizationOptions.parse(tokenization_kwargs)
-        ids = self._prompt_ids(parsed, options, params)
-        self._check_prompt(ids, options.max_output_tokens)
+        ids = self._prompt_ids(parsed, options.tokenization, params)
+        self._check_prompt(ids, options.tokenization.max_output_tokens)
         check_prompt_scoring(params, len(ids), given_as_embeds=parsed.embeds is not None)
         prepared = PreparedRequest(
             request_id=uuid4().hex if request_id is None else request_id,
             prompt=parsed.text,
             prompt_token_ids=ids,
             params=params,
-            arrival_s=arrival_s,
+            arrival_s=standing.arrival_s,
             engine_requests=self._engine_requests(ids, params, standing, parsed),
-            trace_headers=trace_headers or {},
+            trace_headers=options.trace_headers,
         )
         return self._as_search(prepared) if params.use_beam_search else prepared
 
@@ -187,11 +140,8 @@ class InputProcessor:
             raise self._too_long(f"at least {self._fewest_tokens(text)}")
         return tokenizer.encode(text, add_special_tokens=options.add_special_tokens)
 
-    def tokenized(
-        self, prompts: list[PromptType], tokenization_kwargs: Mapping[str, Any] | None
-    ) -> list[PromptType]:
+    def tokenized(self, prompts: list[PromptType], options: TokenizationOptions) -> list[PromptType]:
         """The same prompts for `process`; several texts get their ids here, made at once on all cores."""
-        options = TokenizationOptions.parse(tokenization_kwargs)
         texts = {i: p for i, p in enumerate(prompts) if isinstance(p, str) and self._may_fit(p)}
         if self._tokenizer is None or len(texts) < 2:
             return prompts

@@ -7,15 +7,15 @@ piece is asked for when the turn has ended. Semantics: vLLM's streaming input (i
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any
 
 from octavo.base.errors import RequestError, Unsupported
-from octavo.frontend.input_processor import InputProcessor, TokenizationOptions
+from octavo.frontend.input_processor import InputProcessor
 from octavo.frontend.outputs import CompletionOutput, RequestOutput
 from octavo.frontend.prompts import PromptType, TokensPrompt, parse_prompt
+from octavo.frontend.request_options import TokenizationOptions
 from octavo.messages.request import FinishReason
 from octavo.messages.sampling import RequestOutputKind, SamplingParams
 
@@ -40,13 +40,13 @@ class Session:
         pieces: AsyncIterable[StreamingInput],
         params: SamplingParams | None,
         processor: InputProcessor,
-        tokenization_kwargs: Mapping[str, Any] | None = None,
+        options: TokenizationOptions,
     ) -> None:
         """params: of the pieces that bring none. Raises RequestError."""
         self._pieces = aiter(pieces)
         self._params = params
         self._processor = processor
-        self._options = TokenizationOptions.parse(tokenization_kwargs)
+        self._options = options
         if self._options.truncate_prompt_tokens is not None:
             raise RequestError("A prompt that comes in pieces cannot be truncated.", "truncate_prompt_tokens")
         self._token_ids: list[int] = []

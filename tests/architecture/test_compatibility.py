@@ -20,8 +20,8 @@ from octavo.cli.main import COMMANDS
 from octavo.config.compat import ALIASES, FOREIGN, translate
 from octavo.config.server import ServerConfig
 from octavo.config.server_compat import SERVER_ALIASES, SERVER_FOREIGN
-from octavo.frontend.later import refuse_options
 from octavo.frontend.prompts import parse_prompt
+from octavo.frontend.request_options import KEYWORDS, RequestOptions
 from octavo.messages.request import FinishReason
 from octavo.serving.openai.answers import FinishReason as ToldFinishReason
 
@@ -217,7 +217,7 @@ def field_of(kind):
 def takes(name):
     signature, text = inspect.signature(AsyncLLM.generate), AsyncLLM.generate.__doc__
     without_effect = re.search(r"^ *(.*): accepted without effect", text, re.MULTILINE)[1].split(", ")
-    return name in signature.parameters and name not in without_effect
+    return name in {*signature.parameters, *KEYWORDS} and name not in without_effect
 
 
 def makes_a_prompt(name):
@@ -302,7 +302,7 @@ def ask_for(row: Row) -> None:
         case "Arguments of `AsyncLLM.generate`" if row.status == "not applicable":
             assert name in inspect.signature(AsyncLLM.generate).parameters
         case "Arguments of `AsyncLLM.generate`":
-            refuse_options(**{name: 5})
+            RequestOptions.parse({name: 5})
         case "Forms of a prompt":
             parse_prompt({"prompt": "a", name: {"image": 1}})
         case "Fields of `BeamSearchParams`":

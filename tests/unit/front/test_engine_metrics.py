@@ -13,7 +13,7 @@ from octavo.frontend.stats_line import StatsLine
 from octavo.messages.request import EngineOutput, EngineOutputs, FinishReason, SchedulerStats
 from octavo.messages.sampling import SamplingParams
 from octavo.metrics.names import METRICS, PREFIX
-from tests.fakes import ByteTokenizer, fake_config
+from tests.fakes import ByteTokenizer, fake_config, options
 
 
 def by_name(metrics, name, **labels):
@@ -38,7 +38,7 @@ def test_a_request_from_arrival_to_end(monkeypatch):
     metrics = EngineMetrics(config)
     processor = OutputProcessor(ByteTokenizer(), metrics)
     wanted = SamplingParams(max_tokens=9)
-    prepared = InputProcessor(config, ByteTokenizer()).process("prompt", wanted, arrival_s=99.0)
+    prepared = InputProcessor(config, ByteTokenizer()).process("prompt", wanted, options(arrival_s=99.0))
     processor.add(prepared)
 
     def step(now, tokens, **fields):

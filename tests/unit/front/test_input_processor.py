@@ -9,8 +9,9 @@ import pytest
 
 from octavo.base.errors import PromptTooLong, RequestError, Unsupported
 from octavo.frontend.input_processor import InputProcessor
+from octavo.frontend.request_options import TokenizationOptions
 from octavo.messages.sampling import SamplingParams
-from tests.fakes import ByteTokenizer, fake_config
+from tests.fakes import ByteTokenizer, fake_config, options
 
 TOKENIZER = ByteTokenizer()
 VOCAB_SIZE = 300
@@ -31,8 +32,9 @@ def processor(tokenizer=TOKENIZER, **options):
     return InputProcessor(config(**options), tokenizer)
 
 
-def process(prompt="abc", params=None, tokenizer=TOKENIZER, config_options=None, **options):
-    return processor(tokenizer, **(config_options or {})).process(prompt, params, **options)
+def process(prompt="abc", params=None, tokenizer=TOKENIZER, config_options=None, request_id=None, **keywords):
+    ours = processor(tokenizer, **(config_options or {}))
+    return ours.process(prompt, params, options(**keywords), request_id=request_id)
 
 
 @pytest.mark.parametrize(
@@ -98,26 +100,26 @@ def test_absurdly_long_text_is_refused_before_it_is_tokenized():
     absurd = "a" * (MAX_LEN * TOKENIZER.max_token_chars + 1)
     with pytest.raises(PromptTooLong, match="at least"):
         process(absurd, tokenizer=Counting())
-    processor(Counting()).tokenized([absurd, "b", absurd, "c"], None)
+    processor(Counting()).tokenized([absurd, "b", absurd, "c"], TokenizationOptions())
     assert Counting.texts == ["b", "c"]
 
 
-@pytest.mark.parametrize("options", [None, {"add_special_tokens": False}])
-def test_several_texts_are_tokenized_at_once(options):
+@pytest.mark.parametrize("asked", [None, {"add_special_tokens": False}])
+def test_several_texts_are_tokenized_at_once(asked):
     """And are then what they would have become one by one; anything else is left as it was."""
-    mine = processor()
+    mine, wanted = processor(), options(tokenization_kwargs=asked)
     prompts = ["first", [1, 2], {"prompt": "in a dict"}, "sécond"]
-    ready = mine.tokenized(prompts, options)
+    ready = mine.tokenized(prompts, wanted.tokenization)
     assert ready[1:3] == prompts[1:3]
     for prompt, given in zip(prompts, ready, strict=True):
-        ids = mine.process(prompt, tokenization_kwargs=options).prompt_token_ids
-        assert mine.process(given, tokenization_kwargs=options).prompt_token_ids == ids
+        ids = mine.process(prompt, options=wanted).prompt_token_ids
+        assert mine.process(given, options=wanted).prompt_token_ids == ids
     assert [ready[i]["prompt"] for i in (0, 3)] == ["first", "sécond"]
 
 
 @pytest.mark.parametrize("prompts", [["one"], ["fine", "\ud800"], [[1], [2]]])
 def test_nothing_is_tokenized_at_once_where_it_cannot_be(prompts):
-    assert processor().tokenized(prompts, None) is prompts
+    assert processor().tokenized(prompts, TokenizationOptions()) is prompts
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from octavo.frontend.input_processor import InputProcessor
 from octavo.frontend.output_processor import OutputProcessor
 from octavo.messages.request import EngineOutput, EngineOutputs, FinishReason, SchedulerStats
 from octavo.messages.sampling import SamplingParams
-from tests.fakes import ByteTokenizer, fake_config
+from tests.fakes import ByteTokenizer, fake_config, options
 
 export = pytest.importorskip("opentelemetry.sdk.trace.export")
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -38,8 +38,9 @@ def processor(collected):
     tracer.close()
 
 
-def prepare(processor, params, **options):
-    prepared = InputProcessor(fake_config(), ByteTokenizer()).process("prompt", params, **options)
+def prepare(processor, params, request_id=None, **keywords):
+    inputs = InputProcessor(fake_config(), ByteTokenizer())
+    prepared = inputs.process("prompt", params, options(**keywords), request_id=request_id)
     processor.add(prepared)
     return prepared
 

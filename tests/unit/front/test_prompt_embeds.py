@@ -12,7 +12,7 @@ from octavo.frontend.input_processor import InputProcessor
 from octavo.frontend.prompt_embeds import read_prompt_embeds
 from octavo.messages.request import EngineRequest
 from octavo.messages.sampling import SamplingParams
-from tests.fakes import ByteTokenizer, fake_config
+from tests.fakes import ByteTokenizer, fake_config, options
 
 WIDTH = 6
 ROWS = np.arange(5 * WIDTH, dtype=np.float32).reshape(5, WIDTH) / 8
@@ -101,6 +101,8 @@ def test_length_truncation_and_the_option():
     with pytest.raises(PromptTooLong, match="64 input tokens"):
         processor().process({"prompt_embeds": np.zeros((64, WIDTH), np.float32)})
     with pytest.raises(RequestError, match="give fewer rows"):
-        processor().process({"prompt_embeds": ROWS}, tokenization_kwargs={"truncate_prompt_tokens": 2})
+        processor().process(
+            {"prompt_embeds": ROWS}, options=options(tokenization_kwargs={"truncate_prompt_tokens": 2})
+        )
     with pytest.raises(RequestError, match="--enable-prompt-embeds"):
         processor(enabled=False).process({"prompt_embeds": ROWS})
