@@ -9,11 +9,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from octavo.base.errors import RequestError, Unsupported
 from octavo.frontend.beam_search import BeamRules, EarlyStopping
 from octavo.frontend.logprobs import PositionLogprobs
 from octavo.frontend.outputs import CompletionOutput, RequestOutput
 from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.messages.request import EngineRequest
 from octavo.messages.sampling import SamplingParams
 
 MAX_BEAM_WIDTH = 1024
@@ -136,6 +139,31 @@ def check_beam_search(params: SamplingParams) -> None:
                 "out, or sample with use_beam_search=False.",
                 name,
             )
+
+
+def first_step(
+    request: EngineRequest, params: SamplingParams, logprobs_mode: str
+) -> tuple[EngineRequest, BeamRules]:
+    """Return the request of a beam search's first token and its likeliest alternatives, and the rules.
+
+    request: for the whole output, if it were sampled. Raises RequestError.
+    """
+    if logprobs_mode != "raw_logprobs":
+        raise RequestError(
+            f"Beam search needs an engine with logprobs_mode=raw_logprobs; this one has {logprobs_mode}.",
+            "use_beam_search",
+        )
+    replace = msgspec.structs.replace
+    rules = beam_rules(params, request.limits.eos_token_ids, request.limits.max_tokens)
+    num_logprobs = max(rules.num_candidates, params.logprobs or 0)
+    task = replace(params, n=1, best_of=None, use_beam_search=False, max_tokens=1, logprobs=num_logprobs)
+    step = replace(
+        request,
+        spec=replace(request.spec, task=task),
+        limits=replace(request.limits, max_tokens=1),
+        sharing=replace(request.sharing, hold=True),
+    )
+    return step, rules
 
 
 def beam_rules(params: SamplingParams, eos_token_ids: Iterable[int], max_tokens: int) -> BeamRules:

@@ -17,10 +17,10 @@ from octavo.base.errors import PromptTooLong, RequestError
 from octavo.config.engine import EngineConfig
 from octavo.config.model import NO_GENERATION_CONFIG
 from octavo.frontend.beam_search import BeamRules
-from octavo.frontend.beam_search_params import beam_rules, check_beam_search
+from octavo.frontend.beam_search_params import check_beam_search, first_step
 from octavo.frontend.conversation import ChatRenderer
 from octavo.frontend.grammar_check import GrammarCheck
-from octavo.frontend.prompt_embeds import ReadEmbeds
+from octavo.frontend.prompt_embeds import placeholder_ids
 from octavo.frontend.prompt_scoring import check_prompt_scoring
 from octavo.frontend.prompts import ParsedPrompt, PromptType, TokensPrompt, parse_prompt
 from octavo.frontend.request_options import NO_OPTIONS, RequestOptions, TokenizationOptions
@@ -29,6 +29,7 @@ from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.frontend.thinking import ReasoningStretch
 from octavo.messages.request import EngineRequest, Limits, RequestSpec, Sharing, Standing
 from octavo.messages.sampling import SamplingParams
+from octavo.messages.structured import Constraint
 
 _SEED_BITS = 63
 _SAMPLING_DEFAULTS = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p")
@@ -69,7 +70,6 @@ class InputProcessor:
         self._tokenizer = tokenizer
         self.max_model_len = model.max_model_len
         """Of prompt and output; the start of the engine may lower it."""
-        self._logprobs_mode = model.logprobs_mode
         self._limits = SamplingLimits.of(config, tokenizer, core_is_here=core_is_here)
         stated = {} if model.generation_config in NO_GENERATION_CONFIG else checkpoint.generation_config
         self._defaults = stated | model.override_generation_config
@@ -125,7 +125,10 @@ class InputProcessor:
             engine_requests=self._engine_requests(ids, params, standing, parsed),
             trace_headers=options.trace_headers,
         )
-        return self._as_search(prepared) if params.use_beam_search else prepared
+        if not params.use_beam_search:
+            return prepared
+        step, rules = first_step(prepared.engine_requests[0], params, self._config.model.logprobs_mode)
+        return replace(prepared, engine_requests=[step], beam_rules=rules)
 
     def tokenize(self, text: str, options: TokenizationOptions) -> list[int]:
         """The ids of a text. Raises RequestError without a tokenizer, PromptTooLong if it cannot fit."""
@@ -166,7 +169,7 @@ class InputProcessor:
     ) -> list[int]:
         ids = prompt.token_ids
         if prompt.embeds is not None:
-            return self._placeholders(prompt.embeds, options)
+            return placeholder_ids(prompt.embeds, self._config, options)
         if ids is None:
             ids = self.tokenize(prompt.text or "", options)
         keep = options.truncate_prompt_tokens
@@ -181,27 +184,6 @@ class InputProcessor:
         if keep == -1:
             keep = max(1, self.max_model_len - (params.max_tokens or 1))
         return ids[-keep:] if options.truncation_side == "left" else ids[:keep]
-
-    def _placeholders(self, embeds: ReadEmbeds, options: TokenizationOptions) -> list[int]:
-        """Token ids that stand where the embeddings will."""
-        if not self._config.model.enable_prompt_embeds:
-            raise RequestError(
-                "You must set `--enable-prompt-embeds` (enable_prompt_embeds=True) to input `prompt_embeds`.",
-                "prompt_embeds",
-            )
-        width = self._config.checkpoint.embedding_size
-        if embeds.width != width:
-            raise RequestError(
-                f"prompt_embeds must be of shape (seq_len, {width}) for this model, got (seq_len, "
-                f"{embeds.width}).",
-                "prompt_embeds",
-            )
-        if options.truncate_prompt_tokens is not None:
-            raise RequestError(
-                "truncate_prompt_tokens does not apply to prompt_embeds: give fewer rows.",
-                "truncate_prompt_tokens",
-            )
-        return [0] * embeds.num_tokens
 
     def _check_prompt(self, ids: list[int], max_output_tokens: int) -> None:
         if not ids:
@@ -236,11 +218,8 @@ class InputProcessor:
         room = self.max_model_len - len(ids)
         seed = self._seeds.getrandbits(_SEED_BITS) if params.seed is None else params.seed
         base_id = uuid4().hex
-        constraint, sampling = None, params
-        if params.structured_outputs is not None:
-            constraint = self.grammars.check(params.structured_outputs)
-            if params.structured_outputs.after_reasoning and self._reasoning is not None:
-                constraint.reasoning = self._reasoning.after(ids)
+        sampling, constraint = params, self._constraint(params, ids)
+        if constraint is not None:
             sampling = msgspec.structs.replace(params, structured_outputs=None)  # the workers need it not
         if params.num_sequences > params.n and params.logprobs is None:
             sampling = msgspec.structs.replace(sampling, logprobs=0)  # to find the best by
@@ -271,31 +250,15 @@ class InputProcessor:
             for index in range(1 if params.use_beam_search else params.num_sequences)
         ]
 
-    def _as_search(self, prepared: PreparedRequest) -> PreparedRequest:
-        """The same as a beam search: the engine request asks for one token and its likeliest alternatives."""
-        if self._logprobs_mode != "raw_logprobs":
-            raise RequestError(
-                f"Beam search needs an engine with logprobs_mode=raw_logprobs; this one has "
-                f"{self._logprobs_mode}.",
-                "use_beam_search",
-            )
-        params, [request] = prepared.params, prepared.engine_requests
-        rules = beam_rules(params, request.limits.eos_token_ids, request.limits.max_tokens)
-        step = msgspec.structs.replace(
-            params,
-            n=1,
-            best_of=None,
-            use_beam_search=False,
-            max_tokens=1,
-            logprobs=max(rules.num_candidates, params.logprobs or 0),
-        )
-        first = msgspec.structs.replace(
-            request,
-            spec=msgspec.structs.replace(request.spec, task=step),
-            limits=msgspec.structs.replace(request.limits, max_tokens=1),
-            sharing=msgspec.structs.replace(request.sharing, hold=True),
-        )
-        return replace(prepared, engine_requests=[first], beam_rules=rules)
+    def _constraint(self, params: SamplingParams, ids: list[int]) -> Constraint | None:
+        """What the output must look like; it may reason before, as far as the prompt lets it."""
+        form = params.structured_outputs
+        if form is None:
+            return None
+        constraint = self.grammars.check(form)
+        if form.after_reasoning and self._reasoning is not None:
+            constraint.reasoning = self._reasoning.after(ids)
+        return constraint
 
     def _find_eos(self, config: EngineConfig) -> list[int]:
         """End-of-text ids of generation (or model) config and tokenizer, as far as the logits have them."""

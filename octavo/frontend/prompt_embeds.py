@@ -1,7 +1,7 @@
 """Prompts given as embeddings: reading of `{"prompt_embeds": …}`.
 
-Called when a prompt is parsed. Takes torch tensors and NumPy arrays, and imports no torch: a tensor is turned
-into an array by its own methods.
+Called when a prompt is parsed, and by the input processor. Takes torch tensors and NumPy arrays, and imports
+no torch: a tensor is turned into an array by its own methods.
 """
 
 from dataclasses import dataclass
@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from octavo.base.errors import RequestError
+from octavo.config.engine import EngineConfig
+from octavo.frontend.request_options import TokenizationOptions
 from octavo.messages.request import PromptEmbeds
 
 _NAME = "prompt_embeds"
@@ -37,6 +39,28 @@ def read_prompt_embeds(value: Any) -> ReadEmbeds:
         raise RequestError("prompt_embeds must hold finite numbers, in the range of float32.", _NAME)
     num_tokens, width = array.shape
     return ReadEmbeds(num_tokens, width, PromptEmbeds(np.ascontiguousarray(array).tobytes(), width))
+
+
+def placeholder_ids(embeds: ReadEmbeds, config: EngineConfig, options: TokenizationOptions) -> list[int]:
+    """Return token ids that stand where the embeddings will. Raises RequestError if they do not fit."""
+    if not config.model.enable_prompt_embeds:
+        raise RequestError(
+            "You must set `--enable-prompt-embeds` (enable_prompt_embeds=True) to input `prompt_embeds`.",
+            _NAME,
+        )
+    width = config.checkpoint.embedding_size
+    if embeds.width != width:
+        raise RequestError(
+            f"prompt_embeds must be of shape (seq_len, {width}) for this model, got (seq_len, "
+            f"{embeds.width}).",
+            _NAME,
+        )
+    if options.truncate_prompt_tokens is not None:
+        raise RequestError(
+            "truncate_prompt_tokens does not apply to prompt_embeds: give fewer rows.",
+            "truncate_prompt_tokens",
+        )
+    return [0] * embeds.num_tokens
 
 
 def _as_array(value: Any) -> np.ndarray:
