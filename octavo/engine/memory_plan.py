@@ -12,7 +12,7 @@ from octavo.config.engine import EngineConfig
 from octavo.engine.startup import num_sequences, plan_cache
 from octavo.messages.kv import CachePlan, Forecast
 
-_FORECAST = "octavo.runtime.worker.forecast:forecast"
+_FORECAST = "octavo.runtime.worker.memory_forecast:forecast"
 
 
 class MemoryPlan(msgspec.Struct, kw_only=True):

@@ -6,8 +6,8 @@ import torch
 from octavo import SamplingParams
 from octavo.runtime.attention.paged import PagedBackend
 from octavo.runtime.worker import prepare
+from octavo.runtime.worker.cuda_graphs import CUDAGraphs
 from octavo.runtime.worker.model_runner import ModelRunner
-from octavo.runtime.worker.recorded_steps import RecordedSteps
 from tests.integration.test_invariance import params, prompts, tokens
 
 pytestmark = pytest.mark.gpu
@@ -60,8 +60,8 @@ def test_common_beginnings_on_gpu(tiny_llama, make_llm, monkeypatch):
     """Decoding requests that share a prefix, and some that do not, by the kernel that reads it once."""
     monkeypatch.setattr(prepare, "_COMMON_TOKENS", 64)
     monkeypatch.setattr(prepare, "_FEWEST_ALIKE", 4)
-    shapes, run = set(), RecordedSteps._run
-    monkeypatch.setattr(RecordedSteps, "_run", lambda *a: (shapes.add(a[1]), run(*a))[1])
+    shapes, run = set(), CUDAGraphs._run
+    monkeypatch.setattr(CUDAGraphs, "_run", lambda *a: (shapes.add(a[1]), run(*a))[1])
     work, wanted = prompts(9, shared=130) + prompts(1), params(10)
     recorded = tokens(make_llm(tiny_llama, block_size=16), work, wanted)
     plain = {"enforce_eager": True, "enable_prefix_caching": False, "steps_in_flight": 1}
@@ -95,8 +95,8 @@ def test_no_step_waits_for_the_device(tiny_model, make_llm, monkeypatch):
         )
     ]
     llm = make_llm(tiny_model, steps_in_flight=2)
-    run = RecordedSteps._run
-    monkeypatch.setattr(RecordedSteps, "_run", lambda *a: (num_decoded.append(1), run(*a))[1])
+    run = CUDAGraphs._run
+    monkeypatch.setattr(CUDAGraphs, "_run", lambda *a: (num_decoded.append(1), run(*a))[1])
     monkeypatch.setattr(ModelRunner, "execute", watched)
     mixed = tokens(llm, prompts(8), wanted)
     alone = [tokens(llm, [prompt], [param])[0] for prompt, param in zip(prompts(8), wanted, strict=True)]

@@ -5,7 +5,7 @@ import gc
 import pytest
 import torch
 
-from octavo.runtime.worker.recorded_steps import RecordedSteps
+from octavo.runtime.worker.cuda_graphs import CUDAGraphs
 from tests.integration.test_invariance import params, prompts, tokens
 
 pytestmark = pytest.mark.gpu
@@ -33,13 +33,13 @@ def test_host_weights_change_no_token(tiny_model, make_llm, options):
 
 
 def test_steps_with_host_weights_are_recorded(tiny_llama, make_llm, monkeypatch):
-    kinds, run = [], RecordedSteps._run
+    kinds, run = [], CUDAGraphs._run
 
     def noted(steps, shape, end):
         kinds.append((shape, end) in steps._recorded)
         run(steps, shape, end)
 
-    monkeypatch.setattr(RecordedSteps, "_run", noted)
+    monkeypatch.setattr(CUDAGraphs, "_run", noted)
     tokens(make_llm(tiny_llama, offload_group_size=1), prompts(4), params(4))
     assert sum(kinds) > 20
 

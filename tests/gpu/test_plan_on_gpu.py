@@ -7,7 +7,7 @@ import torch
 
 from octavo.config.args import EngineArgs
 from octavo.config.resolve import resolve
-from octavo.runtime.worker.forecast import GPU_CONTEXT_BYTES, forecast
+from octavo.runtime.worker.memory_forecast import GPU_CONTEXT_BYTES, forecast
 from octavo.runtime.worker.worker import Worker
 from tests.integration.test_shared_storage import (
     make_engine,

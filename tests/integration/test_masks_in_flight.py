@@ -82,7 +82,7 @@ def flags(monkeypatch):
     return seen
 
 
-def test_overlapped_and_recorded_steps_choose_the_same(tiny_model, run, flags, monkeypatch):
+def test_overlapped_and_captured_steps_choose_the_same(tiny_model, run, flags, monkeypatch):
     expected = run(tiny_model, enforce_eager=True)
     assert not any(flags)
     for index in range(12):

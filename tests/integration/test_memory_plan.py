@@ -9,7 +9,7 @@ from octavo.config.args import EngineArgs
 from octavo.config.resolve import resolve
 from octavo.engine.memory_plan import plan_memory
 from octavo.runtime.platforms import cpu
-from octavo.runtime.worker.forecast import GPU_CONTEXT_BYTES, forecast
+from octavo.runtime.worker.memory_forecast import GPU_CONTEXT_BYTES, forecast
 from octavo.runtime.worker.worker import Worker
 from tests.tiny_models import tiny_config
 

@@ -10,7 +10,7 @@ from tests.triton_here import DEVICE, HAS_GPU  # skips where there is no Triton
 from octavo.runtime.kernels.ref.steps import STEP_ENDS
 from octavo.runtime.kernels.table import Turns
 from octavo.runtime.kernels.triton.table import cuda_table
-from octavo.runtime.worker.turns import HostTurns
+from octavo.runtime.worker.pinned_ring import PinnedRing
 
 TRITON = cuda_table().step_ends
 MOST, ROWS, SLOTS, LENGTH = 1000, 300, 40, 50
@@ -76,7 +76,7 @@ def test_end(rows: int, count: int) -> None:
 
 def test_turns_are_not_overwritten_before_they_are_read() -> None:
     """The device is some steps behind here, and the host reads none of them in time."""
-    turns = HostTurns(8, 4, torch.device("cpu"))
+    turns = PinnedRing(8, 4, torch.device("cpu"))
     results = []
     for step in range(11):
         given = turns.give(3)

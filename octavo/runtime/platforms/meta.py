@@ -1,6 +1,6 @@
 """The meta device: tensors with shapes and types, without bytes. For planning memory.
 
-Made by worker/forecast. What a step takes is counted as torch's operations make and drop tensors.
+Made by worker/memory_forecast. What a step takes is counted as torch's operations make and drop tensors.
 """
 
 from collections.abc import Callable

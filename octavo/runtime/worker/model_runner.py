@@ -21,13 +21,13 @@ from octavo.runtime.sampling.masks import RowMasks
 from octavo.runtime.sampling.output import SamplerOutput
 from octavo.runtime.sampling.sampler import Kind, Sampler
 from octavo.runtime.transfer import Array
+from octavo.runtime.worker.cuda_graphs import CUDAGraphs, Shape
 from octavo.runtime.worker.kv_tensors import KVTensors
 from octavo.runtime.worker.pending import PendingStep
 from octavo.runtime.worker.prepare import Work, make_batch, read_step
 from octavo.runtime.worker.prompt_scores import PromptScores
-from octavo.runtime.worker.recorded_steps import RecordedSteps, Shape
+from octavo.runtime.worker.recorded_calls import RecordedCalls
 from octavo.runtime.worker.request_state import RequestState
-from octavo.runtime.worker.taped_steps import TapedSteps
 
 
 class _Unsampled(NamedTuple):
@@ -55,8 +55,8 @@ class ModelRunner:
         self._step_ends = step_ends
         self._prompt_scores = PromptScores(logprobs_mode)
         self._model: Model | None = None
-        self._recorded_steps: RecordedSteps | None = None
-        self._taped_steps: TapedSteps | None = None
+        self._cuda_graphs: CUDAGraphs | None = None
+        self._recorded_calls: RecordedCalls | None = None
         self._unsampled: _Unsampled | None = None
 
     def equip(self, model: Model, record: Record | None, record_tape: RecordTape | None = None) -> None:
@@ -64,21 +64,21 @@ class ModelRunner:
         self.strip()
         self._model = model
         if record_tape is not None:
-            self._taped_steps = TapedSteps(model, self._cache, self._state, record_tape)
+            self._recorded_calls = RecordedCalls(model, self._cache, self._state, record_tape)
         if record is not None:
-            self._recorded_steps = self._steps(model, record)
-            self._recorded_steps.warm_up()
+            self._cuda_graphs = self._steps(model, record)
+            self._cuda_graphs.warm_up()
 
     def try_out(self, model: Model) -> None:
         """Compute steps of nothing with `model`: between them they use the kernels of most steps to come."""
         self._steps(model, lambda work: work).try_out()
 
-    def _steps(self, model: Model, record: Record) -> RecordedSteps:
-        return RecordedSteps(model, self._cache, self._state, self._sampler, self._step_ends, record)
+    def _steps(self, model: Model, record: Record) -> CUDAGraphs:
+        return CUDAGraphs(model, self._cache, self._state, self._sampler, self._step_ends, record)
 
     def strip(self) -> None:
         """Let the model go, and what was recorded of it."""
-        self._model = self._recorded_steps = self._taped_steps = None
+        self._model = self._cuda_graphs = self._recorded_calls = None
 
     @torch.inference_mode()
     def execute(self, step: SchedulerOutput) -> PendingStep:
@@ -93,7 +93,7 @@ class ModelRunner:
             return PendingStep(step.step_id, [])
         work = read_step(step, slots, self._state)
         if self._is_simple:
-            steps, taped = self._recorded_steps, self._taped_steps
+            steps, taped = self._cuda_graphs, self._recorded_calls
             if steps is not None and (shape := steps.shape_of(work)) is not None:
                 return self._repeat(steps, step, work, shape)
             if taped is not None and (size := taped.size_of(work)) is not None:
@@ -135,7 +135,7 @@ class ModelRunner:
         self._state.append(slots, samples.token_ids)
         pending.pending = samples.send()
 
-    def _repeat(self, steps: RecordedSteps, step: SchedulerOutput, work: Work, shape: Shape) -> PendingStep:
+    def _repeat(self, steps: CUDAGraphs, step: SchedulerOutput, work: Work, shape: Shape) -> PendingStep:
         kind = self._plain_kind(step, work.slots)
         if kind is None:
             return self._end(step, work, steps.forward(work, shape))
@@ -152,13 +152,13 @@ class ModelRunner:
         is_cpu = self._state.host_tokens is not None
         if self._prompt_scores.is_idle and (is_cpu or work.starts[-1] > MOST_RECORDED):
             batch.wanted = last_rows
-        taped = self._taped_steps
+        taped = self._recorded_calls
         hidden = self.model.forward(batch) if taped is None else taped.forward_once(batch)
         scores = self._prompt_scores.collect(step, work, self._state, hidden, self.model)
         pending = self._end(step, work, hidden if batch.wanted is not None else hidden[last_rows])
         pending.prompt_logprobs = scores
-        if self._recorded_steps is not None:
-            self._recorded_steps.record_behind(work)
+        if self._cuda_graphs is not None:
+            self._cuda_graphs.record_behind(work)
         return pending
 
     def _end(self, step: SchedulerOutput, work: Work, hidden: torch.Tensor) -> PendingStep:

@@ -23,8 +23,8 @@ from octavo.runtime.worker.block_saver import BlockSaver
 from octavo.runtime.worker.kv_tensors import KVTensors, group_layers
 from octavo.runtime.worker.model_runner import ModelRunner
 from octavo.runtime.worker.pending import PendingStep
+from octavo.runtime.worker.profile_run import measure
 from octavo.runtime.worker.profiler import Profiler
-from octavo.runtime.worker.rehearsal import measure
 from octavo.runtime.worker.request_state import RequestState
 
 

@@ -10,7 +10,7 @@ import pytest
 from octavo import SamplingParams
 from octavo.runtime.platforms.cpu import CPUPlatform
 from octavo.runtime.worker import prepare
-from octavo.runtime.worker.recorded_steps import RecordedSteps, Shape, first_sizes, step_sizes
+from octavo.runtime.worker.cuda_graphs import CUDAGraphs, Shape, first_sizes, step_sizes
 from tests.integration.test_invariance import params, prompts, tokens
 
 
@@ -33,13 +33,13 @@ def repeats(monkeypatch):
 @pytest.fixture
 def shapes(monkeypatch):
     """The shapes of the steps that were computed or repeated."""
-    seen, run = [], RecordedSteps._run
+    seen, run = [], CUDAGraphs._run
 
     def noted(steps, shape, end):
         seen.append(shape)
         run(steps, shape, end)
 
-    monkeypatch.setattr(RecordedSteps, "_run", noted)
+    monkeypatch.setattr(CUDAGraphs, "_run", noted)
     return seen
 
 
@@ -59,7 +59,7 @@ def eager(tiny_model, make_llm):
     ],
     ids=["one_at_a_time", "overlapped", "few_seats", "preemption"],
 )
-def test_recorded_equals_eager(tiny_model, make_llm, repeats, eager, options):
+def test_captured_equals_eager(tiny_model, make_llm, repeats, eager, options):
     work, wanted = prompts(12), params(12)
     llm = make_llm(tiny_model, **options)
     recorded = tokens(llm, work, wanted)
@@ -116,14 +116,14 @@ def test_padding_touches_no_request(tiny_llama, make_llm, repeats):
     work, wanted = prompts(3), params(3)
     expected = tokens(make_llm(tiny_llama, enforce_eager=True), work, wanted)
     llm = make_llm(tiny_llama)
-    run = RecordedSteps.sample
+    run = CUDAGraphs.sample
 
     def disturbed(steps, *step):
         steps.warm_up()
         return run(steps, *step)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RecordedSteps, "sample", disturbed)
+        patch.setattr(CUDAGraphs, "sample", disturbed)
         assert tokens(llm, work, wanted) == expected
 
 
@@ -133,7 +133,7 @@ def test_single_rows_stand_longest_first():
     work = prepare.Work(
         np.arange(5), computed, computed + np.diff(starts), starts, np.arange(4), num_singles=4
     )
-    steps = object.__new__(RecordedSteps)
+    steps = object.__new__(CUDAGraphs)
     assert steps._place(work, Shape(8, 8, 64)).tolist() == [2, 0, 3, 1, 8]
     assert steps._place(work, Shape(8, 8, 64, common_start=True)).tolist() == [0, 1, 2, 3, 8]
 

@@ -1,8 +1,8 @@
-"""`HostTurns`: the host's side of `Turns`, the memory that recorded steps share with the host.
+"""`PinnedRing`: the host's side of `Turns`, the memory that recorded steps share with the host.
 
 A recorded step reads its numbers and leaves its tokens by itself, and always at the same addresses. So these
 hold a few rows that steps use in turn, by a count that each of them adds to: the host writes a row while the
-step before is under way. A row is written again when its step has been read. Used by `RecordedSteps`.
+step before is under way. A row is written again when its step has been read. Used by `CUDAGraphs`.
 """
 
 import torch
@@ -11,46 +11,46 @@ from octavo.runtime.kernels.table import Turns
 from octavo.runtime.sampling.output import Moment
 from octavo.runtime.transfer import Array
 
-_NUM_TURNS = 4  # one more than steps are in flight, and one for good measure: nobody ever waits
+_LENGTH = 4  # one more than steps are in flight, and one for good measure: nobody ever waits
 
 
-class HostTurns:
+class PinnedRing:
     """As many numbers and rows as any step has."""
 
     def __init__(self, most_numbers: int, most_rows: int, device: torch.device) -> None:
         self._is_remote = is_remote = device.type != "cpu"
         self.shared = Turns(
-            torch.zeros((_NUM_TURNS, most_numbers), dtype=torch.int64, pin_memory=is_remote),
-            torch.zeros((_NUM_TURNS, most_rows), dtype=torch.int64, pin_memory=is_remote),
-            torch.zeros((_NUM_TURNS, most_rows), pin_memory=is_remote),
+            torch.zeros((_LENGTH, most_numbers), dtype=torch.int64, pin_memory=is_remote),
+            torch.zeros((_LENGTH, most_rows), dtype=torch.int64, pin_memory=is_remote),
+            torch.zeros((_LENGTH, most_rows), pin_memory=is_remote),
             torch.zeros(1, dtype=torch.int64, device=device),
         )
         self._given, *self._left = (part.numpy() for part in self.shared[:3])
-        self._results: list[TurnResults | None] = [None] * _NUM_TURNS
-        self._turn = 0
+        self._results: list[RingResults | None] = [None] * _LENGTH
+        self._index = 0
 
     def restart(self) -> None:
         """Count from 0 again: the device may have left steps out."""
         self.shared.begun.zero_()
-        self._turn = 0
+        self._index = 0
 
     def give(self, number: int) -> Array:
         """[number] int64 zeros, to be filled before the next step is given out."""
-        if (last := self._results[self._turn]) is not None:
+        if (last := self._results[self._index]) is not None:
             last.read()
-        given = self._given[self._turn, :number]
+        given = self._given[self._index, :number]
         given[:] = 0
         return given
 
-    def end(self, rows: Array) -> "TurnResults":
+    def end(self, rows: Array) -> "RingResults":
         """What the step that was given out will bring for these rows, in this order."""
-        left = [part[self._turn] for part in self._left]
-        results = TurnResults(left, rows, Moment(is_remote=self._is_remote))
-        self._results[self._turn], self._turn = results, (self._turn + 1) % _NUM_TURNS
+        left = [part[self._index] for part in self._left]
+        results = RingResults(left, rows, Moment(is_remote=self._is_remote))
+        self._results[self._index], self._index = results, (self._index + 1) % _LENGTH
         return results
 
 
-class TurnResults:
+class RingResults:
     """`sampling.output.Copies` of one step's token ids and peaks, which it leaves in the host's memory."""
 
     def __init__(self, shared: list[Array], rows: Array, end: Moment) -> None:

@@ -5,27 +5,27 @@ import pytest
 from octavo import SamplingParams
 from octavo.runtime.kernels.cpu import recorder
 from octavo.runtime.kernels.cpu.library import Library
-from octavo.runtime.worker import taped_steps
-from octavo.runtime.worker.taped_steps import TapedSteps
+from octavo.runtime.worker import recorded_calls
+from octavo.runtime.worker.recorded_calls import RecordedCalls
 from tests.integration.test_invariance import params, prompts, tokens
 from tests.tiny_models import make_oracle, save, tiny_config
 
 
 @pytest.fixture(autouse=True)
 def short_prompts_are_taped(monkeypatch):
-    monkeypatch.setattr(taped_steps, "_FEWEST_TOKENS", 2)
+    monkeypatch.setattr(recorded_calls, "_FEWEST_TOKENS", 2)
 
 
 @pytest.fixture
 def tries(monkeypatch):
     """Of how many tokens the steps were that were to be recorded."""
-    tried, record = [], TapedSteps._record_forward
+    tried, record = [], RecordedCalls._record_forward
 
     def counted(steps, batch):
         tried.append(len(batch.positions))
         return record(steps, batch)
 
-    monkeypatch.setattr(TapedSteps, "_record_forward", counted)
+    monkeypatch.setattr(RecordedCalls, "_record_forward", counted)
     return tried
 
 
@@ -73,7 +73,7 @@ def scored(llm, work, count):
     ],
     ids=["one_thread", "few_seats", "preemption", "overlapped"],
 )
-def test_taped_equals_eager(folder, make_llm, repeats, options):
+def test_recorded_equals_eager(folder, make_llm, repeats, options):
     work = prompts(12, shared=20)
     llm = make_llm(folder, **options)
     taped = scored(llm, work, 12)

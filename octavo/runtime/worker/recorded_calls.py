@@ -1,4 +1,4 @@
-"""`TapedSteps`: steps of a CPU, each one call of C instead of hundreds from Python.
+"""`RecordedCalls`: steps of a CPU, each one call of C instead of hundreds from Python.
 
 A step of one token per request is written into arrays that stay where they are, padded to the next size by
 rows that store nothing, and repeated from the tape of that size, which is recorded when the size is first
@@ -37,7 +37,7 @@ class _Recorded:
     repeat: Callable[[], None]
 
 
-class TapedSteps:
+class RecordedCalls:
     """Computes what the model computes, to the bit."""
 
     def __init__(self, model: Model, cache: KVTensors, state: RequestState, record: RecordTape) -> None:

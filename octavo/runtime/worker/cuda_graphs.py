@@ -1,8 +1,8 @@
-"""`RecordedSteps`: steps of a few shapes over memory that stays put, recorded once and then repeated.
+"""`CUDAGraphs`: steps of a few shapes over memory that stays put, recorded once and then repeated.
 
 A repeated step is one launch instead of hundreds. The host hands over places, slots and lengths; all else
 is read on the device, from the tables that hold it by slot: tokens, blocks, sampling parameters. Its numbers
-and its tokens go through memory that host and device share (`turns.py`): nothing is copied beside the launch.
+and its tokens go through memory that host and device share (`PinnedRing`): no copy is launched beside it.
 A step is padded to the next shape with rows of the spare slot, which attend to one slot of the null block,
 store nothing (slot -1) and append their token to the spare slot, and with tokens that belong to no row.
 
@@ -29,9 +29,9 @@ from octavo.runtime.sampling.output import PendingSamples
 from octavo.runtime.sampling.sampler import Kind, Sampler
 from octavo.runtime.transfer import Array, to_device
 from octavo.runtime.worker.kv_tensors import KVTensors
+from octavo.runtime.worker.pinned_ring import PinnedRing, RingResults
 from octavo.runtime.worker.prepare import Work, have_common_start, locate
 from octavo.runtime.worker.request_state import RequestState
-from octavo.runtime.worker.turns import HostTurns, TurnResults
 
 _FEWEST_TOKENS = 64  # more than there are chunks: as many tokens as rows would be a decoding step
 _CHUNKS = (8, 32)
@@ -81,7 +81,7 @@ class _Inputs(Generic[T]):
     bounds: T
 
 
-class RecordedSteps:
+class CUDAGraphs:
     """Runs, records and repeats steps to an end: tokens of a kind; or, for None, the last hidden states."""
 
     def __init__(
@@ -104,7 +104,7 @@ class RecordedSteps:
         self._inputs = torch.zeros(self._num_inputs(most), dtype=torch.int64, device=device)
         self._token_ids = torch.zeros(most.num_tokens, dtype=torch.int64, device=device)
         self._tables = state.block_tables.new_zeros(self._num_groups * most_rows * num_columns)
-        self._turns = HostTurns(len(self._inputs), most_rows, device)
+        self._ring = PinnedRing(len(self._inputs), most_rows, device)
         self._hidden: torch.Tensor | None = None
         self._recorded: dict[tuple[Shape, Kind | None], Callable[[], None]] = {}
         self._seen: set[tuple[Shape, Kind | None]] = set()
@@ -115,10 +115,10 @@ class RecordedSteps:
         nothing = np.empty(0, np.int64)
         work = Work(nothing, nothing, nothing, np.zeros(1, np.int64), nothing)
         for shape, end in self._first_steps():
-            self._turns.restart()
+            self._ring.restart()
             self._stage(work, shape, nothing)
             self._compute(shape, end)
-            self._turns.end(nothing)
+            self._ring.end(nothing)
 
     def _first_steps(self) -> list[tuple[Shape, Kind]]:
         """All ways to sample, prompts alone and beside others, and greedy decoding of sizes with own kernels.
@@ -182,10 +182,10 @@ class RecordedSteps:
         assert self._hidden is not None
         return self._hidden[to_device(rows[work.samples], self._hidden.device)]
 
-    def _give_out(self, work: Work, shape: Shape, rows: Array, end: Kind | None) -> TurnResults:
+    def _give_out(self, work: Work, shape: Shape, rows: Array, end: Kind | None) -> RingResults:
         self._stage(work, shape, rows)
         self._run(shape, end)
-        return self._turns.end(rows[work.samples])
+        return self._ring.end(rows[work.samples])
 
     def _place(self, work: Work, shape: Shape) -> Array:
         """The row of each request: [R] int64. Of single rows the longest come first: they take longest."""
@@ -199,7 +199,7 @@ class RecordedSteps:
 
     def _stage(self, work: Work, shape: Shape, rows: Array) -> None:
         """Hand the step's numbers over, in the order of `_Inputs`."""
-        inputs = self._split(self._turns.give(self._num_inputs(shape)), shape)
+        inputs = self._split(self._ring.give(self._num_inputs(shape)), shape)
         state, singles, sampling = self._state, work.num_singles, work.samples
         own, num_padding = rows, shape.singles - singles
         if shape.chunks:
@@ -237,7 +237,7 @@ class RecordedSteps:
         inputs: _Inputs[torch.Tensor] = self._split(numbers, shape)
         ids, tables = self._token_ids[: shape.num_tokens], self._tables_of(shape)
         kept_ids = state.token_ids.view(-1)
-        self._ends.begin(self._turns.shared, numbers, kept_ids, state.block_tables, ids, tables)
+        self._ends.begin(self._ring.shared, numbers, kept_ids, state.block_tables, ids, tables)
         hidden = self._model.forward(self._batch(inputs, shape))
         if shape.chunks:
             hidden = hidden[inputs.bounds[1:] - 1]
@@ -246,7 +246,7 @@ class RecordedSteps:
             return
         choice = self._sampler.choose(self._model.logits(hidden), inputs.slots, inputs.output_positions, end)
         vocab_size = self._sampler.vocab_size
-        self._ends.end(self._turns.shared, *choice, inputs.targets, kept_ids, vocab_size)
+        self._ends.end(self._ring.shared, *choice, inputs.targets, kept_ids, vocab_size)
 
     def _batch(self, inputs: "_Inputs[torch.Tensor]", shape: Shape) -> ForwardBatch:
         return ForwardBatch(
@@ -288,7 +288,7 @@ class RecordedSteps:
 
     def _keep(self, hidden: torch.Tensor) -> None:
         if self._hidden is None:
-            self._hidden = hidden.new_zeros(self._turns.shared.peaks.shape[1], hidden.shape[1])
+            self._hidden = hidden.new_zeros(self._ring.shared.peaks.shape[1], hidden.shape[1])
         self._hidden[: len(hidden)] = hidden
 
 

@@ -26,7 +26,7 @@ class Workspace(NamedTuple):
     """Bytes that steps need beside weights and cache."""
 
     largest_step: int
-    recorded_steps: int
+    cuda_graphs: int
     """Which keep memory of their own."""
     tables: int
     """Of the batch: what requests have said so far."""
@@ -36,14 +36,14 @@ def measure(model: Model, config: EngineConfig, platform: Platform) -> Workspace
     """Compute the largest step, and the largest that is only decoding."""
     requests, tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
     each = min(-(-tokens // requests), config.model.max_model_len)
-    largest = platform.peak_bytes(lambda: _rehearse(model, config, platform, requests, each))
-    decoding = platform.peak_bytes(lambda: _rehearse(model, config, platform, requests, 1))
+    largest = platform.peak_bytes(lambda: _run_largest(model, config, platform, requests, each))
+    decoding = platform.peak_bytes(lambda: _run_largest(model, config, platform, requests, 1))
     token_ids = 8 * (requests + 1) * (config.model.max_model_len + 1)
     return Workspace(largest, 0 if config.parallel.enforce_eager else decoding, token_ids)
 
 
 @torch.inference_mode()
-def _rehearse(model: Model, config: EngineConfig, platform: Platform, requests: int, each: int) -> None:
+def _run_largest(model: Model, config: EngineConfig, platform: Platform, requests: int, each: int) -> None:
     """`requests` requests compute `each` tokens, and sample as laboriously as they can."""
     hidden = model.forward(_batch(model, config, platform.device, requests, each))
     logits = model.logits(hidden[each - 1 :: each])

@@ -1,6 +1,6 @@
 """`forecast`: what a worker will find when it has loaded its model, told without loading it.
 
-Asked by name, for `octavo plan`. The model is built and rehearsed by the code that the worker uses, on a
+Asked by name, for `octavo plan`. The model is built and profiled by the code that the worker uses, on a
 device where tensors have no bytes; of the checkpoint only config and headers are read.
 """
 
@@ -25,7 +25,7 @@ from octavo.runtime.platforms import cpu
 from octavo.runtime.platforms.meta import MetaPlatform
 from octavo.runtime.quantization.blocks import Blocks
 from octavo.runtime.worker.kv_tensors import group_layers
-from octavo.runtime.worker.rehearsal import measure
+from octavo.runtime.worker.profile_run import measure
 
 GPU_CONTEXT_BYTES = 600 << 20
 """What driver, libraries and kernels take of a GPU before anything is loaded, about."""
