@@ -4,7 +4,9 @@ Made by worker/prepare, read by models, layers and attention. Ragged: the tokens
 after the other, without padding. T = tokens of the step, R = requests of the step.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -38,9 +40,23 @@ class GivenEmbeds:
     values: torch.Tensor
 
 
+class BatchInputs(NamedTuple):
+    """The tensors that differ from step to step; as in ForwardBatch and GroupTables, by group.
+
+    block_tables: [R, max_blocks] each; slots: [T] each
+    """
+
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    cu_q_lens: torch.Tensor
+    kv_lens: torch.Tensor
+    block_tables: Iterable[torch.Tensor]
+    slots: Iterable[torch.Tensor]
+
+
 @dataclass(slots=True)
 class ForwardBatch:
-    """The step's tokens and where their keys and values live.
+    """The step's tokens and where their keys and values live. Made by `over`.
 
     input_ids:  [T] int64
     positions:  [T] int64, place of each token in its request
@@ -68,6 +84,31 @@ class ForwardBatch:
     """[S] int64: the tokens whose last hidden states somebody reads; None = all."""
     rotations: dict[str, Rotation] = field(default_factory=dict)
     """Rotary tables by rope: made once per step, shared by layers."""
+
+    @classmethod
+    def over(
+        cls,
+        inputs: BatchInputs,
+        kv_caches: list[torch.Tensor],
+        group_of_layer: list[int] | None = None,
+        *,
+        num_singles: int = 0,
+        common_start: bool = False,
+        longest_q: int = 0,
+    ) -> "ForwardBatch":
+        """Lay a step over the caches of the layers. group_of_layer: None = one group serves them all."""
+        return cls(
+            inputs.input_ids,
+            inputs.positions,
+            inputs.cu_q_lens,
+            inputs.kv_lens,
+            kv_caches,
+            [GroupTables(*tables) for tables in zip(inputs.block_tables, inputs.slots, strict=True)],
+            [0] * len(kv_caches) if group_of_layer is None else group_of_layer,
+            num_singles=num_singles,
+            common_start=common_start,
+            longest_q=longest_q,
+        )
 
     def with_given_embeds(self, embeddings: torch.Tensor) -> torch.Tensor:
         """The embeddings of `input_ids`, [T, embedding_size], but the given ones where there are some."""

@@ -65,6 +65,12 @@ def test_the_core_knows_numbers_not_features(name):
     assert not words
 
 
+def test_batches_are_made_in_one_way():
+    calls = "ForwardBatch" + "("
+    paths = (*SOURCES, *ROOT.glob("tests/**/*.py"))
+    assert [path for path in paths if calls in path.read_text("utf-8")] == []
+
+
 def test_files_and_functions_fit():
     assert list(check_size.oversized()) == []
 

@@ -20,7 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from octavo.base.errors import OctavoError, Unsupported
 from octavo.messages.kv import KVCacheSpec
-from octavo.runtime.batch import ForwardBatch, GroupTables
+from octavo.runtime.batch import BatchInputs, ForwardBatch
 from octavo.runtime.kernels.cache_layout import CacheLayout, make_spec
 from octavo.runtime.layers.attention import Attention
 from octavo.runtime.layers.build import BuildContext
@@ -269,16 +269,16 @@ def _run_in_steps(model: Generic, prompts: list[Tensor], build: BuildContext) ->
         ends = [int(piece[-1]) + 1 for piece in pieces]
         tables = torch.arange(len(prompts), dtype=torch.int32, device=build.device)[:, None]
         slots = torch.cat([piece + r * block_size for r, piece in enumerate(pieces)])
-        batch = ForwardBatch(
+        inputs = BatchInputs(
             input_ids=torch.cat([p[piece] for p, piece in zip(prompts, pieces, strict=True)]),
             positions=torch.cat(pieces),
             cu_q_lens=torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=build.device),
             kv_lens=torch.tensor(ends, dtype=torch.int32, device=build.device),
-            kv_caches=caches,
-            groups=[GroupTables(tables, slots)],
-            group_of_layer=[0] * len(caches),
+            block_tables=[tables],
+            slots=[slots],
         )
-        logits = torch.split(model.logits(model.forward(batch)), lengths)
+        hidden = model.forward(ForwardBatch.over(inputs, caches))
+        logits = torch.split(model.logits(hidden), lengths)
         for part, piece in zip(parts, logits, strict=True):
             part.append(piece)
     return [torch.cat(part) for part in parts]

@@ -21,7 +21,7 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from octavo.runtime.batch import MOST_RECORDED, ForwardBatch, GroupTables
+from octavo.runtime.batch import MOST_RECORDED, BatchInputs, ForwardBatch
 from octavo.runtime.kernels.table import StepEnds
 from octavo.runtime.models.interface import Model
 from octavo.runtime.platforms.platform import Record
@@ -249,17 +249,12 @@ class CUDAGraphs:
         self._ends.end(self._ring.shared, *choice, inputs.targets, kept_ids, vocab_size)
 
     def _batch(self, inputs: "_Inputs[torch.Tensor]", shape: Shape) -> ForwardBatch:
-        return ForwardBatch(
-            input_ids=self._token_ids[: shape.num_tokens],
-            positions=inputs.positions,
-            cu_q_lens=inputs.bounds,
-            kv_lens=inputs.kv_lens,
-            kv_caches=self._cache.by_layer,
-            groups=[
-                GroupTables(tables, cache_slots)
-                for tables, cache_slots in zip(self._tables_of(shape), inputs.cache_slots, strict=True)
-            ],
-            group_of_layer=self._cache.group_of_layer,
+        ids, tables = self._token_ids[: shape.num_tokens], self._tables_of(shape)
+        batch = BatchInputs(ids, inputs.positions, inputs.bounds, inputs.kv_lens, tables, inputs.cache_slots)
+        return ForwardBatch.over(
+            batch,
+            self._cache.by_layer,
+            self._cache.group_of_layer,
             num_singles=shape.singles,
             common_start=shape.common_start,
         )

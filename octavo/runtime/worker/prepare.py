@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from octavo.messages.step import SchedulerOutput
-from octavo.runtime.batch import ForwardBatch, GivenEmbeds, GroupTables
+from octavo.runtime.batch import BatchInputs, ForwardBatch, GivenEmbeds
 from octavo.runtime.transfer import Array, send
 from octavo.runtime.worker.kv_tensors import KVTensors
 from octavo.runtime.worker.request_state import RequestState
@@ -68,22 +68,24 @@ def make_batch(work: Work, state: RequestState, cache: KVTensors) -> tuple[Forwa
     last_rows = work.starts[work.samples + 1] - 1
     arrays = [*locate(work, state), work.slots, work.starts, work.ends, last_rows]
     places, positions, cache_slots, slots, starts, lengths, last = send(arrays, state.token_ids.device)
-    batch = ForwardBatch(
+    inputs = BatchInputs(
         input_ids=state.token_ids.view(-1)[places],
         positions=positions,
         cu_q_lens=starts.int(),
         kv_lens=lengths.int(),
-        kv_caches=cache.by_layer,
-        groups=[
-            GroupTables(table[slots], of_group)
-            for table, of_group in zip(state.block_tables, cache_slots, strict=True)
-        ],
-        group_of_layer=cache.group_of_layer,
+        block_tables=[tables[slots] for tables in state.block_tables],
+        slots=cache_slots,
+    )
+    batch = ForwardBatch.over(
+        inputs,
+        cache.by_layer,
+        cache.group_of_layer,
         num_singles=work.num_singles,
         common_start=have_common_start(work, state),
         longest_q=int((work.ends - work.computed).max()),
-        given_embeds=_given_embeds(work, state) if state.prompt_embeds else None,
     )
+    if state.prompt_embeds:
+        batch.given_embeds = _given_embeds(work, state)
     return batch, last
 
 

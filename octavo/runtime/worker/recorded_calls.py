@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.runtime.batch import ForwardBatch, GroupTables
+from octavo.runtime.batch import BatchInputs, ForwardBatch
 from octavo.runtime.kernels.table import RecordTape
 from octavo.runtime.models.interface import Model
 from octavo.runtime.transfer import Array
@@ -116,19 +116,15 @@ class RecordedCalls:
 
     def _batch(self, size: int) -> ForwardBatch:
         """The first rows of the inputs."""
-        return ForwardBatch(
+        inputs = BatchInputs(
             input_ids=_rows(self._ids, size),
             positions=_rows(self._positions, size),
             cu_q_lens=_rows(self._bounds, size + 1),
             kv_lens=_rows(self._kv_lens, size),
-            kv_caches=self._cache.by_layer,
-            groups=[
-                GroupTables(_rows(tables, size), _rows(slots, size))
-                for tables, slots in zip(self._tables, self._cache_slots, strict=True)
-            ],
-            group_of_layer=self._cache.group_of_layer,
-            num_singles=size,
+            block_tables=[_rows(tables, size) for tables in self._tables],
+            slots=[_rows(slots, size) for slots in self._cache_slots],
         )
+        return ForwardBatch.over(inputs, self._cache.by_layer, self._cache.group_of_layer, num_singles=size)
 
 
 def _rows(array: Array, count: int) -> Tensor:
