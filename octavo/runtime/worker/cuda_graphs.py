@@ -14,9 +14,8 @@ there are requests, and `record_behind` for more of them while a long prompt kee
 import time
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +28,7 @@ from octavo.runtime.sampling.output import PendingSamples
 from octavo.runtime.sampling.sampler import Kind, Sampler
 from octavo.runtime.transfer import Array, to_device
 from octavo.runtime.worker.kv_tensors import KVTensors
+from octavo.runtime.worker.packed_inputs import PackedInputs, Packing
 from octavo.runtime.worker.pinned_ring import PinnedRing, RingResults
 from octavo.runtime.worker.prepare import Work, have_common_start, locate
 from octavo.runtime.worker.request_state import RequestState
@@ -39,7 +39,6 @@ _BYTES_TIMES_TOKENS = 5e12  # where computing on a large GPU takes as long as la
 _SHARE_OF_SECOND = 1 / 1.4e15  # of a step per byte of weights and token: what the host may spend behind it
 _MOST_RECORDINGS = 400
 _MOST_USUAL = 256
-T = TypeVar("T", Array, torch.Tensor)
 
 
 class Shape(NamedTuple):
@@ -62,25 +61,6 @@ class Shape(NamedTuple):
         return self.singles + self.tokens
 
 
-@dataclass(slots=True)
-class _Inputs(Generic[T]):
-    """What the host knows of a step; `BeginStep` reads the first two.
-
-    of each token: its place in the state's token_ids, its position, its slot in the cache by group
-    of each row:   slot, output position, place of the token it samples, length in the cache (int32)
-    bounds:        [rows + 1] int32, the rows' first tokens, and their end
-    """
-
-    places: T
-    slots: T
-    positions: T
-    cache_slots: T
-    output_positions: T
-    targets: T
-    kv_lens: T
-    bounds: T
-
-
 class CUDAGraphs:
     """Runs, records and repeats steps to an end: tokens of a kind; or, for None, the last hidden states."""
 
@@ -101,7 +81,8 @@ class CUDAGraphs:
         most_rows = max(self.sizes[-1], *_singles_of(self.sizes[-1])) + _CHUNKS[-1]
         self._num_groups, _, num_columns = state.block_tables.shape
         most = Shape(most_rows - _CHUNKS[-1], _CHUNKS[-1], MOST_RECORDED)
-        self._inputs = torch.zeros(self._num_inputs(most), dtype=torch.int64, device=device)
+        self._packings: dict[Shape, Packing] = {}
+        self._inputs = torch.zeros(self._packing(most).size, dtype=torch.int64, device=device)
         self._token_ids = torch.zeros(most.num_tokens, dtype=torch.int64, device=device)
         self._tables = state.block_tables.new_zeros(self._num_groups * most_rows * num_columns)
         self._ring = PinnedRing(len(self._inputs), most_rows, device)
@@ -198,8 +179,9 @@ class CUDAGraphs:
         return rows
 
     def _stage(self, work: Work, shape: Shape, rows: Array) -> None:
-        """Hand the step's numbers over, in the order of `_Inputs`."""
-        inputs = self._split(self._ring.give(self._num_inputs(shape)), shape)
+        """Hand the step's inputs over."""
+        packing = self._packing(shape)
+        inputs = packing.split(self._ring.give(packing.size))
         state, singles, sampling = self._state, work.num_singles, work.samples
         own, num_padding = rows, shape.singles - singles
         if shape.chunks:
@@ -233,8 +215,9 @@ class CUDAGraphs:
             self._recorded[key] = self._record(partial(self._compute, shape, end))
 
     def _compute(self, shape: Shape, end: Kind | None) -> None:
-        numbers, state = self._inputs[: self._num_inputs(shape)], self._state
-        inputs: _Inputs[torch.Tensor] = self._split(numbers, shape)
+        packing, state = self._packing(shape), self._state
+        numbers = self._inputs[: packing.size]
+        inputs = packing.split(numbers)
         ids, tables = self._token_ids[: shape.num_tokens], self._tables_of(shape)
         kept_ids = state.token_ids.view(-1)
         self._ends.begin(self._ring.shared, numbers, kept_ids, state.block_tables, ids, tables)
@@ -248,7 +231,7 @@ class CUDAGraphs:
         vocab_size = self._sampler.vocab_size
         self._ends.end(self._ring.shared, *choice, inputs.targets, kept_ids, vocab_size)
 
-    def _batch(self, inputs: "_Inputs[torch.Tensor]", shape: Shape) -> ForwardBatch:
+    def _batch(self, inputs: PackedInputs[torch.Tensor], shape: Shape) -> ForwardBatch:
         ids, tables = self._token_ids[: shape.num_tokens], self._tables_of(shape)
         batch = BatchInputs(ids, inputs.positions, inputs.bounds, inputs.kv_lens, tables, inputs.cache_slots)
         return ForwardBatch.over(
@@ -264,22 +247,10 @@ class CUDAGraphs:
         groups, _, columns = self._state.block_tables.shape
         return self._tables[: groups * shape.num_rows * columns].view(groups, shape.num_rows, columns)
 
-    def _num_inputs(self, shape: Shape) -> int:
-        int32s = shape.num_rows + -shape.num_rows % 2 + shape.num_rows + 1
-        return (2 + self._num_groups) * shape.num_tokens + 3 * shape.num_rows + -(-int32s // 2)
-
-    def _split(self, numbers: T, shape: Shape) -> "_Inputs[T]":
-        """Give names to a shape's numbers; `numbers` are int64."""
-        tokens, rows, groups = shape.num_tokens, shape.num_rows, self._num_groups
-        parts, start = [], 0
-        for size in (tokens, rows, tokens, groups * tokens, rows, rows):
-            parts.append(numbers[start : start + size])
-            start += size
-        places, slots, positions, cache_slots, output_positions, targets = parts
-        narrow = numbers[start:].view(torch.int32 if isinstance(numbers, torch.Tensor) else np.int32)
-        bounds = narrow[rows + rows % 2 :][: rows + 1]
-        shaped = cache_slots.reshape(groups, tokens)
-        return _Inputs(places, slots, positions, shaped, output_positions, targets, narrow[:rows], bounds)
+    def _packing(self, shape: Shape) -> Packing:
+        if shape not in self._packings:
+            self._packings[shape] = Packing(shape.num_tokens, shape.num_rows, self._num_groups)
+        return self._packings[shape]
 
     def _keep(self, hidden: torch.Tensor) -> None:
         if self._hidden is None:
