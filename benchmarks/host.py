@@ -47,6 +47,7 @@ from octavo.messages.step import ModelRunnerOutput
 from octavo.runtime.kernels.ref.steps import STEP_ENDS
 from octavo.runtime.models.interface import Model
 from octavo.runtime.sampling.sampler import Sampler
+from octavo.runtime.worker.cuda_graphs import CUDAGraphs
 from octavo.runtime.worker.kv_tensors import KVTensors
 from octavo.runtime.worker.model_runner import ModelRunner
 from octavo.runtime.worker.request_state import RequestState
@@ -190,8 +191,9 @@ def make_runner(config, plan):
     count, device = config.scheduler.max_num_seqs, torch.device("cpu")
     cache = KVTensors(plan, device)
     state = RequestState(count, config.model.max_model_len, plan, device)
-    runner = ModelRunner(cache, state, Sampler(64, count, device), "raw_logprobs", STEP_ENDS)
-    runner.equip(NoModel(), lambda compute: lambda: None)
+    sampler = Sampler(64, count, device)
+    runner = ModelRunner(cache, state, sampler, [])
+    runner.equip(CUDAGraphs(NoModel(), cache, state, sampler, STEP_ENDS, lambda compute: lambda: None))
     return runner
 
 

@@ -116,14 +116,14 @@ def test_padding_touches_no_request(tiny_llama, make_llm, repeats):
     work, wanted = prompts(3), params(3)
     expected = tokens(make_llm(tiny_llama, enforce_eager=True), work, wanted)
     llm = make_llm(tiny_llama)
-    run = CUDAGraphs.sample
+    run = CUDAGraphs._sample
 
     def disturbed(steps, *step):
         steps.warm_up()
         return run(steps, *step)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CUDAGraphs, "sample", disturbed)
+        patch.setattr(CUDAGraphs, "_sample", disturbed)
         assert tokens(llm, work, wanted) == expected
 
 

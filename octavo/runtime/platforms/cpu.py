@@ -15,6 +15,8 @@ _UNLIMITED = 1 << 60
 class CPUPlatform(Platform):
     """This process's share of the machine."""
 
+    is_batch_invariant = True
+
     @classmethod
     def create(cls, device: torch.device, threads: int) -> "CPUPlatform":
         """Our kernels use `threads` threads, and torch one; all of them where it computes in their place.

@@ -5,6 +5,7 @@ A platform says what is there and which kernels serve it; it never holds weights
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 
@@ -43,7 +44,12 @@ class CopyLane(ABC):
 
 
 class Platform(ABC):
-    """A device with its kernels. `threads` = threads of CPU kernels in this process."""
+    """A device with its kernels. `threads` = threads of CPU kernels in this process.
+
+    is_batch_invariant: the numbers of a row do not depend on how many rows are computed with it
+    """
+
+    is_batch_invariant: ClassVar[bool] = False
 
     def __init__(self, device: torch.device, kernels: KernelTable) -> None:
         self.device = device

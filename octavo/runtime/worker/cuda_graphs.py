@@ -8,7 +8,7 @@ store nothing (slot -1) and append their token to the spare slot, and with token
 
 Called by the model runner. A shape of decoding is recorded when it comes up, others when they come up again.
 Recording costs the host about as much as giving the step out. So `warm_up` does it for usual shapes before
-there are requests, and `record_behind` for more of them while a long prompt keeps the device busy.
+there are requests, and `after_eager` for more of them while a long prompt keeps the device busy.
 """
 
 import time
@@ -31,6 +31,7 @@ from octavo.runtime.worker.kv_tensors import KVTensors
 from octavo.runtime.worker.packed_inputs import PackedInputs, Packing
 from octavo.runtime.worker.pinned_ring import PinnedRing, RingResults
 from octavo.runtime.worker.prepare import Work, have_common_start, locate
+from octavo.runtime.worker.replayer import Replay, Replayer
 from octavo.runtime.worker.request_state import RequestState
 
 _FEWEST_TOKENS = 64  # more than there are chunks: as many tokens as rows would be a decoding step
@@ -61,7 +62,7 @@ class Shape(NamedTuple):
         return self.singles + self.tokens
 
 
-class CUDAGraphs:
+class CUDAGraphs(Replayer):
     """Runs, records and repeats steps to an end: tokens of a kind; or, for None, the last hidden states."""
 
     def __init__(
@@ -72,9 +73,12 @@ class CUDAGraphs:
         sampler: Sampler,
         ends: StepEnds,
         record: Record,
+        *,
+        batch_invariant: bool = False,
     ) -> None:
+        super().__init__(model, batch_invariant=batch_invariant)
         self.sizes = step_sizes(state.spare_slot)
-        self._model, self._cache, self._state, self._sampler = model, cache, state, sampler
+        self._cache, self._state, self._sampler = cache, state, sampler
         self._ends, self._record = ends, record
         self._most_tokens = min(MOST_RECORDED, int(_BYTES_TIMES_TOKENS / model.weight_bytes))
         device = state.token_ids.device
@@ -114,7 +118,7 @@ class CUDAGraphs:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Record greedy decoding steps of the usual sizes, the largest first: they share memory best so."""
+        """See Replayer.warm_up: greedy decoding steps, the largest first: they share memory best so."""
         self.try_out()
         for size in first_sizes(self.sizes):
             self._ensure(Shape(size), Kind.LIKELIEST)
@@ -122,12 +126,12 @@ class CUDAGraphs:
             self._ensure(Shape(size), Kind.LIKELIEST)
 
     @torch.inference_mode()
-    def record_behind(self, work: Work) -> None:
-        """Record what the requests of a step that was given out unrecorded will need next, while it runs.
+    def after_eager(self, work: Work) -> None:
+        """See Replayer.after_eager: record what the step's requests will need next.
 
         Spends half of the time that the device needs for the step at least; the larger sizes come first.
         """
-        until = time.perf_counter() + int(work.starts[-1]) * self._model.weight_bytes * _SHARE_OF_SECOND
+        until = time.perf_counter() + int(work.starts[-1]) * self.model.weight_bytes * _SHARE_OF_SECOND
         end = self._sampler.plain_kind(work.slots)
         most = bisect_left(self.sizes, self._state.num_requests)
         for size in reversed(self.sizes[: most + 1]):
@@ -135,7 +139,18 @@ class CUDAGraphs:
                 break
             self._ensure(Shape(size), end)
 
-    def shape_of(self, work: Work) -> Shape | None:
+    def find(self, work: Work, end: Kind | None) -> Replay | None:
+        """See Replayer.find."""
+        shape = self._shape_of(work)
+        if shape is None:
+            return None
+        return (
+            partial(self._hidden_states, work, shape)
+            if end is None
+            else partial(self._sample, work, shape, end)
+        )
+
+    def _shape_of(self, work: Work) -> Shape | None:
         """The shape that a step is padded to; None if there is none that pays."""
         singles = work.num_singles
         chunks, tokens = len(work.slots) - singles, int(work.starts[-1]) - singles
@@ -148,7 +163,7 @@ class CUDAGraphs:
         widths = _singles_of(self.sizes[-1])
         return Shape(widths[bisect_left(widths, singles)], _CHUNKS[bisect_left(_CHUNKS, chunks)], tokens)
 
-    def sample(self, work: Work, shape: Shape, kind: Kind) -> PendingSamples:
+    def _sample(self, work: Work, shape: Shape, kind: Kind) -> PendingSamples:
         """Compute a step of plain requests, and append what they sample to the state on the device."""
         rows = self._place(work, shape)
         self._sampler.refresh()
@@ -156,7 +171,7 @@ class CUDAGraphs:
         self._state.num_tokens[work.slots[work.samples]] += 1
         return PendingSamples(results)
 
-    def forward(self, work: Work, shape: Shape) -> torch.Tensor:
+    def _hidden_states(self, work: Work, shape: Shape) -> torch.Tensor:
         """Compute a step up to the last hidden states of the requests that sample: [S, hidden_size]."""
         rows = self._place(work, shape)
         self._give_out(work, shape, rows, None)
@@ -221,13 +236,13 @@ class CUDAGraphs:
         ids, tables = self._token_ids[: shape.num_tokens], self._tables_of(shape)
         kept_ids = state.token_ids.view(-1)
         self._ends.begin(self._ring.shared, numbers, kept_ids, state.block_tables, ids, tables)
-        hidden = self._model.forward(self._batch(inputs, shape))
+        hidden = self.model.forward(self._batch(inputs, shape))
         if shape.chunks:
             hidden = hidden[inputs.bounds[1:] - 1]
         if end is None:
             self._keep(hidden)
             return
-        choice = self._sampler.choose(self._model.logits(hidden), inputs.slots, inputs.output_positions, end)
+        choice = self._sampler.choose(self.model.logits(hidden), inputs.slots, inputs.output_positions, end)
         vocab_size = self._sampler.vocab_size
         self._ends.end(self._ring.shared, *choice, inputs.targets, kept_ids, vocab_size)
 

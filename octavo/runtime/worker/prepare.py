@@ -1,4 +1,4 @@
-"""From a planned step to tensors: vectorized over tokens, no loop over requests (but those with embeddings).
+"""From a planned step to tensors: vectorized over tokens, no loop over requests.
 
 Everything the host knows of a step goes to the device in one copy. T = tokens of the step, R = its requests,
 S = those of them that sample.
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from octavo.messages.step import SchedulerOutput
-from octavo.runtime.batch import BatchInputs, ForwardBatch, GivenEmbeds
+from octavo.runtime.batch import BatchInputs, ForwardBatch
 from octavo.runtime.transfer import Array, send
 from octavo.runtime.worker.kv_tensors import KVTensors
 from octavo.runtime.worker.request_state import RequestState
@@ -84,8 +84,6 @@ def make_batch(work: Work, state: RequestState, cache: KVTensors) -> tuple[Forwa
         common_start=have_common_start(work, state),
         longest_q=int((work.ends - work.computed).max()),
     )
-    if state.prompt_embeds:
-        batch.given_embeds = _given_embeds(work, state)
     return batch, last
 
 
@@ -96,15 +94,3 @@ def have_common_start(work: Work, state: RequestState) -> bool:
         return False
     ids = np.where(work.computed > _COMMON_TOKENS, state.host_tables[0, work.slots, block], 0)
     return bool(((ids[1:] == ids[:-1]) & (ids[1:] > 0)).mean() >= _SHARE_ALIKE)
-
-
-def _given_embeds(work: Work, state: RequestState) -> GivenEmbeds | None:
-    """The part of the prompts' own embeddings that this step computes."""
-    rows, values = [], []
-    for index, slot in enumerate(work.slots.tolist()):
-        if (embeds := state.prompt_embeds.get(slot)) is not None:
-            start, end = work.starts[index : index + 2].tolist()
-            part = embeds[work.computed[index] :][: end - start]
-            rows.append(torch.arange(start, start + len(part), device=embeds.device))
-            values.append(part)
-    return GivenEmbeds(torch.cat(rows), torch.cat(values)) if rows else None

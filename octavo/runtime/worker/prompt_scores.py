@@ -4,68 +4,69 @@ import torch
 
 from octavo.messages.request import TokenLogprobs
 from octavo.messages.sampling import SamplingParams
-from octavo.messages.step import NewRequest, SchedulerOutput
+from octavo.messages.step import NewRequest
+from octavo.runtime.batch import ForwardBatch
 from octavo.runtime.models.interface import Model
 from octavo.runtime.sampling.logprobs import score_candidates, score_tokens
+from octavo.runtime.worker.pending import PendingStep
 from octavo.runtime.worker.prepare import Work
 from octavo.runtime.worker.request_state import RequestState
+from octavo.runtime.worker.step_part import StepPart
 
 _ROWS_AT_ONCE = 256  # bounds the memory of a long chunk: rows x vocabulary x 4 bytes
 
 
-class PromptScores:
+class PromptScores(StepPart):
     """Remembers which slots want their prompts scored, and how."""
 
-    def __init__(self, logprobs_mode: str) -> None:
-        self._mode = logprobs_mode
+    def __init__(self, logprobs_mode: str, state: RequestState) -> None:
+        self._mode, self._state = logprobs_mode, state
         self._wanted: dict[int, SamplingParams] = {}
 
     def add(self, slot: int, request: NewRequest) -> None:
-        """Called for every request that enters."""
+        """See StepPart."""
         params = request.sampling
         if params.prompt_logprobs is not None or params.prompt_logprob_token_ids is not None:
             self._wanted[slot] = params
 
     def remove(self, slot: int) -> None:
-        """Called for every request that leaves, and once a prompt is done with."""
+        """See StepPart; also called once a prompt is done with."""
         self._wanted.pop(slot, None)
 
     @property
     def is_idle(self) -> bool:
-        """Whether no prompt is left to score."""
+        """See StepPart."""
         return not self._wanted
 
-    def collect(
-        self,
-        step: SchedulerOutput,
-        work: Work,
-        state: RequestState,
-        hidden: torch.Tensor,
-        model: Model,
-    ) -> dict[str, list[TokenLogprobs]]:
+    def before(self, work: Work, batch: ForwardBatch) -> None:
+        """Ask for the hidden states of all tokens while there are prompts to score."""
+        del work
+        if self._wanted:
+            batch.wanted = None
+
+    def after(self, work: Work, hidden: torch.Tensor, model: Model, outcome: PendingStep) -> None:
         """Score, for each such request, the prompt tokens that follow those computed in this step.
 
         Entry i belongs to prompt position computed + 1 + i: the token and its likeliest rivals, if they are
-        wanted, then the position's candidates. hidden: [T, hidden_size]
+        wanted, then the position's candidates.
         """
-        scores: dict[str, list[TokenLogprobs]] = {}
         if not self._wanted:
-            return scores
+            return
+        state = self._state
         for index, slot in enumerate(work.slots.tolist()):
             if slot not in self._wanted:
                 continue
-            first = step.num_computed_tokens[index]
-            last = min(first + step.num_scheduled_tokens[index], int(state.num_prompt_tokens[slot]) - 1)
+            first = int(work.computed[index])
+            last = min(int(work.ends[index]), int(state.num_prompt_tokens[slot]) - 1)
             rows = hidden[work.starts[index] :][: last - first]
             targets = state.token_ids[slot, first + 1 : last + 1]
-            entries = scores[step.request_ids[index]] = []
+            entries = outcome.prompt_logprobs[outcome.request_ids[index]] = []
             for start in range(0, last - first, _ROWS_AT_ONCE):
                 part = slice(start, start + _ROWS_AT_ONCE)
                 params = self._wanted[slot]
                 entries += self._score(params, model, rows[part], targets[part], first + start)
             if last == state.num_prompt_tokens[slot] - 1:
                 self.remove(slot)
-        return scores
 
     def _score(
         self, params: SamplingParams, model: Model, hidden: torch.Tensor, targets: torch.Tensor, position: int

@@ -12,6 +12,7 @@ view of it costs a tenth of what calls of torch do.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,9 +21,11 @@ from torch import Tensor
 from octavo.runtime.batch import BatchInputs, ForwardBatch
 from octavo.runtime.kernels.table import RecordTape
 from octavo.runtime.models.interface import Model
+from octavo.runtime.sampling.sampler import Kind
 from octavo.runtime.transfer import Array
 from octavo.runtime.worker.kv_tensors import KVTensors
 from octavo.runtime.worker.prepare import Work
+from octavo.runtime.worker.replayer import Replay, Replayer
 from octavo.runtime.worker.request_state import RequestState
 
 _MOST_ROWS = 128
@@ -37,12 +40,13 @@ class _Recorded:
     repeat: Callable[[], None]
 
 
-class RecordedCalls:
+class RecordedCalls(Replayer):
     """Computes what the model computes, to the bit."""
 
     def __init__(self, model: Model, cache: KVTensors, state: RequestState, record: RecordTape) -> None:
         assert state.host_tokens is not None, "the state is not in host memory"
-        self._model, self._cache, self._state, self._record = model, cache, state, record
+        super().__init__(model, batch_invariant=True)
+        self._cache, self._state, self._record = cache, state, record
         self._tokens = state.host_tokens
         self._least_block = min(state.block_sizes)
         self._is_recordable = True
@@ -55,24 +59,24 @@ class RecordedCalls:
         self._tables = np.zeros((num_groups, _MOST_ROWS, max_blocks), np.int32)
         self._cache_slots = np.full((num_groups, _MOST_ROWS), -1)
 
-    def size_of(self, work: Work) -> int | None:
-        """The number of rows that a step is padded to; None if it cannot be repeated."""
+    def find(self, work: Work, end: Kind | None) -> Replay | None:
+        """See Replayer.find: a step of one token per request, up to the hidden states."""
+        del end
         num_rows = work.num_singles
         if not num_rows == len(work.slots) <= _MOST_ROWS:
             return None
         size = _padded(num_rows)
-        return size if self._can_repeat(size) else None
+        return partial(self._replay, work, size) if self._can_repeat(size) else None
 
-    def forward(self, work: Work, size: int) -> Tensor:
-        """The last hidden states of the requests that sample, [S, hidden_size]; good until the next step."""
+    def _replay(self, work: Work, size: int) -> Tensor:
         self._stage(work, size)
         recorded = self._recorded[size]
         recorded.repeat()
         hidden = recorded.hidden[: len(work.slots)]
         return hidden if len(work.samples) == len(work.slots) else hidden[work.samples]
 
-    def forward_once(self, batch: ForwardBatch) -> Tensor:
-        """What `Model.forward` gives for any batch, [T or S, hidden_size]; good until the next step."""
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """See Replayer.forward: recorded to be replayed once, if the step is long enough."""
         num_tokens = len(batch.positions)
         is_fit = _FEWEST_TOKENS <= num_tokens < self._too_many and batch.given_embeds is None
         if is_fit and self._can_repeat(1):
@@ -81,7 +85,7 @@ class RecordedCalls:
                 recorded.repeat()
                 return recorded.hidden
             self._too_many = num_tokens  # as one token can be recorded, this is for want of memory
-        return self._model.forward(batch)
+        return self.model.forward(batch)
 
     def _stage(self, work: Work, size: int) -> None:
         """Put a step into the first rows; those behind read one slot of block 0, and store nothing."""
@@ -111,7 +115,7 @@ class RecordedCalls:
 
     def _record_forward(self, batch: ForwardBatch) -> _Recorded | None:
         made: list[Tensor] = []
-        repeat = self._record(lambda: made.append(self._model.forward(batch)))
+        repeat = self._record(lambda: made.append(self.model.forward(batch)))
         return None if repeat is None else _Recorded(made[0], repeat)
 
     def _batch(self, size: int) -> ForwardBatch:

@@ -24,7 +24,6 @@ class RequestState:
     host_tables:   the same on the host
     host_tokens:   token_ids, where the device is the host
     num_tokens:    [num_slots] int64 on the host, sampled tokens included
-    prompt_embeds: by slot, for requests that bring some, [rows, embedding_size] float32 on the device
     """
 
     def __init__(self, num_slots: int, max_model_len: int, plan: CachePlan, device: torch.device) -> None:
@@ -47,7 +46,6 @@ class RequestState:
         self.host_tokens: Array | None = self.token_ids.numpy() if device.type == "cpu" else None
         self.num_tokens = np.zeros(num_slots, np.int64)
         self.num_prompt_tokens = np.zeros(num_slots, np.int64)
-        self.prompt_embeds: dict[int, torch.Tensor] = {}
         self._num_blocks = [[0] * num_slots for _ in range(num_groups)]
         self._slots: dict[str, int] = {}
         self._free = list(range(num_slots - 1, -1, -1))
@@ -89,15 +87,11 @@ class RequestState:
         self.num_prompt_tokens[slot] = request.num_prompt_tokens
         for counts in self._num_blocks:
             counts[slot] = 0
-        if (embeds := request.spec.embeds) is not None:
-            values = np.frombuffer(bytearray(embeds.data), np.float32).reshape(-1, embeds.width)
-            self.prompt_embeds[slot] = to_device(values, self.token_ids.device)
         return slot
 
     def release(self, request_id: str) -> int:
         """Free the request's slot; returns it."""
         slot = self._slots.pop(request_id)
-        self.prompt_embeds.pop(slot, None)
         self._free.append(slot)
         return slot
 

@@ -16,15 +16,20 @@ from octavo.messages.step import SchedulerOutput, TokenMasks
 from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.loader.loader import load_model
 from octavo.runtime.models.interface import Model
-from octavo.runtime.platforms.platform import get_platform
+from octavo.runtime.platforms.platform import Record, get_platform
 from octavo.runtime.sampling.custom import load_processors
 from octavo.runtime.sampling.sampler import Sampler, with_users
 from octavo.runtime.worker.block_saver import BlockSaver
+from octavo.runtime.worker.cuda_graphs import CUDAGraphs
 from octavo.runtime.worker.kv_tensors import KVTensors, group_layers
 from octavo.runtime.worker.model_runner import ModelRunner
 from octavo.runtime.worker.pending import PendingStep
 from octavo.runtime.worker.profile_run import measure
 from octavo.runtime.worker.profiler import Profiler
+from octavo.runtime.worker.prompt_embeds import PromptEmbedsPart
+from octavo.runtime.worker.prompt_scores import PromptScores
+from octavo.runtime.worker.recorded_calls import RecordedCalls
+from octavo.runtime.worker.replayer import Eager, Replayer
 from octavo.runtime.worker.request_state import RequestState
 
 
@@ -64,7 +69,8 @@ class Worker:
         measure(self.model, self._config, self._platform)
         if self.model.is_recordable:
             plan = CachePlan(groups=groups, num_blocks=1, block_size=self._config.cache.block_size)
-            self._make_runner(self._make_cache(plan), plan).try_out(self.model)
+            runner = self._make_runner(self._make_cache(plan), plan)
+            self._make_graphs(runner, lambda work: work).try_out()
 
     def allocate(self, plan: CachePlan) -> None:
         """Allocate the planned cache and the batch state."""
@@ -82,9 +88,8 @@ class Worker:
         num_slots = config.scheduler.max_num_seqs
         longest = plan.max_model_len or config.model.max_model_len
         state = RequestState(num_slots, longest, plan, device)
-        vocab_size = config.checkpoint.vocab_size
         sampler = Sampler(
-            vocab_size,
+            config.checkpoint.vocab_size,
             num_slots,
             device,
             config.model.logprobs_mode,
@@ -92,16 +97,34 @@ class Worker:
             self._platform.sampling_kernels,
             self._platform.kernels.draw,
         )
-        ends = self._platform.kernels.step_ends
-        return ModelRunner(cache, state, sampler, config.model.logprobs_mode, ends)
+        parts = [PromptEmbedsPart(device), PromptScores(config.model.logprobs_mode, state)]
+        return ModelRunner(cache, state, sampler, parts)
 
     def _equip(self) -> None:
         """Let the runner compute with what there is now."""
-        may_record = self.model.is_recordable and self._parallel.tp_size == 1
-        is_wanted = may_record and not self._config.parallel.enforce_eager
-        record = self._platform.recorder() if is_wanted else None
-        record_tape = self._platform.kernels.record_tape if is_wanted and record is None else None
-        self._runner.equip(self.model, record, record_tape)
+        self._runner.strip()
+        self._runner.equip(self._make_replayer())
+
+    def _make_replayer(self) -> Replayer:
+        runner, platform = self._runner, self._platform
+        may_replay = self.model.is_recordable and self._parallel.tp_size == 1
+        if may_replay and not self._config.parallel.enforce_eager:
+            if (record := platform.recorder()) is not None:
+                return self._make_graphs(runner, record)
+            if (record_tape := platform.kernels.record_tape) is not None:
+                return RecordedCalls(self.model, runner.cache, runner.state, record_tape)
+        return Eager(self.model, batch_invariant=platform.is_batch_invariant)
+
+    def _make_graphs(self, runner: ModelRunner, record: Record) -> CUDAGraphs:
+        return CUDAGraphs(
+            self.model,
+            runner.cache,
+            runner.state,
+            runner.sampler,
+            self._platform.kernels.step_ends,
+            record,
+            batch_invariant=self._platform.is_batch_invariant,
+        )
 
     def execute(self, step: SchedulerOutput) -> PendingStep:
         """Give one step to the device."""

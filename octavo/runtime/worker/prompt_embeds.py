@@ -1,0 +1,45 @@
+"""`PromptEmbedsPart`: embeddings that come with requests, in the place of those of their prompts' tokens."""
+
+import numpy as np
+import torch
+
+from octavo.messages.step import NewRequest
+from octavo.runtime.batch import ForwardBatch, GivenEmbeds
+from octavo.runtime.transfer import to_device
+from octavo.runtime.worker.prepare import Work
+from octavo.runtime.worker.step_part import StepPart
+
+
+class PromptEmbedsPart(StepPart):
+    """Keeps them on the device until their requests leave: [rows, embedding_size] float32 each, by slot."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._given: dict[int, torch.Tensor] = {}
+
+    def add(self, slot: int, request: NewRequest) -> None:
+        """See StepPart."""
+        if (embeds := request.spec.embeds) is not None:
+            values = np.frombuffer(bytearray(embeds.data), np.float32).reshape(-1, embeds.width)
+            self._given[slot] = to_device(values, self._device)
+
+    def remove(self, slot: int) -> None:
+        """See StepPart."""
+        self._given.pop(slot, None)
+
+    @property
+    def is_idle(self) -> bool:
+        """See StepPart."""
+        return not self._given
+
+    def before(self, work: Work, batch: ForwardBatch) -> None:
+        """Give the batch the part of them that this step computes."""
+        rows, values = [], []
+        for index, slot in enumerate(work.slots.tolist()):
+            if (embeds := self._given.get(slot)) is not None:
+                start, end = work.starts[index : index + 2].tolist()
+                part = embeds[work.computed[index] :][: end - start]
+                rows.append(torch.arange(start, start + len(part), device=embeds.device))
+                values.append(part)
+        if rows:
+            batch.given_embeds = GivenEmbeds(torch.cat(rows), torch.cat(values))

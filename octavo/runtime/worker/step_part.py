@@ -1,0 +1,36 @@
+"""`StepPart`: a feature that takes part in steps. The model runner has a list, and knows none by name."""
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+from octavo.messages.step import NewRequest
+from octavo.runtime.batch import ForwardBatch
+from octavo.runtime.models.interface import Model
+from octavo.runtime.worker.pending import PendingStep
+from octavo.runtime.worker.prepare import Work
+
+
+class StepPart(ABC):
+    """Keeps what requests want of it, by slot. While all parts are idle, steps may be replayed."""
+
+    @abstractmethod
+    def add(self, slot: int, request: NewRequest) -> None:
+        """Give `slot` to a request that enters."""
+
+    @abstractmethod
+    def remove(self, slot: int) -> None:
+        """Forget the request of `slot`, which leaves; it may be unknown."""
+
+    @property
+    @abstractmethod
+    def is_idle(self) -> bool:
+        """Whether no request wants anything of this part."""
+
+    def before(self, work: Work, batch: ForwardBatch) -> None:
+        """Change the batch of a step that the model is about to compute."""
+        del work, batch
+
+    def after(self, work: Work, hidden: Tensor, model: Model, outcome: PendingStep) -> None:
+        """Add to the outcome of a step. hidden: of the batch's wanted tokens, or of all, [T, hidden_size]"""
+        del work, hidden, model, outcome
