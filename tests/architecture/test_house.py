@@ -26,7 +26,23 @@ CORES = (
     "octavo/engine/scheduler/scheduler.py",
     "octavo/runtime/worker/model_runner.py",
 )
-FEATURES = ("lora", "eagle", "ngram", "grammar", "gptq", "cuda", "llava")
+FEATURES = (
+    *(
+        "lora",
+        "adapter",
+        "eagle",
+        "ngram",
+        "draft",
+        "grammar",
+        "gptq",
+        "expert",
+        "llava",
+        "media",
+        "embed",
+        "pool",
+    ),
+    *("cuda", "graph", "tape", "host_tokens"),
+)
 
 
 def _lint_imports(folder):

@@ -76,6 +76,11 @@ class KVCacheManager:
         """All blocks but the null block."""
         return self.pool.num_blocks - 1
 
+    @property
+    def num_used_blocks(self) -> int:
+        """Blocks that requests hold."""
+        return self.pool.num_used
+
     def peak_blocks(self, num_tokens: int, max_chunk: int) -> int:
         """Blocks that computing `num_tokens` from nothing may hold at once, without any sharing."""
         return sum(group.peak_blocks(num_tokens, max_chunk) for group in self.groups)

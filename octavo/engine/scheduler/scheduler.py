@@ -181,7 +181,7 @@ class Scheduler:
         return SchedulerStats(
             num_running=len(self._ledger.running),
             num_waiting=len(self._ledger.waiting),
-            num_blocks_used=self.kv.pool.num_used,
+            num_blocks_used=self.kv.num_used_blocks,
             num_blocks=self.kv.num_usable_blocks,
             num_preemptions=self._ledger.num_preemptions,
             prefix_queries=self._prefix_queries,
