@@ -12,8 +12,8 @@ import torch
 
 from octavo.runtime.kernels.table import Rotation
 
-MOST_RECORDED = 2048
-"""Tokens of a step that may be recorded. Longer ones are not, so they may go ways of their own."""
+MAX_CAPTURED_TOKENS = 2048
+"""Tokens of a step that may be captured in a CUDA graph; longer steps never are."""
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ def repeats(monkeypatch):
 
         return repeat
 
-    monkeypatch.setattr(CPUPlatform, "recorder", lambda self: record)
+    monkeypatch.setattr(CPUPlatform, "graph_capture", lambda self: record)
     return count
 
 

@@ -99,7 +99,7 @@ def test_overlapped_and_captured_steps_choose_the_same(tiny_model, run, flags, m
         "max_num_batched_tokens": 40,
     }
     assert run(tiny_model, steps_in_flight=3, **tight) == expected
-    monkeypatch.setattr(CPUPlatform, "recorder", lambda self: lambda work: work)
+    monkeypatch.setattr(CPUPlatform, "graph_capture", lambda self: lambda work: work)
     assert run(tiny_model, steps_in_flight=2) == expected
 
 

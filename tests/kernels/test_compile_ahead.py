@@ -119,7 +119,7 @@ CPUPlatform.create = classmethod(lambda cls, device, threads: cls(device, cuda_t
 CPUPlatform.sampling_kernels = property(lambda self: self.kernels)
 CPUPlatform.compute_dtype = lambda self, dtype: dtype
 CPUPlatform.peak_bytes = lambda self, work: work() or 0
-CPUPlatform.recorder = lambda self: lambda work: work
+CPUPlatform.graph_capture = lambda self: lambda work: work
 CPUPlatform.compile_ahead = lambda self, work: ahead.compile_ahead(work, self.device)
 llm = LLM(
     sys.argv[2], load_format="dummy", skip_tokenizer_init=True, device="cpu", dtype="bfloat16",

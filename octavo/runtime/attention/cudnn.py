@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.attention.paged import PagedBackend, Scores
-from octavo.runtime.batch import MOST_RECORDED, ForwardBatch, GroupTables
+from octavo.runtime.batch import MAX_CAPTURED_TOKENS, ForwardBatch, GroupTables
 from octavo.runtime.kernels.cudnn import Prefill, Sequences
 from octavo.runtime.kernels.table import Activations
 from octavo.runtime.platforms.platform import Platform
@@ -71,7 +71,7 @@ class CuDNNBackend(PagedBackend):
     def _is_for(self, q: Tensor, cache: Tensor, batch: ForwardBatch, how: Scores) -> bool:
         return (
             batch.longest_q > 1
-            and len(q) > MOST_RECORDED
+            and len(q) > MAX_CAPTURED_TOKENS
             and q.numel() < _MOST_ELEMENTS
             and q.dtype == cache.dtype
             and q.is_contiguous()

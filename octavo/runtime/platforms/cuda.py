@@ -11,7 +11,7 @@ from octavo.base.log import get_logger
 from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.kernels.table import KernelTable
 from octavo.runtime.platforms.cuda_copies import CUDACopyLane
-from octavo.runtime.platforms.platform import CopyLane, Platform, Record
+from octavo.runtime.platforms.platform import Capture, CopyLane, Platform
 
 logger = get_logger(__name__)
 
@@ -79,20 +79,20 @@ class CUDAPlatform(Platform):
         """On a stream of its own."""
         return CUDACopyLane(self.device)
 
-    def recorder(self) -> Record:
+    def graph_capture(self) -> Capture:
         """CUDA graphs in one pool of memory: they never run at the same time."""
-        return _GraphRecorder().record
+        return _GraphCapture().capture
 
 
-class _GraphRecorder:
+class _GraphCapture:
     """Captures on a stream of its own. The pool lives as long as its graphs."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """See platform.Record. torch.cuda.graph would collect garbage and empty the cache each time."""
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """See platform.Capture. `torch.cuda.graph` would collect garbage and empty the cache each time."""
         graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):

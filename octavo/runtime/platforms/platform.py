@@ -20,11 +20,11 @@ PLATFORMS: "Registry[type[Platform]]" = Registry(
     },
 )
 
-Record = Callable[[Callable[[], None]], Callable[[], None]]
-"""Takes work that launches the same kernels on the same memory every time; returns what repeats them.
+Capture = Callable[[Callable[[], None]], Callable[[], None]]
+"""Captures work that launches the same kernels on the same memory every time; returns what replays it.
 
-It, or work of another size with the same parts, has run before; it is called once more, and what it launches
-then is kept, not computed.
+The work is called once: its launches are kept, not computed. Kernels must have been loaded before, by the
+same work or by work of another size.
 """
 
 
@@ -39,7 +39,7 @@ class CopyLane(ABC):
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
         """Copy once the device has done what it was given so far; waits for nothing.
 
-        Returns what makes the device's later work wait for the copy. May be recorded together with the work.
+        Returns what makes the device's later work wait for the copy. May be captured together with the work.
         """
 
 
@@ -83,8 +83,8 @@ class Platform(ABC):
         """
         del work
 
-    def recorder(self) -> Record | None:
-        """A new way to record work, whose recordings share memory; None where launches cost too little."""
+    def graph_capture(self) -> Capture | None:
+        """Return a new way to capture work, whose graphs share memory; None on a device without graphs."""
         return None
 
     def copy_lane(self) -> CopyLane | None:

@@ -1,13 +1,13 @@
-"""`CUDAGraphs`: steps of a few shapes over memory that stays put, recorded once and then repeated.
+"""`CUDAGraphs`: steps of a few shapes over memory that stays put, captured once and then replayed.
 
-A repeated step is one launch instead of hundreds. The host hands over places, slots and lengths; all else
+A replayed step is one launch instead of hundreds. The host hands over places, slots and lengths; all else
 is read on the device, from the tables that hold it by slot: tokens, blocks, sampling parameters. Its numbers
 and its tokens go through memory that host and device share (`PinnedRing`): no copy is launched beside it.
 A step is padded to the next shape with rows of the spare slot, which attend to one slot of the null block,
 store nothing (slot -1) and append their token to the spare slot, and with tokens that belong to no row.
 
-Called by the model runner. A shape of decoding is recorded when it comes up, others when they come up again.
-Recording costs the host about as much as giving the step out. So `warm_up` does it for usual shapes before
+Called by the model runner. A shape of decoding is captured when it comes up, others when they come up again.
+Capturing costs the host about as much as giving the step out. So `warm_up` does it for usual shapes before
 there are requests, and `after_eager` for more of them while a long prompt keeps the device busy.
 """
 
@@ -20,10 +20,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from octavo.runtime.batch import MOST_RECORDED, BatchInputs, ForwardBatch
+from octavo.runtime.batch import MAX_CAPTURED_TOKENS, BatchInputs, ForwardBatch
 from octavo.runtime.kernels.table import StepEnds
 from octavo.runtime.models.interface import Model
-from octavo.runtime.platforms.platform import Record
+from octavo.runtime.platforms.platform import Capture
 from octavo.runtime.sampling.output import PendingSamples
 from octavo.runtime.sampling.sampler import Kind, Sampler
 from octavo.runtime.transfer import Array, to_device
@@ -38,7 +38,7 @@ _FEWEST_TOKENS = 64  # more than there are chunks: as many tokens as rows would 
 _CHUNKS = (8, 32)
 _BYTES_TIMES_TOKENS = 5e12  # where computing on a large GPU takes as long as launching: nothing is won beyond
 _SHARE_OF_SECOND = 1 / 1.4e15  # of a step per byte of weights and token: what the host may spend behind it
-_MOST_RECORDINGS = 400
+_MAX_GRAPHS = 400
 _MOST_USUAL = 256
 
 
@@ -63,7 +63,7 @@ class Shape(NamedTuple):
 
 
 class CUDAGraphs(Replayer):
-    """Runs, records and repeats steps to an end: tokens of a kind; or, for None, the last hidden states."""
+    """Runs, captures and replays steps to an end: tokens of a kind; or, for None, the last hidden states."""
 
     def __init__(
         self,
@@ -72,26 +72,26 @@ class CUDAGraphs(Replayer):
         state: RequestState,
         sampler: Sampler,
         ends: StepEnds,
-        record: Record,
+        capture: Capture,
         *,
         batch_invariant: bool = False,
     ) -> None:
         super().__init__(model, batch_invariant=batch_invariant)
         self.sizes = step_sizes(state.spare_slot)
         self._cache, self._state, self._sampler = cache, state, sampler
-        self._ends, self._record = ends, record
-        self._most_tokens = min(MOST_RECORDED, int(_BYTES_TIMES_TOKENS / model.weight_bytes))
+        self._ends, self._capture = ends, capture
+        self._most_tokens = min(MAX_CAPTURED_TOKENS, int(_BYTES_TIMES_TOKENS / model.weight_bytes))
         device = state.token_ids.device
         most_rows = max(self.sizes[-1], *_singles_of(self.sizes[-1])) + _CHUNKS[-1]
         self._num_groups, _, num_columns = state.block_tables.shape
-        most = Shape(most_rows - _CHUNKS[-1], _CHUNKS[-1], MOST_RECORDED)
+        most = Shape(most_rows - _CHUNKS[-1], _CHUNKS[-1], MAX_CAPTURED_TOKENS)
         self._packings: dict[Shape, Packing] = {}
         self._inputs = torch.zeros(self._packing(most).size, dtype=torch.int64, device=device)
         self._token_ids = torch.zeros(most.num_tokens, dtype=torch.int64, device=device)
         self._tables = state.block_tables.new_zeros(self._num_groups * most_rows * num_columns)
         self._ring = PinnedRing(len(self._inputs), most_rows, device)
         self._hidden: torch.Tensor | None = None
-        self._recorded: dict[tuple[Shape, Kind | None], Callable[[], None]] = {}
+        self._captured: dict[tuple[Shape, Kind | None], Callable[[], None]] = {}
         self._seen: set[tuple[Shape, Kind | None]] = set()
 
     @torch.inference_mode()
@@ -127,7 +127,7 @@ class CUDAGraphs(Replayer):
 
     @torch.inference_mode()
     def after_eager(self, work: Work) -> None:
-        """See Replayer.after_eager: record what the step's requests will need next.
+        """See Replayer.after_eager: capture what the step's requests will need next.
 
         Spends half of the time that the device needs for the step at least; the larger sizes come first.
         """
@@ -221,13 +221,13 @@ class CUDAGraphs(Replayer):
             self._ensure(shape, end)
         else:
             self._seen.add(key)
-        self._recorded.get(key, partial(self._compute, shape, end))()
+        self._captured.get(key, partial(self._compute, shape, end))()
 
     def _ensure(self, shape: Shape, end: Kind | None) -> None:
-        """Record it, if that is not done and there is room."""
+        """Capture it, if that is not done and there is room."""
         key = shape, end
-        if key not in self._recorded and len(self._recorded) < _MOST_RECORDINGS:
-            self._recorded[key] = self._record(partial(self._compute, shape, end))
+        if key not in self._captured and len(self._captured) < _MAX_GRAPHS:
+            self._captured[key] = self._capture(partial(self._compute, shape, end))
 
     def _compute(self, shape: Shape, end: Kind | None) -> None:
         packing, state = self._packing(shape), self._state

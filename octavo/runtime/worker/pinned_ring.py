@@ -1,6 +1,6 @@
-"""`PinnedRing`: the host's side of `Turns`, the memory that recorded steps share with the host.
+"""`PinnedRing`: the host's side of `Turns`, the memory that captured steps share with the host.
 
-A recorded step reads its numbers and leaves its tokens by itself, and always at the same addresses. So these
+A captured step reads its numbers and leaves its tokens by itself, and always at the same addresses. So these
 hold a few rows that steps use in turn, by a count that each of them adds to: the host writes a row while the
 step before is under way. A row is written again when its step has been read. Used by `CUDAGraphs`.
 """

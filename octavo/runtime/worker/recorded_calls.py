@@ -1,11 +1,11 @@
 """`RecordedCalls`: steps of a CPU, each one call of C instead of hundreds from Python.
 
 A step of one token per request is written into arrays that stay where they are, padded to the next size by
-rows that store nothing, and repeated from the tape of that size, which is recorded when the size is first
-met. Other steps are recorded to be repeated once: every kernel would throw Python out of the caches, so that
+rows that store nothing, and replayed from the calls of that size, which are recorded when the size is first
+met. Other steps are recorded to be replayed once: every kernel would throw Python out of the caches, so that
 the same Python costs less in one go. Steps that cannot be recorded are left to the model itself.
 
-Called by the model runner where kernels can be recorded on tapes. There the state is host memory, and numpy's
+Called by the model runner where calls of kernels can be recorded. There the state is host memory, and numpy's
 view of it costs a tenth of what calls of torch do.
 """
 
@@ -34,10 +34,10 @@ _FEWEST_TOKENS = 256  # below, recording a step costs more than Python between i
 
 @dataclass(slots=True)
 class _Recorded:
-    """repeat: computes the first rows of the inputs into `hidden`"""
+    """replay: computes the first rows of the inputs into `hidden`"""
 
     hidden: Tensor
-    repeat: Callable[[], None]
+    replay: Callable[[], None]
 
 
 class RecordedCalls(Replayer):
@@ -66,12 +66,12 @@ class RecordedCalls(Replayer):
         if not num_rows == len(work.slots) <= _MOST_ROWS:
             return None
         size = _padded(num_rows)
-        return partial(self._replay, work, size) if self._can_repeat(size) else None
+        return partial(self._replay, work, size) if self._can_replay(size) else None
 
     def _replay(self, work: Work, size: int) -> Tensor:
         self._stage(work, size)
         recorded = self._recorded[size]
-        recorded.repeat()
+        recorded.replay()
         hidden = recorded.hidden[: len(work.slots)]
         return hidden if len(work.samples) == len(work.slots) else hidden[work.samples]
 
@@ -79,10 +79,10 @@ class RecordedCalls(Replayer):
         """See Replayer.forward: recorded to be replayed once, if the step is long enough."""
         num_tokens = len(batch.positions)
         is_fit = _FEWEST_TOKENS <= num_tokens < self._too_many and batch.given_embeds is None
-        if is_fit and self._can_repeat(1):
+        if is_fit and self._can_replay(1):
             recorded = self._record_forward(replace(batch, rotations={}))
             if recorded is not None:
-                recorded.repeat()
+                recorded.replay()
                 return recorded.hidden
             self._too_many = num_tokens  # as one token can be recorded, this is for want of memory
         return self.model.forward(batch)
@@ -101,8 +101,8 @@ class RecordedCalls(Replayer):
         self._cache_slots[:, :count] = state.cache_slots(slots, positions)
         self._cache_slots[:, count:size] = -1
 
-    def _can_repeat(self, size: int) -> bool:
-        """Whether there is a tape of that size, now at the latest."""
+    def _can_replay(self, size: int) -> bool:
+        """Record a step of that size, if need be; return False if steps cannot be recorded."""
         if self._is_recordable and size not in self._recorded:
             self._record_step(size)
         return self._is_recordable
@@ -115,8 +115,8 @@ class RecordedCalls(Replayer):
 
     def _record_forward(self, batch: ForwardBatch) -> _Recorded | None:
         made: list[Tensor] = []
-        repeat = self._record(lambda: made.append(self.model.forward(batch)))
-        return None if repeat is None else _Recorded(made[0], repeat)
+        replay = self._record(lambda: made.append(self.model.forward(batch)))
+        return None if replay is None else _Recorded(made[0], replay)
 
     def _batch(self, size: int) -> ForwardBatch:
         """The first rows of the inputs."""
@@ -137,6 +137,6 @@ def _rows(array: Array, count: int) -> Tensor:
 
 
 def _padded(num_rows: int) -> int:
-    """Every number up to 8, then fewer and fewer: a tape takes longer to record than some rows to compute."""
+    """Every number up to 8, then fewer and fewer: recording takes longer than to compute some rows more."""
     unit = 1 if num_rows <= 8 else 4 if num_rows <= 16 else 8
     return -(-num_rows // unit) * unit

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from octavo.runtime.batch import MOST_RECORDED, ForwardBatch
+from octavo.runtime.batch import MAX_CAPTURED_TOKENS, ForwardBatch
 from octavo.runtime.models.interface import Model
 from octavo.runtime.sampling.output import PendingSamples
 from octavo.runtime.sampling.sampler import Kind
@@ -44,7 +44,7 @@ class Replayer(ABC):
 
         Without batch invariance that changes the bits of the others, and a captured step leaves out none.
         """
-        return self._batch_invariant or bool(work.starts[-1] > MOST_RECORDED)
+        return self._batch_invariant or bool(work.starts[-1] > MAX_CAPTURED_TOKENS)
 
     def warm_up(self) -> None:
         """Prepare the replays of usual steps; before there are requests."""

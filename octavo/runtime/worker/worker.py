@@ -16,7 +16,7 @@ from octavo.messages.step import SchedulerOutput, TokenMasks
 from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.loader.loader import load_model
 from octavo.runtime.models.interface import Model
-from octavo.runtime.platforms.platform import Record, get_platform
+from octavo.runtime.platforms.platform import Capture, get_platform
 from octavo.runtime.sampling.custom import load_processors
 from octavo.runtime.sampling.sampler import Sampler, with_users
 from octavo.runtime.worker.block_saver import BlockSaver
@@ -109,20 +109,20 @@ class Worker:
         runner, platform = self._runner, self._platform
         may_replay = self.model.is_recordable and self._parallel.tp_size == 1
         if may_replay and not self._config.parallel.enforce_eager:
-            if (record := platform.recorder()) is not None:
-                return self._make_graphs(runner, record)
-            if (record_tape := platform.kernels.record_tape) is not None:
-                return RecordedCalls(self.model, runner.cache, runner.state, record_tape)
+            if (capture := platform.graph_capture()) is not None:
+                return self._make_graphs(runner, capture)
+            if (record := platform.kernels.record_tape) is not None:
+                return RecordedCalls(self.model, runner.cache, runner.state, record)
         return Eager(self.model, batch_invariant=platform.is_batch_invariant)
 
-    def _make_graphs(self, runner: ModelRunner, record: Record) -> CUDAGraphs:
+    def _make_graphs(self, runner: ModelRunner, capture: Capture) -> CUDAGraphs:
         return CUDAGraphs(
             self.model,
             runner.cache,
             runner.state,
             runner.sampler,
             self._platform.kernels.step_ends,
-            record,
+            capture,
             batch_invariant=self._platform.is_batch_invariant,
         )
 

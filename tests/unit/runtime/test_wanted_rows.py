@@ -35,5 +35,5 @@ def test_long_steps_want_what_they_sample(tiny_model, make_llm, monkeypatch):
     work, wanted = prompts(8), params(8)
     expected = tokens(make_llm(tiny_model), work, wanted)
     monkeypatch.setattr(CPUPlatform, "is_batch_invariant", False)
-    monkeypatch.setattr(replayer, "MOST_RECORDED", 8)
+    monkeypatch.setattr(replayer, "MAX_CAPTURED_TOKENS", 8)
     assert tokens(make_llm(tiny_model, max_num_batched_tokens=50), work, wanted) == expected
