@@ -134,8 +134,8 @@ def test_single_rows_stand_longest_first():
         np.arange(5), computed, computed + np.diff(starts), starts, np.arange(4), num_singles=4
     )
     steps = object.__new__(CUDAGraphs)
-    assert steps._place(work, Shape(8, 8, 64)).tolist() == [2, 0, 3, 1, 8]
-    assert steps._place(work, Shape(8, 8, 64, common_start=True)).tolist() == [0, 1, 2, 3, 8]
+    assert steps._order(work, Shape(8, 8, 64)).tolist() == [2, 0, 3, 1, 8]
+    assert steps._order(work, Shape(8, 8, 64, common_start=True)).tolist() == [0, 1, 2, 3, 8]
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 8, 100, 256, 1000])

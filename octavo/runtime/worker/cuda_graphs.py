@@ -1,10 +1,10 @@
 """`CUDAGraphs`: steps of a few shapes over memory that stays put, captured once and then replayed.
 
-A replayed step is one launch instead of hundreds. The host hands over places, slots and lengths; all else
-is read on the device, from the tables that hold it by slot: tokens, blocks, sampling parameters. Its numbers
+A replayed step is one launch instead of hundreds. The host hands over places, rows and lengths; all else
+is read on the device, from the tables that hold it by row: tokens, blocks, sampling parameters. Its numbers
 and its tokens go through memory that host and device share (`PinnedRing`): no copy is launched beside it.
-A step is padded to the next shape with rows of the spare slot, which attend to one slot of the null block,
-store nothing (slot -1) and append their token to the spare slot, and with tokens that belong to no row.
+A step is padded to the next shape with copies of the spare row, which attend to one slot of the null block,
+store nothing (slot -1) and append their token to the spare row, and with tokens that belong to no row.
 
 Called by the model runner. A shape of decoding is captured when it comes up, others when they come up again.
 Capturing costs the host about as much as giving the step out. So `warm_up` does it for usual shapes before
@@ -77,7 +77,7 @@ class CUDAGraphs(Replayer):
         batch_invariant: bool = False,
     ) -> None:
         super().__init__(model, batch_invariant=batch_invariant)
-        self.sizes = step_sizes(state.spare_slot)
+        self.sizes = step_sizes(state.spare_row)
         self._cache, self._state, self._sampler = cache, state, sampler
         self._ends, self._capture = ends, capture
         self._most_tokens = min(MAX_CAPTURED_TOKENS, int(_BYTES_TIMES_TOKENS / model.weight_bytes))
@@ -132,7 +132,7 @@ class CUDAGraphs(Replayer):
         Spends half of the time that the device needs for the step at least; the larger sizes come first.
         """
         until = time.perf_counter() + int(work.starts[-1]) * self.model.weight_bytes * _SHARE_OF_SECOND
-        end = self._sampler.plain_kind(work.slots)
+        end = self._sampler.plain_kind(work.rows)
         most = bisect_left(self.sizes, self._state.num_requests)
         for size in reversed(self.sizes[: most + 1]):
             if time.perf_counter() > until:
@@ -153,7 +153,7 @@ class CUDAGraphs(Replayer):
     def _shape_of(self, work: Work) -> Shape | None:
         """The shape that a step is padded to; None if there is none that pays."""
         singles = work.num_singles
-        chunks, tokens = len(work.slots) - singles, int(work.starts[-1]) - singles
+        chunks, tokens = len(work.rows) - singles, int(work.starts[-1]) - singles
         if not chunks:
             size = self.sizes[bisect_left(self.sizes, singles)]
             return Shape(size, common_start=have_common_start(work, self._state))
@@ -165,55 +165,55 @@ class CUDAGraphs(Replayer):
 
     def _sample(self, work: Work, shape: Shape, kind: Kind) -> PendingSamples:
         """Compute a step of plain requests, and append what they sample to the state on the device."""
-        rows = self._place(work, shape)
+        order = self._order(work, shape)
         self._sampler.refresh()
-        results = self._give_out(work, shape, rows, kind)
-        self._state.num_tokens[work.slots[work.samples]] += 1
+        results = self._give_out(work, shape, order, kind)
+        self._state.num_tokens[work.rows[work.samples]] += 1
         return PendingSamples(results)
 
     def _hidden_states(self, work: Work, shape: Shape) -> torch.Tensor:
         """Compute a step up to the last hidden states of the requests that sample: [S, hidden_size]."""
-        rows = self._place(work, shape)
-        self._give_out(work, shape, rows, None)
+        order = self._order(work, shape)
+        self._give_out(work, shape, order, None)
         assert self._hidden is not None
-        return self._hidden[to_device(rows[work.samples], self._hidden.device)]
+        return self._hidden[to_device(order[work.samples], self._hidden.device)]
 
-    def _give_out(self, work: Work, shape: Shape, rows: Array, end: Kind | None) -> RingResults:
-        self._stage(work, shape, rows)
+    def _give_out(self, work: Work, shape: Shape, order: Array, end: Kind | None) -> RingResults:
+        self._stage(work, shape, order)
         self._run(shape, end)
-        return self._ring.end(rows[work.samples])
+        return self._ring.end(order[work.samples])
 
-    def _place(self, work: Work, shape: Shape) -> Array:
-        """The row of each request: [R] int64. Of single rows the longest come first: they take longest."""
+    def _order(self, work: Work, shape: Shape) -> Array:
+        """Return the row that computes each request, [R] int64. Of single rows the longest come first."""
         singles = work.num_singles
-        rows = np.arange(len(work.slots))
+        order = np.arange(len(work.rows))
         if shape.chunks:
-            rows[singles:] += shape.singles - singles
+            order[singles:] += shape.singles - singles
         if not shape.common_start:  # whose neighbours stay together
-            rows[(-work.computed[:singles]).argsort(kind="stable")] = np.arange(singles)
-        return rows
+            order[(-work.computed[:singles]).argsort(kind="stable")] = np.arange(singles)
+        return order
 
-    def _stage(self, work: Work, shape: Shape, rows: Array) -> None:
+    def _stage(self, work: Work, shape: Shape, order: Array) -> None:
         """Hand the step's inputs over."""
         packing = self._packing(shape)
         inputs = packing.split(self._ring.give(packing.size))
         state, singles, sampling = self._state, work.num_singles, work.samples
-        own, num_padding = rows, shape.singles - singles
+        own, num_padding = order, shape.singles - singles
         if shape.chunks:
-            own = np.concatenate([rows[:singles], np.arange(singles, work.starts[-1]) + num_padding])
+            own = np.concatenate([order[:singles], np.arange(singles, work.starts[-1]) + num_padding])
         inputs.places[:] = inputs.targets[:] = state.spare_place
         inputs.cache_slots[:] = -1
         inputs.places[own], inputs.positions[own], inputs.cache_slots[:, own] = locate(work, state)
-        inputs.slots[:] = state.spare_slot
-        inputs.slots[rows] = work.slots
-        inputs.output_positions[rows] = work.ends - state.num_prompt_tokens[work.slots]
-        inputs.targets[rows[sampling]] = state.places(work.slots[sampling], work.ends[sampling])
+        inputs.rows[:] = state.spare_row
+        inputs.rows[order] = work.rows
+        inputs.output_positions[order] = work.ends - state.num_prompt_tokens[work.rows]
+        inputs.targets[order[sampling]] = state.places(work.rows[sampling], work.ends[sampling])
         inputs.kv_lens[:] = 1
-        inputs.kv_lens[rows] = work.ends
+        inputs.kv_lens[order] = work.ends
         inputs.bounds[: shape.singles + 1] = np.arange(shape.singles + 1)
         if shape.chunks:
             inputs.bounds[shape.singles + 1 :] = work.starts[-1] + num_padding
-            inputs.bounds[rows[singles:] + 1] = work.starts[singles + 1 :] + num_padding
+            inputs.bounds[order[singles:] + 1] = work.starts[singles + 1 :] + num_padding
 
     def _run(self, shape: Shape, end: Kind | None) -> None:
         key = shape, end
@@ -242,7 +242,7 @@ class CUDAGraphs(Replayer):
         if end is None:
             self._keep(hidden)
             return
-        choice = self._sampler.choose(self.model.logits(hidden), inputs.slots, inputs.output_positions, end)
+        choice = self._sampler.choose(self.model.logits(hidden), inputs.rows, inputs.output_positions, end)
         vocab_size = self._sampler.vocab_size
         self._ends.end(self._ring.shared, *choice, inputs.targets, kept_ids, vocab_size)
 

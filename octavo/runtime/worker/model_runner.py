@@ -2,7 +2,7 @@
 
 A step whose masks follow is computed up to the logits, and ended by `sample`.
 
-Called by Worker for every SchedulerOutput. Knows requests by slot and tokens by number; what a request wants
+Called by Worker for every SchedulerOutput. Knows requests by row and tokens by number; what a request wants
 of its tokens is the sampler's affair, what it wants beside them that of the parts. Waits for no accelerator:
 what a step brings is read later, while the next one runs. (Parts and users' functions may wait.)
 """
@@ -70,13 +70,13 @@ class ModelRunner:
     def execute(self, step: SchedulerOutput) -> PendingStep:
         """Give one step to the device; without the sampling, if its masks follow."""
         assert self._unsampled is None, "the step before has not been sampled"
-        slots = self._update_state(step)
+        rows = self._update_state(step)
         if not step.request_ids:
             return PendingStep(step.step_id, [])
-        work = read_step(step, slots, self.state)
+        work = read_step(step, rows, self.state)
         pending = PendingStep(step.step_id, step.request_ids, work.samples)
         may_replay = all(part.is_idle for part in self._parts)
-        replay = self.replayer.find(work, self._plain_kind(step, slots)) if may_replay else None
+        replay = self.replayer.find(work, self._plain_kind(step, rows)) if may_replay else None
         if replay is None:
             self._end(step, work, self._compute(work, pending), pending)
             self.replayer.after_eager(work)
@@ -91,33 +91,33 @@ class ModelRunner:
         """End the step given last: choose its tokens, and send them to the host."""
         assert self._unsampled is not None, "there is no step to sample"
         (pending, work, logits), self._unsampled = self._unsampled, None
-        slots = work.slots[work.samples]
-        positions = self.state.num_tokens[slots] - self.state.num_prompt_tokens[slots]
-        samples = self.sampler.sample(logits, slots, positions, RowMasks.read(masks, work.samples))
-        self._send(pending, slots, samples)
+        rows = work.rows[work.samples]
+        positions = self.state.num_tokens[rows] - self.state.num_prompt_tokens[rows]
+        samples = self.sampler.sample(logits, rows, positions, RowMasks.read(masks, work.samples))
+        self._send(pending, rows, samples)
 
     def _update_state(self, step: SchedulerOutput) -> Array:
-        """Release and admit requests, and bring what the step adds to the device; the step's slots."""
+        """Release and admit requests, and bring what the step adds to the device; the step's rows."""
         for request_id in step.released_ids:
-            slot = self.state.release(request_id)
-            self.sampler.remove(slot)
+            row = self.state.release(request_id)
+            self.sampler.remove(row)
             for part in self._parts:
-                part.remove(slot)
+                part.remove(row)
         for request in step.new_requests:
-            slot = self.state.add(request)
-            self.sampler.add(slot, request)
+            row = self.state.add(request)
+            self.sampler.add(row, request)
             for part in self._parts:
-                part.add(slot, request)
-        slots = self.state.slots(step.request_ids)
-        self.state.extend_tables(slots, step)
+                part.add(row, request)
+        rows = self.state.rows(step.request_ids)
+        self.state.extend_tables(rows, step)
         self.state.flush()
         self.cache.copy_blocks(step.block_copies)
-        return slots
+        return rows
 
-    def _plain_kind(self, step: SchedulerOutput, slots: Array) -> Kind | None:
-        """By what the tokens of these slots are chosen, if not by masks nor anything else of their own."""
+    def _plain_kind(self, step: SchedulerOutput, rows: Array) -> Kind | None:
+        """By what the tokens of these rows are chosen, if not by masks nor anything else of their own."""
         is_masked = step.masks_follow or step.token_masks is not None
-        return None if is_masked else self.sampler.plain_kind(slots)
+        return None if is_masked else self.sampler.plain_kind(rows)
 
     def _compute(self, work: Work, pending: PendingStep) -> torch.Tensor:
         """The last hidden states of the requests that sample, [S, hidden_size], by the model's own code."""
@@ -136,14 +136,14 @@ class ModelRunner:
         if not work.samples.size:
             return
         faults.hit("worker.forward", rows=hidden)
-        slots = work.slots[work.samples]
-        if self._plain_kind(step, slots) is Kind.LIKELIEST and (found := self.model.likeliest(hidden)):
-            self._send(pending, slots, SamplerOutput(*found))
+        rows = work.rows[work.samples]
+        if self._plain_kind(step, rows) is Kind.LIKELIEST and (found := self.model.likeliest(hidden)):
+            self._send(pending, rows, SamplerOutput(*found))
             return
         self._unsampled = _Unsampled(pending, work, self.model.logits(hidden))
         if not step.masks_follow:
             self.sample(step.token_masks)
 
-    def _send(self, pending: PendingStep, slots: Array, samples: SamplerOutput) -> None:
-        self.state.append(slots, samples.token_ids)
+    def _send(self, pending: PendingStep, rows: Array, samples: SamplerOutput) -> None:
+        self.state.append(rows, samples.token_ids)
         pending.pending = samples.send()

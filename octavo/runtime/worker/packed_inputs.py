@@ -18,12 +18,12 @@ class PackedInputs(NamedTuple, Generic[T]):
     """The parts in their order in memory, each with its axis and type. `BeginStep` reads the first two.
 
     of each token: its place in the state's token_ids, its position, its slot in the cache by group
-    of each row:   slot, output position, place of the token it samples, length in the cache
+    of each row:   row in the state, output position, place of the token it samples, length in the cache
     bounds:        the rows' first tokens, and their end
     """
 
     places: Annotated[T, "tokens", "int64"]
-    slots: Annotated[T, "rows", "int64"]
+    rows: Annotated[T, "rows", "int64"]
     positions: Annotated[T, "tokens", "int64"]
     cache_slots: Annotated[T, "groups x tokens", "int64"]
     output_positions: Annotated[T, "rows", "int64"]

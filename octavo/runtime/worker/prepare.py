@@ -25,14 +25,14 @@ _SHARE_ALIKE = 0.75
 class Work:
     """Whose tokens a step computes, on the host.
 
-    slots:    [R] int64, slot of each request
+    rows:     [R] int64, row of each request in the state
     computed: [R] int64, tokens computed before
     ends:     [R] int64, tokens computed after
     starts:   [R + 1] int64, first token of each request in the batch
     samples:  [S] int64, indexes into R of the requests that sample
     """
 
-    slots: Array
+    rows: Array
     computed: Array
     ends: Array
     starts: Array
@@ -41,21 +41,21 @@ class Work:
     """So many of the first requests compute one token each."""
 
 
-def read_step(step: SchedulerOutput, slots: Array, state: RequestState) -> Work:
+def read_step(step: SchedulerOutput, rows: Array, state: RequestState) -> Work:
     """Lay out the step's tokens one request after the other."""
-    computed = np.fromiter(step.num_computed_tokens, np.int64, len(slots))
-    starts = np.fromiter(accumulate(step.num_scheduled_tokens, initial=0), np.int64, len(slots) + 1)
+    computed = np.fromiter(step.num_computed_tokens, np.int64, len(rows))
+    starts = np.fromiter(accumulate(step.num_scheduled_tokens, initial=0), np.int64, len(rows) + 1)
     scheduled = starts[1:] - starts[:-1]
     ends = computed + scheduled
-    (samples,) = (ends == state.num_tokens[slots]).nonzero()
+    (samples,) = (ends == state.num_tokens[rows]).nonzero()
     (others,) = (scheduled != 1).nonzero()
-    num_singles = int(others[0]) if others.size else len(slots)
-    return Work(slots, computed, ends, starts, samples, num_singles)
+    num_singles = int(others[0]) if others.size else len(rows)
+    return Work(rows, computed, ends, starts, samples, num_singles)
 
 
 def locate(work: Work, state: RequestState) -> tuple[Array, Array, Array]:
     """Of the tokens: places in the state's token_ids [T], positions [T], slots in the cache [groups, T]."""
-    owners, positions = work.slots, work.computed
+    owners, positions = work.rows, work.computed
     if work.num_singles < len(owners):
         lengths = work.ends - work.computed
         owners = owners.repeat(lengths)
@@ -66,14 +66,14 @@ def locate(work: Work, state: RequestState) -> tuple[Array, Array, Array]:
 def make_batch(work: Work, state: RequestState, cache: KVTensors) -> tuple[ForwardBatch, torch.Tensor]:
     """The batch, which wants all tokens; and the last one of each request that samples: [S] int64."""
     last_rows = work.starts[work.samples + 1] - 1
-    arrays = [*locate(work, state), work.slots, work.starts, work.ends, last_rows]
-    places, positions, cache_slots, slots, starts, lengths, last = send(arrays, state.token_ids.device)
+    arrays = [*locate(work, state), work.rows, work.starts, work.ends, last_rows]
+    places, positions, cache_slots, rows, starts, lengths, last = send(arrays, state.token_ids.device)
     inputs = BatchInputs(
         input_ids=state.token_ids.view(-1)[places],
         positions=positions,
         cu_q_lens=starts.int(),
         kv_lens=lengths.int(),
-        block_tables=[tables[slots] for tables in state.block_tables],
+        block_tables=[tables[rows] for tables in state.block_tables],
         slots=cache_slots,
     )
     batch = ForwardBatch.over(
@@ -90,7 +90,7 @@ def make_batch(work: Work, state: RequestState, cache: KVTensors) -> tuple[Forwa
 def have_common_start(work: Work, state: RequestState) -> bool:
     """Whether many requests, all decoding, mostly have their first blocks in common with their neighbours."""
     block = _COMMON_TOKENS // state.block_sizes[0]
-    if not _FEWEST_ALIKE <= work.num_singles == len(work.slots) or block >= state.host_tables.shape[2]:
+    if not _FEWEST_ALIKE <= work.num_singles == len(work.rows) or block >= state.host_tables.shape[2]:
         return False
-    ids = np.where(work.computed > _COMMON_TOKENS, state.host_tables[0, work.slots, block], 0)
+    ids = np.where(work.computed > _COMMON_TOKENS, state.host_tables[0, work.rows, block], 0)
     return bool(((ids[1:] == ids[:-1]) & (ids[1:] > 0)).mean() >= _SHARE_ALIKE)

@@ -17,21 +17,21 @@ _ROWS_AT_ONCE = 256  # bounds the memory of a long chunk: rows x vocabulary x 4 
 
 
 class PromptScores(StepPart):
-    """Remembers which slots want their prompts scored, and how."""
+    """Remembers which rows want their prompts scored, and how."""
 
     def __init__(self, logprobs_mode: str, state: RequestState) -> None:
         self._mode, self._state = logprobs_mode, state
         self._wanted: dict[int, SamplingParams] = {}
 
-    def add(self, slot: int, request: NewRequest) -> None:
+    def add(self, row: int, request: NewRequest) -> None:
         """See StepPart."""
         params = request.sampling
         if params.prompt_logprobs is not None or params.prompt_logprob_token_ids is not None:
-            self._wanted[slot] = params
+            self._wanted[row] = params
 
-    def remove(self, slot: int) -> None:
+    def remove(self, row: int) -> None:
         """See StepPart; also called once a prompt is done with."""
-        self._wanted.pop(slot, None)
+        self._wanted.pop(row, None)
 
     @property
     def is_idle(self) -> bool:
@@ -53,20 +53,20 @@ class PromptScores(StepPart):
         if not self._wanted:
             return
         state = self._state
-        for index, slot in enumerate(work.slots.tolist()):
-            if slot not in self._wanted:
+        for index, row in enumerate(work.rows.tolist()):
+            if row not in self._wanted:
                 continue
             first = int(work.computed[index])
-            last = min(int(work.ends[index]), int(state.num_prompt_tokens[slot]) - 1)
+            last = min(int(work.ends[index]), int(state.num_prompt_tokens[row]) - 1)
             rows = hidden[work.starts[index] :][: last - first]
-            targets = state.token_ids[slot, first + 1 : last + 1]
+            targets = state.token_ids[row, first + 1 : last + 1]
             entries = outcome.prompt_logprobs[outcome.request_ids[index]] = []
             for start in range(0, last - first, _ROWS_AT_ONCE):
                 part = slice(start, start + _ROWS_AT_ONCE)
-                params = self._wanted[slot]
+                params = self._wanted[row]
                 entries += self._score(params, model, rows[part], targets[part], first + start)
-            if last == state.num_prompt_tokens[slot] - 1:
-                self.remove(slot)
+            if last == state.num_prompt_tokens[row] - 1:
+                self.remove(row)
 
     def _score(
         self, params: SamplingParams, model: Model, hidden: torch.Tensor, targets: torch.Tensor, position: int

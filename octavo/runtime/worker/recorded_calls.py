@@ -63,7 +63,7 @@ class RecordedCalls(Replayer):
         """See Replayer.find: a step of one token per request, up to the hidden states."""
         del end
         num_rows = work.num_singles
-        if not num_rows == len(work.slots) <= _MOST_ROWS:
+        if not num_rows == len(work.rows) <= _MOST_ROWS:
             return None
         size = _padded(num_rows)
         return partial(self._replay, work, size) if self._can_replay(size) else None
@@ -72,8 +72,8 @@ class RecordedCalls(Replayer):
         self._stage(work, size)
         recorded = self._recorded[size]
         recorded.replay()
-        hidden = recorded.hidden[: len(work.slots)]
-        return hidden if len(work.samples) == len(work.slots) else hidden[work.samples]
+        hidden = recorded.hidden[: len(work.rows)]
+        return hidden if len(work.samples) == len(work.rows) else hidden[work.samples]
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """See Replayer.forward: recorded to be replayed once, if the step is long enough."""
@@ -89,16 +89,16 @@ class RecordedCalls(Replayer):
 
     def _stage(self, work: Work, size: int) -> None:
         """Put a step into the first rows; those behind read one slot of block 0, and store nothing."""
-        state, slots, positions = self._state, work.slots, work.computed
-        count = len(slots)
+        state, rows, positions = self._state, work.rows, work.computed
+        count = len(rows)
         used = int(positions.max()) // self._least_block + 1
-        self._ids[:count] = self._tokens[slots, positions]
+        self._ids[:count] = self._tokens[rows, positions]
         self._positions[:count] = positions
         self._kv_lens[:count] = positions + 1
         self._kv_lens[count:size] = 1
-        self._tables[:, :count, :used] = state.host_tables[:, slots, :used]
+        self._tables[:, :count, :used] = state.host_tables[:, rows, :used]
         self._tables[:, count:size, 0] = 0
-        self._cache_slots[:, :count] = state.cache_slots(slots, positions)
+        self._cache_slots[:, :count] = state.cache_slots(rows, positions)
         self._cache_slots[:, count:size] = -1
 
     def _can_replay(self, size: int) -> bool:

@@ -1,6 +1,6 @@
-"""What the runner remembers of each request in the batch: its tokens and block tables, in slots.
+"""What the runner remembers of each request in the batch: its tokens and block tables, by row.
 
-A slot has one owner from `add` to `release`; everything in it is overwritten on `add`. Tokens and tables live
+A row has one owner from `add` to `release`; everything in it is overwritten on `add`. Tokens and tables live
 on the device, where the next step reads them; only lengths are known on the host. The runner appends what it
 samples, so a step can be prepared before the host has seen the tokens of the one before. What the host adds
 is collected, and `flush` brings all of it over at once.
@@ -17,95 +17,95 @@ from octavo.runtime.transfer import Array, send, to_device
 
 
 class RequestState:
-    """Per-request tensors by slot; one slot more than requests, `spare_slot`, serves rows without a request.
+    """Per-request tensors by row; one row more than requests, `spare_row`, serves rows without a request.
 
-    token_ids:     [num_slots + 1, max_model_len + 1] int64 on the device
-    block_tables:  [groups, num_slots + 1, max_blocks] int32 on the device
+    token_ids:     [num_rows + 1, max_model_len + 1] int64 on the device
+    block_tables:  [groups, num_rows + 1, max_blocks] int32 on the device
     host_tables:   the same on the host
     host_tokens:   token_ids, where the device is the host
-    num_tokens:    [num_slots] int64 on the host, sampled tokens included
+    num_tokens:    [num_rows] int64 on the host, sampled tokens included
     """
 
-    def __init__(self, num_slots: int, max_model_len: int, plan: CachePlan, device: torch.device) -> None:
+    def __init__(self, num_rows: int, max_model_len: int, plan: CachePlan, device: torch.device) -> None:
         sizes = plan.block_sizes
         max_blocks = -(-(max_model_len + 1) // min(sizes))
         max_blocks += -max_blocks % 4  # a GPU gathers rows of whole 16 bytes in less than half of the time
         num_groups = len(plan.groups)
-        self.spare_slot = num_slots
+        self.spare_row = num_rows
         self.block_sizes = sizes
         # One number for all groups where it can be: then it broadcasts over them at the end only.
         is_one = len(set(sizes)) == 1
         self._sizes = np.array(sizes[0] if is_one else [[size] for size in sizes], np.int64)
         self._groups = slice(None) if is_one else np.arange(num_groups)[:, None]
         self._most_tokens = max_model_len + 1
-        self.token_ids = torch.zeros((num_slots + 1, self._most_tokens), dtype=torch.int64, device=device)
+        self.token_ids = torch.zeros((num_rows + 1, self._most_tokens), dtype=torch.int64, device=device)
         self.block_tables = torch.zeros(
-            (num_groups, num_slots + 1, max_blocks), dtype=torch.int32, device=device
+            (num_groups, num_rows + 1, max_blocks), dtype=torch.int32, device=device
         )
         self.host_tables = np.zeros(self.block_tables.shape, np.int32)
         self.host_tokens: Array | None = self.token_ids.numpy() if device.type == "cpu" else None
-        self.num_tokens = np.zeros(num_slots, np.int64)
-        self.num_prompt_tokens = np.zeros(num_slots, np.int64)
-        self._num_blocks = [[0] * num_slots for _ in range(num_groups)]
-        self._slots: dict[str, int] = {}
-        self._free = list(range(num_slots - 1, -1, -1))
+        self.num_tokens = np.zeros(num_rows, np.int64)
+        self.num_prompt_tokens = np.zeros(num_rows, np.int64)
+        self._num_blocks = [[0] * num_rows for _ in range(num_groups)]
+        self._rows: dict[str, int] = {}
+        self._free = list(range(num_rows - 1, -1, -1))
         self._new_tokens = _Writes(self.token_ids)
         self._new_blocks = _Writes(self.block_tables)
 
-    def slots(self, request_ids: list[str]) -> Array:
-        """The slots of these requests, [R] int64."""
-        return np.fromiter(map(self._slots.__getitem__, request_ids), np.int64, len(request_ids))
+    def rows(self, request_ids: list[str]) -> Array:
+        """Return the rows of these requests, [R] int64."""
+        return np.fromiter(map(self._rows.__getitem__, request_ids), np.int64, len(request_ids))
 
     @property
     def num_requests(self) -> int:
-        """How many have a slot."""
-        return len(self._slots)
+        """How many have a row."""
+        return len(self._rows)
 
-    def places(self, slots: Array, positions: Array) -> Array:
-        """Where the tokens at these positions of these slots stand in `token_ids`, seen as flat."""
-        places: Array = slots * self._most_tokens + positions
+    def places(self, rows: Array, positions: Array) -> Array:
+        """Where the tokens at these positions of these rows stand in `token_ids`, seen as flat."""
+        places: Array = rows * self._most_tokens + positions
         return places
 
-    def cache_slots(self, slots: Array, positions: Array) -> Array:
-        """Where these positions of these slots are in the cache, by group: [groups, T]."""
+    def cache_slots(self, rows: Array, positions: Array) -> Array:
+        """Where these positions of these rows are in the cache, by group: [groups, T]."""
         columns, offsets = np.divmod(positions, self._sizes)
-        blocks = self.host_tables[self._groups, slots, columns].astype(np.int64)
+        blocks = self.host_tables[self._groups, rows, columns].astype(np.int64)
         found: Array = blocks * self._sizes + offsets
         return found
 
     @property
     def spare_place(self) -> int:
-        """Where the spare slot keeps its first token, in `token_ids` seen as flat."""
-        return self.spare_slot * self._most_tokens
+        """Where the spare row keeps its first token, in `token_ids` seen as flat."""
+        return self.spare_row * self._most_tokens
 
     def add(self, request: NewRequest) -> int:
-        """Give the request a slot and fill it; returns the slot."""
-        slot = self._free.pop()
-        self._slots[request.request_id] = slot
-        self._new_tokens.put(slot * self._most_tokens, request.token_ids)
-        self.num_tokens[slot] = len(request.token_ids)
-        self.num_prompt_tokens[slot] = request.num_prompt_tokens
+        """Give the request a row and fill it; returns the row."""
+        row = self._free.pop()
+        self._rows[request.request_id] = row
+        self._new_tokens.put(row * self._most_tokens, request.token_ids)
+        self.num_tokens[row] = len(request.token_ids)
+        self.num_prompt_tokens[row] = request.num_prompt_tokens
         for counts in self._num_blocks:
-            counts[slot] = 0
-        return slot
+            counts[row] = 0
+        return row
 
     def release(self, request_id: str) -> int:
-        """Free the request's slot; returns it."""
-        slot = self._slots.pop(request_id)
-        self._free.append(slot)
-        return slot
+        """Free the request's row; returns it."""
+        row = self._rows.pop(request_id)
+        self._free.append(row)
+        return row
 
-    def extend_tables(self, slots: Array, step: SchedulerOutput) -> None:
+    def extend_tables(self, rows: Array, step: SchedulerOutput) -> None:
         """Append the step's new blocks to the tables of their requests."""
         _, num_rows, num_columns = self.host_tables.shape
         for index, blocks_by_group in step.new_block_ids.items():
-            slot = int(slots[index])
+            row = int(rows[index])
             for group, blocks in enumerate(blocks_by_group):
                 if blocks:
-                    start = self._num_blocks[group][slot]
-                    self._new_blocks.put((group * num_rows + slot) * num_columns + start, blocks)
-                    self.host_tables[group, slot, start : start + len(blocks)] = blocks
-                    self._num_blocks[group][slot] += len(blocks)
+                    start = self._num_blocks[group][row]
+                    self._new_blocks.put((group * num_rows + row) * num_columns + start, blocks)
+                    self.host_tables[group, row, start : start + len(blocks)] = blocks
+                    self._num_blocks[group][row] += len(blocks)
 
     def flush(self) -> None:
         """Bring all that was added since the last call to the device: one copy, however much it is."""
@@ -116,17 +116,17 @@ class RequestState:
             for index, write in enumerate(writes):
                 write.target[sent[2 * index]] = sent[2 * index + 1].to(write.target.dtype)
 
-    def append(self, slots: Array, token_ids: torch.Tensor) -> None:
-        """Append one sampled token to each of these slots.
+    def append(self, rows: Array, token_ids: torch.Tensor) -> None:
+        """Append one sampled token to each of these rows.
 
-        slots: [rows] int64 on the host; token_ids: [rows] int64 on the device
+        rows: [rows] int64 on the host; token_ids: [rows] int64 on the device
         """
         if self.host_tokens is not None:
-            self.host_tokens[slots, self.num_tokens[slots]] = token_ids.numpy()
+            self.host_tokens[rows, self.num_tokens[rows]] = token_ids.numpy()
         else:
-            places = to_device(self.places(slots, self.num_tokens[slots]), self.token_ids.device)
+            places = to_device(self.places(rows, self.num_tokens[rows]), self.token_ids.device)
             self.token_ids.view(-1)[places] = token_ids
-        self.num_tokens[slots] += 1
+        self.num_tokens[rows] += 1
 
 
 class _Writes:

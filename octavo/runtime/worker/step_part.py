@@ -12,15 +12,15 @@ from octavo.runtime.worker.prepare import Work
 
 
 class StepPart(ABC):
-    """Keeps what requests want of it, by slot. While all parts are idle, steps may be replayed."""
+    """Keeps what requests want of it, by row. While all parts are idle, steps may be replayed."""
 
     @abstractmethod
-    def add(self, slot: int, request: NewRequest) -> None:
-        """Give `slot` to a request that enters."""
+    def add(self, row: int, request: NewRequest) -> None:
+        """Give `row` to a request that enters."""
 
     @abstractmethod
-    def remove(self, slot: int) -> None:
-        """Forget the request of `slot`, which leaves; it may be unknown."""
+    def remove(self, row: int) -> None:
+        """Forget the request of `row`, which leaves; it may be unknown."""
 
     @property
     @abstractmethod

@@ -85,12 +85,12 @@ class Worker:
 
     def _make_runner(self, cache: KVTensors, plan: CachePlan) -> ModelRunner:
         config, device = self._config, self._platform.device
-        num_slots = config.scheduler.max_num_seqs
+        num_rows = config.scheduler.max_num_seqs
         longest = plan.max_model_len or config.model.max_model_len
-        state = RequestState(num_slots, longest, plan, device)
+        state = RequestState(num_rows, longest, plan, device)
         sampler = Sampler(
             config.checkpoint.vocab_size,
-            num_slots,
+            num_rows,
             device,
             config.model.logprobs_mode,
             with_users(self._users_processors),

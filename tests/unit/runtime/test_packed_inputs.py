@@ -26,9 +26,9 @@ def test_host_and_device_read_the_same(tokens, rows, groups):
 
 
 def test_the_first_kernel_of_a_step_finds_what_it_reads():
-    """See table.BeginStep: the tokens' places, then the rows' slots, without a gap."""
+    """See table.BeginStep: the tokens' places, then the rows in the state, without a gap."""
     packing = Packing(num_tokens=5, num_rows=3, num_groups=2)
     inputs = packing.split(np.arange(packing.size))
     assert inputs.places.tolist() == [0, 1, 2, 3, 4]
-    assert inputs.slots.tolist() == [5, 6, 7]
+    assert inputs.rows.tolist() == [5, 6, 7]
     assert packing.size == 5 + 3 + 5 + 2 * 5 + 3 + 3 + 2 + 2, "rows of int32 are filled up to whole int64"
