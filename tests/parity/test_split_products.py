@@ -9,6 +9,7 @@ from octavo.runtime.kernels.ref.elementwise import sum_norm
 from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.kernels.table import SplitProduct, Summands
 from octavo.runtime.platforms import cpu
+from octavo.runtime.quantization import unquantized
 from tests.model_driver import load, prompt_logits
 from tests.tiny_models import make_oracle, make_prompts, oracle_logits, save, tiny_config
 
@@ -31,6 +32,7 @@ def test_only_norms_that_add_get_summands(tmp_path, monkeypatch, architecture):
 
     table = replace(ref_table(), split_product=SplitProduct(in_thirds, norm))
     monkeypatch.setattr(cpu, "cpu_table", lambda threads: table)
+    monkeypatch.setattr(unquantized, "WidenedLinear", unquantized.DenseLinear)  # as on a GPU
     oracle = make_oracle(tiny_config(architecture))
     prompts = make_prompts(oracle.config.vocab_size)
     model = load(save(oracle, tmp_path))

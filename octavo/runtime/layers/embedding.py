@@ -1,5 +1,6 @@
 """Token embedding and language model head, both split over the vocabulary; position embedding."""
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -43,7 +44,10 @@ class VocabEmbedding(Embedding):
 
 
 class LMHead(Layer):
-    """Hidden states to logits over the whole vocabulary; uses the matrix of `tied` if given."""
+    """Hidden states to logits over the whole vocabulary; uses the matrix of `tied` if given.
+
+    scale: factor on the logits; then, unless soft_cap is 0, they become soft_cap * tanh(logits / soft_cap)
+    """
 
     def __init__(
         self,
@@ -53,11 +57,13 @@ class LMHead(Layer):
         *,
         tied: VocabEmbedding | None = None,
         bias: bool = False,
+        scale: float = 1.0,
+        soft_cap: float = 0.0,
     ) -> None:
         super().__init__()
         self._parallel, self._vocab_size, self._tied = build.parallel, vocab_size, tied is not None
-        self._find_likeliest = build.kernels.block_likeliest
-        self._rounding = build.scheme.storage.activations
+        self._scale, self._soft_cap = scale, soft_cap
+        self._is_product = build.parallel.tp_size == 1 and not bias and scale == 1.0 and not soft_cap
         shard, self._bias = _split_vocab(build, vocab_size), None
         if bias:
             parameter = build.dense(Layout((shard,)))
@@ -75,21 +81,25 @@ class LMHead(Layer):
             self.method.after_load()
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[rows, size] to [rows, vocab_size], gathered from all ranks."""
+        """[rows, size] to [rows, vocab_size], gathered from all ranks. See Model.logits."""
+        logits = self._multiply(hidden)
+        if self._scale != 1.0:
+            logits = logits.float() * self._scale
+        if cap := self._soft_cap:
+            logits = cap * torch.tanh(logits.float() / cap)
+        return logits
+
+    def greedy(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:
+        """See Model.likeliest."""
+        return self.method.apply_greedy(hidden) if self._is_product else None
+
+    def _multiply(self, hidden: Tensor) -> Tensor:
         logits = self.method.apply(hidden, self._bias)
         if self._parallel.tp_size == 1:
             return logits
         width = _rows_per_rank(self._vocab_size, self._parallel.tp_size)
         padded = functional.pad(logits, (0, width - logits.shape[-1]))
         return self._parallel.all_gather(padded)[:, : self._vocab_size]
-
-    def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:
-        """See Model.likeliest."""
-        is_plain = self._parallel.tp_size == 1 and self._bias is None
-        if self._find_likeliest is None or not is_plain:
-            return None
-        blocks = self.method.blocks()
-        return blocks and self._find_likeliest(hidden, *blocks, self._rounding)
 
 
 def _rows_per_rank(vocab_size: int, tp_size: int) -> int:

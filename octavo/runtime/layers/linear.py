@@ -70,13 +70,13 @@ class RowLinear(Linear):
         return y if self.bias is None else y + self.bias
 
     @property
-    def is_plain(self) -> bool:
-        """Whether `forward` is a product and no more."""
+    def is_product(self) -> bool:
+        """Whether `forward` is a product and nothing else."""
         return self._parallel.tp_size == 1 and self.bias is None
 
     def split(self, x: Tensor) -> Addend:
         """`forward` for a norm that adds."""
-        if not self.is_plain:
+        if not self.is_product:
             return self.forward(x)
         return self.method.apply_split(x)
 

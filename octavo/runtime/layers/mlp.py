@@ -53,27 +53,25 @@ class MLP(nn.Module):
         self.down = RowLinear(build.at("down"), inner_size, size, bias)
         self._gate = _GATES.get(activation) if gated else None
         self._activation = (gated_activation if gated else plain_activation)(activation, build.kernels)
-        self._feed_forward = build.kernels.block_feed_forward
-        self._rounding = build.scheme.storage.activations
+        self._is_product = self.up.bias is None and self.down.is_product
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, size] to [T, size]."""
-        hidden: Tensor | None = self._whole(x)
-        return self.down(self._inner(x)) if hidden is None else hidden
+        out = self._fused(x)
+        return self.down(self._inner(x)) if out is None else out
 
     def split(self, x: Tensor) -> Addend:
         """`forward` for a norm that adds."""
-        hidden = self._whole(x)
-        return self.down.split(self._inner(x)) if hidden is None else hidden
+        out = self._fused(x)
+        return self.down.split(self._inner(x)) if out is None else out
 
-    def _whole(self, x: Tensor) -> Tensor | None:
-        """Both projections in one kernel, where there is one."""
-        is_plain = self.up.bias is None and self.down.is_plain
-        if self._feed_forward is None or self._gate is None or not is_plain:
+    def _fused(self, x: Tensor) -> Tensor | None:
+        """Both projections by one kernel; None if there is none."""
+        if self._gate is None or not self._is_product:
             return None
-        up, down = self.up.method.blocks(), self.down.method.blocks()
-        return up and down and self._feed_forward(x, up, self._gate, down, self._rounding)
+        return self.up.method.apply_feed_forward(x, self._gate, self.down.method)
 
     def _inner(self, x: Tensor) -> Tensor:
+        """[T, size] to what `down` takes."""
         inner = self.up.method.apply_gated(x, self.up.bias, self._gate) if self._gate else None
         return self._activation(self.up(x)) if inner is None else inner

@@ -8,14 +8,13 @@ where it differs in kind. Our parameter names, which weight maps refer to:
     layers.*.mlp_norm  .mlp.{up, down}  .mlp_out_norm
 """
 
-from collections.abc import Callable
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from octavo.runtime.batch import ForwardBatch
-from octavo.runtime.kernels.table import Addend, HeadNorms, KernelTable
+from octavo.runtime.kernels.table import Addend, HeadNorms
 from octavo.runtime.layers.attention import Attention
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.embedding import Embedding, LMHead, VocabEmbedding
@@ -31,6 +30,7 @@ from octavo.runtime.layers.norm import (
     RMSNorm,
 )
 from octavo.runtime.layers.rotary import Rope, RotaryEmbedding
+from octavo.runtime.layers.rows import make_row_gather
 from octavo.runtime.models.arch import RESIDUAL_NORMS, Arch, Place
 from octavo.runtime.models.interface import Family
 from octavo.runtime.models.weights import WeightMap, to
@@ -85,7 +85,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         self._head_dim = arch.head_dim
         self._rotary = rotary
-        self._pick = _make_pick(build.kernels)
+        self._gather = make_row_gather(build)
         self.qkv = QKVLinear(
             build.at("qkv"), arch.hidden_size, arch.num_heads, arch.num_kv_heads, arch.head_dim, arch.qkv_bias
         )
@@ -119,7 +119,7 @@ class SelfAttention(nn.Module):
         if self._norms_apart:
             q, k = self.q_norm(q), self.k_norm(k)
         rotation = self._rotary.rotation(batch) if self._rotary else None
-        return self._pick(self.attention(q, k, v, batch, rotation, self._norms), rows)
+        return self._gather(self.attention(q, k, v, batch, rotation, self._norms), rows)
 
 
 class DecoderLayer(nn.Module):
@@ -149,7 +149,7 @@ class DecoderLayer(nn.Module):
         )
         self.mlp_out_norm = norm("mlp_out", "mlp_out_norm")
         self._is_added_by_norm = arch.adds_in_norms
-        self._pick = _make_pick(build.kernels)
+        self._gather = make_row_gather(build)
 
     def forward(
         self, x: Added, residual: Tensor | None, batch: ForwardBatch, rows: Tensor | None = None
@@ -159,7 +159,7 @@ class DecoderLayer(nn.Module):
         rows: of what is returned, [S] int64; None = all. The cache gets the keys and values of all.
         """
         x, residual = self.attention_norm.add(x, residual)
-        residual = self._pick(residual, rows)
+        residual = self._gather(residual, rows)
         if self._is_added_by_norm:
             x, residual = self.mlp_norm.add(self.attention.split(x, batch, rows), residual)
             return self.mlp.split(x), residual
@@ -182,8 +182,8 @@ class ParallelLayer(DecoderLayer):
     ) -> tuple[Added, Tensor | None]:
         """See DecoderLayer."""
         x, residual = self.attention_norm.add(x, residual)
-        residual = self._pick(residual, rows)
-        mlp_input = self._pick(x, rows) if self._one_norm else self.mlp_norm(residual)
+        residual = self._gather(residual, rows)
+        mlp_input = self._gather(x, rows) if self._one_norm else self.mlp_norm(residual)
         return self.attention(x, batch, rows) + self.mlp(mlp_input), residual
 
 
@@ -195,16 +195,8 @@ class NormalisedLayer(DecoderLayer):
     ) -> tuple[Added, Tensor | None]:
         """See DecoderLayer; `residual` stays None."""
         assert residual is None and isinstance(x, Tensor)
-        x = self.attention_norm(self._pick(x, rows) + self.attention(x, batch, rows))
+        x = self.attention_norm(self._gather(x, rows) + self.attention(x, batch, rows))
         return self.mlp_norm(x + self.mlp(x)), None
-
-
-def _make_pick(kernels: KernelTable) -> Callable[[Tensor, Tensor | None], Tensor]:
-    """What takes rows [S] of [T, size], all for None; by a kernel where kernels are recorded."""
-    if kernels.record_tape is None:
-        return lambda x, rows: x if rows is None else x[rows]
-    gather = kernels.block_gather
-    return lambda x, rows: x if rows is None else gather(x.view(torch.uint8), rows, "F32")
 
 
 LAYERS = {"serial": DecoderLayer, "parallel": ParallelLayer, "normalised": NormalisedLayer}
@@ -236,12 +228,17 @@ class Decoder(Family):
         self.norm = make_norm(arch, build.at("norm"), arch.hidden_size) if arch.final_norm else NoNorm()
         tied = self.embed_tokens if arch.tied_head else None
         self.lm_head = LMHead(
-            build.at("lm_head"), arch.vocab_size, embedding_size, tied=tied, bias=arch.head_bias
+            build.at("lm_head"),
+            arch.vocab_size,
+            embedding_size,
+            tied=tied,
+            bias=arch.head_bias,
+            scale=arch.logit_scale,
+            soft_cap=arch.logit_soft_cap,
         )
         self._learned_positions = arch.num_learned_positions > 0
         # Rounded to the type of the activations, as these models were trained.
         self._embedding_scale = torch.tensor(arch.embedding_scale, dtype=build.compute_dtype).item()
-        self._logit_scale, self._logit_soft_cap = arch.logit_scale, arch.logit_soft_cap
         self._attention = build.attention
 
     @classmethod
@@ -269,14 +266,8 @@ class Decoder(Family):
     def logits(self, hidden: Tensor) -> Tensor:
         """See Model.logits."""
         logits: Tensor = self.lm_head(hidden)
-        if self._logit_scale != 1.0:
-            logits = logits.float() * self._logit_scale
-        if cap := self._logit_soft_cap:
-            logits = logits.float()
-            logits = cap * torch.tanh(logits / cap)
         return logits
 
     def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:
         """See Model.likeliest."""
-        is_plain = self._logit_scale == 1.0 and not self._logit_soft_cap
-        return self.lm_head.likeliest(hidden) if is_plain else None
+        return self.lm_head.greedy(hidden)

@@ -38,9 +38,9 @@ class Model(nn.Module, ABC):
         """
 
     def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:
-        """The largest of each row of `logits`: ids [rows] int64, the lowest of equal ones, and those logits.
+        """Return the greedy token of each row, [rows] int64, of equal ones the lowest, and its logit.
 
-        None where that is no faster than to look for them.
+        None where no kernel finds it sooner than `logits` and their argmax would.
         """
         del hidden
         return None

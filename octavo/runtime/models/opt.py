@@ -102,10 +102,7 @@ class OPT(Decoder):
         positions: Tensor = self.embed_positions(batch.positions)
         return tokens + positions
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """See Model.logits."""
-        return super().logits(self.project_out(hidden) if self._projected else hidden)
-
-    def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:
-        """See Model.likeliest."""
-        return super().likeliest(self.project_out(hidden) if self._projected else hidden)
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """See Model.forward; hidden states have the size of embeddings."""
+        hidden = super().forward(batch)
+        return self.project_out(hidden) if self._projected else hidden

@@ -9,7 +9,8 @@ from itertools import accumulate, groupby
 from torch import Tensor
 
 from octavo.config.engine import EngineConfig
-from octavo.runtime.kernels.table import Gate, Packed
+from octavo.runtime.kernels.table import Packed
+from octavo.runtime.quantization.block_method import BlockMethod
 from octavo.runtime.quantization.blocks import Blocks, join
 from octavo.runtime.quantization.method import LinearMethod, Scheme, Storage
 from octavo.runtime.quantization.parameter import BlockParameter, Layout, Parameter
@@ -29,11 +30,11 @@ class GGUF(Scheme):
         return GGUFLinear(self.storage)
 
 
-class GGUFLinear(LinearMethod):
+class GGUFLinear(BlockMethod):
     """One matrix as a row of segments, each of one block type."""
 
     def __init__(self, storage: Storage) -> None:
-        self._storage = storage
+        super().__init__(storage)
         self._segments: list[Blocks] = []
 
     def create(self, layout: Layout) -> dict[str, Parameter]:
@@ -57,16 +58,8 @@ class GGUFLinear(LinearMethod):
             self._multiply(x, segment, None if bias is None else bias[columns], out[:, columns])
         return out
 
-    def apply_gated(self, x: Tensor, bias: Tensor | None, gate: Gate) -> Tensor | None:
-        """Multiply and gate, where gates and values are of one type."""
-        gated = self._storage.kernels.gated_block_matmul
-        blocks = self.blocks()
-        if gated is None or bias is not None or blocks is None:
-            return None
-        return gated(x, *blocks, gate, self._storage.activations)
-
-    def blocks(self) -> Packed | None:
-        """The only segment; None where there are several."""
+    def packed(self) -> Packed | None:
+        """Return the only segment; None if there are several."""
         if len(self._segments) > 1:
             return None
         (segment,) = self._segments

@@ -13,7 +13,7 @@ from torch import Tensor
 from octavo.base.errors import Unsupported
 from octavo.base.registry import Registry
 from octavo.config.engine import EngineConfig
-from octavo.runtime.kernels.table import Activations, Addend, Gate, KernelTable, Packed
+from octavo.runtime.kernels.table import Activations, Addend, Gate, KernelTable
 from octavo.runtime.quantization.arena import Arena
 from octavo.runtime.quantization.parameter import Layout, Parameter
 
@@ -58,12 +58,18 @@ class LinearMethod(ABC):
         """x [T, inputs] times the matrix transposed, plus bias: [T, outputs]."""
 
     def apply_gated(self, x: Tensor, bias: Tensor | None, gate: Gate) -> Tensor | None:
-        """The gated activation of `apply` in one kernel; None where there is none."""
+        """Return the gated activation of `apply`, computed by one kernel; None if there is none."""
         del x, bias, gate
         return None
 
-    def blocks(self) -> Packed | None:
-        """The whole matrix as `block_matmul` takes it, with its type; None where it is no such thing."""
+    def apply_feed_forward(self, x: Tensor, gate: Gate, down: "LinearMethod") -> Tensor | None:
+        """Return `down` of the gated activation of `apply`, without biases; None if no kernel does it all."""
+        del x, gate, down
+        return None
+
+    def apply_greedy(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return (argmax, maximum) of each row of `apply` without a bias; None if no kernel is faster."""
+        del x
         return None
 
     def apply_split(self, x: Tensor) -> Addend:

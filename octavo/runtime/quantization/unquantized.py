@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from octavo.config.engine import EngineConfig
 from octavo.runtime.kernels.table import Addend, Gate, Packed
+from octavo.runtime.quantization.block_method import BlockMethod
 from octavo.runtime.quantization.method import LinearMethod, Scheme, Storage
 from octavo.runtime.quantization.parameter import DenseParameter, Layout, Parameter
 
@@ -42,9 +43,7 @@ class DenseLinear(LinearMethod):
 
     def create(self, layout: Layout) -> dict[str, Parameter]:
         """One tensor."""
-        storage = self._storage
-        data = storage.arena.empty(layout.shape, storage.weight_dtype, storage.device)
-        self._weight = DenseParameter(layout, data)
+        self._weight = _make_weight(layout, self._storage)
         return {"weight": self._weight}
 
     def after_load(self) -> None:
@@ -69,26 +68,32 @@ class DenseLinear(LinearMethod):
         return rows if scale == 1.0 else rows * scale
 
 
-class WidenedLinear(DenseLinear):
+class WidenedLinear(BlockMethod):
     """Weights of any width under float32 activations."""
+
+    def create(self, layout: Layout) -> dict[str, Parameter]:
+        """See DenseLinear."""
+        self._weight = _make_weight(layout, self._storage)
+        return {"weight": self._weight}
+
+    def after_load(self) -> None:
+        """Nothing to repack."""
 
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Multiply by the block kernel."""
-        return self._storage.kernels.block_matmul(x, *self.blocks(), bias, self._storage.activations)
+        return self._storage.kernels.block_matmul(x, *self.packed(), bias, self._storage.activations)
 
     def gather(self, ids: Tensor, scale: float = 1.0) -> Tensor:
         """Look up rows, and widen them."""
-        weight, type_name = self.blocks()
+        weight, type_name = self.packed()
         return self._storage.kernels.block_gather(weight, ids, type_name, scale)
 
-    def apply_gated(self, x: Tensor, bias: Tensor | None, gate: Gate) -> Tensor | None:
-        """Multiply by the block kernel, and gate."""
-        gated = self._storage.kernels.gated_block_matmul
-        if gated is None or bias is not None:
-            return None
-        return gated(x, *self.blocks(), gate, self._storage.activations)
-
-    def blocks(self) -> Packed:
+    def packed(self) -> Packed:
         """A number is a block of one."""
         weight = self._weight.data
         return weight.view(torch.uint8), BLOCK_NAMES[weight.dtype]
+
+
+def _make_weight(layout: Layout, storage: Storage) -> DenseParameter:
+    data = storage.arena.empty(layout.shape, storage.weight_dtype, storage.device)
+    return DenseParameter(layout, data)

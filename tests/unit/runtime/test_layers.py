@@ -168,12 +168,13 @@ def test_a_kernel_for_both_projections(size, bias, asked):
         return x + 1
 
     build = make_build(size=size)
-    build = replace(build, kernels=replace(build.kernels, block_feed_forward=both))
+    kernels = replace(build.kernels, block_feed_forward=both)
+    build = replace(build, scheme=Unquantized(replace(build.scheme.storage, kernels=kernels)))
     mlp = MLP(build, 8, 12, activation="silu", gated=True, bias=bias)
     fill(mlp.up, weight=torch.randn(24, 8))
     fill(mlp.down, weight=torch.randn(8, 12))
     if not asked:
-        assert mlp._whole(x) is None and not calls
+        assert mlp._fused(x) is None and not calls
         return
     assert torch.equal(mlp(x), x + 1) and torch.equal(mlp.split(x), x + 1)
     assert calls == [((24, 32), "F32", "silu", (8, 48), "F32", "float32")] * 2
