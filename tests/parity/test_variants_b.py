@@ -88,9 +88,9 @@ def test_silent_configs():
     assert arch_of(COHERE, **unsaid).layers[0].rope.theta == 5e5
     assert arch_of(COHERE2, **unsaid).layers[0].rope.theta == 1e4
     assert arch_of(COHERE).tied_head and arch_of(STARCODER2).tied_head and arch_of(SMOLLM3).tied_head
-    assert arch_of(OLMO2).norm_eps == arch_of(INTERNLM3).norm_eps == 1e-5
+    assert arch_of(OLMO2).norm.eps == arch_of(INTERNLM3).norm.eps == 1e-5
     silent = {key: value for key, value in tiny_config(INTERNLM2).items() if key != "bias"}
-    assert MODELS.load(INTERNLM2).arch_from_hf(silent).qkv_bias
+    assert MODELS.load(INTERNLM2).arch_from_hf(silent).layers[0].attention.qkv_bias
 
 
 def test_spellings_of_internlm3():

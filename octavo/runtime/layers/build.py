@@ -16,6 +16,7 @@ from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.kernels.table import KernelTable
 from octavo.runtime.quantization.method import Scheme
 from octavo.runtime.quantization.parameter import DenseParameter, Layout, Parameter, Shard
+from octavo.runtime.quantization.parameter import Stored as Stored  # noqa: PLC0414  # for models' weight maps
 
 
 @dataclass(frozen=True, kw_only=True)

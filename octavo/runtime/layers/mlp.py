@@ -1,5 +1,7 @@
 """The feed-forward block, gated or plain, and the activations by the names that configs use."""
 
+from dataclasses import dataclass
+
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -40,19 +42,28 @@ def _pick(name: str, table: Table) -> Activation:
     return table[name]
 
 
+@dataclass(frozen=True, kw_only=True)
+class DenseArch:
+    """A feed-forward block that every token takes."""
+
+    intermediate_size: int
+    activation: str = "silu"
+    gated: bool = True
+    bias: bool = False
+
+
 class MLP(nn.Module):
     """up → activation → down; a gated one multiplies by the activation of a second projection, `gate`."""
 
-    def __init__(
-        self, build: BuildContext, size: int, inner_size: int, *, activation: str, gated: bool, bias: bool
-    ) -> None:
+    def __init__(self, arch: DenseArch, build: BuildContext, size: int) -> None:
         super().__init__()
-        names = ("gate", "up") if gated else ("up",)
-        up = build.at("up")
-        self.up = MergedColumnLinear(up, size, tuple(up.split(name, inner_size) for name in names), bias)
-        self.down = RowLinear(build.at("down"), inner_size, size, bias)
-        self._gate = _GATES.get(activation) if gated else None
-        self._activation = (gated_activation if gated else plain_activation)(activation, build.kernels)
+        up, names = build.at("up"), ("gate", "up") if arch.gated else ("up",)
+        shards = tuple(up.split(name, arch.intermediate_size) for name in names)
+        self.up = MergedColumnLinear(up, size, shards, arch.bias)
+        self.down = RowLinear(build.at("down"), arch.intermediate_size, size, arch.bias)
+        self._gate = _GATES.get(arch.activation) if arch.gated else None
+        activation = gated_activation if arch.gated else plain_activation
+        self._activation = activation(arch.activation, build.kernels)
         self._is_product = self.up.bias is None and self.down.is_product
 
     def forward(self, x: Tensor) -> Tensor:

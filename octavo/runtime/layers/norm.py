@@ -3,7 +3,8 @@ it. What is added may itself be `later` normalised, in the same kernel.
 """
 
 from abc import abstractmethod
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +24,16 @@ class Unnormed(NamedTuple):
 
 Added = Addend | Unnormed
 """What a layer gives to the residual stream."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormArch:
+    """What the norms of a model are like."""
+
+    kind: Literal["rms", "layer"] = "rms"
+    weight: bool = True
+    bias: bool = False
+    eps: float = 1e-6
 
 
 class Norm(Layer):
@@ -155,3 +166,10 @@ class AllHeadsRMSNorm(Norm):
         mean = self._parallel.all_reduce(squares) / self._parallel.tp_size
         normal = flat.float() * torch.rsqrt(mean + self._eps)
         return (normal * self._weight).to(x.dtype).view_as(x)
+
+
+def make_norm(arch: NormArch, build: BuildContext, size: int) -> Norm:
+    """Return a norm over vectors of `size`."""
+    if arch.kind == "layer":
+        return LayerNorm(build, size, arch.eps, weight=arch.weight, bias=arch.bias)
+    return RMSNorm(build, size, arch.eps)

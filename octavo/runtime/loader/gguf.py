@@ -12,8 +12,8 @@ from octavo.config.engine import EngineConfig
 from octavo.runtime.loader.piece import Piece
 from octavo.runtime.models.arch import Arch
 from octavo.runtime.models.interface import Family
-from octavo.runtime.models.weights import Stored
 from octavo.runtime.quantization.blocks import Blocks
+from octavo.runtime.quantization.parameter import Stored
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -29,9 +29,7 @@ def read(config: EngineConfig, model: Family, arch: Arch) -> Iterator[Piece]:
         target = weights.find(name)
         if target is None:
             raise BadCheckpoint(f"{origin} is not known to {config.checkpoint.architecture}")
-        tensor = _tensor(file, name, origin)
-        if target.transform is not None:
-            tensor = target.transform(tensor, arch)
+        tensor = target.convert(_tensor(file, name, origin), arch)
         yield Piece(origin, target.module, target.shard, tensor)
 
 

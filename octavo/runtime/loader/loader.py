@@ -8,7 +8,7 @@ from typing import get_args
 import torch
 from tqdm import tqdm
 
-from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
+from octavo.base.errors import BadCheckpoint, Unsupported
 from octavo.base.registry import Registry
 from octavo.config.engine import EngineConfig
 from octavo.messages.kv import KVCacheSpec
@@ -62,12 +62,7 @@ def load_own(
     family = MODELS.load(config.checkpoint.architecture)
     length = {"max_model_len": config.model.max_model_len}
     arch = family.arch_from_hf(config.checkpoint.text_config | length)
-    if arch.num_heads % parallel.tp_size:
-        raise ConfigError(
-            f"tensor_parallel_size={parallel.tp_size} does not divide the model's {arch.num_heads} "
-            "attention heads; use a size that does."
-        )
-    specs = arch.kv_specs(parallel.tp_size, _dtype(config.cache.kv_cache_dtype))
+    specs = _kv_specs(config, arch, parallel)
     host_layers = _host_layers(config, family, arch, platform, parallel)
     model = family.build(arch, make_context(config, specs, platform, parallel, host_layers))
     read = read or READERS.load(config.model.load_format)
@@ -90,9 +85,15 @@ def _host_layers(
             "Packed weights stay on the GPU: use safetensors as they are, or leave out cpu_offload_gb."
         )
     meta = MetaPlatform(platform.compute_dtype(_dtype(config.model.dtype)))
-    specs = arch.kv_specs(parallel.tp_size, _dtype(config.cache.kv_cache_dtype))
+    specs = _kv_specs(config, arch, parallel)
     shapes = family.build(arch, make_context(config, specs, meta, parallel))
     return choose_layers(config.parallel, layer_bytes(shapes))
+
+
+def _kv_specs(config: EngineConfig, arch: Arch, parallel: ParallelContext) -> list[KVCacheSpec]:
+    """Return the cache of each layer on one rank. Raises ConfigError, Unsupported."""
+    dtype = _dtype(config.cache.kv_cache_dtype)
+    return [layer.kv_spec(parallel.tp_size, dtype) for layer in arch.layers]
 
 
 def make_context(

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from octavo.runtime.models.weights import Stored
+from octavo.runtime.quantization.parameter import Stored
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,12 +39,7 @@ def read(config: EngineConfig, model: Family, arch: Arch) -> Iterator[Piece]:
             raise BadCheckpoint(f"{origin} is not known to {type(model).__name__}")
         if tensor.dtype not in _DTYPES:
             raise BadCheckpoint(f"{origin} is {tensor.dtype}; float32, bfloat16 and float16 can be read")
-        yield Piece(
-            origin,
-            target.module,
-            target.shard,
-            target.transform(tensor, arch) if target.transform else tensor,
-        )
+        yield Piece(origin, target.module, target.shard, target.convert(tensor, arch))
 
 
 def read_tensors(folder: Path, is_ahead: bool = False) -> Iterator[tuple[str, str, Tensor]]:

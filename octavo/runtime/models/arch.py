@@ -13,8 +13,10 @@ import torch
 
 from octavo.base.errors import BadCheckpoint, Unsupported
 from octavo.messages.kv import KVCacheSpec
-from octavo.runtime.kernels.cache_layout import make_spec
+from octavo.runtime.layers.mlp import DenseArch
+from octavo.runtime.layers.norm import NormArch
 from octavo.runtime.layers.rotary import DividedRope, LinearRope, Llama3Rope, LongRope, Rope, YarnRope
+from octavo.runtime.layers.self_attention import HeadsArch
 
 Config = dict[str, Any]
 Place = Literal["attention_in", "attention_out", "mlp_in", "mlp_out"]
@@ -37,82 +39,88 @@ ROPES: dict[str, type[Rope]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class LayerArch:
-    """What may differ by layer. sliding_window: positions a query sees, 0 = all; rope: None = no rotation."""
+    """One layer. sliding_window: positions a query sees, 0 = all; rope: None = no rotation."""
 
+    attention: HeadsArch
+    feed_forward: DenseArch
     sliding_window: int = 0
     rope: Rope | None = None
+
+    def __post_init__(self) -> None:
+        head_dim = self.attention.head_dim
+        if self.rope and (not 0 < self.rope.dim <= head_dim or self.rope.dim % 2):
+            allowed = f"an even number up to {head_dim}"
+            raise BadCheckpoint(f"{self.rope.dim} components of a head cannot rotate: it must be {allowed}")
+
+    def kv_spec(self, tp_size: int, dtype: torch.dtype) -> KVCacheSpec:
+        """Return the layer's cache on one rank, in numbers of this type. Raises ConfigError, Unsupported."""
+        return self.attention.kv_spec(tp_size, dtype, self.sliding_window)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arch:
-    """A decoder of transformer blocks: sizes first, then how its parts are built, then factors."""
+    """A decoder of transformer blocks: sizes and layers, then what surrounds their bodies, then factors."""
 
     vocab_size: int
     hidden_size: int
     embedding_size: int = 0
     """Of the token embeddings and of what the head receives; 0 = hidden_size."""
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
     layers: tuple[LayerArch, ...]
     num_learned_positions: int = 0
     tied_head: bool = False
+    head_bias: bool = False
 
     residual: Literal["serial", "parallel", "normalised"] = "serial"
     """Attention, then MLP; both from the same stream (without "mlp_in", one norm serves both); or each
     followed by the norm of the stream itself, as in the first transformer."""
     norms: frozenset[Place] = PRE_NORMS
     final_norm: bool = True
-    norm_kind: Literal["rms", "layer"] = "rms"
-    norm_weight: bool = True
-    norm_bias: bool = False
-    norm_eps: float = 1e-6
-    qk_norm: Literal["none", "head", "each_head", "all_heads"] = "none"
-    """Normalise each head of queries and keys, with weights that all heads share or that each has its own;
-    or all heads as one vector."""
-    qkv_bias: bool = False
-    out_bias: bool = False
-    mlp_bias: bool = False
-    head_bias: bool = False
-    activation: str = "silu"
-    gated_mlp: bool = True
+    norm: NormArch
 
-    attention_scale: float
-    attention_soft_cap: float = 0.0
     logit_soft_cap: float = 0.0
     logit_scale: float = 1.0
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     """Of what attention and MLP add to the stream, where no norm stands behind them; serial layers only."""
 
-    def __post_init__(self) -> None:
-        for rope in {layer.rope for layer in self.layers if layer.rope}:
-            if not 0 < rope.dim <= self.head_dim or rope.dim % 2:
-                allowed = f"an even number up to {self.head_dim}"
-                raise BadCheckpoint(f"{rope.dim} components of a head cannot rotate: it must be {allowed}")
-
     @property
     def adds_in_norms(self) -> bool:
         """Whether what a serial layer gives goes to an RMS norm that adds it to the stream, as it is."""
         return (
-            self.norm_kind == "rms"
+            self.norm.kind == "rms"
             and self.norms == PRE_NORMS
             and self.final_norm
             and self.residual_scale == 1.0
         )
 
-    def kv_specs(self, tp_size: int, dtype: torch.dtype) -> list[KVCacheSpec]:
-        """The cache of each layer on one rank, in numbers of this type. Raises Unsupported."""
-        heads = max(self.num_kv_heads // tp_size, 1)
-        return [make_spec(heads, self.head_dim, dtype, layer.sliding_window) for layer in self.layers]
 
+def read_arch(
+    config: Config,
+    *,
+    attention: HeadsArch | None = None,
+    feed_forward: DenseArch | None = None,
+    interleaved_rope: bool = False,
+    **own: Any,
+) -> Arch:
+    """Read the fields that most configs share; `own` are those that the family adds or replaces.
 
-def read_arch(config: Config, *, interleaved_rope: bool = False, **own: Any) -> Arch:
-    """The fields that most configs share, and those that the family adds or replaces by keyword.
-
+    attention, feed_forward: of all layers, unless `own` has `layers`; None = `read_heads`, `read_dense`
     Raises BadCheckpoint for a missing or impossible size, Unsupported for an unknown kind of layer or rope.
     """
+    common: dict[str, Any] = {
+        "vocab_size": size_of(config, "vocab_size"),
+        "hidden_size": size_of(config, "hidden_size"),
+        "tied_head": bool(config.get("tie_word_embeddings")),
+        "norm": NormArch(eps=config.get("rms_norm_eps") or 1e-6),
+    }
+    if "layers" not in own:
+        bodies = attention or read_heads(config), feed_forward or read_dense(config)
+        common["layers"] = read_layers(config, *bodies, interleaved_rope)
+    return Arch(**common | own)
+
+
+def read_heads(config: Config, **own: Any) -> HeadsArch:
+    """Read the sizes of attention; `own` are the fields that the family adds or replaces."""
     hidden_size, num_heads = size_of(config, "hidden_size"), size_of(config, "num_attention_heads")
     if not config.get("head_dim") and hidden_size % num_heads:
         raise BadCheckpoint(f"hidden_size={hidden_size} is no multiple of num_attention_heads={num_heads}")
@@ -122,24 +130,20 @@ def read_arch(config: Config, *, interleaved_rope: bool = False, **own: Any) -> 
         raise BadCheckpoint(
             f"num_attention_heads={num_heads} is no multiple of num_key_value_heads={num_kv_heads}"
         )
-    common: dict[str, Any] = {
-        "vocab_size": size_of(config, "vocab_size"),
-        "hidden_size": hidden_size,
-        "intermediate_size": size_of(config, "intermediate_size", 4 * hidden_size),
-        "num_heads": num_heads,
-        "num_kv_heads": num_kv_heads,
-        "head_dim": head_dim,
-        "tied_head": bool(config.get("tie_word_embeddings")),
-        "norm_eps": config.get("rms_norm_eps") or 1e-6,
-        "activation": config.get("hidden_act") or config.get("hidden_activation") or "silu",
-        "attention_scale": head_dim**-0.5,
-    }
-    if "layers" not in own:
-        common["layers"] = read_layers(config, head_dim, interleaved_rope)
-    return Arch(**common | own)
+    sizes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+    return HeadsArch(**{**sizes, "scale": head_dim**-0.5, **own})
 
 
-def read_layers(config: Config, head_dim: int, interleaved: bool = False) -> tuple[LayerArch, ...]:
+def read_dense(config: Config, **own: Any) -> DenseArch:
+    """Read the feed-forward block; `own` are the fields that the family adds or replaces."""
+    size = size_of(config, "intermediate_size", 4 * size_of(config, "hidden_size"))
+    activation = config.get("hidden_act") or config.get("hidden_activation") or "silu"
+    return DenseArch(**{"intermediate_size": size, "activation": activation, **own})
+
+
+def read_layers(
+    config: Config, attention: HeadsArch, feed_forward: DenseArch, interleaved: bool = False
+) -> tuple[LayerArch, ...]:
     """One entry per layer, from `layer_types` if there are any; otherwise all layers are alike."""
     count, window = size_of(config, "num_hidden_layers"), config.get("sliding_window") or 0
     default = "sliding_attention" if window else "full_attention"
@@ -152,8 +156,10 @@ def read_layers(config: Config, head_dim: int, interleaved: bool = False) -> tup
         raise BadCheckpoint("layer_types has sliding_attention, but sliding_window gives no size")
     made = {
         kind: LayerArch(
+            attention=attention,
+            feed_forward=feed_forward,
             sliding_window=window if kind == "sliding_attention" else 0,
-            rope=read_rope(config, head_dim, kind, interleaved),
+            rope=read_rope(config, attention.head_dim, kind, interleaved),
         )
         for kind in set(kinds)
     }

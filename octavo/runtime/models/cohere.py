@@ -8,20 +8,31 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from octavo.runtime.models.arch import Arch, Config, expect, factor_of, read_arch, size_of
+from octavo.runtime.layers.build import Stored
+from octavo.runtime.layers.norm import NormArch
+from octavo.runtime.models.arch import (
+    Arch,
+    Config,
+    LayerArch,
+    expect,
+    factor_of,
+    read_arch,
+    read_heads,
+    size_of,
+)
 from octavo.runtime.models.decoder import Decoder
 from octavo.runtime.models.gemma import layer_types
 from octavo.runtime.models.llama import LLAMA_WEIGHTS, Llama
-from octavo.runtime.models.weights import Stored, to
+from octavo.runtime.models.weights import to
 
 _DEFAULTS: Config = {"layer_norm_eps": 1e-5, "rope_theta": 500_000.0, "tie_word_embeddings": True}
 _DEFAULTS_2: Config = _DEFAULTS | {"rope_theta": 10_000.0, "sliding_window": 4096}
 """What transformers assumes where a config is silent."""
 
 
-def one_vector(tensor: Stored, arch: Arch) -> Stored:
+def one_vector(tensor: Stored, layer: LayerArch | None) -> Stored:
     """The norms of all heads, [heads, head_dim], as one vector."""
-    del arch
+    del layer
     assert isinstance(tensor, Tensor)
     return tensor.flatten()
 
@@ -41,11 +52,10 @@ def read_cohere(config: Config, *, head_norms: bool) -> Arch:
         interleaved_rope=True,
         residual="parallel",
         norms=frozenset({"attention_in"}),
-        norm_kind="layer",
-        norm_eps=config["layer_norm_eps"],
-        qk_norm="each_head" if head_norms else "none",
-        qkv_bias=bias,
-        out_bias=bias,
+        norm=NormArch(kind="layer", eps=config["layer_norm_eps"]),
+        attention=read_heads(
+            config, qk_norm="each_head" if head_norms else "none", qkv_bias=bias, out_bias=bias
+        ),
         logit_scale=factor_of(config, "logit_scale", 0.0625),
     )
 

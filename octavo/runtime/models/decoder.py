@@ -14,23 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from octavo.runtime.batch import ForwardBatch
-from octavo.runtime.kernels.table import Addend, HeadNorms
-from octavo.runtime.layers.attention import Attention
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.embedding import Embedding, LMHead, VocabEmbedding
-from octavo.runtime.layers.linear import QKVLinear, RowLinear
-from octavo.runtime.layers.mlp import MLP
-from octavo.runtime.layers.norm import (
-    Added,
-    AllHeadsRMSNorm,
-    HeadLayerNorm,
-    LayerNorm,
-    NoNorm,
-    Norm,
-    RMSNorm,
-)
+from octavo.runtime.layers.mlp import MLP, DenseArch
+from octavo.runtime.layers.norm import Added, NoNorm, Norm, make_norm
 from octavo.runtime.layers.rotary import Rope, RotaryEmbedding
 from octavo.runtime.layers.rows import make_row_gather
+from octavo.runtime.layers.self_attention import HeadsArch, SelfAttention
 from octavo.runtime.models.arch import RESIDUAL_NORMS, Arch, Place
 from octavo.runtime.models.interface import Family
 from octavo.runtime.models.weights import WeightMap, to
@@ -59,67 +49,9 @@ GGUF_WEIGHTS = WeightMap(
     ignored=(r"^rope_(freqs|factors_long|factors_short)\.weight$",),  # read with the config
 )
 
-
-def make_norm(arch: Arch, build: BuildContext, size: int) -> Norm:
-    """A norm of the architecture's kind."""
-    if arch.norm_kind == "layer":
-        return LayerNorm(build, size, arch.norm_eps, weight=arch.norm_weight, bias=arch.norm_bias)
-    return RMSNorm(build, size, arch.norm_eps)
-
-
-def make_head_norm(arch: Arch, build: BuildContext, num_heads: int) -> Norm:
-    """The norm of `num_heads` heads of queries or keys, of [T, heads of this rank, head_dim]."""
-    if arch.qk_norm == "each_head":
-        return HeadLayerNorm(build, num_heads, arch.head_dim, arch.norm_eps)
-    if arch.qk_norm == "all_heads":
-        return AllHeadsRMSNorm(build, num_heads, arch.head_dim, arch.norm_eps)
-    return make_norm(arch, build, arch.head_dim)
-
-
-class SelfAttention(nn.Module):
-    """qkv → norms of queries and keys → rope → attention over the cache → out."""
-
-    def __init__(
-        self, arch: Arch, build: BuildContext, layer_id: int, rotary: RotaryEmbedding | None
-    ) -> None:
-        super().__init__()
-        self._head_dim = arch.head_dim
-        self._rotary = rotary
-        self._gather = make_row_gather(build)
-        self.qkv = QKVLinear(
-            build.at("qkv"), arch.hidden_size, arch.num_heads, arch.num_kv_heads, arch.head_dim, arch.qkv_bias
-        )
-        self._heads = (self.qkv.num_heads, self.qkv.num_kv_heads, self.qkv.num_kv_heads)
-        self._norms, self._norms_apart = None, arch.qk_norm != "none"
-        if self._norms_apart:
-            self.q_norm = make_head_norm(arch, build.at("q_norm"), arch.num_heads)
-            self.k_norm = make_head_norm(arch, build.at("k_norm"), arch.num_kv_heads)
-            if isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
-                # One kernel applies them on the way into the cache.
-                self._norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
-                self._norms_apart = False
-        spec = arch.kv_specs(build.parallel.tp_size, build.kv_dtype)[layer_id]
-        self.attention = Attention(
-            build, layer_id, spec, scale=arch.attention_scale, soft_cap=arch.attention_soft_cap
-        )
-        self.out = RowLinear(build.at("out"), arch.num_heads * arch.head_dim, arch.hidden_size, arch.out_bias)
-
-    def forward(self, x: Tensor, batch: ForwardBatch, rows: Tensor | None = None) -> Tensor:
-        """[T, hidden_size] to [T, hidden_size], or to these rows of it."""
-        out: Tensor = self.out(self._attend(x, batch, rows))
-        return out
-
-    def split(self, x: Tensor, batch: ForwardBatch, rows: Tensor | None = None) -> Addend:
-        """`forward` for a norm that adds."""
-        return self.out.split(self._attend(x, batch, rows))
-
-    def _attend(self, x: Tensor, batch: ForwardBatch, rows: Tensor | None) -> Tensor:
-        heads = self.qkv(x).unflatten(-1, (-1, self._head_dim))
-        q, k, v = heads.split(self._heads, dim=1)
-        if self._norms_apart:
-            q, k = self.q_norm(q), self.k_norm(k)
-        rotation = self._rotary.rotation(batch) if self._rotary else None
-        return self._gather(self.attention(q, k, v, batch, rotation, self._norms), rows)
+ATTENTIONS = {HeadsArch: SelfAttention}
+FEED_FORWARDS = {DenseArch: MLP}
+"""The bodies of layers, by what describes them."""
 
 
 class DecoderLayer(nn.Module):
@@ -129,24 +61,26 @@ class DecoderLayer(nn.Module):
         self, arch: Arch, build: BuildContext, layer_id: int, rotary: RotaryEmbedding | None
     ) -> None:
         super().__init__()
+        layer, size = arch.layers[layer_id], arch.hidden_size
 
         def norm(place: Place, name: str) -> Norm:
             if place in arch.norms:
-                return make_norm(arch, build.at(name), arch.hidden_size)
+                return make_norm(arch.norm, build.at(name), size)
             return NoNorm(arch.residual_scale if place in RESIDUAL_NORMS else 1.0)
 
         self.attention_norm = norm("attention_in", "attention_norm")
-        self.attention = SelfAttention(arch, build.at("attention"), layer_id, rotary)
+        self.attention = ATTENTIONS[type(layer.attention)](
+            layer.attention,
+            build.at("attention"),
+            layer_id,
+            size,
+            norm=arch.norm,
+            rotary=rotary,
+            sliding_window=layer.sliding_window,
+        )
         self.attention_out_norm = norm("attention_out", "attention_out_norm")
         self.mlp_norm = norm("mlp_in", "mlp_norm")
-        self.mlp = MLP(
-            build.at("mlp"),
-            arch.hidden_size,
-            arch.intermediate_size,
-            activation=arch.activation,
-            gated=arch.gated_mlp,
-            bias=arch.mlp_bias,
-        )
+        self.mlp = FEED_FORWARDS[type(layer.feed_forward)](layer.feed_forward, build.at("mlp"), size)
         self.mlp_out_norm = norm("mlp_out", "mlp_out_norm")
         self._is_added_by_norm = arch.adds_in_norms
         self._gather = make_row_gather(build)
@@ -225,7 +159,7 @@ class Decoder(Family):
             layer_type(arch, build.at(f"layers.{i}"), i, ropes[layer.rope] if layer.rope else None)
             for i, layer in enumerate(arch.layers)
         )
-        self.norm = make_norm(arch, build.at("norm"), arch.hidden_size) if arch.final_norm else NoNorm()
+        self.norm = make_norm(arch.norm, build.at("norm"), arch.hidden_size) if arch.final_norm else NoNorm()
         tied = self.embed_tokens if arch.tied_head else None
         self.lm_head = LMHead(
             build.at("lm_head"),

@@ -3,7 +3,17 @@
 from typing import ClassVar
 
 from octavo.base.errors import Unsupported
-from octavo.runtime.models.arch import PRE_NORMS, Arch, Config, Place, read_arch, size_of
+from octavo.runtime.layers.norm import NormArch
+from octavo.runtime.models.arch import (
+    PRE_NORMS,
+    Arch,
+    Config,
+    Place,
+    read_arch,
+    read_dense,
+    read_heads,
+    size_of,
+)
 from octavo.runtime.models.decoder import Decoder
 from octavo.runtime.models.weights import WeightMap, to, ungroup_qkv
 
@@ -45,22 +55,24 @@ class Falcon(Decoder):
                 "Falcon with alibi=True (falcon-rw) is not supported: attention here has no position biases. "
                 "The rotary Falcons are: falcon-7b, falcon-40b, falcon-180B, falcon-11B."
             )
-        config = {"tie_word_embeddings": True, "layer_norm_epsilon": 1e-5} | config
+        config = {
+            "tie_word_embeddings": True,
+            "layer_norm_epsilon": 1e-5,
+            **config,
+            "intermediate_size": config.get("ffn_hidden_size"),
+            "num_key_value_heads": _kv_heads(config),
+        }
         bias = bool(config.get("bias"))
         parallel = bool(config.get("parallel_attn", True) or config.get("new_decoder_architecture"))
         return read_arch(
-            config
-            | {"intermediate_size": config.get("ffn_hidden_size"), "num_key_value_heads": _kv_heads(config)},
+            config,
             residual="parallel" if parallel else "serial",
             norms=_norms(config, parallel),
-            norm_kind="layer",
-            norm_bias=True,
-            norm_eps=config["layer_norm_epsilon"],
-            qkv_bias=bias,
-            out_bias=bias,
-            mlp_bias=bias,
-            gated_mlp=False,
-            activation=config.get("activation") or "gelu",
+            norm=NormArch(kind="layer", bias=True, eps=config["layer_norm_epsilon"]),
+            attention=read_heads(config, qkv_bias=bias, out_bias=bias),
+            feed_forward=read_dense(
+                config, activation=config.get("activation") or "gelu", gated=False, bias=bias
+            ),
         )
 
 

@@ -5,10 +5,21 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from octavo.base.errors import Unsupported
-from octavo.runtime.models.arch import SANDWICH_NORMS, Arch, Config, read_arch, size_of
+from octavo.runtime.layers.build import Stored
+from octavo.runtime.layers.self_attention import HeadsArch
+from octavo.runtime.models.arch import (
+    SANDWICH_NORMS,
+    Arch,
+    Config,
+    LayerArch,
+    read_arch,
+    read_dense,
+    read_heads,
+    size_of,
+)
 from octavo.runtime.models.decoder import Decoder
 from octavo.runtime.models.llama import LLAMA_WEIGHTS, Llama
-from octavo.runtime.models.weights import Stored, to
+from octavo.runtime.models.weights import to
 
 _ACTIVATION = "gelu_pytorch_tanh"
 _DEFAULTS: Config = {"head_dim": 256, "tie_word_embeddings": True, "hidden_act": _ACTIVATION}
@@ -22,9 +33,9 @@ _DEFAULTS_2: Config = _DEFAULTS | {
 """What transformers assumes where a config is silent."""
 
 
-def plus_one(tensor: Stored, arch: Arch) -> Stored:
+def plus_one(tensor: Stored, layer: LayerArch | None) -> Stored:
     """Gemma's norms multiply by 1 + w: keep the sum. (GGUF files hold the sum.)"""
-    del arch
+    del layer
     assert isinstance(tensor, Tensor)
     return tensor.float() + 1
 
@@ -39,9 +50,13 @@ def read_gemma(config: Config, **own: Any) -> Arch:
     """What all generations share. Raises Unsupported for the variants that embed texts."""
     if config.get("use_bidirectional_attention"):
         raise Unsupported("use_bidirectional_attention: a Gemma that sees what comes later cannot generate")
+    return read_arch(config, embedding_scale=size_of(config, "hidden_size") ** 0.5, **own)
+
+
+def read_gemma_heads(config: Config, **own: Any) -> HeadsArch:
+    """Biases are optional."""
     bias = bool(config.get("attention_bias"))
-    scale = size_of(config, "hidden_size") ** 0.5
-    return read_arch(config, qkv_bias=bias, out_bias=bias, embedding_scale=scale, **own)
+    return read_heads(config, qkv_bias=bias, out_bias=bias, **own)
 
 
 class Gemma(Decoder):
@@ -68,7 +83,7 @@ class Gemma(Decoder):
         config = _DEFAULTS | config
         if config["hidden_act"] == "gelu":
             config["hidden_act"] = _ACTIVATION
-        return read_gemma(config)
+        return read_gemma(config, attention=read_gemma_heads(config))
 
 
 class Gemma2(Decoder):
@@ -98,8 +113,11 @@ class Gemma2(Decoder):
         return read_gemma(
             config | {"layer_types": config.get("layer_types") or layer_types(config, 2)},
             norms=SANDWICH_NORMS,
-            activation=config.get("hidden_activation") or _ACTIVATION,
-            attention_scale=config["query_pre_attn_scalar"] ** -0.5,
-            attention_soft_cap=config["attn_logit_softcapping"] or 0.0,
+            attention=read_gemma_heads(
+                config,
+                scale=config["query_pre_attn_scalar"] ** -0.5,
+                soft_cap=config["attn_logit_softcapping"] or 0.0,
+            ),
+            feed_forward=read_dense(config, activation=config.get("hidden_activation") or _ACTIVATION),
             logit_soft_cap=config["final_logit_softcapping"] or 0.0,
         )

@@ -2,9 +2,9 @@
 
 from typing import ClassVar
 
-from octavo.runtime.models.arch import SANDWICH_NORMS, Arch, Config
+from octavo.runtime.models.arch import SANDWICH_NORMS, Arch, Config, read_dense
 from octavo.runtime.models.decoder import Decoder
-from octavo.runtime.models.gemma import Gemma2, layer_types, plus_one, read_gemma
+from octavo.runtime.models.gemma import Gemma2, layer_types, plus_one, read_gemma, read_gemma_heads
 from octavo.runtime.models.weights import to
 
 _DEFAULTS: Config = {
@@ -63,9 +63,10 @@ class Gemma3(Decoder):
             }
         return read_gemma(
             config,
-            qk_norm="head",
             norms=SANDWICH_NORMS,
-            activation=config.get("hidden_activation") or "gelu_pytorch_tanh",
-            attention_scale=config["query_pre_attn_scalar"] ** -0.5,
+            attention=read_gemma_heads(config, qk_norm="head", scale=config["query_pre_attn_scalar"] ** -0.5),
+            feed_forward=read_dense(
+                config, activation=config.get("hidden_activation") or "gelu_pytorch_tanh"
+            ),
             logit_soft_cap=config.get("final_logit_softcapping") or 0.0,
         )

@@ -24,6 +24,7 @@ from octavo.runtime.batch import BatchInputs, ForwardBatch
 from octavo.runtime.kernels.cache_layout import CacheLayout, make_spec
 from octavo.runtime.layers.attention import Attention
 from octavo.runtime.layers.build import BuildContext
+from octavo.runtime.layers.self_attention import HeadsArch
 from octavo.runtime.models.interface import Model
 
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -41,18 +42,15 @@ _OTHER = -1
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """How one attention layer calls: its sizes and factors."""
+    """How one attention layer calls."""
 
     module: nn.Module
-    num_kv_heads: int
-    head_dim: int
-    scale: float
+    heads: HeadsArch
     sliding_window: int
-    soft_cap: float
 
     def kv_spec(self, dtype: torch.dtype) -> KVCacheSpec:
-        """The layer's cache, in numbers of this type. Raises Unsupported."""
-        return make_spec(self.num_kv_heads, self.head_dim, dtype, self.sliding_window)
+        """Return the layer's cache, in numbers of this type. Raises Unsupported."""
+        return self.heads.kv_spec(1, dtype, self.sliding_window)
 
 
 @dataclass(eq=False)
@@ -98,15 +96,16 @@ def record(
     if unknown:
         raise Unsupported(f"its attention takes {', '.join(unknown)}, which octavo's kernels do not know")
     scale, window = others.get("scaling"), others.get("sliding_window") or 0
-    call = AttentionCall(
-        module=module,
+    heads = HeadsArch(
+        num_heads=query.shape[1],
         num_kv_heads=key.shape[1],
         head_dim=key.shape[-1],
         scale=key.shape[-1] ** -0.5 if scale is None else float(scale),
-        sliding_window=window if attention_mask is None else _window_of(attention_mask),
         soft_cap=float(others.get("softcap") or 0.0),
     )
-    calls.append(call)
+    calls.append(
+        AttentionCall(module, heads, window if attention_mask is None else _window_of(attention_mask))
+    )
     return torch.zeros_like(query).transpose(1, 2), None
 
 
@@ -199,7 +198,9 @@ class Generic(Model):
         self.head._modules = {**hf._modules, hf.base_model_prefix: _Given(link.output_type)}
         dtype = build.kv_dtype
         link.layers = {
-            call.module: Attention(build, i, call.kv_spec(dtype), scale=call.scale, soft_cap=call.soft_cap)
+            call.module: Attention(
+                build, i, call.kv_spec(dtype), scale=call.heads.scale, soft_cap=call.heads.soft_cap
+            )
             for i, call in enumerate(link.calls)
         }
         self.layers = nn.ModuleList(link.layers.values())

@@ -3,7 +3,9 @@
 from typing import ClassVar
 
 from octavo.base.errors import Unsupported
-from octavo.runtime.models.arch import Arch, Config, LayerArch, read_arch, size_of
+from octavo.runtime.layers.mlp import DenseArch
+from octavo.runtime.layers.norm import NormArch
+from octavo.runtime.models.arch import Arch, Config, LayerArch, read_arch, read_dense, read_heads, size_of
 from octavo.runtime.models.decoder import Decoder
 from octavo.runtime.models.weights import WeightMap, to, transpose
 
@@ -20,6 +22,12 @@ def usual_names(config: Config) -> Config:
     """The config with GPT-2's names also in the usual spelling."""
     config = {"layer_norm_epsilon": 1e-5} | config
     return {ours: config.get(theirs) for ours, theirs in _NAMES.items()} | config
+
+
+def read_plain_mlp(config: Config) -> DenseArch:
+    """GPT-2's feed-forward block."""
+    activation = config.get("activation_function") or "gelu_new"
+    return read_dense(config, activation=activation, gated=False, bias=True)
 
 
 class GPT2(Decoder):
@@ -57,16 +65,13 @@ class GPT2(Decoder):
         if config.get("scale_attn_by_inverse_layer_idx") or config.get("scale_attn_weights") is False:
             raise Unsupported("GPT-2 with scale_attn_by_inverse_layer_idx, or without scale_attn_weights")
         config = usual_names({"tie_word_embeddings": True} | config)
+        layer = LayerArch(
+            attention=read_heads(config, qkv_bias=True, out_bias=True),
+            feed_forward=read_plain_mlp(config),
+        )
         return read_arch(
             config,
-            layers=(LayerArch(),) * size_of(config, "num_hidden_layers"),
+            layers=(layer,) * size_of(config, "num_hidden_layers"),
             num_learned_positions=size_of(config, "max_position_embeddings"),
-            norm_kind="layer",
-            norm_bias=True,
-            norm_eps=config["layer_norm_epsilon"],
-            qkv_bias=True,
-            out_bias=True,
-            mlp_bias=True,
-            gated_mlp=False,
-            activation=config.get("activation_function") or "gelu_new",
+            norm=NormArch(kind="layer", bias=True, eps=config["layer_norm_epsilon"]),
         )

@@ -2,7 +2,8 @@
 
 from typing import ClassVar
 
-from octavo.runtime.models.arch import Arch, Config, read_arch
+from octavo.runtime.layers.norm import NormArch
+from octavo.runtime.models.arch import Arch, Config, read_arch, read_dense, read_heads
 from octavo.runtime.models.decoder import Decoder
 from octavo.runtime.models.weights import WeightMap, to, ungroup_qkv
 
@@ -52,11 +53,7 @@ class GPTNeoX(Decoder):
         return read_arch(
             config,
             residual="parallel" if config.get("use_parallel_residual", True) else "serial",
-            norm_kind="layer",
-            norm_bias=True,
-            norm_eps=config["layer_norm_eps"],
-            qkv_bias=bias,
-            out_bias=bias,
-            mlp_bias=True,
-            gated_mlp=False,
+            norm=NormArch(kind="layer", bias=True, eps=config["layer_norm_eps"]),
+            attention=read_heads(config, qkv_bias=bias, out_bias=bias),
+            feed_forward=read_dense(config, gated=False, bias=True),
         )

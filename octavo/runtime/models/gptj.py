@@ -2,10 +2,11 @@
 
 from typing import ClassVar
 
+from octavo.runtime.layers.norm import NormArch
 from octavo.runtime.layers.rotary import Rope
-from octavo.runtime.models.arch import Arch, Config, LayerArch, read_arch, size_of
+from octavo.runtime.models.arch import Arch, Config, LayerArch, read_arch, read_heads, size_of
 from octavo.runtime.models.decoder import Decoder
-from octavo.runtime.models.gpt2 import GPT2, usual_names
+from octavo.runtime.models.gpt2 import GPT2, read_plain_mlp, usual_names
 from octavo.runtime.models.weights import WeightMap, to
 
 
@@ -39,16 +40,12 @@ class GPTJ(Decoder):
         """GPT-2's names; `rotary_dim` components of a head rotate."""
         config = usual_names(config)
         rope = Rope(dim=size_of(config, "rotary_dim", 64), interleaved=True)
+        layer = LayerArch(attention=read_heads(config), feed_forward=read_plain_mlp(config), rope=rope)
         return read_arch(
             config,
-            layers=(LayerArch(rope=rope),) * size_of(config, "num_hidden_layers"),
+            layers=(layer,) * size_of(config, "num_hidden_layers"),
             residual="parallel",
             norms=frozenset({"attention_in"}),
-            norm_kind="layer",
-            norm_bias=True,
-            norm_eps=config["layer_norm_epsilon"],
-            mlp_bias=True,
+            norm=NormArch(kind="layer", bias=True, eps=config["layer_norm_epsilon"]),
             head_bias=True,
-            gated_mlp=False,
-            activation=config.get("activation_function") or "gelu_new",
         )

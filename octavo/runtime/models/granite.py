@@ -5,7 +5,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from octavo.runtime.batch import ForwardBatch
-from octavo.runtime.models.arch import Arch, Config, factor_of, read_arch
+from octavo.runtime.models.arch import Arch, Config, factor_of, read_arch, read_dense, read_heads
 from octavo.runtime.models.decoder import Decoder
 from octavo.runtime.models.llama import LLAMA_WEIGHTS, Llama
 
@@ -29,11 +29,11 @@ class Granite(Decoder):
         bias = bool(config.get("attention_bias"))
         return read_arch(
             config,
-            qkv_bias=bias,
-            out_bias=bias,
-            mlp_bias=bool(config.get("mlp_bias")),
+            attention=read_heads(
+                config, qkv_bias=bias, out_bias=bias, scale=factor_of(config, "attention_multiplier")
+            ),
+            feed_forward=read_dense(config, bias=bool(config.get("mlp_bias"))),
             embedding_scale=factor_of(config, "embedding_multiplier"),
-            attention_scale=factor_of(config, "attention_multiplier"),
             residual_scale=factor_of(config, "residual_multiplier"),
             logit_scale=1 / factor_of(config, "logits_scaling"),
         )

@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from octavo.runtime.models.arch import Arch, Config, read_arch
+from octavo.runtime.models.arch import Arch, Config, read_arch, read_dense, read_heads
 from octavo.runtime.models.decoder import Decoder
 from octavo.runtime.models.llama import LLAMA_WEIGHTS, Llama
 from octavo.runtime.models.weights import WeightMap, to, ungroup_qkv
@@ -41,7 +41,7 @@ class InternLM2(Decoder):
     def arch_from_hf(config: Config) -> Arch:
         """The MLP never has biases; attention has unless the config denies it."""
         bias = bool(config.get("bias", True))
-        return read_arch(config, qkv_bias=bias, out_bias=bias)
+        return read_arch(config, attention=read_heads(config, qkv_bias=bias, out_bias=bias))
 
 
 class InternLM3(Decoder):
@@ -61,4 +61,9 @@ class InternLM3(Decoder):
         """Transformers writes other names for the same two switches."""
         bias = bool(config.get("bias", config.get("mlp_bias")))
         qkv_bias = bool(config.get("qkv_bias", config.get("attention_bias")))
-        return read_arch(_DEFAULTS_3 | config, qkv_bias=qkv_bias, out_bias=bias, mlp_bias=bias)
+        config = _DEFAULTS_3 | config
+        return read_arch(
+            config,
+            attention=read_heads(config, qkv_bias=qkv_bias, out_bias=bias),
+            feed_forward=read_dense(config, bias=bias),
+        )

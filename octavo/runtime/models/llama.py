@@ -4,9 +4,10 @@ from typing import ClassVar
 
 import torch
 
-from octavo.runtime.models.arch import Arch, Config, read_arch
+from octavo.runtime.layers.build import Stored
+from octavo.runtime.models.arch import Arch, Config, LayerArch, read_arch, read_dense, read_heads
 from octavo.runtime.models.decoder import GGUF_WEIGHTS, Decoder
-from octavo.runtime.models.weights import Stored, WeightMap, to
+from octavo.runtime.models.weights import WeightMap, to
 
 LLAMA_WEIGHTS = WeightMap(
     {
@@ -30,12 +31,13 @@ LLAMA_WEIGHTS = WeightMap(
 )
 
 
-def unpair(tensor: Stored, arch: Arch) -> Stored:
+def unpair(tensor: Stored, layer: LayerArch | None) -> Stored:
     """Undo the order of GGUF's q and k rows, where the two rows that rope rotates together are neighbours.
 
     Whole rows move, so packed ones stay packed. Source: `permute` in llama.cpp's convert_hf_to_gguf.py.
     """
-    rows = torch.arange(tensor.shape[0]).view(-1, arch.head_dim // 2, 2)
+    assert layer is not None
+    rows = torch.arange(tensor.shape[0]).view(-1, layer.attention.head_dim // 2, 2)
     return tensor.index_select(0, rows.transpose(1, 2).flatten())
 
 
@@ -73,7 +75,11 @@ class Llama(Decoder):
     def arch_from_hf(config: Config) -> Arch:
         """Biases are optional."""
         bias = bool(config.get("attention_bias"))
-        return read_arch(config, qkv_bias=bias, out_bias=bias, mlp_bias=bool(config.get("mlp_bias")))
+        return read_arch(
+            config,
+            attention=read_heads(config, qkv_bias=bias, out_bias=bias),
+            feed_forward=read_dense(config, bias=bool(config.get("mlp_bias"))),
+        )
 
 
 class Mistral(Llama):

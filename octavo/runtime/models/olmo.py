@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from octavo.runtime.models.arch import RESIDUAL_NORMS, Arch, Config, read_arch
+from octavo.runtime.models.arch import RESIDUAL_NORMS, Arch, Config, read_arch, read_heads
 from octavo.runtime.models.decoder import Decoder
 from octavo.runtime.models.llama import LLAMA_WEIGHTS, Llama
 from octavo.runtime.models.weights import to
@@ -23,10 +23,6 @@ class Olmo2(Decoder):
     def arch_from_hf(config: Config) -> Arch:
         """Biases are optional."""
         bias = bool(config.get("attention_bias"))
-        return read_arch(
-            {"rms_norm_eps": 1e-5} | config,
-            norms=RESIDUAL_NORMS,
-            qk_norm="all_heads",
-            qkv_bias=bias,
-            out_bias=bias,
-        )
+        config = {"rms_norm_eps": 1e-5} | config
+        attention = read_heads(config, qk_norm="all_heads", qkv_bias=bias, out_bias=bias)
+        return read_arch(config, norms=RESIDUAL_NORMS, attention=attention)

@@ -5,11 +5,12 @@ from typing import ClassVar
 from torch import Tensor
 
 from octavo.runtime.batch import ForwardBatch
-from octavo.runtime.layers.build import BuildContext
+from octavo.runtime.layers.build import BuildContext, Stored
 from octavo.runtime.layers.linear import ReplicatedLinear
-from octavo.runtime.models.arch import Arch, Config, LayerArch, read_arch, size_of
+from octavo.runtime.layers.norm import NormArch
+from octavo.runtime.models.arch import Arch, Config, LayerArch, read_arch, read_dense, read_heads, size_of
 from octavo.runtime.models.decoder import Decoder
-from octavo.runtime.models.weights import Stored, WeightMap, to
+from octavo.runtime.models.weights import WeightMap, to
 
 _DEFAULTS: Config = {
     "do_layer_norm_before": True,
@@ -21,9 +22,9 @@ _DEFAULTS: Config = {
 _PADDING_POSITIONS = 2
 
 
-def without_padding(tensor: Stored, arch: Arch) -> Stored:
+def without_padding(tensor: Stored, layer: LayerArch | None) -> Stored:
     """The first rows of the position table served padded batches; position 0 is the row behind them."""
-    del arch
+    del layer
     assert isinstance(tensor, Tensor)
     return tensor[_PADDING_POSITIONS:]
 
@@ -76,22 +77,18 @@ class OPT(Decoder):
         bias, weights = bool(config["enable_bias"]), bool(config["layer_norm_elementwise_affine"])
         hidden_size, before = size_of(config, "hidden_size"), bool(config["do_layer_norm_before"])
         embedding_size = size_of(config, "word_embed_proj_dim", hidden_size)
+        layer = LayerArch(
+            attention=read_heads(config, qkv_bias=bias, out_bias=bias),
+            feed_forward=read_dense(config, activation=config["activation_function"], gated=False, bias=bias),
+        )
         return read_arch(
             config,
-            layers=(LayerArch(),) * size_of(config, "num_hidden_layers"),
+            layers=(layer,) * size_of(config, "num_hidden_layers"),
             embedding_size=embedding_size if embedding_size != hidden_size else 0,
             num_learned_positions=size_of(config, "max_position_embeddings"),
             residual="serial" if before else "normalised",
             final_norm=before and not config.get("_remove_final_layer_norm"),
-            norm_kind="layer",
-            norm_weight=weights,
-            norm_bias=weights,
-            norm_eps=1e-5,
-            qkv_bias=bias,
-            out_bias=bias,
-            mlp_bias=bias,
-            gated_mlp=False,
-            activation=config["activation_function"],
+            norm=NormArch(kind="layer", weight=weights, bias=weights, eps=1e-5),
         )
 
     def embed(self, batch: ForwardBatch) -> Tensor:

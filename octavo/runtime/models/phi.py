@@ -2,7 +2,8 @@
 
 from typing import ClassVar
 
-from octavo.runtime.models.arch import Arch, Config, read_arch
+from octavo.runtime.layers.norm import NormArch
+from octavo.runtime.models.arch import Arch, Config, read_arch, read_dense, read_heads
 from octavo.runtime.models.decoder import GGUF_WEIGHTS, Decoder
 from octavo.runtime.models.llama import LLAMA_WEIGHTS, Llama
 from octavo.runtime.models.weights import to
@@ -39,15 +40,15 @@ class Phi(Decoder):
             config,
             residual="parallel",
             norms=frozenset({"attention_in"}),
-            norm_kind="layer",
-            norm_bias=True,
-            norm_eps=config["layer_norm_eps"],
-            qk_norm="head" if config.get("qk_layernorm") else "none",
-            qkv_bias=True,
-            out_bias=True,
-            mlp_bias=True,
+            norm=NormArch(kind="layer", bias=True, eps=config["layer_norm_eps"]),
+            attention=read_heads(
+                config,
+                qk_norm="head" if config.get("qk_layernorm") else "none",
+                qkv_bias=True,
+                out_bias=True,
+            ),
+            feed_forward=read_dense(config, gated=False, bias=True),
             head_bias=True,
-            gated_mlp=False,
         )
 
 

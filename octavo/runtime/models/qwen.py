@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from octavo.runtime.models.arch import Arch, Config, read_arch
+from octavo.runtime.models.arch import Arch, Config, read_arch, read_heads
 from octavo.runtime.models.decoder import Decoder
 from octavo.runtime.models.llama import LLAMA_WEIGHTS, Llama
 
@@ -37,7 +37,8 @@ class Qwen2(Decoder):
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
         """The biases are not in the config."""
-        return read_arch(_windowed(config), qkv_bias=True)
+        config = _windowed(config)
+        return read_arch(config, attention=read_heads(config, qkv_bias=True))
 
 
 class Qwen3(Decoder):
@@ -54,5 +55,6 @@ class Qwen3(Decoder):
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
         """A head has 128 components unless the config says otherwise."""
-        bias = bool(config.get("attention_bias"))
-        return read_arch({"head_dim": 128} | _windowed(config), qk_norm="head", qkv_bias=bias, out_bias=bias)
+        config, bias = {"head_dim": 128} | _windowed(config), bool(config.get("attention_bias"))
+        attention = read_heads(config, qk_norm="head", qkv_bias=bias, out_bias=bias)
+        return read_arch(config, attention=attention)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from octavo.base.errors import BadCheckpoint, Unsupported
-from octavo.runtime.models.arch import Arch, Config, read_arch, size_of
+from octavo.runtime.models.arch import Arch, Config, read_arch, read_dense, read_heads, size_of
 from octavo.runtime.models.decoder import Decoder
 from octavo.runtime.models.llama import LLAMA_WEIGHTS, Llama
 
@@ -31,9 +31,8 @@ class SmolLM3(Decoder):
         rotated, bias = _rotated(config), bool(config.get("attention_bias"))
         arch = read_arch(
             _windowed(config, rotated),
-            qkv_bias=bias,
-            out_bias=bias,
-            mlp_bias=bool(config.get("mlp_bias")),
+            attention=read_heads(config, qkv_bias=bias, out_bias=bias),
+            feed_forward=read_dense(config, bias=bool(config.get("mlp_bias"))),
         )
         pairs = zip(arch.layers, rotated, strict=True)
         return replace(arch, layers=tuple(layer if r else replace(layer, rope=None) for layer, r in pairs))

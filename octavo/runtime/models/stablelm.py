@@ -2,7 +2,8 @@
 
 from typing import ClassVar
 
-from octavo.runtime.models.arch import PRE_NORMS, Arch, Config, read_arch
+from octavo.runtime.layers.norm import NormArch
+from octavo.runtime.models.arch import PRE_NORMS, Arch, Config, read_arch, read_heads
 from octavo.runtime.models.decoder import Decoder
 from octavo.runtime.models.llama import LLAMA_WEIGHTS, Llama
 from octavo.runtime.models.weights import to
@@ -32,9 +33,10 @@ class StableLM(Decoder):
             config,
             residual="parallel" if parallel else "serial",
             norms=frozenset({"attention_in"}) if parallel else PRE_NORMS,
-            norm_kind="layer",
-            norm_bias=True,
-            norm_eps=config["layer_norm_eps"],
-            qk_norm="each_head" if config.get("qk_layernorm") else "none",
-            qkv_bias=bool(config.get("use_qkv_bias")),
+            norm=NormArch(kind="layer", bias=True, eps=config["layer_norm_eps"]),
+            attention=read_heads(
+                config,
+                qk_norm="each_head" if config.get("qk_layernorm") else "none",
+                qkv_bias=bool(config.get("use_qkv_bias")),
+            ),
         )

@@ -2,7 +2,8 @@
 
 from typing import ClassVar
 
-from octavo.runtime.models.arch import Arch, Config, expect, read_arch
+from octavo.runtime.layers.norm import NormArch
+from octavo.runtime.models.arch import Arch, Config, expect, read_arch, read_dense, read_heads
 from octavo.runtime.models.decoder import Decoder
 from octavo.runtime.models.llama import LLAMA_WEIGHTS, Llama
 from octavo.runtime.models.weights import to
@@ -42,11 +43,7 @@ class Starcoder2(Decoder):
         bias = bool(config["use_bias"])
         return read_arch(
             config,
-            norm_kind="layer",
-            norm_bias=True,
-            norm_eps=config["norm_epsilon"],
-            qkv_bias=bias,
-            out_bias=bias,
-            mlp_bias=bias,
-            gated_mlp=False,
+            norm=NormArch(kind="layer", bias=True, eps=config["norm_epsilon"]),
+            attention=read_heads(config, qkv_bias=bias, out_bias=bias),
+            feed_forward=read_dense(config, gated=False, bias=bias),
         )

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from octavo.runtime.models.arch import Arch
-from octavo.runtime.quantization.blocks import Blocks
+from octavo.runtime.layers.build import Stored
+from octavo.runtime.models.arch import Arch, LayerArch
 
-Stored = Tensor | Blocks
-Transform = Callable[[Stored, Arch], Stored]
+Transform = Callable[[Stored, LayerArch | None], Stored]
+"""Takes a whole tensor and, if it belongs to a layer, that layer."""
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
@@ -29,6 +29,16 @@ class Target(NamedTuple):
     module: str
     shard: str = ""
     transform: Transform | None = None
+
+    def convert(self, tensor: Stored, arch: Arch) -> Stored:
+        """Return the tensor in our layout; as it is if it belongs to a layer that the model has not."""
+        if self.transform is None:
+            return tensor
+        stack, _, rest = self.module.partition(".")
+        if stack != "layers":
+            return self.transform(tensor, None)
+        index = int(rest.partition(".")[0])
+        return self.transform(tensor, arch.layers[index]) if index < len(arch.layers) else tensor
 
 
 to = Target
@@ -61,21 +71,23 @@ class WeightMap:
         return WeightMap({**self.rules, **rules}, self.prefix, self.ignored)
 
 
-def transpose(tensor: Stored, arch: Arch) -> Stored:
+def transpose(tensor: Stored, layer: LayerArch | None) -> Stored:
     """[inputs, outputs], as GPT-2 stores it, to [outputs, inputs]; vectors stay."""
-    del arch
+    del layer
     assert isinstance(tensor, Tensor)
     return tensor.t()
 
 
-def ungroup_qkv(tensor: Stored, arch: Arch) -> Stored:
+def ungroup_qkv(tensor: Stored, layer: LayerArch | None) -> Stored:
     """Rows in groups of one key head (its queries, the key, the value) to all queries, all keys, all values.
 
     Whole rows move, so packed ones stay packed. A wrong number of rows is left for the parameter to refuse.
     """
-    num_rows = (arch.num_heads + 2 * arch.num_kv_heads) * arch.head_dim
+    assert layer is not None
+    heads = layer.attention
+    num_rows = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim
     if tensor.shape[:1] != (num_rows,):
         return tensor
-    rows = torch.arange(num_rows).view(arch.num_kv_heads, -1, arch.head_dim)
+    rows = torch.arange(num_rows).view(heads.num_kv_heads, -1, heads.head_dim)
     queries, keys, values = rows[:, :-2], rows[:, -2], rows[:, -1]
     return tensor.index_select(0, torch.cat([queries.flatten(), keys.flatten(), values.flatten()]))

@@ -16,6 +16,9 @@ from torch import Tensor
 from octavo.base.errors import BadCheckpoint
 from octavo.runtime.quantization.blocks import Blocks
 
+Stored = Tensor | Blocks
+"""A tensor of a checkpoint, plain or packed."""
+
 
 class Shard(NamedTuple):
     """One tensor of the checkpoint, along the split axis: of `full` entries keep [start, start + size)."""
@@ -67,7 +70,7 @@ class Parameter(ABC):
         self.num_bytes = 0
         """Bytes that this rank keeps, as far as loaded."""
 
-    def load(self, tensor: Tensor | Blocks, name: str = "") -> None:
+    def load(self, tensor: Stored, name: str = "") -> None:
         """Keep this rank's part of a whole tensor. Raises BadCheckpoint for a wrong shape or a repeat."""
         shards = self.layout.select(name)
         if not shards:
@@ -87,7 +90,7 @@ class Parameter(ABC):
             offset += shard.full
 
     @abstractmethod
-    def _keep(self, shard: Shard, part: Tensor | Blocks) -> int:
+    def _keep(self, shard: Shard, part: Stored) -> int:
         """Store the part of `shard` that belongs to this rank; returns its bytes."""
 
 
@@ -105,7 +108,7 @@ class DenseParameter(Parameter):
         """Be `data` from here on, of the same shape and type; nothing more can be loaded."""
         self.data, self._parts = data, {}
 
-    def _keep(self, shard: Shard, part: Tensor | Blocks) -> int:
+    def _keep(self, shard: Shard, part: Stored) -> int:
         if isinstance(part, Blocks):
             raise BadCheckpoint(f"{part.type.name} blocks where a plain tensor is expected")
         return self._parts[shard.name].copy_(part).nbytes
@@ -123,7 +126,7 @@ class BlockParameter(Parameter):
         """Hand over the segments, in the layout's order; the parameter keeps none."""
         return [self._segments.pop(shard.name) for shard in self.layout.shards]
 
-    def _keep(self, shard: Shard, part: Tensor | Blocks) -> int:
+    def _keep(self, shard: Shard, part: Stored) -> int:
         if isinstance(part, Tensor):
             raise BadCheckpoint("a plain tensor where GGUF blocks are expected")
         self._segments[shard.name] = part.to(self._device)

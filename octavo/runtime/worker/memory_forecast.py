@@ -20,10 +20,10 @@ from octavo.runtime.loader.loader import load_own
 from octavo.runtime.loader.piece import Piece
 from octavo.runtime.models.arch import Arch
 from octavo.runtime.models.interface import MODELS, Family, Model
-from octavo.runtime.models.weights import Stored
 from octavo.runtime.platforms import cpu
 from octavo.runtime.platforms.meta import MetaPlatform
 from octavo.runtime.quantization.blocks import Blocks
+from octavo.runtime.quantization.parameter import Stored
 from octavo.runtime.worker.kv_tensors import group_layers
 from octavo.runtime.worker.profile_run import measure
 

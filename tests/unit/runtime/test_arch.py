@@ -5,7 +5,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
+from octavo.runtime.layers.mlp import DenseArch
+from octavo.runtime.layers.norm import NormArch
 from octavo.runtime.layers.rotary import DividedRope, LinearRope, Llama3Rope, Rope, YarnRope
+from octavo.runtime.layers.self_attention import HeadsArch
 from octavo.runtime.models.arch import read_arch, read_rope
 from octavo.runtime.models.interface import MODELS
 from tests.tiny_models import tiny_config
@@ -28,9 +31,10 @@ def test_tiny_configs_are_what_transformers_writes_back(name):
 
 def test_defaults():
     arch = read_arch(SIZES)
-    assert (arch.head_dim, arch.num_kv_heads, arch.intermediate_size) == (8, 4, 128)
-    assert (arch.norm_eps, arch.activation, arch.tied_head) == (1e-6, "silu", False)
-    assert arch.attention_scale == 8**-0.5
+    heads = HeadsArch(num_heads=4, num_kv_heads=4, head_dim=8, scale=8**-0.5)
+    dense = DenseArch(intermediate_size=128, activation="silu", gated=True)
+    assert {(layer.attention, layer.feed_forward) for layer in arch.layers} == {(heads, dense)}
+    assert (arch.norm, arch.tied_head) == (NormArch(kind="rms", eps=1e-6), False)
     assert {layer.sliding_window for layer in arch.layers} == {0}
     assert len(arch.layers) == 3
 

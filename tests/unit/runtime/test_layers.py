@@ -13,7 +13,7 @@ from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.embedding import LMHead, VocabEmbedding
 from octavo.runtime.layers.linear import MergedColumnLinear, QKVLinear, ReplicatedLinear, RowLinear
-from octavo.runtime.layers.mlp import MLP, plain_activation
+from octavo.runtime.layers.mlp import MLP, DenseArch, plain_activation
 from octavo.runtime.layers.norm import LayerNorm, NoNorm, RMSNorm
 from octavo.runtime.platforms.platform import get_platform
 from octavo.runtime.quantization.blocks import Blocks
@@ -152,7 +152,7 @@ def test_norms_add_to_the_residual_stream():
 )
 def test_activations(name, function):
     x, up, down = torch.randn(3, 8), torch.randn(12, 8), torch.randn(8, 12)
-    plain = MLP(make_build(), 8, 12, activation=name, gated=False, bias=False)
+    plain = MLP(DenseArch(intermediate_size=12, activation=name, gated=False), make_build(), 8)
     fill(plain.up, weight=up)
     fill(plain.down, weight=down)
     torch.testing.assert_close(plain(x), function(x @ up.t()) @ down.t(), atol=1e-4, rtol=1e-4)
@@ -170,7 +170,7 @@ def test_a_kernel_for_both_projections(size, bias, asked):
     build = make_build(size=size)
     kernels = replace(build.kernels, block_feed_forward=both)
     build = replace(build, scheme=Unquantized(replace(build.scheme.storage, kernels=kernels)))
-    mlp = MLP(build, 8, 12, activation="silu", gated=True, bias=bias)
+    mlp = MLP(DenseArch(intermediate_size=12, bias=bias), build, 8)
     fill(mlp.up, weight=torch.randn(24, 8))
     fill(mlp.down, weight=torch.randn(8, 12))
     if not asked:

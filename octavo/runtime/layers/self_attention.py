@@ -1,0 +1,106 @@
+"""`SelfAttention` with several heads, and `HeadsArch`, the numbers that describe it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from octavo.base.errors import ConfigError
+from octavo.messages.kv import KVCacheSpec
+from octavo.runtime.batch import ForwardBatch
+from octavo.runtime.kernels.cache_layout import make_spec
+from octavo.runtime.kernels.table import Addend, HeadNorms
+from octavo.runtime.layers.attention import Attention
+from octavo.runtime.layers.build import BuildContext
+from octavo.runtime.layers.linear import QKVLinear, RowLinear
+from octavo.runtime.layers.norm import AllHeadsRMSNorm, HeadLayerNorm, Norm, NormArch, RMSNorm, make_norm
+from octavo.runtime.layers.rotary import RotaryEmbedding
+from octavo.runtime.layers.rows import make_row_gather
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadsArch:
+    """Attention of queries in `num_heads` heads to keys and values in `num_kv_heads`.
+
+    qk_norm: normalise each head of queries and keys, with weights that all heads share ("head") or that each
+             has its own; or all heads as one vector
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    soft_cap: float = 0.0
+    qk_norm: Literal["none", "head", "each_head", "all_heads"] = "none"
+    qkv_bias: bool = False
+    out_bias: bool = False
+
+    def kv_spec(self, tp_size: int, dtype: torch.dtype, sliding_window: int = 0) -> KVCacheSpec:
+        """Return the cache of one rank, in numbers of this type. Raises ConfigError, Unsupported."""
+        if self.num_heads % tp_size:
+            raise ConfigError(
+                f"tensor_parallel_size={tp_size} does not divide the model's {self.num_heads} attention "
+                "heads; use a size that does."
+            )
+        return make_spec(max(self.num_kv_heads // tp_size, 1), self.head_dim, dtype, sliding_window)
+
+
+class SelfAttention(nn.Module):
+    """qkv → norms of queries and keys → rope → attention over the cache → out."""
+
+    def __init__(
+        self,
+        arch: HeadsArch,
+        build: BuildContext,
+        layer_id: int,
+        size: int,
+        *,
+        norm: NormArch,
+        rotary: RotaryEmbedding | None = None,
+        sliding_window: int = 0,
+    ) -> None:
+        """norm: what those of queries and keys are like; sliding_window: positions a query sees, 0 = all."""
+        super().__init__()
+        heads, kv_heads, head_dim = arch.num_heads, arch.num_kv_heads, arch.head_dim
+        self._head_dim = head_dim
+        self._rotary = rotary
+        self._gather = make_row_gather(build)
+        self.qkv = QKVLinear(build.at("qkv"), size, heads, kv_heads, head_dim, arch.qkv_bias)
+        self._heads = (self.qkv.num_heads, self.qkv.num_kv_heads, self.qkv.num_kv_heads)
+        self._fused_norms, self._has_norms = None, arch.qk_norm != "none"
+        if self._has_norms:
+            self.q_norm = _make_head_norm(arch, norm, build.at("q_norm"), heads)
+            self.k_norm = _make_head_norm(arch, norm, build.at("k_norm"), kv_heads)
+            if isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
+                # One kernel applies them on the way into the cache.
+                self._fused_norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, norm.eps)
+        spec = arch.kv_spec(build.parallel.tp_size, build.kv_dtype, sliding_window)
+        self.attention = Attention(build, layer_id, spec, scale=arch.scale, soft_cap=arch.soft_cap)
+        self.out = RowLinear(build.at("out"), heads * head_dim, size, arch.out_bias)
+
+    def forward(self, x: Tensor, batch: ForwardBatch, rows: Tensor | None = None) -> Tensor:
+        """[T, size] to [T, size], or to these rows of it."""
+        out: Tensor = self.out(self._attend(x, batch, rows))
+        return out
+
+    def split(self, x: Tensor, batch: ForwardBatch, rows: Tensor | None = None) -> Addend:
+        """`forward` for a norm that adds."""
+        return self.out.split(self._attend(x, batch, rows))
+
+    def _attend(self, x: Tensor, batch: ForwardBatch, rows: Tensor | None) -> Tensor:
+        heads = self.qkv(x).unflatten(-1, (-1, self._head_dim))
+        q, k, v = heads.split(self._heads, dim=1)
+        if self._has_norms and self._fused_norms is None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        rotation = self._rotary.rotation(batch) if self._rotary else None
+        return self._gather(self.attention(q, k, v, batch, rotation, self._fused_norms), rows)
+
+
+def _make_head_norm(arch: HeadsArch, norm: NormArch, build: BuildContext, num_heads: int) -> Norm:
+    """Return the norm of `num_heads` heads of queries or keys, of [T, heads of this rank, head_dim]."""
+    if arch.qk_norm == "each_head":
+        return HeadLayerNorm(build, num_heads, arch.head_dim, norm.eps)
+    if arch.qk_norm == "all_heads":
+        return AllHeadsRMSNorm(build, num_heads, arch.head_dim, norm.eps)
+    return make_norm(norm, build, arch.head_dim)
