@@ -60,18 +60,25 @@ def test_import_contracts_hold():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_import_contracts_would_notice(tmp_path):
+@pytest.mark.parametrize(
+    ("importer", "imported"),
+    [
+        ("octavo.cli.pull", "octavo.runtime.batch"),
+        ("octavo.runtime.models.opt", "octavo.runtime.kernels.table"),
+    ],
+)
+def test_import_contracts_would_notice(tmp_path, importer, imported):
     """The contracts are alive: one forbidden import, and they fail."""
     pytest.importorskip("importlinter")
     shutil.copytree(
         ROOT / "octavo", tmp_path / "octavo", ignore=shutil.ignore_patterns("__pycache__", "*.so")
     )
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    with (tmp_path / "octavo/cli/pull.py").open("a") as file:
-        file.write("\nimport octavo.runtime.batch\n")
+    with (tmp_path / f"{importer.replace('.', '/')}.py").open("a") as file:
+        file.write(f"\nimport {imported}\n")
     done = _lint_imports(tmp_path)
     assert done.returncode != 0
-    assert "octavo.cli.pull -> octavo.runtime.batch" in done.stdout
+    assert f"{importer} -> {imported}" in done.stdout
 
 
 @pytest.mark.parametrize("name", CORES)
