@@ -14,7 +14,7 @@ class Embedding(Layer):
     def __init__(self, build: BuildContext, rows: int, size: int, shard: Shard | None = None) -> None:
         super().__init__()
         self.method = build.scheme.linear(build.path)
-        self.parameters_by_name |= self.method.create(Layout((shard or Shard("", rows, 0, rows),), size))
+        self.parameters_by_name |= self.method.create(Layout((shard or Shard("", rows, 0, rows),), (size,)))
 
     def after_load(self) -> None:
         """Let the method repack."""
@@ -73,7 +73,7 @@ class LMHead(Layer):
             self.method = tied.method
             return
         self.method = build.scheme.linear(build.path)
-        self.parameters_by_name |= self.method.create(Layout((shard,), size))
+        self.parameters_by_name |= self.method.create(Layout((shard,), (size,)))
 
     def after_load(self) -> None:
         """Let an own method repack."""

@@ -38,7 +38,7 @@ class MergedColumnLinear(Linear):
     """Several projections of one input, each split over the ranks; their outputs stand side by side."""
 
     def __init__(self, build: BuildContext, inputs: int, shards: tuple[Shard, ...], bias: bool) -> None:
-        super().__init__(build, Layout(shards, inputs), Layout(shards) if bias else None)
+        super().__init__(build, Layout(shards, (inputs,)), Layout(shards) if bias else None)
 
 
 class QKVLinear(MergedColumnLinear):
@@ -58,7 +58,7 @@ class RowLinear(Linear):
     """A projection whose inputs are split over the ranks; every rank gets the whole sum."""
 
     def __init__(self, build: BuildContext, inputs: int, outputs: int, bias: bool) -> None:
-        layout = Layout((build.split("", inputs),), outputs, axis=1)
+        layout = Layout((build.split("", inputs),), (outputs,), split_axis=1)
         super().__init__(build, layout, vector(outputs) if bias else None)
         self._parallel = build.parallel
 
@@ -86,4 +86,4 @@ class ReplicatedLinear(Linear):
 
     def __init__(self, build: BuildContext, inputs: int, outputs: int, bias: bool) -> None:
         whole = vector(outputs)
-        super().__init__(build, Layout(whole.shards, inputs), whole if bias else None)
+        super().__init__(build, Layout(whole.shards, (inputs,)), whole if bias else None)

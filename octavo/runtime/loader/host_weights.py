@@ -123,7 +123,7 @@ def _layers(model: Family) -> nn.ModuleList:
 
 def _matrices(layer: nn.Module) -> list[DenseParameter]:
     parameters = named_parameters(layer).values()
-    return [p for p in parameters if isinstance(p, DenseParameter) and p.layout.other]
+    return [p for p in parameters if isinstance(p, DenseParameter) and p.layout.others]
 
 
 def _gather(matrices: list[DenseParameter], lane: CopyLane) -> Tensor:

@@ -7,6 +7,7 @@ of each that this rank keeps. `Parameter.load` checks shapes and keeps that part
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ Stored = Tensor | Blocks
 
 
 class Shard(NamedTuple):
-    """One tensor of the checkpoint, along the split axis: of `full` entries keep [start, start + size)."""
+    """One tensor of the checkpoint: of `full` entries along the split axis, keep [start, start + size)."""
 
     name: str
     full: int
@@ -31,29 +32,61 @@ class Shard(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """shards: stored in this order along `axis`; other: length of the other axis, 0 for a vector."""
+    """How tensors of a checkpoint make up one weight, and what this rank keeps of them.
+
+    shards:     the tensors, in their order along `stack_axis`
+    others:     lengths of one tensor's axes, without the split axis
+    split_axis: cut over the ranks
+    stack_axis: where the tensors stand behind each other: rows of a merged projection, or experts, as which
+                tensors without this axis count, too
+    """
 
     shards: tuple[Shard, ...]
-    other: int = 0
-    axis: int = 0
+    others: tuple[int, ...] = ()
+    split_axis: int = 0
+    stack_axis: int = 0
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of what this rank keeps."""
-        return self._shape(sum(shard.size for shard in self.shards))
+        return self._join([self._shape(shard.size) for shard in self.shards])
 
     def full_shape(self, shards: tuple[Shard, ...]) -> tuple[int, ...]:
         """Shape of a tensor of the checkpoint that holds all of these shards."""
-        return self._shape(sum(shard.full for shard in shards))
+        return self._join([self._shape(shard.full) for shard in shards])
 
     def select(self, name: str) -> tuple[Shard, ...]:
         """The shard `name`; all of them for the empty name (a checkpoint that stores them fused)."""
         return self.shards if not name else tuple(shard for shard in self.shards if shard.name == name)
 
+    def is_entry(self, shape: tuple[int, ...], shards: tuple[Shard, ...]) -> bool:
+        """Return True if `shape` is that of one entry of a stack, without the stack axis."""
+        full, axis = self.full_shape(shards), self.stack_axis
+        is_single = axis != self.split_axis and full[axis] == 1
+        return is_single and tuple(shape) == (*full[:axis], *full[axis + 1 :])
+
+    def cut(self, tensor: Stored, shards: tuple[Shard, ...]) -> Iterator[tuple[Shard, Stored]]:
+        """Yield this rank's part of each of `shards`, which `tensor` holds. Raises ConfigError."""
+        offset = 0
+        for shard in shards:
+            length = self._shape(shard.full)[self.stack_axis]
+            whole = tensor.narrow(self.stack_axis, offset, length)
+            yield shard, whole.narrow(self.split_axis, shard.start, shard.size)
+            offset += length
+
+    def divide(self, data: Tensor) -> dict[str, Tensor]:
+        """Return the place of each shard in what this rank keeps, by name."""
+        lengths = [self._shape(shard.size)[self.stack_axis] for shard in self.shards]
+        parts = torch.split(data, lengths, dim=self.stack_axis)
+        return {shard.name: part for shard, part in zip(self.shards, parts, strict=True)}
+
     def _shape(self, length: int) -> tuple[int, ...]:
-        if not self.other:
-            return (length,)
-        return (length, self.other) if self.axis == 0 else (self.other, length)
+        """Shape of one tensor that is so long along the split axis."""
+        return (*self.others[: self.split_axis], length, *self.others[self.split_axis :])
+
+    def _join(self, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+        axis, first = self.stack_axis, shapes[0]
+        return (*first[:axis], sum(shape[axis] for shape in shapes), *first[axis + 1 :])
 
 
 def vector(size: int) -> Layout:
@@ -76,18 +109,17 @@ class Parameter(ABC):
         if not shards:
             raise BadCheckpoint(f"this model has no {name!r} beside {[s.name for s in self.layout.shards]}")
         expected = self.layout.full_shape(shards)
+        if isinstance(tensor, Tensor) and self.layout.is_entry(tensor.shape, shards):
+            tensor = tensor.unsqueeze(self.layout.stack_axis)
         if tuple(tensor.shape) != expected:
             raise BadCheckpoint(f"expected shape {list(expected)}, found {list(tensor.shape)}")
-        offset = 0
-        for shard in shards:
+        for shard, part in self.layout.cut(tensor, shards):
             if shard.name not in self.missing:
                 raise BadCheckpoint(
                     "the same weight was loaded before, under another name or from another file"
                 )
             self.missing.remove(shard.name)
-            part = tensor.narrow(self.layout.axis, offset + shard.start, shard.size)
             self.num_bytes += self._keep(shard, part)
-            offset += shard.full
 
     @abstractmethod
     def _keep(self, shard: Shard, part: Stored) -> int:
@@ -100,9 +132,7 @@ class DenseParameter(Parameter):
     def __init__(self, layout: Layout, data: Tensor) -> None:
         super().__init__(layout)
         self.data = data
-        sizes = [shard.size for shard in layout.shards]
-        parts = torch.split(self.data, sizes, dim=layout.axis)
-        self._parts = {shard.name: part for shard, part in zip(layout.shards, parts, strict=True)}
+        self._parts = layout.divide(data)
 
     def live_in(self, data: Tensor) -> None:
         """Be `data` from here on, of the same shape and type; nothing more can be loaded."""

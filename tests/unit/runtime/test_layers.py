@@ -186,7 +186,7 @@ def test_unknown_activations_are_refused():
 
 
 def test_parameters_refuse_what_does_not_fit():
-    parameter = DenseParameter(Layout((Shard("a", 4, 0, 4), Shard("b", 2, 0, 2)), 3), torch.empty(6, 3))
+    parameter = DenseParameter(Layout((Shard("a", 4, 0, 4), Shard("b", 2, 0, 2)), (3,)), torch.empty(6, 3))
     with pytest.raises(BadCheckpoint, match=r"expected shape \[4, 3\], found \[4, 2\]"):
         parameter.load(torch.zeros(4, 2), "a")
     with pytest.raises(BadCheckpoint, match="no 'c'"):
@@ -196,6 +196,47 @@ def test_parameters_refuse_what_does_not_fit():
     with pytest.raises(BadCheckpoint, match="loaded before"):
         parameter.load(torch.zeros(6, 3))
     assert vector(5).shape == (5,)
+
+
+@pytest.mark.parametrize("split_axis", [1, 2])
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "by_expert"])
+def test_a_stack_is_split_along_another_axis(split_axis, fused):
+    """Three experts of [4, 6], stacked on axis 0: the ranks' parts make up the whole again."""
+    experts = torch.randn(3, 4, 6)
+    parts = [keep_experts(experts, rank, split_axis, fused) for rank in range(2)]
+    assert {part.shape for part in parts} == {(3, 2, 6) if split_axis == 1 else (3, 4, 3)}
+    assert torch.equal(torch.cat(parts, split_axis), experts)
+    assert not torch.equal(torch.cat(parts[::-1], split_axis), experts)
+    assert not torch.equal(keep_experts(experts.flip(0), 0, split_axis, fused), parts[0])
+
+
+def keep_experts(experts, rank, split_axis, fused):
+    """What one of two ranks keeps. By expert, they come last first."""
+    full = experts.shape[split_axis]
+    shards = tuple(Shard(str(i), full, rank * full // 2, full // 2) for i in range(len(experts)))
+    layout = Layout(shards, (1, experts.shape[3 - split_axis]), split_axis=split_axis)
+    parameter = DenseParameter(layout, torch.full(layout.shape, torch.nan))
+    if fused:
+        parameter.load(experts)
+    for i, expert in [] if fused else list(enumerate(experts))[::-1]:
+        parameter.load(expert, str(i))
+    assert not parameter.missing and parameter.num_bytes == experts.nbytes // 2
+    return parameter.data
+
+
+def test_experts_of_another_shape_are_refused():
+    for shape in ((3, 6, 4), (2, 4, 6), (1, 4, 6), (4, 6)):
+        with pytest.raises(BadCheckpoint, match="expected shape"):
+            keep_experts_of(shape, "")
+    for shape in ((6, 4), (2, 4, 6), (4,)):
+        with pytest.raises(BadCheckpoint, match="expected shape"):
+            keep_experts_of(shape, "1")
+    keep_experts_of((1, 4, 6), "1")
+
+
+def keep_experts_of(shape, name):
+    layout = Layout(tuple(Shard(str(i), 6, 0, 3) for i in range(3)), (1, 4), split_axis=2)
+    DenseParameter(layout, torch.empty(layout.shape)).load(torch.zeros(shape), name)
 
 
 def test_blocks_are_cut_where_they_end():
