@@ -7,8 +7,8 @@ business of the scheme's LinearMethod.
 
 from torch import Tensor
 
-from octavo.runtime.kernels.table import Addend
 from octavo.runtime.layers.build import BuildContext, Layer
+from octavo.runtime.quantization.method import Term
 from octavo.runtime.quantization.parameter import Layout, Shard, vector
 
 
@@ -74,11 +74,9 @@ class RowLinear(Linear):
         """Whether `forward` is a product and nothing else."""
         return self._parallel.tp_size == 1 and self.bias is None
 
-    def split(self, x: Tensor) -> Addend:
-        """`forward` for a norm that adds."""
-        if not self.is_product:
-            return self.forward(x)
-        return self.method.apply_split(x)
+    def defer(self, x: Tensor) -> Term:
+        """Return `forward` as a term for an RMS norm that adds it."""
+        return self.method.apply_deferred(x) if self.is_product else self.forward(x)
 
 
 class ReplicatedLinear(Linear):

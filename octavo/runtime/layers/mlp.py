@@ -6,9 +6,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from octavo.base.errors import Unsupported
-from octavo.runtime.kernels.table import Activation, Addend, Gate, KernelTable
+from octavo.runtime.kernels.table import Activation, Gate, KernelTable
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.linear import MergedColumnLinear, RowLinear
+from octavo.runtime.quantization.method import Term
 
 Table = dict[str, Activation]
 
@@ -71,10 +72,10 @@ class MLP(nn.Module):
         out = self._fused(x)
         return self.down(self._inner(x)) if out is None else out
 
-    def split(self, x: Tensor) -> Addend:
-        """`forward` for a norm that adds."""
+    def defer(self, x: Tensor) -> Term:
+        """Return `forward` as a term for an RMS norm that adds it."""
         out = self._fused(x)
-        return self.down.split(self._inner(x)) if out is None else out
+        return self.down.defer(self._inner(x)) if out is None else out
 
     def _fused(self, x: Tensor) -> Tensor | None:
         """Both projections by one kernel; None if there is none."""

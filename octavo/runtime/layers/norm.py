@@ -1,29 +1,19 @@
-"""Normalisation. `add` is the fused form that decoder layers use: add to the residual stream, then normalise
-it. What is added may itself be `later` normalised, in the same kernel.
+"""Normalisation. Decoder layers use the fused form, `add`: add a term to the residual stream, then normalise
+the sum. The kernel of `add` may compute the term, too: a product's partial sums, or another norm (`defer`).
 """
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from octavo.runtime.kernels.table import Addend, Summands
 from octavo.runtime.layers.build import BuildContext, Layer
+from octavo.runtime.quantization.method import Term as Term  # noqa: PLC0414  # for models
 from octavo.runtime.quantization.parameter import Layout, Shard, vector
-
-
-class Unnormed(NamedTuple):
-    """`norm(x)`, put off until it is added."""
-
-    x: Tensor
-    norm: "RMSNorm"
-
-
-Added = Addend | Unnormed
-"""What a layer gives to the residual stream."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,15 +33,13 @@ class Norm(Layer):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last axis of x."""
 
-    def later(self, x: Tensor) -> Added:
-        """`forward` for a norm that adds."""
+    def defer(self, x: Tensor) -> Term:
+        """Return `forward` as a term for an RMS norm that adds it."""
         return self.forward(x)
 
-    def add(self, x: Added, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+    def add(self, x: Term, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return (normalised sum, sum) of x and the residual stream, which begins as None."""
-        if isinstance(x, Unnormed):
-            x = x.norm(x.x)
-        assert isinstance(x, Tensor), "only norms that say so take summands"
+        assert isinstance(x, Tensor), "only RMS norms take deferred terms"
         total = x if residual is None else residual + x
         return self.forward(total), total
 
@@ -71,34 +59,31 @@ class NoNorm(Norm):
 class RMSNorm(Norm):
     """Root mean square (https://arxiv.org/abs/1910.07467). Gemma's 1 + w is summed while loading."""
 
-    def __init__(self, build: BuildContext, size: int, eps: float) -> None:
+    def __init__(self, build: BuildContext, size: int, eps: float, *, defers: bool = False) -> None:
+        """defers: `forward` may be left to the RMS norm, of the same eps, that adds it."""
         super().__init__()
         parameter = build.dense(vector(size))
         self.parameters_by_name["weight"] = parameter
         self.weight = parameter.data
-        self.eps = eps
-        self._kernel, self._split = build.kernels.rms_norm, build.kernels.split_product
-        self._sandwich = build.kernels.sandwich_norm
+        self._eps, self._kernel = eps, build.kernels.rms_norm
+        self._sandwich = build.kernels.sandwich_norm if defers else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise."""
-        return self._kernel(x, self.weight, self.eps)
+        return self._kernel(x, self.weight, self._eps)
 
-    def later(self, x: Tensor) -> Added:
-        """Put off, where one kernel then does all."""
-        return self.forward(x) if self._sandwich is None else Unnormed(x, self)
+    def defer(self, x: Tensor) -> Term:
+        """See Norm."""
+        return self.forward(x) if self._sandwich is None else partial(self._sandwich, x, self.weight)
 
-    def add(self, x: Added, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+    def add(self, x: Term, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """Add and normalise in one kernel."""
-        if isinstance(x, Unnormed):
-            assert self._sandwich is not None and residual is not None and x.norm.eps == self.eps
-            return self._sandwich(x.x, x.norm.weight, self.weight, self.eps, residual)
-        if isinstance(x, Summands):
-            assert self._split is not None and residual is not None
-            return self._split.norm(x, self.weight, self.eps, residual)
+        if not isinstance(x, Tensor):
+            assert residual is not None
+            return x(self.weight, self._eps, residual)
         if residual is None:
             return self.forward(x), x
-        return self._kernel(x, self.weight, self.eps, residual)
+        return self._kernel(x, self.weight, self._eps, residual)
 
 
 class LayerNorm(Norm):
@@ -168,8 +153,8 @@ class AllHeadsRMSNorm(Norm):
         return (normal * self._weight).to(x.dtype).view_as(x)
 
 
-def make_norm(arch: NormArch, build: BuildContext, size: int) -> Norm:
-    """Return a norm over vectors of `size`."""
+def make_norm(arch: NormArch, build: BuildContext, size: int, *, defers: bool = False) -> Norm:
+    """Return a norm over vectors of `size`. defers: see RMSNorm."""
     if arch.kind == "layer":
         return LayerNorm(build, size, arch.eps, weight=arch.weight, bias=arch.bias)
-    return RMSNorm(build, size, arch.eps)
+    return RMSNorm(build, size, arch.eps, defers=defers)

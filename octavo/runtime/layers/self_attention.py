@@ -10,13 +10,14 @@ from octavo.base.errors import ConfigError
 from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.batch import ForwardBatch
 from octavo.runtime.kernels.cache_layout import make_spec
-from octavo.runtime.kernels.table import Addend, HeadNorms
+from octavo.runtime.kernels.table import HeadNorms
 from octavo.runtime.layers.attention import Attention
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.linear import QKVLinear, RowLinear
 from octavo.runtime.layers.norm import AllHeadsRMSNorm, HeadLayerNorm, Norm, NormArch, RMSNorm, make_norm
 from octavo.runtime.layers.rotary import RotaryEmbedding
 from octavo.runtime.layers.rows import make_row_gather
+from octavo.runtime.quantization.method import Term
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,9 +85,9 @@ class SelfAttention(nn.Module):
         out: Tensor = self.out(self._attend(x, batch, rows))
         return out
 
-    def split(self, x: Tensor, batch: ForwardBatch, rows: Tensor | None = None) -> Addend:
-        """`forward` for a norm that adds."""
-        return self.out.split(self._attend(x, batch, rows))
+    def defer(self, x: Tensor, batch: ForwardBatch, rows: Tensor | None = None) -> Term:
+        """Return `forward` as a term for an RMS norm that adds it."""
+        return self.out.defer(self._attend(x, batch, rows))
 
     def _attend(self, x: Tensor, batch: ForwardBatch, rows: Tensor | None) -> Tensor:
         heads = self.qkv(x).unflatten(-1, (-1, self._head_dim))

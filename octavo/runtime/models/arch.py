@@ -84,14 +84,14 @@ class Arch:
     """Of what attention and MLP add to the stream, where no norm stands behind them; serial layers only."""
 
     @property
-    def adds_in_norms(self) -> bool:
-        """Whether what a serial layer gives goes to an RMS norm that adds it to the stream, as it is."""
-        return (
-            self.norm.kind == "rms"
-            and self.norms == PRE_NORMS
-            and self.final_norm
-            and self.residual_scale == 1.0
-        )
+    def defers_norms(self) -> bool:
+        """Whether an RMS norm adds each term of serial layers to the stream."""
+        return self.norm.kind == "rms" and self.norms >= PRE_NORMS and self.final_norm
+
+    @property
+    def defers_products(self) -> bool:
+        """Whether it also adds the products of serial layers as they are."""
+        return self.defers_norms and self.norms == PRE_NORMS and self.residual_scale == 1.0
 
 
 def read_arch(

@@ -17,7 +17,7 @@ from octavo.runtime.batch import ForwardBatch
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.embedding import Embedding, LMHead, VocabEmbedding
 from octavo.runtime.layers.mlp import MLP, DenseArch
-from octavo.runtime.layers.norm import Added, NoNorm, Norm, make_norm
+from octavo.runtime.layers.norm import NoNorm, Norm, Term, make_norm
 from octavo.runtime.layers.rotary import Rope, RotaryEmbedding
 from octavo.runtime.layers.rows import make_row_gather
 from octavo.runtime.layers.self_attention import HeadsArch, SelfAttention
@@ -65,7 +65,8 @@ class DecoderLayer(nn.Module):
 
         def norm(place: Place, name: str) -> Norm:
             if place in arch.norms:
-                return make_norm(arch.norm, build.at(name), size)
+                defers = arch.defers_norms and place in RESIDUAL_NORMS
+                return make_norm(arch.norm, build.at(name), size, defers=defers)
             return NoNorm(arch.residual_scale if place in RESIDUAL_NORMS else 1.0)
 
         self.attention_norm = norm("attention_in", "attention_norm")
@@ -82,24 +83,24 @@ class DecoderLayer(nn.Module):
         self.mlp_norm = norm("mlp_in", "mlp_norm")
         self.mlp = FEED_FORWARDS[type(layer.feed_forward)](layer.feed_forward, build.at("mlp"), size)
         self.mlp_out_norm = norm("mlp_out", "mlp_out_norm")
-        self._is_added_by_norm = arch.adds_in_norms
+        self._defers_products = arch.defers_products
         self._gather = make_row_gather(build)
 
     def forward(
-        self, x: Added, residual: Tensor | None, batch: ForwardBatch, rows: Tensor | None = None
-    ) -> tuple[Added, Tensor | None]:
-        """Take and return (what is to be added to the residual stream, the stream), so that norms can add.
+        self, x: Term, residual: Tensor | None, batch: ForwardBatch, rows: Tensor | None = None
+    ) -> tuple[Term, Tensor | None]:
+        """Take and return (a term, the residual stream that it is to be added to), so that norms can add.
 
         rows: of what is returned, [S] int64; None = all. The cache gets the keys and values of all.
         """
         x, residual = self.attention_norm.add(x, residual)
         residual = self._gather(residual, rows)
-        if self._is_added_by_norm:
-            x, residual = self.mlp_norm.add(self.attention.split(x, batch, rows), residual)
-            return self.mlp.split(x), residual
-        given = self.attention_out_norm.later(self.attention(x, batch, rows))
-        x, residual = self.mlp_norm.add(given, residual)
-        return self.mlp_out_norm.later(self.mlp(x)), residual
+        if self._defers_products:
+            x, residual = self.mlp_norm.add(self.attention.defer(x, batch, rows), residual)
+            return self.mlp.defer(x), residual
+        term = self.attention_out_norm.defer(self.attention(x, batch, rows))
+        x, residual = self.mlp_norm.add(term, residual)
+        return self.mlp_out_norm.defer(self.mlp(x)), residual
 
 
 class ParallelLayer(DecoderLayer):
@@ -112,8 +113,8 @@ class ParallelLayer(DecoderLayer):
         self._one_norm = "mlp_in" not in arch.norms
 
     def forward(
-        self, x: Added, residual: Tensor | None, batch: ForwardBatch, rows: Tensor | None = None
-    ) -> tuple[Added, Tensor | None]:
+        self, x: Term, residual: Tensor | None, batch: ForwardBatch, rows: Tensor | None = None
+    ) -> tuple[Term, Tensor | None]:
         """See DecoderLayer."""
         x, residual = self.attention_norm.add(x, residual)
         residual = self._gather(residual, rows)
@@ -125,8 +126,8 @@ class NormalisedLayer(DecoderLayer):
     """The norms stand behind the sums: what they give is the residual stream."""
 
     def forward(
-        self, x: Added, residual: Tensor | None, batch: ForwardBatch, rows: Tensor | None = None
-    ) -> tuple[Added, Tensor | None]:
+        self, x: Term, residual: Tensor | None, batch: ForwardBatch, rows: Tensor | None = None
+    ) -> tuple[Term, Tensor | None]:
         """See DecoderLayer; `residual` stays None."""
         assert residual is None and isinstance(x, Tensor)
         x = self.attention_norm(self._gather(x, rows) + self.attention(x, batch, rows))

@@ -5,6 +5,7 @@ know how the matrix is stored. To add a scheme: one file with a `Scheme`, one li
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -13,9 +14,17 @@ from torch import Tensor
 from octavo.base.errors import Unsupported
 from octavo.base.registry import Registry
 from octavo.config.engine import EngineConfig
-from octavo.runtime.kernels.table import Activations, Addend, Gate, KernelTable
+from octavo.runtime.kernels.table import Activations, Gate, KernelTable
 from octavo.runtime.quantization.arena import Arena
 from octavo.runtime.quantization.parameter import Layout, Parameter
+
+Deferred = Callable[[Tensor, float, Tensor], tuple[Tensor, Tensor]]
+"""A term that is computed when an RMS norm adds it to the residual stream, by one kernel for both.
+
+Takes the norm's weight [size], its eps and the stream [T, size]; returns (normalised sum, sum).
+"""
+Term = Tensor | Deferred
+"""What a layer adds to the residual stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +81,8 @@ class LinearMethod(ABC):
         del x
         return None
 
-    def apply_split(self, x: Tensor) -> Addend:
-        """`apply` without a bias, for a norm that adds."""
+    def apply_deferred(self, x: Tensor) -> Term:
+        """Return `apply` without a bias as a term, which the norm may compute if that is faster."""
         return self.apply(x, None)
 
     @abstractmethod

@@ -6,15 +6,16 @@ the batch, as it does in torch.
 """
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from octavo.config.engine import EngineConfig
-from octavo.runtime.kernels.table import Addend, Gate, Packed
+from octavo.runtime.kernels.table import Gate, Packed
 from octavo.runtime.quantization.block_method import BlockMethod
-from octavo.runtime.quantization.method import LinearMethod, Scheme, Storage
+from octavo.runtime.quantization.method import LinearMethod, Scheme, Storage, Term
 from octavo.runtime.quantization.parameter import DenseParameter, Layout, Parameter
 
 BLOCK_NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
@@ -57,10 +58,13 @@ class DenseLinear(LinearMethod):
         """Multiply, and gate."""
         return self._storage.kernels.gated_matmul(x, self._weight.data, bias) if gate == "silu" else None
 
-    def apply_split(self, x: Tensor) -> Addend:
-        """Multiply, perhaps without adding everything up."""
+    def apply_deferred(self, x: Tensor) -> Term:
+        """Multiply; where partial sums are there sooner, the norm adds them up."""
         split = self._storage.kernels.split_product
-        return self.apply(x, None) if split is None else split.matmul(x, self._weight.data)
+        if split is None:
+            return self.apply(x, None)
+        product = split.matmul(x, self._weight.data)
+        return product if isinstance(product, Tensor) else partial(split.norm, product)
 
     def gather(self, ids: Tensor, scale: float = 1.0) -> Tensor:
         """Look up rows."""
