@@ -1,4 +1,4 @@
-"""`BuildContext`: what every layer's constructor receives, and `Layer`, a module that owns parameters.
+"""`BuildContext`, which every layer's constructor receives, and `Layer`, a module that owns parameters.
 
 Made once by the loader. `at` gives a child its name, so that a layer knows its place
 ("layers.3.attention.qkv"). torch.nn.Module serves for structure and names only: no autograd, no buffers, no
@@ -33,11 +33,11 @@ class BuildContext:
     path: str = ""
 
     def at(self, name: str) -> "BuildContext":
-        """The context of the child `name`."""
+        """Return the context of the child `name`."""
         return replace(self, path=f"{self.path}.{name}" if self.path else name)
 
     def split(self, name: str, full: int, unit: int = 1, *, repeat: bool = False) -> Shard:
-        """This rank's even share of `full` entries, which belong together in units (a head's rows).
+        """Return this rank's even share of `full` entries, which belong together in units (a head's rows).
 
         repeat: units fewer than ranks are kept by several ranks each. Raises ConfigError for an uneven split.
         """
@@ -50,7 +50,7 @@ class BuildContext:
         return Shard(name, full, rank * units // size * unit, max(units // size, 1) * unit)
 
     def dense(self, layout: Layout) -> DenseParameter:
-        """A parameter of the type of the activations: norms and biases."""
+        """Make a parameter of the type of the activations, for norms and biases."""
         return DenseParameter(layout, torch.empty(layout.shape, dtype=self.compute_dtype, device=self.device))
 
 
@@ -66,7 +66,7 @@ class Layer(nn.Module):
 
 
 def named_parameters(model: nn.Module) -> dict[str, Parameter]:
-    """All parameters under `model` by full name."""
+    """Return all parameters under `model` by full name."""
     return {
         f"{path}.{name}": parameter
         for path, module in model.named_modules()

@@ -21,7 +21,7 @@ class Embedding(Layer):
         self.method.after_load()
 
     def forward(self, ids: Tensor, scale: float = 1.0) -> Tensor:
-        """Ids [T] to [T, size], times `scale`."""
+        """Return the rows of ids [T], times `scale`: [T, size]."""
         return self.method.gather(ids, scale)
 
 
@@ -34,7 +34,7 @@ class VocabEmbedding(Embedding):
         self._parallel = build.parallel
 
     def forward(self, ids: Tensor, scale: float = 1.0) -> Tensor:
-        """Ids [T] to [T, size], times `scale`."""
+        """Return the rows of ids [T], times `scale`: [T, size]."""
         if self._parallel.tp_size == 1:
             return self.method.gather(ids, scale)
         local = ids - self._shard.start
@@ -81,7 +81,7 @@ class LMHead(Layer):
             self.method.after_load()
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[rows, size] to [rows, vocab_size], gathered from all ranks. See Model.logits."""
+        """Map [rows, size] to [rows, vocab_size], gathered from all ranks. See Model.logits."""
         logits = self._multiply(hidden)
         if self._scale != 1.0:
             logits = logits.float() * self._scale
@@ -107,7 +107,7 @@ def _rows_per_rank(vocab_size: int, tp_size: int) -> int:
 
 
 def _split_vocab(build: BuildContext, size: int) -> Shard:
-    """This rank's rows: equal numbers, except that the last ranks may be short of some."""
+    """Return this rank's rows: equal numbers, except that the last ranks may be short of some."""
     rows = _rows_per_rank(size, build.parallel.tp_size)
     start = min(build.parallel.tp_rank * rows, size)
     return Shard("", size, start, min(rows, size - start))

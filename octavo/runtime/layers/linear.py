@@ -71,7 +71,7 @@ class RowLinear(Linear):
 
     @property
     def is_product(self) -> bool:
-        """Whether `forward` is a product and nothing else."""
+        """Return True if `forward` is a product and nothing else."""
         return self._parallel.tp_size == 1 and self.bias is None
 
     def defer(self, x: Tensor) -> Term:

@@ -28,7 +28,7 @@ class Rope:
     interleaved: bool = False
 
     def frequencies(self) -> tuple[Tensor, float]:
-        """(radians per position [dim / 2] float32, factor on cosine and sine)."""
+        """Return (radians per position [dim / 2] float32, factor on cosine and sine)."""
         return 1.0 / self._wavelengths(), 1.0
 
     def _wavelengths(self) -> Tensor:
@@ -43,7 +43,7 @@ class LinearRope(Rope):
     factor: float
 
     def frequencies(self) -> tuple[Tensor, float]:
-        """Slower by the factor."""
+        """Divide all by the factor."""
         return super().frequencies()[0] / self.factor, 1.0
 
 
@@ -54,7 +54,7 @@ class DividedRope(Rope):
     divisors: tuple[float, ...]
 
     def frequencies(self) -> tuple[Tensor, float]:
-        """Each slower by its own divisor. Raises BadCheckpoint if there are not as many, or one is 0."""
+        """Divide each by its own divisor. Raises BadCheckpoint if there are not as many, or one is 0."""
         _check_divisors(self.divisors, self.dim // 2)
         return super().frequencies()[0] / torch.tensor(self.divisors), 1.0
 
@@ -96,7 +96,7 @@ class LongRope(Rope):
     attention_factor: float | None = None
 
     def frequencies(self) -> tuple[Tensor, float]:
-        """Each slower by its own divisor. Raises BadCheckpoint if there are not as many, or one is 0."""
+        """Divide each by its own divisor. Raises BadCheckpoint if there are not as many, or one is 0."""
         for divisors in (self.short_factor, self.long_factor):
             _check_divisors(divisors, self.dim // 2)
         original = self.original_max_position_embeddings
@@ -144,7 +144,7 @@ class YarnRope(Rope):
         return (1 - keep) / (self.factor * waves) + keep / waves, self._scores_factor()
 
     def _dimension_of(self, turns: float) -> float:
-        """The (fractional) pair of components that turns this often within the original context."""
+        """Return the (fractional) pair of components that turns this often within the original context."""
         length = self.original_max_position_embeddings / (turns * 2 * math.pi)
         return self.dim * math.log(length) / (2 * math.log(self.theta))
 
@@ -175,7 +175,7 @@ class RotaryEmbedding:
         self._kernel = kernels.rotary_tables
 
     def rotation(self, batch: ForwardBatch) -> Rotation:
-        """The step's tables; the first layer that asks makes them."""
+        """Return the step's tables; the first layer that asks makes them."""
         rotation = batch.rotations.get(self._key)
         if rotation is None:
             cos, sin = self._kernel(batch.positions, self._frequencies, self._factor)

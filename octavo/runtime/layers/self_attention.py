@@ -61,7 +61,7 @@ class SelfAttention(nn.Module):
         rotary: RotaryEmbedding | None = None,
         sliding_window: int = 0,
     ) -> None:
-        """norm: what those of queries and keys are like; sliding_window: positions a query sees, 0 = all."""
+        """norm: of queries and keys; sliding_window: positions a query sees, 0 = all."""
         super().__init__()
         heads, kv_heads, head_dim = arch.num_heads, arch.num_kv_heads, arch.head_dim
         self._head_dim = head_dim
@@ -81,7 +81,7 @@ class SelfAttention(nn.Module):
         self.out = RowLinear(build.at("out"), heads * head_dim, size, arch.out_bias)
 
     def forward(self, x: Tensor, batch: ForwardBatch, rows: Tensor | None = None) -> Tensor:
-        """[T, size] to [T, size], or to these rows of it."""
+        """Map [T, size] to [T, size], or to these rows of it."""
         out: Tensor = self.out(self._attend(x, batch, rows))
         return out
 

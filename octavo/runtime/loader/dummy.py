@@ -27,6 +27,6 @@ def read(config: EngineConfig, model: Family, arch: Arch) -> Iterator[Piece]:
 
 
 def random_tensor(seed: int, name: str, shape: tuple[int, ...], device: str) -> Tensor:
-    """The weight `name`, float32; the same in every process with that kind of device."""
+    """Return the weight `name`, float32; the same in every process with that kind of device."""
     generator = torch.Generator(device).manual_seed(crc32(f"{seed} {name}".encode()))
     return torch.empty(shape, device=device).uniform_(-_BOUND, _BOUND, generator=generator)

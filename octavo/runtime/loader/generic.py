@@ -101,7 +101,7 @@ def _check_options(config: EngineConfig, cls: type[PreTrainedModel], parallel: P
 
 
 def _make_config(cls: type[PreTrainedModel], config: EngineConfig) -> Any:
-    """The config as transformers' object. Raises BadCheckpoint."""
+    """Return the config as transformers' object. Raises BadCheckpoint."""
     config_class: Any = cls.config_class
     try:
         return config_class.from_dict(_clean(config.checkpoint.config), attn_implementation=ATTENTION)
@@ -112,7 +112,7 @@ def _make_config(cls: type[PreTrainedModel], config: EngineConfig) -> Any:
 
 
 def _clean(entry: Any) -> Any:
-    """The entry without foreign ones; numbers that JSON has not ({"__float__": "Infinity"}) are read."""
+    """Return the entry without foreign ones; read numbers that JSON lacks ({"__float__": "Infinity"})."""
     if isinstance(entry, list):
         return [_clean(value) for value in entry]
     if not isinstance(entry, dict):
@@ -123,7 +123,7 @@ def _clean(entry: Any) -> Any:
 
 
 def _check_kind(config: EngineConfig, cls: type[PreTrainedModel], hf_config: Any) -> None:
-    """Refuse what the config shows to have no place in a paged cache, before anything is read."""
+    """Raise Unsupported for models that cannot use a paged cache, before anything is read."""
     text = hf_config.get_text_config()
     kinds = set(getattr(text, "layer_types", None) or ()) - _KINDS
     if hf_config.is_encoder_decoder or getattr(text, "add_cross_attention", False):
@@ -141,7 +141,7 @@ def _check_kind(config: EngineConfig, cls: type[PreTrainedModel], hf_config: Any
 
 
 def _check_rope(config: EngineConfig, text: Any) -> None:
-    """These ropes turn every token by the longest request of the step, once it exceeds a length."""
+    """Raise ConfigError for lengths at which a rope would depend on the longest request of the step."""
     given = getattr(text, "rope_parameters", None) or {}
     for rope in [given] if "rope_type" in given else given.values():
         if not rope or rope["rope_type"] not in _GROWING_ROPES:
@@ -185,7 +185,7 @@ def _check_report(path: str, what: str, names: Iterable[str]) -> None:
 
 
 def _tensors(cls: type[PreTrainedModel], hf_config: Any, config: EngineConfig) -> dict[str, Tensor]:
-    """The checkpoint's tensors by name, mapped from the files; or random ones by the model's own names."""
+    """Return the checkpoint's tensors by name, mapped from the files, or random ones."""
     if config.model.load_format != "dummy":
         return {name: tensor for _, name, tensor in read_tensors(Path(config.checkpoint.path))}
     with torch.device("meta"):

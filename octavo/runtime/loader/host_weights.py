@@ -33,12 +33,12 @@ _ALIGNMENT = 256
 
 
 def wants_host_weights(config: EngineConfig) -> bool:
-    """Whether some layers' weights are to stay in host memory."""
+    """Return True if some layers' weights are to stay in host memory."""
     return bool(config.parallel.cpu_offload_gb or config.parallel.offload_group_size)
 
 
 def choose_layers(parallel: ParallelConfig, sizes: list[int]) -> frozenset[int]:
-    """The layers that the options mean: the last of each group, or as many as make up the bytes.
+    """Return the layers that the options name: the last of each group, or as many as make up the bytes.
 
     sizes: bytes of each layer's matrices. Those chosen by bytes lie evenly between the others, during whose
     work they are copied. Raises ConfigError when the host's memory is too small.
@@ -60,7 +60,7 @@ def choose_layers(parallel: ParallelConfig, sizes: list[int]) -> frozenset[int]:
 
 
 def layer_bytes(model: Family) -> list[int]:
-    """Bytes of each layer's matrices on this rank."""
+    """Return the bytes of each layer's matrices on this rank."""
     return [sum(matrix.data.nbytes for matrix in _matrices(layer)) for layer in _layers(model)]
 
 
@@ -93,18 +93,18 @@ class HostWeights:
         )
 
     def _begin(self, module: nn.Module, inputs: object) -> None:
-        """Before a step's first layer: fill the buffers."""
+        """Fill the buffers before a step's first layer."""
         del module, inputs
         for place in range(len(self._buffers)):
             self._copy(place)
 
     def _await(self, place: int, module: nn.Module, inputs: object) -> None:
-        """Before a layer: its weights have to be there."""
+        """Wait, before a layer, for its weights."""
         del module, inputs
         self._arrivals[place]()
 
     def _follow(self, place: int, module: nn.Module, inputs: object, output: object) -> None:
-        """Behind a layer: its buffer is the next one's."""
+        """Copy the weights of a later layer into the buffer of one that is done."""
         del module, inputs, output
         if place + len(self._buffers) < len(self._sources):
             self._copy(place + len(self._buffers))
@@ -154,4 +154,4 @@ def _room(matrix: DenseParameter) -> int:
 
 
 def _at_once() -> None:
-    """Nothing is on its way yet."""
+    """Return at once: no copy has begun."""

@@ -67,7 +67,7 @@ def _read_files(files: dict[Path, list[str] | None]) -> Iterator[tuple[str, str,
 
 
 def _find_files(folder: Path) -> dict[Path, list[str] | None]:
-    """The files to read with the tensors to take from each; None = all of them."""
+    """Return the files to read with the tensors to take from each; None = all of them."""
     if (folder / _INDEX).is_file():
         return _read_index(folder)
     if (folder / _SINGLE).is_file():
@@ -76,7 +76,7 @@ def _find_files(folder: Path) -> dict[Path, list[str] | None]:
 
 
 def _read_index(folder: Path) -> dict[Path, list[str] | None]:
-    """Files by the index's weight map; their names must stay in the folder."""
+    """Return the files by the index's weight map; their names must stay in the folder."""
     index = folder / _INDEX
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]

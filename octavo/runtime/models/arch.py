@@ -85,12 +85,12 @@ class Arch:
 
     @property
     def defers_norms(self) -> bool:
-        """Whether an RMS norm adds each term of serial layers to the stream."""
+        """Return True if an RMS norm adds each term of serial layers to the stream."""
         return self.norm.kind == "rms" and self.norms >= PRE_NORMS and self.final_norm
 
     @property
     def defers_products(self) -> bool:
-        """Whether it also adds the products of serial layers as they are."""
+        """Return True if it adds the products of serial layers as they are."""
         return self.defers_norms and self.norms == PRE_NORMS and self.residual_scale == 1.0
 
 
@@ -144,7 +144,7 @@ def read_dense(config: Config, **own: Any) -> DenseArch:
 def read_layers(
     config: Config, attention: HeadsArch, feed_forward: DenseArch, interleaved: bool = False
 ) -> tuple[LayerArch, ...]:
-    """One entry per layer, from `layer_types` if there are any; otherwise all layers are alike."""
+    """Return one entry per layer, by `layer_types` if there are any; otherwise all layers are alike."""
     count, window = size_of(config, "num_hidden_layers"), config.get("sliding_window") or 0
     default = "sliding_attention" if window else "full_attention"
     kinds = config.get("layer_types") or [default] * count
@@ -167,7 +167,7 @@ def read_layers(
 
 
 def read_rope(config: Config, head_dim: int, kind: str = "", interleaved: bool = False) -> Rope:
-    """The rope of layers of `kind`: `rope_parameters` (transformers 5), `rope_scaling`, `rope_theta` (4)."""
+    """Read the rope of layers of `kind`: `rope_parameters` (transformers 5), or `rope_scaling` (4)."""
     given = dict(config.get("rope_parameters") or {})
     if isinstance(given.get(kind), Mapping):
         given = dict(given[kind])
@@ -199,7 +199,7 @@ def read_rope(config: Config, head_dim: int, kind: str = "", interleaved: bool =
 
 
 def size_of(config: Config, name: str, default: int | None = None) -> int:
-    """The entry `name` as a positive integer. Raises BadCheckpoint."""
+    """Return the entry `name` as a positive integer. Raises BadCheckpoint."""
     value = default if config.get(name) is None else config[name]
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise BadCheckpoint(f"The config's {name} must be a positive integer; found {value!r}")
@@ -207,7 +207,7 @@ def size_of(config: Config, name: str, default: int | None = None) -> int:
 
 
 def factor_of(config: Config, name: str, default: float = 1.0) -> float:
-    """The entry `name` as a positive number. Raises BadCheckpoint."""
+    """Return the entry `name` as a positive number. Raises BadCheckpoint."""
     value = config.get(name, default)
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
         raise BadCheckpoint(f"The config's {name} must be a positive number; found {value!r}")

@@ -31,14 +31,14 @@ _DEFAULTS_2: Config = _DEFAULTS | {"rope_theta": 10_000.0, "sliding_window": 409
 
 
 def one_vector(tensor: Stored, layer: LayerArch | None) -> Stored:
-    """The norms of all heads, [heads, head_dim], as one vector."""
+    """Return the norms of all heads, [heads, head_dim], as one vector."""
     del layer
     assert isinstance(tensor, Tensor)
     return tensor.flatten()
 
 
 def read_cohere(config: Config, *, head_norms: bool) -> Arch:
-    """What both generations share. Raises Unsupported for variants that were announced but never released."""
+    """Read what both generations share. Raises Unsupported for variants that were never released."""
     expect(
         config,
         position_embedding_type="rope_gptj",

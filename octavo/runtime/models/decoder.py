@@ -123,7 +123,7 @@ class ParallelLayer(DecoderLayer):
 
 
 class NormalisedLayer(DecoderLayer):
-    """The norms stand behind the sums: what they give is the residual stream."""
+    """The norms stand behind the sums: their outputs are the residual stream."""
 
     def forward(
         self, x: Term, residual: Tensor | None, batch: ForwardBatch, rows: Tensor | None = None
@@ -182,7 +182,7 @@ class Decoder(Family):
         return cls(arch, build)
 
     def embed(self, batch: ForwardBatch) -> Tensor:
-        """Token ids to what enters the first layer."""
+        """Return the input of the first layer."""
         x: Tensor = self.embed_tokens(batch.input_ids, self._embedding_scale)
         x = batch.with_given_embeds(x)
         if self._learned_positions:

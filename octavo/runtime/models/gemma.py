@@ -41,20 +41,20 @@ def plus_one(tensor: Stored, layer: LayerArch | None) -> Stored:
 
 
 def layer_types(config: Config, period: int) -> list[str]:
-    """Local layers, but every `period`-th one is global."""
+    """Return the kinds of layers: local, but every `period`-th one is global."""
     count = size_of(config, "num_hidden_layers")
     return ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(count)]
 
 
 def read_gemma(config: Config, **own: Any) -> Arch:
-    """What all generations share. Raises Unsupported for the variants that embed texts."""
+    """Read the fields that all generations share. Raises Unsupported for the variants that embed texts."""
     if config.get("use_bidirectional_attention"):
         raise Unsupported("use_bidirectional_attention: a Gemma that sees what comes later cannot generate")
     return read_arch(config, embedding_scale=size_of(config, "hidden_size") ** 0.5, **own)
 
 
 def read_gemma_heads(config: Config, **own: Any) -> HeadsArch:
-    """Biases are optional."""
+    """Read the sizes of attention; biases are optional."""
     bias = bool(config.get("attention_bias"))
     return read_heads(config, qkv_bias=bias, out_bias=bias, **own)
 

@@ -256,7 +256,7 @@ def verify(model: Generic, build: BuildContext) -> None:
 
 
 def _run_in_steps(model: Generic, prompts: list[Tensor], build: BuildContext) -> list[Tensor]:
-    """Logits of all positions, three steps with a third of every prompt each; a block of its own for each."""
+    """Return the logits of all positions, computed in three steps; each prompt has a block of its own."""
     block_size = max(map(len, prompts))
     specs = [
         make_spec(layer.kv_spec.num_kv_heads, layer.kv_spec.head_dim, build.compute_dtype)

@@ -19,13 +19,13 @@ _NAMES = {
 
 
 def usual_names(config: Config) -> Config:
-    """The config with GPT-2's names also in the usual spelling."""
+    """Return the config with GPT-2's names also in the usual spelling."""
     config = {"layer_norm_epsilon": 1e-5} | config
     return {ours: config.get(theirs) for ours, theirs in _NAMES.items()} | config
 
 
 def read_plain_mlp(config: Config) -> DenseArch:
-    """GPT-2's feed-forward block."""
+    """Read GPT-2's feed-forward block."""
     activation = config.get("activation_function") or "gelu_new"
     return read_dense(config, activation=activation, gated=False, bias=True)
 

@@ -32,7 +32,7 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
-        """Hidden states [rows, hidden_size] to scores [rows, vocab_size] on every rank.
+        """Map hidden states [rows, hidden_size] to scores [rows, vocab_size] on every rank.
 
         In float32 or, where nothing was done to them since, as the head gave them.
         """
@@ -47,13 +47,13 @@ class Model(nn.Module, ABC):
 
     @property
     def attention_layers(self) -> list[Attention]:
-        """The layers that keep a KV cache, by layer id."""
+        """Return the layers that keep a KV cache, by layer id."""
         return [module for module in self.modules() if isinstance(module, Attention)]
 
     @property
     @abstractmethod
     def weight_bytes(self) -> int:
-        """Bytes of the weights that this rank keeps."""
+        """Return the bytes of the weights that this rank keeps."""
 
 
 class Family(Model):

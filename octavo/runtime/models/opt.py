@@ -23,7 +23,7 @@ _PADDING_POSITIONS = 2
 
 
 def without_padding(tensor: Stored, layer: LayerArch | None) -> Stored:
-    """The first rows of the position table served padded batches; position 0 is the row behind them."""
+    """Drop the first rows of the position table, which served padding; position 0 is the row behind them."""
     del layer
     assert isinstance(tensor, Tensor)
     return tensor[_PADDING_POSITIONS:]

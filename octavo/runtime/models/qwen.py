@@ -10,7 +10,7 @@ _PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 
 
 def _windowed(config: Config) -> Config:
-    """Qwen announces a window also where it has none; if it has, the layers from `max_window_layers` on."""
+    """Return the config with a window only on layers that have one: those from `max_window_layers` on."""
     if not config.get("use_sliding_window"):
         return {**config, "sliding_window": None, "layer_types": None}
     if config.get("layer_types"):

@@ -12,7 +12,7 @@ class ModelRegistry:
 
     @staticmethod
     def get_supported_archs() -> list[str]:
-        """The names that octavo computes by its own code; most others work by transformers' code."""
+        """Return the names that octavo has code of its own for; most others run by transformers' code."""
         return MODELS.names()
 
     @staticmethod

@@ -39,7 +39,7 @@ class SmolLM3(Decoder):
 
 
 def _rotated(config: Config) -> list[bool]:
-    """Whether each layer rotates. (The config's `no_rope_layers` has a 1 where it does.)"""
+    """Return, for each layer, whether it rotates. (The config's `no_rope_layers` has a 1 where it does.)"""
     count = size_of(config, "num_hidden_layers")
     given = config.get("no_rope_layers")
     if given is None:

@@ -53,7 +53,7 @@ class WeightMap:
     ignored: tuple[str, ...] = ()
 
     def find(self, name: str) -> Target | None:
-        """Where tensor `name` goes, the target's module completed to a parameter's name; None if unknown."""
+        """Return the target of tensor `name`, its module completed to a parameter's name; None if unknown."""
         stem, _, suffix = name.removeprefix(self.prefix).rpartition(".")
         target = self.rules.get(_NUMBER.sub("*", stem))
         if target is None:
@@ -63,23 +63,23 @@ class WeightMap:
         return Target(f"{module}.{suffix}", shard, target.transform)
 
     def ignores(self, name: str) -> bool:
-        """Whether `name` may be left out."""
+        """Return True if `name` may be left out."""
         return any(re.search(pattern, name) for pattern in self.ignored)
 
     def replace(self, rules: Mapping[str, Target]) -> "WeightMap":
-        """The same map with some rules added or replaced."""
+        """Return the same map with some rules added or replaced."""
         return WeightMap({**self.rules, **rules}, self.prefix, self.ignored)
 
 
 def transpose(tensor: Stored, layer: LayerArch | None) -> Stored:
-    """[inputs, outputs], as GPT-2 stores it, to [outputs, inputs]; vectors stay."""
+    """Turn [inputs, outputs], as GPT-2 stores it, to [outputs, inputs]; vectors stay."""
     del layer
     assert isinstance(tensor, Tensor)
     return tensor.t()
 
 
 def ungroup_qkv(tensor: Stored, layer: LayerArch | None) -> Stored:
-    """Rows in groups of one key head (its queries, the key, the value) to all queries, all keys, all values.
+    """Turn rows grouped by key head (its queries, the key, the value) to all queries, all keys, all values.
 
     Whole rows move, so packed ones stay packed. A wrong number of rows is left for the parameter to refuse.
     """

@@ -19,7 +19,7 @@ class CPUPlatform(Platform):
 
     @classmethod
     def create(cls, device: torch.device, threads: int) -> "CPUPlatform":
-        """Our kernels use `threads` threads, and torch one; all of them where it computes in their place.
+        """Give our kernels `threads` threads, and torch one; or torch all, where it computes in their place.
 
         Threads of torch (OpenMP's) spin for milliseconds behind every operation that they shared, however
         small, on the cores that our kernels want next: a decoding step took half as long again.
@@ -29,17 +29,17 @@ class CPUPlatform(Platform):
         return cls(device, kernels)
 
     def available_memory_bytes(self, share: float) -> int:
-        """Of what is free."""
+        """Return the share of the free memory."""
         return int(share * free_bytes())
 
     def compute_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Always float32: 16-bit weights are widened inside the kernels."""
+        """Return float32 always: 16-bit weights are widened inside the kernels."""
         del dtype
         return torch.float32
 
 
 def free_bytes() -> int:
-    """What the machine has left, or the tightest of the cgroups around this process."""
+    """Return the memory that the machine has left, or the tightest of the cgroups around this process."""
     return min(_machine_bytes(_PROC), _cgroup_bytes(_PROC, _CGROUPS))
 
 
@@ -51,7 +51,7 @@ def _machine_bytes(proc: Path) -> int:
 
 
 def _cgroup_bytes(proc: Path, root: Path) -> int:
-    """Limit minus use, over the process's cgroup and all above it; version 2, else version 1."""
+    """Return the least limit minus use, over the process's cgroup and all above it; version 2, else 1."""
     left = _UNLIMITED
     for line in (proc / "self/cgroup").read_text(encoding="utf-8").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -70,7 +70,7 @@ def _cgroup_bytes(proc: Path, root: Path) -> int:
 
 
 def _folder_bytes(folder: Path, limit_name: str, usage_name: str) -> int:
-    """What one cgroup leaves; page cache that it can drop counts as free. No limit, or no file: unlimited."""
+    """Return the memory that one cgroup leaves; page cache that it can drop is free. No limit: unlimited."""
     try:
         limit = (folder / limit_name).read_text(encoding="ascii").strip()
         if limit == "max":

@@ -1,4 +1,4 @@
-"""An NVIDIA GPU, served by Triton kernels; by the torch twins where Triton is not installed."""
+"""An NVIDIA GPU, served by Triton kernels; by the references in torch where Triton is not installed."""
 
 import importlib.util
 import threading
@@ -40,13 +40,13 @@ class CUDAPlatform(Platform):
         return self.kernels
 
     def available_memory_bytes(self, share: float) -> int:
-        """What is missing to `share` of the GPU, counting all that is in use now, by whomever."""
+        """Return what is missing to `share` of the GPU, counting all memory in use now, by any process."""
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self.device)
         return int(total * share) - (total - free)
 
     def peak_bytes(self, work: Callable[[], None]) -> int:
-        """Work, and see. Raises ConfigError when the GPU is too small even for that."""
+        """Run the work and measure. Raises ConfigError if the GPU is too small even for that."""
         before = torch.cuda.memory_allocated(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
         try:
@@ -72,7 +72,7 @@ class CUDAPlatform(Platform):
             logger.debug("Kernels are compiled one by one.", exc_info=True)
 
     def compute_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Activations have the type of the weights."""
+        """Return the type of the weights."""
         return dtype
 
     def copy_lane(self) -> CopyLane:
@@ -110,7 +110,7 @@ def _has_triton() -> bool:
 
 
 def _make_triton_ready() -> None:
-    """On a thread, beside the context and the weights."""
+    """Load Triton on a thread, while the context and the weights are made."""
     try:
         from octavo.runtime.kernels.triton.ahead import make_ready
 

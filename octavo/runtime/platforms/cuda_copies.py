@@ -26,7 +26,7 @@ class CUDACopyLane(CopyLane):
         weakref.finalize(self, _unlock, self._memory)
 
     def host_memory(self, num_bytes: int) -> Tensor:
-        """Locked in place: torch's own page-locked memory comes in powers of two, up to twice as much."""
+        """Lock memory in place: torch's own page-locked memory comes in powers of two."""
         memory = torch.empty(num_bytes, dtype=torch.uint8)
         error = _runtime().cudaHostRegister(memory.data_ptr(), num_bytes, 0)
         if int(error) != 0:

@@ -26,30 +26,30 @@ class MetaPlatform(Platform):
 
     @classmethod
     def create(cls, device: torch.device, threads: int) -> "MetaPlatform":
-        """In the place of `device`."""
+        """Stand in for `device`."""
         del threads
         return cls(torch.float32 if device.type == "cpu" else torch.bfloat16)
 
     def available_memory_bytes(self, share: float) -> int:
-        """None: it is not there."""
+        """Return 0: the device does not exist."""
         del share
         return 0
 
     def peak_bytes(self, work: Callable[[], None]) -> int:
-        """Work on nothing, and count."""
+        """Run the work on tensors without bytes, and count what it would take."""
         count = _Count()
         with count:
             work()
         return count.peak
 
     def compute_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """The same for all weights."""
+        """Return the same type for all weights."""
         del dtype
         return self._compute_dtype
 
 
 class _Count(DispatchMode):
-    """Bytes of the tensors that live, of those made meanwhile."""
+    """Counts the bytes of living tensors, of those made while it is active."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ class Arena:
         self._used = 0
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A contiguous tensor whose contents are to be written; torch's own memory on any other device."""
+        """Return a contiguous tensor, not yet written. On other devices than the CPU, torch allocates it."""
         count = math.prod(shape)
         if device.type != "cpu" or not count:
             return torch.empty(shape, dtype=dtype, device=device)

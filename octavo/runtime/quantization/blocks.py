@@ -26,12 +26,12 @@ class Blocks:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(rows, columns) of the matrix."""
+        """Return (rows, columns) of the matrix."""
         rows, row_bytes = self.data.shape
         return rows, row_bytes // self.type.num_bytes * self.type.block
 
     def narrow(self, axis: int, start: int, length: int) -> "Blocks":
-        """The part [start, start + length) along `axis`. Raises ConfigError if it would cut a block."""
+        """Return the part [start, start + length) of `axis`. Raises ConfigError if it would cut a block."""
         if axis == 0:
             return Blocks(self.data.narrow(0, start, length), self.type)
         block, num_bytes = self.type.block, self.type.num_bytes
@@ -44,17 +44,17 @@ class Blocks:
         return Blocks(self.data.narrow(1, start // block * num_bytes, length // block * num_bytes), self.type)
 
     def index_select(self, axis: int, index: Tensor) -> "Blocks":
-        """The rows `index`, copied."""
+        """Return a copy of the rows `index`."""
         assert axis == 0, "columns of packed rows cannot be permuted"
         return Blocks(self.data.index_select(0, index), self.type)
 
     def to(self, device: torch.device) -> "Blocks":
-        """The same blocks on `device`, contiguous."""
+        """Return the same blocks on `device`, contiguous."""
         return Blocks(self.data.to(device).contiguous(), self.type)
 
 
 def join(parts: list[Blocks], arena: Arena) -> Blocks:
-    """The rows of matrices of one type and width, one below the other, in memory of `arena`.
+    """Return the rows of matrices of one type and width, one below the other, in memory of `arena`.
 
     A single one stays where it is on a device, and if it is large: copying a head out of the file would delay
     the first token by a tenth of a second.

@@ -27,7 +27,7 @@ class Int8(Scheme):
 
     @staticmethod
     def matches(config: EngineConfig) -> bool:
-        """Only where the user asks for it."""
+        """Return True only if the user asks for it."""
         return bool(config.model.quantization) and Unquantized.matches(config)
 
     def linear(self, name: str) -> LinearMethod:
@@ -53,7 +53,7 @@ class PackingParameter(BlockParameter):
 
 
 def pack(matrix: Tensor) -> Blocks:
-    """A float matrix [rows, columns] as blocks of Q8_0; as it is where these do not fit its rows."""
+    """Return a float matrix [rows, columns] as blocks of Q8_0; as it is if these do not fit its rows."""
     rows, columns = matrix.shape
     if columns % _Q8_0.block:
         return Blocks(matrix.contiguous().view(torch.uint8), _TYPES[BLOCK_NAMES[matrix.dtype]])
@@ -66,7 +66,7 @@ def pack(matrix: Tensor) -> Blocks:
 
 
 def _pack_into(out: Tensor, exact: Tensor, spare: Tensor) -> None:
-    """Halves are rounded away from zero, as by llama.cpp: an integer is what is left of more.
+    """Pack into `out`. Halves are rounded away from zero, as by llama.cpp.
 
     out: [B, bytes per block]; exact, spare: [B, 32] float32, overwritten
     """

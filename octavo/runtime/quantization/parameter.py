@@ -48,15 +48,15 @@ class Layout:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of what this rank keeps."""
+        """Return the shape of this rank's part."""
         return self._join([self._shape(shard.size) for shard in self.shards])
 
     def full_shape(self, shards: tuple[Shard, ...]) -> tuple[int, ...]:
-        """Shape of a tensor of the checkpoint that holds all of these shards."""
+        """Return the shape of a tensor of the checkpoint that holds all of these shards."""
         return self._join([self._shape(shard.full) for shard in shards])
 
     def select(self, name: str) -> tuple[Shard, ...]:
-        """The shard `name`; all of them for the empty name (a checkpoint that stores them fused)."""
+        """Return the shard `name`; all of them for the empty name (a checkpoint that stores them fused)."""
         return self.shards if not name else tuple(shard for shard in self.shards if shard.name == name)
 
     def is_entry(self, shape: tuple[int, ...], shards: tuple[Shard, ...]) -> bool:
@@ -81,7 +81,7 @@ class Layout:
         return {shard.name: part for shard, part in zip(self.shards, parts, strict=True)}
 
     def _shape(self, length: int) -> tuple[int, ...]:
-        """Shape of one tensor that is so long along the split axis."""
+        """Return the shape of one tensor that is so long along the split axis."""
         return (*self.others[: self.split_axis], length, *self.others[self.split_axis :])
 
     def _join(self, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
@@ -90,7 +90,7 @@ class Layout:
 
 
 def vector(size: int) -> Layout:
-    """A vector that every rank keeps whole."""
+    """Return the layout of a vector that every rank keeps whole."""
     return Layout((Shard("", size, 0, size),))
 
 
