@@ -1,9 +1,11 @@
 """`Attention`: where a model meets the KV cache. Owns scale, window, soft cap and its cache's spec."""
 
+import torch
 from torch import Tensor, nn
 
 from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.batch import ForwardBatch
+from octavo.runtime.kernels.cache_layout import CacheLayout
 from octavo.runtime.kernels.table import HeadNorms, Rotation
 from octavo.runtime.layers.build import BuildContext
 
@@ -54,3 +56,8 @@ class Attention(nn.Module):
             norms=norms,
         )
         return out.flatten(1)
+
+
+def make_cache(spec: KVCacheSpec, num_blocks: int, block_size: int, device: torch.device) -> Tensor:
+    """Return a new cache for one layer, without the engine's pool of blocks."""
+    return CacheLayout(spec, block_size).zeros(num_blocks, device)

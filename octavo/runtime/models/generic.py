@@ -21,8 +21,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from octavo.base.errors import OctavoError, Unsupported
 from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.batch import BatchInputs, ForwardBatch
-from octavo.runtime.kernels.cache_layout import CacheLayout, make_spec
-from octavo.runtime.layers.attention import Attention
+from octavo.runtime.layers.attention import Attention, make_cache
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.self_attention import HeadsArch
 from octavo.runtime.models.interface import Model
@@ -192,7 +191,7 @@ class Generic(Model):
     def __init__(self, hf: PreTrainedModel, link: Link, build: BuildContext) -> None:
         super().__init__()
         self._backend = build.attention
-        self._link = link
+        self.link = link
         self.hf = hf
         self.head = copy.copy(hf)
         self.head._modules = {**hf._modules, hf.base_model_prefix: _Given(link.output_type)}
@@ -213,7 +212,7 @@ class Generic(Model):
     def forward(self, batch: ForwardBatch) -> Tensor:
         """See Model.forward."""
         self._backend.plan(batch)
-        self._link.batch = batch
+        self.link.batch = batch
         rows = {"input_ids": batch.input_ids[None], "position_ids": batch.positions[None]}
         if batch.given_embeds is not None:
             embeddings = self.hf.get_input_embeddings()(rows.pop("input_ids"))
@@ -221,7 +220,7 @@ class Generic(Model):
         try:
             hidden: Tensor = self.hf.base_model(**rows, use_cache=False).last_hidden_state[0]
         finally:
-            self._link.batch = None  # it holds the cache
+            self.link.batch = None  # it holds the cache
         return hidden if batch.wanted is None else hidden[batch.wanted]
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -258,11 +257,8 @@ def verify(model: Generic, build: BuildContext) -> None:
 def _run_in_steps(model: Generic, prompts: list[Tensor], build: BuildContext) -> list[Tensor]:
     """Return the logits of all positions, computed in three steps; each prompt has a block of its own."""
     block_size = max(map(len, prompts))
-    specs = [
-        make_spec(layer.kv_spec.num_kv_heads, layer.kv_spec.head_dim, build.compute_dtype)
-        for layer in model.attention_layers
-    ]
-    caches = [CacheLayout(spec, block_size).zeros(len(prompts), build.device) for spec in specs]
+    specs = [call.kv_spec(build.compute_dtype) for call in model.link.calls]
+    caches = [make_cache(spec, len(prompts), block_size, build.device) for spec in specs]
     parts: list[list[Tensor]] = [[] for _ in prompts]
     for third in range(3):
         pieces = [torch.arange(len(p), device=build.device).tensor_split(3)[third] for p in prompts]
