@@ -90,7 +90,7 @@ class LMHead(Layer):
         return logits
 
     def greedy(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:
-        """See Model.likeliest."""
+        """See Model.greedy."""
         return self.method.apply_greedy(hidden) if self._is_product else None
 
     def _multiply(self, hidden: Tensor) -> Tensor:

@@ -203,6 +203,6 @@ class Decoder(Family):
         logits: Tensor = self.lm_head(hidden)
         return logits
 
-    def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:
-        """See Model.likeliest."""
+    def greedy(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:
+        """See Model.greedy."""
         return self.lm_head.greedy(hidden)

@@ -37,7 +37,7 @@ class Model(nn.Module, ABC):
         In float32 or, where nothing was done to them since, as the head gave them.
         """
 
-    def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:
+    def greedy(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return the greedy token of each row, [rows] int64, of equal ones the lowest, and its logit.
 
         None where no kernel finds it sooner than `logits` and their argmax would.

@@ -47,8 +47,8 @@ class PromptScores(StepPart):
     def after(self, work: Work, hidden: torch.Tensor, model: Model, outcome: PendingStep) -> None:
         """Score, for each such request, the prompt tokens that follow those computed in this step.
 
-        Entry i belongs to prompt position computed + 1 + i: the token and its likeliest rivals, if they are
-        wanted, then the position's candidates.
+        Entry i belongs to prompt position computed + 1 + i: the token and the most probable others, if
+        they are wanted, then the position's candidates.
         """
         if not self._wanted:
             return

@@ -1,4 +1,4 @@
-"""Steps of requests that all want the likeliest token: the model finds it, and makes no logits."""
+"""Steps of requests that all want the greedy token: the model finds it, and makes no logits."""
 
 import pytest
 import torch
@@ -27,12 +27,12 @@ def calls(monkeypatch):
     """How many rows were asked for, step by step; the model answers as a kernel would."""
     calls = []
 
-    def likeliest(model, hidden):
+    def greedy(model, hidden):
         calls.append(len(hidden))
         logits = model.logits(hidden)
         return logits.argmax(dim=1), logits.amax(dim=1)
 
-    monkeypatch.setattr(Decoder, "likeliest", likeliest)
+    monkeypatch.setattr(Decoder, "greedy", greedy)
     return calls
 
 
@@ -65,12 +65,12 @@ def test_prompts_may_want_logprobs(llm, calls):
 
 
 def test_a_row_that_is_no_number_fails_alone(llm, monkeypatch):
-    def likeliest(model, hidden):
+    def greedy(model, hidden):
         peaks = torch.zeros(len(hidden))
         if len(hidden) == len(PROMPTS):
             peaks[2] = float("nan")
         return torch.arange(len(hidden)), peaks
 
-    monkeypatch.setattr(Decoder, "likeliest", likeliest)
+    monkeypatch.setattr(Decoder, "greedy", greedy)
     outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     assert [output.outputs[0].finish_reason for output in outputs] == ["length", "length", "error", "length"]
