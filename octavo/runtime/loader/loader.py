@@ -109,23 +109,21 @@ def make_context(
     """
     weight_dtype = _dtype(config.model.dtype)
     compute_dtype = platform.compute_dtype(weight_dtype)
-    activations = _activations(config, platform)
-    storage = Storage(
-        platform.device, weight_dtype, compute_dtype, platform.kernels, activations, host_layers
-    )
+    precision = _input_precision(config, platform)
+    storage = Storage(platform.device, weight_dtype, compute_dtype, platform.kernels, precision, host_layers)
     return BuildContext(
         device=platform.device,
         compute_dtype=compute_dtype,
         kv_dtype=_dtype(config.cache.kv_cache_dtype),
         kernels=platform.kernels,
-        attention=choose_backend(specs, platform, activations=activations),
+        attention=choose_backend(specs, platform, activations=precision),
         parallel=parallel,
         scheme=select_scheme(config, storage),
     )
 
 
-def _activations(config: EngineConfig, platform: Platform) -> Activations:
-    """What packed weights are multiplied by: the user's choice, or what suits the kernels."""
+def _input_precision(config: EngineConfig, platform: Platform) -> Activations:
+    """Return the user's choice, or what suits the kernels."""
     chosen: dict[str, Activations] = {kind: kind for kind in get_args(Activations)}
     return chosen.get(config.model.activations, platform.kernels.activations)
 

@@ -26,7 +26,7 @@ class BlockMethod(LinearMethod):
         kernel = self._storage.kernels.gated_block_matmul
         if kernel is None or bias is not None or (packed := self.packed()) is None:
             return None
-        return kernel(x, *packed, gate, self._storage.activations)
+        return kernel(x, *packed, gate, self._storage.input_precision)
 
     def apply_feed_forward(self, x: Tensor, gate: Gate, down: LinearMethod) -> Tensor | None:
         """See LinearMethod."""
@@ -36,11 +36,11 @@ class BlockMethod(LinearMethod):
         up_packed, down_packed = self.packed(), down.packed()
         if up_packed is None or down_packed is None:
             return None
-        return kernel(x, up_packed, gate, down_packed, self._storage.activations)
+        return kernel(x, up_packed, gate, down_packed, self._storage.input_precision)
 
     def apply_greedy(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
         """See LinearMethod."""
         kernel = self._storage.kernels.block_likeliest
         if kernel is None or (packed := self.packed()) is None:
             return None
-        return kernel(x, *packed, self._storage.activations)
+        return kernel(x, *packed, self._storage.input_precision)

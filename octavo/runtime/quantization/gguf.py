@@ -73,5 +73,5 @@ class GGUFLinear(BlockMethod):
 
     def _multiply(self, x: Tensor, segment: Blocks, bias: Tensor | None, out: Tensor | None) -> Tensor:
         return self._storage.kernels.block_matmul(
-            x, segment.data, segment.type.name, bias, self._storage.activations, out
+            x, segment.data, segment.type.name, bias, self._storage.input_precision, out
         )

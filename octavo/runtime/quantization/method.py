@@ -32,7 +32,7 @@ class Storage:
     """Where and how weights are kept: `compute_dtype` is the type of activations, biases and norms.
 
     host_layers: the decoder layers whose matrices are kept in host memory
-    activations: what packed weights are multiplied by; what is not float32 is rounded on the way
+    input_precision: the inputs of products with packed weights are rounded to it
     arena:       where their memory comes from
     """
 
@@ -40,7 +40,7 @@ class Storage:
     weight_dtype: torch.dtype
     compute_dtype: torch.dtype
     kernels: KernelTable
-    activations: Activations = "float32"
+    input_precision: Activations = "float32"
     host_layers: frozenset[int] = frozenset()
     arena: Arena = field(default_factory=Arena)
 

@@ -85,7 +85,7 @@ class WidenedLinear(BlockMethod):
 
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Multiply by the block kernel."""
-        return self._storage.kernels.block_matmul(x, *self.packed(), bias, self._storage.activations)
+        return self._storage.kernels.block_matmul(x, *self.packed(), bias, self._storage.input_precision)
 
     def gather(self, ids: Tensor, scale: float = 1.0) -> Tensor:
         """Look up rows, and widen them."""
