@@ -38,7 +38,7 @@ class Attention(nn.Module):
         rotation: Rotation | None = None,
         norms: HeadNorms | None = None,
     ) -> Tensor:
-        """To [T, num_heads * head_dim]. q and k, which may be overwritten, are normalised, then rotated.
+        """Attend: [T, num_heads * head_dim]. q and k, which may be overwritten, are normalised, then rotated.
 
         q: [T, num_heads, head_dim]; k, v: [T, num_kv_heads, head_dim]
         """

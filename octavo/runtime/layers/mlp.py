@@ -18,13 +18,13 @@ _GATES: dict[str, Gate] = {"silu": "silu", "gelu": "gelu", **dict.fromkeys(_TANH
 
 
 def gated_activation(name: str, kernels: KernelTable) -> Activation:
-    """(gate, up) side by side to act(gate) * up. Raises Unsupported for an unknown name."""
+    """Return the kernel that maps (gate, up) to act(gate) * up. Raises Unsupported for an unknown name."""
     table: Table = {"silu": kernels.silu_and_mul, "gelu": kernels.gelu_and_mul}
     return _pick(name, table | dict.fromkeys(_TANH_NAMES, kernels.gelu_tanh_and_mul))
 
 
 def plain_activation(name: str, kernels: KernelTable) -> Activation:
-    """The activation `name`. Raises Unsupported for an unknown name."""
+    """Return the activation `name`. Raises Unsupported for an unknown name."""
     table: Table = {"gelu": kernels.gelu, "relu": _relu, "silu": _silu}
     return _pick(name, table | dict.fromkeys(_TANH_NAMES, kernels.gelu_tanh))
 
@@ -68,7 +68,7 @@ class MLP(nn.Module):
         self._is_product = self.up.bias is None and self.down.is_product
 
     def forward(self, x: Tensor) -> Tensor:
-        """[T, size] to [T, size]."""
+        """Map [T, size] to [T, size]."""
         out = self._fused(x)
         return self.down(self._inner(x)) if out is None else out
 
@@ -78,12 +78,12 @@ class MLP(nn.Module):
         return self.down.defer(self._inner(x)) if out is None else out
 
     def _fused(self, x: Tensor) -> Tensor | None:
-        """Both projections by one kernel; None if there is none."""
+        """Return the result of one kernel for both projections; None if there is none."""
         if self._gate is None or not self._is_product:
             return None
         return self.up.method.apply_feed_forward(x, self._gate, self.down.method)
 
     def _inner(self, x: Tensor) -> Tensor:
-        """[T, size] to what `down` takes."""
+        """Return the input of `down`."""
         inner = self.up.method.apply_gated(x, self.up.bias, self._gate) if self._gate else None
         return self._activation(self.up(x)) if inner is None else inner

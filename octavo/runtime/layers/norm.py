@@ -18,7 +18,7 @@ from octavo.runtime.quantization.parameter import Layout, Shard, vector
 
 @dataclass(frozen=True, kw_only=True)
 class NormArch:
-    """What the norms of a model are like."""
+    """The kind of a model's norms."""
 
     kind: Literal["rms", "layer"] = "rms"
     weight: bool = True

@@ -77,7 +77,7 @@ def load_own(
 def _host_layers(
     config: EngineConfig, family: type[Family], arch: Arch, platform: Platform, parallel: ParallelContext
 ) -> frozenset[int]:
-    """The layers whose matrices stay in host memory. Raises ConfigError, Unsupported."""
+    """Return the layers whose matrices stay in host memory. Raises ConfigError, Unsupported."""
     if not wants_host_weights(config):
         return frozenset()
     if config.model.load_format == "gguf" or config.model.quantization not in ("", "unquantized"):
@@ -103,7 +103,7 @@ def make_context(
     parallel: ParallelContext,
     host_layers: frozenset[int] = frozenset(),
 ) -> BuildContext:
-    """What layers are built with; `specs` are those of the attention layers. Raises Unsupported.
+    """Return what layers are built with; `specs` are those of the attention layers. Raises Unsupported.
 
     host_layers: those whose matrices stay in host memory
     """
@@ -151,5 +151,5 @@ def _fill(model: Family, pieces: Iterator[Piece], config: EngineConfig, parallel
 
 
 def shorten(names: list[str]) -> str:
-    """The first few of `names`, for a message."""
+    """Return the first few of `names`, for a message."""
     return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")

@@ -33,7 +33,7 @@ class CopyLane(ABC):
 
     @abstractmethod
     def host_memory(self, num_bytes: int) -> torch.Tensor:
-        """[num_bytes] uint8 on the host, to copy from; kept as long as this object. Raises ConfigError."""
+        """Return [num_bytes] uint8 on the host, kept as long as this object. Raises ConfigError."""
 
     @abstractmethod
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
@@ -57,7 +57,7 @@ class Platform(ABC):
 
     @property
     def sampling_kernels(self) -> KernelTable | None:
-        """The kernels, if they sample faster here than the functions of runtime/sampling."""
+        """Return the kernels, if they sample faster here than the functions of runtime/sampling."""
         return None
 
     @classmethod
@@ -67,7 +67,7 @@ class Platform(ABC):
 
     @abstractmethod
     def available_memory_bytes(self, share: float) -> int:
-        """Memory that this process may still take, now, if `share` of it may be used."""
+        """Return the memory that this process may still take, now, if `share` of it may be used."""
 
     def peak_bytes(self, work: Callable[[], None]) -> int:
         """The most memory that `work` takes on top of what is taken. 0, without working, where none is kept
@@ -88,15 +88,15 @@ class Platform(ABC):
         return None
 
     def copy_lane(self) -> CopyLane | None:
-        """A new one; None where the device computes with the host's memory."""
+        """Return a new one; None where the device computes with the host's memory."""
         return None
 
     @abstractmethod
     def compute_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """The type of activations when weights and cache are kept in `dtype`."""
+        """Return the type of activations when weights and cache are kept in `dtype`."""
 
 
 def get_platform(device: str, threads: int) -> Platform:
-    """The platform of `device` ("cpu", "cuda", "cuda:1"). Raises ConfigError for an unknown or absent one."""
+    """Return the platform of `device` ("cpu", "cuda", "cuda:1"). Raises ConfigError if there is none."""
     kind, _, _ = device.partition(":")
     return PLATFORMS.load(kind).create(torch.device(device), threads)

@@ -21,11 +21,11 @@ class GGUF(Scheme):
 
     @staticmethod
     def matches(config: EngineConfig) -> bool:
-        """Whether the weights come from a GGUF file."""
+        """Return True if the weights come from a GGUF file."""
         return config.model.load_format == "gguf"
 
     def linear(self, name: str) -> LinearMethod:
-        """A method over blocks; the types are known once the tensors are."""
+        """Return a method over blocks; the types are known once the tensors are."""
         del name  # the file says how each matrix is stored
         return GGUFLinear(self.storage)
 
@@ -38,7 +38,7 @@ class GGUFLinear(BlockMethod):
         self._segments: list[Blocks] = []
 
     def create(self, layout: Layout) -> dict[str, Parameter]:
-        """One parameter that takes blocks."""
+        """Make one parameter, which takes blocks."""
         self._parameter = BlockParameter(layout, self._storage.device)
         return {"weight": self._parameter}
 

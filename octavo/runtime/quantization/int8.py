@@ -31,7 +31,7 @@ class Int8(Scheme):
         return bool(config.model.quantization) and Unquantized.matches(config)
 
     def linear(self, name: str) -> LinearMethod:
-        """A method over blocks."""
+        """Return a method over blocks."""
         del name  # all alike
         return PackedLinear(self.storage)
 
@@ -40,7 +40,7 @@ class PackedLinear(GGUFLinear):
     """One matrix in blocks that are made here."""
 
     def create(self, layout: Layout) -> dict[str, Parameter]:
-        """One parameter that takes numbers."""
+        """Make one parameter, which takes numbers."""
         self._parameter = PackingParameter(layout, self._storage.device)
         return {"weight": self._parameter}
 

@@ -45,7 +45,7 @@ class Storage:
     arena: Arena = field(default_factory=Arena)
 
     def device_of(self, name: str) -> torch.device:
-        """Where the matrix of the layer `name` is kept."""
+        """Return the device that keeps the matrix of the layer `name`."""
         stack, _, rest = name.partition(".")
         is_on_host = stack == "layers" and int(rest.partition(".")[0]) in self.host_layers
         return torch.device("cpu") if is_on_host and self.device.type != "meta" else self.device
@@ -64,7 +64,7 @@ class LinearMethod(ABC):
 
     @abstractmethod
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x [T, inputs] times the matrix transposed, plus bias: [T, outputs]."""
+        """Multiply x [T, inputs] by the matrix transposed, and add the bias: [T, outputs]."""
 
     def apply_gated(self, x: Tensor, bias: Tensor | None, gate: Gate) -> Tensor | None:
         """Return the gated activation of `apply`, computed by one kernel; None if there is none."""
@@ -87,7 +87,7 @@ class LinearMethod(ABC):
 
     @abstractmethod
     def gather(self, ids: Tensor, scale: float = 1.0) -> Tensor:
-        """The rows `ids` [T] times `scale`, as activations [T, inputs]."""
+        """Return the rows `ids` [T] times `scale`, as activations [T, inputs]."""
 
 
 class Scheme(ABC):
@@ -99,11 +99,11 @@ class Scheme(ABC):
     @staticmethod
     @abstractmethod
     def matches(config: EngineConfig) -> bool:
-        """Whether the checkpoint is stored this way."""
+        """Return True if the checkpoint is stored this way."""
 
     @abstractmethod
     def linear(self, name: str) -> LinearMethod:
-        """A method for the matrix of the layer `name`."""
+        """Return a method for the matrix of the layer `name`."""
 
 
 SCHEMES: Registry[type[Scheme]] = Registry(
@@ -118,7 +118,7 @@ SCHEMES: Registry[type[Scheme]] = Registry(
 
 
 def select_scheme(config: EngineConfig, storage: Storage) -> Scheme:
-    """The scheme that the options name, or that the checkpoint shows. Raises Unsupported if there is none."""
+    """Return the scheme that the options, or else the checkpoint, name. Raises Unsupported for none."""
     names = [config.model.quantization] if config.model.quantization else SCHEMES.names()
     for name in names:
         scheme = SCHEMES.load(name)

@@ -27,11 +27,11 @@ class Unquantized(Scheme):
 
     @staticmethod
     def matches(config: EngineConfig) -> bool:
-        """Whether the config announces no quantization."""
+        """Return True if the config announces no quantization."""
         return config.model.load_format != "gguf" and not config.checkpoint.config.get("quantization_config")
 
     def linear(self, name: str) -> LinearMethod:
-        """The device's method."""
+        """Return the device's method."""
         storage = replace(self.storage, device=self.storage.device_of(name))
         return WidenedLinear(storage) if self.storage.device.type == "cpu" else DenseLinear(storage)
 
@@ -43,7 +43,7 @@ class DenseLinear(LinearMethod):
         self._storage = storage
 
     def create(self, layout: Layout) -> dict[str, Parameter]:
-        """One tensor."""
+        """Make one tensor."""
         self._weight = _make_weight(layout, self._storage)
         return {"weight": self._weight}
 
@@ -93,7 +93,7 @@ class WidenedLinear(BlockMethod):
         return self._storage.kernels.block_gather(weight, ids, type_name, scale)
 
     def packed(self) -> Packed:
-        """A number is a block of one."""
+        """Return the numbers as blocks of one."""
         weight = self._weight.data
         return weight.view(torch.uint8), BLOCK_NAMES[weight.dtype]
 
