@@ -6,7 +6,6 @@ packages add entries by an entry point of the group `octavo.plugins`: a function
 """
 
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar, cast
 
 from octavo.base import env
@@ -59,6 +58,8 @@ class Registry(Generic[T]):
 
 def load_plugins() -> None:
     """Run the installed plug-ins, all or those that the environment names; by each process at its start."""
+    from importlib.metadata import entry_points  # takes as long to import as the rest of octavo's beginning
+
     wanted = env.plugins()
     for entry in entry_points(group="octavo.plugins"):
         if wanted is None or entry.name in wanted:

@@ -43,12 +43,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until asked to end. What cannot work is told before anything is loaded."""
-    if args.model_tag:
-        args.model = args.model_tag
     _open_standard_files()
     signal.signal(signal.SIGTERM, _leave)
-    engine = EngineArgs.from_options(_DEFAULTS | engine_options(args))
-    config = resolve_server(_server_config(args))
+    engine, config = configs(args)
     with Listener.open(config) as listener:
         serve = load_object(_SERVE)  # after the port is known to be free: it takes a second
         try:
@@ -58,6 +55,14 @@ def run(args: argparse.Namespace) -> int:
             print(f"octavo: error: {error}", file=sys.stderr)
             return _BAD_MODEL
     return leave(0)
+
+
+def configs(args: argparse.Namespace) -> tuple[EngineArgs, ServerConfig]:
+    """What the arguments say about the engine and about the server. Raises ConfigError."""
+    if args.model_tag:
+        args.model = args.model_tag
+    engine = EngineArgs.from_options(_DEFAULTS | engine_options(args))
+    return engine, resolve_server(_server_config(args))
 
 
 def _server_config(args: argparse.Namespace) -> ServerConfig:

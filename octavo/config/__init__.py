@@ -11,6 +11,7 @@ from octavo.config.observability import ObservabilityConfig
 from octavo.config.parallel import ParallelConfig
 from octavo.config.resolve import resolve
 from octavo.config.scheduling import SchedulerConfig
+from octavo.names.modules import names_of
 
 __all__ = [
     "CacheConfig",
@@ -25,3 +26,6 @@ __all__ = [
     "SchedulerConfig",
     "resolve",
 ]
+
+__getattr__ = names_of(__name__)
+"""vLLM's names of this path that are not octavo's own."""

@@ -3,7 +3,6 @@
 import ast
 import asyncio
 import dataclasses
-import importlib.util
 import inspect
 import re
 from collections import Counter
@@ -23,6 +22,8 @@ from octavo.config.server_compat import SERVER_ALIASES, SERVER_FOREIGN
 from octavo.frontend.prompts import parse_prompt
 from octavo.frontend.request_options import KEYWORDS, RequestOptions
 from octavo.messages.request import FinishReason
+from octavo.names.modules import entries
+from octavo.names.table import HOMES
 from octavo.serving.openai.answers import FinishReason as ToldFinishReason
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -231,10 +232,8 @@ def makes_a_prompt(name):
 
 
 def can_import(name):
-    try:
-        return importlib.util.find_spec(f"octavo.{name}") is not None
-    except ModuleNotFoundError:  # not even the package
-        return False
+    """Whether the path has a name that is there."""
+    return any(entry in HOMES for entry in entries(name).values())
 
 
 def has_command(name):

@@ -15,6 +15,7 @@ import pytest
 import octavo
 from octavo.base.registry import Registry, load_object
 from octavo.cli.main import COMMANDS
+from octavo.names.table import TOP
 from tools import check_size
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -199,7 +200,7 @@ def test_every_registry_name_loads():
 def test_every_public_name_loads():
     for name in octavo.__all__:
         assert getattr(octavo, name) is not None
-    assert set(octavo.__all__) == set(octavo._HOMES) | {"__version__"}
+    assert set(octavo.__all__) == set(TOP) | {"__version__"}
     assert set(dir(octavo)) == set(octavo.__all__)
     with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
         _ = octavo.Nonsense
@@ -211,8 +212,9 @@ def test_type_checkers_see_the_names_that_users_get():
     for node in ast.walk(TREES["octavo/__init__.py"]):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("octavo."):
             seen |= {alias.asname or alias.name: f"{node.module}:{alias.name}" for alias in node.names}
-    del seen["__version__"]
-    assert seen == octavo._HOMES
+    for name in ("__version__", "Finder", "names_of"):
+        del seen[name]
+    assert seen == TOP
 
 
 def test_every_command_loads():

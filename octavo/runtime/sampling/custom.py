@@ -4,7 +4,7 @@ The worker loads the classes by name (`load_processors`); the sampler runs all o
 the penalties, where vLLM has them. Only functions of requests are called row by row.
 """
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,7 @@ from octavo.base.registry import load_named
 from octavo.config.engine import EngineConfig
 from octavo.messages.sampling import SamplingParams
 from octavo.messages.step import NewRequest
-from octavo.runtime.sampling.indexed import IndexedProcessor, LogitsProcessor
+from octavo.runtime.sampling.indexed import Configs, IndexedProcessor, LogitsProcessor
 from octavo.runtime.sampling.processors import Processor, ProcessorFactory, SlotsFailed
 from octavo.runtime.sampling.slots import Batch
 
@@ -99,16 +99,44 @@ class RequestFunctions(RowProcessor):
         return params.logits_processors or ()
 
 
-class AdapterLogitsProcessor(RowProcessor):
+class AdapterLogitsProcessor(ABC):
     """Base of users' classes that make a function for each request; vLLM's class of this name."""
+
+    def __init__(  # noqa: B027  # most have nothing to say
+        self, vllm_config: Configs, device: torch.device, is_pin_memory: bool
+    ) -> None:
+        """is_pin_memory: whether copies to the device may be asynchronous."""
+
+    @classmethod  # noqa: B027  # most have nothing to say
+    def validate_params(cls, sampling_params: SamplingParams) -> None:
+        """Raise ValueError for a request that it cannot serve."""
+
+    def is_argmax_invariant(self) -> bool:
+        """True if the likeliest token stays the likeliest. octavo applies the functions in any case."""
+        return False
 
     @abstractmethod
     def new_req_logits_processor(self, params: SamplingParams) -> RequestLogitsProcessor | None:
         """A new function for a request, or None. May be called more than once for it."""
 
+
+class _Adapted(RowProcessor):
+    """The functions that a user's adapter makes."""
+
+    def __init__(
+        self,
+        kind: type[AdapterLogitsProcessor],
+        config: EngineConfig,
+        vocab_size: int,
+        num_slots: int,
+        device: torch.device,
+    ) -> None:
+        super().__init__(vocab_size, num_slots, device)
+        self._adapter = kind(Configs.of(config), device, False)
+
     def functions(self, params: SamplingParams) -> Sequence[RequestLogitsProcessor]:
         """One or none."""
-        function = self.new_req_logits_processor(params)
+        function = self._adapter.new_req_logits_processor(params)
         return () if function is None else (function,)
 
 
@@ -121,6 +149,8 @@ def _load(name: str, config: EngineConfig) -> ProcessorFactory:
     kind = load_named(name, "logits_processors")
     if isinstance(kind, type) and issubclass(kind, LogitsProcessor):
         return partial(IndexedProcessor, kind, config)
+    if isinstance(kind, type) and issubclass(kind, AdapterLogitsProcessor):
+        return partial(_Adapted, kind, config)
     if isinstance(kind, type) and issubclass(kind, Processor):
         return kind
     raise ConfigError(

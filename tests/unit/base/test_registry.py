@@ -45,7 +45,8 @@ def test_plugins_run_by_entry_point(monkeypatch, mappings):
         def load():
             return lambda: mappings.register("plugged", "collections:deque")
 
-    monkeypatch.setattr(registry, "entry_points", lambda group: [Entry] if group == "octavo.plugins" else [])
+    found = {"octavo.plugins": [Entry]}
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: found.get(group, []))
     monkeypatch.setenv("VLLM_PLUGINS", "another")
     registry.load_plugins()
     assert "plugged" not in mappings

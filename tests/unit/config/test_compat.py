@@ -135,15 +135,6 @@ def test_other_objects_are_no_configs():
         from_concerns({"model": "m"})
 
 
-def test_import_paths():
-    import octavo
-    from octavo import inputs, outputs, sampling_params
-    from octavo.v1.engine import async_llm
-
-    for module in (inputs, outputs, sampling_params, async_llm):
-        assert all(getattr(module, name) is getattr(octavo, name) for name in module.__all__)
-
-
 def test_the_constructor_takes_what_llm_takes():
     args = EngineArgs(model="x", quantization=None, max_model_len=None, enable_lora=False, runner="auto")
     assert args == EngineArgs(model="x")

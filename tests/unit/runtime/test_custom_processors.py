@@ -150,26 +150,36 @@ class Favourite(AdapterLogitsProcessor):
         return favour
 
 
-def test_adapter():
+class Prepared(Favourite):
+    """Its constructor is vLLM's too."""
+
+    def __init__(self, vllm_config, device, is_pin_memory):
+        super().__init__(vllm_config, device, is_pin_memory)
+        assert vllm_config.model_config.model and device == CPU and is_pin_memory is False
+
+
+def load(*names):
+    config = fake_config()
+    model = dataclasses.replace(config.model, logits_processors=list(names))
+    return load_processors(dataclasses.replace(config, model=model))
+
+
+@pytest.mark.parametrize("kind", [Favourite, Prepared])
+def test_adapter(kind):
     cases = [greedy(), greedy(extra_args={"favourite": 17})]
-    host = sample(make(cases, with_users([Favourite])), cases)
+    host = sample(make(cases, with_users(load(f"{__name__}:{kind.__name__}"))), cases)
     assert host.token_ids == [int(logits_of(0).argmax()), 17]
 
 
 def test_users_processors_stand_where_vllm_has_them():
-    order = with_users([Favourite])
-    assert order.index(LogitBias) < order.index(Favourite) < len(order) - 1
-    assert [step for step in order if step is not Favourite] == list(PROCESSORS)
+    order = with_users([Broken])
+    assert order.index(LogitBias) < order.index(Broken) < len(order) - 1
+    assert [step for step in order if step is not Broken] == list(PROCESSORS)
 
 
 def test_loading():
-    def load(*names):
-        config = fake_config()
-        model = dataclasses.replace(config.model, logits_processors=list(names))
-        return load_processors(dataclasses.replace(config, model=model))
-
-    name = f"{__name__}:Favourite"
-    assert load(name, "octavo.runtime.sampling.processors:LogitBias") == [Favourite, LogitBias]
+    name = f"{__name__}:Broken"
+    assert load(name, "octavo.runtime.sampling.processors:LogitBias") == [Broken, LogitBias]
     for wrong in ("octavo.nowhere:Class", f"{__name__}:Nobody"):
         with pytest.raises(ConfigError, match=r"cannot be loaded.*every process"):
             load(wrong)

@@ -1,0 +1,228 @@
+"""Names, the import paths that have them, and where each lives. Data only; `octavo.names.modules` reads it.
+
+`PATHS` gives octavo the import paths of vLLM, today's and those of its first versions. A name stands there as
+itself, or as `name=entry` where the path means another entry of `HOMES` by it.
+"""
+
+TOP = {
+    "LLM": "octavo.llm:LLM",
+    "LLMEngine": "octavo.frontend.engine:LLMEngine",
+    "AsyncLLM": "octavo.frontend.async_engine:AsyncLLM",
+    "AsyncLLMEngine": "octavo.frontend.async_engine:AsyncLLM",
+    "EngineArgs": "octavo.config.args:EngineArgs",
+    "AsyncEngineArgs": "octavo.config.args:EngineArgs",
+    "SamplingParams": "octavo.messages.sampling:SamplingParams",
+    "BeamSearchParams": "octavo.frontend.beam_search_params:BeamSearchParams",
+    "BeamSearchOutput": "octavo.frontend.beam_search_params:BeamSearchOutput",
+    "BeamSearchSequence": "octavo.frontend.beam_search_params:BeamSearchSequence",
+    "RequestOutputKind": "octavo.messages.sampling:RequestOutputKind",
+    "RepetitionDetectionParams": "octavo.messages.sampling:RepetitionDetectionParams",
+    "StructuredOutputsParams": "octavo.messages.structured:StructuredOutputsParams",
+    "GuidedDecodingParams": "octavo.messages.structured:GuidedDecodingParams",
+    "LogitsProcessor": "octavo.runtime.sampling.processors:Processor",
+    "AdapterLogitsProcessor": "octavo.runtime.sampling.custom:AdapterLogitsProcessor",
+    "ModelRegistry": "octavo.runtime.models.registry:ModelRegistry",
+    "Logprob": "octavo.frontend.logprobs:Logprob",
+    "FlatLogprobs": "octavo.frontend.logprobs:FlatLogprobs",
+    "RequestOutput": "octavo.frontend.outputs:RequestOutput",
+    "CompletionOutput": "octavo.frontend.outputs:CompletionOutput",
+    "PromptType": "octavo.frontend.prompts:PromptType",
+    "TextPrompt": "octavo.frontend.prompts:TextPrompt",
+    "EmbedsPrompt": "octavo.frontend.prompts:EmbedsPrompt",
+    "TokensPrompt": "octavo.frontend.prompts:TokensPrompt",
+    "StreamingInput": "octavo.frontend.streaming_input:StreamingInput",
+    "OctavoError": "octavo.base.errors:OctavoError",
+    "ConfigError": "octavo.base.errors:ConfigError",
+    "BadCheckpoint": "octavo.base.errors:BadCheckpoint",
+    "RequestError": "octavo.base.errors:RequestError",
+    "PromptTooLong": "octavo.base.errors:PromptTooLong",
+    "UnknownModel": "octavo.base.errors:UnknownModel",
+    "Overloaded": "octavo.base.errors:Overloaded",
+    "EngineDead": "octavo.base.errors:EngineDead",
+    "Unsupported": "octavo.base.errors:Unsupported",
+}
+"""The public names, those of `octavo.__all__`."""
+
+HOMES = TOP | {
+    "BatchUpdate": "octavo.runtime.sampling.indexed:BatchUpdate",
+    "IndexedLogitsProcessor": "octavo.runtime.sampling.indexed:LogitsProcessor",
+    "MoveDirectionality": "octavo.runtime.sampling.indexed:MoveDirectionality",
+    "RequestLogitsProcessor": "octavo.runtime.sampling.custom:RequestLogitsProcessor",
+    "process_dict_updates": "octavo.runtime.sampling.indexed:process_dict_updates",
+    "Metric": "octavo.metrics:Metric",
+    "Counter": "octavo.metrics:Counter",
+    "Gauge": "octavo.metrics:Gauge",
+    "Histogram": "octavo.metrics:Histogram",
+    "Vector": "octavo.metrics:Vector",
+    "RequestStateStats": "octavo.frontend.outputs:RequestStateStats",
+    "SchedulerStats": "octavo.messages.request:SchedulerStats",
+    "FinishReason": "octavo.messages.request:FinishReason",
+    "EngineConfig": "octavo.config.engine:EngineConfig",
+    "Executor": "octavo.engine.executor.interface:Executor",
+    "Tokenizer": "octavo.frontend.text.tokenizer:Tokenizer",
+    "Message": "octavo.frontend.conversation:Message",
+    "ChatRequest": "octavo.serving.openai.protocol:ChatRequest",
+    "CompletionRequest": "octavo.serving.openai.protocol:CompletionRequest",
+    "AttentionConfig": "octavo.names.settings:AttentionConfig",
+    "CompilationConfig": "octavo.names.settings:CompilationConfig",
+    "CompilationMode": "octavo.names.settings:CompilationMode",
+    "CUDAGraphMode": "octavo.names.settings:CUDAGraphMode",
+    "KVEventsConfig": "octavo.names.settings:KVEventsConfig",
+    "LoadConfig": "octavo.names.settings:LoadConfig",
+    "PoolerConfig": "octavo.names.settings:PoolerConfig",
+    "ProfilerConfig": "octavo.names.settings:ProfilerConfig",
+    "SpeculativeConfig": "octavo.names.settings:SpeculativeConfig",
+    "StructuredOutputsConfig": "octavo.names.settings:StructuredOutputsConfig",
+    "UsageContext": "octavo.names.settings:UsageContext",
+    "FlexibleArgumentParser": "octavo.names.arguments:FlexibleArgumentParser",
+    "make_arg_parser": "octavo.names.arguments:make_arg_parser",
+    "validate_parsed_serve_args": "octavo.names.arguments:validate_parsed_serve_args",
+    "run_server": "octavo.names.arguments:run_server",
+    "main": "octavo.cli.main:main",
+    "init_logger": "octavo.base.log:get_logger",
+    "current_platform": "octavo.names.platform:current_platform",
+    "Platform": "octavo.names.platform:CurrentPlatform",
+    "cleanup_dist_env_and_memory": "octavo.names.platform:cleanup_dist_env_and_memory",
+    "set_random_seed": "octavo.names.platform:set_random_seed",
+    "RequestCounter": "octavo.names.helpers:RequestCounter",
+    "GiB_bytes": "octavo.names.helpers:GIB_BYTES",
+    "cdiv": "octavo.names.helpers:cdiv",
+    "get_distributed_init_method": "octavo.names.helpers:get_distributed_init_method",
+    "get_ip": "octavo.names.helpers:get_ip",
+    "get_open_port": "octavo.names.helpers:get_open_port",
+    "get_open_ports_list": "octavo.names.helpers:get_open_ports_list",
+    "get_tcp_uri": "octavo.names.helpers:get_tcp_uri",
+    "get_tokenizer": "octavo.names.helpers:get_tokenizer",
+    "load_chat_template": "octavo.names.helpers:load_chat_template",
+    "load_general_plugins": "octavo.base.registry:load_plugins",
+    "random_uuid": "octavo.names.helpers:random_uuid",
+}
+"""By name: "package.module:attribute"."""
+
+_POOLED = """PoolingParams PoolingOutput PoolingRequestOutput EmbeddingOutput EmbeddingRequestOutput
+    ClassificationOutput ClassificationRequestOutput ScoringOutput ScoringRequestOutput"""
+_REASONS = {
+    "octavo generates text; embedding, classification and reward models are not supported yet.": _POOLED,
+    "LoRA adapters are not supported yet: merge the adapter into the model's weights.": """
+        LoRARequest LoRAConfig""",
+    "octavo serves text only: no image, video or audio can be in a prompt.": """
+        ImageAsset AudioAsset VideoAsset MultiModalDataDict MULTIMODAL_REGISTRY MultiModalConfig fetch_image
+        fetch_audio fetch_video encode_image_base64 encode_audio_base64 encode_video_base64 convert_image_mode
+        ExplicitEncoderDecoderPrompt zip_enc_dec_prompts""",
+    "there are no loggers of one's own yet: read get_metrics() of the engine, or /metrics of the server.": """
+        StatLoggerBase LoggingStatLogger PrometheusStatLogger AggregateStatLoggerBase StatLoggerFactory
+        RayPrometheusStatLogger IterationStats get_metrics_snapshot""",
+    "parsers cannot be added yet: name one that is there, tool_call_parser and reasoning_parser.": """
+        ToolParser ToolParserManager ReasoningParser ReasoningParserManager""",
+    "octavo runs on one machine: tensor_parallel_size starts its ranks there.": """
+        initialize_ray_cluster init_distributed_environment initialize_model_parallel
+        ensure_model_parallel_initialized""",
+    "prompt adapters are not supported: put their text into the prompt.": "PromptAdapterRequest",
+}
+LATER = {name: reason for reason, names in _REASONS.items() for name in names.split()}
+"""Names whose feature is not there, and why: they load, and say so when they are used."""
+
+_ENGINE_ARGS = "EngineArgs AsyncEngineArgs"
+_SAMPLING = """SamplingParams BeamSearchParams StructuredOutputsParams GuidedDecodingParams RequestOutputKind
+    RepetitionDetectionParams"""
+_PROMPTS = """PromptType TextPrompt TokensPrompt EmbedsPrompt StreamingInput ExplicitEncoderDecoderPrompt
+    zip_enc_dec_prompts"""
+_METRICS = "Metric Counter Gauge Histogram Vector get_metrics_snapshot"
+_PROCESSORS = """LogitsProcessor=IndexedLogitsProcessor AdapterLogitsProcessor RequestLogitsProcessor
+    BatchUpdate MoveDirectionality process_dict_updates"""
+_NETWORK = "get_ip get_open_port get_open_ports_list get_tcp_uri get_distributed_init_method"
+_MEDIA_UTILS = """fetch_image fetch_audio fetch_video encode_image_base64 encode_audio_base64
+    encode_video_base64"""
+_SERVER = "run_server make_arg_parser validate_parsed_serve_args FlexibleArgumentParser"
+
+PATHS = {
+    "": f"{_POOLED} LoRARequest initialize_ray_cluster {' '.join(TOP)}",
+    "assets": "",
+    "assets.audio": "AudioAsset",
+    "assets.image": "ImageAsset",
+    "assets.video": "VideoAsset",
+    "beam_search": "BeamSearchOutput BeamSearchSequence",
+    "config": """VllmConfig=EngineConfig LoRAConfig PoolerConfig CompilationConfig CompilationMode
+        CompilationLevel=CompilationMode CUDAGraphMode SpeculativeConfig StructuredOutputsConfig
+        DecodingConfig=StructuredOutputsConfig AttentionConfig ProfilerConfig KVEventsConfig LoadConfig
+        MultiModalConfig""",
+    "distributed": """cleanup_dist_env_and_memory init_distributed_environment initialize_model_parallel
+        ensure_model_parallel_initialized""",
+    "distributed.parallel_state": """cleanup_dist_env_and_memory init_distributed_environment
+        initialize_model_parallel ensure_model_parallel_initialized""",
+    "engine": "LLMEngine AsyncLLMEngine " + _ENGINE_ARGS,
+    "engine.arg_utils": _ENGINE_ARGS,
+    "engine.async_llm_engine": "AsyncLLMEngine",
+    "engine.llm_engine": "LLMEngine",
+    "engine.protocol": "EngineClient=AsyncLLM",
+    "entrypoints.api_server": _SERVER,
+    "entrypoints.chat_utils": "load_chat_template ChatCompletionMessageParam=Message",
+    "entrypoints.cli.main": "main",
+    "entrypoints.llm": "LLM",
+    "entrypoints.openai.api_server": _SERVER,
+    "entrypoints.openai.chat_completion.protocol": "ChatCompletionRequest=ChatRequest",
+    "entrypoints.openai.cli_args": _SERVER,
+    "entrypoints.openai.completion.protocol": "CompletionRequest",
+    "entrypoints.openai.protocol": "ChatCompletionRequest=ChatRequest CompletionRequest",
+    "entrypoints.openai.run_batch": "",
+    "entrypoints.openai.tool_parsers": "ToolParser ToolParserManager",
+    "exceptions": "VLLMValidationError=RequestError",
+    "inputs": _PROMPTS,
+    "inputs.data": _PROMPTS,
+    "logger": "init_logger",
+    "logits_process": "LogitsProcessor=RequestLogitsProcessor",
+    "logits_processor": _PROCESSORS,
+    "logprobs": "Logprob FlatLogprobs",
+    "lora.request": "LoRARequest",
+    "model_executor.models": "ModelRegistry",
+    "model_executor.models.registry": "ModelRegistry",
+    "model_executor.utils": "set_random_seed",
+    "multimodal": "MultiModalDataDict MULTIMODAL_REGISTRY",
+    "multimodal.image": "convert_image_mode",
+    "multimodal.utils": _MEDIA_UTILS,
+    "outputs": "RequestOutput CompletionOutput " + _POOLED,
+    "platforms": "current_platform Platform",
+    "plugins": "load_general_plugins",
+    "pooling_params": "PoolingParams",
+    "prompt_adapter.request": "PromptAdapterRequest",
+    "reasoning": "ReasoningParser ReasoningParserManager",
+    "sampling_params": _SAMPLING,
+    "sequence": "Logprob RequestMetrics=RequestStateStats",
+    "tokenizers": "get_tokenizer TokenizerLike=Tokenizer",
+    "tool_parsers": "ToolParser ToolParserManager",
+    "transformers_utils.tokenizer": "get_tokenizer AnyTokenizer=Tokenizer TokenizerLike=Tokenizer",
+    "usage": "UsageContext",
+    "usage.usage_lib": "UsageContext",
+    "utils": "random_uuid cdiv GiB_bytes Counter=RequestCounter FlexibleArgumentParser " + _NETWORK,
+    "utils.argparse_utils": "FlexibleArgumentParser",
+    "utils.counter": "Counter=RequestCounter",
+    "utils.math_utils": "cdiv",
+    "utils.mem_constants": "GiB_bytes",
+    "utils.network_utils": _NETWORK,
+    "utils.torch_utils": "set_random_seed",
+    "v1.engine": "FinishReason",
+    "v1.engine.async_llm": "AsyncLLM",
+    "v1.engine.exceptions": "EngineDeadError=EngineDead EngineGenerateError=OctavoError",
+    "v1.engine.llm_engine": "LLMEngine",
+    "v1.executor": "Executor",
+    "v1.executor.abstract": "Executor",
+    "v1.metrics.loggers": """StatLoggerBase LoggingStatLogger PrometheusStatLogger AggregateStatLoggerBase
+        StatLoggerFactory""",
+    "v1.metrics.ray_wrappers": "RayPrometheusStatLogger",
+    "v1.metrics.reader": _METRICS,
+    "v1.metrics.stats": "SchedulerStats IterationStats RequestStateStats",
+    "v1.sample.logits_processor": _PROCESSORS,
+    "v1.sample.logits_processor.builtin": "process_dict_updates",
+    "v1.sample.logits_processor.interface": _PROCESSORS,
+}
+"""By import path below `octavo`: its names."""
+
+MODULES = {"envs": "octavo.names.environment"}
+"""Import paths that are another module."""
+
+PROGRAMS = {
+    "entrypoints.api_server": "serve",
+    "entrypoints.openai.api_server": "serve",
+    "entrypoints.openai.run_batch": "run-batch",
+}
+"""Import paths that can be run (`python -m`): octavo's command of the same use."""

@@ -1,1 +1,0 @@
-"""See octavo.v1."""

@@ -1,0 +1,121 @@
+"""Import paths without files: every name of the table loads, under octavo's path and under vLLM's."""
+
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+import octavo
+import octavo.as_vllm
+from octavo.base.errors import Unsupported
+from octavo.names.modules import entries
+from octavo.names.table import HOMES, LATER, MODULES, PATHS, PROGRAMS, TOP
+
+
+def module(path):
+    return import_module(f"octavo.{path}" if path else "octavo")
+
+
+@pytest.mark.parametrize("path", [*PATHS, *MODULES])
+def test_every_name_of_a_path_loads(path):
+    found = module(path)
+    theirs = import_module(f"vllm.{path}" if path else "vllm")
+    assert theirs is found
+    for name, entry in entries(path).items():
+        value = getattr(found, name)
+        assert value is not None
+        assert (entry in HOMES) != (entry in LATER), entry
+        if entry in TOP and entry == name:
+            assert value is getattr(octavo, name)
+
+
+def test_no_entry_is_unused():
+    used = {entry for path in PATHS for entry in entries(path).values()}
+    assert used == set(HOMES) | set(LATER)
+
+
+def test_modules_are_listed_and_files_win():
+    from octavo import v1
+    from octavo.v1.metrics import reader
+
+    assert set(dir(reader)) == set(reader.__all__) == set(entries("v1.metrics.reader"))
+    assert not dir(v1)
+    assert octavo.config.__file__ and octavo.engine.__file__
+    with pytest.raises(ImportError, match="cannot import name 'Banana'"):
+        from octavo.v1.metrics.reader import Banana  # noqa: F401
+    for nowhere in ("octavo.v1.banana", "octavo.banana", "vllm.banana", "octavo.outputs.banana"):
+        with pytest.raises(ModuleNotFoundError, match="banana"):
+            import_module(nowhere)
+    with pytest.raises(AttributeError, match=r"'octavo\.engine' has no attribute 'Banana'"):
+        _ = octavo.engine.Banana
+
+
+def test_a_missing_feature_says_so_when_it_is_used():
+    from octavo.lora.request import LoRARequest
+
+    def annotated(adapter: LoRARequest | None = None) -> LoRARequest | None:
+        return adapter
+
+    assert annotated() is None and not isinstance(annotated, LoRARequest)
+    with pytest.raises(Unsupported, match="LoRARequest: LoRA adapters are not supported yet: merge"):
+        LoRARequest("adapter", 1, "/nowhere")
+    with pytest.raises(Unsupported, match="LoRA"):
+        LoRARequest.from_somewhere()
+    with pytest.raises(Unsupported, match="StatLoggerBase"):
+        from octavo.v1.metrics.loggers import StatLoggerBase
+
+        class Mine(StatLoggerBase):
+            pass
+
+
+def test_paths_that_mean_another_name():
+    from octavo.config import EngineConfig, VllmConfig
+    from octavo.utils import Counter
+    from octavo.v1.metrics.reader import Counter as MetricsCounter
+    from octavo.v1.sample.logits_processor import LogitsProcessor
+
+    assert VllmConfig is EngineConfig
+    assert Counter is not MetricsCounter and LogitsProcessor is not octavo.LogitsProcessor
+    counter = Counter(3)
+    assert [next(counter), next(counter)] == [3, 4]
+
+
+@pytest.mark.parametrize("path", PROGRAMS)
+def test_programs_run_as_modules(path):
+    command = [sys.executable, "-m", f"octavo.{path}", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"octavo {PROGRAMS[path]}" in done.stdout
+
+
+def test_a_script_and_its_arguments(tmp_path):
+    (tmp_path / "beside.py").write_text("from vllm.utils import random_uuid\n")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, vllm, beside\n"
+        "from vllm import SamplingParams\n"
+        "import vllm.envs as envs\n"
+        "assert __name__ == '__main__' and vllm.__name__ == 'octavo', vllm\n"
+        "print(sys.argv[1:], SamplingParams.__module__, envs.VLLM_USE_V1, len(beside.random_uuid()))\n"
+    )
+    command = [sys.executable, "-m", "octavo.as_vllm"]
+    done = subprocess.run(
+        [*command, script, "-m", "x"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "['-m', 'x'] octavo.messages.sampling True 32\n", done.stderr
+    done = subprocess.run(
+        [*command, "-m", "vllm.entrypoints.openai.run_batch", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "octavo run-batch" in done.stdout, done.stderr
+    assert "usage" in subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stderr
+
+
+def test_vllm_itself_comes_first_or_not_at_all(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", object())
+    with pytest.raises(ImportError, match=r"octavo\.as_vllm comes first"):
+        octavo.as_vllm.install()
