@@ -7,6 +7,7 @@ from pathlib import Path
 from octavo.base.errors import ConfigError
 
 _DEFAULT_CACHE = "~/.cache/octavo"
+_LOG_LEVEL = ("OCTAVO_LOGGING_LEVEL", "VLLM_LOGGING_LEVEL", "VLLM_LOG_LEVEL")
 _REPORTED = ("OCTAVO_", "VLLM_", "OMP_", "MKL_", "CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE", "CXX")
 _OPTIONS = {
     "log_stats_interval_s": ("OCTAVO_LOG_STATS_INTERVAL", "VLLM_LOG_STATS_INTERVAL"),
@@ -18,10 +19,15 @@ _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 
 def log_level() -> str:
     """OCTAVO_LOGGING_LEVEL (also VLLM_LOGGING_LEVEL, VLLM_LOG_LEVEL): DEBUG, INFO, WARNING, ERROR."""
-    for name in ("OCTAVO_LOGGING_LEVEL", "VLLM_LOGGING_LEVEL", "VLLM_LOG_LEVEL"):
+    for name in _LOG_LEVEL:
         if value := os.environ.get(name):
             return value.upper()
     return "INFO"
+
+
+def log_level_is_given() -> bool:
+    """Whether one of those is set."""
+    return any(os.environ.get(name) for name in _LOG_LEVEL)
 
 
 def cache_dir() -> Path:

@@ -45,6 +45,12 @@ def setup(process_name: str = "") -> None:
     logger.propagate = False
 
 
+def setup_if_asked() -> None:
+    """`setup` in somebody else's program, where the environment names a level: it asks for lines."""
+    if env.log_level_is_given():
+        setup()
+
+
 def go_to_background(*others: str) -> None:
     """From now on a thread writes what was logged; called by processes that serve, after `setup`.
 

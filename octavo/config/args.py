@@ -8,6 +8,7 @@ from octavo.base import env
 from octavo.base.errors import ConfigError
 from octavo.config import compat
 from octavo.config.cache import CacheConfig
+from octavo.config.concern import Concern
 from octavo.config.front import FrontConfig
 from octavo.config.model import ModelConfig
 from octavo.config.observability import ObservabilityConfig
@@ -15,7 +16,7 @@ from octavo.config.parallel import ParallelConfig
 from octavo.config.scheduling import SchedulerConfig
 
 
-class _AsUsersWrite(type):
+class _AsUsersWrite(Concern):
     """Reads the keywords before the dataclass does.
 
     None means the default, or what the environment says; `compat` knows other names, a field its words.

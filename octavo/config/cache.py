@@ -3,11 +3,12 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from octavo.config.concern import Concern
 from octavo.config.option import option
 
 
 @dataclass(frozen=True, kw_only=True)
-class CacheConfig:
+class CacheConfig(metaclass=Concern):
     """Size and behaviour of the KV cache."""
 
     block_size: int = option(0, "Slots per block; 0 = 16 on CPU, 64 on GPU.")

@@ -113,6 +113,9 @@ FOREIGN: dict[str, Foreign] = {
     "profiler_config": Foreign(_OFF, "Name the folder for traces: profiler_dir."),
     "collect_detailed_traces": Foreign(_OFF, "Traces have one span per request: otlp_traces_endpoint."),
     "use_v2_block_manager": _ignored("There is one block manager.", True),
+    "enable_kv_cache_compression": _ignored(
+        "Name a type of 8 bits for keys and values: kv_cache_dtype, 'fp8' on a GPU, 'int8' on a CPU."
+    ),
     "enable_continuous_batching": _ignored("Batching is always continuous.", True),
     "disable_async_output_proc": _ignored("Use steps_in_flight=1 for one step at a time.", True),
     "num_scheduler_steps": Foreign(_ONE, "Use steps_in_flight for steps ahead.", is_refused=False),

@@ -7,6 +7,7 @@ from octavo.base.errors import ConfigError, Unsupported
 from octavo.base.log import get_logger
 from octavo.config.args import EngineArgs
 from octavo.config.cache import CacheConfig
+from octavo.config.concern import options_elsewhere
 from octavo.config.engine import EngineConfig
 from octavo.config.front import FrontConfig
 from octavo.config.model import ModelConfig
@@ -37,11 +38,14 @@ def resolve_concerns(*configs: object, **named: object) -> EngineConfig:
 
 
 def from_concerns(*concerns: object, **named: object) -> EngineArgs:
-    """The flat arguments that these configs make up; None counts as left out, what DeviceConfig sets wins.
+    """The flat arguments that these configs make up; None counts as left out.
+
+    What DeviceConfig sets wins, and an option that a config was given although it is another's.
 
     Raises Unsupported for a LoRA config, ConfigError for anything else that is no config of octavo's.
     """
     values: dict[str, object] = {}
+    elsewhere: dict[str, object] = {}
     for concern in (*concerns, *named.values()):
         if isinstance(concern, str):
             logger.warning("distributed_init_method=%r has no effect: ranks find each other.", concern)
@@ -49,9 +53,10 @@ def from_concerns(*concerns: object, **named: object) -> EngineArgs:
             values |= {f.name: getattr(concern, f.name) for f in fields(concern) if _is_set(concern, f)}
         elif isinstance(concern, Concern):
             values = {f.name: getattr(concern, f.name) for f in fields(concern)} | values
+            elsewhere |= options_elsewhere(concern)
         elif concern is not None:
             _refuse(concern)
-    return EngineArgs(**values)  # type: ignore[arg-type]  # the fields of EngineArgs are those of the concerns
+    return EngineArgs(**values | elsewhere)  # type: ignore[arg-type]  # the fields of EngineArgs are those of the concerns
 
 
 def _is_set(concern: DeviceConfig, field: Field[Any]) -> bool:

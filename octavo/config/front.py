@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 
+from octavo.config.concern import Concern
 from octavo.config.option import option
 
 
 @dataclass(frozen=True, kw_only=True)
-class FrontConfig:
+class FrontConfig(metaclass=Concern):
     """What the front does before and after the engine."""
 
     max_num_queued_reqs: int = option(

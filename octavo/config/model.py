@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from octavo.config.concern import Concern
 from octavo.config.option import option
 
 DEFAULT_MODEL = "smollm2"
@@ -13,7 +14,7 @@ NO_GENERATION_CONFIG = ("octavo", "vllm")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(metaclass=Concern):
     """The model, its tokenizer and its limits. In `EngineConfig`, 0 and "auto" have been decided."""
 
     model: str = option(DEFAULT_MODEL, "Folder, GGUF file or hub name; 'smollm2' is the built-in default.")

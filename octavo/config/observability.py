@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass, field
 
+from octavo.config.concern import Concern
 from octavo.config.option import option
 
 
 @dataclass(frozen=True, kw_only=True)
-class ObservabilityConfig:
+class ObservabilityConfig(metaclass=Concern):
     """Logs, statistics and traces."""
 
     served_model_name: list[str] = field(

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 
+from octavo.config.concern import Concern
 from octavo.config.option import TARGET, option
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParallelConfig:
+class ParallelConfig(metaclass=Concern):
     """Ranks and where they run."""
 
     device: str = option(

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass, field
 
+from octavo.config.concern import Concern
 from octavo.config.option import option
 
 
 @dataclass(frozen=True, kw_only=True)
-class SchedulerConfig:
+class SchedulerConfig(metaclass=Concern):
     """Bounds of one step and the order of waiting requests."""
 
     max_num_seqs: int = option(0, "Most requests running at once; 0 = by device.")

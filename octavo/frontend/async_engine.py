@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, Self, TypeVar, Unpack
 from uuid import uuid4
 
+from octavo.base import log
 from octavo.base.errors import EngineDead
 from octavo.config import EngineArgs, EngineConfig, resolve
 from octavo.config.concerns import resolve_concerns
@@ -67,6 +68,7 @@ class AsyncLLM(AsyncEngineControl):
         client: the door to a core that is there already
         occupancy: of the queue, shared with its other fronts
         """
+        log.setup_if_asked()
         self.config = config = resolve_concerns(*configs, **named)
         self.model_config = config.model
         self.tokenizer = tokenizer_for(config)

@@ -6,10 +6,12 @@ The base of `LLM` and of scripts that drive the steps themselves; the asynchrono
 from collections.abc import Iterable
 from typing import Any, Self, Unpack
 
+from octavo.base import log
 from octavo.base.errors import RequestError
 from octavo.base.registry import load_object
 from octavo.config import EngineArgs, EngineConfig, resolve
 from octavo.config.concerns import resolve_concerns
+from octavo.frontend.awaitable import RequestId, StepOutputs
 from octavo.frontend.client.inproc import InprocClient
 from octavo.frontend.client.interface import EngineClient
 from octavo.frontend.control import EngineControl, PauseMode
@@ -40,6 +42,7 @@ class LLMEngine(EngineControl):
         LLMEngine(model_config, cache_config, parallel_config, scheduler_config, device_config)
         Raises ConfigError for what the user can mend.
         """
+        log.setup_if_asked()
         self.config = config = resolve_concerns(*configs, **named)
         self.tokenizer = tokenizer_for(config)
         self.input_processor = InputProcessor(config, self.tokenizer, core_is_here=True)
@@ -57,6 +60,7 @@ class LLMEngine(EngineControl):
     @classmethod
     def from_engine_args(cls, args: EngineArgs) -> Self:
         """Decide what the arguments left open, and load."""
+        log.setup_if_asked()
         load_object(_PRELOAD)()
         return cls(resolve(args))
 
@@ -77,8 +81,8 @@ class LLMEngine(EngineControl):
         prompt_token_ids: list[int] | None = None,
         sampling_params: SamplingParams | None = None,
         **options: Unpack[RequestKeywords],
-    ) -> str:
-        """Check a request and hand it over; returns its id (made when None).
+    ) -> RequestId:
+        """Check a request and hand it over; returns its id (made when None), which may be awaited.
 
         prompt_token_ids, sampling_params: other places for prompt and params
         arrival_time: monotonic seconds, now when None
@@ -90,7 +94,7 @@ class LLMEngine(EngineControl):
             RequestOptions.parse(options, arrival_time),
             request_id=request_id,
         )
-        return self.add_prepared(prepared)
+        return RequestId(self.add_prepared(prepared))
 
     def add_prepared(self, prepared: PreparedRequest) -> str:
         """Hand over a request that the input processor has made."""
@@ -99,21 +103,21 @@ class LLMEngine(EngineControl):
             self._client.add(request)
         return prepared.request_id
 
-    def step(self) -> list[RequestOutput]:
-        """Run one step of the engine; what it brought, by request.
+    def step(self) -> StepOutputs:
+        """Run one step of the engine; what it brought, by request. Awaited: the requests that it completed.
 
         Raises RequestError while the engine is paused and has nothing to report, EngineDead.
         """
         if self._early:
             outputs, self._early = self._early, []
-            return outputs
+            return StepOutputs(outputs)
         if self._is_frozen:
             raise RequestError(
                 "The engine is paused or asleep: resume_generation() or wake_up() comes before the next step."
             )
         outputs = self._take(self._client.step())
         self._stats_line.log_if_due()
-        return outputs
+        return StepOutputs(outputs)
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """End requests without a further output; unknown and finished ids are skipped."""

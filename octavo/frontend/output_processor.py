@@ -6,6 +6,7 @@ request gets exactly one last output; what the core still brings for an ended on
 handling one request ends that request only.
 """
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -52,7 +53,7 @@ class OutputProcessor:
         self._tokenizer = tokenizer
         self._metrics = metrics or EngineMetrics()
         self._strict_ids = strict_ids
-        self._log_requests = log_requests
+        self._log_level = logging.INFO if log_requests else logging.DEBUG
         self._tracer = tracer
         self._open: dict[str, OpenRequest] = {}
         self._keys: dict[str, list[str]] = {}
@@ -112,8 +113,9 @@ class OutputProcessor:
         request.receiver = receiver
         self._keys.setdefault(prepared.request_id, []).append(prepared.key)
         self._own(request, prepared.engine_requests)
-        if self._log_requests:
-            logger.info("Request %s: %d prompt tokens", request.request_id, request.num_prompt_tokens)
+        logger.log(
+            self._log_level, "Request %s: %d prompt tokens", request.request_id, request.num_prompt_tokens
+        )
 
     def process(self, outputs: EngineOutputs) -> Processed:
         """Take in what one step brought."""
@@ -201,13 +203,13 @@ class OutputProcessor:
         if self._tracer is not None:
             self._tracer.note_end(request, reason, now)
         self._close(request)
-        if self._log_requests:
-            logger.info(
-                "Request %s ended: %s, %d tokens",
-                request.request_id,
-                reason,
-                request.stats.num_generation_tokens,
-            )
+        logger.log(
+            self._log_level,
+            "Request %s ended: %s, %d tokens",
+            request.request_id,
+            reason,
+            request.stats.num_generation_tokens,
+        )
 
     def _close(self, request: OpenRequest) -> None:
         del self._open[request.key]

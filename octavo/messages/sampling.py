@@ -258,6 +258,7 @@ class SamplingParams(msgspec.Struct, metaclass=SamplingKeywords, omit_defaults=T
                 raise RequestError(f"{name} must be 1 when using greedy sampling, got {count}.", name)
 
     def _check_texts(self) -> None:
+        self.stop_strings = self.stop_strings or []
         if self.stop_strings:
             self.stop_strings = read.strings(self.stop_strings, "stop_strings")
             if self.stop and read.strings(self.stop, "stop") != self.stop_strings:

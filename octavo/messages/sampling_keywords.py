@@ -15,8 +15,9 @@ _TOP_EMA = "no paper and no engine says what Top-EMA sampling is. Use top_p, min
 _GUIDED = {f"guided_{kind}": kind for kind in ("json", "regex", "choice", "grammar", "json_object")}
 """Fields of StructuredOutputsParams that were keywords of their own."""
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "top_ema_p": ((None,), _TOP_EMA),
-    "top_ema_d": ((None,), _TOP_EMA),
+    "top_ema_p": ((None, 0.0, 0), _TOP_EMA),
+    "top_ema_d": ((None, 0, 0.0), _TOP_EMA),
+    "multiple_stop_sequences": ((None, False, True), "give True or False; `stop` takes several in any case."),
     "watermarking": ((None,), "watermarks are not there yet; logits_processors can add one."),
     "trace_decode_token_ids": ((None,), "octavo keeps no trace of decoding: leave it None."),
     "routed_experts_prompt_start": ((None, 0), "octavo does not return routed experts: leave it 0."),
@@ -33,7 +34,7 @@ class SamplingKeywords(msgspec.StructMeta):
         for name in options.keys() & _REFUSED.keys():
             value = options.pop(name)
             accepted, reason = _REFUSED[name]
-            if not any(value is neutral for neutral in accepted):
+            if not any(type(value) is type(neutral) and value == neutral for neutral in accepted):
                 text = f"{name} is not supported: {reason}"
                 raise RequestError(text, name) if reason is _TOP_EMA else Unsupported(text)
         _rename_guided(options)

@@ -220,12 +220,16 @@ def test_leaving_frees_the_engine(server, client):
     assert wait_until(lambda: server.get("/load").json()["server_load"] == 0, 5)
 
 
-def test_a_websocket(server, offline):
+@pytest.mark.parametrize("form", ["fields", "sampling_params"])
+def test_a_websocket(server, offline, form):
     with connect(server.url.replace("http", "ws") + "/v1/chat/completions") as socket:
-        socket.send(json.dumps({"messages": QUESTION, **GREEDY}))
+        params = {name: value for name, value in GREEDY.items() if name != "model"}
+        params = params if form == "fields" else {"sampling_params": params}
+        socket.send(json.dumps({"model": MODEL, "messages": QUESTION, **params}))
         frames = []
         while not frames or not frames[-1]["choices"][0]["finish_reason"]:
             frames.append(json.loads(socket.recv(timeout=30)))
+            assert frames[-1]["object"] == "chat.completion.chunk"
         text = "".join(frame["choices"][0]["delta"].get("content", "") for frame in frames)
         assert text == answer_of(offline).outputs[0].text
 

@@ -1,13 +1,15 @@
 """/v1/chat/completions as a WebSocket: each text message is a request, answered by chunks as frames.
 
-The last frame of an answer has the finish reasons of all choices, and usage; then the next request may come.
-An error is told in a frame, as over HTTP, and closes the socket with code 4001 and the beginning of its text.
+Sampling parameters are fields of the request, or entries of its object `sampling_params`. The last frame of
+an answer has the finish reasons of all choices, and usage; then the next request may come. An error is told
+in a frame, as over HTTP, and closes the socket with code 4001 and the beginning of its text.
 """
 
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from itertools import count
 
+import msgspec
 from starlette.types import Receive
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -36,7 +38,7 @@ async def chat(socket: WebSocket) -> None:
             if len(text) > caller.config.max_request_bytes:
                 raise HTTPError(413, f"The message is larger than {caller.config.max_request_bytes} bytes.")
             turn = replace(caller, request_id=f"{caller.request_id}-{number}") if number else caller
-            body = parse_body(text, ChatRequest, strict=caller.config.strict)
+            body = parse_body(_flat(text), ChatRequest, strict=caller.config.strict)
             await unless_gone(_interrupted(socket.receive), _answer(socket, turn, body))
     except (WebSocketDisconnect, ClientGone):
         return
@@ -44,6 +46,16 @@ async def chat(socket: WebSocket) -> None:
         await _fail(socket, HTTPError(400, "A request must be a text message."))
     except Exception as error:
         await _fail(socket, error)
+
+
+def _flat(text: str) -> str | bytes:
+    """The request with the entries of `sampling_params`, if it has such an object, as fields; its own win."""
+    with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):  # `parse_body` says what is wrong
+        fields = msgspec.json.decode(text) if '"sampling_params"' in text else None
+        if isinstance(fields, dict) and isinstance(params := fields.get("sampling_params"), dict):
+            del fields["sampling_params"]
+            return msgspec.json.encode(params | fields)
+    return text
 
 
 async def _answer(socket: WebSocket, caller: Caller, body: ChatRequest) -> None:

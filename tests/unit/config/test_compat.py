@@ -125,6 +125,28 @@ def test_six_configs_are_the_flat_arguments(lines):
     assert "distributed_init_method='env://' has no effect" in lines.text
 
 
+def test_configs_take_the_keywords_that_articles_give_them(lines):
+    args = from_concerns(
+        ModelConfig(model="m", dtype="float32", trust_remote_code=False, tokenizer=None),
+        CacheConfig(
+            block_size=16, gpu_memory_utilization=0.9, swap_space=4, enable_kv_cache_compression=True
+        ),
+        ParallelConfig(tensor_parallel_size=1, pipeline_parallel_size=1),
+        SchedulerConfig(
+            max_num_seqs=8, max_model_len=512, max_num_batched_tokens=2048, enable_continuous_batching=True
+        ),
+        DeviceConfig(device="cpu", seed=42),
+        lora_config=None,
+        distributed_init_method="env://",
+    )
+    assert (args.max_model_len, args.max_num_seqs, args.swap_space, args.seed) == (512, 8, 4, 42)
+    assert "enable_kv_cache_compression has no effect. Name a type of 8 bits" in lines.text
+    with pytest.raises(ConfigError, match="Pipeline parallelism is not supported yet"):
+        from_concerns(ParallelConfig(pipeline_parallel_size=2))
+    with pytest.raises(ConfigError, match="Unknown option banana"):
+        from_concerns(CacheConfig(banana=1))
+
+
 def test_other_objects_are_no_configs():
     class LoRAConfig:
         pass

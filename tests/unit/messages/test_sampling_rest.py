@@ -77,17 +77,60 @@ def test_refused_with_text_and_name(values, name, text):
     ("keyword", "value", "error", "remedy"),
     [
         ("top_ema_p", 0.5, RequestError, "top_p, min_p or top_k"),
-        ("top_ema_d", 0, RequestError, "top_p, min_p or top_k"),
+        ("top_ema_d", 1, RequestError, "top_p, min_p or top_k"),
         ("watermarking", {}, Unsupported, "not there yet"),
         ("trace_decode_token_ids", [1], Unsupported, "leave it None"),
         ("routed_experts_prompt_start", 3, Unsupported, "leave it 0"),
         ("skip_clone", "yes", Unsupported, "True or False"),
+        ("multiple_stop_sequences", "yes", Unsupported, "True or False"),
     ],
 )
 def test_known_keywords_that_are_not_served(keyword, value, error, remedy):
     with pytest.raises(error, match=rf"(?s){keyword} .*{remedy}"):
         SamplingParams(**{keyword: value})
     assert SamplingParams(**{keyword: None}) == SamplingParams()
+
+
+EARLY_DEFAULTS = {
+    "n": 1,
+    "best_of": None,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "top_ema_p": 0.0,
+    "top_ema_d": 0,
+    "seed": None,
+    "use_beam_search": False,
+    "length_penalty": 1.0,
+    "early_stopping": False,
+    "stop": None,
+    "stop_strings": None,
+    "stop_token_ids": None,
+    "multiple_stop_sequences": False,
+    "include_stop_str_in_output": False,
+    "ignore_eos": False,
+    "max_tokens": 16,
+    "min_tokens": 0,
+    "logprobs": None,
+    "prompt_logprobs": None,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "logits_processors": None,
+    "logit_bias": None,
+    "forbidden_token_ids": None,
+}
+"""What articles about vLLM list."""
+
+
+@pytest.mark.parametrize("name", EARLY_DEFAULTS)
+def test_documented_defaults_ask_for_nothing(name):
+    wanted = SamplingParams(top_k=-1) if name == "top_k" else SamplingParams()
+    assert SamplingParams(**{name: EARLY_DEFAULTS[name]}) == wanted
+    assert SamplingParams(**EARLY_DEFAULTS) == SamplingParams(top_k=-1)
 
 
 def test_neutral_values_pass_and_unknown_keywords_do_not():
