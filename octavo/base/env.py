@@ -128,6 +128,21 @@ def for_child(fixed: Mapping[str, str], defaults: Mapping[str, str]) -> dict[str
     return {**defaults, **os.environ, **fixed}
 
 
+def launched_rank() -> int:
+    """RANK: which of the processes that torchrun started this one is."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def launched_device() -> int:
+    """LOCAL_RANK: the same among those of this machine; the number of the GPU."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def world_size() -> int:
+    """WORLD_SIZE: how many processes torchrun started; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def settings() -> list[str]:
     """NAME=value of each variable set that changes how octavo runs, without secrets; for bug reports."""
     return sorted(

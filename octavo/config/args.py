@@ -1,19 +1,26 @@
 """`EngineArgs`: every option in one flat object, as a user writes them."""
 
+import argparse
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, fields
 from typing import Any, Self, get_origin
 
 from octavo.base import env
 from octavo.base.errors import ConfigError
+from octavo.base.registry import load_object
 from octavo.config import compat
 from octavo.config.cache import CacheConfig
 from octavo.config.concern import Concern
+from octavo.config.engine import EngineConfig
 from octavo.config.front import FrontConfig
 from octavo.config.model import ModelConfig
 from octavo.config.observability import ObservabilityConfig
 from octavo.config.parallel import ParallelConfig
 from octavo.config.scheduling import SchedulerConfig
+
+_ADD_FLAGS = "octavo.cli.flags:add_engine_flags"
+_READ_FLAGS = "octavo.cli.flags:engine_options"
+_RESOLVE = "octavo.config.resolve:resolve"
 
 
 class _AsUsersWrite(Concern):
@@ -60,3 +67,26 @@ class EngineArgs(
     def from_options(cls, options: Mapping[str, Any]) -> Self:
         """Build from options under names known only at run time."""
         return cls(**options)
+
+    @staticmethod
+    def add_cli_args(
+        parser: argparse.ArgumentParser, async_args_only: bool = False
+    ) -> argparse.ArgumentParser:
+        """Give a parser of the caller's a flag for each option; returns it."""
+        if not async_args_only:
+            load_object(_ADD_FLAGS)(parser)
+        return parser
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> Self:
+        """What such a parser has read."""
+        return cls(**load_object(_READ_FLAGS)(args))
+
+    def create_engine_config(self, usage_context: object = None) -> EngineConfig:
+        """Decide what was left open. Raises ConfigError.
+
+        usage_context: accepted; it makes no difference
+        """
+        del usage_context
+        config: EngineConfig = load_object(_RESOLVE)(self)
+        return config

@@ -110,7 +110,6 @@ FOREIGN: dict[str, Foreign] = {
     "enable_return_routed_experts": Foreign(_OFF, f"Reporting of routed experts {_LATER}."),
     "return_sampling_mask": Foreign(_OFF, f"Reporting of the sampling mask {_LATER}."),
     "enable_sleep_mode": _ignored("Every engine can sleep.", True),
-    "profiler_config": Foreign(_OFF, "Name the folder for traces: profiler_dir."),
     "collect_detailed_traces": Foreign(_OFF, "Traces have one span per request: otlp_traces_endpoint."),
     "use_v2_block_manager": _ignored("There is one block manager.", True),
     "enable_kv_cache_compression": _ignored(
@@ -128,6 +127,7 @@ FOREIGN: dict[str, Foreign] = {
 ALIASES: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "async_scheduling": ("steps_in_flight", lambda wanted: 2 if wanted else 1),
     "kv_offloading_size": ("swap_space", float),
+    "profiler_config": ("profiler_dir", lambda config: config["torch_profiler_dir"]),
 }
 """vLLM's name → octavo's, and the value in octavo's terms."""
 
@@ -156,7 +156,7 @@ def translate(
 def _converted(name: str, value: Any, own: str, convert: Callable[[Any], Any]) -> Any:
     try:
         return convert(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, LookupError):
         raise ConfigError(f"{name}={value!r} cannot be read as {own}.") from None
 
 

@@ -16,8 +16,9 @@ class ParallelConfig(metaclass=Concern):
     tensor_parallel_size: int = option(1, "Ranks that share each layer.")
     distributed_executor_backend: str = option(
         "auto",
-        "inproc: the core's process; mp: one process per rank; or an Executor class of your own.",
-        ("auto", "inproc", "uni", "mp", TARGET),
+        "inproc: the core's process; mp: one process per rank; external_launcher: this process is one of the "
+        "ranks that torchrun started; or an Executor class of your own.",
+        ("auto", "inproc", "uni", "mp", "external_launcher", TARGET),
     )
     cpu_threads: int = option(0, "Threads of CPU kernels per rank; 0 = the cores this process may use.")
     enforce_eager: bool = option(False, "No device graphs; on a CPU, no tapes.")

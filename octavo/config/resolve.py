@@ -50,6 +50,7 @@ def resolve(args: EngineArgs) -> EngineConfig:
         load_format=_load_format(args.load_format, checkpoint),
         max_model_len=_max_model_len(args.max_model_len, checkpoint),
         logits_processors=[_importable_name(given) for given in args.logits_processors],
+        seed=args.seed or int(parallel.distributed_executor_backend == "external_launcher"),
     )
     config = EngineConfig(
         model=model,
@@ -131,6 +132,11 @@ def _parallel(args: EngineArgs) -> ParallelConfig:
     if backend == "inproc" and parallel.tensor_parallel_size > 1:
         raise ConfigError(
             "distributed_executor_backend='inproc' runs one rank; use 'mp' for tensor_parallel_size > 1."
+        )
+    if backend == "external_launcher" and parallel.tensor_parallel_size != env.world_size():
+        raise ConfigError(
+            f"distributed_executor_backend='external_launcher' needs as many processes as ranks: torchrun "
+            f"started {env.world_size()}, tensor_parallel_size is {parallel.tensor_parallel_size}."
         )
     device = parallel.device if parallel.device != "auto" else _find_device()
     threads = parallel.cpu_threads or max(1, _usable_cores() // parallel.tensor_parallel_size)

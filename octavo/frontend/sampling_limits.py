@@ -17,6 +17,8 @@ from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.frontend.thinking import thinking_tag_ids
 from octavo.messages.sampling import SamplingParams
 
+_HERE = ("inproc", "external_launcher")
+"""Executors that compute in the core's process."""
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 4096
 MAX_BAD_WORDS = 128
@@ -48,7 +50,7 @@ class SamplingLimits:
             max_logprobs=config.model.max_logprobs,
             tokenizer=tokenizer,
             stream_interval=config.front.stream_interval,
-            takes_functions=core_is_here and config.parallel.distributed_executor_backend == "inproc",
+            takes_functions=core_is_here and config.parallel.distributed_executor_backend in _HERE,
             processors=tuple(
                 load_named(name, "logits_processors") for name in config.model.logits_processors
             ),

@@ -11,6 +11,7 @@ EXECUTORS: Registry[type[Executor]] = Registry(
     "executor",
     {
         "inproc": "octavo.engine.executor.inproc:InprocExecutor",
+        "external_launcher": "octavo.engine.executor.launched:LaunchedExecutor",
         "mp": "octavo.engine.executor.multiprocess:MultiprocessExecutor",
     },
 )

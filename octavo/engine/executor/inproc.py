@@ -15,10 +15,13 @@ from octavo.messages.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
 
 
 class InprocExecutor(Executor):
-    """Runs the class named `worker` as rank 0; a future waits for the device when its result is asked for."""
+    """Runs the class named `worker`; a future waits for the device when its result is asked for."""
 
-    def __init__(self, worker: str = WORKER) -> None:
+    def __init__(self, worker: str = WORKER, rank: int = 0, init_method: str = "") -> None:
+        """init_method: where other ranks are met, if there are any."""
         self._worker_class = worker
+        self._rank = rank
+        self._init_method = init_method
         self._worker: Any = None
         self._last: _Reading | None = None
 
@@ -28,7 +31,7 @@ class InprocExecutor(Executor):
             worker = load_object(self._worker_class)
             if not gc.get_freeze_count():
                 gc.freeze()  # what was imported stays: a look through all of it would stop steps for 0.1 s
-            self._worker = worker(config, 0, "")
+            self._worker = worker(config, self._rank, self._init_method)
             ready: ModelReady = self._worker.load()
         return ready
 

@@ -10,6 +10,7 @@ from datetime import timedelta
 import torch
 from torch import Tensor, distributed
 
+_LAUNCHED = "env://"
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
@@ -20,23 +21,40 @@ class ParallelContext:
     tp_rank: int = 0
     tp_size: int = 1
     group: distributed.ProcessGroup | None = None
+    is_own: bool = True
+    """The group ends with this."""
 
     @classmethod
     def create(
         cls, rank: int, size: int, init_method: str, device: torch.device, timeout_s: float = 600
     ) -> "ParallelContext":
-        """Meet the other ranks at `init_method` (tcp://host:port, file://path): gloo on CPU, NCCL on CUDA."""
-        if size == 1:
+        """Meet the other ranks at `init_method`: gloo on CPU, NCCL on CUDA.
+
+        init_method: tcp://host:port, file://path; env:// as torchrun's variables say, also for a single rank
+        """
+        if size == 1 and not init_method:
             return cls()
-        distributed.init_process_group(
-            _BACKENDS[device.type],
-            init_method=init_method,
-            rank=rank,
-            world_size=size,
-            timeout=timedelta(seconds=timeout_s),
-            device_id=device if device.type == "cuda" else None,
-        )
-        return cls(rank, size, distributed.group.WORLD)
+        is_there = init_method == _LAUNCHED and distributed.is_initialized()  # by the program itself
+        if not is_there:
+            alone = size == 1
+            distributed.init_process_group(
+                _BACKENDS[device.type],
+                init_method=None if alone else init_method,
+                store=distributed.HashStore() if alone else None,  # type: ignore[attr-defined]  # it is public
+                rank=rank,
+                world_size=size,
+                timeout=timedelta(seconds=timeout_s),
+                device_id=device if device.type == "cuda" else None,
+            )
+        return cls(rank, size, distributed.group.WORLD if size > 1 else None, is_own=not is_there)
+
+    def least(self, number: int, device: torch.device) -> int:
+        """The smallest of the ranks' numbers."""
+        if self.group is None:
+            return number
+        numbers = torch.tensor([number], dtype=torch.int64, device=device)
+        distributed.all_reduce(numbers, distributed.ReduceOp.MIN, group=self.group)
+        return int(numbers)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Sum over the ranks; x is changed in place and returned."""
@@ -54,5 +72,5 @@ class ParallelContext:
 
     def close(self) -> None:
         """Leave the group."""
-        if self.group is not None:
+        if self.group is not None and self.is_own:
             distributed.destroy_process_group()
