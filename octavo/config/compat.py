@@ -127,7 +127,7 @@ FOREIGN: dict[str, Foreign] = {
 ALIASES: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "async_scheduling": ("steps_in_flight", lambda wanted: 2 if wanted else 1),
     "kv_offloading_size": ("swap_space", float),
-    "profiler_config": ("profiler_dir", lambda config: config["torch_profiler_dir"]),
+    "profiler_config": ("profiler_dir", lambda config: str(config["torch_profiler_dir"]) if config else ""),
 }
 """vLLM's name → octavo's, and the value in octavo's terms."""
 
