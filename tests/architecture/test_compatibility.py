@@ -23,7 +23,7 @@ from octavo.frontend.prompts import parse_prompt
 from octavo.frontend.request_options import KEYWORDS, RequestOptions
 from octavo.messages.request import FinishReason
 from octavo.names.modules import entries
-from octavo.names.table import HOMES
+from octavo.names.table import HOMES, MODULES, PROGRAMS
 from octavo.serving.openai.answers import FinishReason as ToldFinishReason
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,7 +40,11 @@ NAMES = {
         ClassificationRequestOutput, ScoringOutput, ScoringRequestOutput, initialize_ray_cluster, __version__,
         StructuredOutputsParams, RequestOutputKind, BeamSearchParams, RepetitionDetectionParams, LoRARequest,
         AsyncLLM""",
-    "Modules": "config, sampling_params, inputs, outputs, lora.request, v1.engine.async_llm",
+    "Modules": """config, sampling_params, inputs, outputs, lora.request, v1.engine.async_llm,
+        v1.sample.logits_processor, v1.metrics.reader, v1.metrics.loggers, engine.arg_utils,
+        engine.llm_engine, engine.async_llm_engine, entrypoints.llm, entrypoints.chat_utils,
+        entrypoints.openai.api_server, utils, utils.argparse_utils, utils.network_utils, logger, platforms,
+        distributed, envs, tokenizers, usage.usage_lib, multimodal.utils, assets.image, pooling_params""",
     "Keywords of `LLM`": """model, runner, convert, tokenizer, tokenizer_mode, skip_tokenizer_init,
         trust_remote_code, allowed_local_media_path, allowed_media_domains, tensor_parallel_size, dtype,
         quantization, revision, tokenizer_revision, chat_template, seed, gpu_memory_utilization,
@@ -233,7 +237,7 @@ def makes_a_prompt(name):
 
 def can_import(name):
     """Whether the path has a name that is there."""
-    return any(entry in HOMES for entry in entries(name).values())
+    return name in MODULES or name in PROGRAMS or any(entry in HOMES for entry in entries(name).values())
 
 
 def has_command(name):

@@ -79,7 +79,7 @@ def test_script(name, smollm2_path, tmp_path):
         assert re.search(promise, printed), printed
 
 
-def test_two_ranks_of_torchrun(smollm2_path):
+def test_ranks_of_torchrun(smollm2_path):
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", *AS_VLLM]
     printed = run(*launch, str(SCRIPTS / "torchrun.py"), "--tensor-parallel-size=3").stdout
     assert "ranks: 3, texts of all ranks equal: True" in printed

@@ -1,10 +1,12 @@
 """Import paths without files: every name of the table loads, under octavo's path and under vLLM's."""
 
+import socket
 import subprocess
 import sys
 from importlib import import_module
 
 import pytest
+import torch
 
 import octavo
 import octavo.as_vllm
@@ -79,6 +81,80 @@ def test_paths_that_mean_another_name():
     assert Counter is not MetricsCounter and LogitsProcessor is not octavo.LogitsProcessor
     counter = Counter(3)
     assert [next(counter), next(counter)] == [3, 4]
+
+
+def test_addresses_and_ports(monkeypatch):
+    from octavo.utils.network_utils import (
+        get_distributed_init_method,
+        get_ip,
+        get_open_port,
+        get_open_ports_list,
+        get_tcp_uri,
+    )
+
+    socket.inet_aton(get_ip())
+    monkeypatch.setenv("VLLM_HOST_IP", "10.1.2.3")
+    assert get_ip() == "10.1.2.3"
+    with socket.create_server(("", get_open_port())):
+        pass
+    assert len(set(get_open_ports_list(3))) == 3
+    assert get_tcp_uri("::1", 5) == "tcp://[::1]:5" and get_tcp_uri("h", 5) == "tcp://h:5"
+    assert get_distributed_init_method("h", 5) == "tcp://h:5"
+
+
+def test_the_platform():
+    from octavo.platforms import current_platform
+
+    assert current_platform.is_cuda() == torch.cuda.is_available() != current_platform.is_cpu()
+    assert current_platform.device_type in ("cpu", "cuda") and not current_platform.is_rocm()
+    assert current_platform.device_count() >= 1 and current_platform.get_device_total_memory() > 1 << 30
+    assert current_platform.get_device_name()
+    current_platform.seed_everything(5)
+    first = torch.rand(1)
+    current_platform.seed_everything(5)
+    assert torch.equal(torch.rand(1), first)
+
+
+def test_variables_as_attributes(monkeypatch):
+    import octavo.envs as envs
+
+    assert envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE == 5 and not envs.is_set("VLLM_PORT")
+    monkeypatch.setenv("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "7")
+    monkeypatch.setenv("VLLM_USE_V1", "0")
+    monkeypatch.setenv("VLLM_PLUGINS", "a,b")
+    monkeypatch.setenv("VLLM_OF_ONES_OWN", "x")
+    assert (envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE, envs.VLLM_USE_V1) == (7, False)
+    assert (envs.VLLM_PLUGINS, envs.VLLM_OF_ONES_OWN) == (["a", "b"], "x")
+    with pytest.raises(AttributeError, match="knows no default"):
+        _ = envs.VLLM_UNHEARD_OF
+
+
+def test_a_tokenizer_by_name(smollm2_path):
+    from octavo.tokenizers import get_tokenizer
+
+    tokenizer = get_tokenizer("smollm2")
+    assert tokenizer.decode(tokenizer.encode("Hello, world!")) == "Hello, world!"
+
+
+def test_a_template_by_its_file_or_its_text(tmp_path):
+    from octavo.entrypoints.chat_utils import load_chat_template
+
+    (tmp_path / "t.jinja").write_text("{{ messages }}")
+    assert (
+        load_chat_template(tmp_path / "t.jinja") == load_chat_template("{{ messages }}") == "{{ messages }}"
+    )
+    assert load_chat_template(None) is None
+
+
+def test_settings_are_mappings_that_options_take():
+    from octavo.config import CompilationConfig, CompilationMode, PoolerConfig
+
+    config = CompilationConfig(mode=CompilationMode.NONE)
+    assert config.mode == 0 and octavo.EngineArgs(compilation_config=config) == octavo.EngineArgs()
+    with pytest.raises(AttributeError, match="CompilationConfig was given no 'level'"):
+        _ = config.level
+    with pytest.raises(octavo.ConfigError, match="octavo generates text"):
+        octavo.EngineArgs(pooler_config=PoolerConfig(pooling_type="MEAN"))
 
 
 @pytest.mark.parametrize("path", PROGRAMS)
