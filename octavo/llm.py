@@ -39,10 +39,10 @@ class LLM(OfflineControl):
         self._open(EngineArgs.from_options({"model": model, "disable_log_stats": True, **options}))
 
     @classmethod
-    def from_engine_args(cls, args: EngineArgs) -> Self:
+    def from_engine_args(cls, engine_args: EngineArgs) -> Self:
         """The same from an EngineArgs."""
         llm = cls.__new__(cls)
-        llm._open(args)
+        llm._open(engine_args)
         return llm
 
     def _open(self, args: EngineArgs) -> None:

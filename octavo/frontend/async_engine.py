@@ -97,16 +97,25 @@ class AsyncLLM(AsyncEngineControl):
         self._endings: set[asyncio.Task[None]] = set()
 
     @classmethod
-    def from_engine_args(cls, args: EngineArgs) -> Self:
-        """Decide what the arguments left open."""
-        return cls(resolve(args))
+    def from_engine_args(cls, engine_args: EngineArgs, usage_context: object = None) -> Self:
+        """Decide what the arguments left open.
+
+        usage_context: accepted without effect
+        """
+        del usage_context
+        log.setup_if_asked()
+        return cls(resolve(engine_args))
 
     @classmethod
     def from_engine_config(cls, config: EngineConfig) -> Self:
         """The same from a config in which everything is decided."""
         return cls(config)
 
-    from_vllm_config = from_engine_config
+    @classmethod
+    def from_vllm_config(cls, vllm_config: EngineConfig, usage_context: object = None) -> Self:
+        """The same under vLLM's name; usage_context is accepted without effect."""
+        del usage_context
+        return cls(vllm_config)
 
     @classmethod
     def attached(cls, config: EngineConfig, mailbox_path: Path, front: int) -> Self:

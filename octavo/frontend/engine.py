@@ -58,18 +58,26 @@ class LLMEngine(EngineControl):
         self._learn(self._client.start())
 
     @classmethod
-    def from_engine_args(cls, args: EngineArgs) -> Self:
-        """Decide what the arguments left open, and load."""
+    def from_engine_args(cls, engine_args: EngineArgs, usage_context: object = None) -> Self:
+        """Decide what the arguments left open, and load.
+
+        usage_context: accepted without effect
+        """
+        del usage_context
         log.setup_if_asked()
         load_object(_PRELOAD)()
-        return cls(resolve(args))
+        return cls(resolve(engine_args))
 
     @classmethod
     def from_engine_config(cls, config: EngineConfig) -> Self:
         """The same from a config in which everything is decided."""
         return cls(config)
 
-    from_vllm_config = from_engine_config
+    @classmethod
+    def from_vllm_config(cls, vllm_config: EngineConfig, usage_context: object = None) -> Self:
+        """The same under vLLM's name; usage_context is accepted without effect."""
+        del usage_context
+        return cls(vllm_config)
 
     def add_request(  # the early and the present form of vLLM's
         self,

@@ -39,7 +39,7 @@ PROMISES = {
     "profiling": [r"traces: [1-9]"],
     "torchrun": ["ranks: 1, texts of all ranks equal: True"],
     "async_streaming": [r"\[stream-1\] [2-6] pieces: '.+'", r"\[stream-2\] [2-6] pieces: '.+'"],
-    "llm_engine": [r"0: \['.+'\]\n", r"1: \['.+'\]\n", r"2: \['.*', '.*'\]\n"],
+    "llm_engine": [r"0: \[.+\]\n", r"1: \[.+\]\n", r"2: \[.+, .+\]\n"],
     "early_engine": [
         r"True ' Paris.*' 8\n",
         r"Either prompt or prompt_token_ids must be provided\.",

@@ -5,6 +5,7 @@ import asyncio
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.sampling_params import RequestOutputKind
+from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
 
@@ -21,7 +22,9 @@ async def stream(engine, prompt, request_id):
 
 
 async def main():
-    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model="smollm2", enforce_eager=True))
+    context = UsageContext.ENGINE_CONTEXT
+    config = AsyncEngineArgs(model="smollm2", enforce_eager=True).create_engine_config(context)
+    engine = AsyncLLM.from_vllm_config(vllm_config=config, usage_context=context)
     try:
         for number, prompt in enumerate(["The future of AI is", "In a galaxy far away"], 1):
             await stream(engine, prompt, f"stream-{number}")
