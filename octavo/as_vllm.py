@@ -3,10 +3,11 @@
     python -m octavo.as_vllm script.py --its --arguments
     python -m octavo.as_vllm -m vllm.entrypoints.openai.api_server --model smollm2
 
-Or `import octavo.as_vllm` before the first `import vllm`. Processes that such a program starts itself are
-programs of their own.
+Or `import octavo.as_vllm` before the first `import vllm`. In Python processes that a script starts `vllm` is
+octavo, too; in those of a program that imports this, it is not.
 """
 
+import os
 import runpy
 import sys
 from collections.abc import Sequence
@@ -59,6 +60,14 @@ def install() -> None:
         sys.meta_path.insert(0, _Finder())
 
 
+def _tell_children() -> None:
+    """Put a module `vllm` on the path of processes to come, spawned or started."""
+    folder = str(Path(__file__).with_name("names") / "children")
+    sys.path.append(folder)
+    others = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = f"{folder}{os.pathsep}{others}" if others else folder
+
+
 def _run(arguments: list[str]) -> None:
     """A script, or with -m a module, as Python itself would."""
     if arguments[:1] == ["-m"] and len(arguments) > 1:
@@ -76,6 +85,7 @@ if __name__ == "__main__":
     from octavo.as_vllm import install as install_once  # of the module that programs import, too
 
     install_once()
+    _tell_children()
     _run(sys.argv[1:])
 else:
     install()

@@ -191,6 +191,25 @@ def test_a_script_and_its_arguments(tmp_path):
     assert "usage" in subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stderr
 
 
+def test_processes_of_a_script(tmp_path):
+    """Spawned ones, and Python started anew."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import multiprocessing, subprocess, sys, vllm\n"
+        "def report(answers): answers.put(vllm.__name__)\n"
+        "if __name__ == '__main__':\n"
+        "    context = multiprocessing.get_context('spawn')\n"
+        "    answers = context.Queue()\n"
+        "    context.Process(target=report, args=(answers,)).start()\n"
+        "    command = 'import vllm.utils; from vllm import LLM; print(vllm.__name__)'\n"
+        "    print(answers.get(timeout=50), flush=True)\n"
+        "    subprocess.run([sys.executable, '-c', command], check=True)\n"
+    )
+    command = [sys.executable, "-m", "octavo.as_vllm", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout.split() == ["octavo", "octavo"], done.stderr
+
+
 def test_vllm_itself_comes_first_or_not_at_all(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", object())
     with pytest.raises(ImportError, match=r"octavo\.as_vllm comes first"):
