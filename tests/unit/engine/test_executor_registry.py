@@ -21,7 +21,7 @@ def test_executor_class_of_ones_own():
 
 
 def test_unknown_executor():
-    with pytest.raises(ConfigError, match=r"Unknown executor 'ray'\. Known: inproc, mp\."):
+    with pytest.raises(ConfigError, match=r"Unknown executor 'ray'\. Known: external_launcher, inproc, mp\."):
         make_executor(process_config("ray"))
     with pytest.raises(ConfigError, match=r"distributed_executor_backend='ray' is not one of .*module:Class"):
         resolve(EngineArgs(distributed_executor_backend="ray"))
