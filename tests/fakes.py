@@ -35,7 +35,7 @@ from octavo.messages.request import (
     TokenLogprobs,
 )
 from octavo.messages.sampling import SamplingParams
-from octavo.messages.step import ModelRunnerOutput, NewRequest, SchedulerOutput, TokenMasks
+from octavo.messages.step import ModelRunnerOutput, NewRequest, Place, SchedulerOutput, Tier, TokenMasks
 
 VOCAB_SIZE = 256
 
@@ -258,10 +258,8 @@ class FakeExecutor(Executor):
         self._enter(step)
         masks = self._read_masks(step)
         for source, target in step.block_copies:
-            self._check(0 < source < len(self.memory), f"copy from {source}, which is null or out of range")
-            self._check(0 < target < len(self.memory), f"copy to {target}, which is null or out of range")
-            self._check(min(source, target) < self.plan.num_blocks, "a copy within host memory")
-            self.memory[target] = list(self.memory[source])
+            self._check(Tier.POOL in (source.tier, target.tier), "a copy within host memory")
+            self.memory[self._index(target)] = list(self.memory[self._index(source)])
         parts = list(zip(step.request_ids, step.num_computed_tokens, step.num_scheduled_tokens, strict=True))
         for request_id, start, count in parts:
             self._write(self.rows[request_id], start, count)
@@ -274,6 +272,15 @@ class FakeExecutor(Executor):
             self._sample(request_id, start, count, output, masks.get(index))
         self.steps.append(step)
         return output
+
+    def _index(self, place: Place) -> int:
+        """Where the content is in `memory`: host cells lie behind the pool."""
+        least, most, start = {
+            Tier.POOL: (1, self.plan.num_blocks, 0),
+            Tier.HOST: (0, self.plan.num_host_blocks, self.plan.num_blocks),
+        }[place.tier]
+        self._check(least <= place.number < most, f"{place} is null or out of range")
+        return start + place.number
 
     def _enter(self, step: SchedulerOutput) -> None:
         """Bring the slots up to date, as a real runner does: releases first."""

@@ -42,6 +42,8 @@ def instances(kind):
         return st.builds(
             kind, **{field.name: instances(field.type) for field in msgspec.structs.fields(kind)}
         )
+    if isinstance(kind, type) and issubclass(kind, tuple):
+        return st.builds(kind, *map(instances, typing.get_type_hints(kind).values()))
     return generics(typing.get_origin(kind), typing.get_args(kind))
 
 

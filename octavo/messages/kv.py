@@ -78,7 +78,7 @@ class CachePlan(msgspec.Struct, array_like=True):
     block_size: int
     """Slots per block of the groups that keep the most bytes per token."""
     num_host_blocks: int = 0
-    """Slots in host memory for contents of blocks, on each rank; their ids follow those of the blocks."""
+    """Cells of host memory for contents of blocks, on each rank."""
     max_model_len: int = 0
     """Longest prompt + output that the engine takes; 0 = as configured."""
     store: StorePlan | None = None

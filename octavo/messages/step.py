@@ -1,5 +1,8 @@
 """Door 2: one step as the engine plans it, and what the model runner brings back."""
 
+from enum import IntEnum
+from typing import NamedTuple
+
 import msgspec
 
 from octavo.messages.request import RequestSpec, TokenLogprobs
@@ -30,6 +33,24 @@ class TokenMasks(msgspec.Struct, array_like=True, gc=False):
     """[len(indexes), ceil(vocab_size / 32)] int32: bit i of word w = token 32 w + i may be chosen."""
 
 
+class Tier(IntEnum):
+    """What holds contents of blocks, and what `Place.number` counts there."""
+
+    POOL = 0
+    """Blocks, on the device."""
+    HOST = 1
+    """Cells of host memory."""
+    STEP = 2
+    """Contents that come with the step: keys of `SchedulerOutput.block_contents`."""
+
+
+class Place(NamedTuple):
+    """Where the content of a block is."""
+
+    tier: Tier
+    number: int
+
+
 class BlockSave(msgspec.Struct, array_like=True, gc=False):
     """A block whose content is to be kept where other engines find it, under (digest, group)."""
 
@@ -57,15 +78,14 @@ class SchedulerOutput(msgspec.Struct, array_like=True, gc=False):
     new_block_ids: dict[int, list[list[int]]]
     """By place in `request_ids`, for those that get some, by group: block ids to append to the table; who
     (re)enters gets the whole table."""
-    block_copies: list[tuple[int, int]]
-    """(from, to) blocks to copy in all layers, in this order, before anything is computed; ids from
-    num_blocks on are slots in host memory, those behind them keys of `block_contents`."""
+    block_copies: list[tuple[Place, Place]]
+    """(from, to): whole blocks to copy in all layers, in this order, before anything is computed."""
     token_masks: TokenMasks | None = None
     masks_follow: bool = False
     """What may be chosen depends on tokens still on the device: compute, and sample when TokenMasks come.
     The next step is given only after that."""
     block_contents: dict[int, list[bytes]] = {}
-    """Contents that come along, to be copied into blocks; of each a part per rank."""
+    """Contents that `block_copies` copy into blocks; of each a part per rank."""
     block_saves: list[BlockSave] = []
     """Blocks to keep, as they are after this step."""
 

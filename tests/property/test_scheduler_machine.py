@@ -416,13 +416,13 @@ class EngineMachine(RuleBasedStateMachine):
                 assert self.last_of(block, group) == self.identity[digest]
         host = self.kv.host
         contents = host.contents()
-        assert len(set(contents.values())) == len(contents) == host.num_slots - host.num_free
+        assert len(set(contents.values())) == len(contents) == host.num_cells - host.num_free
         assert contents.keys() <= {
             (digest, group.index) for digest in self.identity for group in self.kv.groups
         }
         if not self.core._in_flight and not self.kv.copies:
-            for (digest, group), slot in contents.items():
-                assert self.last_of(self.kv.pool.num_blocks + slot, group) == self.identity[digest]
+            for (digest, group), cell in contents.items():
+                assert self.last_of(self.kv.pool.num_blocks + cell, group) == self.identity[digest]
 
     def last_of(self, block, group):
         """What the runner holds at the end of a block."""

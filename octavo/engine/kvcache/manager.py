@@ -1,8 +1,6 @@
 """`KVCacheManager`: which blocks each request holds, by cache group, and which beginnings can be shared.
 
 Called by the scheduler, which says how many tokens are to be computed; knows no requests, policies or steps.
-Blocks from num_blocks on are slots of the host tier, those behind them contents out of files; no table holds
-such ones.
 All answers hold for steps that execute in the order in which they were scheduled: a block may be shared as
 soon as the step that fills it is scheduled, and given to a new owner while an earlier step still reads it.
 """
@@ -17,7 +15,15 @@ from octavo.engine.kvcache.offload import HostTier
 from octavo.engine.kvcache.prefix import HashChain
 from octavo.engine.kvcache.shared import Content, SharedTier
 from octavo.messages.kv import CachePlan
-from octavo.messages.step import BlockSave
+from octavo.messages.step import BlockSave, Place, Tier
+
+
+class Outside(NamedTuple):
+    """A content that a table needs as block number `column` of a group, and that is not in the pool."""
+
+    group: int
+    column: int
+    place: Place
 
 
 class SharedPrefix(NamedTuple):
@@ -25,10 +31,11 @@ class SharedPrefix(NamedTuple):
 
     num_tokens: int
     blocks: list[list[int]]
-    """[group]: the first blocks of a table; null where the window has passed; some are outside the pool."""
+    """[group]: the first blocks of a table; null where the window has passed, and for what is `outside`."""
     epoch: int
     num_queried: int = 0
     """Tokens that were looked up in the prefix map."""
+    outside: Sequence[Outside] = ()
 
 
 class BlockTable:
@@ -60,8 +67,8 @@ class KVCacheManager:
         """Tokens per digest of a hash chain: every block ends where one does."""
         self._hit_unit = lcm(*plan.block_sizes)
         """Shared beginnings are multiples of it: they end with a whole block in every group."""
-        self.copies: list[tuple[int, int]] = []
-        """(from, to) blocks to copy, in this order, before the step being planned computes anything."""
+        self.copies: list[tuple[Place, Place]] = []
+        """(from, to): blocks to copy, in this order, before the step being planned computes anything."""
         self.saves: list[BlockSave] = []
         """Blocks for other engines, as they will be after that step."""
         self.num_asked_tokens = 0
@@ -94,30 +101,36 @@ class KVCacheManager:
         if not self._enable_prefix_caching:
             return self.nothing()
         digests = chain.extend(token_ids)
-        num_tokens = self._longest_hit(digests, len(token_ids) - 1, lambda key: self._find(key) is not None)
-        blocks = []
+        num_tokens = self._longest_hit(digests, len(token_ids) - 1, self._has)
+        prefix: list[list[int]] = []
+        outside: list[Outside] = []
         for group in self.groups:
             first = group.first_needed(num_tokens)
-            keys = group.keys(digests, first, num_tokens // group.block_size)
-            found = [self._find(key) for key in keys]
-            blocks.append([NULL_BLOCK] * first + [block for block in found if block is not None])
-        return SharedPrefix(num_tokens, blocks, self._epoch, num_queried=len(token_ids))
+            blocks = [NULL_BLOCK] * first
+            for index, key in enumerate(group.keys(digests, first, num_tokens // group.block_size), first):
+                block = self.pool.find(key)
+                if block is None:
+                    block = NULL_BLOCK
+                    outside.append(Outside(group.index, index, self._place_outside(key)))
+                blocks.append(block)
+            prefix.append(blocks)
+        return SharedPrefix(num_tokens, prefix, self._epoch, len(token_ids), outside)
 
     def prefetch(self, chain: HashChain, token_ids: Sequence[int]) -> None:
         """On any thread: read what files of other engines have of a beginning, and the cache has not."""
         digests = chain.extend(token_ids)
         limit = (len(token_ids) - 1) // self._hit_unit * self._hit_unit
-        num_known = self._longest_hit(digests, limit, lambda key: self._find(key) is not None)
+        num_known = self._longest_hit(digests, limit, self._has)
         self.num_asked_tokens += limit - num_known
         num_tokens = self._longest_hit(
-            digests, limit, lambda key: self._find(key) is not None or self.shared.has(key)
+            digests, limit, lambda key: self._has(key) or self.shared.has_files(key)
         )
         keys = [
             key
             for group in self.groups
             for key in group.keys(digests, group.first_needed(num_tokens), num_tokens // group.block_size)
         ]
-        self.shared.fetch(key for key in keys if self._find(key) is None)
+        self.shared.fetch(key for key in keys if not self._has(key))
 
     def publish(self, table: BlockTable, chain: HashChain, num_tokens: int) -> None:
         """Offer the full blocks of the first `num_tokens` tokens to other engines."""
@@ -161,7 +174,7 @@ class KVCacheManager:
         needed = 0
         for group, blocks in zip(self.groups, prefix.blocks, strict=True):
             live = blocks[group.first_needed(prefix.num_tokens) :]
-            num_shared = sum(not self._is_outside(block) and self.pool.ref_count(block) > 0 for block in live)
+            num_shared = sum(self.pool.ref_count(block) > 0 for block in live)
             peak = group.peak_blocks(num_tokens, max_chunk)
             ahead = group.num_blocks(num_tokens) - len(blocks)
             # At first it holds `live` too; once the window has passed them, only blocks of its own.
@@ -176,15 +189,12 @@ class KVCacheManager:
         What is outside the pool is copied into it.
         """
         first_live = [group.first_needed(prefix.num_tokens) for group in self.groups]
-        places: list[tuple[CacheGroup, list[int], int]] = []
-        for group, blocks, first in zip(self.groups, prefix.blocks, first_live, strict=True):
-            for index in range(first, len(blocks)):
-                if self._is_outside(blocks[index]):
-                    places.append((group, blocks, index))
-                else:
-                    self.pool.share(blocks[index])
-        if places:
-            self._load(places)
+        for blocks, first in zip(prefix.blocks, first_live, strict=True):
+            for block in blocks[first:]:
+                if block != NULL_BLOCK:
+                    self.pool.share(block)
+        if prefix.outside:
+            self._load(prefix)
         num_committed = prefix.num_tokens // self.hash_block_size
         table = BlockTable(prefix.blocks, first_live, num_committed, prefix.epoch)
         self._measure(table)
@@ -249,15 +259,14 @@ class KVCacheManager:
         table.groups = [[] for _ in self.groups]
         table.capacity = 0
 
-    def take_copies(self) -> list[tuple[int, int]]:
+    def take_copies(self) -> list[tuple[Place, Place]]:
         """The copies that the step being planned must do; the list is handed over."""
         copies, self.copies = self.copies, []
         return copies
 
     def take_contents(self) -> dict[int, Content]:
-        """By block id: what the copies of the step being planned take from files; handed over."""
-        first = self.pool.num_blocks + self.host.num_slots
-        return {first + number: content for number, content in self.shared.take_leaving().items()}
+        """What the copies of the step being planned take from files, by their numbers; handed over."""
+        return self.shared.take_leaving()
 
     def take_saves(self) -> list[BlockSave]:
         """The blocks to save after the step being planned; the list is handed over."""
@@ -286,54 +295,57 @@ class KVCacheManager:
             if limit == before:
                 return limit
 
-    def _find(self, key: BlockKey) -> int | None:
-        """The block that holds this content, or where it is outside the pool."""
-        block = self.pool.find(key)
-        if block is None and (slot := self.host.find(key)) is not None:
-            return self.pool.num_blocks + slot
-        if block is None and (number := self.shared.find(key)) is not None:
-            return self.pool.num_blocks + self.host.num_slots + number
-        return block
+    def _has(self, key: BlockKey) -> bool:
+        """Whether this content is in the pool, in host memory, or on its way from files."""
+        return (
+            self.pool.find(key) is not None
+            or self.host.find(key) is not None
+            or self.shared.find(key) is not None
+        )
+
+    def _place_outside(self, key: BlockKey) -> Place:
+        """Where a content is that is not in the pool."""
+        cell = self.host.find(key)
+        if cell is not None:
+            return Place(Tier.HOST, cell)
+        number = self.shared.find(key)
+        assert number is not None, "the content went while it was looked for"
+        return Place(Tier.STEP, number)
 
     def _is_known(self, digest: bytes) -> bool:
         """Whether any group has the content; those with a window lose it sooner."""
-        return any(self._find((digest, group.index)) is not None for group in self.groups)
-
-    def _is_outside(self, block: int) -> bool:
-        return block >= self.pool.num_blocks
-
-    def _tier_of(self, block: int) -> tuple[HostTier | SharedTier, int]:
-        """Where a content outside the pool is, and its place there."""
-        slot = block - self.pool.num_blocks
-        num_slots = self.host.num_slots
-        return (self.host, slot) if slot < num_slots else (self.shared, slot - num_slots)
+        return any(self._has((digest, group.index)) for group in self.groups)
 
     def _save(self, block: int, key: BlockKey) -> None:
         """Keep what `block` holds; called before it is handed out for something else."""
-        slot = self.host.store(key)
-        if slot is not None:
-            self.copies.append((block, self.pool.num_blocks + slot))
+        cell = self.host.store(key)
+        if cell is not None:
+            self.copies.append((Place(Tier.POOL, block), Place(Tier.HOST, cell)))
 
-    def _load(self, places: list[tuple[CacheGroup, list[int], int]]) -> None:
-        """Replace what is outside the pool at these indexes of tables by blocks with that content.
+    def _load(self, prefix: SharedPrefix) -> None:
+        """Enter blocks with the contents that are outside the pool.
 
-        Pinned meanwhile: taking blocks saves what those held before, to other slots.
+        They are pinned meanwhile: allocating blocks saves what those held before, to other cells.
         """
-        sources = [self._tier_of(blocks[index]) for _, blocks, index in places]
-        keys = [tier.pin(slot) for tier, slot in sources]
-        received: set[int] = set()
-        for (group, _, index), (tier, _) in zip(places, sources, strict=True):
-            if tier is self.shared:
-                stride = group.digests_per_block
-                received.update(range(index * stride, (index + 1) * stride))
-        self.num_received_tokens += len(received) * self.hash_block_size
-        new_blocks = self.pool.allocate(len(places))
-        for (_, blocks, index), key, new in zip(places, keys, new_blocks, strict=True):
-            self.copies.append((blocks[index], new))
+        tiers = [self.host if at.place.tier is Tier.HOST else self.shared for at in prefix.outside]
+        keys = [tier.pin(at.place.number) for tier, at in zip(tiers, prefix.outside, strict=True)]
+        self._count_received(prefix.outside)
+        new_blocks = self.pool.allocate(len(keys))
+        for (group, column, place), key, new in zip(prefix.outside, keys, new_blocks, strict=True):
+            self.copies.append((place, Place(Tier.POOL, new)))
             self.pool.remember(new, key)
-            blocks[index] = new
-        for tier, slot in sources:
-            tier.unpin(slot)
+            prefix.blocks[group][column] = new
+        for tier, at in zip(tiers, prefix.outside, strict=True):
+            tier.unpin(at.place.number)
+
+    def _count_received(self, contents: Sequence[Outside]) -> None:
+        """Count the tokens of which any group gets keys and values from files."""
+        received: set[int] = set()
+        for group, column, place in contents:
+            if place.tier is Tier.STEP:
+                stride = self.groups[group].digests_per_block
+                received.update(range(column * stride, (column + 1) * stride))
+        self.num_received_tokens += len(received) * self.hash_block_size
 
     def _discard(self, block: int) -> None:
         """Forget what `block` holds, here and in the host tier."""
@@ -367,6 +379,6 @@ class KVCacheManager:
 
     def _copy_on_write(self, blocks: list[int], index: int) -> None:
         [copy] = self.pool.allocate(1)
-        self.copies.append((blocks[index], copy))
+        self.copies.append((Place(Tier.POOL, blocks[index]), Place(Tier.POOL, copy)))
         self.pool.release(blocks[index])
         blocks[index] = copy

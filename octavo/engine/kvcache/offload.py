@@ -1,7 +1,7 @@
-"""`HostTier`: which contents of evicted blocks live on in host memory, and in which slots.
+"""`HostTier`: which contents of evicted blocks live on in host memory, and in which cells.
 
-Owned by the KV cache manager. Knows contents by key and slots by number: the manager plans the copies, the
-workers do them. A content never changes once it has a key; so a slot keeps it when it is copied back, and it
+Owned by the KV cache manager. Knows contents by key and cells by number: the manager plans the copies, the
+workers do them. A content never changes once it has a key; so a cell keeps it when it is copied back, and it
 is not written again when the block is evicted the next time.
 
 Preempted requests need nothing of their own: their full blocks are known, so they are kept here as soon as
@@ -29,69 +29,69 @@ def swapping_pays(kv_bytes_per_token: int, weight_bytes: int, device: str) -> bo
 
 
 class HostTier:
-    """The contents of `num_slots` host slots, the least recently used first."""
+    """The contents of `num_cells` cells, the least recently used first."""
 
-    def __init__(self, num_slots: int) -> None:
-        self.num_slots = num_slots
+    def __init__(self, num_cells: int) -> None:
+        self.num_cells = num_cells
         self.num_stored = 0
-        """Contents copied to a slot since the start."""
+        """Contents copied to a cell since the start."""
         self.num_loaded = 0
         """Contents copied back since the start."""
-        self._slots: dict[BlockKey, int] = {}
-        self._keys: list[BlockKey | None] = [None] * num_slots
-        self._free = list(range(num_slots - 1, -1, -1))
+        self._cells: dict[BlockKey, int] = {}
+        self._keys: list[BlockKey | None] = [None] * num_cells
+        self._free = list(range(num_cells - 1, -1, -1))
 
     @property
     def num_free(self) -> int:
-        """Slots without a content."""
+        """Cells without a content."""
         return len(self._free)
 
     def contents(self) -> dict[BlockKey, int]:
-        """A copy of the map from contents to slots."""
-        return dict(self._slots)
+        """A copy of the map from contents to cells."""
+        return dict(self._cells)
 
     def find(self, key: BlockKey) -> int | None:
-        """The slot that has this content."""
-        return self._slots.get(key)
+        """The cell that has this content."""
+        return self._cells.get(key)
 
     def store(self, key: BlockKey) -> int | None:
-        """The slot that this content must be copied to; None when it has one already, or gets none."""
-        slot = self._slots.pop(key, None)
-        if slot is not None:
-            self._slots[key] = slot
+        """The cell that this content must be copied to; None when it has one already, or gets none."""
+        cell = self._cells.pop(key, None)
+        if cell is not None:
+            self._cells[key] = cell
             return None
         if self._free:
-            slot = self._free.pop()
-        elif self._slots:
-            slot = self._slots.pop(next(iter(self._slots)))
+            cell = self._free.pop()
+        elif self._cells:
+            cell = self._cells.pop(next(iter(self._cells)))
         else:
             return None  # all are pinned, or there are none
-        self._slots[key], self._keys[slot] = slot, key
+        self._cells[key], self._keys[cell] = cell, key
         self.num_stored += 1
-        return slot
+        return cell
 
-    def pin(self, slot: int) -> BlockKey:
-        """Protect a slot that is about to be read until `unpin`; returns its content."""
-        key = self._keys[slot]
-        assert key is not None and self._slots.get(key) == slot, f"host slot {slot} has no content"
-        del self._slots[key]
+    def pin(self, cell: int) -> BlockKey:
+        """Protect a cell that is about to be read until `unpin`; returns its content."""
+        key = self._keys[cell]
+        assert key is not None and self._cells.get(key) == cell, f"host cell {cell} has no content"
+        del self._cells[key]
         return key
 
-    def unpin(self, slot: int) -> None:
-        """The copy from this slot is planned: it is the most recently used, and may be written again."""
-        key = self._keys[slot]
+    def unpin(self, cell: int) -> None:
+        """The copy from this cell is planned: it is the most recently used, and may be written again."""
+        key = self._keys[cell]
         assert key is not None
-        self._slots[key] = slot
+        self._cells[key] = cell
         self.num_loaded += 1
 
     def discard(self, key: BlockKey) -> None:
         """Forget a content; an unknown one is skipped."""
-        slot = self._slots.pop(key, None)
-        if slot is not None:
-            self._keys[slot] = None
-            self._free.append(slot)
+        cell = self._cells.pop(key, None)
+        if cell is not None:
+            self._keys[cell] = None
+            self._free.append(cell)
 
     def clear(self) -> None:
         """Forget all contents."""
-        for key in list(self._slots):
+        for key in list(self._cells):
             self.discard(key)

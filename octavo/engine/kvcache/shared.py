@@ -41,7 +41,7 @@ class SharedTier:
         self._leaving: dict[int, Content] = {}
         self._saved: LRU[BlockKey, bool] = LRU(_MAX_KNOWN)
 
-    def has(self, key: BlockKey) -> bool:
+    def has_files(self, key: BlockKey) -> bool:
         """Whether all ranks' files are there. On any thread."""
         files = self._files
         return files is not None and all(files.has(name) for name in self._names(key))

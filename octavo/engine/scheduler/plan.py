@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from octavo.engine.scheduler.request import Request
 from octavo.engine.structured.guides import Guide
-from octavo.messages.step import NewRequest, SchedulerOutput, TokenMasks
+from octavo.messages.step import NewRequest, Place, SchedulerOutput, TokenMasks
 
 
 @dataclass(slots=True, eq=False)
@@ -61,7 +61,7 @@ class StepPlan:
         ]
 
     def to_output(
-        self, released_ids: list[str], block_copies: list[tuple[int, int]], token_masks: TokenMasks | None
+        self, released_ids: list[str], block_copies: list[tuple[Place, Place]], token_masks: TokenMasks | None
     ) -> SchedulerOutput:
         """The step as the workers get it."""
         return SchedulerOutput(

@@ -5,7 +5,7 @@ import pytest
 from octavo.messages.kv import CachePlan
 from octavo.messages.request import RequestSpec
 from octavo.messages.sampling import SamplingParams
-from octavo.messages.step import NewRequest, SchedulerOutput
+from octavo.messages.step import NewRequest, Place, SchedulerOutput, Tier
 from tests.fakes import ByteTokenizer, FakeExecutor, RunnerFault, fake_config, fake_groups
 
 
@@ -66,7 +66,13 @@ def test_faults_are_found(part, fields, fault):
 def test_copies_and_windows():
     fake = executor(2)
     run(fake, 0, {"a": (0, 6, [[1, 2]])}, new=[enter("a", [1] * 6)])
-    run(fake, 1, {"b": (5, 1, [[0, 3]])}, new=[enter("b", [1] * 6)], copies=[(2, 3)])
+    run(
+        fake,
+        1,
+        {"b": (5, 1, [[0, 3]])},
+        new=[enter("b", [1] * 6)],
+        copies=[(Place(Tier.POOL, 2), Place(Tier.POOL, 3))],
+    )
     with pytest.raises(RunnerFault, match="another's keys"):
         run(fake, 2, {"c": (4, 2, [[0, 4]])}, new=[enter("c", [1] * 6)])
 

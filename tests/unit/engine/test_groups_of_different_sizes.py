@@ -11,6 +11,7 @@ from octavo.engine.core import EngineCore
 from octavo.engine.kvcache.manager import KVCacheManager
 from octavo.engine.kvcache.prefix import HashChain
 from octavo.messages.kv import CachePlan
+from octavo.messages.step import Tier
 from tests.fakes import FakeExecutor, expected_output, fake_config, fake_groups, fake_request
 
 TOKENS = list(range(100, 140))
@@ -92,7 +93,7 @@ def test_a_fork_copies_the_partly_filled_blocks_of_some_groups():
     leader = fill(kv, TOKENS[:21])
     child = kv.open(kv.fork(leader, 20))  # 5 blocks of 4; 2 1/2 of 8
     assert kv.reserve(child, 20, 1) is not None
-    assert kv.copies == [(leader.groups[1][2], child.groups[1][2])]
+    assert kv.copies == [((Tier.POOL, leader.groups[1][2]), (Tier.POOL, child.groups[1][2]))]
     assert child.groups[0][:5] == leader.groups[0][:5] and child.groups[0][5] != leader.groups[0][5]
     kv.commit(child, HashChain(4), [*TOKENS[:20], 1, 2, 3, 4], 24)
     assert kv.match(HashChain(4), [*TOKENS[:20], 1, 2, 3, 4, 5]).num_tokens == 24

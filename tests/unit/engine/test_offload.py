@@ -8,6 +8,7 @@ from octavo.engine.kvcache.manager import KVCacheManager
 from octavo.engine.kvcache.offload import HostTier, swapping_pays
 from octavo.engine.kvcache.prefix import HashChain
 from octavo.messages.kv import CachePlan
+from octavo.messages.step import Tier
 from tests.fakes import fake_groups
 
 
@@ -27,7 +28,7 @@ def test_the_least_recently_used_content_gives_way():
     assert (tier.num_stored, tier.num_loaded, tier.num_free) == (5, 1, 0)
 
 
-def test_pinned_slots_are_not_written():
+def test_pinned_cells_are_not_written():
     tier = HostTier(2)
     tier.store(key(0))
     tier.store(key(1))
@@ -41,13 +42,13 @@ def test_pinned_slots_are_not_written():
         tier.pin(1)
 
 
-def test_no_slots_no_contents():
+def test_no_cells_no_contents():
     tier = HostTier(0)
     assert tier.store(key(0)) is None and tier.find(key(0)) is None
     tier.clear()
 
 
-def test_free_and_used_slots_are_all():
+def test_free_and_used_cells_are_all():
     random.seed(5)
     tier = HostTier(7)
     held = {}
@@ -55,9 +56,9 @@ def test_free_and_used_slots_are_all():
         one = key(random.randrange(12))
         match random.choice(["store", "store", "discard", "pin"]):
             case "store":
-                slot = tier.store(one)
-                if slot is not None:
-                    held = {k: s for k, s in held.items() if s != slot} | {one: slot}
+                cell = tier.store(one)
+                if cell is not None:
+                    held = {k: c for k, c in held.items() if c != cell} | {one: cell}
             case "discard":
                 tier.discard(one)
                 held.pop(one, None)
@@ -66,6 +67,12 @@ def test_free_and_used_slots_are_all():
                 tier.unpin(held[one])
         assert tier.contents() == held
         assert len(held) + tier.num_free == 7
+
+
+def tiers(copy):
+    """From which tier to which."""
+    source, target = copy
+    return source.tier, target.tier
 
 
 class Cache:
@@ -92,13 +99,13 @@ def test_evicted_blocks_come_back_by_their_content():
     first, second = [1, 2, 3, 4, 5, 6], [7, 8, 9, 7, 8, 9]
     assert cache.run(first) == (0, [])
     known, copies = cache.run(second)
-    assert known == 0 and len(copies) == 2 and all(source < 5 <= target for source, target in copies)
+    assert known == 0 and len(copies) == 2 and all(tiers(copy) == (Tier.POOL, Tier.HOST) for copy in copies)
     known, copies = cache.run(first)
     assert known == 4, "one block is computed: that is what is needed to go on"
     loaded = set()
     for source, target in copies:
         assert source not in loaded, "a block is saved before its place is taken"
-        if source >= 5:
+        if source.tier is Tier.HOST:
             loaded.add(target)
     assert cache.kv.host.num_loaded == len(loaded) > 0
 
@@ -113,13 +120,12 @@ def test_a_content_is_written_once():
 
 
 def test_a_tier_smaller_than_what_comes_back():
-    """Every slot is being read: what gives way to the loads is lost, and nothing is mixed up."""
+    """Every cell is being read: what gives way to the loads is lost, and nothing is mixed up."""
     cache = Cache(num_blocks=5, num_host_blocks=1)
     for prompt in ([1] * 8, [2] * 8, [1] * 8, [3] * 8, [1] * 8, [2] * 8):
         _, copies = cache.run(prompt)
         assert len(cache.kv.host.contents()) <= 1
-        for source, target in copies:
-            assert (source >= 5) != (target >= 5)
+        assert all(set(tiers(copy)) == {Tier.POOL, Tier.HOST} for copy in copies)
 
 
 def test_windows_bring_back_only_what_is_seen():
@@ -130,7 +136,7 @@ def test_windows_bring_back_only_what_is_seen():
         cache.run([50 + i] * 10)
     cache.kv.take_copies()
     known, copies = cache.run([*first, 99])
-    loads = [target for source, target in copies if source >= 13]
+    loads = [target for source, target in copies if source.tier is Tier.HOST]
     assert known == 12
     assert 1 <= len(loads) <= 6 + 1, "all of the full group, the last block of the window"
 

@@ -281,7 +281,7 @@ def test_siblings_wait_for_their_leader_then_fork():
     assert step.num_computed_tokens[2:] == [9, 9]
     leader, first, second = (step.new_block_ids.get(i, [[]])[0] for i in (0, 2, 3))
     assert leader == [] and first[:2] == second[:2] and first[2] != second[2]
-    assert {target for _, target in step.block_copies} == {first[2], second[2]}
+    assert {target.number for _, target in step.block_copies} == {first[2], second[2]}
     assert len({source for source, _ in step.block_copies}) == 1
     assert [out.num_cached_tokens for out in d.read()] == [0, 0, 9, 9]
 

@@ -7,6 +7,7 @@ from octavo.engine.kvcache import shared
 from octavo.engine.kvcache.manager import KVCacheManager
 from octavo.engine.kvcache.prefix import HashChain
 from octavo.messages.kv import CachePlan, StorePlan
+from octavo.messages.step import Tier
 from tests.fakes import fake_groups
 
 KIND = b"k" * 32
@@ -50,8 +51,8 @@ def test_what_is_in_files_comes_along_with_the_step(tmp_path, num_ranks):
     world.fill([1, 2, 3, 4, 5, 6])
     num_tokens, copies, contents, table = world.start([1, 2, 3, 4, 5, 6, 7])
     assert num_tokens == 6
-    assert [target for _, target in copies] == table.groups[0][:3]
-    assert [source for source, _ in copies] == list(contents) == [12, 13, 14], "behind blocks and host slots"
+    assert [target.number for _, target in copies] == table.groups[0][:3]
+    assert [source for source, _ in copies] == [(Tier.STEP, i) for i in contents] and len(contents) == 3
     expected = [[bytes([i, 0, rank]) * 42 + b"xx" for rank in range(num_ranks)] for i in range(3)]
     assert list(contents.values()) == expected
     assert world.kv.num_asked_tokens == world.kv.num_received_tokens == 6

@@ -1,10 +1,13 @@
 """A cache in int8: what is kept of a vector, where it lies, and that a block is one piece of bytes."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from octavo.base.errors import Unsupported
 from octavo.messages.kv import CachePlan, KVCacheGroup
+from octavo.messages.step import Place, Tier
 from octavo.runtime.kernels.cache_layout import CacheLayout, make_spec, rounded, rounded_parts
 from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.worker.kv_tensors import KVTensors
@@ -55,10 +58,11 @@ def test_blocks_are_moved_whole():
     cache, *_ = filled(4)
     for layer in tensors.by_layer:
         layer.copy_(cache)
-    tensors.copy_blocks([(3, 4), (1, 3), (4, 1)])
+    block, cell = partial(Place, Tier.POOL), partial(Place, Tier.HOST)
+    tensors.copy_blocks([(block(3), cell(0)), (block(1), block(3)), (cell(0), block(1))])
     saved = tensors.copy_of(1).numpy().tobytes()
     tensors.bring({9: saved})
-    tensors.copy_blocks([(9, 0)])
+    tensors.copy_blocks([(Place(Tier.STEP, 9), block(0))])
     for layer in tensors.by_layer:
         assert torch.equal(layer, cache[[3, 3, 2, 1]])
 

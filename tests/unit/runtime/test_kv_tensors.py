@@ -1,4 +1,4 @@
-"""KVTensors: copies between blocks and host slots, against one copy after the other on plain lists."""
+"""KVTensors: copies between blocks and host cells, against one copy after the other on plain lists."""
 
 import pytest
 import torch
@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 
 from octavo.base.errors import Unsupported
 from octavo.messages.kv import CachePlan, HeadsKV, KVCacheGroup
+from octavo.messages.step import Place, Tier
 from octavo.runtime.worker.kv_tensors import KVTensors, group_layers
 
 NUM_BLOCKS, NUM_HOST = 6, 3
-BLOCK = st.integers(0, NUM_BLOCKS - 1)
-HOST = st.integers(NUM_BLOCKS, NUM_BLOCKS + NUM_HOST - 1)
+BLOCK = st.builds(Place, st.just(Tier.POOL), st.integers(0, NUM_BLOCKS - 1))
+HOST = st.builds(Place, st.just(Tier.HOST), st.integers(0, NUM_HOST - 1))
 COPIES = st.lists(st.tuples(BLOCK, BLOCK) | st.tuples(BLOCK, HOST) | st.tuples(HOST, BLOCK), max_size=12)
 
 
@@ -36,10 +37,12 @@ def test_copies_are_done_one_after_the_other(device, copies):
         tensor[:] = torch.arange(1, NUM_BLOCKS + 1, device=device)[:, None]
     cache.copy_blocks(copies)
     for source, target in copies:
-        contents[target] = contents[source]
+        contents[target.tier * NUM_BLOCKS + target.number] = contents[
+            source.tier * NUM_BLOCKS + source.number
+        ]
     for tensor in cache.tensors:
         assert [set(block.unique().tolist()) for block in tensor] == [{i} for i in contents[:NUM_BLOCKS]]
-    cache.copy_blocks([(NUM_BLOCKS + slot, slot) for slot in range(NUM_HOST)])
+    cache.copy_blocks([(Place(Tier.HOST, i), Place(Tier.POOL, i)) for i in range(NUM_HOST)])
     for tensor in cache.tensors:
         assert [block.max().item() for block in tensor[:NUM_HOST]] == contents[NUM_BLOCKS:]
 
@@ -52,7 +55,8 @@ def test_memory_can_be_given_up_and_taken_back(num_host_blocks):
     assert cache.num_bytes == 0
     cache.allocate()
     assert not cache.tensors[0].any() and is_of(cache.by_layer[2], cache.tensors[1])
-    cache.copy_blocks([(1, 2)] + ([(1, NUM_BLOCKS)] if num_host_blocks else []))
+    targets = [Place(Tier.POOL, 2)] + [Place(Tier.HOST, 0)] * (num_host_blocks > 0)
+    cache.copy_blocks([(Place(Tier.POOL, 1), target) for target in targets])
 
 
 SMALL, LARGE = HeadsKV(2, 4, "float32", 64), HeadsKV(1, 12, "float32", 96)
