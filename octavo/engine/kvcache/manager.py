@@ -7,6 +7,7 @@ soon as the step that fills it is scheduled, and given to a new owner while an e
 
 from collections.abc import Callable, Sequence
 from math import gcd, lcm
+from operator import itemgetter
 from typing import NamedTuple
 
 from octavo.engine.kvcache.block_pool import NULL_BLOCK, BlockKey, BlockPool
@@ -247,12 +248,12 @@ class KVCacheManager:
     def release(self, table: BlockTable, *, discard: bool = False) -> None:
         """Give all blocks back, tails first; `discard`: what only this table holds is not shared again."""
         held = [
-            (index * group.block_size, -group.index, blocks[index])
+            (index * group.block_size, blocks[index])
             for group, blocks, first_live in zip(self.groups, table.groups, table.first_live, strict=True)
             for index in range(first_live, len(blocks))
         ]
-        held.sort(reverse=True)
-        for _, _, block in held:
+        held.sort(key=itemgetter(0), reverse=True)
+        for _, block in held:
             if discard and self.pool.ref_count(block) == 1:
                 self._discard(block)
             self.pool.release(block)
