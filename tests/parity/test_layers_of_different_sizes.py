@@ -1,15 +1,21 @@
-"""Layers whose tokens take different numbers of bytes, over one pool: Gemma 4, by transformers' code.
+"""Layers whose tokens take different numbers of bytes, over one pool, against transformers without our cache.
 
-Its global layers have heads of another size than its local ones. What transformers gives without our cache is
-the reference: for long and short prompts in chunks, prefix hits, and requests that lose their blocks.
+Gemma 4 by transformers' code, whose global layers have larger heads than its local ones; and a Gemma 3
+made uneven, by our code: prompts in chunks, prefix hits, and requests that lose their blocks.
 """
 
+import copy
+from dataclasses import replace
+
 import pytest
+import torch
 
 from octavo import LLM, SamplingParams
 from octavo.base.errors import Unsupported
+from octavo.runtime.models.gemma3 import Gemma3
+from octavo.runtime.worker.recorded_calls import RecordedCalls
 from octavo.runtime.worker.request_state import RequestState
-from tests.tiny_models import make_oracle, make_prompts, oracle_greedy, save
+from tests.tiny_models import make_oracle, make_prompts, oracle_greedy, save, tiny_config
 
 VOCAB_SIZE = 131
 GEMMA4 = {
@@ -38,6 +44,44 @@ def make(folder, **sizes):
     oracle = make_oracle(GEMMA4 | sizes)
     oracle.set_attn_implementation("eager")
     return oracle, save(oracle, folder)
+
+
+def make_native(folder, monkeypatch):
+    """A Gemma 3 whose global layers have one key head, the local ones two: octavo's own code runs it."""
+    config = tiny_config("Gemma3ForCausalLM")
+    oracle = make_oracle(config)
+    few = copy.deepcopy(oracle.config)
+    few.num_key_value_heads = 1
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        for layer in oracle.model.layers:
+            if not layer.self_attn.is_sliding:
+                layer.self_attn = type(layer.self_attn)(few, layer.self_attn.layer_idx).eval()
+    read = Gemma3.arch_from_hf
+
+    def uneven(config):
+        arch = read(config)
+        layers = [
+            layer
+            if layer.sliding_window
+            else replace(layer, attention=replace(layer.attention, num_kv_heads=1))
+            for layer in arch.layers
+        ]
+        return replace(arch, layers=tuple(layers))
+
+    monkeypatch.setattr(Gemma3, "arch_from_hf", staticmethod(uneven))
+    return oracle, save(oracle, folder)
+
+
+@pytest.mark.parametrize("enforce_eager", [False, True], ids=["recorded", "eager"])
+def test_octavos_own_layers(tmp_path, monkeypatch, enforce_eager):
+    """Steps that are recorded and replayed, too: blocks of 16 and of 8 tokens."""
+    oracle, folder = make_native(tmp_path, monkeypatch)
+    replays, replay = [], RecordedCalls._replay
+    monkeypatch.setattr(RecordedCalls, "_replay", lambda *given: replays.append(given) or replay(*given))
+    options = {"block_size": 8, "num_gpu_blocks_override": 250, "enforce_eager": enforce_eager}
+    are_equal, stats = run(oracle, folder, activations="float32", **options)
+    assert are_equal and stats.prefix_hits > 0 and bool(replays) != enforce_eager
 
 
 def run(oracle, folder, **options):
