@@ -264,7 +264,7 @@ async def measure_processes(count, num_rounds, path):
     config = make_config(count, num_rounds * STEPS, path)
     llm = AsyncLLM(config)
     await llm.start()
-    processes = [psutil.Process(), psutil.Process(llm._client.pid)]
+    processes = [psutil.Process(), psutil.Process(llm.core.client.pid)]
     used = []
     for num_tokens in (8, STEPS, num_rounds * STEPS):
         before = [sum(process.cpu_times()[:2]) for process in processes]

@@ -4,7 +4,7 @@ import copy
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, NoReturn, Self, Unpack
 
 from octavo.base.errors import RequestError
 from octavo.config import EngineArgs
@@ -13,23 +13,36 @@ from octavo.frontend.beam_search_params import BeamSearchOutput, BeamSearchParam
 from octavo.frontend.conversation import Message
 from octavo.frontend.engine import LLMEngine
 from octavo.frontend.input_processor import PreparedRequest
-from octavo.frontend.later import refuse_options
-from octavo.frontend.offline_control import OfflineControl
+from octavo.frontend.later import refuse_options, refuse_pooling
+from octavo.frontend.operator import Operator, in_thread
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.progress import ProgressBar
 from octavo.frontend.prompts import PromptType, TokensPrompt
 from octavo.frontend.request_options import RequestKeywords, RequestOptions, per_prompt, split_keywords
+from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.sampling import RequestOutputKind, SamplingParams
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
-class LLM(OfflineControl):
+class LLM:
     """A model, loaded in this process, that answers batches of prompts.
 
     >>> llm = LLM()                                      # the built-in SmolLM2-135M-Instruct
     >>> llm.generate("Once upon a time", SamplingParams(max_tokens=32))[0].outputs[0].text
     """
+
+    get_metrics = in_thread(Operator.get_metrics)
+    collective_rpc = in_thread(Operator.collective_rpc)
+    apply_model = in_thread(Operator.apply_model)
+    sleep = in_thread(Operator.sleep)
+    wake_up = in_thread(Operator.wake_up)
+    is_sleeping = in_thread(Operator.is_sleeping)
+    release_kv_cache_memory = in_thread(Operator.release_kv_cache_memory)
+    reset_prefix_cache = in_thread(Operator.reset_prefix_cache)
+    reset_mm_cache = in_thread(Operator.reset_mm_cache)
+    start_profile = in_thread(Operator.start_profile)
+    stop_profile = in_thread(Operator.stop_profile)
 
     def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
         """Load `model`; `options` are the fields of EngineArgs. Raises ConfigError.
@@ -201,6 +214,40 @@ class LLM(OfflineControl):
         refuse_options(mm_processor_kwargs=mm_processor_kwargs)
         form = chat_template_content_format
         return self.llm_engine.chat.render(messages, content_format=form, **chat_options)
+
+    def encode(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise Unsupported: it is for pooling models."""
+        raise refuse_pooling("LLM.encode()")
+
+    def embed(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise Unsupported: it is for pooling models."""
+        raise refuse_pooling("LLM.embed()")
+
+    def classify(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise Unsupported: it is for pooling models."""
+        raise refuse_pooling("LLM.classify()")
+
+    def score(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise Unsupported: it is for pooling models."""
+        raise refuse_pooling("LLM.score()")
+
+    @property
+    def operator(self) -> Operator:
+        """The engine's: who answers the verbs."""
+        return self.llm_engine.operator
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """New SamplingParams with what the model recommends (generation_config.json)."""
+        return self.llm_engine.input_processor.get_default_sampling_params()
+
+    def get_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer; None with skip_tokenizer_init."""
+        return self.llm_engine.get_tokenizer()
+
+    def get_world_size(self, include_dp: bool = True) -> int:
+        """Number of ranks; there is one replica."""
+        del include_dp
+        return self.llm_engine.config.parallel.tensor_parallel_size
 
     @property
     def has_chat_template(self) -> bool:

@@ -63,9 +63,13 @@ def _collective_rpc(parts: Parts, arguments: dict[str, Any]) -> list[Any]:
     return parts.executor.call(verb, arguments.get("arguments") or {})
 
 
-def _pause(parts: Parts, arguments: dict[str, Any]) -> None:
-    """arguments: `freeze`, to stop what runs too."""
+def _pause(parts: Parts, arguments: dict[str, Any]) -> bool:
+    """Close the gate; return whether nothing is computed any more.
+
+    arguments: `freeze`, to stop what runs too
+    """
     parts.gate.close(freeze=bool(arguments.get("freeze")))
+    return parts.gate.is_frozen
 
 
 def _num_inside(parts: Parts, arguments: dict[str, Any]) -> int:

@@ -1,6 +1,6 @@
 """`AsyncLLM`: many requests at once on an event loop, the engine core in a process of its own. Public.
 
-The base of servers. Here are the requests; it has a CoreLink for the core's life.
+The base of servers. Here are the requests; a CoreLink keeps the core, an Operator knows the verbs.
 """
 
 import asyncio
@@ -17,19 +17,18 @@ from octavo.base.errors import EngineDead
 from octavo.config import EngineArgs, EngineConfig, resolve
 from octavo.config.concerns import resolve_concerns
 from octavo.frontend.admission import Admission, Slot
-from octavo.frontend.async_control import AsyncEngineControl
 from octavo.frontend.client.attached import AttachedClient
 from octavo.frontend.client.door import Door
 from octavo.frontend.client.restart import RestartPolicy
 from octavo.frontend.client.zmq import AsyncClient
 from octavo.frontend.conversation import ChatRenderer, Message
-from octavo.frontend.core_link import CoreLink
+from octavo.frontend.core_link import GRACE_S, CoreLink
 from octavo.frontend.engine_metrics import EngineMetrics
 from octavo.frontend.input_processor import InputProcessor, PreparedRequest
 from octavo.frontend.last_outputs import LastOutputs
 from octavo.frontend.later import refuse_pooling
 from octavo.frontend.occupancy import Occupancy
-from octavo.frontend.open_request import Receiver
+from octavo.frontend.operator import Operator, on_loop
 from octavo.frontend.output_processor import OutputProcessor
 from octavo.frontend.output_stream import OutputStream
 from octavo.frontend.outputs import RequestOutput
@@ -44,12 +43,31 @@ from octavo.messages.request import FinishReason
 from octavo.messages.sampling import RequestOutputKind, SamplingParams
 
 T = TypeVar("T")
-_GRACE_S = 5.0
-"""What the core gets to end by itself before it is killed."""
 
 
-class AsyncLLM(AsyncEngineControl):
+class AsyncLLM:
     """One engine and its front, used from one event loop."""
+
+    pause_generation = on_loop(Operator.pause_generation)
+    resume_generation = on_loop(Operator.resume_generation)
+    is_paused = on_loop(Operator.is_paused)
+    sleep = on_loop(Operator.sleep)
+    wake_up = on_loop(Operator.wake_up)
+    is_sleeping = on_loop(Operator.is_sleeping)
+    release_kv_cache_memory = on_loop(Operator.release_kv_cache_memory)
+    reset_prefix_cache = on_loop(Operator.reset_prefix_cache)
+    reset_mm_cache = on_loop(Operator.reset_mm_cache)
+    reset_encoder_cache = on_loop(Operator.reset_encoder_cache)
+    start_profile = on_loop(Operator.start_profile)
+    stop_profile = on_loop(Operator.stop_profile)
+    collective_rpc = on_loop(Operator.collective_rpc)
+    add_lora = on_loop(Operator.add_lora)
+    remove_lora = on_loop(Operator.remove_lora)
+    pin_lora = on_loop(Operator.pin_lora)
+    list_loras = on_loop(Operator.list_loras)
+    get_metrics = on_loop(Operator.get_metrics)
+    get_supported_tasks = on_loop(Operator.get_supported_tasks)
+    is_tracing_enabled = on_loop(Operator.is_tracing_enabled)
 
     def __init__(
         self,
@@ -84,6 +102,7 @@ class AsyncLLM(AsyncEngineControl):
             learn=self._learn,
             fail=self._fail_open,
         )
+        self.operator = Operator(config, self.metrics, self.core)
         if num_fronts > 1:
             occupancy = Occupancy.shared(self.core.mailbox_path, 0, num_fronts)
         self.admission = Admission(config, self.metrics, occupancy)
@@ -94,7 +113,6 @@ class AsyncLLM(AsyncEngineControl):
         self._last_outputs = LastOutputs()
         """Of requests of `add_request`, for `step`."""
         self._preparation = Preparation()
-        self._endings: set[asyncio.Task[None]] = set()
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, usage_context: object = None) -> Self:
@@ -173,9 +191,16 @@ class AsyncLLM(AsyncEngineControl):
         taken = slot or own
         assert taken is not None
         key, output = "", None
+
+        def receive(output: RequestOutput) -> None:
+            taken.set_prompt(0)
+            stream.put(output)
+
         try:
             await self._check_form(sampling_params)
-            key = await self._submit(process, taken, stream.put)
+            prepared = await self._prepare(process, taken)
+            key = prepared.key
+            self.core.open(prepared, receive)
             self._streams[key] = stream
             while output is None or not output.finished:
                 output = await stream.get()
@@ -257,26 +282,14 @@ class AsyncLLM(AsyncEngineControl):
         """Start the core and wait until the model is loaded; once. Raises ConfigError, EngineDead."""
         await self.core.start()
 
-    def shutdown(self, timeout: float | None = None, grace_s: float = _GRACE_S) -> Awaitable[None]:
+    def shutdown(self, timeout: float | None = None, grace_s: float = GRACE_S) -> Awaitable[None]:
         """End the core; requests still open after `timeout` seconds end with EngineDead. May be called twice.
 
         timeout: option shutdown_timeout when None. New requests are refused from now on.
         grace_s: for the core to end by itself. While it still loads, it is ended at once.
         A plain call on the event loop begins it, as vLLM's does; await what it returns to see it done.
         """
-        self.core.refuse_new()
-        ending = self._shut_down(timeout, grace_s)
-        try:
-            task = asyncio.get_running_loop().create_task(ending)
-        except RuntimeError:  # no loop runs: the caller brings one
-            return ending
-        self._endings.add(task)  # a loop keeps no task alive
-        task.add_done_callback(self._endings.discard)
-        return task
-
-    async def _shut_down(self, timeout: float | None, grace_s: float) -> None:
-        await self.core.shut_down(timeout, grace_s)
-        await asyncio.to_thread(self.input_processor.close)
+        return self.core.shut_down(timeout, grace_s, self.input_processor.close)
 
     async def check_health(self) -> None:
         """Raise EngineDead when the core has ended."""
@@ -355,17 +368,6 @@ class AsyncLLM(AsyncEngineControl):
         prepared = await self.off_loop(process)
         slot.set_prompt(len(prepared.prompt_token_ids))
         return prepared
-
-    async def _submit(self, process: Callable[[], PreparedRequest], slot: Slot, put: Receiver) -> str:
-        """Check a request and hand it over; its key."""
-        prepared = await self._prepare(process, slot)
-
-        def receive(output: RequestOutput) -> None:
-            slot.set_prompt(0)
-            put(output)
-
-        self.core.open(prepared, receive)
-        return prepared.key
 
     def _learn(self, ready: Ready) -> None:
         """Take over what the core decided at its start."""

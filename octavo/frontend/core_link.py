@@ -7,7 +7,7 @@ the client's business (client/zmq).
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from copy import copy
 from pathlib import Path
@@ -28,6 +28,8 @@ from octavo.messages.control import EndRequests, Ready
 from octavo.messages.request import EngineRequest, FinishReason, SchedulerStats
 
 logger = get_logger(__name__)
+GRACE_S = 5.0
+"""What a core gets to end by itself before it is killed."""
 _POLL_S = 0.01
 
 
@@ -67,6 +69,7 @@ class CoreLink:
         self._starting: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._is_draining = False
+        self._endings: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Start the core and wait until the model is loaded; once. Raises ConfigError, EngineDead.
@@ -158,17 +161,38 @@ class CoreLink:
             with suppress(EngineDead):  # then theirs have ended too
                 self.client.tell_fronts(request_ids, tenant)
 
-    async def call(self, verb: str, arguments: dict[str, Any] | None = None) -> Any:
-        """Run a command of the core (engine/commands). Raises EngineDead."""
-        await self.start()
-        return await self.client.call(verb, arguments)
+    async def call(
+        self, verb: str, arguments: dict[str, Any] | None = None, timeout_s: float | None = None
+    ) -> Any:
+        """Run a command of the core (engine/commands). Raises EngineDead, TimeoutError."""
+        async with asyncio.timeout(timeout_s):
+            await self.start()
+            return await self.client.call(verb, arguments)
 
-    async def finish(self, keys: Iterable[str]) -> None:
-        """Wait until these requests have ended. Raises EngineDead."""
+    async def apply(self, function: Callable[[Any], Any]) -> list[Any]:
+        """Raise Unsupported: the workers are in other processes."""
+        raise Unsupported(
+            "The engine runs in a process of its own, and functions are not sent to processes (that "
+            "takes pickle, which runs whatever it is given): name a command of the worker, or use LLM."
+        )
+
+    def open_keys(self) -> list[str]:
+        """The keys of all requests open in this front."""
+        return self.processor.open_keys()
+
+    def end_all(self, keys: list[str]) -> None:
+        """End these requests as aborted, and all those of other fronts."""
+        self.end(keys, FinishReason.ABORT)
+        self.tell_fronts(None)
+
+    async def finish_all(self, keys: list[str]) -> None:
+        """Wait until these requests have ended, and all of other fronts in the core. Raises EngineDead."""
         open_keys = set(keys)
         while open_keys := open_keys.intersection(self.processor.open_keys()):
             await asyncio.sleep(_POLL_S)
         self.check_health()
+        while await self.call("num_inside"):
+            await asyncio.sleep(_POLL_S)
 
     async def drain(self, timeout_s: float) -> None:
         """Return when no request is open. Raises TimeoutError after `timeout_s` seconds, EngineDead."""
@@ -182,20 +206,29 @@ class CoreLink:
             ) from None
         self.check_health()
 
-    def refuse_new(self) -> None:
-        """Let no request begin from now on: the engine is being shut down."""
-        self._is_draining = True
+    def shut_down(self, timeout_s: float | None, grace_s: float, then: Callable[[], None]) -> Awaitable[None]:
+        """Begin the end of the core and refuse new requests; await what it returns to see it done.
 
-    async def shut_down(self, timeout_s: float | None, grace_s: float) -> None:
-        """End the core; requests still open after `timeout_s` end with EngineDead. May be called twice.
-
-        timeout_s: option shutdown_timeout when None
+        timeout_s: for open requests to finish, else they end with EngineDead; shutdown_timeout when None
         grace_s: for the core to end by itself. While it still loads, it is ended at once.
+        then: called on a thread when the core has ended
         """
+        self._is_draining = True
+        ending = self._end_core(self._shutdown_timeout if timeout_s is None else timeout_s, grace_s, then)
+        try:
+            task = asyncio.get_running_loop().create_task(ending)
+        except RuntimeError:  # no loop runs: the caller brings one
+            return ending
+        self._endings.add(task)  # a loop keeps no task alive
+        task.add_done_callback(self._endings.discard)
+        return task
+
+    async def _end_core(self, timeout_s: float, grace_s: float, then: Callable[[], None]) -> None:
         if self._starting is not None:
-            await self._wind_up(self._starting, self._shutdown_timeout if timeout_s is None else timeout_s)
+            await self._wind_up(self._starting, timeout_s)
         await self.client.close(grace_s)
         await asyncio.to_thread(self.processor.close)
+        await asyncio.to_thread(then)
 
     async def _wind_up(self, starting: asyncio.Task[None], timeout_s: float) -> None:
         starting.cancel()

@@ -4,7 +4,7 @@ The base of `LLM` and of scripts that drive the steps themselves; the asynchrono
 """
 
 from collections.abc import Iterable
-from typing import Any, Self, Unpack
+from typing import Self, Unpack
 
 from octavo.base import log
 from octavo.base.errors import RequestError
@@ -14,26 +14,43 @@ from octavo.config.concerns import resolve_concerns
 from octavo.frontend.awaitable import RequestId, StepOutputs
 from octavo.frontend.client.inproc import InprocClient
 from octavo.frontend.client.interface import EngineClient
-from octavo.frontend.control import EngineControl, PauseMode
 from octavo.frontend.conversation import ChatRenderer
 from octavo.frontend.engine_metrics import EngineMetrics
 from octavo.frontend.input_processor import InputProcessor, PreparedRequest
+from octavo.frontend.operator import Operator, in_thread
 from octavo.frontend.output_processor import OutputProcessor
-from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.prompts import PromptType, joined_prompt
 from octavo.frontend.request_options import RequestKeywords, RequestOptions
 from octavo.frontend.stats_line import StatsLine
+from octavo.frontend.stepped_core import SteppedCore
 from octavo.frontend.text.loader import tokenizer_for
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.control import Ready
-from octavo.messages.request import EngineOutputs, FinishReason, SchedulerStats
+from octavo.messages.request import SchedulerStats
 from octavo.messages.sampling import SamplingParams
 
 _PRELOAD = "octavo.runtime.preload:begin"
 
 
-class LLMEngine(EngineControl):
+class LLMEngine:
     """One engine and its front. Not thread-safe."""
+
+    pause_generation = in_thread(Operator.pause_generation)
+    resume_generation = in_thread(Operator.resume_generation)
+    is_paused = in_thread(Operator.is_paused)
+    sleep = in_thread(Operator.sleep)
+    wake_up = in_thread(Operator.wake_up)
+    is_sleeping = in_thread(Operator.is_sleeping)
+    release_kv_cache_memory = in_thread(Operator.release_kv_cache_memory)
+    reset_prefix_cache = in_thread(Operator.reset_prefix_cache)
+    reset_mm_cache = in_thread(Operator.reset_mm_cache)
+    reset_encoder_cache = in_thread(Operator.reset_encoder_cache)
+    start_profile = in_thread(Operator.start_profile)
+    stop_profile = in_thread(Operator.stop_profile)
+    collective_rpc = in_thread(Operator.collective_rpc)
+    apply_model = in_thread(Operator.apply_model)
+    get_metrics = in_thread(Operator.get_metrics)
+    get_supported_tasks = in_thread(Operator.get_supported_tasks)
 
     def __init__(self, *configs: object, client: EngineClient | None = None, **named: object) -> None:
         """Load tokenizer and model.
@@ -47,15 +64,12 @@ class LLMEngine(EngineControl):
         self.tokenizer = tokenizer_for(config)
         self.input_processor = InputProcessor(config, self.tokenizer, core_is_here=True)
         self.chat = ChatRenderer(config, self.tokenizer)
-        self.stats = SchedulerStats()
-        """As of the last step."""
         self.metrics = EngineMetrics(config)
         self._stats_line = StatsLine(self.metrics, config.observability)
-        self._output_processor = OutputProcessor.of(config, self.tokenizer, self.metrics)
-        self._early: list[RequestOutput] = []
-        """Outputs that came while the engine was being paused: the next step's."""
-        self._client = client or InprocClient(config)
-        self._learn(self._client.start())
+        outputs = OutputProcessor.of(config, self.tokenizer, self.metrics)
+        self.core = SteppedCore(client or InprocClient(config), outputs)
+        self.operator = Operator(config, self.metrics, self.core)
+        self._learn(self.core.client.start())
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, usage_context: object = None) -> Self:
@@ -106,9 +120,7 @@ class LLMEngine(EngineControl):
 
     def add_prepared(self, prepared: PreparedRequest) -> str:
         """Hand over a request that the input processor has made."""
-        self._output_processor.add(prepared)
-        for request in prepared.engine_requests:
-            self._client.add(request)
+        self.core.open(prepared)
         return prepared.request_id
 
     def step(self) -> StepOutputs:
@@ -116,34 +128,37 @@ class LLMEngine(EngineControl):
 
         Raises RequestError while the engine is paused and has nothing to report, EngineDead.
         """
-        if self._early:
-            outputs, self._early = self._early, []
-            return StepOutputs(outputs)
-        if self._is_frozen:
+        if self.core.early:
+            return StepOutputs(self.core.take_early())
+        if self.operator.is_frozen:
             raise RequestError(
                 "The engine is paused or asleep: resume_generation() or wake_up() comes before the next step."
             )
-        outputs = self._take(self._client.step())
+        outputs = self.core.step()
         self._stats_line.log_if_due()
         return StepOutputs(outputs)
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """End requests without a further output; unknown and finished ids are skipped."""
         ids = [request_ids] if isinstance(request_ids, str) else request_ids
-        if abort_ids := self._output_processor.forget(self._output_processor.keys_of(ids)):
-            self._client.abort(abort_ids)
+        self.core.forget(self.core.processor.keys_of(ids))
 
     def has_unfinished_requests(self) -> bool:
         """True while a request waits for its last output."""
-        return bool(self._early) or self._output_processor.has_unfinished_requests()
+        return bool(self.core.early) or self.core.processor.has_unfinished_requests()
 
     def get_num_unfinished_requests(self) -> int:
         """Requests that wait for their last output."""
-        return self._output_processor.num_open
+        return self.core.processor.num_open
 
     def get_tokenizer(self) -> Tokenizer | None:
         """The tokenizer; None with skip_tokenizer_init."""
         return self.tokenizer
+
+    @property
+    def stats(self) -> SchedulerStats:
+        """The state of the core as of the last step."""
+        return self.core.stats
 
     def do_log_stats(self) -> None:
         """Log the line of statistics now."""
@@ -152,8 +167,8 @@ class LLMEngine(EngineControl):
     def shutdown(self) -> None:
         """Free the model and its memory; may be called twice."""
         self._stats_line.log_end()
-        self._client.close()
-        self._output_processor.close()
+        self.core.client.close()
+        self.core.processor.close()
         self.input_processor.close()
 
     def _learn(self, ready: Ready) -> None:
@@ -162,25 +177,3 @@ class LLMEngine(EngineControl):
         self.config = self.config.with_max_model_len(ready.max_model_len)
         self.model_config = self.config.model
         self.input_processor.max_model_len = ready.max_model_len
-
-    def _take(self, outputs: EngineOutputs) -> list[RequestOutput]:
-        """What a step brought, for users; and what follows from it for the core."""
-        self.stats = outputs.stats
-        processed = self._output_processor.process(outputs)
-        if processed.abort_ids:
-            self._client.abort(processed.abort_ids)
-        for request in processed.new_requests:
-            self._client.add(request)
-        return processed.request_outputs
-
-    def _call(self, verb: str, arguments: dict[str, Any] | None = None) -> Any:
-        return self._client.call(verb, arguments)
-
-    def _settle(self, mode: PauseMode) -> None:
-        processor = self._output_processor
-        if mode == "abort":
-            processed = processor.end(processor.open_keys(), FinishReason.ABORT)
-            self._client.abort(processed.abort_ids)
-            self._early += processed.request_outputs
-        while mode == "wait" and not self._is_frozen and processor.has_unfinished_requests():
-            self._early += self._take(self._client.step())

@@ -301,7 +301,9 @@ def ask_for(row: Row) -> None:
         case "Methods of `LLM`":
             getattr(object.__new__(LLM), name)(None)
         case "Methods of `AsyncLLM`":
-            asyncio.run(getattr(object.__new__(AsyncLLM), name)(None))
+            engine = object.__new__(AsyncLLM)
+            engine.operator = None
+            asyncio.run(getattr(engine, name)(None))
         case "Arguments of `AsyncLLM.generate`" if row.status == "not applicable":
             assert name in inspect.signature(AsyncLLM.generate).parameters
         case "Arguments of `AsyncLLM.generate`":

@@ -73,7 +73,7 @@ def own_beams(pair, prompt, width, end_ids, max_tokens=MAX_TOKENS, length_penalt
 
 def is_idle(llm):
     engine = llm.llm_engine
-    return engine._client.call("stats")["num_blocks_used"] == 0 and not engine.has_unfinished_requests()
+    return engine.core.client.call("stats")["num_blocks_used"] == 0 and not engine.has_unfinished_requests()
 
 
 @pytest.mark.parametrize("end_ids", [[], END_IDS[:1], END_IDS], ids=["endless", "one-end", "many-ends"])
@@ -137,7 +137,7 @@ def test_diverse_beams_equal_a_plain_reference(pair):
 
 def watched_steps(llm):
     """The steps that the engine gives out from now on."""
-    scheduler = llm.llm_engine._client._core.scheduler
+    scheduler = llm.llm_engine.core.client._core.scheduler
     plan, steps = scheduler.schedule, []
 
     def schedule():
@@ -194,7 +194,7 @@ def test_pressure_changes_nothing(tiny_model, make_llm, options):
     search = SamplingParams(
         temperature=0, max_tokens=12, ignore_eos=True, use_beam_search=True, n=4, best_of=4
     )
-    held, num_dropped = llm.llm_engine._client._core.scheduler._ledger.held, []
+    held, num_dropped = llm.llm_engine.core.client._core.scheduler._ledger.held, []
     drop_oldest = held.drop_oldest
     held.drop_oldest = lambda: drop_oldest() and not num_dropped.append(1)
     outputs = llm.generate(prompts * 2, [search] * len(prompts) + others, use_tqdm=False)
@@ -259,7 +259,7 @@ def test_aborted_searches_let_go_of_everything(tiny_llama, make_llm):
     for _ in range(7):
         assert engine.step() == []
     engine.abort_request(ids)
-    while engine._client.has_work():
+    while engine.core.client.has_work():
         engine.step()
     assert is_idle(llm)
 

@@ -32,7 +32,7 @@ def timed(tiny_llama, make_llm, clock):
             return clock["now"]
 
         llm = make_llm(tiny_llama, **options)
-        llm.llm_engine._client._core._clock = tick
+        llm.llm_engine.core.client._core._clock = tick
         return llm.llm_engine
 
     return make

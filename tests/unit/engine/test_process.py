@@ -121,7 +121,7 @@ def test_time_runs_out_while_nothing_is_computed(front):
     front.sender.send(
         fake_request("a", [1], arrival_s=time.monotonic(), sampling=SamplingParams(timeout_s=0.2))
     )
-    assert front.receiver.receive(5) == Reply(1)
+    assert front.receiver.receive(5) == Reply(1, True)
     begun_s = time.monotonic()
     [output] = front.receiver.receive(5).outputs
     assert (output.request_id, output.finish_reason) == ("a", FinishReason.TIMEOUT)

@@ -272,8 +272,10 @@ def test_what_prompts_cannot_have(llm):
 
 def test_tenants_and_deadlines_of_all_that_is_started(llm, monkeypatch):
     sent = []
-    add = llm.llm_engine._client.add
-    monkeypatch.setattr(llm.llm_engine._client, "add", lambda request: sent.append(request) or add(request))
+    add = llm.llm_engine.core.client.add
+    monkeypatch.setattr(
+        llm.llm_engine.core.client, "add", lambda request: sent.append(request) or add(request)
+    )
     standing = {"tenant": ["a", "b"], "deadline_s": [1.0, None]}
     talk = [{"role": "user", "content": "x"}]
     template = ByteTokenizer.CHAT_TEMPLATE

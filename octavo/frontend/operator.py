@@ -1,0 +1,240 @@
+"""`Operator`: what an operator asks of a running engine: pause, sleep, caches, profiles, workers.
+
+Each verb is written once, as a coroutine over a `Core`. `in_thread` makes it a method of engines whose core
+answers in the caller's thread (LLM, LLMEngine), `on_loop` one of AsyncLLM; serving/admin lists the routes.
+To add a verb: a method here, its handler in engine/commands, and a line in each API that shall have it.
+"""
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import wraps
+from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, Protocol, TypeVar, get_args
+
+from octavo.base.errors import RequestError, Unsupported
+from octavo.config.engine import EngineConfig
+from octavo.frontend.engine_metrics import SLEEP_STATES, EngineMetrics
+from octavo.frontend.later import LORA
+from octavo.metrics import Metric
+
+P = ParamSpec("P")
+T = TypeVar("T")
+PauseMode = Literal["abort", "wait", "keep"]
+"""What becomes of open requests: they end; they are finished first; they stand still."""
+_PARTS = ("weights", "kv_cache")
+_TAGS = (*_PARTS, "scheduling")
+
+
+class Core(Protocol):
+    """An engine core as its operator needs it: a CoreLink, or a SteppedCore."""
+
+    async def call(
+        self, verb: str, arguments: dict[str, Any] | None = None, timeout_s: float | None = None
+    ) -> Any:
+        """Run a command of the core (engine/commands). Raises EngineDead; TimeoutError on an event loop."""
+
+    async def apply(self, function: Callable[[Any], Any]) -> list[Any]:
+        """Call a function with the worker of each rank. Raises Unsupported if it is in another process."""
+
+    def open_keys(self) -> list[str]:
+        """The keys of all open requests."""
+
+    def end_all(self, keys: list[str]) -> None:
+        """End these requests as aborted, and all those of other fronts."""
+
+    async def finish_all(self, keys: list[str]) -> None:
+        """Return when these requests have ended, and all those of other fronts that the core knows."""
+
+
+class Operator:
+    """The verbs of one engine."""
+
+    def __init__(self, config: EngineConfig, metrics: EngineMetrics, core: Core) -> None:
+        self.is_frozen = False
+        """Whether the core computes nothing, as far as it was asked from here."""
+        self._config = config
+        self._metrics = metrics
+        self._core = core
+
+    async def pause_generation(self, mode: PauseMode = "abort", *, clear_cache: bool = True) -> None:
+        """Compute nothing until `resume_generation`; requests that come meanwhile wait.
+
+        mode: what becomes of open requests: abort, wait (finish them first) or keep
+        clear_cache: forget cached prompts too; requests that stand still are then computed anew
+        """
+        if mode not in get_args(PauseMode):
+            raise RequestError(f"mode must be one of {', '.join(get_args(PauseMode))}, got {mode!r}.", "mode")
+        keys = self._core.open_keys()
+        self.is_frozen = await self._core.call("pause", {"freeze": mode != "wait"})
+        if mode == "abort":
+            self._core.end_all(keys)
+        elif mode == "wait" and not self.is_frozen:
+            await self._core.finish_all(keys)
+            self.is_frozen = await self._core.call("pause", {"freeze": True})
+        if clear_cache:
+            await self.reset_prefix_cache(reset_running_requests=True)
+
+    async def resume_generation(self) -> None:
+        """Go on. Raises OctavoError while the engine sleeps."""
+        await self._core.call("resume")
+        self.is_frozen = False
+
+    async def is_paused(self) -> bool:
+        """Return True from pause to resume, and while asleep."""
+        return bool(await self._core.call("is_paused"))
+
+    async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Pause, and give up memory until `wake_up`.
+
+        level: 0 none; 1 the KV cache, and on a GPU its copy of the weights; 2 the weights too, which are then
+        read from the checkpoint again
+        mode: what becomes of open requests (abort, wait, keep); those kept are computed anew
+        """
+        if level not in (0, 1, 2):
+            raise RequestError(f"level must be 0, 1 or 2, got {level!r}.", "level")
+        await self.pause_generation(mode, clear_cache=False)
+        await self._core.call(
+            "sleep", {"parts": list(_PARTS) if level else [], "discard_weights": level == 2}
+        )
+        self._metrics.note_sleep_state(SLEEP_STATES[level])
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Take memory back: of "weights", of "kv_cache", of all that sleeps when None; then go on."""
+        if unknown := [tag for tag in tags or () if tag not in _TAGS]:
+            raise RequestError(f"Unknown tags {', '.join(unknown)}. Known: {', '.join(_TAGS)}.", "tags")
+        parts = [tag for tag in tags or () if tag in _PARTS]  # scheduling goes on once nothing sleeps
+        if not await self._core.call("wake_up", {"parts": parts}):
+            self.is_frozen = False
+            self._metrics.note_sleep_state("awake")
+
+    async def is_sleeping(self) -> bool:
+        """Return True while anything is given up."""
+        return bool(await self._core.call("is_sleeping"))
+
+    async def release_kv_cache_memory(self) -> None:
+        """Give up the KV cache alone, until wake_up(["kv_cache"]); open requests end."""
+        await self.pause_generation("abort", clear_cache=False)
+        await self._core.call("sleep", {"parts": ["kv_cache"]})
+
+    async def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Forget all cached prompts; always True.
+
+        reset_running_requests: what running requests have computed too
+        reset_connector: accepted; there is no cache outside this engine
+        """
+        del reset_connector
+        arguments = {"reset_running_requests": reset_running_requests}
+        return bool(await self._core.call("reset_prefix_cache", arguments))
+
+    async def reset_mm_cache(self) -> None:
+        """Forget nothing: octavo serves text only."""
+
+    async def reset_encoder_cache(self) -> None:
+        """Forget nothing: octavo serves text only."""
+
+    async def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Record on every rank what the device does. Raises Unsupported without the option profiler_dir."""
+        self._check_profiler()
+        await self.collective_rpc("start_profile", kwargs={"prefix": profile_prefix or ""})
+
+    async def stop_profile(self) -> list[str]:
+        """End the recording; return the paths of the traces (Chrome's format), one per rank."""
+        self._check_profiler()
+        return await self.collective_rpc("stop_profile")
+
+    async def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Run a command of the workers on every rank; return one result per rank.
+
+        method: a command's name with named arguments; or a function, called with the worker, args and kwargs,
+        where the workers are in this process
+        timeout: seconds until TimeoutError; of no effect where the core is in this process
+        """
+        named = dict(kwargs or {})
+        if callable(method):
+            return await self._core.apply(lambda worker: method(worker, *args, **named))
+        if args:
+            text = f"Commands of workers take named arguments: collective_rpc({method!r}, kwargs=…)."
+            raise RequestError(text, "args")
+        arguments = {"verb": method, "arguments": named}
+        results: list[Any] = await self._core.call("collective_rpc", arguments, timeout)
+        return results
+
+    async def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
+        """Call `func` with the model of each rank, if the workers are in this process; else Unsupported."""
+        return await self.collective_rpc(lambda worker: func(worker.model))
+
+    async def add_lora(self, lora_request: Any) -> NoReturn:
+        """Raise Unsupported: not yet."""
+        raise Unsupported(LORA)
+
+    async def remove_lora(self, lora_id: int) -> NoReturn:
+        """Raise Unsupported: not yet."""
+        raise Unsupported(LORA)
+
+    async def pin_lora(self, lora_id: int) -> NoReturn:
+        """Raise Unsupported: not yet."""
+        raise Unsupported(LORA)
+
+    async def list_loras(self) -> set[int]:
+        """Return the ids of loaded adapters: there are none."""
+        return set()
+
+    async def get_metrics(self) -> list[Metric]:
+        """Return everything counted so far, as objects with name, labels and value."""
+        return self._metrics.snapshot()
+
+    async def get_supported_tasks(self) -> tuple[str, ...]:
+        """Return what the model can do."""
+        return ("generate",)
+
+    async def is_tracing_enabled(self) -> bool:
+        """False: trace headers are accepted, spans are not sent yet."""
+        return False
+
+    def _check_profiler(self) -> None:
+        if not self._config.observability.profiler_dir:
+            raise Unsupported("Profiling is off: name a folder for its traces, profiler_dir=…")
+
+
+class Operated(Protocol):
+    """An engine that has an operator."""
+
+    @property
+    def operator(self) -> Operator:
+        """The one who answers its verbs."""
+
+
+def in_thread(
+    verb: Callable[Concatenate[Operator, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Operated, P], T]:
+    """Return a verb as a method of an engine whose core answers in the caller's thread."""
+
+    @wraps(verb)
+    def method(engine: Operated, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        asked = verb(engine.operator, *args, **kwargs)
+        try:
+            asked.send(None)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        raise RuntimeError(f"{verb.__name__} waited for an event loop.")
+
+    return method
+
+
+def on_loop(
+    verb: Callable[Concatenate[Operator, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Operated, P], Coroutine[Any, Any, T]]:
+    """Return a verb as a method of an engine on an event loop."""
+
+    @wraps(verb)
+    async def method(engine: Operated, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await verb(engine.operator, *args, **kwargs)
+
+    return method
