@@ -2,10 +2,12 @@
 
 With keys configured whoever bears one may ask, unless there are admins' keys: then who bears one of these.
 Without keys the routes are there only in dev mode (--dev-mode or VLLM_SERVER_DEV_MODE=1), else 404. Requests
-of another key may be ended with an admin's only. Names and parameters are vLLM's.
+of another key may be ended with an admin's only. Names and parameters are vLLM's. Verbs of the engine
+(frontend/operator) are rows of `VERBS`.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -13,7 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.base.errors import RequestError
-from octavo.serving.body import read_body
+from octavo.frontend.operator import Operator
+from octavo.serving.body import parse_body, read_body
 from octavo.serving.caller import Caller
 from octavo.serving.errors import HTTPError
 from octavo.serving.registry import Route
@@ -43,86 +46,57 @@ class WorkerCall(msgspec.Struct):
     timeout: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """A route that runs a verb of the engine."""
+
+    path: str
+    run: Callable[..., Awaitable[Any]]
+    """A method of Operator; its docstring is the text in /docs."""
+    method: str = "POST"
+    query: Mapping[str, Callable[[str, list[str]], Any]] = field(default_factory=dict)
+    """Its arguments in the query, each with a function that reads (name, given values)."""
+    body: Any = None
+    """msgspec type of its arguments in a JSON body."""
+    result: str = ""
+    """The name of its result in the answer; without one the answer is empty, or a status."""
+    status: str = ""
+
+    async def answer(self, request: Request) -> dict[str, Any] | None:
+        """Run the verb with the arguments that are given."""
+        params = request.query_params
+        arguments = {
+            name: read(name, params.getlist(name)) for name, read in self.query.items() if name in params
+        }
+        if self.body is not None:
+            arguments |= msgspec.structs.asdict(await self._read_body(request))
+        try:
+            result = await self.run(Caller.of(request).engine.operator, **arguments)
+        except TimeoutError:
+            text = f"{self.path} took longer than the {arguments.get('timeout')} s allowed."
+            raise HTTPError(504, text) from None
+        if self.result:
+            return {self.result: result}
+        return {"status": self.status} if self.status else None
+
+    async def _read_body(self, request: Request) -> Any:
+        headers = request.headers
+        if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
+            return parse_body("{}", self.body, strict=True)
+        return await read_body(request, self.body)
+
+    def route(self) -> Route:
+        """The route, for operators only."""
+        has_answer = self.result or self.status
+        handler = _for_operators(self.answer, self.path.removeprefix("/"), self.run.__doc__)
+        media_type = "application/json" if has_answer else ""
+        return Route(self.path, handler, (self.method,), request_model=self.body, media_type=media_type)
+
+
 async def abort(request: Request) -> None:
     """End requests by their ids; unknown ones are skipped, and without an admin's key those of others."""
     body, caller = await read_body(request, Abort), Caller.of(request)
     await caller.engine.abort(body.request_ids, None if caller.is_admin else caller.tenant)
-
-
-async def pause(request: Request) -> dict[str, str]:
-    """Compute nothing until /resume; `mode`: abort, wait or keep."""
-    mode, clear_cache = _word(request, "mode", "abort"), _flag(request, "clear_cache", default=True)
-    await Caller.of(request).engine.pause_generation(mode=mode, clear_cache=clear_cache)
-    return {"status": "paused"}
-
-
-async def resume(request: Request) -> dict[str, str]:
-    """Go on."""
-    await Caller.of(request).engine.resume_generation()
-    return {"status": "resumed"}
-
-
-async def is_paused(request: Request) -> dict[str, bool]:
-    """Whether the engine is paused, or asleep."""
-    return {"is_paused": await Caller.of(request).engine.is_paused()}
-
-
-async def sleep(request: Request) -> None:
-    """Give up memory; `level` 1: the KV cache, 2: the weights too; `mode` as for /pause."""
-    level = _word(request, "level", "1")
-    if not level.isdecimal():
-        raise RequestError(f"level must be 0, 1 or 2, got {level[:20]!r}.", "level")
-    await Caller.of(request).engine.sleep(int(level), mode=_word(request, "mode", "abort"))
-
-
-async def wake_up(request: Request) -> None:
-    """Take memory back; `tags`: weights, kv_cache, or all when there are none."""
-    await Caller.of(request).engine.wake_up(request.query_params.getlist("tags") or None)
-
-
-async def is_sleeping(request: Request) -> dict[str, bool]:
-    """Whether any memory is given up."""
-    return {"is_sleeping": await Caller.of(request).engine.is_sleeping()}
-
-
-async def release_kv_cache_memory(request: Request) -> None:
-    """Give up the KV cache alone."""
-    await Caller.of(request).engine.release_kv_cache_memory()
-
-
-async def reset_prefix_cache(request: Request) -> None:
-    """Forget all cached prompts; `reset_running_requests`: those of running requests too."""
-    running = _flag(request, "reset_running_requests", default=False)
-    await Caller.of(request).engine.reset_prefix_cache(running)
-
-
-async def reset_mm_cache(request: Request) -> None:
-    """Nothing to forget: text only."""
-    await Caller.of(request).engine.reset_mm_cache()
-
-
-async def start_profile(request: Request) -> None:
-    """Record on every rank what the device does."""
-    has_body = request.headers.get("content-length", "0") != "0"
-    body = await read_body(request, Profile) if has_body else Profile()
-    await Caller.of(request).engine.start_profile(body.profile_prefix)
-
-
-async def stop_profile(request: Request) -> dict[str, list[str]]:
-    """End the recording; the paths of the traces."""
-    return {"traces": await Caller.of(request).engine.stop_profile()}
-
-
-async def collective_rpc(request: Request) -> dict[str, list[Any]]:
-    """Run a command of the workers on every rank."""
-    call = await read_body(request, WorkerCall)
-    if call.args:
-        raise RequestError("Commands of workers take named arguments: kwargs.", "args")
-    engine = Caller.of(request).engine
-    try:
-        return {"results": await engine.collective_rpc(call.method, call.timeout, call.args, call.kwargs)}
-    except TimeoutError:
-        raise HTTPError(504, f"{call.method} took longer than the {call.timeout} s allowed.") from None
 
 
 async def server_info(request: Request) -> dict[str, Any]:
@@ -135,7 +109,7 @@ async def server_info(request: Request) -> dict[str, Any]:
     return {"version": __version__, "engine": config, "server": server}
 
 
-def _for_operators(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+def _for_operators(handler: Handler, name: str, doc: str | None) -> Callable[[Request], Awaitable[Response]]:
     """The handler where it may be used, its result as JSON; None is an empty answer."""
 
     async def endpoint(request: Request) -> Response:
@@ -150,45 +124,51 @@ def _for_operators(handler: Handler) -> Callable[[Request], Awaitable[Response]]
             return Response()
         return Response(msgspec.json.encode(result), media_type="application/json")
 
-    endpoint.__name__, endpoint.__doc__ = handler.__name__, handler.__doc__
+    endpoint.__name__, endpoint.__doc__ = name, doc
     return endpoint
 
 
-def _word(request: Request, name: str, default: str) -> Any:
-    return request.query_params.get(name, default)
+def _word(name: str, given: list[str]) -> str:
+    return given[-1]
 
 
-def _flag(request: Request, name: str, *, default: bool) -> bool:
-    given = request.query_params.get(name, str(default)).lower()
-    if given not in ("true", "false", "1", "0"):
-        raise RequestError(f"{name} must be true or false, got {given[:20]!r}.", name)
-    return given in ("true", "1")
+def _flag(name: str, given: list[str]) -> bool:
+    word = given[-1].lower()
+    if word not in ("true", "false", "1", "0"):
+        raise RequestError(f"{name} must be true or false, got {word[:20]!r}.", name)
+    return word in ("true", "1")
 
 
-def _post(path: str, handler: Handler, body: Any = None) -> Route:
-    media_type = "application/json" if handler.__annotations__["return"] else ""
-    return Route(path, _for_operators(handler), ("POST",), request_model=body, media_type=media_type)
+def _level(name: str, given: list[str]) -> int:
+    if not given[-1].isdecimal():
+        raise RequestError(f"{name} must be 0, 1 or 2, got {given[-1][:20]!r}.", name)
+    return int(given[-1])
 
 
-def _get(path: str, handler: Handler) -> Route:
-    return Route(path, _for_operators(handler))
+def _words(name: str, given: list[str]) -> list[str]:
+    return given
 
 
+_RESET = {"reset_running_requests": _flag}
+VERBS = [
+    Verb("/pause", Operator.pause_generation, query={"mode": _word, "clear_cache": _flag}, status="paused"),
+    Verb("/resume", Operator.resume_generation, status="resumed"),
+    Verb("/is_paused", Operator.is_paused, "GET", result="is_paused"),
+    Verb("/sleep", Operator.sleep, query={"level": _level, "mode": _word}),
+    Verb("/wake_up", Operator.wake_up, query={"tags": _words}),
+    Verb("/is_sleeping", Operator.is_sleeping, "GET", result="is_sleeping"),
+    Verb("/release_kv_cache_memory", Operator.release_kv_cache_memory),
+    Verb("/reset_prefix_cache", Operator.reset_prefix_cache, query=_RESET),
+    Verb("/reset_mm_cache", Operator.reset_mm_cache),
+    Verb("/reset_encoder_cache", Operator.reset_encoder_cache),
+    Verb("/start_profile", Operator.start_profile, body=Profile),
+    Verb("/stop_profile", Operator.stop_profile, result="traces"),
+    Verb("/collective_rpc", Operator.collective_rpc, body=WorkerCall, result="results"),
+]
+_ABORT = _for_operators(abort, "abort", abort.__doc__)
 ROUTES = [
-    _post("/abort", abort, Abort),
-    _post("/abort_requests", abort, Abort),
-    _post("/pause", pause),
-    _post("/resume", resume),
-    _get("/is_paused", is_paused),
-    _post("/sleep", sleep),
-    _post("/wake_up", wake_up),
-    _get("/is_sleeping", is_sleeping),
-    _post("/release_kv_cache_memory", release_kv_cache_memory),
-    _post("/reset_prefix_cache", reset_prefix_cache),
-    _post("/reset_mm_cache", reset_mm_cache),
-    _post("/reset_encoder_cache", reset_mm_cache),
-    _post("/start_profile", start_profile, Profile),
-    _post("/stop_profile", stop_profile),
-    _post("/collective_rpc", collective_rpc, WorkerCall),
-    _get("/server_info", server_info),
+    Route("/abort", _ABORT, ("POST",), request_model=Abort, media_type=""),
+    Route("/abort_requests", _ABORT, ("POST",), request_model=Abort, media_type=""),
+    *(verb.route() for verb in VERBS),
+    Route("/server_info", _for_operators(server_info, "server_info", server_info.__doc__)),
 ]
