@@ -109,6 +109,11 @@ class BlockFiles:
             return False
         return True
 
+    def clear(self) -> None:
+        """Remove the blocks of this kind, whoever wrote them."""
+        for entry in os.scandir(self._folder):
+            Path(entry.path).unlink(missing_ok=True)  # another engine may be faster
+
     def _head(self, name: BlockName, content: bytes) -> bytes:
         return _HEAD.pack(
             _MAGIC, self._fingerprint, name.digest, name.group, name.rank, len(content), crc32(content)

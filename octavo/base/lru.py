@@ -26,6 +26,11 @@ class LRU(Generic[K, V]):
         self._entries.move_to_end(key)
         return self._entries[key][0]
 
+    def clear(self) -> None:
+        """Forget all."""
+        self.num_bytes = 0
+        self._entries.clear()
+
     def put(self, key: K, value: V, num_bytes: int) -> None:
         """Enter or replace a value; others go when the bound is passed, and so does one larger than it."""
         if key in self._entries:

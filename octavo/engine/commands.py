@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from octavo.base.errors import RequestError
+from octavo.base.log import get_logger
 from octavo.engine.executor.interface import Executor
 from octavo.engine.gate import Gate
 from octavo.engine.scheduler.scheduler import Scheduler
 
+logger = get_logger(__name__)
 KV_CACHE, WEIGHTS = "kv_cache", "weights"
 
 
@@ -36,10 +38,21 @@ def run(verb: str, arguments: dict[str, Any], parts: Parts) -> Any:
 
 
 def _reset_prefix_cache(parts: Parts, arguments: dict[str, Any]) -> bool:
-    """arguments: `reset_running_requests`, to have them computed anew too."""
+    """Forget all cached prompts; return whether everything that was asked for is forgotten.
+
+    arguments: `reset_running_requests`, to have them computed anew too; `reset_connector`, to remove the
+    files that engines share too, which takes an engine that writes them.
+    """
     if arguments.get("reset_running_requests"):
         parts.scheduler.preempt_all()
     parts.scheduler.reset_prefix_cache()
+    if not arguments.get("reset_connector"):
+        return True
+    if not parts.scheduler.writes_shared_files:
+        logger.warning("reset_connector: this engine writes no blocks for others (kv_transfer_config).")
+        return False
+    parts.executor.call("drop_saves", {})
+    parts.scheduler.clear_shared_files()
     return True
 
 

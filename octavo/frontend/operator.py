@@ -117,13 +117,16 @@ class Operator:
     async def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
-        """Forget all cached prompts; always True.
+        """Forget all cached prompts; return whether everything that was asked for is forgotten.
 
         reset_running_requests: what running requests have computed too
-        reset_connector: accepted; there is no cache outside this engine
+        reset_connector: the files that engines of this model share too (kv_transfer_config), whoever wrote
+            them. False without them, and for a kv_consumer, which writes none.
         """
-        del reset_connector
-        arguments = {"reset_running_requests": reset_running_requests}
+        arguments = {
+            "reset_running_requests": reset_running_requests,
+            "reset_connector": reset_connector,
+        }
         return bool(await self._core.call("reset_prefix_cache", arguments))
 
     async def reset_mm_cache(self) -> None:
@@ -194,8 +197,8 @@ class Operator:
         return ("generate",)
 
     async def is_tracing_enabled(self) -> bool:
-        """False: trace headers are accepted, spans are not sent yet."""
-        return False
+        """Return whether a span of each request is sent to an otlp_traces_endpoint."""
+        return bool(self._config.observability.otlp_traces_endpoint)
 
     def _check_profiler(self) -> None:
         if not self._config.observability.profiler_dir:

@@ -149,7 +149,7 @@ def _words(name: str, given: list[str]) -> list[str]:
     return given
 
 
-_RESET = {"reset_running_requests": _flag}
+_RESET = {"reset_running_requests": _flag, "reset_connector": _flag}
 VERBS = [
     Verb("/pause", Operator.pause_generation, query={"mode": _word, "clear_cache": _flag}, status="paused"),
     Verb("/resume", Operator.resume_generation, status="resumed"),

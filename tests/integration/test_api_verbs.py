@@ -247,6 +247,5 @@ async def test_strict_ids_and_refusals(make_engine):
             await call
     assert await engine.list_loras() == set()
     assert await engine.get_supported_tasks() == ("generate",)
-    assert await engine.is_tracing_enabled() is False
     assert len(await engine.collective_rpc("describe", timeout=20)) == 1
     assert [output.request_id for output in await engine.step()] == ["a"]

@@ -156,6 +156,19 @@ def test_an_engine_forgets_and_reads_again(tiny_llama, make_llm, tmp_path):
     assert llm.llm_engine.stats.external_hits == 64
 
 
+def test_the_files_can_be_forgotten_too(tiny_llama, make_llm, tmp_path):
+    work = prompts(1)
+    llm = make_llm(tiny_llama, kv_transfer_config=storage(tmp_path))
+    expected, _ = ask(llm, work)
+    assert llm.reset_prefix_cache(reset_connector=True) is True
+    assert files(tmp_path) == [], "nor does what waited to be written come"
+    assert ask(llm, work) == (expected, [0])
+    await_files(tmp_path, 4)
+    reader = make_llm(tiny_llama, kv_transfer_config=storage(tmp_path, "kv_consumer"))
+    assert reader.reset_prefix_cache(reset_connector=True) is False
+    assert ask(reader, work) == (expected, [64])
+
+
 def test_a_core_in_its_own_process_and_its_metrics(tiny_llama, make_engine, tmp_path):
     """While one engine's answers grow, another's prompts are read beside its loop."""
     work = prompts()

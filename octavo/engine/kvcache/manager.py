@@ -277,7 +277,7 @@ class KVCacheManager:
     def reset_prefix_cache(self) -> None:
         """Forget all contents; tables in use keep their blocks, which are not shared by content any more.
 
-        Files for other engines stay.
+        Files for other engines stay (SharedTier.clear_files).
         """
         self.pool.forget_all()
         self.host.clear()

@@ -105,6 +105,12 @@ class SharedTier:
         self._numbers.clear()
         self._held.clear()
 
+    def clear_files(self) -> None:
+        """Remove the files of this kind; what is computed from now on is saved again."""
+        assert self._files is not None
+        self._files.clear()
+        self._saved.clear()
+
     def _drop(self, number: int) -> None:
         key, _ = self._held.pop(number)
         del self._numbers[key]

@@ -176,6 +176,16 @@ class Scheduler:
         """Forget all cached prompts; running requests go on undisturbed."""
         self.kv.reset_prefix_cache()
 
+    @property
+    def writes_shared_files(self) -> bool:
+        """Whether blocks are written for other engines."""
+        return self.kv.shared.writes
+
+    def clear_shared_files(self) -> None:
+        """Remove the blocks that engines like this one share; none may be on its way there."""
+        self.kv.take_saves()
+        self.kv.shared.clear_files()
+
     def stats(self) -> SchedulerStats:
         """The state now, and the counters since the start."""
         return SchedulerStats(

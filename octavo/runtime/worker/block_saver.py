@@ -30,10 +30,13 @@ class BlockSaver:
         self._files = BlockFiles(store.folder, store.fingerprint, store.max_bytes)
         self._cache = cache
         self._rank = rank
-        self._queue: SimpleQueue[tuple[BlockName, Tensor] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[BlockName, Tensor, int] | None] = SimpleQueue()
         self._num_waiting_bytes = 0
         self._lock = threading.Lock()
         """Guards the number."""
+        self._num_drops = 0
+        self._writing = threading.Lock()
+        """Held while a block is written, and guards the number of drops."""
         self._thread = threading.Thread(target=self._write_all, name="block-saver", daemon=True)
         self._thread.start()
 
@@ -46,7 +49,12 @@ class BlockSaver:
             content = self._cache.copy_of(block)
             with self._lock:
                 self._num_waiting_bytes += content.nbytes
-            self._queue.put((BlockName(digest, group, self._rank), content))
+            self._queue.put((BlockName(digest, group, self._rank), content, self._num_drops))
+
+    def drop(self) -> None:
+        """Write nothing of what waits; returns when no block is being written."""
+        with self._writing:
+            self._num_drops += 1
 
     def close(self) -> None:
         """Write what waits, within seconds."""
@@ -55,8 +63,10 @@ class BlockSaver:
 
     def _write_all(self) -> None:
         while (item := self._queue.get()) is not None:
-            name, content = item
-            self._write(name, content)
+            name, content, num_drops = item
+            with self._writing:
+                if num_drops == self._num_drops:
+                    self._write(name, content)
             with self._lock:
                 self._num_waiting_bytes -= content.nbytes
 

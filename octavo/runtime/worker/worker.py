@@ -45,6 +45,7 @@ class Worker:
         profiler = Profiler(config.observability.profiler_dir, rank)
         self._commands: dict[str, Callable[..., Any]] = {
             "describe": self.describe,
+            "drop_saves": self.drop_saves,
             "sleep": self.sleep,
             "start_profile": profiler.start,
             "stop_profile": profiler.stop,
@@ -136,6 +137,11 @@ class Worker:
         if step.block_saves and self._saver is not None:
             self._saver.save(step.block_saves)
         return pending
+
+    def drop_saves(self) -> None:
+        """Forget the blocks that wait to be written for other engines."""
+        if self._saver is not None:
+            self._saver.drop()
 
     def sample(self, masks: TokenMasks) -> None:
         """Give the sampling of the last step to the device, whose masks had to follow."""

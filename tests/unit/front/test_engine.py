@@ -174,7 +174,8 @@ def test_wrong_orders(engine, call, says):
 def test_commands_of_workers(engine):
     verb, arguments, _ = engine.collective_rpc("echo", kwargs={"a": 1})
     assert (verb, arguments) == ("echo", {"a": 1})
-    assert engine.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+    assert engine.reset_prefix_cache(reset_running_requests=True) is True
+    assert engine.reset_prefix_cache(reset_connector=True) is False, "there are no files"
     assert engine.reset_mm_cache() is None
     assert engine.reset_encoder_cache() is None
     assert engine.get_supported_tasks() == ("generate",)

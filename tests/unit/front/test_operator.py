@@ -1,6 +1,7 @@
 """The verbs are written once: every API has them with the same arguments and texts."""
 
 import asyncio
+import dataclasses
 import inspect
 
 import pytest
@@ -58,8 +59,8 @@ class Engine:
 
     pause = in_thread(Operator.pause_generation)
 
-    def __init__(self, core):
-        self.operator = Operator(fake_config(), EngineMetrics(), core)
+    def __init__(self, core, config=None):
+        self.operator = Operator(config or fake_config(), EngineMetrics(), core)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +78,16 @@ def test_who_stands_still_is_not_waited_for(mode, frozen, asked):
     engine.pause(mode, clear_cache=False)
     assert core.asked == asked
     assert engine.operator.is_frozen
+
+
+@pytest.mark.parametrize("endpoint", ["", "http://localhost:4317"])
+def test_tracing_is_on_where_spans_are_sent(endpoint):
+    config = fake_config()
+    observability = dataclasses.replace(config.observability, otlp_traces_endpoint=endpoint)
+    config = dataclasses.replace(config, observability=observability)
+    asked = in_thread(Operator.is_tracing_enabled)
+    engine = Engine(Core(frozen=False), config)
+    assert asked(engine) is bool(endpoint)
 
 
 def test_a_verb_that_waits_has_no_place_in_a_thread():
