@@ -35,10 +35,10 @@ from octavo.config.model import DEFAULT_MODEL
 from octavo.engine.core import EngineCore
 from octavo.engine.executor.interface import Executor
 from octavo.frontend.async_engine import AsyncLLM
-from octavo.frontend.input_processor import InputProcessor
 from octavo.frontend.output_processor import OutputProcessor
-from octavo.frontend.output_stream import OutputStream
-from octavo.frontend.prompts import TokensPrompt
+from octavo.frontend.outputs.output_stream import OutputStream
+from octavo.frontend.requests.input_processor import InputProcessor
+from octavo.frontend.requests.prompts import TokensPrompt
 from octavo.frontend.text.loader import load_tokenizer
 from octavo.messages.kv import HeadsKV, KVCacheGroup, ModelReady
 from octavo.messages.request import EngineOutputs

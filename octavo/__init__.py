@@ -26,12 +26,12 @@ if TYPE_CHECKING:  # the one place where this is allowed: type checkers cannot f
     from octavo.config.args import EngineArgs as AsyncEngineArgs
     from octavo.frontend.async_engine import AsyncLLM
     from octavo.frontend.async_engine import AsyncLLM as AsyncLLMEngine
-    from octavo.frontend.beam_search_params import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+    from octavo.frontend.beam_search.params import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from octavo.frontend.engine import LLMEngine
-    from octavo.frontend.logprobs import FlatLogprobs, Logprob
-    from octavo.frontend.outputs import CompletionOutput, RequestOutput
-    from octavo.frontend.prompts import EmbedsPrompt, PromptType, TextPrompt, TokensPrompt
-    from octavo.frontend.streaming_input import StreamingInput
+    from octavo.frontend.outputs.logprobs import FlatLogprobs, Logprob
+    from octavo.frontend.outputs.request_output import CompletionOutput, RequestOutput
+    from octavo.frontend.requests.prompts import EmbedsPrompt, PromptType, TextPrompt, TokensPrompt
+    from octavo.frontend.requests.streaming_input import StreamingInput
     from octavo.llm import LLM
     from octavo.messages.sampling import RepetitionDetectionParams, RequestOutputKind, SamplingParams
     from octavo.messages.structured import GuidedDecodingParams, StructuredOutputsParams

@@ -9,16 +9,16 @@ from typing import Any, NoReturn, Self, Unpack
 from octavo.base.errors import RequestError
 from octavo.config import EngineArgs
 from octavo.config.model import DEFAULT_MODEL
-from octavo.frontend.beam_search_params import BeamSearchOutput, BeamSearchParams
-from octavo.frontend.conversation import Message
+from octavo.frontend.beam_search.params import BeamSearchOutput, BeamSearchParams
 from octavo.frontend.engine import LLMEngine
-from octavo.frontend.input_processor import PreparedRequest
-from octavo.frontend.later import refuse_options, refuse_pooling
+from octavo.frontend.observe.progress import ProgressBar
 from octavo.frontend.operator import Operator, in_thread
-from octavo.frontend.outputs import RequestOutput
-from octavo.frontend.progress import ProgressBar
-from octavo.frontend.prompts import PromptType, TokensPrompt
-from octavo.frontend.request_options import RequestKeywords, RequestOptions, per_prompt, split_keywords
+from octavo.frontend.outputs.request_output import RequestOutput
+from octavo.frontend.requests.conversation import Message
+from octavo.frontend.requests.input_processor import PreparedRequest
+from octavo.frontend.requests.options import RequestKeywords, RequestOptions, per_prompt, split_keywords
+from octavo.frontend.requests.prompts import PromptType, TokensPrompt
+from octavo.frontend.requests.unsupported import refuse_options, refuse_pooling
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.sampling import RequestOutputKind, SamplingParams
 

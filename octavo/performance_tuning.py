@@ -14,7 +14,7 @@ import psutil
 
 from octavo.base.errors import ConfigError
 from octavo.config.model import DEFAULT_MODEL
-from octavo.frontend.outputs import RequestOutput
+from octavo.frontend.outputs.request_output import RequestOutput
 from octavo.llm import LLM
 from octavo.messages.sampling import SamplingParams
 from octavo.metrics.nvml import read_gpus

@@ -22,7 +22,7 @@ from octavo.config.observability import ObservabilityConfig
 from octavo.config.parallel import ParallelConfig
 from octavo.config.scheduling import SchedulerConfig
 from octavo.engine.executor.interface import Executor
-from octavo.frontend.request_options import RequestOptions
+from octavo.frontend.requests.options import RequestOptions
 from octavo.frontend.text.tokenizer import SpecialTokens, Tokenizer, byte_alphabet
 from octavo.messages.kv import CachePlan, HeadsKV, KVCacheGroup, ModelReady
 from octavo.messages.request import (

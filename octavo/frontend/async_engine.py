@@ -16,26 +16,26 @@ from octavo.base import log
 from octavo.base.errors import EngineDead
 from octavo.config import EngineArgs, EngineConfig, resolve
 from octavo.config.concerns import resolve_concerns
-from octavo.frontend.admission import Admission, Slot
+from octavo.frontend.admission.admission import Admission, Slot
+from octavo.frontend.admission.occupancy import Occupancy
+from octavo.frontend.admission.preparation import Preparation
 from octavo.frontend.client.attached import AttachedClient
 from octavo.frontend.client.door import Door
 from octavo.frontend.client.restart import RestartPolicy
 from octavo.frontend.client.zmq import AsyncClient
-from octavo.frontend.conversation import ChatRenderer, Message
 from octavo.frontend.core_link import GRACE_S, CoreLink
-from octavo.frontend.engine_metrics import EngineMetrics
-from octavo.frontend.input_processor import InputProcessor, PreparedRequest
 from octavo.frontend.last_outputs import LastOutputs
-from octavo.frontend.later import refuse_pooling
-from octavo.frontend.occupancy import Occupancy
+from octavo.frontend.observe.engine_metrics import EngineMetrics
 from octavo.frontend.operator import Operator, on_loop
 from octavo.frontend.output_processor import OutputProcessor
-from octavo.frontend.output_stream import OutputStream
-from octavo.frontend.outputs import RequestOutput
-from octavo.frontend.preparation import Preparation
-from octavo.frontend.prompts import PromptType, TextPrompt, joined_prompt, with_text
-from octavo.frontend.request_options import RequestKeywords, RequestOptions, TokenizationOptions
-from octavo.frontend.streaming_input import Session, StreamingInput
+from octavo.frontend.outputs.output_stream import OutputStream
+from octavo.frontend.outputs.request_output import RequestOutput
+from octavo.frontend.requests.conversation import ChatRenderer, Message
+from octavo.frontend.requests.input_processor import InputProcessor, PreparedRequest
+from octavo.frontend.requests.options import RequestKeywords, RequestOptions, TokenizationOptions
+from octavo.frontend.requests.prompts import PromptType, TextPrompt, joined_prompt, with_text
+from octavo.frontend.requests.streaming_input import Session, StreamingInput
+from octavo.frontend.requests.unsupported import refuse_pooling
 from octavo.frontend.text.loader import tokenizer_for
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.control import Ready

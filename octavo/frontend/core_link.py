@@ -18,12 +18,12 @@ from octavo.base.log import get_logger
 from octavo.config.engine import EngineConfig
 from octavo.frontend.client.door import Door
 from octavo.frontend.client.zmq import AsyncClient
-from octavo.frontend.engine_metrics import EngineMetrics
-from octavo.frontend.health import Health, HealthState
-from octavo.frontend.input_processor import PreparedRequest
-from octavo.frontend.open_request import Receiver
+from octavo.frontend.observe.engine_metrics import EngineMetrics
+from octavo.frontend.observe.health import Health, HealthState
+from octavo.frontend.observe.stats_line import StatsLine
 from octavo.frontend.output_processor import OutputProcessor
-from octavo.frontend.stats_line import StatsLine
+from octavo.frontend.requests.input_processor import PreparedRequest
+from octavo.frontend.requests.open_request import Receiver
 from octavo.messages.control import EndRequests, Ready
 from octavo.messages.request import EngineRequest, FinishReason, SchedulerStats
 

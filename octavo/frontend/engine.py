@@ -11,17 +11,17 @@ from octavo.base.errors import RequestError
 from octavo.base.registry import load_object
 from octavo.config import EngineArgs, EngineConfig, resolve
 from octavo.config.concerns import resolve_concerns
-from octavo.frontend.awaitable import RequestId, StepOutputs
 from octavo.frontend.client.inproc import InprocClient
 from octavo.frontend.client.interface import EngineClient
-from octavo.frontend.conversation import ChatRenderer
-from octavo.frontend.engine_metrics import EngineMetrics
-from octavo.frontend.input_processor import InputProcessor, PreparedRequest
+from octavo.frontend.observe.engine_metrics import EngineMetrics
+from octavo.frontend.observe.stats_line import StatsLine
 from octavo.frontend.operator import Operator, in_thread
 from octavo.frontend.output_processor import OutputProcessor
-from octavo.frontend.prompts import PromptType, joined_prompt
-from octavo.frontend.request_options import RequestKeywords, RequestOptions
-from octavo.frontend.stats_line import StatsLine
+from octavo.frontend.outputs.awaitable import RequestId, StepOutputs
+from octavo.frontend.requests.conversation import ChatRenderer
+from octavo.frontend.requests.input_processor import InputProcessor, PreparedRequest
+from octavo.frontend.requests.options import RequestKeywords, RequestOptions
+from octavo.frontend.requests.prompts import PromptType, joined_prompt
 from octavo.frontend.stepped_core import SteppedCore
 from octavo.frontend.text.loader import tokenizer_for
 from octavo.frontend.text.tokenizer import Tokenizer

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
-from octavo.frontend.admission import Slot
-from octavo.frontend.outputs import RequestOutput
+from octavo.frontend.admission.admission import Slot
+from octavo.frontend.outputs.request_output import RequestOutput
 
 
 class LastOutputs:

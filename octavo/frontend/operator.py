@@ -11,8 +11,8 @@ from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, Protocol, Typ
 
 from octavo.base.errors import RequestError, Unsupported
 from octavo.config.engine import EngineConfig
-from octavo.frontend.engine_metrics import SLEEP_STATES, EngineMetrics
-from octavo.frontend.later import LORA
+from octavo.frontend.observe.engine_metrics import SLEEP_STATES, EngineMetrics
+from octavo.frontend.requests.unsupported import LORA
 from octavo.metrics import Metric
 
 P = ParamSpec("P")

@@ -16,12 +16,12 @@ from typing import NamedTuple, Self
 from octavo.base.errors import RequestError
 from octavo.base.log import get_logger
 from octavo.config.engine import EngineConfig
-from octavo.frontend.beam_search_request import BeamSearchRequest
-from octavo.frontend.engine_metrics import EngineMetrics
-from octavo.frontend.input_processor import PreparedRequest
-from octavo.frontend.open_request import NO_ORDERS, OpenRequest, Receiver, SampledRequest
-from octavo.frontend.otel import RequestTracer, tracer_for
-from octavo.frontend.outputs import RequestOutput
+from octavo.frontend.observe.engine_metrics import EngineMetrics
+from octavo.frontend.observe.otel import RequestTracer, tracer_for
+from octavo.frontend.outputs.request_output import RequestOutput
+from octavo.frontend.requests.beam_search_request import BeamSearchRequest
+from octavo.frontend.requests.input_processor import PreparedRequest
+from octavo.frontend.requests.open_request import NO_ORDERS, OpenRequest, Receiver, SampledRequest
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.request import EngineOutput, EngineOutputs, EngineRequest, FinishReason
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from octavo.frontend.client.interface import EngineClient
-from octavo.frontend.input_processor import PreparedRequest
 from octavo.frontend.output_processor import OutputProcessor
-from octavo.frontend.outputs import RequestOutput
+from octavo.frontend.outputs.request_output import RequestOutput
+from octavo.frontend.requests.input_processor import PreparedRequest
 from octavo.messages.request import FinishReason, SchedulerStats
 
 

@@ -7,7 +7,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.frontend.outputs import RequestOutput
+from octavo.frontend.outputs.request_output import RequestOutput
 from octavo.serving.body import read_body
 from octavo.serving.caller import Caller
 from octavo.serving.openai.answers import FinishReason, encode

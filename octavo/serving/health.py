@@ -8,7 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.frontend.health import HealthState
+from octavo.frontend.observe.health import HealthState
 from octavo.serving.caller import Caller
 from octavo.serving.registry import Route
 from octavo.version import __version__

@@ -8,7 +8,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from octavo.frontend.engine_metrics import EngineMetrics
+from octavo.frontend.observe.engine_metrics import EngineMetrics
 from octavo.metrics import Metric
 from octavo.metrics.collection import Collection
 from octavo.metrics.machine import Machine

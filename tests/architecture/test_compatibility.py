@@ -19,8 +19,8 @@ from octavo.cli.main import COMMANDS
 from octavo.config.compat import ALIASES, FOREIGN, translate
 from octavo.config.server import ServerConfig
 from octavo.config.server_compat import SERVER_ALIASES, SERVER_FOREIGN
-from octavo.frontend.prompts import parse_prompt
-from octavo.frontend.request_options import KEYWORDS, RequestOptions
+from octavo.frontend.requests.options import KEYWORDS, RequestOptions
+from octavo.frontend.requests.prompts import parse_prompt
 from octavo.messages.request import FinishReason
 from octavo.names.modules import entries
 from octavo.names.table import HOMES, MODULES, PROGRAMS

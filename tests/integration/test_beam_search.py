@@ -8,7 +8,7 @@ import torch
 
 from octavo import LLM, BeamSearchParams, EngineArgs, RequestError, RequestOutputKind, SamplingParams
 from octavo.frontend.async_engine import AsyncLLM
-from octavo.frontend.beam_search_params import BeamSearchOutput
+from octavo.frontend.beam_search.params import BeamSearchOutput
 from tests.tiny_models import make_oracle, make_prompts, save, tiny_config
 
 MODELS = {

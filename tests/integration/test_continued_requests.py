@@ -7,7 +7,7 @@ from octavo import EngineArgs, SamplingParams, StructuredOutputsParams
 from octavo.config import resolve
 from octavo.engine.core import EngineCore
 from octavo.engine.executor import make_executor
-from octavo.frontend.input_processor import InputProcessor
+from octavo.frontend.requests.input_processor import InputProcessor
 from octavo.frontend.text.loader import tokenizer_for
 
 NUM_TOKENS = 24

@@ -11,8 +11,8 @@ from octavo import AsyncLLM, EngineArgs, RequestError, RequestOutputKind, Sampli
 from octavo.base import faults
 from octavo.base.errors import Overloaded
 from octavo.config import EngineConfig, FrontConfig
-from octavo.frontend.open_request import SampledRequest
-from octavo.frontend.preparation import Preparation
+from octavo.frontend.admission.preparation import Preparation
+from octavo.frontend.requests.open_request import SampledRequest
 from tests.fakes import ByteTokenizer, expected_output, fake_request
 from tests.process_fakes import process_config
 

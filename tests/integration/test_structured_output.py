@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from octavo import LLM, AsyncLLM, EngineArgs, RequestError, SamplingParams, StructuredOutputsParams
+from octavo.frontend.requests.vocabulary_file import VocabularyFile
 from octavo.frontend.text.loader import load_tokenizer
-from octavo.frontend.vocabulary_file import VocabularyFile
 from octavo.messages.structured import Vocabulary
 
 PERSON = {

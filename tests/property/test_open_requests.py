@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from octavo.frontend.input_processor import InputProcessor
 from octavo.frontend.output_processor import OutputProcessor
+from octavo.frontend.requests.input_processor import InputProcessor
 from octavo.messages.request import EngineOutput, EngineOutputs, FinishReason, SchedulerStats
 from octavo.messages.sampling import RequestOutputKind, SamplingParams
 from tests.fakes import ByteTokenizer, fake_config

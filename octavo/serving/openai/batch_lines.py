@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from octavo.base.errors import EngineDead, Overloaded, RequestError
-from octavo.frontend.outputs import RequestOutput
+from octavo.frontend.outputs.request_output import RequestOutput
 from octavo.serving.body import parse_body
 from octavo.serving.caller import Caller
 from octavo.serving.errors import error_body, http_error

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from octavo.frontend.outputs import CompletionOutput, RequestOutput
+from octavo.frontend.outputs.request_output import CompletionOutput, RequestOutput
 from octavo.serving.openai.answers import (
     ChatChoice,
     ChatChunk,

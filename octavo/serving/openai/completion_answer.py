@@ -9,8 +9,8 @@ from functools import partial
 
 from msgspec import UNSET, UnsetType
 
-from octavo.frontend.logprobs import PositionLogprobs
-from octavo.frontend.outputs import CompletionOutput, RequestOutput
+from octavo.frontend.outputs.logprobs import PositionLogprobs
+from octavo.frontend.outputs.request_output import CompletionOutput, RequestOutput
 from octavo.serving.caller import Caller
 from octavo.serving.openai.answers import Completion, CompletionChoice, CompletionLogprobs, Logprobs
 from octavo.serving.openai.fingerprint import FINGERPRINT

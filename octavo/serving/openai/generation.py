@@ -16,9 +16,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.base.errors import RequestError
-from octavo.frontend.admission import Slot
-from octavo.frontend.outputs import RequestOutput
-from octavo.frontend.prompts import PromptType
+from octavo.frontend.admission.admission import Slot
+from octavo.frontend.outputs.request_output import RequestOutput
+from octavo.frontend.requests.prompts import PromptType
 from octavo.messages.sampling import SamplingParams
 from octavo.serving.caller import Caller
 from octavo.serving.errors import HTTPError

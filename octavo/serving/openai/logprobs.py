@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from octavo.frontend.logprobs import Logprob, PositionLogprobs, PromptLogprobs
+from octavo.frontend.outputs.logprobs import Logprob, PositionLogprobs, PromptLogprobs
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.serving.caller import Caller
 from octavo.serving.openai.answers import (

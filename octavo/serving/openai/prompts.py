@@ -6,7 +6,7 @@ Called by the routes of completions and tokenization. Cheap checks only: the inp
 from typing import Any
 
 from octavo.base.errors import RequestError
-from octavo.frontend.prompts import PromptType
+from octavo.frontend.requests.prompts import PromptType
 from octavo.serving.openai.embeds import read_embeds
 from octavo.serving.openai.protocol import MAX_PROMPTS, CompletionRequest
 

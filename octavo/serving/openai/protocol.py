@@ -133,7 +133,7 @@ class SamplingFields(Struct, kw_only=True):
     truncate_prompt_tokens: Count | None = None
     truncation_side: Literal["left", "right"] | None = None
     response_format: Annotated[dict[str, Any], Meta(extra_json_schema=_FORMAT_SCHEMA)] | None = None
-    """text, json_object, json_schema or structural_tag; read by frontend/response_format, as the next."""
+    """text, json_object, json_schema or structural_tag; read by requests/response_format, as the next."""
     structured_outputs: dict[str, Any] | None = None
     """One of json, json_object, regex, choice, grammar, structural_tag."""
     guided_json: dict[str, Any] | str | bool | None = None

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.base.errors import RequestError
-from octavo.frontend.response_format import FIELDS, structured_outputs_of
+from octavo.frontend.requests.response_format import FIELDS, structured_outputs_of
 from octavo.messages.sampling import RequestOutputKind, SamplingParams
 from octavo.serving.openai.protocol import ChatRequest, CompletionRequest, GenerateRequest, SamplingFields
 

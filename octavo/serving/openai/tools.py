@@ -12,13 +12,13 @@ from uuid import uuid4
 import msgspec
 
 from octavo.base.errors import RequestError
-from octavo.frontend.conversation import ChatRenderer
 from octavo.frontend.parsers.answer import AnswerParser
 from octavo.frontend.parsers.constrained import NamedCallParser, RequiredCallsParser
 from octavo.frontend.parsers.registry import REASONING_PARSERS, TOOL_PARSERS
 from octavo.frontend.parsers.scanner import Parser
 from octavo.frontend.parsers.tagged import TaggedParser
 from octavo.frontend.parsers.think import ThinkParser
+from octavo.frontend.requests.conversation import ChatRenderer
 from octavo.messages.sampling import SamplingParams
 from octavo.messages.structured import StructuredOutputsParams
 from octavo.serving.openai.protocol import ChatRequest, NamedTool, Tool

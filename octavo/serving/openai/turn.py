@@ -11,8 +11,8 @@ from typing import Any
 
 from msgspec import structs
 
-from octavo.frontend.engine_metrics import RequestType
-from octavo.frontend.outputs import CompletionOutput, RequestOutput
+from octavo.frontend.observe.engine_metrics import RequestType
+from octavo.frontend.outputs.request_output import CompletionOutput, RequestOutput
 from octavo.frontend.parsers.answer import AnswerParser
 from octavo.frontend.parsers.events import Event, Reasoning, Text, coalesced
 from octavo.serving.caller import Caller

@@ -3,7 +3,7 @@
 from msgspec import UNSET, UnsetType
 
 from octavo.config.server import ServerConfig
-from octavo.frontend.outputs import RequestOutput
+from octavo.frontend.outputs.request_output import RequestOutput
 from octavo.serving.openai.answers import PromptTokensDetails, RequestMetrics, Usage
 from octavo.serving.openai.protocol import SamplingFields
 

@@ -1,7 +1,7 @@
 """An `octavo.LLM` for the command line's tests: it answers one word per step, from a table."""
 
 from octavo.base.errors import PromptTooLong
-from octavo.frontend.outputs import CompletionOutput, RequestOutput
+from octavo.frontend.outputs.request_output import CompletionOutput, RequestOutput
 from octavo.messages.sampling import SamplingParams
 
 LIMIT = 400

@@ -6,7 +6,7 @@ import pytest
 
 from octavo.cli import display
 from octavo.cli.display import Listing, Panel, Stream, choose
-from octavo.frontend.outputs import CompletionOutput, RequestOutput
+from octavo.frontend.outputs.request_output import CompletionOutput, RequestOutput
 
 
 class Terminal(io.StringIO):

@@ -7,7 +7,7 @@ import pytest
 
 import octavo
 import octavo.serving
-from octavo.frontend.response_format import FIELDS
+from octavo.frontend.requests.response_format import FIELDS
 from octavo.messages.sampling import SamplingParams
 from octavo.serving.fields import IGNORED, LATER
 from octavo.serving.openai.protocol import ChatRequest, CompletionRequest

@@ -10,14 +10,14 @@ import msgspec
 import pytest
 
 from octavo.config.server import ServerConfig
-from octavo.frontend.outputs import CompletionOutput, RequestOutput
+from octavo.frontend.outputs.request_output import CompletionOutput, RequestOutput
 from octavo.messages.sampling import SamplingParams
 from octavo.serving.openai.chat_answer import ChatAnswer
 from octavo.serving.openai.protocol import ChatRequest
 from octavo.serving.openai.sampling import sampling_params
 from octavo.serving.openai.tools import ToolUse
 from octavo.serving.openai.turn import Turn
-from tests.unit.front.test_parsers import CASES, THOUGHTS
+from tests.unit.frontend.parsers.test_parsers import CASES, THOUGHTS
 
 POINT = {
     "type": "object",

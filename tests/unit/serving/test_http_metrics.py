@@ -7,7 +7,7 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from octavo.frontend.engine_metrics import EngineMetrics
+from octavo.frontend.observe.engine_metrics import EngineMetrics
 from octavo.metrics import Counter
 from octavo.serving.endpoint import Endpoint
 from octavo.serving.http_metrics import HttpMetrics

@@ -10,8 +10,8 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from octavo.config.server import ServerConfig
-from octavo.frontend.engine_metrics import EngineMetrics
-from octavo.frontend.outputs import RequestStateStats
+from octavo.frontend.observe.engine_metrics import EngineMetrics
+from octavo.frontend.outputs.request_output import RequestStateStats
 from octavo.messages.request import SchedulerStats
 from octavo.messages.sampling import SamplingParams
 from octavo.serving import metrics_page

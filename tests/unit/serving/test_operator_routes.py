@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from octavo.config.secret import Secret
-from octavo.frontend.health import Health
+from octavo.frontend.observe.health import Health
 from octavo.serving.middleware.stack import build_stack
 from octavo.version import __version__
 from tests.serving import served

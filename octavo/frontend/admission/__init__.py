@@ -1,0 +1,1 @@
+"""Which requests may enter, and the threads that prepare them."""

@@ -1,0 +1,1 @@
+"""Beam search: its parameters and its rules."""

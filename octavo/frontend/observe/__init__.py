@@ -1,0 +1,1 @@
+"""Metrics, health, spans, log lines and progress bars."""

@@ -1,0 +1,171 @@
+"""`EngineMetrics`: what one engine has done, counted where requests end and steps arrive.
+
+Fed by the output processor (per request) and by the engines (per step, verbs); read by `get_metrics` and by
+the periodic line. Counting is always on: it costs some additions per output. A request with n > 1 counts as
+one.
+"""
+
+import dataclasses
+import math
+from typing import Literal
+
+from octavo.config.engine import EngineConfig
+from octavo.frontend.outputs.request_output import RequestStateStats
+from octavo.messages.request import FinishReason, SchedulerStats
+from octavo.messages.sampling import SamplingParams
+from octavo.metrics import Metric
+from octavo.metrics.collection import Collection
+
+SleepState = Literal["awake", "weights_offloaded", "discard_all"]
+RequestType = Literal["chat_completions", "responses", "other"]
+SLEEP_STATES: tuple[SleepState, ...] = ("awake", "weights_offloaded", "discard_all")
+"""By level of sleep."""
+_OF_CORE = {
+    "prefix_queries": "prefix_cache_queries",
+    "prefix_hits": "prefix_cache_hits",
+    "num_preemptions": "num_preemptions",
+    "num_timeouts": "num_timeouts",
+    "num_blocks_swapped_out": "num_blocks_swapped_out",
+    "num_blocks_swapped_in": "num_blocks_swapped_in",
+    "external_queries": "external_prefix_cache_queries",
+    "external_hits": "external_prefix_cache_hits",
+    "num_dropped": "num_dropped_messages",
+}
+"""Field of SchedulerStats → counter."""
+_ZERO = (
+    *("mm_cache_queries", "mm_cache_hits"),
+    *("spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"),
+)
+"""Counters that dashboards ask for, of what octavo does not do yet."""
+
+
+class EngineMetrics:
+    """The instruments of one engine, by the names of metrics/names."""
+
+    def __init__(self, config: EngineConfig | None = None) -> None:
+        """`config` gives the labels."""
+        name = config.served_names[0] if config else ""
+        self.labels = {"model_name": name, "engine": "0"}
+        """Of all series."""
+        self._all = every = Collection(**self.labels)
+        self.num_running = every.gauge("num_requests_running")
+        self.num_waiting = every.gauge("num_requests_waiting")
+        self.kv_cache_usage = every.gauge("kv_cache_usage_perc")
+        self._of_core = {field: every.counter(name) for field, name in _OF_CORE.items()}
+        self._of_earlier_cores = dict.fromkeys(_OF_CORE, 0)
+        self.prefix_queries, self.prefix_hits = self._of_core["prefix_queries"], self._of_core["prefix_hits"]
+        self.prompt_tokens = every.counter("prompt_tokens")
+        self.generation_tokens = every.counter("generation_tokens")
+        self.request_latency = every.histogram("e2e_request_latency_seconds")
+        self.engine_restarts = every.counter("engine_restarts")
+        self._deadline_misses = every.counter("deadline_misses")
+        self._waiting_for_room = every.gauge("num_requests_waiting_by_reason", reason="capacity")
+        every.gauge("num_requests_waiting_by_reason", reason="deferred")
+        for zero in _ZERO:
+            every.counter(zero)
+        self._prompt_tokens_cached = every.counter("prompt_tokens_cached")
+        self._first_token = every.histogram("time_to_first_token_seconds")
+        self._token_gap = every.histogram("inter_token_latency_seconds")
+        self._step_tokens = every.histogram("iteration_tokens_total")
+        self._num_step_tokens = 0
+        self.note_sleep_state("awake")
+        if config is not None:
+            labels = {name: str(value) for name, value in dataclasses.asdict(config.cache).items()}
+            every.gauge("cache_config_info", **labels).set(1)
+            every.gauge("max_num_requests_running").set(config.scheduler.max_num_seqs)
+            bound = config.front.max_num_queued_reqs
+            every.gauge("max_num_requests_waiting").set(math.inf if bound < 0 else bound)
+
+    def snapshot(self) -> list[Metric]:
+        """Copies of all metrics."""
+        return self._all.snapshot()
+
+    def note_step(self, stats: SchedulerStats) -> None:
+        """Take over the engine's state; its counters only grow."""
+        self.num_running.set(stats.num_running)
+        self.num_waiting.set(stats.num_waiting)
+        self._waiting_for_room.set(stats.num_waiting)
+        self.kv_cache_usage.set(stats.num_blocks_used / stats.num_blocks if stats.num_blocks else 0.0)
+        for field, counter in self._of_core.items():
+            total = self._of_earlier_cores[field] + getattr(stats, field)
+            counter.add(max(0, total - counter.value))
+        if self._num_step_tokens:
+            self._step_tokens.observe(self._num_step_tokens)
+            self._num_step_tokens = 0
+
+    def note_first_token(self, latency_s: float, num_prompt: int, num_cached: int) -> None:
+        """A request's prompt is computed; latency_s: since its arrival."""
+        self.prompt_tokens.add(num_prompt)
+        self._prompt_tokens_cached.add(num_cached)
+        self._all.counter("prompt_tokens_by_source", source="local_compute").add(num_prompt - num_cached)
+        self._all.counter("prompt_tokens_by_source", source="local_cache_hit").add(num_cached)
+        self._all.counter("prompt_tokens_cached_by_source", source="local_cache_hit").add(num_cached)
+        self._all.histogram("request_prefill_kv_computed_tokens").observe(num_prompt - num_cached)
+        self._first_token.observe(latency_s)
+        self._num_step_tokens += num_prompt
+
+    def note_tokens(self, count: int) -> None:
+        """New tokens."""
+        self.generation_tokens.add(count)
+        self._num_step_tokens += count
+
+    def note_gaps(self, gap_s: float, num_sequences: int) -> None:
+        """So many sequences have new tokens, gap_s after their last ones."""
+        self._token_gap.observe(gap_s, num_sequences)
+
+    def note_end(
+        self,
+        stats: RequestStateStats,
+        params: SamplingParams,
+        num_prompt: int,
+        reason: str,
+        now: float,
+        due_s: float = math.inf,
+    ) -> None:
+        """A request has had its last output; due_s: when that was wanted, of the clock of `now`."""
+        observe = self._observe
+        if now > due_s or reason == FinishReason.TIMEOUT:
+            self._deadline_misses.add()
+        self._all.counter("request_success", finished_reason=reason).add()
+        self.request_latency.observe(now - stats.arrival_time)
+        observe("request_prompt_tokens", num_prompt)
+        observe("request_generation_tokens", stats.num_generation_tokens)
+        observe("request_max_num_generation_tokens", stats.max_num_generation_tokens)
+        observe("request_params_n", params.n)
+        observe("request_num_preemptions", stats.num_preemptions)
+        if params.max_tokens is not None:
+            observe("request_params_max_tokens", params.max_tokens)
+        if stats.first_token_ts:
+            observe("request_queue_time_seconds", stats.queue_time)
+            observe("request_prefill_time_seconds", stats.prefill_time)
+            observe("request_decode_time_seconds", stats.decode_time)
+            observe("request_inference_time_seconds", stats.inference_time)
+        if stats.max_num_generation_tokens > 1:
+            per_token_s = stats.decode_time / (stats.max_num_generation_tokens - 1)
+            observe("request_time_per_output_token_seconds", per_token_s)
+
+    def note_rejection(self, reason: str) -> None:
+        """A request was refused because too many wait; reason: the option that bounds them."""
+        self._all.counter("admission_rejections", reason=reason).add()
+
+    def note_tool_parsing(self, request_type: RequestType, is_streamed: bool, has_calls: bool) -> None:
+        """An answer was searched for calls of tools; it is streamed if it was read piece by piece."""
+        self._all.counter(
+            "tool_call_parser_invocations",
+            mode="streaming" if is_streamed else "non_streaming",
+            outcome="tool_call" if has_calls else "no_tool_call",
+            request_type=request_type,
+        ).add()
+
+    def note_restart(self) -> None:
+        """A new core has taken over; it counts from 0."""
+        self.engine_restarts.add()
+        self._of_earlier_cores = {field: counter.value for field, counter in self._of_core.items()}
+
+    def note_sleep_state(self, state: SleepState) -> None:
+        """The engine sleeps, or is awake again."""
+        for known in SLEEP_STATES:
+            self._all.gauge("engine_sleep_state", sleep_state=known).set(float(known == state))
+
+    def _observe(self, name: str, value: float) -> None:
+        self._all.histogram(name).observe(value)

@@ -1,0 +1,72 @@
+"""`StatsLine`: what an operator reads in the log every ten seconds, and once at the end.
+
+Driven by the engines; reads EngineMetrics.
+"""
+
+import time
+from collections.abc import Callable
+
+from octavo.base.log import get_logger
+from octavo.config.observability import ObservabilityConfig
+from octavo.frontend.observe.engine_metrics import EngineMetrics
+
+logger = get_logger(__name__)
+
+
+class StatsLine:
+    """Throughput since the last line, and the state now. Silent with disable_log_stats."""
+
+    def __init__(
+        self, metrics: EngineMetrics, config: ObservabilityConfig, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.interval_s = config.log_stats_interval_s
+        self.is_wanted = not config.disable_log_stats and self.interval_s > 0
+        self._metrics = metrics
+        self._clock = clock
+        self._started_s = self._last_s = clock()
+        self._num_prompt = self._num_generated = 0
+        self._was_idle = True
+
+    def log_if_due(self) -> None:
+        """Log when the interval has passed; of two idle intervals in a row only the first."""
+        if self.is_wanted and self._clock() - self._last_s >= self.interval_s:
+            self.log(unless_idle=True)
+
+    def log(self, *, unless_idle: bool = False) -> None:
+        """Log now, and begin a new interval."""
+        metrics, now = self._metrics, self._clock()
+        elapsed_s = max(now - self._last_s, 1e-9)
+        num_prompt = metrics.prompt_tokens.value - self._num_prompt
+        num_generated = metrics.generation_tokens.value - self._num_generated
+        self._last_s = now
+        self._num_prompt += num_prompt
+        self._num_generated += num_generated
+        was_idle = self._was_idle
+        self._was_idle = not (num_prompt or num_generated or metrics.num_running.value)
+        if unless_idle and was_idle and self._was_idle:
+            return
+        logger.info(
+            "Prompts: %.1f tokens/s, generation: %.1f tokens/s, running: %d, waiting: %d, KV cache: %.1f%%, "
+            "prefix cache hits: %.1f%%",
+            num_prompt / elapsed_s,
+            num_generated / elapsed_s,
+            metrics.num_running.value,
+            metrics.num_waiting.value,
+            100 * metrics.kv_cache_usage.value,
+            100 * metrics.prefix_hits.value / max(1, metrics.prefix_queries.value),
+        )
+
+    def log_end(self) -> None:
+        """The totals of the engine's life, when it ends; once."""
+        metrics = self._metrics
+        is_wanted, self.is_wanted = self.is_wanted, False
+        if is_wanted and metrics.request_latency.count:
+            logger.info(
+                "Ended after %.1f s: %d requests, prompts: %d tokens, generation: %d tokens, "
+                "prefix cache hits: %.1f%%",
+                self._clock() - self._started_s,
+                metrics.request_latency.count,
+                metrics.prompt_tokens.value,
+                metrics.generation_tokens.value,
+                100 * metrics.prefix_hits.value / max(1, metrics.prefix_queries.value),
+            )

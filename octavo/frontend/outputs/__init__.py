@@ -1,0 +1,1 @@
+"""`RequestOutput` and what it is made of."""

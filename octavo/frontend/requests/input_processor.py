@@ -1,0 +1,270 @@
+"""`InputProcessor`: a prompt and its parameters, checked and completed, as `EngineRequest`s.
+
+Called by every front (offline, asynchronous, HTTP, batch files): all limits and cross-field checks of a
+request are here and in `SamplingParams`, so later wings may assert. It never changes what the user gave it,
+and keeps nothing between requests. Names, rules and texts follow vLLM's.
+"""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+
+from octavo.base.errors import PromptTooLong, RequestError
+from octavo.config.engine import EngineConfig
+from octavo.config.model import NO_GENERATION_CONFIG
+from octavo.frontend.beam_search.params import check_beam_search, first_step
+from octavo.frontend.beam_search.rules import BeamRules
+from octavo.frontend.requests.conversation import ChatRenderer
+from octavo.frontend.requests.grammar_check import GrammarCheck
+from octavo.frontend.requests.options import NO_OPTIONS, RequestOptions, TokenizationOptions
+from octavo.frontend.requests.prompt_embeds import placeholder_ids
+from octavo.frontend.requests.prompt_scoring import check_prompt_scoring
+from octavo.frontend.requests.prompts import ParsedPrompt, PromptType, TokensPrompt, parse_prompt
+from octavo.frontend.requests.sampling_limits import SamplingLimits
+from octavo.frontend.requests.thinking import ReasoningStretch
+from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.messages.request import EngineRequest, Limits, RequestSpec, Sharing, Standing
+from octavo.messages.sampling import SamplingParams
+from octavo.messages.structured import Constraint
+
+_SEED_BITS = 63
+_SAMPLING_DEFAULTS = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p")
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A request ready to be sent: what the core gets, and what the output processor must know."""
+
+    request_id: str
+    """The client's name for it; only echoed."""
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    arrival_s: float
+    engine_requests: list[EngineRequest]
+    """One per sequence; the first leads. Of a beam search: the first step."""
+    beam_rules: BeamRules | None = None
+    """For a beam search."""
+    trace_headers: Mapping[str, str] = field(default_factory=dict)
+    """Its client's `traceparent` and `tracestate`."""
+
+    @property
+    def key(self) -> str:
+        """Unique, unlike the client's name."""
+        return self.engine_requests[0].request_id
+
+
+class InputProcessor:
+    """Checks and completes requests for one engine. Thread-safe."""
+
+    def __init__(
+        self, config: EngineConfig, tokenizer: Tokenizer | None, *, core_is_here: bool = False
+    ) -> None:
+        """core_is_here: the engine core runs in this process."""
+        checkpoint, model = config.checkpoint, config.model
+        self._config = config
+        self._tokenizer = tokenizer
+        self.max_model_len = model.max_model_len
+        """Of prompt and output; the start of the engine may lower it."""
+        self._limits = SamplingLimits.of(config, tokenizer, core_is_here=core_is_here)
+        stated = {} if model.generation_config in NO_GENERATION_CONFIG else checkpoint.generation_config
+        self._defaults = stated | model.override_generation_config
+        self._eos_token_ids = self._find_eos(config)
+        self._reasoning = ReasoningStretch.of(ChatRenderer(config, tokenizer).reasoning_parser, tokenizer)
+        self.grammars = GrammarCheck(tokenizer, self._limits.vocab_size, self._eos_token_ids)
+        self._seeds = random.Random(model.seed) if model.seed else random.SystemRandom()
+
+    def close(self) -> None:
+        """End the processes that check grammars; may be called twice."""
+        self.grammars.close()
+
+    def default_sampling_values(self) -> dict[str, Any]:
+        """What the model recommends (generation_config.json), as fields of SamplingParams."""
+        values = {
+            name: self._defaults[name] for name in _SAMPLING_DEFAULTS if self._defaults.get(name) is not None
+        }
+        if self._defaults.get("max_new_tokens") is not None:
+            values["max_tokens"] = self._defaults["max_new_tokens"]
+        return values
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """New parameters with what the model recommends."""
+        return SamplingParams(**self.default_sampling_values())
+
+    def process(
+        self,
+        prompt: PromptType,
+        params: SamplingParams | None = None,
+        options: RequestOptions = NO_OPTIONS,
+        *,
+        request_id: str | None = None,
+    ) -> PreparedRequest:
+        """Check one request and make its engine requests, one for each sequence, or a beam search's first.
+
+        request_id: made when None
+        Raises RequestError, PromptTooLong, Unsupported.
+        """
+        standing = options.standing()
+        params = params or self.get_default_sampling_params()
+        check_beam_search(params)
+        params = self._limits.resolve(params)
+        parsed = parse_prompt(prompt)
+        ids = self._prompt_ids(parsed, options.tokenization, params)
+        self._check_prompt(ids, options.tokenization.max_output_tokens)
+        check_prompt_scoring(params, len(ids), given_as_embeds=parsed.embeds is not None)
+        prepared = PreparedRequest(
+            request_id=uuid4().hex if request_id is None else request_id,
+            prompt=parsed.text,
+            prompt_token_ids=ids,
+            params=params,
+            arrival_s=standing.arrival_s,
+            engine_requests=self._engine_requests(ids, params, standing, parsed),
+            trace_headers=options.trace_headers,
+        )
+        if not params.use_beam_search:
+            return prepared
+        step, rules = first_step(prepared.engine_requests[0], params, self._config.model.logprobs_mode)
+        return replace(prepared, engine_requests=[step], beam_rules=rules)
+
+    def tokenize(self, text: str, options: TokenizationOptions) -> list[int]:
+        """The ids of a text. Raises RequestError without a tokenizer, PromptTooLong if it cannot fit."""
+        tokenizer = self._tokenizer
+        if tokenizer is None:
+            raise RequestError(
+                "A text prompt needs the tokenizer, which skip_tokenizer_init=True left out: "
+                "give prompt_token_ids.",
+                "prompt",
+            )
+        if options.truncate_prompt_tokens is None and not self._may_fit(text):  # refused before work is spent
+            raise self._too_long(f"at least {self._fewest_tokens(text)}")
+        return tokenizer.encode(text, add_special_tokens=options.add_special_tokens)
+
+    def tokenized(self, prompts: list[PromptType], options: TokenizationOptions) -> list[PromptType]:
+        """The same prompts for `process`; several texts get their ids here, made at once on all cores."""
+        texts = {i: p for i, p in enumerate(prompts) if isinstance(p, str) and self._may_fit(p)}
+        if self._tokenizer is None or len(texts) < 2:
+            return prompts
+        try:
+            every = self._tokenizer.encode_all(list(texts.values()), options.add_special_tokens)
+        except RequestError:
+            return prompts  # `process` will say which
+        given = list(prompts)
+        for (place, text), ids in zip(texts.items(), every, strict=True):
+            given[place] = TokensPrompt(prompt_token_ids=ids, prompt=text)
+        return given
+
+    def _may_fit(self, text: str) -> bool:
+        """Whether a text could be short enough, whatever its tokens are."""
+        return len(text) <= self.max_model_len or self._fewest_tokens(text) < self.max_model_len
+
+    def _fewest_tokens(self, text: str) -> int:
+        return -(-len(text) // self._tokenizer.max_token_chars) if self._tokenizer else 0
+
+    def _prompt_ids(
+        self, prompt: ParsedPrompt, options: TokenizationOptions, params: SamplingParams
+    ) -> list[int]:
+        ids = prompt.token_ids
+        if prompt.embeds is not None:
+            return placeholder_ids(prompt.embeds, self._config, options)
+        if ids is None:
+            ids = self.tokenize(prompt.text or "", options)
+        keep = options.truncate_prompt_tokens
+        if keep is None:
+            return ids
+        if keep > self.max_model_len:
+            raise RequestError(
+                f"truncate_prompt_tokens must be at most {self.max_model_len}, the model's context, "
+                f"got {keep}.",
+                "truncate_prompt_tokens",
+            )
+        if keep == -1:
+            keep = max(1, self.max_model_len - (params.max_tokens or 1))
+        return ids[-keep:] if options.truncation_side == "left" else ids[:keep]
+
+    def _check_prompt(self, ids: list[int], max_output_tokens: int) -> None:
+        if not ids:
+            raise RequestError("The decoder prompt cannot be empty.", "prompt")
+        if len(ids) >= self.max_model_len:
+            raise self._too_long(str(len(ids)))
+        if (room := self.max_model_len - len(ids)) < max_output_tokens:
+            raise RequestError(
+                f"max_tokens must be at most {room} here, got {max_output_tokens}: of the context of "
+                f"{self.max_model_len} tokens the prompt takes {len(ids)}. Leave it out to use what is left.",
+                "max_tokens",
+            )
+        vocab_size = self._limits.vocab_size
+        low, high = min(ids), max(ids)
+        if low < 0 or high >= vocab_size:
+            outside = low if low < 0 else high
+            raise RequestError(
+                f"Token id {outside} is out of vocabulary (0 to {vocab_size - 1}).", "prompt_token_ids"
+            )
+
+    def _too_long(self, count: str) -> PromptTooLong:
+        return PromptTooLong(
+            f"This model's maximum context length is {self.max_model_len} tokens. However, your request has "
+            f"{count} input tokens, and at least one token must be left for the output. "
+            "Please reduce the length of the prompt.",
+            "prompt",
+        )
+
+    def _engine_requests(
+        self, ids: list[int], params: SamplingParams, standing: Standing, prompt: ParsedPrompt
+    ) -> list[EngineRequest]:
+        room = self.max_model_len - len(ids)
+        seed = self._seeds.getrandbits(_SEED_BITS) if params.seed is None else params.seed
+        base_id = uuid4().hex
+        sampling, constraint = params, self._constraint(params, ids)
+        if constraint is not None:
+            sampling = msgspec.structs.replace(params, structured_outputs=None)  # the workers need it not
+        if params.num_sequences > params.n and params.logprobs is None:
+            sampling = msgspec.structs.replace(sampling, logprobs=0)  # to find the best by
+        eos_token_ids = [] if params.ignore_eos else self._eos_token_ids
+        spec = RequestSpec(
+            task=sampling,
+            seed=seed,
+            stop_token_ids=sorted({*eos_token_ids, *(params.stop_token_ids or ())}),
+            embeds=prompt.embeds.message if prompt.embeds else None,
+        )
+        limits = Limits(
+            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+            eos_token_ids=eos_token_ids,
+            timeout_s=params.timeout_s,
+        )
+        leads = Sharing(prompt.cache_salt, reads_cache=not params.skip_reading_prefix_cache)
+        follows = msgspec.structs.replace(leads, leader_id=f"{base_id}-0")
+        return [
+            EngineRequest(
+                request_id=f"{base_id}-{index}",
+                prompt_token_ids=ids,
+                spec=msgspec.structs.replace(spec, seed=(seed + index) % 2**_SEED_BITS),
+                limits=limits,
+                standing=standing,
+                sharing=follows if index else leads,
+                constraint=constraint,
+            )
+            for index in range(1 if params.use_beam_search else params.num_sequences)
+        ]
+
+    def _constraint(self, params: SamplingParams, ids: list[int]) -> Constraint | None:
+        """What the output must look like; it may reason before, as far as the prompt lets it."""
+        form = params.structured_outputs
+        if form is None:
+            return None
+        constraint = self.grammars.check(form)
+        if form.after_reasoning and self._reasoning is not None:
+            constraint.reasoning = self._reasoning.after(ids)
+        return constraint
+
+    def _find_eos(self, config: EngineConfig) -> list[int]:
+        """End-of-text ids of generation (or model) config and tokenizer, as far as the logits have them."""
+        generation = config.checkpoint.generation_config | config.model.override_generation_config
+        eos = generation.get("eos_token_id", config.checkpoint.text_config.get("eos_token_id"))
+        ids = set(eos if isinstance(eos, list) else [] if eos is None else [eos])
+        if self._tokenizer is not None:
+            ids |= self._tokenizer.end_ids
+        return sorted(i for i in ids if isinstance(i, int) and 0 <= i < self._limits.vocab_size)

@@ -1,0 +1,148 @@
+"""`RequestOptions`: what a request asks for beside its prompt and its sampling parameters, parsed once.
+
+`RequestKeywords` are the public keywords of every method that starts requests. The engines parse them where
+they are called; the input processor gets the result. A new option is a keyword, a field and its check, here.
+"""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypedDict, TypeVar, cast, get_args
+
+from octavo.base.errors import RequestError
+from octavo.frontend.requests.unsupported import refuse_options
+from octavo.messages import sampling_values as read
+from octavo.messages.request import Standing
+
+T = TypeVar("T")
+Side = Literal["left", "right"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizationOptions:
+    """What `tokenization_kwargs` may say."""
+
+    add_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
+    """Keep this many tokens; -1 = as many as leave room for max_tokens."""
+    truncation_side: Side = "left"
+    """The side that is cut off."""
+    max_output_tokens: int = 0
+    """Refuse a prompt that leaves less room than this; otherwise max_tokens is cut to the room there is."""
+
+    @classmethod
+    def parse(cls, options: Mapping[str, Any] | None) -> "TokenizationOptions":
+        """Raises RequestError for an unknown name or a value out of range."""
+        known = cls.__slots__
+        if unknown := sorted(set(options or ()) - set(known)):
+            raise RequestError(
+                f"Unknown tokenization_kwargs {', '.join(unknown)}. Known: {', '.join(known)}.",
+                "tokenization_kwargs",
+            )
+        parsed = cls(**(options or {}))
+        keep = parsed.truncate_prompt_tokens
+        if keep is not None and (type(keep) is not int or keep < 1) and keep != -1:
+            raise RequestError(
+                f"truncate_prompt_tokens must be -1 or at least 1, got {keep!r}.", "truncate_prompt_tokens"
+            )
+        if parsed.truncation_side not in get_args(Side):
+            raise RequestError(
+                f"truncation_side must be left or right, got {parsed.truncation_side!r}.", "truncation_side"
+            )
+        return parsed
+
+
+class RequestKeywords(TypedDict, total=False):
+    """Keywords of every method that starts requests. `LLM` takes lists of some: one value for each prompt."""
+
+    priority: int | Sequence[int] | None
+    """For the scheduling policy "priority": smaller goes first. LLM: a list."""
+    tenant: str | Sequence[str] | None
+    """Whom the scheduling policy "fair" charges. LLM: a list."""
+    deadline_s: float | Sequence[float | None] | None
+    """Seconds after the arrival in which the answer is wanted, for the policy "deadline". LLM: a list."""
+    tokenization_kwargs: Mapping[str, Any] | None
+    """Fields of TokenizationOptions."""
+    trace_headers: Mapping[str, str] | None
+    """`traceparent` and `tracestate`, the caller's place in a trace (otlp_traces_endpoint)."""
+    lora_request: Any
+    """Refused, like the next two, when it asks for something."""
+    mm_processor_kwargs: Mapping[str, Any] | None
+    data_parallel_rank: int | None
+
+
+KEYWORDS = frozenset(RequestKeywords.__annotations__)
+_PER_PROMPT = ("priority", "tenant", "deadline_s")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """The keywords of one request, checked."""
+
+    priority: int = 0
+    tenant: str = ""
+    deadline_s: float | None = None
+    arrival_s: float | None = None
+    """Monotonic; None: when its engine requests are made."""
+    tokenization: TokenizationOptions = TokenizationOptions()
+    trace_headers: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if type(self.priority) is not int or not -(2**31) <= self.priority < 2**31:
+            raise RequestError(f"priority must be an integer of 32 bits, got {self.priority!r}.", "priority")
+        if not isinstance(self.tenant, str) or not self.tenant.isprintable():
+            raise RequestError(f"tenant must be a printable string, got {self.tenant!r}.", "tenant")
+        if self.deadline_s is not None and read.number(self.deadline_s, "deadline_s") <= 0:
+            raise RequestError(f"deadline_s must be greater than zero, got {self.deadline_s}.", "deadline_s")
+
+    @classmethod
+    def parse(cls, keywords: RequestKeywords, arrival_s: float | None = None) -> "RequestOptions":
+        """Raises TypeError for an unknown keyword, RequestError for a wrong value, Unsupported."""
+        given = cast(dict[str, Any], keywords)
+        if unknown := sorted(set(given) - KEYWORDS):
+            raise TypeError(
+                f"unexpected keyword argument {unknown[0]!r}: a request takes {', '.join(sorted(KEYWORDS))}"
+            )
+        refuse_options(*map(given.get, ("lora_request", "mm_processor_kwargs", "data_parallel_rank")))
+        return cls(
+            **{name: given[name] for name in _PER_PROMPT if name in given},
+            arrival_s=arrival_s,
+            tokenization=TokenizationOptions.parse(keywords.get("tokenization_kwargs")),
+            trace_headers=keywords.get("trace_headers") or {},
+        )
+
+    @classmethod
+    def parse_each(cls, keywords: RequestKeywords, count: int) -> "list[RequestOptions]":
+        """Return the options of `count` prompts; errors as in `parse`."""
+        given = cast(dict[str, Any], keywords)
+        columns = {name: given[name] for name in _PER_PROMPT if given.get(name) is not None}
+        listed = {name: per_prompt(name, values, count) for name, values in columns.items()}
+        shared = {name: value for name, value in given.items() if name not in _PER_PROMPT}
+        common = cls.parse(cast(RequestKeywords, shared))
+        return [replace(common, **{name: values[i] for name, values in listed.items()}) for i in range(count)]
+
+    def standing(self) -> Standing:
+        """Return where the request stands among the others, from its arrival on."""
+        arrival_s = time.monotonic() if self.arrival_s is None else self.arrival_s
+        due_s = None if self.deadline_s is None else arrival_s + self.deadline_s
+        return Standing(arrival_s, self.priority, self.tenant, due_s)
+
+
+NO_OPTIONS = RequestOptions()
+
+
+def per_prompt(name: str, values: Iterable[T], count: int) -> list[T]:
+    """Return one value for each of `count` prompts. Raises RequestError when there are more or fewer."""
+    listed = list(values)
+    if len(listed) != count:
+        raise RequestError(
+            f"The lengths of prompts ({count}) and {name} ({len(listed)}) must be the same.", name
+        )
+    return listed
+
+
+def split_keywords(options: Mapping[str, Any]) -> tuple[RequestKeywords, dict[str, Any]]:
+    """Return the request's keywords, and all others."""
+    keywords = {name: value for name, value in options.items() if name in KEYWORDS}
+    others = {name: value for name, value in options.items() if name not in KEYWORDS}
+    return cast(RequestKeywords, keywords), others

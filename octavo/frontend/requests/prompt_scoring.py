@@ -1,0 +1,64 @@
+"""Logprobs of prompt tokens and of candidates beside them: what may be asked, and collecting it by chunks.
+
+Used by the input processor (the check) and by open requests (`PromptScores`). The core sends one entry per
+prompt position but the first: the token itself and its likeliest rivals when prompt_logprobs are asked for,
+then the position's candidates. The entry of a position that was found in the prefix cache is empty.
+"""
+
+from octavo.base.errors import RequestError
+from octavo.frontend.outputs.logprobs import FlatLogprobs, PromptLogprobs, position_logprobs
+from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.messages.request import TokenLogprobs
+from octavo.messages.sampling import SamplingParams
+
+
+def check_prompt_scoring(params: SamplingParams, num_tokens: int, *, given_as_embeds: bool) -> None:
+    """What of the prompt is to be scored must be there. Raises RequestError."""
+    candidates, start = params.prompt_candidates, params.prompt_logprob_start
+    if given_as_embeds and (candidates or params.prompt_logprobs is not None):
+        name = "prompt_logprob_token_ids" if params.prompt_logprobs is None else "prompt_logprobs"
+        raise RequestError(f"{name} is not compatible with prompt embeds: they have no tokens.", name)
+    num_scored = num_tokens - 1 - start
+    if candidates and num_scored < 1:
+        raise RequestError(
+            f"prompt_logprob_start must be less than {num_tokens - 1} for a prompt of {num_tokens} tokens, "
+            f"got {start}.",
+            "prompt_logprob_start",
+        )
+    if len(candidates) > 1 and len(candidates) != num_scored:
+        raise RequestError(
+            f"prompt_logprob_token_ids must be one list, or one for each of the {num_scored} scored "
+            f"positions, got {len(candidates)}.",
+            "prompt_logprob_token_ids",
+        )
+
+
+class PromptScores:
+    """What the core has sent of one prompt, as users see it; None where nothing was asked for."""
+
+    def __init__(self, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
+        self.logprobs: PromptLogprobs | None = None
+        if params.prompt_logprobs is not None:
+            self.logprobs = FlatLogprobs() if params.flat_logprobs else []
+            self.logprobs.append(None)
+        self.of_candidates: list[list[float]] | None = [] if params.prompt_candidates else None
+        self._candidates = params.prompt_candidates
+        self._start = params.prompt_logprob_start
+        self._num_taken = 0
+        self._tokenizer = tokenizer
+
+    def take(self, entries: list[TokenLogprobs]) -> None:
+        """The entries of the next positions."""
+        for entry in entries:
+            num_candidates = self._num_candidates(self._num_taken - self._start)
+            self._num_taken += 1
+            end = len(entry.token_ids) - num_candidates
+            if num_candidates and self.of_candidates is not None:
+                self.of_candidates.append(entry.logprobs[end:])
+            if self.logprobs is not None:
+                self.logprobs.append(position_logprobs(entry, self._tokenizer, end) or None)
+
+    def _num_candidates(self, row: int) -> int:
+        if row < 0 or not self._candidates:
+            return 0
+        return len(self._candidates[row if len(self._candidates) > 1 else 0])

@@ -1,0 +1,117 @@
+"""The forms in which a prompt may be given, and their reading.
+
+Called by the input processor; `TextPrompt`, `TokensPrompt`, `EmbedsPrompt` and `PromptType` are public.
+"""
+
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NotRequired, TypedDict
+
+from octavo.base.errors import RequestError, Unsupported
+from octavo.frontend.requests.prompt_embeds import ReadEmbeds, read_prompt_embeds
+
+_LATER = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "encoder_prompt")
+
+
+class TextPrompt(TypedDict):
+    """A prompt as text."""
+
+    prompt: str
+    cache_salt: NotRequired[str]
+    """Prompts share cached blocks only under the same salt."""
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids; `prompt` is its text, if known, for the output."""
+
+    prompt_token_ids: list[int]
+    prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
+
+
+class EmbedsPrompt(TypedDict):
+    """A prompt as embeddings of tokens; `prompt` is its text, if known, for the output."""
+
+    prompt_embeds: Any
+    """[num_tokens, hidden_size] of floats, a dense torch tensor or NumPy array."""
+    prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
+
+
+PromptType = str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedPrompt:
+    """A prompt in its one inner form: `embeds`, or else `token_ids`, or else `text`, is what counts."""
+
+    text: str | None
+    token_ids: list[int] | None
+    cache_salt: str = ""
+    embeds: ReadEmbeds | None = None
+
+
+def parse_prompt(prompt: PromptType) -> ParsedPrompt:
+    """Read any form of prompt. Raises RequestError for none of them, Unsupported for forms still to come."""
+    if isinstance(prompt, str):
+        return ParsedPrompt(prompt, None)
+    if not isinstance(prompt, Mapping):
+        return ParsedPrompt(None, _token_ids(prompt))
+    if later := [key for key in _LATER if prompt.get(key) is not None]:
+        raise Unsupported(f"A prompt with {later[0]} is not supported yet: give prompt or prompt_token_ids.")
+    text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
+    embeds = prompt.get("prompt_embeds")
+    if ids is not None and embeds is not None:
+        raise RequestError("Give prompt_token_ids or prompt_embeds, not both.", "prompt_embeds")
+    if text is None and ids is None and embeds is None:
+        raise RequestError("Either prompt or prompt_token_ids must be provided.", "prompt")
+    if text is not None and not isinstance(text, str):
+        raise RequestError(f"prompt must be a string, got {type(text).__name__}.", "prompt")
+    if salt is not None and (not isinstance(salt, str) or not salt):
+        raise RequestError("cache_salt must be a non-empty string if provided.", "cache_salt")
+    return ParsedPrompt(
+        text,
+        None if ids is None else _token_ids(ids),
+        salt or "",
+        None if embeds is None else read_prompt_embeds(embeds),
+    )
+
+
+def with_text(prompt: PromptType, text: str | None) -> PromptType:
+    """The prompt with its text, for the output, if it does not tell it itself."""
+    if text is None or isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, Mapping):
+        return {"prompt": text, **prompt}  # type: ignore[return-value]  # still one of the forms
+    return TokensPrompt(prompt_token_ids=prompt, prompt=text)
+
+
+def joined_prompt(prompt: PromptType | None, token_ids: list[int] | None) -> PromptType:
+    """One prompt out of vLLM's early form, text and ids apart; the ids win, the text is for the output.
+
+    Raises RequestError when both are None.
+    """
+    if token_ids is None and prompt is None:
+        raise RequestError("Either prompt or prompt_token_ids must be provided.", "prompt")
+    if token_ids is None:
+        return prompt  # type: ignore[return-value]  # not None: told apart above
+    if isinstance(prompt, str):
+        return TokensPrompt(prompt_token_ids=token_ids, prompt=prompt)
+    return TokensPrompt(prompt_token_ids=token_ids)
+
+
+def _token_ids(ids: Any) -> list[int]:
+    if not isinstance(ids, Iterable):
+        raise RequestError(
+            f"A prompt must be a string, a list of token ids or a dict, got {type(ids).__name__}.", "prompt"
+        )
+    listed = list(ids)
+    if set(map(type, listed)) <= {int}:
+        return listed
+    try:
+        if bool in set(map(type, listed)):
+            raise TypeError
+        return [operator.index(i) for i in listed]
+    except TypeError:
+        raise RequestError("prompt_token_ids must hold integers only.", "prompt_token_ids") from None

@@ -1,0 +1,60 @@
+"""FlatLogprobs reads like the list of dicts that it stands for."""
+
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.frontend.outputs.logprobs import FlatLogprobs, Logprob, joined, position_logprobs
+from octavo.messages.request import TokenLogprobs
+from tests.fakes import ByteTokenizer
+
+ENTRIES = st.builds(Logprob, st.floats(-50, 0), st.integers(1, 9) | st.none(), st.none())
+POSITIONS = st.lists(st.none() | st.dictionaries(st.integers(0, 300), ENTRIES, min_size=1, max_size=4))
+INDEXES = st.none() | st.integers(-9, 9)
+
+
+@given(POSITIONS, st.slices(8))
+def test_reads_like_a_list(positions, part):
+    flat = FlatLogprobs(positions)
+    assert list(flat) == positions == flat
+    assert len(flat) == len(positions)
+    assert flat[part] == positions[part]
+    assert isinstance(flat[part], FlatLogprobs)
+    assert list(reversed(flat)) == positions[::-1]
+    if positions:
+        assert flat[-1] == positions[-1]
+    with pytest.raises(IndexError):
+        flat[len(positions)]
+
+
+@given(POSITIONS, POSITIONS)
+def test_parts_join(first, second):
+    flat = FlatLogprobs(first)
+    flat.extend(second)
+    assert flat == first + second
+    assert joined(FlatLogprobs(first), FlatLogprobs(second)) == first + second
+    assert joined(first, second) == first + second
+    assert joined(first, None) is None
+
+
+def test_columns_are_vllms():
+    flat = FlatLogprobs(
+        [None, {7: Logprob(-0.5, 1, "a"), 9: Logprob(-1.5, 2, "b")}, {7: Logprob(-2.0, 4, "a")}]
+    )
+    assert (flat.start_indices, flat.end_indices) == ([0, 0, 2], [0, 2, 3])
+    assert (list(flat.token_ids), list(flat.ranks)) == ([7, 9, 7], [1, 2, 4])
+    assert (list(flat.logprobs), flat.decoded_tokens) == ([-0.5, -1.5, -2.0], ["a", "b", "a"])
+
+
+def test_it_is_lighter():
+    entry = TokenLogprobs(list(range(20)), [-float(i) for i in range(20)], list(range(1, 21)))
+    positions = [position_logprobs(entry, ByteTokenizer()) for _ in range(100)]
+    flat = FlatLogprobs(positions)
+    nested_bytes = sum(
+        sys.getsizeof(p) + sum(sys.getsizeof(e) + sys.getsizeof(e.logprob) for e in p.values())
+        for p in positions
+    )
+    flat_bytes = sum(map(sys.getsizeof, (flat.token_ids, flat.logprobs, flat.ranks, flat._ends)))
+    assert flat_bytes < nested_bytes / 3
