@@ -16,9 +16,9 @@ from octavo.base import log
 from octavo.base.errors import EngineDead
 from octavo.config import EngineArgs, EngineConfig, resolve
 from octavo.config.concerns import resolve_concerns
-from octavo.frontend.admission.admission import Admission, Slot
-from octavo.frontend.admission.occupancy import Occupancy
+from octavo.frontend.admission.admission import Admission, Ticket
 from octavo.frontend.admission.preparation import Preparation
+from octavo.frontend.admission.queue_usage import QueueUsage
 from octavo.frontend.client.attached import AttachedClient
 from octavo.frontend.client.door import Door
 from octavo.frontend.client.restart import RestartPolicy
@@ -75,7 +75,7 @@ class AsyncLLM:
         on_crash: Literal["none", "restart"] = "none",
         num_fronts: int = 1,
         client: Door | None = None,
-        occupancy: Occupancy | None = None,
+        queue_usage: QueueUsage | None = None,
         **named: object,
     ) -> None:
         """Load the tokenizer; the core's process starts with `start` or with the first request.
@@ -84,7 +84,7 @@ class AsyncLLM:
         on_crash: whether another core follows one that died or hung
         num_fronts: this one and those that will be `attached`
         client: the door to a core that is there already
-        occupancy: of the queue, shared with its other fronts
+        queue_usage: of the queue, shared with its other fronts
         """
         log.setup_if_asked()
         self.config = config = resolve_concerns(*configs, **named)
@@ -104,8 +104,8 @@ class AsyncLLM:
         )
         self.operator = Operator(config, self.metrics, self.core)
         if num_fronts > 1:
-            occupancy = Occupancy.shared(self.core.mailbox_path, 0, num_fronts)
-        self.admission = Admission(config, self.metrics, occupancy)
+            queue_usage = QueueUsage.shared(self.core.mailbox_path, 0, num_fronts)
+        self.admission = Admission(config, self.metrics, queue_usage)
         self._streams: dict[str, OutputStream] = {}
         """Of generators, by the requests' keys."""
         self._sessions: dict[Session, str] = {}
@@ -141,8 +141,8 @@ class AsyncLLM:
 
         config: the owner's. `start` waits for the core, `shutdown` leaves it alone.
         """
-        occupancy = Occupancy.shared(mailbox_path, front)
-        return cls(config, client=AttachedClient(mailbox_path, front), occupancy=occupancy)
+        queue_usage = QueueUsage.shared(mailbox_path, front)
+        return cls(config, client=AttachedClient(mailbox_path, front), queue_usage=queue_usage)
 
     def generate(
         self,
@@ -153,7 +153,7 @@ class AsyncLLM:
         prompt_text: str | None = None,
         session_id: str | None = None,
         kv_hints: Any = None,
-        slot: Slot | None = None,
+        ticket: Ticket | None = None,
         **options: Unpack[RequestKeywords],
     ) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of one request, the last with finished=True; closing the generator aborts it.
@@ -161,7 +161,7 @@ class AsyncLLM:
         prompt: a stream of pieces makes a session of turns (see streaming_input)
         prompt_text: of a prompt of token ids, for the outputs
         session_id, kv_hints: accepted without effect
-        slot: of `reserve`, whose caller releases it; None: one is taken for this request
+        ticket: of `reserve`, whose caller releases it; None: one is taken for this request
         Raises RequestError and Overloaded before anything is started, EngineDead when the core ends.
         """
         del session_id, kv_hints
@@ -169,9 +169,9 @@ class AsyncLLM:
         if isinstance(prompt, AsyncIterable):
             session = Session(prompt, sampling_params, self.input_processor, parsed.tokenization)
             of_turns = replace(parsed, tokenization=TokenizationOptions())
-            turn = partial(self._answer, options=of_turns, slot=slot)
+            turn = partial(self._answer, options=of_turns, ticket=ticket)
             return self._hold(session, request_id or uuid4().hex, turn)
-        return self._answer(with_text(prompt, prompt_text), sampling_params, request_id, parsed, slot)
+        return self._answer(with_text(prompt, prompt_text), sampling_params, request_id, parsed, ticket)
 
     async def _answer(
         self,
@@ -179,7 +179,7 @@ class AsyncLLM:
         sampling_params: SamplingParams | None,
         request_id: str | None,
         options: RequestOptions,
-        slot: Slot | None,
+        ticket: Ticket | None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of one request."""
         process = partial(
@@ -187,8 +187,8 @@ class AsyncLLM:
         )
         kind = sampling_params.output_kind if sampling_params else None
         stream = OutputStream(is_delta=kind is RequestOutputKind.DELTA)
-        own = await self._admit(prompt, sampling_params) if slot is None else None
-        taken = slot or own
+        own = await self._admit(prompt, sampling_params) if ticket is None else None
+        taken = ticket or own
         assert taken is not None
         key, output = "", None
 
@@ -246,14 +246,14 @@ class AsyncLLM:
             RequestOptions.parse(options, arrival_time),
             request_id=request_id,
         )
-        slot = await self._admit(joined, wanted)
+        ticket = await self._admit(joined, wanted)
         try:
             await self._check_form(wanted)
-            prepared = await self._prepare(process, slot)
+            prepared = await self._prepare(process, ticket)
             self.core.open(prepared, partial(self._last_outputs.receive, prepared.key))
-            self._last_outputs.expect(prepared.key, slot)
+            self._last_outputs.expect(prepared.key, ticket)
         except BaseException:
-            slot.release()
+            ticket.release()
             raise
         return prepared.request_id
 
@@ -325,7 +325,7 @@ class AsyncLLM:
         self.core.check_open()
         self.admission.check(num_requests, num_tokens)
 
-    def reserve(self, num_sequences: int = 1, prompt: PromptType = "") -> Slot:
+    def reserve(self, num_sequences: int = 1, prompt: PromptType = "") -> Ticket:
         """A place for a request before any work is done for it: for `generate`, perhaps several times.
 
         prompt: what there is of it, for an estimate of its length. Raises Overloaded, EngineDead.
@@ -352,7 +352,7 @@ class AsyncLLM:
         """The tokenizer; None with skip_tokenizer_init."""
         return self.tokenizer
 
-    async def _admit(self, prompt: PromptType, params: SamplingParams | None) -> Slot:
+    async def _admit(self, prompt: PromptType, params: SamplingParams | None) -> Ticket:
         await self.start()
         self.core.check_open()
         return self.admission.reserve(params.n if params else 1, prompt)
@@ -363,10 +363,10 @@ class AsyncLLM:
             verdict = self.input_processor.grammars.ask(params.structured_outputs)
             await asyncio.shield(asyncio.wrap_future(verdict))
 
-    async def _prepare(self, process: Callable[[], PreparedRequest], slot: Slot) -> PreparedRequest:
+    async def _prepare(self, process: Callable[[], PreparedRequest], ticket: Ticket) -> PreparedRequest:
         """Check a request, off the event loop."""
         prepared = await self.off_loop(process)
-        slot.set_prompt(len(prepared.prompt_token_ids))
+        ticket.set_prompt(len(prepared.prompt_token_ids))
         return prepared
 
     def _learn(self, ready: Ready) -> None:

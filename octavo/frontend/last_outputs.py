@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from octavo.frontend.admission.admission import Slot
+from octavo.frontend.admission.admission import Ticket
 from octavo.frontend.outputs.request_output import RequestOutput
 
 
@@ -11,22 +11,22 @@ class LastOutputs:
     """Holds the requests' places in the queue, then their last outputs. Used on one event loop."""
 
     def __init__(self) -> None:
-        self._slots: dict[str, Slot] = {}
+        self._tickets: dict[str, Ticket] = {}
         """Of open requests, by key."""
         self._finished: list[RequestOutput] = []
         self._news = asyncio.Event()
 
-    def expect(self, key: str, slot: Slot) -> None:
-        """Wait for the last output of a request, and release its slot then."""
-        self._slots[key] = slot
+    def expect(self, key: str, ticket: Ticket) -> None:
+        """Wait for the last output of a request, and release its ticket then."""
+        self._tickets[key] = ticket
 
     def receive(self, key: str, output: RequestOutput) -> None:
         """Take an output of a request that is expected."""
-        slot = self._slots[key]
-        slot.set_prompt(0)
+        ticket = self._tickets[key]
+        ticket.set_prompt(0)
         if output.finished:
-            slot.release()
-            del self._slots[key]
+            ticket.release()
+            del self._tickets[key]
             self._finished.append(output)
             self._news.set()
 
@@ -34,7 +34,7 @@ class LastOutputs:
         """Wait for last outputs and hand them out; [] when none is expected. Raises what `check` raises."""
         while not self._finished:
             check()
-            if not self._slots:
+            if not self._tickets:
                 break
             self._news.clear()
             await self._news.wait()
@@ -43,7 +43,7 @@ class LastOutputs:
 
     def fail(self) -> None:
         """Expect nothing more: the core has ended."""
-        for slot in self._slots.values():
-            slot.release()
-        self._slots.clear()
+        for ticket in self._tickets.values():
+            ticket.release()
+        self._tickets.clear()
         self._news.set()

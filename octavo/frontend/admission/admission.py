@@ -1,6 +1,6 @@
 """`Admission`: how many requests may wait. Asked before any work is done for a request.
 
-Used by the asynchronous engine, from one event loop. Each request has a slot from its arrival to its end,
+Used by the asynchronous engine, from one event loop. Each request has a ticket from its arrival to its end,
 whatever the end is; the bounds are the options max_num_queued_reqs and max_num_queued_tokens, of all fronts
 of the engine together.
 """
@@ -10,7 +10,7 @@ from typing import Self
 
 from octavo.base.errors import Overloaded, RequestError
 from octavo.config.engine import EngineConfig
-from octavo.frontend.admission.occupancy import Occupancy, Taken
+from octavo.frontend.admission.queue_usage import QueueUsage, Taken
 from octavo.frontend.observe.engine_metrics import EngineMetrics
 from octavo.frontend.requests.prompts import PromptType
 
@@ -19,7 +19,7 @@ _CHARS_PER_TOKEN = 4
 _LONGEST_RETRY_S = 60.0
 
 
-class Slot:
+class Ticket:
     """One request's place; released once, by whoever comes first."""
 
     def __init__(self, admission: "Admission", num_sequences: int, num_tokens: int) -> None:
@@ -49,14 +49,12 @@ class Slot:
 class Admission:
     """Counts sequences and waiting prompt tokens of all open requests."""
 
-    def __init__(
-        self, config: EngineConfig, metrics: EngineMetrics, occupancy: Occupancy | None = None
-    ) -> None:
-        """occupancy: shared with other fronts, if there are any."""
+    def __init__(self, config: EngineConfig, metrics: EngineMetrics, usage: QueueUsage | None = None) -> None:
+        """usage: shared with other fronts, if there are any."""
         self.num_sequences = 0
         """Of this front."""
         self.num_waiting_tokens = 0
-        self._occupancy = occupancy or Occupancy.alone()
+        self._usage = usage or QueueUsage.alone()
         self._num_seats = config.scheduler.max_num_seqs
         self._max_queued = config.front.max_num_queued_reqs
         self._max_tokens = config.front.max_num_queued_tokens
@@ -67,7 +65,7 @@ class Admission:
 
         A prompt longer than the bound is taken when none waits: it could never come in else.
         """
-        taken = self._occupancy.total()
+        taken = self._usage.total()
         num_queued = taken.num_sequences + num_sequences - self._num_seats
         if 0 < self._max_queued < num_sequences - self._num_seats:
             raise RequestError(
@@ -81,21 +79,21 @@ class Admission:
         if self._max_tokens and waiting and waiting + num_tokens > self._max_tokens:
             self._refuse("max_num_queued_tokens", waiting, self._max_tokens, "prompt tokens")
 
-    def reserve(self, num_sequences: int, prompt: PromptType) -> Slot:
+    def reserve(self, num_sequences: int, prompt: PromptType) -> Ticket:
         """Take a place, all or nothing. Raises Overloaded."""
         num_tokens = _estimate(prompt)
         self.check(num_sequences, num_tokens)
-        return Slot(self, num_sequences, num_tokens)
+        return Ticket(self, num_sequences, num_tokens)
 
     def take(self, num_sequences: int, num_tokens: int) -> None:
         """Count so much more, or less, for this front."""
         self.num_sequences += num_sequences
         self.num_waiting_tokens += num_tokens
-        self._occupancy.write(Taken(self.num_sequences, self.num_waiting_tokens))
+        self._usage.write(Taken(self.num_sequences, self.num_waiting_tokens))
 
     def forget(self, front: int) -> None:
         """The process of another front has ended: what it had taken is free."""
-        self._occupancy.write(Taken(0, 0), front)
+        self._usage.write(Taken(0, 0), front)
 
     def _refuse(self, option: str, waiting: int, allowed: int, unit: str) -> None:
         self._metrics.note_rejection(option)
@@ -109,7 +107,7 @@ class Admission:
         """About when the queue will have moved: rounds of requests ahead times the time of one."""
         latency = self._metrics.request_latency
         mean_s = latency.sum / latency.count if latency.count else 1.0
-        num_sequences = self._occupancy.total().num_sequences
+        num_sequences = self._usage.total().num_sequences
         return min(max(1.0, mean_s * num_sequences / self._num_seats), _LONGEST_RETRY_S)
 
 

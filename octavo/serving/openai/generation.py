@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.base.errors import RequestError
-from octavo.frontend.admission.admission import Slot
+from octavo.frontend.admission.admission import Ticket
 from octavo.frontend.outputs.request_output import RequestOutput
 from octavo.frontend.requests.prompts import PromptType
 from octavo.messages.sampling import SamplingParams
@@ -77,11 +77,11 @@ class Generation:
         engine, num_sequences = self.caller.engine, self.params.num_sequences
         width = max(1, engine.config.scheduler.max_num_seqs // num_sequences)
         with ExitStack() as reserved:
-            slots = [
+            tickets = [
                 reserved.enter_context(engine.reserve(num_sequences, _text_of(prompt)))
                 for prompt in self.prompts[:width]
             ]
-            outputs = self._one(0, slots[0]) if len(self.prompts) == 1 else self._in_turns(slots)
+            outputs = self._one(0, tickets[0]) if len(self.prompts) == 1 else self._in_turns(tickets)
             async with aclosing(outputs):
                 async for index, output in outputs:
                     fault = _take_fault(output)
@@ -120,7 +120,7 @@ class Generation:
             last = {index: output async for index, output in outputs}
         return [last[index] for index in range(len(self.prompts))]
 
-    async def _one(self, index: int, slot: Slot) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    async def _one(self, index: int, ticket: Ticket) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         request, caller = self.request, self.caller
         prompt = await self._rendered(self.prompts[index])
         outputs = caller.engine.generate(
@@ -132,7 +132,7 @@ class Generation:
             priority=request.priority or 0,
             tenant=caller.tenant,
             deadline_s=request.deadline_s,
-            slot=slot,
+            ticket=ticket,
         )
         async with aclosing(outputs):
             async for output in outputs:
@@ -150,11 +150,11 @@ class Generation:
             return {"prompt_token_ids": prompt, "cache_salt": salt}
         return {**prompt, "cache_salt": salt}  # type: ignore[return-value]  # the same kind of prompt
 
-    async def _in_turns(self, slots: list[Slot]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-        """One task per slot takes prompt after prompt; what they bring meets in a queue of one."""
+    async def _in_turns(self, tickets: list[Ticket]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        """One task per ticket takes prompt after prompt; what they bring meets in a queue of one."""
         queue: asyncio.Queue[tuple[int, RequestOutput] | Exception | None] = asyncio.Queue(1)
         todo = iter(range(len(self.prompts)))
-        tasks = [asyncio.create_task(self._work_off(todo, slot, queue)) for slot in slots]
+        tasks = [asyncio.create_task(self._work_off(todo, ticket, queue)) for ticket in tickets]
         num_open = len(tasks)
         try:
             while num_open:
@@ -173,12 +173,12 @@ class Generation:
     async def _work_off(
         self,
         todo: Iterator[int],
-        slot: Slot,
+        ticket: Ticket,
         queue: "asyncio.Queue[tuple[int, RequestOutput] | Exception | None]",
     ) -> None:
         try:
             for index in todo:
-                async with aclosing(self._one(index, slot)) as outputs:
+                async with aclosing(self._one(index, ticket)) as outputs:
                     async for item in outputs:
                         await queue.put(item)
         except Exception as error:

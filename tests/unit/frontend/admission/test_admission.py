@@ -21,14 +21,14 @@ def make(metrics=None, **front):
 
 def test_seats_and_queue():
     admission = make(max_num_queued_reqs=3)
-    slots = [admission.reserve(1, "a") for _ in range(5)]
+    tickets = [admission.reserve(1, "a") for _ in range(5)]
     with pytest.raises(Overloaded, match="1 sequences wait, max_num_queued_reqs=3"):
         admission.reserve(3, "a")
-    slots.append(admission.reserve(2, "a"))
+    tickets.append(admission.reserve(2, "a"))
     with pytest.raises(Overloaded):
         admission.check()
-    slots[0].release()
-    slots[0].release()
+    tickets[0].release()
+    tickets[0].release()
     admission.check(1)
     with pytest.raises(Overloaded):
         admission.check(2)
@@ -70,16 +70,16 @@ def test_when_to_try_again(mean_s, wait_s):
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 60), st.integers(0, 9)), max_size=40))
 def test_places_taken_are_places_given_back(requests):
     admission = make(max_num_queued_reqs=6, max_num_queued_tokens=120)
-    slots = []
+    tickets = []
     for num_sequences, num_tokens, leaving in requests:
         with suppress(Overloaded):
-            slots.append(admission.reserve(num_sequences, [0] * num_tokens))
+            tickets.append(admission.reserve(num_sequences, [0] * num_tokens))
         assert admission.num_sequences <= 4 + 6
         assert admission.num_waiting_tokens <= 120
-        if slots and leaving % 2:
-            slots.pop(leaving % len(slots)).release()
-    for slot in slots:
-        slot.release()
+        if tickets and leaving % 2:
+            tickets.pop(leaving % len(tickets)).release()
+    for ticket in tickets:
+        ticket.release()
     assert (admission.num_sequences, admission.num_waiting_tokens) == (0, 0)
 
 

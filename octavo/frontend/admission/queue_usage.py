@@ -1,4 +1,4 @@
-"""`Occupancy`: what each front of an engine has taken of its queue; all of them see all of it.
+"""`QueueUsage`: what each front of an engine has taken of its queue; all of them see all of it.
 
 Owned by `admission`. Where there are several fronts the rows are in a file of the mailbox that they map: each
 writes its own row and adds up all, so a refusal costs neither a lock nor a message. Two fronts that look at
@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple, Self
 
-_FILE = "occupancy"
+_FILE = "queue_usage"
 _NUM_CELLS = 2
 _ROW_BYTES = 8 * _NUM_CELLS
 
@@ -23,7 +23,7 @@ class Taken(NamedTuple):
     """Of prompts that are not computed yet."""
 
 
-class Occupancy:
+class QueueUsage:
     """Rows by number of front."""
 
     def __init__(self, rows: bytearray | mmap.mmap, front: int) -> None:
