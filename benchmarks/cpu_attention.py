@@ -24,11 +24,13 @@ from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from octavo.runtime.kernels.attention import PagedAttention
 from octavo.runtime.kernels.cache_layout import SCALE_BYTES, rounded, rounded_parts
 from octavo.runtime.kernels.cpu.library import Library
 from octavo.runtime.kernels.cpu.table import cpu_table, table_of
+from octavo.runtime.kernels.precision import InputPrecision
 from octavo.runtime.kernels.ref.cache import paged_attention as twin
-from octavo.runtime.kernels.table import Activations, KernelTable, PagedAttention
+from octavo.runtime.kernels.table import KernelTable
 
 BLOCK = 16
 MODELS = {"SmolLM2-135M": (9, 3, 64), "Gemma 3 270M": (4, 1, 256), "Qwen3-0.6B": (16, 8, 128)}
@@ -101,7 +103,7 @@ def in_huge_pages(tensor: Tensor) -> Tensor:
 
 def check(one: PagedAttention, many: PagedAttention) -> None:
     """End with an error where results are wrong. many: with several threads"""
-    kinds: tuple[Activations, ...] = ("float32", "bfloat16")
+    kinds: tuple[InputPrecision, ...] = ("float32", "bfloat16")
     for kind in kinds:
         worst = 0.0
         for heads, kv_heads, size in [*MODELS.values(), (8, 1, 96), (32, 2, 32)]:
@@ -119,9 +121,9 @@ def check(one: PagedAttention, many: PagedAttention) -> None:
         print(json.dumps({"check": kind, "largest error": worst, "same bits": True}), flush=True)
 
 
-def by_octavo(table: KernelTable, batch: Batch, kind: Activations, cache: Tensor) -> Tensor:
+def by_octavo(table: KernelTable, batch: Batch, kind: InputPrecision, cache: Tensor) -> Tensor:
     q, *where = batch
-    return table.paged_attention(q, cache, *where, scale=q.shape[2] ** -0.5, activations=kind)
+    return table.attention.paged_attention(q, cache, *where, scale=q.shape[2] ** -0.5, activations=kind)
 
 
 def by_torch(batch: Batch, cache: Tensor) -> Tensor:
@@ -204,7 +206,7 @@ def main() -> None:
     path = args.library
     one, table = (table_of(Library(path), n) if path else cpu_table(n) for n in (1, args.threads))
     if not args.no_check:
-        check(one.paged_attention, table.paged_attention)
+        check(one.paged_attention, table.attention.paged_attention)
     a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
     (rate,) = medians_us({"": (b.matmul, [a])}, 0.5).values()
     print(json.dumps({"float32 product, GFLOP/s": round(2 * 1024**3 / rate / 1000, 1)}), flush=True)
@@ -217,7 +219,7 @@ def main() -> None:
             layers = 3 if "prefill" in name else max(3, (192 << 20) // cache.nbytes)
             copied = in_huge_pages if args.huge_pages else torch.clone
             caches, small = ([copied(each) for _ in range(layers)] for each in (cache, in_int8(cache)))
-            kinds: tuple[Activations, ...] = ("float32", "bfloat16")
+            kinds: tuple[InputPrecision, ...] = ("float32", "bfloat16")
             calls: dict[str, tuple[Callable[[Tensor], object], list[Tensor]]] = {}
             for kind in kinds:
                 calls[kind] = partial(by_octavo, table, batch, kind), caches

@@ -21,7 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from octavo.base.gguf import BLOCK_TYPES
 from octavo.runtime.kernels.cpu.table import cpu_table
-from octavo.runtime.kernels.table import Activations, KernelTable
+from octavo.runtime.kernels.precision import InputPrecision
+from octavo.runtime.kernels.table import KernelTable
 
 Matrix = tuple[str, int, int]
 """Block type, outputs, inputs."""
@@ -33,7 +34,7 @@ MODELS: dict[str, tuple[list[Matrix], Matrix]] = {
     "smollm2": (SMOLLM2 * 30, ("Q8_0", 49152, 576)),
     "gemma": ([*GEMMA, ("Q6_K", 640, 2048), *GEMMA, ("Q4_K", 640, 2048)] * 9, ("Q8_0", 262144, 640)),
 }
-KINDS: tuple[Activations, ...] = ("float32", "bfloat16", "int16", "int8")
+KINDS: tuple[InputPrecision, ...] = ("float32", "bfloat16", "int16", "int8")
 MANY = 256
 """From so many rows on it is a prompt: no head, and of ours no float32."""
 
@@ -49,12 +50,12 @@ def packed(matrix: Matrix) -> Tensor:
     return blocks.view(rows, -1)
 
 
-def ours(table: KernelTable, matrices: list[tuple[Matrix, Tensor]], kind: Activations, m: int) -> Work:
+def ours(table: KernelTable, matrices: list[tuple[Matrix, Tensor]], kind: InputPrecision, m: int) -> Work:
     xs = {matrix[2]: torch.randn(m, matrix[2]) for matrix, _ in matrices}
 
     def work() -> None:
         for (name, _, columns), blocks in matrices:
-            table.block_matmul(xs[columns], blocks, name, None, kind)
+            table.linear.block_matmul(xs[columns], blocks, name, None, kind)
 
     return work
 

@@ -44,7 +44,7 @@ def main() -> None:
             row: dict[str, object] = {"type": name, "rows": m}
             x = torch.randn(m, k)
             for kind in ("float32", "int16", "int8"):
-                seconds = best_s(partial(table.block_matmul, x, blocks, name, None, kind))
+                seconds = best_s(partial(table.linear.block_matmul, x, blocks, name, None, kind))
                 row[f"{kind} GB/s"] = round(blocks.nbytes / seconds / 1e9, 2)
                 row[f"{kind} GMAC/s"] = round(m * k * len(blocks) / seconds / 1e9, 1)
             print(json.dumps(row), flush=True)

@@ -44,7 +44,7 @@ from octavo.messages.kv import HeadsKV, KVCacheGroup, ModelReady
 from octavo.messages.request import EngineOutputs
 from octavo.messages.sampling import RequestOutputKind, SamplingParams
 from octavo.messages.step import ModelRunnerOutput
-from octavo.runtime.kernels.ref.steps import STEP_ENDS
+from octavo.runtime.kernels.ref.steps import STEP_KERNELS
 from octavo.runtime.models.interface import Model
 from octavo.runtime.sampling.sampler import Sampler
 from octavo.runtime.worker.cuda_graphs import CUDAGraphs
@@ -193,7 +193,7 @@ def make_runner(config, plan):
     state = RequestState(count, config.model.max_model_len, plan, device)
     sampler = Sampler(64, count, device)
     runner = ModelRunner(cache, state, sampler, [])
-    runner.equip(CUDAGraphs(NoModel(), cache, state, sampler, STEP_ENDS, lambda compute: lambda: None))
+    runner.equip(CUDAGraphs(NoModel(), cache, state, sampler, STEP_KERNELS, lambda compute: lambda: None))
     return runner
 
 

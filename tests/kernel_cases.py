@@ -10,8 +10,10 @@ import torch
 from gguf import GGMLQuantizationType, quants
 
 from octavo.base.gguf import BLOCK_TYPES
-from octavo.runtime.kernels.choice import Cut
-from octavo.runtime.kernels.table import HeadNorms, KernelTable, Rotation
+from octavo.runtime.kernels.attention import HeadNorms, Rotation
+from octavo.runtime.kernels.ref.table import ref_table
+from octavo.runtime.kernels.sampling import Cut
+from octavo.runtime.kernels.table import KernelTable
 
 BLOCKS = {kind.name: kind for kind in BLOCK_TYPES.values()}
 TYPE_NAMES = sorted(BLOCKS)
@@ -334,9 +336,16 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
 }
 
 
-_NO_OPS = {"name", "split_product", "step_ends", "activations", "record_tape"}
+_NO_OPS = {"split_product", "input_precision", "begin", "end", "record_tape"}
 _NO_OPS |= {"gated_block_matmul", "block_feed_forward", "block_likeliest", "sandwich_norm"}
-OPS = [field.name for field in fields(KernelTable) if field.name not in _NO_OPS]
+_REF = ref_table()
+_FAMILIES = [field.name for field in fields(KernelTable) if field.name != "name"]
+_FAMILY_OF = {op.name: family for family in _FAMILIES for op in fields(getattr(_REF, family))}
+OPS = [op for op in _FAMILY_OF if op not in _NO_OPS]
+
+
+def find(table: KernelTable, op: str) -> Callable[..., Any]:
+    return getattr(getattr(table, _FAMILY_OF[op]), op)
 
 
 def run(table: KernelTable, op: str, case: Case) -> list[torch.Tensor]:
@@ -344,7 +353,7 @@ def run(table: KernelTable, op: str, case: Case) -> list[torch.Tensor]:
         copy.deepcopy(arg) if index in case.changed + case.spoiled else arg
         for index, arg in enumerate(case.args)
     ]
-    result = getattr(table, op)(*args, **case.kwargs)
+    result = find(table, op)(*args, **case.kwargs)
     outputs = list(result) if isinstance(result, tuple) else [] if result is None else [result]
     return [*outputs, *(args[index] for index in case.changed)]
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from octavo.runtime.kernels.table import Rotation
+from octavo.runtime.kernels.attention import Rotation
 
 MAX_CAPTURED_TOKENS = 2048
 """Tokens of a step that may be captured in a CUDA graph; longer steps never are."""

@@ -4,31 +4,36 @@ import pytest
 import torch
 
 from octavo.runtime.kernels.cpu.table import cpu_table
-from octavo.runtime.kernels.table import Activations, KernelTable
+from octavo.runtime.kernels.precision import InputPrecision
+from octavo.runtime.kernels.table import KernelTable
 from tests.kernel_cases import CACHE_DTYPES, TYPE_NAMES, make_blocks, make_paged
 
 
 @pytest.mark.parametrize("activations", ["float32", "bfloat16", "int16", "int8"])
 @pytest.mark.parametrize("name", TYPE_NAMES)
-def test_matmul_rows_do_not_see_each_other(fast: KernelTable, name: str, activations: Activations) -> None:
+def test_matmul_rows_do_not_see_each_other(fast: KernelTable, name: str, activations: InputPrecision) -> None:
     torch.manual_seed(2)
     blocks, x = make_blocks(name, 101, 512), torch.randn(70, 512)
-    whole = cpu_table(1).block_matmul(x, blocks, name, None, activations)
+    whole = cpu_table(1).linear.block_matmul(x, blocks, name, None, activations)
     for start, end in ((0, 1), (69, 70), (3, 5), (1, 4), (7, 24), (0, 70), (13, 70)):
-        part = fast.block_matmul(x[start:end], blocks, name, None, activations)
+        part = fast.linear.block_matmul(x[start:end], blocks, name, None, activations)
         assert torch.equal(part, whole[start:end]), (start, end)
 
 
 @pytest.mark.parametrize("activations", ["float32", "bfloat16", "int16", "int8"])
 @pytest.mark.parametrize("name", TYPE_NAMES)
-def test_matmul_columns_do_not_see_each_other(fast: KernelTable, name: str, activations: Activations) -> None:
+def test_matmul_columns_do_not_see_each_other(
+    fast: KernelTable, name: str, activations: InputPrecision
+) -> None:
     torch.manual_seed(2)
     blocks, x = make_blocks(name, 101, 512), torch.randn(9, 512)
-    whole = fast.block_matmul(x, blocks, name, None, activations)
+    whole = fast.linear.block_matmul(x, blocks, name, None, activations)
     for start, end in ((0, 1), (5, 30), (100, 101)):  # a tensor-parallel rank's part, or q, k, v apart
         part = blocks[start:end]
-        assert torch.equal(fast.block_matmul(x, part, name, None, activations), whole[:, start:end])
-        assert torch.equal(fast.block_matmul(x[:1], part, name, None, activations), whole[:1, start:end])
+        assert torch.equal(fast.linear.block_matmul(x, part, name, None, activations), whole[:, start:end])
+        assert torch.equal(
+            fast.linear.block_matmul(x[:1], part, name, None, activations), whole[:1, start:end]
+        )
 
 
 @pytest.mark.parametrize("dtype", CACHE_DTYPES)
@@ -37,9 +42,9 @@ def test_attention_ignores_chunks_and_neighbours(fast: KernelTable, dtype: torch
     lens = [(150, 150), (1, 77), (20, 95)]
     paged = make_paged(lens, heads=6, kv_heads=2, head_dim=48, block_size=16, dtype=dtype, window=window)
     options = {"scale": 0.15, "sliding_window": window, "soft_cap": 0.0}
-    whole = cpu_table(1).paged_attention(*paged.args(), **options)
+    whole = cpu_table(1).attention.paged_attention(*paged.args(), **options)
     for chunk in (1, 7, 64):
-        assert torch.equal(fast.paged_attention(*paged.in_chunks(chunk), **options), whole), chunk
+        assert torch.equal(fast.attention.paged_attention(*paged.in_chunks(chunk), **options), whole), chunk
 
 
 def test_block_size_and_place_do_not_matter(fast: KernelTable) -> None:
@@ -52,15 +57,15 @@ def test_block_size_and_place_do_not_matter(fast: KernelTable) -> None:
                 block = paged.block_tables[r, position // block_size]
                 paged.cache[block, :, position % block_size] = keys[r, position]
         q = torch.randn(paged.q.shape, generator=torch.Generator().manual_seed(6))
-        outputs.append(fast.paged_attention(q, *paged.args()[1:], scale=0.1))
+        outputs.append(fast.attention.paged_attention(q, *paged.args()[1:], scale=0.1))
     assert torch.equal(outputs[0], outputs[1])
     assert torch.equal(outputs[0], outputs[2])
 
 
 def test_not_a_number_stays_with_its_request(fast: KernelTable) -> None:
     paged = make_paged([(4, 40), (3, 50)], heads=4, kv_heads=2, head_dim=32, block_size=16)
-    clean = fast.paged_attention(*paged.args(), scale=0.1)
+    clean = fast.attention.paged_attention(*paged.args(), scale=0.1)
     paged.cache[paged.block_tables[1, 0], :, 3] = float("nan")
-    out = fast.paged_attention(*paged.args(), scale=0.1)
+    out = fast.attention.paged_attention(*paged.args(), scale=0.1)
     assert torch.equal(out[:4], clean[:4])
     assert out[4:].isnan().all()

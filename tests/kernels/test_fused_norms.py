@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from octavo.runtime.kernels.attention import HeadNorms, Rotation
 from octavo.runtime.kernels.ref.elementwise import sandwich_norm
-from octavo.runtime.kernels.table import HeadNorms, KernelTable, Rotation
+from octavo.runtime.kernels.table import KernelTable
 from tests.kernel_cases import CACHE_DTYPES, assert_close, to_cache
 
 
@@ -13,9 +14,9 @@ def test_a_norm_put_off_gives_the_same_bits(fast: KernelTable, tokens: int, size
     torch.manual_seed(4)
     x, residual = torch.randn(tokens, size + 5)[:, :size], torch.randn(tokens, 2 * size)[:, size:]
     inner, weight = torch.randn(size), torch.randn(size)
-    assert fast.sandwich_norm is not None
-    together = fast.sandwich_norm(x, inner, weight, 1e-5, residual)
-    apart = fast.rms_norm(fast.rms_norm(x, inner, 1e-5), weight, 1e-5, residual)
+    assert fast.norms.sandwich_norm is not None
+    together = fast.norms.sandwich_norm(x, inner, weight, 1e-5, residual)
+    apart = fast.norms.rms_norm(fast.norms.rms_norm(x, inner, 1e-5), weight, 1e-5, residual)
     twin = sandwich_norm(x, inner, weight, 1e-5, residual)
     for one, two, expected in zip(together, apart, twin, strict=True):
         assert torch.equal(one, two)
@@ -46,8 +47,8 @@ def test_heads_are_normalised_on_their_way(
     slots[7] = -1
     cache = to_cache(torch.randn(3, 2, 16, kv_heads, head_dim), dtype)
     other = cache.clone()
-    normed = fast.rms_norm(q, norms.q_weight, 1e-6), fast.rms_norm(k, norms.k_weight, 1e-6)
-    apart = fast.store_kv(*normed, v, other, slots, rotation=rotation)
-    together = fast.store_kv(q, k, v, cache, slots, rotation=rotation, norms=norms)
+    normed = fast.norms.rms_norm(q, norms.q_weight, 1e-6), fast.norms.rms_norm(k, norms.k_weight, 1e-6)
+    apart = fast.attention.store_kv(*normed, v, other, slots, rotation=rotation)
+    together = fast.attention.store_kv(q, k, v, cache, slots, rotation=rotation, norms=norms)
     assert torch.equal(together, apart)
     assert torch.equal(cache, other)

@@ -156,6 +156,8 @@ def test_where_all_are_wrong_the_twins_run(home: Path, monkeypatch: pytest.Monke
 def test_the_proof_finds_what_is_wrong() -> None:
     table = cpu_table(1)
     assert list(disagreements(table, ref_table())) == []
-    wrong = replace(table, gelu=table.gelu_tanh, block_matmul=lambda *args: -table.block_matmul(*args))
+    activations = replace(table.activations, gelu=table.activations.gelu_tanh)
+    linear = replace(table.linear, block_matmul=lambda *args: -table.linear.block_matmul(*args))
+    wrong = replace(table, activations=activations, linear=linear)
     names = list(disagreements(wrong, ref_table()))
     assert "gelu" in names and "block_matmul of Q8_0, float32, 1 rows" in names

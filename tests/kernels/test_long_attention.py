@@ -42,7 +42,7 @@ def attend(
         library.octavo_attention = _with_soft_tiles(path, tmp_path_factory.mktemp("soft") / "soft.so")
     kind = "float32" if request.param == "float32" else "bfloat16"
     tables = [table_of(library, threads) for threads in (1, 2, 3)]
-    return request.param, [partial(table.paged_attention, activations=kind) for table in tables]
+    return request.param, [partial(table.attention.paged_attention, activations=kind) for table in tables]
 
 
 def _with_soft_tiles(path: Path, made: Path) -> Callable[..., None]:
@@ -73,7 +73,7 @@ def test_against_the_twin(
     paged = _paged(heads, kv_heads, size, window, dtype)
     options = {"scale": size**-0.5, "sliding_window": window, "soft_cap": cap}
     kind, (one, *_) = attend
-    expected = ref_table().paged_attention(*paged.args(), **options)
+    expected = ref_table().attention.paged_attention(*paged.args(), **options)
     error = (one(*paged.args(), **options) - expected).abs().max()
     assert error < TOLERANCE[kind]
     assert kind != "soft" or error > 1e-4  # it did round

@@ -80,7 +80,7 @@ def test_rows_and_matrices_that_get_it(num_rows, monkeypatch):
     monkeypatch.setattr(persistent, "persistent_gates", lambda x, weight: rows.append(len(x)))
     for outputs in 14336, 17408:
         weight = torch.empty(2 * outputs, 4096, device="meta", dtype=torch.bfloat16)
-        cuda_table().gated_matmul(weight[:num_rows], weight)
+        cuda_table().linear.gated_matmul(weight[:num_rows], weight)
     assert rows == ([num_rows] if num_rows in (128, 256) else [])
 
 

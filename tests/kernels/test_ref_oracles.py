@@ -8,8 +8,8 @@ import torch
 from gguf import GGMLQuantizationType, quants
 from torch.nn import functional
 
+from octavo.runtime.kernels.attention import Rotation
 from octavo.runtime.kernels.ref.table import ref_table
-from octavo.runtime.kernels.table import Rotation
 from tests.kernel_cases import BLOCKS, TYPE_NAMES, make_paged
 
 REF = ref_table()
@@ -23,7 +23,7 @@ def test_unpacking_random_bytes_equals_the_gguf_package(name: str) -> None:
     with warnings.catch_warnings():  # random scales are infinite here and there
         warnings.simplefilter("ignore", RuntimeWarning)
         expected = quants.dequantize(raw, GGMLQuantizationType[name])
-    actual = REF.block_dequantize(torch.from_numpy(raw), name).numpy()
+    actual = REF.linear.block_dequantize(torch.from_numpy(raw), name).numpy()
     np.testing.assert_array_equal(actual, expected)
 
 
@@ -31,7 +31,7 @@ def test_unpacking_random_bytes_equals_the_gguf_package(name: str) -> None:
 def test_paged_attention_equals_torch(window: int) -> None:
     lens = [(1, 9), (12, 12), (5, 30)]
     paged = make_paged(lens, heads=6, kv_heads=2, head_dim=16, block_size=4, window=window)
-    out = REF.paged_attention(*paged.args(), scale=0.2, sliding_window=window)
+    out = REF.attention.paged_attention(*paged.args(), scale=0.2, sliding_window=window)
     for r, (q_len, kv_len) in enumerate(lens):
         start = int(paged.cu_q_lens[r])
         slots = [
@@ -54,7 +54,9 @@ def test_rope_turns_a_pair_by_its_angle() -> None:
     neighbours = torch.view_as_complex(x[0, 0, :4].reshape(2, 2)) * torch.polar(torch.ones(2), angle[0])
     cache, nowhere = torch.zeros(1, 2, 1, 1, 5), torch.tensor([-1])
     halves, pairs = (
-        REF.store_kv(x, x, x, cache, nowhere, rotation=Rotation(angle.cos(), angle.sin(), interleaved))
+        REF.attention.store_kv(
+            x, x, x, cache, nowhere, rotation=Rotation(angle.cos(), angle.sin(), interleaved)
+        )
         for interleaved in (False, True)
     )
     torch.testing.assert_close(halves[0, 0], torch.cat([as_complex.real, as_complex.imag, x[0, 0, 4:]]))
@@ -66,7 +68,7 @@ def test_rope_turns_a_pair_by_its_angle() -> None:
 def test_rms_norm_equals_torch() -> None:
     x, residual, weight = torch.randn(4, 24), torch.randn(4, 24), torch.randn(24)
     expected = functional.rms_norm(x + residual, (24,), weight, 1e-5)
-    y, total = REF.rms_norm(x, weight, 1e-5, residual)
+    y, total = REF.norms.rms_norm(x, weight, 1e-5, residual)
     torch.testing.assert_close(y, expected)
     torch.testing.assert_close(total, x + residual)
-    torch.testing.assert_close(REF.rms_norm(x + residual, weight, 1e-5), expected)
+    torch.testing.assert_close(REF.norms.rms_norm(x + residual, weight, 1e-5), expected)

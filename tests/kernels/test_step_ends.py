@@ -7,12 +7,12 @@ import torch
 from tests.triton_here import DEVICE, HAS_GPU  # skips where there is no Triton
 
 # isort: split
-from octavo.runtime.kernels.ref.steps import STEP_ENDS
-from octavo.runtime.kernels.table import Turns
+from octavo.runtime.kernels.ref.steps import STEP_KERNELS
+from octavo.runtime.kernels.steps import Turns
 from octavo.runtime.kernels.triton.table import cuda_table
 from octavo.runtime.worker.pinned_ring import PinnedRing
 
-TRITON = cuda_table().step_ends
+TRITON = cuda_table().steps
 MOST, ROWS, SLOTS, LENGTH = 1000, 300, 40, 50
 
 
@@ -44,7 +44,7 @@ def test_beginning(tokens: int, rows: int, groups: int, columns: int, numbers: i
     kept_ids = torch.randint(0, 9999, (SLOTS * LENGTH,), device=DEVICE)
     kept_tables = torch.randint(0, 99, (groups, SLOTS, columns), dtype=torch.int32, device=DEVICE)
     turns, results = make_turns(count), []
-    for begin in (TRITON.begin, STEP_ENDS.begin):
+    for begin in (TRITON.begin, STEP_KERNELS.begin):
         shared = copied(turns)
         found = torch.full((numbers + 1,), -1, device=DEVICE)
         ids = torch.full((tokens + 1,), -1, device=DEVICE)
@@ -64,7 +64,7 @@ def test_end(rows: int, count: int) -> None:
     token_ids = torch.randint(-5, 60, (rows,), device=DEVICE)
     peaks, targets = torch.randn(rows, device=DEVICE), torch.randperm(999, device=DEVICE)[:rows]
     turns, results = make_turns(count), []
-    for end in (TRITON.end, STEP_ENDS.end):
+    for end in (TRITON.end, STEP_KERNELS.end):
         shared, kept_ids = copied(turns), torch.full((1000,), -1, device=DEVICE)
         end(shared, token_ids, peaks, targets, kept_ids, 50)
         results.append((*shared, kept_ids))
@@ -85,9 +85,11 @@ def test_turns_are_not_overwritten_before_they_are_read() -> None:
         ids, tables = torch.zeros(1, dtype=torch.int64), torch.zeros((1, 1, 1), dtype=torch.int32)
         numbers = torch.zeros(3, dtype=torch.int64)
         kept = torch.arange(20)
-        STEP_ENDS.begin(turns.shared, numbers, kept, torch.zeros((1, 20, 1), dtype=torch.int32), ids, tables)
+        STEP_KERNELS.begin(
+            turns.shared, numbers, kept, torch.zeros((1, 20, 1), dtype=torch.int32), ids, tables
+        )
         assert ids.item() == step
-        STEP_ENDS.end(turns.shared, ids + 1, torch.tensor([step / 2]), torch.tensor([0]), kept, 100)
+        STEP_KERNELS.end(turns.shared, ids + 1, torch.tensor([step / 2]), torch.tensor([0]), kept, 100)
         results.append(turns.end(np.arange(1)))
         if step == 5:
             turns.restart()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from octavo.runtime.kernels.cpu.recorder import Arena
 from octavo.runtime.kernels.table import KernelTable
-from tests.kernel_cases import CASES, OPS, Case, run
+from tests.kernel_cases import CASES, OPS, Case, find, run
 
 TORCH_OPS = ("matmul", "gated_matmul", "draw", "row_limits", "cut")  # torch's own, on a CPU
 
@@ -21,7 +21,7 @@ def test_repeated_equals_called(fast: KernelTable, op: str) -> None:
     torch.manual_seed(3)
     for case in CASES[op]():
         called, args = run(fast, op, case), copy.deepcopy(case.args)
-        repeat, results = recorded(fast, partial(getattr(fast, op), *args, **case.kwargs))
+        repeat, results = recorded(fast, partial(find(fast, op), *args, **case.kwargs))
         given = [arg.data_ptr() for arg in args if isinstance(arg, Tensor)]
         for result in results:
             if result.data_ptr() not in given:
@@ -35,8 +35,8 @@ def test_repeated_equals_called(fast: KernelTable, op: str) -> None:
 def recorded(table: KernelTable, work: Callable[[], object]) -> tuple[Callable[[], None], list[Tensor]]:
     """What repeats the work, and the tensors that it leaves."""
     made: list[object] = []
-    assert table.record_tape is not None
-    repeat = table.record_tape(lambda: made.append(work()))
+    assert table.steps.record_tape is not None
+    repeat = table.steps.record_tape(lambda: made.append(work()))
     assert repeat is not None
     (result,) = made
     return repeat, list(result) if isinstance(result, tuple) else [cast(Tensor, result)]
@@ -48,20 +48,20 @@ def unchanged(case: Case, args: tuple[Any, ...]) -> bool:
 
 def chain(table: KernelTable, x: Tensor, weight: Tensor, length: int) -> Tensor:
     for _ in range(length):
-        x = table.rms_norm(x[:, :64].view(-1, 64), weight, 1e-5)
+        x = table.norms.rms_norm(x[:, :64].view(-1, 64), weight, 1e-5)
     return x
 
 
 def test_large_results_take_turns_in_one_place(fast: KernelTable) -> None:
     x, weight = torch.randn(600, 640), torch.ones(640)
-    first = fast.rms_norm(x, weight, 1e-5)
-    second, place = fast.rms_norm(x, weight, 1e-5), first.data_ptr()
+    first = fast.norms.rms_norm(x, weight, 1e-5)
+    second, place = fast.norms.rms_norm(x, weight, 1e-5), first.data_ptr()
     assert torch.equal(first, second) and second.data_ptr() != place
     rows = first[300:]
     del first
-    assert fast.rms_norm(x, weight, 1e-5).data_ptr() != place, "some of it is still seen"
+    assert fast.norms.rms_norm(x, weight, 1e-5).data_ptr() != place, "some of it is still seen"
     del rows
-    assert fast.rms_norm(x, weight, 1e-5).data_ptr() == place
+    assert fast.norms.rms_norm(x, weight, 1e-5).data_ptr() == place
 
 
 def test_inputs_may_change_between_repetitions(fast: KernelTable) -> None:
@@ -86,9 +86,9 @@ def test_inputs_may_change_between_repetitions(fast: KernelTable) -> None:
     ids=["new", "in_place", "copy_for_a_view", "value", "filled", "too_large"],
 )
 def test_other_work_is_refused(fast: KernelTable, compute: Callable[[Tensor], object]) -> None:
-    assert fast.record_tape is not None
+    assert fast.steps.record_tape is not None
     x, weight = torch.arange(16.0), torch.ones(64)
-    assert fast.record_tape(lambda: compute(x)) is None
+    assert fast.steps.record_tape(lambda: compute(x)) is None
     assert chain(fast, torch.ones(1, 64), weight, 1).isfinite().all(), "the library still records"
 
 

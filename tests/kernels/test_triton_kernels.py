@@ -11,9 +11,9 @@ import torch
 from tests.triton_here import DEVICE, HAS_GPU  # skips where there is no Triton
 
 # isort: split
-from octavo.runtime.kernels.choice import Cut
+from octavo.runtime.kernels.attention import HeadNorms, Rotation
 from octavo.runtime.kernels.ref.table import ref_table
-from octavo.runtime.kernels.table import HeadNorms, Rotation
+from octavo.runtime.kernels.sampling import Cut
 from octavo.runtime.kernels.triton import attention, launch, tiles
 from octavo.runtime.kernels.triton.table import cuda_table
 from octavo.runtime.kernels.triton.tiles import split
@@ -137,8 +137,8 @@ def test_decoding_with_every_kind_of_tile(num_requests: int) -> None:
 def test_single_tokens_before_chunks(told: int) -> None:
     paged = make_paged([(1, 70), (1, 33), (9, 40), (1, 5)], heads=4, kv_heads=2, head_dim=64, block_size=16)
     arguments = [tensor.to(DEVICE) for tensor in paged.args()]
-    expected = REF.paged_attention(*arguments, scale=0.125)
-    actual = TRITON.paged_attention(*arguments, scale=0.125, num_singles=told)
+    expected = REF.attention.paged_attention(*arguments, scale=0.125)
+    actual = TRITON.attention.paged_attention(*arguments, scale=0.125, num_singles=told)
     assert_close(actual, expected, 1e-5, "singles")
 
 
@@ -146,7 +146,7 @@ def test_rows_without_keys_are_padding() -> None:
     paged = make_paged([(1, 70), (1, 33)], heads=4, kv_heads=2, head_dim=64, block_size=16)
     paged.kv_lens[1] = 0
     arguments = [tensor.to(DEVICE) for tensor in paged.args()]
-    results = [table.paged_attention(*arguments, scale=0.125) for table in (TRITON, REF)]
+    results = [table.attention.paged_attention(*arguments, scale=0.125) for table in (TRITON, REF)]
     assert_close(*results, 1e-5, "padding")
 
 
@@ -156,9 +156,9 @@ def test_cache_of_8_bits(lens) -> None:
     paged = make_paged(lens, heads=4, kv_heads=2, head_dim=64, block_size=16)
     q, cache, *rest = (tensor.to(DEVICE) for tensor in paged.args())
     narrow = cache.nan_to_num(0.0).to(torch.float8_e4m3fn)
-    results = [table.paged_attention(q, narrow, *rest, scale=0.125) for table in (TRITON, REF)]
+    results = [table.attention.paged_attention(q, narrow, *rest, scale=0.125) for table in (TRITON, REF)]
     assert_close(*results, 1e-5, "8 bits")
-    exact = REF.paged_attention(q, cache, *rest, scale=0.125)
+    exact = REF.attention.paged_attention(q, cache, *rest, scale=0.125)
     assert (results[0] - exact).norm() < 0.05 * exact.norm()
 
 
@@ -168,7 +168,7 @@ def test_storing_in_8_bits() -> None:
     stored = []
     for table in (TRITON, REF):
         cache = torch.zeros(2, 2, 4, 2, 64, dtype=torch.float8_e4m3fn, device=DEVICE)
-        table.store_kv(q, k, v, cache, torch.tensor([5, -1, 0], device=DEVICE))
+        table.attention.store_kv(q, k, v, cache, torch.tensor([5, -1, 0], device=DEVICE))
         stored.append(cache.float())
     assert stored[0][1, 0, 1, 0, :3].tolist() == [448.0, -448.0, 0.0]
     assert_close(*stored, 2**-4, "8 bits")
@@ -215,7 +215,7 @@ def test_rows_that_cannot_be_drawn_from_say_so() -> None:
     logits[0, 5], logits[1, 2900], logits[2] = float("nan"), float("inf"), float("-inf")
     ones = torch.ones(4, dtype=torch.float64, device=DEVICE)
     for arguments in ((), (ones, ones * 0.3)):
-        token_ids, peaks = TRITON.draw(logits, *arguments)
+        token_ids, peaks = TRITON.sampling.draw(logits, *arguments)
         assert peaks.isfinite().tolist() == [False, False, False, True]
         assert ((token_ids >= 0) & (token_ids < 3000)).all()
 
@@ -255,7 +255,8 @@ def test_common_start(heads, dtype):
     for soft_cap in (0.0, 20.0):
         how = {"scale": 0.125, "soft_cap": soft_cap, "num_singles": len(lens)}
         actual, expected = (
-            table.paged_attention(*args, **how, common_start=True).float() for table in (TRITON, REF)
+            table.attention.paged_attention(*args, **how, common_start=True).float()
+            for table in (TRITON, REF)
         )
         actual[7] = expected[7] = 0
         assert_close(actual, expected, 1e-5 if args[0].dtype == torch.float32 else 1e-2, str(soft_cap))

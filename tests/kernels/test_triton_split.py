@@ -6,12 +6,12 @@ import torch
 from tests.triton_here import DEVICE, HAS_GPU  # skips where there is no Triton
 
 # isort: split
+from octavo.runtime.kernels.norms import Summands
 from octavo.runtime.kernels.ref.elementwise import sum_norm
-from octavo.runtime.kernels.table import Summands
 from octavo.runtime.kernels.triton import matmul
 from octavo.runtime.kernels.triton.table import cuda_table
 
-SPLIT = cuda_table().split_product
+SPLIT = cuda_table().linear.split_product
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter, which computes with NumPy
@@ -39,7 +39,7 @@ def test_parts_of_few_rows(num_rows, n, k):
     assert isinstance(made, Summands) == (k > 1024)
     total = made.parts.sum(0) if isinstance(made, Summands) else made
     assert (total - exact).norm() < (1e-5 if k > 1024 else 1e-3) * exact.norm()
-    assert (cuda_table().matmul(x, weight) - exact).norm() < 1e-3 * exact.norm()
+    assert (cuda_table().linear.matmul(x, weight) - exact).norm() < 1e-3 * exact.norm()
 
 
 @pytest.mark.parametrize("num_rows", [65, 128])
@@ -62,7 +62,7 @@ def test_gates_of_more_rows(num_rows, k, monkeypatch):
     x, weight = (torch.randn(rows, k, device=DEVICE, dtype=torch.float16) * 0.2 for rows in (num_rows, 160))
     gates, values = (x.double() @ weight.double().t()).chunk(2, 1)
     exact = torch.nn.functional.silu(gates) * values
-    assert (cuda_table().gated_matmul(x, weight) - exact).norm() < 1e-3 * exact.norm()
+    assert (cuda_table().linear.gated_matmul(x, weight) - exact).norm() < 1e-3 * exact.norm()
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -75,7 +75,7 @@ def test_gates_of_few_rows(num_rows, n, k, biased):
         x.double(), weight.double(), bias.double() if biased else None
     ).chunk(2, 1)
     exact = torch.nn.functional.silu(gates) * values
-    assert (cuda_table().gated_matmul(x, weight, bias) - exact).norm() < 1e-3 * exact.norm()
+    assert (cuda_table().linear.gated_matmul(x, weight, bias) - exact).norm() < 1e-3 * exact.norm()
 
 
 @pytest.mark.gpu
@@ -103,6 +103,6 @@ def test_gates_of_a_wide_matrix(num_rows):
     x = torch.randn(num_rows, 4096, device="cuda", dtype=torch.bfloat16)
     gates, values = (x.double() @ weight.double().t()).chunk(2, 1)
     exact = torch.nn.functional.silu(gates) * values
-    made = cuda_table().gated_matmul(x, weight)
+    made = cuda_table().linear.gated_matmul(x, weight)
     assert (made - exact).norm() < 2e-3 * exact.norm()
-    assert torch.equal(made, cuda_table().gated_matmul(x, weight))
+    assert torch.equal(made, cuda_table().linear.gated_matmul(x, weight))

@@ -44,10 +44,10 @@ def long_rows() -> tuple[Tensor, Tensor, Tensor]:
 
 def test_a_call_raises_and_the_next_one_works(table: KernelTable) -> None:
     x, weights, out = long_rows()
-    table.block_matmul(x[:, :64], weights[:, :128], "BF16", None, "float32", out)  # threads are there
+    table.linear.block_matmul(x[:, :64], weights[:, :128], "BF16", None, "float32", out)  # threads are there
     with little_memory(), pytest.raises(MemoryError, match="work space"):
-        table.block_matmul(x, weights, "BF16", None, "float32", out)
-    table.block_matmul(x[:, :64], weights[:, :128], "BF16", None, "float32", out)
+        table.linear.block_matmul(x, weights, "BF16", None, "float32", out)
+    table.linear.block_matmul(x[:, :64], weights[:, :128], "BF16", None, "float32", out)
     assert torch.equal(out, torch.full((2, 24), 64.0))
 
 
@@ -56,11 +56,11 @@ def test_a_tape_raises(table: KernelTable) -> None:
     size = torch.ones(3, 8)
 
     def work() -> None:
-        table.block_matmul(x, weights, "BF16", None, "float32", out)
-        table.rms_norm(size, size[0], 0.0)
+        table.linear.block_matmul(x, weights, "BF16", None, "float32", out)
+        table.norms.rms_norm(size, size[0], 0.0)
 
-    assert table.record_tape is not None
-    repeat = table.record_tape(work)
+    assert table.steps.record_tape is not None
+    repeat = table.steps.record_tape(work)
     assert repeat is not None
     with little_memory(), pytest.raises(MemoryError, match="work space"):
         repeat()

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from octavo.runtime.kernels.linear import SplitProduct
+from octavo.runtime.kernels.norms import Summands
 from octavo.runtime.kernels.ref.elementwise import sum_norm
 from octavo.runtime.kernels.ref.table import ref_table
-from octavo.runtime.kernels.table import SplitProduct, Summands
 from octavo.runtime.platforms import cpu
 from octavo.runtime.quantization import unquantized
 from tests.model_driver import load, prompt_logits
@@ -30,7 +31,9 @@ def test_only_norms_that_add_get_summands(tmp_path, monkeypatch, architecture):
         calls.append(len(x.parts))
         return sum_norm(x, *rest)
 
-    table = replace(ref_table(), split_product=SplitProduct(in_thirds, norm))
+    table = ref_table()
+    linear = replace(table.linear, split_product=SplitProduct(in_thirds, norm))
+    table = replace(table, linear=linear)
     monkeypatch.setattr(cpu, "cpu_table", lambda threads: table)
     monkeypatch.setattr(unquantized, "WidenedLinear", unquantized.DenseLinear)  # as on a GPU
     oracle = make_oracle(tiny_config(architecture))

@@ -15,7 +15,7 @@ from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.attention.paged import PagedBackend, Scores
 from octavo.runtime.batch import MAX_CAPTURED_TOKENS, ForwardBatch, GroupTables
 from octavo.runtime.kernels.cudnn import Prefill, Sequences
-from octavo.runtime.kernels.table import Activations
+from octavo.runtime.kernels.precision import InputPrecision
 from octavo.runtime.platforms.platform import Platform
 
 _LARGEST_HEAD = 128
@@ -25,7 +25,7 @@ _MOST_ELEMENTS = 2**31  # their places are int32
 class CuDNNBackend(PagedBackend):
     """The paged back end with another kernel for requests with several new tokens in long steps."""
 
-    def __init__(self, platform: Platform, activations: Activations = "float32") -> None:
+    def __init__(self, platform: Platform, activations: InputPrecision = "float32") -> None:
         super().__init__(platform, activations)
         self._prefill = Prefill()
         self._of_step: dict[int, Sequences] = {}
@@ -64,7 +64,7 @@ class CuDNNBackend(PagedBackend):
             return super().attend(q, cache, tables, batch, how)
         if singles:
             lens = batch.cu_q_lens[: singles + 1], batch.kv_lens[:singles]
-            attend = self.platform.kernels.paged_attention
+            attend = self.platform.kernels.attention.paged_attention
             out[:singles] = attend(q[:singles], cache, tables.block_tables[:singles], *lens, scale=how.scale)
         return out
 

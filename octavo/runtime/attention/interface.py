@@ -9,14 +9,15 @@ from torch import Tensor
 
 from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.batch import ForwardBatch, GroupTables
-from octavo.runtime.kernels.table import Activations, HeadNorms, Rotation
+from octavo.runtime.kernels.attention import HeadNorms, Rotation
+from octavo.runtime.kernels.precision import InputPrecision
 from octavo.runtime.platforms.platform import Platform
 
 
 class AttentionBackend(ABC):
     """Writes new keys and values into the cache and attends over it, in arithmetic of `activations`."""
 
-    def __init__(self, platform: Platform, activations: Activations = "float32") -> None:
+    def __init__(self, platform: Platform, activations: InputPrecision = "float32") -> None:
         self.platform = platform
         self.activations = activations
 
@@ -49,5 +50,5 @@ class AttentionBackend(ABC):
 
         q: [T, num_heads, head_dim]; k, v: [T, num_kv_heads, head_dim]; contiguous in all but the first axis;
                        q and k may be overwritten
-        cache, tables: those of the layer; the other arguments as in kernels.table
+        cache, tables: those of the layer; the other arguments as in kernels.attention
         """

@@ -10,12 +10,12 @@ from torch import Tensor
 from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.attention.interface import AttentionBackend
 from octavo.runtime.batch import ForwardBatch, GroupTables
-from octavo.runtime.kernels.table import HeadNorms, Rotation
+from octavo.runtime.kernels.attention import HeadNorms, Rotation
 from octavo.runtime.platforms.platform import Platform
 
 
 class Scores(NamedTuple):
-    """How queries and keys are compared; as in kernels.table.PagedAttention."""
+    """How queries and keys are compared; as in kernels.attention.PagedAttention."""
 
     scale: float
     sliding_window: int
@@ -50,7 +50,9 @@ class PagedBackend(AttentionBackend):
         norms: HeadNorms | None = None,
     ) -> Tensor:
         """See AttentionBackend.run."""
-        q = self.platform.kernels.store_kv(q, k, v, cache, tables.slots, rotation=rotation, norms=norms)
+        q = self.platform.kernels.attention.store_kv(
+            q, k, v, cache, tables.slots, rotation=rotation, norms=norms
+        )
         how = Scores(scale, sliding_window, soft_cap)
         return self.attend(q, cache, tables, batch, how)
 
@@ -58,7 +60,7 @@ class PagedBackend(AttentionBackend):
         self, q: Tensor, cache: Tensor, tables: GroupTables, batch: ForwardBatch, how: Scores
     ) -> Tensor:
         """Attend to what is stored; q is normalised and rotated, and contiguous where it was."""
-        return self.platform.kernels.paged_attention(
+        return self.platform.kernels.attention.paged_attention(
             q,
             cache,
             tables.block_tables,

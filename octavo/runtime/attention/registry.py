@@ -7,7 +7,7 @@ from octavo.base.log import get_logger
 from octavo.base.registry import Registry
 from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.attention.interface import AttentionBackend
-from octavo.runtime.kernels.table import Activations
+from octavo.runtime.kernels.precision import InputPrecision
 from octavo.runtime.platforms.platform import Platform
 
 logger = get_logger(__name__)
@@ -25,7 +25,7 @@ def choose_backend(
     specs: list[KVCacheSpec],
     platform: Platform,
     name: str = "auto",
-    activations: Activations = "float32",
+    activations: InputPrecision = "float32",
 ) -> AttentionBackend:
     """The back end `name`, or with "auto" the first that serves all `specs` on `platform`; of none, "paged".
 

@@ -10,11 +10,17 @@ import torch
 from torch import Tensor
 
 from octavo.base.gguf import BLOCK_TYPES
+from octavo.runtime.kernels.activations import ActivationKernels
+from octavo.runtime.kernels.attention import AttentionKernels, HeadNorms, Rotation
+from octavo.runtime.kernels.linear import LinearKernels
+from octavo.runtime.kernels.norms import NormKernels
+from octavo.runtime.kernels.precision import InputPrecision
 from octavo.runtime.kernels.ref import draws
 from octavo.runtime.kernels.ref.elementwise import rotary_tables
 from octavo.runtime.kernels.ref.noise import row_limits
-from octavo.runtime.kernels.ref.steps import STEP_ENDS
-from octavo.runtime.kernels.table import Activations, HeadNorms, KernelTable, Rotation
+from octavo.runtime.kernels.ref.steps import STEP_KERNELS
+from octavo.runtime.kernels.sampling import SamplingKernels
+from octavo.runtime.kernels.table import KernelTable
 
 _BLOCKS = {kind.name: kind for kind in BLOCK_TYPES.values()}
 
@@ -36,7 +42,7 @@ def shape_table(dtype: torch.dtype) -> KernelTable:
         blocks: Tensor,
         type_name: str,
         bias: Tensor | None = None,
-        activations: Activations = "float32",
+        activations: InputPrecision = "float32",
         out: Tensor | None = None,
     ) -> Tensor:
         """Of many rows: unpacked first, as a whole."""
@@ -46,24 +52,12 @@ def shape_table(dtype: torch.dtype) -> KernelTable:
 
     return KernelTable(
         name="shapes",
-        store_kv=_store_kv,
-        paged_attention=_paged_attention,
-        rms_norm=_rms_norm,
-        rotary_tables=rotary_tables,
-        silu_and_mul=_half,
-        gelu_and_mul=_half,
-        gelu_tanh_and_mul=_half,
-        gelu=_same,
-        gelu_tanh=_same,
-        matmul=_matmul,
-        gated_matmul=_gated_matmul,
-        draw=draws.draw,
-        row_limits=row_limits,
-        cut=draws.cut,
-        step_ends=STEP_ENDS,
-        block_dequantize=dequantize,
-        block_gather=gather,
-        block_matmul=block_matmul,
+        attention=AttentionKernels(_store_kv, _paged_attention, rotary_tables),
+        norms=NormKernels(_rms_norm),
+        activations=ActivationKernels(_half, _half, _half, _same, _same),
+        linear=LinearKernels(_matmul, _gated_matmul, dequantize, gather, block_matmul),
+        sampling=SamplingKernels(draws.draw, row_limits, draws.cut),
+        steps=STEP_KERNELS,
     )
 
 

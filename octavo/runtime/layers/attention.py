@@ -5,8 +5,8 @@ from torch import Tensor, nn
 
 from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.batch import ForwardBatch
+from octavo.runtime.kernels.attention import HeadNorms, Rotation
 from octavo.runtime.kernels.cache_layout import CacheLayout
-from octavo.runtime.kernels.table import HeadNorms, Rotation
 from octavo.runtime.layers.build import BuildContext
 
 

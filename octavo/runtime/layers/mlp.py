@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from octavo.base.errors import Unsupported
-from octavo.runtime.kernels.table import Activation, Gate, KernelTable
+from octavo.runtime.kernels.activations import Activation, ActivationKernels, Gate
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.linear import MergedColumnLinear, RowLinear
 from octavo.runtime.quantization.method import Term
@@ -17,13 +17,13 @@ _TANH_NAMES = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
 _GATES: dict[str, Gate] = {"silu": "silu", "gelu": "gelu", **dict.fromkeys(_TANH_NAMES, "gelu_tanh")}
 
 
-def gated_activation(name: str, kernels: KernelTable) -> Activation:
+def gated_activation(name: str, kernels: ActivationKernels) -> Activation:
     """Return the kernel that maps (gate, up) to act(gate) * up. Raises Unsupported for an unknown name."""
     table: Table = {"silu": kernels.silu_and_mul, "gelu": kernels.gelu_and_mul}
     return _pick(name, table | dict.fromkeys(_TANH_NAMES, kernels.gelu_tanh_and_mul))
 
 
-def plain_activation(name: str, kernels: KernelTable) -> Activation:
+def plain_activation(name: str, kernels: ActivationKernels) -> Activation:
     """Return the activation `name`. Raises Unsupported for an unknown name."""
     table: Table = {"gelu": kernels.gelu, "relu": _relu, "silu": _silu}
     return _pick(name, table | dict.fromkeys(_TANH_NAMES, kernels.gelu_tanh))
@@ -64,7 +64,7 @@ class MLP(nn.Module):
         self.down = RowLinear(build.at("down"), arch.intermediate_size, size, arch.bias)
         self._gate = _GATES.get(arch.activation) if arch.gated else None
         activation = gated_activation if arch.gated else plain_activation
-        self._activation = activation(arch.activation, build.kernels)
+        self._activation = activation(arch.activation, build.kernels.activations)
         self._is_product = self.up.bias is None and self.down.is_product
 
     def forward(self, x: Tensor) -> Tensor:

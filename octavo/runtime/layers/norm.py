@@ -65,8 +65,8 @@ class RMSNorm(Norm):
         parameter = build.dense(vector(size))
         self.parameters_by_name["weight"] = parameter
         self.weight = parameter.data
-        self._eps, self._kernel = eps, build.kernels.rms_norm
-        self._sandwich = build.kernels.sandwich_norm if defers else None
+        self._eps, self._kernel = eps, build.kernels.norms.rms_norm
+        self._sandwich = build.kernels.norms.sandwich_norm if defers else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise."""
@@ -140,7 +140,7 @@ class AllHeadsRMSNorm(Norm):
         self.parameters_by_name["weight"] = parameter
         self._weight = parameter.data
         self._eps = eps
-        self._kernel, self._parallel = build.kernels.rms_norm, build.parallel
+        self._kernel, self._parallel = build.kernels.norms.rms_norm, build.parallel
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise; x: [T, heads of this rank, head_dim]."""

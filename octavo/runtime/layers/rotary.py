@@ -14,7 +14,7 @@ from torch import Tensor
 from octavo.base.errors import BadCheckpoint
 from octavo.base.log import get_logger
 from octavo.runtime.batch import ForwardBatch
-from octavo.runtime.kernels.table import KernelTable, Rotation
+from octavo.runtime.kernels.attention import AttentionKernels, Rotation
 
 logger = get_logger(__name__)
 
@@ -167,7 +167,7 @@ def _check_divisors(divisors: tuple[float, ...], count: int) -> None:
 class RotaryEmbedding:
     """One rope on one device."""
 
-    def __init__(self, rope: Rope, device: torch.device, kernels: KernelTable) -> None:
+    def __init__(self, rope: Rope, device: torch.device, kernels: AttentionKernels) -> None:
         frequencies, self._factor = rope.frequencies()
         self._frequencies = frequencies.to(device)
         self._interleaved = rope.interleaved

@@ -16,7 +16,7 @@ def make_row_gather(build: BuildContext) -> RowGather:
 
     That kernel is the embedding lookup: to it, float32 is a block of one number.
     """
-    if build.kernels.record_tape is None:
+    if build.kernels.steps.record_tape is None:
         return lambda x, rows: x if rows is None else x[rows]
-    gather = build.kernels.block_gather
+    gather = build.kernels.linear.block_gather
     return lambda x, rows: x if rows is None else gather(x.view(torch.uint8), rows, "F32")

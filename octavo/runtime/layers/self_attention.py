@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from octavo.base.errors import ConfigError
 from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.batch import ForwardBatch
+from octavo.runtime.kernels.attention import HeadNorms
 from octavo.runtime.kernels.cache_layout import make_spec
-from octavo.runtime.kernels.table import HeadNorms
 from octavo.runtime.layers.attention import Attention
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.linear import QKVLinear, RowLinear

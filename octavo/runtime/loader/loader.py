@@ -14,7 +14,7 @@ from octavo.config.engine import EngineConfig
 from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.attention.registry import choose_backend
 from octavo.runtime.distributed.context import ParallelContext
-from octavo.runtime.kernels.table import Activations
+from octavo.runtime.kernels.precision import InputPrecision
 from octavo.runtime.layers.build import BuildContext, finish_loading, named_parameters
 from octavo.runtime.loader.host_weights import HostWeights, choose_layers, layer_bytes, wants_host_weights
 from octavo.runtime.loader.piece import Piece
@@ -110,7 +110,9 @@ def make_context(
     weight_dtype = _dtype(config.model.dtype)
     compute_dtype = platform.compute_dtype(weight_dtype)
     precision = _input_precision(config, platform)
-    storage = Storage(platform.device, weight_dtype, compute_dtype, platform.kernels, precision, host_layers)
+    storage = Storage(
+        platform.device, weight_dtype, compute_dtype, platform.kernels.linear, precision, host_layers
+    )
     return BuildContext(
         device=platform.device,
         compute_dtype=compute_dtype,
@@ -122,10 +124,10 @@ def make_context(
     )
 
 
-def _input_precision(config: EngineConfig, platform: Platform) -> Activations:
+def _input_precision(config: EngineConfig, platform: Platform) -> InputPrecision:
     """Return the user's choice, or what suits the kernels."""
-    chosen: dict[str, Activations] = {kind: kind for kind in get_args(Activations)}
-    return chosen.get(config.model.activations, platform.kernels.activations)
+    chosen: dict[str, InputPrecision] = {kind: kind for kind in get_args(InputPrecision)}
+    return chosen.get(config.model.activations, platform.kernels.linear.input_precision)
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -151,7 +151,7 @@ class Decoder(Family):
                 build.at("embed_positions"), arch.num_learned_positions, arch.hidden_size
             )
         ropes: dict[Rope, RotaryEmbedding] = {
-            layer.rope: RotaryEmbedding(layer.rope, build.device, build.kernels)
+            layer.rope: RotaryEmbedding(layer.rope, build.device, build.kernels.attention)
             for layer in arch.layers
             if layer.rope
         }

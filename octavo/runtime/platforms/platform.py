@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 
 from octavo.base.registry import Registry
+from octavo.runtime.kernels.sampling import SamplingKernels
 from octavo.runtime.kernels.table import KernelTable
 
 PLATFORMS: "Registry[type[Platform]]" = Registry(
@@ -56,7 +57,7 @@ class Platform(ABC):
         self.kernels = kernels
 
     @property
-    def sampling_kernels(self) -> KernelTable | None:
+    def sampling_kernels(self) -> SamplingKernels | None:
         """Return the kernels, if they sample faster here than the functions of runtime/sampling."""
         return None
 

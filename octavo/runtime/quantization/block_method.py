@@ -7,7 +7,8 @@ from abc import abstractmethod
 
 from torch import Tensor
 
-from octavo.runtime.kernels.table import Gate, Packed
+from octavo.runtime.kernels.activations import Gate
+from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.quantization.method import LinearMethod, Storage
 
 

@@ -9,7 +9,7 @@ from itertools import accumulate, groupby
 from torch import Tensor
 
 from octavo.config.engine import EngineConfig
-from octavo.runtime.kernels.table import Packed
+from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.quantization.block_method import BlockMethod
 from octavo.runtime.quantization.blocks import Blocks, join
 from octavo.runtime.quantization.method import LinearMethod, Scheme, Storage

@@ -14,7 +14,9 @@ from torch import Tensor
 from octavo.base.errors import Unsupported
 from octavo.base.registry import Registry
 from octavo.config.engine import EngineConfig
-from octavo.runtime.kernels.table import Activations, Gate, KernelTable
+from octavo.runtime.kernels.activations import Gate
+from octavo.runtime.kernels.linear import LinearKernels
+from octavo.runtime.kernels.precision import InputPrecision
 from octavo.runtime.quantization.arena import Arena
 from octavo.runtime.quantization.parameter import Layout, Parameter
 
@@ -39,8 +41,8 @@ class Storage:
     device: torch.device
     weight_dtype: torch.dtype
     compute_dtype: torch.dtype
-    kernels: KernelTable
-    input_precision: Activations = "float32"
+    kernels: LinearKernels
+    input_precision: InputPrecision = "float32"
     host_layers: frozenset[int] = frozenset()
     arena: Arena = field(default_factory=Arena)
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from octavo.config.engine import EngineConfig
-from octavo.runtime.kernels.table import Gate, Packed
+from octavo.runtime.kernels.activations import Gate
+from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.quantization.block_method import BlockMethod
 from octavo.runtime.quantization.method import LinearMethod, Scheme, Storage, Term
 from octavo.runtime.quantization.parameter import DenseParameter, Layout, Parameter

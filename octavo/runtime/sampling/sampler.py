@@ -22,7 +22,7 @@ from octavo.base.log import get_logger
 from octavo.messages.sampling import MAX_LOGPROB_TOKEN_IDS, SamplingParams
 from octavo.messages.step import NewRequest
 from octavo.runtime.kernels.ref.noise import row_limits, uniform
-from octavo.runtime.kernels.table import KernelTable
+from octavo.runtime.kernels.sampling import SamplingKernels
 from octavo.runtime.sampling.custom import RequestFunctions
 from octavo.runtime.sampling.draw import (
     Choice,
@@ -87,7 +87,7 @@ class Sampler:
         device: torch.device,
         logprobs_mode: str = "raw_logprobs",
         processors: Sequence[ProcessorFactory] = PROCESSORS,
-        kernels: KernelTable | None = None,
+        kernels: SamplingKernels | None = None,
         likeliest: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]] = choose_likeliest,
     ) -> None:
         """Where there are `kernels`, their `cut` and `draw` take the place of the functions of sampling/draw.
@@ -325,7 +325,7 @@ def _choose(kind: Kind, logits: torch.Tensor, limits: Limits, noise: torch.Tenso
 def _draw_plain(
     logits: torch.Tensor, temperature: torch.Tensor | None = None, noise: torch.Tensor | None = None
 ) -> Choice:
-    """See kernels.table.Draw."""
+    """See kernels.sampling.Draw."""
     likeliest = choose_likeliest(logits)
     if temperature is None or noise is None:
         return likeliest

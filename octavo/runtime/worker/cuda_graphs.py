@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from octavo.runtime.batch import MAX_CAPTURED_TOKENS, BatchInputs, ForwardBatch
-from octavo.runtime.kernels.table import StepEnds
+from octavo.runtime.kernels.steps import StepKernels
 from octavo.runtime.models.interface import Model
 from octavo.runtime.platforms.platform import Capture
 from octavo.runtime.sampling.output import PendingSamples
@@ -71,7 +71,7 @@ class CUDAGraphs(Replayer):
         cache: KVTensors,
         state: RequestState,
         sampler: Sampler,
-        ends: StepEnds,
+        ends: StepKernels,
         capture: Capture,
         *,
         batch_invariant: bool = False,

@@ -7,7 +7,7 @@ step before is under way. A row is written again when its step has been read. Us
 
 import torch
 
-from octavo.runtime.kernels.table import Turns
+from octavo.runtime.kernels.steps import Turns
 from octavo.runtime.sampling.output import Moment
 from octavo.runtime.transfer import Array
 

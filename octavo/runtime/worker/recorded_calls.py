@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from octavo.runtime.batch import BatchInputs, ForwardBatch
-from octavo.runtime.kernels.table import RecordTape
+from octavo.runtime.kernels.steps import RecordTape
 from octavo.runtime.models.interface import Model
 from octavo.runtime.sampling.sampler import Kind
 from octavo.runtime.transfer import Array

@@ -97,7 +97,7 @@ class Worker:
             config.model.logprobs_mode,
             with_users(self._users_processors),
             self._platform.sampling_kernels,
-            self._platform.kernels.draw,
+            self._platform.kernels.sampling.draw,
         )
         parts = [PromptEmbedsPart(device), PromptScores(config.model.logprobs_mode, state)]
         return ModelRunner(cache, state, sampler, parts)
@@ -113,7 +113,7 @@ class Worker:
         if may_replay and not self._config.parallel.enforce_eager:
             if (capture := platform.graph_capture()) is not None:
                 return self._make_graphs(runner, capture)
-            if (record := platform.kernels.record_tape) is not None:
+            if (record := platform.kernels.steps.record_tape) is not None:
                 return RecordedCalls(self.model, runner.cache, runner.state, record)
         return Eager(self.model, batch_invariant=platform.is_batch_invariant)
 
@@ -123,7 +123,7 @@ class Worker:
             runner.cache,
             runner.state,
             runner.sampler,
-            self._platform.kernels.step_ends,
+            self._platform.kernels.steps,
             capture,
             batch_invariant=self._platform.is_batch_invariant,
         )

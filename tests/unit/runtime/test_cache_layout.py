@@ -21,7 +21,7 @@ def filled(num_blocks=2):
     generator = torch.Generator().manual_seed(3)
     cache = CacheLayout(SPEC, BLOCK_SIZE).zeros(num_blocks, torch.device("cpu"))
     k, v = (torch.randn(num_blocks * BLOCK_SIZE, 2, 8, generator=generator) for _ in range(2))
-    ref_table().store_kv(k, k.clone(), v, cache, torch.arange(num_blocks * BLOCK_SIZE))
+    ref_table().attention.store_kv(k, k.clone(), v, cache, torch.arange(num_blocks * BLOCK_SIZE))
     return cache, k, v
 
 

@@ -34,7 +34,7 @@ def make_build(rank: int = 0, size: int = 1, weight_dtype: torch.dtype = torch.f
         kernels=platform.kernels,
         attention=choose_backend([], platform),
         parallel=ParallelContext(rank, size),
-        scheme=Unquantized(Storage(CPU, weight_dtype, torch.float32, platform.kernels)),
+        scheme=Unquantized(Storage(CPU, weight_dtype, torch.float32, platform.kernels.linear)),
     )
 
 
@@ -168,7 +168,7 @@ def test_a_kernel_for_both_projections(size, bias, asked):
         return x + 1
 
     build = make_build(size=size)
-    kernels = replace(build.kernels, block_feed_forward=both)
+    kernels = replace(build.kernels.linear, block_feed_forward=both)
     build = replace(build, scheme=Unquantized(replace(build.scheme.storage, kernels=kernels)))
     mlp = MLP(DenseArch(intermediate_size=12, bias=bias), build, 8)
     fill(mlp.up, weight=torch.randn(24, 8))
@@ -182,7 +182,7 @@ def test_a_kernel_for_both_projections(size, bias, asked):
 
 def test_unknown_activations_are_refused():
     with pytest.raises(Unsupported, match="Activation 'sine' is not supported"):
-        plain_activation("sine", make_build().kernels)
+        plain_activation("sine", make_build().kernels.activations)
 
 
 def test_parameters_refuse_what_does_not_fit():

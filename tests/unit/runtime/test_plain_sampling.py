@@ -23,7 +23,7 @@ def strict(op):
     return checked
 
 
-REF = ref_table()
+REF = ref_table().sampling
 KERNELS = replace(REF, draw=strict(REF.draw), cut=strict(REF.cut))
 VOCAB = 200  # fewer than candidates are worth: both ways draw in the order of ids
 CPU = torch.device("cpu")

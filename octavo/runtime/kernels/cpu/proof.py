@@ -13,15 +13,17 @@ import torch
 from torch import Tensor
 
 from octavo.base.gguf import BLOCK_TYPES
+from octavo.runtime.kernels.attention import HeadNorms, Rotation
 from octavo.runtime.kernels.cpu.library import Library
 from octavo.runtime.kernels.cpu.table import table_of
+from octavo.runtime.kernels.precision import BFLOAT16_TYPES, InputPrecision
 from octavo.runtime.kernels.ref.table import ref_table
-from octavo.runtime.kernels.table import BFLOAT16_TYPES, Activations, HeadNorms, KernelTable, Rotation
+from octavo.runtime.kernels.table import KernelTable
 
 _TOLERANCE = 1e-4
 _K, _N = 512, 37
 _ROWS = (1, 3, 17, 64)
-_ACTIVATIONS: tuple[Activations, ...] = ("float32", "bfloat16", "int16", "int8")
+_ACTIVATIONS: tuple[InputPrecision, ...] = ("float32", "bfloat16", "int16", "int8")
 
 
 def disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
@@ -29,14 +31,14 @@ def disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
     generator = torch.Generator().manual_seed(0)
     for kind in BLOCK_TYPES.values():
         blocks = _finite_blocks(kind.name, kind.num_bytes, _K // kind.block, slow, generator)
-        weights = slow.block_dequantize(blocks, kind.name)
-        if not _agree(fast.block_dequantize(blocks, kind.name), weights, weights.abs()):
+        weights = slow.linear.block_dequantize(blocks, kind.name)
+        if not _agree(fast.linear.block_dequantize(blocks, kind.name), weights, weights.abs()):
             yield f"block_dequantize of {kind.name}"
         for rows, activations in product(_ROWS, _ACTIVATIONS):
             x = torch.randn(rows, _K, generator=generator)
-            made = fast.block_matmul(x, blocks, kind.name, None, activations)
-            exact = activations == "bfloat16" and fast.activations != "bfloat16"  # without AMX
-            twin = slow.block_matmul(x, blocks, kind.name, None, "float32" if exact else activations)
+            made = fast.linear.block_matmul(x, blocks, kind.name, None, activations)
+            exact = activations == "bfloat16" and fast.linear.input_precision != "bfloat16"  # without AMX
+            twin = slow.linear.block_matmul(x, blocks, kind.name, None, "float32" if exact else activations)
             if not _agree(made, twin, x.abs() @ weights.abs().T):
                 yield f"block_matmul of {kind.name}, {activations}, {rows} rows"
     yield from _tile_disagreements(fast, slow)
@@ -46,36 +48,39 @@ def disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
         if not _agree(getattr(fast, name)(x), getattr(slow, name)(x), torch.ones(())):
             yield name
     weight = torch.rand(192, generator=generator)
-    if not _agree(fast.rms_norm(x, weight, 1e-6), slow.rms_norm(x, weight, 1e-6), torch.ones(())):
+    if not _agree(fast.norms.rms_norm(x, weight, 1e-6), slow.norms.rms_norm(x, weight, 1e-6), torch.ones(())):
         yield "rms_norm"
-    assert fast.sandwich_norm is not None and slow.sandwich_norm is not None
-    both = fast.sandwich_norm(x, weight, weight, 1e-6, x), slow.sandwich_norm(x, weight, weight, 1e-6, x)
+    assert fast.norms.sandwich_norm is not None and slow.norms.sandwich_norm is not None
+    both = (
+        fast.norms.sandwich_norm(x, weight, weight, 1e-6, x),
+        slow.norms.sandwich_norm(x, weight, weight, 1e-6, x),
+    )
     if not all(_agree(*each, torch.ones(())) for each in zip(*both, strict=True)):
         yield "sandwich_norm"
-    if not all(map(torch.equal, fast.draw(x), slow.draw(x))):
+    if not all(map(torch.equal, fast.sampling.draw(x), slow.sampling.draw(x))):
         yield "draw"
 
 
 def _tile_disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
     """Where tiles multiply: many rows, products with a gate, and the likeliest output."""
-    if fast.gated_block_matmul is None or fast.block_likeliest is None:
+    if fast.linear.gated_block_matmul is None or fast.linear.block_likeliest is None:
         return
     generator = torch.Generator().manual_seed(3)
     for kind in BLOCK_TYPES.values():
         if kind.name not in BFLOAT16_TYPES:
             continue
         blocks = _finite_blocks(kind.name, kind.num_bytes, _K // kind.block, slow, generator)[:36]
-        weights = slow.block_dequantize(blocks, kind.name).abs().T
+        weights = slow.linear.block_dequantize(blocks, kind.name).abs().T
         for rows in (1, 17, 40, 260):
             x = torch.randn(rows, _K, generator=generator)
-            whole = fast.block_matmul(x, blocks, kind.name, None, "bfloat16")
-            twin = slow.block_matmul(x, blocks, kind.name, None, "bfloat16")
-            gated = fast.gated_block_matmul(x, blocks, kind.name, "silu", "bfloat16")
-            same = gated is not None and torch.equal(gated, fast.silu_and_mul(whole))
+            whole = fast.linear.block_matmul(x, blocks, kind.name, None, "bfloat16")
+            twin = slow.linear.block_matmul(x, blocks, kind.name, None, "bfloat16")
+            gated = fast.linear.gated_block_matmul(x, blocks, kind.name, "silu", "bfloat16")
+            same = gated is not None and torch.equal(gated, fast.activations.silu_and_mul(whole))
             if not (same and _agree(whole, twin, x.abs() @ weights)):
                 yield f"block_matmul or gated_block_matmul of {kind.name}, {rows} rows"
-            found = fast.block_likeliest(x, blocks, kind.name, "bfloat16")
-            if found is not None and not all(map(torch.equal, found, fast.draw(whole))):
+            found = fast.linear.block_likeliest(x, blocks, kind.name, "bfloat16")
+            if found is not None and not all(map(torch.equal, found, fast.sampling.draw(whole))):
                 yield f"block_likeliest of {kind.name}, {rows} rows"
 
 
@@ -83,7 +88,7 @@ def _attention_disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[s
     for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.int8):
         if not _agree(_attention(fast, dtype), _attention(slow, dtype), torch.ones(())):
             yield f"store_kv and paged_attention in {dtype}"
-    kinds: dict[Activations, int] = {"float32": 1, "bfloat16": 200}
+    kinds: dict[InputPrecision, int] = {"float32": 1, "bfloat16": 200}
     for kind, rounding in kinds.items():
         if not _agree(_long_attention(fast, kind), _long_attention(slow, kind), torch.tensor(rounding)):
             yield f"paged_attention of long contexts, {kind}"
@@ -103,7 +108,7 @@ def _finite_blocks(
     while bad.any():
         new = torch.randint(0, 256, (int(bad.sum()), num_bytes), generator=generator, dtype=torch.uint8)
         blocks[bad] = new
-        bad = ~(table.block_dequantize(blocks, name).abs() < 1e6).all(-1)
+        bad = ~(table.linear.block_dequantize(blocks, name).abs() < 1e6).all(-1)
     return blocks.reshape(_N, count * num_bytes)
 
 
@@ -122,11 +127,11 @@ def _attention(table: KernelTable, dtype: torch.dtype) -> Tensor:
     if dtype == torch.float32:  # rounding would make more of a difference
         angles, weights = torch.randn(12, 30, generator=generator), torch.rand(2, 80, generator=generator)
         rotation, norms = Rotation(angles.cos(), angles.sin()), HeadNorms(weights[0], weights[1], 1e-6)
-    q = table.store_kv(q, k, v, cache, torch.tensor(slots), rotation=rotation, norms=norms)
-    return table.paged_attention(q, cache, tables, cu_q_lens, kv_lens, scale=0.1, sliding_window=7)
+    q = table.attention.store_kv(q, k, v, cache, torch.tensor(slots), rotation=rotation, norms=norms)
+    return table.attention.paged_attention(q, cache, tables, cu_q_lens, kv_lens, scale=0.1, sliding_window=7)
 
 
-def _long_attention(table: KernelTable, activations: Activations) -> Tensor:
+def _long_attention(table: KernelTable, activations: InputPrecision) -> Tensor:
     """A prompt's end, and one new token each of two requests behind the same 700 others."""
     generator = torch.Generator().manual_seed(2)
     q = torch.randn(72, 6, 64, generator=generator)
@@ -134,7 +139,9 @@ def _long_attention(table: KernelTable, activations: Activations) -> Tensor:
     tables = torch.arange(44, dtype=torch.int32).repeat(3, 1)
     kv_lens = torch.tensor([700, 701, 703], dtype=torch.int32)
     cu_q_lens = torch.tensor([0, 70, 71, 72], dtype=torch.int32)
-    return table.paged_attention(q, cache, tables, cu_q_lens, kv_lens, scale=0.125, activations=activations)
+    return table.attention.paged_attention(
+        q, cache, tables, cu_q_lens, kv_lens, scale=0.125, activations=activations
+    )
 
 
 def main(arguments: list[str]) -> int:

@@ -35,7 +35,7 @@ class TapeRecorder:
         self._memory = new_memory()
 
     def record(self, work: Callable[[], None]) -> Callable[[], None] | None:
-        """See table.RecordTape; a line in the log says why work is refused."""
+        """See steps.RecordTape; a line in the log says why work is refused."""
         tape = self._library.tape = Tape()
         try:
             with _Recording(Arena(self._memory)):

@@ -3,6 +3,7 @@
 Activations are float32. Tensors go down as pointers with sizes and strides; the library keeps none of them.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import overload
 
@@ -10,24 +11,20 @@ import torch
 from torch import Tensor
 
 from octavo.base.gguf import BLOCK_TYPES
-from octavo.runtime.kernels.choice import Cut
+from octavo.runtime.kernels.activations import ActivationKernels, Gate
+from octavo.runtime.kernels.attention import AttentionKernels, HeadNorms, Rotation
 from octavo.runtime.kernels.cpu.library import Library, load_library
 from octavo.runtime.kernels.cpu.recorder import Arena, Refused, TapeRecorder, new_memory
+from octavo.runtime.kernels.linear import LinearKernels, Packed
+from octavo.runtime.kernels.norms import NormKernels
+from octavo.runtime.kernels.precision import BFLOAT16_TYPES, INTEGER_TYPES, InputPrecision
 from octavo.runtime.kernels.ref import draws
 from octavo.runtime.kernels.ref.elementwise import gated_matmul, matmul
 from octavo.runtime.kernels.ref.noise import row_limits
-from octavo.runtime.kernels.ref.steps import STEP_ENDS
+from octavo.runtime.kernels.ref.steps import STEP_KERNELS
 from octavo.runtime.kernels.ref.table import ref_table
-from octavo.runtime.kernels.table import (
-    BFLOAT16_TYPES,
-    INTEGER_TYPES,
-    Activations,
-    Gate,
-    HeadNorms,
-    KernelTable,
-    Packed,
-    Rotation,
-)
+from octavo.runtime.kernels.sampling import Cut, SamplingKernels
+from octavo.runtime.kernels.table import KernelTable
 
 _TYPE_IDS = {kind.name: number for number, kind in BLOCK_TYPES.items()}
 _BLOCKS = {kind.name: kind for kind in BLOCK_TYPES.values()}
@@ -49,32 +46,31 @@ def cpu_table(threads: int) -> KernelTable:
 def table_of(library: Library, threads: int) -> KernelTable:
     """The ops of a loaded library."""
     kernels = _CompiledKernels(library, threads)
+    tiles = library.has_tiles
     return KernelTable(
         name="cpu",
-        store_kv=kernels.store_kv,
-        paged_attention=kernels.paged_attention,
-        rms_norm=kernels.rms_norm,
-        rotary_tables=kernels.rotary_tables,
-        silu_and_mul=partial(kernels.activation, kind=_SILU, gated=True),
-        gelu_and_mul=partial(kernels.activation, kind=_GELU, gated=True),
-        gelu_tanh_and_mul=partial(kernels.activation, kind=_GELU_TANH, gated=True),
-        gelu=partial(kernels.activation, kind=_GELU, gated=False),
-        gelu_tanh=partial(kernels.activation, kind=_GELU_TANH, gated=False),
-        matmul=matmul,
-        gated_matmul=gated_matmul,
-        draw=kernels.draw,
-        row_limits=row_limits,
-        cut=draws.cut,
-        step_ends=STEP_ENDS,
-        block_dequantize=kernels.block_dequantize,
-        block_gather=kernels.block_gather,
-        block_matmul=kernels.block_matmul,
-        activations="bfloat16" if library.has_tiles else "int16",
-        gated_block_matmul=kernels.gated_block_matmul if library.has_tiles else None,
-        block_feed_forward=kernels.block_feed_forward if library.has_tiles else None,
-        block_likeliest=kernels.block_likeliest if library.has_tiles else None,
-        sandwich_norm=kernels.sandwich_norm,
-        record_tape=TapeRecorder(library).record,
+        attention=AttentionKernels(kernels.store_kv, kernels.paged_attention, kernels.rotary_tables),
+        norms=NormKernels(kernels.rms_norm, kernels.sandwich_norm),
+        activations=ActivationKernels(
+            silu_and_mul=partial(kernels.activation, kind=_SILU, gated=True),
+            gelu_and_mul=partial(kernels.activation, kind=_GELU, gated=True),
+            gelu_tanh_and_mul=partial(kernels.activation, kind=_GELU_TANH, gated=True),
+            gelu=partial(kernels.activation, kind=_GELU, gated=False),
+            gelu_tanh=partial(kernels.activation, kind=_GELU_TANH, gated=False),
+        ),
+        linear=LinearKernels(
+            matmul=matmul,
+            gated_matmul=gated_matmul,
+            block_dequantize=kernels.block_dequantize,
+            block_gather=kernels.block_gather,
+            block_matmul=kernels.block_matmul,
+            input_precision="bfloat16" if tiles else "int16",
+            gated_block_matmul=kernels.gated_block_matmul if tiles else None,
+            block_feed_forward=kernels.block_feed_forward if tiles else None,
+            block_likeliest=kernels.block_likeliest if tiles else None,
+        ),
+        sampling=SamplingKernels(kernels.draw, row_limits, draws.cut),
+        steps=replace(STEP_KERNELS, record_tape=TapeRecorder(library).record),
     )
 
 
@@ -97,7 +93,7 @@ class _CompiledKernels:
         rotation: Rotation | None = None,
         norms: HeadNorms | None = None,
     ) -> Tensor:
-        """See table.StoreKV."""
+        """See attention.StoreKV."""
         q_weight, k_weight, eps = norms or (None, None, 0.0)
         cos, sin, interleaved = rotation or (None, None, False)
         assert cache.is_contiguous()
@@ -140,9 +136,9 @@ class _CompiledKernels:
         soft_cap: float = 0.0,
         num_singles: int = 0,
         common_start: bool = False,
-        activations: Activations = "float32",
+        activations: InputPrecision = "float32",
     ) -> Tensor:
-        """See table.PagedAttention."""
+        """See attention.PagedAttention."""
         del num_singles, common_start
         assert cache.is_contiguous() and block_tables.dtype == cu_q_lens.dtype == kv_lens.dtype == torch.int32
         out = self._placed(_empty_like(q))
@@ -175,14 +171,14 @@ class _CompiledKernels:
     def rms_norm(
         self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """See table.RMSNorm."""
+        """See norms.RMSNorm."""
         y, total = self._rms_norm(x, None, weight, eps, residual)
         return y if total is None else (y, total)
 
     def sandwich_norm(
         self, x: Tensor, inner: Tensor, weight: Tensor, eps: float, residual: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """See table.SandwichNorm."""
+        """See norms.SandwichNorm."""
         y, total = self._rms_norm(x, inner, weight, eps, residual)
         assert total is not None
         return y, total
@@ -210,7 +206,7 @@ class _CompiledKernels:
         return y, total
 
     def activation(self, x: Tensor, *, kind: int, gated: bool) -> Tensor:
-        """See table.Activation."""
+        """See activations.Activation."""
         assert x.is_contiguous()
         rows, width = x.shape
         size = width // 2 if gated else width
@@ -219,7 +215,7 @@ class _CompiledKernels:
         return y
 
     def rotary_tables(self, positions: Tensor, frequencies: Tensor, factor: float) -> tuple[Tensor, Tensor]:
-        """See table.RotaryTables."""
+        """See attention.RotaryTables."""
         cos, sin = (torch.empty((len(positions), len(frequencies))) for _ in range(2))
         self._library.octavo_rotary_tables(
             positions.data_ptr(),
@@ -240,7 +236,7 @@ class _CompiledKernels:
         noise: Tensor | None = None,
         cut: Cut | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """See table.Draw; only the likeliest tokens are found here."""
+        """See sampling.Draw; only the likeliest tokens are found here."""
         if temperature is not None or logits.dtype != torch.float32:
             return draws.draw(logits, temperature, noise, cut)
         rows, size = logits.shape
@@ -251,11 +247,11 @@ class _CompiledKernels:
         return ids, peaks
 
     def block_dequantize(self, blocks: Tensor, type_name: str) -> Tensor:
-        """See table.BlockDequantize."""
+        """See linear.BlockDequantize."""
         return self._dequantize(blocks, None, type_name, 1.0)
 
     def block_gather(self, blocks: Tensor, places: Tensor, type_name: str, scale: float = 1.0) -> Tensor:
-        """See table.BlockGather."""
+        """See linear.BlockGather."""
         return self._dequantize(blocks, places, type_name, scale)
 
     def _dequantize(self, blocks: Tensor, places: Tensor | None, type_name: str, scale: float) -> Tensor:
@@ -280,10 +276,10 @@ class _CompiledKernels:
         blocks: Tensor,
         type_name: str,
         bias: Tensor | None = None,
-        activations: Activations = "float32",
+        activations: InputPrecision = "float32",
         out: Tensor | None = None,
     ) -> Tensor:
-        """See table.BlockMatmul."""
+        """See linear.BlockMatmul."""
         if out is None:
             out = self._placed(torch.empty((x.shape[0], blocks.shape[0])))
         if activations in ("int8", "int16") and type_name in INTEGER_TYPES:
@@ -297,9 +293,9 @@ class _CompiledKernels:
         return out
 
     def block_likeliest(
-        self, x: Tensor, blocks: Tensor, type_name: str, activations: Activations
+        self, x: Tensor, blocks: Tensor, type_name: str, activations: InputPrecision
     ) -> tuple[Tensor, Tensor] | None:
-        """See table.BlockLikeliest; products of tiles of few rows only."""
+        """See linear.BlockLikeliest; products of tiles of few rows only."""
         rows = x.shape[0]
         if activations != "bfloat16" or type_name not in BFLOAT16_TYPES or rows > _ROWS_OF_TILES:
             return None
@@ -309,9 +305,9 @@ class _CompiledKernels:
         return ids, peaks
 
     def gated_block_matmul(
-        self, x: Tensor, blocks: Tensor, type_name: str, gate: Gate, activations: Activations
+        self, x: Tensor, blocks: Tensor, type_name: str, gate: Gate, activations: InputPrecision
     ) -> Tensor | None:
-        """See table.GatedBlockMatmul; products of tiles only."""
+        """See linear.GatedBlockMatmul; products of tiles only."""
         if activations != "bfloat16" or type_name not in BFLOAT16_TYPES:
             return None
         size = blocks.shape[0] // 2
@@ -331,9 +327,9 @@ class _CompiledKernels:
         return out
 
     def block_feed_forward(
-        self, x: Tensor, up: Packed, gate: Gate, down: Packed, activations: Activations
+        self, x: Tensor, up: Packed, gate: Gate, down: Packed, activations: InputPrecision
     ) -> Tensor | None:
-        """See table.BlockFeedForward; for many rows, and matrices that fit a cache when unpacked."""
+        """See linear.BlockFeedForward; for many rows, and matrices that fit a cache when unpacked."""
         (up_blocks, up_type), (down_blocks, down_type) = up, down
         outputs, inner = down_blocks.shape[0], up_blocks.shape[0] // 2
         laid_out = 2 * inner * (2 * x.shape[1] + outputs)

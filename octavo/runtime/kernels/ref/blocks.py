@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from octavo.base.gguf import BLOCK_TYPES
-from octavo.runtime.kernels.table import BFLOAT16_TYPES, INTEGER_TYPES, Activations
+from octavo.runtime.kernels.precision import BFLOAT16_TYPES, INTEGER_TYPES, InputPrecision
 
 _ROWS_AT_ONCE = 4096  # bounds the memory of an unpacked language model head
 _LARGEST = {"int8": 127, "int16": 32767}
 
 
 def block_dequantize(blocks: Tensor, type_name: str) -> Tensor:
-    """See table.BlockDequantize."""
+    """See linear.BlockDequantize."""
     kind = next(t for t in BLOCK_TYPES.values() if t.name == type_name)
     rows, row_bytes = blocks.shape
     values = _UNPACKERS[type_name](blocks.reshape(-1, kind.num_bytes))
@@ -26,7 +26,7 @@ def block_dequantize(blocks: Tensor, type_name: str) -> Tensor:
 
 
 def block_gather(blocks: Tensor, places: Tensor, type_name: str, scale: float = 1.0) -> Tensor:
-    """See table.BlockGather."""
+    """See linear.BlockGather."""
     rows = block_dequantize(blocks[places], type_name)
     return rows if scale == 1.0 else rows * scale
 
@@ -36,10 +36,10 @@ def block_matmul(
     blocks: Tensor,
     type_name: str,
     bias: Tensor | None = None,
-    activations: Activations = "float32",
+    activations: InputPrecision = "float32",
     out: Tensor | None = None,
 ) -> Tensor:
-    """See table.BlockMatmul; rounds, then multiplies what the integers stand for."""
+    """See linear.BlockMatmul; rounds, then multiplies what the integers stand for."""
     rounded = activations == "bfloat16" and type_name in BFLOAT16_TYPES
     if activations in _LARGEST and type_name in INTEGER_TYPES:
         x = _round_parts(x, _LARGEST[activations])

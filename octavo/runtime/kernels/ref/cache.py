@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
+from octavo.runtime.kernels.attention import HeadNorms, Rotation
 from octavo.runtime.kernels.cache_layout import rounded, rounded_parts
+from octavo.runtime.kernels.precision import InputPrecision
 from octavo.runtime.kernels.ref.elementwise import rms_norm
-from octavo.runtime.kernels.table import Activations, HeadNorms, Rotation
 
 
 def store_kv(
@@ -18,7 +19,7 @@ def store_kv(
     rotation: Rotation | None = None,
     norms: HeadNorms | None = None,
 ) -> Tensor:
-    """See table.StoreKV."""
+    """See attention.StoreKV."""
     if norms is not None:
         q, k = rms_norm(q, norms.q_weight, norms.eps), rms_norm(k, norms.k_weight, norms.eps)
     if rotation is not None:
@@ -61,9 +62,9 @@ def paged_attention(  # noqa: PLR0913  # what attention is made of
     soft_cap: float = 0.0,
     num_singles: int = 0,
     common_start: bool = False,
-    activations: Activations = "float32",
+    activations: InputPrecision = "float32",
 ) -> Tensor:
-    """See table.PagedAttention; nothing is rounded here."""
+    """See attention.PagedAttention; nothing is rounded here."""
     del num_singles, common_start, activations
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     starts = cu_q_lens.tolist()

@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor
 
-from octavo.runtime.kernels.choice import Cut
+from octavo.runtime.kernels.sampling import Cut
 
 
 def draw(
     logits: Tensor, temperature: Tensor | None = None, noise: Tensor | None = None, cut: Cut | None = None
 ) -> tuple[Tensor, Tensor]:
-    """See table.Draw."""
+    """See sampling.Draw."""
     wide = logits.double()
     peaks = wide.amax(dim=1)
     likeliest = (wide == peaks[:, None]).int().argmax(dim=1)
@@ -26,7 +26,7 @@ def draw(
 
 
 def cut(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Cut:
-    """See table.FindCut."""
+    """See sampling.FindCut."""
     size = logits.shape[1]
     ordered, ids = logits.double().sort(dim=1, descending=True, stable=True)
     numbers = torch.where(top_k < 1, size, top_k).clamp(max=size).long()[:, None]

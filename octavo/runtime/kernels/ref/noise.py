@@ -24,7 +24,7 @@ def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
 
 
 def row_limits(slots: Tensor, positions: Tensor, seeds: Tensor, limits: Tensor) -> Tensor:
-    """See table.RowLimits."""
+    """See sampling.RowLimits."""
     return torch.cat([uniform(seeds[slots, 0], positions)[None], limits[slots].T])
 
 

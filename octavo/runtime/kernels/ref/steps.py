@@ -2,13 +2,13 @@
 
 from torch import Tensor
 
-from octavo.runtime.kernels.table import StepEnds, Turns
+from octavo.runtime.kernels.steps import StepKernels, Turns
 
 
 def begin_step(
     turns: Turns, numbers: Tensor, kept_ids: Tensor, kept_tables: Tensor, ids: Tensor, tables: Tensor
 ) -> None:
-    """See table.BeginStep."""
+    """See steps.BeginStep."""
     (num_tokens,), (_, num_rows, _) = ids.shape, tables.shape
     numbers.copy_(turns.given[int(turns.begun) % len(turns.given), : len(numbers)])
     turns.begun.add_(1)
@@ -19,11 +19,11 @@ def begin_step(
 def end_step(
     turns: Turns, token_ids: Tensor, peaks: Tensor, targets: Tensor, kept_ids: Tensor, vocab_size: int
 ) -> None:
-    """See table.EndStep."""
+    """See steps.EndStep."""
     valid, turn = token_ids.clamp(0, vocab_size - 1), (int(turns.begun) - 1) % len(turns.peaks)
     kept_ids[targets] = valid
     turns.token_ids[turn, : len(valid)] = valid
     turns.peaks[turn, : len(valid)] = peaks
 
 
-STEP_ENDS = StepEnds(begin_step, end_step)
+STEP_KERNELS = StepKernels(begin_step, end_step)

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.runtime.kernels.table import Activations
+from octavo.runtime.kernels.precision import InputPrecision
 from octavo.runtime.kernels.triton.launch import Counters, overlapped, power_of_2, release, wait
 from octavo.runtime.kernels.triton.packed import attend_packed
 from octavo.runtime.kernels.triton.parts import finish, own_part
@@ -161,9 +161,9 @@ class PagedAttention:
         soft_cap: float = 0.0,
         num_singles: int = 0,
         common_start: bool = False,
-        activations: Activations = "float32",
+        activations: InputPrecision = "float32",
     ) -> Tensor:
-        """See table.PagedAttention; `activations` are those of q."""
+        """See attention.PagedAttention; `activations` are those of q."""
         del activations
         assert cache.is_contiguous() and block_tables.stride(1) == 1
         out = torch.empty_like(q, memory_format=torch.contiguous_format)

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from octavo.base.gguf import BLOCK_TYPES
 from octavo.base.log import get_logger
-from octavo.runtime.kernels.table import Activations
+from octavo.runtime.kernels.precision import InputPrecision
 from octavo.runtime.kernels.triton.launch import parts
 
 logger = get_logger(__name__)
@@ -119,12 +119,12 @@ def _dequantize_kernel(
 
 
 def block_dequantize(blocks: Tensor, type_name: str) -> Tensor:
-    """See table.BlockDequantize."""
+    """See linear.BlockDequantize."""
     return _dequantize(blocks, type_name, torch.float32)
 
 
 def block_gather(blocks: Tensor, places: Tensor, type_name: str, scale: float = 1.0) -> Tensor:
-    """See table.BlockGather."""
+    """See linear.BlockGather."""
     rows = block_dequantize(blocks[places], type_name)
     return rows if scale == 1.0 else rows * scale
 
@@ -155,10 +155,10 @@ def block_matmul(
     blocks: Tensor,
     type_name: str,
     bias: Tensor | None = None,
-    activations: Activations = "float32",
+    activations: InputPrecision = "float32",
     out: Tensor | None = None,
 ) -> Tensor:
-    """See table.BlockMatmul; `activations` are never rounded here: tensor cores take them as they are."""
+    """See linear.BlockMatmul; `activations` are never rounded here: tensor cores take them as they are."""
     del activations
     _tell_once()
     made = functional.linear(x, _dequantize(blocks, type_name, x.dtype), bias)

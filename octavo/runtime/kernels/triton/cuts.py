@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.runtime.kernels.choice import Cut
+from octavo.runtime.kernels.sampling import Cut
 from octavo.runtime.kernels.triton.launch import overlapped, parts, power_of_2, release, wait
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
@@ -228,7 +228,7 @@ def _cut_kernel(
 
 
 def cut(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Cut:
-    """See table.FindCut."""
+    """See sampling.FindCut."""
     num_rows, size = logits.shape
     values = logits.new_empty(num_rows, dtype=torch.float32)
     ids = logits.new_empty(num_rows, dtype=torch.int32)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.runtime.kernels.choice import Cut
+from octavo.runtime.kernels.sampling import Cut
 from octavo.runtime.kernels.triton.launch import (
     NUM_PROGRAMS,
     Counters,
@@ -114,7 +114,7 @@ class Draw:
         noise: Tensor | None = None,
         cut: Cut | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """See table.Draw."""
+        """See sampling.Draw."""
         num_rows, size = logits.shape
         token_ids = logits.new_empty(num_rows, dtype=torch.int64)
         peaks = logits.new_empty(num_rows, dtype=torch.float32)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.runtime.kernels.table import Summands
+from octavo.runtime.kernels.norms import Summands
 from octavo.runtime.kernels.triton.launch import overlapped, parts, power_of_2, release, wait
 
 _SILU, _GELU, _GELU_TANH = 0, 1, 2
@@ -64,13 +64,13 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor) -> tuple[T
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """See table.RMSNorm."""
+    """See norms.RMSNorm."""
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     return _normalise(x, weight, eps, residual, out)
 
 
 def sum_norm(x: Summands, weight: Tensor, eps: float, residual: Tensor) -> tuple[Tensor, Tensor]:
-    """See table.SumNorm."""
+    """See norms.SumNorm."""
     first, out = x.parts[0], torch.empty_like(residual, memory_format=torch.contiguous_format)
     return _normalise(first, weight, eps, residual, out, num_summands=len(x.parts))
 
@@ -155,27 +155,27 @@ def _activate(x: Tensor, kind: int, gated: bool) -> Tensor:
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
-    """See table.Activation."""
+    """See activations.Activation."""
     return _activate(x, _SILU, True)
 
 
 def gelu_and_mul(x: Tensor) -> Tensor:
-    """See table.Activation."""
+    """See activations.Activation."""
     return _activate(x, _GELU, True)
 
 
 def gelu_tanh_and_mul(x: Tensor) -> Tensor:
-    """See table.Activation."""
+    """See activations.Activation."""
     return _activate(x, _GELU_TANH, True)
 
 
 def gelu(x: Tensor) -> Tensor:
-    """See table.Activation."""
+    """See activations.Activation."""
     return _activate(x, _GELU, False)
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """See table.Activation."""
+    """See activations.Activation."""
     return _activate(x, _GELU_TANH, False)
 
 
@@ -206,7 +206,7 @@ def _rotary_kernel(
 
 
 def rotary_tables(positions: Tensor, frequencies: Tensor, factor: float) -> tuple[Tensor, Tensor]:
-    """See table.RotaryTables."""
+    """See attention.RotaryTables."""
     num_tokens, size = len(positions), len(frequencies)
     cos, sin = frequencies.new_empty((2, num_tokens, size))
     width = power_of_2(size)

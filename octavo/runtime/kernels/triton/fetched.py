@@ -47,7 +47,7 @@ def _fetched_kernel(
 
 
 def fetched_gates(x: Tensor, weight: Tensor) -> Tensor:
-    """See KernelTable.gated_matmul. x: [M, K], contiguous, K a multiple of 8."""
+    """See LinearKernels.gated_matmul. x: [M, K], contiguous, K a multiple of 8."""
     return _launch(x, weight, x.new_empty((len(x), len(weight) // 2)), num_stages=3, gated=True)
 
 

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from octavo.runtime.kernels.table import Addend, Summands
+from octavo.runtime.kernels.norms import Addend, Summands
 from octavo.runtime.kernels.triton.elementwise import silu_and_mul
 from octavo.runtime.kernels.triton.fetched import fetched_gates, fetched_parts
 from octavo.runtime.kernels.triton.launch import (
@@ -143,7 +143,7 @@ class Matmul:
         self._counters = counters
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """See table.Matmul."""
+        """See linear.Matmul."""
         if not 0 < x.shape[0] <= _SOME_ROWS or x.dtype not in _NARROW:
             return functional.linear(x, weight, bias)
         if x.shape[0] == 1:
@@ -151,7 +151,7 @@ class Matmul:
         return self._some_rows(x, weight, bias)
 
     def gated(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """See KernelTable.gated_matmul. For other sizes one kernel was no faster than two."""
+        """See LinearKernels.gated_matmul. For other sizes one kernel was no faster than two."""
         num_rows, k = x.shape
         if num_rows == 1 and k <= _GATED_WIDTH and x.dtype in _NARROW:
             return _one_row(x, weight, bias, gated=True)
@@ -168,7 +168,7 @@ class Matmul:
         return silu_and_mul(self(x, weight, bias))
 
     def split(self, x: Tensor, weight: Tensor) -> Addend:
-        """See table.SplitMatmul.
+        """See linear.SplitMatmul.
 
         Parts that need not meet are done sooner: of few rows by a fifth, of more by 5 to 20 %.
         """

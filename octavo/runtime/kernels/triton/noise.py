@@ -48,7 +48,7 @@ def _limits_kernel(
 
 
 def row_limits(slots: Tensor, positions: Tensor, seeds: Tensor, limits: Tensor) -> Tensor:
-    """See table.RowLimits."""
+    """See sampling.RowLimits."""
     num_rows, num_columns = len(slots), limits.shape[1]
     out = torch.empty((1 + num_columns, num_rows), dtype=torch.float64, device=slots.device)
     if num_rows:

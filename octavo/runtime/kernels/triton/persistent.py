@@ -113,7 +113,7 @@ def can_share(num_rows: int, num_outputs: int) -> bool:
 
 
 def persistent_gates(x: Tensor, weight: Tensor) -> Tensor:
-    """See KernelTable.gated_matmul. x: [M, K], contiguous, M <= 256; K and the outputs multiples of 8."""
+    """See LinearKernels.gated_matmul. x: [M, K], contiguous, M <= 256; K and the outputs multiples of 8."""
     (m, k), n = x.shape, len(weight) // 2
     out = x.new_empty((m, n))
     rows = _num_rows(m)

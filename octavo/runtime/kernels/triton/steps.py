@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.runtime.kernels.table import Turns
+from octavo.runtime.kernels.steps import Turns
 from octavo.runtime.kernels.triton.launch import (
     Counters,
     is_last,
@@ -94,7 +94,7 @@ class BeginStep:
         ids: Tensor,
         tables: Tensor,
     ) -> None:
-        """See table.BeginStep."""
+        """See steps.BeginStep."""
         num_groups, num_rows, num_columns = tables.shape
         num_parts = parts(len(numbers), _NUMBERS)
         _begin_kernel[(num_parts + parts(num_rows, _TABLE_ROWS),)](
@@ -125,7 +125,7 @@ class BeginStep:
 def end_step(
     turns: Turns, token_ids: Tensor, peaks: Tensor, targets: Tensor, kept_ids: Tensor, vocab_size: int
 ) -> None:
-    """See table.EndStep."""
+    """See steps.EndStep."""
     num_rows = len(token_ids)
     _end_kernel[(parts(num_rows, _END_ROWS),)](
         token_ids,

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.runtime.kernels.table import HeadNorms, Rotation
+from octavo.runtime.kernels.attention import HeadNorms, Rotation
 from octavo.runtime.kernels.triton.launch import overlapped, parts, power_of_2, release, wait
 
 _ELEMENTS = 1024  # of one program, where there are many tokens
@@ -115,7 +115,7 @@ def store_kv(
     rotation: Rotation | None = None,
     norms: HeadNorms | None = None,
 ) -> Tensor:
-    """See table.StoreKV."""
+    """See attention.StoreKV."""
     assert cache.is_contiguous()
     tokens, heads, head_dim = q.shape
     kv_heads = k.shape[1]

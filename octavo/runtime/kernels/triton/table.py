@@ -3,7 +3,13 @@
 Importing this module needs the package `triton`; the CUDA platform asks for it, and takes the twins without.
 """
 
-from octavo.runtime.kernels.table import KernelTable, SplitProduct, StepEnds
+from octavo.runtime.kernels.activations import ActivationKernels
+from octavo.runtime.kernels.attention import AttentionKernels
+from octavo.runtime.kernels.linear import LinearKernels, SplitProduct
+from octavo.runtime.kernels.norms import NormKernels
+from octavo.runtime.kernels.sampling import SamplingKernels
+from octavo.runtime.kernels.steps import StepKernels
+from octavo.runtime.kernels.table import KernelTable
 from octavo.runtime.kernels.triton import blocks, elementwise
 from octavo.runtime.kernels.triton.attention import PagedAttention
 from octavo.runtime.kernels.triton.cuts import cut
@@ -21,23 +27,23 @@ def cuda_table() -> KernelTable:
     matmul = Matmul(counters)
     return KernelTable(
         name="triton",
-        store_kv=store_kv,
-        paged_attention=PagedAttention(counters),
-        rms_norm=elementwise.rms_norm,
-        rotary_tables=elementwise.rotary_tables,
-        silu_and_mul=elementwise.silu_and_mul,
-        gelu_and_mul=elementwise.gelu_and_mul,
-        gelu_tanh_and_mul=elementwise.gelu_tanh_and_mul,
-        gelu=elementwise.gelu,
-        gelu_tanh=elementwise.gelu_tanh,
-        matmul=matmul,
-        gated_matmul=matmul.gated,
-        draw=Draw(counters),
-        row_limits=row_limits,
-        cut=cut,
-        step_ends=StepEnds(BeginStep(counters), end_step),
-        block_dequantize=blocks.block_dequantize,
-        block_gather=blocks.block_gather,
-        block_matmul=blocks.block_matmul,
-        split_product=SplitProduct(matmul.split, elementwise.sum_norm),
+        attention=AttentionKernels(store_kv, PagedAttention(counters), elementwise.rotary_tables),
+        norms=NormKernels(elementwise.rms_norm),
+        activations=ActivationKernels(
+            silu_and_mul=elementwise.silu_and_mul,
+            gelu_and_mul=elementwise.gelu_and_mul,
+            gelu_tanh_and_mul=elementwise.gelu_tanh_and_mul,
+            gelu=elementwise.gelu,
+            gelu_tanh=elementwise.gelu_tanh,
+        ),
+        linear=LinearKernels(
+            matmul=matmul,
+            gated_matmul=matmul.gated,
+            block_dequantize=blocks.block_dequantize,
+            block_gather=blocks.block_gather,
+            block_matmul=blocks.block_matmul,
+            split_product=SplitProduct(matmul.split, elementwise.sum_norm),
+        ),
+        sampling=SamplingKernels(Draw(counters), row_limits, cut),
+        steps=StepKernels(BeginStep(counters), end_step),
     )

@@ -1,5 +1,6 @@
-"""The ops of the kernel table that choose tokens; see `table`, which holds all others."""
+"""The sampling family: choosing tokens."""
 
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -59,3 +60,12 @@ class FindCut(Protocol):
         temperature:  [n] float64, > 0 where anything is cut
         top_k, top_p, min_p: [n] float64; < 1, ≥ 1 and 0 = off
         """
+
+
+@dataclass(frozen=True)
+class SamplingKernels:
+    """The kernels that choose tokens."""
+
+    draw: Draw
+    row_limits: RowLimits
+    cut: FindCut

@@ -1,0 +1,81 @@
+"""The step family: both ends of a recorded step, and the recording of calls."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+
+class Turns(NamedTuple):
+    """What host and device tell each other of recorded steps, which use its rows in turn.
+
+    given:     [turns, most numbers] int64, written by the host before a step
+    token_ids: [turns, most rows] int64, read by the host after it; as are
+    peaks:     [turns, most rows] float32
+    begun:     [1] int64 on the device: how many steps have begun; the others may be the host's memory
+    """
+
+    given: Tensor
+    token_ids: Tensor
+    peaks: Tensor
+    begun: Tensor
+
+
+class BeginStep(Protocol):
+    """The first kernel of a recorded step."""
+
+    def __call__(
+        self,
+        turns: Turns,
+        numbers: Tensor,
+        kept_ids: Tensor,
+        kept_tables: Tensor,
+        ids: Tensor,
+        tables: Tensor,
+    ) -> None:
+        """Count the step, copy what its turn was given, and look up what that names.
+
+        numbers:     [n] int64, written: places [T] in kept_ids, slots [R], and whatever else is given
+        kept_ids:    [any] int64
+        kept_tables: [groups, slots, max_blocks] int32, contiguous
+        ids:         [T] int64, written: kept_ids at the places
+        tables:      [groups, R, max_blocks] int32, contiguous, written: kept_tables at the slots
+        """
+
+
+class EndStep(Protocol):
+    """The last kernel of a recorded step."""
+
+    def __call__(
+        self,
+        turns: Turns,
+        token_ids: Tensor,
+        peaks: Tensor,
+        targets: Tensor,
+        kept_ids: Tensor,
+        vocab_size: int,
+    ) -> None:
+        """Tell the host what was chosen, and keep it for the next step.
+
+        token_ids, peaks: [n] int64 and float32, from `Draw`; an id that is none becomes the nearest
+        targets:          [n] int64, places in kept_ids to write to; equal ones get one of their ids
+        """
+
+
+RecordTape = Callable[[Callable[[], None]], Callable[[], None] | None]
+"""Takes work that calls these kernels on the same memory every time; returns what repeats it.
+
+Nothing is computed while it is recorded. None for work that computes by other means. Recordings share memory:
+what a repetition leaves in tensors that the work made is good until the next repetition.
+"""
+
+
+@dataclass(frozen=True)
+class StepKernels:
+    """The kernels around a step."""
+
+    begin: BeginStep
+    end: EndStep
+    record_tape: RecordTape | None = None
+    """Only where calling a kernel costs as much as a small kernel itself."""
