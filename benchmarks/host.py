@@ -44,6 +44,7 @@ from octavo.messages.kv import HeadsKV, KVCacheGroup, ModelReady
 from octavo.messages.request import EngineOutputs
 from octavo.messages.sampling import RequestOutputKind, SamplingParams
 from octavo.messages.step import ModelRunnerOutput
+from octavo.runtime.kernels.choice import TORCH_SAMPLING
 from octavo.runtime.kernels.ref.steps import STEP_KERNELS
 from octavo.runtime.models.interface import Model
 from octavo.runtime.sampling.sampler import Sampler
@@ -191,7 +192,7 @@ def make_runner(config, plan):
     count, device = config.scheduler.max_num_seqs, torch.device("cpu")
     cache = KVTensors(plan, device)
     state = RequestState(count, config.model.max_model_len, plan, device)
-    sampler = Sampler(64, count, device)
+    sampler = Sampler(64, count, device, TORCH_SAMPLING)
     runner = ModelRunner(cache, state, sampler, [])
     runner.equip(CUDAGraphs(NoModel(), cache, state, sampler, STEP_KERNELS, lambda compute: lambda: None))
     return runner

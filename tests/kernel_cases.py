@@ -336,16 +336,18 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
 }
 
 
-_NO_OPS = {"split_product", "input_precision", "begin", "end", "record_tape"}
+_NO_OPS = {"choose", "split_product", "input_precision", "begin", "end", "record_tape"}
 _NO_OPS |= {"gated_block_matmul", "block_feed_forward", "block_likeliest", "sandwich_norm"}
 _REF = ref_table()
 _FAMILIES = [field.name for field in fields(KernelTable) if field.name != "name"]
 _FAMILY_OF = {op.name: family for family in _FAMILIES for op in fields(getattr(_REF, family))}
 OPS = [op for op in _FAMILY_OF if op not in _NO_OPS]
+CUT_AND_DRAW = ["draw", "cut"]
+"""The two kernels that choose tokens on a GPU."""
 
 
 def find(table: KernelTable, op: str) -> Callable[..., Any]:
-    return getattr(getattr(table, _FAMILY_OF[op]), op)
+    return getattr(table.sampling.choose if op in CUT_AND_DRAW else getattr(table, _FAMILY_OF[op]), op)
 
 
 def run(table: KernelTable, op: str, case: Case) -> list[torch.Tensor]:

@@ -116,7 +116,6 @@ from octavo.runtime.quantization.unquantized import DenseLinear, Unquantized
 
 Unquantized.linear = lambda self, name: DenseLinear(self.storage)
 CPUPlatform.create = classmethod(lambda cls, device, threads: cls(device, cuda_table()))
-CPUPlatform.sampling_kernels = property(lambda self: self.kernels.sampling)
 CPUPlatform.compute_dtype = lambda self, dtype: dtype
 CPUPlatform.peak_bytes = lambda self, work: work() or 0
 CPUPlatform.graph_capture = lambda self: lambda work: work

@@ -17,7 +17,7 @@ from octavo.runtime.kernels.sampling import Cut
 from octavo.runtime.kernels.triton import attention, launch, tiles
 from octavo.runtime.kernels.triton.table import cuda_table
 from octavo.runtime.kernels.triton.tiles import split
-from tests.kernel_cases import CASES, OPS, Case, assert_close, make_paged, run
+from tests.kernel_cases import CASES, CUT_AND_DRAW, OPS, Case, assert_close, make_paged, run
 
 # The interpreter computes with NumPy, which warns of overflows.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -81,7 +81,7 @@ def _kept(logits: torch.Tensor, cut: Cut) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("share", range(SHARES))
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", [*OPS, *CUT_AND_DRAW])
 def test_kernel_equals_twin(op: str, share: int) -> None:
     for case in cases(op)[share::SHARES]:
         tolerance = case.tolerance
@@ -96,7 +96,7 @@ def test_kernel_equals_twin(op: str, share: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("share", range(SHARES))
 @pytest.mark.parametrize(
-    "op", [op for op in OPS if op not in ("block_dequantize", "draw", "row_limits", "cut", "rotary_tables")]
+    "op", [op for op in OPS if op not in ("block_dequantize", "row_limits", "rotary_tables")]
 )
 def test_narrow_activations(op: str, share: int, dtype: torch.dtype) -> None:
     """One rounding of inputs that are already narrow, up to the twin's own roundings."""
@@ -215,12 +215,12 @@ def test_rows_that_cannot_be_drawn_from_say_so() -> None:
     logits[0, 5], logits[1, 2900], logits[2] = float("nan"), float("inf"), float("-inf")
     ones = torch.ones(4, dtype=torch.float64, device=DEVICE)
     for arguments in ((), (ones, ones * 0.3)):
-        token_ids, peaks = TRITON.sampling.draw(logits, *arguments)
+        token_ids, peaks = TRITON.sampling.choose(logits, *arguments)
         assert peaks.isfinite().tolist() == [False, False, False, True]
         assert ((token_ids >= 0) & (token_ids < 3000)).all()
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", [*OPS, *CUT_AND_DRAW])
 def test_nothing_to_do(op: str) -> None:
     case = on_device(next(CASES[op]()))
     if op == "paged_attention":

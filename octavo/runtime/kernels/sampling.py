@@ -6,6 +6,73 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 
+class Limits(NamedTuple):
+    """What shapes a row's distribution; all [n] float64, contiguous, or [n, 1] as `columns`."""
+
+    temperature: Tensor
+    """> 0"""
+    top_k: Tensor
+    """< 1 = off"""
+    top_p: Tensor
+    """≥ 1 = off"""
+    min_p: Tensor
+    """0 = off"""
+
+    def at(self, rows: Tensor) -> "Limits":
+        """The limits of these rows."""
+        return Limits(*(numbers[rows] for numbers in self))
+
+    def columns(self) -> "Limits":
+        """The same as [n, 1]."""
+        return Limits(*(numbers[:, None] for numbers in self))
+
+
+class Choice(NamedTuple):
+    """token_ids: [n] int64; peaks: [n] float32, each row's largest logit: not finite = no valid choice."""
+
+    token_ids: Tensor
+    peaks: Tensor
+
+
+class Choose(Protocol):
+    """One token per row."""
+
+    def __call__(
+        self,
+        logits: Tensor,
+        temperature: Tensor | None = None,
+        noise: Tensor | None = None,
+        limits: Limits | None = None,
+    ) -> Choice:
+        """Choose; the ids of rows without a valid choice may be none at all.
+
+        logits:      [n, vocab_size] of any floating-point type, contiguous rows; float32 may be overwritten
+        temperature: [n] float64; 0, or None for all rows = the largest logit, of equal ones the lowest id
+        noise:       [n] float64 in [0, 1): the point of the distribution function that is drawn
+        limits:      None = tokens are drawn from all logits; the temperature is that of rows > 0
+        """
+
+
+class RowLimits(Protocol):
+    """What rows are drawn by, looked up by slot."""
+
+    def __call__(self, slots: Tensor, positions: Tensor, seeds: Tensor, limits: Tensor) -> Tensor:
+        """Return [1 + columns, n] float64: in [0, 1), by seed and position, then the limits of each row.
+
+        slots, positions: [n] int64; a position counts a request's output tokens
+        seeds:            [num_slots, 1] int64
+        limits:           [num_slots, columns] float64, contiguous
+        """
+
+
+@dataclass(frozen=True)
+class SamplingKernels:
+    """The kernels that choose tokens."""
+
+    choose: Choose
+    row_limits: RowLimits
+
+
 class Cut(NamedTuple):
     """Where each row's distribution ends: at a logit, and among equal ones at a token. Contiguous.
 
@@ -18,7 +85,7 @@ class Cut(NamedTuple):
 
 
 class Draw(Protocol):
-    """One token per row."""
+    """`Choose`, where the ends of the distributions are known."""
 
     def __call__(
         self,
@@ -33,18 +100,6 @@ class Draw(Protocol):
         temperature:  [n] float64; 0, or None for all rows = the likeliest token, of equal ones the lowest id
         noise:        [n] float64 in [0, 1): tokens stand in the order of their ids, each as wide as it is
                       likely; the one that holds this point is drawn
-        """
-
-
-class RowLimits(Protocol):
-    """What rows are drawn by, looked up by slot."""
-
-    def __call__(self, slots: Tensor, positions: Tensor, seeds: Tensor, limits: Tensor) -> Tensor:
-        """Return [1 + columns, n] float64: in [0, 1), by seed and position, then the limits of each row.
-
-        slots, positions: [n] int64; a position counts a request's output tokens
-        seeds:            [num_slots, 1] int64
-        limits:           [num_slots, columns] float64, contiguous
         """
 
 
@@ -63,9 +118,19 @@ class FindCut(Protocol):
 
 
 @dataclass(frozen=True)
-class SamplingKernels:
-    """The kernels that choose tokens."""
+class CutAndDraw:
+    """`Choose` by two kernels: one finds where the limits end each row's distribution, one draws."""
 
     draw: Draw
-    row_limits: RowLimits
     cut: FindCut
+
+    def __call__(
+        self,
+        logits: Tensor,
+        temperature: Tensor | None = None,
+        noise: Tensor | None = None,
+        limits: Limits | None = None,
+    ) -> Choice:
+        """See Choose."""
+        cut = None if limits is None else self.cut(logits, *limits)
+        return Choice(*self.draw(logits, temperature, noise, cut))

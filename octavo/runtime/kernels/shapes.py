@@ -15,11 +15,9 @@ from octavo.runtime.kernels.attention import AttentionKernels, HeadNorms, Rotati
 from octavo.runtime.kernels.linear import LinearKernels
 from octavo.runtime.kernels.norms import NormKernels
 from octavo.runtime.kernels.precision import InputPrecision
-from octavo.runtime.kernels.ref import draws
 from octavo.runtime.kernels.ref.elementwise import rotary_tables
-from octavo.runtime.kernels.ref.noise import row_limits
 from octavo.runtime.kernels.ref.steps import STEP_KERNELS
-from octavo.runtime.kernels.sampling import SamplingKernels
+from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.kernels.table import KernelTable
 
 _BLOCKS = {kind.name: kind for kind in BLOCK_TYPES.values()}
@@ -56,7 +54,7 @@ def shape_table(dtype: torch.dtype) -> KernelTable:
         norms=NormKernels(_rms_norm),
         activations=ActivationKernels(_half, _half, _half, _same, _same),
         linear=LinearKernels(_matmul, _gated_matmul, dequantize, gather, block_matmul),
-        sampling=SamplingKernels(draws.draw, row_limits, draws.cut),
+        sampling=ref_table().sampling,
         steps=STEP_KERNELS,
     )
 

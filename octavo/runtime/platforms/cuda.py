@@ -9,7 +9,6 @@ import torch
 from octavo.base.errors import ConfigError
 from octavo.base.log import get_logger
 from octavo.runtime.kernels.ref.table import ref_table
-from octavo.runtime.kernels.sampling import SamplingKernels
 from octavo.runtime.kernels.table import KernelTable
 from octavo.runtime.platforms.cuda_copies import CUDACopyLane
 from octavo.runtime.platforms.platform import Capture, CopyLane, Platform
@@ -34,11 +33,6 @@ class CUDAPlatform(Platform):
         device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
         return cls(device, _kernels())
-
-    @property
-    def sampling_kernels(self) -> SamplingKernels:
-        """One launch, or three, for a whole batch."""
-        return self.kernels.sampling
 
     def available_memory_bytes(self, share: float) -> int:
         """Return what is missing to `share` of the GPU, counting all memory in use now, by any process."""

@@ -10,7 +10,6 @@ from typing import ClassVar
 import torch
 
 from octavo.base.registry import Registry
-from octavo.runtime.kernels.sampling import SamplingKernels
 from octavo.runtime.kernels.table import KernelTable
 
 PLATFORMS: "Registry[type[Platform]]" = Registry(
@@ -55,11 +54,6 @@ class Platform(ABC):
     def __init__(self, device: torch.device, kernels: KernelTable) -> None:
         self.device = device
         self.kernels = kernels
-
-    @property
-    def sampling_kernels(self) -> SamplingKernels | None:
-        """Return the kernels, if they sample faster here than the functions of runtime/sampling."""
-        return None
 
     @classmethod
     @abstractmethod

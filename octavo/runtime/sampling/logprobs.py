@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from octavo.messages.request import TokenLogprobs
-from octavo.runtime.sampling.draw import top_candidates
+from octavo.runtime.kernels.choice import top_candidates
 from octavo.runtime.transfer import Array
 
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]

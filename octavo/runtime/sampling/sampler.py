@@ -10,7 +10,7 @@ State belongs to a slot, is written when a request enters and then only by its o
 depends on its logits, its request and the output position, and on nothing else in the batch.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 
@@ -21,17 +21,9 @@ from octavo.base import faults
 from octavo.base.log import get_logger
 from octavo.messages.sampling import MAX_LOGPROB_TOKEN_IDS, SamplingParams
 from octavo.messages.step import NewRequest
-from octavo.runtime.kernels.ref.noise import row_limits, uniform
-from octavo.runtime.kernels.sampling import SamplingKernels
+from octavo.runtime.kernels.choice import truncate
+from octavo.runtime.kernels.sampling import Choice, Limits, SamplingKernels
 from octavo.runtime.sampling.custom import RequestFunctions
-from octavo.runtime.sampling.draw import (
-    Choice,
-    Limits,
-    choose_likeliest,
-    draw,
-    draw_truncated,
-    truncate,
-)
 from octavo.runtime.sampling.logprobs import Scores, score
 from octavo.runtime.sampling.masks import RowMasks
 from octavo.runtime.sampling.output import SamplerOutput
@@ -85,17 +77,11 @@ class Sampler:
         vocab_size: int,
         max_num_slots: int,
         device: torch.device,
+        kernels: SamplingKernels,
         logprobs_mode: str = "raw_logprobs",
         processors: Sequence[ProcessorFactory] = PROCESSORS,
-        kernels: SamplingKernels | None = None,
-        likeliest: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]] = choose_likeliest,
     ) -> None:
-        """Where there are `kernels`, their `cut` and `draw` take the place of the functions of sampling/draw.
-
-        likeliest: where there are none, the greedy choice: logits [rows, vocab_size] to ids [rows] int64 and
-        their logits [rows], as draw.choose_likeliest.
-        """
-        self._kernels, self._likeliest = kernels, likeliest
+        self._kernels = kernels
         self.vocab_size = vocab_size
         self._device = torch.device(device)
         self._processed_logprobs = logprobs_mode.startswith("processed")
@@ -133,8 +119,7 @@ class Sampler:
                     faults.hit("worker.sample")
                     processor.add(slot, request)
                     self._is_active[index, slot] = True
-        is_served = self._kernels is not None or self._kinds[slot] != Kind.TRUNCATED
-        is_plain = is_served and params.logprobs is None and not self._is_active[:, slot].any()
+        is_plain = params.logprobs is None and not self._is_active[:, slot].any()
         self._plain_kinds[slot] = self._kinds[slot] if is_plain else _NOT_PLAIN
 
     @torch.inference_mode()
@@ -164,8 +149,6 @@ class Sampler:
         """
         assert logits.shape == (len(slots), self.vocab_size), (logits.shape, len(slots), self.vocab_size)
         batch = Batch(np.arange(len(slots)), np.array(slots, np.int64), np.array(output_positions, np.int64))
-        if self._kernels is None:
-            logits = logits.float().contiguous()
         if masks is None and self.plain_kind(batch.slots) is not None:
             return SamplerOutput(*self._choose(logits, batch))
         logits = logits.float().contiguous()
@@ -204,15 +187,12 @@ class Sampler:
         logits: [rows, vocab_size]; slots, output_positions: [rows] int64 on the device
         returns ids of which those of rows that fail may be none at all
         """
-        draw = self._kernels.draw if self._kernels is not None else _draw_plain
         if kind is Kind.LIKELIEST:
-            return Choice(*draw(logits))
-        look_up = self._kernels.row_limits if self._kernels is not None else row_limits
-        rows = slots, output_positions
-        noise, given, *limits = look_up(*rows, self._seeds.on_device(), self._limits.on_device())
-        if kind is Kind.WHOLE or self._kernels is None:
-            return Choice(*draw(logits, given, noise))
-        return Choice(*self._kernels.draw(logits, given, noise, self._kernels.cut(logits, *limits)))
+            return self._kernels.choose(logits)
+        tables = self._seeds.on_device(), self._limits.on_device()
+        noise, temperature, *limits = self._kernels.row_limits(slots, output_positions, *tables)
+        ends = Limits(*limits) if kind is Kind.TRUNCATED else None
+        return self._kernels.choose(logits, temperature, noise, ends)
 
     def _valid(self, choice: Choice) -> Choice:
         """What is no number may have led to any id: the next step must be able to look it up."""
@@ -250,22 +230,8 @@ class Sampler:
 
     def _choose(self, logits: torch.Tensor, batch: Batch) -> Choice:
         kind = _KINDS[self._kinds[batch.slots].max()]
-        if self._kernels is not None:
-            slots, positions = send([batch.slots, batch.positions], self._device)
-            return self._valid(self.choose(logits, slots, positions, kind))
-        if kind is Kind.LIKELIEST:
-            return self._valid(Choice(*self._likeliest(logits)))
-        slots = to_device(batch.slots, self._device)
-        noise = uniform(self._seeds.on_device()[slots, 0], to_device(batch.positions, self._device))
-        limits, kinds = self._limits_of(slots), self._kinds[batch.slots]
-        token_ids = torch.empty(len(batch), dtype=torch.int64, device=self._device)
-        peaks = torch.empty(len(batch), device=self._device)
-        for kind in np.unique(kinds).tolist():
-            of_kind = to_device(np.flatnonzero(kinds == kind), self._device)
-            for rows in torch.split(of_kind, self._rows_at_once):
-                part = logits if len(rows) == len(batch) else logits[rows]
-                token_ids[rows], peaks[rows] = _choose(Kind(kind), part, limits.at(rows), noise[rows])
-        return self._valid(Choice(token_ids, peaks))
+        slots, positions = send([batch.slots, batch.positions], self._device)
+        return self._valid(self.choose(logits, slots, positions, kind))
 
     def _limits_of(self, slots: torch.Tensor) -> Limits:
         return Limits(*self._limits.on_device()[slots, 1:, None].unbind(dim=1))
@@ -312,23 +278,3 @@ def _kind(params: SamplingParams) -> Kind:
     if params.greedy:
         return Kind.LIKELIEST
     return Kind.TRUNCATED if params.top_k > 0 or params.top_p < 1 or params.min_p > 0 else Kind.WHOLE
-
-
-def _choose(kind: Kind, logits: torch.Tensor, limits: Limits, noise: torch.Tensor) -> Choice:
-    if kind == Kind.LIKELIEST:
-        return choose_likeliest(logits)
-    if kind == Kind.TRUNCATED:
-        return draw_truncated(logits, limits, noise)
-    return draw(logits, limits.temperature, noise)
-
-
-def _draw_plain(
-    logits: torch.Tensor, temperature: torch.Tensor | None = None, noise: torch.Tensor | None = None
-) -> Choice:
-    """See kernels.sampling.Draw."""
-    likeliest = choose_likeliest(logits)
-    if temperature is None or noise is None:
-        return likeliest
-    greedy = temperature == 0
-    drawn = draw(logits.float(), torch.where(greedy, 1.0, temperature)[:, None], noise)
-    return Choice(torch.where(greedy, likeliest.token_ids, drawn.token_ids), likeliest.peaks)

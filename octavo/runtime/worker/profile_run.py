@@ -49,8 +49,8 @@ def _run_largest(model: Model, config: EngineConfig, platform: Platform, request
     logits = model.logits(hidden[each - 1 :: each])
     if logits.is_meta:
         return  # there is nothing to choose from
-    kernels = platform.sampling_kernels
-    sampler = Sampler(config.checkpoint.vocab_size, requests, platform.device, kernels=kernels)
+    kernels = platform.kernels.sampling
+    sampler = Sampler(config.checkpoint.vocab_size, requests, platform.device, kernels)
     for row in range(requests):
         sampler.add(row, NewRequest("", [0], 1, RequestSpec(_HARD_TO_SAMPLE, seed=0)))
     sampler.sample(logits, np.arange(requests), np.zeros(requests, np.int64)).to_host()

@@ -94,10 +94,9 @@ class Worker:
             config.checkpoint.vocab_size,
             num_rows,
             device,
+            self._platform.kernels.sampling,
             config.model.logprobs_mode,
             with_users(self._users_processors),
-            self._platform.sampling_kernels,
-            self._platform.kernels.sampling.draw,
         )
         parts = [PromptEmbedsPart(device), PromptScores(config.model.logprobs_mode, state)]
         return ModelRunner(cache, state, sampler, parts)

@@ -8,6 +8,7 @@ import torch
 
 from octavo.base.errors import ConfigError
 from octavo.messages.sampling import SamplingParams
+from octavo.runtime.kernels.choice import TORCH_SAMPLING
 from octavo.runtime.sampling.custom import AdapterLogitsProcessor, load_processors
 from octavo.runtime.sampling.logprobs import score_candidates
 from octavo.runtime.sampling.processors import LogitBias, Processor
@@ -33,7 +34,7 @@ def sample(sampler, cases):
 
 
 def make(cases, processors=PROCESSORS):
-    sampler = Sampler(VOCAB, 8, CPU, processors=processors)
+    sampler = Sampler(VOCAB, 8, CPU, TORCH_SAMPLING, processors=processors)
     for slot, case in enumerate(cases):
         sampler.add(slot, case.message(str(slot)))
     return sampler
@@ -200,7 +201,7 @@ def test_listed_logprobs_are_those_of_the_whole_vocabulary(mode):
     results = []
     for extra in params:
         case = Case(SamplingParams(temperature=0.8, seed=4, logit_bias={3: 2.0}, **extra), seed=4)
-        sampler = Sampler(VOCAB, 8, CPU, mode)
+        sampler = Sampler(VOCAB, 8, CPU, TORCH_SAMPLING, mode)
         sampler.add(0, case.message())
         results.append(sample(sampler, [case]))
     assert len({host.token_ids[0] for host in results}) == 1

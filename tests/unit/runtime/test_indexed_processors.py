@@ -14,6 +14,7 @@ from octavo.logits_processor import (
     process_dict_updates,
 )
 from octavo.messages.sampling import SamplingParams
+from octavo.runtime.kernels.choice import TORCH_SAMPLING
 from octavo.runtime.sampling.custom import load_processors
 from octavo.runtime.sampling.sampler import Sampler, with_users
 from tests.fakes import fake_config
@@ -95,7 +96,7 @@ def step(sampler, cases):
 @pytest.mark.parametrize("seed", range(20))
 def test_every_request_gets_its_own(seed):
     Target.instances.clear()
-    sampler = Sampler(VOCAB, SLOTS, CPU, processors=with_users(load("Target")))
+    sampler = Sampler(VOCAB, SLOTS, CPU, TORCH_SAMPLING, processors=with_users(load("Target")))
     chance, held = random.Random(seed), {}
     for _ in range(60):
         for slot in [slot for slot in held if chance.random() < 0.3]:
@@ -117,7 +118,7 @@ def test_every_request_gets_its_own(seed):
 
 
 def test_wrong_results_end_the_requests_of_the_step():
-    sampler = Sampler(VOCAB, SLOTS, CPU, processors=with_users(load("Wrong")))
+    sampler = Sampler(VOCAB, SLOTS, CPU, TORCH_SAMPLING, processors=with_users(load("Wrong")))
     sampler.add(0, case().message("0"))
     host, _ = step(sampler, {0: case()})
     assert host.errors[0]

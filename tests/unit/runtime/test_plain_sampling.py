@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from octavo.messages.sampling import SamplingParams
+from octavo.runtime.kernels.choice import TORCH_SAMPLING
 from octavo.runtime.kernels.ref.table import ref_table
+from octavo.runtime.kernels.sampling import CutAndDraw
 from octavo.runtime.sampling.sampler import Kind, Sampler
 from tests.sampling_reference import Case
 
@@ -24,7 +26,7 @@ def strict(op):
 
 
 REF = ref_table().sampling
-KERNELS = replace(REF, draw=strict(REF.draw), cut=strict(REF.cut))
+KERNELS = replace(REF, choose=CutAndDraw(strict(REF.choose.draw), strict(REF.choose.cut)))
 VOCAB = 200  # fewer than candidates are worth: both ways draw in the order of ids
 CPU = torch.device("cpu")
 LIKELIEST = {"temperature": 0.0}
@@ -32,8 +34,8 @@ WHOLE = {"temperature": 0.8}
 CUT = {"temperature": 1.2, "top_k": 7, "top_p": 0.9}
 
 
-def make(options, kernels=None):
-    sampler = Sampler(VOCAB, 16, CPU, kernels=kernels)
+def make(options, kernels=TORCH_SAMPLING):
+    sampler = Sampler(VOCAB, 16, CPU, kernels)
     for slot, values in enumerate(options):
         sampler.add(slot, Case(SamplingParams(**values), seed=slot).message(str(slot)))
     return sampler
@@ -43,7 +45,7 @@ def logits(rows, seed=0):
     return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-@pytest.mark.parametrize("kernels", [None, KERNELS], ids=["functions", "kernels"])
+@pytest.mark.parametrize("kernels", [TORCH_SAMPLING, KERNELS], ids=["cpu", "gpu"])
 @pytest.mark.parametrize(
     "options", [[LIKELIEST] * 6, [WHOLE] * 6, [LIKELIEST, WHOLE] * 3, [CUT, LIKELIEST, WHOLE] * 2]
 )
@@ -54,9 +56,6 @@ def test_choose_is_sample(options, kernels):
     sampler = make(options, kernels)
     assert sampler.sample(logits(6), slots, positions).to_host() == expected
     kind = sampler.plain_kind(slots)
-    if CUT in options and kernels is None:
-        assert kind is None
-        return
     assert kind is not None
     chosen = sampler.choose(logits(6), torch.from_numpy(slots), torch.from_numpy(positions), kind)
     assert chosen.token_ids.tolist() == expected.token_ids
@@ -71,7 +70,7 @@ def test_what_is_not_plain(values):
     assert sampler.plain_kind(np.array([0, 1])) is Kind.WHOLE, "the next owner of a slot is asked anew"
 
 
-@pytest.mark.parametrize("kernels", [None, KERNELS], ids=["functions", "kernels"])
+@pytest.mark.parametrize("kernels", [TORCH_SAMPLING, KERNELS], ids=["cpu", "gpu"])
 def test_rows_without_a_valid_token_fail_alone(kernels):
     wrong = logits(3)
     wrong[0, 5] = float("nan")

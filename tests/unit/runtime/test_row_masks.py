@@ -7,6 +7,7 @@ import torch
 from octavo.messages.request import RequestSpec
 from octavo.messages.sampling import SamplingParams
 from octavo.messages.step import NewRequest, TokenMasks
+from octavo.runtime.kernels.choice import TORCH_SAMPLING
 from octavo.runtime.sampling.masks import RowMasks
 from octavo.runtime.sampling.sampler import Sampler
 
@@ -22,7 +23,7 @@ def make(indexes, allowed, vocab_size):
 
 
 def sampler(vocab_size, *params):
-    result = Sampler(vocab_size, 8, CPU)
+    result = Sampler(vocab_size, 8, CPU, TORCH_SAMPLING)
     for slot, param in enumerate(params):
         result.add(slot, NewRequest(f"r{slot}", [1], 1, RequestSpec(param, slot)))
     return result

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from octavo.messages.sampling import SamplingParams
+from octavo.runtime.kernels.choice import TORCH_SAMPLING
 from octavo.runtime.sampling.logprobs import score_tokens
 from octavo.runtime.sampling.processors import Processor
 from octavo.runtime.sampling.sampler import PROCESSORS, Sampler
@@ -60,7 +61,7 @@ def step(sampler: Sampler, logits: list[torch.Tensor], slots: list[int], positio
 
 def alone(name: int, case: Case, num_tokens: int, vocab_size: int = VOCAB) -> list[tuple]:
     """What a request gets from a sampler of its own: (token, logprobs) per position."""
-    sampler = Sampler(vocab_size, 1, CPU)
+    sampler = Sampler(vocab_size, 1, CPU, TORCH_SAMPLING)
     sampler.add(0, case.message())
     results = []
     for position in range(num_tokens):
@@ -74,7 +75,7 @@ def test_processors_follow_the_formulas(features):
     """Twelve greedy steps: the processed logits are the oracle's, and the token is their maximum."""
     params = SamplingParams(temperature=0, logprobs=-1, **features)
     case = Case(params, prompt=[1, 2, 2, 9, 11], stop_ids=[0, 13])
-    sampler = Sampler(VOCAB, 5, CPU, "processed_logits")
+    sampler = Sampler(VOCAB, 5, CPU, TORCH_SAMPLING, "processed_logits")
     sampler.add(3, case.message())
     for position in range(12):
         logits = logits_of(7, position)
@@ -89,7 +90,7 @@ def test_processors_follow_the_formulas(features):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_processed_logprobs_are_the_distribution_drawn_from(shape):
     params = SamplingParams(logprobs=-1, repetition_penalty=1.2, logit_bias={5: 1.5}, **shape)
-    sampler = Sampler(VOCAB, 1, CPU, "processed_logprobs")
+    sampler = Sampler(VOCAB, 1, CPU, TORCH_SAMPLING, "processed_logprobs")
     case = Case(params, prompt=[4, 5])
     sampler.add(0, case.message())
     host = step(sampler, [logits_of(1, 0)], [0], [0])
@@ -102,7 +103,7 @@ def test_processed_logprobs_are_the_distribution_drawn_from(shape):
 @pytest.mark.parametrize("mode", ["raw_logprobs", "raw_logits"])
 def test_raw_logprobs(mode):
     """Taken before any processor: chosen token first, then the likeliest with their ranks."""
-    sampler = Sampler(VOCAB, 4, CPU, mode)
+    sampler = Sampler(VOCAB, 4, CPU, TORCH_SAMPLING, mode)
     for slot, number in enumerate([0, 3, None, -1]):
         params = SamplingParams(temperature=1.5, logprobs=number, logit_bias={8: 100.0})
         sampler.add(slot, Case(params, seed=slot).message())
@@ -152,7 +153,7 @@ def test_slots_change_hands(seed, alone_results):
     """Requests come, go, are preempted and resumed, in any subset and order: each gets what it gets alone."""
     rng = random.Random(seed)
     all_cases = cases()
-    sampler = Sampler(VOCAB, 8, CPU)
+    sampler = Sampler(VOCAB, 8, CPU, TORCH_SAMPLING)
     waiting = list(range(len(all_cases)))
     rng.shuffle(waiting)
     results: dict[int, list[tuple]] = {name: [] for name in waiting}
@@ -182,7 +183,7 @@ def test_slots_change_hands(seed, alone_results):
 
 def test_a_slot_may_be_given_away_without_remove(alone_results):
     """`add` alone is enough to end the former owner."""
-    sampler = Sampler(VOCAB, 1, CPU)
+    sampler = Sampler(VOCAB, 1, CPU, TORCH_SAMPLING)
     for name, case in enumerate(cases()):
         sampler.add(0, case.message())
         got = []
@@ -197,7 +198,7 @@ def test_a_row_is_bitwise_independent_of_the_others(vocab_size):
     """1 … 64 rows in one call, all shapes mixed: tokens and logprobs as one row at a time."""
     shapes = [*SHAPES, {"temperature": 1.0, "top_p": 0.98}, {"temperature": 0.9, "top_k": 300}]
     params = [SamplingParams(logprobs=5, presence_penalty=0.1, **shapes[i % len(shapes)]) for i in range(64)]
-    sampler = Sampler(vocab_size, 64, CPU)
+    sampler = Sampler(vocab_size, 64, CPU, TORCH_SAMPLING)
     logits = [logits_of(row, 0, vocab_size) * 0.4 for row in range(64)]
 
     def fresh(rows: list[int]):
@@ -213,7 +214,7 @@ def test_a_row_is_bitwise_independent_of_the_others(vocab_size):
 
 
 def test_greedy_takes_the_lowest_of_equal_ids():
-    sampler = Sampler(VOCAB, 1, CPU)
+    sampler = Sampler(VOCAB, 1, CPU, TORCH_SAMPLING)
     sampler.add(0, Case(SamplingParams(temperature=0)).message())
     logits = torch.zeros(VOCAB)
     logits[[9, 30, 60]] = 5.0
@@ -224,7 +225,7 @@ def test_greedy_takes_the_lowest_of_equal_ids():
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 def test_a_poisoned_row_fails_alone(shape, poison):
     vocab_size = 512
-    sampler = Sampler(vocab_size, 3, CPU)
+    sampler = Sampler(vocab_size, 3, CPU, TORCH_SAMPLING)
     case = Case(SamplingParams(logprobs=1, frequency_penalty=0.5, **shape), seed=5)
     for slot in range(3):
         sampler.add(slot, case.message())
@@ -239,7 +240,7 @@ def test_a_poisoned_row_fails_alone(shape, poison):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_constraints_that_leave_nothing_fail_alone(shape):
-    sampler = Sampler(VOCAB, 2, CPU)
+    sampler = Sampler(VOCAB, 2, CPU, TORCH_SAMPLING)
     sampler.add(0, Case(SamplingParams(allowed_token_ids=[5], forbidden_token_ids=[5], **shape)).message())
     sampler.add(1, Case(SamplingParams(allowed_token_ids=[5], **shape)).message())
     host = step(sampler, [logits_of(0, 0)] * 2, [0, 1], [0, 0])
@@ -258,7 +259,7 @@ def test_ids_without_a_logit_touch_no_neighbour():
         repetition_penalty=1.5,
         min_tokens=3,
     )
-    sampler = Sampler(VOCAB, 2, CPU, "processed_logits")
+    sampler = Sampler(VOCAB, 2, CPU, TORCH_SAMPLING, "processed_logits")
     sampler.add(0, Case(params, prompt=wide, stop_ids=wide).message())
     neighbour = SamplingParams(temperature=0, logprobs=-1)
     sampler.add(1, Case(neighbour).message())
@@ -269,7 +270,7 @@ def test_ids_without_a_logit_touch_no_neighbour():
 
 
 def test_other_dtypes_are_read_only():
-    sampler = Sampler(VOCAB, 1, CPU)
+    sampler = Sampler(VOCAB, 1, CPU, TORCH_SAMPLING)
     sampler.add(0, Case(SamplingParams(logit_bias={1: 5.0})).message())
     logits = logits_of(0, 0).bfloat16()[None]
     before = logits.clone()
@@ -278,7 +279,7 @@ def test_other_dtypes_are_read_only():
 
 
 def test_same_seed_and_position_give_the_same_noise_in_any_slot():
-    sampler = Sampler(VOCAB, 6, CPU)
+    sampler = Sampler(VOCAB, 6, CPU, TORCH_SAMPLING)
     for slot in range(6):
         sampler.add(slot, Case(SamplingParams(), seed=slot // 3).message())
     first = step(sampler, [torch.zeros(VOCAB)] * 6, [5, 4, 3, 2, 1, 0], [9] * 6).token_ids
@@ -303,7 +304,7 @@ class OnlyEven(Processor):
 
 
 def test_a_custom_processor_sees_only_its_rows():
-    sampler = Sampler(VOCAB, 2, CPU, processors=[*PROCESSORS, OnlyEven])
+    sampler = Sampler(VOCAB, 2, CPU, TORCH_SAMPLING, processors=[*PROCESSORS, OnlyEven])
     sampler.add(0, Case(SamplingParams(temperature=0, extra_args={"only_even": True})).message())
     sampler.add(1, Case(SamplingParams(temperature=0)).message())
     logits = torch.arange(VOCAB).float() - VOCAB
@@ -315,7 +316,7 @@ def test_inactive_processors_are_never_called(monkeypatch):
     for processor in PROCESSORS:
         monkeypatch.setattr(processor, "apply", None)
         monkeypatch.setattr(processor, "observe", None)
-    sampler = Sampler(VOCAB, 2, CPU)
+    sampler = Sampler(VOCAB, 2, CPU, TORCH_SAMPLING)
     for slot in range(2):
         sampler.add(slot, Case(SamplingParams(temperature=slot)).message())
     assert len(step(sampler, [logits_of(0, 0)] * 2, [0, 1], [0, 0]).token_ids) == 2

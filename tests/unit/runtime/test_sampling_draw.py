@@ -7,15 +7,10 @@ import pytest
 import torch
 
 from octavo.messages.sampling import SamplingParams
+from octavo.runtime.kernels import choice as draw
+from octavo.runtime.kernels.choice import TORCH_SAMPLING, draw_truncated, greedy, top_candidates, truncate
 from octavo.runtime.kernels.ref.noise import uniform
-from octavo.runtime.sampling import draw
-from octavo.runtime.sampling.draw import (
-    Limits,
-    choose_likeliest,
-    draw_truncated,
-    top_candidates,
-    truncate,
-)
+from octavo.runtime.kernels.sampling import Limits
 from octavo.runtime.sampling.sampler import Sampler
 from tests.sampling_reference import Case, distribution
 
@@ -65,7 +60,7 @@ def test_chi_square(values, vocab_size):
     """10,000 draws by seed and position follow the reference formula."""
     params = SamplingParams(**values)
     logits = torch.randn(vocab_size, generator=torch.Generator().manual_seed(vocab_size)) * 2
-    sampler = Sampler(vocab_size, 500, torch.device("cpu"))
+    sampler = Sampler(vocab_size, 500, torch.device("cpu"), TORCH_SAMPLING)
     for slot in range(500):
         sampler.add(slot, Case(params, seed=slot).message())
     counts = np.zeros(vocab_size)
@@ -136,7 +131,7 @@ def test_candidates_and_whole_vocabulary_keep_the_same_tokens(monkeypatch):
 def test_likeliest_is_the_first_maximum(vocab_size):
     generator = torch.Generator().manual_seed(vocab_size)
     logits = torch.randint(-3, 3, (50, vocab_size), generator=generator).float()
-    token_ids, peaks = choose_likeliest(logits)
+    token_ids, peaks = greedy(logits)
     assert token_ids.tolist() == [int(np.argmax(row)) for row in logits.numpy()]
     assert torch.equal(peaks, logits.amax(1))
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from octavo.messages.sampling import SamplingParams
+from octavo.runtime.kernels.choice import TORCH_SAMPLING
 from octavo.runtime.sampling.sampler import Sampler
 from tests.sampling_reference import Case
 
@@ -57,7 +58,7 @@ def logits_of(case, position):
 def run(cases, num_tokens, *, is_preempted=False):
     """All of them together, some at each step; the tokens that a budget forced are the oracle's."""
     chooser = random.Random(5)
-    sampler = Sampler(VOCAB, len(cases) + 2, CPU)
+    sampler = Sampler(VOCAB, len(cases) + 2, CPU, TORCH_SAMPLING)
     slots = list(range(2, len(cases) + 2))
     for slot, case in zip(slots, cases, strict=True):
         sampler.add(slot, case.message())
@@ -117,7 +118,7 @@ def test_a_preemption_changes_nothing(tags):
 )
 def test_the_prompt_may_end_inside(prompt, is_open):
     case = Case(params([[1], [2]], 2, temperature=0.0), prompt=prompt)
-    sampler = Sampler(VOCAB, 1, CPU)
+    sampler = Sampler(VOCAB, 1, CPU, TORCH_SAMPLING)
     sampler.add(0, case.message())
     wanted = torch.tensor([[0.0, 0, 0, 0, 0, 9]])
     tokens = [sampler.sample(wanted.clone(), [0], [at]).to_host().token_ids[0] for at in range(4)]
@@ -144,7 +145,7 @@ def test_nothing_stands_above_it(options, mode):
     case = Case(
         params([[], [2]], 1, **({"temperature": 0.0, "logprobs": 1} | options)), stop_ids=[2], prompt=[2, 5]
     )
-    sampler = Sampler(VOCAB, 1, CPU, mode)
+    sampler = Sampler(VOCAB, 1, CPU, TORCH_SAMPLING, mode)
     sampler.add(0, case.message())
     wanted = torch.tensor([[0.0, 0, -3, 0, 0, 9]])
     hosts = [sampler.sample(wanted.clone(), [0], [at]).to_host() for at in range(2)]

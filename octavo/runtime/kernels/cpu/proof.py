@@ -57,7 +57,7 @@ def disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
     )
     if not all(_agree(*each, torch.ones(())) for each in zip(*both, strict=True)):
         yield "sandwich_norm"
-    if not all(map(torch.equal, fast.sampling.draw(x), slow.sampling.draw(x))):
+    if not all(map(torch.equal, fast.sampling.choose(x), slow.sampling.choose(x))):
         yield "draw"
 
 
@@ -80,7 +80,7 @@ def _tile_disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
             if not (same and _agree(whole, twin, x.abs() @ weights)):
                 yield f"block_matmul or gated_block_matmul of {kind.name}, {rows} rows"
             found = fast.linear.block_likeliest(x, blocks, kind.name, "bfloat16")
-            if found is not None and not all(map(torch.equal, found, fast.sampling.draw(whole))):
+            if found is not None and not all(map(torch.equal, found, fast.sampling.choose(whole))):
                 yield f"block_likeliest of {kind.name}, {rows} rows"
 
 

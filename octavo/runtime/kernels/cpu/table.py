@@ -13,17 +13,17 @@ from torch import Tensor
 from octavo.base.gguf import BLOCK_TYPES
 from octavo.runtime.kernels.activations import ActivationKernels, Gate
 from octavo.runtime.kernels.attention import AttentionKernels, HeadNorms, Rotation
+from octavo.runtime.kernels.choice import TORCH_SAMPLING, TorchChoose
 from octavo.runtime.kernels.cpu.library import Library, load_library
 from octavo.runtime.kernels.cpu.recorder import Arena, Refused, TapeRecorder, new_memory
 from octavo.runtime.kernels.linear import LinearKernels, Packed
 from octavo.runtime.kernels.norms import NormKernels
 from octavo.runtime.kernels.precision import BFLOAT16_TYPES, INTEGER_TYPES, InputPrecision
-from octavo.runtime.kernels.ref import draws
 from octavo.runtime.kernels.ref.elementwise import gated_matmul, matmul
 from octavo.runtime.kernels.ref.noise import row_limits
 from octavo.runtime.kernels.ref.steps import STEP_KERNELS
 from octavo.runtime.kernels.ref.table import ref_table
-from octavo.runtime.kernels.sampling import Cut, SamplingKernels
+from octavo.runtime.kernels.sampling import Choice, SamplingKernels
 from octavo.runtime.kernels.table import KernelTable
 
 _TYPE_IDS = {kind.name: number for number, kind in BLOCK_TYPES.items()}
@@ -40,7 +40,9 @@ _GATES: dict[Gate, int] = {"silu": _SILU, "gelu": _GELU, "gelu_tanh": _GELU_TANH
 def cpu_table(threads: int) -> KernelTable:
     """Every op for the CPU, run by `threads` threads."""
     library = load_library()
-    return ref_table() if library is None else table_of(library, threads)
+    if library is None:
+        return replace(ref_table(), sampling=TORCH_SAMPLING)
+    return table_of(library, threads)
 
 
 def table_of(library: Library, threads: int) -> KernelTable:
@@ -69,7 +71,7 @@ def table_of(library: Library, threads: int) -> KernelTable:
             block_feed_forward=kernels.block_feed_forward if tiles else None,
             block_likeliest=kernels.block_likeliest if tiles else None,
         ),
-        sampling=SamplingKernels(kernels.draw, row_limits, draws.cut),
+        sampling=SamplingKernels(TorchChoose(kernels.greedy), row_limits),
         steps=replace(STEP_KERNELS, record_tape=TapeRecorder(library).record),
     )
 
@@ -229,22 +231,14 @@ class _CompiledKernels:
         )
         return cos, sin
 
-    def draw(
-        self,
-        logits: Tensor,
-        temperature: Tensor | None = None,
-        noise: Tensor | None = None,
-        cut: Cut | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """See sampling.Draw; only the likeliest tokens are found here."""
-        if temperature is not None or logits.dtype != torch.float32:
-            return draws.draw(logits, temperature, noise, cut)
+    def greedy(self, logits: Tensor) -> Choice:
+        """See choice.greedy."""
         rows, size = logits.shape
         ids, peaks = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
         self._library.octavo_likeliest(
             logits.data_ptr(), logits.stride(0), rows, size, ids.data_ptr(), peaks.data_ptr(), self._threads
         )
-        return ids, peaks
+        return Choice(ids, peaks)
 
     def block_dequantize(self, blocks: Tensor, type_name: str) -> Tensor:
         """See linear.BlockDequantize."""

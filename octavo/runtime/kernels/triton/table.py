@@ -7,7 +7,7 @@ from octavo.runtime.kernels.activations import ActivationKernels
 from octavo.runtime.kernels.attention import AttentionKernels
 from octavo.runtime.kernels.linear import LinearKernels, SplitProduct
 from octavo.runtime.kernels.norms import NormKernels
-from octavo.runtime.kernels.sampling import SamplingKernels
+from octavo.runtime.kernels.sampling import CutAndDraw, SamplingKernels
 from octavo.runtime.kernels.steps import StepKernels
 from octavo.runtime.kernels.table import KernelTable
 from octavo.runtime.kernels.triton import blocks, elementwise
@@ -44,6 +44,6 @@ def cuda_table() -> KernelTable:
             block_matmul=blocks.block_matmul,
             split_product=SplitProduct(matmul.split, elementwise.sum_norm),
         ),
-        sampling=SamplingKernels(Draw(counters), row_limits, cut),
+        sampling=SamplingKernels(CutAndDraw(Draw(counters), cut), row_limits),
         steps=StepKernels(BeginStep(counters), end_step),
     )

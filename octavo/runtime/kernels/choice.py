@@ -1,7 +1,7 @@
-"""Choosing one token per row: the likeliest, or by inverse distribution function from one uniform number.
+"""Choosing one token per row in torch: greedy, or by inverse distribution function from one uniform number.
 
-Called by the sampler on rows that the processors have finished with. Works on each row alone: the token of a
-row is bitwise the same whichever rows stand beside it.
+`TorchChoose` is the CPU's kernel; the sampler and its logprobs take `truncate` and `top_candidates` on every
+device. Works on each row alone: the token of a row is bitwise the same whichever rows stand beside it.
 
 Exactness. A row's softmax (float32, row by row) is rounded to whole units of 2**-51. Every later sum adds
 integers below 2**53 in float64: it is exact, and so the same in whatever order a device adds.
@@ -13,40 +13,63 @@ top_k keeps every token that is as likely as the k-th; top_p keeps no more than 
 """
 
 import functools
-from typing import NamedTuple
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
+from octavo.runtime.kernels.ref.noise import row_limits
+from octavo.runtime.kernels.sampling import Choice, Limits, SamplingKernels
+
 _NUM_CANDIDATES = 128
+_PIECE = 2**20  # logits that are drawn from at once: what stays in a CPU's caches is twice as fast
 _NEVER = float("-inf")
+_GREEDY, _WHOLE = 0, 1  # the third kind is truncated
 
 
-class Limits(NamedTuple):
-    """What shapes a row's distribution; all [n, 1] float64."""
+class TorchChoose:
+    """See sampling.Choose; rows of one kind together. `greedy` chooses those of temperature 0."""
 
-    temperature: torch.Tensor
-    """> 0"""
-    top_k: torch.Tensor
-    """< 1 = off"""
-    top_p: torch.Tensor
-    """≥ 1 = off"""
-    min_p: torch.Tensor
-    """0 = off"""
+    def __init__(self, greedy: Callable[[torch.Tensor], Choice]) -> None:
+        self._greedy = greedy
 
-    def at(self, rows: torch.Tensor) -> "Limits":
-        """The limits of these rows."""
-        return Limits(*(column[rows] for column in self))
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        temperature: torch.Tensor | None = None,
+        noise: torch.Tensor | None = None,
+        limits: Limits | None = None,
+    ) -> Choice:
+        """See sampling.Choose."""
+        logits = logits.float().contiguous()
+        if temperature is None or noise is None:
+            return self._greedy(logits)
+        token_ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+        peaks = torch.empty(len(logits), device=logits.device)
+        kinds = _kinds(temperature, limits)
+        for kind in set(kinds.tolist()):
+            of_kind = torch.nonzero(kinds == kind)[:, 0]
+            for rows in torch.split(of_kind, max(1, _PIECE // logits.shape[1])):
+                part = logits if len(rows) == len(logits) else logits[rows]
+                if kind == _GREEDY:
+                    choice = self._greedy(part)
+                elif kind == _WHOLE or limits is None:
+                    choice = draw(part, temperature[rows, None], noise[rows])
+                else:
+                    choice = draw_truncated(part, limits.at(rows).columns(), noise[rows])
+                token_ids[rows], peaks[rows] = choice
+        return Choice(token_ids, peaks)
 
 
-class Choice(NamedTuple):
-    """token_ids: [n] int64; peaks: [n] float32, each row's largest logit: not finite = no valid choice."""
+def _kinds(temperature: torch.Tensor, limits: Limits | None) -> torch.Tensor:
+    """How each row is chosen: from all logits, or from what the limits keep; [n] integers."""
+    is_drawn = temperature > 0
+    if limits is None:
+        return is_drawn.int()
+    return is_drawn.int() + (is_drawn & ((limits.top_k > 0) | (limits.top_p < 1) | (limits.min_p > 0)))
 
-    token_ids: torch.Tensor
-    peaks: torch.Tensor
 
-
-def choose_likeliest(logits: torch.Tensor) -> Choice:
+def greedy(logits: torch.Tensor) -> Choice:
     """The largest logit of each row; of equal ones the lowest id. logits: [n, vocab_size]"""
     num_rows, vocab_size = logits.shape
     chunks = logits.view(num_rows, _divisor(vocab_size, 64), -1)
@@ -67,9 +90,8 @@ def draw(logits: torch.Tensor, temperature: torch.Tensor, noise: torch.Tensor) -
 
 
 def draw_truncated(logits: torch.Tensor, limits: Limits, noise: torch.Tensor) -> Choice:
-    """Draw from what the limits keep. logits: [n, vocab_size], kept; noise: [n] in [0, 1)"""
-    if logits.device.type != "cpu" or logits.shape[1] < 2 * _NUM_CANDIDATES:
-        # On an accelerator ordering everything costs less than waiting to learn which rows are complete.
+    """Draw from what the limits keep. logits: [n, vocab_size], kept; limits: columns; noise: [n] in [0, 1)"""
+    if logits.shape[1] < 2 * _NUM_CANDIDATES:
         return draw(truncate(logits, limits), limits.temperature, noise)
     values, ids = top_candidates(logits, _NUM_CANDIDATES)
     weights, complete = _weigh_candidates(logits, values, ids, limits)
@@ -85,7 +107,7 @@ def draw_truncated(logits: torch.Tensor, limits: Limits, noise: torch.Tensor) ->
 
 
 def truncate(logits: torch.Tensor, limits: Limits) -> torch.Tensor:
-    """The logits with what the limits cut off at -inf. logits: [n, vocab_size], kept"""
+    """The logits with what the limits cut off at -inf. logits: [n, vocab_size], kept; limits: columns"""
     ordered = _descending(logits)
     kept, weights = _survivors(ordered, limits)
     ends = _block_ends(weights)
@@ -208,3 +230,6 @@ def _range(number: int, like: torch.Tensor) -> torch.Tensor:
 def _divisor(number: int, limit: int) -> int:
     """The largest divisor up to `limit`: rows are cut into equal parts without padding."""
     return max(part for part in range(1, limit + 1) if number % part == 0)
+
+
+TORCH_SAMPLING = SamplingKernels(TorchChoose(greedy), row_limits)
