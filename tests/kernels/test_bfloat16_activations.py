@@ -25,7 +25,7 @@ _FUNCTIONS = {
     "octavo_matmul_bf16": "plllpllippli",
     "octavo_gated_matmul_bf16": "plllplliipi",
     "octavo_feed_forward_bf16": "plllplliipllipi",
-    "octavo_likeliest_matmul_bf16": "plllpllippi",
+    "octavo_greedy_matmul_bf16": "plllpllippi",
 }
 _C_TYPES = {"p": ctypes.c_void_p, "l": ctypes.c_int64, "i": ctypes.c_int}
 
@@ -181,7 +181,7 @@ def _gated(
 
 
 @pytest.mark.parametrize("name", ["BF16", "Q4_K", "Q8_0"])
-def test_likeliest_is_product_and_choice(soft: dict[int, KernelTable], name: str) -> None:
+def test_greedy_is_product_and_choice(soft: dict[int, KernelTable], name: str) -> None:
     """Of equal ones the first, wherever tasks and strips end; rows that are no numbers."""
     torch.manual_seed(8)
     for n in (1, 37, 960):
@@ -191,12 +191,12 @@ def test_likeliest_is_product_and_choice(soft: dict[int, KernelTable], name: str
         expected = soft[1].sampling.choose(soft[1].linear.block_matmul(x, blocks, name, None, "bfloat16"))
         for table in soft.values():
             for start, end in ((0, 1), (3, 4), (7, 24), (0, 33), (15, 64), (0, 64)):
-                made = _likeliest(table, x[start:end], blocks, name)
+                made = _greedy(table, x[start:end], blocks, name)
                 assert made is not None and torch.equal(made[0], expected[0][start:end]), (n, start, end)
                 torch.testing.assert_close(made[1], expected[1][start:end], rtol=0, atol=0, equal_nan=True)
 
 
-def test_likeliest_of_nothing_but_infinities(soft: dict[int, KernelTable]) -> None:
+def test_greedy_of_nothing_but_infinities(soft: dict[int, KernelTable]) -> None:
     """All alike: the first. One that is larger: that."""
     blocks, x = torch.zeros(70, 128, dtype=torch.uint8), torch.ones(2, 64)
     weights = blocks.view(torch.bfloat16)
@@ -204,24 +204,24 @@ def test_likeliest_of_nothing_but_infinities(soft: dict[int, KernelTable]) -> No
     for largest, value in ((0, float("-inf")), (69, float("inf"))):
         weights[largest, 0] = value
         for rows in (1, 2):
-            made = _likeliest(soft[2], x[:rows], blocks, "BF16")
+            made = _greedy(soft[2], x[:rows], blocks, "BF16")
             assert made is not None and made[0].tolist() == [largest] * rows
             assert made[1].tolist() == [value] * rows
 
 
-def test_likeliest_is_for_few_rows_in_bfloat16(soft: dict[int, KernelTable]) -> None:
+def test_greedy_is_for_few_rows_in_bfloat16(soft: dict[int, KernelTable]) -> None:
     blocks, x = make_blocks("Q8_0", 40, 64), torch.randn(65, 64)
-    assert _likeliest(soft[1], x[:64], blocks, "Q8_0") is not None
-    assert _likeliest(soft[1], x, blocks, "Q8_0") is None
-    assert _likeliest(soft[1], x[:2], blocks, "Q8_0", "int16") is None
-    assert _likeliest(soft[1], x[:2], make_blocks("F16", 40, 64), "F16") is None
+    assert _greedy(soft[1], x[:64], blocks, "Q8_0") is not None
+    assert _greedy(soft[1], x, blocks, "Q8_0") is None
+    assert _greedy(soft[1], x[:2], blocks, "Q8_0", "int16") is None
+    assert _greedy(soft[1], x[:2], make_blocks("F16", 40, 64), "F16") is None
 
 
-def _likeliest(
+def _greedy(
     table: KernelTable, x: Tensor, blocks: Tensor, name: str, how: InputPrecision = "bfloat16"
 ) -> tuple[Tensor, Tensor] | None:
-    assert table.linear.block_likeliest is not None
-    return table.linear.block_likeliest(x, blocks, name, how)
+    assert table.linear.block_greedy is not None
+    return table.linear.block_greedy(x, blocks, name, how)
 
 
 def test_a_row_may_end_anywhere(soft: dict[int, KernelTable]) -> None:

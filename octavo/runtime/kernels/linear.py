@@ -98,8 +98,8 @@ To the bit what GatedBlockMatmul by the first and BlockMatmul by the second give
 """
 
 
-class BlockLikeliest(Protocol):
-    """A language model's head where only the likeliest tokens are wanted: no logits are kept."""
+class BlockGreedy(Protocol):
+    """A language model's head where only greedy tokens are wanted: no logits are kept."""
 
     def __call__(
         self, x: Tensor, blocks: Tensor, type_name: str, activations: InputPrecision
@@ -127,4 +127,4 @@ class LinearKernels:
     """Where a norm forms the sum of some products faster than they do it themselves."""
     gated_block_matmul: GatedBlockMatmul | None = None
     block_feed_forward: BlockFeedForward | None = None
-    block_likeliest: BlockLikeliest | None = None
+    block_greedy: BlockGreedy | None = None

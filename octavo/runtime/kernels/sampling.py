@@ -97,7 +97,7 @@ class Draw(Protocol):
         """Return (token ids [n] int64, each row's largest logit [n] float32: not finite = no valid choice).
 
         logits:       [n, vocab_size] of any floating-point type, contiguous rows
-        temperature:  [n] float64; 0, or None for all rows = the likeliest token, of equal ones the lowest id
+        temperature:  [n] float64; 0, or None for all rows = the largest logit, of equal ones the lowest id
         noise:        [n] float64 in [0, 1): tokens stand in the order of their ids, each as wide as it is
                       likely; the one that holds this point is drawn
         """

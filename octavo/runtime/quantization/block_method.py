@@ -41,7 +41,7 @@ class BlockMethod(LinearMethod):
 
     def apply_greedy(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
         """See LinearMethod."""
-        kernel = self._storage.kernels.block_likeliest
+        kernel = self._storage.kernels.block_greedy
         if kernel is None or (packed := self.packed()) is None:
             return None
         return kernel(x, *packed, self._storage.input_precision)

@@ -29,21 +29,21 @@ class Scores(NamedTuple):
 def score(
     logits: torch.Tensor,
     token_ids: torch.Tensor,
-    num_likeliest: int,
+    num_top: int,
     normalise: bool,
     listed_ids: torch.Tensor | None = None,
 ) -> Scores:
-    """Score the chosen tokens and the `num_likeliest` others, or those listed instead.
+    """Score the chosen tokens and the `num_top` others, or those listed instead.
 
     logits:        [n, vocab_size] float32, overwritten when `normalise`d
     token_ids:     [n] int64
-    num_likeliest: -1 = the whole vocabulary
+    num_top: -1 = the whole vocabulary
     listed_ids:    [n, k] int64
     A token's rank is 1 + the number of larger values.
     """
     vocab_size = logits.shape[1]
     values = torch.log_softmax(logits, dim=1, out=logits) if normalise else logits
-    size = vocab_size if num_likeliest == WHOLE_VOCABULARY else min(num_likeliest, vocab_size)
+    size = vocab_size if num_top == WHOLE_VOCABULARY else min(num_top, vocab_size)
     chosen = values.gather(1, token_ids[:, None])
     rank = 1 + (values > chosen).sum(dim=1, keepdim=True)
     if listed_ids is not None:
@@ -69,7 +69,7 @@ def entries(scores: Iterable[torch.Tensor | Array]) -> list[TokenLogprobs]:
 
 
 def score_tokens(
-    logits: torch.Tensor, token_ids: torch.Tensor, num_likeliest: int, mode: str
+    logits: torch.Tensor, token_ids: torch.Tensor, num_top: int, mode: str
 ) -> list[TokenLogprobs]:
     """Score prompt tokens; nothing processes prompts, so raw and processed are the same.
 
@@ -77,7 +77,7 @@ def score_tokens(
     """
     values = logits.float()
     owned = values.clone() if values is logits else values
-    return entries(score(owned, token_ids, num_likeliest, mode.endswith("logprobs")))
+    return entries(score(owned, token_ids, num_top, mode.endswith("logprobs")))
 
 
 def score_candidates(logits: torch.Tensor, candidates: list[list[int]], mode: str) -> list[list[float]]:

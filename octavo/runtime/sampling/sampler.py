@@ -2,7 +2,7 @@
 
 Called by the model runner: `add` and `remove` when a request takes or leaves a slot, `sample` once per step.
 The order is vLLM's: raw logprobs, the step's masks, allowed and forbidden tokens, bad words, min_tokens,
-logit_bias, users' own processors, penalties, thinking budgets, then the likeliest token, or temperature,
+logit_bias, users' own processors, penalties, thinking budgets, then the greedy token, or temperature,
 min_p, top_k, top_p and a draw. It waits for no accelerator (but for a request's own functions): the runner
 may prepare the next step before the host knows a token.
 
@@ -60,7 +60,7 @@ _NO_LOGPROBS = -2
 class Kind(IntEnum):
     """How a slot's tokens are chosen; what serves one kind serves those before it."""
 
-    LIKELIEST = 0
+    GREEDY = 0
     WHOLE = 1
     TRUNCATED = 2
 
@@ -187,7 +187,7 @@ class Sampler:
         logits: [rows, vocab_size]; slots, output_positions: [rows] int64 on the device
         returns ids of which those of rows that fail may be none at all
         """
-        if kind is Kind.LIKELIEST:
+        if kind is Kind.GREEDY:
             return self._kernels.choose(logits)
         tables = self._seeds.on_device(), self._limits.on_device()
         noise, temperature, *limits = self._kernels.row_limits(slots, output_positions, *tables)
@@ -276,5 +276,5 @@ def with_users(processors: Sequence[ProcessorFactory]) -> tuple[ProcessorFactory
 
 def _kind(params: SamplingParams) -> Kind:
     if params.greedy:
-        return Kind.LIKELIEST
+        return Kind.GREEDY
     return Kind.TRUNCATED if params.top_k > 0 or params.top_p < 1 or params.min_p > 0 else Kind.WHOLE

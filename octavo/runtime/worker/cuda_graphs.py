@@ -114,16 +114,16 @@ class CUDAGraphs(Replayer):
         beside = (0, _singles_of(self.sizes[-1])[-1])
         prompts = [Shape(singles, _CHUNKS[0], _FEWEST_TOKENS) for singles in beside]
         greedy = [*prompts, *map(Shape, first_sizes(self.sizes))]
-        return [*drawn, *((shape, Kind.LIKELIEST) for shape in greedy)]
+        return [*drawn, *((shape, Kind.GREEDY) for shape in greedy)]
 
     @torch.inference_mode()
     def warm_up(self) -> None:
         """See Replayer.warm_up: greedy decoding steps, the largest first: they share memory best so."""
         self.try_out()
         for size in first_sizes(self.sizes):
-            self._ensure(Shape(size), Kind.LIKELIEST)
+            self._ensure(Shape(size), Kind.GREEDY)
         for size in self.sizes[: bisect_left(self.sizes, _MOST_USUAL) + 1]:
-            self._ensure(Shape(size), Kind.LIKELIEST)
+            self._ensure(Shape(size), Kind.GREEDY)
 
     @torch.inference_mode()
     def after_eager(self, work: Work) -> None:

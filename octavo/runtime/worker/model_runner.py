@@ -137,7 +137,7 @@ class ModelRunner:
             return
         faults.hit("worker.forward", rows=hidden)
         rows = work.rows[work.samples]
-        if self._plain_kind(step, rows) is Kind.LIKELIEST and (found := self.model.greedy(hidden)):
+        if self._plain_kind(step, rows) is Kind.GREEDY and (found := self.model.greedy(hidden)):
             self._send(pending, rows, SamplerOutput(*found))
             return
         self._unsampled = _Unsampled(pending, work, self.model.logits(hidden))

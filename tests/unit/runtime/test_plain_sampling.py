@@ -29,7 +29,7 @@ REF = ref_table().sampling
 KERNELS = replace(REF, choose=CutAndDraw(strict(REF.choose.draw), strict(REF.choose.cut)))
 VOCAB = 200  # fewer than candidates are worth: both ways draw in the order of ids
 CPU = torch.device("cpu")
-LIKELIEST = {"temperature": 0.0}
+GREEDY = {"temperature": 0.0}
 WHOLE = {"temperature": 0.8}
 CUT = {"temperature": 1.2, "top_k": 7, "top_p": 0.9}
 
@@ -47,7 +47,7 @@ def logits(rows, seed=0):
 
 @pytest.mark.parametrize("kernels", [TORCH_SAMPLING, KERNELS], ids=["cpu", "gpu"])
 @pytest.mark.parametrize(
-    "options", [[LIKELIEST] * 6, [WHOLE] * 6, [LIKELIEST, WHOLE] * 3, [CUT, LIKELIEST, WHOLE] * 2]
+    "options", [[GREEDY] * 6, [WHOLE] * 6, [GREEDY, WHOLE] * 3, [CUT, GREEDY, WHOLE] * 2]
 )
 def test_choose_is_sample(options, kernels):
     """In any order of the rows, and whichever way they are served."""
@@ -75,7 +75,7 @@ def test_rows_without_a_valid_token_fail_alone(kernels):
     wrong = logits(3)
     wrong[0, 5] = float("nan")
     wrong[1] = float("-inf")
-    output = make([LIKELIEST, WHOLE, WHOLE], kernels).sample(wrong, [0, 1, 2], [0, 0, 0])
+    output = make([GREEDY, WHOLE, WHOLE], kernels).sample(wrong, [0, 1, 2], [0, 0, 0])
     assert all(0 <= token_id < VOCAB for token_id in output.token_ids.tolist())
     host = output.to_host()
     assert "not finite" in host.errors[0] and "forbid" in host.errors[1] and 2 not in host.errors
@@ -83,7 +83,7 @@ def test_rows_without_a_valid_token_fail_alone(kernels):
 
 def test_results_survive_the_memory_they_were_made_in():
     """What was sent to the host is a copy, also where the device is the host."""
-    output = make([LIKELIEST] * 2).sample(logits(2), [0, 1], [0, 0])
+    output = make([GREEDY] * 2).sample(logits(2), [0, 1], [0, 0])
     expected = output.to_host()
     pending = output.send()
     with torch.inference_mode():

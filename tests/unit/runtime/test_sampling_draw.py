@@ -128,7 +128,7 @@ def test_candidates_and_whole_vocabulary_keep_the_same_tokens(monkeypatch):
 
 
 @pytest.mark.parametrize("vocab_size", [1, 2, 97, 1000, 1009, 4096])
-def test_likeliest_is_the_first_maximum(vocab_size):
+def test_greedy_is_the_first_maximum(vocab_size):
     generator = torch.Generator().manual_seed(vocab_size)
     logits = torch.randint(-3, 3, (50, vocab_size), generator=generator).float()
     token_ids, peaks = greedy(logits)

@@ -3,7 +3,7 @@
 // Two strips of W, a panel, meet two tiles of x at a time: four products for four loads. More tiles of x take turns, in
 // pairs, at every piece of K, while its weights are in the first cache; x comes from the second one, once a panel.
 #pragma once
-#include "likeliest.h"
+#include "greedy.h"
 
 namespace octavo {
 namespace {
@@ -125,7 +125,7 @@ void see(const Matmul& job, int64_t t, int64_t column) {
     if (columns <= 0) return;
     alignas(64) Sums sums;
     tile_store<T>(sums, 4 * job.x.width);
-    job.likeliest->see(sums, job.x.width, t, column, columns);
+    job.greedy->see(sums, job.x.width, t, column, columns);
 }
 
 // The sums of COUNT tiles of x, from tile t on, to where they belong.
@@ -133,7 +133,7 @@ template <int COUNT>
 void write_few(const Matmul& job, int64_t t, int64_t column) {
     unrolled<COUNT>([&](auto c) {
         const int64_t row = (t + c.value) * job.x.width;
-        if (job.likeliest) {
+        if (job.greedy) {
             see<2 * c.value>(job, t + c.value, column);
             return see<2 * c.value + 1>(job, t + c.value, column + TILE_ROWS);
         }
@@ -154,7 +154,7 @@ void take_turn(const Matmul& job, int64_t t, int64_t column, int64_t first, int6
     else if (!is_alone)
         unrolled<2 * COUNT>([&](auto sum) { tile_load<sum.value>(waiting[2 * t + sum.value], TILE_BYTES); });
     const int64_t row = t * job.x.width;
-    const int64_t rows = is_last && !job.gate && !job.likeliest ? std::min(COUNT * job.x.width, job.x.m - row) : 0;
+    const int64_t rows = is_last && !job.gate && !job.greedy ? std::min(COUNT * job.x.width, job.x.m - row) : 0;
     Results results{job.y + row * job.y_stride + column, job.y_stride, rows, divide_up(rows, count)};
     for (int64_t i = 0; i < count; i++) {
         const Place place = weights.place(i);

@@ -33,8 +33,8 @@ _ARGUMENTS = {
     "octavo_rms_norm": "pllllppfplppi",
     "octavo_rotary_tables": "plplfppi",
     "octavo_activation": "plliipi",
-    "octavo_likeliest": "plllppi",
-    "octavo_likeliest_matmul_bf16": "plllpllippi",
+    "octavo_greedy": "plllppi",
+    "octavo_greedy_matmul_bf16": "plllpllippi",
 }
 """Per function, one letter for each parameter: p pointer, l int64, i int, f float."""
 

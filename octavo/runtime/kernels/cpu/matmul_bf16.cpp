@@ -21,7 +21,7 @@ extern "C" void octavo_matmul(const float* x, int64_t m, int64_t k, int64_t x_st
                               int64_t n, int64_t row_bytes, int type, const float* bias, float* y,
                               int64_t y_stride, int threads);
 
-extern "C" void octavo_likeliest(const float* logits, int64_t stride, int64_t rows, int64_t size, int64_t* ids,
+extern "C" void octavo_greedy(const float* logits, int64_t stride, int64_t rows, int64_t size, int64_t* ids,
                                  float* peaks, int threads);
 
 extern "C" void octavo_activation(const float* x, int64_t rows, int64_t size, int kind, int gated, float* y,
@@ -67,7 +67,7 @@ TileShapes shapes_for(const Rounded& x) {
 
 // found: becomes what each task has seen, in the order of outputs, and y is not written.
 void multiply_few(const Matmul& job, const float* x, int64_t x_stride, int threads,
-                  std::vector<Likeliest>* found = nullptr) {
+                  std::vector<Greedy>* found = nullptr) {
     job.x.round_all(x, x_stride, threads);
     const TileShapes shapes = shapes_for(job.x);
     const auto multiply_range = job.in_place ? multiply_few<InPlace> : multiply_few<Unpacked>;
@@ -78,7 +78,7 @@ void multiply_few(const Matmul& job, const float* x, int64_t x_stride, int threa
     parallel_for(tasks, threads, [&](int64_t i) {
         Tiles tiles(shapes);
         Matmul its = job;
-        if (found) its.likeliest = &(*found)[size_t(i)];
+        if (found) its.greedy = &(*found)[size_t(i)];
         const int64_t end = panels * (i + 1) / tasks * columns;
         multiply_range(its, panels * i / tasks * columns, std::min(job.n, end));
     });
@@ -123,20 +123,20 @@ extern "C" void octavo_matmul_bf16(const float* x, int64_t m, int64_t k, int64_t
 
 OCTAVO_EXPORTED(octavo_matmul_bf16)
 
-// octavo_matmul_bf16, then octavo_likeliest of what it gives.
-extern "C" void octavo_likeliest_matmul_bf16(const float* x, int64_t m, int64_t k, int64_t x_stride,
+// octavo_matmul_bf16, then octavo_greedy of what it gives.
+extern "C" void octavo_greedy_matmul_bf16(const float* x, int64_t m, int64_t k, int64_t x_stride,
                                              const uint8_t* w, int64_t n, int64_t row_bytes, int type,
                                              int64_t* ids, float* peaks, int threads) {
     using namespace octavo;
 #if defined(OCTAVO_TILES)
     if (tiles_usable() && m <= MOST_FEW) {
         const Rounded rounded{m, k, false, scratch(Rounded::floats(m, k), OF_CALL)};
-        std::vector<Likeliest> found;
+        std::vector<Greedy> found;
         multiply_few(Packed{w, n, row_bytes, type}.job(rounded, nullptr, nullptr, 0, nullptr), x, x_stride,
                      threads, &found);
         for (int64_t row = 0; row < m; row++) {
             Choice best;
-            for (const Likeliest& each : found) best.add(each.of_row(row, rounded.width));
+            for (const Greedy& each : found) best.add(each.of_row(row, rounded.width));
             ids[row] = best.id, peaks[row] = best.peak;
         }
         return;
@@ -144,9 +144,9 @@ extern "C" void octavo_likeliest_matmul_bf16(const float* x, int64_t m, int64_t 
 #endif
     std::vector<float> logits(size_t(m * n));
     octavo_matmul_bf16(x, m, k, x_stride, w, n, row_bytes, type, nullptr, logits.data(), n, threads);
-    octavo_likeliest(logits.data(), n, m, n, ids, peaks, threads);
+    octavo_greedy(logits.data(), n, m, n, ids, peaks, threads);
 }
-OCTAVO_EXPORTED(octavo_likeliest_matmul_bf16)
+OCTAVO_EXPORTED(octavo_greedy_matmul_bf16)
 
 // octavo_activation of the product with 2 n rows, gates before values; y: [m, n].
 extern "C" void octavo_gated_matmul_bf16(const float* x, int64_t m, int64_t k, int64_t x_stride,

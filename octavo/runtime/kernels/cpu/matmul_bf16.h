@@ -63,7 +63,7 @@ struct Rounded {
 using Gate = void (*)(const float* gates, const float* values, int64_t rows, int64_t columns, float* y,
                       int64_t y_stride);
 
-struct Likeliest;
+struct Greedy;
 
 // With a gate, W is n rows of gates and n of values.
 struct Matmul {
@@ -78,7 +78,7 @@ struct Matmul {
     bool blocks_are_pieces = false;   // of PIECE parts
     bool in_place = false;            // rows of W are rows of tiles, and all strips are whole
     const Rounded* inner = nullptr;   // where gated outputs go instead of y
-    Likeliest* likeliest = nullptr;   // who sees outputs instead of y
+    Greedy* greedy = nullptr;   // who sees outputs instead of y
 
     // The same with other rows.
     Matmul part(const Rounded& rows, float* to, const Rounded* inner = nullptr) const {

@@ -63,8 +63,8 @@ def disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
 
 
 def _tile_disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
-    """Where tiles multiply: many rows, products with a gate, and the likeliest output."""
-    if fast.linear.gated_block_matmul is None or fast.linear.block_likeliest is None:
+    """Where tiles multiply: many rows, products with a gate, and the greedy output."""
+    if fast.linear.gated_block_matmul is None or fast.linear.block_greedy is None:
         return
     generator = torch.Generator().manual_seed(3)
     for kind in BLOCK_TYPES.values():
@@ -80,9 +80,9 @@ def _tile_disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
             same = gated is not None and torch.equal(gated, fast.activations.silu_and_mul(whole))
             if not (same and _agree(whole, twin, x.abs() @ weights)):
                 yield f"block_matmul or gated_block_matmul of {kind.name}, {rows} rows"
-            found = fast.linear.block_likeliest(x, blocks, kind.name, "bfloat16")
+            found = fast.linear.block_greedy(x, blocks, kind.name, "bfloat16")
             if found is not None and not all(map(torch.equal, found, fast.sampling.choose(whole))):
-                yield f"block_likeliest of {kind.name}, {rows} rows"
+                yield f"block_greedy of {kind.name}, {rows} rows"
 
 
 def _attention_disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:

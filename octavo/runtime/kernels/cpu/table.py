@@ -69,7 +69,7 @@ def table_of(library: Library, threads: int) -> KernelTable:
             input_precision="bfloat16" if tiles else "int16",
             gated_block_matmul=kernels.gated_block_matmul if tiles else None,
             block_feed_forward=kernels.block_feed_forward if tiles else None,
-            block_likeliest=kernels.block_likeliest if tiles else None,
+            block_greedy=kernels.block_greedy if tiles else None,
         ),
         sampling=SamplingKernels(TorchChoose(kernels.greedy), row_limits),
         steps=replace(STEP_KERNELS, record_tape=TapeRecorder(library).record),
@@ -235,7 +235,7 @@ class _CompiledKernels:
         """See choice.greedy."""
         rows, size = logits.shape
         ids, peaks = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
-        self._library.octavo_likeliest(
+        self._library.octavo_greedy(
             logits.data_ptr(), logits.stride(0), rows, size, ids.data_ptr(), peaks.data_ptr(), self._threads
         )
         return Choice(ids, peaks)
@@ -286,15 +286,15 @@ class _CompiledKernels:
         matmul(*factors, _address(bias), _pointer(out), out.stride(0), self._threads)
         return out
 
-    def block_likeliest(
+    def block_greedy(
         self, x: Tensor, blocks: Tensor, type_name: str, activations: InputPrecision
     ) -> tuple[Tensor, Tensor] | None:
-        """See linear.BlockLikeliest; products of tiles of few rows only."""
+        """See linear.BlockGreedy; products of tiles of few rows only."""
         rows = x.shape[0]
         if activations != "bfloat16" or type_name not in BFLOAT16_TYPES or rows > _ROWS_OF_TILES:
             return None
         ids, peaks = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
-        find = self._library.octavo_likeliest_matmul_bf16
+        find = self._library.octavo_greedy_matmul_bf16
         find(*_factors(x, blocks, type_name), ids.data_ptr(), peaks.data_ptr(), self._threads)
         return ids, peaks
 

@@ -12,9 +12,9 @@ def draw(
     """See sampling.Draw."""
     wide = logits.double()
     peaks = wide.amax(dim=1)
-    likeliest = (wide == peaks[:, None]).int().argmax(dim=1)
+    greedy = (wide == peaks[:, None]).int().argmax(dim=1)
     if temperature is None or noise is None:
-        return likeliest, peaks.float()
+        return greedy, peaks.float()
     if cut is not None:
         ids = torch.arange(logits.shape[1], device=logits.device)
         lowest, last_id = cut.values[:, None], cut.ids[:, None]
@@ -22,7 +22,7 @@ def draw(
     degrees = temperature.where(temperature > 0, 1.0)[:, None]
     ends = ((wide - peaks[:, None]) / degrees).exp().cumsum(dim=1)
     drawn = torch.searchsorted(ends, noise[:, None] * ends[:, -1:], right=True)[:, 0]
-    return drawn.clamp(max=logits.shape[1] - 1).where(temperature > 0, likeliest), peaks.float()
+    return drawn.clamp(max=logits.shape[1] - 1).where(temperature > 0, greedy), peaks.float()
 
 
 def cut(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Cut:

@@ -1,4 +1,4 @@
-// The likeliest output of each row of x, found in the tiles that outputs are made in: those are neither turned nor
+// The greedy output of each row of x, found in the tiles that outputs are made in: those are neither turned nor
 // written, and logits cost no memory. Included by few_rows.h.
 #pragma once
 #include "matmul_bf16.h"
@@ -17,7 +17,7 @@ struct Choice {
 };
 
 // Of a range of outputs, seen in their order. A lane is a row of x; if there is one only, an output of 16.
-struct Likeliest {
+struct Greedy {
     struct Lanes {
         floats tops = all(-std::numeric_limits<float>::infinity());
         floats spoilt = {};  // not a number where one was seen

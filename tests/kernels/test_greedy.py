@@ -1,4 +1,4 @@
-"""The likeliest token of compiled kernels, against NumPy's first maximum."""
+"""The greedy token of compiled kernels, against NumPy's first maximum."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-// The likeliest token of each row of logits: the largest in every block of them, then its place in the best one.
+// The greedy token of each row of logits: the largest in every block of them, then its place in the best one.
 #include <algorithm>
 
 #include "simd.h"
@@ -31,7 +31,7 @@ struct Choice {
     float peak;
 };
 
-Choice find_likeliest(const float* logits, int64_t size) {
+Choice find_greedy(const float* logits, int64_t size) {
     int64_t best = 0;
     float peak = -INFINITY;
     for (int64_t first = 0; first < size; first += BLOCK) {
@@ -48,12 +48,12 @@ Choice find_likeliest(const float* logits, int64_t size) {
 using namespace octavo;
 
 // ids: the lowest of the largest logits' places; peaks: those logits. A row with a not-a-number: 0, and that.
-extern "C" void octavo_likeliest(const float* logits, int64_t stride, int64_t rows, int64_t size, int64_t* ids,
+extern "C" void octavo_greedy(const float* logits, int64_t stride, int64_t rows, int64_t size, int64_t* ids,
                                  float* peaks, int threads) {
     parallel_for(rows, threads, [&](int64_t row) {
-        Choice choice = find_likeliest(logits + row * stride, size);
+        Choice choice = find_greedy(logits + row * stride, size);
         ids[row] = choice.id;
         peaks[row] = choice.peak;
     });
 }
-OCTAVO_EXPORTED(octavo_likeliest)
+OCTAVO_EXPORTED(octavo_greedy)
