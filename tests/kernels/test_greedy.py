@@ -20,9 +20,9 @@ def test_first_of_the_largest(fast: KernelTable, size: int, threads: int) -> Non
     wide[2, size // 2] = INFINITY
     wide[3, size - 1] = 10
     logits = wide[:, :size]
-    ids, peaks = cpu_table(threads).sampling.choose(logits)
+    ids, max_logits = cpu_table(threads).sampling.choose(logits)
     assert ids.tolist() == np.argmax(logits.numpy(), axis=1).tolist()
-    assert torch.equal(peaks, logits.amax(dim=1))
+    assert torch.equal(max_logits, logits.amax(dim=1))
 
 
 @pytest.mark.parametrize("place", [0, 3, 1500, 2046])
@@ -31,11 +31,11 @@ def test_one_that_is_no_number_spoils_its_row_only(fast: KernelTable, place: int
     expected = logits.argmax(dim=1).tolist()
     logits[1, place] = NOT_A_NUMBER
     logits[0, 5] = -INFINITY
-    ids, peaks = fast.sampling.choose(logits)
-    assert peaks.isfinite().tolist() == [True, False, True]
+    ids, max_logits = fast.sampling.choose(logits)
+    assert max_logits.isfinite().tolist() == [True, False, True]
     assert 0 <= ids[1] < 2047
     assert ids[[0, 2]].tolist() == [expected[0], expected[2]]
-    for mine, twin in zip((ids, peaks), ref_table().sampling.choose(logits), strict=True):
+    for mine, twin in zip((ids, max_logits), ref_table().sampling.choose(logits), strict=True):
         assert torch.equal(mine.nan_to_num(7), twin.nan_to_num(7))
 
 

@@ -20,8 +20,8 @@ def make_turns(count: int) -> Turns:
     """Three turns of random numbers, the host's memory where there is a GPU."""
     given = torch.randint(0, SLOTS, (3, MOST), pin_memory=HAS_GPU)
     token_ids = torch.full((3, ROWS), -7, pin_memory=HAS_GPU)
-    peaks = torch.full((3, ROWS), -7.0, pin_memory=HAS_GPU)
-    return Turns(given, token_ids, peaks, torch.tensor([count], device=DEVICE))
+    max_logits = torch.full((3, ROWS), -7.0, pin_memory=HAS_GPU)
+    return Turns(given, token_ids, max_logits, torch.tensor([count], device=DEVICE))
 
 
 def copied(turns: Turns) -> Turns:
@@ -62,11 +62,11 @@ def test_end(rows: int, count: int) -> None:
     """Ids that are none become valid, and nothing is written beside the rows."""
     torch.manual_seed(rows)
     token_ids = torch.randint(-5, 60, (rows,), device=DEVICE)
-    peaks, targets = torch.randn(rows, device=DEVICE), torch.randperm(999, device=DEVICE)[:rows]
+    max_logits, targets = torch.randn(rows, device=DEVICE), torch.randperm(999, device=DEVICE)[:rows]
     turns, results = make_turns(count), []
     for end in (TRITON.end, STEP_KERNELS.end):
         shared, kept_ids = copied(turns), torch.full((1000,), -1, device=DEVICE)
-        end(shared, token_ids, peaks, targets, kept_ids, 50)
+        end(shared, token_ids, max_logits, targets, kept_ids, 50)
         results.append((*shared, kept_ids))
     assert_equal(*results)
     kept = results[0][-1][targets]

@@ -215,8 +215,8 @@ def test_rows_that_cannot_be_drawn_from_say_so() -> None:
     logits[0, 5], logits[1, 2900], logits[2] = float("nan"), float("inf"), float("-inf")
     ones = torch.ones(4, dtype=torch.float64, device=DEVICE)
     for arguments in ((), (ones, ones * 0.3)):
-        token_ids, peaks = TRITON.sampling.choose(logits, *arguments)
-        assert peaks.isfinite().tolist() == [False, False, False, True]
+        token_ids, max_logits = TRITON.sampling.choose(logits, *arguments)
+        assert max_logits.isfinite().tolist() == [False, False, False, True]
         assert ((token_ids >= 0) & (token_ids < 3000)).all()
 
 

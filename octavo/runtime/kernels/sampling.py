@@ -28,10 +28,10 @@ class Limits(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """token_ids: [n] int64; peaks: [n] float32, each row's largest logit: not finite = no valid choice."""
+    """token_ids: [n] int64; max_logits: [n] float32, each row's largest: not finite = no valid choice."""
 
     token_ids: Tensor
-    peaks: Tensor
+    max_logits: Tensor
 
 
 class Choose(Protocol):

@@ -10,15 +10,15 @@ from torch import Tensor
 class Turns(NamedTuple):
     """What host and device tell each other of recorded steps, which use its rows in turn.
 
-    given:     [turns, most numbers] int64, written by the host before a step
-    token_ids: [turns, most rows] int64, read by the host after it; as are
-    peaks:     [turns, most rows] float32
-    begun:     [1] int64 on the device: how many steps have begun; the others may be the host's memory
+    given:      [turns, most numbers] int64, written by the host before a step
+    token_ids:  [turns, most rows] int64, read by the host after it; as are
+    max_logits: [turns, most rows] float32
+    begun:      [1] int64 on the device: how many steps have begun; the others may be the host's memory
     """
 
     given: Tensor
     token_ids: Tensor
-    peaks: Tensor
+    max_logits: Tensor
     begun: Tensor
 
 
@@ -51,15 +51,15 @@ class EndStep(Protocol):
         self,
         turns: Turns,
         token_ids: Tensor,
-        peaks: Tensor,
+        max_logits: Tensor,
         targets: Tensor,
         kept_ids: Tensor,
         vocab_size: int,
     ) -> None:
         """Tell the host what was chosen, and keep it for the next step.
 
-        token_ids, peaks: [n] int64 and float32, from `Draw`; an id that is none becomes the nearest
-        targets:          [n] int64, places in kept_ids to write to; equal ones get one of their ids
+        token_ids, max_logits: [n] int64 and float32, from `Choose`; an id that is none becomes the nearest
+        targets:               [n] int64, places in kept_ids to write to; equal ones get one of their ids
         """
 
 

@@ -87,20 +87,24 @@ class HostCopies:
 class SamplerOutput:
     """A step's result on the device.
 
-    token_ids: [rows] int64; any valid id for a failed row
-    peaks:     [rows] float32, each row's largest logit after the processors; not finite = the row has failed
-    scores:    pairs of rows (on the host) and their scores
-    faults:    by row: why it cannot go on
+    token_ids:  [rows] int64; any valid id for a failed row
+    max_logits: [rows] float32, each row's largest after the processors; not finite = the row has failed
+    scores:     pairs of rows (on the host) and their scores
+    faults:     by row: why it cannot go on
     """
 
     token_ids: torch.Tensor
-    peaks: torch.Tensor
+    max_logits: torch.Tensor
     scores: list[tuple[Array, Scores]] = field(default_factory=list)
     faults: dict[int, str] = field(default_factory=dict)
 
     def send(self) -> "PendingSamples":
         """Start the copies to the host."""
-        tensors = [self.token_ids, self.peaks, *(tensor for _, scores in self.scores for tensor in scores)]
+        tensors = [
+            self.token_ids,
+            self.max_logits,
+            *(tensor for _, scores in self.scores for tensor in scores),
+        ]
         return PendingSamples(HostCopies(tensors), [rows for rows, _ in self.scores], self.faults)
 
     def to_host(self) -> HostSamples:
@@ -110,9 +114,9 @@ class SamplerOutput:
 
 @dataclass(slots=True)
 class PendingSamples:
-    """Token ids, peaks and scores under way.
+    """Token ids, largest logits and scores under way.
 
-    copies:      of token ids and peaks, then of each group of scores
+    copies:      of token ids and largest logits, then of each group of scores
     scored_rows: the rows of each group
     faults:      as in SamplerOutput
     """
@@ -123,9 +127,9 @@ class PendingSamples:
 
     def read(self) -> HostSamples:
         """Everything; waits for this step, but for none behind it."""
-        token_ids, peaks, *columns = self.copies.read()
-        (failed,) = (~np.isfinite(peaks)).nonzero()
-        errors = {row: _error(peaks[row]) for row in failed.tolist()} | self.faults
+        token_ids, max_logits, *columns = self.copies.read()
+        (failed,) = (~np.isfinite(max_logits)).nonzero()
+        errors = {row: _error(max_logits[row]) for row in failed.tolist()} | self.faults
         logprobs: dict[int, TokenLogprobs] = {}
         for index, rows in enumerate(self.scored_rows):
             scored = zip(rows.tolist(), entries(columns[3 * index : 3 * index + 3]), strict=True)
@@ -133,5 +137,5 @@ class PendingSamples:
         return HostSamples(token_ids.tolist(), logprobs, errors)
 
 
-def _error(peak: float) -> str:
-    return _ALL_MASKED if peak == -np.inf else _NOT_A_NUMBER
+def _error(max_logit: float) -> str:
+    return _ALL_MASKED if max_logit == -np.inf else _NOT_A_NUMBER

@@ -196,7 +196,7 @@ class Sampler:
 
     def _valid(self, choice: Choice) -> Choice:
         """What is no number may have led to any id: the next step must be able to look it up."""
-        return Choice(choice.token_ids.clamp_(0, self.vocab_size - 1), choice.peaks)
+        return Choice(choice.token_ids.clamp_(0, self.vocab_size - 1), choice.max_logits)
 
     def _process(self, logits: torch.Tensor, batch: Batch) -> None:
         for processor, is_active in zip(self._processors, self._is_active[:, batch.slots], strict=True):

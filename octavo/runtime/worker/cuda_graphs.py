@@ -269,7 +269,7 @@ class CUDAGraphs(Replayer):
 
     def _keep(self, hidden: torch.Tensor) -> None:
         if self._hidden is None:
-            self._hidden = hidden.new_zeros(self._ring.shared.peaks.shape[1], hidden.shape[1])
+            self._hidden = hidden.new_zeros(self._ring.shared.max_logits.shape[1], hidden.shape[1])
         self._hidden[: len(hidden)] = hidden
 
 

@@ -131,9 +131,9 @@ def test_candidates_and_whole_vocabulary_keep_the_same_tokens(monkeypatch):
 def test_greedy_is_the_first_maximum(vocab_size):
     generator = torch.Generator().manual_seed(vocab_size)
     logits = torch.randint(-3, 3, (50, vocab_size), generator=generator).float()
-    token_ids, peaks = greedy(logits)
+    token_ids, max_logits = greedy(logits)
     assert token_ids.tolist() == [int(np.argmax(row)) for row in logits.numpy()]
-    assert torch.equal(peaks, logits.amax(1))
+    assert torch.equal(max_logits, logits.amax(1))
 
 
 @pytest.mark.parametrize("size", [1, 5, 31, 128, 1008])

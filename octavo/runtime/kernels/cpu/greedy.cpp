@@ -28,18 +28,18 @@ float find_peak(const float* logits, int64_t size) {
 
 struct Choice {
     int64_t id;
-    float peak;
+    float max_logit;
 };
 
 Choice find_greedy(const float* logits, int64_t size) {
     int64_t best = 0;
-    float peak = -INFINITY;
+    float max_logit = -INFINITY;
     for (int64_t first = 0; first < size; first += BLOCK) {
         float top = find_peak(logits + first, std::min(BLOCK, size - first));
         if (std::isnan(top)) return {0, top};
-        if (top > peak) peak = top, best = first;
+        if (top > max_logit) max_logit = top, best = first;
     }
-    return {std::find(logits + best, logits + size - 1, peak) - logits, peak};
+    return {std::find(logits + best, logits + size - 1, max_logit) - logits, max_logit};
 }
 
 }  // namespace
@@ -47,13 +47,13 @@ Choice find_greedy(const float* logits, int64_t size) {
 
 using namespace octavo;
 
-// ids: the lowest of the largest logits' places; peaks: those logits. A row with a not-a-number: 0, and that.
+// ids: the lowest of the largest logits' places; max_logits: those logits. A row with a not-a-number: 0, and that.
 extern "C" void octavo_greedy(const float* logits, int64_t stride, int64_t rows, int64_t size, int64_t* ids,
-                                 float* peaks, int threads) {
+                                 float* max_logits, int threads) {
     parallel_for(rows, threads, [&](int64_t row) {
         Choice choice = find_greedy(logits + row * stride, size);
         ids[row] = choice.id;
-        peaks[row] = choice.peak;
+        max_logits[row] = choice.max_logit;
     });
 }
 OCTAVO_EXPORTED(octavo_greedy)

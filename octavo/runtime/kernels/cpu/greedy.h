@@ -8,11 +8,11 @@ namespace {
 
 // An output and its place; of equal ones the first. A row with a not-a-number: 0, and that.
 struct Choice {
-    float peak = -std::numeric_limits<float>::infinity();
+    float max_logit = -std::numeric_limits<float>::infinity();
     int64_t id = 0;
 
     void add(const Choice& later) {
-        if (!std::isnan(peak) && (later.peak > peak || std::isnan(later.peak))) *this = later;
+        if (!std::isnan(max_logit) && (later.max_logit > max_logit || std::isnan(later.max_logit))) *this = later;
     }
 };
 
@@ -47,7 +47,7 @@ struct Greedy {
         Choice best;
         for (int i = 0; i < 16; i++) {
             const Choice one = of_lane(0, i);
-            if (one.peak == best.peak) best.id = std::min(best.id, one.id);
+            if (one.max_logit == best.max_logit) best.id = std::min(best.id, one.id);
             best.add(one);
         }
         return best;

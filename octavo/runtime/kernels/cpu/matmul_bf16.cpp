@@ -22,7 +22,7 @@ extern "C" void octavo_matmul(const float* x, int64_t m, int64_t k, int64_t x_st
                               int64_t y_stride, int threads);
 
 extern "C" void octavo_greedy(const float* logits, int64_t stride, int64_t rows, int64_t size, int64_t* ids,
-                                 float* peaks, int threads);
+                                 float* max_logits, int threads);
 
 extern "C" void octavo_activation(const float* x, int64_t rows, int64_t size, int kind, int gated, float* y,
                                   int threads);
@@ -126,7 +126,7 @@ OCTAVO_EXPORTED(octavo_matmul_bf16)
 // octavo_matmul_bf16, then octavo_greedy of what it gives.
 extern "C" void octavo_greedy_matmul_bf16(const float* x, int64_t m, int64_t k, int64_t x_stride,
                                              const uint8_t* w, int64_t n, int64_t row_bytes, int type,
-                                             int64_t* ids, float* peaks, int threads) {
+                                             int64_t* ids, float* max_logits, int threads) {
     using namespace octavo;
 #if defined(OCTAVO_TILES)
     if (tiles_usable() && m <= MOST_FEW) {
@@ -137,14 +137,14 @@ extern "C" void octavo_greedy_matmul_bf16(const float* x, int64_t m, int64_t k, 
         for (int64_t row = 0; row < m; row++) {
             Choice best;
             for (const Greedy& each : found) best.add(each.of_row(row, rounded.width));
-            ids[row] = best.id, peaks[row] = best.peak;
+            ids[row] = best.id, max_logits[row] = best.max_logit;
         }
         return;
     }
 #endif
     std::vector<float> logits(size_t(m * n));
     octavo_matmul_bf16(x, m, k, x_stride, w, n, row_bytes, type, nullptr, logits.data(), n, threads);
-    octavo_greedy(logits.data(), n, m, n, ids, peaks, threads);
+    octavo_greedy(logits.data(), n, m, n, ids, max_logits, threads);
 }
 OCTAVO_EXPORTED(octavo_greedy_matmul_bf16)
 

@@ -234,11 +234,17 @@ class _CompiledKernels:
     def greedy(self, logits: Tensor) -> Choice:
         """See choice.greedy."""
         rows, size = logits.shape
-        ids, peaks = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
+        ids, max_logits = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
         self._library.octavo_greedy(
-            logits.data_ptr(), logits.stride(0), rows, size, ids.data_ptr(), peaks.data_ptr(), self._threads
+            logits.data_ptr(),
+            logits.stride(0),
+            rows,
+            size,
+            ids.data_ptr(),
+            max_logits.data_ptr(),
+            self._threads,
         )
-        return Choice(ids, peaks)
+        return Choice(ids, max_logits)
 
     def block_dequantize(self, blocks: Tensor, type_name: str) -> Tensor:
         """See linear.BlockDequantize."""
@@ -293,10 +299,10 @@ class _CompiledKernels:
         rows = x.shape[0]
         if activations != "bfloat16" or type_name not in BFLOAT16_TYPES or rows > _ROWS_OF_TILES:
             return None
-        ids, peaks = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
+        ids, max_logits = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
         find = self._library.octavo_greedy_matmul_bf16
-        find(*_factors(x, blocks, type_name), ids.data_ptr(), peaks.data_ptr(), self._threads)
-        return ids, peaks
+        find(*_factors(x, blocks, type_name), ids.data_ptr(), max_logits.data_ptr(), self._threads)
+        return ids, max_logits
 
     def gated_block_matmul(
         self, x: Tensor, blocks: Tensor, type_name: str, gate: Gate, activations: InputPrecision

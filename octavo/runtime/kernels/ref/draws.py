@@ -11,18 +11,18 @@ def draw(
 ) -> tuple[Tensor, Tensor]:
     """See sampling.Draw."""
     wide = logits.double()
-    peaks = wide.amax(dim=1)
-    greedy = (wide == peaks[:, None]).int().argmax(dim=1)
+    max_logits = wide.amax(dim=1)
+    greedy = (wide == max_logits[:, None]).int().argmax(dim=1)
     if temperature is None or noise is None:
-        return greedy, peaks.float()
+        return greedy, max_logits.float()
     if cut is not None:
         ids = torch.arange(logits.shape[1], device=logits.device)
         lowest, last_id = cut.values[:, None], cut.ids[:, None]
         wide = wide.masked_fill((wide < lowest) | ((wide == lowest) & (ids > last_id)), float("-inf"))
     degrees = temperature.where(temperature > 0, 1.0)[:, None]
-    ends = ((wide - peaks[:, None]) / degrees).exp().cumsum(dim=1)
+    ends = ((wide - max_logits[:, None]) / degrees).exp().cumsum(dim=1)
     drawn = torch.searchsorted(ends, noise[:, None] * ends[:, -1:], right=True)[:, 0]
-    return drawn.clamp(max=logits.shape[1] - 1).where(temperature > 0, greedy), peaks.float()
+    return drawn.clamp(max=logits.shape[1] - 1).where(temperature > 0, greedy), max_logits.float()
 
 
 def cut(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Cut:

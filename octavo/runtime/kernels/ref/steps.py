@@ -17,13 +17,13 @@ def begin_step(
 
 
 def end_step(
-    turns: Turns, token_ids: Tensor, peaks: Tensor, targets: Tensor, kept_ids: Tensor, vocab_size: int
+    turns: Turns, token_ids: Tensor, max_logits: Tensor, targets: Tensor, kept_ids: Tensor, vocab_size: int
 ) -> None:
     """See steps.EndStep."""
-    valid, turn = token_ids.clamp(0, vocab_size - 1), (int(turns.begun) - 1) % len(turns.peaks)
+    valid, turn = token_ids.clamp(0, vocab_size - 1), (int(turns.begun) - 1) % len(turns.max_logits)
     kept_ids[targets] = valid
     turns.token_ids[turn, : len(valid)] = valid
-    turns.peaks[turn, : len(valid)] = peaks
+    turns.max_logits[turn, : len(valid)] = max_logits
 
 
 STEP_KERNELS = StepKernels(begin_step, end_step)

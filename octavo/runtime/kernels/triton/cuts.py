@@ -43,28 +43,28 @@ def _is_cut(top_k, top_p, min_p, row):
 # fmt: off
 @triton.jit(do_not_specialize_on_alignment=_PER_ROW)
 def _group_kernel(
-    logits, temperature, top_k, top_p, min_p, group_peaks, tile_weights, stride,
+    logits, temperature, top_k, top_p, min_p, group_maxima, tile_weights, stride,
     SIZE: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, NUM_TILES: tl.constexpr, PDL: tl.constexpr,
 ):
-    """The groups of one tile of one row, and the tile's weight beside a peak of weight 1."""
+    """The groups of one tile of one row, and the tile's weight beside a largest logit of weight 1."""
     tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     wait(PDL)
     if _is_cut(top_k, top_p, min_p, row):
         group: tl.constexpr = TILE // GROUP
         index = tile * TILE + tl.arange(0, group)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
         values = tl.load(logits + row * stride + index, mask=index < SIZE, other=_NEVER).to(tl.float32)
-        peaks = tl.max(values, 1)
+        maxima = tl.max(values, 1)
         place = row * NUM_TILES + tile
-        tl.store(group_peaks + place * group + tl.arange(0, group), peaks)
-        peak = tl.max(peaks, 0)
+        tl.store(group_maxima + place * group + tl.arange(0, group), maxima)
+        top = tl.max(maxima, 0)
         factor = _LOG2_E / tl.load(temperature + row).to(tl.float32)
-        weights = tl.exp2((values - tl.where(peak == _NEVER, 0.0, peak)) * factor)
+        weights = tl.exp2((values - tl.where(top == _NEVER, 0.0, top)) * factor)
         tl.store(tile_weights + place, tl.sum(tl.sum(weights, 1), 0))
     release(PDL)
 
 
 @triton.jit
-def _over(logits, least, peak, factor, SIZE: tl.constexpr, TILE: tl.constexpr):
+def _over(logits, least, top, factor, SIZE: tl.constexpr, TILE: tl.constexpr):
     """(number, weight) of the tokens of a whole row whose key is at least `least`."""
     column = tl.arange(0, TILE)
     number, weight = tl.zeros([TILE], tl.int32), tl.zeros([TILE], tl.float32)
@@ -73,7 +73,7 @@ def _over(logits, least, peak, factor, SIZE: tl.constexpr, TILE: tl.constexpr):
         values = tl.load(logits + index, mask=index < SIZE, other=_NEVER).to(tl.float32)
         kept = (_key(values) >= least) & (index < SIZE)
         number += kept.to(tl.int32)
-        weight += tl.where(kept, tl.exp2((values - peak) * factor), 0.0)
+        weight += tl.where(kept, tl.exp2((values - top) * factor), 0.0)
     return tl.sum(number, 0), tl.sum(weight, 0)
 
 
@@ -86,7 +86,7 @@ def _among(keys, weights, least):
 
 @triton.jit
 def _bisect(
-    low, high, number, weight, keys, weights, is_among, logits, peak, factor,
+    low, high, number, weight, keys, weights, is_among, logits, top, factor,
     SIZE: tl.constexpr, TILE: tl.constexpr,
 ):
     """The largest key at or above which there are `number` tokens and `weight`; `low` is known to be one."""
@@ -96,7 +96,7 @@ def _bisect(
         if is_among:
             has_number, has_weight = _among(keys, weights, middle.to(tl.int32))
         else:
-            has_number, has_weight = _over(logits, middle.to(tl.int32), peak, factor, SIZE, TILE)
+            has_number, has_weight = _over(logits, middle.to(tl.int32), top, factor, SIZE, TILE)
         if (has_number >= number) & (has_weight >= weight):
             low = middle
         else:
@@ -105,9 +105,9 @@ def _bisect(
 
 
 @triton.jit
-def _choose_groups(peaks, groups, chosen, high, NUM: tl.constexpr, MOST: tl.constexpr, SIZE: tl.constexpr):
-    """A key that NUM groups' peaks reach, or all; and the groups that reach it, in order, to `chosen`."""
-    keys = _key(peaks)
+def _choose_groups(maxima, groups, chosen, high, NUM: tl.constexpr, MOST: tl.constexpr, SIZE: tl.constexpr):
+    """A key that the maxima of NUM groups reach, or all; the groups that reach it, in order, to `chosen`."""
+    keys = _key(maxima)
     low, high = tl.min(keys, 0).to(tl.int64), high.to(tl.int64)
     if tl.sum((keys >= low.to(tl.int32)).to(tl.int32), 0) > NUM:
         while high - low > 1:
@@ -143,7 +143,7 @@ def _nth_id(logits, key, number, SIZE: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def _end_of_mass(
-    target, least, above, keys, weights, reached, is_all, logits, peak, factor,
+    target, least, above, keys, weights, reached, is_all, logits, top, factor,
     SIZE: tl.constexpr, TILE: tl.constexpr,
 ):
     """(key, id) of the last token that is needed for a weight of `target`, not below the key `least`."""
@@ -151,14 +151,14 @@ def _end_of_mass(
     number, weight = _among(keys, weights, low)
     is_among = is_all & (weight >= target)
     low = tl.where(is_among, low, least)
-    least = _bisect(low, above, 1, target, keys, weights, is_among, logits, peak, factor, SIZE, TILE)
+    least = _bisect(low, above, 1, target, keys, weights, is_among, logits, top, factor, SIZE, TILE)
     if is_among:
         with_ties, weight = _among(keys, weights, least)
         number, weight = _among(keys, weights, least + 1)
     else:
-        with_ties, weight = _over(logits, least, peak, factor, SIZE, TILE)
-        number, weight = _over(logits, least + 1, peak, factor, SIZE, TILE)
-    needed = tl.ceil((target - weight) / tl.exp2((_value(least) - peak) * factor)).to(tl.int32)
+        with_ties, weight = _over(logits, least, top, factor, SIZE, TILE)
+        number, weight = _over(logits, least + 1, top, factor, SIZE, TILE)
+    needed = tl.ceil((target - weight) / tl.exp2((_value(least) - top) * factor)).to(tl.int32)
     last_id = tl.full([], SIZE, tl.int32)
     if needed < with_ties - number:
         last_id = _nth_id(logits, least, tl.maximum(needed, 1), SIZE, TILE)
@@ -167,7 +167,7 @@ def _end_of_mass(
 
 @triton.jit(do_not_specialize_on_alignment=_PER_ROW)
 def _cut_kernel(
-    logits, temperature, top_k, top_p, min_p, group_peaks, tile_weights, chosen, values_out, ids_out, stride,
+    logits, temperature, top_k, top_p, min_p, group_maxima, tile_weights, chosen, values_out, ids_out, stride,
     SIZE: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, NUM_TILES: tl.constexpr,
     NUM_TILES_PAD: tl.constexpr, NUM_REACHED: tl.constexpr, MAX_CHOSEN: tl.constexpr, PDL: tl.constexpr,
 ):
@@ -183,17 +183,17 @@ def _cut_kernel(
     per_tile: tl.constexpr = TILE // GROUP
     num_groups: tl.constexpr = NUM_TILES * per_tile
     groups = tl.arange(0, NUM_TILES_PAD * per_tile)
-    peaks = tl.load(group_peaks + row * num_groups + groups, mask=groups < num_groups, other=_NEVER)
-    peak = tl.max(peaks, 0)
+    maxima = tl.load(group_maxima + row * num_groups + groups, mask=groups < num_groups, other=_NEVER)
+    top = tl.max(maxima, 0)
     factor = _LOG2_E / tl.load(temperature + row).to(tl.float32)
-    above = _key(peak) + 1
-    reached, num_chosen = _choose_groups(peaks, groups, chosen, above, NUM_REACHED, MAX_CHOSEN, num_groups)
+    above = _key(top) + 1
+    reached, num_chosen = _choose_groups(maxima, groups, chosen, above, NUM_REACHED, MAX_CHOSEN, num_groups)
 
     group = tl.arange(0, MAX_CHOSEN)
     there = group < num_chosen
     index = tl.load(chosen + group, mask=there, other=0)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     values = tl.load(logits + index, mask=there[:, None] & (index < SIZE), other=_NEVER).to(tl.float32)
-    keys, weights = _key(values), tl.exp2((values - peak) * factor)
+    keys, weights = _key(values), tl.exp2((values - top) * factor)
     is_all = num_chosen <= MAX_CHOSEN  # every token that reaches the key is among the chosen
     num_among, total = _among(keys, weights, reached)
 
@@ -202,24 +202,24 @@ def _cut_kernel(
     if number >= 1:
         is_among = is_all & (num_among >= number)
         low = tl.where(is_among, reached, least)
-        least = _bisect(low, above, number, 0.0, keys, weights, is_among, logits, peak, factor, SIZE, TILE)
+        least = _bisect(low, above, number, 0.0, keys, weights, is_among, logits, top, factor, SIZE, TILE)
     share = tl.load(min_p + row).to(tl.float32)
     if share > 0:
-        least = tl.maximum(least, _key(peak + tl.log2(share) / factor))
+        least = tl.maximum(least, _key(top + tl.log2(share) / factor))
     last_id = tl.full([], SIZE, tl.int32)
     mass = tl.load(top_p + row).to(tl.float32)
     if mass < 1:
         if is_all & (least >= reached):
             number, total = _among(keys, weights, least)
         elif (number >= 1) | (share > 0):
-            number, total = _over(logits, least, peak, factor, SIZE, TILE)
+            number, total = _over(logits, least, top, factor, SIZE, TILE)
         else:
             tile = tl.arange(0, NUM_TILES_PAD)
-            tile_peaks = tl.max(tl.reshape(peaks, [NUM_TILES_PAD, per_tile]), 1)
+            tile_maxima = tl.max(tl.reshape(maxima, [NUM_TILES_PAD, per_tile]), 1)
             sums = tl.load(tile_weights + row * NUM_TILES + tile, mask=tile < NUM_TILES, other=0.0)
-            total = tl.sum(sums * tl.exp2((tile_peaks - peak) * factor), 0)
+            total = tl.sum(sums * tl.exp2((tile_maxima - top) * factor), 0)
         least, last_id = _end_of_mass(
-            mass * total, least, above, keys, weights, reached, is_all, logits, peak, factor, SIZE, TILE
+            mass * total, least, above, keys, weights, reached, is_all, logits, top, factor, SIZE, TILE
         )
     release(PDL)
     tl.store(values_out + row, _value(least))
@@ -235,10 +235,10 @@ def cut(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p
     if not num_rows:
         return Cut(values, ids)
     num_tiles = parts(size, _TILE)
-    group_peaks = logits.new_empty((num_rows, num_tiles, _TILE // _GROUP), dtype=torch.float32)
+    group_maxima = logits.new_empty((num_rows, num_tiles, _TILE // _GROUP), dtype=torch.float32)
     tile_weights = logits.new_empty((num_rows, num_tiles), dtype=torch.float32)
     chosen = logits.new_empty((num_rows, _MAX_CHOSEN), dtype=torch.int32)
-    row = logits, temperature, top_k, top_p, min_p, group_peaks, tile_weights
+    row = logits, temperature, top_k, top_p, min_p, group_maxima, tile_weights
     sizes = {"SIZE": size, "TILE": _TILE, "GROUP": _GROUP, "NUM_TILES": num_tiles}
     _group_kernel[(num_tiles, num_rows)](*row, logits.stride(0), num_warps=4, **sizes, **overlapped())
     _cut_kernel[(num_rows,)](

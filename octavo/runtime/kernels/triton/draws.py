@@ -28,9 +28,9 @@ _NEVER, _FAILED = tl.constexpr(float("-inf")), tl.constexpr(float("inf"))  # the
 
 
 @triton.jit
-def _weights(values, ids, peak, factor, lowest, last_id, CUT: tl.constexpr):
-    """What the values weigh beside a peak of weight 1; 0 where they are cut off."""
-    weights = tl.exp2((values - tl.where(peak == _NEVER, 0.0, peak)) * factor)
+def _weights(values, ids, max_logit, factor, lowest, last_id, CUT: tl.constexpr):
+    """What the values weigh beside a largest logit of weight 1; 0 where they are cut off."""
+    weights = tl.exp2((values - tl.where(max_logit == _NEVER, 0.0, max_logit)) * factor)
     if CUT:
         weights = tl.where((values > lowest) | ((values == lowest) & (ids <= last_id)), weights, 0.0)
     return weights
@@ -47,11 +47,11 @@ def _passing(weights, index, target):
 # Where rows of numbers begin depends on their number: it must not decide what is compiled.
 @triton.jit(
     do_not_specialize=["per_program"],
-    do_not_specialize_on_alignment=["temperature", "noise", "tile_peaks", "tile_weights"],
+    do_not_specialize_on_alignment=["temperature", "noise", "tile_maxima", "tile_weights"],
 )
 def _draw_kernel(
-    logits, temperature, noise, cut_values, cut_ids, token_ids, peaks,
-    tile_peaks, tile_weights, counters, stride, per_program,
+    logits, temperature, noise, cut_values, cut_ids, token_ids, max_logits,
+    tile_maxima, tile_weights, counters, stride, per_program,
     SIZE: tl.constexpr, TILE: tl.constexpr, NUM_TILES: tl.constexpr,
     NUM_TILES_PAD: tl.constexpr, DRAWS: tl.constexpr, CUT: tl.constexpr, PDL: tl.constexpr,
 ):
@@ -69,24 +69,24 @@ def _draw_kernel(
     for tile in range(part * per_program, tl.minimum((part + 1) * per_program, NUM_TILES)):
         index = tile * TILE + column
         values = tl.load(logits + index, mask=index < SIZE, other=_NEVER).to(tl.float32)
-        peak = tl.max(tl.where(values == values, values, _FAILED), 0)
+        max_logit = tl.max(tl.where(values == values, values, _FAILED), 0)
         place = row * NUM_TILES + tile
-        tl.store(tile_peaks + place, peak)
+        tl.store(tile_maxima + place, max_logit)
         if DRAWS:
-            weights = _weights(values, index, peak, factor, lowest, last_id, CUT)
+            weights = _weights(values, index, max_logit, factor, lowest, last_id, CUT)
             tl.store(tile_weights + place, tl.sum(weights, 0))
     if not is_last(counters + row, tl.num_programs(0)):
         return
     release(PDL)
     tile = tl.arange(0, NUM_TILES_PAD)
     there, place = tile < NUM_TILES, row * NUM_TILES + tile
-    highest = tl.load(tile_peaks + place, mask=there, other=_NEVER, cache_modifier=".cg")
-    peak, found = tl.max(highest, 0, return_indices=True, return_indices_tie_break_left=True)
+    highest = tl.load(tile_maxima + place, mask=there, other=_NEVER, cache_modifier=".cg")
+    max_logit, found = tl.max(highest, 0, return_indices=True, return_indices_tie_break_left=True)
     target = tl.full([], 0.0, tl.float64)
     if DRAWS:  # noqa: SIM102  # a constant
         if factor > 0:
             sums = tl.load(tile_weights + place, mask=there, other=0.0, cache_modifier=".cg")
-            sums = sums * _weights(highest, tile, peak, factor, lowest, last_id, False)
+            sums = sums * _weights(highest, tile, max_logit, factor, lowest, last_id, False)
             target = tl.sum(sums.to(tl.float64), 0) * tl.load(noise + row)
             found = _passing(sums, tile, target)
             target -= tl.sum(tl.where(tile < found, sums, 0.0).to(tl.float64), 0)
@@ -95,9 +95,11 @@ def _draw_kernel(
     chosen = tl.argmax(values, 0, tie_break_left=True)
     if DRAWS:  # noqa: SIM102
         if factor > 0:
-            chosen = _passing(_weights(values, index, peak, factor, lowest, last_id, CUT), column, target)
+            chosen = _passing(
+                _weights(values, index, max_logit, factor, lowest, last_id, CUT), column, target
+            )
     tl.store(token_ids + row, (found * TILE + chosen).to(tl.int64))
-    tl.store(peaks + row, peak)
+    tl.store(max_logits + row, max_logit)
 # fmt: on
 
 
@@ -117,20 +119,20 @@ class Draw:
         """See sampling.Draw."""
         num_rows, size = logits.shape
         token_ids = logits.new_empty(num_rows, dtype=torch.int64)
-        peaks = logits.new_empty(num_rows, dtype=torch.float32)
+        max_logits = logits.new_empty(num_rows, dtype=torch.float32)
         if not num_rows:
-            return token_ids, peaks
+            return token_ids, max_logits
         num_tiles = parts(size, _TILE)
         per_program = parts(num_tiles * num_rows, 2 * NUM_PROGRAMS)
         tiles = logits.new_empty((2, num_rows, num_tiles), dtype=torch.float32)
         _draw_kernel[(parts(num_tiles, per_program), num_rows)](
             logits,
-            peaks if temperature is None else temperature,
-            peaks if noise is None else noise,
-            peaks if cut is None else cut.values,
+            max_logits if temperature is None else temperature,
+            max_logits if noise is None else noise,
+            max_logits if cut is None else cut.values,
             token_ids if cut is None else cut.ids,
             token_ids,
-            peaks,
+            max_logits,
             *tiles,
             self._counters.on(logits.device, num_rows),
             logits.stride(0),
@@ -144,4 +146,4 @@ class Draw:
             num_warps=4,
             **overlapped(),
         )
-        return token_ids, peaks
+        return token_ids, max_logits

@@ -62,7 +62,7 @@ def _begin_kernel(
 
 @triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["targets"])
 def _end_kernel(
-    token_ids, peaks, targets, kept_ids, begun, given_ids, given_peaks, num_rows, stride, last_id,
+    token_ids, max_logits, targets, kept_ids, begun, given_ids, given_maxima, num_rows, stride, last_id,
     TURNS: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
 ):
     """ROWS rows."""
@@ -75,7 +75,7 @@ def _end_kernel(
     token_id = tl.minimum(tl.maximum(token_id, 0), last_id)
     tl.store(kept_ids + tl.load(targets + row, mask=there, other=0), token_id, mask=there)
     tl.store(given_ids + turn * stride + row, token_id, mask=there)
-    tl.store(given_peaks + turn * stride + row, tl.load(peaks + row, mask=there, other=0.0), mask=there)
+    tl.store(given_maxima + turn * stride + row, tl.load(max_logits + row, mask=there, other=0.0), mask=there)
 # fmt: on
 
 
@@ -123,18 +123,18 @@ class BeginStep:
 
 
 def end_step(
-    turns: Turns, token_ids: Tensor, peaks: Tensor, targets: Tensor, kept_ids: Tensor, vocab_size: int
+    turns: Turns, token_ids: Tensor, max_logits: Tensor, targets: Tensor, kept_ids: Tensor, vocab_size: int
 ) -> None:
     """See steps.EndStep."""
     num_rows = len(token_ids)
     _end_kernel[(parts(num_rows, _END_ROWS),)](
         token_ids,
-        peaks,
+        max_logits,
         targets,
         kept_ids,
         turns.begun,
         turns.token_ids,
-        turns.peaks,
+        turns.max_logits,
         num_rows,
         turns.token_ids.stride(0),
         vocab_size - 1,
