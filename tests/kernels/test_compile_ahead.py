@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="needs the package triton: pip install trit
 
 from triton.runtime.jit import JITFunction
 
-from octavo.runtime.kernels.triton.ahead import compile_ahead
+from octavo.runtime.kernels.triton.precompile import compile_ahead
 from tests import offline_triton
 
 CPU = torch.device("cpu")
@@ -109,7 +109,7 @@ import json, sys
 from tests import offline_triton
 compiler = offline_triton.install(setattr)
 from octavo import LLM, SamplingParams, TokensPrompt
-from octavo.runtime.kernels.triton import ahead
+from octavo.runtime.kernels.triton import precompile
 from octavo.runtime.kernels.triton.table import cuda_table
 from octavo.runtime.platforms.cpu import CPUPlatform
 from octavo.runtime.quantization.unquantized import DenseLinear, Unquantized
@@ -119,7 +119,7 @@ CPUPlatform.create = classmethod(lambda cls, device, threads: cls(device, cuda_t
 CPUPlatform.compute_dtype = lambda self, dtype: dtype
 CPUPlatform.peak_bytes = lambda self, work: work() or 0
 CPUPlatform.graph_capture = lambda self: lambda work: work
-CPUPlatform.compile_ahead = lambda self, work: ahead.compile_ahead(work, self.device)
+CPUPlatform.compile_ahead = lambda self, work: precompile.compile_ahead(work, self.device)
 llm = LLM(
     sys.argv[2], load_format="dummy", skip_tokenizer_init=True, device="cpu", dtype="bfloat16",
     max_model_len=500, max_num_seqs=24, max_num_batched_tokens=400, num_gpu_blocks_override=300,

@@ -81,7 +81,7 @@ def test_gates_of_few_rows(num_rows, n, k, biased):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_parts_of_a_product(dtype):
-    for n, k, num_parts, sizes in (
+    for n, k, num_splits, sizes in (
         (2048, 8192, 2, (65, 128, 200, 336)),
         (1024, 2048, 4, (65, 128, 129, 256)),
     ):
@@ -90,7 +90,7 @@ def test_parts_of_a_product(dtype):
             x = torch.randn(num_rows, k, device="cuda", dtype=dtype)
             parts = SPLIT.matmul(x, weight).parts
             exact = x.double() @ weight.double().t()
-            assert parts.shape == (num_parts, num_rows, n) and parts.dtype == torch.float32
+            assert parts.shape == (num_splits, num_rows, n) and parts.dtype == torch.float32
             assert (parts.sum(0) - exact).norm() < 1e-5 * exact.norm()
         for other in (x[:1], torch.cat([x, x[:1]]), x.float()):
             assert isinstance(SPLIT.matmul(other, weight.to(other.dtype)), torch.Tensor)

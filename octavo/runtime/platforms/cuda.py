@@ -60,7 +60,7 @@ class CUDAPlatform(Platform):
         if not _has_triton():
             return
         try:
-            from octavo.runtime.kernels.triton.ahead import compile_ahead
+            from octavo.runtime.kernels.triton.precompile import compile_ahead
 
             compile_ahead(work, self.device)
         except Exception:
@@ -107,7 +107,7 @@ def _has_triton() -> bool:
 def _make_triton_ready() -> None:
     """Load Triton on a thread, while the context and the weights are made."""
     try:
-        from octavo.runtime.kernels.triton.ahead import make_ready
+        from octavo.runtime.kernels.triton.precompile import make_ready
 
         make_ready()
     except Exception:

@@ -4,8 +4,8 @@ Both follow FlashAttention-2 (https://arxiv.org/abs/2307.08691): a program keeps
 over the keys they see with a running softmax. All query heads of one key head share the tile: row m is query
 m // GROUP of the tile and head m % GROUP of the group, so a decoding request, too, fills a tensor core.
 
-Decoding is cut over the keys where few requests run (see `parts`); where many do, tiles are copied whole (see
-`tall`). Programs begin in the order of the requests, so it pays that the longest come first.
+Decoding is cut over the keys where few requests run (see `split_keys`); where many do, tiles are copied
+whole (see `swap_ab`). Programs begin in the order of the requests, so it pays that the longest come first.
 """
 
 from typing import Any
@@ -17,11 +17,11 @@ from torch import Tensor
 
 from octavo.runtime.kernels.precision import InputPrecision
 from octavo.runtime.kernels.triton.launch import Counters, overlapped, power_of_2, release, wait
-from octavo.runtime.kernels.triton.packed import attend_packed
-from octavo.runtime.kernels.triton.parts import finish, own_part
-from octavo.runtime.kernels.triton.tall import describe, tall_kernel
+from octavo.runtime.kernels.triton.online_softmax import attend, look_up
+from octavo.runtime.kernels.triton.shared_prefix import attend_shared_prefix
+from octavo.runtime.kernels.triton.split_keys import finish, own_split
+from octavo.runtime.kernels.triton.swap_ab import describe, swap_ab_kernel
 from octavo.runtime.kernels.triton.tiles import decode_tiles, prefill_tiles, split
-from octavo.runtime.kernels.triton.visit import look_up, visit
 
 _LOG2_E = 1.4426950408889634
 _JOINED_AT_ONCE = 1 << 13  # values of partial results that a joining program holds
@@ -85,13 +85,13 @@ def _prefill_kernel(
     keys = cache + head * D
     values = keys + BLOCK_SIZE * NUM_KV_HEADS * D
     table = block_tables + request.to(tl.int64) * stride_table
-    ahead = look_up(table, first_key, end_key, BLOCK_SIZE, TILE_K)
+    next_blocks = look_up(table, first_key, end_key, BLOCK_SIZE, TILE_K)
     whole_end = first_key
     if WINDOW == 0:  # whole tiles of keys that all queries see need no mask
         whole = tl.minimum(first_position + 1, end_key) - first_key
         whole_end += tl.maximum(whole // TILE_K * TILE_K, 0)
-    maxima, sums, total = visit(
-        state, ahead, query, position, first_key, whole_end, end_key, oldest, keys, values,
+    maxima, sums, total = attend(
+        state, next_blocks, query, position, first_key, whole_end, end_key, oldest, keys, values,
         table, NUM_KV_HEADS * D, scale, soft_cap, D, D_PAD, BLOCK_SIZE, TILE_K, WINDOW, CAPPED, DOT,
     )
     release(PDL)
@@ -109,17 +109,17 @@ def _decode_kernel(
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE_M: tl.constexpr, TILE_K: tl.constexpr, WINDOW: tl.constexpr,
     CAPPED: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
-    MAX_PARTS: tl.constexpr, MIN_KEYS: tl.constexpr, HEADS: tl.constexpr,
+    MAX_SPLITS: tl.constexpr, MIN_KEYS: tl.constexpr, HEADS: tl.constexpr,
 ):
     """One part of the keys of a request's key head. A request without keys is padding and gets zeros."""
     head, request = tl.program_id(0), tl.program_id(1).to(tl.int64)
     kv_len = tl.load(kv_lens + request)
     oldest = tl.maximum(kv_len - WINDOW, 0) if WINDOW > 0 else 0
-    first_key, end_key, num_parts = own_part(oldest // TILE_K * TILE_K, kv_len, TILE_K, MIN_KEYS)
+    first_key, end_key, num_splits = own_split(oldest // TILE_K * TILE_K, kv_len, TILE_K, MIN_KEYS)
     table = block_tables + request * stride_table
-    ahead = look_up(table, first_key, end_key, BLOCK_SIZE, TILE_K)
+    next_blocks = look_up(table, first_key, end_key, BLOCK_SIZE, TILE_K)
     wait(PDL)
-    if tl.program_id(2) >= tl.maximum(num_parts, 1):
+    if tl.program_id(2) >= tl.maximum(num_splits, 1):
         return
 
     row, d = tl.arange(0, TILE_M), tl.arange(0, D_PAD)
@@ -129,15 +129,15 @@ def _decode_kernel(
     maxima, sums = tl.full([TILE_M], float("-inf"), tl.float32), tl.zeros([TILE_M], tl.float32)
     keys = cache + head * D
     values = keys + BLOCK_SIZE * NUM_KV_HEADS * D
-    maxima, sums, total = visit(
-        (maxima, sums, tl.zeros([TILE_M, D_PAD], tl.float32)), ahead, query, None, first_key, first_key,
+    maxima, sums, total = attend(
+        (maxima, sums, tl.zeros([TILE_M, D_PAD], tl.float32)), next_blocks, query, None, first_key, first_key,
         end_key, oldest, keys, values, table, NUM_KV_HEADS * D, scale, soft_cap,
         D, D_PAD, BLOCK_SIZE, TILE_K, WINDOW, CAPPED, DOT,
     )
     release(PDL)
     finish(
-        maxima, sums, total, num_parts, out, partial, log_sums, counters,
-        NUM_KV_HEADS, GROUP, D, D_PAD, TILE_M, MAX_PARTS, HEADS,
+        maxima, sums, total, num_splits, out, partial, log_sums, counters,
+        NUM_KV_HEADS, GROUP, D, D_PAD, TILE_M, MAX_SPLITS, HEADS,
     )
 # fmt: on
 
@@ -171,7 +171,7 @@ class PagedAttention:
         kind = {"WINDOW": sliding_window, "CAPPED": soft_cap > 0} | overlapped()
         n = len(kv_lens) if len(q) == len(kv_lens) else num_singles
         if n and common_start and not sliding_window:
-            attend_packed(q[:n], cache, block_tables, kv_lens[:n], out, factors, kind)
+            attend_shared_prefix(q[:n], cache, block_tables, kv_lens[:n], out, factors, kind)
         elif n:
             self._decode(q[:n], cache, block_tables, kv_lens[:n], out, factors, kind)
         if n < len(kv_lens):
@@ -193,19 +193,21 @@ class PagedAttention:
         num_pairs = num_requests * cache.shape[3]
         longest = min(block_tables.shape[1] * cache.shape[2], kind["WINDOW"] or 1 << 30)
         has_window = kind["WINDOW"] > 0
-        tall, constants = decode_tiles(num_heads, cache.shape, q.dtype, cache.dtype, num_pairs, has_window)
-        min_keys, num_parts = split(num_pairs, longest, constants["TILE_K"])
-        max_parts = power_of_2(num_parts)
-        heads_at_once = max(1, _JOINED_AT_ONCE // (max_parts * constants["D_PAD"]))
+        is_swapped, constants = decode_tiles(
+            num_heads, cache.shape, q.dtype, cache.dtype, num_pairs, has_window
+        )
+        min_keys, num_splits = split(num_pairs, longest, constants["TILE_K"])
+        max_splits = power_of_2(num_splits)
+        heads_at_once = max(1, _JOINED_AT_ONCE // (max_splits * constants["D_PAD"]))
         partial = stats = counters = out
-        if num_parts > 1:
-            partial = q.new_empty((num_requests, num_heads, max_parts, head_dim), dtype=torch.float32)
-            stats = q.new_empty((num_requests, num_heads, max_parts), dtype=torch.float32)
+        if num_splits > 1:
+            partial = q.new_empty((num_requests, num_heads, max_splits, head_dim), dtype=torch.float32)
+            stats = q.new_empty((num_requests, num_heads, max_splits), dtype=torch.float32)
             counters = self._counters.on(q.device, num_pairs)
-        kernel = tall_kernel if tall else _decode_kernel
-        kernel[(cache.shape[3], num_requests, num_parts)](
+        kernel = swap_ab_kernel if is_swapped else _decode_kernel
+        kernel[(cache.shape[3], num_requests, num_splits)](
             q,
-            describe(cache, constants["TILE_K"]) if tall else cache,
+            describe(cache, constants["TILE_K"]) if is_swapped else cache,
             block_tables,
             kv_lens,
             out,
@@ -215,7 +217,7 @@ class PagedAttention:
             q.stride(0),
             block_tables.stride(0),
             *factors,
-            MAX_PARTS=max_parts,
+            MAX_SPLITS=max_splits,
             MIN_KEYS=min_keys,
             HEADS=min(power_of_2(constants["GROUP"]), heads_at_once),
             **constants,

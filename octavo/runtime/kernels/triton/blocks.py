@@ -17,7 +17,7 @@ from torch.nn import functional
 from octavo.base.gguf import BLOCK_TYPES
 from octavo.base.log import get_logger
 from octavo.runtime.kernels.precision import InputPrecision
-from octavo.runtime.kernels.triton.launch import parts
+from octavo.runtime.kernels.triton.launch import cdiv
 
 logger = get_logger(__name__)
 
@@ -137,7 +137,7 @@ def _dequantize(blocks: Tensor, type_name: str, dtype: torch.dtype) -> Tensor:
     columns = row_bytes // kind.num_bytes * kind.block
     out = torch.empty((rows, columns), dtype=dtype, device=blocks.device)
     if rows:
-        _dequantize_kernel[(rows, parts(columns, _WIDTH))](
+        _dequantize_kernel[(rows, cdiv(columns, _WIDTH))](
             blocks,
             out,
             blocks.stride(0),

@@ -14,9 +14,9 @@ from octavo.runtime.kernels.sampling import Cut
 from octavo.runtime.kernels.triton.launch import (
     NUM_PROGRAMS,
     Counters,
+    cdiv,
     is_last,
     overlapped,
-    parts,
     power_of_2,
     release,
     wait,
@@ -122,10 +122,10 @@ class Draw:
         max_logits = logits.new_empty(num_rows, dtype=torch.float32)
         if not num_rows:
             return token_ids, max_logits
-        num_tiles = parts(size, _TILE)
-        per_program = parts(num_tiles * num_rows, 2 * NUM_PROGRAMS)
+        num_tiles = cdiv(size, _TILE)
+        per_program = cdiv(num_tiles * num_rows, 2 * NUM_PROGRAMS)
         tiles = logits.new_empty((2, num_rows, num_tiles), dtype=torch.float32)
-        _draw_kernel[(parts(num_tiles, per_program), num_rows)](
+        _draw_kernel[(cdiv(num_tiles, per_program), num_rows)](
             logits,
             max_logits if temperature is None else temperature,
             max_logits if noise is None else noise,

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.runtime.kernels.norms import Summands
-from octavo.runtime.kernels.triton.launch import overlapped, parts, power_of_2, release, wait
+from octavo.runtime.kernels.triton.launch import cdiv, overlapped, power_of_2, release, wait
 
 _SILU, _GELU, _GELU_TANH = 0, 1, 2
 _ELEMENTS = 2048  # of one program
@@ -93,7 +93,7 @@ def _normalise(
     width = power_of_2(size)
     rows = max(1, min(_ELEMENTS // 2 // width, 16))
     if num_rows:
-        _rms_norm_kernel[(parts(num_rows, rows),)](
+        _rms_norm_kernel[(cdiv(num_rows, rows),)](
             x,
             weight,
             x if residual is None else residual,
@@ -149,7 +149,7 @@ def _activate(x: Tensor, kind: int, gated: bool) -> Tensor:
     out = torch.empty((rows, size), dtype=x.dtype, device=x.device)
     width = min(power_of_2(size), _ELEMENTS // 2)
     if rows:
-        grid = (rows, parts(size, width))
+        grid = (rows, cdiv(size, width))
         _activation_kernel[grid](x, out, size, WIDTH=width, KIND=kind, GATED=gated, **overlapped())
     return out
 
@@ -212,7 +212,7 @@ def rotary_tables(positions: Tensor, frequencies: Tensor, factor: float) -> tupl
     width = power_of_2(size)
     rows = max(1, 128 // width)
     if num_tokens:
-        _rotary_kernel[(parts(num_tokens, rows),)](
+        _rotary_kernel[(cdiv(num_tokens, rows),)](
             positions,
             frequencies,
             cos,

@@ -33,12 +33,12 @@ def power_of_2(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def parts(number: int, size: int) -> int:
+def cdiv(number: int, size: int) -> int:
     """How many programs of `size` cover `number`."""
     return -(-number // size)
 
 
-def parts_of_inputs(num_tiles: int, k: int) -> int:
+def splits_of_inputs(num_tiles: int, k: int) -> int:
     """In how many parts a product of `num_tiles` tiles and k inputs occupies the device."""
     return max(1, min(WAVE // num_tiles, k // LEAST_INPUTS))
 

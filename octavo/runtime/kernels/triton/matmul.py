@@ -4,7 +4,7 @@ A single row is multiplied by plain arithmetic: each program takes some rows of 
 fill a tile of the tensor cores; where the matrix has too few rows to occupy the device, several programs
 share each, and the last to be done adds their parts in fixed order, so that a result is reproducible; or
 the norm does that comes next, which is sooner.
-More rows, where that pays, are `fetched`, or gates of `persistent` programs. Everything else, and what
+More rows, where that pays, are `tma_matmul`'s, or gates of `persistent` programs. Everything else, and what
 measurements gave to it, is torch's.
 """
 
@@ -19,24 +19,24 @@ from torch.nn import functional
 
 from octavo.runtime.kernels.norms import Addend, Summands
 from octavo.runtime.kernels.triton.elementwise import silu_and_mul
-from octavo.runtime.kernels.triton.fetched import fetched_gates, fetched_parts
 from octavo.runtime.kernels.triton.launch import (
     LEAST_INPUTS,
     WAVE,
     Counters,
+    cdiv,
     has_copy_engine,
     has_gluon,
     is_last,
     overlapped,
-    parts,
-    parts_of_inputs,
     power_of_2,
     release,
+    splits_of_inputs,
     wait,
 )
+from octavo.runtime.kernels.triton.tma_matmul import tma_gated_matmul, tma_split_k
 
 _SOME_ROWS = 64  # above, torch is as fast or faster
-_FETCHED_ROWS = 128  # of a small matrix: above, torch's four parts are as fast
+_TMA_ROWS = 128  # of a small matrix: above, torch's four parts are as fast
 _QUARTERED_ROWS = 256  # of a small matrix
 _HALVED_ROWS = 336  # of a large, tall one
 _SMALL_OUTPUTS = 1024  # whose tiles leave the device half empty
@@ -49,7 +49,7 @@ _NARROW = {torch.bfloat16, torch.float16}
 
 # fmt: off
 @triton.jit
-def _vector_kernel(
+def _gemv_kernel(
     x, weight, bias, out, N,
     K: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, BIASED: tl.constexpr, GATED: tl.constexpr,
     PDL: tl.constexpr,
@@ -82,14 +82,14 @@ def _vector_kernel(
 
 
 @triton.jit(do_not_specialize=["M"])
-def _tile_kernel(
+def _gemm_kernel(
     x, weight, bias, out, partial, counters, M, stride_x, N,
     K: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, SPLIT: tl.constexpr,
     BIASED: tl.constexpr, JOINED: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr,
 ):
     """TILE_N rows of the matrix, the left operand, by all M rows, over one of SPLIT parts of K.
 
-    GATED: half of them are the gates of the others, as in `_vector_kernel`.
+    GATED: half of them are the gates of the others, as in `_gemv_kernel`.
     """
     m, n = tl.arange(0, TILE_M), tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
     row = n
@@ -147,20 +147,20 @@ class Matmul:
         if not 0 < x.shape[0] <= _SOME_ROWS or x.dtype not in _NARROW:
             return functional.linear(x, weight, bias)
         if x.shape[0] == 1:
-            return _one_row(x, weight, bias)
-        return self._some_rows(x, weight, bias)
+            return _gemv(x, weight, bias)
+        return self._gemm(x, weight, bias)
 
     def gated(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """See LinearKernels.gated_matmul. For other sizes one kernel was no faster than two."""
         num_rows, k = x.shape
         if num_rows == 1 and k <= _GATED_WIDTH and x.dtype in _NARROW:
-            return _one_row(x, weight, bias, gated=True)
+            return _gemv(x, weight, bias, gated=True)
         if 1 < num_rows <= (16 if k <= _GATED_WIDTH else 32) and x.dtype in _NARROW:
-            return self._some_rows(x, weight, bias, gated=True)
+            return self._gemm(x, weight, bias, gated=True)
         is_large = weight.numel() >= _GATED_SIZE and bias is None
-        if 1 < num_rows <= _SOME_ROWS and is_large and _can_fetch(x):
-            return fetched_gates(x, weight)
-        if num_rows in _PERSISTENT_ROWS and is_large and _can_fetch(x) and has_gluon():
+        if 1 < num_rows <= _SOME_ROWS and is_large and _can_use_tma(x):
+            return tma_gated_matmul(x, weight)
+        if num_rows in _PERSISTENT_ROWS and is_large and _can_use_tma(x) and has_gluon():
             from octavo.runtime.kernels.triton.persistent import can_share, persistent_gates
 
             if can_share(num_rows, len(weight) // 2):
@@ -174,35 +174,35 @@ class Matmul:
         """
         (n, k), num_rows = weight.shape, x.shape[0]
         if 1 < num_rows <= _SOME_ROWS and x.dtype in _NARROW:
-            product = self._some_rows(x, weight, None, joined=False)
+            product = self._gemm(x, weight, None, joined=False)
             return Summands(product) if product.dim() > x.dim() else product
-        num_parts = _num_parts(num_rows, n, k) if x.dtype in _NARROW else 1
-        if num_parts == 1:
+        num_splits = _num_splits(num_rows, n, k) if x.dtype in _NARROW else 1
+        if num_splits == 1:
             return self(x, weight)
-        if n * k < _LARGE and num_rows <= _FETCHED_ROWS and _can_fetch(x):
-            return Summands(fetched_parts(x, weight))
-        rows, outputs = x.view(-1, num_parts, k // num_parts), weight.view(n, num_parts, k // num_parts)
+        if n * k < _LARGE and num_rows <= _TMA_ROWS and _can_use_tma(x):
+            return Summands(tma_split_k(x, weight))
+        rows, outputs = x.view(-1, num_splits, k // num_splits), weight.view(n, num_splits, k // num_splits)
         product = torch.bmm(rows.transpose(0, 1), outputs.permute(1, 2, 0), out_dtype=torch.float32)
         return Summands(product)
 
-    def _some_rows(
+    def _gemm(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, *, joined: bool = True, gated: bool = False
     ) -> Tensor:
         """The product, [m, n]; unless `joined`, its parts where it has several, [parts, m, n] float32."""
         (m, k), num_outputs = x.shape, weight.shape[0]
         n = num_outputs // 2 if gated else num_outputs
         tile = _tile(m, num_outputs, k, gated)
-        num_parts, num_tiles = tile["SPLIT"], parts(num_outputs, tile["TILE_N"])
+        num_splits, num_tiles = tile["SPLIT"], cdiv(num_outputs, tile["TILE_N"])
         out = partial = x.new_empty((m, n))
-        if num_parts > 1:
-            partial = x.new_empty((num_parts, m, n), dtype=torch.float32)
-        _tile_kernel[(num_tiles, num_parts)](
+        if num_splits > 1:
+            partial = x.new_empty((num_splits, m, n), dtype=torch.float32)
+        _gemm_kernel[(num_tiles, num_splits)](
             x,
             weight,
             out if bias is None else bias,
             out,
             partial,
-            self._counters.on(x.device, num_tiles) if num_parts > 1 and joined else out,
+            self._counters.on(x.device, num_tiles) if num_splits > 1 and joined else out,
             m,
             x.stride(0),
             n,
@@ -216,11 +216,11 @@ class Matmul:
         return out if joined else partial
 
 
-def _one_row(x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool = False) -> Tensor:
+def _gemv(x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool = False) -> Tensor:
     n, k = weight.shape[0] // (1 + gated), weight.shape[1]
     out = x.new_empty((1, n))
     tile_n = 4 if k <= 1024 and not gated else 2
-    _vector_kernel[(parts(n, tile_n),)](
+    _gemv_kernel[(cdiv(n, tile_n),)](
         x,
         weight,
         out if bias is None else bias,
@@ -237,12 +237,12 @@ def _one_row(x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool = Fa
     return out
 
 
-def _can_fetch(x: Tensor) -> bool:
+def _can_use_tma(x: Tensor) -> bool:
     """Rows have to begin at multiples of 16 bytes."""
     return has_copy_engine() and x.dtype in _NARROW and x.is_contiguous() and x.shape[1] % 8 == 0
 
 
-def _num_parts(num_rows: int, n: int, k: int) -> int:
+def _num_splits(num_rows: int, n: int, k: int) -> int:
     """In how many parts more than some rows are multiplied sooner than as a whole, side by side.
 
     Four of a small matrix occupy the device; a large one is halved if it is tall.
@@ -262,16 +262,16 @@ def _tile(num_rows: int, n: int, k: int, gated: bool) -> dict[str, Any]:
     Gates meet the values they belong to before anything is stored, so a gated product is not split.
     """
     tile_m, tile_n, tile_k = max(16, power_of_2(num_rows)), 64, 128
-    num_tiles = parts(n, tile_n)
-    num_parts = 1
+    num_tiles = cdiv(n, tile_n)
+    num_splits = 1
     if k > 2 * LEAST_INPUTS and not gated:
-        num_parts = parts_of_inputs(num_tiles, k)
-    num_stages = (6 if num_tiles * num_parts <= WAVE else 4) - (tile_m > 32)
+        num_splits = splits_of_inputs(num_tiles, k)
+    num_stages = (6 if num_tiles * num_splits <= WAVE else 4) - (tile_m > 32)
     return {
         "TILE_M": tile_m,
         "TILE_N": tile_n,
         "TILE_K": tile_k,
-        "SPLIT": num_parts,
+        "SPLIT": num_splits,
         "num_warps": 4,
-        "num_stages": min(num_stages, max(2, k // (num_parts * tile_k))),
+        "num_stages": min(num_stages, max(2, k // (num_splits * tile_k))),
     }

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.runtime.kernels.ref import noise
-from octavo.runtime.kernels.triton.launch import overlapped, parts, release, wait
+from octavo.runtime.kernels.triton.launch import cdiv, overlapped, release, wait
 
 _GAMMA, _MIX_1, _MIX_2 = (tl.constexpr(number) for number in (noise.GAMMA, noise.MIX_1, noise.MIX_2))
 _ROWS = 64  # of one program
@@ -52,7 +52,7 @@ def row_limits(slots: Tensor, positions: Tensor, seeds: Tensor, limits: Tensor) 
     num_rows, num_columns = len(slots), limits.shape[1]
     out = torch.empty((1 + num_columns, num_rows), dtype=torch.float64, device=slots.device)
     if num_rows:
-        _limits_kernel[(parts(num_rows, _ROWS),)](
+        _limits_kernel[(cdiv(num_rows, _ROWS),)](
             slots,
             positions,
             seeds,

@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from octavo.runtime.kernels.triton.launch import WAVE, overlapped, parts
+from octavo.runtime.kernels.triton.launch import WAVE, cdiv, overlapped
 
 _RESULTS = 2**14  # of a tile, each from a gate and a value: half of the registers there are
 _INPUTS = 64  # of one load
@@ -124,7 +124,7 @@ def persistent_gates(x: Tensor, weight: Tensor) -> Tensor:
         TensorDescriptor.from_tensor(x, [rows, _INPUTS], flat),
         TensorDescriptor.from_tensor(groups, [outputs // 8, 2, 8, _INPUTS], deep),
         TensorDescriptor.from_tensor(out, [rows, outputs], flat),
-        parts(n, outputs),
+        cdiv(n, outputs),
         K=k,
         STAGES=_STAGES,
         num_warps=8,
@@ -140,5 +140,5 @@ def _num_rows(m: int) -> int:
 
 def _num_programs(m: int, n: int) -> int:
     """With equal numbers of tiles."""
-    num_tiles = parts(n, _RESULTS // _num_rows(m))
-    return parts(num_tiles, parts(num_tiles, WAVE))
+    num_tiles = cdiv(n, _RESULTS // _num_rows(m))
+    return cdiv(num_tiles, cdiv(num_tiles, WAVE))

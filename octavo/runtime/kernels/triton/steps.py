@@ -11,9 +11,9 @@ from torch import Tensor
 from octavo.runtime.kernels.steps import Turns
 from octavo.runtime.kernels.triton.launch import (
     Counters,
+    cdiv,
     is_last,
     overlapped,
-    parts,
     power_of_2,
     release,
     wait,
@@ -96,8 +96,8 @@ class BeginStep:
     ) -> None:
         """See steps.BeginStep."""
         num_groups, num_rows, num_columns = tables.shape
-        num_parts = parts(len(numbers), _NUMBERS)
-        _begin_kernel[(num_parts + parts(num_rows, _TABLE_ROWS),)](
+        num_parts = cdiv(len(numbers), _NUMBERS)
+        _begin_kernel[(num_parts + cdiv(num_rows, _TABLE_ROWS),)](
             turns.given,
             turns.begun,
             numbers,
@@ -127,7 +127,7 @@ def end_step(
 ) -> None:
     """See steps.EndStep."""
     num_rows = len(token_ids)
-    _end_kernel[(parts(num_rows, _END_ROWS),)](
+    _end_kernel[(cdiv(num_rows, _END_ROWS),)](
         token_ids,
         max_logits,
         targets,

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.runtime.kernels.attention import HeadNorms, Rotation
-from octavo.runtime.kernels.triton.launch import overlapped, parts, power_of_2, release, wait
+from octavo.runtime.kernels.triton.launch import cdiv, overlapped, power_of_2, release, wait
 
 _ELEMENTS = 1024  # of one program, where there are many tokens
 
@@ -128,7 +128,7 @@ def store_kv(
     half = head_dim // 2 if rotation is None else cos.shape[-1]
     width = power_of_2(head_dim - half)
     rows = _rows(tokens, heads, kv_heads, width)
-    groups = 2 * parts(kv_heads, rows) + (parts(heads, rows) if changed else 0)
+    groups = 2 * cdiv(kv_heads, rows) + (cdiv(heads, rows) if changed else 0)
     constants: dict[str, Any] = {"HEADS": heads, "KV_HEADS": kv_heads, "D": head_dim, "HALF": half}
     _store_kernel[(tokens, groups)](
         q,

@@ -12,13 +12,13 @@ from octavo.runtime.kernels.steps import StepKernels
 from octavo.runtime.kernels.table import KernelTable
 from octavo.runtime.kernels.triton import blocks, elementwise
 from octavo.runtime.kernels.triton.attention import PagedAttention
-from octavo.runtime.kernels.triton.cuts import cut
 from octavo.runtime.kernels.triton.draws import Draw
 from octavo.runtime.kernels.triton.launch import Counters
 from octavo.runtime.kernels.triton.matmul import Matmul
 from octavo.runtime.kernels.triton.noise import row_limits
 from octavo.runtime.kernels.triton.steps import BeginStep, end_step
 from octavo.runtime.kernels.triton.store import store_kv
+from octavo.runtime.kernels.triton.truncation import cut
 
 
 def cuda_table() -> KernelTable:

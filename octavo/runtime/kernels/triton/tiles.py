@@ -10,11 +10,11 @@ import torch
 import triton
 import triton.language as tl
 
-from octavo.runtime.kernels.triton.launch import NUM_PROGRAMS, has_copy_engine, parts, power_of_2
+from octavo.runtime.kernels.triton.launch import NUM_PROGRAMS, cdiv, has_copy_engine, power_of_2
 
 _SMALL, _MIDDLE, _LARGE = 32, 64, 128  # keys of a tile in decoding
 _MIN_KEYS = {_SMALL: 32, _MIDDLE: 64, _LARGE: 512}  # fewest keys of a part
-_MAX_PARTS = 32
+_MAX_SPLITS = 32
 _FEW_PAIRS = 64  # of requests and key heads
 _ONE_WAVE = 128  # the most pairs of which each gets its share of one wave of programs
 _BY_PAIRS = (
@@ -29,9 +29,9 @@ _MANY_PAIRS = _SMALL, 1, 3
 The time follows the tiles more than the bytes: 193 keys in tiles of 128 took as long as 256. So tiles are
 small, with as many stages as let all programs be there at once (4, 5 or 8 on a multiprocessor).
 """
-_TALL = _SMALL, 1, 3
-"""The same of the tall kernel, which decodes from _FEW_PAIRS on where it can."""
-_LONG, _PARTS_OF_LONG = 512, 4
+_SWAPPED = _SMALL, 1, 3
+"""The same of `swap_ab`, which decodes from _FEW_PAIRS on where it can."""
+_LONG, _SPLITS_OF_LONG = 512, 4
 """Fewest keys of a part, and the most parts, where only what is longer than others is cut."""
 
 
@@ -43,10 +43,10 @@ def split(num_pairs: int, longest: int, tile: int) -> tuple[int, int]:
     parts, and the last programs have nothing to do. Of many the longest begin first, and that is enough.
     """
     if num_pairs <= _ONE_WAVE:
-        min_keys, most = _MIN_KEYS[tile], min(NUM_PROGRAMS // num_pairs, _MAX_PARTS)
+        min_keys, most = _MIN_KEYS[tile], min(NUM_PROGRAMS // num_pairs, _MAX_SPLITS)
     else:
-        min_keys, most = _LONG, _PARTS_OF_LONG if num_pairs <= NUM_PROGRAMS * 2 else 1
-    return min_keys, max(1, min(most, parts(longest, min_keys)))
+        min_keys, most = _LONG, _SPLITS_OF_LONG if num_pairs <= NUM_PROGRAMS * 2 else 1
+    return min_keys, max(1, min(most, cdiv(longest, min_keys)))
 
 
 @functools.cache
@@ -58,11 +58,11 @@ def decode_tiles(
     num_pairs: int,
     has_window: bool,
 ) -> tuple[bool, dict[str, Any]]:
-    """Whether the tall kernel decodes, and what the one that does is compiled for, as measured on an H200."""
+    """Whether `swap_ab` decodes, and what the one that does is compiled for, as measured on an H200."""
     constants = _shape(num_heads, cache_shape, q_type, cache_type)
-    is_tall = num_pairs >= _FEW_PAIRS and not has_window and _can_be_copied(constants, cache_type)
-    if is_tall:
-        tile = _TALL
+    is_swapped = num_pairs >= _FEW_PAIRS and not has_window and _can_be_copied(constants, cache_type)
+    if is_swapped:
+        tile = _SWAPPED
     elif constants["DOT"] == tl.float32:
         tile = _SMALL, 4, 2
     elif constants["D"] > 128 and num_pairs > _FEW_PAIRS:
@@ -72,8 +72,8 @@ def decode_tiles(
     else:
         tile = next((tile for most, tile in _BY_PAIRS if num_pairs <= most), _MANY_PAIRS)
     tile_k, warps, stages = tile
-    tile_m = max(8 if is_tall else 16, power_of_2(constants["GROUP"]))
-    return is_tall, constants | {
+    tile_m = max(8 if is_swapped else 16, power_of_2(constants["GROUP"]))
+    return is_swapped, constants | {
         "TILE_M": tile_m,
         "TILE_K": tile_k,
         "num_warps": max(warps, min(8, tile_m * constants["D_PAD"] // 2048)),  # 64 sums of a thread at most
@@ -89,7 +89,7 @@ def _can_be_copied(constants: dict[str, Any], cache_type: torch.dtype) -> bool:
 
 
 @functools.cache
-def packed_tiles(
+def shared_prefix_tiles(
     num_heads: int,
     cache_shape: torch.Size,
     q_type: torch.dtype,
@@ -100,7 +100,7 @@ def packed_tiles(
     constants = _shape(num_heads, cache_shape, q_type, cache_type)
     tile_m = max(16, power_of_2(constants["GROUP"]))
     pack = tile_m // constants["GROUP"]
-    is_alone = parts(num_requests, pack) * constants["NUM_KV_HEADS"] <= NUM_PROGRAMS // 4
+    is_alone = cdiv(num_requests, pack) * constants["NUM_KV_HEADS"] <= NUM_PROGRAMS // 4
     return constants | {
         "TILE_M": tile_m,
         "TILE_K": min(_MIDDLE if constants["D"] <= 128 else _SMALL, constants["BLOCK_SIZE"]),

@@ -11,28 +11,28 @@ from octavo.runtime.kernels.triton.launch import is_last
 
 
 @triton.jit
-def own_part(first_key, kv_len, TILE_K: tl.constexpr, MIN_KEYS: tl.constexpr):
+def own_split(first_key, kv_len, TILE_K: tl.constexpr, MIN_KEYS: tl.constexpr):
     """(This program's first key, the end of its keys, how many parts have any)."""
     part = tl.program_id(2)
     size = tl.cdiv(tl.cdiv(kv_len - first_key, tl.num_programs(2)), TILE_K) * TILE_K
     size = tl.maximum(size, MIN_KEYS)
-    num_parts = tl.cdiv(kv_len - first_key, size)
+    num_splits = tl.cdiv(kv_len - first_key, size)
     first_key += part * size
-    return first_key, tl.minimum(first_key + size, kv_len), num_parts
+    return first_key, tl.minimum(first_key + size, kv_len), num_splits
 
 
 # fmt: off
 @triton.jit
 def _join(
-    partial, log_sums, out, place, num_parts,
-    GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, MAX_PARTS: tl.constexpr, HEADS: tl.constexpr,
+    partial, log_sums, out, place, num_splits,
+    GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, MAX_SPLITS: tl.constexpr, HEADS: tl.constexpr,
 ):
     """The parts of GROUP heads from `place` on, weighted by what each saw, HEADS at a time."""
-    part, d = tl.arange(0, MAX_PARTS), tl.arange(0, D_PAD)
+    part, d = tl.arange(0, MAX_SPLITS), tl.arange(0, D_PAD)
     for first in range(0, GROUP, HEADS):
         head = first + tl.arange(0, HEADS)
-        there = (part < num_parts)[:, None] & (head < GROUP)[None, :]
-        source = (place + head)[None, :] * MAX_PARTS + part[:, None]
+        there = (part < num_splits)[:, None] & (head < GROUP)[None, :]
+        source = (place + head)[None, :] * MAX_SPLITS + part[:, None]
         seen = tl.load(log_sums + source, mask=there, other=float("-inf"), cache_modifier=".cg")
         inside = there[:, :, None] & (d < D)[None, None, :]
         values = tl.load(
@@ -47,9 +47,9 @@ def _join(
 
 @triton.jit
 def finish(
-    maxima, sums, total, num_parts, out, partial, log_sums, counters,
+    maxima, sums, total, num_splits, out, partial, log_sums, counters,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
-    ROWS: tl.constexpr, MAX_PARTS: tl.constexpr, HEADS: tl.constexpr,
+    ROWS: tl.constexpr, MAX_SPLITS: tl.constexpr, HEADS: tl.constexpr,
 ):
     """Store the result of the only part, or this part's; the last one to be done joins them.
 
@@ -61,12 +61,12 @@ def finish(
     total *= (1.0 / tl.where(sums == 0.0, 1.0, sums))[:, None]
     pair = request * NUM_KV_HEADS + head
     place = pair * GROUP + row
-    if num_parts <= 1:
+    if num_splits <= 1:
         tl.store(out + place[:, None] * D + d[None, :], total.to(out.dtype.element_ty), mask=inside)
         return
-    place = place * MAX_PARTS + part
+    place = place * MAX_SPLITS + part
     tl.store(partial + place[:, None] * D + d[None, :], total, mask=inside)
     tl.store(log_sums + place, maxima + tl.log2(sums), mask=row < GROUP)
-    if is_last(counters + pair, num_parts):
-        _join(partial, log_sums, out, pair * GROUP, num_parts, GROUP, D, D_PAD, MAX_PARTS, HEADS)
+    if is_last(counters + pair, num_splits):
+        _join(partial, log_sums, out, pair * GROUP, num_splits, GROUP, D, D_PAD, MAX_SPLITS, HEADS)
 # fmt: on

@@ -38,7 +38,7 @@ def _visible(stored, key, position, WINDOW: tl.constexpr):
 # fmt: off
 @triton.jit
 def _step(
-    state, ahead, start, query, position, end_key, oldest, keys, values, table,
+    state, next_blocks, start, query, position, end_key, oldest, keys, values, table,
     stride_slot, scale, soft_cap, inner,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE_K: tl.constexpr,
     WINDOW: tl.constexpr, CAPPED: tl.constexpr, MASKED: tl.constexpr, DOT: tl.constexpr,
@@ -49,8 +49,8 @@ def _step(
     stored = key < end_key if MASKED else key >= 0
     if WINDOW > 0:
         stored = stored & (key >= oldest)
-    offset = _places(ahead, start, key, stride_slot, BLOCK_SIZE, TILE_K)
-    ahead = look_up(table, start + TILE_K, end_key, BLOCK_SIZE, TILE_K)
+    offset = _places(next_blocks, start, key, stride_slot, BLOCK_SIZE, TILE_K)
+    next_blocks = look_up(table, start + TILE_K, end_key, BLOCK_SIZE, TILE_K)
     inside = stored[:, None] & (tl.arange(0, D_PAD) < D)[None, :]
     k = tl.load(keys + offset + inner, mask=inside, other=0.0).to(DOT)
     scores = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
@@ -65,36 +65,36 @@ def _step(
     fade = tl.exp2(maxima - shift)
     v = tl.load(values + offset + inner, mask=inside, other=0.0).to(DOT)
     total = tl.dot(weights.to(DOT), v, total * fade[:, None], input_precision="ieee")
-    return (higher, sums * fade + tl.sum(weights, 1), total), ahead
+    return (higher, sums * fade + tl.sum(weights, 1), total), next_blocks
 
 
 @triton.jit
-def visit(
-    state, ahead, query, position, first_key, whole_end, end_key, oldest, keys, values, table,
+def attend(
+    state, next_blocks, query, position, first_key, whole_end, end_key, oldest, keys, values, table,
     stride_slot, scale, soft_cap,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE_K: tl.constexpr,
     WINDOW: tl.constexpr, CAPPED: tl.constexpr, DOT: tl.constexpr,
 ):
     """Attend to keys first_key … end_key - 1 and return the new (maxima, sums, weighted values).
 
-    first_key: a multiple of TILE_K, whose blocks are `ahead`. Every query of the tile sees all keys before
-    whole_end, which is another multiple; without a position, all later ones, too; with a window, those from
-    `oldest` on, and none before is read. A tile's block is looked up one tile ahead. Where tiles do not cross
-    blocks, the places of a tile's keys differ from the last one's by a single number: addresses were a
+    first_key: a multiple of TILE_K, whose blocks are `next_blocks`. Every query of the tile sees all keys
+    before whole_end, which is another multiple; without a position, all later ones, too; with a window, those
+    from `oldest` on, and none before is read. A tile's block is looked up one tile early. Where tiles do not
+    cross blocks, the places of a tile's keys differ from the last one's by a single number: addresses were a
     quarter of all instructions.
     """
     inner = tl.arange(0, D_PAD)[None, :]
     if BLOCK_SIZE % TILE_K == 0:
         inner += tl.arange(0, TILE_K)[:, None] * stride_slot
     for start in range(first_key, whole_end, TILE_K):
-        state, ahead = _step(
-            state, ahead, start, query, position, end_key, oldest, keys, values, table,
+        state, next_blocks = _step(
+            state, next_blocks, start, query, position, end_key, oldest, keys, values, table,
             stride_slot, scale, soft_cap, inner,
             D, D_PAD, BLOCK_SIZE, TILE_K, WINDOW, CAPPED, False, DOT,
         )
     for start in range(whole_end, end_key, TILE_K):
-        state, ahead = _step(
-            state, ahead, start, query, position, end_key, oldest, keys, values, table,
+        state, next_blocks = _step(
+            state, next_blocks, start, query, position, end_key, oldest, keys, values, table,
             stride_slot, scale, soft_cap, inner,
             D, D_PAD, BLOCK_SIZE, TILE_K, WINDOW, CAPPED, True, DOT,
         )

@@ -1,9 +1,9 @@
-"""Decode attention with the keys as the tall side of its products, and its tiles copied as they lie.
+"""Decode attention with swapped operands: keys are the tall side of its products; tiles are copied by TMA.
 
-Tensor cores take 16 rows and 8 columns at least. With heads as the rows, as in `visit`, a group of 4 leaves
-12 of them empty. Here keys, then the dimensions of their values, are the rows, and heads the columns: half
-the products, powers and sums. It is not their time that counts, which passes while memory is read, but their
-energy: a device that is full has no more to spend.
+Tensor cores take 16 rows and 8 columns at least. With heads as the rows, as in `online_softmax`, a group of 4
+leaves 12 of them empty. Here keys, then the dimensions of their values, are the rows, and heads the columns:
+half the products, powers and sums. It is not their time that counts, which passes while memory is read, but
+their energy: a device that is full has no more to spend.
 
 The unit that copies tiles (TMA) sees the cache as [halves of blocks, slots, values of a slot]. The last tile
 ends with the last key: of what the one before it has held, nothing is added, and what lies before the block
@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from octavo.runtime.kernels.triton.launch import release, wait
-from octavo.runtime.kernels.triton.parts import finish, own_part
+from octavo.runtime.kernels.triton.split_keys import finish, own_split
 
 
 # fmt: off
@@ -43,23 +43,23 @@ def _step(
 @triton.jit(
     do_not_specialize=["stride_table"], do_not_specialize_on_alignment=["block_tables", "kv_lens"]
 )
-def tall_kernel(
+def swap_ab_kernel(
     q, halves, block_tables, kv_lens, out, partial, log_sums, counters,
     stride_q, stride_table, scale, soft_cap,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE_M: tl.constexpr, TILE_K: tl.constexpr, WINDOW: tl.constexpr,
     CAPPED: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
-    MAX_PARTS: tl.constexpr, MIN_KEYS: tl.constexpr, HEADS: tl.constexpr,
+    MAX_SPLITS: tl.constexpr, MIN_KEYS: tl.constexpr, HEADS: tl.constexpr,
 ):
     """One part of the keys of a request's key head; see attention._decode_kernel. halves: `describe`'s."""
     tl.static_assert(WINDOW == 0)
     head, request = tl.program_id(0), tl.program_id(1).to(tl.int64)
     kv_len = tl.load(kv_lens + request)
-    first_key, end_key, num_parts = own_part(0, kv_len, TILE_K, MIN_KEYS)
+    first_key, end_key, num_splits = own_split(0, kv_len, TILE_K, MIN_KEYS)
     table = block_tables + request * stride_table
-    ahead = tl.load(table + first_key // BLOCK_SIZE, mask=first_key < end_key, other=0)
+    next_blocks = tl.load(table + first_key // BLOCK_SIZE, mask=first_key < end_key, other=0)
     wait(PDL)
-    if tl.program_id(2) >= tl.maximum(num_parts, 1):
+    if tl.program_id(2) >= tl.maximum(num_splits, 1):
         return
 
     h, d = tl.arange(0, TILE_M), tl.arange(0, D)
@@ -69,17 +69,17 @@ def tall_kernel(
     state = maxima, sums, tl.zeros([D, TILE_M], tl.float32)
     for start in range(first_key, end_key, TILE_K):
         num_seen = tl.maximum(start + TILE_K - end_key, 0)
-        half, slot = ahead * 2, start % BLOCK_SIZE - num_seen
+        half, slot = next_blocks * 2, start % BLOCK_SIZE - num_seen
         next_key = start + TILE_K
-        ahead = tl.load(table + next_key // BLOCK_SIZE, mask=next_key < end_key, other=0)
+        next_blocks = tl.load(table + next_key // BLOCK_SIZE, mask=next_key < end_key, other=0)
         k = halves.load([half, slot, head * D]).reshape(TILE_K, D)
         v = halves.load([half + 1, slot, head * D]).reshape(TILE_K, D)
         state = _step(state, k, v, query, num_seen, scale, soft_cap, TILE_K, CAPPED, DOT)
     release(PDL)
     maxima, sums, total = state
     finish(
-        maxima, tl.sum(sums, 0), tl.trans(total), num_parts, out, partial, log_sums, counters,
-        NUM_KV_HEADS, GROUP, D, D_PAD, TILE_M, MAX_PARTS, HEADS,
+        maxima, tl.sum(sums, 0), tl.trans(total), num_splits, out, partial, log_sums, counters,
+        NUM_KV_HEADS, GROUP, D, D_PAD, TILE_M, MAX_SPLITS, HEADS,
     )
 # fmt: on
 

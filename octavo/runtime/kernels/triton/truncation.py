@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.runtime.kernels.sampling import Cut
-from octavo.runtime.kernels.triton.launch import overlapped, parts, power_of_2, release, wait
+from octavo.runtime.kernels.triton.launch import cdiv, overlapped, power_of_2, release, wait
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _NEVER = tl.constexpr(float("-inf"))
@@ -234,7 +234,7 @@ def cut(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p
     ids = logits.new_empty(num_rows, dtype=torch.int32)
     if not num_rows:
         return Cut(values, ids)
-    num_tiles = parts(size, _TILE)
+    num_tiles = cdiv(size, _TILE)
     group_maxima = logits.new_empty((num_rows, num_tiles, _TILE // _GROUP), dtype=torch.float32)
     tile_weights = logits.new_empty((num_rows, num_tiles), dtype=torch.float32)
     chosen = logits.new_empty((num_rows, _MAX_CHOSEN), dtype=torch.int32)

@@ -1,7 +1,7 @@
 """Attention of decoding requests that have their beginnings in common: one program for a few neighbours.
 
 A tile of queries has room for more than the heads of one request. Here it holds those of PACK requests, one
-after the other: what their block tables have in common they visit together, so it is read once for all of
+after the other: what their block tables have in common they attend together, so it is read once for all of
 them; then each visits the rest of its own. Which blocks those are is read on the device, so the result is
 right for any requests; that it pays, the caller knows.
 
@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.runtime.kernels.triton.launch import parts, power_of_2, release, wait
-from octavo.runtime.kernels.triton.tiles import packed_tiles
-from octavo.runtime.kernels.triton.visit import look_up, visit
+from octavo.runtime.kernels.triton.launch import cdiv, power_of_2, release, wait
+from octavo.runtime.kernels.triton.online_softmax import attend, look_up
+from octavo.runtime.kernels.triton.tiles import shared_prefix_tiles
 
 
 @triton.jit
@@ -61,9 +61,9 @@ def _packed_kernel(
     maxima, sums = tl.full([TILE_M], float("-inf"), tl.float32), tl.zeros([TILE_M], tl.float32)
     keys = cache + head * D
     values = keys + BLOCK_SIZE * NUM_KV_HEADS * D
-    ahead = look_up(table, 0, common, BLOCK_SIZE, TILE_K)
-    maxima, sums, total = visit(
-        (maxima, sums, tl.zeros([TILE_M, D_PAD], tl.float32)), ahead, query, lens, 0, common, common, 0,
+    next_blocks = look_up(table, 0, common, BLOCK_SIZE, TILE_K)
+    maxima, sums, total = attend(
+        (maxima, sums, tl.zeros([TILE_M, D_PAD], tl.float32)), next_blocks, query, lens, 0, common, common, 0,
         keys, values, table, NUM_KV_HEADS * D, scale, soft_cap,
         D, D_PAD, BLOCK_SIZE, TILE_K, 0, CAPPED, DOT,
     )
@@ -71,9 +71,9 @@ def _packed_kernel(
         kv_len = tl.load(kv_lens + request + index)
         position = tl.where(member == index, kv_len - 1, -1)
         own = table + index * stride_table
-        ahead = look_up(own, common, kv_len, BLOCK_SIZE, TILE_K)
-        maxima, sums, total = visit(
-            (maxima, sums, total), ahead, query, position, common, common, kv_len, 0, keys, values,
+        next_blocks = look_up(own, common, kv_len, BLOCK_SIZE, TILE_K)
+        maxima, sums, total = attend(
+            (maxima, sums, total), next_blocks, query, position, common, common, kv_len, 0, keys, values,
             own, NUM_KV_HEADS * D, scale, soft_cap, D, D_PAD, BLOCK_SIZE, TILE_K, 0, CAPPED, DOT,
         )
     release(PDL)
@@ -83,7 +83,7 @@ def _packed_kernel(
 # fmt: on
 
 
-def attend_packed(
+def attend_shared_prefix(
     q: Tensor,
     cache: Tensor,
     block_tables: Tensor,
@@ -95,8 +95,8 @@ def attend_packed(
     """Fill `out` for requests of one new token each; no window. factors: scale and soft cap, for base 2."""
     num_requests, num_heads, _ = q.shape
     kind = {name: value for name, value in kind.items() if name != "WINDOW"}
-    constants = packed_tiles(num_heads, cache.shape, q.dtype, cache.dtype, num_requests)
-    _packed_kernel[(cache.shape[3], parts(num_requests, constants["PACK"]))](
+    constants = shared_prefix_tiles(num_heads, cache.shape, q.dtype, cache.dtype, num_requests)
+    _packed_kernel[(cache.shape[3], cdiv(num_requests, constants["PACK"]))](
         q,
         cache,
         block_tables,

@@ -10,14 +10,14 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from octavo.runtime.kernels.triton.launch import overlapped, parts, parts_of_inputs, release, wait
+from octavo.runtime.kernels.triton.launch import cdiv, overlapped, release, splits_of_inputs, wait
 
 _TILE = 64  # rows, outputs, and inputs of one load
 
 
 # fmt: off
 @triton.jit(do_not_specialize=["M"])
-def _fetched_kernel(
+def _tma_kernel(
     x, weight, out, M, N,
     K: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr,
 ):
@@ -46,22 +46,22 @@ def _fetched_kernel(
 # fmt: on
 
 
-def fetched_gates(x: Tensor, weight: Tensor) -> Tensor:
+def tma_gated_matmul(x: Tensor, weight: Tensor) -> Tensor:
     """See LinearKernels.gated_matmul. x: [M, K], contiguous, K a multiple of 8."""
     return _launch(x, weight, x.new_empty((len(x), len(weight) // 2)), num_stages=3, gated=True)
 
 
-def fetched_parts(x: Tensor, weight: Tensor) -> Tensor:
+def tma_split_k(x: Tensor, weight: Tensor) -> Tensor:
     """A product in as many parts as occupy the device: [parts, M, N] float32. x: as above."""
     (m, k), n = x.shape, len(weight)
-    num_parts = parts_of_inputs(parts(n, _TILE) * parts(m, _TILE), k)
-    return _launch(x, weight, x.new_empty((num_parts, m, n), dtype=torch.float32), num_stages=8)
+    num_splits = splits_of_inputs(cdiv(n, _TILE) * cdiv(m, _TILE), k)
+    return _launch(x, weight, x.new_empty((num_splits, m, n), dtype=torch.float32), num_stages=8)
 
 
 def _launch(x: Tensor, weight: Tensor, out: Tensor, *, num_stages: int, gated: bool = False) -> Tensor:
     (m, k), n = x.shape, out.shape[-1]
-    num_parts = out.numel() // (m * n)
-    _fetched_kernel[(parts(n, _TILE), num_parts, parts(m, _TILE))](
+    num_splits = out.numel() // (m * n)
+    _tma_kernel[(cdiv(n, _TILE), num_splits, cdiv(m, _TILE))](
         TensorDescriptor.from_tensor(x, [_TILE, _TILE]),
         TensorDescriptor.from_tensor(weight, [_TILE, _TILE]),
         out,
@@ -69,7 +69,7 @@ def _launch(x: Tensor, weight: Tensor, out: Tensor, *, num_stages: int, gated: b
         n,
         K=k,
         TILE=_TILE,
-        SPLIT=num_parts,
+        SPLIT=num_splits,
         GATED=gated,
         num_warps=4,
         num_stages=num_stages,
