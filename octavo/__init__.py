@@ -36,8 +36,8 @@ if TYPE_CHECKING:  # the one place where this is allowed: type checkers cannot f
     from octavo.messages.sampling import RepetitionDetectionParams, RequestOutputKind, SamplingParams
     from octavo.messages.structured import GuidedDecodingParams, StructuredOutputsParams
     from octavo.runtime.models.registry import ModelRegistry
-    from octavo.runtime.sampling.custom import AdapterLogitsProcessor
     from octavo.runtime.sampling.processors import Processor as LogitsProcessor
+    from octavo.runtime.sampling.request_functions import AdapterLogitsProcessor
 
 __all__ = [
     "LLM",

@@ -20,7 +20,7 @@ TOP = {
     "StructuredOutputsParams": "octavo.messages.structured:StructuredOutputsParams",
     "GuidedDecodingParams": "octavo.messages.structured:GuidedDecodingParams",
     "LogitsProcessor": "octavo.runtime.sampling.processors:Processor",
-    "AdapterLogitsProcessor": "octavo.runtime.sampling.custom:AdapterLogitsProcessor",
+    "AdapterLogitsProcessor": "octavo.runtime.sampling.request_functions:AdapterLogitsProcessor",
     "ModelRegistry": "octavo.runtime.models.registry:ModelRegistry",
     "Logprob": "octavo.frontend.outputs.logprobs:Logprob",
     "FlatLogprobs": "octavo.frontend.outputs.logprobs:FlatLogprobs",
@@ -44,11 +44,11 @@ TOP = {
 """The public names, those of `octavo.__all__`."""
 
 HOMES = TOP | {
-    "BatchUpdate": "octavo.runtime.sampling.indexed:BatchUpdate",
-    "IndexedLogitsProcessor": "octavo.runtime.sampling.indexed:LogitsProcessor",
-    "MoveDirectionality": "octavo.runtime.sampling.indexed:MoveDirectionality",
-    "RequestLogitsProcessor": "octavo.runtime.sampling.custom:RequestLogitsProcessor",
-    "process_dict_updates": "octavo.runtime.sampling.indexed:process_dict_updates",
+    "BatchUpdate": "octavo.runtime.sampling.batch_processor:BatchUpdate",
+    "IndexedLogitsProcessor": "octavo.runtime.sampling.batch_processor:LogitsProcessor",
+    "MoveDirectionality": "octavo.runtime.sampling.batch_processor:MoveDirectionality",
+    "RequestLogitsProcessor": "octavo.runtime.sampling.request_functions:RequestLogitsProcessor",
+    "process_dict_updates": "octavo.runtime.sampling.batch_processor:process_dict_updates",
     "Metric": "octavo.metrics:Metric",
     "Counter": "octavo.metrics:Counter",
     "Gauge": "octavo.metrics:Gauge",

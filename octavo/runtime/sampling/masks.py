@@ -1,7 +1,7 @@
 """`RowMasks`: which tokens some rows of a step may choose, as the engine sent it.
 
 Made by the model runner, applied by the sampler before its processors. Unlike theirs, this state belongs to
-the step and not to a slot.
+the step and not to a row.
 """
 
 from dataclasses import dataclass

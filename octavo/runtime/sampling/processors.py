@@ -13,23 +13,23 @@ import torch
 
 from octavo.messages.sampling import SamplingParams
 from octavo.messages.step import NewRequest
-from octavo.runtime.sampling.slots import Batch, SlotLists, TokenTable, in_vocabulary
+from octavo.runtime.sampling.rows import Batch, RowLists, TokenTable, in_vocabulary
 from octavo.runtime.transfer import to_device
 
 NEVER = float("-inf")
 
 
-class SlotsFailed(Exception):
+class RowsFailed(Exception):
     """Some requests of a batch cannot go on; all others were served."""
 
     def __init__(self, texts: dict[int, str]) -> None:
         super().__init__(texts)
         self.texts = texts
-        """By slot, for the client."""
+        """By row, for the client."""
 
 
 class Processor(ABC):
-    """One way to change logits; keeps what it needs of each active request by slot.
+    """One way to change logits; keeps what it needs of each active request by row.
 
     Public as `octavo.LogitsProcessor`: users derive their own. What a method raises ends the requests that it
     was called for, and no other.
@@ -39,9 +39,9 @@ class Processor(ABC):
     def validate_params(cls, params: SamplingParams) -> None:
         """Raise ValueError for a request that it cannot serve. Called by the front, for users' processors."""
 
-    def __init__(self, vocab_size: int, num_slots: int, device: torch.device) -> None:
+    def __init__(self, vocab_size: int, num_rows: int, device: torch.device) -> None:
         self.vocab_size = vocab_size
-        self.num_slots = num_slots
+        self.num_rows = num_rows
         self.device = device
 
     @abstractmethod
@@ -49,12 +49,12 @@ class Processor(ABC):
         """Whether requests with these parameters need this processor."""
 
     @abstractmethod
-    def add(self, slot: int, request: NewRequest) -> None:
-        """A request for which it is active takes a free slot, for the first time or after a preemption."""
+    def add(self, row: int, request: NewRequest) -> None:
+        """A request for which it is active takes a free row, for the first time or after a preemption."""
 
     @abstractmethod
-    def remove(self, slot: int) -> None:
-        """That request leaves the slot."""
+    def remove(self, row: int) -> None:
+        """That request leaves the row."""
 
     @abstractmethod
     def apply(self, logits: torch.Tensor, batch: Batch) -> None:
@@ -65,27 +65,27 @@ class Processor(ABC):
 
 
 ProcessorFactory = Callable[[int, int, torch.device], Processor]
-"""(vocab_size, num_slots, device) → Processor: its class."""
+"""(vocab_size, num_rows, device) → Processor: its class."""
 
 
 class TokenList(Processor):
     """A processor that knows a list of token ids per request."""
 
-    def __init__(self, vocab_size: int, num_slots: int, device: torch.device) -> None:
-        super().__init__(vocab_size, num_slots, device)
-        self.lists = SlotLists(device)
+    def __init__(self, vocab_size: int, num_rows: int, device: torch.device) -> None:
+        super().__init__(vocab_size, num_rows, device)
+        self.lists = RowLists(device)
 
     @abstractmethod
     def token_ids(self, request: NewRequest) -> list[int]:
         """The request's list."""
 
-    def add(self, slot: int, request: NewRequest) -> None:
+    def add(self, row: int, request: NewRequest) -> None:
         """Ids without a logit are left out; the front has refused them where they are a mistake."""
-        self.lists.put(slot, in_vocabulary(self.token_ids(request), self.vocab_size))
+        self.lists.put(row, in_vocabulary(self.token_ids(request), self.vocab_size))
 
-    def remove(self, slot: int) -> None:
+    def remove(self, row: int) -> None:
         """Forget the list."""
-        self.lists.remove(slot)
+        self.lists.remove(row)
 
 
 class AllowedTokens(TokenList):
@@ -101,10 +101,10 @@ class AllowedTokens(TokenList):
 
     def apply(self, logits: torch.Tensor, batch: Batch) -> None:
         """Everything else becomes impossible."""
-        rows, ids = self.lists.select(batch)
-        allowed = logits[rows, ids]
-        logits.index_fill_(0, to_device(batch.rows, self.device), NEVER)
-        logits[rows, ids] = allowed
+        logit_rows, ids = self.lists.select(batch)
+        allowed = logits[logit_rows, ids]
+        logits.index_fill_(0, to_device(batch.logit_rows, self.device), NEVER)
+        logits[logit_rows, ids] = allowed
 
 
 class ForbiddenTokens(TokenList):
@@ -120,63 +120,63 @@ class ForbiddenTokens(TokenList):
 
     def apply(self, logits: torch.Tensor, batch: Batch) -> None:
         """They become impossible."""
-        rows, ids = self.lists.select(batch)
-        logits[rows, ids] = logits.new_full((), NEVER)
+        logit_rows, ids = self.lists.select(batch)
+        logits[logit_rows, ids] = logits.new_full((), NEVER)
 
 
 class BadWords(Processor):
     """The last token of a bad word is impossible where the output ends with the tokens before it."""
 
-    def __init__(self, vocab_size: int, num_slots: int, device: torch.device) -> None:
-        super().__init__(vocab_size, num_slots, device)
-        self._words = SlotLists(device)
-        self._outputs = TokenTable(num_slots, device)
+    def __init__(self, vocab_size: int, num_rows: int, device: torch.device) -> None:
+        super().__init__(vocab_size, num_rows, device)
+        self._words = RowLists(device)
+        self._outputs = TokenTable(num_rows, device)
 
     def is_active(self, params: SamplingParams) -> bool:
         """When the input processor has found words."""
         return bool(params.bad_words_token_ids)
 
-    def add(self, slot: int, request: NewRequest) -> None:
+    def add(self, row: int, request: NewRequest) -> None:
         """Keep the words, and the outputs so far."""
         outputs = np.array(request.token_ids[request.num_prompt_tokens :], dtype=np.int64)
-        row = self._outputs.add(slot, outputs)
+        table_row = self._outputs.add(row, outputs)
         words = [word for word in request.sampling.bad_words_token_ids or () if word[-1] < self.vocab_size]
         width = max((len(word) for word in words), default=1) - 1
         reversed_prefixes = np.full((len(words), width), -1, dtype=np.int64)
         for prefix, word in zip(reversed_prefixes, words, strict=True):
             prefix[: len(word) - 1] = word[-2::-1]
         last = np.array([word[-1] for word in words], dtype=np.int64)
-        slots, rows = np.full(len(words), slot), np.full(len(words), row)
-        self._words.put(slot, last, reversed_prefixes, slots, rows)
+        rows, table_rows = np.full(len(words), row), np.full(len(words), table_row)
+        self._words.put(row, last, reversed_prefixes, rows, table_rows)
 
-    def remove(self, slot: int) -> None:
+    def remove(self, row: int) -> None:
         """Forget words and outputs."""
-        self._words.remove(slot)
-        self._outputs.remove(slot)
+        self._words.remove(row)
+        self._outputs.remove(row)
 
     def apply(self, logits: torch.Tensor, batch: Batch) -> None:
         """Compare every word's prefix with the end of its request's output, all at once."""
-        rows, last, prefixes, slots, table_rows = self._words.select(batch)
-        lengths = to_device(self._outputs.lengths, self.device)[slots]
+        logit_rows, last, prefixes, rows, table_rows = self._words.select(batch)
+        lengths = to_device(self._outputs.lengths, self.device)[rows]
         # [words, width]: column of the token that stands 1, 2, … places before the one to be chosen
         columns = lengths[:, None] - 1 - torch.arange(prefixes.shape[1], device=self.device)
         tokens = self._outputs.ids[table_rows[:, None], columns.clamp(min=0)]
         matches = (((tokens == prefixes) & (columns >= 0)) | (prefixes < 0)).all(dim=1)
         # Words of one row may share their last token, and only some of them match: the minimum decides.
         ceiling = torch.where(matches, NEVER, float("inf"))
-        logits.view(-1).scatter_reduce_(0, rows * self.vocab_size + last, ceiling, "amin")
+        logits.view(-1).scatter_reduce_(0, logit_rows * self.vocab_size + last, ceiling, "amin")
 
     def observe(self, batch: Batch, token_ids: torch.Tensor) -> None:
         """Lengthen the outputs."""
-        self._outputs.append(batch.slots, token_ids)
+        self._outputs.append(batch.rows, token_ids)
 
 
 class MinTokens(TokenList):
     """No end of text and no stop token before `min_tokens` output tokens."""
 
-    def __init__(self, vocab_size: int, num_slots: int, device: torch.device) -> None:
-        super().__init__(vocab_size, num_slots, device)
-        self._min_tokens = np.zeros(num_slots, dtype=np.int64)
+    def __init__(self, vocab_size: int, num_rows: int, device: torch.device) -> None:
+        super().__init__(vocab_size, num_rows, device)
+        self._min_tokens = np.zeros(num_rows, dtype=np.int64)
 
     def is_active(self, params: SamplingParams) -> bool:
         """When a minimum is set."""
@@ -186,41 +186,41 @@ class MinTokens(TokenList):
         """Every token that would end the request."""
         return request.spec.stop_token_ids
 
-    def add(self, slot: int, request: NewRequest) -> None:
+    def add(self, row: int, request: NewRequest) -> None:
         """Keep the minimum too."""
-        super().add(slot, request)
-        self._min_tokens[slot] = request.sampling.min_tokens
+        super().add(row, request)
+        self._min_tokens[row] = request.sampling.min_tokens
 
     def apply(self, logits: torch.Tensor, batch: Batch) -> None:
         """Rows that have reached their minimum are left alone."""
-        early = batch.positions < self._min_tokens[batch.slots]
+        early = batch.positions < self._min_tokens[batch.rows]
         if early.any():
-            rows, ids = self.lists.select(batch.where(early))
-            logits[rows, ids] = logits.new_full((), NEVER)
+            logit_rows, ids = self.lists.select(batch.where(early))
+            logits[logit_rows, ids] = logits.new_full((), NEVER)
 
 
 class LogitBias(Processor):
     """`logit_bias` is added."""
 
-    def __init__(self, vocab_size: int, num_slots: int, device: torch.device) -> None:
-        super().__init__(vocab_size, num_slots, device)
-        self._biases = SlotLists(device)
+    def __init__(self, vocab_size: int, num_rows: int, device: torch.device) -> None:
+        super().__init__(vocab_size, num_rows, device)
+        self._biases = RowLists(device)
 
     def is_active(self, params: SamplingParams) -> bool:
         """When there is a bias."""
         return bool(params.logit_bias)
 
-    def add(self, slot: int, request: NewRequest) -> None:
+    def add(self, row: int, request: NewRequest) -> None:
         """Keep tokens and biases."""
         bias = request.sampling.logit_bias or {}
         ids = in_vocabulary(list(bias), self.vocab_size)
-        self._biases.put(slot, ids, np.array([bias[i] for i in ids.tolist()], dtype=np.float32))
+        self._biases.put(row, ids, np.array([bias[i] for i in ids.tolist()], dtype=np.float32))
 
-    def remove(self, slot: int) -> None:
+    def remove(self, row: int) -> None:
         """Forget them."""
-        self._biases.remove(slot)
+        self._biases.remove(row)
 
     def apply(self, logits: torch.Tensor, batch: Batch) -> None:
         """A token stands in a bias once, so nothing is added twice."""
-        rows, ids, biases = self._biases.select(batch)
-        logits[rows, ids] += biases
+        logit_rows, ids, biases = self._biases.select(batch)
+        logits[logit_rows, ids] += biases

@@ -1,12 +1,12 @@
 """`Sampler`: logits in, one token per row out, with everything a request asked for.
 
-Called by the model runner: `add` and `remove` when a request takes or leaves a slot, `sample` once per step.
+Called by the model runner: `add` and `remove` when a request takes or leaves a row, `sample` once per step.
 The order is vLLM's: raw logprobs, the step's masks, allowed and forbidden tokens, bad words, min_tokens,
 logit_bias, users' own processors, penalties, thinking budgets, then the greedy token, or temperature,
 min_p, top_k, top_p and a draw. It waits for no accelerator (but for a request's own functions): the runner
 may prepare the next step before the host knows a token.
 
-State belongs to a slot, is written when a request enters and then only by its own tokens. So a row's result
+State belongs to a row, is written when a request enters and then only by its own tokens. So a row's result
 depends on its logits, its request and the output position, and on nothing else in the batch.
 """
 
@@ -23,7 +23,6 @@ from octavo.messages.sampling import MAX_LOGPROB_TOKEN_IDS, SamplingParams
 from octavo.messages.step import NewRequest
 from octavo.runtime.kernels.choice import truncate
 from octavo.runtime.kernels.sampling import Choice, Limits, SamplingKernels
-from octavo.runtime.sampling.custom import RequestFunctions
 from octavo.runtime.sampling.logprobs import Scores, score
 from octavo.runtime.sampling.masks import RowMasks
 from octavo.runtime.sampling.output import SamplerOutput
@@ -36,9 +35,10 @@ from octavo.runtime.sampling.processors import (
     MinTokens,
     Processor,
     ProcessorFactory,
-    SlotsFailed,
+    RowsFailed,
 )
-from octavo.runtime.sampling.slots import Batch, SlotNumbers
+from octavo.runtime.sampling.request_functions import RequestFunctions
+from octavo.runtime.sampling.rows import Batch, RowNumbers
 from octavo.runtime.sampling.thinking import ThinkingBudget
 from octavo.runtime.transfer import Array, send, to_device
 
@@ -58,7 +58,7 @@ _NO_LOGPROBS = -2
 
 
 class Kind(IntEnum):
-    """How a slot's tokens are chosen; what serves one kind serves those before it."""
+    """How a row's tokens are chosen; what serves one kind serves those before it."""
 
     GREEDY = 0
     WHOLE = 1
@@ -70,12 +70,12 @@ _NOT_PLAIN = len(_KINDS)
 
 
 class Sampler:
-    """Chooses tokens for the requests that hold slots."""
+    """Chooses tokens for the requests that hold rows."""
 
     def __init__(
         self,
         vocab_size: int,
-        max_num_slots: int,
+        max_num_rows: int,
         device: torch.device,
         kernels: SamplingKernels,
         logprobs_mode: str = "raw_logprobs",
@@ -86,73 +86,73 @@ class Sampler:
         self._device = torch.device(device)
         self._processed_logprobs = logprobs_mode.startswith("processed")
         self._normalise = logprobs_mode.endswith("logprobs")
-        self._processors = [make(vocab_size, max_num_slots, self._device) for make in processors]
-        self._is_active = np.zeros((len(self._processors), max_num_slots), dtype=bool)
-        self._kinds = np.zeros(max_num_slots, dtype=np.int64)
-        self._num_logprobs = np.full(max_num_slots, _NO_LOGPROBS)
-        self._has_listed = np.zeros(max_num_slots, dtype=bool)
-        self._plain_kinds = np.full(max_num_slots, _NOT_PLAIN)
-        self._listed_ids = torch.zeros(max_num_slots, MAX_LOGPROB_TOKEN_IDS, dtype=torch.int64, device=device)
+        self._processors = [make(vocab_size, max_num_rows, self._device) for make in processors]
+        self._is_active = np.zeros((len(self._processors), max_num_rows), dtype=bool)
+        self._kinds = np.zeros(max_num_rows, dtype=np.int64)
+        self._num_logprobs = np.full(max_num_rows, _NO_LOGPROBS)
+        self._has_listed = np.zeros(max_num_rows, dtype=bool)
+        self._plain_kinds = np.full(max_num_rows, _NOT_PLAIN)
+        self._listed_ids = torch.zeros(max_num_rows, MAX_LOGPROB_TOKEN_IDS, dtype=torch.int64, device=device)
         self._faults: dict[int, str] = {}
-        # One row more than there are slots: for the rows that pad a recorded step.
-        self._limits = SlotNumbers(max_num_slots + 1, 1 + len(Limits._fields), np.float64, self._device)
-        self._seeds = SlotNumbers(max_num_slots + 1, 1, np.int64, self._device)
+        # One row more than requests have: for the rows that pad a recorded step.
+        self._limits = RowNumbers(max_num_rows + 1, 1 + len(Limits._fields), np.float64, self._device)
+        self._seeds = RowNumbers(max_num_rows + 1, 1, np.int64, self._device)
         # Pieces that stay in a CPU's caches are twice as fast; elsewhere only memory bounds them.
         self._rows_at_once = max(1, (2**20 if self._device.type == "cpu" else 2**26) // vocab_size)
 
     @torch.inference_mode()
-    def add(self, slot: int, request: NewRequest) -> None:
-        """Give `slot` to `request`; nothing of a former owner stays. Its outputs so far count as chosen."""
-        self.remove(slot)
+    def add(self, row: int, request: NewRequest) -> None:
+        """Give `row` to `request`; nothing of a former owner stays. Its outputs so far count as chosen."""
+        self.remove(row)
         params = request.sampling
-        self._kinds[slot] = _kind(params)
-        self._num_logprobs[slot] = _NO_LOGPROBS if params.logprobs is None else params.logprobs
-        self._has_listed[slot] = params.logprob_token_ids is not None
+        self._kinds[row] = _kind(params)
+        self._num_logprobs[row] = _NO_LOGPROBS if params.logprobs is None else params.logprobs
+        self._has_listed[row] = params.logprob_token_ids is not None
         if (ids := params.logprob_token_ids) is not None:
-            self._listed_ids[slot, : len(ids)] = to_device(np.array(ids, np.int64), self._device)
+            self._listed_ids[row, : len(ids)] = to_device(np.array(ids, np.int64), self._device)
         given = 0.0 if params.greedy else params.temperature
-        self._limits.put(slot, given, given or 1.0, params.top_k, params.top_p, params.min_p)
-        self._seeds.put(slot, request.spec.seed)
+        self._limits.put(row, given, given or 1.0, params.top_k, params.top_p, params.min_p)
+        self._seeds.put(row, request.spec.seed)
         for index, processor in enumerate(self._processors):
-            with self._blaming(processor, [slot]):
+            with self._blaming(processor, [row]):
                 if processor.is_active(params):
                     faults.hit("worker.sample")
-                    processor.add(slot, request)
-                    self._is_active[index, slot] = True
-        is_plain = params.logprobs is None and not self._is_active[:, slot].any()
-        self._plain_kinds[slot] = self._kinds[slot] if is_plain else _NOT_PLAIN
+                    processor.add(row, request)
+                    self._is_active[index, row] = True
+        is_plain = params.logprobs is None and not self._is_active[:, row].any()
+        self._plain_kinds[row] = self._kinds[row] if is_plain else _NOT_PLAIN
 
     @torch.inference_mode()
-    def remove(self, slot: int) -> None:
-        """The request of `slot` has left; a free slot may be removed again."""
+    def remove(self, row: int) -> None:
+        """The request of `row` has left; a free row may be removed again."""
         for index, processor in enumerate(self._processors):
-            if self._is_active[index, slot]:
-                self._is_active[index, slot] = False
-                with self._blaming(processor, [slot]):
-                    processor.remove(slot)
-        self._faults.pop(slot, None)
+            if self._is_active[index, row]:
+                self._is_active[index, row] = False
+                with self._blaming(processor, [row]):
+                    processor.remove(row)
+        self._faults.pop(row, None)
 
     @torch.inference_mode()
     def sample(
         self,
         logits: torch.Tensor,
-        slots: Array | Sequence[int],
+        rows: Array | Sequence[int],
         output_positions: Array | Sequence[int],
         masks: RowMasks | None = None,
     ) -> SamplerOutput:
         """Choose the next token of each row, and remember it where penalties or bad words need it.
 
         logits:           [rows, vocab_size]; float32 logits are overwritten
-        slots:            [rows] on the host: whose row it is; distinct, any subset in any order
+        rows:            [rows] on the host: the request's row in the batch; distinct, any subset in any order
         output_positions: [rows] on the host: how many output tokens the request has before this one
         masks:            of rows that may not choose every token
         """
-        assert logits.shape == (len(slots), self.vocab_size), (logits.shape, len(slots), self.vocab_size)
-        batch = Batch(np.arange(len(slots)), np.array(slots, np.int64), np.array(output_positions, np.int64))
-        if masks is None and self.plain_kind(batch.slots) is not None:
+        assert logits.shape == (len(rows), self.vocab_size), (logits.shape, len(rows), self.vocab_size)
+        batch = Batch(np.arange(len(rows)), np.array(rows, np.int64), np.array(output_positions, np.int64))
+        if masks is None and self.plain_kind(batch.rows) is not None:
             return SamplerOutput(*self._choose(logits, batch))
         logits = logits.float().contiguous()
-        scored = batch.where(self._num_logprobs[batch.slots] != _NO_LOGPROBS)
+        scored = batch.where(self._num_logprobs[batch.rows] != _NO_LOGPROBS)
         shown = self._copy(logits, scored)
         if masks is not None:
             masks.apply(logits)
@@ -166,13 +166,13 @@ class Sampler:
             output.faults = self._faults_by_row(batch)
         return output
 
-    def plain_kind(self, slots: Array) -> Kind | None:
-        """The kind by which `choose` serves all of these slots.
+    def plain_kind(self, rows: Array) -> Kind | None:
+        """The kind by which `choose` serves all of these rows.
 
         None where not the logits alone decide, or more than tokens is asked for.
         """
-        most = max(self._plain_kinds[slots].tolist())
-        return None if most == _NOT_PLAIN or any(slot in slots for slot in self._faults) else _KINDS[most]
+        most = max(self._plain_kinds[rows].tolist())
+        return None if most == _NOT_PLAIN or any(row in rows for row in self._faults) else _KINDS[most]
 
     def refresh(self) -> None:
         """Bring what was added to the device, for `choose` to read."""
@@ -180,17 +180,17 @@ class Sampler:
         self._seeds.on_device()
 
     def choose(
-        self, logits: torch.Tensor, slots: torch.Tensor, output_positions: torch.Tensor, kind: Kind
+        self, logits: torch.Tensor, rows: torch.Tensor, output_positions: torch.Tensor, kind: Kind
     ) -> Choice:
-        """`sample` for plain slots, from what is on the device alone: the same launches for any of a kind.
+        """`sample` for plain rows, from what is on the device alone: the same launches for any of a kind.
 
-        logits: [rows, vocab_size]; slots, output_positions: [rows] int64 on the device
+        logits: [n, vocab_size]; rows, output_positions: [n] int64 on the device
         returns ids of which those of rows that fail may be none at all
         """
         if kind is Kind.GREEDY:
             return self._kernels.choose(logits)
         tables = self._seeds.on_device(), self._limits.on_device()
-        noise, temperature, *limits = self._kernels.row_limits(slots, output_positions, *tables)
+        noise, temperature, *limits = self._kernels.row_limits(rows, output_positions, *tables)
         ends = Limits(*limits) if kind is Kind.TRUNCATED else None
         return self._kernels.choose(logits, temperature, noise, ends)
 
@@ -199,72 +199,72 @@ class Sampler:
         return Choice(choice.token_ids.clamp_(0, self.vocab_size - 1), choice.max_logits)
 
     def _process(self, logits: torch.Tensor, batch: Batch) -> None:
-        for processor, is_active in zip(self._processors, self._is_active[:, batch.slots], strict=True):
+        for processor, is_active in zip(self._processors, self._is_active[:, batch.rows], strict=True):
             if is_active.any():
                 part = batch.where(is_active)
-                with self._blaming(processor, part.slots.tolist()):
+                with self._blaming(processor, part.rows.tolist()):
                     processor.apply(logits, part)
 
     def _observe(self, batch: Batch, token_ids: torch.Tensor) -> None:
-        for processor, is_active in zip(self._processors, self._is_active[:, batch.slots], strict=True):
+        for processor, is_active in zip(self._processors, self._is_active[:, batch.rows], strict=True):
             if is_active.any():
                 part = batch.where(is_active)
-                with self._blaming(processor, part.slots.tolist()):
-                    processor.observe(part, token_ids[to_device(part.rows, self._device)])
+                with self._blaming(processor, part.rows.tolist()):
+                    processor.observe(part, token_ids[to_device(part.logit_rows, self._device)])
 
     def _faults_by_row(self, batch: Batch) -> dict[int, str]:
-        slots = enumerate(batch.slots.tolist())
-        return {row: self._faults[slot] for row, slot in slots if slot in self._faults}
+        rows = enumerate(batch.rows.tolist())
+        return {logit_row: self._faults[row] for logit_row, row in rows if row in self._faults}
 
     @contextmanager
-    def _blaming(self, processor: Processor, slots: list[int]) -> Iterator[None]:
-        """What `processor` raises inside ends the requests of these slots, not the engine."""
+    def _blaming(self, processor: Processor, rows: list[int]) -> Iterator[None]:
+        """What `processor` raises inside ends the requests of these rows, not the engine."""
         try:
             yield
-        except SlotsFailed as failed:
+        except RowsFailed as failed:
             self._faults |= failed.texts
         except Exception as error:
             _log.exception("%s failed.", type(processor).__name__)
             text = f"The logits processor {type(processor).__name__} failed: {type(error).__name__}: {error}"
-            self._faults |= dict.fromkeys(slots, text)
+            self._faults |= dict.fromkeys(rows, text)
 
     def _choose(self, logits: torch.Tensor, batch: Batch) -> Choice:
-        kind = _KINDS[self._kinds[batch.slots].max()]
-        slots, positions = send([batch.slots, batch.positions], self._device)
-        return self._valid(self.choose(logits, slots, positions, kind))
+        kind = _KINDS[self._kinds[batch.rows].max()]
+        rows, positions = send([batch.rows, batch.positions], self._device)
+        return self._valid(self.choose(logits, rows, positions, kind))
 
-    def _limits_of(self, slots: torch.Tensor) -> Limits:
-        return Limits(*self._limits.on_device()[slots, 1:, None].unbind(dim=1))
+    def _limits_of(self, rows: torch.Tensor) -> Limits:
+        return Limits(*self._limits.on_device()[rows, 1:, None].unbind(dim=1))
 
     def _copy(self, logits: torch.Tensor, scored: Batch) -> torch.Tensor:
-        return logits[to_device(scored.rows, self._device)]
+        return logits[to_device(scored.logit_rows, self._device)]
 
     def _distribution(self, logits: torch.Tensor, scored: Batch) -> torch.Tensor:
         """The logits that the scored rows are drawn from: [len(scored), vocab_size]."""
-        slots = to_device(scored.slots, self._device)
-        limits = self._limits_of(slots)
+        rows = to_device(scored.rows, self._device)
+        limits = self._limits_of(rows)
         shown = self._copy(logits, scored)
-        truncated = np.flatnonzero(self._kinds[scored.slots] == Kind.TRUNCATED)
+        truncated = np.flatnonzero(self._kinds[scored.rows] == Kind.TRUNCATED)
         if truncated.size:
-            rows = to_device(truncated, self._device)
-            shown[rows] = truncate(shown[rows], limits.at(rows))
+            cut = to_device(truncated, self._device)
+            shown[cut] = truncate(shown[cut], limits.at(cut))
         return shown.div_(limits.temperature.float())
 
     def _score(
         self, shown: torch.Tensor, scored: Batch, token_ids: torch.Tensor
     ) -> list[tuple[Array, Scores]]:
         scores = []
-        kinds = np.stack([self._num_logprobs[scored.slots], self._has_listed[scored.slots]], axis=1)
+        kinds = np.stack([self._num_logprobs[scored.rows], self._has_listed[scored.rows]], axis=1)
         for number, has_listed in np.unique(kinds, axis=0).tolist():
             of_kind = np.flatnonzero((kinds == (number, has_listed)).all(axis=1))
             for first in range(0, len(of_kind), self._rows_at_once):
                 places = of_kind[first : first + self._rows_at_once]
-                rows = scored.rows[places]
-                chosen = token_ids[to_device(rows, self._device)]
+                logit_rows = scored.logit_rows[places]
+                chosen = token_ids[to_device(logit_rows, self._device)]
                 part = shown[to_device(places, self._device)]
-                slots = to_device(scored.slots[places], self._device)
-                listed = self._listed_ids[slots, :number] if has_listed else None
-                scores.append((rows, score(part, chosen, number, self._normalise, listed)))
+                rows = to_device(scored.rows[places], self._device)
+                listed = self._listed_ids[rows, :number] if has_listed else None
+                scores.append((logit_rows, score(part, chosen, number, self._normalise, listed)))
         return scores
 
 

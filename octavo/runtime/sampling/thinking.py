@@ -11,7 +11,7 @@ import torch
 from octavo.messages.sampling import MAX_TAG_TOKENS, SamplingParams
 from octavo.messages.step import NewRequest
 from octavo.runtime.sampling.processors import Processor
-from octavo.runtime.sampling.slots import Batch
+from octavo.runtime.sampling.rows import Batch
 from octavo.runtime.transfer import Array, to_device
 
 _FORCED = 1e9
@@ -23,24 +23,24 @@ _ANY, _NONE, _NEVER = -1, -2, -3
 class ThinkingBudget(Processor):
     """What is left of the budgets."""
 
-    def __init__(self, vocab_size: int, num_slots: int, device: torch.device) -> None:
-        super().__init__(vocab_size, num_slots, device)
-        self._budgets = np.zeros(num_slots, dtype=np.int64)
-        self._tags = torch.zeros(2, num_slots, MAX_TAG_TOKENS, dtype=torch.int64, device=device)
+    def __init__(self, vocab_size: int, num_rows: int, device: torch.device) -> None:
+        super().__init__(vocab_size, num_rows, device)
+        self._budgets = np.zeros(num_rows, dtype=np.int64)
+        self._tags = torch.zeros(2, num_rows, MAX_TAG_TOKENS, dtype=torch.int64, device=device)
         """Opening and closing, at the end of their rows; before them what matches every token."""
-        self._recent = torch.zeros(num_slots, MAX_TAG_TOKENS, dtype=torch.int64, device=device)
+        self._recent = torch.zeros(num_rows, MAX_TAG_TOKENS, dtype=torch.int64, device=device)
         """The last output tokens."""
-        self._starts = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self._starts = torch.zeros(num_rows, dtype=torch.int64, device=device)
         """Column at which the closing tag begins."""
-        self._left = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self._left = torch.zeros(num_rows, dtype=torch.int64, device=device)
         """Of the budget; below 0 while the tag is being forced."""
-        self._is_open = torch.zeros(num_slots, dtype=torch.bool, device=device)
+        self._is_open = torch.zeros(num_rows, dtype=torch.bool, device=device)
 
     def is_active(self, params: SamplingParams) -> bool:
         """When there is a budget."""
         return params.thinking_token_budget is not None
 
-    def add(self, slot: int, request: NewRequest) -> None:
+    def add(self, row: int, request: NewRequest) -> None:
         """Find out where the request is."""
         budget, tags = request.sampling.thinking_token_budget, request.sampling.thinking_tag_ids
         assert budget is not None
@@ -49,41 +49,41 @@ class ThinkingBudget(Processor):
         prompt, outputs = np.split(ids, [request.num_prompt_tokens])
         is_open = not tags[0] or _num_inside(prompt, tags, is_open=False) >= 0
         spent = _num_inside(outputs, tags, is_open=is_open)
-        self._budgets[slot] = budget
-        self._is_open[slot] = spent >= 0
-        self._left[slot] = budget - max(spent, 0)
-        self._starts[slot] = MAX_TAG_TOKENS - len(tags[1])
+        self._budgets[row] = budget
+        self._is_open[row] = spent >= 0
+        self._left[row] = budget - max(spent, 0)
+        self._starts[row] = MAX_TAG_TOKENS - len(tags[1])
         # A missing tag is one that never comes: its last token is none.
-        rows = [_at_end(np.array(tag or [_NEVER], dtype=np.int64), _ANY) for tag in tags]
-        self._tags[:, slot] = to_device(np.stack(rows), self.device)
-        self._recent[slot] = to_device(_at_end(outputs[-MAX_TAG_TOKENS:], _NONE), self.device)
+        ends = [_at_end(np.array(tag or [_NEVER], dtype=np.int64), _ANY) for tag in tags]
+        self._tags[:, row] = to_device(np.stack(ends), self.device)
+        self._recent[row] = to_device(_at_end(outputs[-MAX_TAG_TOKENS:], _NONE), self.device)
 
-    def remove(self, slot: int) -> None:
+    def remove(self, row: int) -> None:
         """The next owner overwrites all of it."""
 
     def apply(self, logits: torch.Tensor, batch: Batch) -> None:
         """The next token of the closing tag, where a budget is spent and the tag not yet complete."""
-        late = batch.where(batch.positions >= self._budgets[batch.slots])
+        late = batch.where(batch.positions >= self._budgets[batch.rows])
         if not len(late):
             return
-        rows, slots = to_device(late.rows, self.device), to_device(late.slots, self.device)
-        left = self._left[slots]
-        columns = (self._starts[slots] - left).clamp(0, MAX_TAG_TOKENS - 1)
-        ids = self._tags[1, slots, columns].clamp(min=0)
-        is_forced = self._is_open[slots] & (left <= 0)
-        logits[rows, ids] = torch.where(is_forced, _FORCED, logits[rows, ids])
+        logit_rows, rows = to_device(late.logit_rows, self.device), to_device(late.rows, self.device)
+        left = self._left[rows]
+        columns = (self._starts[rows] - left).clamp(0, MAX_TAG_TOKENS - 1)
+        ids = self._tags[1, rows, columns].clamp(min=0)
+        is_forced = self._is_open[rows] & (left <= 0)
+        logits[logit_rows, ids] = torch.where(is_forced, _FORCED, logits[logit_rows, ids])
 
     def observe(self, batch: Batch, token_ids: torch.Tensor) -> None:
         """Look for tags, and count."""
-        slots = to_device(batch.slots, self.device)
-        recent = torch.cat([self._recent[slots, 1:], token_ids[:, None]], dim=1)
-        tags = self._tags[:, slots]
+        rows = to_device(batch.rows, self.device)
+        recent = torch.cat([self._recent[rows, 1:], token_ids[:, None]], dim=1)
+        tags = self._tags[:, rows]
         is_opening, is_closing = ((tags == recent) | (tags == _ANY)).all(dim=2)
-        was_open = self._is_open[slots]
-        budgets = to_device(self._budgets[batch.slots], self.device)
-        self._recent[slots] = recent
-        self._left[slots] = torch.where(was_open, self._left[slots] - 1, budgets)
-        self._is_open[slots] = torch.where(was_open, ~is_closing, is_opening)
+        was_open = self._is_open[rows]
+        budgets = to_device(self._budgets[batch.rows], self.device)
+        self._recent[rows] = recent
+        self._left[rows] = torch.where(was_open, self._left[rows] - 1, budgets)
+        self._is_open[rows] = torch.where(was_open, ~is_closing, is_opening)
 
 
 def _num_inside(ids: Array, tags: list[list[int]], *, is_open: bool) -> int:

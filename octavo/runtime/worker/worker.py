@@ -17,7 +17,7 @@ from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.loader.loader import load_model
 from octavo.runtime.models.interface import Model
 from octavo.runtime.platforms.platform import Capture, get_platform
-from octavo.runtime.sampling.custom import load_processors
+from octavo.runtime.sampling.request_functions import load_processors
 from octavo.runtime.sampling.sampler import Sampler, with_users
 from octavo.runtime.worker.block_saver import BlockSaver
 from octavo.runtime.worker.cuda_graphs import CUDAGraphs

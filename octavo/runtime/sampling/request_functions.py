@@ -18,9 +18,9 @@ from octavo.base.registry import load_named
 from octavo.config.engine import EngineConfig
 from octavo.messages.sampling import SamplingParams
 from octavo.messages.step import NewRequest
-from octavo.runtime.sampling.indexed import Configs, IndexedProcessor, LogitsProcessor
-from octavo.runtime.sampling.processors import Processor, ProcessorFactory, SlotsFailed
-from octavo.runtime.sampling.slots import Batch
+from octavo.runtime.sampling.batch_processor import BatchProcessor, Configs, LogitsProcessor
+from octavo.runtime.sampling.processors import Processor, ProcessorFactory, RowsFailed
+from octavo.runtime.sampling.rows import Batch
 
 _log = get_logger(__name__)
 
@@ -52,8 +52,8 @@ class _Functions:
 class RowProcessor(Processor):
     """A processor made of functions that see one request's row each."""
 
-    def __init__(self, vocab_size: int, num_slots: int, device: torch.device) -> None:
-        super().__init__(vocab_size, num_slots, device)
+    def __init__(self, vocab_size: int, num_rows: int, device: torch.device) -> None:
+        super().__init__(vocab_size, num_rows, device)
         self._held: dict[int, _Functions] = {}
 
     @abstractmethod
@@ -64,31 +64,31 @@ class RowProcessor(Processor):
         """When there is a function."""
         return bool(self.functions(params))
 
-    def add(self, slot: int, request: NewRequest) -> None:
+    def add(self, row: int, request: NewRequest) -> None:
         """Keep the functions, and the tokens that they are called with."""
         ids, start = request.token_ids, request.num_prompt_tokens
-        self._held[slot] = _Functions(self.functions(request.sampling), ids[:start], ids[start:])
+        self._held[row] = _Functions(self.functions(request.sampling), ids[:start], ids[start:])
 
-    def remove(self, slot: int) -> None:
+    def remove(self, row: int) -> None:
         """Forget them."""
-        self._held.pop(slot, None)
+        self._held.pop(row, None)
 
     def apply(self, logits: torch.Tensor, batch: Batch) -> None:
         """One row after the other; the failure of one is no other's."""
         failed: dict[int, str] = {}
-        for row, slot in zip(batch.rows.tolist(), batch.slots.tolist(), strict=True):
+        for logit_row, row in zip(batch.logit_rows.tolist(), batch.rows.tolist(), strict=True):
             try:
-                logits[row] = self._held[slot].process(logits[row])
+                logits[logit_row] = self._held[row].process(logits[logit_row])
             except Exception as error:
                 _log.warning("A logits processor failed.", exc_info=True)
-                failed[slot] = f"The request's logits processor failed: {type(error).__name__}: {error}"
+                failed[row] = f"The request's logits processor failed: {type(error).__name__}: {error}"
         if failed:
-            raise SlotsFailed(failed)
+            raise RowsFailed(failed)
 
     def observe(self, batch: Batch, token_ids: torch.Tensor) -> None:
         """Lengthen the outputs."""
-        for slot, token_id in zip(batch.slots.tolist(), token_ids.tolist(), strict=True):
-            self._held[slot].output_ids.append(token_id)
+        for row, token_id in zip(batch.rows.tolist(), token_ids.tolist(), strict=True):
+            self._held[row].output_ids.append(token_id)
 
 
 class RequestFunctions(RowProcessor):
@@ -128,10 +128,10 @@ class _Adapted(RowProcessor):
         kind: type[AdapterLogitsProcessor],
         config: EngineConfig,
         vocab_size: int,
-        num_slots: int,
+        num_rows: int,
         device: torch.device,
     ) -> None:
-        super().__init__(vocab_size, num_slots, device)
+        super().__init__(vocab_size, num_rows, device)
         self._adapter = kind(Configs.of(config), device, False)
 
     def functions(self, params: SamplingParams) -> Sequence[RequestLogitsProcessor]:
@@ -148,7 +148,7 @@ def load_processors(config: EngineConfig) -> list[ProcessorFactory]:
 def _load(name: str, config: EngineConfig) -> ProcessorFactory:
     kind = load_named(name, "logits_processors")
     if isinstance(kind, type) and issubclass(kind, LogitsProcessor):
-        return partial(IndexedProcessor, kind, config)
+        return partial(BatchProcessor, kind, config)
     if isinstance(kind, type) and issubclass(kind, AdapterLogitsProcessor):
         return partial(_Adapted, kind, config)
     if isinstance(kind, type) and issubclass(kind, Processor):

@@ -15,7 +15,7 @@ from octavo.logits_processor import (
 )
 from octavo.messages.sampling import SamplingParams
 from octavo.runtime.kernels.choice import TORCH_SAMPLING
-from octavo.runtime.sampling.custom import load_processors
+from octavo.runtime.sampling.request_functions import load_processors
 from octavo.runtime.sampling.sampler import Sampler, with_users
 from tests.fakes import fake_config
 from tests.sampling_reference import Case

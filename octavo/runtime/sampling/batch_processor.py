@@ -1,8 +1,9 @@
 """vLLM's interface of logits processors, which counts requests by their index in the batch, and its adapter.
 
 Classes written for vLLM's V1 `LogitsProcessor` derive from the one here instead (public as
-octavo.logits_processor); `custom` wraps them. A processor sees a row of logits for every request that it was
-told of; rows of requests that draw no token in this step are zeros, and whatever it makes of them is dropped.
+octavo.logits_processor); `request_functions` wraps them. A processor sees a row of logits for every request
+that it was told of; rows of requests that draw no token in this step are zeros, and whatever it makes of them
+is dropped.
 """
 
 from abc import ABC, abstractmethod
@@ -21,7 +22,7 @@ from octavo.config.scheduling import SchedulerConfig
 from octavo.messages.sampling import SamplingParams
 from octavo.messages.step import NewRequest
 from octavo.runtime.sampling.processors import Processor
-from octavo.runtime.sampling.slots import Batch
+from octavo.runtime.sampling.rows import Batch
 
 T = TypeVar("T")
 
@@ -86,7 +87,7 @@ class Configs(NamedTuple):
         return cls(config.model, config.cache, config.parallel, config.scheduler)
 
 
-class IndexedProcessor(Processor):
+class BatchProcessor(Processor):
     """Gives every request an index, without gaps, and hands a user's processor the rows in that order."""
 
     def __init__(
@@ -94,83 +95,83 @@ class IndexedProcessor(Processor):
         kind: type[LogitsProcessor],
         config: EngineConfig,
         vocab_size: int,
-        num_slots: int,
+        num_rows: int,
         device: torch.device,
     ) -> None:
-        super().__init__(vocab_size, num_slots, device)
+        super().__init__(vocab_size, num_rows, device)
         self._processor = kind(Configs.of(config), device, False)
-        self._slots: list[int | None] = []
+        self._rows: list[int | None] = []
         """By index; None: the request has gone, which the processor does not know yet."""
         self._indices: dict[int, int] = {}
-        """By slot."""
+        """By row."""
         self._new: dict[int, NewRequest] = {}
-        """By slot: requests that the processor does not know yet."""
+        """By row: requests that the processor does not know yet."""
         self._outputs: dict[int, list[int]] = {}
-        """By slot."""
+        """By row."""
 
     def is_active(self, params: SamplingParams) -> bool:
         """Always: only the processor knows which requests are its own."""
         return True
 
-    def add(self, slot: int, request: NewRequest) -> None:
+    def add(self, row: int, request: NewRequest) -> None:
         """It enters at the next step."""
-        self._new[slot] = request
-        self._outputs[slot] = request.token_ids[request.num_prompt_tokens :]
+        self._new[row] = request
+        self._outputs[row] = request.token_ids[request.num_prompt_tokens :]
 
-    def remove(self, slot: int) -> None:
+    def remove(self, row: int) -> None:
         """It leaves at the next step, or has never been."""
-        if self._new.pop(slot, None) is None:
-            self._slots[self._indices.pop(slot)] = None
-        del self._outputs[slot]
+        if self._new.pop(row, None) is None:
+            self._rows[self._indices.pop(row)] = None
+        del self._outputs[row]
 
     def apply(self, logits: torch.Tensor, batch: Batch) -> None:
         """Tell what has changed, then let it work on the rows by index. Raises TypeError for a wrong one."""
         self._processor.update_state(self._update())
-        rows = torch.from_numpy(batch.rows).to(self.device)
-        indices = torch.tensor([self._indices[slot] for slot in batch.slots.tolist()], device=self.device)
-        by_index = logits.new_zeros(len(self._slots), self.vocab_size)
-        by_index[indices] = logits[rows]
+        logit_rows = torch.from_numpy(batch.logit_rows).to(self.device)
+        indices = torch.tensor([self._indices[row] for row in batch.rows.tolist()], device=self.device)
+        by_index = logits.new_zeros(len(self._rows), self.vocab_size)
+        by_index[indices] = logits[logit_rows]
         changed = self._processor.apply(by_index)
         if not isinstance(changed, torch.Tensor) or changed.shape != by_index.shape:
             raise TypeError(f"apply must return logits of shape {tuple(by_index.shape)}")
-        logits[rows] = changed[indices]
+        logits[logit_rows] = changed[indices]
 
     def observe(self, batch: Batch, token_ids: torch.Tensor) -> None:
         """Lengthen the outputs, which the processor holds too."""
-        for slot, token_id in zip(batch.slots.tolist(), token_ids.tolist(), strict=True):
-            self._outputs[slot].append(token_id)
+        for row, token_id in zip(batch.rows.tolist(), token_ids.tolist(), strict=True):
+            self._outputs[row].append(token_id)
 
     def _update(self) -> BatchUpdate | None:
         """New requests take the indices of those that left; gaps that stay are filled from the end."""
-        gaps = [index for index, slot in enumerate(self._slots) if slot is None]
+        gaps = [index for index, row in enumerate(self._rows) if row is None]
         if not gaps and not self._new:
             return None
-        added = [self._enter(slot, request, gaps) for slot, request in self._new.items()]
+        added = [self._enter(row, request, gaps) for row, request in self._new.items()]
         self._new.clear()
         moved = []
         for gap in gaps:
-            while self._slots and self._slots[-1] is None:
-                self._slots.pop()
-            if gap >= len(self._slots):
+            while self._rows and self._rows[-1] is None:
+                self._rows.pop()
+            if gap >= len(self._rows):
                 break
-            last = self._slots.pop()
+            last = self._rows.pop()
             assert last is not None
-            moved.append((len(self._slots), gap, MoveDirectionality.UNIDIRECTIONAL))
-            self._slots[gap] = last
+            moved.append((len(self._rows), gap, MoveDirectionality.UNIDIRECTIONAL))
+            self._rows[gap] = last
             self._indices[last] = gap
-        return BatchUpdate(len(self._slots), tuple(gaps), added, moved)
+        return BatchUpdate(len(self._rows), tuple(gaps), added, moved)
 
     def _enter(
-        self, slot: int, request: NewRequest, gaps: list[int]
+        self, row: int, request: NewRequest, gaps: list[int]
     ) -> tuple[int, SamplingParams, list[int], list[int]]:
-        index = gaps.pop(0) if gaps else len(self._slots)
-        if index == len(self._slots):
-            self._slots.append(slot)
+        index = gaps.pop(0) if gaps else len(self._rows)
+        if index == len(self._rows):
+            self._rows.append(row)
         else:
-            self._slots[index] = slot
-        self._indices[slot] = index
+            self._rows[index] = row
+        self._indices[row] = index
         prompt = request.token_ids[: request.num_prompt_tokens]
-        return index, request.sampling, prompt, self._outputs[slot]
+        return index, request.sampling, prompt, self._outputs[row]
 
 
 def process_dict_updates(

@@ -9,9 +9,9 @@ import torch
 from octavo.base.errors import ConfigError
 from octavo.messages.sampling import SamplingParams
 from octavo.runtime.kernels.choice import TORCH_SAMPLING
-from octavo.runtime.sampling.custom import AdapterLogitsProcessor, load_processors
 from octavo.runtime.sampling.logprobs import score_candidates
 from octavo.runtime.sampling.processors import LogitBias, Processor
+from octavo.runtime.sampling.request_functions import AdapterLogitsProcessor, load_processors
 from octavo.runtime.sampling.sampler import PROCESSORS, Sampler, with_users
 from tests.fakes import fake_config
 from tests.sampling_reference import Case
