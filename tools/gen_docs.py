@@ -11,11 +11,12 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # run as a script, from any folder
 
 from octavo.base import env  # noqa: E402
+from octavo.base.foreign import ENGINE, SERVER  # noqa: E402
 from octavo.config.args import EngineArgs  # noqa: E402
-from octavo.config.compat import ALIASES, FOREIGN  # noqa: E402
+from octavo.config.compat import ALIASES  # noqa: E402
 from octavo.config.option import TARGET  # noqa: E402
 from octavo.config.server import ServerConfig  # noqa: E402
-from octavo.config.server_compat import SERVER_ALIASES, SERVER_FOREIGN  # noqa: E402
+from octavo.config.server_compat import SERVER_ALIASES  # noqa: E402
 from octavo.metrics.names import ALIASES as METRIC_ALIASES  # noqa: E402
 from octavo.metrics.names import METRICS  # noqa: E402
 
@@ -42,7 +43,7 @@ def config_page() -> str:
     )
     foreign = [
         (f"`{name}`", "refused" if row.is_refused else "no effect", row.text)
-        for name, row in sorted((FOREIGN | SERVER_FOREIGN).items())
+        for name, row in sorted((ENGINE | SERVER).items())
     ]
     names = sorted((ALIASES | SERVER_ALIASES).items())
     aliases = [(f"`{name}`", "", f"Another name of `{own}`.") for name, (own, _) in names]

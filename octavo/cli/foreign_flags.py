@@ -8,8 +8,9 @@ import argparse
 from collections.abc import Iterable
 from typing import Any
 
+from octavo.base.foreign import ENGINE
 from octavo.cli.units import any_value
-from octavo.config.compat import ALIASES, FOREIGN
+from octavo.config.compat import ALIASES
 
 _SHORT = {
     "attention_config": "-ac",
@@ -35,7 +36,7 @@ _SWITCHES = (
 )
 """How the names of options begin that take no value."""
 
-ENGINE_NAMES = (*ALIASES, *FOREIGN)
+ENGINE_NAMES = (*ALIASES, *ENGINE)
 
 
 def add_foreign_flags(parser: argparse.ArgumentParser, names: Iterable[str] = ENGINE_NAMES) -> None:

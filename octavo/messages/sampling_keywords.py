@@ -9,21 +9,11 @@ from typing import Any
 import msgspec
 
 from octavo.base.errors import RequestError, Unsupported
+from octavo.base.foreign import SAMPLING, TOP_EMA
 from octavo.messages.structured import StructuredOutputsParams
 
-_TOP_EMA = "no paper and no engine says what Top-EMA sampling is. Use top_p, min_p or top_k instead."
 _GUIDED = {f"guided_{kind}": kind for kind in ("json", "regex", "choice", "grammar", "json_object")}
 """Fields of StructuredOutputsParams that were keywords of their own."""
-_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "top_ema_p": ((None, 0.0, 0), _TOP_EMA),
-    "top_ema_d": ((None, 0, 0.0), _TOP_EMA),
-    "multiple_stop_sequences": ((None, False, True), "give True or False; `stop` takes several in any case."),
-    "watermarking": ((None,), "watermarks are not there yet; logits_processors can add one."),
-    "trace_decode_token_ids": ((None,), "octavo keeps no trace of decoding: leave it None."),
-    "routed_experts_prompt_start": ((None, 0), "octavo does not return routed experts: leave it 0."),
-    "skip_clone": ((None, False, True), "give True or False; parameters are copied in any case."),
-}
-"""By name: the values that ask for nothing, and why others are refused."""
 
 
 class SamplingKeywords(msgspec.StructMeta):
@@ -31,12 +21,11 @@ class SamplingKeywords(msgspec.StructMeta):
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
         """Raises RequestError or Unsupported for a keyword of the table, TypeError for an unknown one."""
-        for name in options.keys() & _REFUSED.keys():
-            value = options.pop(name)
-            accepted, reason = _REFUSED[name]
-            if not any(type(value) is type(neutral) and value == neutral for neutral in accepted):
-                text = f"{name} is not supported: {reason}"
-                raise RequestError(text, name) if reason is _TOP_EMA else Unsupported(text)
+        for name in options.keys() & SAMPLING.keys():
+            foreign = SAMPLING[name]
+            if foreign.asks(options.pop(name)):
+                text = f"{name} is not supported: {foreign.text}"
+                raise RequestError(text, name) if foreign.text is TOP_EMA else Unsupported(text)
         _rename_guided(options)
         return super().__call__(*args, **options)
 

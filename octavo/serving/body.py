@@ -11,9 +11,9 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from octavo.base.errors import OctavoError, RequestError
+from octavo.base.foreign import FIELDS
 from octavo.base.log import get_logger
 from octavo.serving.errors import ClientGone, HTTPError
-from octavo.serving.fields import ACCEPTED, refuse_later
 
 logger = get_logger(__name__)
 T = TypeVar("T", bound=msgspec.Struct)
@@ -51,8 +51,10 @@ def parse_body(content: bytes | str, model: type[T], *, strict: bool) -> T:
 
 def _convert(fields: dict[str, Any], model: type[T], *, strict: bool) -> T:
     known = model.__struct_fields__
-    refuse_later(fields)
-    _judge([name for name in fields if name not in known and name not in ACCEPTED], strict=strict)
+    for name in FIELDS.keys() & fields.keys():
+        if FIELDS[name].is_refused and FIELDS[name].asks(fields[name]):
+            raise RequestError(f"{name} is not supported: {FIELDS[name].text}.", name)
+    _judge([name for name in fields if name not in known and name not in FIELDS], strict=strict)
     try:
         return msgspec.convert(fields, model, strict=True)
     except msgspec.ValidationError as error:

@@ -13,9 +13,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.base.foreign import FIELDS
 from octavo.config.server import ServerConfig
 from octavo.serving.errors import ErrorBody
-from octavo.serving.fields import IGNORED
 from octavo.serving.registry import Route, load_routes
 from octavo.version import __version__
 
@@ -98,7 +98,10 @@ def _schemas(routes: Iterable[Route], *, strict: bool) -> dict[str, Any]:
 
 
 def _body_schema(schema: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
-    properties = {**schema["properties"], **dict.fromkeys(IGNORED, _ANYTHING)}
+    properties = {
+        **schema["properties"],
+        **{name: _ANYTHING for name, field in FIELDS.items() if not field.is_refused},
+    }
     described = {**schema, "properties": properties, "additionalProperties": not strict}
     if (names := _ONE_IS_NEEDED.get(schema["title"])) is not None:
         given = {"not": {"type": "null"}}

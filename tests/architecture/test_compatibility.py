@@ -15,8 +15,9 @@ import pytest
 import octavo
 from octavo import LLM, AsyncLLM, EngineArgs, OctavoError, SamplingParams
 from octavo.base import env
+from octavo.base.foreign import ENGINE
 from octavo.cli.main import COMMANDS
-from octavo.config.compat import ALIASES, FOREIGN, translate
+from octavo.config.compat import ALIASES, translate
 from octavo.config.server import ServerConfig
 from octavo.config.server_compat import SERVER_ALIASES, SERVER_FOREIGN
 from octavo.frontend.requests.options import KEYWORDS, RequestOptions
@@ -332,7 +333,7 @@ def texts() -> str:
     """Every string of the source."""
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "octavo").rglob("*.py")]
     nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-    return "\n".join([*(str(node.value) for node in nodes), *(foreign.text for foreign in FOREIGN.values())])
+    return "\n".join([*(str(node.value) for node in nodes), *(foreign.text for foreign in ENGINE.values())])
 
 
 def test_texts_of_refused_features_are_in_the_code():

@@ -6,11 +6,12 @@ import logging
 import pytest
 
 from octavo.base.errors import ConfigError
+from octavo.base.foreign import ENGINE
 from octavo.cli.flags import add_engine_flags, engine_args
 from octavo.cli.units import any_value
 from octavo.cli.words import expand_config, normalise
 from octavo.config import EngineArgs
-from octavo.config.compat import ALIASES, FOREIGN
+from octavo.config.compat import ALIASES
 
 
 def parse(*words):
@@ -20,7 +21,7 @@ def parse(*words):
     return engine_args(parser.parse_intermixed_args(expand_config(normalise(list(words)))))
 
 
-@pytest.mark.parametrize("name", [*FOREIGN, *ALIASES])
+@pytest.mark.parametrize("name", [*ENGINE, *ALIASES])
 def test_every_name_is_a_hidden_flag(name, capsys):
     parser = argparse.ArgumentParser(allow_abbrev=False)
     add_engine_flags(parser)
@@ -29,7 +30,7 @@ def test_every_name_is_a_hidden_flag(name, capsys):
     try:
         parse(flag, "1")
     except ConfigError as error:
-        says = FOREIGN[name].text if name in FOREIGN else "cannot be read as"
+        says = ENGINE[name].text if name in ENGINE else "cannot be read as"
         assert says in str(error)
 
 

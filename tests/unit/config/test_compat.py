@@ -5,8 +5,9 @@ import logging
 import pytest
 
 from octavo.base.errors import ConfigError, Unsupported
+from octavo.base.foreign import ENGINE
 from octavo.config import CacheConfig, DeviceConfig, EngineArgs, ModelConfig, ParallelConfig, SchedulerConfig
-from octavo.config.compat import ALIASES, FOREIGN
+from octavo.config.compat import ALIASES
 from octavo.config.concerns import from_concerns
 
 VLLM_LLM_DEFAULTS = {
@@ -67,7 +68,7 @@ def test_defaults_ask_for_nothing(lines):
 
 @pytest.mark.parametrize("name", sorted(VLLM_LLM_DEFAULTS))
 def test_every_name_is_known(name):
-    known = set(EngineArgs.__dataclass_fields__) | set(FOREIGN) | set(ALIASES)
+    known = set(EngineArgs.__dataclass_fields__) | set(ENGINE) | set(ALIASES)
     assert name in known
 
 

@@ -6,13 +6,16 @@ from pathlib import Path
 import pytest
 
 import octavo
+import octavo.base.foreign
 import octavo.serving
 from octavo.frontend.requests.response_format import FIELDS
 from octavo.messages.sampling import SamplingParams
-from octavo.serving.fields import IGNORED, LATER
 from octavo.serving.openai.protocol import ChatRequest, CompletionRequest
 from octavo.serving.openapi import describe_api
 from octavo.serving.registry import Route, load_routes
+
+IGNORED = {name: field.text for name, field in octavo.base.foreign.FIELDS.items() if not field.is_refused}
+LATER = {name: field.text for name, field in octavo.base.foreign.FIELDS.items() if field.is_refused}
 
 
 @pytest.fixture(scope="module")
