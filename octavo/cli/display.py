@@ -9,13 +9,15 @@ stderr.
 A model's text is foreign: control characters, which could steer the terminal, never reach one.
 """
 
-import shutil
 import sys
 import time
 import unicodedata
-from typing import Protocol, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 import octavo
+
+if TYPE_CHECKING:
+    from rich.console import Group
 
 _REDRAW_S = 0.05
 _BAR_WIDTH = 24
@@ -96,60 +98,70 @@ class Panel:
     """Several answers on a terminal: finished ones above, a live line per running one, a bar below."""
 
     def __init__(self, prompts: list[str], out: TextIO) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
         self._prompts = prompts
         self._out = out
         self._running: dict[str, octavo.RequestOutput] = {}
-        self._num_finished = 0
-        self._num_lines = 0
-        self._num_tokens = 0
+        self._num_finished = self._num_tokens = 0
         self._started_s = self._drawn_s = time.monotonic()
+        self._live = Live(console=Console(file=out), auto_refresh=False, transient=True)
+        self._live.start()
 
     def update(self, output: "octavo.RequestOutput") -> None:
         """Take in one output; redraw when it is time."""
+        from rich.text import Text
+
         before = self._running.pop(output.request_id, None)
         self._num_tokens += _tokens(output) - (_tokens(before) if before else 0)
         if output.finished:
             self._num_finished += 1
             index = int(output.request_id)
-            self._erase()
-            self._out.write(_whole(index, self._prompts[index], output, self._out))
+            whole = Text(_whole(index, self._prompts[index], output, self._out))
+            self._live.console.print(whole, soft_wrap=True, end="")
         else:
             self._running[output.request_id] = output
         if output.finished or time.monotonic() - self._drawn_s > _REDRAW_S:
-            self._draw()
+            self._live.update(self._drawing(), refresh=True)
+            self._drawn_s = time.monotonic()
 
     def close(self) -> None:
         """Remove the live part."""
-        self._erase()
-        self._out.flush()
+        self._live.stop()
 
-    def _draw(self) -> None:
-        columns, rows = shutil.get_terminal_size()
+    def _drawing(self) -> "Group":
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        columns, rows = self._live.console.size
         running = sorted(self._running.values(), key=lambda output: int(output.request_id))
-        lines = [self._line(output, columns - 1) for output in running[: max(1, rows - 2)]]
-        self._erase()
-        self._out.write("\n".join([*lines, self._bar()]) + "\n")
-        self._out.flush()
-        self._num_lines = len(lines) + 1
-        self._drawn_s = time.monotonic()
-
-    def _erase(self) -> None:
-        if self._num_lines:
-            self._out.write(f"\x1b[{self._num_lines}F\x1b[J")
-            self._num_lines = 0
+        lines = [Text(self._line(output, columns - 1)) for output in running[: max(1, rows - 2)]]
+        speed = self._num_tokens / max(time.monotonic() - self._started_s, 1e-9)
+        done = (
+            f"{self._num_finished}/{len(self._prompts)} prompts, {self._num_tokens} tokens, {speed:.0f} tok/s"
+        )
+        bar = Table.grid(padding=(0, 1))
+        bar.add_row(ProgressBar(len(self._prompts), self._num_finished, width=_BAR_WIDTH), Text(done))
+        return Group(*lines, bar)
 
     def _line(self, output: "octavo.RequestOutput", width: int) -> str:
-        index = int(output.request_id)
-        question = _head(_one_line(self._prompts[index]), min(_PROMPT_WIDTH, width // 2))
-        label = f"{index + 1}. {question} │ "
-        return label + _tail(_one_line(output.outputs[0].text), width - _width(label))
+        from rich.cells import cell_len
+        from rich.text import Text
 
-    def _bar(self) -> str:
-        total = len(self._prompts)
-        filled = _BAR_WIDTH * self._num_finished // total
-        speed = self._num_tokens / max(time.monotonic() - self._started_s, 1e-9)
-        bar = "█" * filled + "░" * (_BAR_WIDTH - filled)
-        return f"{bar} {self._num_finished}/{total} prompts, {self._num_tokens} tokens, {speed:.0f} tok/s"
+        index = int(output.request_id)
+        question = Text(_one_line(self._prompts[index]))
+        question.truncate(min(_PROMPT_WIDTH, width // 2), overflow="ellipsis")
+        label = f"{index + 1}. {question} │ "
+        room, answer = width - cell_len(label), _one_line(output.outputs[0].text)
+        if cell_len(answer) <= room:
+            return label + answer
+        end = answer[-room:]
+        while cell_len(end) >= room:
+            end = end[1:]
+        return f"{label}…{end}"
 
 
 def _whole(index: int, prompt: str, output: "octavo.RequestOutput", out: TextIO) -> str:
@@ -173,28 +185,3 @@ def _harmless(text: str, out: TextIO) -> str:
 
 def _one_line(text: str) -> str:
     return " ".join("".join(c if unicodedata.category(c) != "Cc" else " " for c in text).split())
-
-
-def _width(text: str) -> int:
-    """Terminal columns that the text takes."""
-    return sum(
-        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text
-    )
-
-
-def _head(text: str, width: int) -> str:
-    return text if _width(text) <= width else _cut(text, width - 1) + "…"
-
-
-def _tail(text: str, width: int) -> str:
-    return text if _width(text) <= width else "…" + _cut(text[::-1], width - 1)[::-1]
-
-
-def _cut(text: str, width: int) -> str:
-    """The longest beginning of `text` that fits `width` columns."""
-    used = 0
-    for index, character in enumerate(text):
-        used += _width(character)
-        if used > width:
-            return text[:index]
-    return text

@@ -6,7 +6,18 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "transformers", "tokenizers", "numpy", "zmq", "jinja2", "yaml", "tqdm", "huggingface_hub")
+HEAVY = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "numpy",
+    "zmq",
+    "jinja2",
+    "yaml",
+    "tqdm",
+    "rich",
+    "huggingface_hub",
+)
 
 
 def _modules_after(code):

@@ -1,8 +1,8 @@
 import io
-import os
 import re
 
 import pytest
+from rich.cells import cell_len
 
 from octavo.cli import display
 from octavo.cli.display import Listing, Panel, Stream, choose
@@ -27,21 +27,22 @@ def output(index, text, finished=False, num_tokens=None):
 
 
 def screen(written):
-    """What a terminal shows after `written`: knows newline, cursor up N lines (F) and erase below (J)."""
+    """What a terminal shows: knows newline, return, cursor up (A), erase line (2K), colours (m)."""
     lines, row = [""], 0
-    for piece in re.split(r"(\x1b\[\d*[FJ]|\n)", written):
+    for piece in re.split(r"(\x1b\[[?\d;]*[A-Za-z]|\n|\r)", written):
         if piece == "\n":
             row += 1
             if row == len(lines):
                 lines.append("")
-        elif piece.startswith("\x1b[") and piece.endswith("F"):
+        elif piece.startswith("\x1b[") and piece.endswith("A"):
             row -= int(piece[2:-1])
             assert row >= 0, "the panel climbed above its own lines"
-        elif piece == "\x1b[J":
-            del lines[row + 1 :]
+        elif piece == "\x1b[2K":
             lines[row] = ""
-        else:
+        elif not piece.startswith(("\r", "\x1b[")):
             lines[row] += piece
+    while len(lines) > row + 1 and not lines[-1]:
+        lines.pop()
     return lines
 
 
@@ -76,7 +77,8 @@ def test_control_characters_never_reach_a_terminal():
 @pytest.fixture
 def terminal(monkeypatch):
     monkeypatch.setattr(display, "_REDRAW_S", -1.0)
-    monkeypatch.setattr(display.shutil, "get_terminal_size", lambda: os.terminal_size((60, 5)))
+    for name, value in {"COLUMNS": "60", "LINES": "5", "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
     return Terminal()
 
 
@@ -88,7 +90,7 @@ def test_a_panel_shows_running_answers_and_keeps_finished_ones(terminal):
     panel.update(output(1, "uno dos", finished=True))
     shown = screen(terminal.getvalue())
     assert shown[:4] == ["[2] second question", "uno dos", "", "1. first question │ one"]
-    assert shown[4].startswith("████████████░░░░░░░░░░░░ 1/2 prompts, 3 tokens")
+    assert shown[4].startswith("━━━━━━━━━━━━╺━━━━━━━━━━━ 1/2 prompts, 3 tokens")
     panel.update(output(0, "one two", finished=True))
     panel.close()
     assert screen(terminal.getvalue()) == [
@@ -112,7 +114,7 @@ def test_a_panel_never_outgrows_the_terminal(terminal):
     assert len([line for line in lines if "│" in line]) == 3
     for line in lines:
         if "│" in line:
-            assert display._width(line) < 60
+            assert cell_len(line) < 60
             assert line.endswith("and more of them")
 
 
