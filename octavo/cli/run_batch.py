@@ -22,6 +22,7 @@ from octavo.config import EngineArgs, resolve
 from octavo.config.server import ServerConfig
 from octavo.frontend.async_engine import AsyncLLM
 from octavo.serving.caller import Caller
+from octavo.serving.engines import Engines
 from octavo.serving.openai.batch_lines import (
     RESULT_BEGINS,
     BatchLine,
@@ -30,7 +31,6 @@ from octavo.serving.openai.batch_lines import (
     answer_line,
     read_line,
 )
-from octavo.serving.openai.models import ServedModels
 
 _TASKS_PER_SEAT = 2
 """So that a request waits when another one ends."""
@@ -94,10 +94,10 @@ async def _answer_all(args: EngineArgs, source: Path, results: _Results) -> None
     try:
         await engine.start()
         seats = asyncio.Semaphore(_TASKS_PER_SEAT * engine.config.scheduler.max_num_seqs)
-        models, config = ServedModels.of(engine.config), ServerConfig()
+        engines, config = Engines(engine), ServerConfig()
 
         async def answer(number: int, line: BatchLine) -> None:
-            caller = Caller(engine, config, models, f"line-{number}", "", "", {})
+            caller = Caller(engines, config, f"line-{number}", "", "", {})
             results.add(await answer_line(caller, line))
 
         async with asyncio.TaskGroup() as group:

@@ -13,10 +13,10 @@ from starlette.routing import WebSocketRoute as SocketPath
 from octavo.config.server import ServerConfig
 from octavo.frontend.async_engine import AsyncLLM
 from octavo.serving.endpoint import Endpoint
+from octavo.serving.engines import Engines
 from octavo.serving.errors import handle_exception
 from octavo.serving.metrics_board import MetricsBoard
 from octavo.serving.openai.batch_runner import BatchRunner
-from octavo.serving.openai.models import ServedModels
 from octavo.serving.registry import Route, WebSocketRoute, load_routes
 from octavo.serving.responses.background import Background
 from octavo.serving.store.database import Store
@@ -29,13 +29,12 @@ def make_app(engine: AsyncLLM, config: ServerConfig) -> Starlette:
         exception_handlers={HTTPException: handle_exception},
     )
     app.router.redirect_slashes = False
-    app.state.engine = engine
+    app.state.engines = Engines(engine)
     app.state.config = config
     app.state.metrics_board = MetricsBoard(engine.metrics)
-    app.state.models = ServedModels.of(engine.config)
     app.state.store = Store(config)
     app.state.background = Background()
-    app.state.batch_runner = BatchRunner(engine, config, app.state.models, app.state.store)
+    app.state.batch_runner = BatchRunner(app.state.engines, config, app.state.store)
     return app
 
 

@@ -91,7 +91,7 @@ def _explained(error: msgspec.ValidationError) -> RequestError:
 async def _refuse_when_full(request: Request) -> None:
     """Before any work is done for it: many may come when there is no room."""
     try:
-        request.app.state.engine.check_admission()
+        request.app.state.engines.of().check_admission()
     except OctavoError:
         if request.headers.get("connection", "").lower() == "close":
             await _read(request, request.app.state.config.max_request_bytes)  # else closing resets it

@@ -2,14 +2,14 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import uuid4
 
 from starlette.requests import HTTPConnection
 
 from octavo.config.server import ServerConfig
 from octavo.frontend.async_engine import AsyncLLM
-from octavo.serving.openai.models import ServedModels
+from octavo.serving.engines import Engines
 
 _ID = re.compile(r"[!-~]{1,128}")
 
@@ -20,9 +20,8 @@ _TRACE_HEADERS = ("traceparent", "tracestate")
 class Caller:
     """Who asks, and of whom. The middleware has put id, tenant and salt into the scope."""
 
-    engine: AsyncLLM
+    engines: Engines
     config: ServerConfig
-    models: ServedModels
     request_id: str
     tenant: str
     """Whose key it was; empty without keys."""
@@ -32,6 +31,13 @@ class Caller:
     """The caller's place in a trace."""
     is_admin: bool = True
     """Whether it was an admin's key; without keys everybody is one."""
+    model: str = ""
+    """The name under which a model is asked; empty as long as the body is not read."""
+
+    @property
+    def engine(self) -> AsyncLLM:
+        """The engine that is asked."""
+        return self.engines.of(self.model)
 
     @classmethod
     def of(cls, connection: HTTPConnection) -> "Caller":
@@ -40,15 +46,18 @@ class Caller:
         app = connection.app.state
         request_id = state.get("request_id") or _given_id(connection) or uuid4().hex
         return cls(
-            app.engine,
+            app.engines,
             app.config,
-            app.models,
             request_id,
             state.get("tenant", ""),
             state.get("cache_salt", ""),
             {name: connection.headers[name] for name in _TRACE_HEADERS if name in connection.headers},
             state.get("is_admin", True),
         )
+
+    def asking(self, model: str | None) -> "Caller":
+        """The same caller, who asks this model. Raises UnknownModel."""
+        return replace(self, model=self.engines.models.resolve(model or self.model))
 
     def salted(self, salt: str | None) -> str:
         """The salt of a prompt: the tenant's and the request's own, so that no request can name another's."""

@@ -52,7 +52,7 @@ async def _answer(request: Request, *, streams: bool) -> Response:
     caller = Caller.of(request)
     body = await read_body(request, GenerateRequest, takes_place=True)
     body.stream = streams or body.stream
-    caller.models.resolve(body.model)
+    caller = caller.asking(body.model)
     generation = Generation(
         caller=caller,
         request=body,

@@ -42,7 +42,8 @@ async def create_message(request: Request) -> Response:
     """The model's turn in a conversation, whole or as a stream of events."""
     caller = Caller.of(request)
     body = await read_body(request, MessagesRequest, takes_place=True)
-    answer = MessageAnswer(f"msg_{caller.request_id}", caller.models.resolve(body.model))
+    caller = caller.asking(body.model)
+    answer = MessageAnswer(f"msg_{caller.request_id}", caller.model)
     asked = chat_request(body)
     if not caller.engine.chat.reasoning_parser:
         asked.thinking_token_budget = None  # a model that does not think keeps to any budget

@@ -16,13 +16,12 @@ from typing import Any, TypeVar
 from octavo.base.errors import EngineDead
 from octavo.base.log import get_logger
 from octavo.config.server import ServerConfig
-from octavo.frontend.async_engine import AsyncLLM
 from octavo.serving.caller import Caller
+from octavo.serving.engines import Engines
 from octavo.serving.errors import HTTPError
 from octavo.serving.openai import batch_record
 from octavo.serving.openai.batch_lines import BatchLine, LineFault, answer_line, read_line, unanswered
 from octavo.serving.openai.batch_record import Batch, BatchError, End, OpenBatch
-from octavo.serving.openai.models import ServedModels
 from octavo.serving.store.database import Store
 
 logger = get_logger(__name__)
@@ -46,12 +45,11 @@ class _Job:
 class BatchRunner:
     """Nothing happens before `run`."""
 
-    def __init__(self, engine: AsyncLLM, config: ServerConfig, models: ServedModels, store: Store) -> None:
-        self._engine = engine
+    def __init__(self, engines: Engines, config: ServerConfig, store: Store) -> None:
+        self._engines = engines
         self._config = config
-        self._models = models
         self._store = store
-        self._seats = asyncio.Semaphore(max(1, engine.config.scheduler.max_num_seqs // 2))
+        self._seats = asyncio.Semaphore(max(1, engines.of().config.scheduler.max_num_seqs // 2))
         self._jobs: dict[str, _Job] = {}
         self._news = asyncio.Event()
 
@@ -134,9 +132,8 @@ class BatchRunner:
 
     async def _answer(self, job: _Job, number: int, line: BatchLine) -> None:
         caller = Caller(
-            self._engine,
+            self._engines,
             self._config,
-            self._models,
             f"{job.batch.id}-{number}",
             job.tenant,
             self._salt(job.tenant),

@@ -34,8 +34,7 @@ def prepare(
     Nothing is started yet. Raises RequestError.
     """
     generation, turn = prepare_turn(caller, body, conversations)
-    model = caller.models.resolve(body.model)
-    return generation, ChatAnswer(turn, conversations, generation.request_id, model)
+    return generation, ChatAnswer(turn, conversations, generation.request_id, turn.caller.model)
 
 
 ROUTES = [

@@ -30,7 +30,7 @@ def prepare(caller: Caller, body: CompletionRequest) -> tuple[Generation, Comple
 
     Raises RequestError.
     """
-    model = caller.models.resolve(body.model)
+    caller = caller.asking(body.model)
     answer_id = f"cmpl-{body.request_id or caller.request_id}"
     generation = Generation(
         caller=caller,
@@ -40,7 +40,7 @@ def prepare(caller: Caller, body: CompletionRequest) -> tuple[Generation, Comple
         params=sampling_params(body, caller.engine.input_processor.default_sampling_values()),
         tokenization=tokenization(body, add_special_tokens=True),
     )
-    return generation, CompletionAnswer(caller, body, answer_id, model)
+    return generation, CompletionAnswer(caller, body, answer_id, caller.model)
 
 
 ROUTES = [

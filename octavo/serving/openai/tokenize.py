@@ -39,7 +39,7 @@ async def tokenize(request: Request) -> Response:
     """The tokens of a text, or of a conversation as the model would get it."""
     caller = Caller.of(request)
     body = await read_body(request, TokenizeRequest, takes_place=True)
-    caller.models.resolve(body.model)
+    caller = caller.asking(body.model)
     tokenizer = _tokenizer(caller)
     with caller.engine.reserve():
         text, has_special_tokens = await _text(caller, body)
@@ -49,7 +49,7 @@ async def tokenize(request: Request) -> Response:
         adds = not has_special_tokens if wanted is None else wanted
         ids = await caller.engine.off_loop(partial(tokenizer.encode, text, adds))
     names = tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None
-    tokens = Tokens(len(ids), caller.models.max_model_len, ids, names)
+    tokens = Tokens(len(ids), caller.engines.models.max_model_len, ids, names)
     return Response(encode(tokens), media_type="application/json")
 
 
@@ -57,7 +57,7 @@ async def detokenize(request: Request) -> Response:
     """The text of tokens."""
     caller = Caller.of(request)
     body = await read_body(request, DetokenizeRequest, takes_place=True)
-    caller.models.resolve(body.model)
+    caller = caller.asking(body.model)
     tokenizer, size = _tokenizer(caller), caller.engine.config.checkpoint.vocab_size
     if len(body.tokens) > MAX_TOKENS:
         raise RequestError(f"tokens may hold {MAX_TOKENS} ids, got {len(body.tokens)}.", "tokens")

@@ -99,7 +99,7 @@ def prepare_turn(
 
     Nothing is started yet. Raises RequestError.
     """
-    caller.models.resolve(body.model)
+    caller = caller.asking(body.model)
     use = ToolUse.of(body)
     options = render_options(caller, body) | {"tools": use.described()}
     params = sampling_params(body, caller.engine.input_processor.default_sampling_values())

@@ -121,7 +121,7 @@ def _response(caller: Caller, body: CreateResponse) -> Response:
         instructions=body.instructions,
         max_output_tokens=body.max_output_tokens,
         metadata=body.metadata or {},
-        model=caller.models.resolve(body.model),
+        model=caller.asking(body.model).model,
         output=[],
         parallel_tool_calls=body.parallel_tool_calls is not False,
         previous_response_id=body.previous_response_id,

@@ -6,7 +6,7 @@ import pytest
 
 from octavo.base.errors import UnknownModel
 from octavo.config.observability import ObservabilityConfig
-from octavo.serving.openai.models import ServedModels
+from octavo.serving.engines import ServedModels
 from tests.fakes import ByteTokenizer, fake_config
 from tests.serving import MAX_MODEL_LEN, events_of
 from tests.unit.serving.test_completion_route import answer_to
