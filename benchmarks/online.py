@@ -98,7 +98,7 @@ def cpu_seconds(process: psutil.Process) -> Counter[str]:
     """Used so far, by what a process of the server does: fronts, and the core with what it started."""
     seconds = Counter(front=sum(process.cpu_times()[:2]))
     for child in process.children(recursive=True):
-        kind = "front" if "octavo.serving.front" in child.cmdline() else "core"
+        kind = "front" if "octavo.serving.process.extra_process" in child.cmdline() else "core"
         seconds[kind] += sum(child.cpu_times()[:2])
     return seconds
 

@@ -118,7 +118,7 @@ def serve(orders, flags):
         checkpoint=replace(config.checkpoint, config={**config.checkpoint.config, **orders}),
     )
     with (
-        patch("octavo.serving.server.resolve", lambda args: config),
+        patch("octavo.serving.process.main_process.resolve", lambda args: config),
         patch("octavo.frontend.async_engine.tokenizer_for", lambda config: ByteTokenizer()),
     ):
         return octavo(["serve", *flags])

@@ -22,7 +22,7 @@ import httpx
 import psutil
 
 from octavo.cli.main import main
-from octavo.serving import front
+from octavo.serving.process import extra_process
 from tests.fakes import ByteTokenizer, fake_config
 from tests.process_fakes import EXECUTOR
 
@@ -161,11 +161,11 @@ def run(first, *rest):
     policy = "octavo.frontend.client.restart.RestartPolicy.delay_s"
     with (
         patch(policy, lambda self: 0.0) if '"restarts"' in first else nullcontext(),
-        patch("octavo.serving.server.resolve", lambda args: _config(json.loads(first), args)),
-        patch("octavo.serving.fronts._MODULE", "tests.served_process"),
+        patch("octavo.serving.process.main_process.resolve", lambda args: _config(json.loads(first), args)),
+        patch("octavo.serving.process.supervisor._MODULE", "tests.served_process"),
         patch("octavo.frontend.async_engine.tokenizer_for", lambda config: ByteTokenizer()),
     ):
-        return main(["serve", *rest]) if first.startswith("{") else front.main([first, *rest])
+        return main(["serve", *rest]) if first.startswith("{") else extra_process.main([first, *rest])
 
 
 if __name__ == "__main__":

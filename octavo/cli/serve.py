@@ -23,9 +23,9 @@ from octavo.config.compat import translate
 from octavo.config.resolve_server import resolve_server
 from octavo.config.server import ServerConfig
 from octavo.config.server_compat import SERVER_ALIASES, SERVER_FOREIGN
-from octavo.serving.listener import Listener
+from octavo.serving.process.listener import Listener
 
-_SERVE = "octavo.serving.server:serve"
+_SERVE = "octavo.serving.process.main_process:serve"
 _BAD_MODEL = 3
 _DEFAULTS = {"shutdown_timeout": 30.0}
 """Where a server differs from an engine in a program."""

@@ -8,9 +8,9 @@ from typing import Any
 from octavo.base.registry import load_object
 from octavo.cli import serve
 from octavo.cli.words import expand_config, normalise
-from octavo.serving.listener import Listener
+from octavo.serving.process.listener import Listener
 
-_SERVER = "octavo.serving.server:Server"
+_SERVER = "octavo.serving.process.main_process:MainProcess"
 
 
 class FlexibleArgumentParser(argparse.ArgumentParser):

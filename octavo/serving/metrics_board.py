@@ -1,6 +1,6 @@
-"""`MetricsBoard`: everything that one front process of the server can tell to a metrics page.
+"""`MetricsBoard`: everything that one API process of the server can tell to a metrics page.
 
-Made with the app. The engine's figures, those of HTTP, and the machine's; with several front processes the
+Made with the app. The engine's figures, those of HTTP, and the machine's; with several API processes the
 sum of all, whichever is asked.
 """
 
@@ -18,7 +18,7 @@ _INTERVAL_S = 0.5
 
 
 class MetricsBoard:
-    """The figures of one front, used on its event loop."""
+    """The figures of one API process, used on its event loop."""
 
     def __init__(self, engine: EngineMetrics) -> None:
         self.http = Collection()
@@ -28,9 +28,9 @@ class MetricsBoard:
         self._turn = asyncio.Lock()
 
     async def share(self, folder: Path, server_pid: int) -> None:
-        """Task, where there are several fronts: meet the others in `folder`, until cancelled.
+        """Task, where there are several API processes: meet the others in `folder`, until cancelled.
 
-        folder: of all fronts of this server, and of its life
+        folder: of all API processes of this server, and of its life
         server_pid: the process above all of them
         """
         self._totals = Totals(folder)
@@ -41,7 +41,7 @@ class MetricsBoard:
             await asyncio.sleep(_INTERVAL_S)
 
     async def read(self) -> list[Metric]:
-        """All series of all fronts."""
+        """All series of all API processes."""
         async with self._turn:
             return await asyncio.to_thread(self._read, self._snapshot())
 

@@ -47,7 +47,7 @@ def test_configuration_needs_no_torch():
 
 
 def test_a_server_starts_its_core_before_it_loads_its_application():
-    loaded = _modules_after("import octavo.serving.server")
+    loaded = _modules_after("import octavo.serving.process.main_process")
     assert not loaded.intersection({"starlette.applications", "octavo.serving.app"})
 
 

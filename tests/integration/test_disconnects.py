@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from octavo.config.server import ServerConfig
-from octavo.serving.http_server import HttpServer
+from octavo.serving.process.http_server import HttpServer
 from tests.serving import served
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -22,7 +22,7 @@ from tests.process_fakes import wait_until
 from tests.served_process import ServeProcess, free_port
 
 SLOW = {"step_s": 0.05}
-SECOND_IS_READY = "front1 octavo.serving.front: Serving."
+SECOND_IS_READY = "api1 octavo.serving.process.extra_process: Serving."
 BODY = {"model": "fake", "prompt": "hello", "max_tokens": 4}
 
 
@@ -388,9 +388,9 @@ class TestSeveralFronts:
             for _ in range(least):
                 assert pair.post("/v1/completions", BODY).status_code == 200
             due += least
-            if wait_until(lambda: "front1 octavo.access" in pair.log, 2):
+            if wait_until(lambda: "api1 octavo.access" in pair.log, 2):
                 break
-        assert "front1 octavo.access" in pair.log, "the second took some"
+        assert "api1 octavo.access" in pair.log, "the second took some"
         assert wait_until(lambda: count() == due, 20), "each tells the others twice a second"
 
     def test_one_that_dies_is_replaced(self, pair):

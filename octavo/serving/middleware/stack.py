@@ -1,6 +1,6 @@
 """The order of the layers, from the network inward: log, host, origins of pages, key, drain, then `inner`.
 
-Called once per front process by `serving.process`.
+Called once per API process by `serving.process.api_process`.
 """
 
 from typing import NamedTuple

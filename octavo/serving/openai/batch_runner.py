@@ -29,7 +29,7 @@ T = TypeVar("T")
 _MAX_ERRORS = 100
 _RETRY_S = 10.0
 _POLL_S = 1.0
-"""Between looks at what other front processes have put into the store."""
+"""Between looks at what other API processes have put into the store."""
 
 
 @dataclass(slots=True)

@@ -172,7 +172,7 @@ async def _start(request: Request, work: ResponseWork, log: EventLog | None) -> 
 
 
 async def _end_elsewhere(request: Request, response_id: str) -> None:
-    """The process that works on it in the background may be another front of this engine."""
+    """The process that works on it in the background may be another API process of this engine."""
     caller = Caller.of(request)
     await caller.engine.abort(turn_id(response_id), caller.tenant)
 

@@ -1,6 +1,6 @@
 """`Store`: the server's documents, in one SQLite file used from a thread of its own.
 
-Made by `app`, one per front process; several processes may share the file. Handlers ask it by `run`, so that
+Made by `app`, one per API process; several processes may share the file. Handlers ask it by `run`, so that
 no disk is ever waited for on the event loop. What the documents mean is their routes' business.
 """
 

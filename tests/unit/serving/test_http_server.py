@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from octavo.config.server import ServerConfig
-from octavo.serving.http_server import HttpServer
+from octavo.serving.process.http_server import HttpServer
 
 HOST = b"Host: localhost\r\n"
 GET = b"GET /x HTTP/1.1\r\n" + HOST + b"\r\n"
@@ -62,8 +62,8 @@ async def running(tick_s=0.02, **limits):
     listener.setblocking(False)
     application = Application()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("octavo.serving.http_server._TICK_S", tick_s)
-        patch.setattr("octavo.serving.connection._LINGER_S", 0.3)
+        patch.setattr("octavo.serving.process.http_server._TICK_S", tick_s)
+        patch.setattr("octavo.serving.process.connection._LINGER_S", 0.3)
         server = HttpServer(application, ServerConfig(**limits), listener)
         server.start()
         writers = []
@@ -256,7 +256,7 @@ async def test_no_file_descriptors_left_is_survived(monkeypatch):
         return await accept(listener)
 
     monkeypatch.setattr(loop, "sock_accept", failing)
-    monkeypatch.setattr("octavo.serving.http_server._ACCEPT_RETRY_S", 0.01)
+    monkeypatch.setattr("octavo.serving.process.http_server._ACCEPT_RETRY_S", 0.01)
     async with running() as (_, connect):
         assert b" 200 " in (await exchange(connect, GET, patience_s=0.2))[0]
     assert not failures

@@ -14,8 +14,8 @@ from octavo.config.parallel import ParallelConfig
 from octavo.config.resolve_server import resolve_server
 from octavo.config.secret import Secret
 from octavo.config.server import ServerConfig
-from octavo.serving.listener import Listener
-from octavo.serving.server import num_fronts
+from octavo.serving.process.listener import Listener
+from octavo.serving.process.main_process import num_api_processes
 
 KEYS = [Secret.of("a-key")]
 
@@ -164,4 +164,4 @@ def test_the_rest_is_left_as_it_is(monkeypatch):
     [("cpu", 64, 1), ("cuda", 2, 1), ("cuda", 8, 2), ("cuda:1", 16, 4), ("cuda", 96, 4)],
 )
 def test_fronts_where_nobody_says_how_many(device, cpu_threads, expected):
-    assert num_fronts(ParallelConfig(device=device, cpu_threads=cpu_threads)) == expected
+    assert num_api_processes(ParallelConfig(device=device, cpu_threads=cpu_threads)) == expected

@@ -13,8 +13,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from octavo.config.server import ServerConfig
-from octavo.serving import connection
-from octavo.serving.connection import Connection
+from octavo.serving.process import connection
+from octavo.serving.process.connection import Connection
 
 ROOT = Path(__file__).resolve().parents[3]
 METHODS = {

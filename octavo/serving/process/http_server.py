@@ -1,6 +1,6 @@
 """`HttpServer`: accepts connections and keeps them within bounds; uvicorn speaks HTTP and WebSocket on each.
 
-One per front process, made by `service`. It accepts by itself, because running out of file descriptors, or
+One per API process, made by `api_process`. It accepts by itself, because running out of file descriptors, or
 having enough connections, must stop neither the server nor those who are connected already.
 """
 
@@ -17,7 +17,7 @@ from uvicorn.server import ServerState
 from octavo.base.errors import ConfigError
 from octavo.base.log import get_logger
 from octavo.config.server import ServerConfig
-from octavo.serving.connection import Connection
+from octavo.serving.process.connection import Connection
 
 logger = get_logger(__name__)
 _TICK_S = 1.0

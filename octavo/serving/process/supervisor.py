@@ -1,6 +1,6 @@
-"""`Fronts`: the further processes that speak HTTP on the same socket, seen from the one that owns the engine.
+"""`ExtraProcesses`: the API processes beside the main one, on the same socket, as the main one sees them.
 
-Used by `server`. One that ends by itself is replaced; the engine is told first, and ends its requests.
+Used by `main_process`. One that ends by itself is replaced; the engine is told first, and ends its requests.
 """
 
 import asyncio
@@ -13,24 +13,24 @@ from octavo.base.log import get_logger
 from octavo.base.processes import Child
 from octavo.config.server import ServerConfig
 from octavo.frontend.async_engine import AsyncLLM
-from octavo.serving.listener import Listener
+from octavo.serving.process.listener import Listener
 
 logger = get_logger(__name__)
-_MODULE = "octavo.serving.front"
-_ORDERS = "fronts.orders"
+_MODULE = "octavo.serving.process.extra_process"
+_ORDERS = "api_processes.orders"
 _RESTART_S = 1.0
 
 
 class Orders(msgspec.Struct):
-    """What a front process reads when it starts; keys are in it as digests only."""
+    """What an API process reads when it starts; keys are in it as digests only."""
 
     server: ServerConfig
     engine: bytes
     """EngineConfig, as msgpack."""
 
 
-class Fronts:
-    """Front processes 1 … N-1."""
+class ExtraProcesses:
+    """API processes 1 … N-1."""
 
     def __init__(self, engine: AsyncLLM, config: ServerConfig, listener: Listener) -> None:
         """Write down their orders, in the engine's private directory."""
@@ -82,6 +82,6 @@ class Fronts:
         self._are_gone.set()
         if self._is_ending:
             return
-        logger.error("Front process %d ended with exit code %d; another one follows.", index, code)
+        logger.error("API process %d ended with exit code %d; another one follows.", index, code)
         self._engine.detach_front(index)
         self._loop.call_later(_RESTART_S, self._start, index)

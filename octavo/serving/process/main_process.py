@@ -1,4 +1,4 @@
-"""`serve`: the process of `octavo serve`. It owns the engine, and the further front processes if there are.
+"""`serve`: the process of `octavo serve`. It owns the engine, and the further API processes if there are.
 
 Started by `cli.serve` with a socket that listens already; a client that comes early is told that the server
 starts.
@@ -20,13 +20,13 @@ from octavo.config import EngineArgs, EngineConfig, resolve
 from octavo.config.parallel import ParallelConfig
 from octavo.config.server import ServerConfig
 from octavo.frontend.async_engine import AsyncLLM
-from octavo.serving.fronts import Fronts
-from octavo.serving.listener import Listener
+from octavo.serving.process.api_process import APIProcess
+from octavo.serving.process.listener import Listener
+from octavo.serving.process.supervisor import ExtraProcesses
 from octavo.serving.responses.record import fail_left
-from octavo.serving.service import Service
 
 _QUEUED_PER_SEAT = 4
-_CORES_PER_FRONT, _MOST_FRONTS = 4, 4
+_CORES_PER_PROCESS, _MOST_PROCESSES = 4, 4
 _STORE = "store.sqlite"
 
 
@@ -35,16 +35,16 @@ def serve(args: EngineArgs, config: ServerConfig, listener: Listener) -> None:
     log.go_to_background("uvicorn.error", "asyncio")
     _raise_file_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(Server(args, config, listener).run())
+        runner.run(MainProcess(args, config, listener).run())
 
 
-class Server(Service):
-    """The front process that owns the engine."""
+class MainProcess(APIProcess):
+    """The API process that owns the engine."""
 
     def __init__(self, args: EngineArgs, config: ServerConfig, listener: Listener) -> None:
         super().__init__(config, listener)
         self._args = args
-        self._fronts: Fronts | None = None
+        self._extra_processes: ExtraProcesses | None = None
         self._batches: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
@@ -54,11 +54,11 @@ class Server(Service):
 
     def _make_engine(self) -> AsyncLLM:
         config = _bounded(resolve(self._args))
-        count = self._config.api_server_count or num_fronts(config.parallel)
+        count = self._config.api_server_count or num_api_processes(config.parallel)
         self._config = dataclasses.replace(self._config, api_server_count=count)
         on_crash: Literal["none", "restart"] = "restart" if self._config.on_crash == "restart" else "none"
         engine = AsyncLLM(config, on_crash=on_crash, num_fronts=self._config.api_server_count)
-        if not self._config.store:  # a file that all fronts can open, and that goes with the engine
+        if not self._config.store:  # a file that all API processes can open, and that goes with the engine
             self._config = dataclasses.replace(self._config, store=str(engine.core.mailbox_path / _STORE))
         return engine
 
@@ -70,8 +70,8 @@ class Server(Service):
         self._batches = asyncio.create_task(state.batch_runner.run())
         self._tasks = [self._batches]
         if self._config.api_server_count > 1:
-            self._fronts = Fronts(engine, self._config, self._listener)
-            self._fronts.start()
+            self._extra_processes = ExtraProcesses(engine, self._config, self._listener)
+            self._extra_processes.start()
             sharing = state.metrics_board.share(engine.core.mailbox_path, os.getpid())
             self._tasks.append(asyncio.create_task(sharing))
         _say(_invitation(engine.config.served_names[0], self._listener.url, self._config))
@@ -79,11 +79,12 @@ class Server(Service):
     async def _drained(self) -> None:
         if self._batches is not None:  # they go on with the next server, if there is a store
             self._batches.cancel()
-        await asyncio.gather(super()._drained(), *([self._fronts.drained()] if self._fronts else []))
+        others = [self._extra_processes.drained()] if self._extra_processes else []
+        await asyncio.gather(super()._drained(), *others)
 
     async def _end(self, grace_s: float) -> None:
-        if self._fronts is not None:
-            await self._fronts.end(grace_s)
+        if self._extra_processes is not None:
+            await self._extra_processes.end(grace_s)
         await super()._end(grace_s)
 
 
@@ -105,11 +106,11 @@ def _bounded(config: EngineConfig) -> EngineConfig:
     return dataclasses.replace(config, front=dataclasses.replace(config.front, max_num_queued_reqs=bound))
 
 
-def num_fronts(parallel: ParallelConfig) -> int:
+def num_api_processes(parallel: ParallelConfig) -> int:
     """So many that writing the tokens keeps up with a GPU. A CPU's engine needs the cores itself."""
     if not parallel.device.startswith("cuda"):
         return 1
-    return min(_MOST_FRONTS, max(1, parallel.cpu_threads // _CORES_PER_FRONT))
+    return min(_MOST_PROCESSES, max(1, parallel.cpu_threads // _CORES_PER_PROCESS))
 
 
 def _invitation(model: str, url: str, config: ServerConfig) -> str:

@@ -1,10 +1,11 @@
-"""`Service`: one process that speaks HTTP, from its first connection to its last.
+"""`APIProcess`: one process that speaks HTTP, from its first connection to its last.
 
 It serves, and ends when it is asked to (SIGTERM, SIGINT) or when the
 engine is gone for good. Asked to end, it lets no new request in and waits for those under way; what is left
 at the deadline, or at a second signal, ends with an error. A third signal kills.
 
-`server` makes the one that owns the engine, `front` those beside it; how the engine comes about is theirs.
+`main_process` is the one that owns the engine, `extra_process` each of those beside it; how the engine comes
+about is theirs.
 """
 
 import asyncio
@@ -26,10 +27,10 @@ from octavo.config.server import ServerConfig
 from octavo.frontend.async_engine import AsyncLLM
 from octavo.serving.errors import HTTPError, error_response
 from octavo.serving.http_metrics import HttpMetrics
-from octavo.serving.http_server import HttpServer
-from octavo.serving.listener import Listener
 from octavo.serving.middleware.drain import Drain
 from octavo.serving.middleware.stack import build_stack
+from octavo.serving.process.http_server import HttpServer
+from octavo.serving.process.listener import Listener
 from octavo.serving.registry import load_routes
 
 logger = get_logger(__name__)
@@ -53,8 +54,8 @@ class Door:
         await self.app(scope, receive, send)
 
 
-class Service(ABC):
-    """A front process."""
+class APIProcess(ABC):
+    """An API process."""
 
     _signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT)
     """What asks it to end."""

@@ -17,7 +17,7 @@ from uvicorn.server import ServerState
 
 from octavo.config.server import ServerConfig
 from octavo.serving.errors import HTTPError, error_body
-from octavo.serving.upgrade import PatientParser
+from octavo.serving.process.request_parser import RequestParser
 
 _MAX_HEADERS = 100
 _LINGER_S = 2.0
@@ -34,7 +34,7 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, config: Config, state: ServerState, limits: ServerConfig) -> None:
         super().__init__(config=config, server_state=state, app_state={})
-        self.parser: Any = PatientParser(self, self._should_upgrade)
+        self.parser: Any = RequestParser(self, self._should_upgrade)
         self._limits = limits
         self._owes: Literal["head", "body", "nothing", "silence"] = "head"
         """What is to come from the client; silence: it has been refused, what it sends is dropped."""

@@ -1,6 +1,6 @@
 """`Listener`: the socket on which the server listens, opened before anything is loaded.
 
-Opened by `octavo serve`, used by `http_server`, inherited by further front processes. Light to import, so
+Opened by `octavo serve`, used by `http_server`, inherited by further API processes. Light to import, so
 that a port in use is told within a second.
 """
 

@@ -1,4 +1,4 @@
-"""`PatientParser`: httptools' parser of requests, which goes on where a client offers an upgrade.
+"""`RequestParser`: httptools' parser of requests, which goes on where a client offers an upgrade.
 
 RFC 9110 lets a server ignore such an offer and answer the request as it is; Java's client, for one, offers
 h2c with every request. httptools stops behind the head then and takes the body for the other protocol's, so
@@ -11,7 +11,7 @@ from typing import Any
 import httptools
 
 
-class PatientParser:
+class RequestParser:
     """Looks like an HttpRequestParser; tells `protocol` of a head with an ignored offer twice."""
 
     def __init__(self, protocol: Any, takes_offer: Callable[[], bool]) -> None:

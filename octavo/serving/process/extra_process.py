@@ -1,7 +1,7 @@
-"""One more process that speaks HTTP: `python -m octavo.serving.front FD ORDERS INDEX PARENT`.
+"""One more process that speaks HTTP: `python -m octavo.serving.process.extra_process FD ORDERS INDEX PARENT`.
 
-Started by `fronts` with the listening socket. It has everything that the first has but the engine's process,
-to which it is attached; it accepts connections once that answers, and ends with its parent.
+Started by `supervisor` with the listening socket. It has all that the main one has but the engine process, to
+which it is attached. It accepts connections once that answers, and ends with its parent.
 """
 
 import asyncio
@@ -18,16 +18,16 @@ from octavo.base.errors import OctavoError
 from octavo.base.processes import die_with_parent
 from octavo.config.engine import EngineConfig
 from octavo.frontend.async_engine import AsyncLLM
-from octavo.serving.fronts import Orders
-from octavo.serving.listener import Listener
 from octavo.serving.metrics_board import MetricsBoard
-from octavo.serving.service import Service
+from octavo.serving.process.api_process import APIProcess
+from octavo.serving.process.listener import Listener
+from octavo.serving.process.supervisor import Orders
 
 logger = log.get_logger(__name__)
 
 
-class Front(Service):
-    """A front process beside the one that owns the engine."""
+class ExtraProcess(APIProcess):
+    """An API process beside the one that owns the engine."""
 
     _signals = (signal.SIGTERM,)
 
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
     """Serve until the parent says so. Returns the exit code."""
     fd, path, index, parent = arguments
     die_with_parent(int(parent), lambda: None)
-    log.setup(f"front{index}")
+    log.setup(f"api{index}")
     log.go_to_background("uvicorn.error", "asyncio")
     # Ctrl-C reaches every process of the terminal: the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> int:
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         try:
-            runner.run(Front(orders, Path(path).parent, int(index), int(parent), listener).run())
+            runner.run(ExtraProcess(orders, Path(path).parent, int(index), int(parent), listener).run())
         except OctavoError as error:
             logger.error("%s", error)
             return 1
