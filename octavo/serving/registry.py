@@ -28,8 +28,8 @@ ROUTE_MODULES = {
     "Text and tokens": ("octavo.serving.openai.tokenize", "octavo.serving.generate"),
     "Monitoring": ("octavo.serving.health", "octavo.serving.metrics_page"),
     "Operators": ("octavo.serving.admin",),
-    "Pages": ("octavo.serving.page", "octavo.serving.openapi"),
-    "Not supported": ("octavo.serving.not_yet",),
+    "Pages": ("octavo.serving.web_page", "octavo.serving.openapi"),
+    "Not supported": ("octavo.serving.unsupported_routes",),
 }
 """By the heading under which /docs shows them."""
 

@@ -13,7 +13,7 @@ from octavo.serving.middleware.drain import Drain
 from octavo.serving.middleware.hosts import HostCheck
 from octavo.serving.middleware.keys import KeyCheck
 from octavo.serving.middleware.request_log import RequestLog
-from octavo.serving.page import OPEN_PATHS
+from octavo.serving.web_page import OPEN_PATHS
 
 
 class Stack(NamedTuple):

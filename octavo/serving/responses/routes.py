@@ -12,7 +12,7 @@ from octavo.serving.body import read_body
 from octavo.serving.caller import Caller
 from octavo.serving.errors import HTTPError
 from octavo.serving.openai.files import Deleted
-from octavo.serving.openai.pages import Page, PageQuery, json_response
+from octavo.serving.openai.pagination import Page, PageQuery, json_response
 from octavo.serving.openai.turn import prepare_turn, turn_id
 from octavo.serving.registry import Route
 from octavo.serving.responses import record

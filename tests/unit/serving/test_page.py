@@ -9,7 +9,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from octavo.config.server import ServerConfig
-from octavo.serving import page
+from octavo.serving import web_page as page
 
 FOLDER = Path(page.__file__).with_name("web")
 
