@@ -9,8 +9,8 @@ text only.
 import argparse
 import sys
 
-from octavo.cli.partner import Message, Partner
-from octavo.cli.terminal import add_partner_flags, lines, open_partner, show, survives
+from octavo.cli.backend import Backend, Message
+from octavo.cli.terminal import add_backend_flags, lines, open_backend, show, survives
 
 _HELP = "/reset forgets the conversation, /system TEXT sets the system message, /exit ends"
 
@@ -18,13 +18,13 @@ _HELP = "/reset forgets the conversation, /system TEXT sets the system message, 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("--system-prompt", default="", metavar="TEXT", help="The system message.")
-    add_partner_flags(parser)
+    add_backend_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Hold the conversation; answers go to stdout, all else to stderr."""
-    with open_partner(args, max_tokens=None) as partner:
-        conversation = Conversation(partner, args.system_prompt, stats=args.stats)
+    with open_backend(args, max_tokens=None) as backend:
+        conversation = Conversation(backend, args.system_prompt, stats=args.stats)
         if args.quick is not None:
             conversation.ask(args.quick)
         else:
@@ -40,8 +40,8 @@ def with_system(system_prompt: str, messages: list[Message]) -> list[Message]:
 class Conversation:
     """The messages so far, and who answers the next one."""
 
-    def __init__(self, partner: Partner, system_prompt: str = "", *, stats: bool = False) -> None:
-        self._partner = partner
+    def __init__(self, backend: Backend, system_prompt: str = "", *, stats: bool = False) -> None:
+        self._backend = backend
         self._stats = stats
         self.system_prompt = system_prompt
         self.messages: list[Message] = []
@@ -53,7 +53,7 @@ class Conversation:
     def ask(self, text: str) -> str:
         """Print and return the answer to `text`, and remember both; an error leaves nothing behind."""
         asked = [*self.messages, {"role": "user", "content": text}]
-        pieces = self._partner.chat(with_system(self.system_prompt, asked))
+        pieces = self._backend.chat(with_system(self.system_prompt, asked))
         answer = show(pieces, stats=self._stats)
         self.messages = [*asked, {"role": "assistant", "content": answer}]
         return answer

@@ -6,23 +6,23 @@ stops a continuation. -q continues one text and ends.
 
 import argparse
 
-from octavo.cli.terminal import add_partner_flags, lines, open_partner, show, survives
+from octavo.cli.terminal import add_backend_flags, lines, open_backend, show, survives
 
 _MAX_TOKENS = 256
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    add_partner_flags(parser)
+    add_backend_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Continue text after text; continuations go to stdout, all else to stderr."""
-    with open_partner(args, max_tokens=_MAX_TOKENS) as partner:
+    with open_backend(args, max_tokens=_MAX_TOKENS) as backend:
         if args.quick is not None:
-            show(partner.complete(args.quick), stats=args.stats)
+            show(backend.complete(args.quick), stats=args.stats)
             return 0
         for line in filter(None, lines()):
             with survives():
-                show(partner.complete(line), stats=args.stats)
+                show(backend.complete(line), stats=args.stats)
     return 0

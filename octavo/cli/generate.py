@@ -13,8 +13,8 @@ import octavo
 from octavo.base.errors import ConfigError
 from octavo.cli.chat import with_system
 from octavo.cli.display import choose
-from octavo.cli.figures import Figures
 from octavo.cli.flags import add_engine_flags, engine_args
+from octavo.cli.run_stats import RunStats
 from octavo.cli.sampling_flags import add_sampling_flags, sampling_params
 from octavo.messages.sampling import SamplingParams
 
@@ -45,17 +45,17 @@ def run(args: argparse.Namespace) -> int:
         if llm.has_chat_template and not args.raw:
             asked = _conversations(llm, prompts, args.system_prompt)
         ready_s = time.monotonic() - begun_s
-        figures, display = Figures(), choose(prompts, params.n)
+        stats, display = RunStats(), choose(prompts, params.n)
         try:
             for output in answers(llm.llm_engine, asked, params):
-                figures.update(output)
+                stats.update(output)
                 display.update(output)
         finally:
             display.close()
-    print(f"{figures.line()}; engine ready in {ready_s:.2f} s", file=sys.stderr)
-    for request_id, text in figures.errors():
+    print(f"{stats.line()}; engine ready in {ready_s:.2f} s", file=sys.stderr)
+    for request_id, text in stats.errors():
         print(f"prompt {int(request_id) + 1} failed: {text}", file=sys.stderr)
-    return 1 if figures.errors() else 0
+    return 1 if stats.errors() else 0
 
 
 def answers(

@@ -1,10 +1,10 @@
-"""`LocalModel`: the partner that is a model in this process."""
+"""`LocalModel`: the backend that is a model in this process."""
 
 import itertools
 
 import octavo
 from octavo.base.errors import ConfigError, RequestError
-from octavo.cli.partner import Answer, Message, Piece
+from octavo.cli.backend import Answer, Message, Piece
 
 
 class LocalModel:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from octavo.base import log
 from octavo.base.errors import OctavoError
 from octavo.cli import help_page
-from octavo.cli.words import expand_config, normalise
+from octavo.cli.argv import expand_config, normalise
 from octavo.version import __version__
 
 _INTERRUPTED = 130

@@ -1,4 +1,4 @@
-"""`Remote`: the partner that is an OpenAI-compatible server, octavo's or another.
+"""`Remote`: the backend that is an OpenAI-compatible server, octavo's or another.
 
 Speaks HTTP and server-sent events with the standard library alone. What the server sends is foreign: lines
 are bounded, and nothing but text and numbers is taken out of them.
@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from octavo.base.errors import ConfigError, OctavoError, Overloaded, RequestError, UnknownModel
-from octavo.cli.partner import Answer, Message, Piece
+from octavo.cli.backend import Answer, Message, Piece
 
 _CONNECT_S = 10.0
 _SILENCE_S = 300.0

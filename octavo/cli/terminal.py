@@ -1,4 +1,4 @@
-"""The terminal's side of `chat` and `complete`: their flags, their partner, lines in, answers out."""
+"""The terminal's side of `chat` and `complete`: their flags, their backend, lines in, answers out."""
 
 import argparse
 import contextlib
@@ -9,17 +9,17 @@ from collections.abc import Iterator
 import octavo
 from octavo.base import env
 from octavo.base.errors import ConfigError, EngineDead, OctavoError, PromptTooLong
+from octavo.cli.backend import Answer, Backend, Piece
 from octavo.cli.display import Stream
 from octavo.cli.flags import add_engine_flags, engine_args, engine_flags_given
 from octavo.cli.local import LocalModel
-from octavo.cli.partner import Answer, Partner, Piece
 from octavo.cli.remote import Remote
 from octavo.cli.sampling_flags import add_sampling_flags, given_sampling, sampling_params
 
 _PROMPT = "> "
 
 
-def add_partner_flags(parser: argparse.ArgumentParser) -> None:
+def add_backend_flags(parser: argparse.ArgumentParser) -> None:
     """Declare what says who answers, and how."""
     parser.add_argument("model_name", nargs="?", metavar="MODEL", help="The same as --model.")
     parser.add_argument("-q", "--quick", metavar="TEXT", help="Ask this, print the answer, end.")
@@ -33,7 +33,7 @@ def add_partner_flags(parser: argparse.ArgumentParser) -> None:
 
 
 @contextlib.contextmanager
-def open_partner(args: argparse.Namespace, max_tokens: int | None) -> Iterator[Partner]:
+def open_backend(args: argparse.Namespace, max_tokens: int | None) -> Iterator[Backend]:
     """The server of --url, or the model, loaded here. max_tokens: of an answer, unless the user says it."""
     name = args.name or args.model_name
     if args.url:

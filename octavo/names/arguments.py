@@ -7,7 +7,7 @@ from typing import Any
 
 from octavo.base.registry import load_object
 from octavo.cli import serve
-from octavo.cli.words import expand_config, normalise
+from octavo.cli.argv import expand_config, normalise
 from octavo.serving.process.listener import Listener
 
 _SERVER = "octavo.serving.process.main_process:MainProcess"

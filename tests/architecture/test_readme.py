@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import octavo
+from octavo.cli.argv import expand_config, normalise
 from octavo.cli.main import COMMANDS
-from octavo.cli.words import expand_config, normalise
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [

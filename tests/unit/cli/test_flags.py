@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.base.errors import ConfigError
+from octavo.cli.argv import expand_config, normalise
 from octavo.cli.flags import add_engine_flags, engine_args, json_object, whole_number
-from octavo.cli.words import expand_config, normalise
 from octavo.config.args import EngineArgs
 
 

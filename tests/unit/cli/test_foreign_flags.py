@@ -7,9 +7,9 @@ import pytest
 
 from octavo.base.errors import ConfigError
 from octavo.base.foreign import ENGINE
+from octavo.cli.argv import expand_config, normalise
 from octavo.cli.flags import add_engine_flags, engine_args
 from octavo.cli.units import any_value
-from octavo.cli.words import expand_config, normalise
 from octavo.config import EngineArgs
 from octavo.config.compat import ALIASES
 

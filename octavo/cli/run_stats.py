@@ -8,7 +8,7 @@ from octavo.messages.request import FinishReason
 
 
 @dataclass(slots=True)
-class Figures:
+class RunStats:
     """Counts over the requests of one run; made right before the first request is added."""
 
     started_s: float = field(default_factory=time.monotonic)

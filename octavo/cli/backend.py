@@ -1,4 +1,4 @@
-"""`Partner`: who answers `chat` and `complete`; a model loaded here (`local`) or a server (`remote`)."""
+"""`Backend`: who answers `chat` and `complete`; a model loaded here (`local`) or a server (`remote`)."""
 
 from collections.abc import Generator
 from typing import NamedTuple, Protocol
@@ -17,7 +17,7 @@ Answer = Generator[Piece, None, None]
 """Closed before its end, it stops."""
 
 
-class Partner(Protocol):
+class Backend(Protocol):
     """Answers one question at a time.
 
     Raises OctavoError for a question without an answer, at any piece.
