@@ -4,18 +4,22 @@ Takes the rows Sn that `peers_cpu.py` leaves in a record; a line per engine, its
 of middle lightness and there is no background, so that it reads on a light page and on a dark one.
 """
 
+import io
 import json
-import math
 import sys
 from collections import defaultdict
-from html import escape
 from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD, PLOT = ROOT / "benchmarks/results/cpu-peers.json", ROOT / "docs/cpu-streams.svg"
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 360, 56, 218, 34, 40
 COLOURS = ("#2f81f7", "#1a9c8a", "#db6d28", "#a371f7", "#c2609a", "#8a8f00")
 GREY = "#808890"
+NAMES_APART = 0.055
+"""Least distance between two names, as a part of the height."""
+STYLE = {"svg.fonttype": "none", "svg.hashsalt": "octavo", "font.family": "sans-serif", "font.size": 10}
 Curves = dict[str, dict[int, float]]
 
 
@@ -36,47 +40,41 @@ def curves(rows: list[dict[str, object]]) -> Curves:
 
 
 def svg(lines: Curves) -> str:
-    """The picture: streams by their logarithm, of which there are two numbers or more, and tokens from 0."""
-    counts = sorted({n for points in lines.values() for n in points})
-    highest = max(value for points in lines.values() for value in points.values())
-    unit = 10 ** math.floor(math.log10(highest))
-    step = next(unit * f for f in (0.1, 0.2, 0.5, 1, 2) if highest / (unit * f) <= 6)
-    top = step * math.ceil(highest / step)
+    """The picture as a file; the same text for the same lines."""
+    text = io.StringIO()
+    with mpl.rc_context(STYLE):
+        picture(lines).savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    return text.getvalue()
 
-    def x(streams: float) -> float:
-        width = WIDTH - LEFT - RIGHT
-        return round(LEFT + width * math.log2(streams / counts[0]) / math.log2(counts[-1] / counts[0]), 1)
 
-    def y(value: float) -> float:
-        return round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * value / top, 1)
-
-    ends = spread({name: y(points[max(points)]) for name, points in lines.items()})
-    parts = [text(LEFT - 44, 16, "output tokens per second, all streams together", GREY)]
-    for i in range(round(top / step) + 1):
-        parts.append(f'<path d="M{LEFT} {y(i * step)}H{WIDTH - RIGHT}" stroke="{GREY}" stroke-opacity=".3"/>')
-        parts.append(text(LEFT - 8, y(i * step) + 4, f"{i * step:g}", GREY, "end"))
-    parts += [text(x(n), HEIGHT - BOTTOM + 18, str(n), GREY, "middle") for n in counts]
-    parts.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, "streams at once", GREY, "middle"))
+def picture(lines: Curves) -> Figure:
+    """Streams by their logarithm, and tokens from 0."""
+    figure = Figure(figsize=(7.9, 3.75), layout="constrained")
+    axes = figure.add_subplot()
     for (name, points), colour in zip(lines.items(), COLOURS, strict=False):
-        path = " ".join(f"{x(n)},{y(value)}" for n, value in points.items())
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        parts += [f'<circle cx="{x(n)}" cy="{y(v)}" r="3" fill="{colour}"/>' for n, v in points.items()]
-        parts.append(text(x(max(points)) + 10, ends[name] + 4, name, colour))
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
-    head += f'height="{HEIGHT}" font-family="sans-serif" font-size="13">'
-    return "\n".join([head, *parts, "</svg>\n"])
+        axes.plot([*points], [*points.values()], color=colour, marker="o", markersize=5, label=name)
+    axes.set_xscale("log", base=2)
+    streams = sorted({number for points in lines.values() for number in points})
+    axes.set_xticks(streams, [str(number) for number in streams])
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("streams at once", color=GREY)
+    axes.set_title("output tokens per second, all streams together", color=GREY, loc="left", fontsize=10)
+    axes.tick_params(colors=GREY, length=0)
+    axes.grid(axis="y", color=GREY, alpha=0.3)
+    axes.spines[:].set_visible(False)
+    ends = [points[max(points)] for points in lines.values()]
+    for line, height in zip(axes.lines, _spread(ends, axes.get_ylim()[1]), strict=True):
+        place = axes.get_yaxis_transform()  # x: parts of the width, y: tokens per second
+        axes.text(1.0, height, line.get_label(), color=line.get_color(), transform=place, va="center")
+    return figure
 
 
-def spread(heights: dict[str, float], apart: float = 16) -> dict[str, float]:
+def _spread(heights: list[float], top: float) -> list[float]:
     """The same heights, moved down where names would overlap."""
-    moved, last = {}, -apart
-    for name, height in sorted(heights.items(), key=lambda item: item[1]):
-        moved[name] = last = max(height, last + apart)
+    moved, last = [0.0] * len(heights), 2 * top
+    for number in sorted(range(len(heights)), key=lambda number: -heights[number]):
+        moved[number] = last = min(heights[number], last - NAMES_APART * top)
     return moved
-
-
-def text(x: float, y: float, words: str, colour: str, anchor: str = "start") -> str:
-    return f'<text x="{x}" y="{y}" fill="{colour}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
 if __name__ == "__main__":
