@@ -24,7 +24,7 @@ from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from octavo.runtime.kernels.attention import PagedAttention
+from octavo.runtime.kernels.attention import PagedAttention, Ragged, Scores
 from octavo.runtime.kernels.cache_layout import SCALE_BYTES, rounded, rounded_parts
 from octavo.runtime.kernels.cpu.library import Library
 from octavo.runtime.kernels.cpu.table import cpu_table, table_of
@@ -55,6 +55,10 @@ class Batch(NamedTuple):
     @property
     def num_blocks(self) -> int:
         return int(self.tables.max()) + 1
+
+    def over(self, cache: Tensor) -> tuple[Tensor, Tensor, Tensor, Ragged]:
+        """What attention takes before its scores."""
+        return self.q, cache, self.tables, Ragged(cu_q_lens=self.starts, kv_lens=self.lens)
 
     def in_chunks(self, size: int) -> "Batch":
         """The same queries, every request cut into several."""
@@ -110,20 +114,20 @@ def check(one: PagedAttention, many: PagedAttention) -> None:
             for window, cap in ((0, 0.0), (40, 30.0), (600, 0.0)):
                 batch = make_batch(CHECKS, heads, size)
                 cache = make_cache(batch.num_blocks, kv_heads, size)
-                how = {"scale": size**-0.5, "sliding_window": window, "soft_cap": cap}
-                made = one(batch.q, cache, *batch[1:], **how, activations=kind)
-                error = float((made - twin(batch.q, cache, *batch[1:], **how)).abs().max())
+                scores = Scores(size**-0.5, window, cap)
+                made = one(*batch.over(cache), scores, kind)
+                error = float((made - twin(*batch.over(cache), scores)).abs().max())
                 worst = max(worst, error)
                 assert error < (2e-5 if kind == "float32" else 0.04), (kind, heads, size, window, error)
                 for other in (batch, batch.in_chunks(1), batch.in_chunks(50)):
-                    again = many(other.q, cache, *other[1:], **how, activations=kind)
+                    again = many(*other.over(cache), scores, kind)
                     assert torch.equal(made, again), (kind, heads, size, window)
         print(json.dumps({"check": kind, "largest error": worst, "same bits": True}), flush=True)
 
 
 def by_octavo(table: KernelTable, batch: Batch, kind: InputPrecision, cache: Tensor) -> Tensor:
-    q, *where = batch
-    return table.attention.paged_attention(q, cache, *where, scale=q.shape[2] ** -0.5, activations=kind)
+    scores = Scores(batch.q.shape[2] ** -0.5)
+    return table.attention.paged_attention(*batch.over(cache), scores, kind)
 
 
 def by_torch(batch: Batch, cache: Tensor) -> Tensor:
@@ -206,7 +210,7 @@ def main() -> None:
     path = args.library
     one, table = (table_of(Library(path), n) if path else cpu_table(n) for n in (1, args.threads))
     if not args.no_check:
-        check(one.paged_attention, table.attention.paged_attention)
+        check(one.attention.paged_attention, table.attention.paged_attention)
     a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
     (rate,) = medians_us({"": (b.matmul, [a])}, 0.5).values()
     print(json.dumps({"float32 product, GFLOP/s": round(2 * 1024**3 / rate / 1000, 1)}), flush=True)

@@ -10,7 +10,7 @@ import torch
 from gguf import GGMLQuantizationType, quants
 
 from octavo.base.gguf import BLOCK_TYPES
-from octavo.runtime.kernels.attention import HeadNorms, Rotation
+from octavo.runtime.kernels.attention import HeadInputs, HeadNorms, Ragged, Rotation, Scores
 from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.kernels.sampling import Cut
 from octavo.runtime.kernels.table import KernelTable
@@ -62,10 +62,22 @@ class Paged:
     kv_lens: torch.Tensor
     q: torch.Tensor
 
-    def args(self) -> tuple[torch.Tensor, ...]:
-        return (self.q, self.cache, self.block_tables, self.cu_q_lens, self.kv_lens)
+    def args(self, **told: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Ragged]:
+        """What paged attention takes before its scores. told: of Ragged."""
+        batch = Ragged(cu_q_lens=self.cu_q_lens, kv_lens=self.kv_lens, **told)
+        return self.q, self.cache, self.block_tables, batch
 
-    def in_chunks(self, chunk: int) -> tuple[torch.Tensor, ...]:
+    def alone(self, r: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Ragged]:
+        """The same of one request."""
+        first, last = self.cu_q_lens[r : r + 2].tolist()
+        ends = torch.tensor([0, last - first], dtype=torch.int32)
+        batch = Ragged(cu_q_lens=ends, kv_lens=self.kv_lens[r : r + 1])
+        return self.q[first:last], self.cache, self.block_tables[r : r + 1], batch
+
+    def to(self, device: str) -> "Paged":
+        return Paged(*(getattr(self, field.name).to(device) for field in fields(self)))
+
+    def in_chunks(self, chunk: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Ragged]:
         """The same queries, but every request cut into several of at most `chunk` queries."""
         tables, starts, kv_lens = [], [0], []
         for r, kv_len in enumerate(self.kv_lens.tolist()):
@@ -76,7 +88,7 @@ class Paged:
                 starts.append(last)
                 kv_lens.append(kv_len - end + last)
         ends, lens = (torch.tensor(numbers, dtype=torch.int32) for numbers in (starts, kv_lens))
-        return self.q, self.cache, torch.stack(tables), ends, lens
+        return self.q, self.cache, torch.stack(tables), Ragged(cu_q_lens=ends, kv_lens=lens)
 
 
 def to_cache(vectors: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -154,8 +166,7 @@ def _attention() -> Iterator[Case]:
                 )
                 yield Case(
                     f"{heads}x{kv_heads}x{head_dim} blocks of {block_size} {dtype} window {window} cap {cap}",
-                    paged.args(),
-                    {"scale": head_dim**-0.5, "sliding_window": window, "soft_cap": cap},
+                    (*paged.args(), Scores(head_dim**-0.5, window, cap)),
                 )
 
 
@@ -205,10 +216,9 @@ def _to_store(
         k[0, 0, :4] = torch.tensor([float("inf"), -0.0, 1e-40, 7e4])
     return Case(
         f"{heads}x{kv_heads}x{head_dim} {dtype} {rotation is not None} {norms is not None}",
-        (q, k, v, cache, slots),
-        {"rotation": rotation, "norms": norms},
-        changed=(3,),
-        spoiled=(0, 1),
+        (HeadInputs(q, k, v, rotation, norms), cache, slots),
+        changed=(1,),
+        spoiled=(0,),
         tolerance=tolerance,
     )
 
@@ -350,10 +360,43 @@ def find(table: KernelTable, op: str) -> Callable[..., Any]:
     return getattr(table.sampling.choose if op in CUT_AND_DRAW else getattr(table, _FAMILY_OF[op]), op)
 
 
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Those of an argument, which may be a struct."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, Ragged)):
+        parts = value if isinstance(value, tuple) else (value.cu_q_lens, value.kv_lens)
+        for part in parts:
+            yield from tensors_in(part)
+
+
+def nothing_of(op: str, case: Case) -> tuple[Any, ...]:
+    """The case's arguments with no tokens."""
+    if op == "paged_attention":
+        q, cache, tables, batch, scores = case.args
+        none = Ragged(cu_q_lens=batch.cu_q_lens[:1], kv_lens=batch.kv_lens[:0])
+        return q[:0], cache, tables[:0], none, scores
+    if op == "store_kv":
+        new, cache, slots = case.args
+        return HeadInputs(new.q[:0], new.k[:0], new.v[:0]), cache, slots[:0]
+    if op == "block_gather":
+        blocks, places, name = case.args
+        return blocks, places[:0], name
+    if op in ("row_limits", "cut"):
+        return tuple(arg[:0] for arg in case.args)
+    return (case.args[0][:0], *case.args[1:])
+
+
+def _own(arg: Any) -> Any:
+    """A copy of what may be written."""
+    if isinstance(arg, HeadInputs):
+        return arg._replace(q=copy.deepcopy(arg.q), k=copy.deepcopy(arg.k))
+    return copy.deepcopy(arg)
+
+
 def run(table: KernelTable, op: str, case: Case) -> list[torch.Tensor]:
     args: list[Any] = [
-        copy.deepcopy(arg) if index in case.changed + case.spoiled else arg
-        for index, arg in enumerate(case.args)
+        _own(arg) if index in case.changed + case.spoiled else arg for index, arg in enumerate(case.args)
     ]
     result = find(table, op)(*args, **case.kwargs)
     outputs = list(result) if isinstance(result, tuple) else [] if result is None else [result]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from octavo.runtime.kernels.attention import Rotation
+from octavo.runtime.kernels.attention import Ragged, Rotation
 
 MAX_CAPTURED_TOKENS = 2048
 """Tokens of a step that may be captured in a CUDA graph; longer steps never are."""
@@ -54,31 +54,21 @@ class BatchInputs(NamedTuple):
     slots: Iterable[torch.Tensor]
 
 
-@dataclass(slots=True)
-class ForwardBatch:
+@dataclass(slots=True, kw_only=True)
+class ForwardBatch(Ragged):
     """The step's tokens and where their keys and values live. Made by `over`.
 
     input_ids:  [T] int64
     positions:  [T] int64, place of each token in its request
-    cu_q_lens:  [R + 1] int32, cumulative numbers of new tokens
-    kv_lens:    [R] int32, tokens in the cache once this step's are written
     kv_caches:  by layer id, as in kernels.cache_layout; layers may share a tensor
     groups:     tables by group; layer i reads groups[group_of_layer[i]]
     """
 
     input_ids: torch.Tensor
     positions: torch.Tensor
-    cu_q_lens: torch.Tensor
-    kv_lens: torch.Tensor
     kv_caches: list[torch.Tensor]
     groups: list[GroupTables]
     group_of_layer: list[int]
-    num_singles: int = 0
-    """So many of the first requests have one new token each: attention serves them better if it is told."""
-    common_start: bool = False
-    """Most neighbours among these have their first blocks in common."""
-    longest_q: int = 0
-    """The most new tokens of a request; 0 = not known: the step is repeated for other requests."""
     given_embeds: GivenEmbeds | None = None
     wanted: torch.Tensor | None = None
     """[S] int64: the tokens whose last hidden states somebody reads; None = all."""
@@ -98,13 +88,13 @@ class ForwardBatch:
     ) -> "ForwardBatch":
         """Lay a step over the caches of the layers. group_of_layer: None = one group serves them all."""
         return cls(
-            inputs.input_ids,
-            inputs.positions,
-            inputs.cu_q_lens,
-            inputs.kv_lens,
-            kv_caches,
-            [GroupTables(*tables) for tables in zip(inputs.block_tables, inputs.slots, strict=True)],
-            [0] * len(kv_caches) if group_of_layer is None else group_of_layer,
+            input_ids=inputs.input_ids,
+            positions=inputs.positions,
+            cu_q_lens=inputs.cu_q_lens,
+            kv_lens=inputs.kv_lens,
+            kv_caches=kv_caches,
+            groups=[GroupTables(*tables) for tables in zip(inputs.block_tables, inputs.slots, strict=True)],
+            group_of_layer=[0] * len(kv_caches) if group_of_layer is None else group_of_layer,
             num_singles=num_singles,
             common_start=common_start,
             longest_q=longest_q,

@@ -90,9 +90,9 @@ def test_the_core_knows_numbers_not_features(name):
 
 
 def test_batches_are_made_in_one_way():
-    calls = "ForwardBatch" + "("
+    calls = re.compile(r"(?<!class )ForwardBatch\(")
     paths = (*SOURCES, *ROOT.glob("tests/**/*.py"))
-    assert [path for path in paths if calls in path.read_text("utf-8")] == []
+    assert [path for path in paths if calls.search(path.read_text("utf-8"))] == []
 
 
 def test_files_and_functions_fit():

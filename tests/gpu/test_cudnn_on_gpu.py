@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from octavo.messages.kv import HeadsKV
-from octavo.runtime.attention.paged import PagedBackend, Scores
+from octavo.runtime.attention.paged import PagedBackend
 from octavo.runtime.attention.registry import choose_backend
 from octavo.runtime.batch import BatchInputs, ForwardBatch
+from octavo.runtime.kernels.attention import Scores
 from octavo.runtime.platforms.platform import get_platform
 from tests.kernel_cases import make_paged
 
@@ -20,30 +21,30 @@ def test_long_steps(heads, head_dim, block_size):
     lens = [(1, 77), (1, 300), (1500, 1500), (17, 40), (2, 2), (700, 1300), (1, 900), (64, 64)]
     paged = make_paged(
         lens, heads=heads, kv_heads=2, head_dim=head_dim, block_size=block_size, dtype=torch.bfloat16
-    )
-    q, cache, tables, starts, kv_lens = (arg.cuda() for arg in paged.args())
+    ).to("cuda")
+    q, cache = paged.q, paged.cache
     inputs = BatchInputs(
         input_ids=torch.zeros(len(q), dtype=torch.int64, device="cuda"),
         positions=torch.zeros(len(q), dtype=torch.int64, device="cuda"),
-        cu_q_lens=starts,
-        kv_lens=kv_lens,
-        block_tables=[tables],
+        cu_q_lens=paged.cu_q_lens,
+        kv_lens=paged.kv_lens,
+        block_tables=[paged.block_tables],
         slots=[torch.zeros(len(q), dtype=torch.int64, device="cuda")],
     )
     batch = ForwardBatch.over(inputs, [cache], num_singles=2, longest_q=1500)
     platform = get_platform("cuda", 1)
     backend = choose_backend([HeadsKV(2, head_dim, "bfloat16", 2 * 2 * head_dim * 2)], platform)
     assert type(backend).__name__ == "CuDNNBackend"
-    how = Scores(head_dim**-0.5, 0, 0.0)
+    scores = Scores(head_dim**-0.5)
     backend.plan(batch)
     q = q.bfloat16()
-    found = [backend.attend(q, cache, batch.groups[0], batch, how).float()]
+    found = [backend.attend(q, cache, batch.groups[0], batch, scores).float()]
     torch.cuda.set_sync_debug_mode("error")
     try:
-        found.append(backend.attend(q, cache, batch.groups[0], batch, how).float())
+        found.append(backend.attend(q, cache, batch.groups[0], batch, scores).float())
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    expected = PagedBackend(platform).attend(q, cache, batch.groups[0], batch, how).float()
+    expected = PagedBackend(platform).attend(q, cache, batch.groups[0], batch, scores).float()
     assert len(backend._of_step) == 1, "cuDNN was not asked"
     assert torch.equal(*found)
     assert (found[0] - expected).norm() <= 5e-3 * expected.norm()

@@ -9,6 +9,7 @@ from octavo.messages.kv import HeadsKV
 from octavo.runtime.attention.paged import PagedBackend
 from octavo.runtime.attention.registry import choose_backend
 from octavo.runtime.batch import BatchInputs, ForwardBatch
+from octavo.runtime.kernels.attention import HeadInputs, Scores
 from octavo.runtime.kernels.cache_layout import CacheLayout
 from octavo.runtime.platforms.platform import Platform, get_platform
 
@@ -42,8 +43,8 @@ def test_steps_over_a_cache_equal_one_attention(name: str, platform: Platform) -
         )
         batch = ForwardBatch.over(inputs, [cache])
         backend.plan(batch)
-        new = slice(first, last)
-        outputs.append(backend.run(q[new], k[new], v[new], cache, batch.tables(0), batch, scale=0.3))
+        new = HeadInputs(*(x[first:last] for x in (q, k, v)))
+        outputs.append(backend.run(new, cache, batch.tables(0), batch, Scores(0.3)))
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
     expected = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3, enable_gqa=True)
     torch.testing.assert_close(torch.cat(outputs), expected[0].transpose(0, 1), rtol=1e-5, atol=1e-6)

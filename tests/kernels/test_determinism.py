@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from octavo.runtime.kernels.attention import Scores
 from octavo.runtime.kernels.cpu.table import cpu_table
 from octavo.runtime.kernels.precision import InputPrecision
 from octavo.runtime.kernels.table import KernelTable
@@ -41,10 +42,10 @@ def test_matmul_columns_do_not_see_each_other(
 def test_attention_ignores_chunks_and_neighbours(fast: KernelTable, dtype: torch.dtype, window: int) -> None:
     lens = [(150, 150), (1, 77), (20, 95)]
     paged = make_paged(lens, heads=6, kv_heads=2, head_dim=48, block_size=16, dtype=dtype, window=window)
-    options = {"scale": 0.15, "sliding_window": window, "soft_cap": 0.0}
-    whole = cpu_table(1).attention.paged_attention(*paged.args(), **options)
+    scores = Scores(0.15, window)
+    whole = cpu_table(1).attention.paged_attention(*paged.args(), scores)
     for chunk in (1, 7, 64):
-        assert torch.equal(fast.attention.paged_attention(*paged.in_chunks(chunk), **options), whole), chunk
+        assert torch.equal(fast.attention.paged_attention(*paged.in_chunks(chunk), scores), whole), chunk
 
 
 def test_block_size_and_place_do_not_matter(fast: KernelTable) -> None:
@@ -57,15 +58,15 @@ def test_block_size_and_place_do_not_matter(fast: KernelTable) -> None:
                 block = paged.block_tables[r, position // block_size]
                 paged.cache[block, :, position % block_size] = keys[r, position]
         q = torch.randn(paged.q.shape, generator=torch.Generator().manual_seed(6))
-        outputs.append(fast.attention.paged_attention(q, *paged.args()[1:], scale=0.1))
+        outputs.append(fast.attention.paged_attention(q, *paged.args()[1:], Scores(0.1)))
     assert torch.equal(outputs[0], outputs[1])
     assert torch.equal(outputs[0], outputs[2])
 
 
 def test_not_a_number_stays_with_its_request(fast: KernelTable) -> None:
     paged = make_paged([(4, 40), (3, 50)], heads=4, kv_heads=2, head_dim=32, block_size=16)
-    clean = fast.attention.paged_attention(*paged.args(), scale=0.1)
+    clean = fast.attention.paged_attention(*paged.args(), Scores(0.1))
     paged.cache[paged.block_tables[1, 0], :, 3] = float("nan")
-    out = fast.attention.paged_attention(*paged.args(), scale=0.1)
+    out = fast.attention.paged_attention(*paged.args(), Scores(0.1))
     assert torch.equal(out[:4], clean[:4])
     assert out[4:].isnan().all()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from octavo.runtime.kernels.attention import HeadNorms, Rotation
+from octavo.runtime.kernels.attention import HeadInputs, HeadNorms, Rotation
 from octavo.runtime.kernels.ref.elementwise import sandwich_norm
 from octavo.runtime.kernels.table import KernelTable
 from tests.kernel_cases import CACHE_DTYPES, assert_close, to_cache
@@ -48,7 +48,7 @@ def test_heads_are_normalised_on_their_way(
     cache = to_cache(torch.randn(3, 2, 16, kv_heads, head_dim), dtype)
     other = cache.clone()
     normed = fast.norms.rms_norm(q, norms.q_weight, 1e-6), fast.norms.rms_norm(k, norms.k_weight, 1e-6)
-    apart = fast.attention.store_kv(*normed, v, other, slots, rotation=rotation)
-    together = fast.attention.store_kv(q, k, v, cache, slots, rotation=rotation, norms=norms)
+    apart = fast.attention.store_kv(HeadInputs(*normed, v, rotation), other, slots)
+    together = fast.attention.store_kv(HeadInputs(q, k, v, rotation, norms), cache, slots)
     assert torch.equal(together, apart)
     assert torch.equal(cache, other)

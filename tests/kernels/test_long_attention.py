@@ -13,6 +13,7 @@ from torch import Tensor
 
 from octavo.base import env
 from octavo.runtime.kernels import build
+from octavo.runtime.kernels.attention import Scores
 from octavo.runtime.kernels.cpu.library import Library
 from octavo.runtime.kernels.cpu.table import table_of
 from octavo.runtime.kernels.ref.table import ref_table
@@ -71,10 +72,10 @@ def test_against_the_twin(
     dtype: torch.dtype,
 ) -> None:
     paged = _paged(heads, kv_heads, size, window, dtype)
-    options = {"scale": size**-0.5, "sliding_window": window, "soft_cap": cap}
+    scores = Scores(size**-0.5, window, cap)
     kind, (one, *_) = attend
-    expected = ref_table().attention.paged_attention(*paged.args(), **options)
-    error = (one(*paged.args(), **options) - expected).abs().max()
+    expected = ref_table().attention.paged_attention(*paged.args(), scores)
+    error = (one(*paged.args(), scores) - expected).abs().max()
     assert error < TOLERANCE[kind]
     assert kind != "soft" or error > 1e-4  # it did round
 
@@ -86,15 +87,13 @@ def test_threads_and_chunks_change_no_bit(
 ) -> None:
     """A long request alone is shared by the threads; among others it may not be."""
     paged = _paged(4, 1, 64, window, dtype)
-    _, (one, *many) = attend
-    whole = one(*paged.args(), scale=0.125, sliding_window=window)
+    scores, (_, (one, *many)) = Scores(0.125, window), attend
+    whole = one(*paged.args(), scores)
     for run in many:
-        assert torch.equal(run(*paged.args(), scale=0.125, sliding_window=window), whole)
-        assert torch.equal(run(*paged.in_chunks(1), scale=0.125, sliding_window=window), whole)
+        assert torch.equal(run(*paged.args(), scores), whole)
+        assert torch.equal(run(*paged.in_chunks(1), scores), whole)
         for r, (first, last) in enumerate(paged.cu_q_lens.unfold(0, 2, 1).tolist()):
-            lens = torch.tensor([0, last - first], dtype=torch.int32), paged.kv_lens[r : r + 1]
-            alone = paged.q[first:last], paged.cache, paged.block_tables[r : r + 1], *lens
-            assert torch.equal(run(*alone, scale=0.125, sliding_window=window), whole[first:last]), r
+            assert torch.equal(run(*paged.alone(r), scores), whole[first:last]), r
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
@@ -115,21 +114,19 @@ def test_blocks_in_common_change_no_bit(
     for owner, takers in COMMON.items():
         for requests, count in takers:
             paged.block_tables[list(requests), :count] = paged.block_tables[owner, :count]
-    options = {"scale": size**-0.5, "sliding_window": window}
+    scores = Scores(size**-0.5, window)
     _, (one, *many) = attend
-    whole = one(*paged.args(), **options)
+    whole = one(*paged.args(), scores)
     for run in many:
-        assert torch.equal(run(*paged.args(), **options), whole)
+        assert torch.equal(run(*paged.args(), scores), whole)
     for r, (first, last) in enumerate(paged.cu_q_lens.unfold(0, 2, 1).tolist()):
-        lens = torch.tensor([0, last - first], dtype=torch.int32), paged.kv_lens[r : r + 1]
-        alone = one(paged.q[first:last], paged.cache, paged.block_tables[r : r + 1], *lens, **options)
-        assert torch.equal(alone, whole[first:last]), r
+        assert torch.equal(one(*paged.alone(r), scores), whole[first:last]), r
 
 
 def test_nobody_is_finite(attend: tuple[str, list[Attend]]) -> None:
     paged = _paged(9, 3, 64, 0, torch.bfloat16)
     paged.kv_lens[0] = 0
-    assert attend[1][0](*paged.args(), scale=0.125).isfinite().all()
+    assert attend[1][0](*paged.args(), Scores(0.125)).isfinite().all()
 
 
 def _paged(heads: int, kv_heads: int, size: int, window: int, dtype: torch.dtype) -> Paged:

@@ -8,7 +8,7 @@ import torch
 from gguf import GGMLQuantizationType, quants
 from torch.nn import functional
 
-from octavo.runtime.kernels.attention import Rotation
+from octavo.runtime.kernels.attention import HeadInputs, Rotation, Scores
 from octavo.runtime.kernels.ref.table import ref_table
 from tests.kernel_cases import BLOCKS, TYPE_NAMES, make_paged
 
@@ -31,7 +31,7 @@ def test_unpacking_random_bytes_equals_the_gguf_package(name: str) -> None:
 def test_paged_attention_equals_torch(window: int) -> None:
     lens = [(1, 9), (12, 12), (5, 30)]
     paged = make_paged(lens, heads=6, kv_heads=2, head_dim=16, block_size=4, window=window)
-    out = REF.attention.paged_attention(*paged.args(), scale=0.2, sliding_window=window)
+    out = REF.attention.paged_attention(*paged.args(), Scores(0.2, window))
     for r, (q_len, kv_len) in enumerate(lens):
         start = int(paged.cu_q_lens[r])
         slots = [
@@ -55,7 +55,7 @@ def test_rope_turns_a_pair_by_its_angle() -> None:
     cache, nowhere = torch.zeros(1, 2, 1, 1, 5), torch.tensor([-1])
     halves, pairs = (
         REF.attention.store_kv(
-            x, x, x, cache, nowhere, rotation=Rotation(angle.cos(), angle.sin(), interleaved)
+            HeadInputs(x, x, x, Rotation(angle.cos(), angle.sin(), interleaved)), cache, nowhere
         )
         for interleaved in (False, True)
     )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from octavo.runtime.kernels.cpu.recorder import Arena
 from octavo.runtime.kernels.table import KernelTable
-from tests.kernel_cases import CASES, OPS, Case, find, run
+from tests.kernel_cases import CASES, OPS, Case, find, run, tensors_in
 
 TORCH_OPS = ("matmul", "gated_matmul", "row_limits")  # torch's own, on a CPU
 
@@ -22,7 +22,7 @@ def test_repeated_equals_called(fast: KernelTable, op: str) -> None:
     for case in CASES[op]():
         called, args = run(fast, op, case), copy.deepcopy(case.args)
         repeat, results = recorded(fast, partial(find(fast, op), *args, **case.kwargs))
-        given = [arg.data_ptr() for arg in args if isinstance(arg, Tensor)]
+        given = [tensor.data_ptr() for tensor in tensors_in(args)]
         for result in results:
             if result.data_ptr() not in given:
                 result.view(torch.int32).fill_(77)

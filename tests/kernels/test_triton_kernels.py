@@ -11,13 +11,13 @@ import torch
 from tests.triton_here import DEVICE, HAS_GPU  # skips where there is no Triton
 
 # isort: split
-from octavo.runtime.kernels.attention import HeadNorms, Rotation
+from octavo.runtime.kernels.attention import HeadInputs, HeadNorms, Ragged, Rotation, Scores
 from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.kernels.sampling import Cut
 from octavo.runtime.kernels.triton import attention, launch, tiles
 from octavo.runtime.kernels.triton.table import cuda_table
 from octavo.runtime.kernels.triton.tiles import split
-from tests.kernel_cases import CASES, CUT_AND_DRAW, OPS, Case, assert_close, make_paged, run
+from tests.kernel_cases import CASES, CUT_AND_DRAW, OPS, Case, assert_close, make_paged, nothing_of, run
 
 # The interpreter computes with NumPy, which warns of overflows.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -36,8 +36,7 @@ def cases(op: str) -> list[Case]:
 
 
 def _cache_type(op: str, case: Case) -> torch.dtype | None:
-    place = {"paged_attention": 1, "store_kv": 3}.get(op)
-    return None if place is None else case.args[place].dtype
+    return case.args[1].dtype if op in ("paged_attention", "store_kv") else None
 
 
 def on_device(case: Case, dtype: torch.dtype | None = None) -> Case:
@@ -48,6 +47,10 @@ def on_device(case: Case, dtype: torch.dtype | None = None) -> Case:
             return value._replace(cos=value.cos.to(DEVICE), sin=value.sin.to(DEVICE))
         if isinstance(value, HeadNorms):
             return HeadNorms(move(value.q_weight), move(value.k_weight), value.eps)
+        if isinstance(value, HeadInputs):
+            return HeadInputs(*map(move, value))
+        if isinstance(value, Ragged):
+            return replace(value, cu_q_lens=move(value.cu_q_lens), kv_lens=move(value.kv_lens))
         if isinstance(value, Cut):
             return Cut(*(part.to(DEVICE) for part in value))
         if not isinstance(value, torch.Tensor):
@@ -119,8 +122,8 @@ def test_decoding_in_parts(lens, heads, kv_heads, head_dim, block_size, window, 
     paged = make_paged(
         lens, heads=heads, kv_heads=kv_heads, head_dim=head_dim, block_size=block_size, window=window
     )
-    options = {"scale": head_dim**-0.5, "sliding_window": window, "soft_cap": cap}
-    compare("paged_attention", on_device(Case("parts", paged.args(), options)), 1e-5)
+    scores = Scores(head_dim**-0.5, window, cap)
+    compare("paged_attention", on_device(Case("parts", (*paged.args(), scores))), 1e-5)
 
 
 @pytest.mark.gpu
@@ -129,24 +132,24 @@ def test_decoding_with_every_kind_of_tile(num_requests: int) -> None:
     """Tiles follow the number of pairs of requests and key heads; here it is at each of its limits."""
     lens = [(1, 1 + 137 * index % 1300) for index in range(num_requests)]
     paged = make_paged(lens, heads=16, kv_heads=8, head_dim=128, block_size=64)
-    case = Case("tiles", paged.args(), {"scale": 128**-0.5})
+    case = Case("tiles", (*paged.args(), Scores(128**-0.5)))
     compare("paged_attention", on_device(case, torch.bfloat16), 2**-6)
 
 
 @pytest.mark.parametrize("told", [0, 1, 2])
 def test_single_tokens_before_chunks(told: int) -> None:
     paged = make_paged([(1, 70), (1, 33), (9, 40), (1, 5)], heads=4, kv_heads=2, head_dim=64, block_size=16)
-    arguments = [tensor.to(DEVICE) for tensor in paged.args()]
-    expected = REF.attention.paged_attention(*arguments, scale=0.125)
-    actual = TRITON.attention.paged_attention(*arguments, scale=0.125, num_singles=told)
+    paged = paged.to(DEVICE)
+    expected = REF.attention.paged_attention(*paged.args(), Scores(0.125))
+    actual = TRITON.attention.paged_attention(*paged.args(num_singles=told), Scores(0.125))
     assert_close(actual, expected, 1e-5, "singles")
 
 
 def test_rows_without_keys_are_padding() -> None:
     paged = make_paged([(1, 70), (1, 33)], heads=4, kv_heads=2, head_dim=64, block_size=16)
     paged.kv_lens[1] = 0
-    arguments = [tensor.to(DEVICE) for tensor in paged.args()]
-    results = [table.attention.paged_attention(*arguments, scale=0.125) for table in (TRITON, REF)]
+    arguments = *paged.to(DEVICE).args(), Scores(0.125)
+    results = [table.attention.paged_attention(*arguments) for table in (TRITON, REF)]
     assert_close(*results, 1e-5, "padding")
 
 
@@ -154,11 +157,11 @@ def test_rows_without_keys_are_padding() -> None:
 def test_cache_of_8_bits(lens) -> None:
     """Both sides read the same numbers; against the exact cache their rounding, 1 in 16, averages out."""
     paged = make_paged(lens, heads=4, kv_heads=2, head_dim=64, block_size=16)
-    q, cache, *rest = (tensor.to(DEVICE) for tensor in paged.args())
+    q, cache, *rest = *paged.to(DEVICE).args(), Scores(0.125)
     narrow = cache.nan_to_num(0.0).to(torch.float8_e4m3fn)
-    results = [table.attention.paged_attention(q, narrow, *rest, scale=0.125) for table in (TRITON, REF)]
+    results = [table.attention.paged_attention(q, narrow, *rest) for table in (TRITON, REF)]
     assert_close(*results, 1e-5, "8 bits")
-    exact = REF.attention.paged_attention(q, cache, *rest, scale=0.125)
+    exact = REF.attention.paged_attention(q, cache, *rest)
     assert (results[0] - exact).norm() < 0.05 * exact.norm()
 
 
@@ -168,7 +171,7 @@ def test_storing_in_8_bits() -> None:
     stored = []
     for table in (TRITON, REF):
         cache = torch.zeros(2, 2, 4, 2, 64, dtype=torch.float8_e4m3fn, device=DEVICE)
-        table.attention.store_kv(q, k, v, cache, torch.tensor([5, -1, 0], device=DEVICE))
+        table.attention.store_kv(HeadInputs(q, k, v), cache, torch.tensor([5, -1, 0], device=DEVICE))
         stored.append(cache.float())
     assert stored[0][1, 0, 1, 0, :3].tolist() == [448.0, -448.0, 0.0]
     assert_close(*stored, 2**-4, "8 bits")
@@ -203,8 +206,7 @@ def test_whole_tiles_are_copied(monkeypatch, block_size, heads, window, cap) -> 
     lens = [(1, 1), (1, 31), (1, 32), (1, 33), (1, 150), (1, 64), (1, 5)]
     paged = make_paged(lens, heads=heads, kv_heads=1, head_dim=64, block_size=block_size, window=window)
     paged.kv_lens[6] = 0
-    options = {"scale": 0.125, "sliding_window": window, "soft_cap": cap}
-    case = Case("copied", paged.args(), options)
+    case = Case("copied", (*paged.args(), Scores(0.125, window, cap)))
     dtype, tolerance = (torch.bfloat16, 2**-6) if HAS_GPU else (None, 1e-5)
     compare("paged_attention", on_device(case, dtype), tolerance)
     assert len(made) == ((block_size, heads, window, cap) in COPIED)
@@ -223,19 +225,7 @@ def test_rows_that_cannot_be_drawn_from_say_so() -> None:
 @pytest.mark.parametrize("op", [*OPS, *CUT_AND_DRAW])
 def test_nothing_to_do(op: str) -> None:
     case = on_device(next(CASES[op]()))
-    if op == "paged_attention":
-        q, cache, tables, cu_q_lens, kv_lens = case.args
-        case.args = (q[:0], cache, tables[:0], cu_q_lens[:1], kv_lens[:0])
-    elif op == "store_kv":
-        q, k, v, cache, slots = case.args
-        case.args = (q[:0], k[:0], v[:0], cache, slots[:0])
-    elif op == "block_gather":
-        blocks, places, name = case.args
-        case.args = (blocks, places[:0], name)
-    elif op in ("row_limits", "cut"):
-        case.args = tuple(arg[:0] for arg in case.args)
-    else:
-        case.args = (case.args[0][:0], *case.args[1:])
+    case.args = nothing_of(op, case)
     for actual, expected in zip(run(TRITON, op, case), run(REF, op, case), strict=True):
         assert actual.shape == expected.shape and torch.equal(actual, expected)
 
@@ -250,16 +240,15 @@ def test_common_start(heads, dtype):
     for request, number in ((1, 4), (2, 3), (3, 4), (5, 2), (6, 2), (9, 5), (10, 3)):
         tables[request, :number] = tables[request - 1 if request != 5 else 3, :number]
     paged.kv_lens[7] = 0
-    args = [arg.to(DEVICE) for arg in paged.args()]
-    args[0] = args[0].to(dtype if HAS_GPU else torch.float32)
+    q, *args = paged.to(DEVICE).args(num_singles=len(lens), common_start=True)
+    q = q.to(dtype if HAS_GPU else torch.float32)
     for soft_cap in (0.0, 20.0):
-        how = {"scale": 0.125, "soft_cap": soft_cap, "num_singles": len(lens)}
         actual, expected = (
-            table.attention.paged_attention(*args, **how, common_start=True).float()
+            table.attention.paged_attention(q, *args, Scores(0.125, 0, soft_cap)).float()
             for table in (TRITON, REF)
         )
         actual[7] = expected[7] = 0
-        assert_close(actual, expected, 1e-5 if args[0].dtype == torch.float32 else 1e-2, str(soft_cap))
+        assert_close(actual, expected, 1e-5 if q.dtype == torch.float32 else 1e-2, str(soft_cap))
 
 
 def _overlapped_kernels() -> list[ast.FunctionDef]:

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from octavo.messages.kv import KVCacheSpec
-from octavo.runtime.attention.paged import PagedBackend, Scores
+from octavo.runtime.attention.paged import PagedBackend
 from octavo.runtime.batch import MAX_CAPTURED_TOKENS, ForwardBatch, GroupTables
+from octavo.runtime.kernels.attention import Ragged, Scores
 from octavo.runtime.kernels.cudnn import Prefill, Sequences
 from octavo.runtime.kernels.precision import InputPrecision
 from octavo.runtime.platforms.platform import Platform
@@ -50,32 +51,32 @@ class CuDNNBackend(PagedBackend):
         self._of_step.clear()
 
     def attend(
-        self, q: Tensor, cache: Tensor, tables: GroupTables, batch: ForwardBatch, how: Scores
+        self, q: Tensor, cache: Tensor, tables: GroupTables, batch: ForwardBatch, scores: Scores
     ) -> Tensor:
         """See PagedBackend.attend."""
         singles = batch.num_singles
-        if not self._is_for(q[singles:], cache, batch, how):
-            return super().attend(q, cache, tables, batch, how)
+        if not self._is_for(q[singles:], cache, batch, scores):
+            return super().attend(q, cache, tables, batch, scores)
         key = id(tables)
         if key not in self._of_step:
             self._of_step[key] = _sequences(tables, batch, q[0].numel(), cache)
         out = torch.empty_like(q)
-        if not self._prefill(q[singles:], cache, self._of_step[key], out[singles:], how.scale):
-            return super().attend(q, cache, tables, batch, how)
+        if not self._prefill(q[singles:], cache, self._of_step[key], out[singles:], scores.scale):
+            return super().attend(q, cache, tables, batch, scores)
         if singles:
-            lens = batch.cu_q_lens[: singles + 1], batch.kv_lens[:singles]
+            first = Ragged(cu_q_lens=batch.cu_q_lens[: singles + 1], kv_lens=batch.kv_lens[:singles])
             attend = self.platform.kernels.attention.paged_attention
-            out[:singles] = attend(q[:singles], cache, tables.block_tables[:singles], *lens, scale=how.scale)
+            out[:singles] = attend(q[:singles], cache, tables.block_tables[:singles], first, scores)
         return out
 
-    def _is_for(self, q: Tensor, cache: Tensor, batch: ForwardBatch, how: Scores) -> bool:
+    def _is_for(self, q: Tensor, cache: Tensor, batch: ForwardBatch, scores: Scores) -> bool:
         return (
             batch.longest_q > 1
             and len(q) > MAX_CAPTURED_TOKENS
             and q.numel() < _MOST_ELEMENTS
             and q.dtype == cache.dtype
             and q.is_contiguous()
-            and not how.soft_cap
+            and not scores.soft_cap
         )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.batch import ForwardBatch, GroupTables
-from octavo.runtime.kernels.attention import HeadNorms, Rotation
+from octavo.runtime.kernels.attention import HeadInputs, Scores
 from octavo.runtime.kernels.precision import InputPrecision
 from octavo.runtime.platforms.platform import Platform
 
@@ -31,24 +31,10 @@ class AttentionBackend(ABC):
         """Host work that all layers of a step share; before the first layer."""
 
     @abstractmethod
-    def run(  # noqa: PLR0913  # what attention is made of
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cache: Tensor,
-        tables: GroupTables,
-        batch: ForwardBatch,
-        *,
-        scale: float,
-        sliding_window: int = 0,
-        soft_cap: float = 0.0,
-        rotation: Rotation | None = None,
-        norms: HeadNorms | None = None,
+    def run(
+        self, new: HeadInputs, cache: Tensor, tables: GroupTables, batch: ForwardBatch, scores: Scores
     ) -> Tensor:
         """Normalise and rotate q and k, store k and v, attend; returns [T, num_heads, head_dim].
 
-        q: [T, num_heads, head_dim]; k, v: [T, num_kv_heads, head_dim]; contiguous in all but the first axis;
-                       q and k may be overwritten
-        cache, tables: those of the layer; the other arguments as in kernels.attention
+        cache, tables: those of the layer
         """

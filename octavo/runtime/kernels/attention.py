@@ -32,24 +32,57 @@ class HeadNorms(NamedTuple):
     eps: float
 
 
+class HeadInputs(NamedTuple):
+    """What a layer projects of the step's tokens, and how it enters attention: norms first, then rotation.
+
+    q:    [T, num_heads, D], token-strided; it and k may be overwritten
+    k, v: [T, num_kv_heads, D], token-strided
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    rotation: Rotation | None = None
+    norms: HeadNorms | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Ragged:
+    """Requests whose new tokens stand one after the other, without padding. R = requests.
+
+    cu_q_lens: [R + 1] int32; the queries of request r are the last ones of its kv_lens[r] tokens
+    kv_lens:   [R] int32, tokens in the cache once this step's are written; 0 = padding, whose one row of the
+               result is arbitrary but finite
+    """
+
+    cu_q_lens: Tensor
+    kv_lens: Tensor
+    num_singles: int = 0
+    """So many of the first requests have one new token each; what is not told costs speed only."""
+    common_start: bool = False
+    """Most neighbours among these have their first blocks in common; what is not so costs speed only."""
+    longest_q: int = 0
+    """The most new tokens of a request; 0 = not known: the step is repeated for other requests."""
+
+
+class Scores(NamedTuple):
+    """How queries and keys are compared.
+
+    sliding_window: positions a query sees, itself included; 0 = all
+    soft_cap:       scores become soft_cap * tanh(score / soft_cap); 0 = off
+    """
+
+    scale: float
+    sliding_window: int = 0
+    soft_cap: float = 0.0
+
+
 class StoreKV(Protocol):
     """What happens between a layer's projections and its attention."""
 
-    def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cache: Tensor,
-        slots: Tensor,
-        *,
-        rotation: Rotation | None = None,
-        norms: HeadNorms | None = None,
-    ) -> Tensor:
+    def __call__(self, new: HeadInputs, cache: Tensor, slots: Tensor) -> Tensor:
         """Normalise, then rotate the heads of q and k; store k and v in `cache`; return the new q.
 
-        q:      [T, num_heads, D], token-strided; it and k may be overwritten
-        k, v:   [T, num_kv_heads, D], token-strided
         cache:  [num_blocks, 2, block_size, num_kv_heads, D] f32, bf16, f16 or, clamped to ±448,
                 float8_e4m3fn; on CPU also int8 with scales, as in cache_layout; changed in place
         slots:  [T] int64, block_id * block_size + offset; -1 = keep nothing
@@ -59,19 +92,13 @@ class StoreKV(Protocol):
 class PagedAttention(Protocol):
     """Causal attention of a ragged batch over the paged cache."""
 
-    def __call__(  # noqa: PLR0913  # what attention is made of
+    def __call__(
         self,
         q: Tensor,
         cache: Tensor,
         block_tables: Tensor,
-        cu_q_lens: Tensor,
-        kv_lens: Tensor,
-        *,
-        scale: float,
-        sliding_window: int = 0,
-        soft_cap: float = 0.0,
-        num_singles: int = 0,
-        common_start: bool = False,
+        batch: Ragged,
+        scores: Scores,
         activations: InputPrecision = "float32",
     ) -> Tensor:
         """Attend each new token to the cached tokens up to and including itself; returns a tensor like q.
@@ -79,12 +106,6 @@ class PagedAttention(Protocol):
         q:             [T, num_heads, head_dim], token-strided; num_heads a multiple of num_kv_heads
         cache:         as in StoreKV, this step's keys and values already written
         block_tables:  [R, max_blocks] int32; entries outside what a query sees are never read
-        cu_q_lens:     [R + 1] int32; the queries of request r are the last ones of its kv_lens[r] tokens
-        kv_lens:       [R] int32; 0 = padding, whose one row of the result is arbitrary but finite
-        sliding_window: positions a query sees, itself included; 0 = all
-        soft_cap:      scores become soft_cap * tanh(score / soft_cap); 0 = off
-        num_singles:   so many of the first requests have one query each; what is not told costs speed only
-        common_start:  most neighbours have their first blocks in common; what is not so costs speed only
         activations:   "bfloat16" on CPU: over a cache of bf16, queries and weights may be rounded, too
         """
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from octavo.base.gguf import BLOCK_TYPES
 from octavo.runtime.kernels.activations import ActivationKernels
-from octavo.runtime.kernels.attention import AttentionKernels, HeadNorms, Rotation
+from octavo.runtime.kernels.attention import AttentionKernels, HeadInputs
 from octavo.runtime.kernels.linear import LinearKernels
 from octavo.runtime.kernels.norms import NormKernels
 from octavo.runtime.kernels.precision import InputPrecision
@@ -73,18 +73,9 @@ def _half(x: Tensor) -> Tensor:
     return x.new_empty((x.shape[0], x.shape[1] // 2))
 
 
-def _store_kv(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cache: Tensor,
-    slots: Tensor,
-    *,
-    rotation: Rotation | None = None,
-    norms: HeadNorms | None = None,
-) -> Tensor:
-    del k, v, cache, slots
-    return q if rotation is None and norms is None else torch.empty_like(q)
+def _store_kv(new: HeadInputs, cache: Tensor, slots: Tensor) -> Tensor:
+    del cache, slots
+    return new.q if new.rotation is None and new.norms is None else torch.empty_like(new.q)
 
 
 def _same(x: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.batch import ForwardBatch
-from octavo.runtime.kernels.attention import HeadNorms, Rotation
+from octavo.runtime.kernels.attention import HeadInputs, HeadNorms, Rotation, Scores
 from octavo.runtime.kernels.cache_layout import CacheLayout
 from octavo.runtime.layers.build import BuildContext
 
@@ -26,8 +26,7 @@ class Attention(nn.Module):
         self.layer_id = layer_id
         self.kv_spec = spec
         self._backend = build.attention
-        self._scale = scale
-        self._soft_cap = soft_cap
+        self._scores = Scores(scale, spec.sliding_window, soft_cap)
 
     def forward(
         self,
@@ -38,24 +37,10 @@ class Attention(nn.Module):
         rotation: Rotation | None = None,
         norms: HeadNorms | None = None,
     ) -> Tensor:
-        """Attend: [T, num_heads * head_dim]. q and k, which may be overwritten, are normalised, then rotated.
-
-        q: [T, num_heads, head_dim]; k, v: [T, num_kv_heads, head_dim]
-        """
-        out = self._backend.run(
-            q,
-            k,
-            v,
-            batch.kv_caches[self.layer_id],
-            batch.tables(self.layer_id),
-            batch,
-            scale=self._scale,
-            sliding_window=self.kv_spec.sliding_window,
-            soft_cap=self._soft_cap,
-            rotation=rotation,
-            norms=norms,
-        )
-        return out.flatten(1)
+        """Attend: [T, num_heads * head_dim]. The arguments are those of HeadInputs."""
+        new, layer_id = HeadInputs(q, k, v, rotation, norms), self.layer_id
+        cache, tables = batch.kv_caches[layer_id], batch.tables(layer_id)
+        return self._backend.run(new, cache, tables, batch, self._scores).flatten(1)
 
 
 def make_cache(spec: KVCacheSpec, num_blocks: int, block_size: int, device: torch.device) -> Tensor:

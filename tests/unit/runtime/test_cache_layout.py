@@ -8,6 +8,7 @@ import torch
 from octavo.base.errors import Unsupported
 from octavo.messages.kv import CachePlan, KVCacheGroup
 from octavo.messages.step import Place, Tier
+from octavo.runtime.kernels.attention import HeadInputs
 from octavo.runtime.kernels.cache_layout import CacheLayout, make_spec, rounded, rounded_parts
 from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.worker.kv_tensors import KVTensors
@@ -21,7 +22,7 @@ def filled(num_blocks=2):
     generator = torch.Generator().manual_seed(3)
     cache = CacheLayout(SPEC, BLOCK_SIZE).zeros(num_blocks, torch.device("cpu"))
     k, v = (torch.randn(num_blocks * BLOCK_SIZE, 2, 8, generator=generator) for _ in range(2))
-    ref_table().attention.store_kv(k, k.clone(), v, cache, torch.arange(num_blocks * BLOCK_SIZE))
+    ref_table().attention.store_kv(HeadInputs(k, k.clone(), v), cache, torch.arange(num_blocks * BLOCK_SIZE))
     return cache, k, v
 
 

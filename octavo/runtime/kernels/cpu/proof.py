@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from octavo.base.gguf import BLOCK_TYPES
-from octavo.runtime.kernels.attention import HeadNorms, Rotation
+from octavo.runtime.kernels.attention import HeadInputs, HeadNorms, Ragged, Rotation, Scores
 from octavo.runtime.kernels.cpu.library import Library
 from octavo.runtime.kernels.cpu.table import table_of
 from octavo.runtime.kernels.precision import BFLOAT16_TYPES, InputPrecision
@@ -128,8 +128,9 @@ def _attention(table: KernelTable, dtype: torch.dtype) -> Tensor:
     if dtype == torch.float32:  # rounding would make more of a difference
         angles, weights = torch.randn(12, 30, generator=generator), torch.rand(2, 80, generator=generator)
         rotation, norms = Rotation(angles.cos(), angles.sin()), HeadNorms(weights[0], weights[1], 1e-6)
-    q = table.attention.store_kv(q, k, v, cache, torch.tensor(slots), rotation=rotation, norms=norms)
-    return table.attention.paged_attention(q, cache, tables, cu_q_lens, kv_lens, scale=0.1, sliding_window=7)
+    new, batch = HeadInputs(q, k, v, rotation, norms), Ragged(cu_q_lens=cu_q_lens, kv_lens=kv_lens)
+    q = table.attention.store_kv(new, cache, torch.tensor(slots))
+    return table.attention.paged_attention(q, cache, tables, batch, Scores(0.1, sliding_window=7))
 
 
 def _long_attention(table: KernelTable, activations: InputPrecision) -> Tensor:
@@ -140,9 +141,8 @@ def _long_attention(table: KernelTable, activations: InputPrecision) -> Tensor:
     tables = torch.arange(44, dtype=torch.int32).repeat(3, 1)
     kv_lens = torch.tensor([700, 701, 703], dtype=torch.int32)
     cu_q_lens = torch.tensor([0, 70, 71, 72], dtype=torch.int32)
-    return table.attention.paged_attention(
-        q, cache, tables, cu_q_lens, kv_lens, scale=0.125, activations=activations
-    )
+    batch = Ragged(cu_q_lens=cu_q_lens, kv_lens=kv_lens)
+    return table.attention.paged_attention(q, cache, tables, batch, Scores(0.125), activations)
 
 
 def main(arguments: list[str]) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from octavo.base.gguf import BLOCK_TYPES
 from octavo.runtime.kernels.activations import ActivationKernels, Gate
-from octavo.runtime.kernels.attention import AttentionKernels, HeadNorms, Rotation
+from octavo.runtime.kernels.attention import AttentionKernels, HeadInputs, Ragged, Scores
 from octavo.runtime.kernels.choice import TORCH_SAMPLING, TorchChoose
 from octavo.runtime.kernels.cpu.library import Library, load_library
 from octavo.runtime.kernels.cpu.recorder import Arena, Refused, TapeRecorder, new_memory
@@ -84,18 +84,9 @@ class _CompiledKernels:
         self._threads = threads
         self._arena = Arena(new_memory())
 
-    def store_kv(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cache: Tensor,
-        slots: Tensor,
-        *,
-        rotation: Rotation | None = None,
-        norms: HeadNorms | None = None,
-    ) -> Tensor:
+    def store_kv(self, new: HeadInputs, cache: Tensor, slots: Tensor) -> Tensor:
         """See attention.StoreKV."""
+        q, k, v, rotation, norms = new
         q_weight, k_weight, eps = norms or (None, None, 0.0)
         cos, sin, interleaved = rotation or (None, None, False)
         assert cache.is_contiguous()
@@ -125,23 +116,17 @@ class _CompiledKernels:
         )
         return q
 
-    def paged_attention(  # noqa: PLR0913  # what attention is made of
+    def paged_attention(
         self,
         q: Tensor,
         cache: Tensor,
         block_tables: Tensor,
-        cu_q_lens: Tensor,
-        kv_lens: Tensor,
-        *,
-        scale: float,
-        sliding_window: int = 0,
-        soft_cap: float = 0.0,
-        num_singles: int = 0,
-        common_start: bool = False,
+        batch: Ragged,
+        scores: Scores,
         activations: InputPrecision = "float32",
     ) -> Tensor:
         """See attention.PagedAttention."""
-        del num_singles, common_start
+        cu_q_lens, kv_lens = batch.cu_q_lens, batch.kv_lens
         assert cache.is_contiguous() and block_tables.dtype == cu_q_lens.dtype == kv_lens.dtype == torch.int32
         out = self._placed(_empty_like(q))
         self._library.octavo_attention(
@@ -157,9 +142,7 @@ class _CompiledKernels:
             cu_q_lens.data_ptr(),
             kv_lens.data_ptr(),
             len(kv_lens),
-            scale,
-            sliding_window,
-            soft_cap,
+            *scores,
             out.data_ptr(),
             self._threads,
             activations == "bfloat16",

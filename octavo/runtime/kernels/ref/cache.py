@@ -3,23 +3,15 @@
 import torch
 from torch import Tensor
 
-from octavo.runtime.kernels.attention import HeadNorms, Rotation
+from octavo.runtime.kernels.attention import HeadInputs, Ragged, Rotation, Scores
 from octavo.runtime.kernels.cache_layout import rounded, rounded_parts
 from octavo.runtime.kernels.precision import InputPrecision
 from octavo.runtime.kernels.ref.elementwise import rms_norm
 
 
-def store_kv(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cache: Tensor,
-    slots: Tensor,
-    *,
-    rotation: Rotation | None = None,
-    norms: HeadNorms | None = None,
-) -> Tensor:
+def store_kv(new: HeadInputs, cache: Tensor, slots: Tensor) -> Tensor:
     """See attention.StoreKV."""
+    q, k, v, rotation, norms = new
     if norms is not None:
         q, k = rms_norm(q, norms.q_weight, norms.eps), rms_norm(k, norms.k_weight, norms.eps)
     if rotation is not None:
@@ -27,12 +19,12 @@ def store_kv(
     keep = slots >= 0
     blocks, offsets = slots[keep] // cache.shape[2], slots[keep] % cache.shape[2]
     largest = 448.0 if cache.dtype == torch.float8_e4m3fn else float("inf")
-    for index, new in enumerate((k, v)):
+    for index, vectors in enumerate((k, v)):
         if cache.dtype == torch.int8:
-            for part, numbers in zip(rounded_parts(cache), rounded(new[keep]), strict=True):
+            for part, numbers in zip(rounded_parts(cache), rounded(vectors[keep]), strict=True):
                 part[blocks, index, offsets] = numbers
         else:
-            cache[blocks, index, offsets] = new[keep].clamp(-largest, largest).to(cache.dtype)
+            cache[blocks, index, offsets] = vectors[keep].clamp(-largest, largest).to(cache.dtype)
     return q
 
 
@@ -50,25 +42,20 @@ def _rotated(x: Tensor, rotation: Rotation) -> Tensor:
     return x
 
 
-def paged_attention(  # noqa: PLR0913  # what attention is made of
+def paged_attention(
     q: Tensor,
     cache: Tensor,
     block_tables: Tensor,
-    cu_q_lens: Tensor,
-    kv_lens: Tensor,
-    *,
-    scale: float,
-    sliding_window: int = 0,
-    soft_cap: float = 0.0,
-    num_singles: int = 0,
-    common_start: bool = False,
+    batch: Ragged,
+    scores: Scores,
     activations: InputPrecision = "float32",
 ) -> Tensor:
     """See attention.PagedAttention; nothing is rounded here."""
-    del num_singles, common_start, activations
+    del activations
+    scale, sliding_window, soft_cap = scores
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    starts = cu_q_lens.tolist()
-    for request, kv_len in enumerate(kv_lens.tolist()):
+    starts = batch.cu_q_lens.tolist()
+    for request, kv_len in enumerate(batch.kv_lens.tolist()):
         start, end = starts[request], starts[request + 1]
         if kv_len == 0:
             out[start:end] = 0.0
@@ -76,9 +63,9 @@ def paged_attention(  # noqa: PLR0913  # what attention is made of
         oldest = kv_len - (end - start)  # position of the first query
         first = max(0, oldest - sliding_window + 1) if sliding_window else 0
         keys, values = _gather(cache, block_tables[request], first, kv_len, q.shape[1])
-        scores = torch.einsum("qhd,khd->hqk", q[start:end].float(), keys) * scale
+        products = torch.einsum("qhd,khd->hqk", q[start:end].float(), keys) * scale
         if soft_cap:
-            scores = soft_cap * torch.tanh(scores / soft_cap)
+            products = soft_cap * torch.tanh(products / soft_cap)
         distance = (
             torch.arange(oldest, kv_len, device=q.device)[:, None]
             - torch.arange(first, kv_len, device=q.device)[None, :]
@@ -86,7 +73,7 @@ def paged_attention(  # noqa: PLR0913  # what attention is made of
         hidden = distance < 0
         if sliding_window:
             hidden |= distance >= sliding_window
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        weights = products.masked_fill(hidden, float("-inf")).softmax(-1)
         out[start:end] = torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
     return out
 

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.runtime.kernels.attention import Ragged, Scores
 from octavo.runtime.kernels.precision import InputPrecision
 from octavo.runtime.kernels.triton.launch import Counters, overlapped, power_of_2, release, wait
 from octavo.runtime.kernels.triton.online_softmax import attend, look_up
@@ -153,24 +154,20 @@ class PagedAttention:
         q: Tensor,
         cache: Tensor,
         block_tables: Tensor,
-        cu_q_lens: Tensor,
-        kv_lens: Tensor,
-        *,
-        scale: float,
-        sliding_window: int = 0,
-        soft_cap: float = 0.0,
-        num_singles: int = 0,
-        common_start: bool = False,
+        batch: Ragged,
+        scores: Scores,
         activations: InputPrecision = "float32",
     ) -> Tensor:
         """See attention.PagedAttention; `activations` are those of q."""
         del activations
+        scale, sliding_window, soft_cap = scores
+        cu_q_lens, kv_lens = batch.cu_q_lens, batch.kv_lens
         assert cache.is_contiguous() and block_tables.stride(1) == 1
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         factors = scale / (soft_cap or 1.0) * _LOG2_E, soft_cap * _LOG2_E
         kind = {"WINDOW": sliding_window, "CAPPED": soft_cap > 0} | overlapped()
-        n = len(kv_lens) if len(q) == len(kv_lens) else num_singles
-        if n and common_start and not sliding_window:
+        n = len(kv_lens) if len(q) == len(kv_lens) else batch.num_singles
+        if n and batch.common_start and not sliding_window and cache.shape[2] % 8 == 0:
             attend_shared_prefix(q[:n], cache, block_tables, kv_lens[:n], out, factors, kind)
         elif n:
             self._decode(q[:n], cache, block_tables, kv_lens[:n], out, factors, kind)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.runtime.kernels.attention import HeadNorms, Rotation
+from octavo.runtime.kernels.attention import HeadInputs
 from octavo.runtime.kernels.triton.launch import cdiv, overlapped, power_of_2, release, wait
 
 _ELEMENTS = 1024  # of one program, where there are many tokens
@@ -105,17 +105,9 @@ def _store_kernel(
 # fmt: on
 
 
-def store_kv(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cache: Tensor,
-    slots: Tensor,
-    *,
-    rotation: Rotation | None = None,
-    norms: HeadNorms | None = None,
-) -> Tensor:
+def store_kv(new: HeadInputs, cache: Tensor, slots: Tensor) -> Tensor:
     """See attention.StoreKV."""
+    q, k, v, rotation, norms = new
     assert cache.is_contiguous()
     tokens, heads, head_dim = q.shape
     kv_heads = k.shape[1]

@@ -97,13 +97,13 @@ def shared_prefix_tiles(
     num_requests: int,
 ) -> dict[str, Any]:
     """What the kernel for common beginnings is compiled for. Tiles of keys do not cross blocks."""
-    constants = _shape(num_heads, cache_shape, q_type, cache_type)
+    constants, block_size = _shape(num_heads, cache_shape, q_type, cache_type), cache_shape[2]
     tile_m = max(16, power_of_2(constants["GROUP"]))
     pack = tile_m // constants["GROUP"]
     is_alone = cdiv(num_requests, pack) * constants["NUM_KV_HEADS"] <= NUM_PROGRAMS // 4
     return constants | {
         "TILE_M": tile_m,
-        "TILE_K": min(_MIDDLE if constants["D"] <= 128 else _SMALL, constants["BLOCK_SIZE"]),
+        "TILE_K": min(_MIDDLE if constants["D"] <= 128 else _SMALL, block_size & -block_size),
         "PACK": pack,
         "num_warps": 2,
         "num_stages": 3 if is_alone and constants["DOT"] != tl.float32 else 2,
