@@ -10,7 +10,7 @@ from octavo.messages.sampling import SamplingParams
 
 
 class NewRequest(msgspec.Struct, array_like=True, gc=False):
-    """A request that (re)enters the batch; the runner gives it a slot until it is released."""
+    """A request that (re)enters the batch; the runner gives it a row until it is released."""
 
     request_id: str
     token_ids: list[int]
@@ -71,7 +71,7 @@ class SchedulerOutput(msgspec.Struct, array_like=True, gc=False):
     step_id: int
     new_requests: list[NewRequest]
     released_ids: list[str]
-    """Requests that left the batch (finished or preempted) since the last step: their slots are free."""
+    """Requests that left the batch (finished or preempted) since the last step: their rows are free."""
     request_ids: list[str]
     num_computed_tokens: list[int]
     num_scheduled_tokens: list[int]

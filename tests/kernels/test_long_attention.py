@@ -43,7 +43,7 @@ def attend(
         library.octavo_attention = _with_soft_tiles(path, tmp_path_factory.mktemp("soft") / "soft.so")
     kind = "float32" if request.param == "float32" else "bfloat16"
     tables = [table_of(library, threads) for threads in (1, 2, 3)]
-    return request.param, [partial(table.attention.paged_attention, activations=kind) for table in tables]
+    return request.param, [partial(table.attention.paged_attention, input_precision=kind) for table in tables]
 
 
 def _with_soft_tiles(path: Path, made: Path) -> Callable[..., None]:

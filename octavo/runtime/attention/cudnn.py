@@ -26,8 +26,8 @@ _MOST_ELEMENTS = 2**31  # their places are int32
 class CuDNNBackend(PagedBackend):
     """The paged back end with another kernel for requests with several new tokens in long steps."""
 
-    def __init__(self, platform: Platform, activations: InputPrecision = "float32") -> None:
-        super().__init__(platform, activations)
+    def __init__(self, platform: Platform, input_precision: InputPrecision = "float32") -> None:
+        super().__init__(platform, input_precision)
         self._prefill = Prefill()
         self._of_step: dict[int, Sequences] = {}
 

@@ -15,11 +15,11 @@ from octavo.runtime.platforms.platform import Platform
 
 
 class AttentionBackend(ABC):
-    """Writes new keys and values into the cache and attends over it, in arithmetic of `activations`."""
+    """Writes new keys and values into the cache and attends over it, in `input_precision`."""
 
-    def __init__(self, platform: Platform, activations: InputPrecision = "float32") -> None:
+    def __init__(self, platform: Platform, input_precision: InputPrecision = "float32") -> None:
         self.platform = platform
-        self.activations = activations
+        self.input_precision = input_precision
 
     @staticmethod
     @abstractmethod

@@ -1,6 +1,6 @@
 """Attention through the kernel table: two calls per layer for a whole batch, decode and prefill alike.
 
-Serves every platform: the table is compiled C++ on CPU, Triton on an NVIDIA GPU, torch twins elsewhere.
+On every platform: the table is compiled C++ on CPU, Triton on an NVIDIA GPU, torch references elsewhere.
 """
 
 from torch import Tensor
@@ -36,4 +36,4 @@ class PagedBackend(AttentionBackend):
     ) -> Tensor:
         """Attend to what is stored; q is normalised and rotated, and contiguous where it was."""
         attend = self.platform.kernels.attention.paged_attention
-        return attend(q, cache, tables.block_tables, batch, scores, self.activations)
+        return attend(q, cache, tables.block_tables, batch, scores, self.input_precision)

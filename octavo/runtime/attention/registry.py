@@ -25,7 +25,7 @@ def choose_backend(
     specs: list[KVCacheSpec],
     platform: Platform,
     name: str = "auto",
-    activations: InputPrecision = "float32",
+    input_precision: InputPrecision = "float32",
 ) -> AttentionBackend:
     """The back end `name`, or with "auto" the first that serves all `specs` on `platform`; of none, "paged".
 
@@ -40,6 +40,6 @@ def choose_backend(
         if not refusals:
             level = logging.INFO if platform.device.type == "cuda" else logging.DEBUG
             logger.log(level, "Attention by the back end %s. %s", candidate, "; ".join(reasons))
-            return kind(platform, activations)
+            return kind(platform, input_precision)
         reasons.append(f"{candidate}: {refusals[0]}")
     raise Unsupported(f"No attention back end serves this model on {platform.device}. {'; '.join(reasons)}")

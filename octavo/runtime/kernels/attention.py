@@ -99,14 +99,14 @@ class PagedAttention(Protocol):
         block_tables: Tensor,
         batch: Ragged,
         scores: Scores,
-        activations: InputPrecision = "float32",
+        input_precision: InputPrecision = "float32",
     ) -> Tensor:
         """Attend each new token to the cached tokens up to and including itself; returns a tensor like q.
 
         q:             [T, num_heads, head_dim], token-strided; num_heads a multiple of num_kv_heads
         cache:         as in StoreKV, this step's keys and values already written
         block_tables:  [R, max_blocks] int32; entries outside what a query sees are never read
-        activations:   "bfloat16" on CPU: over a cache of bf16, queries and weights may be rounded, too
+        input_precision: "bfloat16" on CPU: over a cache of bf16, queries and weights may be rounded, too
         """
 
 

@@ -70,7 +70,7 @@ class CacheLayout:
 def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
     """What int8 keeps of vectors [..., head_dim]: int8 of that shape, and scales [...] in float32.
 
-    Where a component is no number or infinite, the scale is not a number and all components are 0.
+    Where a component is NaN or infinite, the scale is NaN and all components are 0.
     """
     x = x.float()
     largest = x.abs().amax(-1, keepdim=True)

@@ -55,7 +55,7 @@ def load(config: EngineConfig, platform: Platform, parallel: ParallelContext) ->
     hf = _fill(cls, hf_config, config, build)
     link = probe(hf)
     specs = [call.kv_spec(build.kv_dtype) for call in link.calls]
-    attention = choose_backend(specs, platform, activations=build.attention.activations)
+    attention = choose_backend(specs, platform, input_precision=build.attention.input_precision)
     build = dataclasses.replace(build, attention=attention)
     model = Generic(hf, link, build)
     verify(model, build)

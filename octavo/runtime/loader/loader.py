@@ -118,7 +118,7 @@ def make_context(
         compute_dtype=compute_dtype,
         kv_dtype=_dtype(config.cache.kv_cache_dtype),
         kernels=platform.kernels,
-        attention=choose_backend(specs, platform, activations=precision),
+        attention=choose_backend(specs, platform, input_precision=precision),
         parallel=parallel,
         scheme=select_scheme(config, storage),
     )

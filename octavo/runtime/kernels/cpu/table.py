@@ -123,7 +123,7 @@ class _CompiledKernels:
         block_tables: Tensor,
         batch: Ragged,
         scores: Scores,
-        activations: InputPrecision = "float32",
+        input_precision: InputPrecision = "float32",
     ) -> Tensor:
         """See attention.PagedAttention."""
         cu_q_lens, kv_lens = batch.cu_q_lens, batch.kv_lens
@@ -145,7 +145,7 @@ class _CompiledKernels:
             *scores,
             out.data_ptr(),
             self._threads,
-            activations == "bfloat16",
+            input_precision == "bfloat16",
         )
         return out
 

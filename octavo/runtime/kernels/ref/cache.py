@@ -48,10 +48,10 @@ def paged_attention(
     block_tables: Tensor,
     batch: Ragged,
     scores: Scores,
-    activations: InputPrecision = "float32",
+    input_precision: InputPrecision = "float32",
 ) -> Tensor:
     """See attention.PagedAttention; nothing is rounded here."""
-    del activations
+    del input_precision
     scale, sliding_window, soft_cap = scores
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     starts = batch.cu_q_lens.tolist()

@@ -156,10 +156,10 @@ class PagedAttention:
         block_tables: Tensor,
         batch: Ragged,
         scores: Scores,
-        activations: InputPrecision = "float32",
+        input_precision: InputPrecision = "float32",
     ) -> Tensor:
-        """See attention.PagedAttention; `activations` are those of q."""
-        del activations
+        """See attention.PagedAttention; the input precision is the type of q."""
+        del input_precision
         scale, sliding_window, soft_cap = scores
         cu_q_lens, kv_lens = batch.cu_q_lens, batch.kv_lens
         assert cache.is_contiguous() and block_tables.stride(1) == 1
