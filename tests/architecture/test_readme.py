@@ -21,6 +21,7 @@ PAGES = [
     "README.md",
     "CONTRIBUTING.md",
     "docs/architecture.md",
+    "docs/cli.md",
     "docs/compatibility.md",
     "examples/README.md",
 ]
