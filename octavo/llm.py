@@ -26,7 +26,7 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 class LLM:
-    """A model, loaded in this process, that answers batches of prompts.
+    """A model, loaded in this process, that answers batches of prompts. Threads may share it: see `generate`.
 
     >>> llm = LLM()                                      # the built-in SmolLM2-135M-Instruct
     >>> llm.generate("Once upon a time", SamplingParams(max_tokens=32))[0].outputs[0].text
@@ -65,6 +65,8 @@ class LLM:
         self.request_counter = itertools.count()
         self._enqueued: list[str] = []
         """Ids of what `wait_for_completion` is to return."""
+        self._wanted: set[str] = set()
+        """Ids of requests whose last outputs are kept in `_finished` until they are returned."""
         self._finished: dict[str, RequestOutput] = {}
 
     def generate(
@@ -80,7 +82,9 @@ class LLM:
         sampling_params: one for all, one per prompt, or None for the model's defaults
         use_tqdm: show a progress bar; a callable makes it (tqdm's signature)
         options: of the requests (request_options)
-        All prompts are checked before any is started: RequestError then leaves the engine as it was.
+        All prompts are checked before any is started: RequestError then leaves the engine as it was. Calls
+        of several threads are answered in one batch. Ctrl-C ends this call's requests once the step at hand
+        is done.
         """
         return self._run(self._prepare(prompts, sampling_params, options), use_tqdm)
 
@@ -98,8 +102,12 @@ class LLM:
         """
         del use_tqdm  # adding takes no time
         prepared = self._prepare(prompts, sampling_params, options)
-        ids = [self.llm_engine.add_prepared(request) for request in prepared]
-        self._enqueued += ids
+        ids = [request.request_id for request in prepared]
+        with self.llm_engine.core.lock:
+            for request in prepared:
+                self.llm_engine.add_prepared(request)
+            self._enqueued += ids
+            self._wanted.update(ids)
         return ids
 
     def wait_for_completion(
@@ -280,22 +288,34 @@ class LLM:
     def _run(
         self, prepared: list[PreparedRequest], use_tqdm: bool | Callable[..., Any]
     ) -> list[RequestOutput]:
-        return self._collect([self.llm_engine.add_prepared(request) for request in prepared], use_tqdm)
+        return self._collect([request.request_id for request in prepared], use_tqdm, prepared)
 
-    def _collect(self, ids: list[str], use_tqdm: bool | Callable[..., Any]) -> list[RequestOutput]:
-        """Step until these requests have ended; what ends of the enqueued ones meanwhile is kept."""
-        engine, finished = self.llm_engine, self._finished
-        missing = set(ids).difference(finished)
-        wanted = missing.union(self._enqueued)
+    def _collect(
+        self,
+        ids: list[str],
+        use_tqdm: bool | Callable[..., Any],
+        prepared: Sequence[PreparedRequest] = (),
+    ) -> list[RequestOutput]:
+        """Step until these requests have ended, of which `prepared` are to be started here.
+
+        What ends meanwhile of other threads' requests, and of those enqueued, is kept for them.
+        """
+        engine, finished, missing = self.llm_engine, self._finished, set(ids)
         progress = ProgressBar(use_tqdm, len(ids))
         try:
             progress.begin()
+            with engine.core.lock:
+                self._wanted |= missing
+                for request in prepared:
+                    engine.add_prepared(request)
             while missing:
-                for output in engine.step():
-                    if output.finished and output.request_id in wanted:
-                        finished[output.request_id] = output
-                        missing.discard(output.request_id)
-                        progress.update(output)
+                with engine.core.lock:
+                    if missing.isdisjoint(finished):
+                        self._step()
+                    came = missing.intersection(finished)
+                    missing -= came
+                for request_id in came:
+                    progress.update(finished[request_id])
         except BaseException:
             engine.abort_request(missing)
             for request_id in ids:
@@ -303,7 +323,14 @@ class LLM:
             raise
         finally:
             progress.close()
+            self._wanted.difference_update(ids)
         return [finished.pop(request_id) for request_id in ids]
+
+    def _step(self) -> None:
+        """Run one step for everybody, and keep the last outputs that somebody will ask for."""
+        for output in self.llm_engine.step():
+            if output.finished and output.request_id in self._wanted:
+                self._finished[output.request_id] = output
 
 
 def _as_list(prompts: PromptType | Sequence[PromptType]) -> list[PromptType]:

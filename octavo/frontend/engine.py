@@ -33,7 +33,7 @@ _PRELOAD = "octavo.runtime.preload:begin"
 
 
 class LLMEngine:
-    """One engine and its front. Not thread-safe."""
+    """One engine and its front. Threads may share it: each call is complete before the next one begins."""
 
     pause_generation = in_thread(Operator.pause_generation)
     resume_generation = in_thread(Operator.resume_generation)
@@ -128,8 +128,8 @@ class LLMEngine:
 
         Raises RequestError while the engine is paused and has nothing to report, EngineDead.
         """
-        if self.core.early:
-            return StepOutputs(self.core.take_early())
+        if early := self.core.take_early():
+            return StepOutputs(early)
         if self.operator.is_frozen:
             raise RequestError(
                 "The engine is paused or asleep: resume_generation() or wake_up() comes before the next step."
@@ -141,7 +141,8 @@ class LLMEngine:
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """End requests without a further output; unknown and finished ids are skipped."""
         ids = [request_ids] if isinstance(request_ids, str) else request_ids
-        self.core.forget(self.core.processor.keys_of(ids))
+        with self.core.lock:
+            self.core.forget(self.core.processor.keys_of(ids))
 
     def has_unfinished_requests(self) -> bool:
         """True while a request waits for its last output."""

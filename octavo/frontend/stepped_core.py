@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from octavo.frontend.client.interface import EngineClient
+from octavo.frontend.engine_lock import EngineLock
 from octavo.frontend.output_processor import OutputProcessor
 from octavo.frontend.outputs.request_output import RequestOutput
 from octavo.frontend.requests.input_processor import PreparedRequest
@@ -14,7 +15,7 @@ from octavo.messages.request import FinishReason, SchedulerStats
 
 
 class SteppedCore:
-    """One core, used by one thread."""
+    """One core. Several threads may call its methods; no KeyboardInterrupt comes in the middle of one."""
 
     def __init__(self, client: EngineClient, processor: OutputProcessor) -> None:
         self.client = client
@@ -23,32 +24,38 @@ class SteppedCore:
         """As of the last step."""
         self.early: list[RequestOutput] = []
         """Outputs that came while the engine was being paused."""
+        self.lock = EngineLock()
+        """Held for several calls that belong together."""
 
     def open(self, prepared: PreparedRequest) -> None:
         """Open a request here and in the core."""
-        self.processor.add(prepared)
-        for request in prepared.engine_requests:
-            self.client.add(request)
+        with self.lock:
+            self.processor.add(prepared)
+            for request in prepared.engine_requests:
+                self.client.add(request)
 
     def forget(self, keys: Iterable[str]) -> None:
         """End requests without a further output, here and in the core."""
-        if abort_ids := self.processor.forget(keys):
-            self.client.abort(abort_ids)
+        with self.lock:
+            if abort_ids := self.processor.forget(keys):
+                self.client.abort(abort_ids)
 
     def step(self) -> list[RequestOutput]:
         """Run one step: what it brought, for users. Raises EngineDead."""
-        outputs = self.client.step()
-        self.stats = outputs.stats
-        processed = self.processor.process(outputs)
-        if processed.abort_ids:
-            self.client.abort(processed.abort_ids)
-        for request in processed.new_requests:
-            self.client.add(request)
+        with self.lock:
+            outputs = self.client.step()
+            self.stats = outputs.stats
+            processed = self.processor.process(outputs)
+            if processed.abort_ids:
+                self.client.abort(processed.abort_ids)
+            for request in processed.new_requests:
+                self.client.add(request)
         return processed.request_outputs
 
     def take_early(self) -> list[RequestOutput]:
         """Hand out the outputs that came while the engine was being paused."""
-        early, self.early = self.early, []
+        with self.lock:
+            early, self.early = self.early, []
         return early
 
     async def call(
@@ -56,11 +63,12 @@ class SteppedCore:
     ) -> Any:
         """Run a command of the core. A call in one's own process cannot be left: there is no timeout."""
         del timeout_s
-        return self.client.call(verb, arguments)
+        with self.lock:
+            return self.client.call(verb, arguments)
 
     async def apply(self, function: Callable[[Any], Any]) -> list[Any]:
         """Call a function with the worker of each rank. Raises Unsupported if it is in another process."""
-        results: list[Any] = self.client.call("collective_rpc", {"function": function})
+        results: list[Any] = await self.call("collective_rpc", {"function": function})
         return results
 
     def open_keys(self) -> list[str]:
@@ -69,9 +77,10 @@ class SteppedCore:
 
     def end_all(self, keys: list[str]) -> None:
         """End these requests as aborted; their last outputs are early ones."""
-        processed = self.processor.end(keys, FinishReason.ABORT)
-        self.client.abort(processed.abort_ids)
-        self.early += processed.request_outputs
+        with self.lock:
+            processed = self.processor.end(keys, FinishReason.ABORT)
+            self.client.abort(processed.abort_ids)
+            self.early += processed.request_outputs
 
     async def finish_all(self, keys: list[str]) -> None:
         """Step until all requests have ended; the outputs are early ones."""
