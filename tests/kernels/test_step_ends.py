@@ -8,7 +8,7 @@ from tests.triton_here import DEVICE, HAS_GPU  # skips where there is no Triton
 
 # isort: split
 from octavo.runtime.kernels.ref.steps import STEP_KERNELS
-from octavo.runtime.kernels.steps import Turns
+from octavo.runtime.kernels.steps import StepRing
 from octavo.runtime.kernels.triton.table import cuda_table
 from octavo.runtime.worker.pinned_ring import PinnedRing
 
@@ -16,18 +16,18 @@ TRITON = cuda_table().steps
 MOST, ROWS, SLOTS, LENGTH = 1000, 300, 40, 50
 
 
-def make_turns(count: int) -> Turns:
-    """Three turns of random numbers, the host's memory where there is a GPU."""
+def make_ring(count: int) -> StepRing:
+    """A ring of three rows of random numbers, the host's memory where there is a GPU."""
     given = torch.randint(0, SLOTS, (3, MOST), pin_memory=HAS_GPU)
     token_ids = torch.full((3, ROWS), -7, pin_memory=HAS_GPU)
     max_logits = torch.full((3, ROWS), -7.0, pin_memory=HAS_GPU)
-    return Turns(given, token_ids, max_logits, torch.tensor([count], device=DEVICE))
+    return StepRing(given, token_ids, max_logits, torch.tensor([count], device=DEVICE))
 
 
-def copied(turns: Turns) -> Turns:
+def copied(ring: StepRing) -> StepRing:
     """The same in memory of its own, the host's page-locked where it was."""
-    copies = (part.clone() for part in turns)
-    return Turns(*(copy.pin_memory() if HAS_GPU and not copy.is_cuda else copy for copy in copies))
+    copies = (part.clone() for part in ring)
+    return StepRing(*(copy.pin_memory() if HAS_GPU and not copy.is_cuda else copy for copy in copies))
 
 
 def assert_equal(one: tuple[torch.Tensor, ...], other: tuple[torch.Tensor, ...]) -> None:
@@ -43,9 +43,9 @@ def test_beginning(tokens: int, rows: int, groups: int, columns: int, numbers: i
     torch.manual_seed(tokens)
     kept_ids = torch.randint(0, 9999, (SLOTS * LENGTH,), device=DEVICE)
     kept_tables = torch.randint(0, 99, (groups, SLOTS, columns), dtype=torch.int32, device=DEVICE)
-    turns, results = make_turns(count), []
+    ring, results = make_ring(count), []
     for begin in (TRITON.begin, STEP_KERNELS.begin):
-        shared = copied(turns)
+        shared = copied(ring)
         found = torch.full((numbers + 1,), -1, device=DEVICE)
         ids = torch.full((tokens + 1,), -1, device=DEVICE)
         tables = torch.full((groups * rows + 1, columns), -1, dtype=torch.int32, device=DEVICE)
@@ -54,7 +54,7 @@ def test_beginning(tokens: int, rows: int, groups: int, columns: int, numbers: i
         results.append((*shared, found, ids, tables))
     assert_equal(*results)
     assert results[0][3].item() == count + 1
-    assert results[0][-2][0] == kept_ids[turns.given[count % 3, 0]]
+    assert results[0][-2][0] == kept_ids[ring.given[count % 3, 0]]
 
 
 @pytest.mark.parametrize(("rows", "count"), [(1, 1), (32, 3), (300, 5)])
@@ -63,9 +63,9 @@ def test_end(rows: int, count: int) -> None:
     torch.manual_seed(rows)
     token_ids = torch.randint(-5, 60, (rows,), device=DEVICE)
     max_logits, targets = torch.randn(rows, device=DEVICE), torch.randperm(999, device=DEVICE)[:rows]
-    turns, results = make_turns(count), []
+    ring, results = make_ring(count), []
     for end in (TRITON.end, STEP_KERNELS.end):
-        shared, kept_ids = copied(turns), torch.full((1000,), -1, device=DEVICE)
+        shared, kept_ids = copied(ring), torch.full((1000,), -1, device=DEVICE)
         end(shared, token_ids, max_logits, targets, kept_ids, 50)
         results.append((*shared, kept_ids))
     assert_equal(*results)
@@ -74,25 +74,25 @@ def test_end(rows: int, count: int) -> None:
     assert torch.equal(results[0][1][(count - 1) % 3, :rows].cpu(), kept.cpu())
 
 
-def test_turns_are_not_overwritten_before_they_are_read() -> None:
+def test_rows_of_a_ring_are_not_overwritten_before_they_are_read() -> None:
     """The device is some steps behind here, and the host reads none of them in time."""
-    turns = PinnedRing(8, 4, torch.device("cpu"))
+    ring = PinnedRing(8, 4, torch.device("cpu"))
     results = []
     for step in range(11):
-        given = turns.give(3)
+        given = ring.give(3)
         assert not given.any(), "what an older step was given"
         given[:] = step
         ids, tables = torch.zeros(1, dtype=torch.int64), torch.zeros((1, 1, 1), dtype=torch.int32)
         numbers = torch.zeros(3, dtype=torch.int64)
         kept = torch.arange(20)
         STEP_KERNELS.begin(
-            turns.shared, numbers, kept, torch.zeros((1, 20, 1), dtype=torch.int32), ids, tables
+            ring.shared, numbers, kept, torch.zeros((1, 20, 1), dtype=torch.int32), ids, tables
         )
         assert ids.item() == step
-        STEP_KERNELS.end(turns.shared, ids + 1, torch.tensor([step / 2]), torch.tensor([0]), kept, 100)
-        results.append(turns.end(np.arange(1)))
+        STEP_KERNELS.end(ring.shared, ids + 1, torch.tensor([step / 2]), torch.tensor([0]), kept, 100)
+        results.append(ring.end(np.arange(1)))
         if step == 5:
-            turns.restart()
+            ring.restart()
     read = [[part.item() for part in result.read()] for result in results]
     assert read == [[step + 1, step / 2] for step in range(11)]
-    assert np.array_equal(turns.shared.begun, [11 - 6])
+    assert np.array_equal(ring.shared.begun, [11 - 6])

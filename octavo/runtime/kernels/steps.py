@@ -7,12 +7,12 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 
-class Turns(NamedTuple):
-    """What host and device tell each other of recorded steps, which use its rows in turn.
+class StepRing(NamedTuple):
+    """What host and device tell each other of recorded steps, whose rows they use in turn.
 
-    given:      [turns, most numbers] int64, written by the host before a step
-    token_ids:  [turns, most rows] int64, read by the host after it; as are
-    max_logits: [turns, most rows] float32
+    given:      [length, most numbers] int64, written by the host before a step
+    token_ids:  [length, most rows] int64, read by the host after it; as are
+    max_logits: [length, most rows] float32
     begun:      [1] int64 on the device: how many steps have begun; the others may be the host's memory
     """
 
@@ -27,14 +27,14 @@ class BeginStep(Protocol):
 
     def __call__(
         self,
-        turns: Turns,
+        ring: StepRing,
         numbers: Tensor,
         kept_ids: Tensor,
         kept_tables: Tensor,
         ids: Tensor,
         tables: Tensor,
     ) -> None:
-        """Count the step, copy what its turn was given, and look up what that names.
+        """Count the step, copy what its row of the ring holds, and look up what that names.
 
         numbers:     [n] int64, written: places [T] in kept_ids, slots [R], and whatever else is given
         kept_ids:    [any] int64
@@ -49,7 +49,7 @@ class EndStep(Protocol):
 
     def __call__(
         self,
-        turns: Turns,
+        ring: StepRing,
         token_ids: Tensor,
         max_logits: Tensor,
         targets: Tensor,

@@ -1,4 +1,4 @@
-"""`PinnedRing`: the host's side of `Turns`, the memory that captured steps share with the host.
+"""`PinnedRing`: the host's side of `StepRing`, the memory that captured steps share with the host.
 
 A captured step reads its numbers and leaves its tokens by itself, and always at the same addresses. So these
 hold a few rows that steps use in turn, by a count that each of them adds to: the host writes a row while the
@@ -7,7 +7,7 @@ step before is under way. A row is written again when its step has been read. Us
 
 import torch
 
-from octavo.runtime.kernels.steps import Turns
+from octavo.runtime.kernels.steps import StepRing
 from octavo.runtime.sampling.output import Moment
 from octavo.runtime.transfer import Array
 
@@ -19,7 +19,7 @@ class PinnedRing:
 
     def __init__(self, most_numbers: int, most_rows: int, device: torch.device) -> None:
         self._is_remote = is_remote = device.type != "cpu"
-        self.shared = Turns(
+        self.shared = StepRing(
             torch.zeros((_LENGTH, most_numbers), dtype=torch.int64, pin_memory=is_remote),
             torch.zeros((_LENGTH, most_rows), dtype=torch.int64, pin_memory=is_remote),
             torch.zeros((_LENGTH, most_rows), pin_memory=is_remote),
@@ -51,7 +51,7 @@ class PinnedRing:
 
 
 class RingResults:
-    """`sampling.output.Copies` of one step's token ids and peaks, which it leaves in the host's memory."""
+    """`sampling.output.Copies` of one step's ids and max_logits, which it leaves in the host's memory."""
 
     def __init__(self, shared: list[Array], rows: Array, end: Moment) -> None:
         self._shared, self._rows, self._end = shared, rows, end

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.runtime.kernels.steps import Turns
+from octavo.runtime.kernels.steps import StepRing
 from octavo.runtime.kernels.triton.launch import (
     Counters,
     cdiv,
@@ -30,7 +30,7 @@ _MOST_COLUMNS = 256
 def _begin_kernel(
     given, begun, numbers, kept_ids, kept_tables, ids, tables, counter,
     num_numbers, num_tokens, num_rows, num_parts, num_groups, num_columns, given_stride, table_stride,
-    TURNS: tl.constexpr, NUMBERS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    LENGTH: tl.constexpr, NUMBERS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):
     """The first `num_parts` programs copy NUMBERS numbers each, others ROWS rows of all groups' tables.
 
@@ -38,8 +38,8 @@ def _begin_kernel(
     behind all that was given out before, without overlap: then no cache holds what was there earlier.
     """
     program = tl.program_id(0)
-    turn = tl.load(begun)
-    given += turn % TURNS * given_stride
+    index = tl.load(begun)
+    given += index % LENGTH * given_stride
     if program < num_parts:
         place = program * NUMBERS + tl.arange(0, NUMBERS)
         value = tl.load(given + place, mask=place < num_numbers, other=0)
@@ -57,25 +57,25 @@ def _begin_kernel(
                 target = tables + (group * num_rows + row[:, None]) * num_columns
                 tl.store(target + column, tl.load(source + column, mask=inside, other=0), mask=inside)
     if is_last(counter, tl.num_programs(0)):
-        tl.store(begun, turn + 1)
+        tl.store(begun, index + 1)
 
 
 @triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["targets"])
 def _end_kernel(
-    token_ids, max_logits, targets, kept_ids, begun, given_ids, given_maxima, num_rows, stride, last_id,
-    TURNS: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
+    token_ids, max_logits, targets, kept_ids, begun, ring_ids, ring_maxima, num_rows, stride, last_id,
+    LENGTH: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
 ):
     """ROWS rows."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there = row < num_rows
     wait(PDL)
     release(PDL)
-    turn = (tl.load(begun) + TURNS - 1) % TURNS
+    index = (tl.load(begun) + LENGTH - 1) % LENGTH
     token_id = tl.load(token_ids + row, mask=there, other=0)
     token_id = tl.minimum(tl.maximum(token_id, 0), last_id)
     tl.store(kept_ids + tl.load(targets + row, mask=there, other=0), token_id, mask=there)
-    tl.store(given_ids + turn * stride + row, token_id, mask=there)
-    tl.store(given_maxima + turn * stride + row, tl.load(max_logits + row, mask=there, other=0.0), mask=there)
+    tl.store(ring_ids + index * stride + row, token_id, mask=there)
+    tl.store(ring_maxima + index * stride + row, tl.load(max_logits + row, mask=there, other=0.0), mask=there)
 # fmt: on
 
 
@@ -87,7 +87,7 @@ class BeginStep:
 
     def __call__(
         self,
-        turns: Turns,
+        ring: StepRing,
         numbers: Tensor,
         kept_ids: Tensor,
         kept_tables: Tensor,
@@ -98,8 +98,8 @@ class BeginStep:
         num_groups, num_rows, num_columns = tables.shape
         num_parts = cdiv(len(numbers), _NUMBERS)
         _begin_kernel[(num_parts + cdiv(num_rows, _TABLE_ROWS),)](
-            turns.given,
-            turns.begun,
+            ring.given,
+            ring.begun,
             numbers,
             kept_ids,
             kept_tables,
@@ -112,9 +112,9 @@ class BeginStep:
             num_parts,
             num_groups,
             num_columns,
-            turns.given.stride(0),
+            ring.given.stride(0),
             kept_tables.stride(0),
-            TURNS=len(turns.given),
+            LENGTH=len(ring.given),
             NUMBERS=_NUMBERS,
             ROWS=_TABLE_ROWS,
             COLUMNS=min(power_of_2(num_columns), _MOST_COLUMNS),
@@ -123,7 +123,7 @@ class BeginStep:
 
 
 def end_step(
-    turns: Turns, token_ids: Tensor, max_logits: Tensor, targets: Tensor, kept_ids: Tensor, vocab_size: int
+    ring: StepRing, token_ids: Tensor, max_logits: Tensor, targets: Tensor, kept_ids: Tensor, vocab_size: int
 ) -> None:
     """See steps.EndStep."""
     num_rows = len(token_ids)
@@ -132,13 +132,13 @@ def end_step(
         max_logits,
         targets,
         kept_ids,
-        turns.begun,
-        turns.token_ids,
-        turns.max_logits,
+        ring.begun,
+        ring.token_ids,
+        ring.max_logits,
         num_rows,
-        turns.token_ids.stride(0),
+        ring.token_ids.stride(0),
         vocab_size - 1,
-        TURNS=len(turns.token_ids),
+        LENGTH=len(ring.token_ids),
         ROWS=_END_ROWS,
         num_warps=4,
         **overlapped(),
