@@ -3,7 +3,7 @@
     python benchmarks/record.py cpu-host python benchmarks/cpu_host.py [--model MODEL] [--streams 1,16]
 
 Each kernel is called with its arguments, and is the C function getpid instead; the logits are made before.
-One JSON line per number of streams, for steps computed call by call and for steps from tapes: ms of CPU time
+One JSON line per number of streams, for steps computed call by call and for recorded ones: ms of CPU time
 per step, from the scheduler to the outputs, the smallest mean of five runs of 64 steps.
 """
 
@@ -24,9 +24,9 @@ STEPS, RUNS = 64, 5
 
 
 class IdleLibrary(library.Library):
-    """Calls and tapes cost what they cost, and compute nothing."""
+    """Calls and replays cost what they cost, and compute nothing."""
 
-    def replay(self, tape):
+    def replay(self, log):
         ctypes.CDLL(None).getpid()
 
     def _function(self, name, letters):
@@ -34,7 +34,7 @@ class IdleLibrary(library.Library):
         idle.argtypes = [library._C_TYPES[letter] for letter in letters]
 
         def function(*arguments):
-            (idle if self.tape is None else real)(*arguments)
+            (idle if self.call_log is None else real)(*arguments)
 
         return function
 

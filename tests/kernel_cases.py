@@ -346,7 +346,7 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
 }
 
 
-_NO_OPS = {"choose", "split_product", "input_precision", "begin", "end", "record_tape"}
+_NO_OPS = {"choose", "split_product", "input_precision", "begin", "end", "record_calls"}
 _NO_OPS |= {"gated_block_matmul", "block_feed_forward", "block_greedy", "sandwich_norm"}
 _REF = ref_table()
 _FAMILIES = [field.name for field in fields(KernelTable) if field.name != "name"]

@@ -21,7 +21,7 @@ class ParallelConfig(metaclass=Concern):
         ("auto", "inproc", "uni", "mp", "external_launcher", TARGET),
     )
     cpu_threads: int = option(0, "Threads of CPU kernels per rank; 0 = the cores this process may use.")
-    enforce_eager: bool = option(False, "No device graphs; on a CPU, no tapes.")
+    enforce_eager: bool = option(False, "No device graphs; on a CPU, no recorded calls.")
     cpu_offload_gb: float = option(
         0.0, "GiB of weights per GPU that stay in host memory; they are copied to the GPU ahead of their use."
     )

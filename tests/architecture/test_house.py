@@ -42,7 +42,7 @@ FEATURES = (
         "embed",
         "pool",
     ),
-    *("cuda", "graph", "tape", "host_tokens"),
+    *("cuda", "graph", "call_log", "host_tokens"),
 )
 
 

@@ -1,4 +1,4 @@
-"""Steps repeated from tapes, as a CPU does them, give the bits of ordinary steps."""
+"""Steps replayed from recorded calls, as a CPU does them, give the bits of ordinary steps."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from tests.tiny_models import make_oracle, save, tiny_config
 
 
 @pytest.fixture(autouse=True)
-def short_prompts_are_taped(monkeypatch):
+def short_prompts_are_recorded(monkeypatch):
     monkeypatch.setattr(recorded_calls, "_FEWEST_TOKENS", 2)
 
 
@@ -31,12 +31,12 @@ def tries(monkeypatch):
 
 @pytest.fixture
 def repeats(monkeypatch):
-    """How many steps were repeated from tapes."""
+    """How many steps were replayed."""
     count, replay = [0], Library.replay
 
-    def counted(library, tape):
+    def counted(library, log):
         count[0] += 1
-        replay(library, tape)
+        replay(library, log)
 
     monkeypatch.setattr(Library, "replay", counted)
     return count
@@ -76,12 +76,12 @@ def scored(llm, work, count):
 def test_recorded_equals_eager(folder, make_llm, repeats, options):
     work = prompts(12, shared=20)
     llm = make_llm(folder, **options)
-    taped = scored(llm, work, 12)
+    recorded = scored(llm, work, 12)
     assert repeats[0] > 20, "hardly a step was repeated"
     if "block_size" in options:
         assert llm.llm_engine.stats.num_preemptions > 0
     repeated = repeats[0]
-    assert taped == scored(make_llm(folder, cpu_threads=2, enforce_eager=True), work, 12)
+    assert recorded == scored(make_llm(folder, cpu_threads=2, enforce_eager=True), work, 12)
     assert repeats[0] == repeated
 
 
@@ -96,7 +96,7 @@ def test_what_was_recorded_ends_with_weights_and_cache(tiny_llama, make_llm, rep
 
 @pytest.mark.parametrize("scored", [False, True], ids=["last_row", "all_rows"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_prompts_are_taped_to_the_bit(folder, make_llm, repeats, scored, dtype):
+def test_prompts_are_recorded_to_the_bit(folder, make_llm, repeats, scored, dtype):
     work = [prompt * 2 for prompt in prompts(9)]
     wanted = SamplingParams(max_tokens=1, temperature=0, logprobs=2, prompt_logprobs=2 if scored else None)
     options = {"dtype": dtype, "max_num_batched_tokens": 150}

@@ -39,11 +39,11 @@ def test_one_that_is_no_number_spoils_its_row_only(fast: KernelTable, place: int
         assert torch.equal(mine.nan_to_num(7), twin.nan_to_num(7))
 
 
-def test_repeated_from_a_tape(fast: KernelTable) -> None:
+def test_replayed_from_recorded_calls(fast: KernelTable) -> None:
     made: list[tuple[torch.Tensor, torch.Tensor]] = []
     logits = torch.zeros(4, 300)
-    assert fast.steps.record_tape is not None
-    repeat = fast.steps.record_tape(lambda: made.append(fast.sampling.choose(logits)))
+    assert fast.steps.record_calls is not None
+    repeat = fast.steps.record_calls(lambda: made.append(fast.sampling.choose(logits)))
     assert repeat is not None
     for _ in range(2):
         logits.normal_()

@@ -51,7 +51,7 @@ def test_a_call_raises_and_the_next_one_works(table: KernelTable) -> None:
     assert torch.equal(out, torch.full((2, 24), 64.0))
 
 
-def test_a_tape_raises(table: KernelTable) -> None:
+def test_a_replay_raises(table: KernelTable) -> None:
     x, weights, out = long_rows()
     size = torch.ones(3, 8)
 
@@ -59,8 +59,8 @@ def test_a_tape_raises(table: KernelTable) -> None:
         table.linear.block_matmul(x, weights, "BF16", None, "float32", out)
         table.norms.rms_norm(size, size[0], 0.0)
 
-    assert table.steps.record_tape is not None
-    repeat = table.steps.record_tape(work)
+    assert table.steps.record_calls is not None
+    repeat = table.steps.record_calls(work)
     assert repeat is not None
     with little_memory(), pytest.raises(MemoryError, match="work space"):
         repeat()

@@ -63,7 +63,7 @@ class EndStep(Protocol):
         """
 
 
-RecordTape = Callable[[Callable[[], None]], Callable[[], None] | None]
+RecordCalls = Callable[[Callable[[], None]], Callable[[], None] | None]
 """Takes work that calls these kernels on the same memory every time; returns what repeats it.
 
 Nothing is computed while it is recorded. None for work that computes by other means. Recordings share memory:
@@ -77,5 +77,5 @@ class StepKernels:
 
     begin: BeginStep
     end: EndStep
-    record_tape: RecordTape | None = None
+    record_calls: RecordCalls | None = None
     """Only where calling a kernel costs as much as a small kernel itself."""

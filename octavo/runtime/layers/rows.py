@@ -12,11 +12,11 @@ RowGather = Callable[[Tensor, Tensor | None], Tensor]
 
 
 def make_row_gather(build: BuildContext) -> RowGather:
-    """Return torch's indexing; where kernels are recorded on tapes, which know no torch, a kernel.
+    """Return torch's indexing; where calls of kernels are recorded, which know no torch, a kernel.
 
     That kernel is the embedding lookup: to it, float32 is a block of one number.
     """
-    if build.kernels.steps.record_tape is None:
+    if build.kernels.steps.record_calls is None:
         return lambda x, rows: x if rows is None else x[rows]
     gather = build.kernels.linear.block_gather
     return lambda x, rows: x if rows is None else gather(x.view(torch.uint8), rows, "F32")

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from octavo.runtime.batch import BatchInputs, ForwardBatch
-from octavo.runtime.kernels.steps import RecordTape
+from octavo.runtime.kernels.steps import RecordCalls
 from octavo.runtime.models.interface import Model
 from octavo.runtime.sampling.sampler import Kind
 from octavo.runtime.transfer import Array
@@ -43,7 +43,7 @@ class _Recorded:
 class RecordedCalls(Replayer):
     """Computes what the model computes, to the bit."""
 
-    def __init__(self, model: Model, cache: KVTensors, state: RequestState, record: RecordTape) -> None:
+    def __init__(self, model: Model, cache: KVTensors, state: RequestState, record: RecordCalls) -> None:
         assert state.host_tokens is not None, "the state is not in host memory"
         super().__init__(model, batch_invariant=True)
         self._cache, self._state, self._record = cache, state, record

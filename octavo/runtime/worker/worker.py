@@ -112,7 +112,7 @@ class Worker:
         if may_replay and not self._config.parallel.enforce_eager:
             if (capture := platform.graph_capture()) is not None:
                 return self._make_graphs(runner, capture)
-            if (record := platform.kernels.steps.record_tape) is not None:
+            if (record := platform.kernels.steps.record_calls) is not None:
                 return RecordedCalls(self.model, runner.cache, runner.state, record)
         return Eager(self.model, batch_invariant=platform.is_batch_invariant)
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "amx.h"
-#include "tape.h"
+#include "exported.h"
 #include "threads.h"
 
 namespace octavo {

@@ -1,7 +1,7 @@
 // Normalisation, activations and rotary tables: one pass over float32 rows, split over threads when it pays.
 #include "activations.h"
 #include "rows.h"
-#include "tape.h"
+#include "exported.h"
 #include "threads.h"
 
 namespace octavo {

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "simd.h"
-#include "tape.h"
+#include "exported.h"
 #include "threads.h"
 
 namespace octavo {

@@ -1,4 +1,4 @@
-"""The compiled kernels: the functions that cpu/*.cpp export, to be called, or kept on a tape and replayed."""
+"""The compiled kernels: the functions that cpu/*.cpp export, to be called, or recorded and replayed."""
 
 import ctypes
 import struct
@@ -41,15 +41,15 @@ _ARGUMENTS = {
 _NO_MEMORY = "The CPU kernels got no memory for their work space."
 
 
-class Tape:
-    """Calls of the library, as tape.cpp reads them. What their pointers point to is kept alive by others."""
+class CallLog:
+    """Calls of the library, as replay.cpp reads them. Others keep alive what the pointers point to."""
 
     def __init__(self) -> None:
         self.words = array("q")
         self.num_calls = 0
 
     def note(self, address: int, letters: str, arguments: tuple[float | None, ...]) -> None:
-        """Append a call of the function whose twin for words is at `address`."""
+        """Append a call of the function that takes words and is at `address`."""
         self.words.extend((address, len(letters)))
         for letter, value in zip(letters, arguments, strict=True):
             self.words.append(_float_bits(value or 0.0) if letter == "f" else int(value or 0))
@@ -57,13 +57,13 @@ class Tape:
 
 
 class Library:
-    """The functions of a library, by name. While `tape` is set, calls are noted there and not made.
+    """The functions of a library, by name. While `call_log` is set, calls are noted there and not made.
 
     A call raises MemoryError where there is none for its work space.
     """
 
     def __init__(self, path: Path) -> None:
-        self.tape: Tape | None = None
+        self.call_log: CallLog | None = None
         self._library = ctypes.CDLL(str(path))
         for name, letters in _ARGUMENTS.items():
             setattr(self, name, self._function(name, letters))
@@ -74,21 +74,21 @@ class Library:
     def __getattr__(self, name: str) -> Callable[..., None]:
         raise AttributeError(f"The CPU kernels have no function {name}.")
 
-    def replay(self, tape: Tape) -> None:
-        """Make all calls of a tape, in order. Raises MemoryError, as a call does."""
-        if self._replay(tape.words.buffer_info()[0], tape.num_calls):
+    def replay(self, log: CallLog) -> None:
+        """Make all calls of a log, in order. Raises MemoryError, as a call does."""
+        if self._replay(log.words.buffer_info()[0], log.num_calls):
             raise MemoryError(_NO_MEMORY)
 
     def _function(self, name: str, letters: str) -> Callable[..., None]:
         pointer = ctypes.c_void_p.in_dll(self._library, f"{name}_checked").value
         assert pointer is not None
         call = ctypes.CFUNCTYPE(ctypes.c_int, *(_C_TYPES[letter] for letter in letters))(pointer)
-        address = ctypes.cast(self._library[f"{name}_taped"], ctypes.c_void_p).value
+        address = ctypes.cast(self._library[f"{name}_recorded"], ctypes.c_void_p).value
         assert address is not None
 
         def function(*arguments: float | None) -> None:
-            if self.tape is not None:
-                self.tape.note(address, letters, arguments)
+            if self.call_log is not None:
+                self.call_log.note(address, letters, arguments)
             elif call(*arguments):
                 raise MemoryError(_NO_MEMORY)
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "blocks.h"
-#include "tape.h"
+#include "exported.h"
 #include "threads.h"
 
 namespace octavo {

@@ -11,7 +11,7 @@
 // Every output is one float that walks along K, 32 weights a step in the order of TDPBF16PS, whatever the number
 // of rows and threads, wherever it lies and whichever factor is turned: a row of y never depends on the others.
 #include "amx.h"
-#include "tape.h"
+#include "exported.h"
 #include "threads.h"
 
 #include <type_traits>

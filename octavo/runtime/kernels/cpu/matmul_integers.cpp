@@ -9,7 +9,7 @@
 #include <memory>
 
 #include "integers.h"
-#include "tape.h"
+#include "exported.h"
 #include "threads.h"
 
 namespace octavo {

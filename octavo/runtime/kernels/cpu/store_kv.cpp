@@ -2,7 +2,7 @@
 // the tokens, each of which stays in the first-level cache meanwhile.
 #include "cache.h"
 #include "rows.h"
-#include "tape.h"
+#include "exported.h"
 #include "threads.h"
 
 namespace octavo {

@@ -14,8 +14,8 @@ from octavo.base.gguf import BLOCK_TYPES
 from octavo.runtime.kernels.activations import ActivationKernels, Gate
 from octavo.runtime.kernels.attention import AttentionKernels, HeadInputs, Ragged, Scores
 from octavo.runtime.kernels.choice import TORCH_SAMPLING, TorchChoose
+from octavo.runtime.kernels.cpu.call_recorder import Arena, CallRecorder, Refused, new_memory
 from octavo.runtime.kernels.cpu.library import Library, load_library
-from octavo.runtime.kernels.cpu.recorder import Arena, Refused, TapeRecorder, new_memory
 from octavo.runtime.kernels.linear import LinearKernels, Packed
 from octavo.runtime.kernels.norms import NormKernels
 from octavo.runtime.kernels.precision import BFLOAT16_TYPES, INTEGER_TYPES, InputPrecision
@@ -72,7 +72,7 @@ def table_of(library: Library, threads: int) -> KernelTable:
             block_greedy=kernels.block_greedy if tiles else None,
         ),
         sampling=SamplingKernels(TorchChoose(kernels.greedy), row_limits),
-        steps=replace(STEP_KERNELS, record_tape=TapeRecorder(library).record),
+        steps=replace(STEP_KERNELS, record_calls=CallRecorder(library).record),
     )
 
 
@@ -343,7 +343,7 @@ class _CompiledKernels:
 
         Large ones lie in memory that stays ours: pages from the system cost a prompt as much as its norms.
         """
-        if made.nbytes < _LARGE_BYTES or self._library.tape is not None:
+        if made.nbytes < _LARGE_BYTES or self._library.call_log is not None:
             return made
         try:
             return self._arena.like(made)

@@ -18,7 +18,7 @@ from torch import Tensor
 from octavo.base.log import get_logger
 from octavo.base.pages import zero_pages
 from octavo.runtime.dispatch_mode import DispatchMode
-from octavo.runtime.kernels.cpu.library import Library, Tape
+from octavo.runtime.kernels.cpu.library import CallLog, Library
 
 logger = get_logger(__name__)
 
@@ -27,7 +27,7 @@ _ALIGNMENT = 64
 _ALLOCATIONS = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"}
 
 
-class TapeRecorder:
+class CallRecorder:
     """Makes recordings that share memory. Only pages that are used take any."""
 
     def __init__(self, library: Library) -> None:
@@ -35,8 +35,8 @@ class TapeRecorder:
         self._memory = new_memory()
 
     def record(self, work: Callable[[], None]) -> Callable[[], None] | None:
-        """See steps.RecordTape; a line in the log says why work is refused."""
-        tape = self._library.tape = Tape()
+        """See steps.RecordCalls; a line in the log says why work is refused."""
+        log = self._library.call_log = CallLog()
         try:
             with _Recording(Arena(self._memory)):
                 work()
@@ -44,8 +44,8 @@ class TapeRecorder:
             logger.info("Steps like this one are computed call by call: %s.", reason)
             return None
         finally:
-            self._library.tape = None
-        return partial(self._library.replay, tape)
+            self._library.call_log = None
+        return partial(self._library.replay, log)
 
 
 def new_memory() -> np.ndarray:

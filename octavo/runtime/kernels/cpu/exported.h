@@ -1,5 +1,5 @@
 // How Python calls a function f of the library. OCTAVO_EXPORTED(f) behind it defines f_checked, a pointer to what
-// takes the same arguments, and f_taped, which takes them as a row of 64-bit words, so that many calls can be kept
+// takes the same arguments, and f_recorded, which takes them as a row of 64-bit words, so that many calls can be kept
 // and made one after the other without Python: a word holds a pointer, an integer, or in its lower half a float.
 // Both give an Outcome back, as no exception may pass through Python.
 #pragma once
@@ -39,7 +39,7 @@ struct Exported<FUNCTION> {
             return NO_MEMORY;
         }
     }
-    static int call_taped(const int64_t* words) { return call_words(words, std::index_sequence_for<A...>()); }
+    static int call_recorded(const int64_t* words) { return call_words(words, std::index_sequence_for<A...>()); }
 
 private:
     template <size_t... I>
@@ -53,7 +53,7 @@ private:
 #define OCTAVO_EXPORTED(name)                                              \
     extern "C" {                                                           \
     auto* name##_checked = octavo::Exported<name>::call;                   \
-    int name##_taped(const int64_t* words) {                               \
-        return octavo::Exported<name>::call_taped(words);                  \
+    int name##_recorded(const int64_t* words) {                            \
+        return octavo::Exported<name>::call_recorded(words);               \
     }                                                                      \
     }

@@ -1,4 +1,4 @@
-"""What is repeated from a tape is what the calls themselves give, to the bit; other work is refused."""
+"""Replaying recorded calls gives what the calls themselves give, to the bit; other work is refused."""
 
 import copy
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from octavo.runtime.kernels.cpu.recorder import Arena
+from octavo.runtime.kernels.cpu.call_recorder import Arena
 from octavo.runtime.kernels.table import KernelTable
 from tests.kernel_cases import CASES, OPS, Case, find, run, tensors_in
 
@@ -35,8 +35,8 @@ def test_repeated_equals_called(fast: KernelTable, op: str) -> None:
 def recorded(table: KernelTable, work: Callable[[], object]) -> tuple[Callable[[], None], list[Tensor]]:
     """What repeats the work, and the tensors that it leaves."""
     made: list[object] = []
-    assert table.steps.record_tape is not None
-    repeat = table.steps.record_tape(lambda: made.append(work()))
+    assert table.steps.record_calls is not None
+    repeat = table.steps.record_calls(lambda: made.append(work()))
     assert repeat is not None
     (result,) = made
     return repeat, list(result) if isinstance(result, tuple) else [cast(Tensor, result)]
@@ -86,9 +86,9 @@ def test_inputs_may_change_between_repetitions(fast: KernelTable) -> None:
     ids=["new", "in_place", "copy_for_a_view", "value", "filled", "too_large"],
 )
 def test_other_work_is_refused(fast: KernelTable, compute: Callable[[Tensor], object]) -> None:
-    assert fast.steps.record_tape is not None
+    assert fast.steps.record_calls is not None
     x, weight = torch.arange(16.0), torch.ones(64)
-    assert fast.steps.record_tape(lambda: compute(x)) is None
+    assert fast.steps.record_calls(lambda: compute(x)) is None
     assert chain(fast, torch.ones(1, 64), weight, 1).isfinite().all(), "the library still records"
 
 
