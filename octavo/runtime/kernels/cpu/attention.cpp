@@ -100,7 +100,7 @@ class Batch {
     int64_t num_tasks() const { return int64_t(tasks_.size()); }
 
     const Arithmetic& choose(int64_t rows) const {
-        return tiles_ ? bfloat16_tiles : is_few(job_, rows) ? few_rows : many_rows;
+        return tiles_ ? bfloat16_tiles : takes_decode(job_, rows) ? decode_kernels : prefill_kernels;
     }
 
     // Rows from one head of a piece to the next, and of all.

@@ -149,10 +149,10 @@ struct Arithmetic {
     void (*order)(float* sums, int64_t size);
 };
 
-extern const Arithmetic few_rows, many_rows;  // float32; the same bits
-extern const Arithmetic bfloat16_tiles;       // bf16 products, float32 sums; `space` is null: not compiled
+extern const Arithmetic decode_kernels, prefill_kernels;  // float32; the same bits
+extern const Arithmetic bfloat16_tiles;                  // bf16 products, float32 sums; `space` is null: not compiled
 
-// Whether `few_rows` can take them: it reads whole vectors of the cache.
-inline bool is_few(const Attention& job, int64_t rows) { return rows <= 32 && job.cache.head_dim % VL == 0; }
+// Whether `decode_kernels` can take them: it reads whole vectors of the cache.
+inline bool takes_decode(const Attention& job, int64_t rows) { return rows <= 32 && job.cache.head_dim % VL == 0; }
 
 }  // namespace octavo

@@ -5,7 +5,7 @@
 // tiles wait until all are multiplied by their values: sums come and go once, not once for each tile.
 #include "amx.h"
 #include "attention.h"
-#include "lanes.h"
+#include "simd_512.h"
 
 namespace octavo {
 

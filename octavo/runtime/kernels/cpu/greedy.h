@@ -1,5 +1,5 @@
 // The greedy output of each row of x, found in the tiles that outputs are made in: those are neither turned nor
-// written, and logits cost no memory. Included by few_rows.h.
+// written, and logits cost no memory. Included by gemv_bf16.h.
 #pragma once
 #include "matmul_bf16.h"
 
@@ -22,7 +22,7 @@ struct Greedy {
         floats tops = all(-std::numeric_limits<float>::infinity());
         floats spoilt = {};  // not a number where one was seen
         integers ids = {};
-    } lanes[MOST_FEW / TILE_ROWS];
+    } lanes[MOST_GEMV_ROWS / TILE_ROWS];
 
     // Outputs column … column + columns - 1 of tile t of x: [columns][16 rows], or [columns] of the only row.
     void see(const float* sums, int64_t width, int64_t t, int64_t column, int64_t columns) {

@@ -1,7 +1,7 @@
 // What the integer kernels need beside blocks.h: products, their sums in eight lanes (one per weight row),
 // transposition, and scales of eight rows at once. All sums are exact, so no result depends on their order.
 #pragma once
-#include "rounded.h"
+#include "quantized_inputs.h"
 
 namespace octavo {
 
@@ -34,13 +34,13 @@ struct Operand {
 };
 
 template <class X>
-inline Operand<X> operand(const RoundedPart<X>& x) {
+inline Operand<X> operand(const QuantizedPart<X>& x) {
     Operand<X> out;
     for (int v = 0; v < X::VECTORS; v++) out.vectors[v] = read<u8x32>((const char*)x.q + 32 * v);
     return out;
 }
 
-// The weights of a part, in the order and width of `RoundedPart`.
+// The weights of a part, in the order and width of `QuantizedPart`.
 template <class Type, class X>
 OCTAVO_INLINE Operand<X> int_quants(const uint8_t* block, int s) {
     u8x32 q = Type::quants(block, s);

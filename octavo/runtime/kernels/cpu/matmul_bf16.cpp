@@ -2,10 +2,10 @@
 // their products are summed in float32.
 //
 // Weights are unpacked into strips of 16 rows, as rows of tiles. A tile product takes one factor as it is and
-// one turned (pairs of k by columns), and its result lies as the first. Few rows of x: x is turned, once, and so
+// one turned (pairs of k by columns), and its result lies as the first. GEMV (few rows of x): x is turned, once, and so
 // is every result; they meet a piece of K of two strips at a time, in the first cache, while the next one is
 // unpacked: tiles have a unit of their own, so that few rows cost hardly more than unpacking. Weights in bf16 are
-// rows of tiles where they lie, and few rows cost what reading them costs. Many rows: weights are turned, and
+// rows of tiles where they lie, and few rows cost what reading them costs. GEMM: weights are turned, and
 // results are stored where they belong.
 //
 // Every output is one float that walks along K, 32 weights a step in the order of TDPBF16PS, whatever the number
@@ -29,8 +29,8 @@ extern "C" void octavo_activation(const float* x, int64_t rows, int64_t size, in
 
 #if defined(OCTAVO_TILES)
 
-#include "few_rows.h"
-#include "many_rows.h"
+#include "gemv_bf16.h"
+#include "gemm_bf16.h"
 
 namespace octavo {
 namespace {
@@ -66,11 +66,11 @@ TileShapes shapes_for(const Rounded& x) {
 }
 
 // found: becomes what each task has seen, in the order of outputs, and y is not written.
-void multiply_few(const Matmul& job, const float* x, int64_t x_stride, int threads,
+void gemv(const Matmul& job, const float* x, int64_t x_stride, int threads,
                   std::vector<Greedy>* found = nullptr) {
     job.x.round_all(x, x_stride, threads);
     const TileShapes shapes = shapes_for(job.x);
-    const auto multiply_range = job.in_place ? multiply_few<InPlace> : multiply_few<Unpacked>;
+    const auto multiply_range = job.in_place ? gemv<InPlace> : gemv<Unpacked>;
     const int64_t columns = job.panel_columns(), panels = divide_up(job.n, columns);
     const int64_t fair = std::max(TASKS_PER_THREAD * threads, panels / MOST_PANELS);
     const int64_t tasks = std::min(panels, round_up(fair, threads));
@@ -87,11 +87,11 @@ void multiply_few(const Matmul& job, const float* x, int64_t x_stride, int threa
 void multiply(const float* x, int64_t m, int64_t k, int64_t x_stride, const Packed& weights,
               const float* bias, float* y, int64_t y_stride, Gate gate, int threads) {
     if (m == 0 || weights.n == 0) return;
-    const bool many = m > MOST_FEW;
-    const Rounded rounded{m, k, many, many ? nullptr : scratch(Rounded::floats(m, k), OF_CALL)};
+    const bool is_gemm = m > MOST_GEMV_ROWS;
+    const Rounded rounded{m, k, is_gemm, is_gemm ? nullptr : scratch(Rounded::floats(m, k), OF_CALL)};
     const Matmul job = weights.job(rounded, bias, y, y_stride, gate);
-    if (many) return multiply_many(job, x, x_stride, shapes_for(rounded), threads);
-    multiply_few(job, x, x_stride, threads);
+    if (is_gemm) return gemm(job, x, x_stride, shapes_for(rounded), threads);
+    gemv(job, x, x_stride, threads);
 }
 
 }  // namespace
@@ -129,10 +129,10 @@ extern "C" void octavo_greedy_matmul_bf16(const float* x, int64_t m, int64_t k, 
                                              int64_t* ids, float* max_logits, int threads) {
     using namespace octavo;
 #if defined(OCTAVO_TILES)
-    if (tiles_usable() && m <= MOST_FEW) {
+    if (tiles_usable() && m <= MOST_GEMV_ROWS) {
         const Rounded rounded{m, k, false, scratch(Rounded::floats(m, k), OF_CALL)};
         std::vector<Greedy> found;
-        multiply_few(Packed{w, n, row_bytes, type}.job(rounded, nullptr, nullptr, 0, nullptr), x, x_stride,
+        gemv(Packed{w, n, row_bytes, type}.job(rounded, nullptr, nullptr, 0, nullptr), x, x_stride,
                      threads, &found);
         for (int64_t row = 0; row < m; row++) {
             Choice best;
@@ -172,7 +172,7 @@ extern "C" void octavo_feed_forward_bf16(const float* x, int64_t m, int64_t k, i
                                          int down_type, float* y, int threads) {
     using namespace octavo;
 #if defined(OCTAVO_TILES)
-    if (tiles_usable() && m > MOST_FEW && inner % PART == 0) {
+    if (tiles_usable() && m > MOST_GEMV_ROWS && inner % PART == 0) {
         Gate gate = with_activation(kind, [](auto act) -> Gate { return apply_gate<decltype(act)>; });
         const Rounded all{m, k, true, nullptr}, between{m, inner, true, nullptr};
         const Matmul first = Packed{up, inner, up_bytes, up_type}.job(all, nullptr, nullptr, 0, gate);

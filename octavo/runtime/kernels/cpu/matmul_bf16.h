@@ -1,15 +1,15 @@
 // A product of tiles as its loops see it: x in bf16, where weights lie, where results go. Included by
-// few_rows.h and many_rows.h, which belong to matmul_bf16.cpp.
+// gemv_bf16.h and gemm_bf16.h, which belong to matmul_bf16.cpp.
 #pragma once
 #include "activations.h"
-#include "lanes.h"
+#include "simd_512.h"
 #include "threads.h"
 #include "weights_bf16.h"
 
 namespace octavo {
 namespace {
 
-constexpr int64_t MOST_FEW = 64;  // rows of x that are turned, instead of weights
+constexpr int64_t MOST_GEMV_ROWS = 64;  // rows of x that are turned, instead of weights
 
 // x in bf16, tile by tile: 16 rows of x, along K; turned if they are few. A single row is alone in its tiles,
 // which are one column wide.

@@ -19,7 +19,7 @@ constexpr int STRIP = 2 * LANES;  // weight rows that are transposed together
 
 template <class X>
 struct Matmul {
-    const RoundedPart<X>* x;
+    const QuantizedPart<X>* x;
     int64_t m, parts;  // rows of x, parts of a row
     const uint8_t* w;
     int64_t n, row_bytes;
@@ -53,7 +53,7 @@ inline f32x8 add_scaled(f32x8 acc, i32x8 products, int32_t x_sum, f32x8 scale, f
 
 template <class Type, class X>
 void multiply_vector(const Matmul<X>& job, int64_t row, int64_t column) {
-    const RoundedPart<X>* x = job.x + row * job.parts;
+    const QuantizedPart<X>* x = job.x + row * job.parts;
     const uint8_t* blocks[LANES];
     job.rows_from(column, blocks);
     f32x8 acc = {};
@@ -61,7 +61,7 @@ void multiply_vector(const Matmul<X>& job, int64_t row, int64_t column) {
         EightFactors<Type> factors(blocks);
         prefetch<LANES * Type::BYTES>(blocks[0] + 2 * LANES * job.row_bytes + b * (LANES - 1) * Type::BYTES);
         unrolled<Type::PARTS>([&](auto s) {
-            const RoundedPart<X>& part = x[b * Type::PARTS + s];
+            const QuantizedPart<X>& part = x[b * Type::PARTS + s];
             HalfSums sums = multiply_eight<Type, X>(blocks, s, operand(part));
             const int32_t* x_sums = part.half_sums;
             if constexpr (Type::HALVES) {
@@ -114,7 +114,7 @@ void pack_strip(const Matmul<X>& job, int64_t column, PanelPart<Type, X>* out) {
 
 // Adds to `products` those of step FIRST to FIRST + N - 1 of a part with R rows of x, `stride` parts apart.
 template <class Type, class X, int R, int FIRST, int N>
-inline void multiply_steps(const PanelPart<Type, X>& part, const RoundedPart<X>* x, int64_t stride,
+inline void multiply_steps(const PanelPart<Type, X>& part, const QuantizedPart<X>* x, int64_t stride,
                            i32x8 (&products)[R][2]) {
     auto each = [&](int step, auto use) {
         u8x32 w[2] = {in_register(read<u8x32>(part.q[step][0])), in_register(read<u8x32>(part.q[step][1]))};
@@ -148,7 +148,7 @@ template <class Type, class X, int R>
 void multiply_tile(const Matmul<X>& job, int64_t row, int64_t column, const PanelPart<Type, X>* strip) {
     constexpr int SCALES = PanelPart<Type, X>::SCALES, STEPS = 8 / SCALES;
     f32x8 acc[R][2] = {};
-    const RoundedPart<X>* x = job.x + row * job.parts;
+    const QuantizedPart<X>* x = job.x + row * job.parts;
     for (int64_t i = 0; i < job.parts; i++, x++, strip++) {
         const PanelPart<Type, X>& part = *strip;
         unrolled<SCALES>([&](auto h) {
@@ -157,7 +157,7 @@ void multiply_tile(const Matmul<X>& job, int64_t row, int64_t column, const Pane
                 multiply_steps<Type, X, R, 8 * v + h * STEPS, STEPS>(part, x, job.parts, products);
             });
             for (int r = 0; r < R; r++) {
-                const RoundedPart<X>& a = x[r * job.parts];
+                const QuantizedPart<X>& a = x[r * job.parts];
                 int32_t x_sum = SCALES == 2 ? a.half_sums[h] : a.half_sums[0] + a.half_sums[1];
                 for (int g = 0; g < 2; g++)
                     acc[r][g] = add_scaled<Type, X>(acc[r][g], products[r][g], x_sum, part.scales[h][g],
@@ -224,21 +224,21 @@ void multiply(const Matmul<X>& job, int threads) {
 }
 
 template <class X>
-void round_rows(const float* x, int64_t m, int64_t k, int64_t x_stride, RoundedPart<X>* out, int threads) {
+void quantize_rows(const float* x, int64_t m, int64_t k, int64_t x_stride, QuantizedPart<X>* out, int threads) {
     const int64_t parts = k / PART;
     for_rows(m, k, threads, [&](int64_t row) {
-        for (int64_t i = 0; i < parts; i++) round_part(x + row * x_stride + i * PART, out[row * parts + i]);
+        for (int64_t i = 0; i < parts; i++) quantize_part(x + row * x_stride + i * PART, out[row * parts + i]);
     });
 }
 
 template <class X>
-void round_and_multiply(const float* x, int64_t m, int64_t k, int64_t x_stride, const uint8_t* w, int64_t n,
+void quantize_and_multiply(const float* x, int64_t m, int64_t k, int64_t x_stride, const uint8_t* w, int64_t n,
                         int64_t row_bytes, int type, const float* bias, float* y, int64_t y_stride,
                         int threads) {
     if (m == 0 || n == 0) return;
-    std::unique_ptr<RoundedPart<X>[]> rounded(new RoundedPart<X>[size_t(m * k / PART)]);
-    round_rows(x, m, k, x_stride, rounded.get(), threads);
-    Matmul<X> job{rounded.get(), m, k / PART, w, n, row_bytes, bias, y, y_stride};
+    std::unique_ptr<QuantizedPart<X>[]> quantized(new QuantizedPart<X>[size_t(m * k / PART)]);
+    quantize_rows(x, m, k, x_stride, quantized.get(), threads);
+    Matmul<X> job{quantized.get(), m, k / PART, w, n, row_bytes, bias, y, y_stride};
     with_type(type, [&](auto kind) {
         if constexpr (!kind.DENSE) multiply<decltype(kind)>(job, threads);  // the caller sends no dense ones
     });
@@ -253,7 +253,7 @@ using namespace octavo;
 extern "C" void octavo_matmul_int8(const float* x, int64_t m, int64_t k, int64_t x_stride, const uint8_t* w,
                                    int64_t n, int64_t row_bytes, int type, const float* bias, float* y,
                                    int64_t y_stride, int threads) {
-    round_and_multiply<Int8>(x, m, k, x_stride, w, n, row_bytes, type, bias, y, y_stride, threads);
+    quantize_and_multiply<Int8>(x, m, k, x_stride, w, n, row_bytes, type, bias, y, y_stride, threads);
 }
 OCTAVO_EXPORTED(octavo_matmul_int8)
 
@@ -261,6 +261,6 @@ OCTAVO_EXPORTED(octavo_matmul_int8)
 extern "C" void octavo_matmul_int16(const float* x, int64_t m, int64_t k, int64_t x_stride, const uint8_t* w,
                                     int64_t n, int64_t row_bytes, int type, const float* bias, float* y,
                                     int64_t y_stride, int threads) {
-    round_and_multiply<Int16>(x, m, k, x_stride, w, n, row_bytes, type, bias, y, y_stride, threads);
+    quantize_and_multiply<Int16>(x, m, k, x_stride, w, n, row_bytes, type, bias, y, y_stride, threads);
 }
 OCTAVO_EXPORTED(octavo_matmul_int16)

@@ -1,4 +1,4 @@
-// Many rows of x over W, which is laid out in panels of two strips, turned. Included by matmul_bf16.cpp.
+// GEMM: many rows of x over W, which is laid out in panels of two strips, turned. Included by matmul_bf16.cpp.
 //
 // What costs is memory. Rows stay in the second cache of who multiplies them: few enough, in everybody's, and a
 // task takes them past some panels; else a task takes some of them past all panels, which are brought there
@@ -114,7 +114,7 @@ void multiply_tiles(const Matmul& job, int64_t t, const Tile* panel, Between& be
 }
 
 // All of x with all panels.
-inline void multiply_many(const Matmul& job, const Panels& panels) {
+inline void gemm(const Matmul& job, const Panels& panels) {
     const int64_t tiles = job.x.num_tiles, lines = Panels::tiles(job) * TILE_ROWS;
     Between between{job};
     between.lines_a_step = divide_up(lines, divide_up(tiles, 2) * job.x.parts);
@@ -132,7 +132,7 @@ inline void multiply_many(const Matmul& job, const Panels& panels) {
 
 // Call body(first, count) for all of `m` rows of `size` numbers, as tasks.
 template <class Body>
-void for_many_rows(int64_t m, int64_t size, int threads, Body&& body) {
+void for_row_blocks(int64_t m, int64_t size, int threads, Body&& body) {
     const int64_t fit = std::clamp<int64_t>(ROWS_BYTES / (2 * size), PAIR, MOST_ROWS);
     const int64_t rows = std::min(round_up(divide_up(m, TASKS_PER_THREAD * threads), PAIR), fit / PAIR * PAIR);
     parallel_for(divide_up(m, rows), threads,
@@ -152,12 +152,12 @@ inline void multiply_by_columns(const Matmul& job, const float* x, int64_t x_str
         for (int64_t p = number * i / tasks; p < number * (i + 1) / tasks; p++) {
             const Panels panel{whole, p, 1, reinterpret_cast<Tile*>(space)};
             panel.lay_out(0);
-            multiply_many(whole, panel);
+            gemm(whole, panel);
         }
     });
 }
 
-inline void multiply_many(const Matmul& job, const float* x, int64_t x_stride, const TileShapes& shapes,
+inline void gemm(const Matmul& job, const float* x, int64_t x_stride, const TileShapes& shapes,
                           int threads) {
     if (2 * job.x.m * job.x.k <= ROWS_BYTES) return multiply_by_columns(job, x, x_stride, shapes, threads);
     const int64_t number = Panels::number(job), tiles = Panels::tiles(job);
@@ -166,11 +166,11 @@ inline void multiply_many(const Matmul& job, const float* x, int64_t x_stride, c
     for (int64_t first = 0; first < number; first += most) {
         const Panels panels{job, first, std::min(most, number - first), space};
         parallel_for(panels.count, threads, [&](int64_t p) { panels.lay_out(p); });
-        for_many_rows(job.x.m, job.x.k, threads, [&](int64_t row, int64_t rows) {
+        for_row_blocks(job.x.m, job.x.k, threads, [&](int64_t row, int64_t rows) {
             const Rounded some{rows, job.x.k, true, scratch(Rounded::floats(rows, job.x.k))};
             for (int64_t t = 0; t < some.num_tiles; t++) some.round(x + row * x_stride, x_stride, t);
             Tiles set(shapes);
-            multiply_many(job.part(some, job.y + row * job.y_stride), panels);
+            gemm(job.part(some, job.y + row * job.y_stride), panels);
         });
     }
 }
@@ -185,14 +185,14 @@ inline void feed_forward(const Matmul& up, const Matmul& down, const float* x, i
     const Panels up_panels{up, 0, ups, space}, down_panels{down, 0, downs, space + up_tiles};
     parallel_for(ups + downs, threads,
                  [&](int64_t p) { p < ups ? up_panels.lay_out(p) : down_panels.lay_out(p - ups); });
-    for_many_rows(up.x.m, size + inner_size, threads, [&](int64_t row, int64_t rows) {
+    for_row_blocks(up.x.m, size + inner_size, threads, [&](int64_t row, int64_t rows) {
         const size_t before = Rounded::floats(rows, size);
         float* data = scratch(before + Rounded::floats(rows, inner_size));
         const Rounded some{rows, size, true, data}, inner{rows, inner_size, true, data + before};
         for (int64_t t = 0; t < some.num_tiles; t++) some.round(x + row * x_stride, x_stride, t);
         Tiles set(shapes);
-        multiply_many(up.part(some, nullptr, &inner), up_panels);
-        multiply_many(down.part(inner, down.y + row * down.y_stride), down_panels);
+        gemm(up.part(some, nullptr, &inner), up_panels);
+        gemm(down.part(inner, down.y + row * down.y_stride), down_panels);
     });
 }
 

@@ -20,7 +20,7 @@ struct Int16 {
 
 // 32 values of x: scale * q. In two bytes, the even ones come before the odd ones.
 template <class X>
-struct RoundedPart {
+struct QuantizedPart {
     typename X::Number q[PART];
     float scale, sum;      // sum: of the values
     int32_t half_sums[2];  // of q, by halves of the part
@@ -55,7 +55,7 @@ inline void narrow(const int32_t (&whole)[PART], int16_t* out) {
 }
 
 template <class X>
-void round_part(const float* x, RoundedPart<X>& out) {
+void quantize_part(const float* x, QuantizedPart<X>& out) {
     vf top = {}, poison = {};
     for (int j = 0; j < VECTORS; j++) {
         vf v = load(x + j * VL);

@@ -1,4 +1,4 @@
-// Few rows of x, at most 64, over W: what costs is memory, and unpacking. Included by matmul_bf16.cpp.
+// GEMV, for up to 64 rows of x over W: what costs is memory, and unpacking. Included by matmul_bf16.cpp.
 //
 // Two strips of W, a panel, meet two tiles of x at a time: four products for four loads. More tiles of x take turns, in
 // pairs, at every piece of K, while its weights are in the first cache; x comes from the second one, once a panel.
@@ -130,7 +130,7 @@ void see(const Matmul& job, int64_t t, int64_t column) {
 
 // The sums of COUNT tiles of x, from tile t on, to where they belong.
 template <int COUNT>
-void write_few(const Matmul& job, int64_t t, int64_t column) {
+void write_gemv(const Matmul& job, int64_t t, int64_t column) {
     unrolled<COUNT>([&](auto c) {
         const int64_t row = (t + c.value) * job.x.width;
         if (job.greedy) {
@@ -169,16 +169,16 @@ void take_turn(const Matmul& job, int64_t t, int64_t column, int64_t first, int6
         results.step();
     }
     if (is_last)
-        write_few<COUNT>(job, t, column);
+        write_gemv<COUNT>(job, t, column);
     else if (!is_alone)
         unrolled<2 * COUNT>([&](auto sum) { tile_store<sum.value>(waiting[2 * t + sum.value], TILE_BYTES); });
 }
 
 // Outputs `begin` … `end` - 1 of all of x.
 template <class Weights>
-void multiply_few(const Matmul& job, int64_t begin, int64_t end) {
+void gemv(const Matmul& job, int64_t begin, int64_t end) {
     const int64_t parts = job.x.parts, tiles = job.x.num_tiles;
-    alignas(64) Sums waiting[2 * MOST_FEW / TILE_ROWS];
+    alignas(64) Sums waiting[2 * MOST_GEMV_ROWS / TILE_ROWS];
     Weights weights{job, begin, end, divide_up(tiles, 2)};
     for (int64_t column = begin; column < end; column += job.panel_columns())
         for (int64_t first = 0; first < parts; first += weights.parts) {

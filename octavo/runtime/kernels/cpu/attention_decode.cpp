@@ -197,6 +197,6 @@ void see_any(const Attention& job, const Piece& piece, int64_t begin, int64_t en
 
 }  // namespace
 
-const Arithmetic few_rows = {space, nullptr, see_any, nullptr};
+const Arithmetic decode_kernels = {space, nullptr, see_any, nullptr};
 
 }  // namespace octavo

@@ -213,6 +213,6 @@ int64_t space(const Attention& job, int64_t rows) {
 
 }  // namespace
 
-const Arithmetic many_rows = {space, nullptr, see, nullptr};
+const Arithmetic prefill_kernels = {space, nullptr, see, nullptr};
 
 }  // namespace octavo
