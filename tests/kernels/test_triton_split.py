@@ -6,7 +6,7 @@ import torch
 from tests.triton_here import DEVICE, HAS_GPU  # skips where there is no Triton
 
 # isort: split
-from octavo.runtime.kernels.norms import Summands
+from octavo.runtime.kernels.norms import PartialSums
 from octavo.runtime.kernels.ref.elementwise import sum_norm
 from octavo.runtime.kernels.triton import matmul
 from octavo.runtime.kernels.triton.table import cuda_table
@@ -16,13 +16,13 @@ SPLIT = cuda_table().linear.split_product
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter, which computes with NumPy
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("shape", "num_summands"), [((7, 48), 2), ((3, 1100), 3), ((1, 64), 1)])
-def test_norm_of_summands(shape, num_summands, dtype):
+@pytest.mark.parametrize(("shape", "num_partials"), [((7, 48), 2), ((3, 1100), 3), ((1, 64), 1)])
+def test_norm_of_partial_sums(shape, num_partials, dtype):
     torch.manual_seed(2)
-    parts = torch.randn(num_summands, *shape, device=DEVICE)
+    parts = torch.randn(num_partials, *shape, device=DEVICE)
     stream = torch.randn(shape[0], shape[1] + 16, device=DEVICE, dtype=dtype)[:, : shape[1]]
     weight = torch.randn(shape[1], device=DEVICE, dtype=dtype)
-    given = Summands(parts), weight, 1e-5, stream
+    given = PartialSums(parts), weight, 1e-5, stream
     tolerance = 1e-5 if dtype == torch.float32 else 2**-7 if HAS_GPU else 2**-6  # the interpreter rounds down
     for made, expected in zip(SPLIT.norm(*given), sum_norm(*given), strict=True):
         assert made.is_contiguous()
@@ -36,8 +36,8 @@ def test_parts_of_few_rows(num_rows, n, k):
     torch.manual_seed(num_rows)
     x, weight = (torch.randn(rows, k, device=DEVICE, dtype=torch.float16) * 0.1 for rows in (num_rows, n))
     made, exact = SPLIT.matmul(x, weight), x.double() @ weight.double().t()
-    assert isinstance(made, Summands) == (k > 1024)
-    total = made.parts.sum(0) if isinstance(made, Summands) else made
+    assert isinstance(made, PartialSums) == (k > 1024)
+    total = made.parts.sum(0) if isinstance(made, PartialSums) else made
     assert (total - exact).norm() < (1e-5 if k > 1024 else 1e-3) * exact.norm()
     assert (cuda_table().linear.matmul(x, weight) - exact).norm() < 1e-3 * exact.norm()
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from octavo.runtime.kernels.linear import SplitProduct
-from octavo.runtime.kernels.norms import Summands
+from octavo.runtime.kernels.norms import PartialSums
 from octavo.runtime.kernels.ref.elementwise import sum_norm
 from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.platforms import cpu
@@ -19,11 +19,11 @@ def in_thirds(x, weight):
     """Thirds of the product, the last one first."""
     size = -(-x.shape[1] // 3)
     pairs = zip(x.split(size, 1), weight.split(size, 1), strict=True)
-    return Summands(torch.stack([part @ matrix.t() for part, matrix in pairs][::-1]))
+    return PartialSums(torch.stack([part @ matrix.t() for part, matrix in pairs][::-1]))
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma3ForCausalLM", "GraniteForCausalLM"])
-def test_only_norms_that_add_get_summands(tmp_path, monkeypatch, architecture):
+def test_only_norms_that_add_get_partial_sums(tmp_path, monkeypatch, architecture):
     """In a Gemma another norm stands between, in a Granite a factor."""
     calls = []
 

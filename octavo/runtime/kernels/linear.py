@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from octavo.runtime.kernels.activations import Gate
-from octavo.runtime.kernels.norms import Addend, SumNorm
+from octavo.runtime.kernels.norms import ResidualUpdate, SumNorm
 from octavo.runtime.kernels.precision import InputPrecision
 
 
@@ -25,8 +25,8 @@ class Matmul(Protocol):
 class SplitMatmul(Protocol):
     """`Matmul` without a bias, for a norm that adds."""
 
-    def __call__(self, x: Tensor, weight: Tensor) -> Addend:
-        """The product; its summands, where these are there sooner. x is contiguous."""
+    def __call__(self, x: Tensor, weight: Tensor) -> ResidualUpdate:
+        """The product; its partial sums, where these are there sooner. x is contiguous."""
 
 
 class SplitProduct(NamedTuple):

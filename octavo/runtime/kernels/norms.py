@@ -35,20 +35,20 @@ class SandwichNorm(Protocol):
         """
 
 
-class Summands(NamedTuple):
+class PartialSums(NamedTuple):
     """A product that is still a sum. parts: [P, T, size] float32, contiguous, one per share of its inputs."""
 
     parts: Tensor
 
 
-Addend = Tensor | Summands
+ResidualUpdate = Tensor | PartialSums
 """What a norm adds to the residual stream."""
 
 
 class SumNorm(Protocol):
     """`RMSNorm` with a residual stream, for what `SplitMatmul` may return."""
 
-    def __call__(self, x: Summands, weight: Tensor, eps: float, residual: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, x: PartialSums, weight: Tensor, eps: float, residual: Tensor) -> tuple[Tensor, Tensor]:
         """As of the sum of x, rounded once: when the stream is added. residual: [T, size], token-strided."""
 
 

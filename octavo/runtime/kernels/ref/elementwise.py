@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from octavo.runtime.kernels.norms import Summands
+from octavo.runtime.kernels.norms import PartialSums
 
 
 @overload
@@ -25,7 +25,7 @@ def rms_norm(
     return y if residual is None else (y, x)
 
 
-def sum_norm(x: Summands, weight: Tensor, eps: float, residual: Tensor) -> tuple[Tensor, Tensor]:
+def sum_norm(x: PartialSums, weight: Tensor, eps: float, residual: Tensor) -> tuple[Tensor, Tensor]:
     """See norms.SumNorm."""
     total = (x.parts.sum(0) + residual.float()).to(residual.dtype)
     return rms_norm(total, weight, eps), total

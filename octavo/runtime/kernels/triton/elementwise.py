@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.runtime.kernels.norms import Summands
+from octavo.runtime.kernels.norms import PartialSums
 from octavo.runtime.kernels.triton.launch import cdiv, overlapped, power_of_2, release, wait
 
 _SILU, _GELU, _GELU_TANH = 0, 1, 2
@@ -31,10 +31,10 @@ def _rms_norm_kernel(
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     ADD: tl.constexpr,
-    SUMMANDS: tl.constexpr,
+    NUM_PARTIALS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """ROWS rows of SIZE; row r of x is head r % HEADS of token r // HEADS, in all of its SUMMANDS."""
+    """ROWS rows of SIZE; row r of x is head r % HEADS of token r // HEADS, in all of its NUM_PARTIALS."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
     inside = (row < num_rows)[:, None] & (column < SIZE)[None, :]
@@ -44,7 +44,7 @@ def _rms_norm_kernel(
     wait(PDL)
     value = tl.load(x + (row // HEADS * stride_x + head)[:, None] + column[None, :], mask=inside, other=0.0)
     wide = value.to(tl.float32)
-    for index in tl.static_range(1, SUMMANDS):
+    for index in tl.static_range(1, NUM_PARTIALS):
         wide += tl.load(x + index * num_rows * SIZE + place, mask=inside, other=0.0)
     if ADD:
         offset = (row // HEADS * stride_residual + head)[:, None] + column[None, :]
@@ -69,22 +69,22 @@ def rms_norm(
     return _normalise(x, weight, eps, residual, out)
 
 
-def sum_norm(x: Summands, weight: Tensor, eps: float, residual: Tensor) -> tuple[Tensor, Tensor]:
+def sum_norm(x: PartialSums, weight: Tensor, eps: float, residual: Tensor) -> tuple[Tensor, Tensor]:
     """See norms.SumNorm."""
     first, out = x.parts[0], torch.empty_like(residual, memory_format=torch.contiguous_format)
-    return _normalise(first, weight, eps, residual, out, num_summands=len(x.parts))
+    return _normalise(first, weight, eps, residual, out, num_partials=len(x.parts))
 
 
 @overload
 def _normalise(
-    x: Tensor, weight: Tensor, eps: float, residual: Tensor, out: Tensor, num_summands: int = 1
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor, out: Tensor, num_partials: int = 1
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def _normalise(
     x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, out: Tensor
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def _normalise(
-    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, out: Tensor, num_summands: int = 1
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, out: Tensor, num_partials: int = 1
 ) -> Tensor | tuple[Tensor, Tensor]:
     size = x.shape[-1]
     heads = 1 if x.dim() == 2 else x.shape[1]
@@ -108,7 +108,7 @@ def _normalise(
             WIDTH=width,
             ROWS=rows,
             ADD=residual is not None,
-            SUMMANDS=num_summands,
+            NUM_PARTIALS=num_partials,
             num_warps=_norm_warps(num_rows, width),
             **overlapped(),
         )

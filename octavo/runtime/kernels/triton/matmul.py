@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from octavo.runtime.kernels.norms import Addend, Summands
+from octavo.runtime.kernels.norms import PartialSums, ResidualUpdate
 from octavo.runtime.kernels.triton.elementwise import silu_and_mul
 from octavo.runtime.kernels.triton.launch import (
     LEAST_INPUTS,
@@ -167,7 +167,7 @@ class Matmul:
                 return persistent_gates(x, weight)
         return silu_and_mul(self(x, weight, bias))
 
-    def split(self, x: Tensor, weight: Tensor) -> Addend:
+    def split(self, x: Tensor, weight: Tensor) -> ResidualUpdate:
         """See linear.SplitMatmul.
 
         Parts that need not meet are done sooner: of few rows by a fifth, of more by 5 to 20 %.
@@ -175,15 +175,15 @@ class Matmul:
         (n, k), num_rows = weight.shape, x.shape[0]
         if 1 < num_rows <= _SOME_ROWS and x.dtype in _NARROW:
             product = self._gemm(x, weight, None, joined=False)
-            return Summands(product) if product.dim() > x.dim() else product
+            return PartialSums(product) if product.dim() > x.dim() else product
         num_splits = _num_splits(num_rows, n, k) if x.dtype in _NARROW else 1
         if num_splits == 1:
             return self(x, weight)
         if n * k < _LARGE and num_rows <= _TMA_ROWS and _can_use_tma(x):
-            return Summands(tma_split_k(x, weight))
+            return PartialSums(tma_split_k(x, weight))
         rows, outputs = x.view(-1, num_splits, k // num_splits), weight.view(n, num_splits, k // num_splits)
         product = torch.bmm(rows.transpose(0, 1), outputs.permute(1, 2, 0), out_dtype=torch.float32)
-        return Summands(product)
+        return PartialSums(product)
 
     def _gemm(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, *, joined: bool = True, gated: bool = False
