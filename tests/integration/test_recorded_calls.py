@@ -3,7 +3,7 @@
 import pytest
 
 from octavo import SamplingParams
-from octavo.runtime.kernels.cpu import recorder
+from octavo.runtime.kernels.cpu import call_recorder
 from octavo.runtime.kernels.cpu.library import Library
 from octavo.runtime.worker import recorded_calls
 from octavo.runtime.worker.recorded_calls import RecordedCalls
@@ -123,7 +123,7 @@ def test_steps_without_room_are_not_tried_again(tiny_llama, make_llm, tries, rep
     expected = outputs()
     assert tries == [1, 90, 90, 4, 91]
     tries.clear()
-    monkeypatch.setattr(recorder, "_BYTES", 72 << 10)
+    monkeypatch.setattr(call_recorder, "_BYTES", 72 << 10)
     assert outputs() == expected
     assert tries == [1, 90, 4]
 
