@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType, quants
 from octavo.base.gguf import BLOCK_TYPES
 from octavo.runtime.kernels.attention import HeadInputs, HeadNorms, Ragged, Rotation, Scores
 from octavo.runtime.kernels.ref.table import ref_table
-from octavo.runtime.kernels.sampling import Cut
+from octavo.runtime.kernels.sampling import Truncation
 from octavo.runtime.kernels.table import KernelTable
 
 BLOCKS = {kind.name: kind for kind in BLOCK_TYPES.values()}
@@ -295,7 +295,7 @@ def _draw() -> Iterator[Case]:
         yield Case(f"{n}x{size} narrow", (logits.bfloat16(), temperature, noise))
         values = logits.sort(dim=1).values[:, -40].contiguous()
         ids = torch.full((n,), size // 2, dtype=torch.int32)
-        yield Case(f"{n}x{size} cut", (logits, temperature + 0.5, noise, Cut(values, ids)))
+        yield Case(f"{n}x{size} truncated", (logits, temperature + 0.5, noise, Truncation(values, ids)))
     noise = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
     for temperature in (1e-5, 1.0, 50.0):
         degrees = torch.full((2,), temperature, dtype=torch.float64)
@@ -311,7 +311,7 @@ def _row_limits() -> Iterator[Case]:
         yield Case(f"{rows}", (slots, positions, seeds, limits), tolerance=0.0)
 
 
-def _cut() -> Iterator[Case]:
+def _truncate() -> Iterator[Case]:
     """Ends among many equal logits, near and deep; compared by the tokens that are kept."""
     for size, spread in ((151, 3.0), (9000, 3.0), (4500, 0.1)):
         options = [(0, 1.0, 0.0), (1, 1.0, 0.0), (40, 1.0, 0.0), (700, 1.0, 0.0), (0, 0.3, 0.0)]
@@ -337,7 +337,7 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "gelu_tanh": _activation(False),
     "draw": _draw,
     "row_limits": _row_limits,
-    "cut": _cut,
+    "truncate": _truncate,
     "matmul": _dense_matmul,
     "gated_matmul": _gated_matmul,
     "block_dequantize": _dequantize,
@@ -352,12 +352,12 @@ _REF = ref_table()
 _FAMILIES = [field.name for field in fields(KernelTable) if field.name != "name"]
 _FAMILY_OF = {op.name: family for family in _FAMILIES for op in fields(getattr(_REF, family))}
 OPS = [op for op in _FAMILY_OF if op not in _NO_OPS]
-CUT_AND_DRAW = ["draw", "cut"]
+TRUNCATE_AND_DRAW = ["draw", "truncate"]
 """The two kernels that choose tokens on a GPU."""
 
 
 def find(table: KernelTable, op: str) -> Callable[..., Any]:
-    return getattr(table.sampling.choose if op in CUT_AND_DRAW else getattr(table, _FAMILY_OF[op]), op)
+    return getattr(table.sampling.choose if op in TRUNCATE_AND_DRAW else getattr(table, _FAMILY_OF[op]), op)
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -382,7 +382,7 @@ def nothing_of(op: str, case: Case) -> tuple[Any, ...]:
     if op == "block_gather":
         blocks, places, name = case.args
         return blocks, places[:0], name
-    if op in ("row_limits", "cut"):
+    if op in ("row_limits", "truncate"):
         return tuple(arg[:0] for arg in case.args)
     return (case.args[0][:0], *case.args[1:])
 

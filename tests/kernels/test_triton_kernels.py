@@ -13,17 +13,17 @@ from tests.triton_here import DEVICE, HAS_GPU  # skips where there is no Triton
 # isort: split
 from octavo.runtime.kernels.attention import HeadInputs, HeadNorms, Ragged, Rotation, Scores
 from octavo.runtime.kernels.ref.table import ref_table
-from octavo.runtime.kernels.sampling import Cut
+from octavo.runtime.kernels.sampling import Truncation
 from octavo.runtime.kernels.triton import attention, launch, tiles
 from octavo.runtime.kernels.triton.table import cuda_table
 from octavo.runtime.kernels.triton.tiles import split
-from tests.kernel_cases import CASES, CUT_AND_DRAW, OPS, Case, assert_close, make_paged, nothing_of, run
+from tests.kernel_cases import CASES, OPS, TRUNCATE_AND_DRAW, Case, assert_close, make_paged, nothing_of, run
 
 # The interpreter computes with NumPy, which warns of overflows.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 REF, TRITON = ref_table(), cuda_table()
 SHARES = 8  # tests per op: so many processes can compile at once
-STRIDES = {"paged_attention": 10, "block_matmul": 3, "store_kv": 3, "cut": 4}
+STRIDES = {"paged_attention": 10, "block_matmul": 3, "store_kv": 3, "truncate": 4}
 """In the interpreter only every n-th case is run."""
 
 
@@ -51,8 +51,8 @@ def on_device(case: Case, dtype: torch.dtype | None = None) -> Case:
             return HeadInputs(*map(move, value))
         if isinstance(value, Ragged):
             return replace(value, cu_q_lens=move(value.cu_q_lens), kv_lens=move(value.kv_lens))
-        if isinstance(value, Cut):
-            return Cut(*(part.to(DEVICE) for part in value))
+        if isinstance(value, Truncation):
+            return Truncation(*(part.to(DEVICE) for part in value))
         if not isinstance(value, torch.Tensor):
             return value
         target = dtype if dtype and value.dtype == torch.float32 else value.dtype
@@ -71,20 +71,20 @@ def on_device(case: Case, dtype: torch.dtype | None = None) -> Case:
 
 def compare(op: str, case: Case, tolerance: float) -> None:
     results = run(TRITON, op, case), run(REF, op, case)
-    if op == "cut":
-        results = tuple([_kept(case.args[0], Cut(*result))] for result in results)
+    if op == "truncate":
+        results = tuple([_kept(case.args[0], Truncation(*result))] for result in results)
     for actual, expected in zip(*results, strict=True):
         assert_close(actual, expected, tolerance, f"{op} {case.name}")
 
 
-def _kept(logits: torch.Tensor, cut: Cut) -> torch.Tensor:
+def _kept(logits: torch.Tensor, truncation: Truncation) -> torch.Tensor:
     ids = torch.arange(logits.shape[1], device=logits.device)
-    lowest, last_id = cut.values[:, None], cut.ids[:, None]
+    lowest, last_id = truncation.values[:, None], truncation.ids[:, None]
     return ((logits > lowest) | ((logits == lowest) & (ids <= last_id))).int()
 
 
 @pytest.mark.parametrize("share", range(SHARES))
-@pytest.mark.parametrize("op", [*OPS, *CUT_AND_DRAW])
+@pytest.mark.parametrize("op", [*OPS, *TRUNCATE_AND_DRAW])
 def test_kernel_equals_twin(op: str, share: int) -> None:
     for case in cases(op)[share::SHARES]:
         tolerance = case.tolerance
@@ -222,7 +222,7 @@ def test_rows_that_cannot_be_drawn_from_say_so() -> None:
         assert ((token_ids >= 0) & (token_ids < 3000)).all()
 
 
-@pytest.mark.parametrize("op", [*OPS, *CUT_AND_DRAW])
+@pytest.mark.parametrize("op", [*OPS, *TRUNCATE_AND_DRAW])
 def test_nothing_to_do(op: str) -> None:
     case = on_device(next(CASES[op]()))
     case.args = nothing_of(op, case)

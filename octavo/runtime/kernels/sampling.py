@@ -73,7 +73,7 @@ class SamplingKernels:
     row_limits: RowLimits
 
 
-class Cut(NamedTuple):
+class Truncation(NamedTuple):
     """Where each row's distribution ends: at a logit, and among equal ones at a token. Contiguous.
 
     values: [n] float32, the least likely logits that are kept; -inf = all
@@ -92,7 +92,7 @@ class Draw(Protocol):
         logits: Tensor,
         temperature: Tensor | None = None,
         noise: Tensor | None = None,
-        cut: Cut | None = None,
+        truncation: Truncation | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return (token ids [n] int64, each row's largest logit [n] float32: not finite = no valid choice).
 
@@ -103,26 +103,26 @@ class Draw(Protocol):
         """
 
 
-class FindCut(Protocol):
+class FindTruncation(Protocol):
     """Where min_p, top_k and then top_p end each row's distribution."""
 
     def __call__(
         self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
-    ) -> Cut:
+    ) -> Truncation:
         """Return what `Draw` takes. top_k keeps all tokens as likely as the k-th, top_p no more than needed.
 
         logits:       as in Draw
-        temperature:  [n] float64, > 0 where anything is cut
+        temperature:  [n] float64, > 0 where anything is truncated
         top_k, top_p, min_p: [n] float64; < 1, ≥ 1 and 0 = off
         """
 
 
 @dataclass(frozen=True)
-class CutAndDraw:
+class TruncateAndDraw:
     """`Choose` by two kernels: one finds where the limits end each row's distribution, one draws."""
 
     draw: Draw
-    cut: FindCut
+    truncate: FindTruncation
 
     def __call__(
         self,
@@ -132,5 +132,5 @@ class CutAndDraw:
         limits: Limits | None = None,
     ) -> Choice:
         """See Choose."""
-        cut = None if limits is None else self.cut(logits, *limits)
-        return Choice(*self.draw(logits, temperature, noise, cut))
+        truncation = None if limits is None else self.truncate(logits, *limits)
+        return Choice(*self.draw(logits, temperature, noise, truncation))

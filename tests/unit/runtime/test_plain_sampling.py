@@ -9,7 +9,7 @@ import torch
 from octavo.messages.sampling import SamplingParams
 from octavo.runtime.kernels.choice import TORCH_SAMPLING
 from octavo.runtime.kernels.ref.table import ref_table
-from octavo.runtime.kernels.sampling import CutAndDraw
+from octavo.runtime.kernels.sampling import TruncateAndDraw
 from octavo.runtime.sampling.sampler import Kind, Sampler
 from tests.sampling_reference import Case
 
@@ -26,7 +26,7 @@ def strict(op):
 
 
 REF = ref_table().sampling
-KERNELS = replace(REF, choose=CutAndDraw(strict(REF.choose.draw), strict(REF.choose.cut)))
+KERNELS = replace(REF, choose=TruncateAndDraw(strict(REF.choose.draw), strict(REF.choose.truncate)))
 VOCAB = 200  # fewer than candidates are worth: both ways draw in the order of ids
 CPU = torch.device("cpu")
 GREEDY = {"temperature": 0.0}

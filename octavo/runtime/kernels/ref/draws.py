@@ -3,11 +3,14 @@
 import torch
 from torch import Tensor
 
-from octavo.runtime.kernels.sampling import Cut
+from octavo.runtime.kernels.sampling import Truncation
 
 
 def draw(
-    logits: Tensor, temperature: Tensor | None = None, noise: Tensor | None = None, cut: Cut | None = None
+    logits: Tensor,
+    temperature: Tensor | None = None,
+    noise: Tensor | None = None,
+    truncation: Truncation | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See sampling.Draw."""
     wide = logits.double()
@@ -15,9 +18,9 @@ def draw(
     greedy = (wide == max_logits[:, None]).int().argmax(dim=1)
     if temperature is None or noise is None:
         return greedy, max_logits.float()
-    if cut is not None:
+    if truncation is not None:
         ids = torch.arange(logits.shape[1], device=logits.device)
-        lowest, last_id = cut.values[:, None], cut.ids[:, None]
+        lowest, last_id = truncation.values[:, None], truncation.ids[:, None]
         wide = wide.masked_fill((wide < lowest) | ((wide == lowest) & (ids > last_id)), float("-inf"))
     degrees = temperature.where(temperature > 0, 1.0)[:, None]
     ends = ((wide - max_logits[:, None]) / degrees).exp().cumsum(dim=1)
@@ -25,8 +28,8 @@ def draw(
     return drawn.clamp(max=logits.shape[1] - 1).where(temperature > 0, greedy), max_logits.float()
 
 
-def cut(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Cut:
-    """See sampling.FindCut."""
+def truncate(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Truncation:
+    """See sampling.FindTruncation."""
     size = logits.shape[1]
     ordered, ids = logits.double().sort(dim=1, descending=True, stable=True)
     numbers = torch.where(top_k < 1, size, top_k).clamp(max=size).long()[:, None]
@@ -40,4 +43,4 @@ def cut(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p
     values, last_ids = ordered.gather(1, last)[:, 0], ids.gather(1, last)[:, 0]
     off = (top_k < 1) & (top_p >= 1) & (min_p <= 0)
     values, last_ids = values.masked_fill(off, float("-inf")), last_ids.masked_fill(top_p >= 1, size)
-    return Cut(values.float(), last_ids.int())
+    return Truncation(values.float(), last_ids.int())

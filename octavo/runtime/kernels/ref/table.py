@@ -6,7 +6,7 @@ from octavo.runtime.kernels.linear import LinearKernels
 from octavo.runtime.kernels.norms import NormKernels
 from octavo.runtime.kernels.ref import blocks, cache, draws, elementwise, noise
 from octavo.runtime.kernels.ref.steps import STEP_KERNELS
-from octavo.runtime.kernels.sampling import CutAndDraw, SamplingKernels
+from octavo.runtime.kernels.sampling import SamplingKernels, TruncateAndDraw
 from octavo.runtime.kernels.table import KernelTable
 
 
@@ -30,6 +30,6 @@ def ref_table() -> KernelTable:
             block_gather=blocks.block_gather,
             block_matmul=blocks.block_matmul,
         ),
-        sampling=SamplingKernels(CutAndDraw(draws.draw, draws.cut), noise.row_limits),
+        sampling=SamplingKernels(TruncateAndDraw(draws.draw, draws.truncate), noise.row_limits),
         steps=STEP_KERNELS,
     )

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.runtime.kernels.sampling import Cut
+from octavo.runtime.kernels.sampling import Truncation
 from octavo.runtime.kernels.triton.launch import (
     NUM_PROGRAMS,
     Counters,
@@ -28,10 +28,10 @@ _NEVER, _FAILED = tl.constexpr(float("-inf")), tl.constexpr(float("inf"))  # the
 
 
 @triton.jit
-def _weights(values, ids, max_logit, factor, lowest, last_id, CUT: tl.constexpr):
+def _weights(values, ids, max_logit, factor, lowest, last_id, TRUNCATED: tl.constexpr):
     """What the values weigh beside a largest logit of weight 1; 0 where they are cut off."""
     weights = tl.exp2((values - tl.where(max_logit == _NEVER, 0.0, max_logit)) * factor)
-    if CUT:
+    if TRUNCATED:
         weights = tl.where((values > lowest) | ((values == lowest) & (ids <= last_id)), weights, 0.0)
     return weights
 
@@ -53,7 +53,7 @@ def _draw_kernel(
     logits, temperature, noise, cut_values, cut_ids, token_ids, max_logits,
     tile_maxima, tile_weights, counters, stride, per_program,
     SIZE: tl.constexpr, TILE: tl.constexpr, NUM_TILES: tl.constexpr,
-    NUM_TILES_PAD: tl.constexpr, DRAWS: tl.constexpr, CUT: tl.constexpr, PDL: tl.constexpr,
+    NUM_TILES_PAD: tl.constexpr, DRAWS: tl.constexpr, TRUNCATED: tl.constexpr, PDL: tl.constexpr,
 ):
     """`per_program` tiles of one row."""
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -64,7 +64,7 @@ def _draw_kernel(
     if DRAWS:
         degree = tl.load(temperature + row).to(tl.float32)
         factor = tl.where(degree > 0, _LOG2_E / degree, 0.0)
-    if CUT:
+    if TRUNCATED:
         lowest, last_id = tl.load(cut_values + row), tl.load(cut_ids + row)
     for tile in range(part * per_program, tl.minimum((part + 1) * per_program, NUM_TILES)):
         index = tile * TILE + column
@@ -73,7 +73,7 @@ def _draw_kernel(
         place = row * NUM_TILES + tile
         tl.store(tile_maxima + place, max_logit)
         if DRAWS:
-            weights = _weights(values, index, max_logit, factor, lowest, last_id, CUT)
+            weights = _weights(values, index, max_logit, factor, lowest, last_id, TRUNCATED)
             tl.store(tile_weights + place, tl.sum(weights, 0))
     if not is_last(counters + row, tl.num_programs(0)):
         return
@@ -96,7 +96,7 @@ def _draw_kernel(
     if DRAWS:  # noqa: SIM102
         if factor > 0:
             chosen = _passing(
-                _weights(values, index, max_logit, factor, lowest, last_id, CUT), column, target
+                _weights(values, index, max_logit, factor, lowest, last_id, TRUNCATED), column, target
             )
     tl.store(token_ids + row, (found * TILE + chosen).to(tl.int64))
     tl.store(max_logits + row, max_logit)
@@ -114,7 +114,7 @@ class Draw:
         logits: Tensor,
         temperature: Tensor | None = None,
         noise: Tensor | None = None,
-        cut: Cut | None = None,
+        truncation: Truncation | None = None,
     ) -> tuple[Tensor, Tensor]:
         """See sampling.Draw."""
         num_rows, size = logits.shape
@@ -129,8 +129,8 @@ class Draw:
             logits,
             max_logits if temperature is None else temperature,
             max_logits if noise is None else noise,
-            max_logits if cut is None else cut.values,
-            token_ids if cut is None else cut.ids,
+            max_logits if truncation is None else truncation.values,
+            token_ids if truncation is None else truncation.ids,
             token_ids,
             max_logits,
             *tiles,
@@ -142,7 +142,7 @@ class Draw:
             NUM_TILES=num_tiles,
             NUM_TILES_PAD=power_of_2(num_tiles),
             DRAWS=temperature is not None,
-            CUT=cut is not None,
+            TRUNCATED=truncation is not None,
             num_warps=4,
             **overlapped(),
         )

@@ -7,7 +7,7 @@ from octavo.runtime.kernels.activations import ActivationKernels
 from octavo.runtime.kernels.attention import AttentionKernels
 from octavo.runtime.kernels.linear import LinearKernels, SplitProduct
 from octavo.runtime.kernels.norms import NormKernels
-from octavo.runtime.kernels.sampling import CutAndDraw, SamplingKernels
+from octavo.runtime.kernels.sampling import SamplingKernels, TruncateAndDraw
 from octavo.runtime.kernels.steps import StepKernels
 from octavo.runtime.kernels.table import KernelTable
 from octavo.runtime.kernels.triton import blocks, elementwise
@@ -18,7 +18,7 @@ from octavo.runtime.kernels.triton.matmul import Matmul
 from octavo.runtime.kernels.triton.noise import row_limits
 from octavo.runtime.kernels.triton.steps import BeginStep, end_step
 from octavo.runtime.kernels.triton.store import store_kv
-from octavo.runtime.kernels.triton.truncation import cut
+from octavo.runtime.kernels.triton.truncation import truncate
 
 
 def cuda_table() -> KernelTable:
@@ -44,6 +44,6 @@ def cuda_table() -> KernelTable:
             block_matmul=blocks.block_matmul,
             split_product=SplitProduct(matmul.split, elementwise.sum_norm),
         ),
-        sampling=SamplingKernels(CutAndDraw(Draw(counters), cut), row_limits),
+        sampling=SamplingKernels(TruncateAndDraw(Draw(counters), truncate), row_limits),
         steps=StepKernels(BeginStep(counters), end_step),
     )

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.runtime.kernels.sampling import Cut
+from octavo.runtime.kernels.sampling import Truncation
 from octavo.runtime.kernels.triton.launch import cdiv, overlapped, power_of_2, release, wait
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
@@ -227,13 +227,13 @@ def _cut_kernel(
 # fmt: on
 
 
-def cut(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Cut:
-    """See sampling.FindCut."""
+def truncate(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Truncation:
+    """See sampling.FindTruncation."""
     num_rows, size = logits.shape
     values = logits.new_empty(num_rows, dtype=torch.float32)
     ids = logits.new_empty(num_rows, dtype=torch.int32)
     if not num_rows:
-        return Cut(values, ids)
+        return Truncation(values, ids)
     num_tiles = cdiv(size, _TILE)
     group_maxima = logits.new_empty((num_rows, num_tiles, _TILE // _GROUP), dtype=torch.float32)
     tile_weights = logits.new_empty((num_rows, num_tiles), dtype=torch.float32)
@@ -254,4 +254,4 @@ def cut(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p
         **sizes,
         **overlapped(),
     )
-    return Cut(values, ids)
+    return Truncation(values, ids)
