@@ -2,7 +2,7 @@
 
 Random weights in the block types and shapes of the two GGUF models, every layer with its own, so that they
 come from memory as in a step. One JSON line per part (all layers, the head) and number of rows: median
-milliseconds by activations, beside torch's bfloat16 product with weights in its own order (oneDNN). Kinds
+milliseconds by input precision, beside torch's bfloat16 product with weights in its own order (oneDNN). Kinds
 take turns.
 """
 
@@ -100,7 +100,8 @@ def main() -> None:
     table, memory = cpu_table(args.threads), torch.ones(1 << 26, dtype=torch.int64)
     read = medians_ms({"read": memory.sum}, 1)["read"]
     print(
-        json.dumps({"read GB/s": round(memory.nbytes / read / 1e6, 1), "auto": table.activations}), flush=True
+        json.dumps({"read GB/s": round(memory.nbytes / read / 1e6, 1), "auto": table.linear.input_precision}),
+        flush=True,
     )
     with torch.inference_mode():
         for model in args.models:

@@ -10,30 +10,34 @@ from octavo.runtime.kernels.table import KernelTable
 from tests.kernel_cases import CACHE_DTYPES, TYPE_NAMES, make_blocks, make_paged
 
 
-@pytest.mark.parametrize("activations", ["float32", "bfloat16", "int16", "int8"])
+@pytest.mark.parametrize("input_precision", ["float32", "bfloat16", "int16", "int8"])
 @pytest.mark.parametrize("name", TYPE_NAMES)
-def test_matmul_rows_do_not_see_each_other(fast: KernelTable, name: str, activations: InputPrecision) -> None:
+def test_matmul_rows_do_not_see_each_other(
+    fast: KernelTable, name: str, input_precision: InputPrecision
+) -> None:
     torch.manual_seed(2)
     blocks, x = make_blocks(name, 101, 512), torch.randn(70, 512)
-    whole = cpu_table(1).linear.block_matmul(x, blocks, name, None, activations)
+    whole = cpu_table(1).linear.block_matmul(x, blocks, name, None, input_precision)
     for start, end in ((0, 1), (69, 70), (3, 5), (1, 4), (7, 24), (0, 70), (13, 70)):
-        part = fast.linear.block_matmul(x[start:end], blocks, name, None, activations)
+        part = fast.linear.block_matmul(x[start:end], blocks, name, None, input_precision)
         assert torch.equal(part, whole[start:end]), (start, end)
 
 
-@pytest.mark.parametrize("activations", ["float32", "bfloat16", "int16", "int8"])
+@pytest.mark.parametrize("input_precision", ["float32", "bfloat16", "int16", "int8"])
 @pytest.mark.parametrize("name", TYPE_NAMES)
 def test_matmul_columns_do_not_see_each_other(
-    fast: KernelTable, name: str, activations: InputPrecision
+    fast: KernelTable, name: str, input_precision: InputPrecision
 ) -> None:
     torch.manual_seed(2)
     blocks, x = make_blocks(name, 101, 512), torch.randn(9, 512)
-    whole = fast.linear.block_matmul(x, blocks, name, None, activations)
+    whole = fast.linear.block_matmul(x, blocks, name, None, input_precision)
     for start, end in ((0, 1), (5, 30), (100, 101)):  # a tensor-parallel rank's part, or q, k, v apart
         part = blocks[start:end]
-        assert torch.equal(fast.linear.block_matmul(x, part, name, None, activations), whole[:, start:end])
         assert torch.equal(
-            fast.linear.block_matmul(x[:1], part, name, None, activations), whole[:1, start:end]
+            fast.linear.block_matmul(x, part, name, None, input_precision), whole[:, start:end]
+        )
+        assert torch.equal(
+            fast.linear.block_matmul(x[:1], part, name, None, input_precision), whole[:1, start:end]
         )
 
 

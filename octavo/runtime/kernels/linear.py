@@ -59,7 +59,7 @@ class BlockMatmul(Protocol):
         blocks: Tensor,
         type_name: str,
         bias: Tensor | None = None,
-        activations: InputPrecision = "float32",
+        input_precision: InputPrecision = "float32",
         out: Tensor | None = None,
     ) -> Tensor:
         """Return x @ dequantized(blocks).T + bias.
@@ -67,7 +67,7 @@ class BlockMatmul(Protocol):
         x:       [M, K] float32, token-strided
         blocks:  [N, row_bytes] uint8, contiguous
         bias:    [N] float32
-        activations: "bfloat16" rounds x and the unpacked weights to bfloat16, for the types of
+        input_precision: "bfloat16" rounds x and the unpacked weights to bfloat16, for the types of
                  BFLOAT16_TYPES; "int16" and "int8" round x to so many bits, every 32 numbers by the largest
                  of them, and multiply integers, for those of INTEGER_TYPES; other types are multiplied as for
                  "float32", and so may a kernel where rounding gains nothing
@@ -81,7 +81,7 @@ class GatedBlockMatmul(Protocol):
     """The first half of a gated feed-forward block: `block_matmul` and its activation in one kernel."""
 
     def __call__(
-        self, x: Tensor, blocks: Tensor, type_name: str, gate: Gate, activations: InputPrecision
+        self, x: Tensor, blocks: Tensor, type_name: str, gate: Gate, input_precision: InputPrecision
     ) -> Tensor | None:
         """Return [T, N / 2] float32, to the bit what the two kernels give; None where one kernel cannot.
 
@@ -102,7 +102,7 @@ class BlockGreedy(Protocol):
     """A language model's head where only greedy tokens are wanted: no logits are kept."""
 
     def __call__(
-        self, x: Tensor, blocks: Tensor, type_name: str, activations: InputPrecision
+        self, x: Tensor, blocks: Tensor, type_name: str, input_precision: InputPrecision
     ) -> tuple[Tensor, Tensor] | None:
         """Return what Draw finds in BlockMatmul's result; None where one kernel cannot, or gains nothing.
 

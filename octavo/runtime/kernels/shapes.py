@@ -40,11 +40,11 @@ def shape_table(dtype: torch.dtype) -> KernelTable:
         blocks: Tensor,
         type_name: str,
         bias: Tensor | None = None,
-        activations: InputPrecision = "float32",
+        input_precision: InputPrecision = "float32",
         out: Tensor | None = None,
     ) -> Tensor:
         """Of many rows: unpacked first, as a whole."""
-        del activations
+        del input_precision
         made = _matmul(x, dequantize(blocks, type_name), bias)
         return made if out is None else out
 

@@ -23,7 +23,7 @@ from octavo.runtime.kernels.table import KernelTable
 _TOLERANCE = 1e-4
 _K, _N = 512, 37
 _ROWS = (1, 3, 17, 64)
-_ACTIVATIONS: tuple[InputPrecision, ...] = ("float32", "bfloat16", "int16", "int8")
+_INPUT_PRECISIONS: tuple[InputPrecision, ...] = ("float32", "bfloat16", "int16", "int8")
 
 
 def disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
@@ -34,13 +34,15 @@ def disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
         weights = slow.linear.block_dequantize(blocks, kind.name)
         if not _agree(fast.linear.block_dequantize(blocks, kind.name), weights, weights.abs()):
             yield f"block_dequantize of {kind.name}"
-        for rows, activations in product(_ROWS, _ACTIVATIONS):
+        for rows, input_precision in product(_ROWS, _INPUT_PRECISIONS):
             x = torch.randn(rows, _K, generator=generator)
-            made = fast.linear.block_matmul(x, blocks, kind.name, None, activations)
-            exact = activations == "bfloat16" and fast.linear.input_precision != "bfloat16"  # without AMX
-            twin = slow.linear.block_matmul(x, blocks, kind.name, None, "float32" if exact else activations)
+            made = fast.linear.block_matmul(x, blocks, kind.name, None, input_precision)
+            exact = input_precision == "bfloat16" and fast.linear.input_precision != "bfloat16"  # without AMX
+            twin = slow.linear.block_matmul(
+                x, blocks, kind.name, None, "float32" if exact else input_precision
+            )
             if not _agree(made, twin, x.abs() @ weights.abs().T):
-                yield f"block_matmul of {kind.name}, {activations}, {rows} rows"
+                yield f"block_matmul of {kind.name}, {input_precision}, {rows} rows"
     yield from _tile_disagreements(fast, slow)
     yield from _attention_disagreements(fast, slow)
     x = torch.randn(5, 192, generator=generator)
@@ -133,7 +135,7 @@ def _attention(table: KernelTable, dtype: torch.dtype) -> Tensor:
     return table.attention.paged_attention(q, cache, tables, batch, Scores(0.1, sliding_window=7))
 
 
-def _long_attention(table: KernelTable, activations: InputPrecision) -> Tensor:
+def _long_attention(table: KernelTable, input_precision: InputPrecision) -> Tensor:
     """A prompt's end, and one new token each of two requests behind the same 700 others."""
     generator = torch.Generator().manual_seed(2)
     q = torch.randn(72, 6, 64, generator=generator)
@@ -142,7 +144,7 @@ def _long_attention(table: KernelTable, activations: InputPrecision) -> Tensor:
     kv_lens = torch.tensor([700, 701, 703], dtype=torch.int32)
     cu_q_lens = torch.tensor([0, 70, 71, 72], dtype=torch.int32)
     batch = Ragged(cu_q_lens=cu_q_lens, kv_lens=kv_lens)
-    return table.attention.paged_attention(q, cache, tables, batch, Scores(0.125), activations)
+    return table.attention.paged_attention(q, cache, tables, batch, Scores(0.125), input_precision)
 
 
 def main(arguments: list[str]) -> int:

@@ -259,15 +259,15 @@ class _CompiledKernels:
         blocks: Tensor,
         type_name: str,
         bias: Tensor | None = None,
-        activations: InputPrecision = "float32",
+        input_precision: InputPrecision = "float32",
         out: Tensor | None = None,
     ) -> Tensor:
         """See linear.BlockMatmul."""
         if out is None:
             out = self._placed(torch.empty((x.shape[0], blocks.shape[0])))
-        if activations in ("int8", "int16") and type_name in INTEGER_TYPES:
-            matmul = getattr(self._library, f"octavo_matmul_{activations}")
-        elif activations == "bfloat16" and type_name in BFLOAT16_TYPES:
+        if input_precision in ("int8", "int16") and type_name in INTEGER_TYPES:
+            matmul = getattr(self._library, f"octavo_matmul_{input_precision}")
+        elif input_precision == "bfloat16" and type_name in BFLOAT16_TYPES:
             matmul = self._library.octavo_matmul_bf16
         else:
             matmul = self._library.octavo_matmul
@@ -276,11 +276,11 @@ class _CompiledKernels:
         return out
 
     def block_greedy(
-        self, x: Tensor, blocks: Tensor, type_name: str, activations: InputPrecision
+        self, x: Tensor, blocks: Tensor, type_name: str, input_precision: InputPrecision
     ) -> tuple[Tensor, Tensor] | None:
         """See linear.BlockGreedy; products of tiles of few rows only."""
         rows = x.shape[0]
-        if activations != "bfloat16" or type_name not in BFLOAT16_TYPES or rows > _ROWS_OF_TILES:
+        if input_precision != "bfloat16" or type_name not in BFLOAT16_TYPES or rows > _ROWS_OF_TILES:
             return None
         ids, max_logits = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
         find = self._library.octavo_greedy_matmul_bf16
@@ -288,10 +288,10 @@ class _CompiledKernels:
         return ids, max_logits
 
     def gated_block_matmul(
-        self, x: Tensor, blocks: Tensor, type_name: str, gate: Gate, activations: InputPrecision
+        self, x: Tensor, blocks: Tensor, type_name: str, gate: Gate, input_precision: InputPrecision
     ) -> Tensor | None:
         """See linear.GatedBlockMatmul; products of tiles only."""
-        if activations != "bfloat16" or type_name not in BFLOAT16_TYPES:
+        if input_precision != "bfloat16" or type_name not in BFLOAT16_TYPES:
             return None
         size = blocks.shape[0] // 2
         out = self._placed(torch.empty((x.shape[0], size)))
@@ -310,14 +310,14 @@ class _CompiledKernels:
         return out
 
     def block_feed_forward(
-        self, x: Tensor, up: Packed, gate: Gate, down: Packed, activations: InputPrecision
+        self, x: Tensor, up: Packed, gate: Gate, down: Packed, input_precision: InputPrecision
     ) -> Tensor | None:
         """See linear.BlockFeedForward; for many rows, and matrices that fit a cache when unpacked."""
         (up_blocks, up_type), (down_blocks, down_type) = up, down
         outputs, inner = down_blocks.shape[0], up_blocks.shape[0] // 2
         laid_out = 2 * inner * (2 * x.shape[1] + outputs)
         fits = x.shape[0] > _FEW_ROWS and inner % 32 == 0 and laid_out <= _MOST_LAID_OUT_BYTES
-        if activations != "bfloat16" or not fits or not {up_type, down_type} <= BFLOAT16_TYPES:
+        if input_precision != "bfloat16" or not fits or not {up_type, down_type} <= BFLOAT16_TYPES:
             return None
         out = self._placed(torch.empty((x.shape[0], outputs)))
         self._library.octavo_feed_forward_bf16(

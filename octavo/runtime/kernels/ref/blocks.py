@@ -36,13 +36,13 @@ def block_matmul(
     blocks: Tensor,
     type_name: str,
     bias: Tensor | None = None,
-    activations: InputPrecision = "float32",
+    input_precision: InputPrecision = "float32",
     out: Tensor | None = None,
 ) -> Tensor:
     """See linear.BlockMatmul; rounds, then multiplies what the integers stand for."""
-    rounded = activations == "bfloat16" and type_name in BFLOAT16_TYPES
-    if activations in _LARGEST and type_name in INTEGER_TYPES:
-        x = _round_parts(x, _LARGEST[activations])
+    rounded = input_precision == "bfloat16" and type_name in BFLOAT16_TYPES
+    if input_precision in _LARGEST and type_name in INTEGER_TYPES:
+        x = _round_parts(x, _LARGEST[input_precision])
 
     def value(number: Tensor) -> Tensor:
         return (number.bfloat16() if rounded else number).to(x.dtype)

@@ -155,11 +155,11 @@ def block_matmul(
     blocks: Tensor,
     type_name: str,
     bias: Tensor | None = None,
-    activations: InputPrecision = "float32",
+    input_precision: InputPrecision = "float32",
     out: Tensor | None = None,
 ) -> Tensor:
-    """See linear.BlockMatmul; `activations` are never rounded here: tensor cores take them as they are."""
-    del activations
+    """See linear.BlockMatmul; inputs are never rounded here: tensor cores take them as they are."""
+    del input_precision
     _tell_once()
     made = functional.linear(x, _dequantize(blocks, type_name, x.dtype), bias)
     return made if out is None else out.copy_(made)
