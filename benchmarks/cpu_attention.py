@@ -1,6 +1,6 @@
 """Attention over the paged cache on CPU: `python benchmarks/cpu_attention.py [--threads N] [--old LIBRARY]`.
 
-First compares with the twin, and bits over threads and chunks; then a JSON line per workload: microseconds of
+First compares with the reference, and bits over threads and chunks; then a JSON line per workload: µs of
 one layer, median of calls in turn, each over the cache of another layer so that none is warm. Beside it:
 torch (gather, then scaled_dot_product_attention), an older build of the kernels, and what reading the same
 bytes costs (of decoding) or the arithmetic at the rate of a large float32 product (of prompts).
@@ -29,7 +29,7 @@ from octavo.runtime.kernels.cache_layout import SCALE_BYTES, rounded, rounded_pa
 from octavo.runtime.kernels.cpu.library import Library
 from octavo.runtime.kernels.cpu.table import cpu_table, table_of
 from octavo.runtime.kernels.precision import InputPrecision
-from octavo.runtime.kernels.ref.cache import paged_attention as twin
+from octavo.runtime.kernels.ref.cache import paged_attention as reference
 from octavo.runtime.kernels.table import KernelTable
 
 BLOCK = 16
@@ -116,7 +116,7 @@ def check(one: PagedAttention, many: PagedAttention) -> None:
                 cache = make_cache(batch.num_blocks, kv_heads, size)
                 scores = Scores(size**-0.5, window, cap)
                 made = one(*batch.over(cache), scores, kind)
-                error = float((made - twin(*batch.over(cache), scores)).abs().max())
+                error = float((made - reference(*batch.over(cache), scores)).abs().max())
                 worst = max(worst, error)
                 assert error < (2e-5 if kind == "float32" else 0.04), (kind, heads, size, window, error)
                 for other in (batch, batch.in_chunks(1), batch.in_chunks(50)):

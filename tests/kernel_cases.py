@@ -1,4 +1,4 @@
-"""Inputs for every op of the kernel table, by op name; fast kernels are compared with their twins on them."""
+"""Inputs for every op of the kernel table, by op name; fast kernels are compared with references on them."""
 
 import copy
 from collections.abc import Callable, Iterator

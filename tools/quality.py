@@ -1,7 +1,7 @@
 """What rounding costs a model: `python tools/quality.py MODEL … --settings SETTING … [--tokens N]`.
 
-A setting is arguments of `LLM`: `activations=int8,kv_cache_dtype=bfloat16`. `twins,…` computes it by the
-kernels' slow twins, which round on any CPU: bfloat16 needs them where there is no AMX. `transformers` is
+A setting is arguments of `LLM`: `activations=int8,kv_cache_dtype=bfloat16`. `references,…` computes it by the
+kernels' slow references, which round on any CPU: bfloat16 needs them where there is no AMX. `transformers` is
 Hugging Face's own model with the GGUF file's weights dequantized: how far octavo's reference is from it.
 
 Each setting scores a text of the standard library (Python's own reference, `pydoc_data.topics`), and so does
@@ -107,11 +107,11 @@ def windows(model: str, size: int) -> Iterator[list[int]]:
 
 def octavo_scores(model: str, setting: str, prompts: list[list[int]]) -> Iterator[Scores]:
     words = setting.split(",")
-    os.environ["OCTAVO_NO_CPU_KERNELS"] = "1" if "twins" in words else ""
+    os.environ["OCTAVO_NO_CPU_KERNELS"] = "1" if "references" in words else ""
     length = len(prompts[0])
     options: dict[str, Any] = {"max_model_len": length + 1, "max_num_batched_tokens": 2 * length}
     options["gpu_memory_utilization"] = 0.2  # enough for a few windows, and for other models beside
-    llm = LLM(model=model, **options | dict(word.split("=", 1) for word in words if word != "twins"))
+    llm = LLM(model=model, **options | dict(word.split("=", 1) for word in words if word != "references"))
     try:
         params = SamplingParams(max_tokens=1, prompt_logprobs=1)
         for i in range(0, len(prompts), AT_ONCE):

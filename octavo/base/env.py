@@ -36,7 +36,7 @@ def cache_dir() -> Path:
 
 
 def kernels_disabled() -> bool:
-    """OCTAVO_NO_CPU_KERNELS=1: use the torch twins instead of the compiled CPU kernels."""
+    """OCTAVO_NO_CPU_KERNELS=1: use the torch references instead of the compiled CPU kernels."""
     return os.environ.get("OCTAVO_NO_CPU_KERNELS", "0") not in ("", "0")
 
 

@@ -1,6 +1,6 @@
 """`LLMEngine`: requests in, outputs out, one step at a time, in the caller's thread. Public.
 
-The base of `LLM` and of scripts that drive the steps themselves; the asynchronous twin is `AsyncLLM`.
+The base of `LLM` and of scripts that drive the steps themselves; `AsyncLLM` is the asynchronous one.
 """
 
 from collections.abc import Iterable

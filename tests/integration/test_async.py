@@ -70,8 +70,8 @@ async def test_a_refused_request_disturbs_nobody(engine):
     running = asyncio.create_task(collect(engine, [7, 8, 9], GREEDY))
     with pytest.raises(RequestError):
         await collect(engine, [10**9], GREEDY)
-    twins = await asyncio.gather(*(collect(engine, [3], GREEDY, "twice") for _ in range(2)))
-    assert twins[0][-1].outputs[0].token_ids == twins[1][-1].outputs[0].token_ids
+    both = await asyncio.gather(*(collect(engine, [3], GREEDY, "twice") for _ in range(2)))
+    assert both[0][-1].outputs[0].token_ids == both[1][-1].outputs[0].token_ids
     assert (await running)[-1].finished
 
 

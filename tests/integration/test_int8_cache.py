@@ -62,10 +62,10 @@ def test_close_on_a_real_model(smollm2_path, make_llm):
     assert 1e-4 < largest_difference(exact, narrow) < 0.5
 
 
-@pytest.mark.parametrize("kernels", ["compiled", "twins"])
+@pytest.mark.parametrize("kernels", ["compiled", "references"])
 def test_the_same_tokens_in_every_batch(tiny_model, make_llm, monkeypatch, kernels):
     """Alone, together, in chunks, with one thread and with two."""
-    if kernels == "twins":
+    if kernels == "references":
         monkeypatch.setenv("OCTAVO_NO_CPU_KERNELS", "1")
     work, wanted = prompts(8), params()
     alone = make_llm(tiny_model, **INT8, enable_prefix_caching=False, cpu_threads=1)

@@ -1,4 +1,4 @@
-"""Every registered attention back end against plain causal attention, by compiled kernels and by twins."""
+"""Every registered attention back end against plain causal attention, compiled kernels and references."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from octavo.runtime.platforms.platform import Platform, get_platform
 SPEC = HeadsKV(2, 16, "float32", 2 * 2 * 16 * 4)
 
 
-@pytest.fixture(params=[False, True], ids=["compiled", "twins"])
+@pytest.fixture(params=[False, True], ids=["compiled", "references"])
 def platform(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Platform:
     if request.param:
         monkeypatch.setenv("OCTAVO_NO_CPU_KERNELS", "1")

@@ -1,4 +1,4 @@
-"""Every op of the compiled table against its twin, over the cases of tests/kernel_cases.py."""
+"""Every op of the compiled table against its reference, over the cases of tests/kernel_cases.py."""
 
 import copy
 

@@ -17,8 +17,8 @@ def test_a_norm_put_off_gives_the_same_bits(fast: KernelTable, tokens: int, size
     assert fast.norms.sandwich_norm is not None
     together = fast.norms.sandwich_norm(x, inner, weight, 1e-5, residual)
     apart = fast.norms.rms_norm(fast.norms.rms_norm(x, inner, 1e-5), weight, 1e-5, residual)
-    twin = sandwich_norm(x, inner, weight, 1e-5, residual)
-    for one, two, expected in zip(together, apart, twin, strict=True):
+    reference = sandwich_norm(x, inner, weight, 1e-5, residual)
+    for one, two, expected in zip(together, apart, reference, strict=True):
         assert torch.equal(one, two)
         if tokens:
             assert_close(one, expected, 2e-6, f"{tokens}x{size}")

@@ -35,8 +35,8 @@ def test_one_that_is_no_number_spoils_its_row_only(fast: KernelTable, place: int
     assert max_logits.isfinite().tolist() == [True, False, True]
     assert 0 <= ids[1] < 2047
     assert ids[[0, 2]].tolist() == [expected[0], expected[2]]
-    for mine, twin in zip((ids, max_logits), ref_table().sampling.choose(logits), strict=True):
-        assert torch.equal(mine.nan_to_num(7), twin.nan_to_num(7))
+    for mine, reference in zip((ids, max_logits), ref_table().sampling.choose(logits), strict=True):
+        assert torch.equal(mine.nan_to_num(7), reference.nan_to_num(7))
 
 
 def test_replayed_from_recorded_calls(fast: KernelTable) -> None:

@@ -39,7 +39,9 @@ def fail_proofs(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 
     def run(command: list[str]) -> str:
         if PASSED in command and next(left, None) is not None:
-            raise subprocess.CalledProcessError(1, command, stderr="paged_attention differs from its twin")
+            raise subprocess.CalledProcessError(
+                1, command, stderr="paged_attention differs from its reference"
+            )
         return really(command)
 
     monkeypatch.setattr(build, "_run", run)
@@ -117,7 +119,7 @@ def test_disabled_kernels(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_portable_build_passes_the_same_arithmetic(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sources also serve CPUs without AVX2: built for the plain architecture they equal the twins."""
+    """The sources also serve CPUs without AVX2: built for plain x86-64 they equal the references."""
     script = (
         "import torch\n"
         "from octavo.runtime.kernels import build\n"

@@ -1,4 +1,4 @@
-"""The twins themselves, against oracles that are not ours: the `gguf` package and torch's attention."""
+"""The references themselves, against oracles that are not ours: the `gguf` package and torch's attention."""
 
 import warnings
 

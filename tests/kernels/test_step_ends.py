@@ -1,4 +1,4 @@
-"""Both ends of a recorded step: the kernels against their twins, and the host's side of what they share."""
+"""Both ends of a recorded step: kernels against references, and the host's side of what they share."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Every Triton kernel against its twin: some cases in the interpreter; on a GPU all, and in bf16 too."""
+"""Every Triton kernel against its reference: some cases in the interpreter; on a GPU all, and in bf16 too."""
 
 import ast
 import functools
@@ -102,7 +102,7 @@ def test_kernel_equals_twin(op: str, share: int) -> None:
     "op", [op for op in OPS if op not in ("block_dequantize", "row_limits", "rotary_tables")]
 )
 def test_narrow_activations(op: str, share: int, dtype: torch.dtype) -> None:
-    """One rounding of inputs that are already narrow, up to the twin's own roundings."""
+    """One rounding of inputs that are already narrow, up to the reference's own roundings."""
     for case in cases(op)[share::SHARES]:
         if op == "paged_attention" and _cache_type(op, case) not in (dtype, torch.float32):
             continue

@@ -1,4 +1,4 @@
-"""Triton's products in parts, and the norm that adds them up, against twins and float64."""
+"""Triton's products in parts, and the norm that adds them up, against references and float64."""
 
 import pytest
 import torch

@@ -1,1 +1,1 @@
-"""Pure functions on tensors, each with a slow twin in `ref/`; chosen as one `KernelTable` by the platform."""
+"""Pure functions on tensors, each with a slow reference in `ref/`; the platform chooses a `KernelTable`."""

@@ -3,7 +3,7 @@
 `cpu/library.py` asks for the library at construction; `python -m octavo.runtime.kernels.build` makes it
 ahead. Its name holds a digest of sources, options and CPU features, and one of the compiler: what is in a
 cache folder that was copied from another machine is never loaded. Without a compiler, one line says so and
-the twins are used.
+the references are used.
 """
 
 import fcntl

@@ -1,4 +1,4 @@
-"""Compares a newly built library with the twins: `python -m octavo.runtime.kernels.cpu.proof LIBRARY`.
+"""Compares a newly built library with the references: `python -m octavo.runtime.kernels.cpu.proof LIBRARY`.
 
 Run by `build` once per library, in a process of its own: what the compiler makes for this CPU has perhaps
 never run anywhere, and an instruction too many must not end the engine. Exit status 0 = all agree.
@@ -38,17 +38,17 @@ def disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
             x = torch.randn(rows, _K, generator=generator)
             made = fast.linear.block_matmul(x, blocks, kind.name, None, input_precision)
             exact = input_precision == "bfloat16" and fast.linear.input_precision != "bfloat16"  # without AMX
-            twin = slow.linear.block_matmul(
+            reference = slow.linear.block_matmul(
                 x, blocks, kind.name, None, "float32" if exact else input_precision
             )
-            if not _agree(made, twin, x.abs() @ weights.abs().T):
+            if not _agree(made, reference, x.abs() @ weights.abs().T):
                 yield f"block_matmul of {kind.name}, {input_precision}, {rows} rows"
     yield from _tile_disagreements(fast, slow)
     yield from _attention_disagreements(fast, slow)
     x = torch.randn(5, 192, generator=generator)
     for name in ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "gelu", "gelu_tanh"):
-        made, twin = (getattr(table.activations, name)(x) for table in (fast, slow))
-        if not _agree(made, twin, torch.ones(())):
+        made, reference = (getattr(table.activations, name)(x) for table in (fast, slow))
+        if not _agree(made, reference, torch.ones(())):
             yield name
     weight = torch.rand(192, generator=generator)
     if not _agree(fast.norms.rms_norm(x, weight, 1e-6), slow.norms.rms_norm(x, weight, 1e-6), torch.ones(())):
@@ -77,10 +77,10 @@ def _tile_disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
         for rows in (1, 17, 40, 260):
             x = torch.randn(rows, _K, generator=generator)
             whole = fast.linear.block_matmul(x, blocks, kind.name, None, "bfloat16")
-            twin = slow.linear.block_matmul(x, blocks, kind.name, None, "bfloat16")
+            reference = slow.linear.block_matmul(x, blocks, kind.name, None, "bfloat16")
             gated = fast.linear.gated_block_matmul(x, blocks, kind.name, "silu", "bfloat16")
             same = gated is not None and torch.equal(gated, fast.activations.silu_and_mul(whole))
-            if not (same and _agree(whole, twin, x.abs() @ weights)):
+            if not (same and _agree(whole, reference, x.abs() @ weights)):
                 yield f"block_matmul or gated_block_matmul of {kind.name}, {rows} rows"
             found = fast.linear.block_greedy(x, blocks, kind.name, "bfloat16")
             if found is not None and not all(map(torch.equal, found, fast.sampling.choose(whole))):
@@ -152,7 +152,7 @@ def main(arguments: list[str]) -> int:
     library = Library(Path(arguments[0]))
     found = list(disagreements(table_of(library, 1), ref_table()))
     for name in found:
-        sys.stderr.write(f"{name} differs from its twin\n")
+        sys.stderr.write(f"{name} differs from its reference\n")
     return 1 if found else 0
 
 

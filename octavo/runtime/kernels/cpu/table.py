@@ -1,4 +1,4 @@
-"""The table of compiled CPU kernels, or that of the twins where they cannot be had.
+"""The table of compiled CPU kernels, or that of the references where they cannot be had.
 
 Activations are float32. Tensors go down as pointers with sizes and strides; the library keeps none of them.
 """

@@ -1,1 +1,1 @@
-"""The torch twins of all kernels."""
+"""The torch references of all kernels."""

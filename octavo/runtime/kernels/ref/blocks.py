@@ -1,4 +1,4 @@
-"""Twins of the kernels over GGUF's quantized blocks: unpack with torch ops, then multiply.
+"""References of the kernels over GGUF's quantized blocks: unpack with torch ops, then multiply.
 
 Formats: ggml-quants.h of https://github.com/ggml-org/ggml. B = blocks. Every unpacker takes the raw bytes
 [B, bytes per block] and returns the values [B, values per block] in float32.

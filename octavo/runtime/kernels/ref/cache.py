@@ -1,4 +1,4 @@
-"""Twins of the kernels over the paged cache: gather, mask, softmax. Slow and obvious on purpose."""
+"""References of the kernels over the paged cache: gather, mask, softmax. Slow and obvious on purpose."""
 
 import torch
 from torch import Tensor

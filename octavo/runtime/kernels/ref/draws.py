@@ -1,4 +1,4 @@
-"""Twins of the kernels that choose tokens."""
+"""References of the kernels that choose tokens."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Twins of normalisation, activations and plain products."""
+"""References of normalisation, activations and plain products."""
 
 from typing import overload
 

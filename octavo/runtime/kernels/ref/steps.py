@@ -1,4 +1,4 @@
-"""Twins of the kernels that a recorded step begins and ends with."""
+"""References of the kernels that a recorded step begins and ends with."""
 
 from torch import Tensor
 

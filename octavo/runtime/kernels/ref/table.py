@@ -1,4 +1,4 @@
-"""The table of twins: pure torch, any device. The fallback, and the oracle in tests."""
+"""The table of references: pure torch, any device. The fallback, and the oracle in tests."""
 
 from octavo.runtime.kernels.activations import ActivationKernels
 from octavo.runtime.kernels.attention import AttentionKernels
@@ -11,7 +11,7 @@ from octavo.runtime.kernels.table import KernelTable
 
 
 def ref_table() -> KernelTable:
-    """Every op as its torch twin."""
+    """Every op as its torch reference."""
     return KernelTable(
         name="ref",
         attention=AttentionKernels(cache.store_kv, cache.paged_attention, elementwise.rotary_tables),

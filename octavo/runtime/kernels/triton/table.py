@@ -1,6 +1,6 @@
 """The table of Triton kernels: every op for an NVIDIA GPU. Activations have any floating-point type.
 
-Importing this module needs the package `triton`; the CUDA platform asks for it, and takes the twins without.
+Importing this module needs the package `triton`; without it, the CUDA platform takes the references.
 """
 
 from octavo.runtime.kernels.activations import ActivationKernels
