@@ -177,7 +177,7 @@ class LLM:
         use_tqdm: bool | Callable[..., Any] = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
-        """The likeliest continuations of each prompt that a beam search finds, best first.
+        """Return the most likely continuations of each prompt that a beam search finds, best first.
 
         concurrency_limit: most prompts searched at once, all when None
         Shows 2 * beam_width logprobs of each position, as far as the model's max_logprobs allow.

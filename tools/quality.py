@@ -7,7 +7,7 @@ Hugging Face's own model with the GGUF file's weights dequantized: how far octav
 Each setting scores a text of the standard library (Python's own reference, `pydoc_data.topics`), and so does
 the reference: the same weights with activations and KV cache in float32, that is the dequantized model. On a
 GPU that is `--reference dtype=float32`.
-One JSON line per setting: both perplexities, their ratio, and how often both find the same token likeliest.
+One JSON line per setting: both perplexities, their ratio, and how often both find the same greedy token.
 Scores are kept in the folder `--scores`, a line per window: a run that was stopped goes on where it was, and
 what every setting needs is computed once.
 """
@@ -35,10 +35,10 @@ AT_ONCE = 4  # windows in one call; what is lost when a run is stopped
 
 
 class Scores(NamedTuple):
-    """Per scored position: the text's own logprob, and the likeliest token."""
+    """Per scored position: the text's own logprob, and the greedy token."""
 
     logprobs: list[float]
-    likeliest: list[int]
+    greedy: list[int]
 
     def perplexity(self) -> float:
         return math.exp(-sum(self.logprobs) / len(self.logprobs))
@@ -63,7 +63,7 @@ def main() -> int:
 
 def compare(model: str, setting: str, window: int, exact: Scores, rounded: Scores) -> dict[str, object]:
     """The row of a setting."""
-    pairs = list(zip(exact.likeliest, rounded.likeliest, strict=True))
+    pairs = list(zip(exact.greedy, rounded.greedy, strict=True))
     furthest = max(abs(a - b) for a, b in zip(exact.logprobs, rounded.logprobs, strict=True))
     return {
         "model": Path(model).stem,
@@ -93,7 +93,7 @@ def score(model: str, setting: str, num_tokens: int, window: int, folder: Path) 
                 print(known[-1], file=file, flush=True)
                 print(f"{path.name}: {len(known)} of {wanted} windows", file=sys.stderr, flush=True)
     parts = [Scores(*json.loads(line)) for line in known]
-    return Scores([x for part in parts for x in part.logprobs], [x for part in parts for x in part.likeliest])
+    return Scores([x for part in parts for x in part.logprobs], [x for part in parts for x in part.greedy])
 
 
 def windows(model: str, size: int) -> Iterator[list[int]]:

@@ -19,9 +19,9 @@ class _Flag(NamedTuple):
 
 _FLAGS = {
     "temperature": _Flag(float, "0 = greedy; higher = more varied."),
-    "top_p": _Flag(float, "Keep the likeliest tokens whose probabilities reach this sum."),
-    "top_k": _Flag(int, "Keep this many of the likeliest tokens; 0 = all."),
-    "min_p": _Flag(float, "Keep tokens at least this many times as likely as the likeliest."),
+    "top_p": _Flag(float, "Keep the most likely tokens whose probabilities reach this sum."),
+    "top_k": _Flag(int, "Keep this many of the most likely tokens; 0 = all."),
+    "min_p": _Flag(float, "Keep tokens at least this many times as likely as the most likely one."),
     "presence_penalty": _Flag(float, "Subtracted once from every token that the output has."),
     "frequency_penalty": _Flag(float, "Subtracted per occurrence in the output."),
     "repetition_penalty": _Flag(float, "Above 1: tokens of prompt and output become less likely."),

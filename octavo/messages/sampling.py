@@ -86,11 +86,11 @@ class SamplingParams(msgspec.Struct, metaclass=SamplingKeywords, omit_defaults=T
     temperature: float = 1.0
     """0 … 2; 0 is greedy, other values below 0.01 are raised to it."""
     top_p: float = 1.0
-    """0 < top_p ≤ 1; keep the likeliest tokens whose probabilities reach top_p."""
+    """0 < top_p ≤ 1; keep the most likely tokens whose probabilities reach top_p."""
     top_k: int = 0
-    """Keep the k likeliest tokens; 0 or -1 = all."""
+    """Keep the k most likely tokens; 0 or -1 = all."""
     min_p: float = 0.0
-    """0 … 1; keep tokens at least min_p times as likely as the likeliest."""
+    """0 … 1; keep tokens at least min_p times as likely as the most likely one."""
     seed: int | None = None
     """Key of the noise; the same seed gives the same tokens however requests are batched. -1 = None."""
     stop: str | list[str] | None = None
@@ -107,11 +107,11 @@ class SamplingParams(msgspec.Struct, metaclass=SamplingKeywords, omit_defaults=T
     min_tokens: int = 0
     """No end of text and no stop token before this many output tokens."""
     logprobs: int | None = None
-    """Logprobs of this many likeliest tokens per output position, besides the chosen one; -1 = all tokens."""
+    """Logprobs of this many most likely tokens per output position, besides the chosen one; -1 = all."""
     prompt_logprobs: int | None = None
     """The same for every prompt position but the first."""
     logprob_token_ids: list[int] | None = None
-    """Logprobs of these tokens, at most 128, instead of the likeliest ones; `logprobs` is their number."""
+    """Logprobs of these tokens, at most 128, instead of the most likely ones; `logprobs` is their number."""
     prompt_logprob_token_ids: list[int | list[int]] | None = None
     """Candidates to score at every prompt position after `prompt_logprob_start`: one list for all, or one per
     position. The scores are in `RequestOutput.prompt_token_id_logprobs`."""
@@ -135,7 +135,7 @@ class SamplingParams(msgspec.Struct, metaclass=SamplingKeywords, omit_defaults=T
     """Compute the whole prompt; None = only when prompt_logprobs are asked for. With False, cached
     positions have none."""
     use_beam_search: bool = False
-    """Search the likeliest sequences instead of drawing (octavo, as are the fields for it that follow)."""
+    """Search the most likely sequences instead of drawing (octavo, as are the fields for it that follow)."""
     length_penalty: float = 1.0
     early_stopping: bool | str = False
     num_beam_groups: int = 1
@@ -176,7 +176,7 @@ class SamplingParams(msgspec.Struct, metaclass=SamplingKeywords, omit_defaults=T
 
     @property
     def greedy(self) -> bool:
-        """True when the likeliest token is always chosen."""
+        """True if the greedy token is always chosen."""
         return self.temperature < GREEDY_BELOW
 
     @property

@@ -49,7 +49,7 @@ def test_real_text_on_gpu(real):
 
 
 def test_bfloat16_is_as_near_as_in_transformers(real):
-    """Of the 20 likeliest tokens at each place of a text, against float32: logprobs through the engine."""
+    """Of the 20 most likely tokens at each place of a text, against float32: logprobs through the engine."""
     path, oracle, prompts = real
     wanted = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=20)
     with LLM(str(path), dtype="bfloat16", max_model_len=1024, gpu_memory_utilization=0.3) as llm:

@@ -96,7 +96,7 @@ def test_penalties_count_no_placeholders(tiny_llama, make_llm):
     llm = make_llm(tiny_llama, enable_prompt_embeds=True)
     [given] = embeds_prompts(tiny_llama, PROMPTS[-1:])
     params = SamplingParams(temperature=0, max_tokens=8, repetition_penalty=1.8, detokenize=False)
-    params.logit_bias = {0: 50.0}  # the token of the placeholders is the likeliest
+    params.logit_bias = {0: 50.0}  # the token of the placeholders is the greedy one
     assert generate(llm, [given], params)[0].outputs[0].token_ids[0] == 0
 
 

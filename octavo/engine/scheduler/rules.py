@@ -52,11 +52,11 @@ class SeatRule(Rule):
         plan.num_seats_left -= 1
 
 
-class CalmRule(Rule):
+class StaggeredPrefillRule(Rule):
     """While others compute their next tokens, the few prompts that wait start in steps of their own.
 
     Two prompts in one step would make everybody's next token late, so the second one waits for one step.
-    Where many wait or run there is no calm to keep, and large steps serve all sooner.
+    Where many wait or run nothing is gained by that, and large steps serve all sooner.
     """
 
     def __init__(self, waiting: Sized) -> None:

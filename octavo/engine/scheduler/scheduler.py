@@ -20,7 +20,14 @@ from octavo.engine.scheduler.ledger import Ledger
 from octavo.engine.scheduler.plan import StepPlan
 from octavo.engine.scheduler.policies import POLICIES
 from octavo.engine.scheduler.request import Request, RequestStatus, hash_chain
-from octavo.engine.scheduler.rules import BlockRule, CalmRule, LeaderRule, Rule, SeatRule, TokenRule
+from octavo.engine.scheduler.rules import (
+    BlockRule,
+    LeaderRule,
+    Rule,
+    SeatRule,
+    StaggeredPrefillRule,
+    TokenRule,
+)
 from octavo.engine.scheduler.stops import take_given_outputs
 from octavo.engine.scheduler.update import last_output, read_results
 from octavo.engine.structured.guides import Guides
@@ -57,7 +64,7 @@ class Scheduler:
             LeaderRule(),
             BlockRule(self.kv, self._ledger.held, self._max_chunk),
             TokenRule(split_prompts=config.enable_chunked_prefill),
-            CalmRule(self._ledger.waiting),
+            StaggeredPrefillRule(self._ledger.waiting),
         ]
         self._in_flight: deque[StepPlan] = deque()
         self._unmasked: StepPlan | None = None

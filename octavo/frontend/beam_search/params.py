@@ -96,7 +96,7 @@ class BeamSearchSequence:
     tokens: list[int]
     """Of prompt and output, the end token included."""
     logprobs: list[PositionLogprobs]
-    """Of each output position: the chosen token, then the likeliest ones."""
+    """Of each output position: the chosen token, then the most likely ones."""
     cum_logprob: float = 0.0
     """Sum over the output's tokens."""
     text: str | None = None
@@ -144,7 +144,7 @@ def check_beam_search(params: SamplingParams) -> None:
 def first_step(
     request: EngineRequest, params: SamplingParams, logprobs_mode: str
 ) -> tuple[EngineRequest, BeamRules]:
-    """Return the request of a beam search's first token and its likeliest alternatives, and the rules.
+    """Return the request of a beam search's first token and its most likely alternatives, and the rules.
 
     request: for the whole output, if it were sampled. Raises RequestError.
     """

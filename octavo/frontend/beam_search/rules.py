@@ -127,7 +127,7 @@ class BeamSearch:
     def advance(self, scores: Mapping[Hypothesis, TokenLogprobs]) -> None:
         """Choose the next generation.
 
-        scores: of every running hypothesis the (at least) `num_candidates` likeliest next tokens, best first,
+        scores: of every running hypothesis the (at least) `num_candidates` most likely next tokens, in order,
         after the entry of the token that the engine chose
         """
         taken: Counter[int] = Counter()

@@ -1,7 +1,7 @@
 """`BeamSearchRequest`: an open request that searches. Every token of every beam is an engine request.
 
 Owned by the output processor. A generation is one request per running hypothesis, for a single token and its
-likeliest alternatives. The engine holds it after its end, so that those who go on from it share its blocks:
+most likely alternatives. The engine holds it after its end, so that those who go on from it share its blocks:
 of a long prompt each beam owns a block or two. When a generation is scored, the one before it is let go.
 
     held: parents ──► open: this generation ──► scored: the next one follows, the parents are let go
@@ -126,7 +126,7 @@ class BeamSearchRequest(OpenRequest):
         return self._reason, None
 
     def _logprobs(self, hypothesis: Hypothesis) -> Iterator[TokenLogprobs]:
-        """As for any other output: the chosen token, then as many of the likeliest as were asked for."""
+        """As for any other output: the chosen token, then as many most likely ones as were asked for."""
         num_shown = self._prepared.params.logprobs or 0
         for step in hypothesis.path():
             assert step.scores is not None

@@ -1,7 +1,7 @@
 """Logprobs of prompt tokens and of candidates beside them: what may be asked, and collecting it by chunks.
 
 Used by the input processor (the check) and by open requests (`PromptScores`). The core sends one entry per
-prompt position but the first: the token itself and its likeliest rivals when prompt_logprobs are asked for,
+prompt position but the first: the token itself and its most likely alternatives (for prompt_logprobs),
 then the position's candidates. The entry of a position that was found in the prefix cache is empty.
 """
 

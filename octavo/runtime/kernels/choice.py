@@ -6,7 +6,7 @@ device. Works on each row alone: the token of a row is bitwise the same whicheve
 Exactness. A row's softmax (float32, row by row) is rounded to whole units of 2**-51. Every later sum adds
 integers below 2**53 in float64: it is exact, and so the same in whatever order a device adds.
 
-Truncation (min_p, then top_k, then top_p over what is left) needs the likeliest tokens in order, by logit and
+Truncation (min_p, top_k, then top_p over what is left) needs the most likely tokens in order, by logit and
 then by lowest id, and seldom many: a bounded number of candidates is tried first. They suffice when each kept
 token is strictly likelier than the last candidate; for other rows the whole vocabulary is put in order.
 top_k keeps every token that is as likely as the k-th; top_p keeps no more than it needs.

@@ -70,7 +70,7 @@ class LogitsProcessor(ABC):
 
     @abstractmethod
     def is_argmax_invariant(self) -> bool:
-        """True if the likeliest token stays the likeliest. octavo applies the processor in any case."""
+        """True if the greedy token stays the same. octavo applies the processor in any case."""
 
 
 class Configs(NamedTuple):

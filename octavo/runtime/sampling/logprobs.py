@@ -1,4 +1,4 @@
-"""Logprobs of chosen tokens and of the likeliest ones beside them, for outputs and for prompts.
+"""Logprobs of chosen tokens and of the most likely ones beside them, for outputs and for prompts.
 
 Called by the sampler, and by the runner for prompts (`score_tokens`). Never changes what is sampled.
 """

@@ -112,7 +112,7 @@ class AdapterLogitsProcessor(ABC):
         """Raise ValueError for a request that it cannot serve."""
 
     def is_argmax_invariant(self) -> bool:
-        """True if the likeliest token stays the likeliest. octavo applies the functions in any case."""
+        """True if the greedy token stays the same. octavo applies the functions in any case."""
         return False
 
     @abstractmethod

@@ -83,7 +83,7 @@ class TopLogprob(Struct):
 
 
 class TokenLogprob(Struct):
-    """The chosen token at one position, and the likeliest ones."""
+    """The chosen token at one position, and the most likely ones."""
 
     token: str
     logprob: float

@@ -66,7 +66,7 @@ class LogprobWriter:
         return named
 
     def _top(self, position: PositionLogprobs) -> list[tuple[int, Logprob]]:
-        """What was asked for beside the chosen token, likeliest first."""
+        """What was asked for beside the chosen token, most likely first."""
         ranked = sorted(position.items(), key=lambda item: -item[1].logprob)
         if self._candidates is not None:
             return [item for item in ranked if item[0] in self._candidates]

@@ -38,7 +38,7 @@ def test_a_gguf_file_alone_or_in_a_folder(tmp_path):
 
 
 def test_a_gguf_file_says_how_to_sample_it(tmp_path):
-    """In llama.cpp's words (gguf.Keys.General.SAMPLING_*); what is no number is refused."""
+    """In llama.cpp's words (gguf.Keys.General.SAMPLING_*); what is not a number is refused."""
     stated = [("temp", FLOAT32, 0.5), ("top_k", UINT32, 20), ("penalty_repeat", FLOAT32, 1.25)]
     entries = [(f"general.sampling.{key}", kind, value) for key, kind, value in stated]
     (tmp_path / "m.gguf").write_bytes(gguf_bytes([*LLAMA_ENTRIES, *entries]))

@@ -89,8 +89,8 @@ def step(sampler, cases):
     host = sampler.sample(logits.clone(), slots, [len(cases[slot].outputs) for slot in slots]).to_host()
     for slot, token_id in zip(slots, host.token_ids, strict=True):
         cases[slot].outputs.append(token_id)
-    likeliest = logits.argmax(dim=1).tolist()
-    return host, dict(zip(slots, likeliest, strict=True))
+    greedy = logits.argmax(dim=1).tolist()
+    return host, dict(zip(slots, greedy, strict=True))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -108,10 +108,10 @@ def test_every_request_gets_its_own(seed):
             sampler.add(slot, held[slot].message(str(slot)))
         if taking_part := {slot: held[slot] for slot in held if chance.random() < 0.8}:
             lengths = {slot: len(one.outputs) for slot, one in taking_part.items()}
-            _, likeliest = step(sampler, taking_part)
+            _, greedy = step(sampler, taking_part)
             for slot, one in taking_part.items():
                 target = (one.params.extra_args or {}).get("target")
-                wanted = likeliest[slot] if target is None else (target + lengths[slot]) % VOCAB
+                wanted = greedy[slot] if target is None else (target + lengths[slot]) % VOCAB
                 assert one.outputs[-1] == wanted
     [processor] = Target.instances
     assert processor.max_num_seqs == fake_config().scheduler.max_num_seqs

@@ -205,10 +205,10 @@ def test_listed_logprobs_are_those_of_the_whole_vocabulary(mode):
         sampler.add(0, case.message())
         results.append(sample(sampler, [case]))
     assert len({host.token_ids[0] for host in results}) == 1
-    some, whole, one, likeliest, nothing = (host.logprobs.get(0) for host in results)
+    some, whole, one, top_ranked, nothing = (host.logprobs.get(0) for host in results)
     assert some.token_ids == [results[0].token_ids[0], *listed]
     assert one.token_ids[1:] == [5]
-    assert (len(likeliest.token_ids), nothing) == (4, None)
+    assert (len(top_ranked.token_ids), nothing) == (4, None)
     scores = dict(zip(whole.token_ids, zip(whole.logprobs, whole.ranks, strict=True), strict=True))
     assert [scores[i] for i in some.token_ids] == list(zip(some.logprobs, some.ranks, strict=True))
 

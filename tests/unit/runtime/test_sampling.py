@@ -102,7 +102,7 @@ def test_processed_logprobs_are_the_distribution_drawn_from(shape):
 
 @pytest.mark.parametrize("mode", ["raw_logprobs", "raw_logits"])
 def test_raw_logprobs(mode):
-    """Taken before any processor: chosen token first, then the likeliest with their ranks."""
+    """Taken before any processor: chosen token first, then the most likely with their ranks."""
     sampler = Sampler(VOCAB, 4, CPU, TORCH_SAMPLING, mode)
     for slot, number in enumerate([0, 3, None, -1]):
         params = SamplingParams(temperature=1.5, logprobs=number, logit_bias={8: 100.0})

@@ -106,10 +106,10 @@ def test_the_end_is_forced_when_the_budget_is_spent_and_never_else(tags):
 
 @pytest.mark.parametrize("tags", TAGS, ids=str)
 def test_a_preemption_changes_nothing(tags):
-    calm, disturbed = cases(tags), cases(tags)
-    run(calm, 40)
+    undisturbed, disturbed = cases(tags), cases(tags)
+    run(undisturbed, 40)
     run(disturbed, 40, is_preempted=True)
-    assert calm == disturbed
+    assert undisturbed == disturbed
 
 
 @pytest.mark.parametrize(

@@ -274,7 +274,7 @@ inline vf exp_rest(vf x, vf n) {
 #if defined(OCTAVO_AVX512)
 // As exp, of `low` and `high` where x lies beyond.
 inline vf exp_between(float low, float high, vf x) {
-    vf clamped = _mm512_min_ps(set1(high), _mm512_max_ps(set1(low), x));  // what is no number stays that
+    vf clamped = _mm512_min_ps(set1(high), _mm512_max_ps(set1(low), x));  // NaN stays NaN
     vf n = round(clamped * set1(1.44269504088896341f));
     return _mm512_scalef_ps(exp_rest(clamped, n), n);
 }
