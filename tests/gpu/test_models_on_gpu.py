@@ -8,7 +8,7 @@ import torch
 from octavo.runtime.models.interface import MODELS
 from tests.gguf_models import MIXED, write_gguf
 from tests.model_driver import greedy, load, prompt_logits
-from tests.parity import test_variants_a, test_variants_b
+from tests.parity import test_config_variants, test_config_variants_recent
 from tests.parity.test_tiny_gguf import CONFIGS
 from tests.tiny_models import make_oracle, make_prompts, oracle_greedy, oracle_logits, save, tiny_config
 
@@ -50,7 +50,7 @@ def test_bf16_on_gpu(pair):
     assert (ours - exact).norm() / exact.norm() <= 1.5 * spread + 1e-3
 
 
-VARIANTS = test_variants_a.VARIANTS | test_variants_b.VARIANTS
+VARIANTS = test_config_variants.VARIANTS | test_config_variants_recent.VARIANTS
 
 
 @pytest.mark.parametrize(("architecture", "changes"), VARIANTS.values(), ids=VARIANTS)

@@ -1,4 +1,4 @@
-"""A decoding request to which nothing happens takes short ways: they give what the long ones give."""
+"""A decoding request to which nothing happens takes fast paths, which give what the slow ones give."""
 
 import random
 
@@ -61,7 +61,7 @@ def run(seed, policy, steps_in_flight, caching, windows, *, shortly):
     ("policy", "steps_in_flight", "caching", "windows"),
     [("fcfs", 1, True, (0,)), ("fcfs", 2, True, (0, 6)), ("lpm", 2, False, (0,)), ("fair", 1, True, (0,))],
 )
-def test_short_and_long_ways_tell_the_same(monkeypatch, policy, steps_in_flight, caching, windows):
+def test_fast_and_slow_paths_give_the_same(monkeypatch, policy, steps_in_flight, caching, windows):
     for seed in range(3):
         case = (seed, policy, steps_in_flight, caching, windows)
         told, count = run(*case, shortly=True)

@@ -1,4 +1,4 @@
-"""Small promises of docs/compatibility.md that no other test keeps."""
+"""Promises of docs/compatibility.md that no other test checks."""
 
 import json
 import logging

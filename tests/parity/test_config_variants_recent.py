@@ -1,4 +1,4 @@
-"""What configs switch on and off within a family, against Hugging Face, continued from test_variants_a."""
+"""What configs switch on and off within a family, against Hugging Face: more of test_config_variants."""
 
 import json
 from typing import Any
