@@ -30,7 +30,7 @@ from octavo.engine.scheduler.rules import (
 )
 from octavo.engine.scheduler.stops import take_given_outputs
 from octavo.engine.scheduler.update import last_output, read_results
-from octavo.engine.structured.guides import Guides
+from octavo.engine.structured.grammar_manager import GrammarManager
 from octavo.messages.kv import CachePlan
 from octavo.messages.request import EngineOutput, EngineRequest, FinishReason, SchedulerStats
 from octavo.messages.step import ModelRunnerOutput, NewRequest, SchedulerOutput, TokenMasks
@@ -50,9 +50,9 @@ class Scheduler:
         cache: CachePlan,
         max_model_len: int,
         enable_prefix_caching: bool = True,
-        guides: Guides | None = None,
+        grammars: GrammarManager | None = None,
     ) -> None:
-        """guides: for requests whose output must have a form; without, there must be none."""
+        """grammars: for requests whose output a grammar constrains; without, there must be none."""
         self.kv = KVCacheManager(cache, enable_prefix_caching)
         self._config = config
         self._max_model_len = max_model_len
@@ -68,7 +68,7 @@ class Scheduler:
         ]
         self._in_flight: deque[StepPlan] = deque()
         self._unmasked: StepPlan | None = None
-        self._guides = guides
+        self._grammars = grammars
         self._num_added = 0
         self._num_steps = 0
         self._num_timeouts = 0
@@ -101,8 +101,8 @@ class Scheduler:
         self.kv.shared.take_in()
         self._check(request)
         entry = Request.create(request, self._num_added, self._max_model_len, self.kv.hash_block_size)
-        if self._guides is not None:
-            entry.guide = self._guides.open(request)
+        if self._grammars is not None:
+            entry.grammar = self._grammars.open_grammar(request)
         take_given_outputs(entry, request.given_output_ids)
         leader = self._ledger.find(request.sharing.leader_id)
         if leader is not None and leader.can_lead(entry):
@@ -149,7 +149,7 @@ class Scheduler:
             return None
         self._num_steps += 1
         self._in_flight.append(plan)
-        self._unmasked = plan if plan.guided else None
+        self._unmasked = plan if plan.constrained else None
         step = plan.to_output(ledger.take_released(), self.kv.take_copies(), self.take_masks())
         step.block_contents, step.block_saves = self.kv.take_contents(), self.kv.take_saves()
         return step
@@ -165,8 +165,8 @@ class Scheduler:
         if plan is None or plan.awaits_tokens:
             return None
         self._unmasked = None
-        assert self._guides is not None
-        return self._guides.masks(plan.guides())
+        assert self._grammars is not None
+        return self._grammars.token_masks(plan.grammars())
 
     def update(self, result: ModelRunnerOutput) -> list[EngineOutput]:
         """Read the result of the oldest step in flight."""

@@ -1,9 +1,8 @@
-"""`Guides`: the matchers of running requests. A guide says which tokens may come next, and when all is said.
+"""`GrammarManager`: the grammars of running requests, which say what tokens may come next, and when to end.
 
-Owned by the core, which has it `prepare` requests off its loop; the scheduler opens a guide per request and
+Owned by the core, which has it `prepare` requests off its loop; the scheduler opens a grammar per request and
 asks for masks when a step is given out. Grammars come checked from the front, so compiling them again is
-short; what was compiled is shared and kept within a bound. Nobody but this package knows what a guide is made
-of.
+short; what was compiled is shared and kept within a bound. Only this package knows what a matcher is.
 """
 
 import threading
@@ -34,7 +33,7 @@ _BYTES_PER_CHARACTER = 600
 
 
 @dataclass(slots=True, eq=False)
-class Guide:
+class RequestGrammar:
     """One request's way through its grammar."""
 
     matcher: Matcher
@@ -66,7 +65,7 @@ class Guide:
             raise _failure() from error
 
 
-class Guides:
+class GrammarManager:
     """What was compiled, for all requests."""
 
     def __init__(self, vocab_size: int) -> None:
@@ -80,36 +79,39 @@ class Guides:
         """By content of the vocabulary: the back end and the ends of text."""
 
     def prepare(self, request: EngineRequest) -> None:
-        """Compile what `open` will need; on any thread. What goes wrong here is found again by `open`."""
+        """Compile what `open_grammar` will need, which finds again what goes wrong here; on any thread."""
         if request.constraint is not None:
             try:
                 self._matcher(request.constraint)
             except RequestError as error:
                 _log.warning("A grammar that had passed its check was refused: %s", error)
 
-    def open(self, request: EngineRequest) -> Guide | None:
-        """A guide at the beginning; None for a request that has no grammar. Raises RequestError."""
+    def open_grammar(self, request: EngineRequest) -> RequestGrammar | None:
+        """Return a grammar at its beginning; None for a request that has none. Raises RequestError."""
         constraint = request.constraint
         if constraint is None:
             return None
         backend, end_ids = self._backend(constraint)
         hidden_ids = () if request.limits.eos_token_ids else end_ids
         prelude = Prelude(constraint.reasoning) if constraint.reasoning else None
-        return Guide(self._matcher(constraint).copy(), backend, hidden_ids, end_ids, prelude)
+        return RequestGrammar(self._matcher(constraint).copy(), backend, hidden_ids, end_ids, prelude)
 
-    def masks(self, guided: Sequence[tuple[int, Guide]]) -> TokenMasks:
-        """The masks of a step; guided: (index of the request in the step, its guide), ascending."""
-        bits = np.empty((len(guided), self._num_words), np.int32)
-        for backend in {guide.backend for _, guide in guided}:
-            rows = [row for row, (_, guide) in enumerate(guided) if guide.backend is backend]
+    def token_masks(self, constrained: Sequence[tuple[int, RequestGrammar]]) -> TokenMasks:
+        """Return the masks of a step.
+
+        constrained: (index of the request in the step, its grammar), ascending
+        """
+        bits = np.empty((len(constrained), self._num_words), np.int32)
+        for backend in {grammar.backend for _, grammar in constrained}:
+            rows = [row for row, (_, grammar) in enumerate(constrained) if grammar.backend is backend]
             part = np.empty((len(rows), self._num_words), np.int32)
-            _fill(backend, [guided[row][1] for row in rows], part)
+            _fill(backend, [constrained[row][1] for row in rows], part)
             bits[rows] = part
-        for row, (_, guide) in enumerate(guided):
-            if guide.prelude is not None:
-                _add_prelude(bits[row], guide.prelude, guide.end_ids)
-            _clear(bits[row], guide.hidden_ids)
-        return TokenMasks([index for index, _ in guided], bits.tobytes())
+        for row, (_, grammar) in enumerate(constrained):
+            if grammar.prelude is not None:
+                _add_prelude(bits[row], grammar.prelude, grammar.end_ids)
+            _clear(bits[row], grammar.hidden_ids)
+        return TokenMasks([index for index, _ in constrained], bits.tobytes())
 
     def _matcher(self, constraint: Constraint) -> Matcher:
         key = Path(constraint.vocabulary).name, constraint.grammar
@@ -144,18 +146,18 @@ def _compile(backend: Backend[Any], grammar: str) -> Matcher:
     return matcher
 
 
-def _fill(backend: Backend[Any], guides: list[Guide], masks: np.ndarray) -> None:
-    """See Backend.fill_masks. A guide that makes the library raise is found out, and fails alone."""
+def _fill(backend: Backend[Any], grammars: list[RequestGrammar], masks: np.ndarray) -> None:
+    """See Backend.fill_masks. A grammar that makes the library raise is found out, and fails alone."""
     try:
-        backend.fill_masks([guide.matcher for guide in guides], masks)
+        backend.fill_masks([grammar.matcher for grammar in grammars], masks)
     except Exception:  # of the library: it must not reach the loop
-        if len(guides) == 1:
+        if len(grammars) == 1:
             _log.exception("A grammar failed on its way.")
-            guides[0].has_failed = True
+            grammars[0].has_failed = True
             masks[:] = -1
             return
-        for row, guide in enumerate(guides):
-            _fill(backend, [guide], masks[row : row + 1])
+        for row, grammar in enumerate(grammars):
+            _fill(backend, [grammar], masks[row : row + 1])
 
 
 def _add_prelude(row: np.ndarray, prelude: Prelude, end_ids: Sequence[int]) -> None:
