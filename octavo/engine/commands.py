@@ -11,7 +11,7 @@ import msgspec
 from octavo.base.errors import RequestError
 from octavo.base.log import get_logger
 from octavo.engine.executor.interface import Executor
-from octavo.engine.gate import Gate
+from octavo.engine.pause import PauseState
 from octavo.engine.scheduler.scheduler import Scheduler
 
 logger = get_logger(__name__)
@@ -23,7 +23,7 @@ class Parts(NamedTuple):
 
     scheduler: Scheduler
     executor: Executor
-    gate: Gate
+    pause_state: PauseState
 
 
 Handler = Callable[[Parts, dict[str, Any]], Any]
@@ -77,25 +77,25 @@ def _collective_rpc(parts: Parts, arguments: dict[str, Any]) -> list[Any]:
 
 
 def _pause(parts: Parts, arguments: dict[str, Any]) -> bool:
-    """Close the gate; return whether nothing is computed any more.
+    """Pause; return whether nothing is computed any more.
 
     arguments: `freeze`, to stop what runs too
     """
-    parts.gate.close(freeze=bool(arguments.get("freeze")))
-    return parts.gate.is_frozen
+    parts.pause_state.pause(freeze=bool(arguments.get("freeze")))
+    return parts.pause_state.is_frozen
 
 
 def _num_inside(parts: Parts, arguments: dict[str, Any]) -> int:
-    """Requests that do not wait outside, and beams between two of their steps."""
+    """Requests that are not queued by a pause, and beams between two of their steps."""
     return parts.scheduler.num_open
 
 
 def _resume(parts: Parts, arguments: dict[str, Any]) -> None:
-    parts.gate.open()
+    parts.pause_state.resume()
 
 
 def _is_paused(parts: Parts, arguments: dict[str, Any]) -> bool:
-    return parts.gate.is_closed
+    return parts.pause_state.is_paused
 
 
 def _sleep(parts: Parts, arguments: dict[str, Any]) -> None:
@@ -103,15 +103,15 @@ def _sleep(parts: Parts, arguments: dict[str, Any]) -> None:
 
     arguments: `parts`, of kv_cache and weights; `discard_weights`, to keep no copy of them.
     """
-    wanted = set(arguments["parts"]) - parts.gate.asleep
-    parts.gate.close(freeze=True)
+    wanted = set(arguments["parts"]) - parts.pause_state.asleep
+    parts.pause_state.pause(freeze=True)
     if KV_CACHE in wanted:
         parts.scheduler.preempt_all()
         parts.scheduler.reset_prefix_cache()
     orders = {"parts": sorted(wanted), "discard_weights": bool(arguments.get("discard_weights"))}
     if wanted:  # else no wake_up would follow, and what the workers let go would stay so
         parts.executor.call("sleep", orders)
-    parts.gate.asleep |= wanted
+    parts.pause_state.asleep |= wanted
 
 
 def _wake_up(parts: Parts, arguments: dict[str, Any]) -> list[str]:
@@ -119,17 +119,17 @@ def _wake_up(parts: Parts, arguments: dict[str, Any]) -> list[str]:
 
     arguments: `parts`, all when empty.
     """
-    wanted = parts.gate.asleep.intersection(arguments.get("parts") or parts.gate.asleep)
+    wanted = parts.pause_state.asleep.intersection(arguments.get("parts") or parts.pause_state.asleep)
     if wanted:
         parts.executor.call("wake_up", {"parts": sorted(wanted)})
-    parts.gate.asleep -= wanted
-    if not parts.gate.asleep:
-        parts.gate.open()
-    return sorted(parts.gate.asleep)
+    parts.pause_state.asleep -= wanted
+    if not parts.pause_state.asleep:
+        parts.pause_state.resume()
+    return sorted(parts.pause_state.asleep)
 
 
 def _is_sleeping(parts: Parts, arguments: dict[str, Any]) -> list[str]:
-    return sorted(parts.gate.asleep)
+    return sorted(parts.pause_state.asleep)
 
 
 HANDLERS: dict[str, Handler] = {

@@ -17,8 +17,8 @@ from octavo.base.log import get_logger
 from octavo.config.engine import EngineConfig
 from octavo.engine import commands
 from octavo.engine.executor.interface import Executor
-from octavo.engine.gate import Gate
 from octavo.engine.pace import Pace
+from octavo.engine.pause import PauseState
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.startup import plan_cache, plan_store
 from octavo.engine.structured.grammar_manager import GrammarManager
@@ -46,7 +46,7 @@ class EngineCore:
         self._in_flight: deque[Future[ModelRunnerOutput]] = deque()
         self._early: list[EngineOutput] = []
         """Outputs that the next step will bring besides its own."""
-        self._gate = Gate()
+        self._pause_state = PauseState()
         self._grammars = GrammarManager(config.checkpoint.vocab_size)
         self._timeouts = Timeouts(config.scheduler.max_request_seconds)
         self._clock = clock
@@ -88,9 +88,9 @@ class EngineCore:
         """Accept a request; one that can never run ends with an error output in the next step.
 
         An id in use is dropped with a warning: an answer would end the request that has the id. While the
-        engine is paused, the request waits outside.
+        engine is paused, the request is queued.
         """
-        if self._gate.keep_out(request):
+        if self._pause_state.queue_if_paused(request):
             self._timeouts.add(request)
         else:
             self._enter(request)
@@ -118,7 +118,7 @@ class EngineCore:
         """End requests; they get no output any more. Unknown and finished ids are skipped."""
         ids = set(request_ids)
         self._early = [output for output in self._early if output.request_id not in ids]
-        self._gate.drop(ids)
+        self._pause_state.drop_queued(ids)
         self.scheduler.abort(ids)
         for request_id in ids:
             self._timeouts.discard(request_id)
@@ -126,7 +126,7 @@ class EngineCore:
     def has_work(self) -> bool:
         """True while `step` has something to do."""
         is_pending = bool(self._early or self._in_flight)
-        return is_pending or (self.scheduler.has_requests and not self._gate.is_frozen)
+        return is_pending or (self.scheduler.has_requests and not self._pause_state.is_frozen)
 
     def wait_s(self) -> float:
         """How long, at most, to wait for news before the next `step`: it is soon enough then.
@@ -169,8 +169,10 @@ class EngineCore:
         """Run a control verb (engine/commands) behind the steps in flight. Raises RequestError."""
         while self._in_flight:
             self._early += self._read_oldest()
-        result = commands.run(verb, arguments, commands.Parts(self.scheduler, self._executor, self._gate))
-        for request in self._gate.let_in():
+        result = commands.run(
+            verb, arguments, commands.Parts(self.scheduler, self._executor, self._pause_state)
+        )
+        for request in self._pause_state.take_queued():
             self._enter(request)
         return result
 
@@ -183,7 +185,7 @@ class EngineCore:
         """End the requests whose time is over, wherever they are."""
         late = self._timeouts.take_late(self._clock())
         if late:
-            for request in self._gate.drop(late):
+            for request in self._pause_state.drop_queued(late):
                 self._enter(request)  # to end like the others
             self._early += self.scheduler.time_out(late)
 
@@ -194,7 +196,7 @@ class EngineCore:
 
     def _may_give_out(self) -> bool:
         is_full = len(self._in_flight) >= self._max_in_flight or self.scheduler.awaits_masks
-        return not is_full and not self._gate.is_frozen
+        return not is_full and not self._pause_state.is_frozen
 
     def _read_oldest(self) -> list[EngineOutput]:
         """What the oldest step brought; the newest may have waited for just that to sample."""
