@@ -17,10 +17,10 @@ from octavo.base.log import get_logger
 from octavo.config.engine import EngineConfig
 from octavo.engine import commands
 from octavo.engine.executor.interface import Executor
-from octavo.engine.pace import Pace
 from octavo.engine.pause import PauseState
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.startup import plan_cache, plan_store
+from octavo.engine.step_pacing import StepPacing
 from octavo.engine.structured.grammar_manager import GrammarManager
 from octavo.engine.timeouts import Timeouts
 from octavo.messages.kv import CachePlan
@@ -50,7 +50,7 @@ class EngineCore:
         self._grammars = GrammarManager(config.checkpoint.vocab_size)
         self._timeouts = Timeouts(config.scheduler.max_request_seconds)
         self._clock = clock
-        self._pace = Pace(clock)
+        self._pacing = StepPacing(clock)
         self._max_in_flight = max(1, config.scheduler.steps_in_flight)
         self._num_dropped = 0
 
@@ -135,8 +135,8 @@ class EngineCore:
         """
         if not self.has_work():
             until_s = self._timeouts.next_s()
-        elif self._has_time():
-            until_s = self._pace.due_s()
+        elif self._may_delay_dispatch():
+            until_s = self._pacing.due_s()
         else:
             return 0.0
         return _LONGEST_WAIT_S if until_s is None else min(max(0.0, until_s - self._clock()), _LONGEST_WAIT_S)
@@ -147,14 +147,14 @@ class EngineCore:
         Raises EngineDead when a step failed as a whole: what the workers hold is unknown, the core is over.
         """
         self._end_late()
-        while self._may_give_out():
+        while self._may_dispatch():
             began_s, is_late = self._clock(), bool(self._in_flight) and self._in_flight[0].done()
             step = self.scheduler.schedule()
             if step is None:
                 break
             faults.hit("core.step")
             self._in_flight.append(self._executor.execute(step))
-            self._pace.give(step.num_tokens, began_s, is_late=is_late)
+            self._pacing.begin_step(step.num_tokens, began_s, is_late=is_late)
         outputs, self._early = self._early, []
         if self._in_flight:
             outputs += self._read_oldest()
@@ -189,12 +189,12 @@ class EngineCore:
                 self._enter(request)  # to end like the others
             self._early += self.scheduler.time_out(late)
 
-    def _has_time(self) -> bool:
-        """Whether the next thing to do is to give out a step, behind one that runs, for few requests."""
-        is_next = bool(self._in_flight) and not self._early and self._may_give_out()
+    def _may_delay_dispatch(self) -> bool:
+        """Return True if the next step may be dispatched later: one is running and few requests are open."""
+        is_next = bool(self._in_flight) and not self._early and self._may_dispatch()
         return is_next and self.scheduler.num_open <= _FEW_OPEN
 
-    def _may_give_out(self) -> bool:
+    def _may_dispatch(self) -> bool:
         is_full = len(self._in_flight) >= self._max_in_flight or self.scheduler.awaits_masks
         return not is_full and not self._pause_state.is_frozen
 
@@ -206,7 +206,7 @@ class EngineCore:
             raise
         except Exception as error:
             raise EngineDead(f"A step failed: {type(error).__name__}: {error}") from error
-        self._pace.end()
+        self._pacing.end_step()
         outputs = self.scheduler.update(result)
         if (masks := self.scheduler.take_masks()) is not None:
             self._executor.sample(masks)

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from octavo.engine.core import EngineCore
-from octavo.engine.pace import Pace
+from octavo.engine.step_pacing import StepPacing
 from tests.fakes import FakeExecutor, fake_config, fake_groups, fake_request
 
 STEP_S, HOST_S = 0.005, 0.0004
@@ -90,18 +90,18 @@ def test_many_have_no_time_to_lose(core, device):
 
 def test_a_step_that_ends_sooner_than_its_like_is_followed_at_once():
     now = [0.0]
-    pace = Pace(lambda: now[0])
+    pacing = StepPacing(lambda: now[0])
 
     def step(number, seconds):
-        pace.give(number, now[0], is_late=False)
+        pacing.begin_step(number, now[0], is_late=False)
         now[0] += seconds
-        pace.end()
+        pacing.end_step()
 
     for _ in range(4):
         step(8, 0.010)
     step(15, 0.003)
-    pace.give(9, now[0], is_late=False)
-    assert pace.due_s() == pytest.approx(now[0] + 0.0025), "the shortest of the last ones alike"
-    pace.end()
-    pace.give(16, now[0], is_late=False)
-    assert pace.due_s() == 0.0, "others are not alike"
+    pacing.begin_step(9, now[0], is_late=False)
+    assert pacing.due_s() == pytest.approx(now[0] + 0.0025), "the shortest of the last ones alike"
+    pacing.end_step()
+    pacing.begin_step(16, now[0], is_late=False)
+    assert pacing.due_s() == 0.0, "others are not alike"
