@@ -104,7 +104,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.core.start()
         logging.getLogger("octavo").setLevel(logging.ERROR)
         self.scheduler, self.kv = self.core.scheduler, self.core.scheduler.kv
-        self.ledger = self.scheduler._ledger
+        self.tracker = self.scheduler._tracker
         self._plan = self.scheduler.schedule
         self.scheduler.schedule = self.watched_schedule
 
@@ -204,7 +204,7 @@ class EngineMachine(RuleBasedStateMachine):
     )
     def follow(self, data, token, back, max_tokens, hold, n):
         """Go on from what a request has so far, whatever its state, with another token."""
-        held = [request.request_id for request in self.ledger.held]
+        held = [request.request_id for request in self.tracker.retained]
         leader = self.requests[data.draw(st.sampled_from(held or sorted(self.requests)))]
         known = leader.prompt_token_ids + self.outputs[leader.request_id]
         prompt = [*known[: len(known) - 1 - back], token]
@@ -257,14 +257,14 @@ class EngineMachine(RuleBasedStateMachine):
             self.one_step()
         assert not self.core.has_work(), "the engine does not come to an end"
         assert set(self.ended) | self.aborted == set(self.requests)
-        assert {request.request_id for request in self.ledger.held} <= set(self.ended)
-        self.core.abort([request.request_id for request in self.ledger.held])
-        assert not len(self.ledger.held)
+        assert {request.request_id for request in self.tracker.retained} <= set(self.ended)
+        self.core.abort([request.request_id for request in self.tracker.retained])
+        assert not len(self.tracker.retained)
         assert self.kv.pool.num_used == 0
         assert self.kv.pool.num_free == self.kv.num_usable_blocks
-        assert not self.ledger.requests and not self.ledger.leaving
-        assert not len(self.ledger.waiting) and not len(self.ledger.running)
-        assert set(self.executor.rows) == set(self.ledger.released_ids)
+        assert not self.tracker.requests and not self.tracker.leaving
+        assert not len(self.tracker.waiting) and not len(self.tracker.running)
+        assert set(self.executor.rows) == set(self.tracker.released_ids)
 
     def teardown(self):
         if hasattr(self, "core"):
@@ -276,11 +276,11 @@ class EngineMachine(RuleBasedStateMachine):
     def one_step(self):
         num_steps = len(self.executor.steps)
         had_requests = any(
-            not r.is_finished and self.now < self.end_s(r.request_id) for r in self.ledger.requests.values()
+            not r.is_finished and self.now < self.end_s(r.request_id) for r in self.tracker.requests.values()
         )
         outputs = self.core.step()
         assert all(
-            r.is_finished or self.now < self.end_s(r.request_id) for r in self.ledger.requests.values()
+            r.is_finished or self.now < self.end_s(r.request_id) for r in self.tracker.requests.values()
         )
         assert len(self.executor.steps) > num_steps or not had_requests, "I-15: no token was computed"
         for output in outputs.outputs:
@@ -316,7 +316,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def watched_schedule(self):
         """I-13, I-14, I-16 on every planned step."""
-        running = [r for r in self.ledger.requests.values() if r.status is RequestStatus.RUNNING]
+        running = [r for r in self.tracker.requests.values() if r.status is RequestStatus.RUNNING]
         oldest = min(running, key=lambda r: (r.standing.arrival_s, r.sequence), default=None)
         step = self._plan()
         assert oldest is None or oldest.status is not RequestStatus.PREEMPTED
@@ -325,14 +325,14 @@ class EngineMachine(RuleBasedStateMachine):
         note(f"step {step.step_id}: {dict(zip(step.request_ids, step.num_scheduled_tokens, strict=True))}")
         limits = self.config.scheduler
         assert 0 < step.num_tokens <= limits.max_num_batched_tokens
-        assert len(self.ledger.running) + len(self.ledger.leaving) <= limits.max_num_seqs
+        assert len(self.tracker.running) + len(self.tracker.leaving) <= limits.max_num_seqs
         assert not self.aborted & set(step.request_ids)
         assert all(0 < count <= max_chunk(limits) for count in step.num_scheduled_tokens)
         key, line = self.scheduler._policy.key, self.scheduler._policy.line
         for new in step.new_requests:
-            started = self.ledger.requests[new.request_id]
+            started = self.tracker.requests[new.request_id]
             self.computed[new.request_id] = 0  # it may have been preempted since the last look
-            for waiting in self.ledger.waiting:
+            for waiting in self.tracker.waiting:
                 place = (key(waiting), waiting.sequence)
                 assert (
                     waiting.status is not RequestStatus.PREEMPTED
@@ -356,7 +356,7 @@ class EngineMachine(RuleBasedStateMachine):
         pool = self.kv.pool
         holders = Counter()
         salts = {}
-        for request in [*self.ledger.requests.values(), *self.ledger.held]:
+        for request in [*self.tracker.requests.values(), *self.tracker.retained]:
             if request.table is None:
                 continue
             for group, blocks, first_live in zip(
@@ -381,11 +381,11 @@ class EngineMachine(RuleBasedStateMachine):
 
     def check_requests(self):
         """I-11, I-18: each request in one place, its counts in order."""
-        waiting, running = list(self.ledger.waiting), self.ledger.running
+        waiting, running = list(self.tracker.waiting), self.tracker.running
         assert len(set(waiting)) == len(waiting)
-        for request_id, request in self.ledger.requests.items():
+        for request_id, request in self.tracker.requests.items():
             is_waiting, is_running = request in waiting, request in running
-            is_leaving = request in self.ledger.leaving
+            is_leaving = request in self.tracker.leaving
             assert is_waiting + is_running + is_leaving == 1
             assert is_waiting == (request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED))
             assert is_running == (request.status is RequestStatus.RUNNING)
@@ -397,9 +397,9 @@ class EngineMachine(RuleBasedStateMachine):
             assert request.num_computed <= request.num_tokens <= min(request.max_total_tokens, MAX_MODEL_LEN)
             assert is_waiting or request.num_computed >= self.computed.get(request_id, 0)
             self.computed[request_id] = 0 if is_waiting else request.num_computed
-        assert len(waiting) + len(running) + len(self.ledger.leaving) == len(self.ledger.requests)
-        for request in self.ledger.held:
-            assert request.request_id not in self.ledger.requests
+        assert len(waiting) + len(running) + len(self.tracker.leaving) == len(self.tracker.requests)
+        for request in self.tracker.retained:
+            assert request.request_id not in self.tracker.requests
             assert request.is_finished and request.num_in_flight == 0 and request.table is not None
             assert self.requests[request.request_id].sharing.hold and request.request_id not in self.aborted
             assert request.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)

@@ -8,9 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sized
 
 from octavo.engine.kvcache.manager import KVCacheManager, SharedPrefix
-from octavo.engine.scheduler.held import HeldRequests
 from octavo.engine.scheduler.plan import StepPlan
 from octavo.engine.scheduler.request import Request, RequestStatus
+from octavo.engine.scheduler.retained_requests import RetainedRequests
 from octavo.messages.request import FinishReason
 
 FEW_WAITING, FEW_RUNNING = 4, 64
@@ -98,9 +98,9 @@ class BlockRule(Rule):
     Leaves the shared beginning in `request.prefix`, from which it will start.
     """
 
-    def __init__(self, kv: KVCacheManager, held: HeldRequests, max_chunk: int) -> None:
+    def __init__(self, kv: KVCacheManager, retained: RetainedRequests, max_chunk: int) -> None:
         self._kv = kv
-        self._held = held
+        self._retained = retained
         self._max_chunk = max_chunk
 
     def admit(self, request: Request, plan: StepPlan) -> bool:
@@ -110,7 +110,7 @@ class BlockRule(Rule):
             if self._kv.can_start(prefix, request.num_tokens, self._max_chunk):
                 request.prefix = prefix
                 return True
-            if not self._held.drop_oldest():
+            if not self._retained.drop_oldest():
                 return False
 
     def _find_prefix(self, request: Request) -> SharedPrefix:

@@ -16,10 +16,10 @@ from collections.abc import Iterable
 from octavo.base.errors import PromptTooLong, RequestError
 from octavo.config.scheduling import SchedulerConfig
 from octavo.engine.kvcache.manager import BlockTable, KVCacheManager
-from octavo.engine.scheduler.ledger import Ledger
 from octavo.engine.scheduler.plan import StepPlan
 from octavo.engine.scheduler.policies import POLICIES
 from octavo.engine.scheduler.request import Request, RequestStatus, hash_chain
+from octavo.engine.scheduler.request_tracker import RequestTracker
 from octavo.engine.scheduler.rules import (
     BlockRule,
     LeaderRule,
@@ -58,13 +58,13 @@ class Scheduler:
         self._max_model_len = max_model_len
         self._max_chunk = max_chunk(config)
         self._policy = POLICIES.load(config.scheduling_policy).from_config(config)
-        self._ledger = Ledger(self.kv, self._policy)
+        self._tracker = RequestTracker(self.kv, self._policy)
         self._rules: list[Rule] = [
             SeatRule(),
             LeaderRule(),
-            BlockRule(self.kv, self._ledger.held, self._max_chunk),
+            BlockRule(self.kv, self._tracker.retained, self._max_chunk),
             TokenRule(split_prompts=config.enable_chunked_prefill),
-            StaggeredPrefillRule(self._ledger.waiting),
+            StaggeredPrefillRule(self._tracker.waiting),
         ]
         self._in_flight: deque[StepPlan] = deque()
         self._unmasked: StepPlan | None = None
@@ -78,12 +78,12 @@ class Scheduler:
     @property
     def has_requests(self) -> bool:
         """True while any request waits, runs or is part of a step in flight."""
-        return bool(self._ledger.requests)
+        return bool(self._tracker.requests)
 
     @property
     def num_open(self) -> int:
-        """Requests that wait or run, or are held for those that follow them."""
-        return len(self._ledger.requests) + len(self._ledger.held)
+        """Requests that wait or run, or are retained for those that follow them."""
+        return len(self._tracker.requests) + len(self._tracker.retained)
 
     @property
     def prepares(self) -> bool:
@@ -104,53 +104,53 @@ class Scheduler:
         if self._grammars is not None:
             entry.grammar = self._grammars.open_grammar(request)
         take_given_outputs(entry, request.given_output_ids)
-        leader = self._ledger.find(request.sharing.leader_id)
+        leader = self._tracker.find(request.sharing.leader_id)
         if leader is not None and leader.can_lead(entry):
             entry.leader = leader
         self._num_added += 1
-        self._ledger.add(entry)
+        self._tracker.add(entry)
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """End requests in any state, without an output; ended ones are held no longer, unknown skipped."""
+        """End requests in any state, without an output; ended ones are let go, unknown ids skipped."""
         for request_id in request_ids:
-            request = self._ledger.find(request_id)
+            request = self._tracker.find(request_id)
             if request is None:
                 continue
             if request.is_finished:
-                self._ledger.let_go(request)
+                self._tracker.drop_retained(request)
             else:
-                self._ledger.finish(request, FinishReason.ABORT)
+                self._tracker.finish(request, FinishReason.ABORT)
 
     def time_out(self, request_ids: Iterable[str]) -> list[EngineOutput]:
         """End requests in any state, with an output that says so; ended and unknown ones are skipped."""
         outputs = []
         for request_id in request_ids:
-            request = self._ledger.requests.get(request_id)
+            request = self._tracker.requests.get(request_id)
             if request is not None and not request.is_finished:
-                self._ledger.finish(request, FinishReason.TIMEOUT)
+                self._tracker.finish(request, FinishReason.TIMEOUT)
                 self._num_timeouts += 1
                 outputs.append(last_output(request))
         return outputs
 
     def schedule(self) -> SchedulerOutput | None:
         """Plan the next step and count it as in flight; None when there is nothing to compute now."""
-        ledger = self._ledger
+        tracker = self._tracker
         plan = StepPlan(
             step_id=self._num_steps,
             num_tokens_left=self._config.max_num_batched_tokens,
-            num_seats_left=self._config.max_num_seqs - len(ledger.running) - len(ledger.leaving),
+            num_seats_left=self._config.max_num_seqs - len(tracker.running) - len(tracker.leaving),
         )
         self._schedule_running(plan)
         if not plan.is_short_of_blocks:
             self._schedule_waiting(plan)
-        if not ledger.waiting:
+        if not tracker.waiting:
             self.kv.shared.clear()  # what was read for others that waited, nobody wants now
         if not plan.requests:
             return None
         self._num_steps += 1
         self._in_flight.append(plan)
         self._unmasked = plan if plan.constrained else None
-        step = plan.to_output(ledger.take_released(), self.kv.take_copies(), self.take_masks())
+        step = plan.to_output(tracker.take_released(), self.kv.take_copies(), self.take_masks())
         step.block_contents, step.block_saves = self.kv.take_contents(), self.kv.take_saves()
         return step
 
@@ -170,14 +170,14 @@ class Scheduler:
 
     def update(self, result: ModelRunnerOutput) -> list[EngineOutput]:
         """Read the result of the oldest step in flight."""
-        return read_results(self._in_flight.popleft(), result, self._ledger)
+        return read_results(self._in_flight.popleft(), result, self._tracker)
 
     def preempt_all(self) -> None:
         """Take all blocks back: running requests will start anew. No step may be in flight."""
-        while self._ledger.held.drop_oldest():
+        while self._tracker.retained.drop_oldest():
             pass
-        for request in self._ledger.running.in_order():
-            self._ledger.preempt(request)
+        for request in self._tracker.running.in_order():
+            self._tracker.preempt(request)
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prompts; running requests go on undisturbed."""
@@ -196,11 +196,11 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         """The state now, and the counters since the start."""
         return SchedulerStats(
-            num_running=len(self._ledger.running),
-            num_waiting=len(self._ledger.waiting),
+            num_running=len(self._tracker.running),
+            num_waiting=len(self._tracker.waiting),
             num_blocks_used=self.kv.num_used_blocks,
             num_blocks=self.kv.num_usable_blocks,
-            num_preemptions=self._ledger.num_preemptions,
+            num_preemptions=self._tracker.num_preemptions,
             prefix_queries=self._prefix_queries,
             prefix_hits=self._prefix_hits,
             num_steps=self._num_steps,
@@ -213,7 +213,7 @@ class Scheduler:
 
     def _check(self, request: EngineRequest) -> None:
         """Refuse what could never run, or would be mistaken for another request."""
-        if self._ledger.find(request.request_id) is not None:
+        if self._tracker.find(request.request_id) is not None:
             raise RequestError(f"Request id {request.request_id!r} is in use.", "request_id")
         num_prompt, longest = len(request.prompt_token_ids), self._max_model_len
         if not 0 < num_prompt < longest:
@@ -242,7 +242,7 @@ class Scheduler:
 
     def _schedule_running(self, plan: StepPlan) -> None:
         """Serve running requests in order; each leaves a token for every one behind it."""
-        order = self._ledger.running.in_order()
+        order = self._tracker.running.in_order()
         for served, request in enumerate(order, 1):  # who loses its blocks leaves at the end of `order`
             if plan.num_tokens_left <= 0:
                 return
@@ -278,14 +278,14 @@ class Scheduler:
             new_blocks = self.kv.reserve(table, request.num_computed, num_new)
             if new_blocks is not None:
                 return new_blocks
-            if self._ledger.held.drop_oldest():
+            if self._tracker.retained.drop_oldest():
                 continue
             plan.is_short_of_blocks = True
             victim = order[-1]
             if victim is not request:
                 order.pop()
                 if victim.num_in_flight == 0:
-                    self._ledger.preempt(victim)
+                    self._tracker.preempt(victim)
                     continue
             plan.is_blocked = True
             return None
@@ -314,7 +314,7 @@ class Scheduler:
         Before those that the policy finds worth more to start now come those that lost their blocks, and
         those that were overtaken as often as is allowed.
         """
-        waiting = self._ledger.waiting.first(MAX_EXAMINED)
+        waiting = self._tracker.waiting.first(MAX_EXAMINED)
         return sorted(waiting, key=self._disadvantage) if self._policy.asks_cache else waiting
 
     def _disadvantage(self, request: Request) -> tuple[bool, float]:
@@ -328,7 +328,7 @@ class Scheduler:
     def _waiting_before(self, request: Request) -> list[Request]:
         """Those of the first waiting requests that came before one that has just started."""
         came = (request.standing.arrival_s, request.sequence)
-        first = self._ledger.waiting.first(MAX_EXAMINED)
+        first = self._tracker.waiting.first(MAX_EXAMINED)
         return [other for other in first if (other.standing.arrival_s, other.sequence) < came]
 
     def _is_full(self, plan: StepPlan) -> bool:
@@ -348,7 +348,7 @@ class Scheduler:
         num_new = min(request.num_tokens - request.num_computed, plan.num_tokens_left, self._max_chunk)
         reserved = self.kv.reserve(request.table, request.num_computed, num_new)
         assert reserved is not None, "an admitted request found no blocks"
-        self._ledger.start(request)
+        self._tracker.start(request)
         for rule in self._rules:
             rule.charge(request, plan)
         plan.new_requests.append(

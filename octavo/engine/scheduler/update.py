@@ -5,15 +5,15 @@ nothing from it: the result is dropped, and what it held is freed with its last 
 """
 
 from octavo.base.errors import RequestError
-from octavo.engine.scheduler.ledger import Ledger
 from octavo.engine.scheduler.plan import StepPlan
 from octavo.engine.scheduler.request import Request, RequestStatus
+from octavo.engine.scheduler.request_tracker import RequestTracker
 from octavo.engine.scheduler.stops import find_stop
 from octavo.messages.request import EngineOutput, FinishReason, TokenLogprobs
 from octavo.messages.step import ModelRunnerOutput
 
 
-def read_results(plan: StepPlan, result: ModelRunnerOutput, ledger: Ledger) -> list[EngineOutput]:
+def read_results(plan: StepPlan, result: ModelRunnerOutput, tracker: RequestTracker) -> list[EngineOutput]:
     """Append sampled tokens, end the requests that are done or failed; one output for each that has news."""
     assert plan.step_id == result.step_id, f"step {plan.step_id} is due, the workers sent {result.step_id}"
     if result.prompt_logprobs:
@@ -27,15 +27,15 @@ def read_results(plan: StepPlan, result: ModelRunnerOutput, ledger: Ledger) -> l
             request.token_ids.append(token_ids[0])
             outputs.append(EngineOutput(request.request_id, token_ids))
         elif request.status is RequestStatus.FINISHED:
-            ledger.retire(request)
+            tracker.retire(request)
         elif request.request_id in errors:
-            ledger.finish(request, FinishReason.ERROR)
+            tracker.finish(request, FinishReason.ERROR)
             outputs.append(last_output(request, errors[request.request_id]))
         elif token_ids or request.request_id in prompt_logprobs:
             try:
-                outputs.append(_advance(request, token_ids, result, ledger))
+                outputs.append(_advance(request, token_ids, result, tracker))
             except RequestError as error:
-                ledger.finish(request, FinishReason.ERROR)
+                tracker.finish(request, FinishReason.ERROR)
                 outputs.append(last_output(request, str(error)))
         else:
             assert request.num_pending <= request.num_in_flight, f"no token came for {request.request_id}"
@@ -43,7 +43,7 @@ def read_results(plan: StepPlan, result: ModelRunnerOutput, ledger: Ledger) -> l
 
 
 def _advance(
-    request: Request, token_ids: list[int], result: ModelRunnerOutput, ledger: Ledger
+    request: Request, token_ids: list[int], result: ModelRunnerOutput, tracker: RequestTracker
 ) -> EngineOutput:
     """Append new tokens up to the first that ends the request."""
     output = EngineOutput(request.request_id, token_ids)
@@ -53,7 +53,7 @@ def _advance(
         request.token_ids.append(token_id)
         stop = find_stop(request)
         if stop is not None:
-            ledger.finish(request, stop.reason)
+            tracker.finish(request, stop.reason)
             output.new_token_ids = token_ids[:count]
             output.finish_reason, output.stop_reason, output.ended_by_text = stop
             output.num_preemptions = request.num_preemptions

@@ -48,7 +48,7 @@ def run(seed, policy, steps_in_flight, caching, windows, *, shortly):
         for output in outputs:
             output.scheduled_s = 0.0
         told.append(msgspec.json.encode(outputs))
-        running = core.scheduler._ledger.running.in_order()
+        running = core.scheduler._tracker.running.in_order()
         count += sum(request.num_computed < request.routine_until for request in running)
         if not shortly:
             for request in running:

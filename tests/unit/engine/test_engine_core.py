@@ -147,7 +147,9 @@ def test_nothing_is_left_when_idle():
     for request in requests(20):
         core.add(request)
     drain(core)
-    ledger = core.scheduler._ledger
-    assert not ledger.requests and not ledger.leaving and not len(ledger.waiting) and not len(ledger.running)
-    assert set(executor.rows) == set(ledger.released_ids)
+    tracker = core.scheduler._tracker
+    assert (
+        not tracker.requests and not tracker.leaving and not len(tracker.waiting) and not len(tracker.running)
+    )
+    assert set(executor.rows) == set(tracker.released_ids)
     assert core.scheduler.kv.pool.num_free == 59

@@ -31,7 +31,7 @@ class World:
     def step(self):
         step = self.scheduler.schedule()
         self.started += [new.request_id for new in step.new_requests]
-        requests = self.scheduler._ledger.requests
+        requests = self.scheduler._tracker.requests
         tokens = [[5] if requests[name].num_pending else [] for name in step.request_ids]
         for output in self.scheduler.update(ModelRunnerOutput(step.step_id, tokens)):
             self.cached[output.request_id] = output.num_cached_tokens
@@ -93,7 +93,7 @@ def test_nobody_starves_among_random_arrivals():
         family = random.choice([1, 1, 1, 1, 2, 2, 3, i + 10])
         arrived[f"r{i}"] = i
         world.add(f"r{i}", [family] * random.choice([4, 12, 20]) + [i])
-        if i % 3 != 0 or len(world.scheduler._ledger.waiting) > 100:
+        if i % 3 != 0 or len(world.scheduler._tracker.waiting) > 100:
             world.step()
     world.run()
     assert len(world.cached) == 3000

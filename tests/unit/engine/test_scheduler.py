@@ -20,12 +20,12 @@ class Driver:
         config = fake_config(**options).scheduler
         plan = CachePlan(fake_groups(*windows), num_blocks, block_size)
         self.scheduler = Scheduler(config, plan, max_model_len, caching)
-        self.ledger = self.scheduler._ledger
+        self.tracker = self.scheduler._tracker
         self.steps = []
 
     def add(self, request_id, num_prompt, max_tokens=8, token=None, **fields):
-        token = token if token is not None else len(self.ledger.requests) + 10
-        fields.setdefault("arrival_s", float(len(self.ledger.requests)))
+        token = token if token is not None else len(self.tracker.requests) + 10
+        fields.setdefault("arrival_s", float(len(self.tracker.requests)))
         self.scheduler.add(fake_request(request_id, [token] * num_prompt, max_tokens, **fields))
 
     def plan(self):
@@ -35,7 +35,7 @@ class Driver:
             return None
         parts = dict(zip(step.request_ids, step.num_scheduled_tokens, strict=True))
         samples = [
-            self.ledger.requests[request_id].num_computed >= len(self.ledger.requests[request_id].token_ids)
+            self.tracker.requests[request_id].num_computed >= len(self.tracker.requests[request_id].token_ids)
             for request_id in step.request_ids
         ]
         self.steps.append((step, samples))
@@ -112,7 +112,7 @@ def test_pending_tokens_are_scheduled_again_but_never_past_the_end():
     d = Driver()
     d.add("a", 4, max_tokens=3)
     assert [d.plan() for _ in range(4)] == [{"a": 4}, {"a": 1}, {"a": 1}, None]
-    assert d.ledger.requests["a"].num_pending == 3
+    assert d.tracker.requests["a"].num_pending == 3
     ends = [out.finish_reason for _ in range(3) for out in d.read()]
     assert ends == [None, None, FinishReason.LENGTH]
     assert not d.scheduler.has_requests and d.scheduler.kv.pool.num_used == 0
@@ -210,7 +210,7 @@ def test_smaller_requests_pass_one_that_does_not_fit_but_only_so_often(monkeypat
         d.add(f"small{i}", 1, max_tokens=1)
     assert d.run() == {"runs": 1, "small0": 1, "small1": 1, "small2": 1}
     assert d.run() == {"runs": 1}, "three have passed: nobody else does"
-    while "runs" in d.ledger.requests:
+    while "runs" in d.tracker.requests:
         d.run()
     assert d.run() == {"big": 20, "small3": 1}
 
@@ -236,7 +236,7 @@ def test_what_can_never_fit_is_refused_with_numbers():
         d.add("no room", 64)
     with pytest.raises(RequestError, match="'fits' is in use"):
         d.add("fits", 1)
-    assert list(d.ledger.requests) == ["fits"]
+    assert list(d.tracker.requests) == ["fits"]
 
 
 def test_window_groups_count_by_window_and_chunk():
@@ -321,7 +321,7 @@ def test_prompt_logprobs_are_not_repeated_after_a_preemption():
     d.plan()
     [out] = d.read(prompt_logprobs={"a": ["p1", "p2", "p3", "p4"]})
     assert (out.new_token_ids, out.prompt_logprobs) == ([], ["p1", "p2", "p3", "p4"])
-    d.ledger.preempt(d.ledger.requests["a"])
+    d.tracker.preempt(d.tracker.requests["a"])
     d.plan()
     [out] = d.read(prompt_logprobs={"a": ["p1", "p2", "p3", "p4"]})
     assert out.prompt_logprobs == []

@@ -22,7 +22,7 @@ class World:
         options = {"max_num_seqs": 8, "max_num_batched_tokens": 64} | options
         config = fake_config(scheduling_policy=policy, **options).scheduler
         self.scheduler = Scheduler(config, CachePlan(fake_groups(0), num_blocks, 4), 200)
-        self.ledger = self.scheduler._ledger
+        self.tracker = self.scheduler._tracker
         self.now = 0.0
         self.started = {}
         """Request id → when it first ran, in order of start."""
@@ -32,7 +32,7 @@ class World:
 
     def add(self, request_id, num_prompt=8, max_tokens=4, token=None, **fields):
         fields.setdefault("arrival_s", self.now)
-        token = len(self.started) + len(self.ledger.requests) if token is None else token
+        token = len(self.started) + len(self.tracker.requests) if token is None else token
         self.scheduler.add(fake_request(request_id, [token] * num_prompt, max_tokens, **fields))
 
     def step(self):
@@ -43,7 +43,7 @@ class World:
             return {}
         for new in step.new_requests:
             self.started.setdefault(new.request_id, self.now)
-        requests = [self.ledger.requests[request_id] for request_id in step.request_ids]
+        requests = [self.tracker.requests[request_id] for request_id in step.request_ids]
         tokens = [[5] if request.num_pending else [] for request in requests]
         self.now += 1.0 + 0.01 * step.num_tokens
         parts = dict(zip(step.request_ids, step.num_scheduled_tokens, strict=True))
@@ -168,8 +168,8 @@ def test_shares_are_as_the_weights(weights):
     backlog(world, kinds)
     while sum(world.num_computed.values()) < 8000:
         world.step()
-        assert len(world.ledger.waiting) > 0
-    assert {request.standing.tenant for request in world.ledger.waiting} == {"a", "b", "c"}
+        assert len(world.tracker.waiting) > 0
+    assert {request.standing.tenant for request in world.tracker.waiting} == {"a", "b", "c"}
     shares = world.shares(lambda request_id: request_id[0])
     whole = sum(weights.get(tenant, 1) for tenant in kinds)
     for tenant in kinds:
@@ -250,7 +250,7 @@ def test_victims_follow_the_policy_but_the_oldest_is_spared(policy, oldest, vict
     world.add("spared" if spared else "victim", 7, 12, arrival_s=2.0, **(spared or victim))
     while not world.scheduler.stats().num_preemptions:
         world.step()
-    assert [request.request_id for request in world.ledger.waiting] == ["victim"]
+    assert [request.request_id for request in world.tracker.waiting] == ["victim"]
     while world.scheduler.has_requests:
         world.step()
     assert set(world.ended) == {"oldest", "victim", "spared"}

@@ -1,4 +1,4 @@
-"""`Policy`: an order of requests. Implemented beside this file, used by the scheduler's queues and ledger.
+"""`Policy`: an order of requests. Implemented beside this file, used by the scheduler's queues and tracker.
 
 Requests stand in lines, one unless the policy says otherwise. A line's order never changes; which line is
 served next may change with every token. So a queue of thousands costs nothing to keep in order. A policy sees

@@ -1,21 +1,21 @@
-"""`Ledger`: every request's place, from arrival to the moment nothing of it is left in the engine.
+"""`RequestTracker`: every request's place, from arrival to the moment nothing of it is left in the engine.
 
 The scheduler plans with it, `update` ends requests in it. Owns the lifetimes of blocks and of the runner's
 slots: both are freed together, and never while a step in flight has a part of the request. Only the blocks of
-a request that asked for it are held beyond its end.
+a request that asked for it are retained beyond its end.
 """
 
 import time
 
 from octavo.engine.kvcache.manager import KVCacheManager
-from octavo.engine.scheduler.held import HeldRequests
 from octavo.engine.scheduler.policies.interface import Policy
 from octavo.engine.scheduler.queue import RunningSet, WaitingQueue
 from octavo.engine.scheduler.request import Request, RequestStatus
+from octavo.engine.scheduler.retained_requests import RetainedRequests
 from octavo.messages.request import FinishReason
 
 
-class Ledger:
+class RequestTracker:
     """Requests by id, waiting, running, and leaving (finished, but part of a step in flight)."""
 
     def __init__(self, kv: KVCacheManager, policy: Policy) -> None:
@@ -25,14 +25,14 @@ class Ledger:
         self.waiting = WaitingQueue(policy)
         self.running = RunningSet(policy)
         self.leaving: set[Request] = set()
-        self.held = HeldRequests(kv)
+        self.retained = RetainedRequests(kv)
         self.released_ids: list[str] = []
         """Requests whose slots the runner may free; sent down with the next step."""
         self.num_preemptions = 0
 
     def find(self, request_id: str) -> Request | None:
-        """The request of this id, a held one too."""
-        return self.requests.get(request_id) or self.held.get(request_id)
+        """Return the request of this id, a retained one too."""
+        return self.requests.get(request_id) or self.retained.get(request_id)
 
     def add(self, request: Request) -> None:
         """Enter a new request."""
@@ -74,10 +74,10 @@ class Ledger:
         else:
             self._leave(request)
 
-    def let_go(self, request: Request) -> None:
-        """Hold a finished request no longer."""
+    def drop_retained(self, request: Request) -> None:
+        """Retain a finished request no longer."""
         request.hold = False
-        self.held.drop(request.request_id)
+        self.retained.drop(request.request_id)
 
     def retire(self, request: Request) -> None:
         """Free what a finished request holds when its last step in flight has been read."""
@@ -97,7 +97,7 @@ class Ledger:
         if request.hold and request.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
             self.kv.commit(request.table, request.chain, request.token_ids, request.num_computed)
             self.released_ids.append(request.request_id)
-            self.held.add(request)
+            self.retained.add(request)
         else:
             self._release(request)
 

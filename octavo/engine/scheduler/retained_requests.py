@@ -1,6 +1,6 @@
-"""`HeldRequests`: blocks of requests that have ended, kept because followers will go on from them.
+"""`RetainedRequests`: blocks of requests that have ended, kept because followers will go on from them.
 
-Owned by the ledger; the scheduler looks leaders up in it. It is a cache: the oldest is let go whenever a
+Owned by the tracker; the scheduler looks leaders up in it. It is a cache: the oldest is let go whenever a
 request needs its blocks, and a follower that comes too late finds what the prefix map still has.
 """
 
@@ -10,7 +10,7 @@ from octavo.engine.kvcache.manager import KVCacheManager
 from octavo.engine.scheduler.request import Request
 
 
-class HeldRequests:
+class RetainedRequests:
     """Ended requests that still own a table, oldest first."""
 
     def __init__(self, kv: KVCacheManager) -> None:
@@ -24,11 +24,11 @@ class HeldRequests:
         return iter(self._requests.values())
 
     def get(self, request_id: str) -> Request | None:
-        """The held request of this id."""
+        """Return the retained request of this id."""
         return self._requests.get(request_id)
 
     def add(self, request: Request) -> None:
-        """Hold what `request` leaves."""
+        """Retain what `request` leaves."""
         self._requests[request.request_id] = request
 
     def drop(self, request_id: str) -> None:
@@ -40,7 +40,7 @@ class HeldRequests:
             request.table = None
 
     def drop_oldest(self) -> bool:
-        """Make room; False when nothing is held."""
+        """Make room; return False if nothing is retained."""
         oldest = next(iter(self._requests), None)
         if oldest is None:
             return False

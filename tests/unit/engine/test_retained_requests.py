@@ -112,7 +112,7 @@ def test_held_blocks_give_way_oldest_first():
         engine.run(one(f"r{number}", [number + 1] * 20))
     assert engine.pool.num_used == 10
     assert engine.run(one("big", [9] * 24, hold=False))["big"][1] is FinishReason.LENGTH
-    assert [request.request_id for request in engine.core.scheduler._ledger.held] == ["r1"]
+    assert [request.request_id for request in engine.core.scheduler._tracker.retained] == ["r1"]
     engine.num_computed()
     engine.run(one("late", [*[1] * 20, 5], "r0", hold=False))
     assert engine.num_computed()[0] == 21
@@ -146,7 +146,7 @@ def test_only_a_regular_end_is_held(reason):
         engine.core.abort(["r"])
     engine.run()
     assert engine.pool.num_used == 0
-    assert not len(engine.core.scheduler._ledger.held)
+    assert not len(engine.core.scheduler._tracker.retained)
 
 
 def test_letting_go_while_a_step_is_in_flight():
@@ -164,4 +164,4 @@ def test_an_id_is_in_use_while_it_is_held():
     engine.run(one("r", PROMPT))
     engine.core.add(one("r", [7, 7, 7]))
     assert engine.run() == {}
-    assert len(engine.core.scheduler._ledger.held) == 1
+    assert len(engine.core.scheduler._tracker.retained) == 1
