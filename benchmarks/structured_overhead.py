@@ -17,7 +17,7 @@ import psutil
 
 from octavo import LLM, SamplingParams
 from octavo.config.model import DEFAULT_MODEL
-from octavo.engine.structured.grammar_manager import GrammarManager, RequestGrammar
+from octavo.engine.structured.matchers import RequestMatcher, RequestMatchers
 
 SCHEMA = {
     "type": "array",
@@ -88,18 +88,18 @@ def cpu_s():
 
 
 class Watch:
-    """CPU µs per row in `token_masks` and `RequestGrammar.feed`, of all threads of the process."""
+    """CPU µs per row in `token_masks` and `RequestMatcher.feed`, of all threads of the process."""
 
     def __init__(self):
         self._spent = {"masks": [], "feed": []}
-        self._masks, self._feed = GrammarManager.token_masks, RequestGrammar.feed
-        GrammarManager.token_masks = self._timed(
-            "masks", GrammarManager.token_masks, lambda arguments: len(arguments[1])
+        self._masks, self._feed = RequestMatchers.token_masks, RequestMatcher.feed
+        RequestMatchers.token_masks = self._timed(
+            "masks", RequestMatchers.token_masks, lambda arguments: len(arguments[1])
         )
-        RequestGrammar.feed = self._timed("feed", RequestGrammar.feed, lambda arguments: 1)
+        RequestMatcher.feed = self._timed("feed", RequestMatcher.feed, lambda arguments: 1)
 
     def stop(self):
-        GrammarManager.token_masks, RequestGrammar.feed = self._masks, self._feed
+        RequestMatchers.token_masks, RequestMatcher.feed = self._masks, self._feed
 
     def clear(self):
         for spent in self._spent.values():

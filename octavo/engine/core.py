@@ -21,7 +21,7 @@ from octavo.engine.pause import PauseState
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.startup import plan_cache, plan_store
 from octavo.engine.step_pacing import StepPacing
-from octavo.engine.structured.grammar_manager import GrammarManager
+from octavo.engine.structured.matchers import RequestMatchers
 from octavo.engine.timeouts import Timeouts
 from octavo.messages.kv import CachePlan
 from octavo.messages.request import EngineOutput, EngineOutputs, EngineRequest, FinishReason
@@ -47,7 +47,7 @@ class EngineCore:
         self._early: list[EngineOutput] = []
         """Outputs that the next step will bring besides its own."""
         self._pause_state = PauseState()
-        self._grammars = GrammarManager(config.checkpoint.vocab_size)
+        self._matchers = RequestMatchers(config.checkpoint.vocab_size)
         self._timeouts = Timeouts(config.scheduler.max_request_seconds)
         self._clock = clock
         self._pacing = StepPacing(clock)
@@ -64,7 +64,7 @@ class EngineCore:
             plan,
             plan.max_model_len,
             self._config.cache.enable_prefix_caching,
-            self._grammars,
+            self._matchers,
         )
         return plan
 
@@ -77,7 +77,7 @@ class EngineCore:
 
     def prepare(self, request: EngineRequest) -> None:
         """Before `add`, on any thread: do what would take its time there."""
-        self._grammars.prepare(request)
+        self._matchers.prepare(request)
         self.scheduler.prepare(request)
 
     def takes_time(self, request: EngineRequest) -> bool:

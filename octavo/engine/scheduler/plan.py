@@ -6,7 +6,7 @@ Filled by the scheduler; rules look at it. `to_output` is the form in which it g
 from dataclasses import dataclass, field
 
 from octavo.engine.scheduler.request import Request
-from octavo.engine.structured.grammar_manager import RequestGrammar
+from octavo.engine.structured.matchers import RequestMatcher
 from octavo.messages.step import NewRequest, Place, SchedulerOutput, TokenMasks
 
 
@@ -30,7 +30,7 @@ class StepPlan:
     new_blocks: dict[int, list[list[int]]] = field(default_factory=dict)
     """By place in `requests`, for those that got some."""
     constrained: list[tuple[int, Request]] = field(default_factory=list)
-    """Those that sample under a grammar, with their places in `requests`."""
+    """Those that have a matcher, with their places in `requests`."""
 
     def add(self, request: Request, num_new: int, new_blocks: list[list[int]] | None = None) -> None:
         """Give `request` a part of `num_new` tokens, and count them as computed from here on."""
@@ -44,20 +44,20 @@ class StepPlan:
         request.num_computed_before = num_computed
         request.num_computed = num_computed + num_new
         request.num_in_flight += 1
-        if request.grammar is not None and request.num_pending:
+        if request.matcher is not None and request.num_pending:
             self.constrained.append((len(self.requests) - 1, request))
 
     @property
     def awaits_tokens(self) -> bool:
-        """Return True if grammars must see tokens of steps in flight before they can mask this step."""
+        """Return True if matchers must see tokens of steps in flight before they can mask this step."""
         return any(request.num_pending > 1 and not request.is_finished for _, request in self.constrained)
 
-    def grammars(self) -> list[tuple[int, RequestGrammar]]:
-        """The grammars of those that have not ended meanwhile, with their places in `requests`."""
+    def matchers(self) -> list[tuple[int, RequestMatcher]]:
+        """The matchers of those that have not ended meanwhile, with their places in `requests`."""
         return [
-            (place, request.grammar)
+            (place, request.matcher)
             for place, request in self.constrained
-            if request.grammar is not None and not request.is_finished
+            if request.matcher is not None and not request.is_finished
         ]
 
     def to_output(

@@ -16,7 +16,7 @@ from math import inf
 from octavo.engine.kvcache.manager import BlockTable, SharedPrefix
 from octavo.engine.kvcache.prefix import HashChain
 from octavo.engine.scheduler.repetition import RepetitionDetector
-from octavo.engine.structured.grammar_manager import RequestGrammar
+from octavo.engine.structured.matchers import RequestMatcher
 from octavo.messages.request import EngineRequest, FinishReason, Limits, RequestSpec, Sharing, Standing
 
 
@@ -64,7 +64,7 @@ class Request:
     hold: bool
     """Whether it keeps its blocks when it ends by its own tokens."""
     repetition: RepetitionDetector | None = None
-    grammar: RequestGrammar | None = None
+    matcher: RequestMatcher | None = None
     """Says which tokens may come next, once it knows the last one."""
     leader: "Request | None" = None
     """Until it first runs: the request whose blocks it may share."""
@@ -154,7 +154,7 @@ class Request:
 
         Until then no block is needed or becomes full, no limit is near, and no grammar has to be asked.
         """
-        if self.grammar is None and self.num_pending:
+        if self.matcher is None and self.num_pending:
             assert self.table is not None
             next_full = (self.table.num_committed + 1) * block_size
             self.routine_until = min(self.table.capacity, next_full - 1, self.max_total_tokens - 1)
@@ -168,7 +168,7 @@ class Request:
             self.finish_reason is None
             and self.num_given_tokens < len(self.token_ids) < self.max_total_tokens - 1
             and token_id not in self.stop_token_ids
-            and self.grammar is None
+            and self.matcher is None
             and self.repetition is None
         )
 

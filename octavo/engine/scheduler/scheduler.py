@@ -30,7 +30,7 @@ from octavo.engine.scheduler.rules import (
 )
 from octavo.engine.scheduler.stops import take_given_outputs
 from octavo.engine.scheduler.update import last_output, read_results
-from octavo.engine.structured.grammar_manager import GrammarManager
+from octavo.engine.structured.matchers import RequestMatchers
 from octavo.messages.kv import CachePlan
 from octavo.messages.request import EngineOutput, EngineRequest, FinishReason, SchedulerStats
 from octavo.messages.step import ModelRunnerOutput, NewRequest, SchedulerOutput, TokenMasks
@@ -50,9 +50,9 @@ class Scheduler:
         cache: CachePlan,
         max_model_len: int,
         enable_prefix_caching: bool = True,
-        grammars: GrammarManager | None = None,
+        matchers: RequestMatchers | None = None,
     ) -> None:
-        """grammars: for requests whose output a grammar constrains; without, there must be none."""
+        """matchers: for requests whose output is constrained; without, there must be none."""
         self.kv = KVCacheManager(cache, enable_prefix_caching)
         self._config = config
         self._max_model_len = max_model_len
@@ -68,7 +68,7 @@ class Scheduler:
         ]
         self._in_flight: deque[StepPlan] = deque()
         self._unmasked: StepPlan | None = None
-        self._grammars = grammars
+        self._matchers = matchers
         self._num_added = 0
         self._num_steps = 0
         self._num_timeouts = 0
@@ -101,8 +101,8 @@ class Scheduler:
         self.kv.shared.take_in()
         self._check(request)
         entry = Request.create(request, self._num_added, self._max_model_len, self.kv.hash_block_size)
-        if self._grammars is not None:
-            entry.grammar = self._grammars.open_grammar(request)
+        if self._matchers is not None:
+            entry.matcher = self._matchers.open_matcher(request)
         take_given_outputs(entry, request.given_output_ids)
         leader = self._tracker.find(request.sharing.leader_id)
         if leader is not None and leader.can_lead(entry):
@@ -165,8 +165,8 @@ class Scheduler:
         if plan is None or plan.awaits_tokens:
             return None
         self._unmasked = None
-        assert self._grammars is not None
-        return self._grammars.token_masks(plan.grammars())
+        assert self._matchers is not None
+        return self._matchers.token_masks(plan.matchers())
 
     def update(self, result: ModelRunnerOutput) -> list[EngineOutput]:
         """Read the result of the oldest step in flight."""

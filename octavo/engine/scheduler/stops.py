@@ -1,4 +1,4 @@
-"""When a request ends by its own tokens: end of text, stop tokens, a grammar's end, limits, repetition.
+"""When a request ends by its own tokens: end of text, stop tokens, a matcher's end, limits, repetition.
 
 Asked by `update` once for every token. Stop strings are the front's business (it has the text); it aborts the
 request here.
@@ -24,11 +24,11 @@ class Stop(NamedTuple):
 def find_stop(request: Request) -> Stop | None:
     """Whether the request ends with its last known token; `min_tokens` holds back tokens, never limits.
 
-    Nor does it hold back a grammar that has come to its end. Raises RequestError for a token that the grammar
+    Nor does it hold back a matcher that has come to its end. Raises RequestError for a token that the matcher
     cannot follow.
     """
     last = request.token_ids[-1]
-    is_complete = request.grammar is not None and request.grammar.feed(last)
+    is_complete = request.matcher is not None and request.matcher.feed(last)
     repeats = request.repetition is not None and request.repetition.feed(last)
     if last in request.stop_token_ids and _is_long_enough(request):
         return Stop(FinishReason.STOP, None if last in request.limits.eos_token_ids else last)

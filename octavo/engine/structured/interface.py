@@ -1,6 +1,6 @@
 """A grammar back end: one object per vocabulary that compiles grammars and says which tokens may come.
 
-Implemented in a file beside this one, named in the registry of the package. Called by the grammar manager
+Implemented in a file beside this one, named in the registry of the package. Called by `matchers`
 and by the checker. A back end knows nothing of requests, steps or processes. What it refuses, and what goes
 beyond its limits of work and memory, is a RequestError: the same grammar must give the same verdict wherever
 it is compiled.

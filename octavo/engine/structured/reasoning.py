@@ -1,6 +1,6 @@
 """`Prelude`: what an output may say before its grammar holds: a stretch of reasoning, if it begins with one.
 
-Owned by a `RequestGrammar`, which forgets it as soon as the grammar holds. Idea: vLLM, whose grammars wait
+Owned by a `RequestMatcher`, which forgets it as soon as the grammar holds. Idea: vLLM, whose grammars wait
 for the end of reasoning; here an output that begins with something else is under its grammar at once.
 """
 

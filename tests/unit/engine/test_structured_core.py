@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from octavo.base.errors import RequestError
-from octavo.engine.structured import grammar_manager
+from octavo.engine.structured import matchers
 from octavo.engine.structured.guidance import GuidanceBackend, GuidanceMatcher
 from octavo.messages.request import FinishReason
 from octavo.messages.sampling import SamplingParams
@@ -287,7 +287,7 @@ def test_what_was_compiled_is_shared_and_bounded(tmp_path, monkeypatch):
         return compile_grammar(self, grammar)
 
     monkeypatch.setattr(GuidanceBackend, "compile", count)
-    monkeypatch.setattr(grammar_manager, "_MAX_CACHE_BYTES", 3 << 20)
+    monkeypatch.setattr(matchers, "_MAX_CACHE_BYTES", 3 << 20)
     engine = ByteEngine(tmp_path)
     for word in ("aa", "aa", "bb", "cc", "aa"):
         request = engine.request("r", choice=[word])
@@ -338,7 +338,7 @@ def test_a_grammar_holds_after_the_reasoning(tmp_path, condition, opening):
 def test_an_end_of_text_may_have_any_number(tmp_path):
     """One whose bit is the sign of its word, too."""
     engine = ByteEngine(tmp_path)
-    grammar = engine.core._grammars.open_grammar(engine.request("r", 10, 1, json=PERSON))
-    grammar.hidden_ids = [31, 63]
-    bits = np.frombuffer(engine.core._grammars.token_masks([(0, grammar)]).bits, np.uint32)
+    matcher = engine.core._matchers.open_matcher(engine.request("r", 10, 1, json=PERSON))
+    matcher.hidden_ids = [31, 63]
+    bits = np.frombuffer(engine.core._matchers.token_masks([(0, matcher)]).bits, np.uint32)
     assert not bits[0] >> 31 and not bits[1] >> 31

@@ -1,6 +1,6 @@
-"""`GrammarManager`: the grammars of running requests, which say what tokens may come next, and when to end.
+"""`RequestMatchers`: the matchers of running requests, which say what tokens may come next, and when to end.
 
-Owned by the core, which has it `prepare` requests off its loop; the scheduler opens a grammar per request and
+Owned by the core, which has it `prepare` requests off its loop; the scheduler opens a matcher per request and
 asks for masks when a step is given out. Grammars come checked from the front, so compiling them again is
 short; what was compiled is shared and kept within a bound. Only this package knows what a matcher is.
 """
@@ -33,10 +33,10 @@ _BYTES_PER_CHARACTER = 600
 
 
 @dataclass(slots=True, eq=False)
-class RequestGrammar:
+class RequestMatcher:
     """One request's way through its grammar."""
 
-    matcher: Matcher
+    compiled: Matcher
     backend: Backend[Any]
     hidden_ids: Sequence[int] = field(default=())
     """Ends of text that this request ignores."""
@@ -57,7 +57,7 @@ class RequestGrammar:
         if self.has_failed:
             raise _failure()
         try:
-            return self.matcher.advance(token_id)
+            return self.compiled.advance(token_id)
         except RequestError:
             raise
         except Exception as error:  # of the library: it must not reach the loop
@@ -65,7 +65,7 @@ class RequestGrammar:
             raise _failure() from error
 
 
-class GrammarManager:
+class RequestMatchers:
     """What was compiled, for all requests."""
 
     def __init__(self, vocab_size: int) -> None:
@@ -79,38 +79,38 @@ class GrammarManager:
         """By content of the vocabulary: the back end and the ends of text."""
 
     def prepare(self, request: EngineRequest) -> None:
-        """Compile what `open_grammar` will need, which finds again what goes wrong here; on any thread."""
+        """Compile what `open_matcher` will need, which finds again what goes wrong here; on any thread."""
         if request.constraint is not None:
             try:
                 self._matcher(request.constraint)
             except RequestError as error:
                 _log.warning("A grammar that had passed its check was refused: %s", error)
 
-    def open_grammar(self, request: EngineRequest) -> RequestGrammar | None:
-        """Return a grammar at its beginning; None for a request that has none. Raises RequestError."""
+    def open_matcher(self, request: EngineRequest) -> RequestMatcher | None:
+        """Return a matcher at its beginning; None for a request that has none. Raises RequestError."""
         constraint = request.constraint
         if constraint is None:
             return None
         backend, end_ids = self._backend(constraint)
         hidden_ids = () if request.limits.eos_token_ids else end_ids
         prelude = Prelude(constraint.reasoning) if constraint.reasoning else None
-        return RequestGrammar(self._matcher(constraint).copy(), backend, hidden_ids, end_ids, prelude)
+        return RequestMatcher(self._matcher(constraint).copy(), backend, hidden_ids, end_ids, prelude)
 
-    def token_masks(self, constrained: Sequence[tuple[int, RequestGrammar]]) -> TokenMasks:
+    def token_masks(self, constrained: Sequence[tuple[int, RequestMatcher]]) -> TokenMasks:
         """Return the masks of a step.
 
-        constrained: (index of the request in the step, its grammar), ascending
+        constrained: (index of the request in the step, its matcher), ascending
         """
         bits = np.empty((len(constrained), self._num_words), np.int32)
-        for backend in {grammar.backend for _, grammar in constrained}:
-            rows = [row for row, (_, grammar) in enumerate(constrained) if grammar.backend is backend]
+        for backend in {matcher.backend for _, matcher in constrained}:
+            rows = [row for row, (_, matcher) in enumerate(constrained) if matcher.backend is backend]
             part = np.empty((len(rows), self._num_words), np.int32)
             _fill(backend, [constrained[row][1] for row in rows], part)
             bits[rows] = part
-        for row, (_, grammar) in enumerate(constrained):
-            if grammar.prelude is not None:
-                _add_prelude(bits[row], grammar.prelude, grammar.end_ids)
-            _clear(bits[row], grammar.hidden_ids)
+        for row, (_, matcher) in enumerate(constrained):
+            if matcher.prelude is not None:
+                _add_prelude(bits[row], matcher.prelude, matcher.end_ids)
+            _clear(bits[row], matcher.hidden_ids)
         return TokenMasks([index for index, _ in constrained], bits.tobytes())
 
     def _matcher(self, constraint: Constraint) -> Matcher:
@@ -146,18 +146,18 @@ def _compile(backend: Backend[Any], grammar: str) -> Matcher:
     return matcher
 
 
-def _fill(backend: Backend[Any], grammars: list[RequestGrammar], masks: np.ndarray) -> None:
-    """See Backend.fill_masks. A grammar that makes the library raise is found out, and fails alone."""
+def _fill(backend: Backend[Any], matchers: list[RequestMatcher], masks: np.ndarray) -> None:
+    """See Backend.fill_masks. A matcher that makes the library raise is found out, and fails alone."""
     try:
-        backend.fill_masks([grammar.matcher for grammar in grammars], masks)
+        backend.fill_masks([matcher.compiled for matcher in matchers], masks)
     except Exception:  # of the library: it must not reach the loop
-        if len(grammars) == 1:
+        if len(matchers) == 1:
             _log.exception("A grammar failed on its way.")
-            grammars[0].has_failed = True
+            matchers[0].has_failed = True
             masks[:] = -1
             return
-        for row, grammar in enumerate(grammars):
-            _fill(backend, [grammar], masks[row : row + 1])
+        for row, matcher in enumerate(matchers):
+            _fill(backend, [matcher], masks[row : row + 1])
 
 
 def _add_prelude(row: np.ndarray, prelude: Prelude, end_ids: Sequence[int]) -> None:
