@@ -63,7 +63,7 @@ class Shape(NamedTuple):
 
 
 class CUDAGraphs(Replayer):
-    """Runs, captures and replays steps to an end: tokens of a kind; or, for None, the last hidden states."""
+    """Captures and replays steps up to an end: tokens of a kind; or, for None, the last hidden states."""
 
     def __init__(
         self,
@@ -106,9 +106,9 @@ class CUDAGraphs(Replayer):
             self._ring.end(nothing)
 
     def _first_steps(self) -> list[tuple[Shape, Kind]]:
-        """All ways to sample, prompts alone and beside others, and greedy decoding of sizes with own kernels.
+        """List steps of all ways to sample, of prompts, and of greedy decoding in sizes with own kernels.
 
-        The kernels that take long to compile come first.
+        Prompts are alone or beside decoding. The kernels that take long to compile come first.
         """
         drawn = [(Shape(1), Kind.TRUNCATED), (Shape(1), Kind.WHOLE)]
         beside = (0, _singles_of(self.sizes[-1])[-1])
@@ -151,7 +151,7 @@ class CUDAGraphs(Replayer):
         )
 
     def _shape_of(self, work: Work) -> Shape | None:
-        """The shape that a step is padded to; None if there is none that pays."""
+        """Return the shape that a step is padded to; None if there is none that pays."""
         singles = work.num_singles
         chunks, tokens = len(work.rows) - singles, int(work.starts[-1]) - singles
         if not chunks:
@@ -258,7 +258,7 @@ class CUDAGraphs(Replayer):
         )
 
     def _tables_of(self, shape: Shape) -> torch.Tensor:
-        """[groups, rows, max_blocks], of the step's rows."""
+        """Return the block tables of the step's rows, [groups, rows, max_blocks]."""
         groups, _, columns = self._state.block_tables.shape
         return self._tables[: groups * shape.num_rows * columns].view(groups, shape.num_rows, columns)
 
@@ -274,7 +274,7 @@ class CUDAGraphs(Replayer):
 
 
 def step_sizes(most: int) -> list[int]:
-    """The sizes that decoding steps of up to `most` requests are padded to: 1, 2, 4, 8, 16, 24 …
+    """List the sizes that decoding steps of up to `most` requests are padded to: 1, 2, 4, 8, 16, 24 …
 
     From 384 on multiples of 24, away from cuBLAS's worst holes (448 rows of an 8B take 40 % more than 456).
     """
@@ -286,7 +286,7 @@ def step_sizes(most: int) -> list[int]:
 
 
 def first_sizes(sizes: list[int]) -> list[int]:
-    """Those that between them use every kernel, the largest first: they share memory best so.
+    """Return the sizes that between them use every kernel, the largest first: they share memory best so.
 
     Kernels change where a size passes 2^k or 3 * 2^k requests.
     """
@@ -294,11 +294,11 @@ def first_sizes(sizes: list[int]) -> list[int]:
 
 
 def _singles_of(most: int) -> list[int]:
-    """What single rows beside chunks are padded to: few, because each comes with many numbers of tokens."""
+    """List what single rows beside chunks are padded to: few, as each comes with many numbers of tokens."""
     return [0, *(8 << i for i in range(max(1, (most - 1).bit_length() - 2)))]
 
 
 def _padded_tokens(number: int) -> int:
-    """The next number of tokens of chunks, at most a quarter more from 128 on."""
+    """Return the next number of tokens of chunks, at most a quarter more from 128 on."""
     unit = max(_FEWEST_TOKENS, 1 << max(0, number.bit_length() - 3))
     return -(-number // unit) * unit

@@ -57,13 +57,13 @@ class ModelRunner:
 
     @property
     def replayer(self) -> Replayer:
-        """What the runner computes by."""
+        """Return the replayer; the weights must be there."""
         assert self._replayer is not None, "the weights have been given up"
         return self._replayer
 
     @property
     def model(self) -> Model:
-        """What the runner computes with."""
+        """Return the model that steps are computed with."""
         return self.replayer.model
 
     @torch.inference_mode()
@@ -97,7 +97,7 @@ class ModelRunner:
         self._send(pending, rows, samples)
 
     def _update_state(self, step: SchedulerOutput) -> Array:
-        """Release and admit requests, and bring what the step adds to the device; the step's rows."""
+        """Release and admit requests, bring what the step adds to the device; return the rows of the step."""
         for request_id in step.released_ids:
             row = self.state.release(request_id)
             self.sampler.remove(row)
@@ -115,12 +115,12 @@ class ModelRunner:
         return rows
 
     def _plain_kind(self, step: SchedulerOutput, rows: Array) -> Kind | None:
-        """By what the tokens of these rows are chosen, if not by masks nor anything else of their own."""
+        """Return the kind that chooses the tokens of all these rows; None if masks or processors do."""
         is_masked = step.masks_follow or step.token_masks is not None
         return None if is_masked else self.sampler.plain_kind(rows)
 
     def _compute(self, work: Work, pending: PendingStep) -> torch.Tensor:
-        """The last hidden states of the requests that sample, [S, hidden_size], by the model's own code."""
+        """Let the model compute the step; return the last hidden states of those that sample, [S, size]."""
         batch, last_rows = make_batch(work, self.state, self.cache)
         if self.replayer.may_skip_rows(work):
             batch.wanted = last_rows

@@ -20,11 +20,11 @@ class PendingStep:
 
     @property
     def is_ready(self) -> bool:
-        """Whether `read` would not wait."""
+        """Return True if `read` would not wait."""
         return self.pending is None or self.pending.copies.is_ready
 
     def read(self) -> ModelRunnerOutput:
-        """Everything on the host; waits for this step on the device, and for none behind it."""
+        """Return everything on the host; waits for this step on the device, and for none behind it."""
         if self.pending is None or self.samples is None:
             nothing: list[list[int]] = [[] for _ in self.request_ids]
             return ModelRunnerOutput(self.step_id, nothing, prompt_logprobs=self.prompt_logprobs)

@@ -15,7 +15,7 @@ _LENGTH = 4  # one more than steps are in flight, and one for good measure: nobo
 
 
 class PinnedRing:
-    """As many numbers and rows as any step has."""
+    """Holds as many numbers and rows as any step has, several times over."""
 
     def __init__(self, most_numbers: int, most_rows: int, device: torch.device) -> None:
         self._is_remote = is_remote = device.type != "cpu"
@@ -35,7 +35,7 @@ class PinnedRing:
         self._index = 0
 
     def give(self, number: int) -> Array:
-        """[number] int64 zeros, to be filled before the next step is given out."""
+        """Return [number] int64 zeros, to be filled before the next step is launched."""
         if (last := self._results[self._index]) is not None:
             last.read()
         given = self._given[self._index, :number]
@@ -43,7 +43,7 @@ class PinnedRing:
         return given
 
     def end(self, rows: Array) -> "RingResults":
-        """What the step that was given out will bring for these rows, in this order."""
+        """Return what the step just launched will bring for these rows, in this order."""
         left = [part[self._index] for part in self._left]
         results = RingResults(left, rows, Moment(is_remote=self._is_remote))
         self._results[self._index], self._index = results, (self._index + 1) % _LENGTH

@@ -23,7 +23,7 @@ _SHARE_ALIKE = 0.75
 
 @dataclass(slots=True)
 class Work:
-    """Whose tokens a step computes, on the host.
+    """Says on the host which tokens a step computes.
 
     rows:     [R] int64, row of each request in the state
     computed: [R] int64, tokens computed before
@@ -38,7 +38,7 @@ class Work:
     starts: Array
     samples: Array
     num_singles: int = 0
-    """So many of the first requests compute one token each."""
+    """The number of requests, all at the beginning, that compute one token each."""
 
 
 def read_step(step: SchedulerOutput, rows: Array, state: RequestState) -> Work:
@@ -54,7 +54,7 @@ def read_step(step: SchedulerOutput, rows: Array, state: RequestState) -> Work:
 
 
 def locate(work: Work, state: RequestState) -> tuple[Array, Array, Array]:
-    """Of the tokens: places in the state's token_ids [T], positions [T], slots in the cache [groups, T]."""
+    """Return the tokens' places in the state's token_ids [T], positions [T], cache slots [groups, T]."""
     owners, positions = work.rows, work.computed
     if work.num_singles < len(owners):
         lengths = work.ends - work.computed
@@ -64,7 +64,7 @@ def locate(work: Work, state: RequestState) -> tuple[Array, Array, Array]:
 
 
 def make_batch(work: Work, state: RequestState, cache: KVTensors) -> tuple[ForwardBatch, torch.Tensor]:
-    """The batch, which wants all tokens; and the last one of each request that samples: [S] int64."""
+    """Return the batch, which wants all tokens, and the last token of each that samples, [S] int64."""
     last_rows = work.starts[work.samples + 1] - 1
     arrays = [*locate(work, state), work.rows, work.starts, work.ends, last_rows]
     places, positions, cache_slots, rows, starts, lengths, last = send(arrays, state.token_ids.device)
@@ -88,7 +88,7 @@ def make_batch(work: Work, state: RequestState, cache: KVTensors) -> tuple[Forwa
 
 
 def have_common_start(work: Work, state: RequestState) -> bool:
-    """Whether many requests, all decoding, mostly have their first blocks in common with their neighbours."""
+    """Return True if many requests, all decoding, mostly share their first blocks with their neighbours."""
     block = _COMMON_TOKENS // state.block_sizes[0]
     if not _FEWEST_ALIKE <= work.num_singles == len(work.rows) or block >= state.host_tables.shape[2]:
         return False

@@ -44,7 +44,7 @@ def measure(model: Model, config: EngineConfig, platform: Platform) -> Workspace
 
 @torch.inference_mode()
 def _run_largest(model: Model, config: EngineConfig, platform: Platform, requests: int, each: int) -> None:
-    """`requests` requests compute `each` tokens, and sample as laboriously as they can."""
+    """Compute `each` tokens of `requests` requests, and sample in the way that needs most memory."""
     hidden = model.forward(_batch(model, config, platform.device, requests, each))
     logits = model.logits(hidden[each - 1 :: each])
     if logits.is_meta:

@@ -71,7 +71,7 @@ class PromptScores(StepPart):
     def _score(
         self, params: SamplingParams, model: Model, hidden: torch.Tensor, targets: torch.Tensor, position: int
     ) -> list[TokenLogprobs]:
-        """Entries of one run of prompt tokens. position: of the first row of `hidden`, before its target"""
+        """Score one run of prompt tokens. position: of the first row of `hidden`, before its target"""
         count, candidates = len(targets), params.prompt_candidates
         bare = min(count, max(0, params.prompt_logprob_start - position)) if candidates else count
         unscored = bare if params.prompt_logprobs is None else 0

@@ -119,7 +119,7 @@ class RecordedCalls(Replayer):
         return None if replay is None else _Recorded(made[0], replay)
 
     def _batch(self, size: int) -> ForwardBatch:
-        """The first rows of the inputs."""
+        """Return a batch of the first rows of the inputs."""
         inputs = BatchInputs(
             input_ids=_rows(self._ids, size),
             positions=_rows(self._positions, size),
@@ -132,11 +132,11 @@ class RecordedCalls(Replayer):
 
 
 def _rows(array: Array, count: int) -> Tensor:
-    """The first ones, in the same memory."""
+    """Return the first rows, in the same memory."""
     return torch.from_numpy(array[:count])
 
 
 def _padded(num_rows: int) -> int:
-    """Every number up to 8, then fewer and fewer: recording takes longer than to compute some rows more."""
+    """Pad to every number up to 8, then to fewer: recording takes longer than to compute some more rows."""
     unit = 1 if num_rows <= 8 else 4 if num_rows <= 16 else 8
     return -(-num_rows // unit) * unit

@@ -58,16 +58,16 @@ class RequestState:
 
     @property
     def num_requests(self) -> int:
-        """How many have a row."""
+        """Return the number of requests that have a row."""
         return len(self._rows)
 
     def places(self, rows: Array, positions: Array) -> Array:
-        """Where the tokens at these positions of these rows stand in `token_ids`, seen as flat."""
+        """Return the indexes of the tokens at these positions of these rows in `token_ids`, seen as flat."""
         places: Array = rows * self._most_tokens + positions
         return places
 
     def cache_slots(self, rows: Array, positions: Array) -> Array:
-        """Where these positions of these rows are in the cache, by group: [groups, T]."""
+        """Return the cache slots of these positions of these rows, by group: [groups, T]."""
         columns, offsets = np.divmod(positions, self._sizes)
         blocks = self.host_tables[self._groups, rows, columns].astype(np.int64)
         found: Array = blocks * self._sizes + offsets
@@ -75,7 +75,7 @@ class RequestState:
 
     @property
     def spare_place(self) -> int:
-        """Where the spare row keeps its first token, in `token_ids` seen as flat."""
+        """Return the index of the spare row's first token in `token_ids`, seen as flat."""
         return self.spare_row * self._most_tokens
 
     def add(self, request: NewRequest) -> int:
@@ -130,7 +130,7 @@ class RequestState:
 
 
 class _Writes:
-    """Runs of numbers to be written into a tensor, by their places in it as if it were flat; none twice."""
+    """Collects runs of numbers to be written into a tensor, by index into it, seen as flat; none twice."""
 
     def __init__(self, target: torch.Tensor) -> None:
         self.target = target.view(-1)
@@ -143,7 +143,7 @@ class _Writes:
         self.values.append(values)
 
     def take(self) -> tuple[Array, Array]:
-        """(places, values) collected so far, which are forgotten here."""
+        """Return (places, values) collected so far, and forget them."""
         lengths = np.array([len(run) for run in self.values], np.int64)
         ends = lengths.cumsum()
         places = np.arange(ends[-1]) + (np.array(self._places) - ends + lengths).repeat(lengths)

@@ -67,7 +67,7 @@ class Worker:
         return ModelReady(groups, available, weights, workspace, on_host)
 
     def _try_out(self, groups: list[KVCacheGroup]) -> None:
-        """What is computed before the first requests come, and for them; over a cache of one block."""
+        """Compute what is computed before the first requests, and for them; over a cache of one block."""
         measure(self.model, self._config, self._platform)
         if self.model.is_recordable:
             plan = CachePlan(groups=groups, num_blocks=1, block_size=self._config.cache.block_size)
@@ -182,7 +182,7 @@ class Worker:
             self._equip()
 
     def describe(self) -> dict[str, Any]:
-        """What this rank holds, as plain types."""
+        """Return what this rank holds, as plain types."""
         return {
             "device": str(self._platform.device),
             "kernels": self._platform.kernels.name,
