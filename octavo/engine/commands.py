@@ -61,7 +61,7 @@ def _stats(parts: Parts, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _collective_rpc(parts: Parts, arguments: dict[str, Any]) -> list[Any]:
-    """One result per rank.
+    """Return one result per rank.
 
     arguments: `verb` for the workers, and their `arguments`; or, in the caller's process only, a `function`
     of the worker.
@@ -86,7 +86,7 @@ def _pause(parts: Parts, arguments: dict[str, Any]) -> bool:
 
 
 def _num_inside(parts: Parts, arguments: dict[str, Any]) -> int:
-    """Requests that are not queued by a pause, and beams between two of their steps."""
+    """Return how many requests no pause has queued, beams between two of their steps among them."""
     return parts.scheduler.num_open
 
 

@@ -70,18 +70,18 @@ class EngineCore:
 
     @property
     def scheduler(self) -> Scheduler:
-        """The scheduler of the started engine."""
+        """Return the scheduler of the started engine."""
         if self._scheduler is None:
             raise ConfigError("The engine core has not been started.")
         return self._scheduler
 
     def prepare(self, request: EngineRequest) -> None:
-        """Before `add`, on any thread: do what would take its time there."""
+        """Do what would take time in `add`; called before it, on any thread."""
         self._matchers.prepare(request)
         self.scheduler.prepare(request)
 
     def takes_time(self, request: EngineRequest) -> bool:
-        """Whether `prepare` has something to do for this request."""
+        """Return True if `prepare` has something to do for this request."""
         return request.constraint is not None or self.scheduler.prepares
 
     def add(self, request: EngineRequest) -> None:
@@ -124,12 +124,12 @@ class EngineCore:
             self._timeouts.discard(request_id)
 
     def has_work(self) -> bool:
-        """True while `step` has something to do."""
+        """Return True while `step` has something to do."""
         is_pending = bool(self._early or self._in_flight)
         return is_pending or (self.scheduler.has_requests and not self._pause_state.is_frozen)
 
     def wait_s(self) -> float:
-        """How long, at most, to wait for news before the next `step`: it is soon enough then.
+        """Return how long the loop may wait for news before the next `step`.
 
         Without work, until somebody's time is over. Where few run, until the device is about to need a step.
         """
@@ -199,7 +199,7 @@ class EngineCore:
         return not is_full and not self._pause_state.is_frozen
 
     def _read_oldest(self) -> list[EngineOutput]:
-        """What the oldest step brought; the newest may have waited for just that to sample."""
+        """Return what the oldest step brought; the newest may have waited for just that to sample."""
         try:
             result = self._in_flight.popleft().result()
         except EngineDead:

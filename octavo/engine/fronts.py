@@ -38,7 +38,7 @@ class Fronts:
         self._ready: Ready | None = None
 
     def admit(self, num_fronts: int) -> None:
-        """From now on there are so many."""
+        """Open pipes for so many fronts, those that have one already included."""
         for front in range(len(self._pipes), num_fronts):
             self._pipes.append(self._open(front))
             self._heard_s.append(self._clock())
@@ -60,7 +60,7 @@ class Fronts:
             self._owners.pop(request_id, None)
 
     def take_orphans(self) -> list[str]:
-        """Requests that nobody waits for any more; the core is to abort them."""
+        """Return the requests that nobody waits for any more; the core is to abort them."""
         orphans, self._orphans = self._orphans, []
         return orphans
 
@@ -124,7 +124,7 @@ class Fronts:
             pipe.close(linger_s=1.0 if front == _OWNER else 0.1)
 
     def _by_front(self, outputs: list[EngineOutput]) -> dict[int, list[EngineOutput]]:
-        """What each is to get; a front that is alone drops by itself what nobody waits for."""
+        """Return what each is to get; a front that is alone drops by itself what nobody waits for."""
         if len(self._pipes) == 1:
             return {_OWNER: outputs}
         by_front: dict[int, list[EngineOutput]] = {}

@@ -55,7 +55,7 @@ class MemoryPlan(msgspec.Struct, kw_only=True):
 
 
 def plan_memory(config: EngineConfig, device_bytes: int = 0) -> MemoryPlan:
-    """The plan; `problem` says so if it cannot work. Raises ConfigError as loading the model would.
+    """Return the plan; `problem` says so if it cannot work. Raises ConfigError as loading the model would.
 
     device_bytes: of each device; 0 = what this machine has free now
     """

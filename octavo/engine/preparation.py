@@ -29,7 +29,7 @@ class Preparation:
         self._thread: threading.Thread | None = None
 
     def take(self, message: CoreMessage) -> None:
-        """A message has arrived."""
+        """Take a message that has arrived."""
         takes_time = isinstance(message, EngineRequest) and self._takes_time(message)
         if takes_time or (isinstance(message, Abort | Detach) and self._queue.unfinished_tasks):
             self._queue.put(message)

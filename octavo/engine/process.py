@@ -86,7 +86,7 @@ class CoreProcess:
         self._inbox.put(Shutdown())
 
     def fail(self, error: Exception) -> None:
-        """From any thread: the engine cannot go on."""
+        """End the engine, which cannot go on; from any thread."""
         self._inbox.put(error)
 
     def _start(self) -> EngineCore:
@@ -153,7 +153,7 @@ class CoreProcess:
         self._fronts.tell(call.front, reply)
 
     def _take(self, timeout_s: float | None = None) -> CoreMessage | None:
-        """The next message, when it comes; None after `timeout_s`. Raises what another thread raised."""
+        """Wait for the next message; None after `timeout_s`. Raises what another thread raised."""
         try:
             message = self._inbox.get(timeout=timeout_s)
         except Empty:

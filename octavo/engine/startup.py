@@ -64,7 +64,7 @@ def plan_cache(config: EngineConfig, ready: ModelReady) -> CachePlan:
 
 
 def plan_store(config: EngineConfig, plan: CachePlan) -> StorePlan | None:
-    """Where engines find each other's blocks, if they are to. Raises ConfigError."""
+    """Return where engines find each other's blocks, if they are to. Raises ConfigError."""
     storage = shared_storage(config.cache.kv_transfer_config)
     if storage is None:
         return None
@@ -80,12 +80,12 @@ def plan_store(config: EngineConfig, plan: CachePlan) -> StorePlan | None:
 
 
 def num_sequences(config: EngineConfig, plan: CachePlan) -> float:
-    """Requests of the plan's max_model_len whose blocks fit at once."""
+    """Return how many requests of the plan's max_model_len fit at once."""
     return (plan.num_blocks - 1) / _blocks_for(config, plan, plan.max_model_len)
 
 
 def _num_blocks(config: EngineConfig, ready: ModelReady, bytes_per_block: int, needed: int) -> int:
-    """The user's number, the user's bytes, or what the device has left.
+    """Return the user's number, or what fits the user's bytes or what the device has left.
 
     On CPU no more is taken than max_num_seqs requests of full length can use, nor than CPU_CACHE_BYTES,
     unless a length that must be served needs it.
@@ -103,7 +103,7 @@ def _num_blocks(config: EngineConfig, ready: ModelReady, bytes_per_block: int, n
 
 
 def _num_host_blocks(config: EngineConfig, ready: ModelReady, one_block: CachePlan) -> int:
-    """As many as fill swap_space on each rank, if copying blocks is any use. Raises ConfigError."""
+    """Return how many fill swap_space on each rank, if copying blocks is any use. Raises ConfigError."""
     space = int(config.cache.swap_space * (1 << 30))
     if not space:
         return 0
@@ -123,13 +123,13 @@ def _num_host_blocks(config: EngineConfig, ready: ModelReady, one_block: CachePl
 
 
 def _blocks_for(config: EngineConfig, plan: CachePlan, num_tokens: int) -> int:
-    """Most blocks that one request holds while it grows to `num_tokens`; the last is never computed."""
+    """Return the most blocks of one request that grows to `num_tokens`; the last is never computed."""
     chunk = max_chunk(config.scheduler)
     return sum(group.peak_blocks(max(1, num_tokens - 1), chunk) for group in CacheGroup.all_of(plan))
 
 
 def _longest_that_fits(config: EngineConfig, plan: CachePlan) -> int:
-    """The most tokens of one request whose blocks there are; 1 when there is none."""
+    """Return the most tokens of one request whose blocks there are; 1 if there is none."""
     low, high = 1, config.model.max_model_len
     while low < high:
         middle = (low + high + 1) // 2
@@ -153,7 +153,7 @@ def _too_small(config: EngineConfig, plan: CachePlan, needed: int, ready: ModelR
 
 
 def _other_uses(ready: ModelReady) -> str:
-    """What else takes memory, where it is kept back."""
+    """Return what else takes memory, where it is kept back."""
     if not ready.workspace_bytes:
         return ""
     sizes = ready.weight_bytes - ready.host_weight_bytes, ready.workspace_bytes

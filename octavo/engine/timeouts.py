@@ -35,7 +35,7 @@ class Timeouts:
             heapify(self._heap)
 
     def next_s(self) -> float | None:
-        """When the next one's time is over; None while nobody has a limit."""
+        """Return when the next one's time is over; None while nobody has a limit."""
         heap = self._heap
         while heap and self._ends_s.get(heap[0][1]) != heap[0][0]:
             heappop(heap)

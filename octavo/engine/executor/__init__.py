@@ -18,7 +18,7 @@ EXECUTORS: Registry[type[Executor]] = Registry(
 
 
 def make_executor(config: EngineConfig) -> Executor:
-    """The executor that the config names: a registered one, or a class as "module:Class"."""
+    """Return the executor that the config names: a registered one, or a class as "module:Class"."""
     name = config.parallel.distributed_executor_backend
     kind = load_object(name) if ":" in name else EXECUTORS.load(name)
     executor: Executor = kind()

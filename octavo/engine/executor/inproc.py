@@ -97,16 +97,16 @@ class _Reading(Future[ModelRunnerOutput]):
                 self.set_exception(error)
 
     def done(self) -> bool:
-        """Whether reading it would not wait."""
+        """Return True if reading it would not wait."""
         return self._pending is None or self._pending.is_ready
 
     def result(self, timeout: float | None = None) -> ModelRunnerOutput:
-        """What the step brought; waits for it. Raises the step's error."""
+        """Wait for the step and return what it brought. Raises the step's error."""
         self._read()
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """The step's error, if any; waits for the step."""
+        """Wait for the step and return its error, if any."""
         self._read()
         return super().exception(timeout)
 

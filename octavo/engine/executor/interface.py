@@ -20,7 +20,7 @@ class Executor(ABC):
     """All ranks of one model as one object; used by one thread."""
 
     def watch(self, on_loss: Callable[[Exception], None]) -> None:  # noqa: B027  # most need nothing
-        """Before `start`: have `on_loss` called, on any thread, when workers are lost, also while idle.
+        """Have `on_loss` called, on any thread, when workers are lost, also while idle; before `start`.
 
         An executor whose workers cannot be lost ignores it.
         """

@@ -38,7 +38,7 @@ class BlockPool:
 
     @property
     def num_used(self) -> int:
-        """Blocks that at least one table holds."""
+        """Return how many blocks at least one table holds."""
         return self.num_blocks - 1 - self.num_free
 
     def ref_count(self, block: int) -> int:
@@ -79,7 +79,7 @@ class BlockPool:
             self._link(block, after)
 
     def find(self, key: BlockKey) -> int | None:
-        """The block that holds this content, in use or free."""
+        """Return the block that holds this content, in use or free."""
         return self._by_key.get(key)
 
     def remember(self, block: int, key: BlockKey) -> None:
@@ -104,14 +104,14 @@ class BlockPool:
         self._by_key.clear()
 
     def free_blocks(self) -> Iterator[int]:
-        """The free blocks in the order in which they will be handed out."""
+        """Return the free blocks in the order in which they will be handed out."""
         block = self._next[NULL_BLOCK]
         while block != NULL_BLOCK:
             yield block
             block = self._next[block]
 
     def remembered(self) -> dict[BlockKey, int]:
-        """A copy of the prefix map."""
+        """Return a copy of the prefix map."""
         return dict(self._by_key)
 
     def _link(self, block: int, after: int) -> None:

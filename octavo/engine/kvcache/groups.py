@@ -29,14 +29,14 @@ class CacheGroup:
 
     @classmethod
     def all_of(cls, plan: CachePlan) -> list["CacheGroup"]:
-        """The groups of a planned cache."""
+        """Return the groups of a planned cache."""
         sizes = plan.block_sizes
         windows = [group.spec.sliding_window or _ENDLESS for group in plan.groups]
         return [cls(i, size, windows[i], size // gcd(*sizes)) for i, size in enumerate(sizes)]
 
     @property
     def is_full(self) -> bool:
-        """True when no block ever leaves the window."""
+        """Return True if no block ever leaves the window."""
         return self.window == _ENDLESS
 
     def first_needed(self, num_computed: int) -> int:
@@ -51,11 +51,11 @@ class CacheGroup:
         return max(0, num_computed - self.window) // self.block_size
 
     def num_blocks(self, num_tokens: int) -> int:
-        """Blocks that hold the first `num_tokens` tokens, the last one perhaps in part."""
+        """Return how many blocks hold the first `num_tokens` tokens, the last one perhaps in part."""
         return -(-num_tokens // self.block_size)
 
     def peak_blocks(self, num_tokens: int, max_chunk: int) -> int:
-        """Most blocks held at once while `num_tokens` are computed from nothing, in chunks ≤ max_chunk.
+        """Return the most blocks in use while `num_tokens` are computed from nothing, in chunks ≤ max_chunk.
 
         A step holds the positions kept behind it and its own chunk, wherever the block borders fall.
         """
@@ -66,7 +66,7 @@ class CacheGroup:
         return min(whole, (span + self.block_size - 2) // self.block_size + 1)
 
     def key(self, digests: list[bytes], index: int) -> BlockKey:
-        """The name of the content of block `index`: the digest of all tokens up to its end."""
+        """Return the name of block `index`'s content: the digest of all tokens up to its end."""
         return digests[(index + 1) * self.digests_per_block - 1], self.index
 
     def keys(self, digests: list[bytes], first: int, end: int) -> list[BlockKey]:
@@ -77,7 +77,7 @@ class CacheGroup:
     def longest_hit(
         self, digests: list[bytes], is_known: Callable[[BlockKey], bool], limit: int, unit: int
     ) -> int:
-        """Most leading tokens, at most `limit`, that need not be computed: a multiple of `unit`.
+        """Return how many leading tokens, at most `limit`, need not be computed: a multiple of `unit`.
 
         limit: a multiple of `unit`, too, which is one of the group's block size
         """

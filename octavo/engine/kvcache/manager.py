@@ -81,24 +81,24 @@ class KVCacheManager:
 
     @property
     def num_usable_blocks(self) -> int:
-        """All blocks but the null block."""
+        """Return how many blocks there are but the null block."""
         return self.pool.num_blocks - 1
 
     @property
     def num_used_blocks(self) -> int:
-        """Blocks that requests hold."""
+        """Return how many blocks requests hold."""
         return self.pool.num_used
 
     def peak_blocks(self, num_tokens: int, max_chunk: int) -> int:
-        """Blocks that computing `num_tokens` from nothing may hold at once, without any sharing."""
+        """Return the most blocks that computing `num_tokens` takes at once, without any sharing."""
         return sum(group.peak_blocks(num_tokens, max_chunk) for group in self.groups)
 
     def nothing(self) -> SharedPrefix:
-        """The empty beginning."""
+        """Return the empty beginning."""
         return SharedPrefix(0, [[] for _ in self.groups], self._epoch)
 
     def match(self, chain: HashChain, token_ids: Sequence[int]) -> SharedPrefix:
-        """The longest known beginning of `token_ids`, all but one token at most: one must be computed."""
+        """Return the longest known beginning of `token_ids`, but the last token: one must be computed."""
         if not self._enable_prefix_caching:
             return self.nothing()
         digests = chain.extend(token_ids)
@@ -158,7 +158,7 @@ class KVCacheManager:
         return near
 
     def fork(self, leader: BlockTable, num_tokens: int) -> SharedPrefix | None:
-        """The leader's blocks of its first `num_tokens` tokens, a partly filled one included.
+        """Return the leader's blocks of its first `num_tokens` tokens, a partly filled one included.
 
         None when the leader's window has passed some that the follower would read.
         """
@@ -171,7 +171,7 @@ class KVCacheManager:
         return SharedPrefix(num_tokens, blocks, leader.epoch)
 
     def can_start(self, prefix: SharedPrefix, num_tokens: int, max_chunk: int) -> bool:
-        """True when all `num_tokens` of a request with this beginning fit into what is free now."""
+        """Return True if all `num_tokens` of a request with this beginning fit into what is free now."""
         needed = 0
         for group, blocks in zip(self.groups, prefix.blocks, strict=True):
             live = blocks[group.first_needed(prefix.num_tokens) :]
@@ -185,7 +185,7 @@ class KVCacheManager:
         return needed <= self.pool.num_free
 
     def open(self, prefix: SharedPrefix) -> BlockTable:
-        """A table that holds the blocks of `prefix`, which must have been found since the last change.
+        """Return a table of the blocks of `prefix`, which must have been found since the last change.
 
         What is outside the pool is copied into it.
         """
@@ -261,16 +261,16 @@ class KVCacheManager:
         table.capacity = 0
 
     def take_copies(self) -> list[tuple[Place, Place]]:
-        """The copies that the step being planned must do; the list is handed over."""
+        """Hand over the copies that the step being planned must do."""
         copies, self.copies = self.copies, []
         return copies
 
     def take_contents(self) -> dict[int, Content]:
-        """What the copies of the step being planned take from files, by their numbers; handed over."""
+        """Hand over what the copies of the step being planned take from files, by their numbers."""
         return self.shared.take_leaving()
 
     def take_saves(self) -> list[BlockSave]:
-        """The blocks to save after the step being planned; the list is handed over."""
+        """Hand over the blocks to save after the step being planned."""
         saves, self.saves = self.saves, []
         return saves
 
@@ -286,7 +286,7 @@ class KVCacheManager:
         self._epoch += 1
 
     def _longest_hit(self, digests: list[bytes], limit: int, is_known: Callable[[BlockKey], bool]) -> int:
-        """Most leading tokens, at most `limit`, that every group can do without computing."""
+        """Return how many leading tokens, at most `limit`, no group needs to compute."""
         unit = self._hit_unit
         limit = limit // unit * unit
         while True:
@@ -297,7 +297,7 @@ class KVCacheManager:
                 return limit
 
     def _has(self, key: BlockKey) -> bool:
-        """Whether this content is in the pool, in host memory, or on its way from files."""
+        """Return True if this content is in the pool, in host memory, or on its way from files."""
         return (
             self.pool.find(key) is not None
             or self.host.find(key) is not None
@@ -305,7 +305,7 @@ class KVCacheManager:
         )
 
     def _place_outside(self, key: BlockKey) -> Place:
-        """Where a content is that is not in the pool."""
+        """Return the place of a content that is not in the pool."""
         cell = self.host.find(key)
         if cell is not None:
             return Place(Tier.HOST, cell)
@@ -314,7 +314,7 @@ class KVCacheManager:
         return Place(Tier.STEP, number)
 
     def _is_known(self, digest: bytes) -> bool:
-        """Whether any group has the content; those with a window lose it sooner."""
+        """Return True if any group has the content; those with a window lose it sooner."""
         return any(self._has((digest, group.index)) for group in self.groups)
 
     def _save(self, block: int, key: BlockKey) -> None:
@@ -370,7 +370,7 @@ class KVCacheManager:
             table.first_live[group.index] = max(first_live, first_kept)
 
     def _shared_tails(self, table: BlockTable, num_computed: int) -> list[tuple[list[int], int]]:
-        """The groups' tables whose partly filled last block, the index of which follows, others hold too."""
+        """Return the groups' tables whose partly filled last block others hold too, and its index."""
         tails = []
         for group, blocks in zip(self.groups, table.groups, strict=True):
             index, offset = divmod(num_computed, group.block_size)

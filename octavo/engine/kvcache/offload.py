@@ -17,7 +17,7 @@ COMPUTED_BYTES_PER_S = {"cpu": 4e10, "cuda": 7e14}
 
 
 def swapping_pays(kv_bytes_per_token: int, weight_bytes: int, device: str) -> bool:
-    """True when copying the keys and values of a token out and in takes less time than computing them anew.
+    """Return True if copying a token's keys and values out and in takes less time than computing them.
 
     Both times grow with the number of tokens (attention makes computing grow faster still), so one comparison
     decides for all. Sizes are of one rank; weight_bytes = 0: not known, then it is taken to pay.
@@ -47,15 +47,15 @@ class HostTier:
         return len(self._free)
 
     def contents(self) -> dict[BlockKey, int]:
-        """A copy of the map from contents to cells."""
+        """Return a copy of the map from contents to cells."""
         return dict(self._cells)
 
     def find(self, key: BlockKey) -> int | None:
-        """The cell that has this content."""
+        """Return the cell that has this content."""
         return self._cells.get(key)
 
     def store(self, key: BlockKey) -> int | None:
-        """The cell that this content must be copied to; None when it has one already, or gets none."""
+        """Return the cell to copy this content to; None if it has one already, or gets none."""
         cell = self._cells.pop(key, None)
         if cell is not None:
             self._cells[key] = cell

@@ -25,7 +25,7 @@ class HashChain:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens the digests cover."""
+        """Return how many tokens the digests cover."""
         return len(self.digests) * self._block_size
 
     def extend(self, token_ids: Sequence[int]) -> list[bytes]:

@@ -42,7 +42,7 @@ class SharedTier:
         self._saved: LRU[BlockKey, bool] = LRU(_MAX_KNOWN)
 
     def has_files(self, key: BlockKey) -> bool:
-        """Whether all ranks' files are there. On any thread."""
+        """Return True if all ranks' files are there. On any thread."""
         files = self._files
         return files is not None and all(files.has(name) for name in self._names(key))
 
@@ -74,7 +74,7 @@ class SharedTier:
             self._drop(next(iter(self._held)))
 
     def find(self, key: BlockKey) -> int | None:
-        """The number of a content that is held."""
+        """Return the number of a content that is held."""
         return self._numbers.get(key)
 
     def pin(self, number: int) -> BlockKey:
@@ -87,7 +87,7 @@ class SharedTier:
         self._drop(number)
 
     def take_leaving(self) -> dict[int, Content]:
-        """What goes down with the step being planned, by number; handed over."""
+        """Hand over what goes down with the step being planned, by number."""
         leaving, self._leaving = self._leaving, {}
         return leaving
 

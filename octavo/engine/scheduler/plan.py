@@ -53,7 +53,7 @@ class StepPlan:
         return any(request.num_pending > 1 and not request.is_finished for _, request in self.constrained)
 
     def matchers(self) -> list[tuple[int, RequestMatcher]]:
-        """The matchers of those that have not ended meanwhile, with their places in `requests`."""
+        """Return the matchers of requests that have not ended meanwhile, with their places in `requests`."""
         return [
             (place, request.matcher)
             for place, request in self.constrained
@@ -63,7 +63,7 @@ class StepPlan:
     def to_output(
         self, released_ids: list[str], block_copies: list[tuple[Place, Place]], token_masks: TokenMasks | None
     ) -> SchedulerOutput:
-        """The step as the workers get it."""
+        """Return the step as the workers get it."""
         return SchedulerOutput(
             step_id=self.step_id,
             new_requests=self.new_requests,

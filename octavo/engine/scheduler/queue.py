@@ -47,7 +47,7 @@ class WaitingQueue:
         self._num_requests -= 1
 
     def first(self, count: int) -> Iterator[Request]:
-        """The first `count` requests; meanwhile they may be removed, and their lines charged.
+        """Yield the first `count` requests; meanwhile they may be removed, and their lines charged.
 
         What the start of one costs its line counts before the next is chosen.
         """
@@ -103,7 +103,7 @@ class RunningSet:
         self._lines = None
 
     def in_order(self) -> list[Request]:
-        """A copy of the members in order of service."""
+        """Return a copy of the members in order of service."""
         lines = self._lines if self._lines is not None else self._line_up()
         order = self._oldest.copy()
         for name in sorted(lines, key=self._policy.turn) if len(lines) > 1 else lines:

@@ -97,7 +97,7 @@ class Request:
 
     @classmethod
     def create(cls, request: EngineRequest, sequence: int, max_model_len: int, block_size: int) -> "Request":
-        """The engine's own record of what the front asked for."""
+        """Return the engine's own record of what the front asked for."""
         spec, num_prompt_tokens = request.spec, len(request.prompt_token_ids)
         num_given = len(request.given_output_ids)
         detection = spec.sampling.repetition_detection
@@ -143,7 +143,7 @@ class Request:
 
     @property
     def is_finished(self) -> bool:
-        """True from the moment its end is known."""
+        """Return True from the moment its end is known."""
         return self.status is RequestStatus.FINISHED
 
     # Nearly all tokens are routine: they change nothing but the lengths. These two methods say which, and the
@@ -173,7 +173,7 @@ class Request:
         )
 
     def can_lead(self, follower: "Request") -> bool:
-        """True when the keys and values of `follower`'s prompt but its last token are among this one's."""
+        """Return True if this request computes all of `follower`'s prompt but its last token."""
         shared = follower.token_ids[: follower.num_prompt_tokens - 1]
         return self.token_ids[: len(shared)] == shared and self.chain.root == follower.chain.root
 

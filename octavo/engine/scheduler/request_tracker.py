@@ -41,7 +41,7 @@ class RequestTracker:
         self.waiting.add(request)
 
     def start(self, request: Request) -> None:
-        """From waiting to running."""
+        """Move a request from waiting to running."""
         self.waiting.remove(request)
         request.move_to(RequestStatus.RUNNING)
         request.leader = None
@@ -86,7 +86,7 @@ class RequestTracker:
             self._leave(request)
 
     def take_released(self) -> list[str]:
-        """The ids to send down; the list is handed over."""
+        """Hand over the ids to send down."""
         released, self.released_ids = self.released_ids, []
         return released
 

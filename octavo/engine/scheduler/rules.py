@@ -25,12 +25,12 @@ class Rule(ABC):
     """True when a refused request is one that smaller ones pass: they may do so only so often."""
 
     def is_full(self, plan: StepPlan) -> bool:
-        """True when no request at all can start in this step any more."""
+        """Return True if no request at all can start in this step any more."""
         return False
 
     @abstractmethod
     def admit(self, request: Request, plan: StepPlan) -> bool:
-        """True when `request` may start in this step."""
+        """Return True if `request` may start in this step."""
 
     def charge(self, request: Request, plan: StepPlan) -> None:  # noqa: B027  # most rules count nothing
         """Note that `request` has started."""
@@ -40,11 +40,11 @@ class SeatRule(Rule):
     """No more than max_num_seqs requests run, those included that ended but are part of a step in flight."""
 
     def is_full(self, plan: StepPlan) -> bool:
-        """No seat is left."""
+        """Return True if no seat is left."""
         return plan.num_seats_left <= 0
 
     def admit(self, request: Request, plan: StepPlan) -> bool:
-        """A seat is left."""
+        """Return True if a seat is left."""
         return plan.num_seats_left > 0
 
     def charge(self, request: Request, plan: StepPlan) -> None:
@@ -63,7 +63,7 @@ class StaggeredPrefillRule(Rule):
         self._waiting = waiting
 
     def is_full(self, plan: StepPlan) -> bool:
-        """The prompts of this step make it long enough."""
+        """Return True if the prompts of this step make it long enough."""
         num_new = len(plan.new_requests)
         num_running = len(plan.requests) - num_new
         if not num_new or not 0 < num_running <= FEW_RUNNING or len(self._waiting) > FEW_WAITING:
@@ -104,7 +104,7 @@ class BlockRule(Rule):
         self._max_chunk = max_chunk
 
     def admit(self, request: Request, plan: StepPlan) -> bool:
-        """The blocks are there."""
+        """Return True if the blocks are there."""
         while True:
             prefix = self._find_prefix(request)
             if self._kv.can_start(prefix, request.num_tokens, self._max_chunk):
@@ -139,7 +139,7 @@ class TokenRule(Rule):
         return plan.num_tokens_left <= 0
 
     def admit(self, request: Request, plan: StepPlan) -> bool:
-        """The tokens are there."""
+        """Return True if the tokens are there."""
         if self._split_prompts:
             return plan.num_tokens_left > 0
         assert request.prefix is not None

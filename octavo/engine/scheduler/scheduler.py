@@ -77,21 +77,21 @@ class Scheduler:
 
     @property
     def has_requests(self) -> bool:
-        """True while any request waits, runs or is part of a step in flight."""
+        """Return True while any request waits, runs or is part of a step in flight."""
         return bool(self._tracker.requests)
 
     @property
     def num_open(self) -> int:
-        """Requests that wait or run, or are retained for those that follow them."""
+        """Return how many requests wait, run, or are retained for those that follow them."""
         return len(self._tracker.requests) + len(self._tracker.retained)
 
     @property
     def prepares(self) -> bool:
-        """Whether `prepare` has something to do."""
+        """Return True if `prepare` has something to do."""
         return self.kv.shared.reads
 
     def prepare(self, request: EngineRequest) -> None:
-        """Before `add`, on any one thread: read what other engines kept of its beginning."""
+        """Read what other engines kept of its beginning; before `add`, on any one thread."""
         is_first = request.sharing.reads_cache and not request.sharing.leader_id
         if self.prepares and is_first:
             self.kv.prefetch(hash_chain(request, self.kv.hash_block_size), request.prompt_token_ids)
@@ -156,11 +156,11 @@ class Scheduler:
 
     @property
     def awaits_masks(self) -> bool:
-        """Whether the last step was given out without its masks: no other may be before they are taken."""
+        """Return True if the last step went out without its masks; the next waits until they are taken."""
         return self._unmasked is not None
 
     def take_masks(self) -> TokenMasks | None:
-        """The masks of the last step, once; None if it has none, or while tokens that decide are not read."""
+        """Return the last step's masks, once; None if it has none, or while deciding tokens are not read."""
         plan = self._unmasked
         if plan is None or plan.awaits_tokens:
             return None
@@ -185,7 +185,7 @@ class Scheduler:
 
     @property
     def writes_shared_files(self) -> bool:
-        """Whether blocks are written for other engines."""
+        """Return True if blocks are written for other engines."""
         return self.kv.shared.writes
 
     def clear_shared_files(self) -> None:
@@ -194,7 +194,7 @@ class Scheduler:
         self.kv.shared.clear_files()
 
     def stats(self) -> SchedulerStats:
-        """The state now, and the counters since the start."""
+        """Return the state now, and the counters since the start."""
         return SchedulerStats(
             num_running=len(self._tracker.running),
             num_waiting=len(self._tracker.waiting),
@@ -309,7 +309,7 @@ class Scheduler:
                 passed.append(request)
 
     def _offered(self) -> Iterable[Request]:
-        """The first waiting requests in the order in which they may start.
+        """Return the first waiting requests in the order in which they may start.
 
         Before those that the policy finds worth more to start now come those that lost their blocks, and
         those that were overtaken as often as is allowed.
@@ -383,6 +383,6 @@ class Scheduler:
 
 
 def max_chunk(config: SchedulerConfig) -> int:
-    """Most tokens of one request in one step."""
+    """Return the most tokens of one request in one step."""
     budget = config.max_num_batched_tokens
     return min(config.long_prefill_token_threshold or budget, budget)

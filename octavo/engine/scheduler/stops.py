@@ -22,7 +22,7 @@ class Stop(NamedTuple):
 
 
 def find_stop(request: Request) -> Stop | None:
-    """Whether the request ends with its last known token; `min_tokens` holds back tokens, never limits.
+    """Return why the request ends with its last token, if so; `min_tokens` holds back tokens, never limits.
 
     Nor does it hold back a matcher that has come to its end. Raises RequestError for a token that the matcher
     cannot follow.

@@ -73,7 +73,7 @@ def _tell_how_it_began(request: Request, output: EngineOutput) -> None:
 
 
 def last_output(request: Request, error: str = "") -> EngineOutput:
-    """The end of a request that brings no token."""
+    """Return the end of a request that brings no token."""
     return EngineOutput(
         request_id=request.request_id,
         new_token_ids=[],

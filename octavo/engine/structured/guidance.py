@@ -72,7 +72,7 @@ class GuidanceBackend(Backend[GuidanceMatcher]):
         return GuidanceMatcher(inner)
 
     def fill_masks(self, matchers: Sequence[GuidanceMatcher], masks: np.ndarray) -> None:
-        """All rows at once, on a few threads."""
+        """Fill all rows at once, on a few threads."""
         rows = np.empty((len(matchers), self._num_words), np.int32)
         fill_next_token_bitmask_par(self._threads, [(m.inner, row) for row, m in enumerate(matchers)], rows)
         masks[:] = rows[:, : masks.shape[1]]
@@ -96,6 +96,6 @@ class _Tokens:
 
 
 def _refusal(matcher: llguidance.LLMatcher) -> RequestError:
-    """What the library has against the grammar, or against a token."""
+    """Return what the library has against the grammar, or against a token."""
     text = _PLACE.sub("", matcher.get_error().split("\n<state>")[0].split("\n   1 | ")[0])
     return RequestError(f"Grammar error: {' '.join(text.split())[:_SHOWN]}", "structured_outputs")

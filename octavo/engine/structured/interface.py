@@ -24,7 +24,7 @@ class Matcher(ABC):
 
     @abstractmethod
     def advance(self, token_id: int) -> bool:
-        """The output's next token. True: nothing may follow. Raises RequestError for a wrong one."""
+        """Take the next token; return True if nothing may follow. Raises RequestError for a wrong one."""
 
 
 M = TypeVar("M", bound=Matcher)
@@ -40,11 +40,11 @@ class Backend(ABC, Generic[M]):
     @staticmethod
     @abstractmethod
     def translate(params: StructuredOutputsParams) -> str:
-        """The constraint as a text that `compile` takes. Only in the checker: it may take any time."""
+        """Return the constraint as a text that `compile` takes; for the checker: it may take any time."""
 
     @abstractmethod
     def compile(self, grammar: str) -> M:
-        """A matcher at the beginning. Thread-safe."""
+        """Return a matcher at the beginning. Thread-safe."""
 
     @abstractmethod
     def fill_masks(self, matchers: Sequence[M], masks: np.ndarray) -> None:

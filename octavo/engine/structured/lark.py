@@ -68,7 +68,7 @@ _TRANSLATORS: dict[str, Callable[[StructuredOutputsParams], str]] = {
 
 
 def _schema(schema: Any, params: StructuredOutputsParams) -> str:
-    """As text, with the options for JSON where the library looks for them."""
+    """Return the schema as text, with the options for JSON where the library looks for them."""
     if params.disable_additional_properties:
         schema = _closed(schema)
     white_space: dict[str, Any] = {"whitespace_pattern": params.whitespace_pattern or _WHITE_SPACE}
@@ -83,7 +83,7 @@ def _schema(schema: Any, params: StructuredOutputsParams) -> str:
 
 
 def _closed(schema: Any) -> Any:
-    """The same, where objects have only the properties that are named."""
+    """Return the schema, where objects have only the properties that are named."""
     if isinstance(schema, list):
         return [_closed(item) for item in schema]
     if not isinstance(schema, dict):

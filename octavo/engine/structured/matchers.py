@@ -48,7 +48,7 @@ class RequestMatcher:
     """The library could not say what may come next."""
 
     def feed(self, token_id: int) -> bool:
-        """The request's next token. Returns True when nothing may follow it. Raises RequestError."""
+        """Take the request's next token; return True if nothing may follow it. Raises RequestError."""
         if (prelude := self.prelude) is not None:
             is_before = prelude.take(token_id)
             self.prelude = None if prelude.is_over else prelude
@@ -178,7 +178,7 @@ def _clear(row: np.ndarray, token_ids: Sequence[int]) -> None:
 
 
 def _bit(token_id: int) -> np.int32:
-    """Of the word that it is in; the highest bit is the sign."""
+    """Return the bit of its word; the highest one is the sign."""
     return np.uint32(1 << token_id % 32).view(np.int32)
 
 

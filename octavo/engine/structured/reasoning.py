@@ -23,16 +23,16 @@ class Prelude:
 
     @property
     def may_be_skipped(self) -> bool:
-        """The grammar's first token may come as well: nothing is open yet."""
+        """Return True if the grammar's first token may come as well: nothing is open yet."""
         return bool(self._opening) and not self._num_opened
 
     @property
     def next_id(self) -> int | None:
-        """The token of the opening that comes next; None: any but an end of text."""
+        """Return the token of the opening that comes next; None: any but an end of text."""
         return self._opening[self._num_opened] if self._num_opened < len(self._opening) else None
 
     def take(self, token_id: int) -> bool:
-        """The output's next token. Returns False when it is the grammar's."""
+        """Take the output's next token; return False if it is the grammar's."""
         if (expected := self.next_id) is None:
             self._recent.append(token_id)
             self.is_over = self._recent == self._closing

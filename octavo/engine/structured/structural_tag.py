@@ -113,7 +113,7 @@ class _Writer:
         return f"({tags}){'' if form.get('at_least_one') else '?'}{_then(ends)}"
 
     def _triggered(self, tag: Any, triggers: Iterable[Any]) -> str:
-        """A tag after free text."""
+        """Return a tag after free text."""
         begin = _beginning({"type": "tag", **tag}) if isinstance(tag, Mapping) else ""
         trigger = next((t for t in triggers if isinstance(t, str) and t and begin.startswith(t)), None)
         if trigger is None:
@@ -146,7 +146,7 @@ _BEGINNINGS = {"const_string": "value", "tag": "begin"}
 
 
 def _beginning(form: object) -> str:
-    """The literal text that a format begins with; "" when there is none."""
+    """Return the literal text that a format begins with; "" if there is none."""
     name = _BEGINNINGS.get(str(form.get("type")), "") if isinstance(form, Mapping) else ""
     text = form.get(name) if isinstance(form, Mapping) else ""
     return text if isinstance(text, str) else ""
@@ -171,7 +171,7 @@ def _of_structures(tag: Form) -> Form:
 
 
 def _then(ends: Ends) -> str:
-    """What follows an expression."""
+    """Return what follows an expression."""
     texts = [text for text in ends or () if text]
     return f" ({' | '.join(map(_quoted, texts))})" if texts else ""
 

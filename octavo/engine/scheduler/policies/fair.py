@@ -44,7 +44,7 @@ class FairShares(Policy):
         return request.standing.tenant
 
     def turn(self, line: str) -> float:
-        """What the tenant has spent."""
+        """Return what the tenant has spent."""
         return self._spent[line]
 
     def enter(self, request: Request) -> None:
@@ -57,7 +57,7 @@ class FairShares(Policy):
         self._num_open[tenant] += 1
 
     def leave(self, request: Request) -> None:
-        """One open request less."""
+        """Count one open request less."""
         tenant = request.standing.tenant
         self._num_open[tenant] -= 1
         if not self._num_open[tenant]:

@@ -25,7 +25,7 @@ class Policy(ABC):
 
     @classmethod
     def from_config(cls, config: SchedulerConfig) -> Self:
-        """The policy as configured."""
+        """Return the policy as configured."""
         return cls()
 
     @abstractmethod
@@ -36,7 +36,7 @@ class Policy(ABC):
         """
 
     def line(self, request: Request) -> str:
-        """The line that `request` stands in."""
+        """Return the line that `request` stands in."""
         return ""
 
     def turn(self, line: str) -> float:

@@ -15,6 +15,6 @@ class LongestPrefixFirst(FirstComeFirstServed):
     asks_cache = True
 
     def worth(self, request: Request, num_cached_blocks: int) -> float:
-        """The blocks that need not be computed."""
+        """Return how many blocks need not be computed."""
         del request
         return num_cached_blocks
