@@ -48,19 +48,26 @@ class Packing:
             "groups x tokens": (num_groups, num_tokens),
         }
         self.size = 0
-        self._parts: list[tuple[slice, str, tuple[int, ...]]] = []
-        for axis, dtype in _FIELDS:
+        self._places: list[slice] = []
+        self._narrow: list[tuple[int, int]] = []
+        self._shapes: list[tuple[int, tuple[int, ...]]] = []
+        for index, (axis, dtype) in enumerate(_FIELDS):
             shape = shapes[axis]
-            end = self.size + -(-prod(shape) * np.dtype(dtype).itemsize // 8)
-            self._parts.append((slice(self.size, end), dtype, shape))
+            count = prod(shape)
+            if dtype == "int32":
+                self._narrow.append((index, count))
+            if len(shape) > 1:
+                self._shapes.append((index, shape))
+            end = self.size + (count if dtype == "int64" else -(-count // 2))
+            self._places.append(slice(self.size, end))
             self.size = end
 
     def split(self, buffer: T) -> PackedInputs[T]:
         """Return the parts of `buffer`, [size] int64, as views."""
-        return PackedInputs(*(_view(buffer[place], dtype, shape) for place, dtype, shape in self._parts))
-
-
-def _view(part: Any, dtype: str, shape: tuple[int, ...]) -> Any:
-    if dtype != "int64":
-        part = part.view(getattr(torch if isinstance(part, torch.Tensor) else np, dtype))[: prod(shape)]
-    return part if len(shape) == 1 else part.reshape(shape)
+        int32: Any = torch.int32 if isinstance(buffer, torch.Tensor) else np.int32
+        parts = [buffer[place] for place in self._places]
+        for index, count in self._narrow:
+            parts[index] = parts[index].view(int32)[:count]
+        for index, shape in self._shapes:
+            parts[index] = parts[index].reshape(shape)
+        return PackedInputs(*parts)
