@@ -36,7 +36,7 @@ def test_steps_with_host_weights_are_recorded(tiny_llama, make_llm, monkeypatch)
     kinds, run = [], CUDAGraphs._run
 
     def noted(steps, shape, end):
-        kinds.append((shape, end) in steps._recorded)
+        kinds.append((shape, end) in steps._captured)
         run(steps, shape, end)
 
     monkeypatch.setattr(CUDAGraphs, "_run", noted)
