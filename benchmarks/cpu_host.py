@@ -54,7 +54,7 @@ def main() -> int:
     Decoder.logits = random_logits
     for streams in map(int, args.streams.split(",")):
         row = {"streams": streams, "model": args.model}
-        for name, is_eager in (("by_call_ms", True), ("from_tape_ms", False)):
+        for name, is_eager in (("by_call_ms", True), ("recorded_ms", False)):
             row[name] = round(measure(args.model, streams, is_eager), 3)
         print(json.dumps(row), flush=True)
     return 0

@@ -85,7 +85,7 @@ def quality(records: list[Record]) -> list[str]:
         "perplexity, float32",
         "perplexity",
         "ratio",
-        "same likeliest token",
+        "same greedy token",
     ]
     rows = [
         [
