@@ -107,7 +107,7 @@ class CoreProcess:
         return self._core
 
     def _serve(self, core: EngineCore) -> None:
-        """What has arrived, then a step, if only to show that the loop runs. Returns on Shutdown."""
+        """Take what has arrived, then step, if only to show that the loop runs. Returns on Shutdown."""
         while True:
             while (wait_s := core.wait_s()) or not self._inbox.empty():
                 message = self._take(min(wait_s, BEAT_S))

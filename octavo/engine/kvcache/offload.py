@@ -78,7 +78,7 @@ class HostTier:
         return key
 
     def unpin(self, cell: int) -> None:
-        """The copy from this cell is planned: it is the most recently used, and may be written again."""
+        """Unpin a cell whose copy is planned: it is the most recently used, and may be written again."""
         key = self._keys[cell]
         assert key is not None
         self._cells[key] = cell

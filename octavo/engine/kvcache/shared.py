@@ -78,11 +78,11 @@ class SharedTier:
         return self._numbers.get(key)
 
     def pin(self, number: int) -> BlockKey:
-        """The content of this number, which is about to be brought into a block; it stays until `unpin`."""
+        """Return the content of this number, about to be brought into a block; it stays until `unpin`."""
         return self._held[number][0]
 
     def unpin(self, number: int) -> None:
-        """It goes down with the step that is being planned."""
+        """Let it go down with the step that is being planned."""
         self._leaving[number] = self._held[number][1]
         self._drop(number)
 

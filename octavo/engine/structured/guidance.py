@@ -39,7 +39,7 @@ class GuidanceMatcher(Matcher):
         return type(self)(self.inner.deep_copy())
 
     def advance(self, token_id: int) -> bool:
-        """One token."""
+        """Take one token."""
         if not self.inner.consume_token(token_id):
             raise _refusal(self.inner)
         return self.inner.is_stopped()
@@ -57,7 +57,7 @@ class GuidanceBackend(Backend[GuidanceMatcher]):
 
     @staticmethod
     def translate(params: StructuredOutputsParams) -> str:
-        """As Lark."""
+        """Return the constraint as Lark."""
         return to_lark(params)
 
     def compile(self, grammar: str) -> GuidanceMatcher:

@@ -34,7 +34,7 @@ class _Writer:
         self._write_schema = write_schema
 
     def write(self, form: object, ends: Ends) -> str:
-        """Of any type. Raises RequestError."""
+        """Write a format of any type. Raises RequestError."""
         kind = form.get("type") if isinstance(form, Mapping) else None
         if not isinstance(form, Mapping) or not isinstance(kind, str) or kind not in _TYPES:
             raise _wrong(f"formats are objects whose type is one of {', '.join(_TYPES)}, not {kind!r:.60}")
@@ -157,7 +157,7 @@ def _without_beginning(form: Form) -> Form:
 
 
 def _of_structures(tag: Form) -> Form:
-    """The earlier form. Raises RequestError."""
+    """Translate the earlier form. Raises RequestError."""
     structures, triggers = tag.get("structures"), tag.get("triggers")
     if not (isinstance(structures, list) and structures and isinstance(triggers, list) and triggers):
         raise _wrong('needs "structures", a list of {begin, schema, end}, and "triggers", a list of strings')

@@ -93,7 +93,7 @@ class KVTensors:
         }
 
     def copy_of(self, block: int) -> Tensor:
-        """What a block holds now, on its device: [tensors, bytes] uint8."""
+        """Return what a block holds now, on its device: [tensors, bytes] uint8."""
         return torch.stack(self._parts(Place(Tier.POOL, block)))
 
     def all_finite(self, content: Tensor, group: int) -> bool:
@@ -102,7 +102,7 @@ class KVTensors:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held now."""
+        """Return the bytes held now."""
         return sum(tensor.numel() for tensor in self.tensors)
 
     def copy_blocks(self, copies: list[tuple[Place, Place]]) -> None:
@@ -117,7 +117,7 @@ class KVTensors:
         self.contents = {}
 
     def _parts(self, place: Place) -> list[Tensor]:
-        """A block's part in every cache tensor."""
+        """Return a block's part in every cache tensor."""
         if place.tier is Tier.STEP:
             return self.contents[place.number]
         tensors = self.tensors if place.tier is Tier.POOL else self._host
@@ -125,7 +125,7 @@ class KVTensors:
 
 
 def _zeros(num_blocks: int, block_bytes: int, device: torch.device) -> Tensor:
-    """Blocks of zeros; on CPU their pages take memory only once they are written."""
+    """Return blocks of zeros; on CPU their pages take memory only once they are written."""
     num_bytes = num_blocks * block_bytes
     if device.type != "cpu" or not num_bytes:
         return torch.zeros((num_blocks, block_bytes), dtype=torch.uint8, device=device)

@@ -32,7 +32,7 @@ GPU_CONTEXT_BYTES = 600 << 20
 
 
 def forecast(config: EngineConfig, device_bytes: int = 0) -> Forecast:
-    """What rank 0 will need and find. device_bytes: of each device; 0 = what this machine has free now.
+    """Return what rank 0 will need and find. device_bytes: of each device; 0 = what is free here now.
 
     Raises ConfigError (BadCheckpoint) as loading would, Unsupported for models that run by foreign code.
     """
@@ -68,12 +68,12 @@ class _OneOfMany(ParallelContext):
     __slots__ = ()
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """As large as it would be."""
+        """Return a tensor as large as it would be."""
         return torch.cat([x] * self.tp_size, dim=-1)
 
 
 def _available_bytes(config: EngineConfig, weight_bytes: int, device_bytes: int) -> int:
-    """What the platforms' `available_memory_bytes` will say beside the weights."""
+    """Return what the platforms' `available_memory_bytes` will say beside the weights."""
     share, device = config.cache.gpu_memory_utilization, config.parallel.device
     if device == "cpu":
         return int(share * ((device_bytes or cpu.free_bytes()) - weight_bytes))
@@ -86,7 +86,7 @@ def _available_bytes(config: EngineConfig, weight_bytes: int, device_bytes: int)
 
 
 def _shapes(config: EngineConfig, model: Family, arch: Arch) -> Iterator[Piece]:
-    """A `Reader` of shapes: of a GGUF file's header, else of the model's own parameters."""
+    """Return a `Reader` of shapes: of a GGUF file's header, else of the model's own parameters."""
     del arch
     if config.model.load_format == "gguf":
         yield from _header(GGUFFile(Path(config.checkpoint.path)), model)

@@ -25,7 +25,7 @@ class StepPart(ABC):
     @property
     @abstractmethod
     def is_idle(self) -> bool:
-        """Whether no request wants anything of this part."""
+        """Return True if no request wants anything of this part."""
 
     def before(self, work: Work, batch: ForwardBatch) -> None:
         """Change the batch of a step that the model is about to compute."""

@@ -155,7 +155,7 @@ class Worker:
 
     @property
     def model(self) -> Model:
-        """The loaded model."""
+        """Return the loaded model."""
         assert self._model is not None, "the weights have been given up"
         return self._model
 
