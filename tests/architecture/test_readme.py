@@ -20,7 +20,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     "README.md",
     "CONTRIBUTING.md",
+    "docs/adding.md",
     "docs/architecture.md",
+    *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/architecture/*.md")),
     "docs/cli.md",
     "docs/compatibility.md",
     "examples/README.md",
