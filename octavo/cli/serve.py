@@ -14,6 +14,7 @@ from types import FrameType
 
 from octavo.base import env, log
 from octavo.base.errors import BadCheckpoint, Unsupported
+from octavo.base.foreign import SERVER
 from octavo.base.processes import leave
 from octavo.base.registry import load_object
 from octavo.cli.flags import add_engine_flags, add_flags, engine_options, options
@@ -22,7 +23,7 @@ from octavo.config.args import EngineArgs
 from octavo.config.compat import translate
 from octavo.config.resolve_server import resolve_server
 from octavo.config.server import ServerConfig
-from octavo.config.server_compat import SERVER_ALIASES, SERVER_FOREIGN
+from octavo.config.server_compat import SERVER_ALIASES
 from octavo.serving.process.listener import Listener
 
 _SERVE = "octavo.serving.process.main_process:serve"
@@ -30,7 +31,7 @@ _BAD_MODEL = 3
 _DEFAULTS = {"shutdown_timeout": 30.0}
 """Where a server differs from an engine in a program."""
 _KNOWN = {field.name for field in fields(ServerConfig)}
-_FOREIGN_NAMES = (*SERVER_ALIASES, *SERVER_FOREIGN)
+_FOREIGN_NAMES = (*SERVER_ALIASES, *SERVER)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -67,7 +68,7 @@ def configs(args: argparse.Namespace) -> tuple[EngineArgs, ServerConfig]:
 
 def _server_config(args: argparse.Namespace) -> ServerConfig:
     given = options(args, ServerConfig) | foreign_options(args, _FOREIGN_NAMES)
-    translated = translate(given, _KNOWN, SERVER_ALIASES, SERVER_FOREIGN)
+    translated = translate(given, _KNOWN, SERVER_ALIASES, SERVER)
     if (keep_alive_s := env.keep_alive_s()) is not None:
         translated.setdefault("keep_alive_timeout", keep_alive_s)
     return ServerConfig(**translated)

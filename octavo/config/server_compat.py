@@ -3,9 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from octavo.base.foreign import SERVER
-
-SERVER_FOREIGN = SERVER
 SERVER_ALIASES: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "disable_uvicorn_access_log": ("disable_access_log", bool),
     "disable_fastapi_docs": ("disable_page", bool),

@@ -15,11 +15,11 @@ import pytest
 import octavo
 from octavo import LLM, AsyncLLM, EngineArgs, OctavoError, SamplingParams
 from octavo.base import env
-from octavo.base.foreign import ENGINE
+from octavo.base.foreign import ENGINE, SERVER
 from octavo.cli.main import COMMANDS
 from octavo.config.compat import ALIASES, translate
 from octavo.config.server import ServerConfig
-from octavo.config.server_compat import SERVER_ALIASES, SERVER_FOREIGN
+from octavo.config.server_compat import SERVER_ALIASES
 from octavo.frontend.requests.options import KEYWORDS, RequestOptions
 from octavo.frontend.requests.prompts import parse_prompt
 from octavo.messages.request import FinishReason
@@ -295,8 +295,8 @@ def ask_for(row: Row) -> None:
     """Ask for the row's name with a value that is not neutral. Raises what a user would see."""
     name = row.name.removeprefix("--").replace("-", "_")
     match row.section:
-        case "Engine options" if name in SERVER_FOREIGN:
-            translate({name: "wanted"}, (), SERVER_ALIASES, SERVER_FOREIGN)
+        case "Engine options" if name in SERVER:
+            translate({name: "wanted"}, (), SERVER_ALIASES, SERVER)
         case "Keywords of `LLM`" | "Engine options":
             EngineArgs.from_options({name: True if name in OPTIONS else "wanted"})
         case "Methods of `LLM`":

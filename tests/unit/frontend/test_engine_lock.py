@@ -9,6 +9,14 @@ import pytest
 from octavo.frontend.engine_lock import EngineLock
 
 
+@pytest.fixture(autouse=True)
+def default_handler():
+    """Ctrl-C raises KeyboardInterrupt, whatever other tests of this process have left."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, handler)
+
+
 def test_it_is_reentrant_and_excludes_others():
     lock, inside, most = EngineLock(), [], []
 
