@@ -4,8 +4,8 @@ A single row is multiplied by plain arithmetic: each program takes some rows of 
 fill a tile of the tensor cores; where the matrix has too few rows to occupy the device, several programs
 share each, and the last to be done adds their parts in fixed order, so that a result is reproducible; or
 the norm does that comes next, which is sooner.
-More rows, where that pays, are `tma_matmul`'s, or gates of `persistent` programs. Everything else, and what
-measurements gave to it, is torch's.
+Gates of more rows, where that pays, are `tma_matmul`'s or `persistent` programs'. Everything else, and
+what measurements gave to it, is torch's.
 """
 
 import functools
@@ -33,10 +33,9 @@ from octavo.runtime.kernels.triton.launch import (
     splits_of_inputs,
     wait,
 )
-from octavo.runtime.kernels.triton.tma_matmul import tma_gated_matmul, tma_split_k
+from octavo.runtime.kernels.triton.tma_matmul import tma_gated_matmul
 
 _SOME_ROWS = 64  # above, torch is as fast or faster
-_TMA_ROWS = 128  # of a small matrix: above, torch's four parts are as fast
 _QUARTERED_ROWS = 256  # of a small matrix
 _HALVED_ROWS = 336  # of a large, tall one
 _SMALL_OUTPUTS = 1024  # whose tiles leave the device half empty
@@ -179,8 +178,6 @@ class Matmul:
         num_splits = _num_splits(num_rows, n, k) if x.dtype in _NARROW else 1
         if num_splits == 1:
             return self(x, weight)
-        if n * k < _LARGE and num_rows <= _TMA_ROWS and _can_use_tma(x):
-            return PartialSums(tma_split_k(x, weight))
         rows, outputs = x.view(-1, num_splits, k // num_splits), weight.view(n, num_splits, k // num_splits)
         product = torch.bmm(rows.transpose(0, 1), outputs.permute(1, 2, 0), out_dtype=torch.float32)
         return PartialSums(product)
