@@ -8,7 +8,7 @@ from octavo.config.option import option
 
 @dataclass(frozen=True, kw_only=True)
 class FrontConfig(metaclass=Concern):
-    """What the front does before and after the engine."""
+    """What happens to a request before and after the engine."""
 
     max_num_queued_reqs: int = option(
         -1,

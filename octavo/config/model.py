@@ -34,9 +34,9 @@ class ModelConfig(metaclass=Concern):
     )
     activations: str = option(
         "auto",
-        "What packed and bfloat16 weights are multiplied by on CPU: float32 (exact), int16 (by packed "
-        "weights; nearly exact), bfloat16 (by AMX; float32 without it) or int8 (rounded most); auto = "
-        "bfloat16 where the CPU has AMX, else int16.",
+        "Precision of the inputs of products with packed and bfloat16 weights on CPU: float32 (exact), "
+        "int16 (packed weights only; nearly exact), bfloat16 (needs AMX, else float32) or int8 (rounded "
+        "most); auto = bfloat16 where the CPU has AMX, else int16.",
         ("auto", "float32", "bfloat16", "int16", "int8"),
     )
     quantization: str = option(

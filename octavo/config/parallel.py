@@ -21,14 +21,14 @@ class ParallelConfig(metaclass=Concern):
         ("auto", "inproc", "uni", "mp", "external_launcher", TARGET),
     )
     cpu_threads: int = option(0, "Threads of CPU kernels per rank; 0 = the cores this process may use.")
-    enforce_eager: bool = option(False, "No device graphs; on a CPU, no recorded calls.")
+    enforce_eager: bool = option(False, "Capture no CUDA graphs; on a CPU, record no calls.")
     cpu_offload_gb: float = option(
         0.0, "GiB of weights per GPU that stay in host memory; they are copied to the GPU ahead of their use."
     )
     offload_group_size: int = option(
-        0, "The same by layers: of every so many, the last few keep their weights in host memory; 0 = none."
+        0, "Layers per group, the last of which keep their weights in host memory; 0 = no groups."
     )
-    offload_num_in_group: int = option(1, "How many of a group those are.")
+    offload_num_in_group: int = option(1, "Layers of each group that keep their weights in host memory.")
     offload_prefetch_step: int = option(
-        1, "So many layers' weights are copied ahead; each needs a buffer on the GPU."
+        1, "Layers whose weights are copied ahead of their use; each takes a buffer on the GPU."
     )
