@@ -1,8 +1,8 @@
 """A checker: `python -m octavo.engine.structured.checker MAILBOX VOCABULARY BACKEND PARENT`.
 
-Started by the front (`frontend/requests/grammar_check`), which kills it when it takes too long. Translates and
-compiles what users bring, one grammar after the other, under a limit of memory; a grammar that breaks the
-process breaks nothing else. Keeps nothing.
+`frontend/requests/grammar_check` starts it, and kills it when it takes too long. It translates and compiles
+what users bring, one grammar after the other, under a limit of memory; a grammar that breaks the process
+breaks nothing else. Keeps nothing.
 """
 
 import resource
