@@ -43,11 +43,11 @@ class EngineLock:
                     self._owner = me
                     turn.set()
             turn.wait()
-        except BaseException:
+            self._owner, self._depth = me, 1
+        except BaseException:  # a second interrupt
             self._leave(turn)
             self._let_interrupt()
             raise
-        self._owner, self._depth = me, 1
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
