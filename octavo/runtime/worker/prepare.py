@@ -93,4 +93,5 @@ def have_common_start(work: Work, state: RequestState) -> bool:
     if not _FEWEST_ALIKE <= work.num_singles == len(work.rows) or block >= state.host_tables.shape[2]:
         return False
     ids = np.where(work.computed > _COMMON_TOKENS, state.host_tables[0, work.rows, block], 0)
-    return bool(((ids[1:] == ids[:-1]) & (ids[1:] > 0)).mean() >= _SHARE_ALIKE)
+    num_alike = np.count_nonzero((ids[1:] == ids[:-1]) & (ids[1:] > 0))
+    return bool(num_alike >= _SHARE_ALIKE * (len(ids) - 1))
