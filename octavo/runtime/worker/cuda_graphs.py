@@ -76,9 +76,9 @@ class CUDAGraphs(Replayer):
         *,
         batch_invariant: bool = False,
     ) -> None:
-        super().__init__(model, batch_invariant=batch_invariant)
+        super().__init__(model, cache, state, batch_invariant=batch_invariant)
         self.sizes = step_sizes(state.spare_row)
-        self._cache, self._state, self._sampler = cache, state, sampler
+        self._sampler = sampler
         self._ends, self._capture = ends, capture
         self._most_tokens = min(MAX_CAPTURED_TOKENS, int(_BYTES_TIMES_TOKENS / model.weight_bytes))
         device = state.token_ids.device
@@ -126,13 +126,12 @@ class CUDAGraphs(Replayer):
             self._ensure(Shape(size), Kind.GREEDY)
 
     @torch.inference_mode()
-    def after_eager(self, work: Work) -> None:
+    def after_eager(self, work: Work, end: Kind | None) -> None:
         """See Replayer.after_eager: capture what the step's requests will need next.
 
         Spends half of the time that the device needs for the step at least; the larger sizes come first.
         """
         until = time.perf_counter() + int(work.starts[-1]) * self.model.weight_bytes * _SHARE_OF_SECOND
-        end = self._sampler.plain_kind(work.rows)
         most = bisect_left(self.sizes, self._state.num_requests)
         for size in reversed(self.sizes[: most + 1]):
             if time.perf_counter() > until:

@@ -14,7 +14,7 @@ class PendingStep:
 
     step_id: int
     request_ids: list[str]
-    samples: Array | None = None
+    samples: Array
     pending: PendingSamples | None = None
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
 
@@ -25,7 +25,7 @@ class PendingStep:
 
     def read(self) -> ModelRunnerOutput:
         """Return everything on the host; waits for this step on the device, and for none behind it."""
-        if self.pending is None or self.samples is None:
+        if self.pending is None:
             nothing: list[list[int]] = [[] for _ in self.request_ids]
             return ModelRunnerOutput(self.step_id, nothing, prompt_logprobs=self.prompt_logprobs)
         host, names = self.pending.read(), self.request_ids

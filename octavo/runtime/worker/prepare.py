@@ -66,6 +66,7 @@ def locate(work: Work, state: RequestState) -> tuple[Array, Array, Array]:
 def make_batch(work: Work, state: RequestState, cache: KVTensors) -> tuple[ForwardBatch, torch.Tensor]:
     """Return the batch, which wants all tokens, and the last token of each that samples, [S] int64."""
     last_rows = work.starts[work.samples + 1] - 1
+    common_start = have_common_start(work, state)
     arrays = [*locate(work, state), work.rows, work.starts, work.ends, last_rows]
     places, positions, cache_slots, rows, starts, lengths, last = send(arrays, state.token_ids.device)
     inputs = BatchInputs(
@@ -81,7 +82,7 @@ def make_batch(work: Work, state: RequestState, cache: KVTensors) -> tuple[Forwa
         cache.by_layer,
         cache.group_of_layer,
         num_singles=work.num_singles,
-        common_start=have_common_start(work, state),
+        common_start=common_start,
         longest_q=int((work.ends - work.computed).max()),
     )
     return batch, last

@@ -45,8 +45,8 @@ class RecordedCalls(Replayer):
 
     def __init__(self, model: Model, cache: KVTensors, state: RequestState, record: RecordCalls) -> None:
         assert state.host_tokens is not None, "the state is not in host memory"
-        super().__init__(model, batch_invariant=True)
-        self._cache, self._state, self._record = cache, state, record
+        super().__init__(model, cache, state, batch_invariant=True)
+        self._record = record
         self._tokens = state.host_tokens
         self._least_block = min(state.block_sizes)
         self._is_recordable = True

@@ -5,7 +5,7 @@ replay; Eager does not.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -13,7 +13,11 @@ from octavo.runtime.batch import MAX_CAPTURED_TOKENS, ForwardBatch
 from octavo.runtime.models.interface import Model
 from octavo.runtime.sampling.output import PendingSamples
 from octavo.runtime.sampling.sampler import Kind
-from octavo.runtime.worker.prepare import Work
+from octavo.runtime.worker.kv_tensors import KVTensors
+from octavo.runtime.worker.pending import PendingStep
+from octavo.runtime.worker.prepare import Work, make_batch
+from octavo.runtime.worker.request_state import RequestState
+from octavo.runtime.worker.step_part import StepPart
 
 Replay = Callable[[], Tensor | PendingSamples]
 """Computes a step: up to its tokens, which are appended to the state; or up to the last hidden states of the
@@ -22,10 +26,11 @@ requests that sample, [S, hidden_size], good until the next step.
 
 
 class Replayer(ABC):
-    """Computes with `model`. batch_invariant: as in Platform."""
+    """Computes steps with `model`, over the runner's cache and state. batch_invariant: as in Platform."""
 
-    def __init__(self, model: Model, *, batch_invariant: bool) -> None:
+    def __init__(self, model: Model, cache: KVTensors, state: RequestState, *, batch_invariant: bool) -> None:
         self.model = model
+        self._cache, self._state = cache, state
         self._batch_invariant = batch_invariant
 
     @abstractmethod
@@ -35,24 +40,33 @@ class Replayer(ABC):
         end: the kind that chooses the tokens of all requests; None = the sampler has more to do
         """
 
+    def compute(self, work: Work, parts: Sequence[StepPart], pending: PendingStep) -> Tensor:
+        """Let the model and the parts compute a step: the last hidden states, as a `Replay` gives them.
+
+        The last layers leave out the tokens whose hidden states nobody reads. Without batch invariance that
+        changes the bits of the others, and a captured step leaves out none: there only longer ones do.
+        """
+        batch, last_rows = make_batch(work, self._state, self._cache)
+        if self._batch_invariant or work.starts[-1] > MAX_CAPTURED_TOKENS:
+            batch.wanted = last_rows
+        for part in parts:
+            part.before(work, batch)
+        hidden = self.forward(batch)
+        for part in parts:
+            part.after(work, hidden, self.model, pending)
+        return hidden if batch.wanted is not None else hidden[last_rows]
+
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Compute any batch, as Model.forward; the result is good until the next step."""
         return self.model.forward(batch)
-
-    def may_skip_rows(self, work: Work) -> bool:
-        """Return True if the last layers may leave out the tokens whose hidden states nobody reads.
-
-        Without batch invariance that changes the bits of the others, and a captured step leaves out none.
-        """
-        return self._batch_invariant or bool(work.starts[-1] > MAX_CAPTURED_TOKENS)
 
     def warm_up(self) -> None:
         """Prepare the replays of usual steps; before there are requests."""
         return
 
-    def after_eager(self, work: Work) -> None:
-        """Prepare replays while the device computes `work`, a step that `find` had nothing for."""
-        del work
+    def after_eager(self, work: Work, end: Kind | None) -> None:
+        """Prepare replays while the device computes `work`, a step that was not replayed. end: as in find"""
+        del work, end
 
 
 class Eager(Replayer):

@@ -114,7 +114,7 @@ class Worker:
                 return self._make_graphs(runner, capture)
             if (record := platform.kernels.steps.record_calls) is not None:
                 return RecordedCalls(self.model, runner.cache, runner.state, record)
-        return Eager(self.model, batch_invariant=platform.is_batch_invariant)
+        return Eager(self.model, runner.cache, runner.state, batch_invariant=platform.is_batch_invariant)
 
     def _make_graphs(self, runner: ModelRunner, capture: Capture) -> CUDAGraphs:
         return CUDAGraphs(
