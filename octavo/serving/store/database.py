@@ -18,7 +18,7 @@ from typing import TypeVar
 from octavo.base.errors import ConfigError
 from octavo.base.log import get_logger
 from octavo.config.server import ServerConfig
-from octavo.serving.store.transaction import SCHEMA, Transaction
+from octavo.serving.store.transaction import PAGE_BYTES, SCHEMA, STORE_FULL, Transaction
 
 logger = get_logger(__name__)
 T = TypeVar("T")
@@ -28,6 +28,10 @@ _BUSY_MS = 30_000
 """How long a write waits for those of other processes."""
 _MAX_UPLOADS = 4
 _WINDOW_BYTES = 2**20
+_JOURNAL_BYTES = 2**22
+"""What is left of the write-ahead log once it has been written back."""
+_SPARE_PAGES = 64
+"""For the pages that one row splits, and for what evicts and releases."""
 
 
 class Store:
@@ -42,6 +46,7 @@ class Store:
         self._max_age_s = config.store_max_age
         self._thread = ThreadPoolExecutor(1, "store")
         self._connection: sqlite3.Connection | None = None
+        self._max_pages = 0
         self._is_owner = False
         self._lock: int | None = None
 
@@ -78,13 +83,16 @@ class Store:
         connection = self._connection = self._connection or self._connect()
         connection.execute("BEGIN IMMEDIATE")
         try:
-            transaction = Transaction(connection, self.max_bytes)
+            transaction = Transaction(connection, self._max_pages)
             transaction.forget_before(time.time() - self._max_age_s)
             result = work(transaction)
-        except BaseException:
-            connection.execute("ROLLBACK")
+            connection.execute("COMMIT")
+        except BaseException as error:
+            if connection.in_transaction:  # SQLite ends it by itself when the disk is full
+                connection.execute("ROLLBACK")
+            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+                raise STORE_FULL from error
             raise
-        connection.execute("COMMIT")
         return result
 
     def _connect(self) -> sqlite3.Connection:
@@ -95,7 +103,9 @@ class Store:
         except (OSError, sqlite3.Error) as error:
             raise self._unusable(error) from error
         try:
-            _prepare(connection)
+            num_empty = _prepare(connection)
+            self._max_pages = num_empty + self.max_bytes // PAGE_BYTES
+            connection.execute(f"PRAGMA max_page_count = {self._max_pages + _SPARE_PAGES}")
         except sqlite3.Error as error:
             connection.close()
             raise self._unusable(error) from error
@@ -119,12 +129,15 @@ class Store:
         return ConfigError(f"store: the file {self._path!r} cannot be used: {reason}.")
 
 
-def _prepare(connection: sqlite3.Connection) -> None:
+def _prepare(connection: sqlite3.Connection) -> int:
     """Tables, and the settings of a connection: readers and a writer beside each other, no wait for the disk.
 
     A killed process loses nothing that was committed; a machine without power may lose the last moments.
+    Returns how many pages there are before the first row: one for each table and index.
     """
     connection.row_factory = sqlite3.Row
+    connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+    connection.execute(f"PRAGMA journal_size_limit = {_JOURNAL_BYTES}")
     connection.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
@@ -137,6 +150,8 @@ def _prepare(connection: sqlite3.Connection) -> None:
         connection.execute(statement)
     connection.execute(f"PRAGMA user_version = {_VERSION}")
     connection.execute("COMMIT")
+    [num_roots] = connection.execute("SELECT count(*) FROM sqlite_schema WHERE rootpage > 0").fetchone()
+    return int(num_roots) + 1
 
 
 def _window(transaction: Transaction, document_id: str, start: int) -> list[tuple[int, bytes]]:

@@ -4,9 +4,10 @@ A document is a record with a content of its own (JSON of whoever keeps it) and,
 belongs to a tenant, and is invisible to others. One that is held by somebody's work is never evicted.
 """
 
+import math
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
@@ -14,6 +15,11 @@ from typing import Any, Literal
 from octavo.serving.errors import HTTPError
 
 Kind = Literal["file", "batch", "response"]
+STORE_FULL = HTTPError(
+    507,
+    "The store is full (see --store-max-bytes), and all that is in it in use. Delete files, or try again "
+    "when batches are done.",
+)
 
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS document (
@@ -33,15 +39,8 @@ SCHEMA = (
         number INTEGER NOT NULL,
         content BLOB NOT NULL,
         PRIMARY KEY (document, number))""",
-    "CREATE TABLE IF NOT EXISTS total (num_bytes INTEGER NOT NULL)",
-    "INSERT INTO total SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM total)",
-    """CREATE TRIGGER IF NOT EXISTS document_added AFTER INSERT ON document
-        BEGIN UPDATE total SET num_bytes = num_bytes + new.num_bytes; END""",
-    """CREATE TRIGGER IF NOT EXISTS document_changed AFTER UPDATE OF num_bytes ON document
-        BEGIN UPDATE total SET num_bytes = num_bytes + new.num_bytes - old.num_bytes; END""",
-    """CREATE TRIGGER IF NOT EXISTS document_removed AFTER DELETE ON document
-        BEGIN UPDATE total SET num_bytes = num_bytes - old.num_bytes; END""",
 )
+PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +58,10 @@ class Document:
 class Transaction:
     """Used on the store's thread only."""
 
-    def __init__(self, connection: sqlite3.Connection, max_bytes: int) -> None:
+    def __init__(self, connection: sqlite3.Connection, max_pages: int) -> None:
+        """max_pages: of the file, those of a rowless one included."""
         self._connection = connection
-        self._max_bytes = max_bytes
+        self._max_pages = max_pages
 
     def add(
         self, kind: Kind, document_id: str, tenant: str, content: bytes, *, is_held: bool = False
@@ -144,7 +144,17 @@ class Transaction:
 
     def lines(self, document_id: str, start: int, max_bytes: int) -> list[tuple[int, bytes]]:
         """Lines from number `start` on until they have `max_bytes`; one at least, if there is one."""
-        return list(self._lines(document_id, start, max_bytes))
+        rows = self._connection.execute(
+            "SELECT number, content FROM line WHERE document = ? AND number >= ? ORDER BY number",
+            (document_id, start),
+        )
+        lines, num_bytes = [], 0
+        for number, content in rows:
+            lines.append((number, bytes(content)))
+            num_bytes += len(content)
+            if num_bytes >= max_bytes:
+                break
+        return lines
 
     def line_numbers(self, document_id: str) -> set[int]:
         """Which lines there are."""
@@ -155,37 +165,24 @@ class Transaction:
         """Remove what is older and held by nobody."""
         self._connection.execute("DELETE FROM document WHERE created_s < ? AND num_holders = 0", (time_s,))
 
-    def _lines(self, document_id: str, start: int, max_bytes: int) -> Iterator[tuple[int, bytes]]:
-        rows = self._connection.execute(
-            "SELECT number, content FROM line WHERE document = ? AND number >= ? ORDER BY number",
-            (document_id, start),
-        )
-        num_bytes = 0
-        for number, content in rows:
-            yield number, bytes(content)
-            num_bytes += len(content)
-            if num_bytes >= max_bytes:
-                return
-
     def _change(self, document_id: str, change: str, *values: Any) -> None:
         self._connection.execute(f"UPDATE document SET {change} WHERE id = ?", (*values, document_id))
 
     def _make_room(self, num_bytes: int) -> None:
-        while self._num_bytes() + num_bytes > self._max_bytes:
+        """Evict until a content of this size fits, counted in pages: a row takes more than its content."""
+        while self._num_pages() + math.ceil(num_bytes / PAGE_BYTES) > self._max_pages:
             evicted = self._connection.execute(
                 "DELETE FROM document WHERE id = "
                 "(SELECT id FROM document WHERE num_holders = 0 ORDER BY created_s LIMIT 1)"
             )
             if not evicted.rowcount:
-                raise HTTPError(
-                    507,
-                    f"The store is full: {self._max_bytes} bytes (store_max_bytes), all of them in use. "
-                    "Delete files, or try again when batches are done.",
-                )
+                raise STORE_FULL
 
-    def _num_bytes(self) -> int:
-        [num_bytes] = self._connection.execute("SELECT num_bytes FROM total").fetchone()
-        return int(num_bytes)
+    def _num_pages(self) -> int:
+        """Those in use, by what this transaction has written, too."""
+        [num_pages] = self._connection.execute("PRAGMA page_count").fetchone()
+        [num_free] = self._connection.execute("PRAGMA freelist_count").fetchone()
+        return int(num_pages - num_free)
 
 
 def _document(row: sqlite3.Row) -> Document:

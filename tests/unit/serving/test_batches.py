@@ -293,7 +293,7 @@ async def test_the_store_is_bounded():
 async def test_a_full_store_ends_a_batch_and_not_the_server():
     lines = [line(n, max_tokens=60, ignore_eos=True) for n in range(60)]
     content = "\n".join(lines)
-    async with served(ServerConfig(store_max_bytes=len(content) + 8000)) as server:
+    async with served(ServerConfig(store_max_bytes=len(content) + 24_000)) as server:
         batch = await finished(server, await create(server, (await upload(server, content))["id"]))
         assert batch["status"] == "failed"
         assert batch["errors"]["data"][0]["code"] == "InsufficientStorageError"
