@@ -12,7 +12,6 @@ from octavo.base.registry import load_object
 from octavo.config import EngineArgs, EngineConfig, resolve
 from octavo.config.concerns import resolve_concerns
 from octavo.frontend.client.inproc import InprocClient
-from octavo.frontend.client.interface import EngineClient
 from octavo.frontend.observe.engine_metrics import EngineMetrics
 from octavo.frontend.observe.stats_line import StatsLine
 from octavo.frontend.operator import Operator, in_thread
@@ -52,7 +51,7 @@ class LLMEngine:
     get_metrics = in_thread(Operator.get_metrics)
     get_supported_tasks = in_thread(Operator.get_supported_tasks)
 
-    def __init__(self, *configs: object, client: EngineClient | None = None, **named: object) -> None:
+    def __init__(self, *configs: object, client: InprocClient | None = None, **named: object) -> None:
         """Load tokenizer and model.
 
         configs, named: an EngineConfig; or configs by concern (octavo.config), as in

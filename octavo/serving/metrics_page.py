@@ -5,7 +5,6 @@ A name is there from the start, its series as soon as they have something to say
 
 from collections.abc import Iterable, Iterator
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
@@ -28,9 +27,8 @@ async def metrics(request: Request) -> Response:
     board: MetricsBoard = request.app.state.metrics_board
     config: ServerConfig = request.app.state.config
     encode, media_type = choose_encoder(request.headers.get("accept", ""))
-    registry = CollectorRegistry()
-    registry.register(_Page(await board.read(), _PREFIXES[config.metric_names]))
-    return Response(encode(registry), headers={"Content-Type": media_type, "Cache-Control": "no-store"})
+    page = _Page(await board.read(), _PREFIXES[config.metric_names])
+    return Response(encode(page), headers={"Content-Type": media_type, "Cache-Control": "no-store"})
 
 
 class _Page(Collector):

@@ -24,24 +24,7 @@ _MEDIA_TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-_INDEX = "index.html"
-_DOCS = "docs.html"
-_NAMES = (
-    *(_INDEX, _DOCS, "style.css", "docs.css", "icon.svg"),
-    *(
-        "answer.js",
-        "api.js",
-        "app.js",
-        "chat.js",
-        "dashboard.js",
-        "docs.js",
-        "dom.js",
-        "markdown.js",
-        "metrics.js",
-        "settings.js",
-        "tile.js",
-    ),
-)
+_NAMES = frozenset(path.name for path in _FOLDER.iterdir() if path.suffix in _MEDIA_TYPES)
 _POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -74,12 +57,12 @@ class _File(NamedTuple):
 
 async def page(request: Request) -> Response:
     """The page: a chat and a dashboard."""
-    return _answer(request, _INDEX)
+    return _answer(request, "index.html")
 
 
 async def docs(request: Request) -> Response:
     """The API's description, to read and to try."""
-    return _answer(request, _DOCS)
+    return _answer(request, "docs.html")
 
 
 async def web_file(request: Request) -> Response:

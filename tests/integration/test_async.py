@@ -80,7 +80,7 @@ async def test_the_core_is_killed(engine):
     tasks = [asyncio.create_task(collect(engine, [i], long)) for i in range(1, 9)]
     await engine.start()
     await asyncio.sleep(0.2)
-    os.kill(engine.core.client.pid, signal.SIGKILL)
+    os.kill(engine.core.client._core.pid, signal.SIGKILL)
     begun_s = time.monotonic()
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert time.monotonic() - begun_s < 1.0

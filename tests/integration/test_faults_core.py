@@ -88,7 +88,7 @@ async def test_a_killed_core_is_followed_by_another(start):
     assert engine.core.health().state == "ready"
     ending = asyncio.create_task(ends(engine))
     await asyncio.sleep(0.2)
-    pid = engine.core.client.pid
+    pid = engine.core.client._core.pid
     os.kill(pid, signal.SIGKILL)
     killed_s = time.monotonic()
     results, _ = await ending
@@ -104,17 +104,17 @@ async def test_a_killed_core_is_followed_by_another(start):
         await asyncio.sleep(0.02)
     assert engine.core.health().num_restarts == 1
     assert (await collect(engine)).token_ids == answer()
-    assert engine.core.client.pid != pid
+    assert engine.core.client._core.pid != pid
     assert not is_alive(pid)
     assert engine.metrics.engine_restarts.value == 1
 
 
 async def test_given_up_after_too_many_deaths(start):
     engine = await start(restarts=Impatient(0.0))
-    os.kill(engine.core.client.pid, signal.SIGKILL)
+    os.kill(engine.core.client._core.pid, signal.SIGKILL)
     while engine.core.health().num_restarts == 0:
         await asyncio.sleep(0.02)
-    os.kill(engine.core.client.pid, signal.SIGKILL)
+    os.kill(engine.core.client._core.pid, signal.SIGKILL)
     error = await asyncio.wait_for(engine.core.wait_until_dead(), 2)
     assert error.retry_after_s is None
     assert engine.core.health().state == "dead"
@@ -125,7 +125,7 @@ async def test_given_up_after_too_many_deaths(start):
 async def test_a_core_that_cannot_come_back(start, monkeypatch):
     engine = await start(restarts=Impatient(0.0, 0.1))
     engine.core.client._config = process_config(fault="load:config")
-    os.kill(engine.core.client.pid, signal.SIGKILL)
+    os.kill(engine.core.client._core.pid, signal.SIGKILL)
     error = await asyncio.wait_for(engine.core.wait_until_dead(), 10)
     assert "the option is wrong" in str(error)
     assert engine.core.client._restarts.delays_s == []
@@ -133,7 +133,7 @@ async def test_a_core_that_cannot_come_back(start, monkeypatch):
 
 async def test_shutdown_while_a_core_is_restarted(start):
     engine = await start(restarts=Impatient(60.0))
-    os.kill(engine.core.client.pid, signal.SIGKILL)
+    os.kill(engine.core.client._core.pid, signal.SIGKILL)
     while engine.core.health().state != "restarting":
         await asyncio.sleep(0.01)
     await asyncio.wait_for(engine.shutdown(), 2)
@@ -147,7 +147,7 @@ async def test_shutdown_while_the_model_loads(start):
     starting = asyncio.create_task(engine.start())
     await asyncio.sleep(0.7)
     assert engine.core.health().state == "starting"
-    begun_s, pid = time.monotonic(), engine.core.client.pid
+    begun_s, pid = time.monotonic(), engine.core.client._core.pid
     await engine.shutdown(grace_s=0.2)
     assert time.monotonic() - begun_s < 3.0
     assert not is_alive(pid)
@@ -160,7 +160,7 @@ async def test_a_stopped_core_is_found_and_replaced(start, is_idle, capfd):
     engine = await start(step_s=0.02, stall_timeout=1.0, restarts=Impatient(0.0))
     ending = None if is_idle else asyncio.create_task(ends(engine))
     await asyncio.sleep(0.3)
-    pid = engine.core.client.pid
+    pid = engine.core.client._core.pid
     os.kill(pid, signal.SIGSTOP)
     stopped_s = time.monotonic()
     if ending is not None:
@@ -181,7 +181,7 @@ async def test_a_step_that_hangs_shows_its_stack(start, capfd):
     assert all(isinstance(result, EngineDead) and "hangs" in str(result) for result in results)
     assert elapsed_s < 4.0
     assert (await asyncio.wait_for(engine.core.wait_until_dead(), 1)).retry_after_s is None
-    assert wait_until(lambda: not is_alive(engine.core.client.pid), 2)
+    assert wait_until(lambda: not is_alive(engine.core.client._core.pid), 2)
     log = capfd.readouterr().err
     assert "Current thread" in log
     assert "fail_at" in log

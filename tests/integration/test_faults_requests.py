@@ -210,7 +210,7 @@ async def test_every_way_out_gives_the_place_back(start):
     dying = [asyncio.create_task(collect(engine, seed)) for seed in (1, 2)]
     await asyncio.sleep(0.1)
     assert engine.admission.num_sequences == 2
-    os.kill(engine.core.client.pid, signal.SIGKILL)
+    os.kill(engine.core.client._core.pid, signal.SIGKILL)
     await asyncio.gather(*dying, return_exceptions=True)
     assert engine.admission.num_sequences == 0
 

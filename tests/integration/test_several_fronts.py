@@ -88,7 +88,7 @@ async def test_each_gets_its_own(fronts):
     assert not any(engine.core.processor.num_open for engine in (owner, other, third))
     assert (
         await asyncio.gather(*(e.collective_rpc("ping") for e in (owner, other, third)))
-        == [["ping", {}, owner.core.client.pid]] * 3
+        == [["ping", {}, owner.core.client._core.pid]] * 3
     )
     await asyncio.sleep(0.8)
     assert other.core.stats.num_steps == owner.core.stats.num_steps > 0
@@ -200,7 +200,7 @@ async def test_all_survive_the_core(fronts):
     owner, other = await fronts(step_s=0.02)
     tasks = [asyncio.create_task(collect(engine, 1, 50)) for engine in (owner, other) for _ in range(4)]
     await asyncio.sleep(0.2)
-    os.kill(owner.core.client.pid, signal.SIGKILL)
+    os.kill(owner.core.client._core.pid, signal.SIGKILL)
     killed_s = time.monotonic()
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert time.monotonic() - killed_s < 1.0
@@ -216,7 +216,7 @@ async def test_all_survive_the_core(fronts):
 
 async def test_all_hear_that_the_core_is_gone_for_good(fronts):
     owner, other = await fronts(on_crash="none")
-    os.kill(owner.core.client.pid, signal.SIGKILL)
+    os.kill(owner.core.client._core.pid, signal.SIGKILL)
     for engine in (owner, other):
         error = await asyncio.wait_for(engine.core.wait_until_dead(), 2)
         assert error.retry_after_s is None

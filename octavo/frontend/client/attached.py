@@ -5,7 +5,7 @@ The owner says when the core is lost, the core itself when it (or the next one) 
 
 from pathlib import Path
 
-from octavo.base.errors import EngineDead, OctavoError
+from octavo.base.errors import EngineDead
 from octavo.base.transport import Mailbox, Sender
 from octavo.frontend.client.door import Door
 from octavo.messages.control import CoreMessage, FrontMessage, Lost, Ready, core_pipe
@@ -69,10 +69,6 @@ class AttachedClient(Door):
         self._life, self._greeting = ready.life, None
         self._pipe = Sender(self._mailbox.address(core_pipe(ready.life)))
         self._ready.set_result(ready)
-
-    def _lose(self, error: OctavoError) -> None:
-        if not self._over.is_set():
-            self._end(error)
 
     def _hang_up(self, linger_s: float = 0.0) -> None:
         if self._pipe is not None:

@@ -49,6 +49,8 @@ class Door(ABC):
         """Why the present core is gone."""
         self._outputs = Backlog()
         self._closing = False
+        self.is_stalled = False
+        """True when the core was found to hang, until it is gone."""
 
     @abstractmethod
     async def start(self) -> Ready:
@@ -65,15 +67,6 @@ class Door(ABC):
     @abstractmethod
     def _take_news(self, message: FrontMessage) -> None:
         """What a message about the core's life means."""
-
-    @abstractmethod
-    def _lose(self, error: OctavoError) -> None:
-        """The core is gone, or of no use any more: end this life, once."""
-
-    @property
-    def is_stalled(self) -> bool:
-        """True when the core was found to hang, until it is gone."""
-        return False
 
     def add(self, request: EngineRequest) -> None:
         """Hand over a request; it ends with exactly one finish reason in `outputs`.
@@ -178,8 +171,10 @@ class Door(ABC):
             case _:
                 self._take_news(message)
 
-    def _end(self, error: OctavoError) -> None:
-        """Fail all that waits."""
+    def _lose(self, error: OctavoError) -> None:
+        """The core is gone, or of no use any more: end this life, once; all that waits fails."""
+        if self._over.is_set():
+            return
         self._over.set()
         self._error = error
         for future in (self._ready, *self._replies.values()):

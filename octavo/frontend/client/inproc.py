@@ -1,11 +1,13 @@
-"""The engine core in the caller's process: every verb is a plain call, a step runs in the caller's thread."""
+"""The engine core in the caller's process: every verb is a plain call, a step runs in the caller's thread.
+
+`zmq.AsyncClient` has the same verbs on an event loop.
+"""
 
 from typing import Any
 
 from octavo.base.errors import EngineDead
 from octavo.base.registry import load_object, load_plugins
 from octavo.config.engine import EngineConfig
-from octavo.frontend.client.interface import EngineClient
 from octavo.messages.control import Ready
 from octavo.messages.kv import CachePlan
 from octavo.messages.request import EngineOutputs, EngineRequest
@@ -14,8 +16,8 @@ _CORE = "octavo.engine.core:EngineCore"
 _MAKE_EXECUTOR = "octavo.engine.executor:make_executor"
 
 
-class InprocClient(EngineClient):
-    """Owns an EngineCore and its executor."""
+class InprocClient:
+    """An EngineCore and its executor, used by one thread. After EngineDead only `close` may be called."""
 
     def __init__(self, config: EngineConfig) -> None:
         load_plugins()
@@ -32,7 +34,7 @@ class InprocClient(EngineClient):
         return Ready(plan, plan.max_model_len)
 
     def add(self, request: EngineRequest) -> None:
-        """Hand over a request. Raises EngineDead after `close`."""
+        """Hand over a request; it ends with exactly one finish reason in a later `step`."""
         self._refuse_when_closed()
         self._core.prepare(request)
         self._core.add(request)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from octavo.base.errors import EngineDead, OctavoError, Overloaded
 from octavo.base.log import get_logger
+from octavo.base.processes import cpu_seconds, dump_stacks
 from octavo.base.transport import Mailbox, Sender
 from octavo.config.engine import EngineConfig
 from octavo.frontend.client.door import Door
@@ -55,23 +56,11 @@ class AsyncClient(Door):
         self._delay_s = 0.0
         self._watch: StallWatch | None = None
         self._watcher: asyncio.Task[None] | None = None
-        self._is_stalled = False
 
     @property
     def mailbox_path(self) -> Path:
         """The directory by which other fronts find the core."""
         return self._open_mailbox().path
-
-    @property
-    def pid(self) -> int:
-        """Process id of the started core."""
-        assert self._core is not None
-        return self._core.pid
-
-    @property
-    def is_stalled(self) -> bool:
-        """True when the core was found to hang, until it is gone."""
-        return self._is_stalled
 
     async def start(self) -> Ready:
         """Start a process and wait until the model is loaded; a second one after a while.
@@ -82,7 +71,7 @@ class AsyncClient(Door):
         await asyncio.sleep(self._delay_s)
         self._loop = asyncio.get_running_loop()
         self._life += 1
-        self._is_stalled = False
+        self.is_stalled = False
         self._begin()
         mailbox = self._open_mailbox()
         self._listen(mailbox)
@@ -122,16 +111,16 @@ class AsyncClient(Door):
         if self._core is None:
             return
         if self._watcher is not None:
-            if not self._is_stalled:
+            if not self.is_stalled:
                 self._watcher.cancel()
             await asyncio.wait([self._watcher])
-        await asyncio.to_thread(self._core.end, 0.0 if self._is_stalled else grace_s)
+        await asyncio.to_thread(self._core.end, 0.0 if self.is_stalled else grace_s)
         await self._over.wait()
         await self._stop_listening()
 
     def _hand_over(self, message: CoreMessage) -> None:
         assert self._core is not None
-        self._core.send(message)
+        self._core.pipe.try_send(message)
 
     def _take(self, message: FrontMessage) -> None:
         if self._watch is not None and isinstance(message, EngineOutputs):
@@ -169,7 +158,7 @@ class AsyncClient(Door):
             error = EngineDead(str(error), delay_s + _RESTART_S)
         elif self._life > 1:
             error = EngineDead(str(error))
-        self._end(error)
+        super()._lose(error)
         self._tell_others(Lost(self._life, str(error), getattr(error, "retry_after_s", None)))
 
     def _next_delay_s(self) -> float | None:
@@ -185,12 +174,11 @@ class AsyncClient(Door):
                 other.try_send(message)
 
     def _watch_over(self, core: CoreProcess) -> None:
-        timeout_s = self._config.front.stall_timeout
-        on_cpu = self._config.parallel.device == "cpu"
-        self._watch = StallWatch(timeout_s, core.cpu_seconds, on_cpu=on_cpu) if timeout_s > 0 else None
-        self._watcher = (
-            asyncio.create_task(self._end_when_stalled(core, self._watch)) if self._watch else None
-        )
+        self._watch = self._watcher = None
+        if (timeout_s := self._config.front.stall_timeout) > 0:
+            on_cpu = self._config.parallel.device == "cpu"
+            self._watch = StallWatch(timeout_s, partial(cpu_seconds, core.pid), on_cpu=on_cpu)
+            self._watcher = asyncio.create_task(self._end_when_stalled(core, self._watch))
 
     async def _end_when_stalled(self, core: CoreProcess, watch: StallWatch) -> None:
         """Task: a core that hangs is asked for its stacks and killed."""
@@ -198,10 +186,10 @@ class AsyncClient(Door):
             await asyncio.sleep(watch.interval_s)
         if self._over.is_set():
             return
-        self._is_stalled = True
+        self.is_stalled = True
         error = EngineDead(f"The engine core hangs: no step for {watch.silence_s:.1f} s. It has been killed.")
         logger.error("The engine core hangs; its stacks follow, if it can still write them.")
-        core.dump_stacks()
+        dump_stacks(core.pid)
         await asyncio.sleep(_DUMP_S)
         self._lose(error)
         await asyncio.to_thread(core.end, 0.0)

@@ -1,4 +1,4 @@
-"""`RequestLog`: gives every request its id, and a line in the log when it is over.
+"""`RequestLog`: gives every request its id; when it is over, a line in the log and a place in the metrics.
 
 The line holds method, path, status, time and id: never a query, a header or a body. Probes are logged at
 DEBUG.
@@ -13,6 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.base.log import get_logger
 from octavo.config.server import ServerConfig
+from octavo.serving.http_metrics import count_request
+from octavo.serving.metrics_board import MetricsBoard
 from octavo.serving.middleware import headers
 
 logger = get_logger("octavo.access")
@@ -24,8 +26,10 @@ _LONGEST_PATH = 200
 class RequestLog:
     """Sets `scope["state"]["request_id"]`: the client's X-Request-Id if it is well-formed, else a new one."""
 
-    def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
+    def __init__(self, app: ASGIApp, config: ServerConfig, board: MetricsBoard | None = None) -> None:
+        """board: where requests are counted, once there is one."""
         self._app = app
+        self._board = board
         self._echoes_id = config.enable_request_id_headers
         self._is_logging = not config.disable_access_log
         self._root_path = config.root_path
@@ -52,8 +56,11 @@ class RequestLog:
         try:
             await self._app(scope, receive, note)
         finally:
+            took_s = time.monotonic() - begun_s
+            if self._board is not None and scope["type"] == "http":
+                count_request(self._board.http, scope, status, took_s)
             if self._is_logging:
-                self._log(scope, status, time.monotonic() - begun_s)
+                self._log(scope, status, took_s)
 
     def _log(self, scope: Scope, status: int, took_s: float) -> None:
         level = logging.DEBUG if scope["path"] in _PROBES else logging.INFO

@@ -9,6 +9,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from octavo.config.server import ServerConfig
+from octavo.serving.metrics_board import MetricsBoard
 from octavo.serving.middleware.drain import Drain
 from octavo.serving.middleware.hosts import HostCheck
 from octavo.serving.middleware.keys import KeyCheck
@@ -23,7 +24,9 @@ class Stack(NamedTuple):
     drain: Drain
 
 
-def build_stack(inner: ASGIApp, config: ServerConfig, *, is_loopback: bool) -> Stack:
+def build_stack(
+    inner: ASGIApp, config: ServerConfig, *, is_loopback: bool, board: MetricsBoard | None = None
+) -> Stack:
     """Wrap `inner`. is_loopback: whether the server listens on a TCP address of this machine alone."""
     app: ASGIApp = (drain := Drain(inner))
     if config.api_key:
@@ -38,4 +41,4 @@ def build_stack(inner: ASGIApp, config: ServerConfig, *, is_loopback: bool) -> S
             expose_headers=("X-Request-Id", "Retry-After"),
         )
     app = HostCheck(app, config, is_loopback=is_loopback)
-    return Stack(RequestLog(app, config), drain)
+    return Stack(RequestLog(app, config, board), drain)

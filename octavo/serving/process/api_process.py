@@ -14,8 +14,7 @@ import signal
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from contextlib import suppress
-from functools import partial
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from starlette.datastructures import State
@@ -26,7 +25,7 @@ from octavo.base.registry import load_object
 from octavo.config.server import ServerConfig
 from octavo.frontend.async_engine import AsyncLLM
 from octavo.serving.errors import HTTPError, error_response
-from octavo.serving.http_metrics import HttpMetrics
+from octavo.serving.metrics_board import MetricsBoard
 from octavo.serving.middleware.drain import Drain
 from octavo.serving.middleware.stack import build_stack
 from octavo.serving.process.http_server import HttpServer
@@ -43,17 +42,6 @@ _LAST_WORDS_S = 1.0
 _STARTING = HTTPError(503, "The server is starting: the model is being loaded.", headers={"Retry-After": "2"})
 
 
-class Door:
-    """What the network sees; the rooms behind it change once."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on."""
-        await self.app(scope, receive, send)
-
-
 class APIProcess(ABC):
     """An API process."""
 
@@ -64,8 +52,8 @@ class APIProcess(ABC):
         """Raises ConfigError for certificates that cannot be used."""
         self._config = config
         self._listener = listener
-        self._door = Door(self._layers(error_response(_STARTING)))
-        self._http = HttpServer(self._door, config, listener.socket)
+        self._app = self._layers(error_response(_STARTING))
+        self._http = HttpServer(self._answer, config, listener.socket)
         self._engine: AsyncLLM | None = None
         self._state: State | None = None
         """Of the application."""
@@ -91,7 +79,9 @@ class APIProcess(ABC):
             await _first_of([serving, asyncio.create_task(asked.wait())])
             if serving.done():
                 serving.result()
-            await _first_of(map(asyncio.create_task, (self._drained(), hurried.wait())), self._deadline_s)
+            # While there is no engine no request can be under way.
+            deadline_s = self._engine.config.front.shutdown_timeout if self._engine is not None else 0.0
+            await _first_of(map(asyncio.create_task, (self._drained(), hurried.wait())), deadline_s)
         finally:
             serving.cancel()
             await self._end(_HURRIED_GRACE_S if hurried.is_set() else _GRACE_S)
@@ -105,10 +95,14 @@ class APIProcess(ABC):
         await self._prepare(app.state)
         gc.collect()
         gc.freeze()  # what stays as long as the server need not be looked through again and again
-        self._door.app = HttpMetrics(self._layers(app), app.state.metrics_board)
+        self._app = self._layers(app, app.state.metrics_board)
         self._http.start()
         self._open(engine, app.state)
         raise await engine.core.wait_until_dead()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI application, whichever it is by now."""
+        await self._app(scope, receive, send)
 
     async def _prepare(self, state: State) -> None:
         """What is to be done before requests are let in."""
@@ -134,13 +128,8 @@ class APIProcess(ABC):
         if self._state is not None:
             await self._state.store.close()
 
-    @property
-    def _deadline_s(self) -> float:
-        """What requests get to finish; nothing while none can be under way."""
-        return self._engine.config.front.shutdown_timeout if self._engine is not None else 0.0
-
-    def _layers(self, inner: ASGIApp) -> ASGIApp:
-        stack = build_stack(inner, self._config, is_loopback=self._listener.is_loopback)
+    def _layers(self, inner: ASGIApp, board: MetricsBoard | None = None) -> ASGIApp:
+        stack = build_stack(inner, self._config, is_loopback=self._listener.is_loopback, board=board)
         self._drain: Drain = stack.drain
         return stack.app
 
@@ -176,20 +165,14 @@ async def _first_of(tasks: Iterable[asyncio.Task[Any]], timeout_s: float | None 
 
 async def _on_thread(function: Callable[[], T]) -> T:
     """Its result. The thread does not keep the process alive, as one of an executor's would."""
-    loop = asyncio.get_running_loop()
-    result: asyncio.Future[T] = loop.create_future()
-
-    def settle(outcome: Callable[[T], None] | Callable[[BaseException], None], value: Any) -> None:
-        if not result.done():
-            outcome(value)
+    result: Future[T] = Future()
+    result.set_running_or_notify_cancel()
 
     def run() -> None:
         try:
-            settled = partial(settle, result.set_result, function())
+            result.set_result(function())
         except Exception as error:
-            settled = partial(settle, result.set_exception, error)
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(settled)
+            result.set_exception(error)
 
     threading.Thread(target=run, name="make-engine", daemon=True).start()
-    return await result
+    return await asyncio.wrap_future(result)

@@ -9,6 +9,7 @@ import termios
 import time
 from array import array
 from contextlib import suppress
+from http import HTTPStatus
 from typing import Any, Literal
 
 from uvicorn.config import Config
@@ -22,7 +23,6 @@ from octavo.serving.process.request_parser import RequestParser
 _MAX_HEADERS = 100
 _LINGER_S = 2.0
 """How long a refused client is listened to: closing on unread bytes would take the answer from it."""
-_PHRASES = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
 
 
 class _HeadTooLarge(Exception):
@@ -137,7 +137,7 @@ class Connection(HttpToolsProtocol):
             self.cycle.message_event.set()
         body = error_body(error)
         head = (
-            f"HTTP/1.1 {error.status} {_PHRASES[error.status]}\r\ncontent-type: application/json\r\n"
+            f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)

@@ -16,11 +16,15 @@ export class ServerError extends Error {
   }
 }
 
+/** Any response, asked for with the key. */
+export function fetched(path, options = {}) {
+  const headers = { ...options.headers, ...(key.get() && { Authorization: `Bearer ${key.get()}` }) };
+  return fetch(path, { cache: "no-store", ...options, headers });
+}
+
 /** A response that is fine; throws ServerError with the server's own words for any other. */
-export async function request(path, options = {}) {
-  const headers = { ...options.headers };
-  if (key.get()) headers.Authorization = `Bearer ${key.get()}`;
-  const response = await fetch(path, { cache: "no-store", ...options, headers });
+export async function request(path, options) {
+  const response = await fetched(path, options);
   if (!response.ok) throw new ServerError(await reasonOf(response), response.status);
   return response;
 }

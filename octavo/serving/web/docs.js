@@ -1,6 +1,6 @@
 // The API's description, /openapi.json, as a page: operations by group, their fields, and a form to try each.
 
-import { key, request } from "./api.js";
+import { fetched, key, request } from "./api.js";
 import { byId, element } from "./dom.js";
 
 const MAX_DEPTH = 6;
@@ -94,9 +94,8 @@ function tryForm(path, method, operation) {
 
 async function send(url, method, body, answer) {
   const headers = body ? { "Content-Type": "application/json" } : {};
-  if (key.get()) headers.Authorization = `Bearer ${key.get()}`;
   const began = performance.now();
-  const response = await fetch(url, { method, headers, body });
+  const response = await fetched(url, { method, headers, body });
   const head = `${response.status} ${response.statusText}`;
   const reader = response.body?.pipeThrough(new TextDecoderStream()).getReader();
   answer.textContent = `${head}\n\n`;

@@ -7,11 +7,12 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
+from octavo.config.server import ServerConfig
 from octavo.frontend.observe.engine_metrics import EngineMetrics
 from octavo.metrics import Counter
 from octavo.serving.endpoint import Endpoint
-from octavo.serving.http_metrics import HttpMetrics
 from octavo.serving.metrics_board import MetricsBoard
+from octavo.serving.middleware.request_log import RequestLog
 from octavo.serving.registry import Route as Entry
 
 
@@ -50,7 +51,8 @@ def client(board):
         Entry("/health", item),
     ]
     routes = [Route(entry.path, Endpoint(entry), methods=entry.methods) for entry in entries]
-    return TestClient(HttpMetrics(Starlette(routes=routes), board), raise_server_exceptions=False)
+    app = RequestLog(Starlette(routes=routes), ServerConfig(), board)
+    return TestClient(app, raise_server_exceptions=False)
 
 
 def counts(board):
@@ -91,6 +93,6 @@ def test_odd_methods_and_paths_leave_no_trace(client, board):
 
 
 def test_starlette_alone_is_enough(board):
-    client = TestClient(HttpMetrics(Starlette(routes=[Route("/x", item)]), board))
+    client = TestClient(RequestLog(Starlette(routes=[Route("/x", item)]), ServerConfig(), board))
     client.get("/x")
     assert sum(counts(board).values()) == 1

@@ -41,7 +41,7 @@ async def run_until_dead(client):
 
 async def test_requests_and_close(client):
     pids = await rank_pids(client)
-    assert len({os.getpid(), client.pid, *pids}) == 4
+    assert len({os.getpid(), client._core.pid, *pids}) == 4
     client.add(fake_request("a", [1, 2, 3], 6))
     num_tokens = 0
     async for step in client.outputs():
@@ -70,7 +70,7 @@ async def test_a_killed_rank_ends_the_engine(client, rank, idle):
 
 async def test_a_killed_core_takes_its_ranks_along(client):
     pids = await rank_pids(client)
-    os.kill(client.pid, signal.SIGKILL)
+    os.kill(client._core.pid, signal.SIGKILL)
     with pytest.raises(EngineDead, match="exit code -9"):
         await asyncio.wait_for(run_until_dead(client), 1)
     assert wait_until(lambda: not any(map(is_alive, pids)), 5)

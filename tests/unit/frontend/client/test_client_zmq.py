@@ -116,7 +116,7 @@ async def test_call(start):
     client, _ = await start()
     arguments = {"list": [1, 2.5, None, "é"], "bytes": b"\0"}
     verb, returned, pid = await client.call("collective_rpc", {"verb": "echo", "arguments": arguments})
-    assert (verb, returned, pid) == ("echo", arguments, client.pid)
+    assert (verb, returned, pid) == ("echo", arguments, client._core.pid)
     for wrong, text in (("nonsense", "Unknown command 'nonsense'"), ("collective_rpc", "needs 'verb'")):
         with pytest.raises(OctavoError, match=text):
             await client.call(wrong)
@@ -132,7 +132,7 @@ async def test_close_ends_open_requests_and_their_stream(start):
         client.add(request)
     collecting = asyncio.create_task(collect(client, 99))
     await asyncio.sleep(0.1)
-    pid = client.pid
+    pid = client._core.pid
     await client.close()
     _, reasons = await asyncio.wait_for(collecting, 1)
     assert reasons == dict.fromkeys(["r0", "r1", "r2"], FinishReason.ABORT)
@@ -145,7 +145,7 @@ async def test_close_ends_open_requests_and_their_stream(start):
 
 async def test_a_core_that_hangs_is_killed_by_close(start):
     client, _ = await start()
-    pid = client.pid
+    pid = client._core.pid
     os.kill(pid, signal.SIGSTOP)
     await client.close(timeout_s=0.2)
     assert not is_alive(pid)
@@ -178,7 +178,7 @@ async def test_cancelled_start_leaves_nothing():
     client = AsyncClient(process_config(fault="load:hang"))
     starting = asyncio.create_task(client.start())
     await asyncio.sleep(1)
-    pid = client.pid
+    pid = client._core.pid
     began = time.monotonic()
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -198,7 +198,7 @@ async def test_death_is_told_to_all_within_a_second(start, kill, text):
         client.add(request)
     if kill:
         await asyncio.sleep(0.1)
-        os.kill(client.pid, signal.SIGKILL)
+        os.kill(client._core.pid, signal.SIGKILL)
     with pytest.raises(EngineDead, match=text):
         await asyncio.wait_for(collect(client, 3), 1)
     for attempt in (lambda: client.add(requests(1)[0]), lambda: client.abort(["r0"])):
@@ -214,7 +214,7 @@ async def test_a_call_that_waits_ends_with_the_core(start):
     await asyncio.sleep(0.1)  # now it is in a step
     calling = asyncio.create_task(client.call("stats"))
     await asyncio.sleep(0.05)
-    os.kill(client.pid, signal.SIGKILL)
+    os.kill(client._core.pid, signal.SIGKILL)
     with pytest.raises(EngineDead):
         await asyncio.wait_for(calling, 1)
 
@@ -222,9 +222,9 @@ async def test_a_call_that_waits_ends_with_the_core(start):
 async def test_sigterm_is_a_shutdown_and_sigint_is_nothing(start):
     client, _ = await start(step_s=0.01)
     client.add(requests(1, max_tokens=50)[0])
-    os.kill(client.pid, signal.SIGINT)
+    os.kill(client._core.pid, signal.SIGINT)
     await asyncio.sleep(0.05)
-    os.kill(client.pid, signal.SIGTERM)
+    os.kill(client._core.pid, signal.SIGTERM)
     reasons = {}
     with pytest.raises(EngineDead, match="shut down"):
         async for step in client.outputs():
@@ -236,7 +236,7 @@ async def test_an_idle_core_uses_no_cpu_and_wakes_at_once(start):
     client, _ = await start()
 
     def cpu_ticks():
-        fields = Path(f"/proc/{client.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        fields = Path(f"/proc/{client._core.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return sum(map(int, fields[11:13]))
 
     await asyncio.sleep(0.2)
@@ -258,7 +258,7 @@ FRONT = """
         await asyncio.sleep(0.5)
         if {wait}:
             await starting
-        print(client.pid, flush=True)
+        print(client._core.pid, flush=True)
         {then}
 
     asyncio.run(main())
