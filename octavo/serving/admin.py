@@ -90,7 +90,7 @@ class Verb:
         has_answer = self.result or self.status
         handler = _for_operators(self.answer, self.path.removeprefix("/"), self.run.__doc__)
         media_type = "application/json" if has_answer else ""
-        return Route(self.path, handler, (self.method,), request_model=self.body, media_type=media_type)
+        return Route(self.path, handler, self.body, methods=(self.method,), media_type=media_type)
 
 
 async def abort(request: Request) -> None:
@@ -167,8 +167,8 @@ VERBS = [
 ]
 _ABORT = _for_operators(abort, "abort", abort.__doc__)
 ROUTES = [
-    Route("/abort", _ABORT, ("POST",), request_model=Abort, media_type=""),
-    Route("/abort_requests", _ABORT, ("POST",), request_model=Abort, media_type=""),
+    Route("/abort", _ABORT, Abort, media_type=""),
+    Route("/abort_requests", _ABORT, Abort, media_type=""),
     *(verb.route() for verb in VERBS),
     Route("/server_info", _for_operators(server_info, "server_info", server_info.__doc__)),
 ]

@@ -41,6 +41,4 @@ def make_app(engine: AsyncLLM, config: ServerConfig) -> Starlette:
 def _path(route: Route | WebSocketRoute) -> BaseRoute:
     if isinstance(route, WebSocketRoute):
         return SocketPath(route.path, route.handler)
-    path = Path(route.path, Endpoint(route), methods=route.methods)
-    path.methods = set(route.methods)  # HEAD only where the registry has it
-    return path
+    return Path(route.path, Endpoint(route), methods=route.methods)

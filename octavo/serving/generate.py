@@ -89,13 +89,6 @@ async def _events(generation: Generation) -> AsyncGenerator[bytes, None]:
 
 
 ROUTES = [
-    Route(
-        "/generate",
-        generate,
-        ("POST",),
-        request_model=GenerateRequest,
-        response_model=Generated,
-        streams=True,
-    ),
-    Route("/generate_stream", generate_stream, ("POST",), request_model=GenerateRequest, streams=True),
+    Route("/generate", generate, GenerateRequest, Generated, streams=True),
+    Route("/generate_stream", generate_stream, GenerateRequest, streams=True),
 ]

@@ -66,11 +66,10 @@ def _json(content: msgspec.Struct, status: int = 200, headers: dict[str, str] | 
     return Response(msgspec.json.encode(content), status, headers, media_type="application/json")
 
 
-_READ = ("GET", "HEAD")
 ROUTES = [
-    Route("/health", health, _READ, response_model=Status),
-    Route("/ready", ready, _READ, response_model=Status),
-    Route("/ping", health, (*_READ, "POST"), response_model=Status),
+    Route("/health", health, response_model=Status),
+    Route("/ready", ready, response_model=Status),
+    Route("/ping", health, response_model=Status, methods=("GET", "POST")),
     Route("/load", load, response_model=Load),
     Route("/version", version, response_model=Version),
 ]

@@ -40,11 +40,12 @@ class Route:
 
     path: str
     handler: Callable[[Request], Awaitable[Response]]
-    methods: tuple[str, ...] = ("GET",)
     request_model: Any = None
     """msgspec type of the JSON body; None = there is none."""
     response_model: Any = None
     """msgspec type of the JSON answer; None = anything."""
+    methods: tuple[str, ...] = ()
+    """`load_routes` fills it in: POST where there is a body, else GET. HEAD is answered where GET is."""
     error_model: Any = None
     """msgspec type of the JSON of errors; None = the common one."""
     media_type: str = "application/json"
@@ -69,4 +70,9 @@ def load_routes() -> Iterator[Route | WebSocketRoute]:
     for group, names in ROUTE_MODULES.items():
         for name in names:
             for route in import_module(name).ROUTES:
-                yield replace(route, group=group) if isinstance(route, Route) else route
+                yield _completed(route, group) if isinstance(route, Route) else route
+
+
+def _completed(route: Route, group: str) -> Route:
+    methods = route.methods or (("POST",) if route.request_model is not None else ("GET",))
+    return replace(route, group=group, methods=methods)

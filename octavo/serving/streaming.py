@@ -6,8 +6,9 @@ that is cut. Its head is sent with the first event, so that a request that fails
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -17,6 +18,8 @@ from octavo.serving.errors import ClientGone, error_body, error_response
 
 logger = get_logger(__name__)
 T = TypeVar("T")
+StreamEvent = dict[str, Any]
+"""What a dialect with named events tells: a JSON object with its `type`."""
 DONE = b"data: [DONE]\n\n"
 _HEAD = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -28,6 +31,11 @@ _HEAD = [
 def event(data: bytes) -> bytes:
     """One server-sent event."""
     return b"data: " + data + b"\n\n"
+
+
+def named_event(told: StreamEvent) -> bytes:
+    """A server-sent event that bears its type as name."""
+    return b"event: %s\ndata: %s\n\n" % (told["type"].encode(), msgspec.json.encode(told))
 
 
 class EventStream(Response):

@@ -14,4 +14,4 @@ async def refuse(request: Request) -> Response:
     raise HTTPError(404, f"{route} is not there: {FOREIGN_ROUTES[route]}.")
 
 
-ROUTES = [Route(path, refuse, ("GET", "POST"), documented=False) for path in FOREIGN_ROUTES]
+ROUTES = [Route(path, refuse, methods=("GET", "POST"), documented=False) for path in FOREIGN_ROUTES]

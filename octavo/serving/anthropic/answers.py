@@ -1,4 +1,4 @@
-"""What a client of Anthropic's gets: messages, and the events of a stream, one struct each."""
+"""What a client of Anthropic's gets in one piece; `message_answer` makes the events of a stream."""
 
 from typing import Any, Literal
 
@@ -58,84 +58,6 @@ class TokenCount(Struct):
     input_tokens: int
 
 
-class MessageStart(Struct, tag_field="type", tag="message_start"):
-    """The first event; its message is empty."""
-
-    message: Message
-
-
-class Ping(Struct, tag_field="type", tag="ping"):
-    """The server is there."""
-
-
-class BlockStart(Struct, tag_field="type", tag="content_block_start"):
-    """A block begins, empty."""
-
-    index: int
-    content_block: Block
-
-
-class TextDelta(Struct, tag_field="type", tag="text_delta"):
-    """More of a text."""
-
-    text: str
-
-
-class ThinkingDelta(Struct, tag_field="type", tag="thinking_delta"):
-    """More of a thought."""
-
-    thinking: str
-
-
-class SignatureDelta(Struct, tag_field="type", tag="signature_delta"):
-    """Ends a thought; octavo signs nothing."""
-
-    signature: str = ""
-
-
-class InputDelta(Struct, tag_field="type", tag="input_json_delta"):
-    """More of a tool's input, as JSON."""
-
-    partial_json: str
-
-
-Delta = TextDelta | ThinkingDelta | SignatureDelta | InputDelta
-
-
-class BlockDelta(Struct, tag_field="type", tag="content_block_delta"):
-    """More of a block."""
-
-    index: int
-    delta: Delta
-
-
-class BlockStop(Struct, tag_field="type", tag="content_block_stop"):
-    """A block is whole."""
-
-    index: int
-
-
-class Stop(Struct):
-    """Why the message ends."""
-
-    stop_reason: StopReason | None
-    stop_sequence: str | None
-
-
-class MessageDelta(Struct, tag_field="type", tag="message_delta"):
-    """How the message ends."""
-
-    delta: Stop
-    usage: MessageUsage
-
-
-class MessageStop(Struct, tag_field="type", tag="message_stop"):
-    """The last event."""
-
-
-StreamEvent = MessageStart | Ping | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop
-
-
 class MessageErrorDetail(Struct):
     """What went wrong."""
 
@@ -143,7 +65,8 @@ class MessageErrorDetail(Struct):
     message: str
 
 
-class MessageError(Struct, tag_field="type", tag="error"):
-    """The body of every error, and the last event of a stream that fails."""
+class MessageError(Struct):
+    """The body of every error."""
 
     error: MessageErrorDetail
+    type: Literal["error"] = "error"

@@ -2,10 +2,10 @@
 
 from starlette.responses import Response
 
-from octavo.serving.anthropic.answers import MessageError, MessageErrorDetail, Ping, StreamEvent
+from octavo.serving.anthropic.answers import MessageError, MessageErrorDetail
 from octavo.serving.errors import http_error, message_of
 from octavo.serving.openai.answers import encode
-from octavo.serving.streaming import EventStream
+from octavo.serving.streaming import EventStream, named_event
 
 _TYPES = {
     401: "authentication_error",
@@ -18,22 +18,18 @@ _TYPES = {
 }
 
 
-def named_event(answer: StreamEvent | MessageError) -> bytes:
-    """A server-sent event that bears its type as name."""
-    name = answer.__struct_config__.tag
-    return b"event: %s\ndata: %s\n\n" % (str(name).encode(), encode(answer))
-
-
 def error_response(error: BaseException) -> Response:
     """The whole answer to a request that failed before anything was sent."""
     told = http_error(error)
-    return Response(encode(_body(error)), told.status, told.headers, media_type="application/json")
+    return Response(
+        encode(MessageError(_detail(error))), told.status, told.headers, media_type="application/json"
+    )
 
 
 class MessageStream(EventStream):
     """An answer in events, which tells its errors in Anthropic's form."""
 
-    keep_alive = named_event(Ping())
+    keep_alive = named_event({"type": "ping"})
 
     def refusal(self, error: Exception) -> Response:
         """The answer to a request that failed before its first event."""
@@ -41,10 +37,10 @@ class MessageStream(EventStream):
 
     def last_words(self, error: Exception) -> bytes:
         """The event that ends a stream that failed."""
-        return named_event(_body(error))
+        return named_event({"type": "error", "error": _detail(error)})
 
 
-def _body(error: BaseException) -> MessageError:
+def _detail(error: BaseException) -> MessageErrorDetail:
     told = http_error(error)
     kind = _TYPES.get(told.status, "invalid_request_error" if told.status < 500 else "api_error")
-    return MessageError(MessageErrorDetail(kind, message_of(told)))
+    return MessageErrorDetail(kind, message_of(told))

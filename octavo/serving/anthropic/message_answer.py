@@ -12,31 +12,18 @@ import msgspec
 from msgspec import UNSET
 
 from octavo.frontend.parsers.events import CallArguments, CallStart, Reasoning, Text
-from octavo.serving.anthropic import answers
 from octavo.serving.anthropic.answers import (
     Block,
-    BlockDelta,
-    BlockStart,
-    BlockStop,
-    Delta,
-    InputDelta,
     Message,
-    MessageDelta,
-    MessageStart,
-    MessageStop,
-    Ping,
-    SignatureDelta,
-    Stop,
+    MessageUsage,
     StopReason,
-    StreamEvent,
     TextBlock,
-    TextDelta,
     ThinkingBlock,
-    ThinkingDelta,
     ToolUseBlock,
 )
 from octavo.serving.openai.answers import Usage
 from octavo.serving.openai.turn import TurnEnd, TurnEvent, TurnStart
+from octavo.serving.streaming import StreamEvent
 
 _STOP_REASONS: dict[str, StopReason] = {
     "stop": "end_turn",
@@ -50,7 +37,7 @@ class MessageAnswer:
     """Fed with all events of a turn, in order."""
 
     def __init__(self, message_id: str, model: str) -> None:
-        self.message = Message(id=message_id, model=model, content=[], usage=answers.MessageUsage(0, 0))
+        self.message = Message(id=message_id, model=model, content=[], usage=MessageUsage(0, 0))
         """So far; whole when the turn has ended."""
         self._pieces: list[str] = []
         """Of the last block."""
@@ -62,18 +49,18 @@ class MessageAnswer:
         match event:
             case TurnStart(usage):
                 self.message.usage = _usage(usage)
-                yield MessageStart(self.message)
-                yield Ping()
+                yield {"type": "message_start", "message": self.message}
+                yield {"type": "ping"}
             case Text(text):
                 yield from self._continue(TextBlock(""))
-                yield self._more(text, TextDelta(text))
+                yield self._more(text, "text", "text")
             case Reasoning(text):
                 yield from self._continue(ThinkingBlock(""))
-                yield self._more(text, ThinkingDelta(text))
+                yield self._more(text, "thinking", "thinking")
             case CallStart(_, name):
                 yield from self._begin(ToolUseBlock(f"toolu_{uuid4().hex[:24]}", name, {}))
             case CallArguments(_, text):
-                yield self._more(text, InputDelta(text))
+                yield self._more(text, "input_json", "partial_json")
             case TurnEnd():
                 yield from self._finish(event)
 
@@ -84,29 +71,32 @@ class MessageAnswer:
 
     def _begin(self, block: Block) -> Iterator[StreamEvent]:
         yield from self._close()
-        yield BlockStart(len(self.message.content), block)
         self.message.content.append(block)
         self._is_open = True
+        yield self._of_block("start", content_block=block)
 
-    def _more(self, text: str, delta: Delta) -> BlockDelta:
+    def _more(self, text: str, kind: str, name: str) -> StreamEvent:
         self._pieces.append(text)
-        return BlockDelta(len(self.message.content) - 1, delta)
+        return self._of_block("delta", delta={"type": f"{kind}_delta", name: text})
 
     def _close(self) -> Iterator[StreamEvent]:
         """The last block is whole."""
         if not self._is_open:
             return
-        index, text = len(self.message.content) - 1, "".join(self._pieces)
+        text = "".join(self._pieces)
         match self.message.content[-1]:
             case TextBlock() as block:
                 block.text = text
             case ThinkingBlock() as block:
                 block.thinking = text
-                yield BlockDelta(index, SignatureDelta())
+                yield self._of_block("delta", delta={"type": "signature_delta", "signature": ""})
             case ToolUseBlock() as block:
                 block.input = _object(text)
-        yield BlockStop(index)
+        yield self._of_block("stop")
         self._pieces, self._is_open = [], False
+
+    def _of_block(self, kind: str, **fields: Any) -> StreamEvent:
+        return {"type": f"content_block_{kind}", "index": len(self.message.content) - 1, **fields}
 
     def _finish(self, end: TurnEnd) -> Iterator[StreamEvent]:
         yield from self._close()
@@ -115,14 +105,15 @@ class MessageAnswer:
         message.stop_reason = _STOP_REASONS[end.finish_reason]
         if end.finish_reason == "stop" and isinstance(end.stop_reason, str):
             message.stop_reason, message.stop_sequence = "stop_sequence", end.stop_reason
-        yield MessageDelta(Stop(message.stop_reason, message.stop_sequence), message.usage)
-        yield MessageStop()
+        reasons = {"stop_reason": message.stop_reason, "stop_sequence": message.stop_sequence}
+        yield {"type": "message_delta", "delta": reasons, "usage": message.usage}
+        yield {"type": "message_stop"}
 
 
-def _usage(usage: Usage) -> answers.MessageUsage:
+def _usage(usage: Usage) -> MessageUsage:
     details = usage.prompt_tokens_details
     num_cached = 0 if details is UNSET else details.cached_tokens
-    return answers.MessageUsage(usage.prompt_tokens - num_cached, usage.completion_tokens, num_cached)
+    return MessageUsage(usage.prompt_tokens - num_cached, usage.completion_tokens, num_cached)
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from octavo.serving.anthropic.answers import Message, MessageError, TokenCount
 from octavo.serving.anthropic.conversation import chat_request
-from octavo.serving.anthropic.errors import MessageStream, error_response, named_event
+from octavo.serving.anthropic.errors import MessageStream, error_response
 from octavo.serving.anthropic.message_answer import MessageAnswer
 from octavo.serving.anthropic.protocol import CountTokensRequest, MessagesRequest
 from octavo.serving.body import read_body
@@ -19,7 +19,7 @@ from octavo.serving.openai.protocol import ChatRequest
 from octavo.serving.openai.tools import ToolUse
 from octavo.serving.openai.turn import render_options, turn_events
 from octavo.serving.registry import Route
-from octavo.serving.streaming import leaving, unless_gone
+from octavo.serving.streaming import leaving, named_event, unless_gone
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -81,21 +81,8 @@ async def _finish(caller: Caller, asked: ChatRequest, answer: MessageAnswer) -> 
 
 
 ROUTES = [
+    Route("/v1/messages", create_message, MessagesRequest, Message, error_model=MessageError, streams=True),
     Route(
-        "/v1/messages",
-        create_message,
-        ("POST",),
-        request_model=MessagesRequest,
-        response_model=Message,
-        error_model=MessageError,
-        streams=True,
-    ),
-    Route(
-        "/v1/messages/count_tokens",
-        count_tokens,
-        ("POST",),
-        request_model=CountTokensRequest,
-        response_model=TokenCount,
-        error_model=MessageError,
+        "/v1/messages/count_tokens", count_tokens, CountTokensRequest, TokenCount, error_model=MessageError
     ),
 ]

@@ -24,12 +24,4 @@ async def create_batch(request: Request) -> Response:
     return await generation.response(request, answer.whole)
 
 
-ROUTES = [
-    Route(
-        "/v1/chat/completions/batch",
-        create_batch,
-        ("POST",),
-        request_model=BatchChatRequest,
-        response_model=ChatCompletion,
-    )
-]
+ROUTES = [Route("/v1/chat/completions/batch", create_batch, BatchChatRequest, ChatCompletion)]

@@ -51,8 +51,8 @@ async def cancel_batch(request: Request) -> Response:
 
 
 ROUTES = [
-    Route("/v1/batches", create_batch, ("POST",), request_model=CreateBatch, response_model=Batch),
+    Route("/v1/batches", create_batch, CreateBatch, Batch),
     Route("/v1/batches", list_batches, response_model=Page),
     Route("/v1/batches/{batch_id}", show_batch, response_model=Batch),
-    Route("/v1/batches/{batch_id}/cancel", cancel_batch, ("POST",), response_model=Batch),
+    Route("/v1/batches/{batch_id}/cancel", cancel_batch, response_model=Batch, methods=("POST",)),
 ]

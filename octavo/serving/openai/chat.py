@@ -37,13 +37,4 @@ def prepare(
     return generation, ChatAnswer(turn, conversations, generation.request_id, turn.caller.model)
 
 
-ROUTES = [
-    Route(
-        "/v1/chat/completions",
-        create_chat_completion,
-        ("POST",),
-        request_model=ChatRequest,
-        response_model=ChatCompletion,
-        streams=True,
-    )
-]
+ROUTES = [Route("/v1/chat/completions", create_chat_completion, ChatRequest, ChatCompletion, streams=True)]

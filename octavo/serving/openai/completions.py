@@ -43,13 +43,4 @@ def prepare(caller: Caller, body: CompletionRequest) -> tuple[Generation, Comple
     return generation, CompletionAnswer(caller, body, answer_id, caller.model)
 
 
-ROUTES = [
-    Route(
-        "/v1/completions",
-        create_completion,
-        ("POST",),
-        request_model=CompletionRequest,
-        response_model=Completion,
-        streams=True,
-    )
-]
+ROUTES = [Route("/v1/completions", create_completion, CompletionRequest, Completion, streams=True)]

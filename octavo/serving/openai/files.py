@@ -203,9 +203,9 @@ async def _content(store: Store, file_id: str) -> AsyncIterator[bytes]:
 
 
 ROUTES = [
-    Route("/v1/files", create_file, ("POST",), response_model=FileObject),
+    Route("/v1/files", create_file, response_model=FileObject, methods=("POST",)),
     Route("/v1/files", list_files, response_model=Page),
     Route("/v1/files/{file_id}", show_file, response_model=FileObject),
     Route("/v1/files/{file_id}/content", show_content),
-    Route("/v1/files/{file_id}", delete_file, ("DELETE",), response_model=Deleted),
+    Route("/v1/files/{file_id}", delete_file, response_model=Deleted, methods=("DELETE",)),
 ]

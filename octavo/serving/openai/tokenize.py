@@ -86,6 +86,6 @@ def _tokenizer(caller: Caller) -> Tokenizer:
 
 
 ROUTES = [
-    Route("/tokenize", tokenize, ("POST",), request_model=TokenizeRequest, response_model=Tokens),
-    Route("/detokenize", detokenize, ("POST",), request_model=DetokenizeRequest, response_model=Detokenized),
+    Route("/tokenize", tokenize, TokenizeRequest, Tokens),
+    Route("/detokenize", detokenize, DetokenizeRequest, Detokenized),
 ]

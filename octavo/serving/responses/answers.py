@@ -1,7 +1,4 @@
-"""What a client of /v1/responses gets: responses, their items, and the events of a stream.
-
-Events of one shape share a struct; their `type` tells them apart.
-"""
+"""What a client of /v1/responses gets: responses and their items. `response_answer` makes the events."""
 
 from typing import Any, Literal
 
@@ -125,66 +122,3 @@ class Response(Struct, kw_only=True):
     top_p: float | None = None
     truncation: Literal["disabled"] = "disabled"
     usage: ResponseUsage | None = None
-
-
-class StreamEvent(Struct, kw_only=True):
-    """What all events have."""
-
-    type: str
-    sequence_number: int
-
-
-class StateEvent(StreamEvent, kw_only=True):
-    """response.created, in_progress, completed, incomplete, failed."""
-
-    response: Response
-
-
-class ItemEvent(StreamEvent, kw_only=True):
-    """response.output_item.added and done."""
-
-    output_index: int
-    item: OutputItem
-
-
-class InItemEvent(StreamEvent, kw_only=True):
-    """What happens within an item."""
-
-    item_id: str
-    output_index: int
-
-
-class PartEvent(InItemEvent, kw_only=True):
-    """response.content_part.added and done."""
-
-    content_index: int = 0
-    part: Part
-
-
-class TextDelta(InItemEvent, kw_only=True):
-    """response.output_text.delta and reasoning_text.delta."""
-
-    content_index: int = 0
-    delta: str
-    logprobs: list[TokenLogprob] = []
-
-
-class TextDone(InItemEvent, kw_only=True):
-    """response.output_text.done and reasoning_text.done."""
-
-    content_index: int = 0
-    text: str
-    logprobs: list[TokenLogprob] = []
-
-
-class ArgumentsDelta(InItemEvent, kw_only=True):
-    """response.function_call_arguments.delta."""
-
-    delta: str
-
-
-class ArgumentsDone(InItemEvent, kw_only=True):
-    """response.function_call_arguments.done."""
-
-    name: str
-    arguments: str

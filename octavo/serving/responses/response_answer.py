@@ -7,7 +7,7 @@ the response is read in the end.
 import time
 from collections.abc import Iterator
 from itertools import count
-from typing import TypedDict
+from typing import Any
 from uuid import uuid4
 
 from msgspec import UNSET
@@ -18,39 +18,24 @@ from octavo.serving.openai.answers import TokenLogprob
 from octavo.serving.openai.tools import call_id
 from octavo.serving.openai.turn import TextLogprobs, TurnEnd, TurnEvent, TurnStart
 from octavo.serving.responses.answers import (
-    ArgumentsDelta,
-    ArgumentsDone,
     CallItem,
     Fault,
     IncompleteDetails,
     InputTokensDetails,
-    ItemEvent,
     MessageItem,
     OutputItem,
     OutputText,
     OutputTokensDetails,
     Part,
-    PartEvent,
     ReasoningItem,
     ReasoningText,
     Response,
     ResponseUsage,
-    StateEvent,
     Status,
-    StreamEvent,
-    TextDelta,
-    TextDone,
 )
+from octavo.serving.streaming import StreamEvent
 
-_TEXT, _THOUGHT = "response.output_text", "response.reasoning_text"
-
-
-class _Place(TypedDict):
-    """Number of an event, and the item that it is in."""
-
-    sequence_number: int
-    item_id: str
-    output_index: int
+_TEXT, _THOUGHT = "output_text", "reasoning_text"
 
 
 class ResponseAnswer:
@@ -74,8 +59,8 @@ class ResponseAnswer:
         match event:
             case TurnStart():
                 self.response.status = "in_progress"
-                yield self._state("response.created")
-                yield self._state("response.in_progress")
+                yield self._event("created", response=self.response)
+                yield self._event("in_progress", response=self.response)
             case Text(text):
                 if not self._goes_on(MessageItem):
                     yield from self._begin(MessageItem(id=_new_id("msg"), content=[]), OutputText(""))
@@ -90,15 +75,14 @@ class ResponseAnswer:
                 yield from self._begin(CallItem(id=_new_id("fc"), call_id=given or call_id(), name=name))
             case CallArguments(_, text):
                 self._pieces.append(text)
-                kind = "response.function_call_arguments.delta"
-                yield ArgumentsDelta(type=kind, delta=text, **self._place())
+                yield self._in_item("function_call_arguments.delta", delta=text)
             case TurnEnd():
                 self._settle(event)
                 yield from self._close()
 
     def told_end(self) -> StreamEvent:
         """The last event of a stream: the whole response."""
-        return self._state(f"response.{self.response.status}")
+        return self._event(self.response.status, response=self.response)
 
     def fail(self, error: BaseException) -> Iterator[StreamEvent]:
         """The response ends here: what a stream tells before `told_end`. To be exhausted."""
@@ -114,9 +98,9 @@ class ResponseAnswer:
         yield from self._close()
         self.response.output.append(item)
         self._is_open = True
-        yield self._item("response.output_item.added")
+        yield self._item("added")
         if part is not None:
-            yield PartEvent(type="response.content_part.added", part=part, **self._place())
+            yield self._in_item("content_part.added", content_index=0, part=part)
             item.content.append(part)  # type: ignore[union-attr, arg-type]  # calls have no parts
 
     def _close(self) -> Iterator[StreamEvent]:
@@ -129,17 +113,16 @@ class ResponseAnswer:
             item.status = "completed"
         if isinstance(item, CallItem):
             item.arguments = text
-            kind = "response.function_call_arguments.done"
-            yield ArgumentsDone(type=kind, name=item.name, arguments=text, **self._place())
+            yield self._in_item("function_call_arguments.done", name=item.name, arguments=text)
         else:
             part, logprobs = item.content[0], self._logprobs
             part.text, self._logprobs = text, []
             if isinstance(part, OutputText):
                 part.logprobs = logprobs
             kind = _TEXT if isinstance(item, MessageItem) else _THOUGHT
-            yield TextDone(type=f"{kind}.done", text=text, logprobs=logprobs, **self._place())
-            yield PartEvent(type="response.content_part.done", part=item.content[0], **self._place())
-        yield self._item("response.output_item.done")
+            yield self._in_item(f"{kind}.done", content_index=0, text=text, logprobs=logprobs)
+            yield self._in_item("content_part.done", content_index=0, part=part)
+        yield self._item("done")
 
     def _cut(self) -> None:
         """The last item will not be whole, if it is not yet."""
@@ -163,27 +146,23 @@ class ResponseAnswer:
             usage.total_tokens,
         )
 
-    def _state(self, kind: str) -> StateEvent:
-        return StateEvent(type=kind, sequence_number=next(self._numbers), response=self.response)
-
-    def _item(self, kind: str) -> ItemEvent:
-        index = len(self.response.output) - 1
-        item = self.response.output[index]
-        return ItemEvent(type=kind, sequence_number=next(self._numbers), output_index=index, item=item)
-
-    def _text_delta(self, kind: str, text: str) -> TextDelta:
+    def _text_delta(self, kind: str, text: str) -> StreamEvent:
         logprobs, self._next_logprobs = self._next_logprobs, []
         self._pieces.append(text)
         self._logprobs += logprobs
-        return TextDelta(type=f"{kind}.delta", delta=text, logprobs=logprobs, **self._place())
+        return self._in_item(f"{kind}.delta", content_index=0, delta=text, logprobs=logprobs)
 
-    def _place(self) -> _Place:
+    def _item(self, kind: str) -> StreamEvent:
         index = len(self.response.output) - 1
-        return {
-            "sequence_number": next(self._numbers),
-            "item_id": self.response.output[index].id,
-            "output_index": index,
-        }
+        return self._event(f"output_item.{kind}", output_index=index, item=self.response.output[index])
+
+    def _in_item(self, kind: str, **fields: Any) -> StreamEvent:
+        """Something happens within the last item."""
+        index = len(self.response.output) - 1
+        return self._event(kind, item_id=self.response.output[index].id, output_index=index, **fields)
+
+    def _event(self, kind: str, **fields: Any) -> StreamEvent:
+        return {"type": f"response.{kind}", "sequence_number": next(self._numbers), **fields}
 
 
 def _new_id(prefix: str) -> str:

@@ -185,17 +185,11 @@ async def _find(request: Request) -> StoredResponse:
     return stored
 
 
+_ONE = "/v1/responses/{response_id}"
 ROUTES = [
-    Route(
-        "/v1/responses",
-        create_response,
-        ("POST",),
-        request_model=CreateResponse,
-        response_model=Response,
-        streams=True,
-    ),
-    Route("/v1/responses/{response_id}", show_response, response_model=Response),
-    Route("/v1/responses/{response_id}", delete_response, ("DELETE",), response_model=Deleted),
-    Route("/v1/responses/{response_id}/input_items", list_input_items, response_model=Page),
-    Route("/v1/responses/{response_id}/cancel", cancel_response, ("POST",), response_model=Response),
+    Route("/v1/responses", create_response, CreateResponse, Response, streams=True),
+    Route(_ONE, show_response, response_model=Response),
+    Route(_ONE, delete_response, response_model=Deleted, methods=("DELETE",)),
+    Route(f"{_ONE}/input_items", list_input_items, response_model=Page),
+    Route(f"{_ONE}/cancel", cancel_response, response_model=Response, methods=("POST",)),
 ]

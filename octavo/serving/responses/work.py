@@ -4,7 +4,7 @@ Made by `routes`. Whichever way, the turn is the same; a response that was asked
 before its end is told.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -12,15 +12,15 @@ from functools import partial
 from octavo.base.log import get_logger
 from octavo.serving.caller import Caller
 from octavo.serving.errors import HTTPError
-from octavo.serving.openai.answers import encode
 from octavo.serving.openai.protocol import ChatRequest
 from octavo.serving.openai.turn import TurnStart, turn_events
 from octavo.serving.responses import record
-from octavo.serving.responses.answers import Response, StateEvent, StreamEvent
+from octavo.serving.responses.answers import Response
 from octavo.serving.responses.background import EventLog
 from octavo.serving.responses.record import StoredResponse
 from octavo.serving.responses.response_answer import ResponseAnswer
 from octavo.serving.store.database import Store
+from octavo.serving.streaming import StreamEvent, named_event
 
 logger = get_logger(__name__)
 
@@ -42,20 +42,22 @@ class ResponseWork:
         try:
             async with aclosing(self._told()) as told:
                 async for events in told:
-                    has_begun = True
-                    yield b"".join(map(_named_event, events))
+                    if data := b"".join(map(named_event, events)):
+                        has_begun = True
+                        yield data
         except Exception as error:
             if not has_begun:
                 raise
-            yield b"".join(map(_named_event, self.answer.fail(error)))
+            yield b"".join(map(named_event, self.answer.fail(error)))
         await self._keep()
-        yield _named_event(self.answer.told_end())
+        yield named_event(self.answer.told_end())
 
     async def finish(self) -> Response:
         """The whole response."""
         async with aclosing(self._told()) as told:
-            async for _ in told:
-                pass
+            async for events in told:
+                for _ in events:
+                    pass  # told to nobody
         await self._keep()
         return self.stored.response
 
@@ -65,21 +67,21 @@ class ResponseWork:
         try:
             async with aclosing(self._told()) as told:
                 async for events in told:
-                    log.add(map(_named_event, events))
+                    log.add(map(named_event, events))
         except Exception as error:
-            log.add(map(_named_event, self.answer.fail(error)))
+            log.add(map(named_event, self.answer.fail(error)))
         await self._settle()
-        log.end(lambda _: _named_event(self.answer.told_end()))
+        log.end(lambda _: named_event(self.answer.told_end()))
 
     async def add(self) -> None:
         """Put it into the store as it is."""
         await self.store.run(partial(record.add, tenant=self.caller.tenant, stored=self.stored))
 
-    async def _told(self) -> AsyncGenerator[list[StreamEvent], None]:
+    async def _told(self) -> AsyncGenerator[Iterator[StreamEvent], None]:
+        """What a stream tells, event by event of the turn. Each to be exhausted."""
         async with aclosing(turn_events(self.caller, self.asked, "responses")) as turn:
             async for event in turn:
-                if told := list(self.answer.take(event)):
-                    yield told
+                yield self.answer.take(event)
                 if isinstance(event, TurnStart) and self.stored.response.background:
                     await self._settle()
 
@@ -103,9 +105,4 @@ class ResponseWork:
 
 def told_cancelled(response: Response, number: int) -> bytes:
     """The last event of one that was cancelled: OpenAI's clients know no type for it, so status says it."""
-    return _named_event(StateEvent(type="response.incomplete", sequence_number=number, response=response))
-
-
-def _named_event(told: StreamEvent) -> bytes:
-    """A server-sent event that bears its type as name."""
-    return b"event: %s\ndata: %s\n\n" % (told.type.encode(), encode(told))
+    return named_event({"type": "response.incomplete", "sequence_number": number, "response": response})
