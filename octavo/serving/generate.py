@@ -13,7 +13,6 @@ from octavo.serving.caller import Caller
 from octavo.serving.openai.answers import FinishReason, encode
 from octavo.serving.openai.generation import Generation
 from octavo.serving.openai.protocol import GenerateRequest
-from octavo.serving.openai.sampling import sampling_params, tokenization
 from octavo.serving.registry import Route
 from octavo.serving.streaming import DONE, EventStream, event
 
@@ -52,15 +51,7 @@ async def _answer(request: Request, *, streams: bool) -> Response:
     caller = Caller.of(request)
     body = await read_body(request, GenerateRequest, takes_place=True)
     body.stream = streams or body.stream
-    caller = caller.asking(body.model)
-    generation = Generation(
-        caller=caller,
-        request=body,
-        request_id=f"gen-{body.request_id or caller.request_id}",
-        prompts=[body.prompt],
-        params=sampling_params(body, caller.engine.input_processor.default_sampling_values()),
-        tokenization=tokenization(body, add_special_tokens=True),
-    )
+    generation = Generation.of(caller, body, "gen", [body.prompt])
     if body.stream:
         return EventStream(_events(generation), caller.config)
     return await generation.response(request, _generated)

@@ -4,7 +4,7 @@ from starlette.responses import Response
 
 from octavo.serving.anthropic.answers import MessageError, MessageErrorDetail
 from octavo.serving.errors import http_error, message_of
-from octavo.serving.openai.answers import encode
+from octavo.serving.openai.answers import json_response
 from octavo.serving.streaming import EventStream, named_event
 
 _TYPES = {
@@ -21,9 +21,7 @@ _TYPES = {
 def error_response(error: BaseException) -> Response:
     """The whole answer to a request that failed before anything was sent."""
     told = http_error(error)
-    return Response(
-        encode(MessageError(_detail(error))), told.status, told.headers, media_type="application/json"
-    )
+    return json_response(MessageError(_detail(error)), told.status, told.headers)
 
 
 class MessageStream(EventStream):

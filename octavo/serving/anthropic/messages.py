@@ -14,7 +14,7 @@ from octavo.serving.anthropic.message_answer import MessageAnswer
 from octavo.serving.anthropic.protocol import CountTokensRequest, MessagesRequest
 from octavo.serving.body import read_body
 from octavo.serving.caller import Caller
-from octavo.serving.openai.answers import encode
+from octavo.serving.openai.answers import json_response
 from octavo.serving.openai.protocol import ChatRequest
 from octavo.serving.openai.tools import ToolUse
 from octavo.serving.openai.turn import render_options, turn_events
@@ -50,7 +50,7 @@ async def create_message(request: Request) -> Response:
     if body.stream:
         return MessageStream(_events(caller, asked, answer), caller.config)
     await unless_gone(leaving(request.receive), _finish(caller, asked, answer))
-    return Response(encode(answer.message), media_type="application/json")
+    return json_response(answer.message)
 
 
 @_in_their_form
@@ -63,7 +63,7 @@ async def count_tokens(request: Request) -> Response:
         render = partial(caller.engine.chat.render, asked.messages, **options)
         rendered = await caller.engine.off_loop(render)
     number = TokenCount(len(rendered["prompt_token_ids"]))
-    return Response(encode(number), media_type="application/json")
+    return json_response(number)
 
 
 async def _events(caller: Caller, asked: ChatRequest, answer: MessageAnswer) -> AsyncGenerator[bytes, None]:

@@ -7,6 +7,9 @@ from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
+from starlette.responses import Response
+
+from octavo.version import __version__
 
 Logprobs = dict[str, dict[str, Any]]
 """By token id as text: logprob, rank, decoded_token."""
@@ -61,15 +64,20 @@ class CompletionChoice(Struct):
     prompt_logprobs: list[Logprobs | None] | UnsetType = UNSET
 
 
-class Completion(Struct, kw_only=True):
-    """Answer of /v1/completions, and a chunk of its stream."""
+class Head(Struct, kw_only=True):
+    """Which answer it is; in each of its chunks too."""
 
     id: str
-    object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
+    system_fingerprint: str = f"octavo-{__version__}"
+
+
+class Completion(Head, kw_only=True):
+    """Answer of /v1/completions, and a chunk of its stream."""
+
+    object: Literal["text_completion"] = "text_completion"
     choices: list[CompletionChoice]
-    system_fingerprint: str | None = None
     usage: Usage | UnsetType | None = UNSET
     metrics: RequestMetrics | UnsetType = UNSET
 
@@ -137,16 +145,12 @@ class ChatChoice(Struct):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatCompletion(Struct, kw_only=True):
+class ChatCompletion(Head, kw_only=True):
     """Answer of /v1/chat/completions."""
 
-    id: str
     object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
     choices: list[ChatChoice]
     usage: Usage
-    system_fingerprint: str | None = None
     prompt_logprobs: list[Logprobs | None] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_text: str | UnsetType = UNSET
@@ -183,18 +187,19 @@ class DeltaChoice(Struct):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatChunk(Struct, kw_only=True):
+class ChatChunk(Head, kw_only=True):
     """A chunk of a chat stream."""
 
-    id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    created: int
-    model: str
     choices: list[DeltaChoice]
-    system_fingerprint: str | None = None
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     metrics: RequestMetrics | UnsetType = UNSET
 
 
 encode = msgspec.json.Encoder().encode
+
+
+def json_response(answer: Struct, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """An answer in one piece."""
+    return Response(encode(answer), status, headers, media_type="application/json")

@@ -8,9 +8,10 @@ from starlette.responses import Response
 from octavo.serving.body import read_body
 from octavo.serving.caller import Caller
 from octavo.serving.openai import batch_record
+from octavo.serving.openai.answers import json_response
 from octavo.serving.openai.batch_lines import check_endpoint
 from octavo.serving.openai.batch_record import Batch, CreateBatch
-from octavo.serving.openai.pagination import Page, PageQuery, json_response
+from octavo.serving.openai.pagination import Page, PageQuery
 from octavo.serving.registry import Route
 
 

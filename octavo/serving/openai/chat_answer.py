@@ -19,7 +19,6 @@ from octavo.serving.openai.answers import (
     DeltaChoice,
     FinishReason,
 )
-from octavo.serving.openai.fingerprint import FINGERPRINT
 from octavo.serving.openai.logprobs import prompt_logprobs
 from octavo.serving.openai.messages import delta_of, message_of
 from octavo.serving.openai.protocol import ChatRequest, Message
@@ -35,12 +34,7 @@ class ChatAnswer:
         self._turn = turn
         self._meter = turn.meter
         self._request = turn.request
-        head: dict[str, Any] = {
-            "id": answer_id,
-            "created": int(time.time()),
-            "model": model,
-            "system_fingerprint": FINGERPRINT,
-        }
+        head: dict[str, Any] = {"id": answer_id, "created": int(time.time()), "model": model}
         self._completion, self._chunk = partial(ChatCompletion, **head), partial(ChatChunk, **head)
         role = turn.caller.config.response_role
         self._openings = [_opening(turn.request, messages, role) for messages in conversations]

@@ -13,7 +13,6 @@ from octavo.frontend.outputs.logprobs import PositionLogprobs
 from octavo.frontend.outputs.request_output import CompletionOutput, RequestOutput
 from octavo.serving.caller import Caller
 from octavo.serving.openai.answers import Completion, CompletionChoice, CompletionLogprobs, Logprobs
-from octavo.serving.openai.fingerprint import FINGERPRINT
 from octavo.serving.openai.logprobs import logprob_writer, prompt_logprobs
 from octavo.serving.openai.protocol import CompletionRequest
 from octavo.serving.openai.usage import Meter
@@ -22,13 +21,11 @@ from octavo.serving.openai.usage import Meter
 class CompletionAnswer:
     """The answer to one request, of one prompt or several."""
 
-    def __init__(self, caller: Caller, request: CompletionRequest, answer_id: str, model: str) -> None:
+    def __init__(self, caller: Caller, request: CompletionRequest, answer_id: str) -> None:
         self._meter = Meter(request, caller.config)
         self._tokenizer = caller.engine.tokenizer
         self._request = request
-        self._make = partial(
-            Completion, id=answer_id, created=int(time.time()), model=model, system_fingerprint=FINGERPRINT
-        )
+        self._make = partial(Completion, id=answer_id, created=int(time.time()), model=caller.model)
         self._is_scoring = request.max_tokens == 0
         """The engine makes one token at least, which is not shown then."""
         self._logprobs = logprob_writer(caller, request, request.logprobs)

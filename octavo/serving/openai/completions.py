@@ -10,7 +10,6 @@ from octavo.serving.openai.completion_answer import CompletionAnswer
 from octavo.serving.openai.generation import Generation
 from octavo.serving.openai.prompts import prompts_of
 from octavo.serving.openai.protocol import CompletionRequest
-from octavo.serving.openai.sampling import sampling_params, tokenization
 from octavo.serving.registry import Route
 from octavo.serving.streaming import EventStream
 
@@ -30,17 +29,8 @@ def prepare(caller: Caller, body: CompletionRequest) -> tuple[Generation, Comple
 
     Raises RequestError.
     """
-    caller = caller.asking(body.model)
-    answer_id = f"cmpl-{body.request_id or caller.request_id}"
-    generation = Generation(
-        caller=caller,
-        request=body,
-        request_id=answer_id,
-        prompts=prompts_of(body),
-        params=sampling_params(body, caller.engine.input_processor.default_sampling_values()),
-        tokenization=tokenization(body, add_special_tokens=True),
-    )
-    return generation, CompletionAnswer(caller, body, answer_id, caller.model)
+    generation = Generation.of(caller, body, "cmpl", prompts_of(body))
+    return generation, CompletionAnswer(generation.caller, body, generation.request_id)
 
 
 ROUTES = [Route("/v1/completions", create_completion, CompletionRequest, Completion, streams=True)]

@@ -15,8 +15,8 @@ from starlette.types import Message
 from octavo.base.errors import Overloaded, RequestError
 from octavo.serving.caller import Caller
 from octavo.serving.errors import ClientGone, HTTPError
-from octavo.serving.openai.answers import encode
-from octavo.serving.openai.pagination import Page, PageQuery, json_response
+from octavo.serving.openai.answers import encode, json_response
+from octavo.serving.openai.pagination import Page, PageQuery
 from octavo.serving.registry import Route
 from octavo.serving.store.database import Store
 from octavo.serving.store.transaction import Document, Transaction

@@ -24,6 +24,7 @@ from octavo.serving.caller import Caller
 from octavo.serving.errors import HTTPError
 from octavo.serving.openai.answers import encode
 from octavo.serving.openai.protocol import SamplingFields
+from octavo.serving.openai.sampling import sampling_params, tokenization
 from octavo.serving.streaming import DONE, event, leaving, unless_gone
 
 MAX_SEQUENCES = 16384
@@ -59,6 +60,30 @@ class Generation:
     prompts: Sequence[PromptType | Conversation]
     params: SamplingParams
     tokenization: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        caller: Caller,
+        request: SamplingFields,
+        kind: str,
+        prompts: Sequence[PromptType | Conversation],
+        *,
+        add_special_tokens: bool = True,
+    ) -> "Generation":
+        """As a checked body asks for it; kind: what its name begins with. Nothing is started yet.
+
+        Raises RequestError.
+        """
+        caller = caller.asking(request.model)
+        return cls(
+            caller,
+            request,
+            f"{kind}-{request.request_id or caller.request_id}",
+            prompts,
+            sampling_params(request, caller.engine.input_processor.default_sampling_values()),
+            tokenization(request, add_special_tokens=add_special_tokens),
+        )
 
     def __post_init__(self) -> None:
         num_sequences = len(self.prompts) * self.params.num_sequences

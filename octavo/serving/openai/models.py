@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.serving.engines import ServedModels
-from octavo.serving.openai.answers import encode
+from octavo.serving.openai.answers import json_response
 from octavo.serving.registry import Route
 
 
@@ -35,14 +35,14 @@ async def list_models(request: Request) -> Response:
     """The names of the served model."""
     models: ServedModels = request.app.state.engines.models
     body = ModelList([card(models, name) for name in models.names])
-    return Response(encode(body), media_type="application/json")
+    return json_response(body)
 
 
 async def show_model(request: Request) -> Response:
     """One model; 404 for a name that is not served."""
     models: ServedModels = request.app.state.engines.models
     name = models.resolve(request.path_params["model"] or "/")
-    return Response(encode(card(models, name)), media_type="application/json")
+    return json_response(card(models, name))
 
 
 def card(models: ServedModels, name: str) -> ModelCard:

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.base.errors import RequestError
-from octavo.serving.openai.answers import encode
+from octavo.serving.openai.answers import json_response
 
 T = TypeVar("T")
 
@@ -53,8 +53,3 @@ class PageQuery:
         if shown:
             page.first_id, page.last_id = name(shown[0]), name(shown[-1])
         return json_response(page)
-
-
-def json_response(answer: msgspec.Struct) -> Response:
-    """An answer in one piece."""
-    return Response(encode(answer), media_type="application/json")

@@ -10,7 +10,7 @@ from octavo.base.errors import RequestError, Unsupported
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.serving.body import read_body
 from octavo.serving.caller import Caller
-from octavo.serving.openai.answers import encode
+from octavo.serving.openai.answers import json_response
 from octavo.serving.openai.protocol import ChatRequest, DetokenizeRequest, TokenizeRequest
 from octavo.serving.openai.tools import ToolUse
 from octavo.serving.openai.turn import render_options
@@ -50,7 +50,7 @@ async def tokenize(request: Request) -> Response:
         ids = await caller.engine.off_loop(partial(tokenizer.encode, text, adds))
     names = tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None
     tokens = Tokens(len(ids), caller.engines.models.max_model_len, ids, names)
-    return Response(encode(tokens), media_type="application/json")
+    return json_response(tokens)
 
 
 async def detokenize(request: Request) -> Response:
@@ -65,7 +65,7 @@ async def detokenize(request: Request) -> Response:
         raise RequestError(f"Token id {max(body.tokens)} is out of vocabulary (0 to {size - 1}).", "tokens")
     with caller.engine.reserve():
         text = await caller.engine.off_loop(partial(tokenizer.decode, body.tokens, skip_special_tokens=False))
-    return Response(encode(Detokenized(text)), media_type="application/json")
+    return json_response(Detokenized(text))
 
 
 async def _text(caller: Caller, body: TokenizeRequest) -> tuple[str, bool]:

@@ -5,7 +5,7 @@ Chat completions read its steps. Responses and Anthropic's messages read `turn_e
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,9 +20,11 @@ from octavo.serving.openai.answers import ChatLogprobs, FinishReason, TokenLogpr
 from octavo.serving.openai.generation import Conversation, Generation
 from octavo.serving.openai.logprobs import logprob_writer
 from octavo.serving.openai.protocol import ChatRequest, Message, TokenizeRequest
-from octavo.serving.openai.sampling import sampling_params, tokenization
 from octavo.serving.openai.tools import ToolUse
 from octavo.serving.openai.usage import Meter
+
+TURN = "chatcmpl"
+"""What the names of chat requests begin with, in their answers and in the engine."""
 
 
 @dataclass(slots=True)
@@ -102,23 +104,12 @@ def prepare_turn(
     caller = caller.asking(body.model)
     use = ToolUse.of(body)
     options = render_options(caller, body) | {"tools": use.described()}
-    params = sampling_params(body, caller.engine.input_processor.default_sampling_values())
-    generation = Generation(
-        caller=caller,
-        request=body,
-        request_id=turn_id(body.request_id or caller.request_id),
-        prompts=[Conversation(messages, options) for messages in conversations],
-        params=use.constrained(params, caller.engine.chat),
-        tokenization=tokenization(body, add_special_tokens=False),
-    )
+    prompts = [Conversation(messages, options) for messages in conversations]
+    generation = Generation.of(caller, body, TURN, prompts, add_special_tokens=False)
+    generation = replace(generation, params=use.constrained(generation.params, caller.engine.chat))
     note = partial(caller.engine.metrics.note_tool_parsing, request_type, bool(body.stream))
     make_parser = partial(use.parser, renderer=caller.engine.chat, params=generation.params, note=note)
     return generation, Turn(caller, body, make_parser)
-
-
-def turn_id(request_id: str) -> str:
-    """What a chat request is called in its answer, and in the engine."""
-    return f"chatcmpl-{request_id}"
 
 
 def render_options(caller: Caller, body: ChatRequest | TokenizeRequest) -> dict[str, Any]:

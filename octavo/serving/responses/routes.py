@@ -11,9 +11,10 @@ from octavo.base.errors import RequestError
 from octavo.serving.body import read_body
 from octavo.serving.caller import Caller
 from octavo.serving.errors import HTTPError
+from octavo.serving.openai.answers import json_response
 from octavo.serving.openai.files import Deleted
-from octavo.serving.openai.pagination import Page, PageQuery, json_response
-from octavo.serving.openai.turn import prepare_turn, turn_id
+from octavo.serving.openai.pagination import Page, PageQuery
+from octavo.serving.openai.turn import TURN, prepare_turn
 from octavo.serving.registry import Route
 from octavo.serving.responses import record
 from octavo.serving.responses.answers import Response
@@ -174,7 +175,7 @@ async def _start(request: Request, work: ResponseWork, log: EventLog | None) -> 
 async def _end_elsewhere(request: Request, response_id: str) -> None:
     """The process that works on it in the background may be another API process of this engine."""
     caller = Caller.of(request)
-    await caller.engine.abort(turn_id(response_id), caller.tenant)
+    await caller.engine.abort(f"{TURN}-{response_id}", caller.tenant)
 
 
 async def _find(request: Request) -> StoredResponse:
