@@ -54,8 +54,8 @@ class Verb:
     run: Callable[..., Awaitable[Any]]
     """A method of Operator; its docstring is the text in /docs."""
     method: str = "POST"
-    query: Mapping[str, Callable[[str, list[str]], Any]] = field(default_factory=dict)
-    """Its arguments in the query, each with a function that reads (name, given values)."""
+    query: Mapping[str, Any] = field(default_factory=dict)
+    """Its arguments in the query, each with its type."""
     body: Any = None
     """msgspec type of its arguments in a JSON body."""
     result: str = ""
@@ -66,7 +66,9 @@ class Verb:
         """Run the verb with the arguments that are given."""
         params = request.query_params
         arguments = {
-            name: read(name, params.getlist(name)) for name, read in self.query.items() if name in params
+            name: _read(name, params.getlist(name), kind)
+            for name, kind in self.query.items()
+            if name in params
         }
         if self.body is not None:
             arguments |= msgspec.structs.asdict(await self._read_body(request))
@@ -128,34 +130,22 @@ def _for_operators(handler: Handler, name: str, doc: str | None) -> Callable[[Re
     return endpoint
 
 
-def _word(name: str, given: list[str]) -> str:
-    return given[-1]
+def _read(name: str, given: list[str], kind: Any) -> Any:
+    """An argument in the query; where it stands more than once, the last counts."""
+    try:
+        return msgspec.convert(given if kind == list[str] else given[-1], kind, strict=False)
+    except msgspec.ValidationError:
+        kinds = {bool: "true or false", int: "a whole number"}
+        raise RequestError(f"{name} must be {kinds[kind]}, got {given[-1][:20]!r}.", name) from None
 
 
-def _flag(name: str, given: list[str]) -> bool:
-    word = given[-1].lower()
-    if word not in ("true", "false", "1", "0"):
-        raise RequestError(f"{name} must be true or false, got {word[:20]!r}.", name)
-    return word in ("true", "1")
-
-
-def _level(name: str, given: list[str]) -> int:
-    if not given[-1].isdecimal():
-        raise RequestError(f"{name} must be 0, 1 or 2, got {given[-1][:20]!r}.", name)
-    return int(given[-1])
-
-
-def _words(name: str, given: list[str]) -> list[str]:
-    return given
-
-
-_RESET = {"reset_running_requests": _flag, "reset_connector": _flag}
+_RESET = {"reset_running_requests": bool, "reset_connector": bool}
 VERBS = [
-    Verb("/pause", Operator.pause_generation, query={"mode": _word, "clear_cache": _flag}, status="paused"),
+    Verb("/pause", Operator.pause_generation, query={"mode": str, "clear_cache": bool}, status="paused"),
     Verb("/resume", Operator.resume_generation, status="resumed"),
     Verb("/is_paused", Operator.is_paused, "GET", result="is_paused"),
-    Verb("/sleep", Operator.sleep, query={"level": _level, "mode": _word}),
-    Verb("/wake_up", Operator.wake_up, query={"tags": _words}),
+    Verb("/sleep", Operator.sleep, query={"level": int, "mode": str}),
+    Verb("/wake_up", Operator.wake_up, query={"tags": list[str]}),
     Verb("/is_sleeping", Operator.is_sleeping, "GET", result="is_sleeping"),
     Verb("/release_kv_cache_memory", Operator.release_kv_cache_memory),
     Verb("/reset_prefix_cache", Operator.reset_prefix_cache, query=_RESET),

@@ -5,7 +5,6 @@ are held in the store; a line is in the output exactly when it counts as done.
 """
 
 import time
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal, get_args
 from uuid import uuid4
@@ -91,14 +90,6 @@ class Batch(Struct, kw_only=True):
     metadata: Metadata | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class OpenBatch:
-    """One in the store, with whose it is."""
-
-    tenant: str
-    batch: Batch
-
-
 def create(transaction: Transaction, tenant: str, asked: CreateBatch) -> Batch:
     """A new batch, to be validated. Raises HTTPError 404 without the file, Overloaded."""
     if len(transaction.held("batch")) >= MAX_OPEN:
@@ -130,9 +121,9 @@ def read(document: Document) -> Batch:
     return msgspec.json.decode(document.content, type=Batch)
 
 
-def open_batches(transaction: Transaction) -> list[OpenBatch]:
-    """All that are not done, the oldest first."""
-    return [OpenBatch(document.tenant, read(document)) for document in transaction.held("batch")]
+def open_batches(transaction: Transaction) -> list[tuple[str, Batch]]:
+    """All that are not done, the oldest first, with their tenants."""
+    return [(document.tenant, read(document)) for document in transaction.held("batch")]
 
 
 def begin(transaction: Transaction, tenant: str, batch_id: str, total: int) -> Batch:
@@ -182,15 +173,9 @@ def end(
     batch.status = status
     batch.errors = BatchErrors(errors) if errors else None
     now_s = _now_s()
-    match status:
-        case "failed":
-            batch.failed_at = now_s
-        case "expired":
-            batch.expired_at = now_s
-        case "cancelled":
-            batch.cancelled_at = now_s
-        case "completed":
-            batch.finalizing_at = batch.completed_at = now_s
+    setattr(batch, f"{status}_at", now_s)
+    if status == "completed":
+        batch.finalizing_at = now_s
     _keep(transaction, batch)
     for held in filter(None, (batch.id, batch.input_file_id, batch.output_file_id, batch.error_file_id)):
         transaction.release(held)

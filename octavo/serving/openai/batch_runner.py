@@ -21,7 +21,7 @@ from octavo.serving.engines import Engines
 from octavo.serving.errors import HTTPError
 from octavo.serving.openai import batch_record
 from octavo.serving.openai.batch_lines import BatchLine, LineFault, answer_line, read_line, unanswered
-from octavo.serving.openai.batch_record import Batch, BatchError, End, OpenBatch
+from octavo.serving.openai.batch_record import Batch, BatchError, End
 from octavo.serving.store.database import Store
 
 logger = get_logger(__name__)
@@ -62,16 +62,17 @@ class BatchRunner:
         async with asyncio.TaskGroup() as group:
             while True:
                 self._news.clear()
-                for found in await self._open_batches():
-                    if found.batch.id not in self._jobs:
-                        group.create_task(self._work(found))
-                    elif found.batch.status == "cancelling":
-                        self._jobs[found.batch.id].asked_to_end.set()
+                for tenant, batch in await self._open_batches():
+                    if batch.id not in self._jobs:
+                        self._jobs[batch.id] = _Job(tenant, batch)
+                        group.create_task(self._work(self._jobs[batch.id]))
+                    if batch.status == "cancelling":
+                        self._jobs[batch.id].asked_to_end.set()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_POLL_S if self._config.api_server_count > 1 else None):
                         await self._news.wait()
 
-    async def _open_batches(self) -> list[OpenBatch]:
+    async def _open_batches(self) -> list[tuple[str, Batch]]:
         """None while the store cannot be read: then the next look is soon."""
         try:
             return await self._store.run(batch_record.open_batches)
@@ -80,11 +81,8 @@ class BatchRunner:
             asyncio.get_running_loop().call_later(_RETRY_S, self.notice)
             return []
 
-    async def _work(self, found: OpenBatch) -> None:
+    async def _work(self, job: _Job) -> None:
         """Task: one batch, from wherever it stands to its end."""
-        job = self._jobs[found.batch.id] = _Job(found.tenant, found.batch)
-        if found.batch.status == "cancelling":
-            job.asked_to_end.set()
         try:
             status = await self._outcome(job)
             if status == "expired":
@@ -131,15 +129,8 @@ class BatchRunner:
         return "completed"
 
     async def _answer(self, job: _Job, number: int, line: BatchLine) -> None:
-        caller = Caller(
-            self._engines,
-            self._config,
-            f"{job.batch.id}-{number}",
-            job.tenant,
-            self._salt(job.tenant),
-            {},
-        )
-        result = await answer_line(caller, line)
+        name, salt = f"{job.batch.id}-{number}", self._salt(job.tenant)
+        result = await answer_line(Caller(self._engines, self._config, name, job.tenant, salt, {}), line)
         await self._run(batch_record.add_result, job, number=number, result=result)
 
     async def _validate(self, job: _Job) -> int:

@@ -16,7 +16,7 @@ from octavo.base.errors import Overloaded, RequestError
 from octavo.serving.caller import Caller
 from octavo.serving.errors import ClientGone, HTTPError
 from octavo.serving.openai.answers import encode, json_response
-from octavo.serving.openai.pagination import Page, PageQuery
+from octavo.serving.openai.pagination import Page, PageQuery, in_store
 from octavo.serving.registry import Route
 from octavo.serving.store.database import Store
 from octavo.serving.store.transaction import Document, Transaction
@@ -79,29 +79,21 @@ async def create_file(request: Request) -> Response:
 
 async def list_files(request: Request) -> Response:
     """Files of one purpose, or all, the newest first."""
-    query, tenant = PageQuery.of(request, 10_000, 10_000), Caller.of(request).tenant
-    purpose = request.query_params.get("purpose")
-    documents = await request.app.state.store.run(
-        lambda transaction: transaction.page(
-            "file",
-            tenant,
-            after=query.after,
-            limit=query.limit + 1,
-            newest_first=query.newest_first,
-            wanted=lambda document: purpose in (None, shown(document).purpose),
-        )
+    query, purpose = PageQuery.of(request, 10_000, 10_000), request.query_params.get("purpose")
+    documents = await query.documents(
+        request, "file", lambda document: purpose in (None, shown(document).purpose)
     )
-    return query.response(documents, shown, lambda document: document.id)
+    return query.response([shown(document) for document in documents], lambda file: file.id)
 
 
 async def show_file(request: Request) -> Response:
     """One file."""
-    return json_response(shown(await _find(request)))
+    return json_response(shown(await in_store(request, _find)))
 
 
 async def show_content(request: Request) -> Response:
     """The bytes of a file."""
-    document = await _find(request)
+    document = await in_store(request, _find)
     size = str(shown(document).bytes)
     content = _content(request.app.state.store, document.id)
     return StreamingResponse(content, headers={"Content-Length": size}, media_type="application/octet-stream")
@@ -109,15 +101,14 @@ async def show_content(request: Request) -> Response:
 
 async def delete_file(request: Request) -> Response:
     """Forget a file that no batch needs."""
-    file_id, tenant = request.path_params["file_id"], Caller.of(request).tenant
 
-    def delete(transaction: Transaction) -> None:
-        if transaction.find("file", file_id, tenant).num_holders:
+    def delete(transaction: Transaction, tenant: str, file_id: str) -> Deleted:
+        if _find(transaction, tenant, file_id).num_holders:
             raise HTTPError(409, f"{file_id} is in use: cancel its batch first.", "file_id")
         transaction.remove(file_id)
+        return Deleted(file_id, "file")
 
-    await request.app.state.store.run(delete)
-    return json_response(Deleted(file_id, "file"))
+    return json_response(await in_store(request, delete))
 
 
 def shown(document: Document) -> FileObject:
@@ -189,12 +180,8 @@ def _keep(
     return transaction.find("file", file_id, tenant)
 
 
-async def _find(request: Request) -> Document:
-    file_id, tenant = request.path_params["file_id"], Caller.of(request).tenant
-    document: Document = await request.app.state.store.run(
-        lambda transaction: transaction.find("file", file_id, tenant)
-    )
-    return document
+def _find(transaction: Transaction, tenant: str, file_id: str) -> Document:
+    return transaction.find("file", file_id, tenant)
 
 
 async def _content(store: Store, file_id: str) -> AsyncIterator[bytes]:

@@ -1,7 +1,8 @@
-"""Lists of what the store holds, page by page: OpenAI's `limit`, `after`, `order`, and `has_more`."""
+"""What the store holds, for its routes: one document, or lists by OpenAI's `limit`, `after`, `order`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -9,9 +10,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.base.errors import RequestError
+from octavo.serving.caller import Caller
 from octavo.serving.openai.answers import json_response
+from octavo.serving.store.transaction import Document, Kind
 
 T = TypeVar("T")
+
+
+async def in_store(request: Request, work: Callable[..., T], **values: Any) -> T:
+    """The result of `work` in a transaction, given the caller's tenant and what the path names."""
+    named = {"tenant": Caller.of(request).tenant, **request.path_params, **values}
+    result: T = await request.app.state.store.run(partial(work, **named))
+    return result
 
 
 class Page(msgspec.Struct):
@@ -43,13 +53,30 @@ class PageQuery:
             raise RequestError(f"order must be asc or desc, got {order[:20]!r}.", "order")
         return cls(int(limit), given.get("after", ""), order == "desc")
 
-    def response(self, items: Sequence[T], show: Callable[[T], Any], name: Callable[[T], str]) -> Response:
+    async def documents(
+        self, request: Request, kind: Kind, wanted: Callable[[Document], bool] = lambda document: True
+    ) -> list[Document]:
+        """For `response`: the caller's documents of a kind."""
+        tenant = Caller.of(request).tenant
+        found: list[Document] = await request.app.state.store.run(
+            lambda transaction: transaction.page(
+                kind,
+                tenant,
+                after=self.after,
+                limit=self.limit + 1,
+                newest_first=self.newest_first,
+                wanted=wanted,
+            )
+        )
+        return found
+
+    def response(self, items: Sequence[T], name: Callable[[T], str]) -> Response:
         """The page that has the first of `items`, of which there is one too many when more follow.
 
-        show: what is told of an item; name: its id
+        name: the id of an item
         """
-        shown = items[: self.limit]
-        page = Page([show(item) for item in shown], len(items) > self.limit)
+        shown = list(items[: self.limit])
+        page = Page(shown, len(items) > self.limit)
         if shown:
             page.first_id, page.last_id = name(shown[0]), name(shown[-1])
         return json_response(page)

@@ -1,6 +1,7 @@
 """/v1/responses: OpenAI's newer protocol, with conversations that the server remembers."""
 
 import time
+from collections.abc import Callable
 from functools import partial
 from uuid import uuid4
 
@@ -13,7 +14,7 @@ from octavo.serving.caller import Caller
 from octavo.serving.errors import HTTPError
 from octavo.serving.openai.answers import json_response
 from octavo.serving.openai.files import Deleted
-from octavo.serving.openai.pagination import Page, PageQuery
+from octavo.serving.openai.pagination import Page, PageQuery, in_store
 from octavo.serving.openai.turn import TURN, prepare_turn
 from octavo.serving.registry import Route
 from octavo.serving.responses import record
@@ -52,7 +53,7 @@ async def create_response(request: Request) -> HTTPResponse:
 
 async def show_response(request: Request) -> HTTPResponse:
     """A response that was stored; one in the background, as far as it is, or its stream once more."""
-    stored = await _find(request)
+    stored = await in_store(request, record.find)
     if request.query_params.get("stream", "false") in ("false", "0"):
         return json_response(stored.response)
     if (log := request.app.state.background.log(stored.response.id)) is None:
@@ -67,7 +68,7 @@ async def show_response(request: Request) -> HTTPResponse:
 async def list_input_items(request: Request) -> HTTPResponse:
     """What was asked, the latest first."""
     query = PageQuery.of(request, 20, 100)
-    items = (await _find(request)).input
+    items = (await in_store(request, record.find)).input
     if query.newest_first:
         items = items[::-1]
     if query.after:
@@ -75,36 +76,33 @@ async def list_input_items(request: Request) -> HTTPResponse:
         if not places:
             raise HTTPError(404, f"There is no item {query.after[:100]!r}.", "after")
         items = items[places[0] + 1 :]
-    return query.response(items[: query.limit + 1], lambda item: item, lambda item: str(item["id"]))
+    return query.response(items[: query.limit + 1], lambda item: str(item["id"]))
 
 
 async def cancel_response(request: Request) -> HTTPResponse:
     """End a response in the background."""
-    response_id, tenant = request.path_params["response_id"], Caller.of(request).tenant
 
-    def cancel(transaction: Transaction) -> Response:
+    def cancel(transaction: Transaction, tenant: str, response_id: str) -> Response:
         if not record.find(transaction, tenant, response_id).response.background:
             raise RequestError("Only a response in the background can be cancelled.", "response_id")
         return record.cancel(transaction, tenant, response_id)
 
-    response = await request.app.state.store.run(cancel)
-    request.app.state.background.cancel(response_id, partial(told_cancelled, response))
-    await _end_elsewhere(request, response_id)
+    response = await in_store(request, cancel)
+    await _end(request, response.id, partial(told_cancelled, response))
     return json_response(response)
 
 
 async def delete_response(request: Request) -> HTTPResponse:
     """Forget a response; one in the background ends."""
-    response_id, tenant = request.path_params["response_id"], Caller.of(request).tenant
 
-    def delete(transaction: Transaction) -> None:
+    def delete(transaction: Transaction, tenant: str, response_id: str) -> Deleted:
         record.find(transaction, tenant, response_id)
         transaction.remove(response_id)
+        return Deleted(response_id, "response")
 
-    await request.app.state.store.run(delete)
-    request.app.state.background.cancel(response_id)
-    await _end_elsewhere(request, response_id)
-    return json_response(Deleted(response_id, "response"))
+    deleted = await in_store(request, delete)
+    await _end(request, deleted.id)
+    return json_response(deleted)
 
 
 def _check(body: CreateResponse) -> None:
@@ -141,17 +139,14 @@ async def _history(request: Request, previous_id: str | None) -> list[Item]:
     """The conversation so far."""
     if previous_id is None:
         return []
-    tenant, name = Caller.of(request).tenant, "previous_response_id"
+    name = "previous_response_id"
     try:
-        previous = await request.app.state.store.run(
-            partial(record.find, tenant=tenant, response_id=previous_id)
-        )
+        previous = await in_store(request, record.find, response_id=previous_id)
     except HTTPError as error:
         raise HTTPError(error.status, str(error), name) from None
     if previous.response.status in ("queued", "in_progress"):
         raise RequestError(f"{previous_id[:100]!r} is not done yet.", name)
-    conversation: list[Item] = previous.conversation()
-    return conversation
+    return previous.conversation()
 
 
 def _starting_after(request: Request) -> int:
@@ -172,18 +167,11 @@ async def _start(request: Request, work: ResponseWork, log: EventLog | None) -> 
     request.app.state.background.start(work.stored.response.id, work.go_on(log), log)
 
 
-async def _end_elsewhere(request: Request, response_id: str) -> None:
-    """The process that works on it in the background may be another API process of this engine."""
+async def _end(request: Request, response_id: str, last: Callable[[int], bytes] | None = None) -> None:
+    """Stop the work on one, which may be that of another API process of this engine."""
+    request.app.state.background.cancel(response_id, last)
     caller = Caller.of(request)
     await caller.engine.abort(f"{TURN}-{response_id}", caller.tenant)
-
-
-async def _find(request: Request) -> StoredResponse:
-    response_id, tenant = request.path_params["response_id"], Caller.of(request).tenant
-    stored: StoredResponse = await request.app.state.store.run(
-        partial(record.find, tenant=tenant, response_id=response_id)
-    )
-    return stored
 
 
 _ONE = "/v1/responses/{response_id}"
