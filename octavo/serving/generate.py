@@ -2,15 +2,16 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.frontend.outputs.request_output import RequestOutput
+from octavo.frontend.outputs.request_output import CompletionOutput, RequestOutput
 from octavo.serving.body import read_body
 from octavo.serving.caller import Caller
-from octavo.serving.openai.answers import FinishReason, encode
+from octavo.serving.openai.answers import FinishReason
 from octavo.serving.openai.generation import Generation
 from octavo.serving.openai.protocol import GenerateRequest
 from octavo.serving.registry import Route
@@ -26,15 +27,6 @@ class Generated(msgspec.Struct):
     """Of what follows."""
     finish_reasons: list[FinishReason]
     num_prompt_tokens: int
-
-
-class Piece(msgspec.Struct):
-    """An event of the stream: what is new of one sequence."""
-
-    index: int
-    text: str
-    token_ids: list[int]
-    finish_reason: FinishReason | None
 
 
 async def generate(request: Request) -> Response:
@@ -54,7 +46,7 @@ async def _answer(request: Request, *, streams: bool) -> Response:
     generation = Generation.of(caller, body, "gen", [body.prompt])
     if body.stream:
         return EventStream(_events(generation), caller.config)
-    return await generation.response(request, _generated)
+    return await generation.whole_response(request, _generated)
 
 
 def _generated(outputs: list[RequestOutput]) -> Generated:
@@ -67,15 +59,16 @@ def _generated(outputs: list[RequestOutput]) -> Generated:
     )
 
 
+def _piece(new: CompletionOutput) -> dict[str, Any]:
+    """What is new of one sequence."""
+    told = {"index": new.index, "text": new.text, "token_ids": list(new.token_ids)}
+    return {**told, "finish_reason": new.finish_reason}
+
+
 async def _events(generation: Generation) -> AsyncGenerator[bytes, None]:
     async with aclosing(generation.outputs()) as outputs:
         async for _, output in outputs:
-            yield b"".join(
-                [
-                    event(encode(Piece(c.index, c.text, list(c.token_ids), c.finish_reason)))  # type: ignore[arg-type]
-                    for c in output.outputs
-                ]
-            )
+            yield b"".join([event(msgspec.json.encode(_piece(new))) for new in output.outputs])
     yield DONE
 
 

@@ -4,7 +4,7 @@ Called by the routes of `messages`. What only Anthropic's own models or machines
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from octavo.base.errors import RequestError
@@ -58,12 +58,9 @@ def chat_request(body: CountTokensRequest) -> ChatRequest:
 
 
 def _set_sampling(request: ChatRequest, body: MessagesRequest) -> None:
-    request.max_tokens = body.max_tokens
+    for name in ("max_tokens", "temperature", "top_p", "top_k", "seed"):
+        setattr(request, name, getattr(body, name))
     request.stop = body.stop_sequences
-    request.temperature = body.temperature
-    request.top_p = body.top_p
-    request.top_k = body.top_k
-    request.seed = body.seed
     if body.thinking is not None:
         request.thinking_token_budget = body.thinking.budget_tokens
 
@@ -91,7 +88,8 @@ def _assistant(message: Turn) -> dict[str, Any]:
     calls, texts = [], []
     for block in message.content:
         if block.get("type") == "tool_use":
-            function = {"name": _field(block, "name", str), "arguments": _json(_field(block, "input", dict))}
+            name, value = _field(block, "name", str), _field(block, "input", dict)
+            function = {"name": name, "arguments": json.dumps(value, ensure_ascii=False)}
             calls.append({"id": _field(block, "id", str), "type": "function", "function": function})
         elif block.get("type") not in _IGNORED_BLOCKS:
             texts.append(_text(block))
@@ -162,10 +160,6 @@ def _choice(choice: ToolChoice | None) -> Any:
     if choice.name is None:
         raise _wrong("tool_choice of type tool needs a name", "tool_choice")
     return NamedTool(NamedFunction(choice.name))
-
-
-def _json(value: Iterable[Any]) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _wrong(text: str, parameter: str = "messages") -> RequestError:

@@ -29,11 +29,6 @@ class ClientTool(Struct, kw_only=True):
     type: str | None = None
     """custom, the only kind."""
     strict: bool | None = None
-    cache_control: Any = None
-    allowed_callers: Any = None
-    defer_loading: Any = None
-    eager_input_streaming: Any = None
-    input_examples: Any = None
 
 
 class ToolChoice(Struct, kw_only=True):
@@ -93,8 +88,6 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     seed: Seed | None = None
     """octavo's: the same seed, the same answer."""
-    metadata: Any = None
-    service_tier: Any = None
     inference_geo: Any = None
     context_management: Any = None
     diagnostics: Any = None

@@ -21,7 +21,7 @@ async def create_batch(request: Request) -> Response:
     if body.n not in (None, 1):
         raise RequestError(f"A batch has one choice for each conversation, got n={body.n}.", "n")
     generation, answer = prepare(caller, body, body.messages)
-    return await generation.response(request, answer.whole)
+    return await generation.response(request, answer)
 
 
 ROUTES = [Route("/v1/chat/completions/batch", create_batch, BatchChatRequest, ChatCompletion)]

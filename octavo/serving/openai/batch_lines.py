@@ -5,7 +5,7 @@ answered by the code that serves its route.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
 
@@ -13,7 +13,6 @@ import msgspec
 from msgspec import Raw, Struct
 
 from octavo.base.errors import EngineDead, Overloaded, RequestError
-from octavo.frontend.outputs.request_output import RequestOutput
 from octavo.serving.body import parse_body
 from octavo.serving.caller import Caller
 from octavo.serving.errors import error_body, http_error
@@ -75,25 +74,11 @@ class LineFault(Exception):
         self.parameter = parameter
 
 
-Answer = tuple[Generation, Callable[[Sequence[RequestOutput]], Struct]]
-
-
-def _chat(caller: Caller, content: Raw) -> Answer:
-    body = _read(caller, content, ChatRequest)
-    generation, answer = chat.prepare(caller, body, [body.messages])
-    return generation, answer.whole
-
-
-def _completion(caller: Caller, content: Raw) -> Answer:
-    generation, answer = completions.prepare(caller, _read(caller, content, CompletionRequest))
-    return generation, answer.whole
-
-
-ENDPOINTS: dict[str, Callable[[Caller, Raw], Answer]] = {
-    "/v1/chat/completions": _chat,
-    "/v1/completions": _completion,
+ENDPOINTS: dict[str, tuple[type[SamplingFields], Callable[[Caller, Any], tuple[Generation, Any]]]] = {
+    "/v1/chat/completions": (ChatRequest, chat.prepare),
+    "/v1/completions": (CompletionRequest, completions.prepare),
 }
-"""What a batch may ask for: it makes the engine's work of a body, and the form of its answer."""
+"""What a batch may ask for: how its body is read, and made the engine's work with the form of its answer."""
 
 
 def check_endpoint(endpoint: str) -> None:
@@ -128,8 +113,9 @@ async def answer_line(caller: Caller, line: BatchLine) -> LineResult:
     num_deaths = 0
     while True:
         try:
-            generation, whole = ENDPOINTS[line.url](caller, line.body)
-            return _result(caller, line, 200, await generation.content(whole))
+            model, prepare = ENDPOINTS[line.url]
+            generation, answer = prepare(caller, _read(caller, line.body, model))
+            return _result(caller, line, 200, await generation.content(answer.whole))
         except Overloaded as error:
             await asyncio.sleep(min(error.retry_after_s, _LONGEST_WAIT_S))
         except EngineDead as error:
@@ -148,8 +134,8 @@ def unanswered(line: BatchLine, code: str, message: str) -> LineResult:
     return LineResult(id=_new_id(), custom_id=line.custom_id, error=LineError(code, message))
 
 
-def _read(caller: Caller, content: Raw, model: type[Any]) -> Any:
-    body: SamplingFields = parse_body(bytes(content), model, strict=caller.config.strict)
+def _read(caller: Caller, content: Raw, model: type[SamplingFields]) -> SamplingFields:
+    body = parse_body(bytes(content), model, strict=caller.config.strict)
     if body.stream:
         raise RequestError("The answers of a batch are not streamed: leave stream out.", "stream")
     return body

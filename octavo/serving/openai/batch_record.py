@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from octavo.base.errors import Overloaded
 from octavo.serving.openai.answers import encode
 from octavo.serving.openai.batch_lines import LineResult
-from octavo.serving.openai.files import FileNote
+from octavo.serving.openai.files import FileObject
 from octavo.serving.store.transaction import Document, Transaction
 
 MAX_OPEN = 100
@@ -184,7 +184,7 @@ def end(
 
 def _new_file(transaction: Transaction, tenant: str, batch_id: str, what: str) -> str:
     file_id = f"file-{uuid4().hex}"
-    note = FileNote(f"{batch_id}_{what}.jsonl", "batch_output", _now_s())
+    note = FileObject(created_at=_now_s(), filename=f"{batch_id}_{what}.jsonl", purpose="batch_output")
     transaction.add("file", file_id, tenant, encode(note), is_held=True)
     return file_id
 

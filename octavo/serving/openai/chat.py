@@ -13,26 +13,24 @@ from octavo.serving.openai.generation import Generation
 from octavo.serving.openai.protocol import ChatRequest, Message
 from octavo.serving.openai.turn import prepare_turn
 from octavo.serving.registry import Route
-from octavo.serving.streaming import EventStream
 
 
 async def create_chat_completion(request: Request) -> Response:
     """The model's turn in a conversation, whole or as a stream of chunks."""
     caller = Caller.of(request)
     body = await read_body(request, ChatRequest, takes_place=True)
-    generation, answer = prepare(caller, body, [body.messages])
-    if body.stream:
-        return EventStream(generation.events(answer), caller.config)
-    return await generation.response(request, answer.whole)
+    generation, answer = prepare(caller, body)
+    return await generation.response(request, answer)
 
 
 def prepare(
-    caller: Caller, body: ChatRequest, conversations: Sequence[Sequence[Message]]
+    caller: Caller, body: ChatRequest, conversations: Sequence[Sequence[Message]] | None = None
 ) -> tuple[Generation, ChatAnswer]:
-    """The engine's work for the conversations of a checked body, and the form of its answer.
+    """The engine's work for a checked body, and the form of its answer. Nothing is started yet.
 
-    Nothing is started yet. Raises RequestError.
+    conversations: in place of the body's. Raises RequestError.
     """
+    conversations = conversations or [body.messages]
     generation, turn = prepare_turn(caller, body, conversations)
     return generation, ChatAnswer(turn, conversations, generation.request_id, turn.caller.model)
 

@@ -11,7 +11,6 @@ from octavo.serving.openai.generation import Generation
 from octavo.serving.openai.prompts import prompts_of
 from octavo.serving.openai.protocol import CompletionRequest
 from octavo.serving.registry import Route
-from octavo.serving.streaming import EventStream
 
 
 async def create_completion(request: Request) -> Response:
@@ -19,9 +18,7 @@ async def create_completion(request: Request) -> Response:
     caller = Caller.of(request)
     body = await read_body(request, CompletionRequest, takes_place=True)
     generation, answer = prepare(caller, body)
-    if body.stream:
-        return EventStream(generation.events(answer), caller.config)
-    return await generation.response(request, answer.whole)
+    return await generation.response(request, answer)
 
 
 def prepare(caller: Caller, body: CompletionRequest) -> tuple[Generation, CompletionAnswer]:

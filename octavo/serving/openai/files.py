@@ -28,19 +28,11 @@ _MAX_FORM_BYTES = 2**16
 _PURPOSE: Literal["batch"] = "batch"
 
 
-class FileNote(msgspec.Struct):
-    """What the store keeps of a file besides its lines."""
-
-    filename: str
-    purpose: Literal["batch", "batch_output"]
-    created_at: int
-
-
 class FileObject(msgspec.Struct, kw_only=True):
-    """One file; its content is asked for by itself."""
+    """One file; its content is asked for by itself. Its id and its size are the store's."""
 
-    id: str
-    bytes: int
+    id: str = ""
+    bytes: int = 0
     created_at: int
     filename: str
     purpose: Literal["batch", "batch_output"]
@@ -69,7 +61,9 @@ async def create_file(request: Request) -> Response:
             bounded.form(max_files=1, max_fields=8, max_part_size=_MAX_FORM_BYTES) as form,
         ):
             upload = _upload_of(form)
-            note = FileNote(str(upload.filename)[:256], _PURPOSE, int(time.time()))
+            note = FileObject(
+                created_at=int(time.time()), filename=str(upload.filename)[:256], purpose=_PURPOSE
+            )
             keep = partial(_keep, note, caller.tenant, upload.file, caller.config.max_request_bytes)
             document = await store.run(keep)
     except ClientDisconnect:
@@ -113,14 +107,9 @@ async def delete_file(request: Request) -> Response:
 
 def shown(document: Document) -> FileObject:
     """What is told of a file."""
-    note = msgspec.json.decode(document.content, type=FileNote)
-    return FileObject(
-        id=document.id,
-        bytes=document.num_bytes - len(document.content),
-        created_at=note.created_at,
-        filename=note.filename,
-        purpose=note.purpose,
-    )
+    file = msgspec.json.decode(document.content, type=FileObject)
+    file.id, file.bytes = document.id, document.num_bytes - len(document.content)
+    return file
 
 
 def _bounded(request: Request, limit: int) -> Request:
@@ -163,7 +152,7 @@ def _upload_of(form: FormData) -> UploadFile:
 
 
 def _keep(
-    note: FileNote, tenant: str, content: IO[bytes], max_line: int, transaction: Transaction
+    note: FileObject, tenant: str, content: IO[bytes], max_line: int, transaction: Transaction
 ) -> Document:
     """Write down every line, its end included."""
     file_id = f"file-{uuid4().hex}"

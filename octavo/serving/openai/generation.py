@@ -25,7 +25,7 @@ from octavo.serving.errors import HTTPError
 from octavo.serving.openai.answers import encode
 from octavo.serving.openai.protocol import SamplingFields
 from octavo.serving.openai.sampling import sampling_params, tokenization
-from octavo.serving.streaming import DONE, event, leaving, unless_gone
+from octavo.serving.streaming import DONE, EventStream, event, leaving, unless_gone
 
 MAX_SEQUENCES = 16384
 """Of one HTTP request: prompts times n."""
@@ -40,7 +40,10 @@ class Conversation:
 
 
 class ChunkedAnswer(Protocol):
-    """An answer that can be told piece by piece."""
+    """An answer that can be told whole, or piece by piece."""
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> Struct:
+        """From the last outputs of all prompts."""
 
     def chunks(self, index: int, output: RequestOutput) -> Iterable[Struct]:
         """What a new output of prompt `index` adds."""
@@ -124,11 +127,17 @@ class Generation:
             yield event(encode(last))
         yield DONE
 
-    async def response(self, request: Request, whole: Callable[[list[RequestOutput]], Struct]) -> Response:
-        """The answer in one piece, made by `whole` from the last outputs of all prompts.
+    async def response(self, request: Request, answer: ChunkedAnswer) -> Response:
+        """The answer, as a stream if that was asked for.
 
         Raises ClientGone when nobody waits for it any more, and what `outputs` raises.
         """
+        if self.request.stream:
+            return EventStream(self.events(answer), self.caller.config)
+        return await self.whole_response(request, answer.whole)
+
+    async def whole_response(self, request: Request, whole: Callable[..., Struct]) -> Response:
+        """The answer in one piece, made by `whole` from the last outputs of all prompts."""
         content = await unless_gone(leaving(request.receive), self.content(whole))
         return Response(content, media_type="application/json")
 

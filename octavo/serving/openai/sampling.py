@@ -53,16 +53,8 @@ def tokenization(request: SamplingFields, *, add_special_tokens: bool) -> dict[s
 
 def _asked_tokens(request: SamplingFields) -> int | None:
     """The most tokens of output, if the request says so."""
-    match request:
-        case ChatRequest(max_completion_tokens=int(most)):
-            return most
-        case (
-            ChatRequest(max_tokens=most)
-            | CompletionRequest(max_tokens=most)
-            | GenerateRequest(max_tokens=most)
-        ):
-            return most
-    return None
+    most: int | None = getattr(request, "max_completion_tokens", None)
+    return getattr(request, "max_tokens", None) if most is None else most
 
 
 def _check_stream(request: SamplingFields) -> None:

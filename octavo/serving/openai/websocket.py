@@ -60,7 +60,7 @@ def _flat(text: str) -> str | bytes:
 
 async def _answer(socket: WebSocket, caller: Caller, body: ChatRequest) -> None:
     body.stream = True
-    generation, answer = prepare(caller, body, [body.messages])
+    generation, answer = prepare(caller, body)
     reasons: dict[int, FinishReason] = {}
     async with aclosing(generation.outputs()) as outputs:
         async for index, output in outputs:

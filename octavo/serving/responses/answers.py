@@ -107,7 +107,7 @@ class Response(Struct, kw_only=True):
     incomplete_details: IncompleteDetails | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
-    metadata: dict[str, str]
+    metadata: dict[str, str] = {}
     model: str
     output: list[OutputItem] = []
     parallel_tool_calls: bool = True

@@ -10,8 +10,15 @@ from uuid import uuid4
 import msgspec
 
 from octavo.base.errors import RequestError
-from octavo.serving.openai.protocol import ChatRequest, Function, NamedFunction, NamedTool, Tool
-from octavo.serving.responses.protocol import CreateResponse, Item, TextConfig
+from octavo.serving.openai.protocol import (
+    ChatRequest,
+    Function,
+    NamedFunction,
+    NamedTool,
+    SamplingFields,
+    Tool,
+)
+from octavo.serving.responses.protocol import CreateResponse, Item, TextFormat
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "refusal")
 _LOGPROBS = "message.output_text.logprobs"
@@ -37,24 +44,20 @@ def chat_request(body: CreateResponse, items: Sequence[Item]) -> ChatRequest:
     items: the whole conversation
     """
     _refuse(body)
-    effort = body.reasoning.effort if body.reasoning is not None else None
+    given = {name: getattr(body, name) for name in SamplingFields.__struct_fields__}
+    if body.text is not None and body.text.format is not None:
+        given["response_format"] = _response_format(body.text.format)
     return ChatRequest(
+        **given,
         messages=_messages(body.instructions, items),
-        model=body.model,
         tools=[_tool(tool) for tool in body.tools or []] or None,
         tool_choice=_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls,
-        response_format=_response_format(body.text),
-        reasoning_effort=effort,
+        reasoning_effort=body.reasoning.effort if body.reasoning is not None else None,
         max_tokens=body.max_output_tokens,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k,
         logprobs=_tells_logprobs(body),
         top_logprobs=body.top_logprobs,
-        seed=body.seed,
         chat_template_kwargs=body.chat_template_kwargs,
-        cache_salt=body.cache_salt,
     )
 
 
@@ -62,6 +65,9 @@ def _refuse(body: CreateResponse) -> None:
     for name, instead in _REFUSED.items():
         if getattr(body, name):
             raise RequestError(f"{name} is not supported: {instead}.", name)
+    for name in ("n", "best_of"):
+        if getattr(body, name) not in (None, 1):
+            raise RequestError(f"A response is one answer: {name} must be 1.", name)
     if body.top_logprobs is not None and not _tells_logprobs(body):
         raise RequestError(f'top_logprobs needs include: ["{_LOGPROBS}"].', "top_logprobs")
     if body.truncation == "auto":
@@ -167,9 +173,7 @@ def _choice(choice: Any) -> Any:
     )
 
 
-def _response_format(text: TextConfig | None) -> dict[str, Any] | None:
-    if text is None or text.format is None:
-        return None
-    if text.format.type != "json_schema":
-        return {"type": text.format.type}
-    return {"type": "json_schema", "json_schema": {"name": text.format.name, "schema": text.format.schema}}
+def _response_format(form: TextFormat) -> dict[str, Any]:
+    if form.type != "json_schema":
+        return {"type": form.type}
+    return {"type": "json_schema", "json_schema": {"name": form.name, "schema": form.schema}}

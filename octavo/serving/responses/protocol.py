@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from octavo.serving.openai.batch_record import Metadata
-from octavo.serving.openai.protocol import MAX_MESSAGES, MAX_TOOLS, Natural, Positive, Seed
+from octavo.serving.openai.protocol import MAX_MESSAGES, MAX_TOOLS, Natural, Positive, SamplingFields
 
 Item = dict[str, Any]
 """A message, a call of a function, or its result; told apart by `type`."""
@@ -38,11 +38,10 @@ class Reasoning(Struct, omit_defaults=True):
     """Without an effect: thoughts are told whole."""
 
 
-class CreateResponse(Struct, kw_only=True):
-    """POST /v1/responses."""
+class CreateResponse(SamplingFields, kw_only=True):
+    """POST /v1/responses: OpenAI's fields, and those of sampling."""
 
     input: str | Items
-    model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     """Go on from there; its instructions do not carry over."""
@@ -53,14 +52,7 @@ class CreateResponse(Struct, kw_only=True):
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     max_output_tokens: Positive | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
-    seed: Seed | None = None
-    """octavo's, as top_k, chat_template_kwargs and cache_salt."""
     chat_template_kwargs: dict[str, Any] | None = None
-    cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
-    stream: bool | None = None
     store: bool | None = None
     """False: the answer cannot be asked for again."""
     background: bool | None = None
@@ -72,4 +64,3 @@ class CreateResponse(Struct, kw_only=True):
     conversation: Any = None
     prompt: Any = None
     max_tool_calls: Any = None
-    stream_options: Any = None

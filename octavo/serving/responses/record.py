@@ -47,10 +47,7 @@ def settle(transaction: Transaction, tenant: str, stored: StoredResponse) -> Res
     kept = find(transaction, tenant, stored.response.id)
     if kept.response.status not in _OPEN:
         return kept.response
-    transaction.replace(stored.response.id, encode(stored))
-    if stored.response.status not in _OPEN:
-        transaction.release(stored.response.id)
-    return stored.response
+    return _keep(transaction, stored)
 
 
 def cancel(transaction: Transaction, tenant: str, response_id: str) -> Response:
@@ -58,8 +55,7 @@ def cancel(transaction: Transaction, tenant: str, response_id: str) -> Response:
     stored = find(transaction, tenant, response_id)
     if stored.response.status in _OPEN:
         stored.response.status = "cancelled"
-        transaction.replace(response_id, encode(stored))
-        transaction.release(response_id)
+        _keep(transaction, stored)
     return stored.response
 
 
@@ -69,8 +65,15 @@ def fail_left(transaction: Transaction) -> None:
         stored = _read(document)
         stored.response.status = "failed"
         stored.response.error = Fault("The server ended before the response was done.")
-        transaction.replace(document.id, encode(stored))
-        transaction.release(document.id)
+        _keep(transaction, stored)
+
+
+def _keep(transaction: Transaction, stored: StoredResponse) -> Response:
+    """Write down one that was open, and may be so still."""
+    transaction.replace(stored.response.id, encode(stored))
+    if stored.response.status not in _OPEN:
+        transaction.release(stored.response.id)
+    return stored.response
 
 
 def _read(document: Document) -> StoredResponse:

@@ -18,7 +18,7 @@ from octavo.serving.openai.pagination import Page, PageQuery, in_store
 from octavo.serving.openai.turn import TURN, prepare_turn
 from octavo.serving.registry import Route
 from octavo.serving.responses import record
-from octavo.serving.responses.answers import Response
+from octavo.serving.responses.answers import Response, Status
 from octavo.serving.responses.background import EventLog
 from octavo.serving.responses.conversation import chat_request, input_items
 from octavo.serving.responses.protocol import CreateResponse, Item
@@ -27,6 +27,9 @@ from octavo.serving.responses.response_answer import ResponseAnswer
 from octavo.serving.responses.work import ResponseWork, told_cancelled
 from octavo.serving.store.transaction import Transaction
 from octavo.serving.streaming import EventStream, leaving, unless_gone
+
+_TOLD = set(Response.__struct_fields__) & set(CreateResponse.__struct_fields__)
+"""Fields of a request that its response repeats."""
 
 
 async def create_response(request: Request) -> HTTPResponse:
@@ -112,27 +115,10 @@ def _check(body: CreateResponse) -> None:
 
 def _response(caller: Caller, body: CreateResponse) -> Response:
     """As it was asked for."""
-    return Response(
-        id=f"resp_{uuid4().hex}",
-        created_at=int(time.time()),
-        status="queued" if body.background else "in_progress",
-        background=bool(body.background),
-        instructions=body.instructions,
-        max_output_tokens=body.max_output_tokens,
-        metadata=body.metadata or {},
-        model=caller.asking(body.model).model,
-        output=[],
-        parallel_tool_calls=body.parallel_tool_calls is not False,
-        previous_response_id=body.previous_response_id,
-        reasoning=body.reasoning,
-        store=body.store is not False,
-        temperature=body.temperature,
-        text=body.text,
-        tool_choice=body.tool_choice or "auto",
-        tools=body.tools or [],
-        top_logprobs=body.top_logprobs,
-        top_p=body.top_p,
-    )
+    told = {name: value for name in _TOLD if (value := getattr(body, name)) is not None}
+    told["model"] = caller.asking(body.model).model
+    status: Status = "queued" if body.background else "in_progress"
+    return Response(id=f"resp_{uuid4().hex}", created_at=int(time.time()), status=status, output=[], **told)
 
 
 async def _history(request: Request, previous_id: str | None) -> list[Item]:
