@@ -11,12 +11,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # run as a script, from any folder
 
 from octavo.base import env  # noqa: E402
-from octavo.base.foreign import ENGINE, SERVER  # noqa: E402
 from octavo.config.args import EngineArgs  # noqa: E402
-from octavo.config.compat import ALIASES  # noqa: E402
+from octavo.config.foreign import ALIASES, ENGINE, SERVER, SERVER_ALIASES  # noqa: E402
 from octavo.config.option import TARGET  # noqa: E402
 from octavo.config.server import ServerConfig  # noqa: E402
-from octavo.config.server_compat import SERVER_ALIASES  # noqa: E402
 from octavo.metrics.names import ALIASES as METRIC_ALIASES  # noqa: E402
 from octavo.metrics.names import METRICS  # noqa: E402
 
@@ -46,7 +44,7 @@ def config_page() -> str:
         for name, row in sorted((ENGINE | SERVER).items())
     ]
     names = sorted((ALIASES | SERVER_ALIASES).items())
-    aliases = [(f"`{name}`", "", f"Another name of `{own}`.") for name, (own, _) in names]
+    aliases = [(f"`{name}`", "", f"Another name of `{alias.own}`.") for name, alias in names]
     parts.append(_table(("option", "", "why"), aliases + foreign))
     parts.append("## Environment variables\n\nThe first of a row wins; what an option says wins over all.")
     parts.append(_table(("variable", "meaning"), _variables()))

@@ -55,20 +55,7 @@ _WRONG = [
     b'{"prompt": "' + b"a" * 3_000_000 + b'"}',
     b"[" * 50_000,
 ]
-_WORDS = [
-    "the",
-    "sea",
-    "remembers",
-    "every",
-    "name",
-    "that",
-    "rain",
-    "washed",
-    "away",
-    "from",
-    "old",
-    "stones",
-]
+_WORDS = ["the", "sea", "remembers", "every", "name", "that", "rain", "washed", "away", "from", "stones"]
 
 
 @dataclass

@@ -71,22 +71,16 @@ class BlockFiles:
         """The content, of exactly `num_bytes`; None when it is not there or not sound. It counts as used."""
         path = self._folder / str(name)
         try:
-            file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+                if os.fstat(file.fileno()).st_size != _HEAD.size + num_bytes:
+                    return None
+                head, content = file.read(_HEAD.size), file.read(num_bytes)
+                if head != self._head(name, content):
+                    logger.warning("%s is damaged, and left alone.", path)
+                    return None
+                os.utime(file.fileno())
         except OSError:
             return None
-        try:
-            if os.fstat(file).st_size != _HEAD.size + num_bytes:
-                return None
-            head = os.read(file, _HEAD.size)
-            content = _read_all(file, num_bytes)
-            if head != self._head(name, content):
-                logger.warning("%s is damaged, and left alone.", path)
-                return None
-            os.utime(file)
-        except OSError:
-            return None
-        finally:
-            os.close(file)
         return content
 
     def write(self, name: BlockName, content: bytes) -> bool:
@@ -133,15 +127,6 @@ class BlockFiles:
             Path(path).unlink(missing_ok=True)
             total -= size
         self._bytes_until_look = part - num_bytes
-
-
-def _read_all(file: int, num_bytes: int) -> bytes:
-    """What is left of a file, at most `num_bytes`."""
-    parts = []
-    while num_bytes and (part := os.read(file, num_bytes)):
-        parts.append(part)
-        num_bytes -= len(part)
-    return b"".join(parts) if len(parts) != 1 else parts[0]
 
 
 def _files(root: Path) -> list[tuple[float, int, str]]:

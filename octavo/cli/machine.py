@@ -11,6 +11,8 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import psutil
+
 from octavo.base import env
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "safetensors", "msgspec", "pyzmq")
@@ -46,10 +48,9 @@ def num_cores() -> int:
 
 
 def memory_bytes() -> tuple[int, int]:
-    """(total, available) memory of the machine; (0, 0) when it does not say."""
-    meminfo = _fields(Path("/proc/meminfo"))
-    kib = [int(meminfo.get(key, "0 kB").split()[0]) for key in ("MemTotal", "MemAvailable")]
-    return kib[0] * 1024, kib[1] * 1024
+    """(total, available) memory of the machine."""
+    memory = psutil.virtual_memory()
+    return memory.total, memory.available
 
 
 def gpus() -> list[str]:
@@ -77,15 +78,9 @@ def in_gib(num_bytes: int) -> str:
 
 
 def _cpuinfo() -> dict[str, str]:
-    return _fields(Path("/proc/cpuinfo"))
-
-
-def _fields(path: Path) -> dict[str, str]:
-    """The `key: value` lines of a file under /proc; the first of each key."""
-    fields: dict[str, str] = {}
-    if path.is_file():
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            key, colon, value = line.partition(":")
-            if colon:
-                fields.setdefault(key.strip(), value.strip())
-    return fields
+    """What /proc/cpuinfo says of one core."""
+    path = Path("/proc/cpuinfo")
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    return {
+        key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())
+    }

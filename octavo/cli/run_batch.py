@@ -17,8 +17,10 @@ import msgspec
 from tqdm import tqdm
 
 from octavo.base.errors import ConfigError
-from octavo.cli.flags import add_engine_flags, engine_args
+from octavo.cli.flags import add_engine_flags, add_foreign_flags, engine_args, foreign_options
 from octavo.config import EngineArgs, resolve
+from octavo.config.compat import translate
+from octavo.config.foreign import SERVER
 from octavo.config.server import ServerConfig
 from octavo.frontend.async_engine import AsyncLLM
 from octavo.serving.caller import Caller
@@ -41,12 +43,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="*", metavar="FILE", help="The same as -i and -o.")
     parser.add_argument("-i", "--input-file", default="", metavar="FILE", help="Requests, one a line.")
     parser.add_argument("-o", "--output-file", default="", metavar="FILE", help="Where results are appended.")
+    add_foreign_flags(parser, SERVER, {})
     add_engine_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Answer what has no answer yet; a word about it goes to stderr."""
     source, target = _paths(args)
+    translate(foreign_options(args, SERVER), (), {}, SERVER)  # refuses what matters
     custom_ids = _check(source)
     with _open_output(target) as output:
         results = _Results(output, {result.custom_id for result in _read_results(output, target)})

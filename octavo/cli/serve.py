@@ -14,16 +14,21 @@ from types import FrameType
 
 from octavo.base import env, log
 from octavo.base.errors import BadCheckpoint, Unsupported
-from octavo.base.foreign import SERVER
 from octavo.base.processes import leave
 from octavo.base.registry import load_object
-from octavo.cli.flags import add_engine_flags, add_flags, engine_options, options
-from octavo.cli.foreign_flags import add_foreign_flags, foreign_options
+from octavo.cli.flags import (
+    add_engine_flags,
+    add_flags,
+    add_foreign_flags,
+    engine_options,
+    foreign_options,
+    options,
+)
 from octavo.config.args import EngineArgs
 from octavo.config.compat import translate
+from octavo.config.foreign import SERVER, SERVER_ALIASES
 from octavo.config.resolve_server import resolve_server
 from octavo.config.server import ServerConfig
-from octavo.config.server_compat import SERVER_ALIASES
 from octavo.serving.process.listener import Listener
 
 _SERVE = "octavo.serving.process.main_process:serve"
@@ -31,14 +36,14 @@ _BAD_MODEL = 3
 _DEFAULTS = {"shutdown_timeout": 30.0}
 """Where a server differs from an engine in a program."""
 _KNOWN = {field.name for field in fields(ServerConfig)}
-_FOREIGN_NAMES = (*SERVER_ALIASES, *SERVER)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="The same as --model.")
     add_flags(parser.add_argument_group("server"), ServerConfig)
-    add_foreign_flags(parser, _FOREIGN_NAMES)
+    add_foreign_flags(parser, SERVER, SERVER_ALIASES)
+    parser.add_argument("-q", dest="quantization", default=None, help=argparse.SUPPRESS)
     add_engine_flags(parser)
 
 
@@ -67,7 +72,7 @@ def configs(args: argparse.Namespace) -> tuple[EngineArgs, ServerConfig]:
 
 
 def _server_config(args: argparse.Namespace) -> ServerConfig:
-    given = options(args, ServerConfig) | foreign_options(args, _FOREIGN_NAMES)
+    given = options(args, ServerConfig) | foreign_options(args, (*SERVER_ALIASES, *SERVER))
     translated = translate(given, _KNOWN, SERVER_ALIASES, SERVER)
     if (keep_alive_s := env.keep_alive_s()) is not None:
         translated.setdefault("keep_alive_timeout", keep_alive_s)

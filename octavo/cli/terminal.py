@@ -3,17 +3,16 @@
 import argparse
 import contextlib
 import sys
-import time
 from collections.abc import Iterator
 
 import octavo
 from octavo.base import env
 from octavo.base.errors import ConfigError, EngineDead, OctavoError, PromptTooLong
-from octavo.cli.backend import Answer, Backend, Piece
+from octavo.cli.backend import Answer, Backend, LocalModel
 from octavo.cli.display import Stream
 from octavo.cli.flags import add_engine_flags, engine_args, engine_flags_given
-from octavo.cli.local import LocalModel
 from octavo.cli.remote import Remote
+from octavo.cli.run_stats import Pace
 from octavo.cli.sampling_flags import add_sampling_flags, given_sampling, sampling_params
 
 _PROMPT = "> "
@@ -60,7 +59,7 @@ def show(answer: Answer, *, stats: bool = False) -> str:
     try:
         for piece in answer:
             display.write(piece.text)
-            pace.note(piece)
+            pace.note(piece.num_tokens)
             text += piece.text
     except KeyboardInterrupt:
         answer.close()
@@ -72,32 +71,6 @@ def show(answer: Answer, *, stats: bool = False) -> str:
     if stats:
         print(pace.line(), file=sys.stderr)
     return text
-
-
-class Pace:
-    """How fast an answer comes; made when it is asked for."""
-
-    def __init__(self) -> None:
-        self._started_s = self._last_s = time.monotonic()
-        self._first_s: float | None = None
-        self._num_tokens = 0
-
-    def note(self, piece: Piece) -> None:
-        """Count a piece that has come."""
-        self._last_s = time.monotonic()
-        self._num_tokens = piece.num_tokens
-        if self._first_s is None and piece.num_tokens:
-            self._first_s = self._last_s
-
-    def line(self) -> str:
-        """The figures so far."""
-        if self._first_s is None:
-            return "no token"
-        seconds = max(self._last_s - self._started_s, 1e-9)
-        return (
-            f"{self._num_tokens} tokens in {seconds:.2f} s = {self._num_tokens / seconds:.1f} tok/s; "
-            f"first token after {self._first_s - self._started_s:.2f} s"
-        )
 
 
 def lines() -> Iterator[str]:

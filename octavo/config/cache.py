@@ -1,6 +1,6 @@
 """The paged KV cache."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from octavo.config.concern import Concern
@@ -26,12 +26,9 @@ class CacheConfig(metaclass=Concern):
         ("auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3", "int8", "int8_per_token_head"),
     )
     swap_space: float = option(0.0, "GiB of host memory for preempted and evicted blocks; 0 = none.")
-    kv_transfer_config: dict[str, Any] = field(
-        default_factory=dict,
-        metadata={
-            "explain": "Share blocks with other engines through a folder: kv_connector "
-            "SharedStorageConnector; kv_role kv_both, kv_producer (writes) or kv_consumer (reads); "
-            "kv_connector_extra_config with shared_storage_path and max_bytes.",
-            "choices": (),
-        },
+    kv_transfer_config: dict[str, Any] = option(
+        {},
+        "Share blocks with other engines through a folder: kv_connector "
+        "SharedStorageConnector; kv_role kv_both, kv_producer (writes) or kv_consumer (reads); "
+        "kv_connector_extra_config with shared_storage_path and max_bytes.",
     )

@@ -4,6 +4,7 @@ Called by config/checkpoint. What GGUF leaves to the program that reads it (whic
 is filled in here, so that the runtime sees one form of config.
 """
 
+import reprlib
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
@@ -47,17 +48,10 @@ _GENERATION = {
     "repetition_penalty": "general.sampling.penalty_repeat",
 }
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads")
-_FRACTIONS = (
-    "rms_norm_eps",
-    "layer_norm_epsilon",
-    "rope_theta",
-    "final_logit_softcapping",
-    "attn_logit_softcapping",
-)
+_FRACTIONS = {key for key in _KEYS if key.endswith(("epsilon", "eps", "theta", "softcapping"))}
 _KINDS = {int: "a whole number", float: "a number"}
 _MAX_NUMBER = 1 << 40
 _MAX_LAYERS = 10_000
-_MAX_SHOWN = 60
 
 _GEMMA3_LAYERS_PER_GLOBAL = 6
 _GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3_text": 62}
@@ -107,15 +101,10 @@ def _checked(key: str, value: Any, kind: type) -> int | float:
     """The value, if it is a number that a model can have: the file is untrusted, and sizes become loops."""
     number = isinstance(value, int | kind) and not isinstance(value, bool)
     if not number or not 0 <= value <= _MAX_NUMBER:
-        raise BadCheckpoint(f"The GGUF metadata's {key} is {_shortened(value)}; need {_KINDS[kind]} from 0")
+        raise BadCheckpoint(f"The GGUF metadata's {key} is {reprlib.repr(value)}; need {_KINDS[kind]} from 0")
     if key.endswith(".block_count") and value > _MAX_LAYERS:
         raise BadCheckpoint(f"The GGUF metadata's {key} is {value}; at most {_MAX_LAYERS} layers can be")
     return cast("int | float", value)
-
-
-def _shortened(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "…"
 
 
 def _add_rope(config: Config, name: str, file: GGUFFile) -> None:

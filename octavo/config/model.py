@@ -1,6 +1,6 @@
 """What is loaded, and how its weights and tokens are read."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from octavo.config.concern import Concern
@@ -63,18 +63,12 @@ class ModelConfig(metaclass=Concern):
         words={"auto": FIT},
     )
     seed: int = option(0, "Seed of dummy weights, and of requests that bring none when it is not 0.")
-    hf_overrides: dict[str, Any] = field(
-        default_factory=dict,
-        metadata={"explain": "Entries that replace those of config.json.", "choices": ()},
-    )
+    hf_overrides: dict[str, Any] = option({}, "Entries that replace those of config.json.")
     generation_config: str = option(
         "auto",
         "Sampling defaults: 'auto' = the model's, 'octavo' = ours; or a folder with generation_config.json.",
     )
-    override_generation_config: dict[str, Any] = field(
-        default_factory=dict,
-        metadata={"explain": "Sampling defaults that replace the model's.", "choices": ()},
-    )
+    override_generation_config: dict[str, Any] = option({}, "Sampling defaults that replace the model's.")
     max_logprobs: int = option(20, "Most logprobs a request may ask for per position; -1 = the vocabulary.")
     logprobs_mode: str = option(
         "raw_logprobs",
@@ -83,10 +77,6 @@ class ModelConfig(metaclass=Concern):
     )
     chat_template: str = option("", "File with a Jinja chat template; empty = the model's own.")
     enable_prompt_embeds: bool = option(False, "Take prompts that are given as embeddings (prompt_embeds).")
-    logits_processors: list[str] = field(
-        default_factory=list,
-        metadata={
-            "explain": "Classes derived from octavo.LogitsProcessor, by name: package.module:Class.",
-            "choices": (),
-        },
+    logits_processors: list[str] = option(
+        [], "Classes derived from octavo.LogitsProcessor, by name: package.module:Class."
     )

@@ -1,6 +1,6 @@
 """What the engine says about itself."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from octavo.config.concern import Concern
 from octavo.config.option import option
@@ -10,12 +10,8 @@ from octavo.config.option import option
 class ObservabilityConfig(metaclass=Concern):
     """Logs, statistics and traces."""
 
-    served_model_name: list[str] = field(
-        default_factory=list,
-        metadata={
-            "explain": "Names that requests may use; the first is the one in metrics. none = `model`.",
-            "choices": (),
-        },
+    served_model_name: list[str] = option(
+        [], "Names that requests may use; the first is the one in metrics. none = `model`."
     )
     disable_log_stats: bool = option(False, "No periodic line of throughput and cache use, none at the end.")
     log_stats_interval_s: float = option(10.0, "Seconds between two such lines.")

@@ -1,6 +1,7 @@
 """`option`: a config field with its explanation; flags, YAML keys and docs are generated from it."""
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import field
 from typing import TypeVar
 
@@ -12,9 +13,12 @@ TARGET = "module:Class"
 def option(
     default: T, explain: str, choices: tuple[str, ...] = (), *, words: Mapping[str, T] | None = None
 ) -> T:
-    """A dataclass field with a default and a sentence of help.
+    """Return a dataclass field with a default (copied, if it is a list or dict) and a sentence of help.
 
     choices: the allowed values of a closed set
     words: values that may be given by name
     """
-    return field(default=default, metadata={"explain": explain, "choices": choices, "words": words or {}})
+    metadata = {"explain": explain, "choices": choices, "words": words or {}}
+    if isinstance(default, list | dict):
+        return field(default_factory=lambda: copy(default), metadata=metadata)
+    return field(default=default, metadata=metadata)

@@ -1,6 +1,6 @@
 """How requests share the steps."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from octavo.config.concern import Concern
 from octavo.config.option import option
@@ -22,9 +22,8 @@ class SchedulerConfig(metaclass=Concern):
     priority_aging_s: float = option(
         0.0, "Seconds of waiting that improve a request's priority by one; 0 = no aging."
     )
-    fair_weights: dict[str, float] = field(
-        default_factory=dict,
-        metadata={"explain": "Share of each tenant under the policy 'fair', 1 if not named.", "choices": ()},
+    fair_weights: dict[str, float] = option(
+        {}, "Share of each tenant under the policy 'fair', 1 if not named."
     )
     max_request_seconds: float = option(
         0.0, "Seconds from arrival after which any request ends with the text so far; 0 = no limit."

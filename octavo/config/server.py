@@ -3,16 +3,10 @@
 Not part of EngineArgs: an engine in a program has no port.
 """
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from octavo.config.option import option
 from octavo.config.secret import Secret
-
-
-def _about(explain: str) -> dict[str, Any]:
-    """The metadata of a field without a single default."""
-    return {"explain": explain, "choices": ()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,36 +17,22 @@ class ServerConfig:
     port: int = option(8000, "TCP port; 0 = any free one.")
     uds: str = option("", "Listen on this Unix socket instead of a TCP port; only its owner may connect.")
     insecure: bool = option(False, "Allow a public address without a key.")
-    api_key: list[Secret] = field(
-        default_factory=list,
-        metadata=_about("Keys, one of which a request must bear; also OCTAVO_API_KEY, VLLM_API_KEY."),
+    api_key: list[Secret] = option(
+        [], "Keys, one of which a request must bear; also OCTAVO_API_KEY, VLLM_API_KEY."
     )
     api_key_file: str = option("", "File with one key per line.")
-    admin_api_key: list[Secret] = field(
-        default_factory=list,
-        metadata=_about(
-            "Keys for the admin verbs, which the others then may not use; also OCTAVO_ADMIN_API_KEY."
-        ),
+    admin_api_key: list[Secret] = option(
+        [], "Keys for the admin verbs, which the others then may not use; also OCTAVO_ADMIN_API_KEY."
     )
     dev_mode: bool = option(
         False, "Mount /server_info and the admin verbs without a key too; also VLLM_SERVER_DEV_MODE=1."
     )
-    allowed_hosts: list[str] = field(
-        default_factory=list,
-        metadata=_about(
-            "Host headers that are answered on a loopback address, besides localhost and IPs; * = any."
-        ),
+    allowed_hosts: list[str] = option(
+        [], "Host headers that are answered on a loopback address, besides localhost and IPs; * = any."
     )
-    allowed_origins: list[str] = field(
-        default_factory=list,
-        metadata=_about("Origins of web pages that may call the server (CORS); * = any."),
-    )
-    allowed_methods: list[str] = field(
-        default_factory=list, metadata=_about("Methods that those pages may use; empty = all.")
-    )
-    allowed_headers: list[str] = field(
-        default_factory=list, metadata=_about("Headers that those pages may send; empty = all.")
-    )
+    allowed_origins: list[str] = option([], "Origins of web pages that may call the server (CORS); * = any.")
+    allowed_methods: list[str] = option([], "Methods that those pages may use; empty = all.")
+    allowed_headers: list[str] = option([], "Headers that those pages may send; empty = all.")
     allow_credentials: bool = option(False, "Whether those pages may send credentials.")
     ssl_keyfile: str = option("", "Private key file: serve HTTPS.")
     ssl_certfile: str = option("", "Certificate file.")
@@ -83,9 +63,8 @@ class ServerConfig:
     store_max_age: float = option(2592000.0, "Seconds after which what is in the store is forgotten.")
     sse_keep_alive_interval: float = option(0.0, "Seconds between comments in a silent stream; 0 = none.")
     response_role: str = option("assistant", "Role of answers.")
-    default_chat_template_kwargs: dict[str, object] = field(
-        default_factory=dict,
-        metadata=_about("Variables of the chat template that requests may override."),
+    default_chat_template_kwargs: dict[str, object] = option(
+        {}, "Variables of the chat template that requests may override."
     )
     enable_force_include_usage: bool = option(False, "Every stream ends with a chunk of usage.")
     enable_prompt_tokens_details: bool = option(False, "Usage says how many prompt tokens were cached.")

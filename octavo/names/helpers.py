@@ -1,6 +1,5 @@
 """Small functions that vLLM's programs import from its `utils`."""
 
-import itertools
 import os
 import socket
 from pathlib import Path
@@ -13,16 +12,6 @@ from octavo.frontend.text.tokenizer import Tokenizer
 GIB_BYTES = 1 << 30
 _ANYWHERE = ("8.8.8.8", 80)
 """An address beyond this machine. Nothing is sent there: the system only says which way would lead to it."""
-
-
-class RequestCounter:
-    """Numbers in order, as ids."""
-
-    def __init__(self, start: int = 0) -> None:
-        self._numbers = itertools.count(start)
-
-    def __next__(self) -> int:
-        return next(self._numbers)
 
 
 def random_uuid() -> str:
@@ -67,9 +56,7 @@ def get_tcp_uri(ip: str, port: int) -> str:
     return f"tcp://[{ip}]:{port}" if ":" in ip else f"tcp://{ip}:{port}"
 
 
-def get_distributed_init_method(ip: str, port: int) -> str:
-    """What engines take as distributed_init_method."""
-    return get_tcp_uri(ip, port)
+get_distributed_init_method = get_tcp_uri
 
 
 def get_tokenizer(tokenizer_name: str, *, revision: str = "", download_dir: str = "") -> Tokenizer:

@@ -18,55 +18,17 @@ class Settings(dict[str, Any]):
             raise AttributeError(f"{type(self).__name__} was given no {name!r}") from None
 
 
-class AttentionConfig(Settings):
-    """For the option attention_config."""
+_CLASSES = """AttentionConfig CompilationConfig KVEventsConfig LoadConfig PoolerConfig ProfilerConfig
+    SpeculativeConfig StructuredOutputsConfig"""
+globals().update({name: type(name, (Settings,), {"__module__": __name__}) for name in _CLASSES.split()})
 
+CompilationMode = IntEnum(
+    "CompilationMode", "NONE STOCK_TORCH_COMPILE DYNAMO_TRACE_ONCE VLLM_COMPILE", start=0
+)
+"""How vLLM compiles; octavo compiles no graphs."""
 
-class CompilationConfig(Settings):
-    """For the option compilation_config."""
-
-
-class KVEventsConfig(Settings):
-    """For the option kv_events_config."""
-
-
-class LoadConfig(Settings):
-    """octavo's options of loading are load_format and download_dir."""
-
-
-class PoolerConfig(Settings):
-    """For the option pooler_config."""
-
-
-class ProfilerConfig(Settings):
-    """For the option profiler_config."""
-
-
-class SpeculativeConfig(Settings):
-    """For the option speculative_config."""
-
-
-class StructuredOutputsConfig(Settings):
-    """For the option structured_outputs_config."""
-
-
-class CompilationMode(IntEnum):
-    """How vLLM compiles; octavo compiles no graphs."""
-
-    NONE = 0
-    STOCK_TORCH_COMPILE = 1
-    DYNAMO_TRACE_ONCE = 2
-    VLLM_COMPILE = 3
-
-
-class CUDAGraphMode(IntEnum):
-    """What vLLM records; octavo records whole steps, unless enforce_eager."""
-
-    NONE = 0
-    PIECEWISE = 1
-    FULL = 2
-    FULL_DECODE_ONLY = 3
-    FULL_AND_PIECEWISE = 4
+CUDAGraphMode = IntEnum("CUDAGraphMode", "NONE PIECEWISE FULL FULL_DECODE_ONLY FULL_AND_PIECEWISE", start=0)
+"""What vLLM records; octavo records whole steps, unless enforce_eager."""
 
 
 class UsageContext(StrEnum):

@@ -4,99 +4,64 @@
 itself, or as `name=entry` where the path means another entry of `HOMES` by it.
 """
 
-TOP = {
-    "LLM": "octavo.llm:LLM",
-    "LLMEngine": "octavo.frontend.engine:LLMEngine",
-    "AsyncLLM": "octavo.frontend.async_engine:AsyncLLM",
-    "AsyncLLMEngine": "octavo.frontend.async_engine:AsyncLLM",
-    "EngineArgs": "octavo.config.args:EngineArgs",
-    "AsyncEngineArgs": "octavo.config.args:EngineArgs",
-    "SamplingParams": "octavo.messages.sampling:SamplingParams",
-    "BeamSearchParams": "octavo.frontend.beam_search.params:BeamSearchParams",
-    "BeamSearchOutput": "octavo.frontend.beam_search.params:BeamSearchOutput",
-    "BeamSearchSequence": "octavo.frontend.beam_search.params:BeamSearchSequence",
-    "RequestOutputKind": "octavo.messages.sampling:RequestOutputKind",
-    "RepetitionDetectionParams": "octavo.messages.sampling:RepetitionDetectionParams",
-    "StructuredOutputsParams": "octavo.messages.structured:StructuredOutputsParams",
-    "GuidedDecodingParams": "octavo.messages.structured:GuidedDecodingParams",
-    "LogitsProcessor": "octavo.runtime.sampling.processors:Processor",
-    "AdapterLogitsProcessor": "octavo.runtime.sampling.request_functions:AdapterLogitsProcessor",
-    "ModelRegistry": "octavo.runtime.models.registry:ModelRegistry",
-    "Logprob": "octavo.frontend.outputs.logprobs:Logprob",
-    "FlatLogprobs": "octavo.frontend.outputs.logprobs:FlatLogprobs",
-    "RequestOutput": "octavo.frontend.outputs.request_output:RequestOutput",
-    "CompletionOutput": "octavo.frontend.outputs.request_output:CompletionOutput",
-    "PromptType": "octavo.frontend.requests.prompts:PromptType",
-    "TextPrompt": "octavo.frontend.requests.prompts:TextPrompt",
-    "EmbedsPrompt": "octavo.frontend.requests.prompts:EmbedsPrompt",
-    "TokensPrompt": "octavo.frontend.requests.prompts:TokensPrompt",
-    "StreamingInput": "octavo.frontend.requests.streaming_input:StreamingInput",
-    "OctavoError": "octavo.base.errors:OctavoError",
-    "ConfigError": "octavo.base.errors:ConfigError",
-    "BadCheckpoint": "octavo.base.errors:BadCheckpoint",
-    "RequestError": "octavo.base.errors:RequestError",
-    "PromptTooLong": "octavo.base.errors:PromptTooLong",
-    "UnknownModel": "octavo.base.errors:UnknownModel",
-    "Overloaded": "octavo.base.errors:Overloaded",
-    "EngineDead": "octavo.base.errors:EngineDead",
-    "Unsupported": "octavo.base.errors:Unsupported",
-}
+
+def _by_name(homes: dict[str, str]) -> dict[str, str]:
+    """Return "module:attribute" by name; a name stands by its module as itself, or as `name=attribute`."""
+    words = [(module, word.partition("=")) for module, names in homes.items() for word in names.split()]
+    return {name: f"{module}:{attribute or name}" for module, (name, _, attribute) in words}
+
+
+TOP = _by_name(
+    {
+        "octavo.llm": "LLM",
+        "octavo.frontend.engine": "LLMEngine",
+        "octavo.frontend.async_engine": "AsyncLLM AsyncLLMEngine=AsyncLLM",
+        "octavo.config.args": "EngineArgs AsyncEngineArgs=EngineArgs",
+        "octavo.messages.sampling": "SamplingParams RequestOutputKind RepetitionDetectionParams",
+        "octavo.frontend.beam_search.params": "BeamSearchParams BeamSearchOutput BeamSearchSequence",
+        "octavo.messages.structured": "StructuredOutputsParams GuidedDecodingParams",
+        "octavo.runtime.sampling.processors": "LogitsProcessor=Processor",
+        "octavo.runtime.sampling.request_functions": "AdapterLogitsProcessor",
+        "octavo.runtime.models.registry": "ModelRegistry",
+        "octavo.frontend.outputs.logprobs": "Logprob FlatLogprobs",
+        "octavo.frontend.outputs.request_output": "RequestOutput CompletionOutput",
+        "octavo.frontend.requests.prompts": "PromptType TextPrompt EmbedsPrompt TokensPrompt",
+        "octavo.frontend.requests.streaming_input": "StreamingInput",
+        "octavo.base.errors": """OctavoError ConfigError BadCheckpoint RequestError PromptTooLong
+            UnknownModel Overloaded EngineDead Unsupported""",
+    }
+)
 """The public names, those of `octavo.__all__`."""
 
-HOMES = TOP | {
-    "BatchUpdate": "octavo.runtime.sampling.batch_processor:BatchUpdate",
-    "IndexedLogitsProcessor": "octavo.runtime.sampling.batch_processor:LogitsProcessor",
-    "MoveDirectionality": "octavo.runtime.sampling.batch_processor:MoveDirectionality",
-    "RequestLogitsProcessor": "octavo.runtime.sampling.request_functions:RequestLogitsProcessor",
-    "process_dict_updates": "octavo.runtime.sampling.batch_processor:process_dict_updates",
-    "Metric": "octavo.metrics:Metric",
-    "Counter": "octavo.metrics:Counter",
-    "Gauge": "octavo.metrics:Gauge",
-    "Histogram": "octavo.metrics:Histogram",
-    "Vector": "octavo.metrics:Vector",
-    "RequestStateStats": "octavo.frontend.outputs.request_output:RequestStateStats",
-    "SchedulerStats": "octavo.messages.request:SchedulerStats",
-    "FinishReason": "octavo.messages.request:FinishReason",
-    "EngineConfig": "octavo.config.engine:EngineConfig",
-    "Executor": "octavo.engine.executor.interface:Executor",
-    "Tokenizer": "octavo.frontend.text.tokenizer:Tokenizer",
-    "Message": "octavo.frontend.requests.conversation:Message",
-    "ChatRequest": "octavo.serving.openai.protocol:ChatRequest",
-    "CompletionRequest": "octavo.serving.openai.protocol:CompletionRequest",
-    "AttentionConfig": "octavo.names.settings:AttentionConfig",
-    "CompilationConfig": "octavo.names.settings:CompilationConfig",
-    "CompilationMode": "octavo.names.settings:CompilationMode",
-    "CUDAGraphMode": "octavo.names.settings:CUDAGraphMode",
-    "KVEventsConfig": "octavo.names.settings:KVEventsConfig",
-    "LoadConfig": "octavo.names.settings:LoadConfig",
-    "PoolerConfig": "octavo.names.settings:PoolerConfig",
-    "ProfilerConfig": "octavo.names.settings:ProfilerConfig",
-    "SpeculativeConfig": "octavo.names.settings:SpeculativeConfig",
-    "StructuredOutputsConfig": "octavo.names.settings:StructuredOutputsConfig",
-    "UsageContext": "octavo.names.settings:UsageContext",
-    "FlexibleArgumentParser": "octavo.names.arguments:FlexibleArgumentParser",
-    "make_arg_parser": "octavo.names.arguments:make_arg_parser",
-    "validate_parsed_serve_args": "octavo.names.arguments:validate_parsed_serve_args",
-    "run_server": "octavo.names.arguments:run_server",
-    "main": "octavo.cli.main:main",
-    "init_logger": "octavo.base.log:get_logger",
-    "current_platform": "octavo.names.platform:current_platform",
-    "Platform": "octavo.names.platform:CurrentPlatform",
-    "cleanup_dist_env_and_memory": "octavo.names.platform:cleanup_dist_env_and_memory",
-    "set_random_seed": "octavo.names.platform:set_random_seed",
-    "RequestCounter": "octavo.names.helpers:RequestCounter",
-    "GiB_bytes": "octavo.names.helpers:GIB_BYTES",
-    "cdiv": "octavo.names.helpers:cdiv",
-    "get_distributed_init_method": "octavo.names.helpers:get_distributed_init_method",
-    "get_ip": "octavo.names.helpers:get_ip",
-    "get_open_port": "octavo.names.helpers:get_open_port",
-    "get_open_ports_list": "octavo.names.helpers:get_open_ports_list",
-    "get_tcp_uri": "octavo.names.helpers:get_tcp_uri",
-    "get_tokenizer": "octavo.names.helpers:get_tokenizer",
-    "load_chat_template": "octavo.names.helpers:load_chat_template",
-    "load_general_plugins": "octavo.base.registry:load_plugins",
-    "random_uuid": "octavo.names.helpers:random_uuid",
-}
+HOMES = TOP | _by_name(
+    {
+        "octavo.runtime.sampling.batch_processor": """BatchUpdate IndexedLogitsProcessor=LogitsProcessor
+            MoveDirectionality process_dict_updates""",
+        "octavo.runtime.sampling.request_functions": "RequestLogitsProcessor",
+        "octavo.metrics": "Metric Counter Gauge Histogram Vector",
+        "octavo.frontend.outputs.request_output": "RequestStateStats",
+        "octavo.messages.request": "SchedulerStats FinishReason",
+        "octavo.config.engine": "EngineConfig",
+        "octavo.engine.executor.interface": "Executor",
+        "octavo.frontend.text.tokenizer": "Tokenizer",
+        "octavo.frontend.requests.conversation": "Message",
+        "octavo.serving.openai.protocol": "ChatRequest CompletionRequest",
+        "octavo.names.settings": """AttentionConfig CompilationConfig CompilationMode CUDAGraphMode
+            KVEventsConfig LoadConfig PoolerConfig ProfilerConfig SpeculativeConfig
+            StructuredOutputsConfig UsageContext""",
+        "octavo.names.arguments": """FlexibleArgumentParser make_arg_parser validate_parsed_serve_args
+            run_server""",
+        "octavo.cli.main": "main",
+        "octavo.base.log": "init_logger=get_logger",
+        "octavo.names.platform": """current_platform Platform=CurrentPlatform
+            cleanup_dist_env_and_memory set_random_seed""",
+        "octavo.names.helpers": """GiB_bytes=GIB_BYTES cdiv get_distributed_init_method
+            get_ip get_open_port get_open_ports_list get_tcp_uri get_tokenizer load_chat_template
+            random_uuid""",
+        "itertools": "RequestCounter=count",
+        "octavo.base.registry": "load_general_plugins=load_plugins",
+    }
+)
 """By name: "package.module:attribute"."""
 
 _POOLED = """PoolingParams PoolingOutput PoolingRequestOutput EmbeddingOutput EmbeddingRequestOutput

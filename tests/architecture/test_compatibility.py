@@ -15,11 +15,10 @@ import pytest
 import octavo
 from octavo import LLM, AsyncLLM, EngineArgs, OctavoError, SamplingParams
 from octavo.base import env
-from octavo.base.foreign import ENGINE, SERVER
 from octavo.cli.main import COMMANDS
-from octavo.config.compat import ALIASES, translate
+from octavo.config.compat import translate
+from octavo.config.foreign import ALIASES, ENGINE, SERVER, SERVER_ALIASES
 from octavo.config.server import ServerConfig
-from octavo.config.server_compat import SERVER_ALIASES
 from octavo.frontend.requests.options import KEYWORDS, RequestOptions
 from octavo.frontend.requests.prompts import parse_prompt
 from octavo.messages.request import FinishReason

@@ -6,12 +6,13 @@ import logging
 import pytest
 
 from octavo.base.errors import ConfigError
-from octavo.base.foreign import ENGINE
+from octavo.cli import run_batch, serve
 from octavo.cli.argv import expand_config, normalise
 from octavo.cli.flags import add_engine_flags, engine_args
 from octavo.cli.units import any_value
 from octavo.config import EngineArgs
-from octavo.config.compat import ALIASES
+from octavo.config.foreign import ALIASES, ENGINE, SERVER
+from tests import vllm_options
 
 
 def parse(*words):
@@ -32,6 +33,31 @@ def test_every_name_is_a_hidden_flag(name, capsys):
     except ConfigError as error:
         says = ENGINE[name].text if name in ENGINE else "cannot be read as"
         assert says in str(error)
+
+
+@pytest.mark.parametrize("command", [serve, run_batch])
+def test_vllms_flags_are_recognized(command):
+    """With a value and, of switches, without one; and as keys of a YAML file."""
+    parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
+    command.configure(parser)
+    theirs = [*vllm_options.ENGINE, *(vllm_options.SERVER if command is serve else SERVER)]
+    actions = parser._option_string_actions
+    assert not {"--" + name.replace("_", "-") for name in theirs} - set(actions)
+    assert {"-tp", "-pp", "-pcp", "-dp", "-dpn", "-dpr", "-dpl", "-dpa", "-dpp", "-dpb", "-ep"} < set(actions)
+
+
+def test_a_file_with_options_of_vllm_is_read(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
+    path = tmp_path / "vllm.yaml"
+    path.write_text(
+        "moe_backend: triton\nlanguage_model_only: true\nnuma_bind: true\ndata_parallel_size_local: 1\n"
+        "model_loader_extra_config: {}\nmax-num-scheduled-tokens: 4k\nuse-tqdm-on-load: false\n"
+    )
+    assert parse("--config", str(path)) == EngineArgs(max_num_batched_tokens=4000)
+    assert sorted(caplog.messages) == [
+        "moe_backend has no effect. Kernels are chosen by device and model.",
+        "numa_bind has no effect. Processes are bound from outside: start octavo under numactl or taskset.",
+    ]
 
 
 def test_values_that_ask_for_nothing_pass(caplog, monkeypatch):

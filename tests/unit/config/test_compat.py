@@ -5,10 +5,10 @@ import logging
 import pytest
 
 from octavo.base.errors import ConfigError, Unsupported
-from octavo.base.foreign import ENGINE
 from octavo.config import CacheConfig, DeviceConfig, EngineArgs, ModelConfig, ParallelConfig, SchedulerConfig
-from octavo.config.compat import ALIASES
 from octavo.config.concerns import from_concerns
+from octavo.config.foreign import ALIASES, ENGINE
+from tests import vllm_options
 
 VLLM_LLM_DEFAULTS = {
     "runner": "auto",
@@ -72,6 +72,14 @@ def test_every_name_is_known(name):
     assert name in known
 
 
+@pytest.mark.parametrize("name", vllm_options.ENGINE)
+def test_every_option_of_vllm_is_taken_or_let_pass_or_refused_with_what_to_do(name):
+    try:
+        EngineArgs.from_options({name: "wanted"})
+    except ConfigError as error:
+        assert str(error).startswith(f"{name}='wanted'") and "Unknown option" not in str(error)
+
+
 def test_what_has_no_effect_says_so_once(lines):
     assert EngineArgs.from_options({"compilation_config": {"level": 9}}) == EngineArgs()
     assert lines.messages == [
@@ -106,8 +114,8 @@ def test_other_names_of_the_same():
 def test_foreign_names_are_foreign():
     own = set(EngineArgs.__dataclass_fields__)
     assert not own & set(ALIASES)
-    for own_name, _ in ALIASES.values():
-        assert own_name in own
+    for alias in ALIASES.values():
+        assert alias.own in own
 
 
 def test_six_configs_are_the_flat_arguments(lines):
