@@ -24,7 +24,6 @@ import re
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import time
 import urllib.request
@@ -38,9 +37,12 @@ from typing import Any
 
 import psutil
 
-NUM_CLIENTS = 24
 _ROOT = Path(__file__).parents[1]
-_REAL, _STAND_IN = ["octavo", "serve"], ["tests.served_process", "{}"]
+sys.path.insert(0, str(_ROOT))  # run as a script, from any folder
+
+from tests.served_process import ServeProcess  # noqa: E402
+
+NUM_CLIENTS = 24
 _IDLE_S = 20.0
 _WATCHED = (":num_requests_running", ":num_requests_waiting", ":kv_cache_usage_perc")
 _RESET = struct.pack("ii", 1, 0)
@@ -282,22 +284,6 @@ def _anonymous_mb(pid: int) -> float:
     return sum(int(sizes[name].split()[0]) for name in ("RssAnon", "VmSwap")) / 1024
 
 
-def _serve(program: list[str], flags: list[str]) -> tuple[subprocess.Popen, int]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", *program, *flags, "--port", str(port), "--disable-access-log"]
-    server = subprocess.Popen(command, cwd=_ROOT)
-    while server.poll() is None:
-        try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5).close()
-        except OSError:
-            time.sleep(0.2)
-        else:
-            return server, port
-    raise SystemExit("The server did not start.")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=5.0)
@@ -310,13 +296,13 @@ def main() -> int:
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
     num_parts = args.parts or max(4, round(args.minutes / 2))
-    server, port = _serve(_STAND_IN if args.stand_in else _REAL, args.flags)
-    soak = Soak(port, server.pid, args.seed, args.clients)
-    try:
+    program = None if args.stand_in else ["-m", "octavo", "serve"]
+    flags = [*args.flags, "--disable-access-log"]
+    with ServeProcess(*flags, program=program, cwd=_ROOT, stdout=None, stderr=None) as server:
+        soak = Soak(server.port, server.process.pid, args.seed, args.clients)
         report = asyncio.run(soak.run(60 * args.minutes, num_parts, partial(print, flush=True)))
-    finally:
-        server.terminate()
-        code = server.wait()
+        server.signal()
+        code = server.end()
     print(*report.lines(), sep="\n")
     print(f"{len(report.faults)} faults; the server ended with {code}", *report.faults[:20], sep="\n  ")
     if args.output:
