@@ -31,17 +31,15 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="YAML file with the names of flags as keys.")
     for concern in EngineArgs.__mro__[1:-1]:
         add_flags(parser.add_argument_group(concern.__name__, concern.__doc__), concern)
-    add_foreign_flags(parser, ENGINE, ALIASES)
+    add_foreign_flags(parser, {**ENGINE, **ALIASES})
 
 
-def add_foreign_flags(
-    parser: argparse.ArgumentParser, table: Mapping[str, Foreign], aliases: Mapping[str, Alias]
-) -> None:
+def add_foreign_flags(parser: argparse.ArgumentParser, rows: Mapping[str, Foreign | Alias]) -> None:
     """Add a hidden flag for each option of other engines, so that a command line written for them is read.
 
     `config.compat` judges what was given.
     """
-    for name, row in (*aliases.items(), *table.items()):
+    for name, row in rows.items():
         behaviour: dict[str, Any] = {"type": any_value}
         if row.is_switch:
             behaviour = {"action": argparse.BooleanOptionalAction}

@@ -43,7 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="*", metavar="FILE", help="The same as -i and -o.")
     parser.add_argument("-i", "--input-file", default="", metavar="FILE", help="Requests, one a line.")
     parser.add_argument("-o", "--output-file", default="", metavar="FILE", help="Where results are appended.")
-    add_foreign_flags(parser, SERVER, {})
+    add_foreign_flags(parser, SERVER)
     add_engine_flags(parser)
 
 

@@ -42,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="The same as --model.")
     add_flags(parser.add_argument_group("server"), ServerConfig)
-    add_foreign_flags(parser, SERVER, SERVER_ALIASES)
+    add_foreign_flags(parser, {**SERVER, **SERVER_ALIASES})
     parser.add_argument("-q", dest="quantization", default=None, help=argparse.SUPPRESS)
     add_engine_flags(parser)
 
