@@ -6,7 +6,7 @@ which looks at `metric.value` or `metric.buckets` keeps working.
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 
 @dataclass(slots=True)
@@ -17,8 +17,10 @@ class Metric:
     labels: dict[str, str]
 
     def copy(self) -> Self:
-        """The state now, as an object of its own."""
-        return type(self)(self.name, dict(self.labels))
+        """Return the state now, as an object of its own."""
+        values = (getattr(self, name) for name in self.__match_args__)
+        copies: list[Any] = [v.copy() if isinstance(v, list | dict) else v for v in values]
+        return type(self)(*copies)
 
 
 @dataclass(slots=True)
@@ -31,10 +33,6 @@ class Counter(Metric):
         """Count `count` more."""
         self.value += count
 
-    def copy(self) -> Self:
-        """The state now, as an object of its own."""
-        return type(self)(self.name, dict(self.labels), self.value)
-
 
 @dataclass(slots=True)
 class Gauge(Metric):
@@ -45,10 +43,6 @@ class Gauge(Metric):
     def set(self, value: float) -> None:
         """Note what is the case now."""
         self.value = value
-
-    def copy(self) -> Self:
-        """The state now, as an object of its own."""
-        return type(self)(self.name, dict(self.labels), self.value)
 
 
 @dataclass(slots=True)
@@ -61,10 +55,6 @@ class Vector(Metric):
         """Count `count` more at `position`."""
         self.values.extend([0] * (position + 1 - len(self.values)))
         self.values[position] += count
-
-    def copy(self) -> Self:
-        """The state now, as an object of its own."""
-        return type(self)(self.name, dict(self.labels), self.values.copy())
 
 
 @dataclass(slots=True)
@@ -98,7 +88,3 @@ class Histogram(Metric):
             total += count
             buckets["+Inf" if bound == float("inf") else str(float(bound))] = total
         return buckets
-
-    def copy(self) -> Self:
-        """The state now, as an object of its own."""
-        return type(self)(self.name, dict(self.labels), self.bounds, self.sum, self.counts.copy())

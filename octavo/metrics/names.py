@@ -43,113 +43,98 @@ class Description(NamedTuple):
     prefix: str = PREFIX
 
 
+def _gauge(explain: str, *labels: str) -> Description:
+    return Description(Gauge, explain, labels)
+
+
+def _counter(explain: str, *labels: str) -> Description:
+    return Description(Counter, explain, labels)
+
+
+def _core_counter(explain: str) -> Description:
+    return Description(Counter, explain, counted="by core")
+
+
+def _sizes(explain: str, buckets: tuple[float, ...]) -> Description:
+    return Description(Histogram, explain, buckets=buckets)
+
+
 METRICS: dict[str, Description] = {
-    "num_requests_running": Description(Gauge, "Sequences that take part in steps."),
-    "num_requests_waiting": Description(Gauge, "Sequences that wait to start or to resume."),
-    "num_requests_waiting_by_reason": Description(
-        Gauge, "The same by reason: capacity; deferred is always 0, as none is put aside.", ("reason",)
+    "num_requests_running": _gauge("Sequences that take part in steps."),
+    "num_requests_waiting": _gauge("Sequences that wait to start or to resume."),
+    "num_requests_waiting_by_reason": _gauge(
+        "The same by reason: capacity; deferred is always 0, as none is put aside.", "reason"
     ),
-    "max_num_requests_running": Description(Gauge, "Option max_num_seqs."),
-    "max_num_requests_waiting": Description(Gauge, "Sequences beyond these that are taken; +Inf = all."),
-    "kv_cache_usage_perc": Description(Gauge, "Share of the KV cache's blocks in use, 0 … 1."),
-    "engine_sleep_state": Description(Gauge, "1 for the state that holds.", ("sleep_state",)),
-    "engine_restarts": Description(Counter, "Cores started in the place of dead ones.", counted="by core"),
-    "lora_requests_info": Description(
-        Gauge,
+    "max_num_requests_running": _gauge("Option max_num_seqs."),
+    "max_num_requests_waiting": _gauge("Sequences beyond these that are taken; +Inf = all."),
+    "kv_cache_usage_perc": _gauge("Share of the KV cache's blocks in use, 0 … 1."),
+    "engine_sleep_state": _gauge("1 for the state that holds.", "sleep_state"),
+    "engine_restarts": _core_counter("Cores started in the place of dead ones."),
+    "lora_requests_info": _gauge(
         "Time of the last change; the labels are the adapters in use. There are none yet.",
-        ("max_lora", "waiting_lora_adapters", "running_lora_adapters"),
+        "max_lora",
+        "waiting_lora_adapters",
+        "running_lora_adapters",
     ),
-    "cache_config_info": Description(Gauge, "Always 1; the labels are the cache's options.", ("…",)),
-    "prefix_cache_queries": Description(
-        Counter, "Prompt tokens looked up in the prefix cache.", counted="by core"
+    "cache_config_info": _gauge("Always 1; the labels are the cache's options.", "…"),
+    "prefix_cache_queries": _core_counter("Prompt tokens looked up in the prefix cache."),
+    "prefix_cache_hits": _core_counter("Prompt tokens found in the prefix cache."),
+    "external_prefix_cache_queries": _core_counter(
+        "Prompt tokens looked up in what other engines keep (kv_transfer_config)."
     ),
-    "prefix_cache_hits": Description(Counter, "Prompt tokens found in the prefix cache.", counted="by core"),
-    "external_prefix_cache_queries": Description(
-        Counter, "Prompt tokens looked up in what other engines keep (kv_transfer_config).", counted="by core"
+    "external_prefix_cache_hits": _core_counter("Prompt tokens taken from there."),
+    "mm_cache_queries": _counter("Images and the like looked up in their cache: none yet."),
+    "mm_cache_hits": _counter("Found there."),
+    "num_preemptions": _core_counter("Times a running sequence lost its blocks to another."),
+    "num_blocks_swapped_out": _core_counter("Blocks whose content was copied to host memory."),
+    "num_blocks_swapped_in": _core_counter("Blocks whose content was copied back."),
+    "num_dropped_messages": _core_counter(
+        "Messages to the core that it could not read, or whose request id was in use."
     ),
-    "external_prefix_cache_hits": Description(Counter, "Prompt tokens taken from there.", counted="by core"),
-    "mm_cache_queries": Description(Counter, "Images and the like looked up in their cache: none yet."),
-    "mm_cache_hits": Description(Counter, "Found there."),
-    "num_preemptions": Description(
-        Counter, "Times a running sequence lost its blocks to another.", counted="by core"
+    "num_timeouts": _core_counter("Sequences ended by their time limit."),
+    "deadline_misses": _counter(
+        "Requests that ended after their deadline or were ended by their time limit."
     ),
-    "num_blocks_swapped_out": Description(
-        Counter, "Blocks whose content was copied to host memory.", counted="by core"
+    "prompt_tokens": _counter("Tokens of prompts that are computed or were found in the cache."),
+    "prompt_tokens_cached": _counter("Those of them that were found in the cache."),
+    "prompt_tokens_by_source": _counter("Prompt tokens by where they came from.", "source"),
+    "prompt_tokens_cached_by_source": _counter("Those found, by cache.", "source"),
+    "generation_tokens": _counter("Tokens generated."),
+    "request_success": _counter("Requests that ended, by reason.", "finished_reason"),
+    "admission_rejections": _counter("Requests refused because too many waited.", "reason"),
+    "time_to_first_token_seconds": _sizes("From arrival to the first token.", _FIRST_TOKEN_S),
+    "inter_token_latency_seconds": _sizes("Between two outputs of a sequence.", _TOKEN_S),
+    "request_time_per_output_token_seconds": _sizes("Time per token after the first, by request.", _TOKEN_S),
+    "e2e_request_latency_seconds": _sizes("From arrival to the end of a request.", _REQUEST_S),
+    "request_queue_time_seconds": _sizes("From hand-over to the first step.", _REQUEST_S),
+    "request_prefill_time_seconds": _sizes("From the first step to the first token.", _REQUEST_S),
+    "request_decode_time_seconds": _sizes("From the first to the last token.", _REQUEST_S),
+    "request_inference_time_seconds": _sizes("From the first step to the last token.", _REQUEST_S),
+    "request_prompt_tokens": _sizes("Prompt tokens of a request.", _TOKENS),
+    "request_prefill_kv_computed_tokens": _sizes(
+        "Prompt tokens of a request that were not in the cache.", _TOKENS
     ),
-    "num_blocks_swapped_in": Description(Counter, "Blocks whose content was copied back.", counted="by core"),
-    "num_dropped_messages": Description(
-        Counter,
-        "Messages to the core that it could not read, or whose request id was in use.",
-        counted="by core",
+    "request_generation_tokens": _sizes("Tokens generated for a request, all its sequences.", _TOKENS),
+    "request_max_num_generation_tokens": _sizes("Tokens of a request's longest sequence.", _TOKENS),
+    "request_params_n": _sizes("`n` of a request.", _SEQUENCES),
+    "request_params_max_tokens": _sizes("`max_tokens` of a request.", _TOKENS),
+    "request_num_preemptions": _sizes("Times a request lost its blocks to another.", _PREEMPTIONS),
+    "iteration_tokens_total": _sizes(
+        "Tokens of a step: generated, and of prompts it completed.", _STEP_TOKENS
     ),
-    "num_timeouts": Description(Counter, "Sequences ended by their time limit.", counted="by core"),
-    "deadline_misses": Description(
-        Counter, "Requests that ended after their deadline or were ended by their time limit."
+    "spec_decode_num_drafts": _counter("Drafts of tokens to come: none yet."),
+    "spec_decode_num_draft_tokens": _counter("Their tokens."),
+    "spec_decode_num_accepted_tokens": _counter("Those of them that were accepted."),
+    "spec_decode_num_accepted_tokens_per_pos": _counter("The same by position in the draft.", "position"),
+    "tool_call_parser_invocations": _counter(
+        "Answers searched for calls of tools.", "mode", "outcome", "request_type"
     ),
-    "prompt_tokens": Description(Counter, "Tokens of prompts that are computed or were found in the cache."),
-    "prompt_tokens_cached": Description(Counter, "Those of them that were found in the cache."),
-    "prompt_tokens_by_source": Description(Counter, "Prompt tokens by where they came from.", ("source",)),
-    "prompt_tokens_cached_by_source": Description(Counter, "Those found, by cache.", ("source",)),
-    "generation_tokens": Description(Counter, "Tokens generated."),
-    "request_success": Description(Counter, "Requests that ended, by reason.", ("finished_reason",)),
-    "admission_rejections": Description(Counter, "Requests refused because too many waited.", ("reason",)),
-    "time_to_first_token_seconds": Description(
-        Histogram, "From arrival to the first token.", buckets=_FIRST_TOKEN_S
-    ),
-    "inter_token_latency_seconds": Description(
-        Histogram, "Between two outputs of a sequence.", buckets=_TOKEN_S
-    ),
-    "request_time_per_output_token_seconds": Description(
-        Histogram, "Time per token after the first, by request.", buckets=_TOKEN_S
-    ),
-    "e2e_request_latency_seconds": Description(
-        Histogram, "From arrival to the end of a request.", buckets=_REQUEST_S
-    ),
-    "request_queue_time_seconds": Description(
-        Histogram, "From hand-over to the first step.", buckets=_REQUEST_S
-    ),
-    "request_prefill_time_seconds": Description(
-        Histogram, "From the first step to the first token.", buckets=_REQUEST_S
-    ),
-    "request_decode_time_seconds": Description(
-        Histogram, "From the first to the last token.", buckets=_REQUEST_S
-    ),
-    "request_inference_time_seconds": Description(
-        Histogram, "From the first step to the last token.", buckets=_REQUEST_S
-    ),
-    "request_prompt_tokens": Description(Histogram, "Prompt tokens of a request.", buckets=_TOKENS),
-    "request_prefill_kv_computed_tokens": Description(
-        Histogram, "Prompt tokens of a request that were not in the cache.", buckets=_TOKENS
-    ),
-    "request_generation_tokens": Description(
-        Histogram, "Tokens generated for a request, all its sequences.", buckets=_TOKENS
-    ),
-    "request_max_num_generation_tokens": Description(
-        Histogram, "Tokens of a request's longest sequence.", buckets=_TOKENS
-    ),
-    "request_params_n": Description(Histogram, "`n` of a request.", buckets=_SEQUENCES),
-    "request_params_max_tokens": Description(Histogram, "`max_tokens` of a request.", buckets=_TOKENS),
-    "request_num_preemptions": Description(
-        Histogram, "Times a request lost its blocks to another.", buckets=_PREEMPTIONS
-    ),
-    "iteration_tokens_total": Description(
-        Histogram, "Tokens of a step: generated, and of prompts it completed.", buckets=_STEP_TOKENS
-    ),
-    "spec_decode_num_drafts": Description(Counter, "Drafts of tokens to come: none yet."),
-    "spec_decode_num_draft_tokens": Description(Counter, "Their tokens."),
-    "spec_decode_num_accepted_tokens": Description(Counter, "Those of them that were accepted."),
-    "spec_decode_num_accepted_tokens_per_pos": Description(
-        Counter, "The same by position in the draft.", ("position",)
-    ),
-    "tool_call_parser_invocations": Description(
-        Counter, "Answers searched for calls of tools.", ("mode", "outcome", "request_type")
-    ),
-    "cpu_utilization": Description(Gauge, "CPU cores that the server and its processes keep busy."),
-    "memory_used_bytes": Description(Gauge, "Resident memory of the server and its processes."),
-    "memory_total_bytes": Description(Gauge, "Memory of the machine."),
-    "gpu_utilization": Description(Gauge, "Share of time in which the GPU computed, 0 … 1.", ("gpu",)),
-    "gpu_memory_used_bytes": Description(Gauge, "Memory of the GPU in use, by anybody.", ("gpu",)),
-    "gpu_memory_total_bytes": Description(Gauge, "Memory of the GPU.", ("gpu",)),
+    "cpu_utilization": _gauge("CPU cores that the server and its processes keep busy."),
+    "memory_used_bytes": _gauge("Resident memory of the server and its processes."),
+    "memory_total_bytes": _gauge("Memory of the machine."),
+    "gpu_utilization": _gauge("Share of time in which the GPU computed, 0 … 1.", "gpu"),
+    "gpu_memory_used_bytes": _gauge("Memory of the GPU in use, by anybody.", "gpu"),
+    "gpu_memory_total_bytes": _gauge("Memory of the GPU.", "gpu"),
     "http_requests": Description(
         Counter,
         "Requests answered, by path, method and class of status (2xx); none = no such path.",
