@@ -70,7 +70,7 @@ class StorePlan(msgspec.Struct, array_like=True):
     writes: bool
 
 
-class CachePlan(msgspec.Struct, array_like=True):
+class CachePlan(msgspec.Struct, array_like=True, tag="allocate"):
     """The planned cache; identical on every rank."""
 
     groups: list[KVCacheGroup]

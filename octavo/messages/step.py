@@ -24,7 +24,7 @@ class NewRequest(msgspec.Struct, array_like=True, gc=False):
         return self.spec.sampling
 
 
-class TokenMasks(msgspec.Struct, array_like=True, gc=False):
+class TokenMasks(msgspec.Struct, array_like=True, gc=False, tag="masks"):
     """Which tokens some of a step's requests may choose."""
 
     indexes: list[int]
@@ -59,7 +59,7 @@ class BlockSave(msgspec.Struct, array_like=True, gc=False):
     group: int
 
 
-class SchedulerOutput(msgspec.Struct, array_like=True, gc=False):
+class SchedulerOutput(msgspec.Struct, array_like=True, gc=False, tag="step"):
     """One step. The lists from `request_ids` to `num_scheduled_tokens` run in parallel, an entry per request.
 
     A request samples in this step when computed + scheduled reaches its number of tokens; the runner keeps
@@ -95,7 +95,7 @@ class SchedulerOutput(msgspec.Struct, array_like=True, gc=False):
         return sum(self.num_scheduled_tokens)
 
 
-class ModelRunnerOutput(msgspec.Struct, array_like=True, gc=False):
+class ModelRunnerOutput(msgspec.Struct, array_like=True, gc=False, tag="result"):
     """What a step brought; the lists run parallel to SchedulerOutput.request_ids."""
 
     step_id: int

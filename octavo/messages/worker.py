@@ -1,7 +1,7 @@
 """Door 2 between processes: what the executor tells its ranks, and what they answer.
 
-Every rank answers Start with Loaded, Allocate and Call with Returned; only rank 0 answers Execute. A rank
-that says Failed has ended.
+Every rank answers Start with Loaded, CachePlan (allocate it) and Call with Returned; only rank 0 answers
+SchedulerOutput (run this step), or the TokenMasks that follow it. A rank that says Failed has ended.
 """
 
 from typing import Any
@@ -21,24 +21,6 @@ def rank_pipe(rank: int) -> str:
     return f"rank{rank}"
 
 
-class Allocate(msgspec.Struct, array_like=True, tag="allocate"):
-    """Make the cache tensors."""
-
-    plan: CachePlan
-
-
-class Execute(msgspec.Struct, array_like=True, tag="execute"):
-    """Run one step."""
-
-    step: SchedulerOutput
-
-
-class Sample(msgspec.Struct, array_like=True, tag="sample"):
-    """End the step given last, whose masks had to follow."""
-
-    masks: TokenMasks
-
-
 class Loaded(msgspec.Struct, array_like=True, tag="loaded"):
     """This rank has its weights."""
 
@@ -47,18 +29,12 @@ class Loaded(msgspec.Struct, array_like=True, tag="loaded"):
 
 
 class Returned(msgspec.Struct, array_like=True, tag="returned"):
-    """The end of an Allocate or a Call: a result of plain types, or an error text."""
+    """The end of a CachePlan or a Call: a result of plain types, or an error text."""
 
     rank: int
     result: Any = None
     error: str = ""
 
 
-class Executed(msgspec.Struct, array_like=True, tag="executed"):
-    """What a step brought."""
-
-    output: ModelRunnerOutput
-
-
-WorkerCommand = Start | Allocate | Execute | Sample | Call | Shutdown
-WorkerReply = Loaded | Returned | Executed | Failed
+WorkerCommand = Start | CachePlan | SchedulerOutput | TokenMasks | Call | Shutdown
+WorkerReply = Loaded | Returned | ModelRunnerOutput | Failed

@@ -102,18 +102,10 @@ class _Reading(Future[ModelRunnerOutput]):
 
     def result(self, timeout: float | None = None) -> ModelRunnerOutput:
         """Wait for the step and return what it brought. Raises the step's error."""
-        self._read()
-        return super().result(timeout)
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the step and return its error, if any."""
-        self._read()
-        return super().exception(timeout)
-
-    def _read(self) -> None:
         pending, self._pending = self._pending, None
         if pending is not None:
             try:
                 self.set_result(pending.read())
             except Exception as error:
                 self.set_exception(error)
+        return super().result(timeout)

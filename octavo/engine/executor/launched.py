@@ -22,7 +22,6 @@ class LaunchedExecutor(InprocExecutor):
     def start(self, config: EngineConfig) -> ModelReady:
         """Load this rank's part of the model, on a GPU of its own. Raises ConfigError."""
         if config.parallel.device == "cuda":
-            config = replace(
-                config, parallel=replace(config.parallel, device=f"cuda:{env.launched_device()}")
-            )
+            device = f"cuda:{env.launched_device()}"
+            config = replace(config, parallel=replace(config.parallel, device=device))
         return super().start(config)

@@ -24,18 +24,7 @@ from octavo.engine.executor.interface import Executor
 from octavo.messages.control import Call, Failed, Shutdown, Start
 from octavo.messages.kv import CachePlan, ModelReady
 from octavo.messages.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
-from octavo.messages.worker import (
-    REPLY_PIPE,
-    Allocate,
-    Execute,
-    Executed,
-    Loaded,
-    Returned,
-    Sample,
-    WorkerCommand,
-    WorkerReply,
-    rank_pipe,
-)
+from octavo.messages.worker import REPLY_PIPE, Loaded, Returned, WorkerCommand, WorkerReply, rank_pipe
 
 _RANK_MODULE = "octavo.runtime.worker.main"
 _GLOO_ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
@@ -83,7 +72,11 @@ class MultiprocessExecutor(Executor):
             opened.callback(self._replies.interrupt)
             opened.callback(self._end_children)
             for rank in ranks:
-                self._children.append(self._spawn(mailbox, rank))
+                names = str(mailbox.path), str(rank), self._worker_class
+                lost = partial(self._on_exit, rank)
+                self._children.append(
+                    Child(_RANK_MODULE, *names, on_exit=lost, environment=_GLOO_ON_LOOPBACK)
+                )
             self._commands.send(Start(content))
             loaded = self._gather(Loaded)
             self._opened = opened.pop_all()
@@ -99,7 +92,7 @@ class MultiprocessExecutor(Executor):
 
     def allocate(self, plan: CachePlan) -> None:
         """Make the cache tensors on every rank."""
-        self._commands.send(Allocate(plan))
+        self._commands.send(plan)
         self._gather(Returned)
 
     def execute(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
@@ -110,12 +103,12 @@ class MultiprocessExecutor(Executor):
                 future.set_exception(self._error)
                 return future
             self._open_steps.append(future)
-        self._commands.send(Execute(step))
+        self._commands.send(step)
         return future
 
     def sample(self, masks: TokenMasks) -> None:
         """Send the last step's masks to all ranks; returns at once."""
-        self._commands.send(Sample(masks))
+        self._commands.send(masks)
 
     def call(self, verb: str, arguments: dict[str, Any]) -> list[Any]:
         """Run the workers' command `verb`: one result per rank. Raises OctavoError when a rank refuses it."""
@@ -137,16 +130,6 @@ class MultiprocessExecutor(Executor):
         deadline = time.monotonic() + grace_s
         for child in self._children:
             child.end(max(0.0, deadline - time.monotonic()))
-
-    def _spawn(self, mailbox: Mailbox, rank: int) -> Child:
-        return Child(
-            _RANK_MODULE,
-            str(mailbox.path),
-            str(rank),
-            self._worker_class,
-            on_exit=partial(self._on_exit, rank),
-            environment=_GLOO_ON_LOOPBACK,
-        )
 
     def _gather(self, kind: type[A]) -> list[A]:
         """Wait for one answer from every rank, in rank order."""
@@ -171,11 +154,11 @@ class MultiprocessExecutor(Executor):
 
     def _take(self, reply: WorkerReply) -> None:
         match reply:
-            case Executed(output):
+            case ModelRunnerOutput():
                 with self._lock:
                     future = self._open_steps.popleft() if self._open_steps else None
                 if future is not None:
-                    future.set_result(output)
+                    future.set_result(reply)
             case Failed():
                 self._lose(reply.to_error())
             case _:

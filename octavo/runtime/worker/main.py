@@ -18,18 +18,9 @@ from octavo.base.registry import load_object, load_plugins
 from octavo.base.transport import Mailbox, Receiver, Sender
 from octavo.config.engine import EngineConfig
 from octavo.messages.control import Call, Failed, Shutdown, Start
-from octavo.messages.worker import (
-    REPLY_PIPE,
-    Allocate,
-    Execute,
-    Executed,
-    Loaded,
-    Returned,
-    Sample,
-    WorkerCommand,
-    WorkerReply,
-    rank_pipe,
-)
+from octavo.messages.kv import CachePlan
+from octavo.messages.step import SchedulerOutput, TokenMasks
+from octavo.messages.worker import REPLY_PIPE, Loaded, Returned, WorkerCommand, WorkerReply, rank_pipe
 
 logger = log.get_logger("octavo.runtime.worker.main")  # __name__ is __main__ here
 
@@ -69,15 +60,15 @@ class Rank:
             case Start(config):
                 self._worker = self._make_worker(EngineConfig.from_msgpack(config))
                 self._replies.send(Loaded(self._rank, self._worker.load()))
-            case Allocate(plan):
-                self._worker.allocate(plan)
+            case CachePlan():
+                self._worker.allocate(command)
                 self._replies.send(Returned(self._rank))
-            case Execute(step):
-                self._pending = self._worker.execute(step)
-                if not step.masks_follow:
+            case SchedulerOutput():
+                self._pending = self._worker.execute(command)
+                if not command.masks_follow:
                     self._finish_step()
-            case Sample(masks):
-                self._worker.sample(masks)
+            case TokenMasks():
+                self._worker.sample(command)
                 self._finish_step()
             case Call(_, verb, arguments):
                 self._call(verb, arguments)
@@ -85,7 +76,7 @@ class Rank:
     def _finish_step(self) -> None:
         output = self._pending.read()
         if self._rank == 0:
-            self._replies.send(Executed(output))
+            self._replies.send(output)
 
     def _make_worker(self, config: EngineConfig) -> Any:
         load_plugins()
