@@ -3,8 +3,7 @@
 import copy
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, NoReturn, Self, Unpack
+from typing import Any, Self, Unpack
 
 from octavo.base.errors import RequestError
 from octavo.config import EngineArgs
@@ -18,7 +17,7 @@ from octavo.frontend.requests.conversation import Message
 from octavo.frontend.requests.input_processor import PreparedRequest
 from octavo.frontend.requests.options import RequestKeywords, RequestOptions, per_prompt, split_keywords
 from octavo.frontend.requests.prompts import PromptType, TokensPrompt
-from octavo.frontend.requests.unsupported import refuse_options, refuse_pooling
+from octavo.frontend.requests.unsupported import pooling, refuse_options
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.sampling import RequestOutputKind, SamplingParams
 
@@ -60,6 +59,7 @@ class LLM:
 
     def _open(self, args: EngineArgs) -> None:
         self.llm_engine = LLMEngine.from_engine_args(args)
+        self.operator = self.llm_engine.operator
         self.engine_class = LLMEngine
         self.model_config = self.llm_engine.config.model
         self.request_counter = itertools.count()
@@ -117,7 +117,6 @@ class LLM:
 
         output_type: accepted; all outputs are RequestOutputs
         """
-        del output_type
         ids, self._enqueued = self._enqueued, []
         return self._collect(ids, use_tqdm)
 
@@ -182,22 +181,14 @@ class LLM:
         concurrency_limit: most prompts searched at once, all when None
         Shows 2 * beam_width logprobs of each position, as far as the model's max_logprobs allow.
         """
-        options = RequestOptions.parse({"lora_request": lora_request})
         limit = self.model_config.max_logprobs
         num_shown = 2 * params.beam_width if limit == -1 else min(2 * params.beam_width, limit)
         if concurrency_limit is not None and concurrency_limit < 1:
             raise RequestError(
                 f"concurrency_limit must be at least 1, got {concurrency_limit}.", "concurrency_limit"
             )
-        prepared = [
-            self.llm_engine.input_processor.process(
-                prompt,
-                params.to_sampling_params(num_shown),
-                options,
-                request_id=str(next(self.request_counter)),
-            )
-            for prompt in _as_list(prompts)
-        ]
+        keywords: RequestKeywords = {"lora_request": lora_request}
+        prepared = self._prepare(prompts, params.to_sampling_params(num_shown), keywords)
         outputs: list[RequestOutput] = []
         size = concurrency_limit or max(1, len(prepared))
         for first in range(0, len(prepared), size):
@@ -223,26 +214,10 @@ class LLM:
         form = chat_template_content_format
         return self.llm_engine.chat.render(messages, content_format=form, **chat_options)
 
-    def encode(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise Unsupported: it is for pooling models."""
-        raise refuse_pooling("LLM.encode()")
-
-    def embed(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise Unsupported: it is for pooling models."""
-        raise refuse_pooling("LLM.embed()")
-
-    def classify(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise Unsupported: it is for pooling models."""
-        raise refuse_pooling("LLM.classify()")
-
-    def score(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise Unsupported: it is for pooling models."""
-        raise refuse_pooling("LLM.score()")
-
-    @property
-    def operator(self) -> Operator:
-        """The engine's: who answers the verbs."""
-        return self.llm_engine.operator
+    encode = pooling("LLM.encode()")
+    embed = pooling("LLM.embed()")
+    classify = pooling("LLM.classify()")
+    score = pooling("LLM.score()")
 
     def get_default_sampling_params(self) -> SamplingParams:
         """New SamplingParams with what the model recommends (generation_config.json)."""
@@ -254,7 +229,6 @@ class LLM:
 
     def get_world_size(self, include_dp: bool = True) -> int:
         """Number of ranks; there is one replica."""
-        del include_dp
         return self.llm_engine.config.parallel.tensor_parallel_size
 
     @property
@@ -274,9 +248,7 @@ class LLM:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.shutdown()
 
     def _params(self, params: Params, count: int) -> list[SamplingParams]:

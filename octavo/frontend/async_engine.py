@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NoReturn, Self, TypeVar, Unpack
+from typing import Any, Literal, Self, TypeVar, Unpack
 from uuid import uuid4
 
 from octavo.base import log
@@ -35,7 +35,7 @@ from octavo.frontend.requests.input_processor import InputProcessor, PreparedReq
 from octavo.frontend.requests.options import RequestKeywords, RequestOptions, TokenizationOptions
 from octavo.frontend.requests.prompts import PromptType, TextPrompt, joined_prompt, with_text
 from octavo.frontend.requests.streaming_input import Session, StreamingInput
-from octavo.frontend.requests.unsupported import refuse_pooling
+from octavo.frontend.requests.unsupported import pooling
 from octavo.frontend.text.loader import tokenizer_for
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.control import Ready
@@ -344,9 +344,7 @@ class AsyncLLM:
         """
         return await self._preparation.run(work)
 
-    async def encode(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Of pooling models: Unsupported."""
-        raise refuse_pooling("AsyncLLM.encode()")
+    encode = pooling("AsyncLLM.encode()")
 
     async def get_tokenizer(self) -> Tokenizer | None:
         """The tokenizer; None with skip_tokenizer_init."""

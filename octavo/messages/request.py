@@ -31,19 +31,13 @@ class PromptEmbeds(msgspec.Struct, array_like=True, gc=False):
 class RequestSpec(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """Everything that the workers must know about a request; carried whole from the front to them."""
 
-    task: SamplingParams
-    """What is asked for. Other kinds of task become members of a tagged union here."""
+    sampling: SamplingParams
     seed: int
     """Key of the sampling noise together with the output position; 0 ≤ seed < 2**63."""
     stop_token_ids: list[int] = []
     """End of text and the user's stop tokens together, ascending: what `min_tokens` forbids."""
     embeds: PromptEmbeds | None = None
     """Computed in the place of the embeddings of the prompt's first tokens, whose ids then mean nothing."""
-
-    @property
-    def sampling(self) -> SamplingParams:
-        """Return how the tokens are chosen; only for a task that generates."""
-        return self.task
 
     def cache_identity(self) -> bytes:
         """Return what the keys and values of the prompt depend on beside its token ids."""
@@ -140,6 +134,11 @@ class EngineOutput(msgspec.Struct, array_like=True, gc=False):
     """For FinishReason.STOP: the last token completed the output and is part of its text."""
     num_cache_creation_tokens: int = 0
     """Until the first token: prompt tokens that it computed and the prefix cache keeps."""
+
+    @classmethod
+    def failed(cls, request_id: str, error: str) -> "EngineOutput":
+        """Return the end of a request that could not go on."""
+        return cls(request_id, [], finish_reason=FinishReason.ERROR, error=error)
 
 
 class SchedulerStats(msgspec.Struct, array_like=True, gc=False):

@@ -23,15 +23,21 @@ MAX_N = 16384
 MAX_SEED = 2**63 - 1
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_TAG_TOKENS = 32
-_FLAGS = (
-    "flat_logprobs",
-    "ignore_eos",
-    "detokenize",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "include_stop_str_in_output",
-    "use_beam_search",
-)
+_NUMBERS = {"presence_penalty": (-2.0, 2.0), "frequency_penalty": (-2.0, 2.0), "min_p": (0.0, 1.0)}
+_POSITIVE = ("repetition_penalty", "timeout_s")
+_INTEGERS = {
+    "n": (1, "at least 1"),
+    "best_of": (1, "at least 1"),
+    "top_k": (-1, "0 (disable), or at least 1"),
+    "min_tokens": (0, "greater than or equal to 0"),
+    "max_tokens": (1, "at least 1"),
+    "seed": (-MAX_SEED - 1, f"at least {-MAX_SEED - 1}"),
+    "stream_interval": (1, "at least 1"),
+    "thinking_token_budget": (-1, "non-negative or -1"),
+    "prompt_logprob_start": (0, "at least 0"),
+}
+"""The least that is allowed, and how it is said."""
+_OPTIONAL = ("timeout_s", "best_of", "max_tokens", "seed", "stream_interval", "thinking_token_budget")
 
 
 class RequestOutputKind(IntEnum):
@@ -159,7 +165,7 @@ class SamplingParams(msgspec.Struct, metaclass=SamplingKeywords, omit_defaults=T
     most MAX_TAG_TOKENS each; filled by the input processor too."""
 
     def __post_init__(self) -> None:
-        self._check_floats()
+        self._check_numbers()
         self._check_integers()
         self._check_texts()
         self._check_tokens()
@@ -196,90 +202,63 @@ class SamplingParams(msgspec.Struct, metaclass=SamplingKeywords, omit_defaults=T
             **{name: value for name, value in values.items() if value is not None or name == "max_tokens"}
         )
 
-    def _check_floats(self) -> None:
-        self.presence_penalty = read.within(self.presence_penalty, "presence_penalty", -2.0, 2.0)
-        self.frequency_penalty = read.within(self.frequency_penalty, "frequency_penalty", -2.0, 2.0)
-        self.repetition_penalty = read.number(self.repetition_penalty, "repetition_penalty")
-        if self.repetition_penalty <= 0:
-            raise RequestError(
-                f"repetition_penalty must be greater than zero, got {self.repetition_penalty}.",
-                "repetition_penalty",
-            )
+    def _check_numbers(self) -> None:
+        for name, (low, high) in _NUMBERS.items():
+            setattr(self, name, read.within(getattr(self, name), name, low, high))
+        for name in _POSITIVE:
+            if (value := getattr(self, name)) is not None or name not in _OPTIONAL:
+                setattr(self, name, read.number(value, name))
+                if getattr(self, name) <= 0:
+                    raise read.wrong(name, f"must be greater than zero, got {getattr(self, name)}")
         if read.number(self.temperature, "temperature") < 0:
-            raise RequestError(f"temperature must be non-negative, got {self.temperature}.", "temperature")
+            raise read.wrong("temperature", f"must be non-negative, got {self.temperature}")
         self.temperature = read.within(self.temperature, "temperature", 0.0, 2.0)
         if GREEDY_BELOW <= self.temperature < LOWEST_TEMPERATURE:
             _log.warning("temperature %s is raised to %s.", self.temperature, LOWEST_TEMPERATURE)
             self.temperature = LOWEST_TEMPERATURE
         self.top_p = read.number(self.top_p, "top_p")
         if not 0.0 < self.top_p <= 1.0:
-            raise RequestError(f"top_p must be in (0, 1], got {self.top_p}.", "top_p")
-        self.min_p = read.within(self.min_p, "min_p", 0.0, 1.0)
-        if self.timeout_s is not None:
-            self.timeout_s = read.number(self.timeout_s, "timeout_s")
-            if self.timeout_s <= 0:
-                raise RequestError(f"timeout_s must be greater than zero, got {self.timeout_s}.", "timeout_s")
+            raise read.wrong("top_p", f"must be in (0, 1], got {self.top_p}")
 
     def _check_integers(self) -> None:
-        self.n = read.integer(self.n, "n", 1, "at least 1")
+        for name, (low, allowed) in _INTEGERS.items():
+            if (value := getattr(self, name)) is not None or name not in _OPTIONAL:
+                setattr(self, name, read.integer(value, name, low, allowed))
         if self.n > MAX_N:
-            raise RequestError(f"n must be at most {MAX_N}, got {self.n}.", "n")
-        if self.best_of is not None:
-            self.best_of = read.integer(self.best_of, "best_of", 1, "at least 1")
-            if not self.n <= self.best_of <= MAX_N:
-                raise RequestError(
-                    f"best_of must be greater than or equal to n and at most {MAX_N}, got n={self.n} and "
-                    f"best_of={self.best_of}.",
-                    "best_of",
-                )
-        self.top_k = read.integer(self.top_k, "top_k", -1, "0 (disable), or at least 1")
-        self.min_tokens = read.integer(self.min_tokens, "min_tokens", 0, "greater than or equal to 0")
-        if self.max_tokens is not None:
-            self.max_tokens = read.integer(self.max_tokens, "max_tokens", 1, "at least 1")
-            if self.min_tokens > self.max_tokens:
-                raise RequestError(
-                    f"min_tokens must be less than or equal to max_tokens={self.max_tokens}, "
-                    f"got {self.min_tokens}.",
-                    "min_tokens",
-                )
-        if self.seed is not None:
-            seed = read.integer(self.seed, "seed", -MAX_SEED - 1, f"at least {-MAX_SEED - 1}")
-            self.seed = None if seed == -1 else seed
-        if self.stream_interval is not None:
-            self.stream_interval = read.integer(self.stream_interval, "stream_interval", 1, "at least 1")
-        if self.thinking_token_budget is not None:
-            allowed = "non-negative or -1"
-            budget = read.integer(self.thinking_token_budget, "thinking_token_budget", -1, allowed)
-            self.thinking_token_budget = None if budget == -1 else budget
+            raise read.wrong("n", f"must be at most {MAX_N}, got {self.n}")
+        if not self.n <= self.num_sequences <= MAX_N:
+            allowed = f"greater than or equal to n and at most {MAX_N}"
+            raise read.wrong("best_of", f"must be {allowed}, got n={self.n} and best_of={self.best_of}")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            allowed = f"less than or equal to max_tokens={self.max_tokens}"
+            raise read.wrong("min_tokens", f"must be {allowed}, got {self.min_tokens}")
+        self.seed = None if self.seed == -1 else self.seed
+        if self.thinking_token_budget == -1:
+            self.thinking_token_budget = None
 
     def _check_greedy(self) -> None:
         for name, count in (("n", self.n), ("best_of", self.num_sequences)):
             if count > 1 and not self.use_beam_search:
-                raise RequestError(f"{name} must be 1 when using greedy sampling, got {count}.", name)
+                raise read.wrong(name, f"must be 1 when using greedy sampling, got {count}")
 
     def _check_texts(self) -> None:
         self.stop_strings = self.stop_strings or []
         if self.stop_strings:
             self.stop_strings = read.strings(self.stop_strings, "stop_strings")
             if self.stop and read.strings(self.stop, "stop") != self.stop_strings:
-                raise RequestError(
-                    "stop and stop_strings are two names of one thing: give one.", "stop_strings"
-                )
+                text = "stop and stop_strings are two names of one thing: give one."
+                raise RequestError(text, "stop_strings")
             self.stop = self.stop_strings
         if self.stop is not None:
             self.stop = self.stop_strings = read.strings(self.stop, "stop")
             if self.stop and not self.detokenize:
-                raise RequestError(
-                    "stop strings are only supported when detokenize is True. "
-                    "Set detokenize=True to use stop.",
-                    "stop",
-                )
+                what = "strings are only supported when detokenize is True. Set detokenize=True to use stop"
+                raise read.wrong("stop", what)
         if self.bad_words is not None:
             self.bad_words = list(dict.fromkeys(read.texts(self.bad_words, "bad_words")))
             if "" in self.bad_words:
-                raise RequestError(
-                    f"bad_words cannot contain an empty string. Got bad_words={self.bad_words}", "bad_words"
-                )
+                text = f"bad_words cannot contain an empty string. Got bad_words={self.bad_words}"
+                raise RequestError(text, "bad_words")
 
     def _check_tokens(self) -> None:
         for name in ("stop_token_ids", "allowed_token_ids", "forbidden_token_ids"):
@@ -298,28 +277,19 @@ class SamplingParams(msgspec.Struct, metaclass=SamplingKeywords, omit_defaults=T
         self.prompt_logprobs = read.number_of_logprobs(self.prompt_logprobs, "prompt_logprobs")
         if self.logprob_token_ids is not None:
             ids = read.token_ids(self.logprob_token_ids, "logprob_token_ids")
-            if not 0 < len(ids) <= MAX_LOGPROB_TOKEN_IDS:
-                raise RequestError(
-                    f"logprob_token_ids must hold 1 to {MAX_LOGPROB_TOKEN_IDS} ids, got {len(ids)}.",
-                    "logprob_token_ids",
-                )
-            if self.logprobs not in (None, len(ids)):
-                raise RequestError(
-                    f"logprobs must be None or the number of logprob_token_ids ({len(ids)}), "
-                    f"got {self.logprobs}.",
-                    "logprobs",
-                )
-            self.logprob_token_ids, self.logprobs = ids, len(ids)
-        self.prompt_logprob_start = read.integer(
-            self.prompt_logprob_start, "prompt_logprob_start", 0, "at least 0"
-        )
+            count = len(ids)
+            if not 0 < count <= MAX_LOGPROB_TOKEN_IDS:
+                what = f"must hold 1 to {MAX_LOGPROB_TOKEN_IDS} ids, got {count}"
+                raise read.wrong("logprob_token_ids", what)
+            if self.logprobs not in (None, count):
+                what = f"must be None or the number of logprob_token_ids ({count}), got {self.logprobs}"
+                raise read.wrong("logprobs", what)
+            self.logprob_token_ids, self.logprobs = ids, count
         if self.prompt_logprob_token_ids is not None:
             self.prompt_logprob_token_ids = _candidates(self.prompt_logprob_token_ids)
         elif self.prompt_logprob_start:
-            raise RequestError(
-                "prompt_logprob_start belongs to prompt_logprob_token_ids, which is None.",
-                "prompt_logprob_start",
-            )
+            what = "belongs to prompt_logprob_token_ids, which is None"
+            raise read.wrong("prompt_logprob_start", what)
         if self.skip_reading_prefix_cache is None:
             scored = self.prompt_logprobs, self.prompt_logprob_token_ids
             self.skip_reading_prefix_cache = scored != (None, None)
@@ -327,20 +297,16 @@ class SamplingParams(msgspec.Struct, metaclass=SamplingKeywords, omit_defaults=T
     def _check_the_rest(self) -> None:
         for name in _FLAGS:
             if not isinstance(value := getattr(self, name), bool):
-                raise RequestError(f"{name} must be True or False, got {value!r}.", name)
+                raise read.wrong(name, f"must be True or False, got {value!r}")
         try:
             self.output_kind = RequestOutputKind(self.output_kind)
         except ValueError:
             kinds = ", ".join(f"{kind.name} ({kind.value})" for kind in RequestOutputKind)
-            raise RequestError(
-                f"output_kind must be one of {kinds}, got {self.output_kind!r}.", "output_kind"
-            ) from None
-        detection = self.repetition_detection
+            raise read.wrong("output_kind", f"must be one of {kinds}, got {self.output_kind!r}") from None
+        detection: object = self.repetition_detection
         if not isinstance(detection, RepetitionDetectionParams | None):
-            raise RequestError(
-                f"repetition_detection must be RepetitionDetectionParams, got {detection!r}.",
-                "repetition_detection",
-            )
+            what = f"must be RepetitionDetectionParams, got {detection!r}"
+            raise read.wrong("repetition_detection", what)
         if self.structured_outputs is not None:
             self.structured_outputs = StructuredOutputsParams.of(self.structured_outputs)
         if self.logits_processors is not None:
@@ -348,9 +314,8 @@ class SamplingParams(msgspec.Struct, metaclass=SamplingKeywords, omit_defaults=T
         try:
             msgspec.msgpack.encode(self.extra_args)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise RequestError(
-                "extra_args must hold plain values, and integers of 64 bits at most.", "extra_args"
-            ) from error
+            what = "must hold plain values, and integers of 64 bits at most"
+            raise read.wrong("extra_args", what) from error
 
 
 def _candidates(values: object) -> list[int | list[int]]:
@@ -361,7 +326,8 @@ def _candidates(values: object) -> list[int | list[int]]:
     lists = [read.token_ids(row, name, False) for row in (rows if per_position else [values])]
     for ids in lists:
         if not 0 < len(ids) <= MAX_LOGPROB_TOKEN_IDS:
-            raise RequestError(
-                f"{name} must hold 1 to {MAX_LOGPROB_TOKEN_IDS} ids per position, got {len(ids)}.", name
-            )
+            raise read.wrong(name, f"must hold 1 to {MAX_LOGPROB_TOKEN_IDS} ids per position, got {len(ids)}")
     return [*lists] if per_position else [*lists[0]]
+
+
+_FLAGS = [field.name for field in msgspec.structs.fields(SamplingParams) if field.type is bool]

@@ -14,6 +14,11 @@ from octavo.base.errors import RequestError
 _MAX_INTEGER = 2**63 - 1  # what a message can carry
 
 
+def wrong(name: str, what: str) -> RequestError:
+    """Return the error that says `what` of the field `name`."""
+    return RequestError(f"{name} {what}.", name)
+
+
 def number(value: object, name: str) -> float:
     """A finite float."""
     if type(value) is float and math.isfinite(value):
@@ -23,7 +28,7 @@ def number(value: object, name: str) -> float:
     except OverflowError:
         result = math.inf
     if not math.isfinite(result):
-        raise RequestError(f"{name} must be a finite number, got {value!r}.", name)
+        raise wrong(name, f"must be a finite number, got {value!r}")
     return result
 
 
@@ -31,7 +36,7 @@ def within(value: object, name: str, low: float, high: float) -> float:
     """A float in [low, high]."""
     result = number(value, name)
     if not low <= result <= high:
-        raise RequestError(f"{name} must be in [{low:g}, {high:g}], got {result}.", name)
+        raise wrong(name, f"must be in [{low:g}, {high:g}], got {result}")
     return result
 
 
@@ -40,12 +45,12 @@ def integer(value: object, name: str, low: int, allowed: str) -> int:
     if type(value) is int and low <= value <= _MAX_INTEGER:
         return value
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise RequestError(f"{name} must be an integer, got {value!r}.", name)
+        raise wrong(name, f"must be an integer, got {value!r}")
     result = int(value)
     if result < low:
-        raise RequestError(f"{name} must be {allowed}, got {result}.", name)
+        raise wrong(name, f"must be {allowed}, got {result}")
     if result > _MAX_INTEGER:
-        raise RequestError(f"{name} must be less than 2**63, got {result}.", name)
+        raise wrong(name, f"must be less than 2**63, got {result}")
     return result
 
 
@@ -59,9 +64,9 @@ def number_of_logprobs(value: object, name: str) -> int | None:
 def texts(values: object, name: str) -> list[str]:
     """Strings that UTF-8 can hold."""
     if not isinstance(values, list | tuple) or not all(isinstance(text, str) for text in values):
-        raise RequestError(f"{name} must be a list of strings, got {values!r}.", name)
+        raise wrong(name, f"must be a list of strings, got {values!r}")
     if any("\ud800" <= character <= "\udfff" for text in values for character in text):
-        raise RequestError(f"{name} holds half of a surrogate pair, which is no text: {values!r}.", name)
+        raise wrong(name, f"holds half of a surrogate pair, which is no text: {values!r}")
     return list(values)
 
 
@@ -69,23 +74,23 @@ def strings(value: object, name: str) -> list[str]:
     """One string, or several, none of them empty."""
     result = texts([value] if isinstance(value, str) else value, name)
     if "" in result:
-        raise RequestError(f"{name} cannot contain an empty string.", name)
+        raise wrong(name, "cannot contain an empty string")
     return result
 
 
 def functions(value: object, name: str) -> list[Any]:
     """A list of callables."""
     if not isinstance(value, list | tuple) or not all(callable(function) for function in value):
-        raise RequestError(f"{name} must be a list of functions, got {value!r}.", name)
+        raise wrong(name, f"must be a list of functions, got {value!r}")
     return list(value)
 
 
 def token_ids(values: object, name: str, unique: bool = True) -> list[int]:
     """In their order; each once if `unique`."""
     if not isinstance(values, list | tuple | range | Set):
-        raise RequestError(f"{name} must be a list of token ids, got {values!r}.", name)
+        raise wrong(name, f"must be a list of token ids, got {values!r}")
     if any(isinstance(value, bool) or not isinstance(value, Integral) for value in values):
-        raise RequestError(f"{name} must contain only integers, got {values!r}.", name)
+        raise wrong(name, f"must contain only integers, got {values!r}")
     ids = [integer(value, name, 0, "ids of at least 0") for value in values]
     return list(dict.fromkeys(ids)) if unique else ids
 
@@ -104,8 +109,6 @@ def biases(values: object) -> dict[int, float]:
         integer(token_id, "logit_bias", 0, "about token ids of at least 0")
         result[token_id] = min(100.0, max(-100.0, number(value, "logit_bias")))
     if invalid:
-        raise RequestError(
-            f"logit_bias contains key(s) that cannot be converted to integer token IDs: {invalid!r}",
-            "logit_bias",
-        )
+        text = f"logit_bias contains key(s) that cannot be converted to integer token IDs: {invalid!r}"
+        raise RequestError(text, "logit_bias")
     return result

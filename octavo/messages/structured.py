@@ -20,6 +20,8 @@ KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 MAX_NESTING = 64
 MAX_BYTES = 1 << 20
 _NAME = "structured_outputs"
+_FLAGS = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
+_OPTIONAL_FLAGS = ("json_object", "after_reasoning")
 _FOREIGN_BACKENDS = ("auto", "guidance", "xgrammar", "outlines", "lm-format-enforcer")
 """Names by which other engines' users choose a back end per request: accepted without effect."""
 
@@ -87,18 +89,12 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True):
 
     def _check_kind(self) -> None:
         given = [kind for kind in KINDS if getattr(self, kind) is not None]
+        one = "use one kind of structured outputs constraint but"
         if len(given) > 1:
-            raise RequestError(
-                "You can only use one kind of structured outputs constraint but multiple are specified: "
-                f"{', '.join(given)}.",
-                _NAME,
-            )
+            raise RequestError(f"You can only {one} multiple are specified: {', '.join(given)}.", _NAME)
         if not given:
-            raise RequestError(
-                "You must use one kind of structured outputs constraint but none are specified. Give one of "
-                f"{', '.join(KINDS)}.",
-                _NAME,
-            )
+            text = f"You must {one} none are specified. Give one of {', '.join(KINDS)}."
+            raise RequestError(text, _NAME)
 
     def _check_types(self) -> None:
         for name in ("regex", "grammar", "whitespace_pattern", "backend"):
@@ -107,13 +103,10 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True):
                 raise _wrong(name, f"must be a string, got {type(value).__name__}")
             if value is not None and not (value.strip() if name == "grammar" else value):
                 raise _wrong(name, "cannot be an empty string")
-        for name in ("disable_fallback", "disable_any_whitespace", "disable_additional_properties"):
-            if not isinstance(value := getattr(self, name), bool):
+        for name in (*_FLAGS, *_OPTIONAL_FLAGS):
+            value = getattr(self, name)
+            if not isinstance(value, bool) and (value is not None or name in _FLAGS):
                 raise _wrong(name, f"must be True or False, got {value!r}")
-        if self.json_object not in (None, True):
-            raise _wrong("json_object", f"must be True or False, got {self.json_object!r}")
-        if not isinstance(self.after_reasoning, bool | None):
-            raise _wrong("after_reasoning", f"must be True or False, got {self.after_reasoning!r}")
         if self.backend not in (None, *_FOREIGN_BACKENDS):
             raise _wrong("backend", f"must be one of {', '.join(_FOREIGN_BACKENDS)}, got {self.backend!r}")
         if self.choice is not None:

@@ -225,7 +225,7 @@ class InputProcessor:
             sampling = msgspec.structs.replace(sampling, logprobs=0)  # to find the best by
         eos_token_ids = [] if params.ignore_eos else self._eos_token_ids
         spec = RequestSpec(
-            task=sampling,
+            sampling=sampling,
             seed=seed,
             stop_token_ids=sorted({*eos_token_ids, *(params.stop_token_ids or ())}),
             embeds=prompt.embeds.message if prompt.embeds else None,

@@ -3,8 +3,8 @@
 Called by the engines with what their callers gave.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn
 
 from octavo.base.errors import Unsupported
 
@@ -15,9 +15,13 @@ POOLING = (
 LORA = "LoRA adapters are not supported yet: merge the adapter into the model's weights."
 
 
-def refuse_pooling(method: str) -> Unsupported:
-    """The error of the pooling methods."""
-    return Unsupported(POOLING.format(method))
+def pooling(method: str) -> Callable[..., NoReturn]:
+    """Return a method for pooling models: it raises Unsupported."""
+
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise Unsupported(POOLING.format(method))
+
+    return refuse
 
 
 def refuse_options(
