@@ -22,6 +22,7 @@ from octavo.config.observability import ObservabilityConfig
 from octavo.config.parallel import ParallelConfig
 from octavo.config.scheduling import SchedulerConfig
 from octavo.engine.executor.interface import Executor
+from octavo.engine.kvcache.block_pool import NULL_BLOCK, BlockPool
 from octavo.frontend.requests.options import RequestOptions
 from octavo.frontend.text.tokenizer import SpecialTokens, Tokenizer, byte_alphabet
 from octavo.messages.kv import CachePlan, HeadsKV, KVCacheGroup, ModelReady
@@ -376,6 +377,15 @@ class FakeExecutor(Executor):
     def _check(self, condition: bool, message: str) -> None:
         if not condition:
             raise RunnerFault(message)
+
+
+def free_blocks(pool: BlockPool) -> list[int]:
+    """The free blocks in the order in which they will be handed out."""
+    blocks, block = [], pool._next[NULL_BLOCK]
+    while block != NULL_BLOCK:
+        blocks.append(block)
+        block = pool._next[block]
+    return blocks
 
 
 class RunnerFault(AssertionError):

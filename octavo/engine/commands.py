@@ -45,19 +45,15 @@ def _reset_prefix_cache(parts: Parts, arguments: dict[str, Any]) -> bool:
     """
     if arguments.get("reset_running_requests"):
         parts.scheduler.preempt_all()
-    parts.scheduler.reset_prefix_cache()
+    parts.scheduler.kv.reset_prefix_cache()
     if not arguments.get("reset_connector"):
         return True
-    if not parts.scheduler.writes_shared_files:
+    if not parts.scheduler.kv.shared.writes:
         logger.warning("reset_connector: this engine writes no blocks for others (kv_transfer_config).")
         return False
     parts.executor.call("drop_saves", {})
-    parts.scheduler.clear_shared_files()
+    parts.scheduler.kv.clear_shared_files()
     return True
-
-
-def _stats(parts: Parts, arguments: dict[str, Any]) -> dict[str, Any]:
-    return msgspec.structs.asdict(parts.scheduler.stats())
 
 
 def _collective_rpc(parts: Parts, arguments: dict[str, Any]) -> list[Any]:
@@ -70,32 +66,15 @@ def _collective_rpc(parts: Parts, arguments: dict[str, Any]) -> list[Any]:
         return parts.executor.apply(function)
     verb = arguments.get("verb")
     if not isinstance(verb, str):
-        raise RequestError(
-            f"collective_rpc needs 'verb', the name of a worker command; got {verb!r}.", "verb"
-        )
+        text = f"collective_rpc needs 'verb', the name of a worker command; got {verb!r}."
+        raise RequestError(text, "verb")
     return parts.executor.call(verb, arguments.get("arguments") or {})
 
 
 def _pause(parts: Parts, arguments: dict[str, Any]) -> bool:
-    """Pause; return whether nothing is computed any more.
-
-    arguments: `freeze`, to stop what runs too
-    """
+    """Pause; `freeze`: stop what runs too. Returns whether nothing is computed any more."""
     parts.pause_state.pause(freeze=bool(arguments.get("freeze")))
     return parts.pause_state.is_frozen
-
-
-def _num_inside(parts: Parts, arguments: dict[str, Any]) -> int:
-    """Return how many requests no pause has queued, beams between two of their steps among them."""
-    return parts.scheduler.num_open
-
-
-def _resume(parts: Parts, arguments: dict[str, Any]) -> None:
-    parts.pause_state.resume()
-
-
-def _is_paused(parts: Parts, arguments: dict[str, Any]) -> bool:
-    return parts.pause_state.is_paused
 
 
 def _sleep(parts: Parts, arguments: dict[str, Any]) -> None:
@@ -107,7 +86,7 @@ def _sleep(parts: Parts, arguments: dict[str, Any]) -> None:
     parts.pause_state.pause(freeze=True)
     if KV_CACHE in wanted:
         parts.scheduler.preempt_all()
-        parts.scheduler.reset_prefix_cache()
+        parts.scheduler.kv.reset_prefix_cache()
     orders = {"parts": sorted(wanted), "discard_weights": bool(arguments.get("discard_weights"))}
     if wanted:  # else no wake_up would follow, and what the workers let go would stay so
         parts.executor.call("sleep", orders)
@@ -128,19 +107,15 @@ def _wake_up(parts: Parts, arguments: dict[str, Any]) -> list[str]:
     return sorted(parts.pause_state.asleep)
 
 
-def _is_sleeping(parts: Parts, arguments: dict[str, Any]) -> list[str]:
-    return sorted(parts.pause_state.asleep)
-
-
 HANDLERS: dict[str, Handler] = {
     "collective_rpc": _collective_rpc,
-    "is_paused": _is_paused,
-    "is_sleeping": _is_sleeping,
-    "num_inside": _num_inside,
+    "is_paused": lambda parts, _: parts.pause_state.is_paused,
+    "is_sleeping": lambda parts, _: sorted(parts.pause_state.asleep),
+    "num_inside": lambda parts, _: parts.scheduler.num_open,  # those that a pause has queued are outside
     "pause": _pause,
     "reset_prefix_cache": _reset_prefix_cache,
-    "resume": _resume,
+    "resume": lambda parts, _: parts.pause_state.resume(),
     "sleep": _sleep,
-    "stats": _stats,
+    "stats": lambda parts, _: msgspec.structs.asdict(parts.scheduler.stats()),
     "wake_up": _wake_up,
 }

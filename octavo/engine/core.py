@@ -24,7 +24,7 @@ from octavo.engine.step_pacing import StepPacing
 from octavo.engine.structured.matchers import RequestMatchers
 from octavo.engine.timeouts import Timeouts
 from octavo.messages.kv import CachePlan
-from octavo.messages.request import EngineOutput, EngineOutputs, EngineRequest, FinishReason
+from octavo.messages.request import EngineOutput, EngineOutputs, EngineRequest
 from octavo.messages.step import ModelRunnerOutput
 
 logger = get_logger(__name__)
@@ -59,13 +59,8 @@ class EngineCore:
         plan = plan_cache(self._config, self._executor.start(self._config))
         plan.store = plan_store(self._config, plan)
         self._executor.allocate(plan)
-        self._scheduler = Scheduler(
-            self._config.scheduler,
-            plan,
-            plan.max_model_len,
-            self._config.cache.enable_prefix_caching,
-            self._matchers,
-        )
+        caching, limits = self._config.cache.enable_prefix_caching, self._config.scheduler
+        self._scheduler = Scheduler(limits, plan, plan.max_model_len, caching, self._matchers)
         return plan
 
     @property
@@ -82,7 +77,7 @@ class EngineCore:
 
     def takes_time(self, request: EngineRequest) -> bool:
         """Return True if `prepare` has something to do for this request."""
-        return request.constraint is not None or self.scheduler.prepares
+        return request.constraint is not None or self.scheduler.kv.shared.reads
 
     def add(self, request: EngineRequest) -> None:
         """Accept a request; one that can never run ends with an error output in the next step.
@@ -103,14 +98,7 @@ class EngineCore:
                 self._num_dropped += 1
                 logger.warning("Dropped a request: %s", error)
                 return
-            self._early.append(
-                EngineOutput(
-                    request_id=request.request_id,
-                    new_token_ids=[],
-                    finish_reason=FinishReason.ERROR,
-                    error=str(error),
-                )
-            )
+            self._early.append(EngineOutput.failed(request.request_id, str(error)))
         else:
             self._timeouts.add(request)
 
@@ -169,9 +157,8 @@ class EngineCore:
         """Run a control verb (engine/commands) behind the steps in flight. Raises RequestError."""
         while self._in_flight:
             self._early += self._read_oldest()
-        result = commands.run(
-            verb, arguments, commands.Parts(self.scheduler, self._executor, self._pause_state)
-        )
+        parts = commands.Parts(self.scheduler, self._executor, self._pause_state)
+        result = commands.run(verb, arguments, parts)
         for request in self._pause_state.take_queued():
             self._enter(request)
         return result

@@ -153,6 +153,6 @@ class Fronts:
         except Exception:
             self.disown([output.request_id])
             self._orphans.append(output.request_id)
-            error = "Internal error while sending the output of this request."
-            return EngineOutput(output.request_id, [], finish_reason=FinishReason.ERROR, error=error)
+            text = "Internal error while sending the output of this request."
+            return EngineOutput.failed(output.request_id, text)
         return output

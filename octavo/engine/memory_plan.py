@@ -83,16 +83,14 @@ def plan_memory(config: EngineConfig, device_bytes: int = 0) -> MemoryPlan:
         max_model_len=config.model.max_model_len,
     )
     try:
-        _fill(plan, config, plan_cache(config, ready))
+        cache = plan_cache(config, ready)
     except ConfigError as error:
         plan.problem = str(error)
-    return plan
-
-
-def _fill(plan: MemoryPlan, config: EngineConfig, cache: CachePlan) -> None:
+        return plan
     plan.num_blocks = cache.num_blocks
     plan.kv_bytes = cache.num_blocks * cache.bytes_per_block
     plan.max_model_len = cache.max_model_len
     plan.num_sequences = num_sequences(config, cache)
     plan.num_tokens = int(plan.num_sequences * cache.max_model_len)
     plan.host_bytes = cache.num_host_blocks * cache.bytes_per_block
+    return plan

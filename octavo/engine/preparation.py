@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from queue import Queue
 
+from octavo.engine.core import EngineCore
 from octavo.messages.control import Abort, CoreMessage, Detach
 from octavo.messages.request import EngineRequest
 
@@ -15,22 +16,16 @@ from octavo.messages.request import EngineRequest
 class Preparation:
     """One thread and its queue. Fed by one thread; ends with the process."""
 
-    def __init__(
-        self,
-        takes_time: Callable[[EngineRequest], bool],
-        prepare: Callable[[EngineRequest], None],
-        deliver: Callable[[CoreMessage], None],
-    ) -> None:
-        """takes_time: whether `prepare` does; deliver: hands a message to the core. All on any thread."""
-        self._takes_time = takes_time
-        self._prepare = prepare
+    def __init__(self, core: EngineCore, deliver: Callable[[CoreMessage], None]) -> None:
+        """deliver: hands a message to the core's loop, on any thread."""
+        self._core = core
         self._deliver = deliver
         self._queue: Queue[CoreMessage] = Queue()
         self._thread: threading.Thread | None = None
 
     def take(self, message: CoreMessage) -> None:
         """Take a message that has arrived."""
-        takes_time = isinstance(message, EngineRequest) and self._takes_time(message)
+        takes_time = isinstance(message, EngineRequest) and self._core.takes_time(message)
         if takes_time or (isinstance(message, Abort | Detach) and self._queue.unfinished_tasks):
             self._queue.put(message)
             if self._thread is None:
@@ -43,6 +38,6 @@ class Preparation:
         while True:
             message = self._queue.get()
             if isinstance(message, EngineRequest):
-                self._prepare(message)
+                self._core.prepare(message)
             self._deliver(message)
             self._queue.task_done()

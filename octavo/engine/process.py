@@ -11,6 +11,7 @@ import gc
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import FrameType
@@ -59,7 +60,7 @@ class CoreProcess:
         self._num_bad_frames = 0
         self._reader = threading.Thread(target=self._read, name="core-inbox", daemon=True)
         self._core: EngineCore | None = None
-        self._preparation = Preparation(self._takes_time, self._prepare, self._deliver)
+        self._take_in: Callable[[CoreMessage], None] = self._deliver
         self._is_loading = True
 
     def run(self) -> int:
@@ -100,6 +101,7 @@ class CoreProcess:
         executor.watch(self.fail)
         self._core = EngineCore(config, executor)
         plan = self._core.start()
+        self._take_in = Preparation(self._core, self._deliver).take
         gc.collect()
         gc.freeze()  # what stays as long as the engine need not be looked through again and again
         self._fronts.greet(Ready(plan, plan.max_model_len, self._life))
@@ -142,15 +144,12 @@ class CoreProcess:
     def _call(self, core: EngineCore, call: Call) -> None:
         """Answer with the result, or with why there is none (or none that can be sent)."""
         try:
-            self._answer(call, Reply(call.call_id, core.call(call.verb, call.arguments)))
+            self._fronts.tell(call.front, Reply(call.call_id, core.call(call.verb, call.arguments)))
         except EngineDead:
             raise
         except Exception as error:
             logger.warning("The command %s failed.", call.verb, exc_info=True)
-            self._answer(call, Reply(call.call_id, error=f"{call.verb}: {error}"))
-
-    def _answer(self, call: Call, reply: Reply) -> None:
-        self._fronts.tell(call.front, reply)
+            self._fronts.tell(call.front, Reply(call.call_id, error=f"{call.verb}: {error}"))
 
     def _take(self, timeout_s: float | None = None) -> CoreMessage | None:
         """Wait for the next message; None after `timeout_s`. Raises what another thread raised."""
@@ -177,21 +176,13 @@ class CoreProcess:
                     return
                 if isinstance(message, EngineRequest):
                     faults.hit("core.decode_add")
-                self._preparation.take(message)
+                self._take_in(message)
         except Exception as error:
             self.fail(error)
 
     def _deliver(self, message: CoreMessage) -> None:
         self._room.acquire()
         self._inbox.put(message)
-
-    def _takes_time(self, request: EngineRequest) -> bool:
-        assert self._core is not None  # no front sends requests before it is Ready
-        return self._core.takes_time(request)
-
-    def _prepare(self, request: EngineRequest) -> None:
-        assert self._core is not None  # no front sends requests before it is Ready
-        self._core.prepare(request)
 
     def _close(self) -> None:
         self._is_loading = False

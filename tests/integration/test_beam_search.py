@@ -194,9 +194,9 @@ def test_pressure_changes_nothing(tiny_model, make_llm, options):
     search = SamplingParams(
         temperature=0, max_tokens=12, ignore_eos=True, use_beam_search=True, n=4, best_of=4
     )
-    held, num_dropped = llm.llm_engine.core.client._core.scheduler._tracker.retained, []
-    drop_oldest = held.drop_oldest
-    held.drop_oldest = lambda: drop_oldest() and not num_dropped.append(1)
+    tracker, num_dropped = llm.llm_engine.core.client._core.scheduler._tracker, []
+    drop_oldest = tracker.drop_oldest_retained
+    tracker.drop_oldest_retained = lambda: drop_oldest() and not num_dropped.append(1)
     outputs = llm.generate(prompts * 2, [search] * len(prompts) + others, use_tqdm=False)
     assert num_dropped or options, "the pool was not tight"
     for output, beams in zip(outputs, wanted, strict=False):

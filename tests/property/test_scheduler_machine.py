@@ -24,7 +24,15 @@ from octavo.engine.scheduler.scheduler import max_chunk
 from octavo.messages.kv import CachePlan
 from octavo.messages.request import FinishReason
 from octavo.messages.sampling import SamplingParams
-from tests.fakes import FakeExecutor, expected_output, extend_digest, fake_config, fake_groups, fake_request
+from tests.fakes import (
+    FakeExecutor,
+    expected_output,
+    extend_digest,
+    fake_config,
+    fake_groups,
+    fake_request,
+    free_blocks,
+)
 
 VOCAB = 12
 MAX_MODEL_LEN = 40
@@ -204,7 +212,7 @@ class EngineMachine(RuleBasedStateMachine):
     )
     def follow(self, data, token, back, max_tokens, hold, n):
         """Go on from what a request has so far, whatever its state, with another token."""
-        held = [request.request_id for request in self.tracker.retained]
+        held = list(self.tracker.retained)
         leader = self.requests[data.draw(st.sampled_from(held or sorted(self.requests)))]
         known = leader.prompt_token_ids + self.outputs[leader.request_id]
         prompt = [*known[: len(known) - 1 - back], token]
@@ -246,7 +254,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule()
     def reset_prefix_cache(self):
         assert self.core.call("reset_prefix_cache", {}) is True
-        assert not self.kv.pool.remembered() and not self.kv.host.contents()
+        assert not self.kv.pool._by_key and not self.kv.host._cells
 
     @rule()
     def drain(self):
@@ -257,8 +265,8 @@ class EngineMachine(RuleBasedStateMachine):
             self.one_step()
         assert not self.core.has_work(), "the engine does not come to an end"
         assert set(self.ended) | self.aborted == set(self.requests)
-        assert {request.request_id for request in self.tracker.retained} <= set(self.ended)
-        self.core.abort([request.request_id for request in self.tracker.retained])
+        assert set(self.tracker.retained) <= set(self.ended)
+        self.core.abort(list(self.tracker.retained))
         assert not len(self.tracker.retained)
         assert self.kv.pool.num_used == 0
         assert self.kv.pool.num_free == self.kv.num_usable_blocks
@@ -332,7 +340,7 @@ class EngineMachine(RuleBasedStateMachine):
         for new in step.new_requests:
             started = self.tracker.requests[new.request_id]
             self.computed[new.request_id] = 0  # it may have been preempted since the last look
-            for waiting in self.tracker.waiting:
+            for waiting in self.tracker.waiting.first(len(self.tracker.waiting)):
                 place = (key(waiting), waiting.sequence)
                 assert (
                     waiting.status is not RequestStatus.PREEMPTED
@@ -356,7 +364,7 @@ class EngineMachine(RuleBasedStateMachine):
         pool = self.kv.pool
         holders = Counter()
         salts = {}
-        for request in [*self.tracker.requests.values(), *self.tracker.retained]:
+        for request in [*self.tracker.requests.values(), *self.tracker.retained.values()]:
             if request.table is None:
                 continue
             for group, blocks, first_live in zip(
@@ -373,7 +381,7 @@ class EngineMachine(RuleBasedStateMachine):
                         place = salts.setdefault(block, (request.chain.root, group.index, index))
                         assert place == (request.chain.root, group.index, index), "a block means two things"
                         assert pool.ref_count(block) == 1 or (index + 1) * size <= request.num_computed
-        free = list(pool.free_blocks())
+        free = free_blocks(pool)
         assert len(free) == len(set(free)) == pool.num_free
         assert set(free) | set(holders) == set(range(1, pool.num_blocks))
         assert not set(free) & set(holders)
@@ -381,7 +389,10 @@ class EngineMachine(RuleBasedStateMachine):
 
     def check_requests(self):
         """I-11, I-18: each request in one place, its counts in order."""
-        waiting, running = list(self.tracker.waiting), self.tracker.running
+        waiting, running = (
+            list(self.tracker.waiting.first(len(self.tracker.waiting))),
+            self.tracker.running._members,
+        )
         assert len(set(waiting)) == len(waiting)
         for request_id, request in self.tracker.requests.items():
             is_waiting, is_running = request in waiting, request in running
@@ -398,7 +409,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert is_waiting or request.num_computed >= self.computed.get(request_id, 0)
             self.computed[request_id] = 0 if is_waiting else request.num_computed
         assert len(waiting) + len(running) + len(self.tracker.leaving) == len(self.tracker.requests)
-        for request in self.tracker.retained:
+        for request in self.tracker.retained.values():
             assert request.request_id not in self.tracker.requests
             assert request.is_finished and request.num_in_flight == 0 and request.table is not None
             assert self.requests[request.request_id].sharing.hold and request.request_id not in self.aborted
@@ -406,7 +417,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def check_prefix_map(self):
         """I-5, I-6: what a key promises is what the block holds, seen from the runner's side."""
-        remembered = self.kv.pool.remembered()
+        remembered = self.kv.pool._by_key
         assert len(set(remembered.values())) == len(remembered)
         assert remembered.keys() <= {
             (digest, group.index) for digest in self.identity for group in self.kv.groups
@@ -415,8 +426,8 @@ class EngineMachine(RuleBasedStateMachine):
             for (digest, group), block in remembered.items():
                 assert self.last_of(block, group) == self.identity[digest]
         host = self.kv.host
-        contents = host.contents()
-        assert len(set(contents.values())) == len(contents) == host.num_cells - host.num_free
+        contents = host._cells
+        assert len(set(contents.values())) == len(contents) == len(host._keys) - len(host._free)
         assert contents.keys() <= {
             (digest, group.index) for digest in self.identity for group in self.kv.groups
         }

@@ -8,7 +8,7 @@ that is in the prefix map can be taken back by `share`; handing it out for new c
 first.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 NULL_BLOCK = 0
 BlockKey = tuple[bytes, int]
@@ -102,17 +102,6 @@ class BlockPool:
         for block in self._by_key.values():
             self._keys[block] = None
         self._by_key.clear()
-
-    def free_blocks(self) -> Iterator[int]:
-        """Return the free blocks in the order in which they will be handed out."""
-        block = self._next[NULL_BLOCK]
-        while block != NULL_BLOCK:
-            yield block
-            block = self._next[block]
-
-    def remembered(self) -> dict[BlockKey, int]:
-        """Return a copy of the prefix map."""
-        return dict(self._by_key)
 
     def _link(self, block: int, after: int) -> None:
         behind = self._next[after]

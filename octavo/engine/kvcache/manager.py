@@ -6,6 +6,7 @@ soon as the step that fills it is scheduled, and given to a new owner while an e
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import gcd, lcm
 from operator import itemgetter
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from octavo.engine.kvcache.block_pool import NULL_BLOCK, BlockKey, BlockPool
 from octavo.engine.kvcache.groups import CacheGroup
 from octavo.engine.kvcache.offload import HostTier
 from octavo.engine.kvcache.prefix import HashChain
-from octavo.engine.kvcache.shared import Content, SharedTier
+from octavo.engine.kvcache.shared import SharedTier
 from octavo.messages.kv import CachePlan
 from octavo.messages.step import BlockSave, Place, Tier
 
@@ -39,21 +40,17 @@ class SharedPrefix(NamedTuple):
     outside: Sequence[Outside] = ()
 
 
+@dataclass(slots=True, eq=False)
 class BlockTable:
     """The blocks of one request, by group: as many as cover its tokens, null where the window has passed."""
 
-    __slots__ = ("capacity", "epoch", "first_live", "groups", "num_committed")
-
-    def __init__(
-        self, groups: list[list[int]], first_live: list[int], num_committed: int, epoch: int
-    ) -> None:
-        self.groups = groups
-        self.first_live = first_live
-        self.num_committed = num_committed
-        """Digests of the request whose blocks were offered to the prefix map, if it wants them."""
-        self.epoch = epoch
-        self.capacity = 0
-        """Positions that every group's blocks cover."""
+    groups: list[list[int]]
+    first_live: list[int]
+    num_committed: int
+    """Digests of the request whose blocks were offered to the prefix map, if it wants them."""
+    epoch: int
+    capacity: int = 0
+    """Positions that every group's blocks cover."""
 
 
 class KVCacheManager:
@@ -83,11 +80,6 @@ class KVCacheManager:
     def num_usable_blocks(self) -> int:
         """Return how many blocks there are but the null block."""
         return self.pool.num_blocks - 1
-
-    @property
-    def num_used_blocks(self) -> int:
-        """Return how many blocks requests hold."""
-        return self.pool.num_used
 
     def peak_blocks(self, num_tokens: int, max_chunk: int) -> int:
         """Return the most blocks that computing `num_tokens` takes at once, without any sharing."""
@@ -217,7 +209,10 @@ class KVCacheManager:
         if sum(missing) + len(shared) > self.pool.num_free:
             return None
         for blocks, index in shared:
-            self._copy_on_write(blocks, index)
+            [copy] = self.pool.allocate(1)
+            self.copies.append((Place(Tier.POOL, blocks[index]), Place(Tier.POOL, copy)))
+            self.pool.release(blocks[index])
+            blocks[index] = copy
         new_blocks = [self.pool.allocate(count) for count in missing]
         for blocks, new in zip(table.groups, new_blocks, strict=True):
             blocks.extend(new)
@@ -254,8 +249,8 @@ class KVCacheManager:
         ]
         held.sort(key=itemgetter(0), reverse=True)
         for _, block in held:
-            if discard and self.pool.ref_count(block) == 1:
-                self._discard(block)
+            if discard and self.pool.ref_count(block) == 1 and (key := self.pool.forget(block)):
+                self.host.discard(key)
             self.pool.release(block)
         table.groups = [[] for _ in self.groups]
         table.capacity = 0
@@ -265,10 +260,6 @@ class KVCacheManager:
         copies, self.copies = self.copies, []
         return copies
 
-    def take_contents(self) -> dict[int, Content]:
-        """Hand over what the copies of the step being planned take from files, by their numbers."""
-        return self.shared.take_leaving()
-
     def take_saves(self) -> list[BlockSave]:
         """Hand over the blocks to save after the step being planned."""
         saves, self.saves = self.saves, []
@@ -277,13 +268,18 @@ class KVCacheManager:
     def reset_prefix_cache(self) -> None:
         """Forget all contents; tables in use keep their blocks, which are not shared by content any more.
 
-        Files for other engines stay (SharedTier.clear_files).
+        Files for other engines stay (`clear_shared_files`).
         """
         self.pool.forget_all()
         self.host.clear()
         self.shared.take_in()
         self.shared.clear()
         self._epoch += 1
+
+    def clear_shared_files(self) -> None:
+        """Remove the blocks that engines like this one share; none may be on its way there."""
+        self.saves.clear()
+        self.shared.clear_files()
 
     def _longest_hit(self, digests: list[bytes], limit: int, is_known: Callable[[BlockKey], bool]) -> int:
         """Return how many leading tokens, at most `limit`, no group needs to compute."""
@@ -348,12 +344,6 @@ class KVCacheManager:
                 received.update(range(column * stride, (column + 1) * stride))
         self.num_received_tokens += len(received) * self.hash_block_size
 
-    def _discard(self, block: int) -> None:
-        """Forget what `block` holds, here and in the host tier."""
-        key = self.pool.forget(block)
-        if key is not None:
-            self.host.discard(key)
-
     def _measure(self, table: BlockTable) -> None:
         """Enter how far the blocks of all groups reach."""
         table.capacity = min(
@@ -377,9 +367,3 @@ class KVCacheManager:
             if offset and self.pool.ref_count(blocks[index]) > 1:
                 tails.append((blocks, index))
         return tails
-
-    def _copy_on_write(self, blocks: list[int], index: int) -> None:
-        [copy] = self.pool.allocate(1)
-        self.copies.append((Place(Tier.POOL, blocks[index]), Place(Tier.POOL, copy)))
-        self.pool.release(blocks[index])
-        blocks[index] = copy

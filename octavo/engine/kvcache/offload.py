@@ -32,7 +32,6 @@ class HostTier:
     """The contents of `num_cells` cells, the least recently used first."""
 
     def __init__(self, num_cells: int) -> None:
-        self.num_cells = num_cells
         self.num_stored = 0
         """Contents copied to a cell since the start."""
         self.num_loaded = 0
@@ -40,15 +39,6 @@ class HostTier:
         self._cells: dict[BlockKey, int] = {}
         self._keys: list[BlockKey | None] = [None] * num_cells
         self._free = list(range(num_cells - 1, -1, -1))
-
-    @property
-    def num_free(self) -> int:
-        """Cells without a content."""
-        return len(self._free)
-
-    def contents(self) -> dict[BlockKey, int]:
-        """Return a copy of the map from contents to cells."""
-        return dict(self._cells)
 
     def find(self, key: BlockKey) -> int | None:
         """Return the cell that has this content."""

@@ -27,9 +27,6 @@ class WaitingQueue:
     def __len__(self) -> int:
         return self._num_requests
 
-    def __iter__(self) -> Iterator[Request]:
-        return self.first(self._num_requests)
-
     def add(self, request: Request) -> None:
         """Enter `request` at its place."""
         insort(self._lines.setdefault(self._policy.line(request), []), self._entry(request), key=_place)
@@ -88,9 +85,6 @@ class RunningSet:
 
     def __len__(self) -> int:
         return len(self._members)
-
-    def __contains__(self, request: Request) -> bool:
-        return request in self._members
 
     def add(self, request: Request) -> None:
         """Enter `request`."""

@@ -11,7 +11,6 @@ from octavo.engine.kvcache.manager import KVCacheManager
 from octavo.engine.scheduler.policies.interface import Policy
 from octavo.engine.scheduler.queue import RunningSet, WaitingQueue
 from octavo.engine.scheduler.request import Request, RequestStatus
-from octavo.engine.scheduler.retained_requests import RetainedRequests
 from octavo.messages.request import FinishReason
 
 
@@ -25,7 +24,9 @@ class RequestTracker:
         self.waiting = WaitingQueue(policy)
         self.running = RunningSet(policy)
         self.leaving: set[Request] = set()
-        self.retained = RetainedRequests(kv)
+        self.retained: dict[str, Request] = {}
+        """Ended requests, oldest first, whose blocks are kept because followers will go on from them. It is a
+        cache: who comes too late finds what the prefix map still has."""
         self.released_ids: list[str] = []
         """Requests whose slots the runner may free; sent down with the next step."""
         self.num_preemptions = 0
@@ -77,7 +78,17 @@ class RequestTracker:
     def drop_retained(self, request: Request) -> None:
         """Retain a finished request no longer."""
         request.hold = False
-        self.retained.drop(request.request_id)
+        if self.retained.pop(request.request_id, None) is not None:
+            assert request.table is not None
+            self.kv.release(request.table)
+            request.table = None
+
+    def drop_oldest_retained(self) -> bool:
+        """Make room; return False if nothing is retained."""
+        oldest = next(iter(self.retained.values()), None)
+        if oldest is not None:
+            self.drop_retained(oldest)
+        return oldest is not None
 
     def retire(self, request: Request) -> None:
         """Free what a finished request holds when its last step in flight has been read."""
@@ -97,7 +108,7 @@ class RequestTracker:
         if request.hold and request.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
             self.kv.commit(request.table, request.chain, request.token_ids, request.num_computed)
             self.released_ids.append(request.request_id)
-            self.retained.add(request)
+            self.retained[request.request_id] = request
         else:
             self._release(request)
 

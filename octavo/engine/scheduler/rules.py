@@ -4,13 +4,12 @@ A rule sees the request and the step's plan. Features that limit who may start (
 rules added to the list; the scheduler itself knows none of them.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Sized
 
-from octavo.engine.kvcache.manager import KVCacheManager, SharedPrefix
+from octavo.engine.kvcache.manager import SharedPrefix
 from octavo.engine.scheduler.plan import StepPlan
 from octavo.engine.scheduler.request import Request, RequestStatus
-from octavo.engine.scheduler.retained_requests import RetainedRequests
+from octavo.engine.scheduler.request_tracker import RequestTracker
 from octavo.messages.request import FinishReason
 
 FEW_WAITING, FEW_RUNNING = 4, 64
@@ -18,8 +17,8 @@ ENOUGH_TOKENS = 256
 """A step of so many takes about twice as long as one of a few, on a large GPU."""
 
 
-class Rule(ABC):
-    """One condition for starting."""
+class Rule:
+    """One condition for starting; it may be that of a step's end alone."""
 
     keeps_place: bool = True
     """True when a refused request is one that smaller ones pass: they may do so only so often."""
@@ -28,12 +27,9 @@ class Rule(ABC):
         """Return True if no request at all can start in this step any more."""
         return False
 
-    @abstractmethod
     def admit(self, request: Request, plan: StepPlan) -> bool:
-        """Return True if `request` may start in this step."""
-
-    def charge(self, request: Request, plan: StepPlan) -> None:  # noqa: B027  # most rules count nothing
-        """Note that `request` has started."""
+        """Return True if `request` may start in this step, which is not full."""
+        return True
 
 
 class SeatRule(Rule):
@@ -42,14 +38,6 @@ class SeatRule(Rule):
     def is_full(self, plan: StepPlan) -> bool:
         """Return True if no seat is left."""
         return plan.num_seats_left <= 0
-
-    def admit(self, request: Request, plan: StepPlan) -> bool:
-        """Return True if a seat is left."""
-        return plan.num_seats_left > 0
-
-    def charge(self, request: Request, plan: StepPlan) -> None:
-        """Take a seat."""
-        plan.num_seats_left -= 1
 
 
 class StaggeredPrefillRule(Rule):
@@ -69,10 +57,6 @@ class StaggeredPrefillRule(Rule):
         if not num_new or not 0 < num_running <= FEW_RUNNING or len(self._waiting) > FEW_WAITING:
             return False
         return sum(plan.num_scheduled[-num_new:]) >= ENOUGH_TOKENS
-
-    def admit(self, request: Request, plan: StepPlan) -> bool:
-        """Any that is asked for."""
-        return True
 
 
 class LeaderRule(Rule):
@@ -98,9 +82,9 @@ class BlockRule(Rule):
     Leaves the shared beginning in `request.prefix`, from which it will start.
     """
 
-    def __init__(self, kv: KVCacheManager, retained: RetainedRequests, max_chunk: int) -> None:
-        self._kv = kv
-        self._retained = retained
+    def __init__(self, tracker: RequestTracker, max_chunk: int) -> None:
+        self._kv = tracker.kv
+        self._tracker = tracker
         self._max_chunk = max_chunk
 
     def admit(self, request: Request, plan: StepPlan) -> bool:
@@ -110,7 +94,7 @@ class BlockRule(Rule):
             if self._kv.can_start(prefix, request.num_tokens, self._max_chunk):
                 request.prefix = prefix
                 return True
-            if not self._retained.drop_oldest():
+            if not self._tracker.drop_oldest_retained():
                 return False
 
     def _find_prefix(self, request: Request) -> SharedPrefix:
@@ -141,6 +125,6 @@ class TokenRule(Rule):
     def admit(self, request: Request, plan: StepPlan) -> bool:
         """Return True if the tokens are there."""
         if self._split_prompts:
-            return plan.num_tokens_left > 0
+            return True
         assert request.prefix is not None
         return request.num_tokens - request.prefix.num_tokens <= plan.num_tokens_left

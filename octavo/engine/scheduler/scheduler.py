@@ -62,7 +62,7 @@ class Scheduler:
         self._rules: list[Rule] = [
             SeatRule(),
             LeaderRule(),
-            BlockRule(self.kv, self._tracker.retained, self._max_chunk),
+            BlockRule(self._tracker, self._max_chunk),
             TokenRule(split_prompts=config.enable_chunked_prefill),
             StaggeredPrefillRule(self._tracker.waiting),
         ]
@@ -85,15 +85,10 @@ class Scheduler:
         """Return how many requests wait, run, or are retained for those that follow them."""
         return len(self._tracker.requests) + len(self._tracker.retained)
 
-    @property
-    def prepares(self) -> bool:
-        """Return True if `prepare` has something to do."""
-        return self.kv.shared.reads
-
     def prepare(self, request: EngineRequest) -> None:
         """Read what other engines kept of its beginning; before `add`, on any one thread."""
         is_first = request.sharing.reads_cache and not request.sharing.leader_id
-        if self.prepares and is_first:
+        if self.kv.shared.reads and is_first:
             self.kv.prefetch(hash_chain(request, self.kv.hash_block_size), request.prompt_token_ids)
 
     def add(self, request: EngineRequest) -> None:
@@ -151,7 +146,7 @@ class Scheduler:
         self._in_flight.append(plan)
         self._unmasked = plan if plan.constrained else None
         step = plan.to_output(tracker.take_released(), self.kv.take_copies(), self.take_masks())
-        step.block_contents, step.block_saves = self.kv.take_contents(), self.kv.take_saves()
+        step.block_contents, step.block_saves = self.kv.shared.take_leaving(), self.kv.take_saves()
         return step
 
     @property
@@ -174,31 +169,17 @@ class Scheduler:
 
     def preempt_all(self) -> None:
         """Take all blocks back: running requests will start anew. No step may be in flight."""
-        while self._tracker.retained.drop_oldest():
+        while self._tracker.drop_oldest_retained():
             pass
         for request in self._tracker.running.in_order():
             self._tracker.preempt(request)
-
-    def reset_prefix_cache(self) -> None:
-        """Forget all cached prompts; running requests go on undisturbed."""
-        self.kv.reset_prefix_cache()
-
-    @property
-    def writes_shared_files(self) -> bool:
-        """Return True if blocks are written for other engines."""
-        return self.kv.shared.writes
-
-    def clear_shared_files(self) -> None:
-        """Remove the blocks that engines like this one share; none may be on its way there."""
-        self.kv.take_saves()
-        self.kv.shared.clear_files()
 
     def stats(self) -> SchedulerStats:
         """Return the state now, and the counters since the start."""
         return SchedulerStats(
             num_running=len(self._tracker.running),
             num_waiting=len(self._tracker.waiting),
-            num_blocks_used=self.kv.num_used_blocks,
+            num_blocks_used=self.kv.pool.num_used,
             num_blocks=self.kv.num_usable_blocks,
             num_preemptions=self._tracker.num_preemptions,
             prefix_queries=self._prefix_queries,
@@ -278,7 +259,7 @@ class Scheduler:
             new_blocks = self.kv.reserve(table, request.num_computed, num_new)
             if new_blocks is not None:
                 return new_blocks
-            if self._tracker.retained.drop_oldest():
+            if self._tracker.drop_oldest_retained():
                 continue
             plan.is_short_of_blocks = True
             victim = order[-1]
@@ -349,16 +330,9 @@ class Scheduler:
         reserved = self.kv.reserve(request.table, request.num_computed, num_new)
         assert reserved is not None, "an admitted request found no blocks"
         self._tracker.start(request)
-        for rule in self._rules:
-            rule.charge(request, plan)
-        plan.new_requests.append(
-            NewRequest(
-                request_id=request.request_id,
-                token_ids=request.token_ids.copy(),
-                num_prompt_tokens=request.num_prompt_tokens,
-                spec=request.spec,
-            )
-        )
+        plan.num_seats_left -= 1
+        token_ids, num_prompt = request.token_ids.copy(), request.num_prompt_tokens
+        plan.new_requests.append(NewRequest(request.request_id, token_ids, num_prompt, request.spec))
         self._take(plan, request, num_new, [blocks.copy() for blocks in request.table.groups])
         request.num_computed_before = 0  # what it shares may only be computed in this step: too early to copy
 

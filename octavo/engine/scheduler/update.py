@@ -47,8 +47,11 @@ def _advance(
 ) -> EngineOutput:
     """Append new tokens up to the first that ends the request."""
     output = EngineOutput(request.request_id, token_ids)
-    if len(request.token_ids) == request.num_given_tokens:
-        _tell_how_it_began(request, output)
+    if len(request.token_ids) == request.num_given_tokens:  # the first to be sent: tell how it began
+        output.scheduled_s = request.scheduled_s
+        output.num_cached_tokens = request.num_cached_tokens
+        named = min(request.chain.num_tokens, request.num_prompt_tokens)
+        output.num_cache_creation_tokens = max(0, named - request.num_cached_tokens)
     for count, token_id in enumerate(token_ids, 1):
         request.token_ids.append(token_id)
         stop = find_stop(request)
@@ -65,18 +68,11 @@ def _advance(
     return output
 
 
-def _tell_how_it_began(request: Request, output: EngineOutput) -> None:
-    output.scheduled_s = request.scheduled_s
-    output.num_cached_tokens = request.num_cached_tokens
-    named = min(request.chain.num_tokens, request.num_prompt_tokens)
-    output.num_cache_creation_tokens = max(0, named - request.num_cached_tokens)
-
-
 def last_output(request: Request, error: str = "") -> EngineOutput:
     """Return the end of a request that brings no token."""
     return EngineOutput(
-        request_id=request.request_id,
-        new_token_ids=[],
+        request.request_id,
+        [],
         finish_reason=request.finish_reason,
         num_cached_tokens=max(0, request.num_cached_tokens),
         error=error,

@@ -48,12 +48,6 @@ def judge(backend: Backend[Any], check: Check) -> Verdict:
     return Verdict(grammar)
 
 
-def _limit_memory() -> None:
-    limit = psutil.Process().memory_info().vms + _MEMORY_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
 def main(arguments: list[str]) -> int:
     """Serve until the parent ends this process."""
     path, vocabulary, backend_name, parent = arguments
@@ -66,7 +60,9 @@ def main(arguments: list[str]) -> int:
     backend = BACKENDS.load(backend_name)(content)
     checks: Receiver[Check] = Receiver(mailbox.address(CHECK_PIPE), Check)
     answers: Sender[CheckerAnswer] = Sender(mailbox.address(VERDICT_PIPE))
-    _limit_memory()
+    limit = psutil.Process().memory_info().vms + _MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     answers.send(CheckerReady())
     while True:
         check = checks.receive()

@@ -4,7 +4,6 @@ Called by the back end's `translate`. Every grammar begins with the line that sw
 """
 
 import json
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -25,46 +24,31 @@ _ASCII_ONLY = "d"
 
 def to_lark(params: StructuredOutputsParams) -> str:
     """Raises RequestError for a grammar or tag that cannot be read; what it says is checked by compiling."""
-    return f"{_HEADER}\n{_TRANSLATORS[params.kind](params)}"
+    return f"{_HEADER}\n{_rules(params)}"
 
 
-def _from_json(params: StructuredOutputsParams) -> str:
-    return f"start: %json {_schema(params.json, params)}"
+def _rules(params: StructuredOutputsParams) -> str:
+    match params.kind:
+        case "grammar":
+            return _from_grammar(params.grammar or "")
+        case "structural_tag":
+            assert isinstance(params.structural_tag, dict)
+            return tag_to_lark(params.structural_tag, partial(_schema, params=params))
+        case "regex":
+            start = f"/{llguidance.regex_to_lark(params.regex or '', _ASCII_ONLY)}/"
+        case "choice":
+            start = " | ".join(json.dumps(text, ensure_ascii=False) for text in params.choice or ())
+        case kind:
+            start = f"%json {_schema(params.json if kind == 'json' else {'type': 'object'}, params)}"
+    return f"start: {start}"
 
 
-def _from_json_object(params: StructuredOutputsParams) -> str:
-    return f"start: %json {_schema({'type': 'object'}, params)}"
-
-
-def _from_regex(params: StructuredOutputsParams) -> str:
-    return f"start: /{llguidance.regex_to_lark(params.regex or '', _ASCII_ONLY)}/"
-
-
-def _from_choice(params: StructuredOutputsParams) -> str:
-    return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in params.choice or ())
-
-
-def _from_grammar(params: StructuredOutputsParams) -> str:
+def _from_grammar(grammar: str) -> str:
     try:
-        lark: str = any_to_lark(params.grammar or "")
+        lark: str = any_to_lark(grammar)
     except Exception as error:  # the library has no narrower kind
         raise RequestError(f"Grammar error: {error}", "structured_outputs") from error
     return lark.removeprefix(f"{_DIRECTIVE} {{}}")
-
-
-def _from_structural_tag(params: StructuredOutputsParams) -> str:
-    assert isinstance(params.structural_tag, dict)
-    return tag_to_lark(params.structural_tag, partial(_schema, params=params))
-
-
-_TRANSLATORS: dict[str, Callable[[StructuredOutputsParams], str]] = {
-    "json": _from_json,
-    "json_object": _from_json_object,
-    "regex": _from_regex,
-    "choice": _from_choice,
-    "grammar": _from_grammar,
-    "structural_tag": _from_structural_tag,
-}
 
 
 def _schema(schema: Any, params: StructuredOutputsParams) -> str:

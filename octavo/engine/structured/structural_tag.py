@@ -75,17 +75,9 @@ class _Writer:
         """{elements}, one of them."""
         return f"({' | '.join(self.write(element, ends) for element in _list(form, 'elements'))})"
 
-    def optional(self, form: Form, ends: Ends) -> str:
-        """{content} or nothing."""
-        return f"({self.write(form.get('content'), None)})?{_then(ends)}"
-
-    def star(self, form: Form, ends: Ends) -> str:
-        """{content}, any number of times."""
-        return f"({self.write(form.get('content'), None)})*{_then(ends)}"
-
-    def plus(self, form: Form, ends: Ends) -> str:
-        """{content}, once or more."""
-        return f"({self.write(form.get('content'), None)})+{_then(ends)}"
+    def repeated(self, form: Form, ends: Ends) -> str:
+        """{content} or nothing, any number of times, once or more."""
+        return f"({self.write(form.get('content'), None)}){_REPEATED[form['type']]}{_then(ends)}"
 
     def tag(self, form: Form, ends: Ends) -> str:
         """{begin, content, end}; end may be a list, one of which ends it."""
@@ -134,13 +126,14 @@ _TYPES: dict[str, Callable[[_Writer, Form, Ends], str]] = {
     "any_text": _Writer.any_text,
     "sequence": _Writer.sequence,
     "or": _Writer.either,
-    "optional": _Writer.optional,
-    "star": _Writer.star,
-    "plus": _Writer.plus,
+    "optional": _Writer.repeated,
+    "star": _Writer.repeated,
+    "plus": _Writer.repeated,
     "tag": _Writer.tag,
     "triggered_tags": _Writer.triggered_tags,
     "tags_with_separator": _Writer.tags_with_separator,
 }
+_REPEATED = {"optional": "?", "star": "*", "plus": "+"}
 _FREE = ("any_text", "triggered_tags")
 _BEGINNINGS = {"const_string": "value", "tag": "begin"}
 

@@ -3,6 +3,7 @@
 import pytest
 
 from octavo.engine.kvcache.block_pool import BlockError, BlockPool
+from tests.fakes import free_blocks
 
 
 def keyed(pool, blocks):
@@ -24,7 +25,7 @@ def test_allocating_more_than_is_free_raises():
 
 def test_a_pool_of_the_null_block_only_has_nothing_to_give():
     pool = BlockPool(1)
-    assert pool.num_free == 0 and list(pool.free_blocks()) == []
+    assert pool.num_free == 0 and free_blocks(pool) == []
 
 
 def test_double_free_and_use_after_free_raise():
@@ -57,7 +58,7 @@ def test_blocks_without_content_are_reused_before_known_ones_and_those_by_age():
     known, unknown = keyed(pool, blocks[:4]), blocks[4:]
     for block in [known[2], unknown[0], known[0], known[3], unknown[1], known[1]]:
         pool.release(block)
-    assert list(pool.free_blocks()) == [unknown[1], unknown[0], known[2], known[0], known[3], known[1]]
+    assert free_blocks(pool) == [unknown[1], unknown[0], known[2], known[0], known[3], known[1]]
     assert pool.allocate(3) == [unknown[1], unknown[0], known[2]]
 
 
@@ -68,7 +69,7 @@ def test_evicting_removes_the_key_first():
     assert pool.find((b"%d" % first, 0)) == first
     assert pool.allocate(1) == [first]
     assert pool.find((b"%d" % first, 0)) is None
-    assert pool.remembered() == {(b"%d" % second, 0): second}
+    assert pool._by_key == {(b"%d" % second, 0): second}
 
 
 def test_a_free_known_block_can_be_taken_back():
@@ -76,7 +77,7 @@ def test_a_free_known_block_can_be_taken_back():
     [block] = keyed(pool, pool.allocate(1))
     pool.release(block)
     pool.share(block)
-    assert pool.ref_count(block) == 1 and block not in list(pool.free_blocks())
+    assert pool.ref_count(block) == 1 and block not in free_blocks(pool)
 
 
 def test_the_first_block_with_a_content_keeps_the_key():
@@ -94,6 +95,6 @@ def test_forget_all_keeps_counts():
     first, second = keyed(pool, pool.allocate(2))
     pool.release(first)
     pool.forget_all()
-    assert not pool.remembered() and pool.num_free == 2 and pool.ref_count(second) == 1
+    assert not pool._by_key and pool.num_free == 2 and pool.ref_count(second) == 1
     with pytest.raises(BlockError):
         pool.share(first)

@@ -43,7 +43,7 @@ def run(seed, policy, steps_in_flight, caching, windows, *, shortly):
         if draw.random() < 0.1:
             core.abort([f"r{draw.randrange(number + 1)}"])
         if draw.random() < 0.02:
-            core.scheduler.reset_prefix_cache()
+            core.scheduler.kv.reset_prefix_cache()
         outputs = core.step().outputs
         for output in outputs:
             output.scheduled_s = 0.0

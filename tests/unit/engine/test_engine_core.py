@@ -126,7 +126,7 @@ def test_commands():
     drain(core)
     assert core.call("stats", {})["num_steps"] == 2
     assert core.call("reset_prefix_cache", {}) is True
-    assert not core.scheduler.kv.pool.remembered()
+    assert not core.scheduler.kv.pool._by_key
     assert core.call("collective_rpc", {"verb": "ping", "arguments": {"x": 1}}) == ["ping"]
     assert executor.calls == [("ping", {"x": 1})]
     with pytest.raises(RequestError, match=r"Unknown command 'dance'. Known: collective_rpc"):

@@ -66,7 +66,7 @@ def test_without_prefix_caching_nothing_is_found_or_counted():
     kv = manager(0, caching=False)
     kv.release(fill(kv, TOKENS))
     assert find(kv, TOKENS) == (0, [[]], 0, 0, ())
-    assert not kv.pool.remembered()
+    assert not kv.pool._by_key
 
 
 def test_pending_tokens_are_not_committed():
@@ -74,9 +74,9 @@ def test_pending_tokens_are_not_committed():
     chain, table = HashChain(4), kv.open(kv.nothing())
     kv.reserve(table, 0, 8)
     kv.commit(table, chain, TOKENS[:6], 8)
-    assert len(kv.pool.remembered()) == 1
+    assert len(kv.pool._by_key) == 1
     kv.commit(table, chain, TOKENS[:8], 8)
-    assert len(kv.pool.remembered()) == 2
+    assert len(kv.pool._by_key) == 2
 
 
 def test_window_frees_blocks_and_shows_null():
@@ -166,7 +166,7 @@ def test_reset_forgets_and_running_tables_stay_private():
     assert find(kv, TOKENS).num_tokens == 0
     kv.reserve(table, 6, 6)
     kv.commit(table, chain, TOKENS[:12], 12)
-    assert not kv.pool.remembered(), "a block filled before the reset would be shared after it"
+    assert not kv.pool._by_key, "a block filled before the reset would be shared after it"
 
 
 def test_discarded_blocks_are_not_found_unless_shared():

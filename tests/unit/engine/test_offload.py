@@ -25,7 +25,7 @@ def test_the_least_recently_used_content_gives_way():
     assert tier.pin(2) == key(2)
     tier.unpin(2)
     assert tier.store(key(4)) == 0, "2 was used after 0"
-    assert (tier.num_stored, tier.num_loaded, tier.num_free) == (5, 1, 0)
+    assert (tier.num_stored, tier.num_loaded, len(tier._free)) == (5, 1, 0)
 
 
 def test_pinned_cells_are_not_written():
@@ -65,8 +65,8 @@ def test_free_and_used_cells_are_all():
             case "pin" if one in held:
                 assert tier.pin(held[one]) == one
                 tier.unpin(held[one])
-        assert tier.contents() == held
-        assert len(held) + tier.num_free == 7
+        assert tier._cells == held
+        assert len(held) + len(tier._free) == 7
 
 
 def tiers(copy):
@@ -124,7 +124,7 @@ def test_a_tier_smaller_than_what_comes_back():
     cache = Cache(num_blocks=5, num_host_blocks=1)
     for prompt in ([1] * 8, [2] * 8, [1] * 8, [3] * 8, [1] * 8, [2] * 8):
         _, copies = cache.run(prompt)
-        assert len(cache.kv.host.contents()) <= 1
+        assert len(cache.kv.host._cells) <= 1
         assert all(set(tiers(copy)) == {Tier.POOL, Tier.HOST} for copy in copies)
 
 
@@ -145,7 +145,7 @@ def test_what_failed_is_forgotten_in_both_places():
     cache = Cache()
     cache.run([1] * 6)
     cache.run([2] * 8)
-    assert cache.kv.host.contents()
+    assert cache.kv.host._cells
     chain = HashChain(2)
     prefix = cache.kv.match(chain, [1] * 6)
     table = cache.kv.open(prefix)
@@ -159,7 +159,7 @@ def test_a_reset_empties_the_tier():
     cache.run([1] * 6)
     cache.run([2] * 8)
     cache.kv.reset_prefix_cache()
-    assert not cache.kv.host.contents() and cache.kv.host.num_free == 4
+    assert not cache.kv.host._cells and len(cache.kv.host._free) == 4
     assert cache.kv.match(HashChain(2), [1] * 6).num_tokens == 0
 
 

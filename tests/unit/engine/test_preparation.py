@@ -2,6 +2,7 @@
 
 import threading
 from queue import SimpleQueue
+from types import SimpleNamespace
 
 from octavo.engine.preparation import Preparation
 from octavo.messages.control import Abort, Call, Detach
@@ -16,7 +17,8 @@ def test_order():
         gate.wait(10)
         prepared.append(request.request_id)
 
-    preparation = Preparation(lambda request: request.constraint is not None, prepare, delivered.put)
+    core = SimpleNamespace(takes_time=lambda request: request.constraint is not None, prepare=prepare)
+    preparation = Preparation(core, delivered.put)
     plain = fake_request("plain", [1])
     slow = fake_request("slow", [1], constraint=Constraint("", "", ""))
     first, later = Abort(["plain"]), [Abort(["slow"]), Detach(1)]

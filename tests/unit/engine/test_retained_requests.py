@@ -112,7 +112,7 @@ def test_held_blocks_give_way_oldest_first():
         engine.run(one(f"r{number}", [number + 1] * 20))
     assert engine.pool.num_used == 10
     assert engine.run(one("big", [9] * 24, hold=False))["big"][1] is FinishReason.LENGTH
-    assert [request.request_id for request in engine.core.scheduler._tracker.retained] == ["r1"]
+    assert list(engine.core.scheduler._tracker.retained) == ["r1"]
     engine.num_computed()
     engine.run(one("late", [*[1] * 20, 5], "r0", hold=False))
     assert engine.num_computed()[0] == 21

@@ -42,7 +42,7 @@ class World:
         assert self.kv.reserve(table, num_tokens, len(tokens) - num_tokens) is not None
         self.kv.commit(table, chain, tokens, len(tokens))
         self.kv.publish(table, chain, len(tokens))
-        return num_tokens, self.kv.take_copies(), self.kv.take_contents(), table
+        return num_tokens, self.kv.take_copies(), self.kv.shared.take_leaving(), table
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

@@ -115,7 +115,7 @@ def test_preempted_requests_and_siblings():
     )
     while not clocked.core.scheduler.stats().num_preemptions:
         clocked.step(seconds=1.0)
-    assert any(r.status.name == "PREEMPTED" for r in clocked.core.scheduler._tracker.waiting)
+    assert any(r.status.name == "PREEMPTED" for r in clocked.core.scheduler._tracker.waiting.first(9))
     clocked.now = 45.0
     clocked.step()
     assert clocked.ends == dict.fromkeys(("child0", "child1", "child2"), FinishReason.TIMEOUT)

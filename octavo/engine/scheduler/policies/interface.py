@@ -48,7 +48,6 @@ class Policy(ABC):
 
         num_cached_blocks: leading blocks of its tokens that are in the cache, as far as known
         """
-        del request, num_cached_blocks
         return 0.0
 
     def enter(self, request: Request) -> None:  # noqa: B027  # most count nothing

@@ -16,5 +16,4 @@ class LongestPrefixFirst(FirstComeFirstServed):
 
     def worth(self, request: Request, num_cached_blocks: int) -> float:
         """Return how many blocks need not be computed."""
-        del request
         return num_cached_blocks
