@@ -81,6 +81,11 @@ class KVCacheManager:
         """Return how many blocks there are but the null block."""
         return self.pool.num_blocks - 1
 
+    @property
+    def num_used_blocks(self) -> int:
+        """Return how many blocks requests hold."""
+        return self.num_usable_blocks - self.pool.num_free
+
     def peak_blocks(self, num_tokens: int, max_chunk: int) -> int:
         """Return the most blocks that computing `num_tokens` takes at once, without any sharing."""
         return sum(group.peak_blocks(num_tokens, max_chunk) for group in self.groups)

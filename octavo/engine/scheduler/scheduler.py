@@ -179,7 +179,7 @@ class Scheduler:
         return SchedulerStats(
             num_running=len(self._tracker.running),
             num_waiting=len(self._tracker.waiting),
-            num_blocks_used=self.kv.pool.num_used,
+            num_blocks_used=self.kv.num_used_blocks,
             num_blocks=self.kv.num_usable_blocks,
             num_preemptions=self._tracker.num_preemptions,
             prefix_queries=self._prefix_queries,
