@@ -1,20 +1,22 @@
 """`ChatTemplate`: turns a conversation into the text of a prompt, by the Jinja template a model brings.
 
 Called by `Tokenizer.apply_chat_template`. Templates differ in what they take, and messages come in every form
-of OpenAI's: here the one is made to fit the other. A template runs in `sandbox`, sees plain data only, and
-its time and its output are bounded.
+of OpenAI's: here the one is made to fit the other. A template sees plain data only. The known ones run here,
+in `sandbox`; all others in a `template_process`, which bounds their time and memory.
 """
 
 import json
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import cached_property, lru_cache
+from hashlib import sha256
 from typing import Any, Literal, get_args
 
 import jinja2
 
 from octavo.base import faults
 from octavo.base.errors import RequestError
-from octavo.frontend.text.sandbox import SANDBOX
+from octavo.frontend.text.sandbox import SANDBOX, RenderError, rendered
+from octavo.frontend.text.template_process import TemplateProcess
 from octavo.frontend.text.template_traits import TemplateTraits
 
 ContentFormat = Literal["auto", "string", "openai"]
@@ -24,6 +26,21 @@ _TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 _RESERVED = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"} | {
     *("tokenize", "chat_template", "raise_exception", "strftime_now", "tojson", *_TOKEN_NAMES),
 }
+_KNOWN = {
+    "872be49dbb638044": "SmolLM2",
+    "fcf7a096fe99a48f": "ChatML",
+    "e8d5b5a546d3f19d": "Llama 2",
+    "4f46ecd43418f216": "Llama 3",
+    "26a59556925c9873": "Mistral",
+    "1e51d5c0fec2f83d": "Gemma",
+    "4f39e3a4b9e3d369": "Zephyr",
+    "5601fd7b9dac735c": "Phi-3",
+    "cd8e9439f0570856": "Qwen 2.5",
+    "ea212f3f7adf9810": "DeepSeek V3",
+    "b2945f40857ddf20": "Vicuna",
+    "38b2554f0f88434d": "Alpaca",
+}
+"""By their digests: templates that have been read, and do no harm."""
 _NOT_A_TEMPLATE = (jinja2.TemplateError, SyntaxError, RecursionError, MemoryError)
 _MARK = "\N{INVISIBLE SEPARATOR}octavo continues here\N{INVISIBLE SEPARATOR}"
 
@@ -66,16 +83,19 @@ class ChatTemplate:
         conversation = [_message(message, self.traits, content_format) for message in messages]
         if continue_final_message:
             _mark_final(conversation)
-        text = self._run(
-            extra
-            | dict(special_tokens or {})
-            | {
-                "messages": conversation,
-                "tools": _plain(tools, "tools"),
-                "documents": _plain(documents, "documents"),
-                "add_generation_prompt": add_generation_prompt,
-            }
-        )
+        variables = {
+            **extra,
+            **(special_tokens or {}),
+            "messages": conversation,
+            "tools": _plain(tools, "tools"),
+            "documents": _plain(documents, "documents"),
+            "add_generation_prompt": add_generation_prompt,
+        }
+        faults.hit("template")
+        try:
+            text = self._run(variables, MAX_RENDER_S, MAX_OUTPUT_CHARS)
+        except RenderError as error:
+            raise RequestError(str(error), "messages") from None
         return _cut_at_mark(text) if continue_final_message else text
 
     @cached_property
@@ -96,42 +116,12 @@ class ChatTemplate:
             return False
 
     @cached_property
-    def _compiled(self) -> jinja2.Template:
-        try:
-            return SANDBOX.from_string(self.source)
-        except _NOT_A_TEMPLATE as error:
-            raise RequestError(f"The chat template is not valid Jinja: {error}", "chat_template") from None
-
-    def _run(self, variables: dict[str, Any]) -> str:
-        faults.hit("template")
-        SANDBOX.allow(MAX_RENDER_S)
-        template = self._compiled
-        pieces, size = [], 0
-        try:
-            for piece in template.generate(variables):
-                size += len(piece)
-                if size > MAX_OUTPUT_CHARS:
-                    raise RequestError(
-                        f"The chat template wrote more than {MAX_OUTPUT_CHARS} characters.", "messages"
-                    )
-                pieces.append(piece)
-        except jinja2.TemplateError as error:
-            raise RequestError(f"The chat template refused the conversation: {error}", "messages") from None
-        except (
-            TypeError,
-            ValueError,
-            LookupError,
-            AttributeError,
-            ArithmeticError,
-            RecursionError,
-            MemoryError,
-        ) as error:
-            if isinstance(error, RequestError):
-                raise
-            raise RequestError(
-                f"The chat template failed on this conversation ({type(error).__name__}).", "messages"
-            ) from error
-        return "".join(pieces)
+    def _run(self) -> Callable[[dict[str, Any], float, int], str]:
+        """Renders, where it may."""
+        if sha256(self.source.encode(errors="replace")).hexdigest()[:16] not in _KNOWN:
+            return TemplateProcess(self.source).render
+        template = SANDBOX.from_string(self.source)
+        return lambda variables, _, max_chars: rendered(template, variables, max_chars)
 
 
 @lru_cache(maxsize=16)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from typing import Literal
 
-from jinja2 import meta, nodes
+from jinja2 import nodes
 
 _DATA_FILTERS = ("tojson", "items", "dictsort", "string")
 
@@ -18,7 +18,7 @@ class TemplateTraits:
     """Of one template."""
 
     variables: Set[str]
-    """Names that it reads and that are neither its own nor Jinja's."""
+    """Names that it reads, its own among them: to tell these apart, Jinja would compute constants."""
     content_format: Literal["string", "openai"]
     """ "openai" when it goes through the parts of a message's content."""
     tells_missing_content: bool
@@ -34,9 +34,7 @@ class TemplateTraits:
         contents = _aliases(tree, "content")
         tests = tree.find_all(nodes.Test)
         return cls(
-            variables=meta.find_undeclared_variables(tree) - tree.environment.globals.keys()
-            if tree.environment
-            else frozenset(),
+            variables={name.name for name in tree.find_all(nodes.Name) if name.ctx == "load"},
             content_format="openai"
             if any(_reads(loop.iter, "content", contents) for loop in tree.find_all(nodes.For))
             else "string",

@@ -1,25 +1,31 @@
 """Hostile chat templates end in an error, soon and without taking memory; harmless ones are let through."""
 
 import resource
+import subprocess
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from octavo.base.errors import RequestError
 from octavo.frontend.text import chat_template
 from octavo.frontend.text.chat_template import ChatTemplate
-from octavo.frontend.text.sandbox import SANDBOX
+from tests.known_templates import TEMPLATES
 
 USER = [{"role": "user", "content": "Hi"}]
 DOUBLE = "{% set ns = namespace(s='xxxxxxxxxxxxxxxx', l=[1, 2], n=2) %}{% for i in range(64) %}"
+NESTED = (
+    "{% set ns = namespace(x=[1], y=[1]) %}{% for i in range(40) %}"
+    "{% set ns.x = [ns.x, ns.x] %}{% set ns.y = [ns.y, ns.y] %}{% endfor %}"
+)
 BOMBS = {
     "~": DOUBLE + "{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
     "+": DOUBLE + "{% set ns.s = ns.s + ns.s %}{% endfor %}",
     "*": DOUBLE + "{% set ns.s = ns.s * 9 %}{% endfor %}",
     "lists": DOUBLE + "{% set ns.l = ns.l + ns.l %}{% endfor %}",
     "integers": DOUBLE + "{% set ns.n = ns.n * ns.n %}{% endfor %}{{ ns.n }}",
-    "powers": "{{ 9 ** 9 ** 9 }}",
+    "powers": "{{ 9 ** (9 ** 9) }}",
     "replace": DOUBLE + "{% set ns.s = ns.s | replace('x', ns.s) %}{% endfor %}",
     "replace method": DOUBLE + "{% set ns.s = ns.s.replace('x', ns.s) %}{% endfor %}",
     "translate": DOUBLE + "{% set ns.s = ns.s.translate({120: ns.s}) %}{% endfor %}",
@@ -51,6 +57,11 @@ BOMBS = {
     "format method with a width": "{% set s = '{:{}}'.format(1, 999999999) %}",
     "lipsum": "{% set s = lipsum(99999999) %}",
     "endless recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "nested lists compared": NESTED + "{{ ns.x == ns.y }}",
+    "nested list looked for": NESTED + "{{ ns.x in [ns.y] }}",
+    "nested lists sorted": NESTED + "{{ [ns.x, ns.y] | sort }}",
+    "long list sorted": "{{ (range(99999) | list * 100) | sort }}",
+    "long list grouped": "{% set x = (range(99999) | list * 100) | groupby(0) %}",
     "recursive loop": "{% for i in [[1]] recursive %}{{ loop([[1], [1]]) }}{% endfor %}",
     "deep expression": "{{ " + "(" * 2000 + "1" + ")" * 2000 + " }}",
     "many conditions": "{% if 1 %}" * 2000 + "{% endif %}" * 2000,
@@ -69,7 +80,8 @@ def little_memory(monkeypatch):
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_bombs(name):
+def test_bombs(name, monkeypatch):
+    monkeypatch.setattr(chat_template, "MAX_RENDER_S", 0.3)
     begun_s = time.monotonic()
     with pytest.raises(RequestError) as caught:
         ChatTemplate(BOMBS[name]).render(USER)
@@ -78,7 +90,7 @@ def test_bombs(name):
     assert ChatTemplate("{{ messages[0].content }}").render(USER) == "Hi"
 
 
-def test_the_meter_begins_anew_with_each_rendering():
+def test_the_bounds_are_those_of_one_rendering():
     template = ChatTemplate("{% for i in range(999) %}{% set s = messages[0].content ~ '!' %}{% endfor %}.")
     messages = [{"role": "user", "content": "x" * 100_000}]
     assert [template.render(messages) for _ in range(4)] == ["."] * 4
@@ -105,7 +117,7 @@ def test_the_meter_begins_anew_with_each_rendering():
         ("{{ {'a': 1} | xmlattr }}{{ 'a b' | urlencode }}", ' a="1"a%20b'),
     ],
 )
-def test_what_is_metered_still_works(source, text):
+def test_what_can_grow_still_works(source, text):
     import jinja2
 
     assert ChatTemplate(source).render(USER) == text
@@ -123,7 +135,21 @@ def test_a_long_conversation_is_no_bomb():
     assert len(ChatTemplate(source).render(messages)) == 200 * (6 + 4999)
 
 
-def test_no_bound_is_open_to_templates():
-    for name in ("tick", "allow", "concatenate"):
-        assert ChatTemplate("{{ self.environment }}{{ " + name + " }}").render(USER) == ""
-    assert hasattr(SANDBOX, "tick")
+def test_templates_that_were_read_need_no_process(monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", None)
+    for source in TEMPLATES.values():
+        assert "Hi" in ChatTemplate(source).render(USER, special_tokens={"bos_token": "", "eos_token": ""})
+    with pytest.raises(TypeError):
+        ChatTemplate(TEMPLATES["ChatML"] + " ").render(USER)
+
+
+def test_the_process_comes_once_and_goes_with_its_template():
+    template = ChatTemplate("{{ messages[0].content }}, {{ bos_token }}")
+    before = psutil.Process().children()
+    assert [template.render(USER, special_tokens={"bos_token": name}) for name in "ab"] == ["Hi, a", "Hi, b"]
+    [child] = [child for child in psutil.Process().children() if child not in before]
+    child.kill()
+    assert template.render(USER, special_tokens={"bos_token": "\ud800 ü"}) == "Hi, \ud800 ü"
+    [child] = [child for child in psutil.Process().children() if child not in before]
+    del template
+    assert not child.is_running()
