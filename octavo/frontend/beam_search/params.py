@@ -32,6 +32,9 @@ _COMBINABLE = frozenset({
 """Fields of SamplingParams that mean something, or no harm, in a search."""
 
 
+_SHARED = frozenset(SamplingParams.__struct_fields__)
+
+
 @dataclass(slots=True)
 class BeamSearchParams:
     """How to search. Raises RequestError for a wrong value."""
@@ -71,22 +74,9 @@ class BeamSearchParams:
 
     def to_sampling_params(self, logprobs: int | None = None) -> SamplingParams:
         """The same search as SamplingParams; logprobs: how many of each position to show."""
-        return SamplingParams(
-            n=self.beam_width,
-            best_of=self.beam_width,
-            use_beam_search=True,
-            max_tokens=self.max_tokens,
-            ignore_eos=self.ignore_eos,
-            temperature=self.temperature,
-            length_penalty=self.length_penalty,
-            include_stop_str_in_output=self.include_stop_str_in_output,
-            structured_outputs=self.structured_outputs,
-            skip_special_tokens=self.skip_special_tokens,
-            early_stopping=self.early_stopping,
-            num_beam_groups=self.num_beam_groups,
-            diversity_penalty=self.diversity_penalty,
-            logprobs=logprobs,
-        )
+        shared = {name: getattr(self, name) for name in self.__slots__ if name in _SHARED}
+        width = self.beam_width
+        return SamplingParams(n=width, best_of=width, use_beam_search=True, logprobs=logprobs, **shared)
 
 
 @dataclass(slots=True)

@@ -80,7 +80,9 @@ def tokenizer_from_metadata(metadata: Mapping[str, Any]) -> tokenizer.Tokenizer:
         else:
             backend, add_bos = _sentencepiece(metadata, tokens, types), True
         special = _special_tokens(metadata, len(tokens))
-        _add_ends(backend, special, bool(metadata.get("tokenizer.ggml.add_bos_token", add_bos)), metadata)
+        adds_bos = metadata.get("tokenizer.ggml.add_bos_token", add_bos)
+        adds_eos = metadata.get("tokenizer.ggml.add_eos_token", False)
+        set_ends(backend, special.bos if adds_bos else None, special.eos if adds_eos else None)
     except OctavoError:
         raise
     except Exception as error:  # the tokenizers library raises bare Exception for a bad vocabulary
@@ -237,14 +239,6 @@ def _special_tokens(metadata: Mapping[str, Any], num_tokens: int) -> SpecialToke
         unk=role("unknown"),
         ends=frozenset(token_id for token_id in ends if token_id is not None),
         chat_templates={"default": template} if isinstance(template, str) else {},
-    )
-
-
-def _add_ends(backend: Tokenizer, special: SpecialTokens, add_bos: bool, metadata: Mapping[str, Any]) -> None:
-    set_ends(
-        backend,
-        special.bos if add_bos else None,
-        special.eos if metadata.get("tokenizer.ggml.add_eos_token", False) else None,
     )
 
 

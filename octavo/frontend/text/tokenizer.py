@@ -69,8 +69,14 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        self._special = special or SpecialTokens()
-        self._templates = {name: ChatTemplate(text) for name, text in self._special.chat_templates.items()}
+        special = special or SpecialTokens()
+        self.bos_token_id, self.bos_token = special.bos, self._name(special.bos)
+        self.eos_token_id, self.eos_token = special.eos, self._name(special.eos)
+        self.pad_token_id, self.pad_token = special.pad, self._name(special.pad)
+        self.unk_token_id, self.unk_token = special.unk, self._name(special.unk)
+        self.end_ids = special.ends if special.eos is None else special.ends | {special.eos}
+        """Every id that ends a text."""
+        self._templates = {name: ChatTemplate(text) for name, text in special.chat_templates.items()}
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         """Ids that `skip_special_tokens` leaves out of a text."""
@@ -85,52 +91,6 @@ class Tokenizer:
         return self.vocab_size
 
     # Ids and roles
-
-    @property
-    def bos_token_id(self) -> int | None:
-        """Begins a text."""
-        return self._special.bos
-
-    @property
-    def eos_token_id(self) -> int | None:
-        """Ends a text."""
-        return self._special.eos
-
-    @property
-    def pad_token_id(self) -> int | None:
-        """Fills up; never meant."""
-        return self._special.pad
-
-    @property
-    def unk_token_id(self) -> int | None:
-        """Stands for what the vocabulary cannot spell."""
-        return self._special.unk
-
-    @property
-    def bos_token(self) -> str | None:
-        """Name of `bos_token_id`."""
-        return self._name(self._special.bos)
-
-    @property
-    def eos_token(self) -> str | None:
-        """Name of `eos_token_id`."""
-        return self._name(self._special.eos)
-
-    @property
-    def pad_token(self) -> str | None:
-        """Name of `pad_token_id`."""
-        return self._name(self._special.pad)
-
-    @property
-    def unk_token(self) -> str | None:
-        """Name of `unk_token_id`."""
-        return self._name(self._special.unk)
-
-    @property
-    def end_ids(self) -> frozenset[int]:
-        """Every id that ends a text."""
-        eos = self._special.eos
-        return self._special.ends if eos is None else self._special.ends | {eos}
 
     @property
     def all_special_ids(self) -> list[int]:
@@ -155,7 +115,7 @@ class Tokenizer:
         """The id of one name, or a list for several; an unknown name gives `unk_token_id`."""
         if isinstance(tokens, str):
             found: int | None = self._backend.token_to_id(tokens)
-            return self._special.unk if found is None else found
+            return self.unk_token_id if found is None else found
         return [self.convert_tokens_to_ids(token) for token in tokens]  # type: ignore[misc]  # one name, one id
 
     # Text to ids
