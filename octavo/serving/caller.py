@@ -1,6 +1,5 @@
 """`Caller`: what every handler needs to know of a request besides its body. Made from the ASGI scope."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from uuid import uuid4
@@ -10,8 +9,6 @@ from starlette.requests import HTTPConnection
 from octavo.config.server import ServerConfig
 from octavo.frontend.async_engine import AsyncLLM
 from octavo.serving.engines import Engines
-
-_ID = re.compile(r"[!-~]{1,128}")
 
 _TRACE_HEADERS = ("traceparent", "tracestate")
 
@@ -44,7 +41,7 @@ class Caller:
         """The caller on this connection."""
         state = connection.scope.get("state", {})
         app = connection.app.state
-        request_id = state.get("request_id") or _given_id(connection) or uuid4().hex
+        request_id = state.get("request_id") or uuid4().hex
         return cls(
             app.engines,
             app.config,
@@ -62,8 +59,3 @@ class Caller:
     def salted(self, salt: str | None) -> str:
         """The salt of a prompt: the tenant's and the request's own, so that no request can name another's."""
         return "/".join(part for part in (self.cache_salt, salt) if part)
-
-
-def _given_id(connection: HTTPConnection) -> str:
-    name = connection.headers.get("x-request-id", "")
-    return name if _ID.fullmatch(name) else ""

@@ -6,7 +6,6 @@ Made by `app`, one for each entry of a ROUTES list.
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from octavo.serving.errors import handle_exception
 from octavo.serving.registry import Route
 
 
@@ -15,13 +14,13 @@ class Endpoint:
 
     def __init__(self, route: Route) -> None:
         self.path = route.path
-        self._handler = route.handler
+        self._route = route
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         request = Request(scope, receive, send)
         try:
-            response = await self._handler(request)
+            response = await self._route.handler(request)
         except Exception as error:
-            response = await handle_exception(request, error)
+            response = self._route.error_response(error)
         await response(scope, receive, send)

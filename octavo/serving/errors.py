@@ -136,14 +136,10 @@ def error_response(error: BaseException) -> Response:
 
 async def handle_exception(request: Request, error: Exception) -> Response:
     """For Starlette, which raises its own: unknown paths, wrong methods."""
-    if isinstance(error, HTTPException) and error.detail == _phrase(error.status_code):
+    if isinstance(error, HTTPException) and error.detail == HTTPStatus(error.status_code).phrase:
         text = f"{error.detail}: {request.method} {request.url.path[:200]}."
         error = HTTPError(error.status_code, text, headers=error.headers)
     return error_response(error)
-
-
-def _phrase(status: int) -> str:
-    return HTTPStatus(status).phrase
 
 
 def _retry_after(seconds: float) -> dict[str, str]:

@@ -15,7 +15,6 @@ from starlette.responses import Response
 
 from octavo.base.foreign import FIELDS
 from octavo.config.server import ServerConfig
-from octavo.serving.errors import ErrorBody
 from octavo.serving.registry import Route, load_routes
 from octavo.version import __version__
 
@@ -63,7 +62,7 @@ def _operation(route: Route, path: str, method: str) -> dict[str, Any]:
         answer[route.media_type] = {"schema": _reference(route.response_model)}
     if route.streams:
         answer["text/event-stream"] = {"schema": _ANYTHING}
-    error = {"application/json": {"schema": _reference(route.error_model or ErrorBody)}}
+    error = {"application/json": {"schema": _reference(route.error_model)}}
     name = route.handler.__name__
     operation: dict[str, Any] = {
         "tags": [route.group],
@@ -89,8 +88,8 @@ def _schemas(routes: Iterable[Route], *, strict: bool) -> dict[str, Any]:
     """Components by name."""
     asked = {route.request_model for route in routes if route.request_model is not None}
     answered = {route.response_model for route in routes if route.response_model is not None}
-    answered |= {route.error_model for route in routes if route.error_model is not None}
-    _, components = msgspec.json.schema_components([*asked, *answered, ErrorBody], ref_template=_REFERENCE)
+    answered |= {route.error_model for route in routes}
+    _, components = msgspec.json.schema_components([*asked, *answered], ref_template=_REFERENCE)
     for model in asked:
         name = model.__name__
         components[name] = _body_schema(components[name], strict=strict)

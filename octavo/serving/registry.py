@@ -13,6 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket
 
+from octavo.serving.errors import ErrorBody, error_response
+
 ROUTE_MODULES = {
     "OpenAI": (
         "octavo.serving.openai.models",
@@ -46,8 +48,10 @@ class Route:
     """msgspec type of the JSON answer; None = anything."""
     methods: tuple[str, ...] = ()
     """`load_routes` fills it in: POST where there is a body, else GET. HEAD is answered where GET is."""
-    error_model: Any = None
-    """msgspec type of the JSON of errors; None = the common one."""
+    error_model: Any = ErrorBody
+    """msgspec type of the JSON of errors."""
+    error_response: Callable[[Exception], Response] = error_response
+    """Makes it of what the handler raised."""
     media_type: str = "application/json"
     """Of the answer; "" = it is empty."""
     streams: bool = False

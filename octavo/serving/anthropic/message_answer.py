@@ -9,7 +9,6 @@ from typing import Any
 from uuid import uuid4
 
 import msgspec
-from msgspec import UNSET
 
 from octavo.frontend.parsers.events import CallArguments, CallStart, Reasoning, Text
 from octavo.serving.anthropic.answers import (
@@ -112,7 +111,7 @@ class MessageAnswer:
 
 def _usage(usage: Usage) -> MessageUsage:
     details = usage.prompt_tokens_details
-    num_cached = 0 if details is UNSET else details.cached_tokens
+    num_cached = 0 if details is None else details.cached_tokens
     return MessageUsage(usage.prompt_tokens - num_cached, usage.completion_tokens, num_cached)
 
 

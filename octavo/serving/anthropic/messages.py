@@ -1,8 +1,8 @@
 """POST /v1/messages and /v1/messages/count_tokens: what clients of Anthropic's API ask."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from functools import partial, wraps
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -21,23 +21,7 @@ from octavo.serving.openai.turn import render_options, turn_events
 from octavo.serving.registry import Route
 from octavo.serving.streaming import leaving, named_event, unless_gone
 
-Handler = Callable[[Request], Awaitable[Response]]
 
-
-def _in_their_form(handler: Handler) -> Handler:
-    """The handler, with its errors as Anthropic's clients expect them."""
-
-    @wraps(handler)
-    async def answer(request: Request) -> Response:
-        try:
-            return await handler(request)
-        except Exception as error:
-            return error_response(error)
-
-    return answer
-
-
-@_in_their_form
 async def create_message(request: Request) -> Response:
     """The model's turn in a conversation, whole or as a stream of events."""
     caller = Caller.of(request)
@@ -53,7 +37,6 @@ async def create_message(request: Request) -> Response:
     return json_response(answer.message)
 
 
-@_in_their_form
 async def count_tokens(request: Request) -> Response:
     """The tokens of a conversation, with all that the model would be told."""
     caller = Caller.of(request)
@@ -80,9 +63,8 @@ async def _finish(caller: Caller, asked: ChatRequest, answer: MessageAnswer) -> 
                 pass  # told to nobody
 
 
+_Route = partial(Route, error_model=MessageError, error_response=error_response)
 ROUTES = [
-    Route("/v1/messages", create_message, MessagesRequest, Message, error_model=MessageError, streams=True),
-    Route(
-        "/v1/messages/count_tokens", count_tokens, CountTokensRequest, TokenCount, error_model=MessageError
-    ),
+    _Route("/v1/messages", create_message, MessagesRequest, Message, streams=True),
+    _Route("/v1/messages/count_tokens", count_tokens, CountTokensRequest, TokenCount),
 ]

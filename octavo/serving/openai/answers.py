@@ -1,6 +1,6 @@
 """What a client gets: one struct per answer and per chunk, encoded as it is. UNSET is left out, None is null.
 
-Names and places follow OpenAI's, then vLLM's.
+Names and places follow OpenAI's, then vLLM's. What vLLM always sends is null where there is nothing to say.
 """
 
 from typing import Any, Literal
@@ -22,13 +22,20 @@ class PromptTokensDetails(Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Struct):
+    """What the answer's tokens were for."""
+
+    reasoning_tokens: int
+
+
 class Usage(Struct):
     """Tokens of the whole request."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+    prompt_tokens_details: PromptTokensDetails | None = None
+    completion_tokens_details: CompletionTokensDetails | None = None
 
 
 class RequestMetrics(Struct):
@@ -59,9 +66,9 @@ class CompletionChoice(Struct):
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     """The stop string or token that ended it."""
-    token_ids: list[int] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType | None = UNSET
-    prompt_logprobs: list[Logprobs | None] | UnsetType = UNSET
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: list[Logprobs | None] | None = None
 
 
 class Head(Struct, kw_only=True):
@@ -73,7 +80,14 @@ class Head(Struct, kw_only=True):
     system_fingerprint: str = f"octavo-{__version__}"
 
 
-class Completion(Head, kw_only=True):
+class Whole(Head, kw_only=True):
+    """What octavo has nothing to say of."""
+
+    service_tier: None = None
+    kv_transfer_params: None = None
+
+
+class Completion(Whole, kw_only=True):
     """Answer of /v1/completions, and a chunk of its stream."""
 
     object: Literal["text_completion"] = "text_completion"
@@ -128,9 +142,12 @@ class ChatMessage(Struct):
     role: str
     content: str | None
     refusal: None = None
-    tool_calls: list[ToolCall] | UnsetType = UNSET
-    reasoning: str | UnsetType = UNSET
-    reasoning_content: str | UnsetType = UNSET
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: list[ToolCall] = []
+    reasoning: str | None = None
+    reasoning_content: str | None = None
     """The same under its earlier name."""
 
 
@@ -142,17 +159,17 @@ class ChatChoice(Struct):
     logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | None = None
 
 
-class ChatCompletion(Head, kw_only=True):
+class ChatCompletion(Whole, kw_only=True):
     """Answer of /v1/chat/completions."""
 
     object: Literal["chat.completion"] = "chat.completion"
     choices: list[ChatChoice]
     usage: Usage
-    prompt_logprobs: list[Logprobs | None] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[Logprobs | None] | None = None
+    prompt_token_ids: list[int] | None = None
     prompt_text: str | UnsetType = UNSET
     metrics: RequestMetrics | UnsetType = UNSET
 
@@ -184,7 +201,7 @@ class DeltaChoice(Struct):
     logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | UnsetType | None = UNSET
-    token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | None = None
 
 
 class ChatChunk(Head, kw_only=True):
@@ -193,7 +210,7 @@ class ChatChunk(Head, kw_only=True):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     choices: list[DeltaChoice]
     usage: Usage | UnsetType | None = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType | None = UNSET
     metrics: RequestMetrics | UnsetType = UNSET
 
 

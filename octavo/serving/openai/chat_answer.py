@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from octavo.frontend.outputs.request_output import CompletionOutput, RequestOutput
 from octavo.serving.openai.answers import (
@@ -50,8 +50,8 @@ class ChatAnswer:
         return self._completion(
             choices=choices,
             usage=self._meter.usage(),
-            prompt_logprobs=prompt_logprobs(first.prompt_logprobs) if first.prompt_logprobs else UNSET,
-            prompt_token_ids=(first.prompt_token_ids or []) if request.return_token_ids else UNSET,
+            prompt_logprobs=prompt_logprobs(first.prompt_logprobs) if first.prompt_logprobs else None,
+            prompt_token_ids=(first.prompt_token_ids or []) if request.return_token_ids else None,
             prompt_text=(first.prompt or "") if request.return_prompt_text else UNSET,
             metrics=self._meter.metrics(),
         )
@@ -85,7 +85,7 @@ class ChatAnswer:
 
     def _opening_chunk(self, index: int, number: int, output: RequestOutput) -> ChatChunk:
         role, echoed = self._openings[index]
-        prompt_ids = (output.prompt_token_ids or []) if self._request.return_token_ids else UNSET
+        prompt_ids = (output.prompt_token_ids or []) if self._request.return_token_ids else None
         choice = DeltaChoice(number, Delta(role=role, content=echoed))
         return self._chunk(choices=[choice], usage=self._meter.of_chunk(), prompt_token_ids=prompt_ids)
 
@@ -97,8 +97,8 @@ class ChatAnswer:
         stop_reason = UNSET if reason is None else step.completion.stop_reason
         return DeltaChoice(step.number, delta_of(step.events), step.logprobs, reason, stop_reason, ids)
 
-    def _ids(self, completion: CompletionOutput) -> list[int] | UnsetType:
-        return list(completion.token_ids) if self._request.return_token_ids else UNSET
+    def _ids(self, completion: CompletionOutput) -> list[int] | None:
+        return list(completion.token_ids) if self._request.return_token_ids else None
 
 
 def _opening(request: ChatRequest, messages: Sequence[Message], answering: str) -> tuple[str, str]:

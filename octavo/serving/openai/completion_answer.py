@@ -7,8 +7,6 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from msgspec import UNSET, UnsetType
-
 from octavo.frontend.outputs.logprobs import PositionLogprobs
 from octavo.frontend.outputs.request_output import CompletionOutput, RequestOutput
 from octavo.serving.caller import Caller
@@ -67,7 +65,7 @@ class CompletionAnswer:
             completion.finish_reason,  # type: ignore[arg-type]  # the others were raised as errors
             None if self._is_scoring else completion.stop_reason,
             self._ids([] if self._is_scoring else list(completion.token_ids)),
-            self._ids(prompt_ids) if begins else UNSET,
+            self._ids(prompt_ids) if begins else None,
             self._prompt_scores(output),
         )
 
@@ -78,12 +76,12 @@ class CompletionAnswer:
             return ""
         return self._tokenizer.decode(output.prompt_token_ids or [], skip_special_tokens=False)
 
-    def _ids(self, ids: list[int]) -> list[int] | UnsetType:
-        return ids if self._request.return_token_ids else UNSET
+    def _ids(self, ids: list[int]) -> list[int] | None:
+        return ids if self._request.return_token_ids else None
 
-    def _prompt_scores(self, output: RequestOutput) -> list[Logprobs | None] | UnsetType:
+    def _prompt_scores(self, output: RequestOutput) -> list[Logprobs | None] | None:
         if self._request.prompt_logprobs is None or output.prompt_logprobs is None:
-            return UNSET
+            return None
         return prompt_logprobs(output.prompt_logprobs)
 
     def _written_logprobs(

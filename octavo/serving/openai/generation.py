@@ -6,7 +6,7 @@ a long list is slow and not refused.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -188,37 +188,33 @@ class Generation:
         """One task per ticket takes prompt after prompt; what they bring meets in a queue of one."""
         queue: asyncio.Queue[tuple[int, RequestOutput] | Exception | None] = asyncio.Queue(1)
         todo = iter(range(len(self.prompts)))
-        tasks = [asyncio.create_task(self._work_off(todo, ticket, queue)) for ticket in tickets]
+
+        async def work_off(ticket: Ticket) -> None:
+            try:
+                for index in todo:
+                    async with aclosing(self._one(index, ticket)) as outputs:
+                        async for item in outputs:
+                            await queue.put(item)
+            except Exception as error:
+                await queue.put(error)
+            else:
+                await queue.put(None)
+
+        tasks = [asyncio.create_task(work_off(ticket)) for ticket in tickets]
         num_open = len(tasks)
         try:
             while num_open:
                 item = await queue.get()
+                if isinstance(item, Exception):
+                    raise item
                 if item is None:
                     num_open -= 1
-                elif isinstance(item, Exception):
-                    raise item
                 else:
                     yield item
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _work_off(
-        self,
-        todo: Iterator[int],
-        ticket: Ticket,
-        queue: "asyncio.Queue[tuple[int, RequestOutput] | Exception | None]",
-    ) -> None:
-        try:
-            for index in todo:
-                async with aclosing(self._one(index, ticket)) as outputs:
-                    async for item in outputs:
-                        await queue.put(item)
-        except Exception as error:
-            await queue.put(error)
-        else:
-            await queue.put(None)
 
 
 def _take_fault(output: RequestOutput) -> HTTPError | None:

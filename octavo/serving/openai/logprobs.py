@@ -1,6 +1,7 @@
 """Logprobs in OpenAI's two forms, that of completions and that of chat."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from octavo.frontend.outputs.logprobs import Logprob, PositionLogprobs, PromptLogprobs
 from octavo.frontend.text.tokenizer import Tokenizer
@@ -18,22 +19,17 @@ LOWEST = -9999.0
 """Stands for minus infinity, which JSON cannot say."""
 
 
+@dataclass(frozen=True, slots=True)
 class LogprobWriter:
     """How one request wants its logprobs written."""
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer | None,
-        num_top: int,
-        candidates: Sequence[int] | None = None,
-        *,
-        as_ids: bool = False,
-    ) -> None:
-        """num_top: alternatives per position; candidates: show these tokens instead; as_ids: token_id:N."""
-        self._tokenizer = tokenizer
-        self._num_top = num_top
-        self._candidates = None if candidates is None else frozenset(candidates)
-        self._as_ids = as_ids
+    tokenizer: Tokenizer | None
+    num_top: int
+    """Alternatives per position."""
+    candidates: frozenset[int] | None
+    """Tokens to be shown instead."""
+    as_ids: bool
+    """Tokens are called token_id:N."""
 
     def chat(self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs]) -> ChatLogprobs:
         """Of the tokens of an answer."""
@@ -68,31 +64,32 @@ class LogprobWriter:
     def _top(self, position: PositionLogprobs) -> list[tuple[int, Logprob]]:
         """What was asked for beside the chosen token, most likely first."""
         ranked = sorted(position.items(), key=lambda item: -item[1].logprob)
-        if self._candidates is not None:
-            return [item for item in ranked if item[0] in self._candidates]
-        return ranked if self._num_top < 0 else ranked[: self._num_top]
+        if self.candidates is not None:
+            return [item for item in ranked if item[0] in self.candidates]
+        return ranked if self.num_top < 0 else ranked[: self.num_top]
 
     def _entry(self, token_id: int, entry: Logprob) -> TopLogprob:
-        spelled = None if self._tokenizer is None else list(self._tokenizer.token_bytes(token_id))
+        spelled = None if self.tokenizer is None else list(self.tokenizer.token_bytes(token_id))
         return TopLogprob(self._name(token_id, entry), _finite(entry.logprob), spelled)
 
     def _name(self, token_id: int, entry: Logprob | None) -> str:
-        if self._as_ids:
+        if self.as_ids:
             return f"token_id:{token_id}"
         if entry is not None and entry.decoded_token is not None:
             return entry.decoded_token
-        return "" if self._tokenizer is None else self._tokenizer.token_text(token_id)
+        return "" if self.tokenizer is None else self.tokenizer.token_text(token_id)
 
 
 def logprob_writer(caller: Caller, request: SamplingFields, num_top: int | None) -> LogprobWriter | None:
     """As the request wants them; None when it wants none. num_top: alternatives, None = no logprobs."""
     if num_top is None and request.logprob_token_ids is None:
         return None
+    candidates = request.logprob_token_ids
     return LogprobWriter(
         caller.engine.tokenizer,
         num_top or 0,
-        request.logprob_token_ids,
-        as_ids=bool(request.return_tokens_as_token_ids or caller.config.return_tokens_as_token_ids),
+        None if candidates is None else frozenset(candidates),
+        bool(request.return_tokens_as_token_ids or caller.config.return_tokens_as_token_ids),
     )
 
 

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable
 
-from msgspec import UNSET
-
 from octavo.frontend.parsers.events import CallArguments, CallStart, Event, Reasoning, Text
 from octavo.serving.openai.answers import ChatMessage, Delta, FunctionCall, ToolCall, ToolCallDelta
 from octavo.serving.openai.tools import call_id
@@ -11,12 +9,12 @@ from octavo.serving.openai.tools import call_id
 
 def message_of(turn: Delta, role: str, echoed: str) -> ChatMessage:
     """The whole turn, of which all is new; echoed: what its text begins with."""
-    text, thought = echoed + (turn.content or ""), turn.reasoning or UNSET
+    text, thought = echoed + (turn.content or ""), turn.reasoning or None
     calls = [ToolCall(call.id or call_id(), call.function) for call in turn.tool_calls or ()]
     return ChatMessage(
         role,
         text if text or not calls else None,
-        tool_calls=calls or UNSET,
+        tool_calls=calls,
         reasoning=thought,
         reasoning_content=thought,
     )

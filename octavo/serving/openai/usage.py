@@ -35,7 +35,7 @@ class Meter:
     def usage(self) -> Usage:
         """All so far."""
         num_prompt = sum(self._num_prompt.values())
-        cached = PromptTokensDetails(sum(self._num_cached.values())) if self._details else UNSET
+        cached = PromptTokensDetails(sum(self._num_cached.values())) if self._details else None
         return Usage(num_prompt, self._num_output, num_prompt + self._num_output, cached)
 
     def of_chunk(self) -> Usage | UnsetType | None:

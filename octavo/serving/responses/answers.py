@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from octavo.serving.openai.answers import TokenLogprob
+from octavo.serving.openai.answers import CompletionTokensDetails, PromptTokensDetails, TokenLogprob
 from octavo.serving.responses.protocol import Reasoning, TextConfig
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -59,25 +59,13 @@ OutputItem = MessageItem | ReasoningItem | CallItem
 Part = OutputText | ReasoningText
 
 
-class InputTokensDetails(Struct):
-    """Where the prompt's tokens came from."""
-
-    cached_tokens: int = 0
-
-
-class OutputTokensDetails(Struct):
-    """What the answer's tokens were for."""
-
-    reasoning_tokens: int = 0
-
-
 class ResponseUsage(Struct):
     """Tokens of the whole request."""
 
     input_tokens: int
-    input_tokens_details: InputTokensDetails
+    input_tokens_details: PromptTokensDetails
     output_tokens: int
-    output_tokens_details: OutputTokensDetails
+    output_tokens_details: CompletionTokensDetails
     total_tokens: int
 
 

@@ -10,22 +10,18 @@ from itertools import count
 from typing import Any
 from uuid import uuid4
 
-from msgspec import UNSET
-
 from octavo.frontend.parsers.events import CallArguments, CallStart, Reasoning, Text
 from octavo.serving.errors import http_error, message_of
-from octavo.serving.openai.answers import TokenLogprob
+from octavo.serving.openai.answers import CompletionTokensDetails, PromptTokensDetails, TokenLogprob
 from octavo.serving.openai.tools import call_id
 from octavo.serving.openai.turn import TextLogprobs, TurnEnd, TurnEvent, TurnStart
 from octavo.serving.responses.answers import (
     CallItem,
     Fault,
     IncompleteDetails,
-    InputTokensDetails,
     MessageItem,
     OutputItem,
     OutputText,
-    OutputTokensDetails,
     Part,
     ReasoningItem,
     ReasoningText,
@@ -137,12 +133,11 @@ class ResponseAnswer:
         if status == "incomplete":
             response.incomplete_details = IncompleteDetails()
             self._cut()
-        details = usage.prompt_tokens_details
         response.usage = ResponseUsage(
             usage.prompt_tokens,
-            InputTokensDetails(0 if details is UNSET else details.cached_tokens),
+            usage.prompt_tokens_details or PromptTokensDetails(0),
             usage.completion_tokens,
-            OutputTokensDetails(end.num_reasoning_tokens),
+            CompletionTokensDetails(end.num_reasoning_tokens),
             usage.total_tokens,
         )
 

@@ -4,7 +4,7 @@ Made by `routes`. Whichever way, the turn is the same; a response that was asked
 before its end is told.
 """
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -87,20 +87,21 @@ class ResponseWork:
 
     async def _settle(self) -> None:
         """Bring the store up to date, unless the response has been deleted there."""
-        try:
-            await self.store.run(partial(record.settle, tenant=self.caller.tenant, stored=self.stored))
-        except HTTPError as error:
-            logger.warning("The response %s is not kept: %s", self.stored.response.id, error)
+        await self._write(record.settle)
 
     async def _keep(self) -> None:
         """A store without room is no reason to withhold the answer."""
-        if not self.stored.response.store:
-            return
+        if self.stored.response.store:
+            self.stored.response.store = await self._write(record.add)
+
+    async def _write(self, change: Callable[..., object]) -> bool:
+        """Whether the store has taken it."""
         try:
-            await self.add()
+            await self.store.run(partial(change, tenant=self.caller.tenant, stored=self.stored))
         except HTTPError as error:
             logger.warning("The response %s is not kept: %s", self.stored.response.id, error)
-            self.stored.response.store = False
+            return False
+        return True
 
 
 def told_cancelled(response: Response, number: int) -> bytes:

@@ -8,7 +8,7 @@ import pytest
 from octavo.config.server import ServerConfig
 from octavo.frontend.text.chat_template import ChatTemplate
 from tests.serving import events_of, served
-from tests.unit.serving.test_completion_route import answer_to
+from tests.unit.serving.test_completion_route import answer_to, usage
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 USER = {"role": "user", "content": "hi"}
@@ -35,14 +35,15 @@ async def stream(server, **body):
 async def test_an_answer(server):
     body = await chat(server)
     [choice] = body["choices"]
-    assert choice["message"] == {"role": "assistant", "content": answer_to(PROMPT, 6)[0], "refusal": None}
+    said, silent = {"role": "assistant", "content": answer_to(PROMPT, 6)[0]}, ("refusal", "reasoning")
+    absent = dict.fromkeys((*silent, "reasoning_content", "annotations", "audio", "function_call"))
+    assert choice["message"] == {**said, "tool_calls": [], **absent}
     assert choice["finish_reason"] == "length" and choice["logprobs"] is None
+    assert choice["token_ids"] is None
+    for name in ("service_tier", "prompt_logprobs", "prompt_token_ids", "kv_transfer_params"):
+        assert body[name] is None
     assert body["object"] == "chat.completion" and body["id"].startswith("chatcmpl-")
-    assert body["usage"] == {
-        "prompt_tokens": len(PROMPT),
-        "completion_tokens": 6,
-        "total_tokens": len(PROMPT) + 6,
-    }
+    assert body["usage"] == usage(len(PROMPT), 6)
 
 
 async def test_several_turns_and_parts(server):
@@ -75,7 +76,7 @@ async def test_streamed_chunks_make_the_whole_answer(server):
 async def test_ids_in_streams(server):
     chunks = await stream(server, return_token_ids=True)
     assert chunks[0]["prompt_token_ids"] == list(PROMPT.encode())
-    ids = [i for chunk in chunks for c in chunk["choices"] for i in c.get("token_ids", ())]
+    ids = [i for chunk in chunks for c in chunk["choices"] for i in c["token_ids"] or ()]
     assert ids == answer_to(PROMPT, 6)[1]
 
 
