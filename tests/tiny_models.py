@@ -6,17 +6,125 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from octavo.runtime.models.interface import MODELS
 from tests import internlm_oracle
 
 internlm_oracle.register()
 
 PROMPT_LENGTHS = (1, 7, 40, 90)
-"""Shorter than a block, and longer than every TINY's sliding window."""
+"""Shorter than a block, and longer than every sliding window below."""
+
+_FEWEST = {
+    "vocab_size": 131,
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "max_position_embeddings": 256,
+}
+_GROUPED = _FEWEST | {"intermediate_size": 96, "num_key_value_heads": 2}
+_GPT2 = {"vocab_size": 131, "n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 256}
+_PLAIN = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+_HALF = {"rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
+_STRETCHED = {
+    "rope_parameters": {
+        "rope_type": "llama3",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+}
+_LONG = {
+    "original_max_position_embeddings": 256,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+        "short_factor": [1.0, 1.1],
+        "long_factor": [1.2, 4.0],
+    },
+}
+_OF_BOTH_KINDS = {
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
+    }
+}
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+_FACTORS = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.25,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 2.0,
+}
+_COHERE = _GROUPED | _PLAIN | {"logit_scale": 0.5}
+_GEMMA = _GROUPED | _PLAIN | {"head_dim": 16}
+_CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
+
+TINY: dict[str, dict[str, Any]] = {
+    "CohereForCausalLM": _COHERE | {"model_type": "cohere"},
+    "Cohere2ForCausalLM": _COHERE
+    | {"model_type": "cohere2", "sliding_window": 24, "layer_types": [_SLIDING, _FULL, _SLIDING]},
+    "FalconForCausalLM": _FEWEST | {"model_type": "falcon"},
+    "GPT2LMHeadModel": _GPT2 | {"model_type": "gpt2"},
+    "GPTJForCausalLM": _GPT2 | {"model_type": "gptj", "rotary_dim": 4},
+    "GPTNeoXForCausalLM": _FEWEST | {"model_type": "gpt_neox", "intermediate_size": 96, "rotary_pct": 0.5},
+    "GemmaForCausalLM": _GEMMA | {"model_type": "gemma", "num_key_value_heads": 1},
+    "Gemma2ForCausalLM": _GEMMA
+    | _CAPS
+    | {"model_type": "gemma2", "query_pre_attn_scalar": 24, "sliding_window": 24},
+    "Gemma3ForCausalLM": _GEMMA
+    | _OF_BOTH_KINDS
+    | {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "query_pre_attn_scalar": 24,
+        "sliding_window": 24,
+        "layer_types": [_SLIDING, _SLIDING, _FULL] * 2,
+        "final_logit_softcapping": 30.0,
+    },
+    "GraniteForCausalLM": _GROUPED | _STRETCHED | _FACTORS | {"model_type": "granite"},
+    "InternLM2ForCausalLM": _GROUPED
+    | {
+        "model_type": "internlm2",
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
+        "bias": False,
+    },
+    "InternLM3ForCausalLM": _GROUPED
+    | _STRETCHED
+    | {"model_type": "internlm3", "head_dim": 16, "qkv_bias": True, "bias": False},
+    "LlamaForCausalLM": _GROUPED | _STRETCHED | {"model_type": "llama"},
+    "MistralForCausalLM": _GROUPED | _PLAIN | {"model_type": "mistral", "sliding_window": 24},
+    "Olmo2ForCausalLM": _GROUPED | _STRETCHED | {"model_type": "olmo2"},
+    "OPTForCausalLM": _FEWEST | {"model_type": "opt", "num_attention_heads": 4, "ffn_dim": 96},
+    "PhiForCausalLM": _GROUPED | _HALF | {"model_type": "phi"},
+    "Phi3ForCausalLM": _GROUPED
+    | _LONG
+    | {"model_type": "phi3", "pad_token_id": 0, "sliding_window": 24, "max_position_embeddings": 1024},
+    "Qwen2ForCausalLM": _GROUPED
+    | _PLAIN
+    | {
+        "model_type": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 24,
+        "max_window_layers": 1,
+        "tie_word_embeddings": True,
+    },
+    "Qwen3ForCausalLM": _GROUPED | _PLAIN | {"model_type": "qwen3", "head_dim": 16},
+    "SmolLM3ForCausalLM": _GROUPED
+    | _STRETCHED
+    | {"model_type": "smollm3", "num_hidden_layers": 4, "no_rope_layer_interval": 2, "pad_token_id": 0},
+    "StableLmForCausalLM": _GROUPED | _HALF | {"model_type": "stablelm"},
+    "Starcoder2ForCausalLM": _GROUPED
+    | _PLAIN
+    | {"model_type": "starcoder2", "hidden_act": "gelu_pytorch_tanh", "sliding_window": 24},
+}
+"""A config for every architecture of octavo's own."""
 
 
 def tiny_config(architecture: str) -> dict[str, Any]:
-    return dict(MODELS.load(architecture).TINY)
+    return TINY[architecture] | {"architectures": [architecture]}
 
 
 def make_oracle(config: dict[str, Any], seed: int = 0) -> PreTrainedModel:

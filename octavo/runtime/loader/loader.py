@@ -64,7 +64,7 @@ def load_own(
     arch = family.arch_from_hf(config.checkpoint.text_config | length)
     specs = _kv_specs(config, arch, parallel)
     host_layers = _host_layers(config, family, arch, platform, parallel)
-    model = family.build(arch, make_context(config, specs, platform, parallel, host_layers))
+    model = family(arch, make_context(config, specs, platform, parallel, host_layers))
     read = read or READERS.load(config.model.load_format)
     _fill(model, read(config, model, arch), config, parallel)
     finish_loading(model)
@@ -86,7 +86,7 @@ def _host_layers(
         )
     meta = MetaPlatform(platform.compute_dtype(_dtype(config.model.dtype)))
     specs = _kv_specs(config, arch, parallel)
-    shapes = family.build(arch, make_context(config, specs, meta, parallel))
+    shapes = family(arch, make_context(config, specs, meta, parallel))
     return choose_layers(config.parallel, layer_bytes(shapes))
 
 

@@ -120,7 +120,7 @@ def read_arch(
 
 
 def read_heads(config: Config, **own: Any) -> HeadsArch:
-    """Read the sizes of attention; `own` are the fields that the family adds or replaces."""
+    """Read sizes and biases of attention; `own` are the fields that the family adds or replaces."""
     hidden_size, num_heads = size_of(config, "hidden_size"), size_of(config, "num_attention_heads")
     if not config.get("head_dim") and hidden_size % num_heads:
         raise BadCheckpoint(f"hidden_size={hidden_size} is no multiple of num_attention_heads={num_heads}")
@@ -130,15 +130,17 @@ def read_heads(config: Config, **own: Any) -> HeadsArch:
         raise BadCheckpoint(
             f"num_attention_heads={num_heads} is no multiple of num_key_value_heads={num_kv_heads}"
         )
-    sizes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
-    return HeadsArch(**{**sizes, "scale": head_dim**-0.5, **own})
+    bias = bool(config.get("attention_bias"))
+    common: Config = {"scale": head_dim**-0.5, "qkv_bias": bias, "out_bias": bias}
+    return HeadsArch(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, **common | own)
 
 
 def read_dense(config: Config, **own: Any) -> DenseArch:
     """Read the feed-forward block; `own` are the fields that the family adds or replaces."""
     size = size_of(config, "intermediate_size", 4 * size_of(config, "hidden_size"))
     activation = config.get("hidden_act") or config.get("hidden_activation") or "silu"
-    return DenseArch(**{"intermediate_size": size, "activation": activation, **own})
+    common: Config = {"activation": activation, "bias": bool(config.get("mlp_bias"))}
+    return DenseArch(intermediate_size=size, **common | own)
 
 
 def read_layers(

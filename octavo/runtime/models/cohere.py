@@ -4,7 +4,6 @@ Command R7B and Command A (Cohere2) have windows; there, the layers that see eve
 """
 
 from dataclasses import replace
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -22,7 +21,6 @@ from octavo.runtime.models.arch import (
 )
 from octavo.runtime.models.decoder import Decoder
 from octavo.runtime.models.gemma import layer_types
-from octavo.runtime.models.llama import LLAMA_WEIGHTS, Llama
 from octavo.runtime.models.weights import to
 
 _DEFAULTS: Config = {"layer_norm_eps": 1e-5, "rope_theta": 500_000.0, "tie_word_embeddings": True}
@@ -46,16 +44,13 @@ def read_cohere(config: Config, *, head_norms: bool) -> Arch:
         use_gated_activation=True,
         use_parallel_block=True,
     )
-    bias = bool(config.get("attention_bias"))
     return read_arch(
         config,
         interleaved_rope=True,
         residual="parallel",
         norms=frozenset({"attention_in"}),
         norm=NormArch(kind="layer", eps=config["layer_norm_eps"]),
-        attention=read_heads(
-            config, qk_norm="each_head" if head_norms else "none", qkv_bias=bias, out_bias=bias
-        ),
+        attention=read_heads(config, qk_norm="each_head" if head_norms else "none"),
         logit_scale=factor_of(config, "logit_scale", 0.0625),
     )
 
@@ -63,18 +58,12 @@ def read_cohere(config: Config, *, head_norms: bool) -> Arch:
 class Cohere(Decoder):
     """Command R+ has a norm for each head."""
 
-    WEIGHTS = LLAMA_WEIGHTS.replace(
+    WEIGHTS = Decoder.WEIGHTS.replace(
         {
             "layers.*.self_attn.q_norm": to("layers.*.attention.q_norm", "", one_vector),
             "layers.*.self_attn.k_norm": to("layers.*.attention.k_norm", "", one_vector),
         }
     )
-    TINY: ClassVar[Config] = Llama.TINY | {
-        "architectures": ["CohereForCausalLM"],
-        "model_type": "cohere",
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-        "logit_scale": 0.5,
-    }
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
@@ -84,13 +73,6 @@ class Cohere(Decoder):
 
 class Cohere2(Cohere):
     """By default every fourth layer sees everything."""
-
-    TINY: ClassVar[Config] = Cohere.TINY | {
-        "architectures": ["Cohere2ForCausalLM"],
-        "model_type": "cohere2",
-        "sliding_window": 24,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-    }
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:

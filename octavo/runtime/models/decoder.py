@@ -8,8 +8,6 @@ where it differs in kind. Our parameter names, which weight maps refer to:
     layers.*.mlp_norm  .mlp.{up, down}  .mlp_out_norm
 """
 
-from typing import Self
-
 import torch
 from torch import Tensor, nn
 
@@ -21,33 +19,9 @@ from octavo.runtime.layers.norm import NoNorm, Norm, Term, make_norm
 from octavo.runtime.layers.rotary import Rope, RotaryEmbedding
 from octavo.runtime.layers.rows import make_row_gather
 from octavo.runtime.layers.self_attention import HeadsArch, SelfAttention
-from octavo.runtime.models.arch import RESIDUAL_NORMS, Arch, Place
+from octavo.runtime.models.arch import RESIDUAL_NORMS, Arch, Config, Place, read_arch
 from octavo.runtime.models.interface import Family
 from octavo.runtime.models.weights import WeightMap, to
-
-GGUF_WEIGHTS = WeightMap(
-    {
-        "token_embd": to("embed_tokens"),
-        "position_embd": to("embed_positions"),
-        "output_norm": to("norm"),
-        "output": to("lm_head"),
-        "blk.*.attn_norm": to("layers.*.attention_norm"),
-        "blk.*.attn_qkv": to("layers.*.attention.qkv"),
-        "blk.*.attn_q": to("layers.*.attention.qkv", "q"),
-        "blk.*.attn_k": to("layers.*.attention.qkv", "k"),
-        "blk.*.attn_v": to("layers.*.attention.qkv", "v"),
-        "blk.*.attn_q_norm": to("layers.*.attention.q_norm"),
-        "blk.*.attn_k_norm": to("layers.*.attention.k_norm"),
-        "blk.*.attn_output": to("layers.*.attention.out"),
-        "blk.*.post_attention_norm": to("layers.*.attention_out_norm"),
-        "blk.*.ffn_norm": to("layers.*.mlp_norm"),
-        "blk.*.ffn_gate": to("layers.*.mlp.up", "gate"),
-        "blk.*.ffn_up": to("layers.*.mlp.up", "up"),
-        "blk.*.ffn_down": to("layers.*.mlp.down"),
-        "blk.*.post_ffw_norm": to("layers.*.mlp_out_norm"),
-    },
-    ignored=(r"^rope_(freqs|factors_long|factors_short)\.weight$",),  # read with the config
-)
 
 ATTENTIONS = {HeadsArch: SelfAttention}
 FEED_FORWARDS = {DenseArch: MLP}
@@ -140,10 +114,53 @@ LAYERS = {"serial": DecoderLayer, "parallel": ParallelLayer, "normalised": Norma
 class Decoder(Family):
     """Embedding → layers → norm; head apart, because only some rows need it."""
 
-    GGUF_WEIGHTS = GGUF_WEIGHTS
+    WEIGHTS = WeightMap(
+        {
+            "embed_tokens": to("embed_tokens"),
+            "norm": to("norm"),
+            "lm_head": to("lm_head"),
+            "layers.*.input_layernorm": to("layers.*.attention_norm"),
+            "layers.*.self_attn.q_proj": to("layers.*.attention.qkv", "q"),
+            "layers.*.self_attn.k_proj": to("layers.*.attention.qkv", "k"),
+            "layers.*.self_attn.v_proj": to("layers.*.attention.qkv", "v"),
+            "layers.*.self_attn.q_norm": to("layers.*.attention.q_norm"),
+            "layers.*.self_attn.k_norm": to("layers.*.attention.k_norm"),
+            "layers.*.self_attn.o_proj": to("layers.*.attention.out"),
+            "layers.*.post_attention_layernorm": to("layers.*.mlp_norm"),
+            "layers.*.mlp.gate_proj": to("layers.*.mlp.up", "gate"),
+            "layers.*.mlp.up_proj": to("layers.*.mlp.up", "up"),
+            "layers.*.mlp.down_proj": to("layers.*.mlp.down"),
+        },
+        prefix="model.",
+        ignored=(r"rotary_emb\.inv_freq$",),
+    )
+    """The names in most checkpoints."""
+    GGUF_WEIGHTS = WeightMap(
+        {
+            "token_embd": to("embed_tokens"),
+            "position_embd": to("embed_positions"),
+            "output_norm": to("norm"),
+            "output": to("lm_head"),
+            "blk.*.attn_norm": to("layers.*.attention_norm"),
+            "blk.*.attn_qkv": to("layers.*.attention.qkv"),
+            "blk.*.attn_q": to("layers.*.attention.qkv", "q"),
+            "blk.*.attn_k": to("layers.*.attention.qkv", "k"),
+            "blk.*.attn_v": to("layers.*.attention.qkv", "v"),
+            "blk.*.attn_q_norm": to("layers.*.attention.q_norm"),
+            "blk.*.attn_k_norm": to("layers.*.attention.k_norm"),
+            "blk.*.attn_output": to("layers.*.attention.out"),
+            "blk.*.post_attention_norm": to("layers.*.attention_out_norm"),
+            "blk.*.ffn_norm": to("layers.*.mlp_norm"),
+            "blk.*.ffn_gate": to("layers.*.mlp.up", "gate"),
+            "blk.*.ffn_up": to("layers.*.mlp.up", "up"),
+            "blk.*.ffn_down": to("layers.*.mlp.down"),
+            "blk.*.post_ffw_norm": to("layers.*.mlp_out_norm"),
+        },
+        ignored=(r"^rope_(freqs|factors_long|factors_short)\.weight$",),  # read with the config
+    )
 
     def __init__(self, arch: Arch, build: BuildContext) -> None:
-        super().__init__()
+        super().__init__(arch, build)
         embedding_size = arch.embedding_size or arch.hidden_size
         self.embed_tokens = VocabEmbedding(build.at("embed_tokens"), arch.vocab_size, embedding_size)
         if arch.num_learned_positions:
@@ -176,10 +193,10 @@ class Decoder(Family):
         self._embedding_scale = torch.tensor(arch.embedding_scale, dtype=build.compute_dtype).item()
         self._attention = build.attention
 
-    @classmethod
-    def build(cls, arch: Arch, build: BuildContext) -> Self:
-        """See Family.build."""
-        return cls(arch, build)
+    @staticmethod
+    def arch_from_hf(config: Config) -> Arch:
+        """See Family.arch_from_hf: what most configs share is all there is."""
+        return read_arch(config)
 
     def embed(self, batch: ForwardBatch) -> Tensor:
         """Return the input of the first layer."""

@@ -1,7 +1,5 @@
 """Falcon: attention beside the MLP; one key head for all queries (7B), or for each group of them (40B)."""
 
-from typing import ClassVar
-
 from octavo.base.errors import Unsupported
 from octavo.runtime.layers.norm import NormArch
 from octavo.runtime.models.arch import (
@@ -37,15 +35,6 @@ class Falcon(Decoder):
         },
         prefix="transformer.",
     )
-    TINY: ClassVar[Config] = {
-        "architectures": ["FalconForCausalLM"],
-        "model_type": "falcon",
-        "vocab_size": 131,
-        "hidden_size": 48,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 6,
-        "max_position_embeddings": 256,
-    }
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:

@@ -1,12 +1,11 @@
 """Gemma 1 and 2: norms that add one, scaled embeddings; Gemma 2 has soft caps and alternating windows."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
 from octavo.base.errors import Unsupported
 from octavo.runtime.layers.build import Stored
-from octavo.runtime.layers.self_attention import HeadsArch
 from octavo.runtime.models.arch import (
     SANDWICH_NORMS,
     Arch,
@@ -18,7 +17,6 @@ from octavo.runtime.models.arch import (
     size_of,
 )
 from octavo.runtime.models.decoder import Decoder
-from octavo.runtime.models.llama import LLAMA_WEIGHTS, Llama
 from octavo.runtime.models.weights import to
 
 _ACTIVATION = "gelu_pytorch_tanh"
@@ -53,29 +51,16 @@ def read_gemma(config: Config, **own: Any) -> Arch:
     return read_arch(config, embedding_scale=size_of(config, "hidden_size") ** 0.5, **own)
 
 
-def read_gemma_heads(config: Config, **own: Any) -> HeadsArch:
-    """Read the sizes of attention; biases are optional."""
-    bias = bool(config.get("attention_bias"))
-    return read_heads(config, qkv_bias=bias, out_bias=bias, **own)
-
-
 class Gemma(Decoder):
     """A Llama with large heads."""
 
-    WEIGHTS = LLAMA_WEIGHTS.replace(
+    WEIGHTS = Decoder.WEIGHTS.replace(
         {
             "norm": to("norm", "", plus_one),
             "layers.*.input_layernorm": to("layers.*.attention_norm", "", plus_one),
             "layers.*.post_attention_layernorm": to("layers.*.mlp_norm", "", plus_one),
         }
     )
-    TINY: ClassVar[Config] = Llama.TINY | {
-        "architectures": ["GemmaForCausalLM"],
-        "model_type": "gemma",
-        "num_key_value_heads": 1,
-        "head_dim": 16,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-    }
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
@@ -83,7 +68,7 @@ class Gemma(Decoder):
         config = _DEFAULTS | config
         if config["hidden_act"] == "gelu":
             config["hidden_act"] = _ACTIVATION
-        return read_gemma(config, attention=read_gemma_heads(config))
+        return read_gemma(config)
 
 
 class Gemma2(Decoder):
@@ -96,15 +81,6 @@ class Gemma2(Decoder):
             "layers.*.post_feedforward_layernorm": to("layers.*.mlp_out_norm", "", plus_one),
         }
     )
-    TINY: ClassVar[Config] = Gemma.TINY | {
-        "architectures": ["Gemma2ForCausalLM"],
-        "model_type": "gemma2",
-        "num_key_value_heads": 2,
-        "query_pre_attn_scalar": 24,
-        "sliding_window": 24,
-        "attn_logit_softcapping": 2.0,
-        "final_logit_softcapping": 3.0,
-    }
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
@@ -113,7 +89,7 @@ class Gemma2(Decoder):
         return read_gemma(
             config | {"layer_types": config.get("layer_types") or layer_types(config, 2)},
             norms=SANDWICH_NORMS,
-            attention=read_gemma_heads(
+            attention=read_heads(
                 config,
                 scale=config["query_pre_attn_scalar"] ** -0.5,
                 soft_cap=config["attn_logit_softcapping"] or 0.0,

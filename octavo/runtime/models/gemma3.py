@@ -1,10 +1,8 @@
 """Gemma 3, text only: local and global layers, each kind with its rope; sandwich norms; scaled embeddings."""
 
-from typing import ClassVar
-
-from octavo.runtime.models.arch import SANDWICH_NORMS, Arch, Config, read_dense
+from octavo.runtime.models.arch import SANDWICH_NORMS, Arch, Config, read_dense, read_heads
 from octavo.runtime.models.decoder import Decoder
-from octavo.runtime.models.gemma import Gemma2, layer_types, plus_one, read_gemma, read_gemma_heads
+from octavo.runtime.models.gemma import Gemma2, layer_types, plus_one, read_gemma
 from octavo.runtime.models.weights import to
 
 _DEFAULTS: Config = {
@@ -29,26 +27,6 @@ class Gemma3(Decoder):
             "layers.*.self_attn.k_norm": to("layers.*.attention.k_norm", "", plus_one),
         }
     )
-    TINY: ClassVar[Config] = {
-        "architectures": ["Gemma3ForCausalLM"],
-        "model_type": "gemma3_text",
-        "vocab_size": 131,
-        "hidden_size": 48,
-        "intermediate_size": 96,
-        "num_hidden_layers": 6,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "query_pre_attn_scalar": 24,
-        "max_position_embeddings": 256,
-        "sliding_window": 24,
-        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
-        "rope_parameters": {
-            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
-            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
-        },
-        "final_logit_softcapping": 30.0,
-    }
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
@@ -64,7 +42,7 @@ class Gemma3(Decoder):
         return read_gemma(
             config,
             norms=SANDWICH_NORMS,
-            attention=read_gemma_heads(config, qk_norm="head", scale=config["query_pre_attn_scalar"] ** -0.5),
+            attention=read_heads(config, qk_norm="head", scale=config["query_pre_attn_scalar"] ** -0.5),
             feed_forward=read_dense(
                 config, activation=config.get("hidden_activation") or "gelu_pytorch_tanh"
             ),

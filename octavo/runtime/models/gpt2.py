@@ -1,7 +1,5 @@
 """GPT-2: learned positions, layer norms, a plain MLP; its checkpoints hold matrices as [inputs, outputs]."""
 
-from typing import ClassVar
-
 from octavo.base.errors import Unsupported
 from octavo.runtime.layers.mlp import DenseArch
 from octavo.runtime.layers.norm import NormArch
@@ -49,15 +47,6 @@ class GPT2(Decoder):
         prefix="transformer.",
         ignored=(r"\.attn\.(masked_)?bias$",),  # the causal mask
     )
-    TINY: ClassVar[Config] = {
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
-        "vocab_size": 131,
-        "n_embd": 48,
-        "n_layer": 3,
-        "n_head": 4,
-        "n_positions": 256,
-    }
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:

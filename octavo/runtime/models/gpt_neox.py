@@ -1,7 +1,5 @@
 """GPT-NeoX and Pythia: attention beside or before the MLP, a part of each head rotates."""
 
-from typing import ClassVar
-
 from octavo.runtime.layers.norm import NormArch
 from octavo.runtime.models.arch import Arch, Config, read_arch, read_dense, read_heads
 from octavo.runtime.models.decoder import Decoder
@@ -28,17 +26,6 @@ class GPTNeoX(Decoder):
         # The causal mask, and what the rotation is made of.
         ignored=(r"\.attention\.(masked_)?bias$", r"rotary_emb\.inv_freq$"),
     )
-    TINY: ClassVar[Config] = {
-        "architectures": ["GPTNeoXForCausalLM"],
-        "model_type": "gpt_neox",
-        "vocab_size": 131,
-        "hidden_size": 48,
-        "intermediate_size": 96,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 6,
-        "max_position_embeddings": 256,
-        "rotary_pct": 0.5,
-    }
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:

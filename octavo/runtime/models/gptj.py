@@ -1,12 +1,10 @@
 """GPT-J: one norm for attention and MLP side by side, rotated pairs are neighbours, the head has a bias."""
 
-from typing import ClassVar
-
 from octavo.runtime.layers.norm import NormArch
 from octavo.runtime.layers.rotary import Rope
 from octavo.runtime.models.arch import Arch, Config, LayerArch, read_arch, read_heads, size_of
 from octavo.runtime.models.decoder import Decoder
-from octavo.runtime.models.gpt2 import GPT2, read_plain_mlp, usual_names
+from octavo.runtime.models.gpt2 import read_plain_mlp, usual_names
 from octavo.runtime.models.weights import WeightMap, to
 
 
@@ -29,11 +27,6 @@ class GPTJ(Decoder):
         prefix="transformer.",
         ignored=(r"\.attn\.(masked_)?bias$", r"\.attn\.embed_positions$"),  # the causal mask, the rope
     )
-    TINY: ClassVar[Config] = GPT2.TINY | {
-        "architectures": ["GPTJForCausalLM"],
-        "model_type": "gptj",
-        "rotary_dim": 4,
-    }
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:

@@ -4,7 +4,7 @@ The architectures that octavo has a file for are listed here.
 """
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -60,22 +60,20 @@ class Family(Model):
     """A model with a file of its own.
 
     WEIGHTS, GGUF_WEIGHTS: names in safetensors and GGUF files to our parameters
-    TINY:                  a config small enough for tests on a CPU
     """
 
     WEIGHTS: ClassVar[WeightMap]
     GGUF_WEIGHTS: ClassVar[WeightMap]
-    TINY: ClassVar[Config]
 
     @staticmethod
     @abstractmethod
     def arch_from_hf(config: Config) -> Arch:
         """Read a config in Hugging Face's form, plus `max_model_len`. Raises BadCheckpoint or Unsupported."""
 
-    @classmethod
-    @abstractmethod
-    def build(cls, arch: Arch, build: BuildContext) -> Self:
+    def __init__(self, arch: Arch, build: BuildContext) -> None:
         """Construct with parameters still to be loaded."""
+        del arch, build
+        super().__init__()
 
     @property
     def weight_bytes(self) -> int:

@@ -1,10 +1,7 @@
 """InternLM 2 and 3: Llamas with names and biases of their own."""
 
-from typing import ClassVar
-
 from octavo.runtime.models.arch import Arch, Config, read_arch, read_dense, read_heads
 from octavo.runtime.models.decoder import Decoder
-from octavo.runtime.models.llama import LLAMA_WEIGHTS, Llama
 from octavo.runtime.models.weights import WeightMap, to, ungroup_qkv
 
 _DEFAULTS_3: Config = {"num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1e-5}
@@ -30,12 +27,6 @@ class InternLM2(Decoder):
         prefix="model.",
         ignored=(r"rotary_emb\.inv_freq$",),
     )
-    TINY: ClassVar[Config] = Llama.TINY | {
-        "architectures": ["InternLM2ForCausalLM"],
-        "model_type": "internlm2",
-        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
-        "bias": False,
-    }
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
@@ -46,15 +37,6 @@ class InternLM2(Decoder):
 
 class InternLM3(Decoder):
     """Queries, keys and values have biases apart from the rest."""
-
-    WEIGHTS = LLAMA_WEIGHTS
-    TINY: ClassVar[Config] = Llama.TINY | {
-        "architectures": ["InternLM3ForCausalLM"],
-        "model_type": "internlm3",
-        "head_dim": 16,
-        "qkv_bias": True,
-        "bias": False,
-    }
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:

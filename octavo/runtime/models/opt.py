@@ -1,7 +1,5 @@
 """OPT and Galactica: learned positions, layer norms before or behind the sums, embeddings of another size."""
 
-from typing import ClassVar
-
 from torch import Tensor
 
 from octavo.runtime.batch import ForwardBatch
@@ -51,16 +49,6 @@ class OPT(Decoder):
         },
         prefix="model.",
     )
-    TINY: ClassVar[Config] = {
-        "architectures": ["OPTForCausalLM"],
-        "model_type": "opt",
-        "vocab_size": 131,
-        "hidden_size": 48,
-        "ffn_dim": 96,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "max_position_embeddings": 256,
-    }
 
     def __init__(self, arch: Arch, build: BuildContext) -> None:
         super().__init__(arch, build)

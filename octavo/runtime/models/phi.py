@@ -1,11 +1,8 @@
 """Phi 1 to 2 (attention beside the MLP, biases everywhere), Phi 3 and 4 (a Llama with fused projections)."""
 
-from typing import ClassVar
-
 from octavo.runtime.layers.norm import NormArch
 from octavo.runtime.models.arch import Arch, Config, read_arch, read_dense, read_heads
-from octavo.runtime.models.decoder import GGUF_WEIGHTS, Decoder
-from octavo.runtime.models.llama import LLAMA_WEIGHTS, Llama
+from octavo.runtime.models.decoder import Decoder
 from octavo.runtime.models.weights import to
 
 _PHI_DEFAULTS: Config = {"partial_rotary_factor": 0.5, "layer_norm_eps": 1e-5, "hidden_act": "gelu_new"}
@@ -16,7 +13,7 @@ _PHI3_DEFAULTS: Config = {"rms_norm_eps": 1e-5, "original_max_position_embedding
 class Phi(Decoder):
     """One norm feeds attention and MLP; a part of each head rotates; the head has a bias."""
 
-    WEIGHTS = LLAMA_WEIGHTS.replace(
+    WEIGHTS = Decoder.WEIGHTS.replace(
         {
             "final_layernorm": to("norm"),
             "layers.*.self_attn.q_layernorm": to("layers.*.attention.q_norm"),
@@ -26,11 +23,6 @@ class Phi(Decoder):
             "layers.*.mlp.fc2": to("layers.*.mlp.down"),
         }
     )
-    TINY: ClassVar[Config] = Llama.TINY | {
-        "architectures": ["PhiForCausalLM"],
-        "model_type": "phi",
-        "rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5},
-    }
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
@@ -55,28 +47,13 @@ class Phi(Decoder):
 class Phi3(Decoder):
     """Queries, keys and values are one matrix in the checkpoint, and so are the two inputs of the MLP."""
 
-    WEIGHTS = LLAMA_WEIGHTS.replace(
+    WEIGHTS = Decoder.WEIGHTS.replace(
         {
             "layers.*.self_attn.qkv_proj": to("layers.*.attention.qkv"),
             "layers.*.mlp.gate_up_proj": to("layers.*.mlp.up"),
         }
     )
-    GGUF_WEIGHTS = GGUF_WEIGHTS.replace({"blk.*.ffn_up": to("layers.*.mlp.up")})
-    TINY: ClassVar[Config] = Llama.TINY | {
-        "architectures": ["Phi3ForCausalLM"],
-        "model_type": "phi3",
-        "pad_token_id": 0,
-        "sliding_window": 24,
-        "max_position_embeddings": 1024,
-        "original_max_position_embeddings": 256,
-        "rope_parameters": {
-            "rope_type": "longrope",
-            "rope_theta": 10000.0,
-            "partial_rotary_factor": 0.5,
-            "short_factor": [1.0, 1.1],
-            "long_factor": [1.2, 4.0],
-        },
-    }
+    GGUF_WEIGHTS = Decoder.GGUF_WEIGHTS.replace({"blk.*.ffn_up": to("layers.*.mlp.up")})
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:

@@ -1,12 +1,7 @@
 """Qwen 2, 2.5 (biases on q, k, v) and Qwen 3 (norms on the heads of q and k)."""
 
-from typing import ClassVar
-
 from octavo.runtime.models.arch import Arch, Config, read_arch, read_heads
 from octavo.runtime.models.decoder import Decoder
-from octavo.runtime.models.llama import LLAMA_WEIGHTS, Llama
-
-_PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 
 
 def _windowed(config: Config) -> Config:
@@ -23,38 +18,18 @@ def _windowed(config: Config) -> Config:
 class Qwen2(Decoder):
     """A Llama with biases on queries, keys and values."""
 
-    WEIGHTS = LLAMA_WEIGHTS
-    TINY: ClassVar[Config] = Llama.TINY | {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
-        "rope_parameters": _PLAIN_ROPE,
-        "use_sliding_window": True,
-        "sliding_window": 24,
-        "max_window_layers": 1,
-        "tie_word_embeddings": True,
-    }
-
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
         """The biases are not in the config."""
         config = _windowed(config)
-        return read_arch(config, attention=read_heads(config, qkv_bias=True))
+        return read_arch(config, attention=read_heads(config, qkv_bias=True, out_bias=False))
 
 
 class Qwen3(Decoder):
     """A Llama with normalised queries and keys, and heads of a size of their own."""
 
-    WEIGHTS = LLAMA_WEIGHTS
-    TINY: ClassVar[Config] = Llama.TINY | {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "rope_parameters": _PLAIN_ROPE,
-        "head_dim": 16,
-    }
-
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
         """A head has 128 components unless the config says otherwise."""
-        config, bias = {"head_dim": 128} | _windowed(config), bool(config.get("attention_bias"))
-        attention = read_heads(config, qk_norm="head", qkv_bias=bias, out_bias=bias)
-        return read_arch(config, attention=attention)
+        config = {"head_dim": 128} | _windowed(config)
+        return read_arch(config, attention=read_heads(config, qk_norm="head"))

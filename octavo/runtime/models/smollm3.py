@@ -1,12 +1,10 @@
 """SmolLM 3: a Llama some of whose layers do not rotate."""
 
 from dataclasses import replace
-from typing import ClassVar
 
 from octavo.base.errors import BadCheckpoint, Unsupported
-from octavo.runtime.models.arch import Arch, Config, read_arch, read_dense, read_heads, size_of
+from octavo.runtime.models.arch import Arch, Config, read_arch, size_of
 from octavo.runtime.models.decoder import Decoder
-from octavo.runtime.models.llama import LLAMA_WEIGHTS, Llama
 
 _DEFAULTS: Config = {"num_key_value_heads": 4, "rope_theta": 2_000_000.0, "tie_word_embeddings": True}
 """What transformers assumes where a config is silent."""
@@ -15,25 +13,12 @@ _DEFAULTS: Config = {"num_key_value_heads": 4, "rope_theta": 2_000_000.0, "tie_w
 class SmolLM3(Decoder):
     """Layers without rope (NoPE, https://arxiv.org/abs/2501.18795), by default every fourth."""
 
-    WEIGHTS = LLAMA_WEIGHTS
-    TINY: ClassVar[Config] = Llama.TINY | {
-        "architectures": ["SmolLM3ForCausalLM"],
-        "model_type": "smollm3",
-        "num_hidden_layers": 4,
-        "no_rope_layer_interval": 2,
-        "pad_token_id": 0,
-    }
-
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
         """Windows, if any, belong to the layers that do not rotate, unless the config says which."""
         config = _DEFAULTS | config
-        rotated, bias = _rotated(config), bool(config.get("attention_bias"))
-        arch = read_arch(
-            _windowed(config, rotated),
-            attention=read_heads(config, qkv_bias=bias, out_bias=bias),
-            feed_forward=read_dense(config, bias=bool(config.get("mlp_bias"))),
-        )
+        rotated = _rotated(config)
+        arch = read_arch(_windowed(config, rotated))
         pairs = zip(arch.layers, rotated, strict=True)
         return replace(arch, layers=tuple(layer if r else replace(layer, rope=None) for layer, r in pairs))
 

@@ -1,28 +1,20 @@
 """StableLM 2 and 3B: a Llama with layer norms; a part of each head rotates."""
 
-from typing import ClassVar
-
 from octavo.runtime.layers.norm import NormArch
 from octavo.runtime.models.arch import PRE_NORMS, Arch, Config, read_arch, read_heads
 from octavo.runtime.models.decoder import Decoder
-from octavo.runtime.models.llama import LLAMA_WEIGHTS, Llama
 from octavo.runtime.models.weights import to
 
 
 class StableLM(Decoder):
     """The 12B has attention beside the MLP, and a norm for each head."""
 
-    WEIGHTS = LLAMA_WEIGHTS.replace(
+    WEIGHTS = Decoder.WEIGHTS.replace(
         {
             "layers.*.self_attn.q_layernorm.norms.*": to("layers.*.attention.q_norm", "*"),
             "layers.*.self_attn.k_layernorm.norms.*": to("layers.*.attention.k_norm", "*"),
         }
     )
-    TINY: ClassVar[Config] = Llama.TINY | {
-        "architectures": ["StableLmForCausalLM"],
-        "model_type": "stablelm",
-        "rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5},
-    }
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:

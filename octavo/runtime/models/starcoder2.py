@@ -1,11 +1,8 @@
 """StarCoder 2: layer norms, a plain MLP, biases everywhere, a sliding window in all layers."""
 
-from typing import ClassVar
-
 from octavo.runtime.layers.norm import NormArch
 from octavo.runtime.models.arch import Arch, Config, expect, read_arch, read_dense, read_heads
 from octavo.runtime.models.decoder import Decoder
-from octavo.runtime.models.llama import LLAMA_WEIGHTS, Llama
 from octavo.runtime.models.weights import to
 
 _DEFAULTS: Config = {
@@ -21,19 +18,12 @@ _DEFAULTS: Config = {
 class Starcoder2(Decoder):
     """Named like a Llama, but for the MLP."""
 
-    WEIGHTS = LLAMA_WEIGHTS.replace(
+    WEIGHTS = Decoder.WEIGHTS.replace(
         {
             "layers.*.mlp.c_fc": to("layers.*.mlp.up"),
             "layers.*.mlp.c_proj": to("layers.*.mlp.down"),
         }
     )
-    TINY: ClassVar[Config] = Llama.TINY | {
-        "architectures": ["Starcoder2ForCausalLM"],
-        "model_type": "starcoder2",
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-        "hidden_act": "gelu_pytorch_tanh",
-        "sliding_window": 24,
-    }
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
