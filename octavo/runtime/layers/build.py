@@ -8,13 +8,13 @@ state_dict.
 from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from octavo.base.errors import ConfigError
 from octavo.runtime.attention.interface import AttentionBackend
 from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.kernels.table import KernelTable
-from octavo.runtime.quantization.method import Scheme
+from octavo.runtime.quantization.method import LinearMethod, Scheme
 from octavo.runtime.quantization.parameter import DenseParameter, Layout, Parameter, Shard
 from octavo.runtime.quantization.parameter import Stored as Stored  # noqa: PLC0414  # for models' weight maps
 
@@ -49,10 +49,6 @@ class BuildContext:
             )
         return Shard(name, full, rank * units // size * unit, max(units // size, 1) * unit)
 
-    def dense(self, layout: Layout) -> DenseParameter:
-        """Make a parameter of the type of the activations, for norms and biases."""
-        return DenseParameter(layout, torch.empty(layout.shape, dtype=self.compute_dtype, device=self.device))
-
 
 class Layer(nn.Module):
     """A module with parameters of its own, by the last part of their names."""
@@ -60,9 +56,25 @@ class Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.parameters_by_name: dict[str, Parameter] = {}
+        self._matrices: list[LinearMethod] = []
+
+    def make_matrix(self, build: BuildContext, layout: Layout) -> LinearMethod:
+        """Make the parameters of a matrix, as the scheme stores it, and return its method."""
+        method = build.scheme.linear(build.path)
+        self.parameters_by_name |= method.create(layout)
+        self._matrices.append(method)
+        return method
+
+    def make_vector(self, build: BuildContext, layout: Layout, name: str = "weight") -> Tensor:
+        """Make a parameter of the type of the activations, for norms and biases, and return its tensor."""
+        data = torch.empty(layout.shape, dtype=build.compute_dtype, device=build.device)
+        self.parameters_by_name[name] = DenseParameter(layout, data)
+        return data
 
     def after_load(self) -> None:
-        """Called once all parameters are loaded."""
+        """Let matrices be repacked, once all parameters are loaded."""
+        for matrix in self._matrices:
+            matrix.after_load()
 
 
 def named_parameters(model: nn.Module) -> dict[str, Parameter]:

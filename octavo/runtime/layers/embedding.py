@@ -13,12 +13,7 @@ class Embedding(Layer):
 
     def __init__(self, build: BuildContext, rows: int, size: int, shard: Shard | None = None) -> None:
         super().__init__()
-        self.method = build.scheme.linear(build.path)
-        self.parameters_by_name |= self.method.create(Layout((shard or Shard("", rows, 0, rows),), (size,)))
-
-    def after_load(self) -> None:
-        """Let the method repack."""
-        self.method.after_load()
+        self.method = self.make_matrix(build, Layout((shard or Shard("", rows, 0, rows),), (size,)))
 
     def forward(self, ids: Tensor, scale: float = 1.0) -> Tensor:
         """Return the rows of ids [T], times `scale`: [T, size]."""
@@ -61,24 +56,12 @@ class LMHead(Layer):
         soft_cap: float = 0.0,
     ) -> None:
         super().__init__()
-        self._parallel, self._vocab_size, self._tied = build.parallel, vocab_size, tied is not None
+        self._parallel, self._vocab_size = build.parallel, vocab_size
         self._scale, self._soft_cap = scale, soft_cap
         self._is_product = build.parallel.tp_size == 1 and not bias and scale == 1.0 and not soft_cap
-        shard, self._bias = _split_vocab(build, vocab_size), None
-        if bias:
-            parameter = build.dense(Layout((shard,)))
-            self.parameters_by_name["bias"] = parameter
-            self._bias = parameter.data
-        if tied is not None:
-            self.method = tied.method
-            return
-        self.method = build.scheme.linear(build.path)
-        self.parameters_by_name |= self.method.create(Layout((shard,), (size,)))
-
-    def after_load(self) -> None:
-        """Let an own method repack."""
-        if not self._tied:
-            self.method.after_load()
+        shard = _split_vocab(build, vocab_size)
+        self._bias = self.make_vector(build, Layout((shard,)), "bias") if bias else None
+        self.method = tied.method if tied else self.make_matrix(build, Layout((shard,), (size,)))
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map [rows, size] to [rows, vocab_size], gathered from all ranks. See Model.logits."""

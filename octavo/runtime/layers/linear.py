@@ -17,17 +17,8 @@ class Linear(Layer):
 
     def __init__(self, build: BuildContext, layout: Layout, bias: Layout | None) -> None:
         super().__init__()
-        self.method = build.scheme.linear(build.path)
-        self.parameters_by_name |= self.method.create(layout)
-        self.bias = None
-        if bias is not None:
-            parameter = build.dense(bias)
-            self.parameters_by_name["bias"] = parameter
-            self.bias = parameter.data
-
-    def after_load(self) -> None:
-        """Let the method repack."""
-        self.method.after_load()
+        self.method = self.make_matrix(build, layout)
+        self.bias = None if bias is None else self.make_vector(build, bias, "bias")
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply."""

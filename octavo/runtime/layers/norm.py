@@ -62,9 +62,7 @@ class RMSNorm(Norm):
     def __init__(self, build: BuildContext, size: int, eps: float, *, defers: bool = False) -> None:
         """defers: `forward` may be left to the RMS norm, of the same eps, that adds it."""
         super().__init__()
-        parameter = build.dense(vector(size))
-        self.parameters_by_name["weight"] = parameter
-        self.weight = parameter.data
+        self.weight = self.make_vector(build, vector(size))
         self._eps, self._kernel = eps, build.kernels.norms.rms_norm
         self._sandwich = build.kernels.norms.sandwich_norm if defers else None
 
@@ -94,11 +92,8 @@ class LayerNorm(Norm):
     ) -> None:
         super().__init__()
         self._shape, self._eps = (size,), eps
-        names = [name for name, present in (("weight", weight), ("bias", bias)) if present]
-        parameters = {name: build.dense(vector(size)) for name in names}
-        self.parameters_by_name |= parameters
-        self._weight = parameters["weight"].data if weight else None
-        self._bias = parameters["bias"].data if bias else None
+        self._weight = self.make_vector(build, vector(size)) if weight else None
+        self._bias = self.make_vector(build, vector(size), "bias") if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise."""
@@ -117,9 +112,7 @@ class HeadLayerNorm(Norm):
         mine = build.split("weight", num_heads, repeat=True)
         kept = [head_dim * (mine.start <= i < mine.start + mine.size) for i in range(num_heads)]
         shards = tuple(Shard(str(i), head_dim, 0, size) for i, size in enumerate(kept))
-        parameter = build.dense(Layout(shards))
-        self.parameters_by_name["weight"] = parameter
-        self._weight = parameter.data.view(mine.size, head_dim)
+        self._weight = self.make_vector(build, Layout(shards)).view(mine.size, head_dim)
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise; x: [T, heads of this rank, head_dim]."""
@@ -136,10 +129,7 @@ class AllHeadsRMSNorm(Norm):
     def __init__(self, build: BuildContext, num_heads: int, head_dim: int, eps: float) -> None:
         super().__init__()
         mine = build.split("weight", num_heads * head_dim, head_dim, repeat=True)
-        parameter = build.dense(Layout((mine._replace(name=""),)))
-        self.parameters_by_name["weight"] = parameter
-        self._weight = parameter.data
-        self._eps = eps
+        self._weight, self._eps = self.make_vector(build, Layout((mine._replace(name=""),))), eps
         self._kernel, self._parallel = build.kernels.norms.rms_norm, build.parallel
 
     def forward(self, x: Tensor) -> Tensor:

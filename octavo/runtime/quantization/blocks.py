@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 
 from octavo.base.errors import ConfigError
-from octavo.base.gguf import BlockType
+from octavo.base.gguf import BLOCK_TYPES, BlockType
 from octavo.runtime.quantization.arena import Arena
 
 _MOST_COPIED = 16 << 20  # bytes
+
+BLOCKS_BY_NAME = {kind.name: kind for kind in BLOCK_TYPES.values()}
+_OF_ONE = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,11 @@ class Blocks:
     def to(self, device: torch.device) -> "Blocks":
         """Return the same blocks on `device`, contiguous."""
         return Blocks(self.data.to(device).contiguous(), self.type)
+
+
+def blocks_of_one(matrix: Tensor) -> Blocks:
+    """Return a contiguous matrix of plain numbers as blocks, over the same memory."""
+    return Blocks(matrix.view(torch.uint8), BLOCKS_BY_NAME[_OF_ONE[matrix.dtype]])
 
 
 def join(parts: list[Blocks], arena: Arena) -> Blocks:

@@ -9,8 +9,8 @@ from itertools import accumulate, groupby
 from torch import Tensor
 
 from octavo.config.engine import EngineConfig
+from octavo.runtime.kernels.activations import Gate
 from octavo.runtime.kernels.linear import Packed
-from octavo.runtime.quantization.block_method import BlockMethod
 from octavo.runtime.quantization.blocks import Blocks, join
 from octavo.runtime.quantization.method import LinearMethod, Scheme, Storage
 from octavo.runtime.quantization.parameter import BlockParameter, Layout, Parameter
@@ -30,16 +30,20 @@ class GGUF(Scheme):
         return GGUFLinear(self.storage)
 
 
-class GGUFLinear(BlockMethod):
-    """One matrix as a row of segments, each of one block type."""
+class GGUFLinear(LinearMethod):
+    """Multiplies one matrix, a row of segments of one block type each, by the kernels for blocks.
 
-    def __init__(self, storage: Storage) -> None:
-        super().__init__(storage)
+    Of those that fuse what surrounds the product it uses what the platform has; they take a single segment.
+    """
+
+    def __init__(self, storage: Storage, parameter: type[BlockParameter] = BlockParameter) -> None:
+        """parameter: what takes the tensors of the checkpoint"""
+        self._storage, self._parameter_type = storage, parameter
         self._segments: list[Blocks] = []
 
     def create(self, layout: Layout) -> dict[str, Parameter]:
-        """Make one parameter, which takes blocks."""
-        self._parameter = BlockParameter(layout, self._storage.device)
+        """Make one parameter."""
+        self._parameter = self._parameter_type(layout, self._storage.device)
         return {"weight": self._parameter}
 
     def after_load(self) -> None:
@@ -58,12 +62,29 @@ class GGUFLinear(BlockMethod):
             self._multiply(x, segment, None if bias is None else bias[columns], out[:, columns])
         return out
 
-    def packed(self) -> Packed | None:
-        """Return the only segment; None if there are several."""
-        if len(self._segments) > 1:
+    def apply_gated(self, x: Tensor, bias: Tensor | None, gate: Gate) -> Tensor | None:
+        """See LinearMethod."""
+        kernel = self._storage.kernels.gated_block_matmul
+        if kernel is None or bias is not None or (packed := self._packed()) is None:
             return None
-        (segment,) = self._segments
-        return segment.data, segment.type.name
+        return kernel(x, *packed, gate, self._storage.input_precision)
+
+    def apply_feed_forward(self, x: Tensor, gate: Gate, down: LinearMethod) -> Tensor | None:
+        """See LinearMethod."""
+        kernel = self._storage.kernels.block_feed_forward
+        if kernel is None or not isinstance(down, GGUFLinear):
+            return None
+        up_packed, down_packed = self._packed(), down._packed()
+        if up_packed is None or down_packed is None:
+            return None
+        return kernel(x, up_packed, gate, down_packed, self._storage.input_precision)
+
+    def apply_greedy(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
+        """See LinearMethod."""
+        kernel = self._storage.kernels.block_greedy
+        if kernel is None or (packed := self._packed()) is None:
+            return None
+        return kernel(x, *packed, self._storage.input_precision)
 
     def gather(self, ids: Tensor, scale: float = 1.0) -> Tensor:
         """Unpack the rows asked for."""
@@ -75,3 +96,10 @@ class GGUFLinear(BlockMethod):
         return self._storage.kernels.block_matmul(
             x, segment.data, segment.type.name, bias, self._storage.input_precision, out
         )
+
+    def _packed(self) -> Packed | None:
+        """Return the only segment; None if there are several."""
+        if len(self._segments) > 1:
+            return None
+        (segment,) = self._segments
+        return segment.data, segment.type.name

@@ -8,16 +8,14 @@ not divide stay as they are.
 import torch
 from torch import Tensor
 
-from octavo.base.gguf import BLOCK_TYPES
 from octavo.config.engine import EngineConfig
-from octavo.runtime.quantization.blocks import Blocks
+from octavo.runtime.quantization.blocks import BLOCKS_BY_NAME, Blocks, blocks_of_one
 from octavo.runtime.quantization.gguf import GGUFLinear
 from octavo.runtime.quantization.method import LinearMethod, Scheme
-from octavo.runtime.quantization.parameter import BlockParameter, Layout, Parameter, Shard
-from octavo.runtime.quantization.unquantized import BLOCK_NAMES, Unquantized
+from octavo.runtime.quantization.parameter import BlockParameter, Shard
+from octavo.runtime.quantization.unquantized import Unquantized
 
-_TYPES = {kind.name: kind for kind in BLOCK_TYPES.values()}
-_Q8_0 = _TYPES["Q8_0"]
+_Q8_0 = BLOCKS_BY_NAME["Q8_0"]
 _LARGEST, _HALF = 127, torch.tensor(0.5)
 _AT_ONCE = 1 << 13  # blocks: what is computed on the way stays in a processor's cache
 
@@ -33,16 +31,7 @@ class Int8(Scheme):
     def linear(self, name: str) -> LinearMethod:
         """Return a method over blocks."""
         del name  # all alike
-        return PackedLinear(self.storage)
-
-
-class PackedLinear(GGUFLinear):
-    """One matrix in blocks that are made here."""
-
-    def create(self, layout: Layout) -> dict[str, Parameter]:
-        """Make one parameter, which takes numbers."""
-        self._parameter = PackingParameter(layout, self._storage.device)
-        return {"weight": self._parameter}
+        return GGUFLinear(self.storage, PackingParameter)
 
 
 class PackingParameter(BlockParameter):
@@ -56,7 +45,7 @@ def pack(matrix: Tensor) -> Blocks:
     """Return a float matrix [rows, columns] as blocks of Q8_0; as it is if these do not fit its rows."""
     rows, columns = matrix.shape
     if columns % _Q8_0.block:
-        return Blocks(matrix.contiguous().view(torch.uint8), _TYPES[BLOCK_NAMES[matrix.dtype]])
+        return blocks_of_one(matrix.contiguous())
     blocks = matrix.reshape(-1, _Q8_0.block)
     packed = torch.empty((len(blocks), _Q8_0.num_bytes), dtype=torch.uint8, device=matrix.device)
     exact, spare = torch.empty((2, min(_AT_ONCE, len(blocks)), _Q8_0.block), device=matrix.device)

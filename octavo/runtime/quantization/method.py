@@ -60,9 +60,9 @@ class LinearMethod(ABC):
     def create(self, layout: Layout) -> dict[str, Parameter]:
         """Make the parameters that hold the matrix, by the last part of their name in the checkpoint."""
 
-    @abstractmethod
     def after_load(self) -> None:
-        """Repack once everything is loaded."""
+        """Repack once everything is loaded, if need be."""
+        return
 
     @abstractmethod
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:

@@ -8,19 +8,15 @@ the batch, as it does in torch.
 from dataclasses import replace
 from functools import partial
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
 from octavo.config.engine import EngineConfig
 from octavo.runtime.kernels.activations import Gate
-from octavo.runtime.kernels.linear import Packed
-from octavo.runtime.quantization.block_method import BlockMethod
+from octavo.runtime.quantization.blocks import blocks_of_one
+from octavo.runtime.quantization.gguf import GGUFLinear
 from octavo.runtime.quantization.method import LinearMethod, Scheme, Storage, Term
 from octavo.runtime.quantization.parameter import DenseParameter, Layout, Parameter
-
-BLOCK_NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
-"""GGUF's names of plain numbers, by type: blocks of one."""
 
 
 class Unquantized(Scheme):
@@ -48,9 +44,6 @@ class DenseLinear(LinearMethod):
         self._weight = _make_weight(layout, self._storage)
         return {"weight": self._weight}
 
-    def after_load(self) -> None:
-        """Nothing to repack."""
-
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Multiply."""
         return self._storage.kernels.matmul(x, self._weight.data, bias)
@@ -73,8 +66,8 @@ class DenseLinear(LinearMethod):
         return rows if scale == 1.0 else rows * scale
 
 
-class WidenedLinear(BlockMethod):
-    """Weights of any width under float32 activations."""
+class WidenedLinear(GGUFLinear):
+    """Weights of any width under float32 activations, as blocks of one number."""
 
     def create(self, layout: Layout) -> dict[str, Parameter]:
         """See DenseLinear."""
@@ -82,21 +75,8 @@ class WidenedLinear(BlockMethod):
         return {"weight": self._weight}
 
     def after_load(self) -> None:
-        """Nothing to repack."""
-
-    def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Multiply by the block kernel."""
-        return self._storage.kernels.block_matmul(x, *self.packed(), bias, self._storage.input_precision)
-
-    def gather(self, ids: Tensor, scale: float = 1.0) -> Tensor:
-        """Look up rows, and widen them."""
-        weight, type_name = self.packed()
-        return self._storage.kernels.block_gather(weight, ids, type_name, scale)
-
-    def packed(self) -> Packed:
-        """Return the numbers as blocks of one."""
-        weight = self._weight.data
-        return weight.view(torch.uint8), BLOCK_NAMES[weight.dtype]
+        """Let the kernels for blocks have what was loaded."""
+        self._segments = [blocks_of_one(self._weight.data)]
 
 
 def _make_weight(layout: Layout, storage: Storage) -> DenseParameter:
