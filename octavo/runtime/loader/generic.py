@@ -45,11 +45,6 @@ def load(config: EngineConfig, platform: Platform, parallel: ParallelContext) ->
     _check_options(config, cls, parallel)
     hf_config = _make_config(cls, config)
     _check_kind(config, cls, hf_config)
-    if wants_host_weights(config):
-        raise Unsupported(
-            f"{cls.__name__} runs by transformers' code, which needs its weights on the GPU: leave out "
-            "cpu_offload_gb and offload_group_size."
-        )
     build = make_context(config, [], platform, parallel)
     torch.set_num_threads(config.parallel.cpu_threads)  # products will be torch's own
     hf = _fill(cls, hf_config, config, build)
@@ -82,22 +77,24 @@ def _find_class(architecture: str) -> type[PreTrainedModel]:
 
 
 def _check_options(config: EngineConfig, cls: type[PreTrainedModel], parallel: ParallelContext) -> None:
+    """Raise ConfigError, Unsupported for what this way of computing does not have."""
+    stored = config.checkpoint.config.get("quantization_config")
+    method = stored.get("quant_method") if isinstance(stored, dict) else stored
+    is_packed = config.model.quantization not in ("", "unquantized")
+    on_host = wants_host_weights(config)
+    refused = {
+        "which needs safetensors, not GGUF": config.model.load_format == "gguf",
+        "with weights as they are: leave out quantization": is_packed,
+        f"with unquantized weights only; these are stored by {method!r}": bool(stored),
+        "which needs its weights on the GPU: leave out cpu_offload_gb and offload_group_size": on_host,
+    }
     if parallel.tp_size > 1:
         raise ConfigError(
             f"{cls.__name__} runs by transformers' code, on one rank only: use tensor_parallel_size=1."
         )
-    if config.model.load_format == "gguf":
-        raise Unsupported(f"{cls.__name__} runs by transformers' code, which needs safetensors, not GGUF.")
-    if config.model.quantization not in ("", "unquantized"):
-        raise Unsupported(
-            f"{cls.__name__} runs by transformers' code, with weights as they are: leave out quantization."
-        )
-    if stored := config.checkpoint.config.get("quantization_config"):
-        method = stored.get("quant_method") if isinstance(stored, dict) else stored
-        raise Unsupported(
-            f"{cls.__name__} runs by transformers' code, with unquantized weights only; these are stored by "
-            f"{method!r}."
-        )
+    for reason, is_refused in refused.items():
+        if is_refused:
+            raise Unsupported(f"{cls.__name__} runs by transformers' code, {reason}.")
 
 
 def _make_config(cls: type[PreTrainedModel], config: EngineConfig) -> Any:

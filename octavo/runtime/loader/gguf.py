@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from octavo.base.errors import BadCheckpoint
 from octavo.base.gguf import GGUFFile, open_gguf
@@ -12,6 +11,7 @@ from octavo.config.engine import EngineConfig
 from octavo.runtime.loader.piece import Piece
 from octavo.runtime.models.arch import Arch
 from octavo.runtime.models.interface import Family
+from octavo.runtime.models.weights import Target
 from octavo.runtime.quantization.blocks import Blocks
 from octavo.runtime.quantization.parameter import Stored
 
@@ -21,16 +21,20 @@ _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 def read(config: EngineConfig, model: Family, arch: Arch) -> Iterator[Piece]:
     """Yield every tensor of the file. Raises BadCheckpoint for one that the family does not know."""
     file = open_gguf(Path(config.checkpoint.path))
-    weights = model.GGUF_WEIGHTS
-    for name in file.tensors:
-        if weights.ignores(name):
-            continue
-        origin = f"{file.path}: tensor {name!r}"
-        target = weights.find(name)
-        if target is None:
-            raise BadCheckpoint(f"{origin} is not known to {config.checkpoint.architecture}")
+    for name, origin, target in targets(config, file, model):
         tensor = target.convert(_tensor(file, name, origin), arch)
         yield Piece(origin, target.module, target.shard, tensor)
+
+
+def targets(config: EngineConfig, file: GGUFFile, model: Family) -> Iterator[tuple[str, str, Target]]:
+    """Yield (name, origin for messages, target) of every tensor that is needed. Raises BadCheckpoint."""
+    for name in file.tensors:
+        if model.GGUF_WEIGHTS.ignores(name):
+            continue
+        origin, target = f"{file.path}: tensor {name!r}", model.GGUF_WEIGHTS.find(name)
+        if target is None:
+            raise BadCheckpoint(f"{origin} is not known to {config.checkpoint.architecture}")
+        yield name, origin, target
 
 
 def _tensor(file: GGUFFile, name: str, origin: str) -> Stored:
@@ -39,9 +43,5 @@ def _tensor(file: GGUFFile, name: str, origin: str) -> Stored:
     if len(info.shape) == 2:
         return Blocks(raw, info.type)
     if len(info.shape) == 1 and info.type.name in _PLAIN:
-        return _vector(raw, _PLAIN[info.type.name])
+        return raw.flatten().clone().view(_PLAIN[info.type.name])
     raise BadCheckpoint(f"{origin} of type {info.type.name} has {len(info.shape)} axes")
-
-
-def _vector(raw: Tensor, dtype: torch.dtype) -> Tensor:
-    return raw.flatten().clone().view(dtype)

@@ -80,19 +80,14 @@ class DecoderLayer(nn.Module):
 class ParallelLayer(DecoderLayer):
     """Attention and MLP side by side, each with a norm of its own or both with one."""
 
-    def __init__(
-        self, arch: Arch, build: BuildContext, layer_id: int, rotary: RotaryEmbedding | None
-    ) -> None:
-        super().__init__(arch, build, layer_id, rotary)
-        self._one_norm = "mlp_in" not in arch.norms
-
     def forward(
         self, x: Term, residual: Tensor | None, batch: ForwardBatch, rows: Tensor | None = None
     ) -> tuple[Term, Tensor | None]:
         """See DecoderLayer."""
         x, residual = self.attention_norm.add(x, residual)
         residual = self._gather(residual, rows)
-        mlp_input = self._gather(x, rows) if self._one_norm else self.mlp_norm(residual)
+        one_norm = isinstance(self.mlp_norm, NoNorm)
+        mlp_input = self._gather(x, rows) if one_norm else self.mlp_norm(residual)
         return self.attention(x, batch, rows) + self.mlp(mlp_input), residual
 
 

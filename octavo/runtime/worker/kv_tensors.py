@@ -11,6 +11,8 @@ from octavo.messages.kv import CachePlan, KVCacheGroup, KVCacheSpec
 from octavo.messages.step import Place, Tier
 from octavo.runtime.kernels.cache_layout import CacheLayout
 
+_HOST = torch.device("cpu")
+
 
 def group_layers(specs: list[KVCacheSpec], block_size: int) -> list[KVCacheGroup]:
     """Group the attention layers (given by layer id) so that one pool of blocks serves them all.
@@ -68,18 +70,13 @@ class KVTensors:
         """Take the memory."""
         plan = self._plan
         size, count = plan.layer_block_bytes, plan.num_tensors
+        is_remote = self._device.type != "cpu"
         self.tensors = [_zeros(plan.num_blocks, size, self._device) for _ in range(count)]
-        self._host = [self._host_zeros(plan.num_host_blocks, size) for _ in range(count)]
+        self._host = [_zeros(plan.num_host_blocks, size, _HOST, is_pinned=is_remote) for _ in range(count)]
         self.by_layer = [self.tensors[0]] * len(self.group_of_layer)
         for group, layout in zip(plan.groups, self._layouts, strict=True):
             for tensor, layer_id in zip(self.tensors, group.layers, strict=False):
                 self.by_layer[layer_id] = layout.view(tensor)
-
-    def _host_zeros(self, num_blocks: int, block_bytes: int) -> Tensor:
-        """Memory that the device copies to and from while the host does something else."""
-        if self._device.type == "cpu":
-            return _zeros(num_blocks, block_bytes, self._device)
-        return torch.zeros((num_blocks, block_bytes), dtype=torch.uint8, pin_memory=True)
 
     def free(self) -> None:
         """Give the memory back, and what is in it; no step may run before the next `allocate`."""
@@ -124,9 +121,12 @@ class KVTensors:
         return [tensor[place.number] for tensor in tensors]
 
 
-def _zeros(num_blocks: int, block_bytes: int, device: torch.device) -> Tensor:
-    """Return blocks of zeros; on CPU their pages take memory only once they are written."""
+def _zeros(num_blocks: int, block_bytes: int, device: torch.device, *, is_pinned: bool = False) -> Tensor:
+    """Return blocks of zeros; on CPU their pages take memory only once they are written.
+
+    is_pinned: a device copies to and from them while the host does something else
+    """
     num_bytes = num_blocks * block_bytes
-    if device.type != "cpu" or not num_bytes:
-        return torch.zeros((num_blocks, block_bytes), dtype=torch.uint8, device=device)
+    if device.type != "cpu" or is_pinned or not num_bytes:
+        return torch.zeros((num_blocks, block_bytes), dtype=torch.uint8, device=device, pin_memory=is_pinned)
     return torch.frombuffer(zero_pages(num_bytes), dtype=torch.uint8).view(num_blocks, block_bytes)

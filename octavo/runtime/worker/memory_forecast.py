@@ -9,12 +9,13 @@ from pathlib import Path
 
 import torch
 
-from octavo.base.errors import BadCheckpoint, Unsupported
+from octavo.base.errors import Unsupported
 from octavo.base.gguf import GGUFFile, TensorInfo
 from octavo.config.engine import EngineConfig
 from octavo.messages.kv import Forecast, ModelReady
 from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.layers.build import named_parameters
+from octavo.runtime.loader.gguf import targets
 from octavo.runtime.loader.host_weights import layer_bytes
 from octavo.runtime.loader.loader import load_own
 from octavo.runtime.loader.piece import Piece
@@ -89,23 +90,15 @@ def _shapes(config: EngineConfig, model: Family, arch: Arch) -> Iterator[Piece]:
     """Return a `Reader` of shapes: of a GGUF file's header, else of the model's own parameters."""
     del arch
     if config.model.load_format == "gguf":
-        yield from _header(GGUFFile(Path(config.checkpoint.path)), model)
+        # Transforms, which move whole rows, change no size: they are left out.
+        file = GGUFFile(Path(config.checkpoint.path))
+        for name, origin, target in targets(config, file, model):
+            yield Piece(origin, target.module, target.shard, _shape(file.tensors[name]))
         return
     for name, parameter in named_parameters(model).items():
         for shard in parameter.layout.shards:
             tensor = torch.empty(parameter.layout.full_shape((shard,)), device="meta")
             yield Piece(name, name, shard.name, tensor)
-
-
-def _header(file: GGUFFile, model: Family) -> Iterator[Piece]:
-    """Transforms, which move whole rows, change no size: they are left out."""
-    for name, info in file.tensors.items():
-        if model.GGUF_WEIGHTS.ignores(name):
-            continue
-        target = model.GGUF_WEIGHTS.find(name)
-        if target is None:
-            raise BadCheckpoint(f"{file.path}: tensor {name!r} is not known to {type(model).__name__}")
-        yield Piece(f"{file.path}: tensor {name!r}", target.module, target.shard, _shape(info))
 
 
 def _shape(info: TensorInfo) -> Stored:

@@ -11,7 +11,7 @@ view of it costs a tenth of what calls of torch do.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -32,14 +32,6 @@ _MOST_ROWS = 128
 _FEWEST_TOKENS = 256  # below, recording a step costs more than Python between its kernels
 
 
-@dataclass(slots=True)
-class _Recorded:
-    """replay: computes the first rows of the inputs into `hidden`"""
-
-    hidden: Tensor
-    replay: Callable[[], None]
-
-
 class RecordedCalls(Replayer):
     """Computes what the model computes, to the bit."""
 
@@ -51,7 +43,8 @@ class RecordedCalls(Replayer):
         self._least_block = min(state.block_sizes)
         self._is_recordable = True
         self._too_many: float = math.inf
-        self._recorded: dict[int, _Recorded] = {}
+        self._recorded: dict[int, Callable[[], Tensor]] = {}
+        """By number of rows: what computes the first rows of the inputs, and returns their hidden states."""
         num_groups, _, max_blocks = state.host_tables.shape
         self._ids, self._positions = np.zeros((2, _MOST_ROWS), np.int64)
         self._kv_lens = np.ones(_MOST_ROWS, np.int32)
@@ -70,9 +63,7 @@ class RecordedCalls(Replayer):
 
     def _replay(self, work: Work, size: int) -> Tensor:
         self._stage(work, size)
-        recorded = self._recorded[size]
-        recorded.replay()
-        hidden = recorded.hidden[: len(work.rows)]
+        hidden = self._recorded[size]()[: len(work.rows)]
         return hidden if len(work.samples) == len(work.rows) else hidden[work.samples]
 
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -80,10 +71,8 @@ class RecordedCalls(Replayer):
         num_tokens = len(batch.positions)
         is_fit = _FEWEST_TOKENS <= num_tokens < self._too_many and batch.given_embeds is None
         if is_fit and self._can_replay(1):
-            recorded = self._record_forward(replace(batch, rotations={}))
-            if recorded is not None:
-                recorded.replay()
-                return recorded.hidden
+            if (replay := self._record_forward(replace(batch, rotations={}))) is not None:
+                return replay()
             self._too_many = num_tokens  # as one token can be recorded, this is for want of memory
         return self.model.forward(batch)
 
@@ -104,19 +93,22 @@ class RecordedCalls(Replayer):
     def _can_replay(self, size: int) -> bool:
         """Record a step of that size, if need be; return False if steps cannot be recorded."""
         if self._is_recordable and size not in self._recorded:
-            self._record_step(size)
+            if (replay := self._record_forward(self._batch(size))) is not None:
+                self._recorded[size] = replay
+            self._is_recordable = replay is not None
         return self._is_recordable
 
-    def _record_step(self, size: int) -> None:
-        recorded = self._record_forward(self._batch(size))
-        self._is_recordable = recorded is not None
-        if recorded is not None:
-            self._recorded[size] = recorded
-
-    def _record_forward(self, batch: ForwardBatch) -> _Recorded | None:
+    def _record_forward(self, batch: ForwardBatch) -> Callable[[], Tensor] | None:
+        """Return what computes the batch and returns its hidden states; None if it cannot be recorded."""
         made: list[Tensor] = []
-        replay = self._record(lambda: made.append(self.model.forward(batch)))
-        return None if replay is None else _Recorded(made[0], replay)
+        if (repeat := self._record(lambda: made.append(self.model.forward(batch)))) is None:
+            return None
+
+        def replay() -> Tensor:
+            repeat()
+            return made[0]
+
+        return replay
 
     def _batch(self, size: int) -> ForwardBatch:
         """Return a batch of the first rows of the inputs."""

@@ -71,21 +71,17 @@ class Worker:
         measure(self.model, self._config, self._platform)
         if self.model.is_recordable:
             plan = CachePlan(groups=groups, num_blocks=1, block_size=self._config.cache.block_size)
-            runner = self._make_runner(self._make_cache(plan), plan)
-            self._make_graphs(runner, lambda work: work).try_out()
+            self._make_graphs(self._make_runner(plan), lambda work: work).try_out()
 
     def allocate(self, plan: CachePlan) -> None:
         """Allocate the planned cache and the batch state."""
-        self._cache = self._make_cache(plan)
+        self._runner = self._make_runner(plan)
+        self._cache = self._runner.cache
         store, rank = plan.store, self._parallel.tp_rank
         self._saver = BlockSaver(store, self._cache, rank) if store and store.writes else None
-        self._runner = self._make_runner(self._cache, plan)
         self._equip()
 
-    def _make_cache(self, plan: CachePlan) -> KVTensors:
-        return _make_cache(plan, self._platform.device)
-
-    def _make_runner(self, cache: KVTensors, plan: CachePlan) -> ModelRunner:
+    def _make_runner(self, plan: CachePlan) -> ModelRunner:
         config, device = self._config, self._platform.device
         num_rows = config.scheduler.max_num_seqs
         longest = plan.max_model_len or config.model.max_model_len
@@ -99,7 +95,7 @@ class Worker:
             with_users(self._users_processors),
         )
         parts = [PromptEmbedsPart(device), PromptScores(config.model.logprobs_mode, state)]
-        return ModelRunner(cache, state, sampler, parts)
+        return ModelRunner(_make_cache(plan, device), state, sampler, parts)
 
     def _equip(self) -> None:
         """Let the runner compute with what there is now."""
