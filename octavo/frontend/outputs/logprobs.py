@@ -4,12 +4,16 @@ Public, with vLLM's names. Made from the core's `TokenLogprobs` by the owners of
 """
 
 from array import array
+from codecs import utf_8_decode
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.request import TokenLogprobs
+
+_LONGEST_CHARACTER = 4
+"""Bytes in UTF-8."""
 
 
 @dataclass(slots=True)
@@ -26,45 +30,60 @@ PositionLogprobs = dict[int, Logprob]
 
 
 class FlatLogprobs(Sequence[PositionLogprobs]):
-    """The same as a list of such dicts, kept as a few arrays: 24 bytes per entry instead of some 200.
+    """The same as a list of such dicts, kept as a few arrays: 32 bytes per entry instead of some 200.
 
     A dict is made when a position is read. A position may be None, as in lists: the first of a prompt.
     """
 
-    __slots__ = ("_ends", "_texts", "logprobs", "ranks", "token_ids")
+    __slots__ = ("_ends", "_ids", "_logprobs", "_ranks", "_texts")
 
     def __init__(self, positions: Iterable[PositionLogprobs | None] = ()) -> None:
-        self.token_ids = array("q")
-        self.logprobs = array("d")
-        self.ranks = array("q")
+        self._ids = array("q")
+        self._logprobs = array("d")
+        self._ranks = array("q")
         """0 for None."""
+        self._texts: list[str | None] = []
         self._ends = array("q")
-        self._texts: dict[int, str | None] = {}
         self.extend(positions)
 
     @property
     def start_indices(self) -> list[int]:
-        """By position: where its entries begin in the arrays."""
+        """Return by position where its entries begin in the columns."""
         return [self._start(position) for position in range(len(self))]
 
     @property
     def end_indices(self) -> list[int]:
-        """By position: where its entries end."""
+        """Return by position where its entries end."""
         return self._ends.tolist()
 
     @property
+    def token_ids(self) -> list[int]:
+        """Return the tokens of all entries."""
+        return self._ids.tolist()
+
+    @property
+    def logprobs(self) -> list[float]:
+        """Return the logprobs of `token_ids`."""
+        return self._logprobs.tolist()
+
+    @property
+    def ranks(self) -> list[int | None]:
+        """Return the ranks of `token_ids`."""
+        return [rank or None for rank in self._ranks]
+
+    @property
     def decoded_tokens(self) -> list[str | None]:
-        """The texts of `token_ids`."""
-        return [self._texts[token_id] for token_id in self.token_ids]
+        """Return the texts of `token_ids`."""
+        return list(self._texts)
 
     def append(self, position: PositionLogprobs | None) -> None:
         """Add a position."""
         for token_id, entry in (position or {}).items():
-            self.token_ids.append(token_id)
-            self.logprobs.append(entry.logprob)
-            self.ranks.append(entry.rank or 0)
-            self._texts[token_id] = entry.decoded_token
-        self._ends.append(len(self.token_ids))
+            self._ids.append(token_id)
+            self._logprobs.append(entry.logprob)
+            self._ranks.append(entry.rank or 0)
+            self._texts.append(entry.decoded_token)
+        self._ends.append(len(self._ids))
 
     def extend(self, positions: Iterable[PositionLogprobs | None]) -> None:
         """Add several positions."""
@@ -100,19 +119,15 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
     def _position(self, position: int) -> PositionLogprobs | None:
         entries = range(self._start(position), self._ends[position])
         return {
-            self.token_ids[i]: Logprob(
-                self.logprobs[i], self.ranks[i] or None, self._texts[self.token_ids[i]]
-            )
-            for i in entries
+            self._ids[i]: Logprob(self._logprobs[i], self._ranks[i] or None, self._texts[i]) for i in entries
         } or None
 
     def _part(self, start: int, stop: int) -> "FlatLogprobs":
         part, first = FlatLogprobs(), self._start(start)
         last = self._start(stop)
-        for name in ("token_ids", "logprobs", "ranks"):
+        for name in ("_ids", "_logprobs", "_ranks", "_texts"):
             setattr(part, name, getattr(self, name)[first:last])
         part._ends = array("q", [end - first for end in self._ends[start:stop]])
-        part._texts = self._texts  # only ever grows
         return part
 
 
@@ -121,15 +136,41 @@ PromptLogprobs = list[PositionLogprobs | None] | FlatLogprobs
 """One entry per prompt token; None for the first, and for one that was cached and not computed."""
 
 
-def position_logprobs(
-    entry: TokenLogprobs, tokenizer: Tokenizer | None, end: int | None = None
-) -> PositionLogprobs:
-    """The logprobs of one position: the core's entries before `end`."""
-    columns = zip(entry.token_ids[:end], entry.logprobs[:end], entry.ranks[:end], strict=True)
-    return {
-        token_id: Logprob(logprob, rank, None if tokenizer is None else tokenizer.token_text(token_id))
-        for token_id, logprob, rank in columns
-    }
+class LogprobSpeller:
+    """Turns the core's entries into what users see, one position after the other.
+
+    A character whose bytes stand in several tokens is shown with the token that completes it; the tokens
+    before it show no text, as in vLLM.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, context: Sequence[int] = ()) -> None:
+        """context: ids of the tokens before the first position."""
+        self._tokenizer = tokenizer
+        self._unfinished = b""
+        """The beginning of a character."""
+        for token_id in context[-_LONGEST_CHARACTER:]:
+            self._take(token_id)
+
+    def spell(self, entry: TokenLogprobs, end: int | None = None) -> PositionLogprobs:
+        """Return the logprobs of the next position: the entries before `end`, the position's token first."""
+        columns = zip(entry.token_ids[:end], entry.logprobs[:end], entry.ranks[:end], strict=True)
+        if self._tokenizer is None:
+            return {token_id: Logprob(logprob, rank) for token_id, logprob, rank in columns}
+        text_after, before = self._tokenizer.text_after, self._unfinished
+        position = {
+            token_id: Logprob(logprob, rank, text_after(before, token_id))
+            for token_id, logprob, rank in columns
+        }
+        if position:
+            self._take(entry.token_ids[0])
+        else:  # cached and not computed: what stands here is not known
+            self._unfinished = b""
+        return position
+
+    def _take(self, token_id: int) -> None:
+        if self._tokenizer is not None:
+            data = self._unfinished + self._tokenizer.pieces[token_id]
+            self._unfinished = data[utf_8_decode(data, "replace", False)[1] :]
 
 
 def joined(old: SampleLogprobs | None, new: SampleLogprobs | None) -> SampleLogprobs | None:

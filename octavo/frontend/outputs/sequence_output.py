@@ -6,7 +6,7 @@ not yet handed to the user is kept apart as the news.
 """
 
 from octavo.base import faults
-from octavo.frontend.outputs.logprobs import FlatLogprobs, SampleLogprobs, position_logprobs
+from octavo.frontend.outputs.logprobs import FlatLogprobs, LogprobSpeller, SampleLogprobs
 from octavo.frontend.outputs.request_output import CompletionOutput
 from octavo.frontend.text.detokenizer import Detokenizer
 from octavo.frontend.text.stop import StopFinder
@@ -41,6 +41,7 @@ class SequenceOutput:
         self._logprobs: SampleLogprobs | None = None
         if params.logprobs is not None:
             self._logprobs = FlatLogprobs() if params.flat_logprobs else []
+            self._speller = LogprobSpeller(tokenizer if params.detokenize else None, prompt_ids)
         self._stop_reason: int | str | None = None
         self._error: str | None = None
         self._num_taken = 0
@@ -130,7 +131,7 @@ class SequenceOutput:
         faults.hit("logprobs", self)
         self.cumulative_logprob += entry.logprobs[0]
         if self._logprobs is not None:
-            self._logprobs.append(position_logprobs(entry, self._tokenizer))
+            self._logprobs.append(self._speller.spell(entry))
 
 
 def _detokenizer(

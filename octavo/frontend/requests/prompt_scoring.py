@@ -6,7 +6,7 @@ then the position's candidates. The entry of a position that was found in the pr
 """
 
 from octavo.base.errors import RequestError
-from octavo.frontend.outputs.logprobs import FlatLogprobs, PromptLogprobs, position_logprobs
+from octavo.frontend.outputs.logprobs import FlatLogprobs, LogprobSpeller, PromptLogprobs
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.request import TokenLogprobs
 from octavo.messages.sampling import SamplingParams
@@ -45,7 +45,7 @@ class PromptScores:
         self._candidates = params.prompt_candidates
         self._start = params.prompt_logprob_start
         self._num_taken = 0
-        self._tokenizer = tokenizer
+        self._speller = LogprobSpeller(tokenizer if params.detokenize else None)
 
     def take(self, entries: list[TokenLogprobs]) -> None:
         """The entries of the next positions."""
@@ -56,7 +56,7 @@ class PromptScores:
             if num_candidates and self.of_candidates is not None:
                 self.of_candidates.append(entry.logprobs[end:])
             if self.logprobs is not None:
-                self.logprobs.append(position_logprobs(entry, self._tokenizer, end) or None)
+                self.logprobs.append(self._speller.spell(entry, end) or None)
 
     def _num_candidates(self, row: int) -> int:
         if row < 0 or not self._candidates:

@@ -8,6 +8,7 @@ whole and incremental decoding (`text/detokenizer`) agree by construction, at an
 """
 
 import re
+from codecs import utf_8_decode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -60,6 +61,14 @@ class _Pieces(dict[int, bytes]):
         if 0 <= token_id < self._vocab_size:  # of others there is no end
             self[token_id] = piece
         return piece
+
+
+class Encoding(dict[str, Any]):
+    """What a call of the tokenizer answers: a dict whose two values are attributes too."""
+
+    def __init__(self, input_ids: Any, attention_mask: Any) -> None:
+        super().__init__(input_ids=input_ids, attention_mask=attention_mask)
+        self.input_ids, self.attention_mask = input_ids, attention_mask
 
 
 class Tokenizer:
@@ -138,13 +147,11 @@ class Tokenizer:
             raise RequestError("The text is not Unicode: it holds a lone surrogate.", "prompt") from None
         return [encoding.ids for encoding in encodings]
 
-    def __call__(self, text: str | list[str], add_special_tokens: bool = True) -> dict[str, Any]:
-        """`{"input_ids", "attention_mask"}` of one text or several, as transformers' tokenizers answer."""
-        if isinstance(text, str):
-            ids = self.encode(text, add_special_tokens)
-            return {"input_ids": ids, "attention_mask": [1] * len(ids)}
-        batch = [self.encode(t, add_special_tokens) for t in text]
-        return {"input_ids": batch, "attention_mask": [[1] * len(ids) for ids in batch]}
+    def __call__(self, text: str | list[str], add_special_tokens: bool = True) -> Encoding:
+        """Return `input_ids` and `attention_mask` of one text or several, as transformers' tokenizers do."""
+        ids: Any = self.encode_all([text] if isinstance(text, str) else text, add_special_tokens)
+        mask = [[1] * len(one) for one in ids]
+        return Encoding(ids[0], mask[0]) if isinstance(text, str) else Encoding(ids, mask)
 
     def apply_chat_template(
         self,
@@ -202,8 +209,12 @@ class Tokenizer:
         return self._spell([_ANCHOR, token]).removeprefix(_ANCHOR).encode()
 
     def token_text(self, token_id: int) -> str:
-        """`token_id` on its own, as logprobs show it; bytes that are no character become U+FFFD."""
+        """Return the text of `token_id` on its own; bytes that are no character become U+FFFD."""
         return self.pieces[token_id].decode("utf-8", "replace")
+
+    def text_after(self, unfinished: bytes, token_id: int) -> str:
+        """Return the text that `token_id` completes after `unfinished`, the beginning of a character."""
+        return utf_8_decode(unfinished + self.pieces[token_id], "replace", False)[0]
 
     def decode(self, ids: int | Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`; ids outside the vocabulary add nothing."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.frontend.outputs.logprobs import FlatLogprobs, Logprob, joined, position_logprobs
+from octavo.frontend.outputs.logprobs import FlatLogprobs, Logprob, LogprobSpeller, joined
 from octavo.messages.request import TokenLogprobs
 from tests.fakes import ByteTokenizer
 
@@ -44,17 +44,36 @@ def test_columns_are_vllms():
         [None, {7: Logprob(-0.5, 1, "a"), 9: Logprob(-1.5, 2, "b")}, {7: Logprob(-2.0, 4, "a")}]
     )
     assert (flat.start_indices, flat.end_indices) == ([0, 0, 2], [0, 2, 3])
-    assert (list(flat.token_ids), list(flat.ranks)) == ([7, 9, 7], [1, 2, 4])
-    assert (list(flat.logprobs), flat.decoded_tokens) == ([-0.5, -1.5, -2.0], ["a", "b", "a"])
+    assert (flat.token_ids, flat.ranks) == ([7, 9, 7], [1, 2, 4])
+    assert (flat.logprobs, flat.decoded_tokens) == ([-0.5, -1.5, -2.0], ["a", "b", "a"])
 
 
 def test_it_is_lighter():
     entry = TokenLogprobs(list(range(20)), [-float(i) for i in range(20)], list(range(1, 21)))
-    positions = [position_logprobs(entry, ByteTokenizer()) for _ in range(100)]
+    speller = LogprobSpeller(ByteTokenizer())
+    positions = [speller.spell(entry) for _ in range(100)]
     flat = FlatLogprobs(positions)
     nested_bytes = sum(
         sys.getsizeof(p) + sum(sys.getsizeof(e) + sys.getsizeof(e.logprob) for e in p.values())
         for p in positions
     )
-    flat_bytes = sum(map(sys.getsizeof, (flat.token_ids, flat.logprobs, flat.ranks, flat._ends)))
+    flat_bytes = sum(map(sys.getsizeof, (flat._ids, flat._logprobs, flat._ranks, flat._texts, flat._ends)))
     assert flat_bytes < nested_bytes / 3
+
+
+def test_a_character_is_shown_with_the_token_that_completes_it():
+    first, second, third = "好".encode()
+    speller = LogprobSpeller(ByteTokenizer(), context=[ord("a"), first])
+
+    def spell(*token_ids):
+        entry = TokenLogprobs(list(token_ids), [-1.0] * len(token_ids), [1] * len(token_ids))
+        return [one.decoded_token for one in speller.spell(entry).values()]
+
+    assert spell(second, ord("b")) == ["", "\ufffdb"]
+    assert spell(third, first) == ["好", "\ufffd"]
+    assert spell(ord("c"), first) == ["c", ""]
+    assert spell() == []
+
+
+def test_without_a_tokenizer_there_is_no_text():
+    assert LogprobSpeller(None).spell(TokenLogprobs([7], [-1.0], [1])) == {7: Logprob(-1.0, 1)}

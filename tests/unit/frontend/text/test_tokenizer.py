@@ -273,8 +273,10 @@ def test_metaspace_decodes_like_the_library():
 
 def test_lookups_and_calls():
     tokenizer = ByteTokenizer()
-    assert tokenizer("hé") == {"input_ids": [104, 195, 169], "attention_mask": [1, 1, 1]}
-    assert tokenizer(["a", "bc"])["input_ids"] == [[97], [98, 99]]
+    one = tokenizer("hé")
+    assert one == {"input_ids": [104, 195, 169], "attention_mask": [1, 1, 1]}
+    assert one.input_ids == [104, 195, 169]
+    assert tokenizer(["a", "bc"]).input_ids == [[97], [98, 99]]
     assert tokenizer.convert_tokens_to_ids("a") == 97
     assert tokenizer.convert_tokens_to_ids(["a", "nope"]) == [97, None]
     assert tokenizer.convert_ids_to_tokens([97, 256, 10**6]) == ["a", "<s>", ""]
