@@ -14,6 +14,8 @@ A message says what was given, what is allowed and what to change. ConfigError, 
 are also ValueErrors, as users of the field's other engines expect.
 """
 
+from collections.abc import Iterable
+
 
 class OctavoError(Exception):
     """Root of every error raised on purpose."""
@@ -64,3 +66,11 @@ class EngineDead(OctavoError):
 
 class Unsupported(OctavoError, ValueError):
     """Something octavo does not do; the message says what would work."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return " Did you mean …?" with the known word that is most like this one; "" when none is."""
+    from difflib import get_close_matches  # for a message about a mistake only
+
+    found = get_close_matches(word, list(known), n=1, cutoff=0.7)
+    return f" Did you mean {found[0]}?" if found else ""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from octavo.base import env
-from octavo.base.errors import BadCheckpoint, ConfigError
+from octavo.base.errors import BadCheckpoint, ConfigError, did_you_mean
 from octavo.base.log import get_logger
 
 logger = get_logger(__name__)
@@ -99,7 +99,7 @@ def locate(model: str, revision: str = "", download_dir: str = "") -> Path:
         return _from_hub(match["repo"], match["choice"] or "", revision, download_dir)
     raise ConfigError(
         f"Model {model!r} is neither an existing folder or file, nor a built-in model "
-        f"({', '.join(sorted(BUILT_IN))}), nor a hub name like org/name."
+        f"({', '.join(sorted(BUILT_IN))}), nor a hub name like org/name.{did_you_mean(model, BUILT_IN)}"
     )
 
 

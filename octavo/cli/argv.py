@@ -7,6 +7,7 @@ flags, sampling and engine alike; what stands on the command line wins.
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,24 @@ def normalise(argv: list[str]) -> list[str]:
     return _joined([_hyphenated(word) for word in argv[:end]]) + argv[end:]
 
 
-def expand_config(argv: list[str]) -> list[str]:
-    """Put the entries of `--config FILE` as flags before the others, so that those win."""
+def expand_config(argv: list[str], check: Callable[[list[str]], object] = len) -> list[str]:
+    """Put the entries of `--config FILE` as flags before the others, so that those win.
+
+    check: raises ConfigError for an entry, as flags, that is wrong; the error then says where that stands
+    """
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--config")
     end = argv.index("--") if "--" in argv else len(argv)
     path = finder.parse_known_args(argv[:end])[0].config
-    return argv if path is None else [*_flags_of(path), *argv]
+    if path is None:
+        return argv
+    entries = _entries(path)
+    for where, words in entries.items():
+        try:
+            check(words)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
+    return [word for words in entries.values() for word in words] + argv
 
 
 def _hyphenated(word: str) -> str:
@@ -68,16 +80,22 @@ def _put(content: dict[str, Any], path: list[str], value: Any, name: str) -> Non
     content[last] = value
 
 
-def _flags_of(path: str) -> list[str]:
+def _entries(path: str) -> dict[str, list[str]]:
+    """The entries of a file as flags, by where they stand."""
     import yaml  # only with --config
 
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        content, node = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"--config {path} cannot be read: {error}") from error
     if content is not None and not isinstance(content, dict):
         raise ConfigError(f"--config {path} must hold `name: value` lines, found a {type(content).__name__}.")
-    return [word for name, value in (content or {}).items() for word in _flags_for(str(name), value)]
+    lines = {key.value: key.start_mark.line + 1 for key, _ in (node.value if content else ())}
+    return {
+        f"{path}, line {lines.get(str(name), 1)}, {name}": _flags_for(str(name), value)
+        for name, value in (content or {}).items()
+    }
 
 
 def _flags_for(name: str, value: Any) -> list[str]:

@@ -14,6 +14,13 @@ from octavo.cli.terminal import add_backend_flags, lines, open_backend, show, su
 
 _HELP = "/reset forgets the conversation, /system TEXT sets the system message, /exit ends"
 
+EXAMPLES = """\
+  octavo chat
+  octavo chat org/name --system-prompt "Answer in one sentence."
+  octavo chat --url http://127.0.0.1:8000
+  octavo chat -q "Why is the sky blue?"
+"""
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""

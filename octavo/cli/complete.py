@@ -10,6 +10,11 @@ from octavo.cli.terminal import add_backend_flags, lines, open_backend, show, su
 
 _MAX_TOKENS = 256
 
+EXAMPLES = """\
+  octavo complete -q "Once upon a time"
+  octavo complete --url http://127.0.0.1:8000 < beginnings.txt
+"""
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""

@@ -15,10 +15,16 @@ from octavo.cli.chat import with_system
 from octavo.cli.display import choose
 from octavo.cli.flags import add_engine_flags, engine_args
 from octavo.cli.run_stats import RunStats
-from octavo.cli.sampling_flags import add_sampling_flags, sampling_params
+from octavo.cli.sampling_flags import add_sampling_flags, check_sampling, sampling_params
 from octavo.messages.sampling import SamplingParams
 
 _MAX_TOKENS = 256
+
+EXAMPLES = """\
+  octavo generate "What is the capital of France?" "Name three animals that can fly."
+  octavo generate --raw --temperature 0.8 --seed 7 --n 4 "Once upon a time"
+  octavo generate --model ./model.gguf - < prompt.txt
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
     prompts = [sys.stdin.read().rstrip("\n") if prompt == "-" else prompt for prompt in args.prompts]
     if not prompts:
         raise ConfigError('Give at least one prompt, as in: octavo generate "What is the capital of France?"')
+    check_sampling(args)
     begun_s = time.monotonic()
     with octavo.LLM.from_engine_args(engine_args(args)) as llm:
         params = sampling_params(args, llm.get_default_sampling_params(), _MAX_TOKENS, args.n)

@@ -1,5 +1,6 @@
-"""`--help=WORD`: a part of a command's help. Called by main before the command line is parsed.
+"""`--help`: what one needs first; `--help=WORD`: a part. Called by main before the command line is parsed.
 
+--help                   examples, the options used most, and the words below
 --help=all | page        everything; page by page
 --help=listgroup         the groups of options
 --help=SchedulerConfig   the options of one group
@@ -11,19 +12,31 @@ import sys
 from collections.abc import Callable
 
 from octavo.base.errors import ConfigError
+from octavo.cli.parser import Parser
 
 _FLAG = "--help="
+_FEW = 15
+"""Options that need no overview."""
+_MOST_USED = """--config --model --host --port --api-key --url --system-prompt --raw --temperature
+    --max-tokens --max-model-len --max-num-seqs --gpu-memory-utilization --tensor-parallel-size --dtype
+    --quantization --kv-cache-dtype --tool-call-parser --device-memory --json --input-file --output-file"""
 
 
 def asked_for(argv: list[str]) -> str | None:
-    """The word behind `--help=`, if there is one."""
+    """The word behind `--help=`, "" for `--help` alone, None without it."""
     end = argv.index("--") if "--" in argv else len(argv)
-    return next((word.removeprefix(_FLAG) for word in argv[:end] if word.startswith(_FLAG)), None)
+    words = [word for word in argv[:end] if word.startswith(_FLAG) or word in ("-h", "--help")]
+    return words[0].partition("=")[2] if words else None
 
 
-def show(parser: argparse.ArgumentParser, word: str) -> None:
+def show(parser: Parser, word: str) -> None:
     """Print the part that `word` names. Raises ConfigError for a word that names nothing."""
-    text = parser.format_help() if word in ("all", "page") else _part(parser, word.strip("-").lower())
+    if not word:
+        text = _overview(parser)
+    elif word in ("all", "page"):
+        text = parser.format_help()
+    else:
+        text = _part(parser, word.strip("-").lower())
     if not text:
         raise ConfigError(
             f"--help={word} names no group or option of {parser.prog}. Groups: {', '.join(_groups(parser))}; "
@@ -37,7 +50,29 @@ def show(parser: argparse.ArgumentParser, word: str) -> None:
         print(text.rstrip())
 
 
-def _part(parser: argparse.ArgumentParser, word: str) -> str:
+def _overview(parser: Parser) -> str:
+    """Examples and the options used most, where there are many."""
+    options = list(parser.options())
+    if len(options) <= _FEW:
+        return parser.format_help()
+    words = _MOST_USED.split()
+    used = [option for option in options if set(option.option_strings).intersection(words)]
+    places = [f"[{option.metavar}]" for option in options if not option.option_strings]
+    formatter = parser.formatter_class(prog=parser.prog)
+    formatter.add_usage(" ".join([parser.prog, *places, "[options]"]), [], [])
+    formatter.add_text(parser.description)
+    formatter.add_text(parser.epilog)
+    formatter.start_section(f"options used most, of {len(options)}")
+    formatter.add_arguments(used)
+    formatter.end_section()
+    formatter.add_text(
+        f"`{parser.prog} --help=all` shows all options, --help=TOPIC those of one topic:\n"
+        f"{', '.join(list(_groups(parser))[2:])};\nor those whose names have TOPIC in them."
+    )
+    return formatter.format_help()
+
+
+def _part(parser: Parser, word: str) -> str:
     groups = _groups(parser)
     if word == "listgroup":
         width = max(map(len, groups))
@@ -49,7 +84,7 @@ def _part(parser: argparse.ArgumentParser, word: str) -> str:
     return _found(parser, lambda flag: flag == name) or _found(parser, lambda flag: name in flag)
 
 
-def _groups(parser: argparse.ArgumentParser) -> dict[str, "argparse._ArgumentGroup"]:
+def _groups(parser: Parser) -> dict[str, "argparse._ArgumentGroup"]:
     """Those that show something, by the first word of their titles."""
     return {
         (group.title or "").partition(" ")[0]: group
@@ -58,7 +93,7 @@ def _groups(parser: argparse.ArgumentParser) -> dict[str, "argparse._ArgumentGro
     }
 
 
-def _found(parser: argparse.ArgumentParser, fits: Callable[[str], bool]) -> str:
+def _found(parser: Parser, fits: Callable[[str], bool]) -> str:
     """The options whose names fit, by group."""
     parts = []
     for group in _groups(parser).values():
@@ -69,9 +104,7 @@ def _found(parser: argparse.ArgumentParser, fits: Callable[[str], bool]) -> str:
     return "\n".join(parts)
 
 
-def _format(
-    parser: argparse.ArgumentParser, group: "argparse._ArgumentGroup", actions: list[argparse.Action]
-) -> str:
+def _format(parser: Parser, group: "argparse._ArgumentGroup", actions: list[argparse.Action]) -> str:
     formatter = parser.formatter_class(prog=parser.prog)
     formatter.start_section(group.title)
     formatter.add_text(group.description)

@@ -11,9 +11,9 @@ from importlib import import_module
 from typing import NamedTuple
 
 from octavo.base import log
-from octavo.base.errors import OctavoError
+from octavo.base.errors import OctavoError, did_you_mean
 from octavo.cli import help_page
-from octavo.cli.argv import expand_config, normalise
+from octavo.cli.parser import Parser
 from octavo.version import __version__
 
 _INTERRUPTED = 130
@@ -35,6 +35,7 @@ COMMANDS = {
     "plan": Command("octavo.cli.plan", "say what memory a model will take, before it is loaded"),
     "pull": Command("octavo.cli.pull", "bring a model to this machine"),
     "doctor": Command("octavo.cli.doctor", "check whether octavo can run here, and say what to do"),
+    "completion": Command("octavo.cli.completion", "print what completes commands and flags in bash or zsh"),
     "collect-env": Command("octavo.cli.collect_env", "print versions and hardware for a bug report"),
 }
 
@@ -57,19 +58,22 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(name: str, argv: list[str]) -> int:
-    command = COMMANDS[name]
-    module = import_module(command.module)
-    parser = argparse.ArgumentParser(
-        prog=f"octavo {name}", description=module.__doc__, formatter_class=_Formatter, allow_abbrev=False
-    )
-    module.configure(parser)
+    parser = make_parser(name)
     if (word := help_page.asked_for(argv)) is not None:
         help_page.show(parser, word)
         return 0
-    args = parser.parse_intermixed_args(expand_config(normalise(argv)))
+    args = parser.read(argv)
     log.setup()
-    status: int = module.run(args)
+    status: int = import_module(COMMANDS[name].module).run(args)
     return status
+
+
+def make_parser(name: str) -> Parser:
+    """Return the parser of a command."""
+    module = import_module(COMMANDS[name].module)
+    parser = Parser(f"octavo {name}", module.__doc__ or "", getattr(module, "EXAMPLES", ""))
+    module.configure(parser)
+    return parser
 
 
 def _top_level(argv: list[str]) -> int:
@@ -87,13 +91,7 @@ def _top_level(argv: list[str]) -> int:
     parser.add_argument("command", nargs="?", help=argparse.SUPPRESS)
     args = parser.parse_args(argv[:1])
     if args.command:
-        parser.error(f"unknown command {args.command!r}; known: {', '.join(COMMANDS)}")
+        nearest = did_you_mean(args.command, COMMANDS)
+        parser.error(f"unknown command {args.command!r}; known: {', '.join(COMMANDS)}.{nearest}")
     parser.print_help()
     return 0
-
-
-class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Keeps the module docstrings' lines, and gives flags a wide column."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=34)

@@ -17,6 +17,11 @@ from octavo.config.resolve import resolve
 
 _PLAN = "octavo.engine.memory_plan:plan_memory"
 
+EXAMPLES = """\
+  octavo plan org/name --max-model-len 32k
+  octavo plan org/name --device-memory 80GiB -tp 4
+"""
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""

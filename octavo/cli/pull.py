@@ -10,6 +10,11 @@ import argparse
 from octavo.base import hub
 from octavo.base.errors import BadCheckpoint
 
+EXAMPLES = """\
+  octavo pull smollm2
+  octavo pull org/name:Q4_K_M
+"""
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""

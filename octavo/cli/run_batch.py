@@ -37,6 +37,10 @@ from octavo.serving.openai.batch_lines import (
 _TASKS_PER_SEAT = 2
 """So that a request waits when another one ends."""
 
+EXAMPLES = """\
+  octavo run-batch --model org/name -i requests.jsonl -o results.jsonl
+"""
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""

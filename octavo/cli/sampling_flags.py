@@ -41,6 +41,11 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGro
     return group
 
 
+def check_sampling(args: argparse.Namespace) -> None:
+    """Raise RequestError for a value out of range, before a model is loaded."""
+    SamplingParams(**given_sampling(args))
+
+
 def sampling_params(
     args: argparse.Namespace, recommended: SamplingParams, max_tokens: int | None, n: int = 1
 ) -> SamplingParams:

@@ -37,6 +37,13 @@ _DEFAULTS = {"shutdown_timeout": 30.0}
 """Where a server differs from an engine in a program."""
 _KNOWN = {field.name for field in fields(ServerConfig)}
 
+EXAMPLES = """\
+  octavo serve
+  octavo serve org/name --max-model-len 32k --port 8080
+  octavo serve ./model.gguf --host 0.0.0.0 --api-key "$KEY"
+  octavo serve --config serve.yaml
+"""
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""

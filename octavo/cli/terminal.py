@@ -13,14 +13,14 @@ from octavo.cli.display import Stream
 from octavo.cli.flags import add_engine_flags, engine_args, engine_flags_given
 from octavo.cli.remote import Remote
 from octavo.cli.run_stats import Pace
-from octavo.cli.sampling_flags import add_sampling_flags, given_sampling, sampling_params
+from octavo.cli.sampling_flags import add_sampling_flags, check_sampling, given_sampling, sampling_params
 
 _PROMPT = "> "
 
 
 def add_backend_flags(parser: argparse.ArgumentParser) -> None:
     """Declare what says who answers, and how."""
-    parser.add_argument("model_name", nargs="?", metavar="MODEL", help="The same as --model.")
+    parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="The same as --model.")
     parser.add_argument("-q", "--quick", metavar="TEXT", help="Ask this, print the answer, end.")
     parser.add_argument("--stats", action="store_true", help="Say after each answer how fast it came.")
     server = parser.add_argument_group("server (instead of a model loaded here)")
@@ -34,7 +34,7 @@ def add_backend_flags(parser: argparse.ArgumentParser) -> None:
 @contextlib.contextmanager
 def open_backend(args: argparse.Namespace, max_tokens: int | None) -> Iterator[Backend]:
     """The server of --url, or the model, loaded here. max_tokens: of an answer, unless the user says it."""
-    name = args.name or args.model_name
+    name = args.name or args.model_tag
     if args.url:
         if foreign := engine_flags_given(args):
             raise ConfigError(
@@ -49,6 +49,7 @@ def open_backend(args: argparse.Namespace, max_tokens: int | None) -> Iterator[B
         )
         return
     args.model = name or args.model
+    check_sampling(args)
     with octavo.LLM.from_engine_args(engine_args(args)) as llm:
         yield LocalModel(llm, sampling_params(args, llm.get_default_sampling_params(), max_tokens))
 

@@ -6,7 +6,7 @@ from dataclasses import Field, dataclass, fields
 from typing import Any, Self, get_origin
 
 from octavo.base import env
-from octavo.base.errors import ConfigError
+from octavo.base.errors import ConfigError, did_you_mean
 from octavo.base.registry import load_object
 from octavo.config import compat
 from octavo.config.cache import CacheConfig
@@ -34,7 +34,10 @@ class _AsUsersWrite(Concern):
         given = {name: value for name, value in options.items() if value is not None}
         translated = compat.translate(given, known)
         if unknown := sorted(set(translated) - set(known)):
-            raise ConfigError(f"Unknown option {', '.join(unknown)}. Known: {', '.join(sorted(known))}.")
+            nearest = did_you_mean(unknown[0], known)
+            raise ConfigError(
+                f"Unknown option {', '.join(unknown)}.{nearest} Known: {', '.join(sorted(known))}."
+            )
         meant = {name: _meaning(known[name], value) for name, value in translated.items()}
         return super().__call__(**env.option_defaults() | meant)
 

@@ -139,7 +139,8 @@ def _fill(model: Family, pieces: Iterator[Piece], config: EngineConfig, parallel
     """Hand every piece to its parameter; at the end none may be left without."""
     parameters = named_parameters(model)
     quiet = True if parallel.tp_rank else None  # None: unless stderr is a terminal
-    for piece in tqdm(pieces, "Loading weights", unit=" tensors", delay=1.0, disable=quiet):
+    total = sum(len(parameter.missing) for parameter in parameters.values())
+    for piece in tqdm(pieces, "Loading weights", total, unit=" tensors", delay=1.0, disable=quiet):
         parameter = parameters.get(piece.parameter)
         if parameter is None:
             raise BadCheckpoint(f"{piece.origin} has no place in this {config.checkpoint.architecture}")

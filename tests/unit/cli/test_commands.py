@@ -276,9 +276,7 @@ def test_help_lists_every_command(capsys):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_explains_itself(name, capsys):
-    with pytest.raises(SystemExit) as done:
-        main([name, "--help"])
-    assert done.value.code == 0
+    assert main([name, "--help"]) == 0
     assert f"usage: octavo {name}" in capsys.readouterr().out
 
 
@@ -286,7 +284,8 @@ def test_unknown_commands_and_the_version(capsys):
     with pytest.raises(SystemExit) as done:
         main(["genrate"])
     assert done.value.code == 2
-    assert "unknown command 'genrate'; known: generate" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "unknown command 'genrate'; known: generate" in err and "Did you mean generate?" in err
     with pytest.raises(SystemExit):
         main(["--version"])
     assert capsys.readouterr().out == f"octavo {octavo.__version__}\n"

@@ -35,12 +35,26 @@ def test_a_group_an_option_a_part_of_a_name(help_of):
     assert "--cpu-offload-gb" in part and "--offload-group-size" in part and "--model " not in part
 
 
-def test_everything_is_what_help_alone_shows(help_of, capsys):
-    with pytest.raises(SystemExit):
-        main(["generate", "--help"])
-    whole = capsys.readouterr().out
-    assert help_of("all") == help_of("page") == whole
+def test_everything(help_of):
+    whole = help_of("all")
+    assert help_of("page") == whole and "--max-num-seqs" in whole and "--stream-interval" in whole
     assert "--kv-offloading-size" not in whole, "other names are taken, not shown"
+
+
+@pytest.mark.parametrize("command", ["serve", "generate", "chat", "complete", "run-batch", "plan"])
+def test_help_alone_begins_with_examples_and_fits_two_screens(command, capsys):
+    assert main([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert f"usage: octavo {command} [" in text and f"\nexamples:\n  octavo {command}" in text
+    assert "--model TEXT" in text and "--stream-interval" not in text
+    assert f"`octavo {command} --help=all` shows all options" in text and "SchedulerConfig" in text
+    assert len(text.splitlines()) < 80
+
+
+def test_short_commands_show_all_at_once(capsys):
+    assert main(["pull", "-h"]) == 0
+    text = capsys.readouterr().out
+    assert "--download-dir" in text and "octavo pull smollm2" in text
 
 
 def test_unknown_words_are_refused(capsys):

@@ -1,11 +1,13 @@
 """Damaged, incomplete and hostile checkpoints are refused, by the name of the file and tensor at fault."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tqdm import tqdm
 
 from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
 from octavo.runtime.distributed.context import ParallelContext
@@ -34,6 +36,22 @@ def refusal(folder: Path, kind=BadCheckpoint, **options) -> str:
     with pytest.raises(kind) as caught:
         load(folder, **options)
     return str(caught.value)
+
+
+def test_a_bar_shows_how_far_loading_has_come(folder, monkeypatch):
+    """On a terminal, and once loading has taken a second."""
+    bars = []
+
+    def watched(pieces, *words, **options):
+        bars.append(
+            bar := tqdm(pieces, *words, file=io.StringIO(), **options | {"delay": 0, "disable": False})
+        )
+        assert options["delay"] == 1.0 and options["disable"] is None
+        return bar
+
+    monkeypatch.setattr("octavo.runtime.loader.loader.tqdm", watched)
+    load(folder)
+    assert bars[0].n == bars[0].total > 20
 
 
 def test_a_missing_tensor(folder):
