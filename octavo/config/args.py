@@ -36,7 +36,7 @@ class _AsUsersWrite(Concern):
         if unknown := sorted(set(translated) - set(known)):
             nearest = did_you_mean(unknown[0], known)
             raise ConfigError(
-                f"Unknown option {', '.join(unknown)}.{nearest} Known: {', '.join(sorted(known))}."
+                f"Unknown option {', '.join(unknown)}. Known: {', '.join(sorted(known))}.{nearest}"
             )
         meant = {name: _meaning(known[name], value) for name, value in translated.items()}
         return super().__call__(**env.option_defaults() | meant)
