@@ -16,6 +16,7 @@ from zlib import crc32
 
 from octavo.base.errors import ConfigError
 from octavo.base.log import get_logger
+from octavo.base.ownership import is_private
 
 logger = get_logger(__name__)
 
@@ -57,7 +58,7 @@ class BlockFiles:
             state = self._folder.lstat()
         except OSError as error:
             raise ConfigError(f"shared_storage_path: {self._folder} cannot be made: {error}.") from error
-        if state.st_uid != os.geteuid() or state.st_mode & 0o077:
+        if not is_private(state):
             raise ConfigError(
                 f"shared_storage_path: {self._folder} belongs to somebody else or is open to others; prompts "
                 "could be read there. Make it yours alone (chmod 700), or name another folder."

@@ -10,6 +10,7 @@ import asyncio
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Sequence
@@ -22,13 +23,16 @@ import zmq
 import zmq.asyncio
 
 from octavo.base.errors import OctavoError, Overloaded
+from octavo.base.ownership import is_private
 
 T = TypeVar("T")
 _HIGH_WATER_MARK = 10_000
 _RECONNECT_MS = 10
 _PREFIX, _LOCK = "octavo-", "lock"
+_MARK = b"octavo mailbox\n"
+"""Content of the lock: what has another one is no mailbox."""
 _SETTLED_S = 60.0
-"""A mailbox younger than that may not have its lock yet."""
+"""A mailbox younger than that may not hold its lock yet."""
 _LONGEST_DIRECTORY = 80
 """Characters; the path of a socket may have 107 in all."""
 
@@ -54,8 +58,9 @@ class Mailbox:
         mailbox = cls(Path(tempfile.mkdtemp(prefix=_PREFIX, dir=None if fits else "/tmp")))
         mailbox._lock = os.open(mailbox.path / _LOCK, os.O_CREAT | os.O_RDWR, mode=0o600)
         fcntl.flock(mailbox._lock, fcntl.LOCK_EX)
-        for lock in mailbox.path.parent.glob(f"{_PREFIX}*/{_LOCK}"):
-            _remove_if_left(lock)
+        os.write(mailbox._lock, _MARK)
+        for folder in mailbox.path.parent.glob(f"{_PREFIX}*"):
+            _remove_if_left(folder)
         return mailbox
 
     def address(self, name: str) -> str:
@@ -168,13 +173,24 @@ def decode(decoder: msgspec.msgpack.Decoder[T], frame: bytes) -> T:
         raise BadFrame(f"A frame of {len(frame)} bytes is not a known message: {error}") from error
 
 
-def _remove_if_left(lock: Path) -> None:
-    """Remove the mailbox of this lock, if nobody holds it."""
-    with suppress(OSError):  # of somebody else, held, or just gone
-        if time.time() - lock.stat().st_mtime > _SETTLED_S:
-            with lock.open("rb") as file:
+def _remove_if_left(folder: Path) -> None:
+    """Remove a mailbox of this user, if nobody holds its lock. Anybody may have put anything there."""
+    with suppress(OSError):  # of somebody else, no mailbox, held, or just gone
+        if not (stat.S_ISDIR(folder.lstat().st_mode) and is_private(folder.lstat())):
+            return
+        file = os.open(folder / _LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if _is_old_lock(file):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(lock.parent, ignore_errors=True)
+                shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(file)
+
+
+def _is_old_lock(file: int) -> bool:
+    state = os.fstat(file)
+    is_lock = stat.S_ISREG(state.st_mode) and is_private(state) and os.read(file, len(_MARK)) == _MARK
+    return is_lock and time.time() - state.st_mtime > _SETTLED_S
 
 
 def _connect(context: Any, address: str) -> Any:

@@ -1,14 +1,19 @@
 """Building the kernels: once, side by side, without a compiler, with one that fails."""
 
 import logging
+import os
+import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from octavo.base import ownership
+from octavo.base.errors import ConfigError
 from octavo.runtime.kernels import build
 from octavo.runtime.kernels.cpu.proof import disagreements
 from octavo.runtime.kernels.cpu.table import cpu_table
@@ -99,6 +104,54 @@ def test_no_compiler_but_a_library_for_this_cpu(home: Path, monkeypatch: pytest.
     built = build.shared_library()
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert build.shared_library() == built
+
+
+def writable_by_all(path: Path) -> None:
+    path.chmod(0o777)
+
+
+def a_link(path: Path) -> None:
+    path.symlink_to(path.rename(path.with_name("elsewhere")))
+
+
+@pytest.mark.parametrize("spoil", [writable_by_all, a_link])
+@pytest.mark.parametrize("what", ["folder", "library"])
+@pytest.mark.parametrize("compiler", ["there", "gone"])
+def test_a_cache_that_others_can_write_is_not_loaded(
+    home: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Path], None], what: str, compiler: str
+) -> None:
+    use_compiler(home, monkeypatch, FAKE_COMPILER)
+    built = build.shared_library()
+    assert built is not None
+    spoil(built if what == "library" else built.parent)
+    if compiler == "gone":
+        monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ConfigError, match=r"written by others.*OCTAVO_CACHE_DIR"):
+        build.shared_library()
+
+
+def test_a_cache_of_somebody_else_is_not_loaded(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_compiler(home, monkeypatch, FAKE_COMPILER)
+    built = build.shared_library()
+    assert built is not None
+    monkeypatch.setattr(ownership.os, "geteuid", lambda: 12345)
+    owner = os.getuid()
+    if owner == 0:  # what root has put there is trusted
+        assert build.shared_library() == built
+        os.chown(built.parent, 4321, -1)
+    with pytest.raises(ConfigError, match="belongs to somebody else"):
+        build.shared_library()
+
+
+def test_what_is_made_is_closed_to_others(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_compiler(home, monkeypatch, FAKE_COMPILER)
+    before = os.umask(0)
+    try:
+        built = build.shared_library()
+    finally:
+        os.umask(before)
+    assert built is not None
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (built, built.parent)} == {0o700}
 
 
 def test_a_failing_compiler_is_quoted(

@@ -11,6 +11,7 @@ import hashlib
 import os
 import platform
 import shlex
+import stat
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from octavo.base import env, log
+from octavo.base.errors import ConfigError
 from octavo.base.log import get_logger
+from octavo.base.ownership import is_trusted
 
 logger = get_logger(__name__)
 
@@ -31,8 +34,29 @@ _TIMEOUT_S = 300
 
 
 def shared_library() -> Path | None:
-    """Path of the compiled kernels, made if need be; None, with a line in the log, if they cannot be made."""
+    """Path of the compiled kernels, made if need be; None, with a line in the log, if they cannot be made.
+
+    Raises ConfigError for a cache that others can write to: they could run code here.
+    """
     folder = env.cache_dir() / "kernels"
+    if folder.is_symlink() or folder.exists():
+        _check(folder)
+    path = _library_in(folder)
+    if path is not None:
+        _check(path)
+    return path
+
+
+def _check(path: Path) -> None:
+    state = path.lstat()
+    if stat.S_ISLNK(state.st_mode) or not is_trusted(state):
+        raise ConfigError(
+            f"The CPU kernels are not loaded from {path}: it is a link, belongs to somebody else or can be "
+            "written by others. Remove it, make it yours alone (chmod 700), or set OCTAVO_CACHE_DIR."
+        )
+
+
+def _library_in(folder: Path) -> Path | None:
     command = shlex.split(env.compiler())
     try:
         version = _run([*command, "--version"])
@@ -40,11 +64,12 @@ def shared_library() -> Path | None:
         return _any_library(folder, error)
     path = folder / f"{_prefix()}-{_digest(version.encode())}.so"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not path.exists():
-                _compile(command, path)
+        if not path.exists():  # nothing is written else: the cache may be part of a read-only image
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with (folder / "lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not path.exists():
+                    _compile(command, path)
     except (OSError, subprocess.SubprocessError) as error:
         logger.warning("CPU kernels could not be compiled; slow torch code runs instead. %s", _reason(error))
         return None
@@ -77,6 +102,7 @@ def _compile(command: list[str], path: Path) -> None:
                 logger.warning("CPU kernels for %s are wrong on this machine. %s", march, _reason(error))
                 failure = error
             else:
+                made.chmod(0o700)
                 made.replace(path)
                 return
         raise failure

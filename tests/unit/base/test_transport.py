@@ -6,6 +6,7 @@ import stat
 import tempfile
 import threading
 import time
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -56,6 +57,49 @@ def test_what_killed_processes_left_is_removed(tmp_path, monkeypatch):
     assert living.path.exists()
     for mailbox in (young, living, new):
         mailbox.close()
+
+
+def make_fifo(folder):
+    os.mkfifo(folder / "lock")
+
+
+def make_link(folder):
+    (folder.parent / "elsewhere").write_text("octavo mailbox\n")
+    (folder / "lock").symlink_to(folder.parent / "elsewhere")
+
+
+def make_other_lock(folder):
+    (folder / "lock").write_text("")
+
+
+def make_mailbox_open_to_others(folder):
+    (folder / "lock").write_text("octavo mailbox\n")
+    folder.chmod(0o777)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("make", [make_fifo, make_link, make_other_lock, make_mailbox_open_to_others])
+def test_what_is_no_mailbox_of_ours_is_left_alone(tmp_path, monkeypatch, make):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = tmp_path / "octavo-x"
+    folder.mkdir(mode=0o700)
+    (folder / "notes").write_text("mine")
+    make(folder)
+    os.utime(folder / "lock", (0, 0))
+    Mailbox.create().close()
+    assert (folder / "notes").read_text() == "mine"
+
+
+def test_a_mailbox_of_somebody_else_is_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed = Mailbox.create()
+    os.close(killed._lock)
+    os.utime(killed.path / "lock", (0, 0))
+    with patch("os.geteuid", lambda: os.getuid() + 1):
+        Mailbox.create()
+    assert killed.path.exists()
+    Mailbox.create().close()
+    assert not killed.path.exists()
 
 
 def test_long_temporary_directory(tmp_path, monkeypatch):
