@@ -10,6 +10,7 @@ from octavo.config.server import ServerConfig
 
 _ABOVE_ZERO = (
     "max_request_bytes",
+    "max_pending_body_bytes",
     "max_header_bytes",
     "max_connections",
     "keep_alive_timeout",
@@ -39,6 +40,7 @@ def _check(config: ServerConfig) -> None:
     for name in _ABOVE_ZERO:
         if (value := getattr(config, name)) <= 0:
             raise ConfigError(f"{name} must be above 0, got {value}.")
+    _check_bodies(config.max_request_bytes, config.max_pending_body_bytes)
     if config.api_server_count < 0:
         raise ConfigError(f"api_server_count must be 0 or more, got {config.api_server_count}.")
     if not 0 <= config.port <= 65535:
@@ -59,6 +61,14 @@ def _check(config: ServerConfig) -> None:
         path = getattr(config, name)
         if path and not Path(path).is_file():
             raise ConfigError(f"{name}: there is no file {path!r}.")
+
+
+def _check_bodies(largest: int, together: int) -> None:
+    if together < largest:
+        raise ConfigError(
+            f"max_pending_body_bytes={together} must be at least max_request_bytes={largest}: else a body of "
+            "that size is never read."
+        )
 
 
 def _keys_of_file(path: str) -> list[Secret]:

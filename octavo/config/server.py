@@ -50,6 +50,10 @@ class ServerConfig:
         "restart", "When the engine core dies: start it anew, or exit.", choices=("restart", "exit")
     )
     max_request_bytes: int = option(16 * 1024 * 1024, "Largest body of a request; larger ones get 413.")
+    max_pending_body_bytes: int = option(
+        256 * 1024 * 1024,
+        "Most bytes of bodies on their way in, per API process; a body that would go beyond gets 503.",
+    )
     max_header_bytes: int = option(64 * 1024, "Largest head of a request; larger ones get 431.")
     max_connections: int = option(4096, "Connections open at once; more wait in the listen queue.")
     keep_alive_timeout: float = option(5.0, "Seconds an idle connection stays open.")
@@ -59,7 +63,7 @@ class ServerConfig:
     store: str = option(
         "", "File that keeps batches, their files and responses; empty = they are kept until the server ends."
     )
-    store_max_bytes: int = option(2**30, "Most bytes the store keeps; the oldest go, or new ones get 507.")
+    store_max_bytes: int = option(2**30, "Most bytes of the store's file; the oldest go, or new get 507.")
     store_max_age: float = option(2592000.0, "Seconds after which what is in the store is forgotten.")
     sse_keep_alive_interval: float = option(0.0, "Seconds between comments in a silent stream; 0 = none.")
     response_role: str = option("assistant", "Role of answers.")

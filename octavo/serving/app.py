@@ -12,6 +12,7 @@ from starlette.routing import WebSocketRoute as SocketPath
 
 from octavo.config.server import ServerConfig
 from octavo.frontend.async_engine import AsyncLLM
+from octavo.serving.body_budget import BodyBudget
 from octavo.serving.endpoint import Endpoint
 from octavo.serving.engines import Engines
 from octavo.serving.errors import handle_exception
@@ -32,6 +33,7 @@ def make_app(engine: AsyncLLM, config: ServerConfig) -> Starlette:
     app.state.engines = Engines(engine)
     app.state.config = config
     app.state.metrics_board = MetricsBoard(engine.metrics)
+    app.state.bodies = BodyBudget(config.max_pending_body_bytes)
     app.state.store = Store(config)
     app.state.background = Background()
     app.state.batch_runner = BatchRunner(app.state.engines, config, app.state.store)

@@ -1,10 +1,16 @@
 """Bodies of requests: bounded, strict JSON, then a struct of the protocol; no field goes unchecked.
 
+Large ones are parsed on a thread. One call of the JSON library holds up every thread, and takes the longer
+the more objects, keys and values there are: these are counted first.
+
 Strict means: UTF-8, no NaN or Infinity, no booleans or strings for numbers, and only fields that are known
 (ServerConfig.strict). Raises HTTPError and RequestError, which name the field.
 """
 
 import re
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,12 +19,21 @@ from starlette.requests import ClientDisconnect, Request
 from octavo.base.errors import OctavoError, RequestError
 from octavo.base.foreign import FIELDS
 from octavo.base.log import get_logger
+from octavo.frontend.admission.preparation import Preparation
+from octavo.serving.body_budget import OpenBody
 from octavo.serving.errors import ClientGone, HTTPError
 
 logger = get_logger(__name__)
+C = TypeVar("C", bytes, str)
 T = TypeVar("T", bound=msgspec.Struct)
 _PLACE = re.compile(r" - at `\$\.?([^`\[.]*)[^`]*`$")
 _SHOWN_NAMES = 5
+_SMALL_BYTES = 2**16
+"""Bodies up to that are parsed on the event loop."""
+_parsing = Preparation(num_threads=2)
+_MAX_PARTS, _MAX_VALUES = 2**17, 2**22
+"""Keys, objects and lists of a body; values in its lists and objects. A tenth of a second each."""
+_MARKS = re.compile(rb'\\.|[",:\[{]', re.DOTALL)
 
 
 async def read_body(request: Request, model: type[T], *, takes_place: bool = False) -> T:
@@ -30,12 +45,28 @@ async def read_body(request: Request, model: type[T], *, takes_place: bool = Fal
     if takes_place:
         await _refuse_when_full(request)
     _check_media_type(request)
-    content = await _read(request, request.app.state.config.max_request_bytes)
-    return parse_body(content, model, strict=request.app.state.config.strict)
+    state = request.app.state
+    with state.bodies.open() as body:
+        content = await _read(request, state.config.max_request_bytes, body)
+        return await parse_aside(content, partial(parse_body, model=model, strict=state.config.strict))
+
+
+async def parse_aside(content: C, parse: Callable[[C], T]) -> T:
+    """What `parse` makes of the content, on a thread if that is large; it calls `decode` or `parse_body`."""
+    if len(content) <= _SMALL_BYTES:
+        return parse(content)
+    return await _parsing.run(partial(parse, content))
 
 
 def parse_body(content: bytes | str, model: type[T], *, strict: bool) -> T:
     """JSON text as `model`; strict: unknown fields are errors."""
+    return convert(decode(content), model, strict=strict)
+
+
+def decode(content: bytes | str) -> dict[str, Any]:
+    """JSON text as the object that it must be."""
+    if len(content) > _SMALL_BYTES:
+        _check_parts(content if isinstance(content, bytes) else content.encode(errors="replace"))
     try:
         fields = msgspec.json.decode(content)
     except RecursionError:
@@ -46,10 +77,32 @@ def parse_body(content: bytes | str, model: type[T], *, strict: bool) -> T:
         raise RequestError(f"The body is not valid JSON: {error}.") from None
     if not isinstance(fields, dict):
         raise RequestError("The body must be a JSON object.")
-    return _convert(fields, model, strict=strict)
+    return fields
 
 
-def _convert(fields: dict[str, Any], model: type[T], *, strict: bool) -> T:
+def _check_parts(content: bytes) -> None:
+    """Refuse a body whose many parts would take long to become objects."""
+    if content.count(b",") <= _MAX_VALUES and sum(map(content.count, (b":", b"[", b"{"))) <= _MAX_PARTS:
+        return
+    num_parts = num_values = 0
+    is_text = False
+    for mark in _MARKS.finditer(content):
+        match mark[0]:
+            case b'"':
+                is_text = not is_text
+            case b"," if not is_text:
+                num_values += 1
+            case b":" | b"[" | b"{" if not is_text:
+                num_parts += 1
+        if num_parts > _MAX_PARTS or num_values > _MAX_VALUES:
+            raise RequestError(
+                f"The body has more than {_MAX_PARTS} keys, objects and lists, or more than {_MAX_VALUES} "
+                "values: send several requests."
+            )
+
+
+def convert(fields: dict[str, Any], model: type[T], *, strict: bool) -> T:
+    """The fields as `model`; strict: unknown ones are errors."""
     known = model.__struct_fields__
     for name in FIELDS.keys() & fields.keys():
         if FIELDS[name].is_refused and FIELDS[name].asks(fields[name]):
@@ -94,7 +147,9 @@ async def _refuse_when_full(request: Request) -> None:
         request.app.state.engines.of().check_admission()
     except OctavoError:
         if request.headers.get("connection", "").lower() == "close":
-            await _read(request, request.app.state.config.max_request_bytes)  # else closing resets it
+            with suppress(ClientDisconnect):
+                async for _ in request.stream():  # else closing resets it
+                    pass
         raise
 
 
@@ -108,7 +163,7 @@ def _check_media_type(request: Request) -> None:
         raise HTTPError(415, "Compressed bodies are not read: send it as it is.", "Content-Encoding")
 
 
-async def _read(request: Request, limit: int) -> bytes:
+async def _read(request: Request, limit: int, body: OpenBody) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         raise _too_large(limit)
@@ -118,6 +173,7 @@ async def _read(request: Request, limit: int) -> bytes:
             size += len(chunk)
             if size > limit:
                 raise _too_large(limit)
+            body.grow_to(size)
             chunks.append(chunk)
     except ClientDisconnect:
         raise ClientGone from None

@@ -6,6 +6,7 @@ answered by the code that serves its route.
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -13,7 +14,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from octavo.base.errors import EngineDead, Overloaded, RequestError
-from octavo.serving.body import parse_body
+from octavo.serving.body import parse_aside, parse_body
 from octavo.serving.caller import Caller
 from octavo.serving.errors import error_body, http_error
 from octavo.serving.openai import chat, completions
@@ -114,7 +115,7 @@ async def answer_line(caller: Caller, line: BatchLine) -> LineResult:
     while True:
         try:
             model, prepare = ENDPOINTS[line.url]
-            generation, answer = prepare(caller, _read(caller, line.body, model))
+            generation, answer = prepare(caller, await _read(caller, line.body, model))
             return _result(caller, line, 200, await generation.content(answer.whole))
         except Overloaded as error:
             await asyncio.sleep(min(error.retry_after_s, _LONGEST_WAIT_S))
@@ -134,8 +135,9 @@ def unanswered(line: BatchLine, code: str, message: str) -> LineResult:
     return LineResult(id=_new_id(), custom_id=line.custom_id, error=LineError(code, message))
 
 
-def _read(caller: Caller, content: Raw, model: type[SamplingFields]) -> SamplingFields:
-    body = parse_body(bytes(content), model, strict=caller.config.strict)
+async def _read(caller: Caller, content: Raw, model: type[SamplingFields]) -> SamplingFields:
+    parse = partial(parse_body, model=model, strict=caller.config.strict)
+    body: SamplingFields = await parse_aside(bytes(content), parse)
     if body.stream:
         raise RequestError("The answers of a batch are not streamed: leave stream out.", "stream")
     return body

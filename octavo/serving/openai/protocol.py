@@ -111,7 +111,7 @@ class SamplingFields(Struct, kw_only=True):
     ignore_eos: bool | None = None
     min_tokens: Natural | None = None
     bad_words: Annotated[list[Text], Meta(max_length=128)] | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], Meta(max_length=10_000)] | None = None
     """By token id; clamped to -100 … 100."""
     allowed_token_ids: TokenIds | None = None
     forbidden_token_ids: TokenIds | None = None

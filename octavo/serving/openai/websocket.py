@@ -5,15 +5,15 @@ an answer has the finish reasons of all choices, and usage; then the next reques
 in a frame, as over HTTP, and closes the socket with code 4001 and the beginning of its text.
 """
 
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from itertools import count
 
-import msgspec
 from starlette.types import Receive
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from octavo.serving.body import parse_body
+from octavo.serving.body import convert, decode, parse_aside
 from octavo.serving.caller import Caller
 from octavo.serving.errors import ClientGone, HTTPError, error_body, http_error
 from octavo.serving.openai.answers import ChatChunk, Delta, FinishReason, encode
@@ -38,7 +38,7 @@ async def chat(socket: WebSocket) -> None:
             if len(text) > caller.config.max_request_bytes:
                 raise HTTPError(413, f"The message is larger than {caller.config.max_request_bytes} bytes.")
             turn = replace(caller, request_id=f"{caller.request_id}-{number}") if number else caller
-            body = parse_body(_flat(text), ChatRequest, strict=caller.config.strict)
+            body = await parse_aside(text, partial(_read, strict=caller.config.strict))
             await unless_gone(_interrupted(socket.receive), _answer(socket, turn, body))
     except (WebSocketDisconnect, ClientGone):
         return
@@ -48,14 +48,13 @@ async def chat(socket: WebSocket) -> None:
         await _fail(socket, error)
 
 
-def _flat(text: str) -> str | bytes:
-    """The request with the entries of `sampling_params`, if it has such an object, as fields; its own win."""
-    with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):  # `parse_body` says what is wrong
-        fields = msgspec.json.decode(text) if '"sampling_params"' in text else None
-        if isinstance(fields, dict) and isinstance(params := fields.get("sampling_params"), dict):
-            del fields["sampling_params"]
-            return msgspec.json.encode(params | fields)
-    return text
+def _read(text: str, *, strict: bool) -> ChatRequest:
+    """A request; the entries of `sampling_params`, if it has such an object, are fields, but its own win."""
+    fields = decode(text)
+    if isinstance(params := fields.get("sampling_params"), dict):
+        del fields["sampling_params"]
+        fields = params | fields
+    return convert(fields, ChatRequest, strict=strict)
 
 
 async def _answer(socket: WebSocket, caller: Caller, body: ChatRequest) -> None:

@@ -41,6 +41,7 @@ class Connection(HttpToolsProtocol):
         self._owes_since_s = self._stuck_since_s = time.monotonic()
         self._num_head_bytes = 0
         self._num_unread = 0
+        self._pieces: list[bytes] = []
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser, unless the head of the request grows too large."""
@@ -51,6 +52,7 @@ class Connection(HttpToolsProtocol):
         if self._owes == "head":
             self._num_head_bytes += len(data)
         super().data_received(data)
+        self._pass_on_body()
         if self._owes == "head" and self._num_head_bytes > self._limits.max_header_bytes:
             self._refuse(self._head_too_large())
 
@@ -63,10 +65,20 @@ class Connection(HttpToolsProtocol):
         self._expect("body")
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body; pieces that arrive together are passed on together, however small."""
+        self._pieces.append(body)
+
+    def _pass_on_body(self) -> None:
+        if self._pieces:
+            pieces, self._pieces = self._pieces, []
+            super().on_body(b"".join(pieces))
+
     def on_message_complete(self) -> None:
         """The body is there."""
         if self.parser.ignores_offer:
             return
+        self._pass_on_body()
         self._expect("nothing")
         super().on_message_complete()
 

@@ -8,6 +8,7 @@ import time
 from contextlib import asynccontextmanager
 
 import pytest
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from octavo.config.server import ServerConfig
 from octavo.serving.process.http_server import HttpServer
@@ -313,3 +314,18 @@ async def test_offers_that_are_odd(request_line, headers, status):
         data = request_line + b" HTTP/1.1\r\n" + HOST + headers + b"\r\n"
         answer, _ = await exchange(connect, data, patience_s=0.2)
         assert status_of(answer) == status
+
+
+async def test_tiny_chunks_are_passed_on_together(monkeypatch):
+    pieces, on_body = [], HttpToolsProtocol.on_body
+
+    def noted(self, body):
+        pieces.append(body)
+        on_body(self, body)
+
+    monkeypatch.setattr(HttpToolsProtocol, "on_body", noted)
+    async with running() as (_, connect):
+        head = b"POST /x HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+        answer, _ = await exchange(connect, head + b"1\r\nx\r\n" * 20_000 + b"0\r\n\r\n")
+    assert status_of(answer) == 200 and answer.endswith(b"20000\r\n0\r\n\r\n")
+    assert len(pieces) < 200 and b"".join(pieces) == b"x" * 20_000

@@ -140,6 +140,7 @@ def test_a_file_without_keys_is_a_mistake(tmp_path, content):
         ({"port": -1}, "port must be between 0 and 65535, got -1"),
         ({"api_server_count": -1}, "api_server_count must be 0 or more, got -1"),
         ({"write_timeout": -1.0}, "write_timeout must be above 0"),
+        ({"max_pending_body_bytes": 1000}, "max_pending_body_bytes=1000 must be at least max_request_bytes"),
         ({"root_path": "api"}, "root_path must begin with /"),
         ({"ssl_keyfile": "k"}, "ssl_keyfile needs ssl_certfile"),
         ({"ssl_certfile": "/no/such/file"}, "ssl_certfile: there is no file '/no/such/file'"),

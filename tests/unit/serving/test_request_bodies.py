@@ -1,5 +1,7 @@
 """`read_body`: what is JSON, what is too much, and who is told what."""
 
+import threading
+
 import msgspec
 import pytest
 from starlette.applications import Starlette
@@ -8,6 +10,7 @@ from starlette.requests import Request
 from octavo.base.errors import RequestError
 from octavo.config.server import ServerConfig
 from octavo.serving.body import parse_body, read_body
+from octavo.serving.body_budget import BodyBudget
 from octavo.serving.errors import ClientGone, HTTPError
 
 
@@ -19,6 +22,7 @@ class Thing(msgspec.Struct):
 def request(*chunks, headers=(), gone=False, **config):
     app = Starlette()
     app.state.config = ServerConfig(**config)
+    app.state.bodies = BodyBudget(app.state.config.max_pending_body_bytes)
     messages = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
     messages.append({"type": "http.disconnect"} if gone else {"type": "http.request", "body": b""})
     given = {"content-type": "application/json", **dict(headers)}
@@ -114,3 +118,71 @@ async def test_large_bodies_are_refused_unread_or_half_read():
 async def test_a_client_that_leaves_in_the_middle():
     with pytest.raises(ClientGone):
         await read_body(request(b'{"name"', gone=True), Thing)
+
+
+KEYS = ", ".join(f'"k{n}" : 1' for n in range(140_000))
+MANY = {
+    "keys": f'{{"name": "x", {KEYS}}}',
+    "keys of an inner object": f'{{"name": {{{KEYS}}}}}',
+    "objects": '{"name": [' + "{}, " * 140_000 + "1]}",
+    "lists": '{"name": [' + "[], " * 140_000 + "1]}",
+    "behind a text with quotes": '{"name": "\\\\\\"", "x": [' + "{}," * 140_000 + "1]}",
+    "values": '{"name": "x", "sizes": [' + "1," * 4_200_000 + "1]}",
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+async def test_a_body_of_very_many_parts_is_refused_before_it_becomes_objects(name, monkeypatch):
+    monkeypatch.setattr("msgspec.json.decode", None)
+    with pytest.raises(RequestError, match="more than 131072 keys, objects and lists, or more than 4194304"):
+        await read_body(request(MANY[name].encode()), Thing)
+    with pytest.raises(RequestError, match="more than 131072"):
+        parse_body(MANY[name], Thing, strict=True)
+
+
+@pytest.mark.parametrize("text", ['{"a": [1, 2]}, ' * 300_000, '\\"' * 300_000, "\\\\" * 300_000])
+async def test_a_long_text_may_look_like_anything(text):
+    content = msgspec.json.encode(Thing(text + ",:[{" * 300_000))
+    assert await read_body(request(content), Thing) == Thing(text + ",:[{" * 300_000)
+
+
+async def test_large_bodies_are_parsed_on_a_thread(monkeypatch):
+    threads, decode = [], msgspec.json.decode
+
+    def noted(content):
+        threads.append(threading.current_thread())
+        return decode(content)
+
+    monkeypatch.setattr("msgspec.json.decode", noted)
+    for size in (10, 70_000):
+        content = msgspec.json.encode(Thing("x" * size))
+        assert await read_body(request(content), Thing) == Thing("x" * size)
+    with pytest.raises(RequestError, match="Expected `str`"):
+        await read_body(request(b'{"name": [' + b"1, " * 70_000 + b"1]}"), Thing)
+    here = threading.current_thread()
+    assert [thread is here for thread in threads] == [True, False, False]
+
+
+async def test_bodies_on_their_way_have_a_budget():
+    budget = BodyBudget(1_000_000)
+    whole = b'{"name": "' + b"x" * 600_000 + b'"}'
+
+    def asked(*chunks, gone=False):
+        asked = request(*chunks, gone=gone)
+        asked.app.state.bodies = budget
+        return asked
+
+    with budget.open() as other:
+        other.grow_to(65_536)
+        assert budget.num_bytes == 0, "the beginning of a body is free"
+        other.grow_to(565_536)
+        with pytest.raises(HTTPError, match="max_pending_body_bytes") as refused:
+            await read_body(asked(whole[:300_000], whole[300_000:]), Thing)
+        assert (refused.value.status, refused.value.headers["Retry-After"]) == (503, "1")
+        assert budget.num_bytes == 500_000
+        assert await read_body(asked(b'{"name": "x"}'), Thing) == Thing("x")
+        with pytest.raises(ClientGone):
+            await read_body(asked(whole[:300_000], gone=True), Thing)
+        assert budget.num_bytes == 500_000
+    assert (await read_body(asked(whole), Thing)).name == "x" * 600_000
+    assert budget.num_bytes == 0
