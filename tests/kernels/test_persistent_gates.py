@@ -75,7 +75,6 @@ def test_rows_and_matrices_that_get_it(num_rows, monkeypatch):
 
     rows = []
     monkeypatch.setattr(matmul, "has_gluon", lambda: True)
-    monkeypatch.setattr(matmul, "has_copy_engine", lambda: True)
     monkeypatch.setattr(matmul, "silu_and_mul", lambda product: product)
     monkeypatch.setattr(persistent, "persistent_gates", lambda x, weight: rows.append(len(x)))
     for outputs in 14336, 17408:

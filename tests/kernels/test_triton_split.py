@@ -8,7 +8,6 @@ from tests.triton_here import DEVICE, HAS_GPU  # skips where there is no Triton
 # isort: split
 from octavo.runtime.kernels.norms import PartialSums
 from octavo.runtime.kernels.ref.elementwise import sum_norm
-from octavo.runtime.kernels.triton import matmul
 from octavo.runtime.kernels.triton.table import cuda_table
 
 SPLIT = cuda_table().linear.split_product
@@ -50,9 +49,8 @@ def test_a_product_of_few_inputs_is_whole(num_rows):
 
 
 @pytest.mark.parametrize(("num_rows", "k"), [(33, 200), (64, 136)])
-def test_gates_of_more_rows(num_rows, k, monkeypatch):
-    """What a large matrix gets, here of a smaller one."""
-    monkeypatch.setattr(matmul, "_GATED_SIZE", 0)
+def test_gates_of_more_rows(num_rows, k):
+    """They follow the product."""
     torch.manual_seed(num_rows)
     x, weight = (torch.randn(rows, k, device=DEVICE, dtype=torch.float16) * 0.2 for rows in (num_rows, 160))
     gates, values = (x.double() @ weight.double().t()).chunk(2, 1)

@@ -4,8 +4,8 @@ A single row is multiplied by plain arithmetic: each program takes some rows of 
 fill a tile of the tensor cores; where the matrix has too few rows to occupy the device, several programs
 share each, and the last to be done adds their parts in fixed order, so that a result is reproducible; or
 the norm does that comes next, which is sooner.
-Gates of more rows, where that pays, are `tma_matmul`'s or `persistent` programs'. Everything else, and
-what measurements gave to it, is torch's.
+Gates of more rows, where that pays, are `persistent` programs'. Everything else, and what measurements gave
+to it, is torch's.
 """
 
 import functools
@@ -24,7 +24,6 @@ from octavo.runtime.kernels.triton.launch import (
     WAVE,
     Counters,
     cdiv,
-    has_copy_engine,
     has_gluon,
     is_last,
     overlapped,
@@ -33,7 +32,6 @@ from octavo.runtime.kernels.triton.launch import (
     splits_of_inputs,
     wait,
 )
-from octavo.runtime.kernels.triton.tma_matmul import tma_gated_matmul
 
 _SOME_ROWS = 64  # above, torch is as fast or faster
 _QUARTERED_ROWS = 256  # of a small matrix
@@ -41,7 +39,7 @@ _HALVED_ROWS = 336  # of a large, tall one
 _SMALL_OUTPUTS = 1024  # whose tiles leave the device half empty
 _LARGE = 2**24  # weights
 _GATED_WIDTH = 2048
-_GATED_SIZE = 2**26  # weights from which a gate inside the product pays up to _SOME_ROWS
+_GATED_SIZE = 2**26  # weights from which a gate inside the product pays
 _PERSISTENT_ROWS = {*range(89, 129), *range(241, 257)}  # of gates: torch has better tiles for those between
 _NARROW = {torch.bfloat16, torch.float16}
 
@@ -157,12 +155,10 @@ class Matmul:
         if 1 < num_rows <= (16 if k <= _GATED_WIDTH else 32) and x.dtype in _NARROW:
             return self._gemm(x, weight, bias, gated=True)
         is_large = weight.numel() >= _GATED_SIZE and bias is None
-        if 1 < num_rows <= _SOME_ROWS and is_large and _can_use_tma(x):
-            return tma_gated_matmul(x, weight)
-        if num_rows in _PERSISTENT_ROWS and is_large and _can_use_tma(x) and has_gluon():
+        if num_rows in _PERSISTENT_ROWS and is_large and x.dtype in _NARROW and has_gluon():
             from octavo.runtime.kernels.triton.persistent import can_share, persistent_gates
 
-            if can_share(num_rows, len(weight) // 2):
+            if can_share(x, len(weight) // 2):
                 return persistent_gates(x, weight)
         return silu_and_mul(self(x, weight, bias))
 
@@ -232,11 +228,6 @@ def _gemv(x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool = False
         **overlapped(),
     )
     return out
-
-
-def _can_use_tma(x: Tensor) -> bool:
-    """Rows have to begin at multiples of 16 bytes."""
-    return has_copy_engine() and x.dtype in _NARROW and x.is_contiguous() and x.shape[1] % 8 == 0
 
 
 def _num_splits(num_rows: int, n: int, k: int) -> int:

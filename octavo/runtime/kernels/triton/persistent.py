@@ -107,9 +107,10 @@ def _gates_kernel(x, weight, out, num_tiles, K: gl.constexpr, STAGES: gl.constex
 # fmt: on
 
 
-def can_share(num_rows: int, num_outputs: int) -> bool:
-    """Whether tiles can be shared out evenly among nearly all multiprocessors; outputs in groups of 8."""
-    return num_outputs % 8 == 0 and _num_programs(num_rows, num_outputs) >= _LEAST_PROGRAMS
+def can_share(x: Tensor, num_outputs: int) -> bool:
+    """Return True if rows can be copied, and tiles shared out evenly among nearly all multiprocessors."""
+    can_copy = x.is_contiguous() and x.shape[1] % 8 == 0 and num_outputs % 8 == 0
+    return can_copy and _num_programs(len(x), num_outputs) >= _LEAST_PROGRAMS
 
 
 def persistent_gates(x: Tensor, weight: Tensor) -> Tensor:
