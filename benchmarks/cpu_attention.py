@@ -126,8 +126,8 @@ def check(one: PagedAttention, many: PagedAttention) -> None:
 
 
 def by_octavo(table: KernelTable, batch: Batch, kind: InputPrecision, cache: Tensor) -> Tensor:
-    scores = Scores(batch.q.shape[2] ** -0.5)
-    return table.attention.paged_attention(*batch.over(cache), scores, kind)
+    scores = Scores(batch.q.shape[2] ** -0.5, input_precision=kind)
+    return table.attention.paged_attention(*batch.over(cache), scores)
 
 
 def by_torch(batch: Batch, cache: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from octavo.base.gguf import BLOCK_TYPES
 from octavo.runtime.kernels.cpu.table import cpu_table
+from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.kernels.precision import InputPrecision
 from octavo.runtime.kernels.table import KernelTable
 
@@ -55,7 +56,7 @@ def ours(table: KernelTable, matrices: list[tuple[Matrix, Tensor]], kind: InputP
 
     def work() -> None:
         for (name, _, columns), blocks in matrices:
-            table.linear.block_matmul(xs[columns], blocks, name, None, kind)
+            table.linear.block_matmul(xs[columns], Packed(blocks, name, kind))
 
     return work
 

@@ -16,6 +16,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from octavo.runtime.kernels.cpu.table import cpu_table
+from octavo.runtime.kernels.linear import Packed
 from tests.kernel_cases import make_blocks
 
 NUM_BYTES = 24_000_000
@@ -44,7 +45,7 @@ def main() -> None:
             row: dict[str, object] = {"type": name, "rows": m}
             x = torch.randn(m, k)
             for kind in ("float32", "int16", "int8"):
-                seconds = best_s(partial(table.linear.block_matmul, x, blocks, name, None, kind))
+                seconds = best_s(partial(table.linear.block_matmul, x, Packed(blocks, name, kind)))
                 row[f"{kind} GB/s"] = round(blocks.nbytes / seconds / 1e9, 2)
                 row[f"{kind} GMAC/s"] = round(m * k * len(blocks) / seconds / 1e9, 1)
             print(json.dumps(row), flush=True)

@@ -2,17 +2,20 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field, fields, is_dataclass
+from itertools import product
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType, quants
 
 from octavo.base.gguf import BLOCK_TYPES
+from octavo.runtime.kernels.activations import Activation
 from octavo.runtime.kernels.attention import HeadInputs, HeadNorms, Ragged, Rotation, Scores
+from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.kernels.ref.table import ref_table
-from octavo.runtime.kernels.sampling import Truncation
+from octavo.runtime.kernels.sampling import Draws, Limits, Truncation
 from octavo.runtime.kernels.table import KernelTable
 
 BLOCKS = {kind.name: kind for kind in BLOCK_TYPES.values()}
@@ -225,33 +228,32 @@ def _to_store(
 
 def _rms_norm() -> Iterator[Case]:
     for tokens, size in ((1, 576), (3, 7), (70, 640), (1, 1)):
-        x, residual, weight = torch.randn(tokens, 2 * size), torch.randn(tokens, size), torch.randn(size)
+        x, weight = torch.randn(tokens, 2 * size), torch.randn(size)
         yield Case(f"{tokens}x{size}", (x[:, :size], weight, 1e-6))
-        yield Case(f"{tokens}x{size} residual", (x[:, size:], weight, 1e-5), {"residual": residual})
     x = torch.randn(5, 12, 64)
     yield Case("heads", (x[:, 2:7], torch.randn(64), 1e-6))
 
 
-def _activation(gated: bool) -> Callable[[], Iterator[Case]]:
-    def cases() -> Iterator[Case]:
+def _add_norm() -> Iterator[Case]:
+    for tokens, size in ((1, 576), (3, 7), (70, 640), (1, 1)):
+        x, residual, weight = torch.randn(tokens, 2 * size), torch.randn(tokens, size), torch.randn(size)
+        yield Case(f"{tokens}x{size}", (x[:, size:], weight, 1e-5, residual))
+
+
+def _activate() -> Iterator[Case]:
+    for activation, gated in product(get_args(Activation), (True, False)):
         for tokens, size in ((1, 1536), (3, 7), (40, 2048)):
             x = torch.randn(tokens, size * (1 + gated)) * 5
             x[0, :3] = torch.tensor([-100.0, 100.0, 0.0])
-            yield Case(f"{tokens}x{size}", (x,))
-
-    return cases
+            yield Case(f"{activation} {tokens}x{size} {gated}", (x, activation), {"gated": gated})
 
 
 def _dequantize() -> Iterator[Case]:
     for name in TYPE_NAMES:
-        yield Case(name, (make_blocks(name, 5, 512), name), tolerance=1e-7)
-
-
-def _gather() -> Iterator[Case]:
-    for name in TYPE_NAMES:
-        places = torch.tensor([3, 0, 4, 3])
-        yield Case(name, (make_blocks(name, 5, 512), places, name), tolerance=1e-7)
-        yield Case(f"{name} scaled", (make_blocks(name, 5, 512), places, name, 25.298), tolerance=1e-7)
+        matrix, places = Packed(make_blocks(name, 5, 512), name), torch.tensor([3, 0, 4, 3])
+        yield Case(name, (matrix,), tolerance=1e-7)
+        yield Case(f"{name} rows", (matrix, places), tolerance=1e-7)
+        yield Case(f"{name} rows, scaled", (matrix, places, 25.298), tolerance=1e-7)
 
 
 def _rotary_tables() -> Iterator[Case]:
@@ -264,10 +266,10 @@ def _matmul() -> Iterator[Case]:
     for name in TYPE_NAMES:
         for m, n, k in ((1, 30, 512), (2, 7, 256), (6, 97, 768), (33, 64, 256)):
             x = torch.randn(m, k + 5)[:, :k]
-            yield Case(f"{name} {m}x{n}x{k}", (x, make_blocks(name, n, k), name), {"bias": torch.randn(n)})
+            yield Case(f"{name} {m}x{n}x{k}", (x, Packed(make_blocks(name, n, k), name), torch.randn(n)))
     for name in ("F32", "F16", "BF16"):
         for m in (1, 5):
-            yield Case(f"{name} odd {m}", (torch.randn(m, 75), make_blocks(name, 11, 75), name))
+            yield Case(f"{name} odd {m}", (torch.randn(m, 75), Packed(make_blocks(name, 11, 75), name)))
 
 
 def _gated_matmul() -> Iterator[Case]:
@@ -291,15 +293,16 @@ def _draw() -> Iterator[Case]:
         temperature = torch.rand(n, dtype=torch.float64) * (torch.arange(n) % 3 > 0)
         noise = torch.rand(n, dtype=torch.float64)
         yield Case(f"{n}x{size} greedy", (logits,))
-        yield Case(f"{n}x{size} mixed", (logits, temperature, noise))
-        yield Case(f"{n}x{size} narrow", (logits.bfloat16(), temperature, noise))
+        yield Case(f"{n}x{size} mixed", (logits, Draws(temperature, noise)))
+        yield Case(f"{n}x{size} narrow", (logits.bfloat16(), Draws(temperature, noise)))
         values = logits.sort(dim=1).values[:, -40].contiguous()
         ids = torch.full((n,), size // 2, dtype=torch.int32)
-        yield Case(f"{n}x{size} truncated", (logits, temperature + 0.5, noise, Truncation(values, ids)))
+        draws = Draws(temperature + 0.5, noise)
+        yield Case(f"{n}x{size} truncated", (logits, draws, Truncation(values, ids)))
     noise = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
     for temperature in (1e-5, 1.0, 50.0):
         degrees = torch.full((2,), temperature, dtype=torch.float64)
-        yield Case(f"ends {temperature}", (torch.randn(2, 9000), degrees, noise))
+        yield Case(f"ends {temperature}", (torch.randn(2, 9000), Draws(degrees, noise)))
 
 
 def _row_limits() -> Iterator[Case]:
@@ -322,7 +325,7 @@ def _truncate() -> Iterator[Case]:
         logits = (torch.randn(len(options), size) * spread).bfloat16()
         temperature = 0.4 + torch.rand(len(options), dtype=torch.float64)
         for kind in (torch.bfloat16, torch.float32):
-            yield Case(f"{size} {spread} {kind}", (logits.to(kind), temperature, top_k, top_p, min_p))
+            yield Case(f"{size} {spread} {kind}", (logits.to(kind), Limits(temperature, top_k, top_p, min_p)))
 
 
 CASES: dict[str, Callable[[], Iterator[Case]]] = {
@@ -330,18 +333,14 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "paged_attention": _attention,
     "rms_norm": _rms_norm,
     "rotary_tables": _rotary_tables,
-    "silu_and_mul": _activation(True),
-    "gelu_and_mul": _activation(True),
-    "gelu_tanh_and_mul": _activation(True),
-    "gelu": _activation(False),
-    "gelu_tanh": _activation(False),
+    "add_norm": _add_norm,
+    "activate": _activate,
     "draw": _draw,
     "row_limits": _row_limits,
     "truncate": _truncate,
     "matmul": _dense_matmul,
     "gated_matmul": _gated_matmul,
     "block_dequantize": _dequantize,
-    "block_gather": _gather,
     "block_matmul": _matmul,
 }
 
@@ -349,15 +348,17 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
 _NO_OPS = {"choose", "split_product", "input_precision", "begin", "end", "record_calls"}
 _NO_OPS |= {"gated_block_matmul", "block_feed_forward", "block_greedy", "sandwich_norm"}
 _REF = ref_table()
-_FAMILIES = [field.name for field in fields(KernelTable) if field.name != "name"]
+_FAMILIES = [field.name for field in fields(KernelTable) if is_dataclass(getattr(_REF, field.name))]
 _FAMILY_OF = {op.name: family for family in _FAMILIES for op in fields(getattr(_REF, family))}
-OPS = [op for op in _FAMILY_OF if op not in _NO_OPS]
+OPS = [*(op for op in _FAMILY_OF if op not in _NO_OPS), "activate"]
 TRUNCATE_AND_DRAW = ["draw", "truncate"]
 """The two kernels that choose tokens on a GPU."""
 
 
 def find(table: KernelTable, op: str) -> Callable[..., Any]:
-    return getattr(table.sampling.choose if op in TRUNCATE_AND_DRAW else getattr(table, _FAMILY_OF[op]), op)
+    if op in TRUNCATE_AND_DRAW:
+        return getattr(table.sampling.choose, op)
+    return getattr(getattr(table, _FAMILY_OF[op]) if op in _FAMILY_OF else table, op)
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -379,11 +380,16 @@ def nothing_of(op: str, case: Case) -> tuple[Any, ...]:
     if op == "store_kv":
         new, cache, slots = case.args
         return HeadInputs(new.q[:0], new.k[:0], new.v[:0]), cache, slots[:0]
-    if op == "block_gather":
-        blocks, places, name = case.args
-        return blocks, places[:0], name
-    if op in ("row_limits", "truncate"):
+    if op == "block_dequantize":
+        matrix, *rest = case.args
+        return matrix._replace(blocks=matrix.blocks[:0]), *(arg[:0] for arg in rest[:1])
+    if op == "truncate":
+        return case.args[0][:0], Limits(*(numbers[:0] for numbers in case.args[1]))
+    if op == "row_limits":
         return tuple(arg[:0] for arg in case.args)
+    if op == "add_norm":
+        x, weight, eps, residual = case.args
+        return x[:0], weight, eps, residual[:0]
     return (case.args[0][:0], *case.args[1:])
 
 

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from octavo.base import env
 from octavo.runtime.kernels import build
-from octavo.runtime.kernels.activations import Gate
+from octavo.runtime.kernels.activations import Activation
 from octavo.runtime.kernels.cpu.library import Library
 from octavo.runtime.kernels.cpu.table import cpu_table, table_of
+from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.kernels.precision import BFLOAT16_TYPES, InputPrecision
 from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.kernels.table import KernelTable
@@ -57,9 +58,11 @@ def test_tiles_against_the_twin(soft: dict[int, KernelTable], name: str) -> None
     torch.manual_seed(0)
     for m, n, k in ((1, 37, 512), (5, 7, 256), (33, 70, 1280), (49, 33, 256)):
         x, blocks, bias = torch.randn(m, k + 5)[:, :k], make_blocks(name, n, k), torch.randn(n)
-        weights = REF.linear.block_dequantize(blocks, name).bfloat16().double()
+        weights = REF.linear.block_dequantize(Packed(blocks, name)).bfloat16().double()
         rounded = x.bfloat16().double()
-        error = soft[1].linear.block_matmul(x, blocks, name, bias, "bfloat16") - (rounded @ weights.T + bias)
+        error = soft[1].linear.block_matmul(x, Packed(blocks, name, "bfloat16"), bias) - (
+            rounded @ weights.T + bias
+        )
         assert (error.abs() <= 2e-6 * (rounded.abs() @ weights.abs().T + bias.abs())).all(), (m, n, k)
 
 
@@ -68,13 +71,13 @@ def test_rows_threads_and_places_change_no_bit(soft: dict[int, KernelTable], nam
     """Also where a single row needs no tiles, and where single strips meet 33 to 64 rows."""
     torch.manual_seed(1)
     blocks, x = make_blocks(name, 101, 512), torch.randn(70, 512)
-    whole = soft[1].linear.block_matmul(x, blocks, name, None, "bfloat16")
+    whole = soft[1].linear.block_matmul(x, Packed(blocks, name, "bfloat16"))
     for start, end in ((0, 1), (69, 70), (3, 5), (7, 24), (0, 33), (13, 70)):
         for table in soft.values():
-            part = table.linear.block_matmul(x[start:end], blocks, name, None, "bfloat16")
+            part = table.linear.block_matmul(x[start:end], Packed(blocks, name, "bfloat16"))
             assert torch.equal(part, whole[start:end]), (start, end)
     wide = torch.zeros(70, 110)
-    soft[2].linear.block_matmul(x, blocks[5:50], name, None, "bfloat16", wide[:, 4:49])
+    soft[2].linear.block_matmul(x, Packed(blocks[5:50], name, "bfloat16"), None, wide[:, 4:49])
     assert torch.equal(wide[:, 4:49], whole[:, 5:50])
     assert not wide[:, :4].any() and not wide[:, 49:].any()
 
@@ -83,11 +86,11 @@ def test_bfloat16_weights_are_multiplied_where_they_lie(soft: dict[int, KernelTa
     """Where rows and strips are whole; as what is unpacked, bit by bit."""
     torch.manual_seed(7)
     blocks, x = make_blocks("BF16", 2 * 96 + 1, 544), torch.randn(64, 544)
-    whole = soft[1].linear.block_matmul(x, blocks, "BF16", None, "bfloat16")  # an odd number of outputs
-    gated = soft[1].activations.silu_and_mul(whole[:, :192].contiguous())
+    whole = soft[1].linear.block_matmul(x, Packed(blocks, "BF16", "bfloat16"))  # an odd number of outputs
+    gated = soft[1].activate(whole[:, :192].contiguous(), "silu", gated=True)
     for table in soft.values():
         for m in (1, 9, 32, 33, 64):
-            made = table.linear.block_matmul(x[:m], blocks[:192], "BF16", None, "bfloat16")
+            made = table.linear.block_matmul(x[:m], Packed(blocks[:192], "BF16", "bfloat16"))
             assert torch.equal(made, whole[:m, :192]), m
             both = _gated(table, x[:m], blocks[:192], "BF16", "silu")
             assert both is not None and torch.equal(both, gated[:m]), m
@@ -99,10 +102,14 @@ def test_many_rows_are_what_few_are(soft: dict[int, KernelTable], name: str, k: 
     torch.manual_seed(2)
     blocks, x, bias = make_blocks(name, 101, k), torch.randn(260, k), torch.randn(101)
     for added in (None, bias):
-        whole = soft[2].linear.block_matmul(x, blocks, name, added, "bfloat16")
-        assert torch.equal(whole[200:], soft[1].linear.block_matmul(x[200:], blocks, name, added, "bfloat16"))
-        assert torch.equal(whole[:257], soft[1].linear.block_matmul(x[:257], blocks, name, added, "bfloat16"))
-    expected = REF.linear.block_matmul(x, blocks, name, bias, "bfloat16")
+        whole = soft[2].linear.block_matmul(x, Packed(blocks, name, "bfloat16"), added)
+        assert torch.equal(
+            whole[200:], soft[1].linear.block_matmul(x[200:], Packed(blocks, name, "bfloat16"), added)
+        )
+        assert torch.equal(
+            whole[:257], soft[1].linear.block_matmul(x[:257], Packed(blocks, name, "bfloat16"), added)
+        )
+    expected = REF.linear.block_matmul(x, Packed(blocks, name, "bfloat16"), bias)
     torch.testing.assert_close(whole, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
 
 
@@ -110,8 +117,10 @@ def test_large_matrices_are_laid_out_bit_by_bit(soft: dict[int, KernelTable]) ->
     """More than 4 MiB of panels."""
     torch.manual_seed(5)
     blocks, x = make_blocks("Q8_0", 530, 4096), torch.randn(97, 4096)
-    whole = soft[2].linear.block_matmul(x, blocks, "Q8_0", None, "bfloat16")
-    few = [soft[2].linear.block_matmul(x[:64], part, "Q8_0", None, "bfloat16") for part in blocks.split(265)]
+    whole = soft[2].linear.block_matmul(x, Packed(blocks, "Q8_0", "bfloat16"))
+    few = [
+        soft[2].linear.block_matmul(x[:64], Packed(part, "Q8_0", "bfloat16")) for part in blocks.split(265)
+    ]
     assert torch.equal(whole[:64], torch.cat(few, 1))
 
 
@@ -123,12 +132,12 @@ def test_feed_forward_is_what_its_parts_are(
     torch.manual_seed(6)
     up, down = make_blocks(up_name, 2 * 256, 256), make_blocks(down_name, 41, 256)
     wide = torch.randn(540, 261)
-    gates: list[Gate] = ["silu", "gelu_tanh"]
+    gates: list[Activation] = ["silu", "gelu_tanh"]
     for gate, m in zip(gates, (513, 540), strict=True):
         x = wide[:m, :256]
         inner = _gated(soft[1], x, up, up_name, gate)
         assert inner is not None
-        expected = soft[1].linear.block_matmul(inner, down, down_name, None, "bfloat16")
+        expected = soft[1].linear.block_matmul(inner, Packed(down, down_name, "bfloat16"))
         for table in soft.values():
             made = _feed_forward(table, x, up, up_name, gate, down, down_name)
             assert made is not None and torch.equal(made, expected), (gate, m)
@@ -150,23 +159,23 @@ def _feed_forward(
     x: Tensor,
     up: Tensor,
     up_name: str,
-    gate: Gate,
+    gate: Activation,
     down: Tensor,
     down_name: str,
     how: InputPrecision = "bfloat16",
 ) -> Tensor | None:
     assert table.linear.block_feed_forward is not None
-    return table.linear.block_feed_forward(x, (up, up_name), gate, (down, down_name), how)
+    return table.linear.block_feed_forward(x, Packed(up, up_name, how), gate, Packed(down, down_name, how))
 
 
 @pytest.mark.parametrize("name", ["BF16", "Q4_1", "Q6_K"])
 def test_gated_is_product_and_gate(soft: dict[int, KernelTable], name: str) -> None:
     torch.manual_seed(4)
     blocks, x = make_blocks(name, 2 * 37, 256), torch.randn(260, 256)
-    both = soft[1].linear.block_matmul(x, blocks, name, None, "bfloat16")
-    gates: list[Gate] = ["silu", "gelu", "gelu_tanh"]
+    both = soft[1].linear.block_matmul(x, Packed(blocks, name, "bfloat16"))
+    gates: list[Activation] = ["silu", "gelu", "gelu_tanh"]
     for gate in gates:
-        expected = getattr(soft[1].activations, f"{gate}_and_mul")(both)
+        expected = soft[1].activate(both, gate, gated=True)
         for start, end in ((0, 1), (7, 24), (3, 44), (0, 260)):
             made = _gated(soft[2], x[start:end], blocks, name, gate)
             assert made is not None and torch.equal(made, expected[start:end]), (gate, start, end)
@@ -174,10 +183,15 @@ def test_gated_is_product_and_gate(soft: dict[int, KernelTable], name: str) -> N
 
 
 def _gated(
-    table: KernelTable, x: Tensor, blocks: Tensor, name: str, gate: Gate, how: InputPrecision = "bfloat16"
+    table: KernelTable,
+    x: Tensor,
+    blocks: Tensor,
+    name: str,
+    gate: Activation,
+    how: InputPrecision = "bfloat16",
 ) -> Tensor | None:
     assert table.linear.gated_block_matmul is not None
-    return table.linear.gated_block_matmul(x, blocks, name, gate, how)
+    return table.linear.gated_block_matmul(x, Packed(blocks, name, how), gate)
 
 
 @pytest.mark.parametrize("name", ["BF16", "Q4_K", "Q8_0"])
@@ -188,7 +202,7 @@ def test_greedy_is_product_and_choice(soft: dict[int, KernelTable], name: str) -
         blocks, x = make_blocks(name, n, 256), torch.randn(64, 256)
         blocks[n // 2 :] = blocks[: n - n // 2].clone()  # every output twice, or nearly
         x[3, 5], x[40, 255] = float("nan"), float("nan")
-        expected = soft[1].sampling.choose(soft[1].linear.block_matmul(x, blocks, name, None, "bfloat16"))
+        expected = soft[1].sampling.choose(soft[1].linear.block_matmul(x, Packed(blocks, name, "bfloat16")))
         for table in soft.values():
             for start, end in ((0, 1), (3, 4), (7, 24), (0, 33), (15, 64), (0, 64)):
                 made = _greedy(table, x[start:end], blocks, name)
@@ -221,14 +235,14 @@ def _greedy(
     table: KernelTable, x: Tensor, blocks: Tensor, name: str, how: InputPrecision = "bfloat16"
 ) -> tuple[Tensor, Tensor] | None:
     assert table.linear.block_greedy is not None
-    return table.linear.block_greedy(x, blocks, name, how)
+    return table.linear.block_greedy(x, Packed(blocks, name, how))
 
 
 def test_a_row_may_end_anywhere(soft: dict[int, KernelTable]) -> None:
     for m in (1, 5):
         x, blocks = torch.randn(m, 75), make_blocks("BF16", 11, 75)
-        expected = REF.linear.block_matmul(x, blocks, "BF16", None, "bfloat16")
-        actual = soft[1].linear.block_matmul(x, blocks, "BF16", None, "bfloat16")
+        expected = REF.linear.block_matmul(x, Packed(blocks, "BF16", "bfloat16"))
+        actual = soft[1].linear.block_matmul(x, Packed(blocks, "BF16", "bfloat16"))
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -239,21 +253,22 @@ def test_tiles_of_this_cpu(fast: KernelTable, soft: dict[int, KernelTable], name
     for m in (1, 16, 37):
         x, blocks, bias = torch.randn(m, 768), make_blocks(name, 75, 768), torch.randn(75)
         table, how = (soft[1], "bfloat16") if fast.linear.input_precision == "bfloat16" else (fast, "float32")
-        expected = table.linear.block_matmul(x, blocks, name, bias, how)
-        assert torch.equal(fast.linear.block_matmul(x, blocks, name, bias, "bfloat16"), expected)
+        expected = table.linear.block_matmul(x, Packed(blocks, name, how), bias)
+        assert torch.equal(fast.linear.block_matmul(x, Packed(blocks, name, "bfloat16"), bias), expected)
 
 
 @pytest.mark.parametrize("name", sorted(set(BLOCKS) - BFLOAT16_TYPES))
 def test_more_exact_types_stay_in_float32(fast: KernelTable, name: str) -> None:
     x, blocks = torch.randn(3, 64), make_blocks(name, 5, 64)
     assert torch.equal(
-        fast.linear.block_matmul(x, blocks, name, None, "bfloat16"), fast.linear.block_matmul(x, blocks, name)
+        fast.linear.block_matmul(x, Packed(blocks, name, "bfloat16")),
+        fast.linear.block_matmul(x, Packed(blocks, name)),
     )
 
 
 def test_not_a_number_stays_in_its_row(soft: dict[int, KernelTable]) -> None:
     blocks, x = make_blocks("Q4_1", 5, 64), torch.zeros(3, 64)
     x[1, 40] = float("nan")
-    out = soft[1].linear.block_matmul(x, blocks, "Q4_1", None, "bfloat16")
+    out = soft[1].linear.block_matmul(x, Packed(blocks, "Q4_1", "bfloat16"))
     assert torch.equal(out[::2], torch.zeros(2, 5)) and out[1].isnan().all()
-    assert cpu_table(1).linear.block_matmul(x, blocks, "Q4_1", None, "bfloat16")[1].isnan().all()
+    assert cpu_table(1).linear.block_matmul(x, Packed(blocks, "Q4_1", "bfloat16"))[1].isnan().all()

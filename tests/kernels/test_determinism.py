@@ -5,6 +5,7 @@ import torch
 
 from octavo.runtime.kernels.attention import Scores
 from octavo.runtime.kernels.cpu.table import cpu_table
+from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.kernels.precision import InputPrecision
 from octavo.runtime.kernels.table import KernelTable
 from tests.kernel_cases import CACHE_DTYPES, TYPE_NAMES, make_blocks, make_paged
@@ -17,9 +18,9 @@ def test_matmul_rows_do_not_see_each_other(
 ) -> None:
     torch.manual_seed(2)
     blocks, x = make_blocks(name, 101, 512), torch.randn(70, 512)
-    whole = cpu_table(1).linear.block_matmul(x, blocks, name, None, input_precision)
+    whole = cpu_table(1).linear.block_matmul(x, Packed(blocks, name, input_precision))
     for start, end in ((0, 1), (69, 70), (3, 5), (1, 4), (7, 24), (0, 70), (13, 70)):
-        part = fast.linear.block_matmul(x[start:end], blocks, name, None, input_precision)
+        part = fast.linear.block_matmul(x[start:end], Packed(blocks, name, input_precision))
         assert torch.equal(part, whole[start:end]), (start, end)
 
 
@@ -30,14 +31,14 @@ def test_matmul_columns_do_not_see_each_other(
 ) -> None:
     torch.manual_seed(2)
     blocks, x = make_blocks(name, 101, 512), torch.randn(9, 512)
-    whole = fast.linear.block_matmul(x, blocks, name, None, input_precision)
+    whole = fast.linear.block_matmul(x, Packed(blocks, name, input_precision))
     for start, end in ((0, 1), (5, 30), (100, 101)):  # a tensor-parallel rank's part, or q, k, v apart
         part = blocks[start:end]
         assert torch.equal(
-            fast.linear.block_matmul(x, part, name, None, input_precision), whole[:, start:end]
+            fast.linear.block_matmul(x, Packed(part, name, input_precision)), whole[:, start:end]
         )
         assert torch.equal(
-            fast.linear.block_matmul(x[:1], part, name, None, input_precision), whole[:1, start:end]
+            fast.linear.block_matmul(x[:1], Packed(part, name, input_precision)), whole[:1, start:end]
         )
 
 

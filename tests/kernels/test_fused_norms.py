@@ -16,7 +16,7 @@ def test_a_norm_put_off_gives_the_same_bits(fast: KernelTable, tokens: int, size
     inner, weight = torch.randn(size), torch.randn(size)
     assert fast.norms.sandwich_norm is not None
     together = fast.norms.sandwich_norm(x, inner, weight, 1e-5, residual)
-    apart = fast.norms.rms_norm(fast.norms.rms_norm(x, inner, 1e-5), weight, 1e-5, residual)
+    apart = fast.norms.add_norm(fast.norms.rms_norm(x, inner, 1e-5), weight, 1e-5, residual)
     reference = sandwich_norm(x, inner, weight, 1e-5, residual)
     for one, two, expected in zip(together, apart, reference, strict=True):
         assert torch.equal(one, two)

@@ -5,6 +5,7 @@ from typing import Literal
 import pytest
 import torch
 
+from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.kernels.precision import INTEGER_TYPES
 from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.kernels.table import KernelTable
@@ -31,8 +32,10 @@ def whole_numbers(rows: int, columns: int, largest: int) -> torch.Tensor:
 def test_whole_activations_lose_nothing(fast: KernelTable, name: str, m: int, kind: Kind) -> None:
     torch.manual_seed(m)
     x, bias, blocks = whole_numbers(m, 768, LARGEST[kind]), torch.randn(37), make_blocks(name, 37, 768)
-    expected = (x.double() @ REF.linear.block_dequantize(blocks, name).double().T + bias.double()).float()
-    actual = fast.linear.block_matmul(x, blocks, name, bias, kind)
+    expected = (
+        x.double() @ REF.linear.block_dequantize(Packed(blocks, name)).double().T + bias.double()
+    ).float()
+    actual = fast.linear.block_matmul(x, Packed(blocks, name, kind), bias)
     torch.testing.assert_close(actual, expected, rtol=0, atol=3e-6 * float(expected.abs().max()))
 
 
@@ -42,10 +45,10 @@ def test_rounding_is_the_twins(fast: KernelTable, name: str, kind: Kind) -> None
     torch.manual_seed(0)
     x = torch.randn(16, 1029)[:, 3:1027] * torch.logspace(-6, 6, 16)[:, None]
     blocks = make_blocks(name, 64, 1024)
-    scale = x.abs() @ REF.linear.block_dequantize(blocks, name).abs().T
-    expected = REF.linear.block_matmul(x, blocks, name, None, kind)
-    assert ((fast.linear.block_matmul(x, blocks, name, None, kind) - expected).abs() <= 1e-6 * scale).all()
-    error = (expected - REF.linear.block_matmul(x, blocks, name)).abs() / scale
+    scale = x.abs() @ REF.linear.block_dequantize(Packed(blocks, name)).abs().T
+    expected = REF.linear.block_matmul(x, Packed(blocks, name, kind))
+    assert ((fast.linear.block_matmul(x, Packed(blocks, name, kind)) - expected).abs() <= 1e-6 * scale).all()
+    error = (expected - REF.linear.block_matmul(x, Packed(blocks, name))).abs() / scale
     assert 0.05 < error.max() * LARGEST[kind] < 1
 
 
@@ -64,16 +67,16 @@ def test_the_largest_numbers_do_not_overflow(fast: KernelTable, name: str, m: in
         blocks[:6, :, first:last], blocks[6:12, :, first:last] = 128, 127
     x = LARGEST[kind] * (torch.randint(0, 2, (m, 1)) * 2.0 - 1) * torch.ones(m, 512)
     packed = blocks.view(24, -1)
-    expected = (x.double() @ REF.linear.block_dequantize(packed, name).double().T).float()
-    actual = fast.linear.block_matmul(x, packed, name, None, kind)
+    expected = (x.double() @ REF.linear.block_dequantize(Packed(packed, name)).double().T).float()
+    actual = fast.linear.block_matmul(x, Packed(packed, name, kind))
     torch.testing.assert_close(actual, expected, rtol=3e-6, atol=3e-6 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("name", sorted(set(BLOCKS) - INTEGER_TYPES))
 def test_other_types_stay_in_float32(fast: KernelTable, name: str) -> None:
     x, blocks = torch.randn(3, 64), make_blocks(name, 5, 64)
-    exact = fast.linear.block_matmul(x, blocks, name)
-    assert all(torch.equal(fast.linear.block_matmul(x, blocks, name, None, kind), exact) for kind in KINDS)
+    exact = fast.linear.block_matmul(x, Packed(blocks, name))
+    assert all(torch.equal(fast.linear.block_matmul(x, Packed(blocks, name, kind)), exact) for kind in KINDS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -81,7 +84,7 @@ def test_zeros_and_not_a_number(fast: KernelTable, kind: Kind) -> None:
     blocks = make_blocks("Q4_1", 5, 64)
     x = torch.zeros(4, 64)
     x[1, 40], x[2, 3], x[3, 5] = float("nan"), float("inf"), 1e-43
-    out = fast.linear.block_matmul(x, blocks, "Q4_1", None, kind)
+    out = fast.linear.block_matmul(x, Packed(blocks, "Q4_1", kind))
     assert torch.equal(out[0], torch.zeros(5))
     assert out[1:3].isnan().all()
     assert (out[3].abs() < 1e-38).all()

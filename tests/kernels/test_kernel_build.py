@@ -11,10 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from octavo.base import ownership
 from octavo.base.errors import ConfigError
 from octavo.runtime.kernels import build
+from octavo.runtime.kernels.activations import Activation
 from octavo.runtime.kernels.cpu.proof import disagreements
 from octavo.runtime.kernels.cpu.table import cpu_table
 from octavo.runtime.kernels.ref.table import ref_table
@@ -211,8 +213,11 @@ def test_where_all_are_wrong_the_twins_run(home: Path, monkeypatch: pytest.Monke
 def test_the_proof_finds_what_is_wrong() -> None:
     table = cpu_table(1)
     assert list(disagreements(table, ref_table())) == []
-    activations = replace(table.activations, gelu=table.activations.gelu_tanh)
+
+    def activate(x: Tensor, activation: Activation, *, gated: bool) -> Tensor:
+        return table.activate(x, "gelu_tanh" if activation == "gelu" else activation, gated=gated)
+
     linear = replace(table.linear, block_matmul=lambda *args: -table.linear.block_matmul(*args))
-    wrong = replace(table, activations=activations, linear=linear)
+    wrong = replace(table, activate=activate, linear=linear)
     names = list(disagreements(wrong, ref_table()))
-    assert "gelu" in names and "block_matmul of Q8_0, float32, 1 rows" in names
+    assert "gelu, gated: False" in names and "block_matmul of Q8_0, float32, 1 rows" in names

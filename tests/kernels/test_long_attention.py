@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,9 @@ from octavo.runtime.kernels import build
 from octavo.runtime.kernels.attention import Scores
 from octavo.runtime.kernels.cpu.library import Library
 from octavo.runtime.kernels.cpu.table import table_of
+from octavo.runtime.kernels.precision import InputPrecision
 from octavo.runtime.kernels.ref.table import ref_table
+from octavo.runtime.kernels.table import KernelTable
 from tests.kernel_cases import Paged, make_paged
 
 LENS = [(1, 1), (40, 40), (1, 1500), (3, 1030), (70, 600)]  # parts end at 512, 1024
@@ -41,9 +44,14 @@ def attend(
     library = Library(path)
     if request.param == "soft":
         library.octavo_attention = _with_soft_tiles(path, tmp_path_factory.mktemp("soft") / "soft.so")
-    kind = "float32" if request.param == "float32" else "bfloat16"
+    kind: InputPrecision = "float32" if request.param == "float32" else "bfloat16"
     tables = [table_of(library, threads) for threads in (1, 2, 3)]
-    return request.param, [partial(table.attention.paged_attention, input_precision=kind) for table in tables]
+    return request.param, [partial(_attend, table, kind) for table in tables]
+
+
+def _attend(table: KernelTable, kind: InputPrecision, *args: Any) -> Tensor:
+    *batch, scores = args
+    return table.attention.paged_attention(*batch, scores._replace(input_precision=kind))
 
 
 def _with_soft_tiles(path: Path, made: Path) -> Callable[..., None]:

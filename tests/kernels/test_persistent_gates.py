@@ -75,7 +75,7 @@ def test_rows_and_matrices_that_get_it(num_rows, monkeypatch):
 
     rows = []
     monkeypatch.setattr(matmul, "has_gluon", lambda: True)
-    monkeypatch.setattr(matmul, "silu_and_mul", lambda product: product)
+    monkeypatch.setattr(matmul, "activate", lambda product, activation, gated: product)
     monkeypatch.setattr(persistent, "persistent_gates", lambda x, weight: rows.append(len(x)))
     for outputs in 14336, 17408:
         weight = torch.empty(2 * outputs, 4096, device="meta", dtype=torch.bfloat16)

@@ -9,6 +9,7 @@ from gguf import GGMLQuantizationType, quants
 from torch.nn import functional
 
 from octavo.runtime.kernels.attention import HeadInputs, Rotation, Scores
+from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.kernels.ref.table import ref_table
 from tests.kernel_cases import BLOCKS, TYPE_NAMES, make_paged
 
@@ -23,7 +24,7 @@ def test_unpacking_random_bytes_equals_the_gguf_package(name: str) -> None:
     with warnings.catch_warnings():  # random scales are infinite here and there
         warnings.simplefilter("ignore", RuntimeWarning)
         expected = quants.dequantize(raw, GGMLQuantizationType[name])
-    actual = REF.linear.block_dequantize(torch.from_numpy(raw), name).numpy()
+    actual = REF.linear.block_dequantize(Packed(torch.from_numpy(raw), name)).numpy()
     np.testing.assert_array_equal(actual, expected)
 
 
@@ -68,7 +69,7 @@ def test_rope_turns_a_pair_by_its_angle() -> None:
 def test_rms_norm_equals_torch() -> None:
     x, residual, weight = torch.randn(4, 24), torch.randn(4, 24), torch.randn(24)
     expected = functional.rms_norm(x + residual, (24,), weight, 1e-5)
-    y, total = REF.norms.rms_norm(x, weight, 1e-5, residual)
+    y, total = REF.norms.add_norm(x, weight, 1e-5, residual)
     torch.testing.assert_close(y, expected)
     torch.testing.assert_close(total, x + residual)
     torch.testing.assert_close(REF.norms.rms_norm(x + residual, weight, 1e-5), expected)

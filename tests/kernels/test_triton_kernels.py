@@ -12,8 +12,9 @@ from tests.triton_here import DEVICE, HAS_GPU  # skips where there is no Triton
 
 # isort: split
 from octavo.runtime.kernels.attention import HeadInputs, HeadNorms, Ragged, Rotation, Scores
+from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.kernels.ref.table import ref_table
-from octavo.runtime.kernels.sampling import Truncation
+from octavo.runtime.kernels.sampling import Draws, Limits, Truncation
 from octavo.runtime.kernels.triton import attention, launch, tiles
 from octavo.runtime.kernels.triton.table import cuda_table
 from octavo.runtime.kernels.triton.tiles import split
@@ -51,8 +52,10 @@ def on_device(case: Case, dtype: torch.dtype | None = None) -> Case:
             return HeadInputs(*map(move, value))
         if isinstance(value, Ragged):
             return replace(value, cu_q_lens=move(value.cu_q_lens), kv_lens=move(value.kv_lens))
-        if isinstance(value, Truncation):
-            return Truncation(*(part.to(DEVICE) for part in value))
+        if isinstance(value, Packed):
+            return value._replace(blocks=value.blocks.to(DEVICE))
+        if isinstance(value, Draws | Limits | Truncation):
+            return type(value)(*(part.to(DEVICE) for part in value))
         if not isinstance(value, torch.Tensor):
             return value
         target = dtype if dtype and value.dtype == torch.float32 else value.dtype
@@ -216,7 +219,7 @@ def test_rows_that_cannot_be_drawn_from_say_so() -> None:
     logits = torch.randn(4, 3000, device=DEVICE)
     logits[0, 5], logits[1, 2900], logits[2] = float("nan"), float("inf"), float("-inf")
     ones = torch.ones(4, dtype=torch.float64, device=DEVICE)
-    for arguments in ((), (ones, ones * 0.3)):
+    for arguments in ((), (Draws(ones, ones * 0.3),)):
         token_ids, max_logits = TRITON.sampling.choose(logits, *arguments)
         assert max_logits.isfinite().tolist() == [False, False, False, True]
         assert ((token_ids >= 0) & (token_ids < 3000)).all()

@@ -7,7 +7,7 @@ from tests.triton_here import DEVICE, HAS_GPU  # skips where there is no Triton
 
 # isort: split
 from octavo.runtime.kernels.norms import PartialSums
-from octavo.runtime.kernels.ref.elementwise import sum_norm
+from octavo.runtime.kernels.ref.elementwise import add_norm
 from octavo.runtime.kernels.triton.table import cuda_table
 
 SPLIT = cuda_table().linear.split_product
@@ -23,7 +23,7 @@ def test_norm_of_partial_sums(shape, num_partials, dtype):
     weight = torch.randn(shape[1], device=DEVICE, dtype=dtype)
     given = PartialSums(parts), weight, 1e-5, stream
     tolerance = 1e-5 if dtype == torch.float32 else 2**-7 if HAS_GPU else 2**-6  # the interpreter rounds down
-    for made, expected in zip(SPLIT.norm(*given), sum_norm(*given), strict=True):
+    for made, expected in zip(SPLIT.norm(*given), add_norm(*given), strict=True):
         assert made.is_contiguous()
         torch.testing.assert_close(made, expected, atol=tolerance, rtol=tolerance)
 

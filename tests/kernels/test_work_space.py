@@ -11,6 +11,7 @@ from torch import Tensor
 
 from octavo.base import env
 from octavo.runtime.kernels.cpu.table import cpu_table
+from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.kernels.table import KernelTable
 
 LENGTH = 1 << 23  # of a row: kernels unpack three or more, 96 MiB
@@ -44,10 +45,10 @@ def long_rows() -> tuple[Tensor, Tensor, Tensor]:
 
 def test_a_call_raises_and_the_next_one_works(table: KernelTable) -> None:
     x, weights, out = long_rows()
-    table.linear.block_matmul(x[:, :64], weights[:, :128], "BF16", None, "float32", out)  # threads are there
+    table.linear.block_matmul(x[:, :64], Packed(weights[:, :128], "BF16"), None, out)  # threads are there
     with little_memory(), pytest.raises(MemoryError, match="work space"):
-        table.linear.block_matmul(x, weights, "BF16", None, "float32", out)
-    table.linear.block_matmul(x[:, :64], weights[:, :128], "BF16", None, "float32", out)
+        table.linear.block_matmul(x, Packed(weights, "BF16"), None, out)
+    table.linear.block_matmul(x[:, :64], Packed(weights[:, :128], "BF16"), None, out)
     assert torch.equal(out, torch.full((2, 24), 64.0))
 
 
@@ -56,7 +57,7 @@ def test_a_replay_raises(table: KernelTable) -> None:
     size = torch.ones(3, 8)
 
     def work() -> None:
-        table.linear.block_matmul(x, weights, "BF16", None, "float32", out)
+        table.linear.block_matmul(x, Packed(weights, "BF16"), None, out)
         table.norms.rms_norm(size, size[0], 0.0)
 
     assert table.steps.record_calls is not None

@@ -6,6 +6,7 @@ import torch
 
 from octavo import LLM
 from octavo.base.errors import Unsupported
+from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.kernels.ref.blocks import block_dequantize
 from octavo.runtime.quantization.int8 import pack
 from tests.gguf_models import write_gguf
@@ -33,7 +34,7 @@ def test_blocks_are_those_of_another_quantizer(dtype):
 def test_rows_that_blocks_do_not_fit_stay_exact(dtype):
     matrix = torch.randn(4, 48).to(dtype)
     packed = pack(matrix)
-    assert torch.equal(block_dequantize(packed.data, packed.type.name), matrix.float())
+    assert torch.equal(block_dequantize(Packed(packed.data, packed.type.name)), matrix.float())
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma3ForCausalLM"])

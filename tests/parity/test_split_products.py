@@ -7,7 +7,7 @@ import torch
 
 from octavo.runtime.kernels.linear import SplitProduct
 from octavo.runtime.kernels.norms import PartialSums
-from octavo.runtime.kernels.ref.elementwise import sum_norm
+from octavo.runtime.kernels.ref.elementwise import add_norm
 from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.platforms import cpu
 from octavo.runtime.quantization import unquantized
@@ -29,7 +29,7 @@ def test_only_norms_that_add_get_partial_sums(tmp_path, monkeypatch, architectur
 
     def norm(x, *rest):
         calls.append(len(x.parts))
-        return sum_norm(x, *rest)
+        return add_norm(x, *rest)
 
     table = ref_table()
     linear = replace(table.linear, split_product=SplitProduct(in_thirds, norm))

@@ -36,4 +36,4 @@ class PagedBackend(AttentionBackend):
     ) -> Tensor:
         """Attend to what is stored; q is normalised and rotated, and contiguous where it was."""
         attend = self.platform.kernels.attention.paged_attention
-        return attend(q, cache, tables.block_tables, batch, scores, self.input_precision)
+        return attend(q, cache, tables.block_tables, batch, scores)

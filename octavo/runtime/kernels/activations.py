@@ -1,29 +1,17 @@
-"""The family of activation functions."""
+"""The activation functions of feed-forward blocks."""
 
-from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from torch import Tensor
 
-Gate = Literal["silu", "gelu", "gelu_tanh"]
+Activation = Literal["silu", "gelu", "gelu_tanh"]
 
 
-class Activation(Protocol):
+class Activate(Protocol):
     """An element-wise activation."""
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return act(x); the `_and_mul` kinds take x = (gate, up) side by side and return act(gate) * up.
+    def __call__(self, x: Tensor, activation: Activation, *, gated: bool) -> Tensor:
+        """Return act(x); gated: x is (gate, up) side by side, and the result is act(gate) * up.
 
-        x: [T, I] (or [T, 2 I]), contiguous; returns a new tensor [T, I]
+        x: [T, I], if gated [T, 2 I], contiguous; returns a new tensor [T, I]
         """
-
-
-@dataclass(frozen=True)
-class ActivationKernels:
-    """The kernels of activation functions."""
-
-    silu_and_mul: Activation
-    gelu_and_mul: Activation
-    gelu_tanh_and_mul: Activation
-    gelu: Activation
-    gelu_tanh: Activation

@@ -70,11 +70,13 @@ class Scores(NamedTuple):
 
     sliding_window: positions a query sees, itself included; 0 = all
     soft_cap:       scores become soft_cap * tanh(score / soft_cap); 0 = off
+    input_precision: "bfloat16" on CPU: over a cache of bf16, queries and weights may be rounded, too
     """
 
     scale: float
     sliding_window: int = 0
     soft_cap: float = 0.0
+    input_precision: InputPrecision = "float32"
 
 
 class StoreKV(Protocol):
@@ -93,20 +95,13 @@ class PagedAttention(Protocol):
     """Causal attention of a ragged batch over the paged cache."""
 
     def __call__(
-        self,
-        q: Tensor,
-        cache: Tensor,
-        block_tables: Tensor,
-        batch: Ragged,
-        scores: Scores,
-        input_precision: InputPrecision = "float32",
+        self, q: Tensor, cache: Tensor, block_tables: Tensor, batch: Ragged, scores: Scores
     ) -> Tensor:
         """Attend each new token to the cached tokens up to and including itself; returns a tensor like q.
 
         q:             [T, num_heads, head_dim], token-strided; num_heads a multiple of num_kv_heads
         cache:         as in StoreKV, this step's keys and values already written
         block_tables:  [R, max_blocks] int32; entries outside what a query sees are never read
-        input_precision: "bfloat16" on CPU: over a cache of bf16, queries and weights may be rounded, too
         """
 
 

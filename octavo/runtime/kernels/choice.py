@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from octavo.runtime.kernels.ref.noise import row_limits
-from octavo.runtime.kernels.sampling import Choice, Limits, SamplingKernels
+from octavo.runtime.kernels.sampling import Choice, Draws, Limits, SamplingKernels
 
 _NUM_CANDIDATES = 128
 _PIECE = 2**20  # logits that are drawn from at once: what stays in a CPU's caches is twice as fast
@@ -34,16 +34,13 @@ class TorchChoose:
         self._greedy = greedy
 
     def __call__(
-        self,
-        logits: torch.Tensor,
-        temperature: torch.Tensor | None = None,
-        noise: torch.Tensor | None = None,
-        limits: Limits | None = None,
+        self, logits: torch.Tensor, draws: Draws | None = None, limits: Limits | None = None
     ) -> Choice:
         """See sampling.Choose."""
         logits = logits.float().contiguous()
-        if temperature is None or noise is None:
+        if draws is None:
             return self._greedy(logits)
+        temperature, noise = draws
         token_ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
         max_logits = torch.empty(len(logits), device=logits.device)
         kinds = _kinds(temperature, limits)

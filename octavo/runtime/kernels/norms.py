@@ -1,7 +1,7 @@
 """The norm family. T = tokens; "token-strided" = contiguous in all but the first axis."""
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, overload
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -9,29 +9,11 @@ from torch import Tensor
 class RMSNorm(Protocol):
     """Root mean square normalisation over the last axis."""
 
-    @overload
-    def __call__(self, x: Tensor, weight: Tensor, eps: float, residual: None = None) -> Tensor: ...
-    @overload
-    def __call__(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor) -> tuple[Tensor, Tensor]: ...
-    def __call__(
-        self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """Return x / rms(x) * weight; with `residual`, (the same of x + residual, x + residual).
+    def __call__(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Return x / rms(x) * weight.
 
-        x, residual:  [T, size] or [T, H, size], token-strided; unchanged
-        weight:       [size], of x's dtype
-        """
-
-
-class SandwichNorm(Protocol):
-    """The norm of what a layer gives and, once that is added to the residual stream, the norm of the sum."""
-
-    def __call__(
-        self, x: Tensor, inner: Tensor, weight: Tensor, eps: float, residual: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """To the bit what `RMSNorm` by `weight` gives for that by `inner` and `residual`.
-
-        x, residual: [T, size], token-strided; unchanged
+        x:      [T, size] or [T, H, size], token-strided; unchanged
+        weight: [size], of x's dtype
         """
 
 
@@ -45,11 +27,29 @@ ResidualUpdate = Tensor | PartialSums
 """What a norm adds to the residual stream."""
 
 
-class SumNorm(Protocol):
-    """`RMSNorm` with a residual stream, for what `SplitMatmul` may return."""
+class AddNorm(Protocol):
+    """The residual stream's sum with an update, and the norm of that."""
 
-    def __call__(self, x: PartialSums, weight: Tensor, eps: float, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """As of the sum of x, rounded once: when the stream is added. residual: [T, size], token-strided."""
+    def __call__(
+        self, x: ResidualUpdate, weight: Tensor, eps: float, residual: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return (`RMSNorm` of x + residual, x + residual); what was in parts is rounded once, as that sum.
+
+        x:        partial sums only where the platform's `SplitMatmul` makes them
+        residual: [T, size], token-strided; unchanged, as is x
+        """
+
+
+class SandwichNorm(Protocol):
+    """The norm of what a layer gives and, once that is added to the residual stream, the norm of the sum."""
+
+    def __call__(
+        self, x: Tensor, inner: Tensor, weight: Tensor, eps: float, residual: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return, to the bit, what `AddNorm` by `weight` gives for `RMSNorm` of x by `inner`.
+
+        x, residual: [T, size], token-strided; unchanged
+        """
 
 
 @dataclass(frozen=True)
@@ -57,4 +57,5 @@ class NormKernels:
     """The kernels of norms; None where a platform has no fused one."""
 
     rms_norm: RMSNorm
+    add_norm: AddNorm
     sandwich_norm: SandwichNorm | None = None

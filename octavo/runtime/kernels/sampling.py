@@ -1,9 +1,21 @@
 """The sampling family: choosing tokens."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
+
+
+class Draws(NamedTuple):
+    """How each row is drawn; both [n] float64.
+
+    temperature: 0 = not at all: the largest logit, of equal ones the lowest id
+    noise:       in [0, 1): the point of the distribution function that is drawn
+    """
+
+    temperature: Tensor
+    noise: Tensor
 
 
 class Limits(NamedTuple):
@@ -37,19 +49,12 @@ class Choice(NamedTuple):
 class Choose(Protocol):
     """One token per row."""
 
-    def __call__(
-        self,
-        logits: Tensor,
-        temperature: Tensor | None = None,
-        noise: Tensor | None = None,
-        limits: Limits | None = None,
-    ) -> Choice:
+    def __call__(self, logits: Tensor, draws: Draws | None = None, limits: Limits | None = None) -> Choice:
         """Choose; the ids of rows without a valid choice may be none at all.
 
-        logits:      [n, vocab_size] of any floating-point type, contiguous rows; float32 may be overwritten
-        temperature: [n] float64; 0, or None for all rows = the largest logit, of equal ones the lowest id
-        noise:       [n] float64 in [0, 1): the point of the distribution function that is drawn
-        limits:      None = tokens are drawn from all logits; the temperature is that of rows > 0
+        logits: [n, vocab_size] of any floating-point type, contiguous rows; float32 may be overwritten
+        draws:  None = the largest logit of every row
+        limits: None = tokens are drawn from all logits; the temperature is that of rows > 0
         """
 
 
@@ -84,37 +89,16 @@ class Truncation(NamedTuple):
     ids: Tensor
 
 
-class Draw(Protocol):
-    """`Choose`, where the ends of the distributions are known."""
+Draw = Callable[[Tensor, Draws | None, Truncation | None], Choice]
+"""`Choose`, where the ends of the distributions are known; logits stay.
 
-    def __call__(
-        self,
-        logits: Tensor,
-        temperature: Tensor | None = None,
-        noise: Tensor | None = None,
-        truncation: Truncation | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return (token ids [n] int64, each row's largest logit [n] float32: not finite = no valid choice).
+Tokens stand in the order of their ids, each as wide as it is likely; the one that holds the noise is drawn.
+"""
+FindTruncation = Callable[[Tensor, Limits], Truncation]
+"""Finds where min_p, top_k and then top_p end each row's distribution, for `Draw`; logits stay.
 
-        logits:       [n, vocab_size] of any floating-point type, contiguous rows
-        temperature:  [n] float64; 0, or None for all rows = the largest logit, of equal ones the lowest id
-        noise:        [n] float64 in [0, 1): tokens stand in the order of their ids, each as wide as it is
-                      likely; the one that holds this point is drawn
-        """
-
-
-class FindTruncation(Protocol):
-    """Where min_p, top_k and then top_p end each row's distribution."""
-
-    def __call__(
-        self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
-    ) -> Truncation:
-        """Return what `Draw` takes. top_k keeps all tokens as likely as the k-th, top_p no more than needed.
-
-        logits:       as in Draw
-        temperature:  [n] float64, > 0 where anything is truncated
-        top_k, top_p, min_p: [n] float64; < 1, ≥ 1 and 0 = off
-        """
+top_k keeps all tokens as likely as the k-th, top_p no more than needed.
+"""
 
 
 @dataclass(frozen=True)
@@ -124,13 +108,6 @@ class TruncateAndDraw:
     draw: Draw
     truncate: FindTruncation
 
-    def __call__(
-        self,
-        logits: Tensor,
-        temperature: Tensor | None = None,
-        noise: Tensor | None = None,
-        limits: Limits | None = None,
-    ) -> Choice:
+    def __call__(self, logits: Tensor, draws: Draws | None = None, limits: Limits | None = None) -> Choice:
         """See Choose."""
-        truncation = None if limits is None else self.truncate(logits, *limits)
-        return Choice(*self.draw(logits, temperature, noise, truncation))
+        return self.draw(logits, draws, None if limits is None else self.truncate(logits, limits))

@@ -9,7 +9,7 @@ them.
 
 from dataclasses import dataclass
 
-from octavo.runtime.kernels.activations import ActivationKernels
+from octavo.runtime.kernels.activations import Activate
 from octavo.runtime.kernels.attention import AttentionKernels
 from octavo.runtime.kernels.linear import LinearKernels
 from octavo.runtime.kernels.norms import NormKernels
@@ -24,7 +24,7 @@ class KernelTable:
     name: str
     attention: AttentionKernels
     norms: NormKernels
-    activations: ActivationKernels
+    activate: Activate
     linear: LinearKernels
     sampling: SamplingKernels
     steps: StepKernels

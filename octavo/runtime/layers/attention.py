@@ -26,7 +26,7 @@ class Attention(nn.Module):
         self.layer_id = layer_id
         self.kv_spec = spec
         self._backend = build.attention
-        self._scores = Scores(scale, spec.sliding_window, soft_cap)
+        self._scores = Scores(scale, spec.sliding_window, soft_cap, build.attention.input_precision)
 
     def forward(
         self,

@@ -1,43 +1,34 @@
 """The feed-forward block, gated or plain, and the activations by the names that configs use."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor, nn
 from torch.nn import functional
 
 from octavo.base.errors import Unsupported
-from octavo.runtime.kernels.activations import Activation, ActivationKernels, Gate
+from octavo.runtime.kernels.activations import Activate, Activation
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.linear import MergedColumnLinear, RowLinear
 from octavo.runtime.quantization.method import Term
 
-Table = dict[str, Activation]
-
-_TANH_NAMES = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
-_GATES: dict[str, Gate] = {"silu": "silu", "gelu": "gelu", **dict.fromkeys(_TANH_NAMES, "gelu_tanh")}
-
-
-def gated_activation(name: str, kernels: ActivationKernels) -> Activation:
-    """Return the kernel that maps (gate, up) to act(gate) * up. Raises Unsupported for an unknown name."""
-    table: Table = {"silu": kernels.silu_and_mul, "gelu": kernels.gelu_and_mul}
-    return _pick(name, table | dict.fromkeys(_TANH_NAMES, kernels.gelu_tanh_and_mul))
+_GATES: dict[str, Activation] = {
+    "silu": "silu",
+    "gelu": "gelu",
+    "gelu_fast": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
 
 
-def plain_activation(name: str, kernels: ActivationKernels) -> Activation:
-    """Return the activation `name`. Raises Unsupported for an unknown name."""
-    table: Table = {"gelu": kernels.gelu, "relu": _relu, "silu": _silu}
-    return _pick(name, table | dict.fromkeys(_TANH_NAMES, kernels.gelu_tanh))
-
-
-def _relu(x: Tensor) -> Tensor:
-    return functional.relu(x)
-
-
-def _silu(x: Tensor) -> Tensor:
-    return functional.silu(x)
-
-
-def _pick(name: str, table: Table) -> Activation:
+def make_activation(name: str, kernel: Activate, *, gated: bool) -> Callable[[Tensor], Tensor]:
+    """Return the kernel of an activation; gated: of (gate, up). Raises Unsupported for an unknown name."""
+    table: dict[str, Callable[[Tensor], Tensor]] = {
+        known: partial(kernel, activation=kind, gated=gated) for known, kind in _GATES.items()
+    }
+    if not gated:
+        table |= {"relu": functional.relu, "silu": functional.silu}
     if name not in table:
         raise Unsupported(f"Activation {name!r} is not supported. Supported: {', '.join(sorted(table))}.")
     return table[name]
@@ -63,8 +54,7 @@ class MLP(nn.Module):
         self.up = MergedColumnLinear(up, size, shards, arch.bias)
         self.down = RowLinear(build.at("down"), arch.intermediate_size, size, arch.bias)
         self._gate = _GATES.get(arch.activation) if arch.gated else None
-        activation = gated_activation if arch.gated else plain_activation
-        self._activation = activation(arch.activation, build.kernels.activations)
+        self._activation = make_activation(arch.activation, build.kernels.activate, gated=arch.gated)
         self._is_product = self.up.bias is None and self.down.is_product
 
     def forward(self, x: Tensor) -> Tensor:

@@ -63,12 +63,12 @@ class RMSNorm(Norm):
         """defers: `forward` may be left to the RMS norm, of the same eps, that adds it."""
         super().__init__()
         self.weight = self.make_vector(build, vector(size))
-        self._eps, self._kernel = eps, build.kernels.norms.rms_norm
-        self._sandwich = build.kernels.norms.sandwich_norm if defers else None
+        self._eps, self._kernels = eps, build.kernels.norms
+        self._sandwich = self._kernels.sandwich_norm if defers else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise."""
-        return self._kernel(x, self.weight, self._eps)
+        return self._kernels.rms_norm(x, self.weight, self._eps)
 
     def defer(self, x: Tensor) -> Term:
         """See Norm."""
@@ -81,7 +81,7 @@ class RMSNorm(Norm):
             return x(self.weight, self._eps, residual)
         if residual is None:
             return self.forward(x), x
-        return self._kernel(x, self.weight, self._eps, residual)
+        return self._kernels.add_norm(x, self.weight, self._eps, residual)
 
 
 class LayerNorm(Norm):

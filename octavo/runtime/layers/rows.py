@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.layers.build import BuildContext
 
 RowGather = Callable[[Tensor, Tensor | None], Tensor]
@@ -18,5 +19,5 @@ def make_row_gather(build: BuildContext) -> RowGather:
     """
     if build.kernels.steps.record_calls is None:
         return lambda x, rows: x if rows is None else x[rows]
-    gather = build.kernels.linear.block_gather
-    return lambda x, rows: x if rows is None else gather(x.view(torch.uint8), rows, "F32")
+    gather = build.kernels.linear.block_dequantize
+    return lambda x, rows: x if rows is None else gather(Packed(x.view(torch.uint8), "F32"), rows)

@@ -9,7 +9,7 @@ from itertools import accumulate, groupby
 from torch import Tensor
 
 from octavo.config.engine import EngineConfig
-from octavo.runtime.kernels.activations import Gate
+from octavo.runtime.kernels.activations import Activation
 from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.quantization.blocks import Blocks, join
 from octavo.runtime.quantization.method import LinearMethod, Scheme, Storage
@@ -62,14 +62,14 @@ class GGUFLinear(LinearMethod):
             self._multiply(x, segment, None if bias is None else bias[columns], out[:, columns])
         return out
 
-    def apply_gated(self, x: Tensor, bias: Tensor | None, gate: Gate) -> Tensor | None:
+    def apply_gated(self, x: Tensor, bias: Tensor | None, gate: Activation) -> Tensor | None:
         """See LinearMethod."""
         kernel = self._storage.kernels.gated_block_matmul
         if kernel is None or bias is not None or (packed := self._packed()) is None:
             return None
-        return kernel(x, *packed, gate, self._storage.input_precision)
+        return kernel(x, packed, gate)
 
-    def apply_feed_forward(self, x: Tensor, gate: Gate, down: LinearMethod) -> Tensor | None:
+    def apply_feed_forward(self, x: Tensor, gate: Activation, down: LinearMethod) -> Tensor | None:
         """See LinearMethod."""
         kernel = self._storage.kernels.block_feed_forward
         if kernel is None or not isinstance(down, GGUFLinear):
@@ -77,29 +77,27 @@ class GGUFLinear(LinearMethod):
         up_packed, down_packed = self._packed(), down._packed()
         if up_packed is None or down_packed is None:
             return None
-        return kernel(x, up_packed, gate, down_packed, self._storage.input_precision)
+        return kernel(x, up_packed, gate, down_packed)
 
     def apply_greedy(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
         """See LinearMethod."""
         kernel = self._storage.kernels.block_greedy
         if kernel is None or (packed := self._packed()) is None:
             return None
-        return kernel(x, *packed, self._storage.input_precision)
+        return kernel(x, packed)
 
     def gather(self, ids: Tensor, scale: float = 1.0) -> Tensor:
         """Unpack the rows asked for."""
         (table,) = self._segments
-        rows = self._storage.kernels.block_gather(table.data, ids, table.type.name, scale)
+        rows = self._storage.kernels.block_dequantize(self._pack(table), ids, scale)
         return rows.to(self._storage.compute_dtype)
 
     def _multiply(self, x: Tensor, segment: Blocks, bias: Tensor | None, out: Tensor | None) -> Tensor:
-        return self._storage.kernels.block_matmul(
-            x, segment.data, segment.type.name, bias, self._storage.input_precision, out
-        )
+        return self._storage.kernels.block_matmul(x, self._pack(segment), bias, out)
 
     def _packed(self) -> Packed | None:
         """Return the only segment; None if there are several."""
-        if len(self._segments) > 1:
-            return None
-        (segment,) = self._segments
-        return segment.data, segment.type.name
+        return self._pack(self._segments[0]) if len(self._segments) == 1 else None
+
+    def _pack(self, segment: Blocks) -> Packed:
+        return Packed(segment.data, segment.type.name, self._storage.input_precision)

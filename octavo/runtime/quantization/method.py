@@ -14,7 +14,7 @@ from torch import Tensor
 from octavo.base.errors import Unsupported
 from octavo.base.registry import Registry
 from octavo.config.engine import EngineConfig
-from octavo.runtime.kernels.activations import Gate
+from octavo.runtime.kernels.activations import Activation
 from octavo.runtime.kernels.linear import LinearKernels
 from octavo.runtime.kernels.precision import InputPrecision
 from octavo.runtime.quantization.arena import Arena
@@ -68,12 +68,12 @@ class LinearMethod(ABC):
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Multiply x [T, inputs] by the matrix transposed, and add the bias: [T, outputs]."""
 
-    def apply_gated(self, x: Tensor, bias: Tensor | None, gate: Gate) -> Tensor | None:
+    def apply_gated(self, x: Tensor, bias: Tensor | None, gate: Activation) -> Tensor | None:
         """Return the gated activation of `apply`, computed by one kernel; None if there is none."""
         del x, bias, gate
         return None
 
-    def apply_feed_forward(self, x: Tensor, gate: Gate, down: "LinearMethod") -> Tensor | None:
+    def apply_feed_forward(self, x: Tensor, gate: Activation, down: "LinearMethod") -> Tensor | None:
         """Return `down` of the gated activation of `apply`, without biases; None if no kernel does it all."""
         del x, gate, down
         return None

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from octavo.config.engine import EngineConfig
-from octavo.runtime.kernels.activations import Gate
+from octavo.runtime.kernels.activations import Activation
 from octavo.runtime.quantization.blocks import blocks_of_one
 from octavo.runtime.quantization.gguf import GGUFLinear
 from octavo.runtime.quantization.method import LinearMethod, Scheme, Storage, Term
@@ -48,7 +48,7 @@ class DenseLinear(LinearMethod):
         """Multiply."""
         return self._storage.kernels.matmul(x, self._weight.data, bias)
 
-    def apply_gated(self, x: Tensor, bias: Tensor | None, gate: Gate) -> Tensor | None:
+    def apply_gated(self, x: Tensor, bias: Tensor | None, gate: Activation) -> Tensor | None:
         """Multiply, and gate."""
         return self._storage.kernels.gated_matmul(x, self._weight.data, bias) if gate == "silu" else None
 

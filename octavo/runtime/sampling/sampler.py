@@ -22,7 +22,7 @@ from octavo.base.log import get_logger
 from octavo.messages.sampling import MAX_LOGPROB_TOKEN_IDS, SamplingParams
 from octavo.messages.step import NewRequest
 from octavo.runtime.kernels.choice import truncate
-from octavo.runtime.kernels.sampling import Choice, Limits, SamplingKernels
+from octavo.runtime.kernels.sampling import Choice, Draws, Limits, SamplingKernels
 from octavo.runtime.sampling.logprobs import Scores, score
 from octavo.runtime.sampling.masks import RowMasks
 from octavo.runtime.sampling.output import SamplerOutput
@@ -192,7 +192,7 @@ class Sampler:
         tables = self._seeds.on_device(), self._limits.on_device()
         noise, temperature, *limits = self._kernels.row_limits(rows, output_positions, *tables)
         ends = Limits(*limits) if kind is Kind.TRUNCATED else None
-        return self._kernels.choose(logits, temperature, noise, ends)
+        return self._kernels.choose(logits, Draws(temperature, noise), ends)
 
     def _valid(self, choice: Choice) -> Choice:
         """What is no number may have led to any id: the next step must be able to look it up."""

@@ -13,7 +13,7 @@ from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.embedding import LMHead, VocabEmbedding
 from octavo.runtime.layers.linear import MergedColumnLinear, QKVLinear, ReplicatedLinear, RowLinear
-from octavo.runtime.layers.mlp import MLP, DenseArch, plain_activation
+from octavo.runtime.layers.mlp import MLP, DenseArch, make_activation
 from octavo.runtime.layers.norm import LayerNorm, NoNorm, RMSNorm
 from octavo.runtime.platforms.platform import get_platform
 from octavo.runtime.quantization.blocks import Blocks
@@ -163,8 +163,8 @@ def test_a_kernel_for_both_projections(size, bias, asked):
     """Where ranks share the sum, or a bias is to be added, the parts are computed one by one."""
     calls, x = [], torch.randn(3, 8)
 
-    def both(x, up, gate, down, activations):
-        calls.append((up[0].shape, up[1], gate, down[0].shape, down[1], activations))
+    def both(x, up, gate, down):
+        calls.append((up.blocks.shape, *up[1:], gate, down.blocks.shape, *down[1:]))
         return x + 1
 
     build = make_build(size=size)
@@ -177,12 +177,12 @@ def test_a_kernel_for_both_projections(size, bias, asked):
         assert mlp._fused(x) is None and not calls
         return
     assert torch.equal(mlp(x), x + 1) and torch.equal(mlp.defer(x), x + 1)
-    assert calls == [((24, 32), "F32", "silu", (8, 48), "F32", "float32")] * 2
+    assert calls == [((24, 32), "F32", "float32", "silu", (8, 48), "F32", "float32")] * 2
 
 
 def test_unknown_activations_are_refused():
     with pytest.raises(Unsupported, match="Activation 'sine' is not supported"):
-        plain_activation("sine", make_build().kernels.activations)
+        make_activation("sine", make_build().kernels.activate, gated=False)
 
 
 def test_parameters_refuse_what_does_not_fit():

@@ -8,14 +8,17 @@ import sys
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from octavo.base.gguf import BLOCK_TYPES
+from octavo.runtime.kernels.activations import Activation
 from octavo.runtime.kernels.attention import HeadInputs, HeadNorms, Ragged, Rotation, Scores
 from octavo.runtime.kernels.cpu.library import Library
 from octavo.runtime.kernels.cpu.table import table_of
+from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.kernels.precision import BFLOAT16_TYPES, InputPrecision
 from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.kernels.table import KernelTable
@@ -31,25 +34,25 @@ def disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
     generator = torch.Generator().manual_seed(0)
     for kind in BLOCK_TYPES.values():
         blocks = _finite_blocks(kind.name, kind.num_bytes, _K // kind.block, slow, generator)
-        weights = slow.linear.block_dequantize(blocks, kind.name)
-        if not _agree(fast.linear.block_dequantize(blocks, kind.name), weights, weights.abs()):
+        weights = slow.linear.block_dequantize(Packed(blocks, kind.name))
+        if not _agree(fast.linear.block_dequantize(Packed(blocks, kind.name)), weights, weights.abs()):
             yield f"block_dequantize of {kind.name}"
         for rows, input_precision in product(_ROWS, _INPUT_PRECISIONS):
             x = torch.randn(rows, _K, generator=generator)
-            made = fast.linear.block_matmul(x, blocks, kind.name, None, input_precision)
+            made = fast.linear.block_matmul(x, Packed(blocks, kind.name, input_precision))
             exact = input_precision == "bfloat16" and fast.linear.input_precision != "bfloat16"  # without AMX
             reference = slow.linear.block_matmul(
-                x, blocks, kind.name, None, "float32" if exact else input_precision
+                x, Packed(blocks, kind.name, "float32" if exact else input_precision)
             )
             if not _agree(made, reference, x.abs() @ weights.abs().T):
                 yield f"block_matmul of {kind.name}, {input_precision}, {rows} rows"
     yield from _tile_disagreements(fast, slow)
     yield from _attention_disagreements(fast, slow)
     x = torch.randn(5, 192, generator=generator)
-    for name in ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "gelu", "gelu_tanh"):
-        made, reference = (getattr(table.activations, name)(x) for table in (fast, slow))
+    for activation, gated in product(get_args(Activation), (True, False)):
+        made, reference = (table.activate(x, activation, gated=gated) for table in (fast, slow))
         if not _agree(made, reference, torch.ones(())):
-            yield name
+            yield f"{activation}, gated: {gated}"
     weight = torch.rand(192, generator=generator)
     if not _agree(fast.norms.rms_norm(x, weight, 1e-6), slow.norms.rms_norm(x, weight, 1e-6), torch.ones(())):
         yield "rms_norm"
@@ -73,16 +76,16 @@ def _tile_disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
         if kind.name not in BFLOAT16_TYPES:
             continue
         blocks = _finite_blocks(kind.name, kind.num_bytes, _K // kind.block, slow, generator)[:36]
-        weights = slow.linear.block_dequantize(blocks, kind.name).abs().T
+        weights = slow.linear.block_dequantize(Packed(blocks, kind.name)).abs().T
         for rows in (1, 17, 40, 260):
             x = torch.randn(rows, _K, generator=generator)
-            whole = fast.linear.block_matmul(x, blocks, kind.name, None, "bfloat16")
-            reference = slow.linear.block_matmul(x, blocks, kind.name, None, "bfloat16")
-            gated = fast.linear.gated_block_matmul(x, blocks, kind.name, "silu", "bfloat16")
-            same = gated is not None and torch.equal(gated, fast.activations.silu_and_mul(whole))
+            whole = fast.linear.block_matmul(x, Packed(blocks, kind.name, "bfloat16"))
+            reference = slow.linear.block_matmul(x, Packed(blocks, kind.name, "bfloat16"))
+            gated = fast.linear.gated_block_matmul(x, Packed(blocks, kind.name, "bfloat16"), "silu")
+            same = gated is not None and torch.equal(gated, fast.activate(whole, "silu", gated=True))
             if not (same and _agree(whole, reference, x.abs() @ weights)):
                 yield f"block_matmul or gated_block_matmul of {kind.name}, {rows} rows"
-            found = fast.linear.block_greedy(x, blocks, kind.name, "bfloat16")
+            found = fast.linear.block_greedy(x, Packed(blocks, kind.name, "bfloat16"))
             if found is not None and not all(map(torch.equal, found, fast.sampling.choose(whole))):
                 yield f"block_greedy of {kind.name}, {rows} rows"
 
@@ -111,7 +114,7 @@ def _finite_blocks(
     while bad.any():
         new = torch.randint(0, 256, (int(bad.sum()), num_bytes), generator=generator, dtype=torch.uint8)
         blocks[bad] = new
-        bad = ~(table.linear.block_dequantize(blocks, name).abs() < 1e6).all(-1)
+        bad = ~(table.linear.block_dequantize(Packed(blocks, name)).abs() < 1e6).all(-1)
     return blocks.reshape(_N, count * num_bytes)
 
 
@@ -144,7 +147,9 @@ def _long_attention(table: KernelTable, input_precision: InputPrecision) -> Tens
     kv_lens = torch.tensor([700, 701, 703], dtype=torch.int32)
     cu_q_lens = torch.tensor([0, 70, 71, 72], dtype=torch.int32)
     batch = Ragged(cu_q_lens=cu_q_lens, kv_lens=kv_lens)
-    return table.attention.paged_attention(q, cache, tables, batch, Scores(0.125), input_precision)
+    return table.attention.paged_attention(
+        q, cache, tables, batch, Scores(0.125, input_precision=input_precision)
+    )
 
 
 def main(arguments: list[str]) -> int:

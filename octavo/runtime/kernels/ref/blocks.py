@@ -10,36 +10,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from octavo.base.gguf import BLOCK_TYPES
-from octavo.runtime.kernels.precision import BFLOAT16_TYPES, INTEGER_TYPES, InputPrecision
+from octavo.runtime.kernels.linear import Packed
+from octavo.runtime.kernels.precision import BFLOAT16_TYPES, INTEGER_TYPES
 
 _ROWS_AT_ONCE = 4096  # bounds the memory of an unpacked language model head
 _LARGEST = {"int8": 127, "int16": 32767}
 
 
-def block_dequantize(blocks: Tensor, type_name: str) -> Tensor:
+def block_dequantize(matrix: Packed, places: Tensor | None = None, scale: float = 1.0) -> Tensor:
     """See linear.BlockDequantize."""
-    kind = next(t for t in BLOCK_TYPES.values() if t.name == type_name)
-    rows, row_bytes = blocks.shape
-    values = _UNPACKERS[type_name](blocks.reshape(-1, kind.num_bytes))
-    return values.reshape(rows, row_bytes // kind.num_bytes * kind.block)
-
-
-def block_gather(blocks: Tensor, places: Tensor, type_name: str, scale: float = 1.0) -> Tensor:
-    """See linear.BlockGather."""
-    rows = block_dequantize(blocks[places], type_name)
+    blocks = matrix.blocks if places is None else matrix.blocks[places]
+    values = _UNPACKERS[matrix.type_name](blocks.reshape(-1, matrix.kind.num_bytes))
+    rows = values.reshape(len(blocks), matrix.num_inputs)
     return rows if scale == 1.0 else rows * scale
 
 
-def block_matmul(
-    x: Tensor,
-    blocks: Tensor,
-    type_name: str,
-    bias: Tensor | None = None,
-    input_precision: InputPrecision = "float32",
-    out: Tensor | None = None,
-) -> Tensor:
+def block_matmul(x: Tensor, matrix: Packed, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     """See linear.BlockMatmul; rounds, then multiplies what the integers stand for."""
+    blocks, type_name, input_precision = matrix
     rounded = input_precision == "bfloat16" and type_name in BFLOAT16_TYPES
     if input_precision in _LARGEST and type_name in INTEGER_TYPES:
         x = _round_parts(x, _LARGEST[input_precision])
@@ -48,7 +36,7 @@ def block_matmul(
         return (number.bfloat16() if rounded else number).to(x.dtype)
 
     parts = [
-        functional.linear(value(x), value(block_dequantize(part, type_name)))
+        functional.linear(value(x), value(block_dequantize(matrix._replace(blocks=part))))
         for part in torch.split(blocks, _ROWS_AT_ONCE)
     ]
     made = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)

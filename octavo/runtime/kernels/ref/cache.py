@@ -5,7 +5,6 @@ from torch import Tensor
 
 from octavo.runtime.kernels.attention import HeadInputs, Ragged, Rotation, Scores
 from octavo.runtime.kernels.cache_layout import rounded, rounded_parts
-from octavo.runtime.kernels.precision import InputPrecision
 from octavo.runtime.kernels.ref.elementwise import rms_norm
 
 
@@ -42,17 +41,9 @@ def _rotated(x: Tensor, rotation: Rotation) -> Tensor:
     return x
 
 
-def paged_attention(
-    q: Tensor,
-    cache: Tensor,
-    block_tables: Tensor,
-    batch: Ragged,
-    scores: Scores,
-    input_precision: InputPrecision = "float32",
-) -> Tensor:
+def paged_attention(q: Tensor, cache: Tensor, block_tables: Tensor, batch: Ragged, scores: Scores) -> Tensor:
     """See attention.PagedAttention; nothing is rounded here."""
-    del input_precision
-    scale, sliding_window, soft_cap = scores
+    scale, sliding_window, soft_cap, _ = scores
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     starts = batch.cu_q_lens.tolist()
     for request, kv_len in enumerate(batch.kv_lens.tolist()):

@@ -3,21 +3,17 @@
 import torch
 from torch import Tensor
 
-from octavo.runtime.kernels.sampling import Truncation
+from octavo.runtime.kernels.sampling import Choice, Draws, Limits, Truncation
 
 
-def draw(
-    logits: Tensor,
-    temperature: Tensor | None = None,
-    noise: Tensor | None = None,
-    truncation: Truncation | None = None,
-) -> tuple[Tensor, Tensor]:
+def draw(logits: Tensor, draws: Draws | None = None, truncation: Truncation | None = None) -> Choice:
     """See sampling.Draw."""
     wide = logits.double()
     max_logits = wide.amax(dim=1)
     greedy = (wide == max_logits[:, None]).int().argmax(dim=1)
-    if temperature is None or noise is None:
-        return greedy, max_logits.float()
+    if draws is None:
+        return Choice(greedy, max_logits.float())
+    temperature, noise = draws
     if truncation is not None:
         ids = torch.arange(logits.shape[1], device=logits.device)
         lowest, last_id = truncation.values[:, None], truncation.ids[:, None]
@@ -25,11 +21,13 @@ def draw(
     degrees = temperature.where(temperature > 0, 1.0)[:, None]
     ends = ((wide - max_logits[:, None]) / degrees).exp().cumsum(dim=1)
     drawn = torch.searchsorted(ends, noise[:, None] * ends[:, -1:], right=True)[:, 0]
-    return drawn.clamp(max=logits.shape[1] - 1).where(temperature > 0, greedy), max_logits.float()
+    drawn = drawn.clamp(max=logits.shape[1] - 1)
+    return Choice(drawn.where(temperature > 0, greedy), max_logits.float())
 
 
-def truncate(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Truncation:
+def truncate(logits: Tensor, limits: Limits) -> Truncation:
     """See sampling.FindTruncation."""
+    temperature, top_k, top_p, min_p = limits
     size = logits.shape[1]
     ordered, ids = logits.double().sort(dim=1, descending=True, stable=True)
     numbers = torch.where(top_k < 1, size, top_k).clamp(max=size).long()[:, None]

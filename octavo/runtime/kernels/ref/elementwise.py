@@ -1,33 +1,32 @@
 """References of normalisation, activations and plain products."""
 
-from typing import overload
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from octavo.runtime.kernels.norms import PartialSums
+from octavo.runtime.kernels.activations import Activation
+from octavo.runtime.kernels.norms import ResidualUpdate
+
+_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+}
 
 
-@overload
-def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: None = None) -> Tensor: ...
-@overload
-def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor) -> tuple[Tensor, Tensor]: ...
-def rms_norm(
-    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
-) -> Tensor | tuple[Tensor, Tensor]:
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See norms.RMSNorm."""
-    if residual is not None:
-        x = x + residual
     wide = x.float()
     normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    y = (normed * weight.float()).to(x.dtype)
-    return y if residual is None else (y, x)
+    return (normed * weight.float()).to(x.dtype)
 
 
-def sum_norm(x: PartialSums, weight: Tensor, eps: float, residual: Tensor) -> tuple[Tensor, Tensor]:
-    """See norms.SumNorm."""
-    total = (x.parts.sum(0) + residual.float()).to(residual.dtype)
+def add_norm(x: ResidualUpdate, weight: Tensor, eps: float, residual: Tensor) -> tuple[Tensor, Tensor]:
+    """See norms.AddNorm."""
+    total = x + residual if isinstance(x, Tensor) else (x.parts.sum(0) + residual.float()).to(residual.dtype)
     return rms_norm(total, weight, eps), total
 
 
@@ -35,7 +34,7 @@ def sandwich_norm(
     x: Tensor, inner: Tensor, weight: Tensor, eps: float, residual: Tensor
 ) -> tuple[Tensor, Tensor]:
     """See norms.SandwichNorm."""
-    return rms_norm(rms_norm(x, inner, eps), weight, eps, residual)
+    return add_norm(rms_norm(x, inner, eps), weight, eps, residual)
 
 
 def rotary_tables(positions: Tensor, frequencies: Tensor, factor: float) -> tuple[Tensor, Tensor]:
@@ -45,37 +44,17 @@ def rotary_tables(positions: Tensor, frequencies: Tensor, factor: float) -> tupl
     return (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
 
 
-def silu_and_mul(x: Tensor) -> Tensor:
-    """See activations.Activation."""
+def activate(x: Tensor, activation: Activation, *, gated: bool) -> Tensor:
+    """See activations.Activate."""
+    if not gated:
+        return _ACTIVATIONS[activation](x)
     gate, up = x.chunk(2, dim=-1)
-    return functional.silu(gate) * up
-
-
-def gelu_and_mul(x: Tensor) -> Tensor:
-    """See activations.Activation."""
-    gate, up = x.chunk(2, dim=-1)
-    return functional.gelu(gate) * up
-
-
-def gelu_tanh_and_mul(x: Tensor) -> Tensor:
-    """See activations.Activation."""
-    gate, up = x.chunk(2, dim=-1)
-    return functional.gelu(gate, approximate="tanh") * up
-
-
-def gelu(x: Tensor) -> Tensor:
-    """See activations.Activation."""
-    return functional.gelu(x)
-
-
-def gelu_tanh(x: Tensor) -> Tensor:
-    """See activations.Activation."""
-    return functional.gelu(x, approximate="tanh")
+    return _ACTIVATIONS[activation](gate) * up
 
 
 def gated_matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """See LinearKernels.gated_matmul."""
-    return silu_and_mul(matmul(x, weight, bias))
+    return activate(matmul(x, weight, bias), "silu", gated=True)
 
 
 def matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

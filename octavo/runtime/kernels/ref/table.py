@@ -1,6 +1,5 @@
 """The table of references: pure torch, any device. The fallback, and the oracle in tests."""
 
-from octavo.runtime.kernels.activations import ActivationKernels
 from octavo.runtime.kernels.attention import AttentionKernels
 from octavo.runtime.kernels.linear import LinearKernels
 from octavo.runtime.kernels.norms import NormKernels
@@ -15,19 +14,12 @@ def ref_table() -> KernelTable:
     return KernelTable(
         name="ref",
         attention=AttentionKernels(cache.store_kv, cache.paged_attention, elementwise.rotary_tables),
-        norms=NormKernels(elementwise.rms_norm, elementwise.sandwich_norm),
-        activations=ActivationKernels(
-            silu_and_mul=elementwise.silu_and_mul,
-            gelu_and_mul=elementwise.gelu_and_mul,
-            gelu_tanh_and_mul=elementwise.gelu_tanh_and_mul,
-            gelu=elementwise.gelu,
-            gelu_tanh=elementwise.gelu_tanh,
-        ),
+        norms=NormKernels(elementwise.rms_norm, elementwise.add_norm, elementwise.sandwich_norm),
+        activate=elementwise.activate,
         linear=LinearKernels(
             matmul=elementwise.matmul,
             gated_matmul=elementwise.gated_matmul,
             block_dequantize=blocks.block_dequantize,
-            block_gather=blocks.block_gather,
             block_matmul=blocks.block_matmul,
         ),
         sampling=SamplingKernels(TruncateAndDraw(draws.draw, draws.truncate), noise.row_limits),

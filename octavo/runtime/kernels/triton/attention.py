@@ -8,21 +8,18 @@ Decoding is cut over the keys where few requests run (see `split_keys`); where m
 whole (see `swap_ab`). Programs begin in the order of the requests, so it pays that the longest come first.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from octavo.runtime.kernels.attention import Ragged, Scores
-from octavo.runtime.kernels.precision import InputPrecision
 from octavo.runtime.kernels.triton.launch import Counters, overlapped, power_of_2, release, wait
 from octavo.runtime.kernels.triton.online_softmax import attend, look_up
 from octavo.runtime.kernels.triton.shared_prefix import attend_shared_prefix
 from octavo.runtime.kernels.triton.split_keys import finish, own_split
 from octavo.runtime.kernels.triton.swap_ab import describe, swap_ab_kernel
-from octavo.runtime.kernels.triton.tiles import decode_tiles, prefill_tiles, split
+from octavo.runtime.kernels.triton.tiles import Call, Shapes, decode_tiles, prefill_tiles, split
 
 _LOG2_E = 1.4426950408889634
 _JOINED_AT_ONCE = 1 << 13  # values of partial results that a joining program holds
@@ -143,96 +140,68 @@ def _decode_kernel(
 # fmt: on
 
 
-class PagedAttention:
-    """The op, and the counters that its parts meet at."""
-
-    def __init__(self, counters: Counters) -> None:
-        self._counters = counters
-
-    def __call__(
-        self,
-        q: Tensor,
-        cache: Tensor,
-        block_tables: Tensor,
-        batch: Ragged,
-        scores: Scores,
-        input_precision: InputPrecision = "float32",
-    ) -> Tensor:
-        """See attention.PagedAttention; the input precision is the type of q."""
-        del input_precision
-        scale, sliding_window, soft_cap = scores
-        cu_q_lens, kv_lens = batch.cu_q_lens, batch.kv_lens
-        assert cache.is_contiguous() and block_tables.stride(1) == 1
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        factors = scale / (soft_cap or 1.0) * _LOG2_E, soft_cap * _LOG2_E
-        kind = {"WINDOW": sliding_window, "CAPPED": soft_cap > 0} | overlapped()
-        n = len(kv_lens) if len(q) == len(kv_lens) else batch.num_singles
-        if n and batch.common_start and not sliding_window and cache.shape[2] % 8 == 0:
-            attend_shared_prefix(q[:n], cache, block_tables, kv_lens[:n], out, factors, kind)
-        elif n:
-            self._decode(q[:n], cache, block_tables, kv_lens[:n], out, factors, kind)
-        if n < len(kv_lens):
-            rest = block_tables[n:], cu_q_lens[n:], kv_lens[n:]
-            _prefill(q[n:], cache, *rest, out[n:], factors, kind)
-        return out
-
-    def _decode(
-        self,
-        q: Tensor,
-        cache: Tensor,
-        block_tables: Tensor,
-        kv_lens: Tensor,
-        out: Tensor,
-        factors: tuple[float, float],
-        kind: dict[str, Any],
-    ) -> None:
-        num_requests, num_heads, head_dim = q.shape
-        num_pairs = num_requests * cache.shape[3]
-        longest = min(block_tables.shape[1] * cache.shape[2], kind["WINDOW"] or 1 << 30)
-        has_window = kind["WINDOW"] > 0
-        is_swapped, constants = decode_tiles(
-            num_heads, cache.shape, q.dtype, cache.dtype, num_pairs, has_window
+def paged_attention(
+    counters: Counters, q: Tensor, cache: Tensor, block_tables: Tensor, batch: Ragged, scores: Scores
+) -> Tensor:
+    """See attention.PagedAttention; the input precision is the type of q, and parts meet at the counters."""
+    scale, sliding_window, soft_cap, _ = scores
+    cu_q_lens, kv_lens = batch.cu_q_lens, batch.kv_lens
+    assert cache.is_contiguous() and block_tables.stride(1) == 1
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    factors = scale / (soft_cap or 1.0) * _LOG2_E, soft_cap * _LOG2_E
+    kind = {"WINDOW": sliding_window, "CAPPED": soft_cap > 0} | overlapped()
+    shapes = Shapes(q.shape[1], cache.shape, q.dtype, cache.dtype)
+    n = len(kv_lens) if len(q) == len(kv_lens) else batch.num_singles
+    singles = Call(q[:n], cache, block_tables, kv_lens[:n], out, factors, shapes, kind)
+    if n and batch.common_start and not sliding_window and cache.shape[2] % 8 == 0:
+        attend_shared_prefix(singles)
+    elif n:
+        _decode(singles, counters)
+    if n < len(kv_lens):
+        _prefill(
+            Call(q[n:], cache, block_tables[n:], kv_lens[n:], out[n:], factors, shapes, kind), cu_q_lens[n:]
         )
-        min_keys, num_splits = split(num_pairs, longest, constants["TILE_K"])
-        max_splits = power_of_2(num_splits)
-        heads_at_once = max(1, _JOINED_AT_ONCE // (max_splits * constants["D_PAD"]))
-        partial = stats = counters = out
-        if num_splits > 1:
-            partial = q.new_empty((num_requests, num_heads, max_splits, head_dim), dtype=torch.float32)
-            stats = q.new_empty((num_requests, num_heads, max_splits), dtype=torch.float32)
-            counters = self._counters.on(q.device, num_pairs)
-        kernel = swap_ab_kernel if is_swapped else _decode_kernel
-        kernel[(cache.shape[3], num_requests, num_splits)](
-            q,
-            describe(cache, constants["TILE_K"]) if is_swapped else cache,
-            block_tables,
-            kv_lens,
-            out,
-            partial,
-            stats,
-            counters,
-            q.stride(0),
-            block_tables.stride(0),
-            *factors,
-            MAX_SPLITS=max_splits,
-            MIN_KEYS=min_keys,
-            HEADS=min(power_of_2(constants["GROUP"]), heads_at_once),
-            **constants,
-            **kind,
-        )
+    return out
 
 
-def _prefill(
-    q: Tensor,
-    cache: Tensor,
-    block_tables: Tensor,
-    cu_q_lens: Tensor,
-    kv_lens: Tensor,
-    out: Tensor,
-    factors: tuple[float, float],
-    kind: dict[str, Any],
-) -> None:
-    constants = prefill_tiles(q.shape[1], cache.shape, q.dtype, cache.dtype)
+def _decode(call: Call, counters: Counters) -> None:
+    q, cache, block_tables, kv_lens, out, factors, shapes, kind = call
+    num_requests, num_heads, head_dim = q.shape
+    num_pairs = num_requests * cache.shape[3]
+    longest = min(block_tables.shape[1] * cache.shape[2], kind["WINDOW"] or 1 << 30)
+    is_swapped, constants = decode_tiles(shapes, num_pairs, kind["WINDOW"] > 0)
+    min_keys, num_splits = split(num_pairs, longest, constants["TILE_K"])
+    max_splits = power_of_2(num_splits)
+    heads_at_once = max(1, _JOINED_AT_ONCE // (max_splits * constants["D_PAD"]))
+    partial = stats = counter = out
+    if num_splits > 1:
+        partial = q.new_empty((num_requests, num_heads, max_splits, head_dim), dtype=torch.float32)
+        stats = q.new_empty((num_requests, num_heads, max_splits), dtype=torch.float32)
+        counter = counters.on(q.device, num_pairs)
+    kernel = swap_ab_kernel if is_swapped else _decode_kernel
+    kernel[(cache.shape[3], num_requests, num_splits)](
+        q,
+        describe(cache, constants["TILE_K"]) if is_swapped else cache,
+        block_tables,
+        kv_lens,
+        out,
+        partial,
+        stats,
+        counter,
+        q.stride(0),
+        block_tables.stride(0),
+        *factors,
+        MAX_SPLITS=max_splits,
+        MIN_KEYS=min_keys,
+        HEADS=min(power_of_2(constants["GROUP"]), heads_at_once),
+        **constants,
+        **kind,
+    )
+
+
+def _prefill(call: Call, cu_q_lens: Tensor) -> None:
+    q, cache, block_tables, kv_lens, out, factors, shapes, kind = call
+    constants = prefill_tiles(shapes)
     num_tiles = len(q) // (constants["TILE_M"] // constants["GROUP"]) + len(kv_lens)
     _prefill_kernel[(num_tiles, cache.shape[3])](
         q,

@@ -14,14 +14,12 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from octavo.base.gguf import BLOCK_TYPES
 from octavo.base.log import get_logger
-from octavo.runtime.kernels.precision import InputPrecision
+from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.kernels.triton.launch import cdiv
 
 logger = get_logger(__name__)
 
-_BLOCKS = {kind.name: kind for kind in BLOCK_TYPES.values()}
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _WIDTH = 1024  # values that one unpacking program makes
 
@@ -118,23 +116,19 @@ def _dequantize_kernel(
     tl.store(out + row * K + column, values.to(out.dtype.element_ty), mask=inside)
 
 
-def block_dequantize(blocks: Tensor, type_name: str) -> Tensor:
+def block_dequantize(matrix: Packed, places: Tensor | None = None, scale: float = 1.0) -> Tensor:
     """See linear.BlockDequantize."""
-    return _dequantize(blocks, type_name, torch.float32)
-
-
-def block_gather(blocks: Tensor, places: Tensor, type_name: str, scale: float = 1.0) -> Tensor:
-    """See linear.BlockGather."""
-    rows = block_dequantize(blocks[places], type_name)
+    rows = _dequantize(
+        matrix if places is None else matrix._replace(blocks=matrix.blocks[places]), torch.float32
+    )
     return rows if scale == 1.0 else rows * scale
 
 
-def _dequantize(blocks: Tensor, type_name: str, dtype: torch.dtype) -> Tensor:
+def _dequantize(matrix: Packed, dtype: torch.dtype) -> Tensor:
+    blocks, type_name, _ = matrix
     if type_name in _PLAIN:
         return blocks.contiguous().view(_PLAIN[type_name]).to(dtype)
-    kind = _BLOCKS[type_name]
-    rows, row_bytes = blocks.shape
-    columns = row_bytes // kind.num_bytes * kind.block
+    rows, columns = len(blocks), matrix.num_inputs
     out = torch.empty((rows, columns), dtype=dtype, device=blocks.device)
     if rows:
         _dequantize_kernel[(rows, cdiv(columns, _WIDTH))](
@@ -143,25 +137,17 @@ def _dequantize(blocks: Tensor, type_name: str, dtype: torch.dtype) -> Tensor:
             blocks.stride(0),
             columns,
             TYPE=type_name,
-            BLOCK=kind.block,
-            NUM_BYTES=kind.num_bytes,
+            BLOCK=matrix.kind.block,
+            NUM_BYTES=matrix.kind.num_bytes,
             WIDTH=_WIDTH,
         )
     return out
 
 
-def block_matmul(
-    x: Tensor,
-    blocks: Tensor,
-    type_name: str,
-    bias: Tensor | None = None,
-    input_precision: InputPrecision = "float32",
-    out: Tensor | None = None,
-) -> Tensor:
+def block_matmul(x: Tensor, matrix: Packed, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     """See linear.BlockMatmul; inputs are never rounded here: tensor cores take them as they are."""
-    del input_precision
     _tell_once()
-    made = functional.linear(x, _dequantize(blocks, type_name, x.dtype), bias)
+    made = functional.linear(x, _dequantize(matrix, x.dtype), bias)
     return made if out is None else out.copy_(made)
 
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.runtime.kernels.sampling import Truncation
+from octavo.runtime.kernels.sampling import Choice, Draws, Truncation
 from octavo.runtime.kernels.triton.launch import (
     NUM_PROGRAMS,
     Counters,
@@ -103,47 +103,35 @@ def _draw_kernel(
 # fmt: on
 
 
-class Draw:
-    """The op, and the counters that the programs of a row meet at."""
-
-    def __init__(self, counters: Counters) -> None:
-        self._counters = counters
-
-    def __call__(
-        self,
-        logits: Tensor,
-        temperature: Tensor | None = None,
-        noise: Tensor | None = None,
-        truncation: Truncation | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """See sampling.Draw."""
-        num_rows, size = logits.shape
-        token_ids = logits.new_empty(num_rows, dtype=torch.int64)
-        max_logits = logits.new_empty(num_rows, dtype=torch.float32)
-        if not num_rows:
-            return token_ids, max_logits
-        num_tiles = cdiv(size, _TILE)
-        per_program = cdiv(num_tiles * num_rows, 2 * NUM_PROGRAMS)
-        tiles = logits.new_empty((2, num_rows, num_tiles), dtype=torch.float32)
-        _draw_kernel[(cdiv(num_tiles, per_program), num_rows)](
-            logits,
-            max_logits if temperature is None else temperature,
-            max_logits if noise is None else noise,
-            max_logits if truncation is None else truncation.values,
-            token_ids if truncation is None else truncation.ids,
-            token_ids,
-            max_logits,
-            *tiles,
-            self._counters.on(logits.device, num_rows),
-            logits.stride(0),
-            per_program,
-            SIZE=size,
-            TILE=_TILE,
-            NUM_TILES=num_tiles,
-            NUM_TILES_PAD=power_of_2(num_tiles),
-            DRAWS=temperature is not None,
-            TRUNCATED=truncation is not None,
-            num_warps=4,
-            **overlapped(),
-        )
-        return token_ids, max_logits
+def draw(
+    counters: Counters, logits: Tensor, draws: Draws | None = None, truncation: Truncation | None = None
+) -> Choice:
+    """See sampling.Draw; the programs of a row meet at one of the counters."""
+    num_rows, size = logits.shape
+    token_ids = logits.new_empty(num_rows, dtype=torch.int64)
+    max_logits = logits.new_empty(num_rows, dtype=torch.float32)
+    if not num_rows:
+        return Choice(token_ids, max_logits)
+    num_tiles = cdiv(size, _TILE)
+    per_program = cdiv(num_tiles * num_rows, 2 * NUM_PROGRAMS)
+    tiles = logits.new_empty((2, num_rows, num_tiles), dtype=torch.float32)
+    _draw_kernel[(cdiv(num_tiles, per_program), num_rows)](
+        logits,
+        *(draws or (max_logits, max_logits)),
+        *(truncation or (max_logits, token_ids)),
+        token_ids,
+        max_logits,
+        *tiles,
+        counters.on(logits.device, num_rows),
+        logits.stride(0),
+        per_program,
+        SIZE=size,
+        TILE=_TILE,
+        NUM_TILES=num_tiles,
+        NUM_TILES_PAD=power_of_2(num_tiles),
+        DRAWS=draws is not None,
+        TRUNCATED=truncation is not None,
+        num_warps=4,
+        **overlapped(),
+    )
+    return Choice(token_ids, max_logits)

@@ -1,16 +1,15 @@
 """Kernels of normalisation and activations. Arithmetic is float32 whatever is stored."""
 
-from typing import overload
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.runtime.kernels.norms import PartialSums
+from octavo.runtime.kernels.activations import Activation
+from octavo.runtime.kernels.norms import ResidualUpdate
 from octavo.runtime.kernels.triton.launch import cdiv, overlapped, power_of_2, release, wait
 
-_SILU, _GELU, _GELU_TANH = 0, 1, 2
+_KINDS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 _ELEMENTS = 2048  # of one program
 _FEW_ROWS = 512
 
@@ -57,39 +56,26 @@ def _rms_norm_kernel(
     tl.store(out + place, (wide * scale[:, None] * factor[None, :]).to(out.dtype.element_ty), mask=inside)
 
 
-@overload
-def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: None = None) -> Tensor: ...
-@overload
-def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor) -> tuple[Tensor, Tensor]: ...
-def rms_norm(
-    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
-) -> Tensor | tuple[Tensor, Tensor]:
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See norms.RMSNorm."""
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    return _normalise(x, weight, eps, residual, out)
+    return _normalise(x, weight, eps, None)[0]
 
 
-def sum_norm(x: PartialSums, weight: Tensor, eps: float, residual: Tensor) -> tuple[Tensor, Tensor]:
-    """See norms.SumNorm."""
-    first, out = x.parts[0], torch.empty_like(residual, memory_format=torch.contiguous_format)
-    return _normalise(first, weight, eps, residual, out, num_partials=len(x.parts))
+def add_norm(x: ResidualUpdate, weight: Tensor, eps: float, residual: Tensor) -> tuple[Tensor, Tensor]:
+    """See norms.AddNorm."""
+    return _normalise(x, weight, eps, residual)
 
 
-@overload
 def _normalise(
-    x: Tensor, weight: Tensor, eps: float, residual: Tensor, out: Tensor, num_partials: int = 1
-) -> tuple[Tensor, Tensor]: ...
-@overload
-def _normalise(
-    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, out: Tensor
-) -> Tensor | tuple[Tensor, Tensor]: ...
-def _normalise(
-    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, out: Tensor, num_partials: int = 1
-) -> Tensor | tuple[Tensor, Tensor]:
+    update: ResidualUpdate, weight: Tensor, eps: float, residual: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return the norm of the sum, and the sum; without a residual stream, the norm twice."""
+    x, num_partials = (update, 1) if isinstance(update, Tensor) else (update.parts[0], len(update.parts))
+    out = torch.empty_like(x if residual is None else residual, memory_format=torch.contiguous_format)
+    total = out if residual is None else torch.empty_like(out)
     size = x.shape[-1]
     heads = 1 if x.dim() == 2 else x.shape[1]
     num_rows = x.shape[0] * heads
-    total = out if residual is None else torch.empty_like(out)
     width = power_of_2(size)
     rows = max(1, min(_ELEMENTS // 2 // width, 16))
     if num_rows:
@@ -112,7 +98,7 @@ def _normalise(
             num_warps=_norm_warps(num_rows, width),
             **overlapped(),
         )
-    return out if residual is None else (out, total)
+    return out, total
 
 
 def _norm_warps(num_rows: int, width: int) -> int:
@@ -144,39 +130,15 @@ def _activation_kernel(
     tl.store(out + row * SIZE + column, value.to(out.dtype.element_ty), mask=inside)
 
 
-def _activate(x: Tensor, kind: int, gated: bool) -> Tensor:
+def activate(x: Tensor, activation: Activation, *, gated: bool) -> Tensor:
+    """See activations.Activate."""
     rows, size = x.shape[0], x.shape[1] // (1 + gated)
     out = torch.empty((rows, size), dtype=x.dtype, device=x.device)
     width = min(power_of_2(size), _ELEMENTS // 2)
     if rows:
-        grid = (rows, cdiv(size, width))
+        grid, kind = (rows, cdiv(size, width)), _KINDS[activation]
         _activation_kernel[grid](x, out, size, WIDTH=width, KIND=kind, GATED=gated, **overlapped())
     return out
-
-
-def silu_and_mul(x: Tensor) -> Tensor:
-    """See activations.Activation."""
-    return _activate(x, _SILU, True)
-
-
-def gelu_and_mul(x: Tensor) -> Tensor:
-    """See activations.Activation."""
-    return _activate(x, _GELU, True)
-
-
-def gelu_tanh_and_mul(x: Tensor) -> Tensor:
-    """See activations.Activation."""
-    return _activate(x, _GELU_TANH, True)
-
-
-def gelu(x: Tensor) -> Tensor:
-    """See activations.Activation."""
-    return _activate(x, _GELU, False)
-
-
-def gelu_tanh(x: Tensor) -> Tensor:
-    """See activations.Activation."""
-    return _activate(x, _GELU_TANH, False)
 
 
 @triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["positions"])

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from octavo.runtime.kernels.norms import PartialSums, ResidualUpdate
-from octavo.runtime.kernels.triton.elementwise import silu_and_mul
+from octavo.runtime.kernels.triton.elementwise import activate
 from octavo.runtime.kernels.triton.launch import (
     LEAST_INPUTS,
     WAVE,
@@ -160,7 +160,7 @@ class Matmul:
 
             if can_share(x, len(weight) // 2):
                 return persistent_gates(x, weight)
-        return silu_and_mul(self(x, weight, bias))
+        return activate(self(x, weight, bias), "silu", gated=True)
 
     def split(self, x: Tensor, weight: Tensor) -> ResidualUpdate:
         """See linear.SplitMatmul.

@@ -8,15 +8,12 @@ right for any requests; that it pays, the caller knows.
 The idea of attending to a shared prefix once is Hydragen's (https://arxiv.org/abs/2402.05099).
 """
 
-from typing import Any
-
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from octavo.runtime.kernels.triton.launch import cdiv, power_of_2, release, wait
 from octavo.runtime.kernels.triton.online_softmax import attend, look_up
-from octavo.runtime.kernels.triton.tiles import shared_prefix_tiles
+from octavo.runtime.kernels.triton.tiles import Call, shared_prefix_tiles
 
 
 @triton.jit
@@ -83,20 +80,11 @@ def _packed_kernel(
 # fmt: on
 
 
-def attend_shared_prefix(
-    q: Tensor,
-    cache: Tensor,
-    block_tables: Tensor,
-    kv_lens: Tensor,
-    out: Tensor,
-    factors: tuple[float, float],
-    kind: dict[str, Any],
-) -> None:
-    """Fill `out` for requests of one new token each; no window. factors: scale and soft cap, for base 2."""
-    num_requests, num_heads, _ = q.shape
-    kind = {name: value for name, value in kind.items() if name != "WINDOW"}
-    constants = shared_prefix_tiles(num_heads, cache.shape, q.dtype, cache.dtype, num_requests)
-    _packed_kernel[(cache.shape[3], cdiv(num_requests, constants["PACK"]))](
+def attend_shared_prefix(call: Call) -> None:
+    """Fill `out` for requests of one new token each; no window."""
+    q, cache, block_tables, kv_lens, out, factors, shapes, kind = call
+    constants = shared_prefix_tiles(shapes, len(q))
+    _packed_kernel[(cache.shape[3], cdiv(len(q), constants["PACK"]))](
         q,
         cache,
         block_tables,
@@ -104,9 +92,9 @@ def attend_shared_prefix(
         out,
         q.stride(0),
         block_tables.stride(0),
-        num_requests,
+        len(q),
         *factors,
         WIDTH=power_of_2(block_tables.shape[1]),
         **constants,
-        **kind,
+        **{name: value for name, value in kind.items() if name != "WINDOW"},
     )

@@ -79,47 +79,41 @@ def _end_kernel(
 # fmt: on
 
 
-class BeginStep:
-    """The op, and the counter that its programs meet at."""
-
-    def __init__(self, counters: Counters) -> None:
-        self._counters = counters
-
-    def __call__(
-        self,
-        ring: StepRing,
-        numbers: Tensor,
-        kept_ids: Tensor,
-        kept_tables: Tensor,
-        ids: Tensor,
-        tables: Tensor,
-    ) -> None:
-        """See steps.BeginStep."""
-        num_groups, num_rows, num_columns = tables.shape
-        num_parts = cdiv(len(numbers), _NUMBERS)
-        _begin_kernel[(num_parts + cdiv(num_rows, _TABLE_ROWS),)](
-            ring.given,
-            ring.begun,
-            numbers,
-            kept_ids,
-            kept_tables,
-            ids,
-            tables,
-            self._counters.on(numbers.device, 1),
-            len(numbers),
-            len(ids),
-            num_rows,
-            num_parts,
-            num_groups,
-            num_columns,
-            ring.given.stride(0),
-            kept_tables.stride(0),
-            LENGTH=len(ring.given),
-            NUMBERS=_NUMBERS,
-            ROWS=_TABLE_ROWS,
-            COLUMNS=min(power_of_2(num_columns), _MOST_COLUMNS),
-            num_warps=1,  # each would read the slots again
-        )
+def begin_step(
+    counters: Counters,
+    ring: StepRing,
+    numbers: Tensor,
+    kept_ids: Tensor,
+    kept_tables: Tensor,
+    ids: Tensor,
+    tables: Tensor,
+) -> None:
+    """See steps.BeginStep; its programs meet at a counter."""
+    num_groups, num_rows, num_columns = tables.shape
+    num_parts = cdiv(len(numbers), _NUMBERS)
+    _begin_kernel[(num_parts + cdiv(num_rows, _TABLE_ROWS),)](
+        ring.given,
+        ring.begun,
+        numbers,
+        kept_ids,
+        kept_tables,
+        ids,
+        tables,
+        counters.on(numbers.device, 1),
+        len(numbers),
+        len(ids),
+        num_rows,
+        num_parts,
+        num_groups,
+        num_columns,
+        ring.given.stride(0),
+        kept_tables.stride(0),
+        LENGTH=len(ring.given),
+        NUMBERS=_NUMBERS,
+        ROWS=_TABLE_ROWS,
+        COLUMNS=min(power_of_2(num_columns), _MOST_COLUMNS),
+        num_warps=1,  # each would read the slots again
+    )
 
 
 def end_step(

@@ -3,7 +3,8 @@
 Importing this module needs the package `triton`; without it, the CUDA platform takes the references.
 """
 
-from octavo.runtime.kernels.activations import ActivationKernels
+from functools import partial
+
 from octavo.runtime.kernels.attention import AttentionKernels
 from octavo.runtime.kernels.linear import LinearKernels, SplitProduct
 from octavo.runtime.kernels.norms import NormKernels
@@ -11,12 +12,12 @@ from octavo.runtime.kernels.sampling import SamplingKernels, TruncateAndDraw
 from octavo.runtime.kernels.steps import StepKernels
 from octavo.runtime.kernels.table import KernelTable
 from octavo.runtime.kernels.triton import blocks, elementwise
-from octavo.runtime.kernels.triton.attention import PagedAttention
-from octavo.runtime.kernels.triton.draws import Draw
+from octavo.runtime.kernels.triton.attention import paged_attention
+from octavo.runtime.kernels.triton.draws import draw
 from octavo.runtime.kernels.triton.launch import Counters
 from octavo.runtime.kernels.triton.matmul import Matmul
 from octavo.runtime.kernels.triton.noise import row_limits
-from octavo.runtime.kernels.triton.steps import BeginStep, end_step
+from octavo.runtime.kernels.triton.steps import begin_step, end_step
 from octavo.runtime.kernels.triton.store import store_kv
 from octavo.runtime.kernels.triton.truncation import truncate
 
@@ -27,23 +28,16 @@ def cuda_table() -> KernelTable:
     matmul = Matmul(counters)
     return KernelTable(
         name="triton",
-        attention=AttentionKernels(store_kv, PagedAttention(counters), elementwise.rotary_tables),
-        norms=NormKernels(elementwise.rms_norm),
-        activations=ActivationKernels(
-            silu_and_mul=elementwise.silu_and_mul,
-            gelu_and_mul=elementwise.gelu_and_mul,
-            gelu_tanh_and_mul=elementwise.gelu_tanh_and_mul,
-            gelu=elementwise.gelu,
-            gelu_tanh=elementwise.gelu_tanh,
-        ),
+        attention=AttentionKernels(store_kv, partial(paged_attention, counters), elementwise.rotary_tables),
+        norms=NormKernels(elementwise.rms_norm, elementwise.add_norm),
+        activate=elementwise.activate,
         linear=LinearKernels(
             matmul=matmul,
             gated_matmul=matmul.gated,
             block_dequantize=blocks.block_dequantize,
-            block_gather=blocks.block_gather,
             block_matmul=blocks.block_matmul,
-            split_product=SplitProduct(matmul.split, elementwise.sum_norm),
+            split_product=SplitProduct(matmul.split, elementwise.add_norm),
         ),
-        sampling=SamplingKernels(TruncateAndDraw(Draw(counters), truncate), row_limits),
-        steps=StepKernels(BeginStep(counters), end_step),
+        sampling=SamplingKernels(TruncateAndDraw(partial(draw, counters), truncate), row_limits),
+        steps=StepKernels(partial(begin_step, counters), end_step),
     )

@@ -4,11 +4,12 @@ The numbers were measured on one H200, with 8 key heads of 128.
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from octavo.runtime.kernels.triton.launch import NUM_PROGRAMS, cdiv, has_copy_engine, power_of_2
 
@@ -35,6 +36,48 @@ _LONG, _SPLITS_OF_LONG = 512, 4
 """Fewest keys of a part, and the most parts, where only what is longer than others is cut."""
 
 
+class Shapes(NamedTuple):
+    """What decides how attention is compiled."""
+
+    num_heads: int
+    cache: torch.Size
+    q_type: torch.dtype
+    cache_type: torch.dtype
+
+    def constants(self) -> dict[str, Any]:
+        """Return what all kernels of attention are compiled for."""
+        _, _, block_size, num_kv_heads, head_dim = self.cache
+        dot = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}.get(self.q_type, tl.float32)
+        if self.cache_type == torch.float8_e4m3fn and self.q_type == torch.bfloat16:
+            dot = tl.float16  # which 8-bit floats become in one instruction
+        narrow = self.cache_type != torch.float32 and not triton.knobs.runtime.interpret
+        return {
+            "NUM_KV_HEADS": num_kv_heads,
+            "GROUP": self.num_heads // num_kv_heads,
+            "D": head_dim,
+            "D_PAD": max(16, power_of_2(head_dim)),
+            "BLOCK_SIZE": block_size,
+            "DOT": dot if narrow else tl.float32,
+        }
+
+
+class Call(NamedTuple):
+    """What a kernel of attention is launched with, for some requests of a batch.
+
+    factors: scale and soft cap, for base 2
+    kind:    further constants: WINDOW, CAPPED, PDL
+    """
+
+    q: Tensor
+    cache: Tensor
+    block_tables: Tensor
+    kv_lens: Tensor
+    out: Tensor
+    factors: tuple[float, float]
+    shapes: Shapes
+    kind: dict[str, Any]
+
+
 def split(num_pairs: int, longest: int, tile: int) -> tuple[int, int]:
     """(Fewest keys of a part, into how many parts those of each request and key head are cut at most).
 
@@ -50,16 +93,9 @@ def split(num_pairs: int, longest: int, tile: int) -> tuple[int, int]:
 
 
 @functools.cache
-def decode_tiles(
-    num_heads: int,
-    cache_shape: torch.Size,
-    q_type: torch.dtype,
-    cache_type: torch.dtype,
-    num_pairs: int,
-    has_window: bool,
-) -> tuple[bool, dict[str, Any]]:
+def decode_tiles(shapes: Shapes, num_pairs: int, has_window: bool) -> tuple[bool, dict[str, Any]]:
     """Whether `swap_ab` decodes, and what the one that does is compiled for, as measured on an H200."""
-    constants = _shape(num_heads, cache_shape, q_type, cache_type)
+    constants, cache_type = shapes.constants(), shapes.cache_type
     is_swapped = num_pairs >= _FEW_PAIRS and not has_window and _can_be_copied(constants, cache_type)
     if is_swapped:
         tile = _SWAPPED
@@ -89,15 +125,9 @@ def _can_be_copied(constants: dict[str, Any], cache_type: torch.dtype) -> bool:
 
 
 @functools.cache
-def shared_prefix_tiles(
-    num_heads: int,
-    cache_shape: torch.Size,
-    q_type: torch.dtype,
-    cache_type: torch.dtype,
-    num_requests: int,
-) -> dict[str, Any]:
+def shared_prefix_tiles(shapes: Shapes, num_requests: int) -> dict[str, Any]:
     """What the kernel for common beginnings is compiled for. Tiles of keys do not cross blocks."""
-    constants, block_size = _shape(num_heads, cache_shape, q_type, cache_type), cache_shape[2]
+    constants, block_size = shapes.constants(), shapes.cache[2]
     tile_m = max(16, power_of_2(constants["GROUP"]))
     pack = tile_m // constants["GROUP"]
     is_alone = cdiv(num_requests, pack) * constants["NUM_KV_HEADS"] <= NUM_PROGRAMS // 4
@@ -111,11 +141,9 @@ def shared_prefix_tiles(
 
 
 @functools.cache
-def prefill_tiles(
-    num_heads: int, cache_shape: torch.Size, q_type: torch.dtype, cache_type: torch.dtype
-) -> dict[str, Any]:
+def prefill_tiles(shapes: Shapes) -> dict[str, Any]:
     """What the prefill kernel is compiled for, as measured on an H200."""
-    constants = _shape(num_heads, cache_shape, q_type, cache_type)
+    constants = shapes.constants()
     heads = max(16, power_of_2(constants["GROUP"]))
     if constants["DOT"] == tl.float32:
         tiles = (max(32, heads), 32, 4, 2)
@@ -124,21 +152,3 @@ def prefill_tiles(
     else:
         tiles = (max(64, heads), 64, 4, 3)
     return constants | dict(zip(("TILE_M", "TILE_K", "num_warps", "num_stages"), tiles, strict=True))
-
-
-def _shape(
-    num_heads: int, cache_shape: torch.Size, q_type: torch.dtype, cache_type: torch.dtype
-) -> dict[str, Any]:
-    _, _, block_size, num_kv_heads, head_dim = cache_shape
-    dot = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}.get(q_type, tl.float32)
-    if cache_type == torch.float8_e4m3fn and q_type == torch.bfloat16:
-        dot = tl.float16  # which 8-bit floats become in one instruction
-    narrow = cache_type != torch.float32 and not triton.knobs.runtime.interpret
-    return {
-        "NUM_KV_HEADS": num_kv_heads,
-        "GROUP": num_heads // num_kv_heads,
-        "D": head_dim,
-        "D_PAD": max(16, power_of_2(head_dim)),
-        "BLOCK_SIZE": block_size,
-        "DOT": dot if narrow else tl.float32,
-    }

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.runtime.kernels.sampling import Truncation
+from octavo.runtime.kernels.sampling import Limits, Truncation
 from octavo.runtime.kernels.triton.launch import cdiv, overlapped, power_of_2, release, wait
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
@@ -227,7 +227,7 @@ def _cut_kernel(
 # fmt: on
 
 
-def truncate(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Truncation:
+def truncate(logits: Tensor, limits: Limits) -> Truncation:
     """See sampling.FindTruncation."""
     num_rows, size = logits.shape
     values = logits.new_empty(num_rows, dtype=torch.float32)
@@ -238,7 +238,7 @@ def truncate(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, 
     group_maxima = logits.new_empty((num_rows, num_tiles, _TILE // _GROUP), dtype=torch.float32)
     tile_weights = logits.new_empty((num_rows, num_tiles), dtype=torch.float32)
     chosen = logits.new_empty((num_rows, _MAX_CHOSEN), dtype=torch.int32)
-    row = logits, temperature, top_k, top_p, min_p, group_maxima, tile_weights
+    row = logits, *limits, group_maxima, tile_weights
     sizes = {"SIZE": size, "TILE": _TILE, "GROUP": _GROUP, "NUM_TILES": num_tiles}
     _group_kernel[(num_tiles, num_rows)](*row, logits.stride(0), num_warps=4, **sizes, **overlapped())
     _cut_kernel[(num_rows,)](
