@@ -84,7 +84,7 @@ class KVCacheManager:
     @property
     def num_used_blocks(self) -> int:
         """Return how many blocks requests hold."""
-        return self.num_usable_blocks - self.pool.num_free
+        return self.pool.num_used
 
     def peak_blocks(self, num_tokens: int, max_chunk: int) -> int:
         """Return the most blocks that computing `num_tokens` takes at once, without any sharing."""
