@@ -193,8 +193,7 @@ class EngineCore:
             raise
         except Exception as error:
             raise EngineDead(f"A step failed: {type(error).__name__}: {error}") from error
-        self._pacing.end_step()
-        outputs = self.scheduler.update(result)
+        outputs = self.scheduler.update(result, self._pacing.end_step())
         if (masks := self.scheduler.take_masks()) is not None:
             self._executor.sample(masks)
         return outputs

@@ -20,8 +20,8 @@ class StepPacing:
     def __init__(self, clock: Callable[[], float]) -> None:
         """clock: seconds."""
         self._clock = clock
-        self._dispatched: deque[tuple[int, float]] = deque()
-        """Kind of each step in flight, and when it was given out."""
+        self._dispatched: deque[tuple[int, float, float]] = deque()
+        """Kind of each step in flight, when the host began with it, and when it was given out."""
         self._took: dict[int, deque[float]] = {}
         self._host_took: deque[float] = deque(maxlen=_LAST)
         self._ended_s = 0.0
@@ -35,19 +35,21 @@ class StepPacing:
             self._took.pop(self._dispatched[0][0], None)
         now_s = self._clock()
         self._host_took.append(now_s - began_s)
-        self._dispatched.append((num_tokens // _ALIKE, now_s))
+        self._dispatched.append((num_tokens // _ALIKE, began_s, now_s))
 
-    def end_step(self) -> None:
-        """Note the end of the oldest step."""
-        kind, given_s = self._dispatched.popleft()
+    def end_step(self) -> float:
+        """Note the end of the oldest step; return what it took, from its beginning or the end before."""
+        kind, began_s, given_s = self._dispatched.popleft()
         took = self._took.setdefault(kind, deque(maxlen=_LAST))
         now_s = self._clock()
         took.append(now_s - max(self._ended_s, given_s))
+        took_s = now_s - max(self._ended_s, began_s)
         self._ended_s = now_s
+        return took_s
 
     def due_s(self) -> float:
         """Return when to begin giving out the step behind the oldest in flight; 0 where nothing is known."""
-        kind, given_s = self._dispatched[0]
+        kind, _, given_s = self._dispatched[0]
         took = self._took.get(kind, ())
         if len(took) < _LAST:
             return 0.0

@@ -19,6 +19,10 @@ class StepPlan:
     """Of the step's token budget."""
     num_seats_left: int
     """Requests that may still start."""
+    num_tokens_cut: int = 0
+    """Of the budget, for the sake of those who watch their tokens come."""
+    is_paced: bool = False
+    """What may have to be cut has been."""
     is_short_of_blocks: bool = False
     """A running request had to take blocks from another: nothing starts in this step."""
     is_blocked: bool = False

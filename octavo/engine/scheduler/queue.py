@@ -86,6 +86,10 @@ class RunningSet:
     def __len__(self) -> int:
         return len(self._members)
 
+    def __iter__(self) -> Iterator[Request]:
+        """In no order."""
+        return iter(self._members)
+
     def add(self, request: Request) -> None:
         """Enter `request`."""
         self._members.add(request)

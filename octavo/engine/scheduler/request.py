@@ -18,6 +18,7 @@ from octavo.engine.kvcache.prefix import HashChain
 from octavo.engine.scheduler.repetition import RepetitionDetector
 from octavo.engine.structured.matchers import RequestMatcher
 from octavo.messages.request import EngineRequest, FinishReason, Limits, RequestSpec, Sharing, Standing
+from octavo.messages.sampling import RequestOutputKind
 
 
 class RequestStatus(Enum):
@@ -63,6 +64,8 @@ class Request:
     chain: HashChain
     hold: bool
     """Whether it keeps its blocks when it ends by its own tokens."""
+    is_watched: bool
+    """Whether somebody waits for its next token, not only for the end."""
     repetition: RepetitionDetector | None = None
     matcher: RequestMatcher | None = None
     """Says which tokens may come next, once it knows the last one."""
@@ -115,6 +118,7 @@ class Request:
             sequence=sequence,
             chain=hash_chain(request, block_size),
             hold=request.sharing.hold,
+            is_watched=spec.sampling.output_kind is not RequestOutputKind.FINAL_ONLY,
             repetition=RepetitionDetector(detection) if detection and detection.max_pattern_size else None,
             num_prompt_logprobs=num_prompt_tokens - 1 if num_given else 0,
         )
@@ -140,6 +144,11 @@ class Request:
     def num_output_tokens(self) -> int:
         """Outputs whose values are known."""
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def is_decoding(self) -> bool:
+        """Return True once its whole prompt is computed."""
+        return self.num_computed >= self.num_prompt_tokens
 
     @property
     def is_finished(self) -> bool:

@@ -18,6 +18,7 @@ from octavo.config.scheduling import SchedulerConfig
 from octavo.engine.kvcache.manager import BlockTable, KVCacheManager
 from octavo.engine.scheduler.plan import StepPlan
 from octavo.engine.scheduler.policies import POLICIES
+from octavo.engine.scheduler.prompt_pace import PromptPace
 from octavo.engine.scheduler.request import Request, RequestStatus, hash_chain
 from octavo.engine.scheduler.request_tracker import RequestTracker
 from octavo.engine.scheduler.rules import (
@@ -66,6 +67,7 @@ class Scheduler:
             TokenRule(split_prompts=config.enable_chunked_prefill),
             StaggeredPrefillRule(self._tracker.waiting),
         ]
+        self._pace = PromptPace()
         self._in_flight: deque[StepPlan] = deque()
         self._unmasked: StepPlan | None = None
         self._matchers = matchers
@@ -163,9 +165,12 @@ class Scheduler:
         assert self._matchers is not None
         return self._matchers.token_masks(plan.matchers())
 
-    def update(self, result: ModelRunnerOutput) -> list[EngineOutput]:
-        """Read the result of the oldest step in flight."""
-        return read_results(self._in_flight.popleft(), result, self._tracker)
+    def update(self, result: ModelRunnerOutput, took_s: float = 0.0) -> list[EngineOutput]:
+        """Read the result of the oldest step in flight, and learn from the time that it took."""
+        plan = self._in_flight.popleft()
+        num_tokens = self._config.max_num_batched_tokens - plan.num_tokens_left - plan.num_tokens_cut
+        self._pace.note(num_tokens - len(plan.requests), took_s)
+        return read_results(plan, result, self._tracker)
 
     def preempt_all(self) -> None:
         """Take all blocks back: running requests will start anew. No step may be in flight."""
@@ -235,6 +240,7 @@ class Scheduler:
                 continue  # its last token is pending
             num_new = num_tokens - request.num_computed
             if num_new > 1:
+                self._pace_prompts(plan, len(order) - served)
                 room = max(1, plan.num_tokens_left - (len(order) - served))
                 num_new = min(num_new, room, self._max_chunk)
             table = request.table
@@ -243,6 +249,19 @@ class Scheduler:
                 self._take(plan, request, num_new)
             elif (new_blocks := self._blocks_for(request, table, num_new, order, plan)) is not None:
                 self._take(plan, request, num_new, new_blocks)
+
+    def _pace_prompts(self, plan: StepPlan, num_behind: int = 0) -> None:
+        """Cut what prompts may add to the step, if others' next tokens are watched for.
+
+        num_behind: running requests that are still to be served
+        """
+        if plan.is_paced or not self._config.enable_chunked_prefill:
+            return
+        plan.is_paced = True
+        if any(request.is_watched and request.is_decoding for request in self._tracker.running):
+            cut = max(0, plan.num_tokens_left - num_behind - self._pace.num_tokens())
+            plan.num_tokens_left -= cut
+            plan.num_tokens_cut = cut
 
     def _blocks_for(
         self, request: Request, table: BlockTable, num_new: int, order: list[Request], plan: StepPlan
@@ -273,8 +292,9 @@ class Scheduler:
 
     def _schedule_waiting(self, plan: StepPlan) -> None:
         """Start waiting requests in order. One that does not fit lets others pass, but only so often."""
-        if self._is_full(plan):
+        if self._is_full(plan) or not self._tracker.waiting:
             return
+        self._pace_prompts(plan)
         passed: list[Request] = []
         for request in self._offered():
             refusing = next((rule for rule in self._rules if not rule.admit(request, plan)), None)
