@@ -157,6 +157,9 @@ def _message(message: Mapping[str, Any], traits: TemplateTraits, asked: ContentF
         raise RequestError(f"Each message must be an object with a 'role', got {message!r:.200}.", "messages")
     given: dict[str, Any] = _plain(dict(message), "messages")
     copy = {name: value for name, value in given.items() if value not in (None, [])}  # these say nothing
+    thoughts = copy.get("reasoning", copy.get("reasoning_content"))
+    if thoughts is not None:  # templates read the one name or the other
+        copy |= {"reasoning": thoughts, "reasoning_content": thoughts}
     if copy["role"] == "developer" and not traits.knows_developer:
         copy["role"] = "system"
     as_parts = (traits.content_format if asked == "auto" else asked) == "openai"

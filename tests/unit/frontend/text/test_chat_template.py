@@ -99,6 +99,13 @@ def test_parts_of_content():
     assert parts[0]["content"][0] == {"type": "text", "text": "a"}
 
 
+@pytest.mark.parametrize("given", ["reasoning", "reasoning_content"])
+@pytest.mark.parametrize("read", ["reasoning", "reasoning_content"])
+def test_thoughts_of_earlier_turns_have_two_names(given, read):
+    turn = {"role": "assistant", "content": "Yes.", given: "Hm."}
+    assert render("{{ messages[0]." + read + " }}", [turn]) == "Hm."
+
+
 def test_continue_final_message():
     messages = [*USER, {"role": "assistant", "content": "Well, "}]
     options = {"continue_final_message": True, "add_generation_prompt": False}
