@@ -4,9 +4,11 @@ One per sequence; made by the chat routes, with a parser of reasoning before one
 """
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from octavo.frontend.parsers.events import Event, Text, coalesced
 from octavo.frontend.parsers.scanner import Parser
+from octavo.frontend.parsers.think import ThinkParser
 
 
 class AnswerParser:
@@ -16,6 +18,9 @@ class AnswerParser:
         """note: told in the end whether there were calls."""
         self._parsers = parsers
         self._note = note
+        for parser, next_one in pairwise(parsers):
+            if isinstance(parser, ThinkParser):
+                parser.interruptions = next_one.begins
 
     @property
     def num_calls(self) -> int:

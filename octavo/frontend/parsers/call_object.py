@@ -5,63 +5,81 @@ import json
 from octavo.frontend.parsers.scanner import Malformed, Move, Parser, drop
 
 _NAMES = ("name", "tool_name")
-_ARGUMENTS = ("arguments", "parameters")
+_ARGUMENTS = ("arguments", "parameters", "args")
 
 
-def call_object(parser: Parser) -> Move[None]:
+def call_object(parser: Parser, *, needs_arguments: bool = False) -> Move[None]:
     """Read one object; arguments stream as they come once the name is known. Raises Malformed."""
     yield from parser.skip_space()
     yield from parser.expect("{")
-    is_named, untold = False, "{}"  # untold: arguments that the events do not hold yet
+    name, is_told = "", False
+    untold: list[str] = []
     while (yield from parser.skip_space()) == '"':
         key = yield from parser.json_string()
         yield from parser.skip_space()
         yield from parser.expect(":")
-        if key in _NAMES and not is_named:
-            parser.start_call((yield from parser.json_string()))
-            is_named = True
-        elif key not in _ARGUMENTS:
+        if key in _NAMES and not name:
+            name = yield from parser.json_string()
+        elif key not in _ARGUMENTS or is_told:
             yield from parser.copy_json(drop)
-        elif is_named:
-            yield from arguments(parser)
-            untold = ""
+        elif name:
+            yield from call(parser, name)
+            is_told = True
         else:
-            parts: list[str] = []
-            yield from parser.copy_json(parts.append)
-            untold = _unwrapped("".join(parts))
-        if (yield from parser.skip_space()) != ",":
-            break
-        yield from parser.take()
+            untold = []
+            yield from parser.copy_json(untold.append)
+        yield from parser.skip_space()
+        yield from parser.take_if(",")
     yield from parser.expect("}")
-    if not is_named:
-        raise Malformed
-    parser.arguments(untold)
+    if not is_told:
+        if needs_arguments and not untold:
+            raise Malformed
+        told = _object("".join(untold))
+        parser.start_call(name)
+        parser.arguments(told)
 
 
-def arguments(parser: Parser) -> Move[None]:
-    """Arguments of the call that has begun: an object, or a string that holds one."""
-    if (yield from parser.skip_space()) == '"':
-        parser.arguments((yield from parser.json_string()))
-    else:
+def call(parser: Parser, name: str, call_id: str = "") -> Move[None]:
+    """Read the arguments of a call: an object, or a string that holds one. Raises Malformed."""
+    char = yield from parser.skip_space()
+    if char == "{":
+        parser.start_call(name, call_id)
         yield from parser.copy_json(parser.arguments)
+    else:
+        parts: list[str] = []
+        yield from parser.copy_json(parts.append)
+        told = _object("".join(parts))
+        parser.start_call(name, call_id)
+        parser.arguments(told)
 
 
-def call_list(parser: Parser) -> Move[None]:
-    """A JSON list of such objects. Raises Malformed."""
+def call_list(parser: Parser, *, needs_arguments: bool = False) -> Move[None]:
+    """Read a JSON list of such objects. Raises Malformed."""
+    num_calls = parser.num_calls
     yield from parser.skip_space()
     yield from parser.expect("[")
     while (yield from parser.skip_space()) == "{":
-        yield from call_object(parser)
-        if (yield from parser.skip_space()) != ",":
-            break
-        yield from parser.take()
+        yield from call_object(parser, needs_arguments=needs_arguments)
+        yield from parser.skip_space()
+        yield from parser.take_if(",")
+    if needs_arguments and parser.num_calls == num_calls:
+        raise Malformed
     yield from parser.expect("]")
 
 
-def _unwrapped(text: str) -> str:
-    if not text.startswith('"'):
-        return text
+def _object(text: str) -> str:
+    """The JSON object that a JSON value is or holds as text; none, null and "" are an empty one."""
+    value = json.loads(text or "{}")
     try:
-        return str(json.loads(text, strict=False))
-    except ValueError:
+        if isinstance(value, str):
+            value = json.loads(value or "{}", strict=False, parse_constant=_refuse)
+            text = json.dumps(value, ensure_ascii=False)
+    except (ValueError, RecursionError):
         raise Malformed from None
+    if not isinstance(value, dict | None):
+        raise Malformed
+    return text if value else "{}"
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)

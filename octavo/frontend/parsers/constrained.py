@@ -1,6 +1,6 @@
 """Calls that a grammar has forced: `tool_choice` "required" (a list of calls) or a named tool (arguments)."""
 
-from octavo.frontend.parsers.call_object import call_list
+from octavo.frontend.parsers.call_object import call, call_list
 from octavo.frontend.parsers.scanner import Move, Parser
 
 
@@ -23,5 +23,4 @@ class NamedCallParser(Parser):
     def read(self) -> Move[None]:
         """The format."""
         if (yield from self.skip_space()):
-            self.start_call(self._name)
-            yield from self.copy_rest(self.arguments)
+            yield from self.attempt(call(self, self._name))

@@ -1,7 +1,7 @@
 """DeepSeek V3 (`function<sep>name` and a fenced JSON block) and V3.1 (`name<sep>` and JSON)."""
 
-from octavo.frontend.parsers.call_object import arguments
-from octavo.frontend.parsers.scanner import Malformed, Move
+from octavo.frontend.parsers.call_object import call
+from octavo.frontend.parsers.scanner import Move
 from octavo.frontend.parsers.section import SectionParser
 
 _SEPARATOR = "<｜tool▁sep｜>"
@@ -15,10 +15,7 @@ class DeepSeekParser(SectionParser):
 
     def call(self) -> Move[None]:
         """A name and arguments."""
-        name, separator = yield from self.take_until(_SEPARATOR)
-        if not separator:
-            raise Malformed
-        if name.strip() == "function":  # V3
-            name, _ = yield from self.take_until("```json")
-        self.start_call(name.strip())
-        yield from arguments(self)
+        name, _ = yield from self.take_name(_SEPARATOR)
+        if name == "function":  # V3
+            name, _ = yield from self.take_name("```json")
+        yield from call(self, name)

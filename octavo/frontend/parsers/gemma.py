@@ -5,107 +5,96 @@ Gemma 4: `<|tool_call>call:f{city:<|"|>Paris<|"|>}<tool_call|>`, and its reasoni
 """
 
 import json
+from typing import ClassVar
 
-from octavo.frontend.parsers.scanner import Malformed, Move, Parser
+from octavo.frontend.parsers.marked import MarkedParser
+from octavo.frontend.parsers.scanner import Malformed, Move
 
 _VALUE_END = ",]}"
-_DEEPEST = 32
+_DEEPEST, _LONGEST_WORD = 32, 1024
 
 
-class FunctionGemmaParser(Parser):
+class FunctionGemmaParser(MarkedParser):
     """Text and calls in turn."""
 
-    shows_special_tokens = True
-    opening, closing, quote = "<start_function_call>", "<end_function_call>", "<escape>"
-    thought, thought_end = "", ""
+    openings: ClassVar[tuple[str, ...]] = ("<start_function_call>",)
+    closing = "<end_function_call>"
+    marks = ("<start_function_call>", "<end_function_call>")
+    quote: ClassVar[str] = "<escape>"
 
-    @classmethod
-    def reasoning_tags(cls) -> tuple[str, str]:
-        """The tokens of Gemma 4."""
-        return cls.thought, cls.thought_end
+    def calls(self) -> Move[None]:
+        """One call; Gemma 4 may leave out its first word."""
+        yield from self.take_if("call")
+        yield from self.expect(":")
+        name, _ = yield from self.take_name("{")
+        self.start_call(name)
+        yield from self._object("", 1)
 
-    def read(self) -> Move[None]:
-        """The format."""
-        markers = [self.opening, *([self.thought] if self.thought else [])]
-        while marker := (yield from self.copy_until(self.text, *markers)):
-            if marker == self.thought:
-                yield from self.skip_space()
-                yield from self.copy_until(self.reasoning, self.thought_end)
-            elif (yield from self.attempt(self._call(), self.opening)):
-                yield from self.take_until(self.closing)
-
-    def _call(self) -> Move[None]:
-        yield from self.skip_space()
-        yield from self.expect("call:")
-        name, brace = yield from self.take_until("{")
-        if not brace:
-            raise Malformed
-        self.start_call(name.strip())
-        yield from self._object(1)
-
-    def _object(self, depth: int) -> Move[None]:
-        """The rest of an object whose brace is read, as JSON."""
+    def _object(self, head: str, depth: int) -> Move[None]:
+        """The rest of an object whose brace is read, as JSON with `head` before it."""
         if depth > _DEEPEST:
             raise Malformed
-        self.arguments("{")
-        is_first = True
-        while (char := (yield from self.skip_space())) != "}":
-            if not char:
-                raise Malformed
-            key = yield from self._key()
-            self.arguments(f"{'' if is_first else ', '}{json.dumps(key, ensure_ascii=False)}: ")
-            yield from self._value(depth)
-            is_first = False
-            if (yield from self.skip_space()) == ",":
-                yield from self.take()
-        yield from self.take()
-        self.arguments("}")
+        self.arguments(head + "{")
+        head = ""
+        try:
+            while (yield from self.skip_space()) != "}":
+                key = yield from self._key()
+                yield from self._value(f"{head}{json.dumps(key, ensure_ascii=False)}: ", depth)
+                head = ", "
+                yield from self.skip_space()
+                if not (yield from self.take_if(",")):
+                    break
+            yield from self.expect("}")
+        finally:
+            self.arguments("}")
 
     def _key(self) -> Move[str]:
-        if (yield from self.peek(len(self.quote))) == self.quote:
-            yield from self.take(len(self.quote))
-            key, _ = yield from self.take_until(self.quote)
-            yield from self.take_until(":")
+        if (yield from self.take_if(self.quote)):
+            key, _ = yield from self.take_name(self.quote)
+            yield from self.take_name(":")
         else:
-            key, _ = yield from self.take_until(":")
-        return key.strip()
+            key, _ = yield from self.take_name(":")
+        return key
 
-    def _value(self, depth: int) -> Move[None]:
+    def _value(self, head: str, depth: int) -> Move[None]:
         char = yield from self.skip_space()
-        if (yield from self.peek(len(self.quote))) == self.quote:
-            yield from self.take(len(self.quote))
-            value, _ = yield from self.take_until(self.quote)
-            self.arguments(json.dumps(value, ensure_ascii=False))
+        if (yield from self.take_if(self.quote)):
+            value, end = yield from self.take_until(self.quote, *self.marks)
+            if end != self.quote:
+                self.untake(end)
+                raise Malformed
+            self.arguments(head + json.dumps(value, ensure_ascii=False))
         elif char == "{":
             yield from self.take()
-            yield from self._object(depth + 1)
+            yield from self._object(head, depth + 1)
         elif char == "[":
             yield from self.take()
-            yield from self._list(depth + 1)
+            yield from self._list(head, depth + 1)
         else:
-            self.arguments(_scalar((yield from self._bare())))
+            self.arguments(head + _scalar((yield from self._bare())))
 
-    def _list(self, depth: int) -> Move[None]:
+    def _list(self, head: str, depth: int) -> Move[None]:
         if depth > _DEEPEST:
             raise Malformed
-        self.arguments("[")
-        is_first = True
-        while (char := (yield from self.skip_space())) != "]":
-            if not char:
-                raise Malformed
-            if not is_first:
-                self.arguments(", ")
-            yield from self._value(depth)
-            is_first = False
-            if (yield from self.skip_space()) == ",":
-                yield from self.take()
-        yield from self.take()
-        self.arguments("]")
+        self.arguments(head + "[")
+        head = ""
+        try:
+            while (yield from self.skip_space()) != "]":
+                yield from self._value(head, depth)
+                head = ", "
+                yield from self.skip_space()
+                if not (yield from self.take_if(",")):
+                    break
+            yield from self.expect("]")
+        finally:
+            self.arguments("]")
 
     def _bare(self) -> Move[str]:
         """A number or word without quotes."""
         parts: list[str] = []
         while (char := (yield from self.peek())) not in _VALUE_END:
+            if char == "<" or len(parts) > _LONGEST_WORD:
+                raise Malformed
             parts.append((yield from self.take()))
         if not char:
             raise Malformed
@@ -115,14 +104,30 @@ class FunctionGemmaParser(Parser):
 class Gemma4Parser(FunctionGemmaParser):
     """The same with Gemma 4's tokens, and its reasoning."""
 
-    opening, closing, quote = "<|tool_call>", "<tool_call|>", '<|"|>'
-    thought, thought_end = "<|channel>thought", "<channel|>"
+    openings, closing, quote = ("<|tool_call>", "<|channel>"), "<tool_call|>", '<|"|>'
+    marks = ("<|tool_call>", "<tool_call|>")
+    begins = ("<|tool_call>",)
+
+    @classmethod
+    def reasoning_tags(cls) -> tuple[str, str]:
+        """The tokens of its thoughts."""
+        return "<|channel>thought", "<channel|>"
+
+    def block(self, opening: str) -> Move[str]:
+        """A call, or thoughts, which a call ends as well."""
+        if opening != "<|channel>":
+            return (yield from super().block(opening))
+        yield from self.take_if("thought")
+        yield from self.take_if("\n")
+        marker = yield from self.copy_until(self.reasoning, "<channel|>", *self.begins)
+        return "" if marker == "<channel|>" else marker
 
 
 def _scalar(word: str) -> str:
     """A JSON scalar as it is; any other word as a string."""
     try:
-        value = json.loads(word)
+        value = json.loads(word, parse_constant=str)
     except (ValueError, RecursionError):
         return json.dumps(word, ensure_ascii=False)
-    return word if isinstance(value, bool | int | float | None) else json.dumps(word, ensure_ascii=False)
+    is_scalar = isinstance(value, bool | int | float | None)
+    return word if is_scalar else json.dumps(word, ensure_ascii=False)

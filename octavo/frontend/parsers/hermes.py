@@ -1,30 +1,31 @@
 """JSON calls between two tags: Hermes and Qwen 2.5/3, and families that differ in the tags.
 
 Hermes: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, anywhere in the text. A tag may also be
-followed by a list of calls.
+followed by several calls, or by a list of them.
 """
 
-from octavo.frontend.parsers.call_object import call_list, call_object
-from octavo.frontend.parsers.scanner import Move, Parser
+from typing import ClassVar
+
+from octavo.frontend.parsers.call_object import call, call_list, call_object
+from octavo.frontend.parsers.marked import MarkedParser
+from octavo.frontend.parsers.scanner import Move
 
 
-class HermesParser(Parser):
+class HermesParser(MarkedParser):
     """Text and calls in turn."""
 
-    shows_special_tokens = True
-    openings: tuple[str, ...] = ("<tool_call>",)
+    openings: ClassVar[tuple[str, ...]] = ("<tool_call>",)
     closing = "</tool_call>"
-    """"": there is none."""
+    begins = tuple(f"<tool_call>{space}{bracket}" for space in ("", "\n", " ") for bracket in "{[")
 
-    def read(self) -> Move[None]:
-        """The format."""
-        while opening := (yield from self.copy_until(self.text, *self.openings)):
-            if (yield from self.attempt(self._calls(), opening)) and self.closing:
-                yield from self.take_until(self.closing)
-
-    def _calls(self) -> Move[None]:
-        is_list = (yield from self.skip_space()) == "["
-        yield from call_list(self) if is_list else call_object(self)
+    def calls(self) -> Move[None]:
+        """One object after the other, or a list."""
+        if (yield from self.skip_space()) == "[":
+            yield from call_list(self)
+            return
+        yield from call_object(self)
+        while (yield from self.skip_space()) == "{":
+            yield from call_object(self)
 
 
 class GraniteParser(HermesParser):
@@ -46,7 +47,7 @@ class InternLMParser(HermesParser):
 
 
 class JambaParser(HermesParser):
-    """Jamba, and Hunyuan A13B."""
+    """Jamba, Hunyuan A13B and MiniMax M1."""
 
     openings, closing = ("<tool_calls>",), "</tool_calls>"
 
@@ -67,3 +68,40 @@ class CohereParser(HermesParser):
     """Command R7B and A: `tool_name` in place of `name`."""
 
     openings, closing = ("<|START_ACTION|>",), "<|END_ACTION|>"
+    marks = ("<|END_ACTION|>",)
+
+
+class GigaChatParser(HermesParser):
+    """GigaChat 3."""
+
+    openings, closing = ("function call<|role_sep|>", "<|function_call|>", "<|message_sep|>"), ""
+    marks = ("<|message_sep|>",)
+
+    def block(self, opening: str) -> Move[str]:
+        """A call, or what stands between messages, which vanishes."""
+        if opening != "<|message_sep|>":
+            return (yield from super().block(opening))
+        yield from self.skip_space()
+        return ""
+
+
+class ApertusParser(MarkedParser):
+    """Apertus: a list of `{"f": {…}}`."""
+
+    openings, closing = ("<|tools_prefix|>",), "<|tools_suffix|>"
+    marks = ("<|tools_suffix|>",)
+
+    def calls(self) -> Move[None]:
+        """The list."""
+        yield from self.expect("[")
+        while (yield from self.skip_space()) == "{":
+            yield from self.take()
+            name = yield from self.json_string()
+            yield from self.skip_space()
+            yield from self.expect(":")
+            yield from call(self, name)
+            yield from self.skip_space()
+            yield from self.expect("}")
+            yield from self.skip_space()
+            yield from self.take_if(",")
+        yield from self.expect("]")

@@ -1,13 +1,23 @@
-"""Llama 4, Gemma 3 and others: the answer is a Python list of calls, `[get_weather(city="Paris"), now()]`."""
+"""Llama 4, Gemma 3 and others: the answer is a Python list of calls, `[get_weather(city="Paris"), now()]`.
 
-import ast
+Arguments are literals, Python's or JSON's; nothing is evaluated. What models do and Python does not is read
+as it is meant: line breaks and quotes within a string, numbers that begin with a zero (as text).
+"""
+
 import json
+import re
 from typing import Any
 
+from octavo.frontend.parsers.marked import MarkedParser
 from octavo.frontend.parsers.scanner import Malformed, Move, Parser
 
-_LONGEST_CALL = 65_536
-"""Characters; Python's own parser reads them."""
+_DEEPEST = 32
+_WORDS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\n": "", "\\": "\\", "'": "'", '"': '"'}
+_CODES = {"x": 2, "u": 4, "U": 8}
+"""Escapes by code, and how many digits these have."""
+_DIGITS = re.compile(r"[+-]?0\d+")
+_LONGEST_WORD = 256
 
 
 class PythonicParser(Parser):
@@ -17,100 +27,158 @@ class PythonicParser(Parser):
 
     def read(self) -> Move[None]:
         """The format."""
-        opening = ""
-        if (yield from self.skip_space()) == "<":
-            opening = yield from self._tag("<|python_start|>")
-        if (yield from self.peek()) == "[" and (yield from self.attempt(self._calls(), opening)):
-            opening = ""
+        space = yield from self.take_space()
+        tag = "<|python_start|>" if (yield from self.take_if("<|python_start|>")) else ""
+        if (yield from self.peek()) == "[" and (yield from self.attempt(call_list(self), space + tag)):
             yield from self.skip_space()
-            yield from self._tag("<|python_end|>")
-        elif opening:
-            self.text(opening)
+            yield from self.take_if("<|python_end|>")
+        elif not self.num_calls and (yield from self.peek()) != "[":
+            self.text(space + tag)
         yield from self.copy_until(self.text, "<|eom|>", "<|eot|>")
 
-    def _tag(self, tag: str) -> Move[str]:
-        return (yield from self.take(len(tag))) if (yield from self.peek(len(tag))) == tag else ""
 
-    def _calls(self) -> Move[None]:
-        yield from self.expect("[")
-        while True:
-            yield from self.skip_space()
-            name, arguments = _parsed((yield from self._one_call()))
-            self.start_call(name)
-            self.arguments(arguments)
-            if (yield from self.skip_space()) != ",":
-                break
-            yield from self.take()
-        yield from self.expect("]")
-
-    def _one_call(self) -> Move[str]:
-        """The text of `name(…)`, to the bracket that closes it."""
-        parts: list[str] = []
-        depth, quote = 0, ""
-        while char := (yield from self.take()):
-            parts.append(char)
-            if quote:
-                if char == "\\":
-                    parts.append((yield from self.take()))
-                elif char == quote:
-                    quote = ""
-            elif char in "\"'":
-                quote = char
-            elif char in "([{":
-                depth += 1
-            elif char in ")]}":
-                depth -= 1
-                if depth <= 0:
-                    return "".join(parts)
-            if len(parts) > _LONGEST_CALL:
-                raise Malformed
-        raise Malformed
-
-
-class Lfm2Parser(PythonicParser):
+class Lfm2Parser(MarkedParser):
     """LFM 2: the list stands between tags."""
 
-    def read(self) -> Move[None]:
-        """The format."""
-        opening, closing = "<|tool_call_start|>", "<|tool_call_end|>"
-        while (yield from self.copy_until(self.text, opening)):
-            yield from self.skip_space()
-            if (yield from self.attempt(self._calls(), opening)):
-                yield from self.take_until(closing)
+    openings, closing = ("<|tool_call_start|>",), "<|tool_call_end|>"
+
+    def calls(self) -> Move[None]:
+        """The list."""
+        yield from call_list(self)
 
 
-def _parsed(text: str) -> tuple[str, str]:
-    """Name and JSON arguments of one call of literals."""
-    try:
-        call = ast.parse(text.strip(), mode="eval").body
-        if not isinstance(call, ast.Call) or call.args:
+class Olmo3Parser(MarkedParser):
+    """Olmo 3: calls on lines of their own, between tags."""
+
+    openings, closing = ("<function_calls>",), "</function_calls>"
+
+    def calls(self) -> Move[None]:
+        """The lines."""
+        while (yield from self.skip_space()) and not (yield from self.next_is(self.closing)):
+            yield from call(self)
+
+
+def call_list(parser: Parser) -> Move[None]:
+    """Read `[f(…), g(…)]`. Raises Malformed."""
+    yield from parser.expect("[")
+    while (yield from parser.skip_space()) != "]":
+        yield from call(parser)
+        yield from parser.skip_space()
+        if not (yield from parser.take_if(",")):
+            break
+    yield from parser.expect("]")
+
+
+def call(parser: Parser) -> Move[None]:
+    """Read `name(key=value, …)`. Raises Malformed."""
+    name = yield from _word(parser, "._-")
+    yield from parser.skip_space()
+    yield from parser.expect("(")
+    arguments: dict[str, Any] = {}
+    while (yield from parser.skip_space()) != ")":
+        key = yield from _word(parser, "_")
+        yield from parser.skip_space()
+        yield from parser.expect("=")
+        arguments[key] = yield from _value(parser)
+        yield from parser.skip_space()
+        if not (yield from parser.take_if(",")):
+            break
+    yield from parser.expect(")")
+    parser.start_call(name)
+    parser.arguments(json.dumps(arguments, ensure_ascii=False))
+
+
+def _word(parser: Parser, others: str) -> Move[str]:
+    """Letters, digits and these others; at least one, not too many."""
+    parts: list[str] = []
+    while (char := (yield from parser.peek())) and (char.isalnum() or char in others):
+        parts.append((yield from parser.take()))
+        if len(parts) > _LONGEST_WORD:
             raise Malformed
-        values: dict[str, Any] = {}
-        for keyword in call.keywords:
-            if keyword.arg is None:
-                raise Malformed
-            values[keyword.arg] = _literal(keyword.value)
-        return ast.unparse(call.func), json.dumps(values, ensure_ascii=False)
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+    if not parts:
+        raise Malformed
+    return "".join(parts)
+
+
+def _value(parser: Parser, depth: int = 0) -> Move[Any]:
+    char = yield from parser.skip_space()
+    if not char or depth > _DEEPEST:
+        raise Malformed
+    if char in "\"'":
+        return (yield from _string(parser))
+    if char in "[(":
+        yield from parser.take()
+        return (yield from _items(parser, "]" if char == "[" else ")", depth))
+    if char == "{":
+        yield from parser.take()
+        return (yield from _braces(parser, depth))
+    return _scalar((yield from _word(parser, "._+-")))
+
+
+def _items(parser: Parser, closing: str, depth: int) -> Move[list[Any]]:
+    """The rest of a list, tuple or set."""
+    items: list[Any] = []
+    while (yield from parser.skip_space()) != closing:
+        items.append((yield from _value(parser, depth + 1)))
+        yield from parser.skip_space()
+        if not (yield from parser.take_if(",")):
+            break
+    yield from parser.expect(closing)
+    return items
+
+
+def _braces(parser: Parser, depth: int) -> Move[Any]:
+    """The rest of a dict, or of a set."""
+    members: dict[str, Any] = {}
+    while (yield from parser.skip_space()) != "}":
+        key = yield from _value(parser, depth + 1)
+        yield from parser.skip_space()
+        if not members and (yield from parser.peek()) in (",", "}"):
+            yield from parser.take_if(",")
+            return [key, *(yield from _items(parser, "}", depth))]
+        yield from parser.expect(":")
+        members[key if isinstance(key, str) else json.dumps(key)] = yield from _value(parser, depth + 1)
+        yield from parser.skip_space()
+        if not (yield from parser.take_if(",")):
+            break
+    yield from parser.expect("}")
+    return members
+
+
+def _string(parser: Parser) -> Move[str]:
+    """A quote ends a string only where something else than text may follow."""
+    quote = yield from parser.take()
+    parts: list[str] = []
+    while marker := (yield from parser.copy_until(parts.append, quote, "\\")):
+        if marker == "\\":
+            parts.append((yield from _escaped(parser)))
+            continue
+        space = yield from parser.take_space()
+        if (yield from parser.peek()) in (",", ")", "]", "}", ":", ""):
+            return "".join(parts)
+        parts.append(quote + space)
+    raise Malformed
+
+
+def _escaped(parser: Parser) -> Move[str]:
+    char = yield from parser.take()
+    digits = (yield from parser.peek(_CODES[char])) if char in _CODES else ""
+    if digits and re.fullmatch("[0-9a-fA-F]+", digits) and (code := int(digits, 16)) < 0x110000:
+        yield from parser.take(len(digits))
+        return chr(code)
+    return _ESCAPES.get(char, "\\" + char)
+
+
+def _scalar(word: str) -> Any:
+    if word in _WORDS:
+        return _WORDS[word]
+    if _DIGITS.fullmatch(word):
+        return word
+    try:
+        return json.loads(word.removeprefix("+"), parse_constant=_refuse)
+    except ValueError:
         raise Malformed from None
 
 
-def _literal(node: ast.expr) -> Any:
-    """A literal; also `true`, `false` and `null`, which models write."""
-    if isinstance(node, ast.Name):
-        return {"true": True, "false": False, "null": None}[node.id] if node.id in _JSON_NAMES else _refuse()
-    if isinstance(node, ast.List | ast.Tuple):
-        return [_literal(item) for item in node.elts]
-    if isinstance(node, ast.Dict):
-        return {
-            ast.literal_eval(key) if key else _refuse(): _literal(value)
-            for key, value in zip(node.keys, node.values, strict=True)
-        }
-    return ast.literal_eval(node)
-
-
-_JSON_NAMES = ("true", "false", "null")
-
-
-def _refuse() -> Any:
-    raise Malformed
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)

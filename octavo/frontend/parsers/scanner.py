@@ -6,9 +6,11 @@ code, and since text is passed on or collected once, time is linear. Moves are u
 """
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
-from typing import TypeVar
+from functools import partial
+from typing import ClassVar, TypeVar
 
 from octavo.frontend.parsers.events import CallArguments, CallStart, Event, Reasoning, Text, coalesced
 
@@ -17,10 +19,14 @@ Move = Generator[None, None, T]
 Sink = Callable[[str], object]
 _SPACE = " \t\r\n"
 _SCALAR_END = ",]}" + _SPACE
+_SCALAR = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?|true|false|null")
+_CONTROL = re.compile(r"[\x00-\x1f]")
+_ESCAPED = '"\\/bfnrt'
+_DEEPEST, _LONGEST_SCALAR = 64, 1024
 
 
 class Malformed(Exception):
-    """The text is not what the format says; `Parser.attempt` turns it into plain text."""
+    """The text is not what the format says; before a call has begun, `Parser.attempt` makes it plain text."""
 
 
 def drop(text: str) -> None:
@@ -32,6 +38,10 @@ class Parser(ABC):
 
     shows_special_tokens = False
     """True when the format is written in special tokens, which the detokenizer must not leave out then."""
+    begins: ClassVar[tuple[str, ...]] = ()
+    """What begins calls, even where reasoning was not ended before."""
+    marks: ClassVar[tuple[str, ...]] = ()
+    """Tokens that end a call, even within a string that was not ended before."""
 
     def __init__(self) -> None:
         self._buffer = ""
@@ -42,7 +52,9 @@ class Parser(ABC):
         """Everything consumed since `attempt` began."""
         self._kind: type[Text | Reasoning] = Text
         self._space = ""
-        """At the end of that kind's text, held back: dropped when something else follows."""
+        """All there is of that kind's text so far, held back: dropped when something else follows."""
+        self._is_solid = False
+        """Something else than white space has come of that kind."""
         self.num_calls = 0
         self._run = self.read()
         self._is_over = False
@@ -98,7 +110,7 @@ class Parser(ABC):
         """A call; `arguments` belong to it from now on."""
         if not name:
             raise Malformed
-        self._space, self._record = "", None
+        self._space, self._is_solid, self._record = "", False, None
         self._events.append(CallStart(self.num_calls, name, call_id))
         self.num_calls += 1
 
@@ -124,6 +136,21 @@ class Parser(ABC):
         """Exactly this. Raises Malformed."""
         if (yield from self.take(len(literal))) != literal:
             raise Malformed
+
+    def next_is(self, literal: str) -> Move[bool]:
+        """Whether this comes next; it stays."""
+        while True:
+            there = self._buffer[self._at : self._at + len(literal)]
+            if there == literal or self._is_whole or not literal.startswith(there):
+                return there == literal
+            yield
+
+    def take_if(self, literal: str) -> Move[bool]:
+        """Past this, if it comes next."""
+        if (yield from self.next_is(literal)):
+            self._consume(len(literal))
+            return True
+        return False
 
     def take_space(self) -> Move[str]:
         """White space, all there is."""
@@ -169,18 +196,34 @@ class Parser(ABC):
         marker = yield from self.copy_until(parts.append, *markers)
         return "".join(parts), marker
 
-    def copy_json(self, sink: Sink) -> Move[None]:
-        """Hand one JSON value to `sink` as it is written, white space included. Raises Malformed."""
+    def take_name(self, *ends: str) -> Move[tuple[str, str]]:
+        """The text up to one of these ends, stripped, and the end. Raises Malformed at a mark before it."""
+        text, end = yield from self.take_until(*ends, *(mark for mark in self.marks if mark not in ends))
+        if end not in ends:
+            self.untake(end)
+            raise Malformed
+        return text.strip(), end
+
+    def untake(self, marker: str) -> None:
+        """Back before a marker that was taken last."""
+        self._at -= len(marker)
+        if marker and self._record is not None:
+            self._record.pop()
+
+    def copy_json(self, sink: Sink, head: str = "", depth: int = 0) -> Move[None]:
+        """Hand one JSON value to `sink`, and `head` before it. Raises Malformed, with all brackets closed.
+
+        As it is written, but for what models do and JSON does not: raw control characters and unknown escapes
+        are escaped, commas at the end left out.
+        """
         char = yield from self.skip_space()
         if char == '"':
-            yield from self._copy_string(sink)
-        elif char and char in "{[":
-            yield from self._copy_nested(sink)
-        elif char and char not in _SCALAR_END:
-            while (char := (yield from self.peek())) and char not in _SCALAR_END:
-                sink(self._consume(1))
+            yield from self._copy_string(sink, head)
+        elif char and char in "{[" and depth < _DEEPEST:
+            yield from self._copy_members(sink, head, depth)
         else:
-            raise Malformed
+            scalar = yield from self._scalar()
+            sink(head + scalar)
 
     def json_string(self) -> Move[str]:
         """A JSON string's value. Raises Malformed."""
@@ -188,17 +231,13 @@ class Parser(ABC):
             raise Malformed
         parts: list[str] = []
         yield from self._copy_string(parts.append)
-        try:
-            value = json.loads("".join(parts), strict=False)
-        except ValueError:
-            raise Malformed from None
-        assert isinstance(value, str)
-        return value
+        return str(json.loads("".join(parts)))
 
     def attempt(self, move: Move[None], opening: str = "") -> Move[bool]:
-        """Make a move; when it turns out malformed before a call was found, all it consumed is text.
+        """Make a move; when it turns out malformed before a call has begun, all it consumed is text.
 
         opening: what was consumed before and belongs to it.
+        Returns whether the move came to its end.
         """
         self._record = [opening]
         try:
@@ -211,45 +250,85 @@ class Parser(ABC):
             self._record = None
         return True
 
-    def _copy_nested(self, sink: Sink) -> Move[None]:
-        """An object or list, to its closing bracket."""
-        closers: list[str] = []
-        while True:
-            char = yield from self.peek()
-            if not char:
-                raise Malformed
-            if char == '"':
-                yield from self._copy_string(sink)
-                continue
-            sink(self._consume(1))
-            if char in "{[":
-                closers.append("}" if char == "{" else "]")
-            elif char in "}]" and closers.pop() != char:
-                raise Malformed
-            if not closers:
-                return
+    def _copy_members(self, sink: Sink, head: str, depth: int) -> Move[None]:
+        """An object or list; what stands before a member is handed over with it."""
+        opening = yield from self.take()
+        closing = "}" if opening == "{" else "]"
+        sink(head + opening)
+        try:
+            before = yield from self.take_space()
+            while not (yield from self.take_if(closing)):
+                if opening == "{":
+                    before += yield from self._json_key()
+                yield from self.copy_json(sink, before, depth + 1)
+                space = yield from self.take_space()
+                if not (yield from self.take_if(",")):
+                    yield from self.expect(closing)
+                    break
+                before = f"{space},{(yield from self.take_space())}"
+        except Malformed:
+            sink(closing)
+            raise
+        sink(closing)
 
-    def _copy_string(self, sink: Sink) -> Move[None]:
-        """A string with its quotes."""
-        sink((yield from self.take()))
-        while True:
-            if (yield from self.copy_until(sink, '"', "\\")) == '"':
-                sink('"')
-                return
-            escaped = yield from self.take()
-            if not escaped:
+    def _json_key(self) -> Move[str]:
+        """A key, and what follows up to its value."""
+        if (yield from self.peek()) != '"':
+            raise Malformed
+        parts: list[str] = []
+        yield from self._copy_string(parts.append)
+        yield from self.skip_space()
+        yield from self.expect(":")
+        return f"{''.join(parts)}:{(yield from self.take_space())}"
+
+    def _scalar(self) -> Move[str]:
+        parts: list[str] = []
+        while (char := (yield from self.peek())) and char not in _SCALAR_END:
+            parts.append(self._consume(1))
+            if len(parts) > _LONGEST_SCALAR:
                 raise Malformed
-            sink("\\" + escaped)
+        if not _SCALAR.fullmatch(scalar := "".join(parts)):
+            raise Malformed
+        return scalar
+
+    def _copy_string(self, sink: Sink, head: str = "") -> Move[None]:
+        """A string with its quotes."""
+        sink(head + (yield from self.take()))
+        try:
+            while marker := (yield from self.copy_until(partial(_escape, sink), '"', "\\", *self.marks)):
+                if marker == '"':
+                    sink(marker)
+                    return
+                if marker != "\\":
+                    self.untake(marker)
+                    break
+                sink((yield from self._escape_sequence()))
+            raise Malformed
+        except Malformed:
+            sink('"')
+            raise
+
+    def _escape_sequence(self) -> Move[str]:
+        """What stands for the characters behind a backslash."""
+        char = yield from self.take()
+        if not char:
+            raise Malformed
+        if char == "u":
+            digits = yield from self.peek(4)
+            if not re.fullmatch("[0-9a-fA-F]{4}", digits):
+                return "\\\\u"
+            return "\\u" + (yield from self.take(4))
+        return f"\\{char}" if char in _ESCAPED else json.dumps(f"\\{char}", ensure_ascii=False)[1:-1]
 
     def _pass(self, kind: type[Text | Reasoning], text: str) -> None:
         if kind is not self._kind:
-            self._kind, self._space = kind, ""
-        solid = text.rstrip(_SPACE)
-        if solid:
-            self._events.append(kind(self._space + solid))
-            self._space = text[len(solid) :]
-        else:
-            self._space += text
+            self._kind, self._space, self._is_solid = kind, "", False
+        if not self._is_solid:
+            if not text.strip(_SPACE):
+                self._space += text
+                return
+            self._is_solid, text, self._space = True, self._space + text, ""
+        self._events.append(kind(text))
 
     def _consume(self, count: int) -> str:
         taken = self._buffer[self._at : self._at + count]
@@ -267,3 +346,8 @@ def _held(buffer: str, start: int, markers: tuple[str, ...]) -> int:
         if any(marker.startswith(tail) for marker in markers):
             return length
     return 0
+
+
+def _escape(sink: Sink, text: str) -> None:
+    """Hand over text of a JSON string, in which models write line breaks as they are."""
+    sink(_CONTROL.sub(lambda match: json.dumps(match[0])[1:-1], text))

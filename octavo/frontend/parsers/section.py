@@ -1,6 +1,6 @@
 """`SectionParser`: formats that put their calls, each between marks of its own, into one marked section.
 
-The base of deepseek and kimi, which differ in the marks and in how a call begins.
+The base of deepseek, kimi and plamo, which differ in the marks and in how a call begins.
 """
 
 from abc import abstractmethod
@@ -18,15 +18,16 @@ class SectionParser(Parser):
     CALL: ClassVar[str]
     CALL_END: ClassVar[str]
 
+    def __init_subclass__(cls) -> None:
+        cls.begins, cls.marks = (cls.BEGIN,), (cls.END, cls.CALL, cls.CALL_END)
+
     def read(self) -> Move[None]:
         """The format; a call that is none becomes text, with the marks before it."""
         while (yield from self.copy_until(self.text, self.BEGIN)):
             opening = self.BEGIN
             while (yield from self.take_until(self.CALL, self.END))[1] == self.CALL:
-                if not (yield from self.attempt(self.call(), opening + self.CALL)):
-                    break
+                yield from self.attempt(self.call(), opening + self.CALL)
                 opening = ""
-                yield from self.take_until(self.CALL_END)
 
     @abstractmethod
     def call(self) -> Move[None]:

@@ -1,4 +1,7 @@
-"""Reasoning in tags: `<think>…</think>`, then the answer. Families differ by who writes the first tag."""
+"""Reasoning in tags: `<think>…</think>`, then the answer. Families differ in the tags and who writes them."""
+
+import re
+from typing import ClassVar
 
 from octavo.frontend.parsers.scanner import Move, Parser
 
@@ -9,6 +12,8 @@ class ThinkParser(Parser):
     shows_special_tokens = True
     opening, closing = "<think>", "</think>"
     is_always_open = False
+    answer_marks: ClassVar[tuple[str, ...]] = ()
+    """Tags that may stand around the answer, and are no part of it."""
 
     def __init__(self, prompt: str = "") -> None:
         """prompt: what the text answers; its last word may be a tag."""
@@ -17,6 +22,8 @@ class ThinkParser(Parser):
         self._is_open = prompt.endswith(self.opening) or (
             self.is_always_open and not prompt.endswith(self.closing)
         )
+        self.interruptions: tuple[str, ...] = ()
+        """What ends the reasoning beside its tag, and is not read here: calls begin so."""
 
     @classmethod
     def reasoning_tags(cls) -> tuple[str, str]:
@@ -26,15 +33,17 @@ class ThinkParser(Parser):
     def read(self) -> Move[None]:
         """The format."""
         space = yield from self.take_space()
-        is_tagged = (yield from self.peek(len(self.opening))) == self.opening
-        if is_tagged:
-            yield from self.take(len(self.opening))
+        is_tagged = yield from self.take_if(self.opening)
         if is_tagged or self._is_open:
-            yield from self.skip_space()
-            yield from self.copy_until(self.reasoning, self.closing)
-            yield from self.skip_space()
-        else:
+            if not is_tagged:
+                self.reasoning(space)
+            marker = yield from self.copy_until(self.reasoning, self.closing, *self.interruptions)
+            self.text("" if marker == self.closing else marker)
+        elif not (yield from self.take_if(self.closing)):  # so some say that they do not think
             self.text(space)
+        if self.answer_marks:
+            while (yield from self.copy_until(self.text, *self.answer_marks)):
+                pass
         yield from self.copy_rest(self.text)
 
 
@@ -42,6 +51,16 @@ class DeepSeekR1Parser(ThinkParser):
     """DeepSeek R1: its answers begin inside the reasoning, whether or not the tag is there."""
 
     is_always_open = True
+
+
+class AppendThinkParser(ThinkParser):
+    """MiniMax M2 where thoughts are to stay in the text, with their tags."""
+
+    def read(self) -> Move[None]:
+        """The text as it is, with the tag that the template wrote."""
+        if not (yield from self.next_is(self.opening)):
+            self.text(self.opening)
+        yield from self.copy_rest(self.text)
 
 
 class GraniteThinkParser(ThinkParser):
@@ -60,3 +79,85 @@ class MagistralParser(ThinkParser):
     """Mistral's reasoning models."""
 
     opening, closing = "[THINK]", "[/THINK]"
+
+
+class ErnieThinkParser(ThinkParser):
+    """ERNIE 4.5: the answer may stand in tags."""
+
+    answer_marks = ("<response>", "</response>")
+
+
+class HunyuanThinkParser(ThinkParser):
+    """Hunyuan A13B: the answer stands in tags."""
+
+    answer_marks = ("<answer>", "</answer>")
+
+
+class CohereThinkParser(ThinkParser):
+    """Command A: the answer stands between tokens."""
+
+    opening, closing = "<|START_THINKING|>", "<|END_THINKING|>"
+    answer_marks = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
+
+
+class MiniMaxM3ThinkParser(ThinkParser):
+    """MiniMax M3."""
+
+    opening, closing = "<mm:think>", "</mm:think>"
+
+
+class PlamoThinkParser(ThinkParser):
+    """PLaMo 3."""
+
+    opening, closing = "<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"
+
+
+class SolarThinkParser(ThinkParser):
+    """Solar Open 2."""
+
+    opening, closing = "<|think:start|>", "<|think:end|>"
+
+
+class ApertusThinkParser(ThinkParser):
+    """Apertus."""
+
+    opening, closing = "<|inner_prefix|>", "<|inner_suffix|>"
+
+
+class KimiK3ThinkParser(ThinkParser):
+    """Kimi K3."""
+
+    opening, closing = "<|open|>think<|sep|>", "<|close|>think<|sep|>"
+    answer_marks = ("<|open|>response<|sep|>", "<|close|>response<|sep|>")
+
+
+class HorizonThinkParser(ThinkParser):
+    """K2 Horizon: the prompt's tag says how long to think."""
+
+    opening, closing = "<ifm|think>", "</ifm|think>"
+
+    def __init__(self, prompt: str = "") -> None:
+        """prompt: it ends with the tag."""
+        if tag := re.search(r"<(ifm\|think_fast(?:er)?)>\s*$", prompt):
+            self.opening, self.closing = f"<{tag[1]}>", f"</{tag[1]}>"
+        super().__init__(prompt)
+
+
+class HyThinkParser(ThinkParser):
+    """Hunyuan 3 and 4: the tags of a checkpoint may have a suffix, `<think:6124c78e>`."""
+
+    def __init__(self, prompt: str = "") -> None:
+        """prompt: what the text answers; its last word may be a tag."""
+        if tag := re.search(r"<(think:[^\s<>]+)>\s*$", prompt):
+            self.opening, self.closing = f"<{tag[1]}>", f"</{tag[1]}>"
+        super().__init__(prompt)
+
+    def read(self) -> Move[None]:
+        """The format."""
+        space = yield from self.take_space()
+        if (yield from self.next_is("<think:")) and not self._is_open:
+            tag, _ = yield from self.take_until(">")
+            self.closing, self._is_open = f"</{tag[1:]}>", True
+        else:
+            self.text(space)
+        yield from super().read()

@@ -148,7 +148,7 @@ def test_a_named_tool():
     assert plain(streamed(answer, ['{"at": ', '{"x": 1}}']))["calls"] == [("move", '{"at": {"x": 1}}')]
 
 
-THOUGHT, POINT_AT = "<think>\nHm, {.\n</think>\n\n", '{"at": {"x": 1}}'
+THOUGHT, POINT_AT = "<think>\nHm, {.\n</think>", '{"at": {"x": 1}}'
 
 
 @pytest.mark.parametrize(
@@ -168,11 +168,11 @@ def test_reasoning_before_a_form(fields, text, calls):
     for thought in (THOUGHT, ""):
         make = partial(answer_to, body, reasoning_parser="qwen3", tool_parser="hermes")
         choice = plain(whole(make(), thought + text))
-        assert choice["reasoning"] == ("Hm, {." if thought else None)
+        assert choice["reasoning"] == ("\nHm, {.\n" if thought else None)
         assert (choice["content"], choice["calls"]) == ("" if calls else text, calls)
         assert plain(streamed(make(), thought + text)) == choice
     cut = plain(whole(make(), THOUGHT[:12], "length"))
-    assert (cut["reasoning"], cut["calls"], cut["reason"]) == ("Hm,", [], "length")
+    assert (cut["reasoning"], cut["calls"], cut["reason"]) == ("\nHm, ", [], "length")
 
 
 def test_a_form_waits_for_the_end_of_reasoning_where_there_is_any():

@@ -17,177 +17,27 @@ from octavo.frontend.parsers.registry import (
     suggested_reasoning_parser,
     suggested_tool_parser,
 )
-
-PARIS = {"city": "Paris", "note": 'a "quoted" }] \\ <b>', "deep": {"list": [1, 2.5, True, None, "x"]}}
-ARGS = json.dumps(PARIS)
-CALL = json.dumps({"name": "get_weather", "arguments": PARIS})
-LLAMA = json.dumps({"name": "get_weather", "parameters": PARIS})
-DS = (
-    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{}<｜tool▁call▁end｜>\n"
-    "<｜tool▁call▁begin｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+from tests.transcripts import (
+    ARGS,
+    BROKEN,
+    CALL,
+    CASES,
+    CODER,
+    DS,
+    G4,
+    G4_CALL,
+    GLM,
+    GOOD,
+    INVOKE,
+    K2_CALL,
+    KIMI,
+    NOW,
+    PARIS,
+    SECTION,
+    THOUGHTS,
+    V3,
+    WANT,
 )
-V3 = "function<｜tool▁sep｜>{}\n```json\n{}\n```"
-V31 = "{}<｜tool▁sep｜>{}"
-GEMMA = (
-    'call:get_weather{{city:{q}Paris{q},note:{q}a "quoted" }}] \\ <b>{q},'
-    "deep:{{list:[1,2.5,true,null,{q}x{q}]}}}}"
-)
-NOTE = PARIS["note"]
-
-
-def tagged(call, parameter, key_end, end, call_end, name_end=">", pad="\n"):
-    """A call in tags; values as templates write them."""
-    deep = json.dumps(PARIS["deep"])
-    values = "".join(
-        f"{parameter}{key}{key_end}{pad}{value}{pad}{end}\n"
-        for key, value in (("city", "Paris"), ("note", NOTE), ("deep", deep))
-    )
-    return f"{call}get_weather{name_end}\n{values}{call_end}"
-
-
-CODER = tagged("<function=", "<parameter=", ">", "</parameter>", "</function>")
-SEED = tagged("<function=", "<parameter=", ">", "</parameter>", "</function>", pad="")
-INVOKE = tagged('<invoke name="', '<parameter name="', '">', "</parameter>", "</invoke>", '">', "")
-STEP = tagged(
-    '<steptml:invoke name="', '<steptml:parameter name="', '">', "</steptml:parameter>",
-    "</steptml:invoke>", '">', "",
-)  # fmt: skip
-GLM = tagged("<tool_call>", "<arg_key>", "</arg_key><arg_value>", "</arg_value>", "</tool_call>", "", "")
-KIMI = (
-    "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
-    "{}<|tool_call_end|><|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
-    "<|tool_calls_section_end|>"
-)
-WANT = ("get_weather", PARIS)
-NOW = ("now", {})
-
-CASES = [
-    ("hermes", f"Let me see.\n<tool_call>\n{CALL}\n</tool_call>", "Let me see.", [WANT]),
-    ("hermes", f'<tool_call>{CALL}</tool_call>\n<tool_call>{{"name": "now"}}</tool_call>', "", [WANT, NOW]),
-    ("hermes", f'<tool_call>{{"arguments": {ARGS}, "name": "get_weather"}}</tool_call> ok', " ok", [WANT]),
-    ("hermes", f'<tool_call>{{"name":"get_weather","arguments":{json.dumps(ARGS)}}}</tool_call>', "", [WANT]),
-    ("hermes", '<tool_call>{"id": 7, "name": "now", "arguments": {} }</tool_call>', "", [NOW]),
-    ("llama3_json", LLAMA, "", [WANT]),
-    (
-        "llama3_json",
-        f'<|python_tag|>{LLAMA}; {{"name": "now", "parameters": {{}}}}<|eom_id|>',
-        "",
-        [WANT, NOW],
-    ),
-    ("llama3_json", "No tools needed.", "No tools needed.", []),
-    ("mistral", f"[TOOL_CALLS] [{CALL}, {CALL}]", "", [WANT, WANT]),
-    ("mistral", f"Hm.[TOOL_CALLS]get_weather{ARGS}[TOOL_CALLS]now[ARGS]{{}}", "Hm.", [WANT, NOW]),
-    ("mistral", f"[TOOL_CALLS]get_weather[CALL_ID]123456789[ARGS]{ARGS}", "", [WANT]),
-    (
-        "deepseek_v3",
-        "Sure. " + DS.format(V3.format("get_weather", ARGS), V3.format("now", "{}")),
-        "Sure.",
-        [WANT, NOW],
-    ),
-    ("deepseek_v31", DS.format(V31.format("get_weather", ARGS), V31.format("now", "{}")), "", [WANT, NOW]),
-    (
-        "pythonic",
-        f"[get_weather(city='Paris', note={PARIS['note']!r}, deep={PARIS['deep']!r}), now()]",
-        "",
-        [WANT, NOW],
-    ),
-    (
-        "pythonic",
-        "<|python_start|>[a.b(x=true, y=[-1, (2, 3)])]<|python_end|>",
-        "",
-        [("a.b", {"x": True, "y": [-1, [2, 3]]})],
-    ),
-    ("pythonic", "[1] is a footnote", "[1] is a footnote", []),
-    (
-        "functiongemma",
-        "<start_function_call>" + GEMMA.format(q="<escape>") + "<end_function_call>",
-        "",
-        [WANT],
-    ),
-    (
-        "gemma4",
-        "Ok.<|tool_call>" + GEMMA.format(q='<|"|>') + "<tool_call|><|tool_call>call:now{}<tool_call|>",
-        "Ok.",
-        [WANT, NOW],
-    ),
-    ("openai", "<|channel|>final<|message|>Hello.<|return|>", "Hello.", []),
-    (
-        "openai",
-        "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary "
-        f"to=functions.get_weather <|constrain|>json<|message|>{ARGS}<|call|>",
-        "I look.",
-        [WANT],
-    ),
-]
-CASES += [
-    ("qwen3_coder", f"Ok.\n<tool_call>\n{CODER}\n</tool_call>", "Ok.", [WANT]),
-    ("qwen3_coder", f"{CODER}\n<tool_call><function=now></function></tool_call>", "", [WANT, NOW]),
-    (
-        "qwen3_coder",
-        "<tool_call><function=f><parameter=a>True<parameter=b>[1]</function></tool_call>",
-        "",
-        [("f", {"a": True, "b": [1]})],
-    ),
-    ("seed_oss", f"<seed:tool_call>\n{SEED}\n</seed:tool_call>", "", [WANT]),
-    ("minimax_m2", f"Ok.<minimax:tool_call>\n{INVOKE}{INVOKE}</minimax:tool_call>", "Ok.", [WANT, WANT]),
-    (
-        "step3",
-        f"<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜>{STEP}<｜tool_call_end｜>"
-        "<｜tool_calls_end｜>",
-        "",
-        [WANT],
-    ),
-    ("glm45", f"Ok.\n{GLM}\n<tool_call>now\n</tool_call>", "Ok.", [WANT, NOW]),
-    ("glm47", "<tool_call>now</tool_call>", "", [NOW]),
-    ("kimi_k2", "Ok." + KIMI.format(ARGS), "Ok.", [WANT, NOW]),
-    ("granite", f"<|tool_call|>[{CALL}]", "", [WANT]),
-    ("granite", f"<tool_call> [{CALL}, {CALL}]", "", [WANT, WANT]),
-    ("granite-20b-fc", f"<function_call> {CALL}<function_call> {CALL}", "", [WANT, WANT]),
-    ("internlm", f"Ok.<|action_start|><|plugin|>\n{LLAMA}<|action_end|>\n", "Ok.", [WANT]),
-    ("jamba", f"<tool_calls>[\n{CALL},\n{CALL}\n]</tool_calls>", "", [WANT, WANT]),
-    ("longcat", f"<longcat_tool_call>\n{CALL}\n</longcat_tool_call>", "", [WANT]),
-    ("phi4_mini_json", f"functools[{CALL}]", "", [WANT]),
-    (
-        "cohere_command3",
-        '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "now", "parameters": {}}]<|END_ACTION|>',
-        "",
-        [NOW],
-    ),
-    ("lfm2", '<|tool_call_start|>[now(), f(x="]")]<|tool_call_end|>Ok.', "Ok.", [NOW, ("f", {"x": "]"})]),
-]
-BROKEN = [
-    ("qwen3_coder", "<tool_call>oh no</tool_call>"),
-    ("qwen3_coder", "a <function=f"),
-    ("glm45", '<tool_call>{"name": "f"}</tool_call>'),
-    ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>f"),
-    ("minimax_m2", "<minimax:tool_call></minimax:tool_call>"),
-    ("hermes", '<tool_call>\n{"name": 3}\n</tool_call> and more'),
-    ("hermes", '<tool_call>{"na'),
-    ("hermes", "<tool_call>oh no</tool_call>"),
-    ("hermes", "a <tool_cal"),
-    ("llama3_json", '{"answer": 42}'),
-    ("llama3_json", "{not json"),
-    ("mistral", "[TOOL_CALLS]nothing follows"),
-    ("pythonic", "[f(x=__import__('os'))]"),
-    ("pythonic", "[f(1)]"),
-    ("functiongemma", "<start_function_call>f{}<end_function_call>"),
-]
-THOUGHTS = [
-    ("think", False, "<think>\nHm, <b>.\n</think>\n\nYes.", "Hm, <b>.", "Yes."),
-    ("think", True, "Hm.\n</think>\n\nYes.", "Hm.", "Yes."),
-    ("think", False, "  Yes. </think>", "", "  Yes. </think>"),
-    ("think", True, "never ends", "never ends", ""),
-    ("deepseek_r1", False, "Hm.</think>Yes.", "Hm.", "Yes."),
-    ("granite", False, "Here is my thought process: Hm. Here is my response: Yes.", "Hm.", "Yes."),
-    ("gemma4", False, "<|channel>thought\nHm.\n<channel|>Yes.", "Hm.", "Yes."),
-    (
-        "openai_gptoss",
-        False,
-        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
-        "Hm.",
-        "Yes.",
-    ),
-]
 
 
 def run(parser, pieces) -> list[Event]:
@@ -254,7 +104,80 @@ def test_any_text_at_any_split(name, parts, cut, seed):
     kind = TOOL_PARSERS.load(name)
     ends = sorted({seed.randint(0, len(text)) for _ in range(8)} | {0, len(text)})
     pieces = [text[a:b] for a, b in pairwise(ends)]
-    assert run(kind(), pieces) == run(kind(), [text])
+    events = run(kind(), pieces)
+    assert events == run(kind(), [text])
+    assert all(isinstance(arguments, dict) for _, arguments in calls_of(events))
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "tools", "call"),
+    [
+        ("qwen3", "hermes", GOOD),
+        ("qwen3", "qwen3_coder", f"<tool_call>\n{CODER}\n</tool_call>"),
+        ("glm45", "glm45", GLM),
+        ("kimi_k2", "kimi_k2", SECTION.format(K2_CALL.format("get_weather", ARGS))),
+        (
+            "deepseek_r1",
+            "deepseek_v3",
+            DS.format(V3.format("get_weather", ARGS), "").partition("\n<｜tool▁call")[0],
+        ),
+        ("minimax_m2", "minimax_m2", f"<minimax:tool_call>{INVOKE}</minimax:tool_call>"),
+        ("gemma4", "gemma4", G4_CALL.format("get_weather", G4)),
+    ],
+)
+def test_a_call_ends_the_reasoning(reasoning, tools, call):
+    kinds = dict.fromkeys([REASONING_PARSERS.load(reasoning), TOOL_PARSERS.load(tools)])
+    text = ("<|channel>thought\n" if reasoning == "gemma4" else "<think>") + "I must look." + call
+    for pieces in ([text], list(text)):
+        events = run(AnswerParser([kind() for kind in kinds]), pieces)
+        assert joined(events, Reasoning) == "I must look."
+        assert (joined(events, Text), calls_of(events)) == ("", [WANT])
+
+
+def test_tags_that_the_prompt_has_opened():
+    for name, tag in (("k2_horizon", "ifm|think_fast"), ("hy_v3", "think:6c"), ("solar_open2", None)):
+        opening, closing = (f"<{tag}>", f"</{tag}>") if tag else ("<|think:start|>", "<|think:end|>")
+        events = run(REASONING_PARSERS.load(name)(f"…{opening}\n"), list(f"Hm.{closing}Yes."))
+        assert (joined(events, Reasoning), joined(events, Text)) == ("Hm.", "Yes.")
+
+
+def test_values_of_nested_elements_follow_the_schema():
+    schema = {
+        "properties": {"ids": {"type": "array", "items": {"type": "string"}}, "none": {"type": "object"}}
+    }
+    text = '<tool_call><invoke name="f"><ids><item>1</item></ids><none></none><x>1</x><x>2</x></invoke>'
+    events = run(TOOL_PARSERS.load("minimax_m3")({"f": schema}), list(text.replace("<", "]<]minimax[>[<")))
+    assert calls_of(events) == [("f", {"ids": ["1"], "none": {}, "x": [1, 2]})]
+
+
+def test_arguments_stream():
+    parser = TOOL_PARSERS.load("hermes")()
+    events = parser.feed('<tool_call>{"name": "f", "arguments": {"text": "Once upon')
+    assert events == [CallStart(0, "f"), CallArguments(0, '{"text": "Once upon')]
+
+
+VLLM_TOOL_PARSERS = """
+apertus cohere_command3 cohere_command4 deepseek_v3 deepseek_v31 deepseek_v32 deepseek_v4
+deepseek_v41 dots ernie45 functiongemma gemma4 gigachat3 glm45 glm47 granite granite4 granite-20b-fc
+hermes hunyuan_a13b hy_v3 hy_v4 inkling internlm jamba k2_horizon kimi_k2 kimi_k3 lfm2 ling3
+llama3_json llama4_json llama4_pythonic longcat mimo minicpm5 minimax_m2 minimax_m3 mistral
+muse_glimmer olmo3 openai phi4_mini_json plamo3 poolside_v1 pythonic qwen3_coder qwen3_json
+qwen3_xml seed_oss solar_open2 step3 step3p5 xlam
+"""
+VLLM_REASONING_PARSERS = """
+cohere_command3 cohere_command4 deepseek_r1 deepseek_v3 deepseek_v4 deepseek_v41 ernie45 gemma4
+glm45 glm47 granite granite_thinking_parser holo2 hunyuan_a13b hy_v3 hy_v4 inkling k2_horizon
+kimi_k2 kimi_k3 ling3 mimo minicpmv minimax_m2 minimax_m2_append_think minimax_m3 mistral
+muse_glimmer nemotron_v3 olmo3 openai_gptoss plamo3 poolside_v1 qwen3 seed_oss solar_open2 step3
+step3p5
+"""
+
+
+def test_the_names_that_others_use_are_known():
+    for name in VLLM_TOOL_PARSERS.split():
+        TOOL_PARSERS.load(name)
+    for name in VLLM_REASONING_PARSERS.split():
+        REASONING_PARSERS.load(name)
 
 
 def test_forced_calls():
@@ -270,7 +193,7 @@ def test_reasoning_before_calls():
         parser = AnswerParser([REASONING_PARSERS.load("qwen3")(), TOOL_PARSERS.load("hermes")()])
         events = run(parser, pieces)
         assert joined(events, Reasoning) == "I need <tool_call> now."
-        assert joined(events, Text) == "Wait."
+        assert joined(events, Text) == "\n\nWait."
         assert calls_of(events) == [WANT]
         assert parser.num_calls == 1
 
