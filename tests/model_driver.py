@@ -17,7 +17,7 @@ from octavo.config.model import ModelConfig
 from octavo.config.observability import ObservabilityConfig
 from octavo.config.parallel import ParallelConfig
 from octavo.config.scheduling import SchedulerConfig
-from octavo.runtime.batch import BatchInputs, ForwardBatch
+from octavo.runtime.batch import ForwardBatch, GroupTables
 from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.loader.loader import load_model
 from octavo.runtime.models.interface import Model
@@ -92,15 +92,16 @@ class Driver:
         lengths = [self._lengths[request] for request in work]
         tables = [torch.tensor(self._tables[request], dtype=torch.int32) for request in work]
         counts = [len(tokens) for tokens in work.values()]
-        inputs = BatchInputs(
+        padded = torch.nn.utils.rnn.pad_sequence(tables, batch_first=True, padding_value=-1)
+        return ForwardBatch(
             input_ids=torch.tensor(list(itertools.chain(*work.values()))),
             positions=torch.tensor(positions),
             cu_q_lens=torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32),
             kv_lens=torch.tensor(lengths, dtype=torch.int32),
-            block_tables=[torch.nn.utils.rnn.pad_sequence(tables, batch_first=True, padding_value=-1)],
-            slots=[torch.tensor(slots)],
+            kv_caches=self._caches,
+            groups=[GroupTables(padded, torch.tensor(slots))],
+            group_of_layer=[0] * len(self._caches),
         )
-        return ForwardBatch.over(inputs, self._caches)
 
 
 def prompt_logits(model: Model, prompts: list[list[int]], chunk: int = 0) -> list[torch.Tensor]:

@@ -6,7 +6,6 @@ after the other, without padding. T = tokens of the step, R = requests of the st
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 
@@ -29,6 +28,11 @@ class GroupTables:
     slots: torch.Tensor
 
 
+def group_tables(block_tables: Iterable[torch.Tensor], slots: Iterable[torch.Tensor]) -> list[GroupTables]:
+    """Return the tables of all groups from what each has of both."""
+    return [GroupTables(*tables) for tables in zip(block_tables, slots, strict=True)]
+
+
 @dataclass(slots=True)
 class GivenEmbeds:
     """Rows of the step whose embeddings come with the request.
@@ -40,23 +44,9 @@ class GivenEmbeds:
     values: torch.Tensor
 
 
-class BatchInputs(NamedTuple):
-    """The tensors that differ from step to step; as in ForwardBatch and GroupTables, by group.
-
-    block_tables: [R, max_blocks] each; slots: [T] each
-    """
-
-    input_ids: torch.Tensor
-    positions: torch.Tensor
-    cu_q_lens: torch.Tensor
-    kv_lens: torch.Tensor
-    block_tables: Iterable[torch.Tensor]
-    slots: Iterable[torch.Tensor]
-
-
 @dataclass(slots=True, kw_only=True)
 class ForwardBatch(Ragged):
-    """The step's tokens and where their keys and values live. Made by `over`.
+    """The step's tokens and where their keys and values live.
 
     input_ids:  [T] int64
     positions:  [T] int64, place of each token in its request
@@ -74,31 +64,6 @@ class ForwardBatch(Ragged):
     """[S] int64: the tokens whose last hidden states somebody reads; None = all."""
     rotations: dict[str, Rotation] = field(default_factory=dict)
     """Rotary tables by rope: made once per step, shared by layers."""
-
-    @classmethod
-    def over(
-        cls,
-        inputs: BatchInputs,
-        kv_caches: list[torch.Tensor],
-        group_of_layer: list[int] | None = None,
-        *,
-        num_singles: int = 0,
-        common_start: bool = False,
-        longest_q: int = 0,
-    ) -> "ForwardBatch":
-        """Lay a step over the caches of the layers. group_of_layer: None = one group serves them all."""
-        return cls(
-            input_ids=inputs.input_ids,
-            positions=inputs.positions,
-            cu_q_lens=inputs.cu_q_lens,
-            kv_lens=inputs.kv_lens,
-            kv_caches=kv_caches,
-            groups=[GroupTables(*tables) for tables in zip(inputs.block_tables, inputs.slots, strict=True)],
-            group_of_layer=[0] * len(kv_caches) if group_of_layer is None else group_of_layer,
-            num_singles=num_singles,
-            common_start=common_start,
-            longest_q=longest_q,
-        )
 
     def with_given_embeds(self, embeddings: torch.Tensor) -> torch.Tensor:
         """The embeddings of `input_ids`, [T, embedding_size], but the given ones where there are some."""

@@ -6,7 +6,7 @@ import torch
 from octavo.messages.kv import HeadsKV
 from octavo.runtime.attention.paged import PagedBackend
 from octavo.runtime.attention.registry import choose_backend
-from octavo.runtime.batch import BatchInputs, ForwardBatch
+from octavo.runtime.batch import ForwardBatch, GroupTables
 from octavo.runtime.kernels.attention import Scores
 from octavo.runtime.platforms.platform import get_platform
 from tests.kernel_cases import make_paged
@@ -23,15 +23,17 @@ def test_long_steps(heads, head_dim, block_size):
         lens, heads=heads, kv_heads=2, head_dim=head_dim, block_size=block_size, dtype=torch.bfloat16
     ).to("cuda")
     q, cache = paged.q, paged.cache
-    inputs = BatchInputs(
+    batch = ForwardBatch(
         input_ids=torch.zeros(len(q), dtype=torch.int64, device="cuda"),
         positions=torch.zeros(len(q), dtype=torch.int64, device="cuda"),
         cu_q_lens=paged.cu_q_lens,
         kv_lens=paged.kv_lens,
-        block_tables=[paged.block_tables],
-        slots=[torch.zeros(len(q), dtype=torch.int64, device="cuda")],
+        kv_caches=[cache],
+        groups=[GroupTables(paged.block_tables, torch.zeros(len(q), dtype=torch.int64, device="cuda"))],
+        group_of_layer=[0],
+        num_singles=2,
+        longest_q=1500,
     )
-    batch = ForwardBatch.over(inputs, [cache], num_singles=2, longest_q=1500)
     platform = get_platform("cuda", 1)
     backend = choose_backend([HeadsKV(2, head_dim, "bfloat16", 2 * 2 * head_dim * 2)], platform)
     assert type(backend).__name__ == "CuDNNBackend"

@@ -8,7 +8,7 @@ import torch
 from octavo.runtime.models.interface import MODELS
 from tests.gguf_models import MIXED, write_gguf
 from tests.model_driver import greedy, load, prompt_logits
-from tests.parity import test_config_variants, test_config_variants_recent
+from tests.parity.test_config_variants import VARIANTS
 from tests.parity.test_tiny_gguf import CONFIGS
 from tests.tiny_models import make_oracle, make_prompts, oracle_greedy, oracle_logits, save, tiny_config
 
@@ -48,9 +48,6 @@ def test_bf16_on_gpu(pair):
     ours = prompt_logits(load(folder, device="cuda", dtype="bfloat16"), [prompt])[0].float()
     spread = (rounded - exact).norm() / exact.norm()
     assert (ours - exact).norm() / exact.norm() <= 1.5 * spread + 1e-3
-
-
-VARIANTS = test_config_variants.VARIANTS | test_config_variants_recent.VARIANTS
 
 
 @pytest.mark.parametrize(("architecture", "changes"), VARIANTS.values(), ids=VARIANTS)

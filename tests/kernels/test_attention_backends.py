@@ -8,7 +8,7 @@ from octavo.base.errors import ConfigError, Unsupported
 from octavo.messages.kv import HeadsKV
 from octavo.runtime.attention.paged import PagedBackend
 from octavo.runtime.attention.registry import choose_backend
-from octavo.runtime.batch import BatchInputs, ForwardBatch
+from octavo.runtime.batch import ForwardBatch, GroupTables
 from octavo.runtime.kernels.attention import HeadInputs, Scores
 from octavo.runtime.kernels.cache_layout import CacheLayout
 from octavo.runtime.platforms.platform import Platform, get_platform
@@ -33,15 +33,15 @@ def test_steps_over_a_cache_equal_one_attention(name: str, platform: Platform) -
     for first, last in ((0, 7), (7, 12), (12, 13)):
         positions = torch.arange(first, last)
         slots = table[0, positions // 4].long() * 4 + positions % 4
-        inputs = BatchInputs(
+        batch = ForwardBatch(
             input_ids=positions,
             positions=positions,
             cu_q_lens=torch.tensor([0, last - first], dtype=torch.int32),
             kv_lens=torch.tensor([last], dtype=torch.int32),
-            block_tables=[table],
-            slots=[slots],
+            kv_caches=[cache],
+            groups=[GroupTables(table, slots)],
+            group_of_layer=[0],
         )
-        batch = ForwardBatch.over(inputs, [cache])
         backend.plan(batch)
         new = HeadInputs(*(x[first:last] for x in (q, k, v)))
         outputs.append(backend.run(new, cache, batch.tables(0), batch, Scores(0.3)))

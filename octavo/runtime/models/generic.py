@@ -20,7 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from octavo.base.errors import OctavoError, Unsupported
 from octavo.messages.kv import KVCacheSpec
-from octavo.runtime.batch import BatchInputs, ForwardBatch
+from octavo.runtime.batch import ForwardBatch, GroupTables
 from octavo.runtime.layers.attention import Attention, make_cache
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.self_attention import HeadsArch
@@ -266,15 +266,16 @@ def _run_in_steps(model: Generic, prompts: list[Tensor], build: BuildContext) ->
         ends = [int(piece[-1]) + 1 for piece in pieces]
         tables = torch.arange(len(prompts), dtype=torch.int32, device=build.device)[:, None]
         slots = torch.cat([piece + r * block_size for r, piece in enumerate(pieces)])
-        inputs = BatchInputs(
+        batch = ForwardBatch(
             input_ids=torch.cat([p[piece] for p, piece in zip(prompts, pieces, strict=True)]),
             positions=torch.cat(pieces),
             cu_q_lens=torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=build.device),
             kv_lens=torch.tensor(ends, dtype=torch.int32, device=build.device),
-            block_tables=[tables],
-            slots=[slots],
+            kv_caches=caches,
+            groups=[GroupTables(tables, slots)],
+            group_of_layer=[0] * len(caches),
         )
-        hidden = model.forward(ForwardBatch.over(inputs, caches))
+        hidden = model.forward(batch)
         logits = torch.split(model.logits(hidden), lengths)
         for part, piece in zip(parts, logits, strict=True):
             part.append(piece)

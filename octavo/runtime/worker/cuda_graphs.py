@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from octavo.runtime.batch import MAX_CAPTURED_TOKENS, BatchInputs, ForwardBatch
+from octavo.runtime.batch import MAX_CAPTURED_TOKENS, ForwardBatch, group_tables
 from octavo.runtime.kernels.steps import StepKernels
 from octavo.runtime.models.interface import Model
 from octavo.runtime.platforms.platform import Capture
@@ -247,11 +247,14 @@ class CUDAGraphs(Replayer):
 
     def _batch(self, inputs: PackedInputs[torch.Tensor], shape: Shape) -> ForwardBatch:
         ids, tables = self._token_ids[: shape.num_tokens], self._tables_of(shape)
-        batch = BatchInputs(ids, inputs.positions, inputs.bounds, inputs.kv_lens, tables, inputs.cache_slots)
-        return ForwardBatch.over(
-            batch,
-            self._cache.by_layer,
-            self._cache.group_of_layer,
+        return ForwardBatch(
+            input_ids=ids,
+            positions=inputs.positions,
+            cu_q_lens=inputs.bounds,
+            kv_lens=inputs.kv_lens,
+            kv_caches=self._cache.by_layer,
+            groups=group_tables(tables, inputs.cache_slots),
+            group_of_layer=self._cache.group_of_layer,
             num_singles=shape.singles,
             common_start=shape.common_start,
         )

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from octavo.messages.step import SchedulerOutput
-from octavo.runtime.batch import BatchInputs, ForwardBatch
+from octavo.runtime.batch import ForwardBatch, group_tables
 from octavo.runtime.transfer import Array, send
 from octavo.runtime.worker.kv_tensors import KVTensors
 from octavo.runtime.worker.request_state import RequestState
@@ -69,18 +69,14 @@ def make_batch(work: Work, state: RequestState, cache: KVTensors) -> tuple[Forwa
     common_start = have_common_start(work, state)
     arrays = [*locate(work, state), work.rows, work.starts, work.ends, last_rows]
     places, positions, cache_slots, rows, starts, lengths, last = send(arrays, state.token_ids.device)
-    inputs = BatchInputs(
+    batch = ForwardBatch(
         input_ids=state.token_ids.view(-1)[places],
         positions=positions,
         cu_q_lens=starts.int(),
         kv_lens=lengths.int(),
-        block_tables=[tables[rows] for tables in state.block_tables],
-        slots=cache_slots,
-    )
-    batch = ForwardBatch.over(
-        inputs,
-        cache.by_layer,
-        cache.group_of_layer,
+        kv_caches=cache.by_layer,
+        groups=group_tables((tables[rows] for tables in state.block_tables), cache_slots),
+        group_of_layer=cache.group_of_layer,
         num_singles=work.num_singles,
         common_start=common_start,
         longest_q=int((work.ends - work.computed).max()),

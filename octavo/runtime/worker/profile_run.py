@@ -13,7 +13,7 @@ from octavo.config.engine import EngineConfig
 from octavo.messages.request import RequestSpec
 from octavo.messages.sampling import SamplingParams
 from octavo.messages.step import NewRequest
-from octavo.runtime.batch import BatchInputs, ForwardBatch
+from octavo.runtime.batch import ForwardBatch, GroupTables
 from octavo.runtime.kernels.cache_layout import CacheLayout
 from octavo.runtime.models.interface import Model
 from octavo.runtime.platforms.platform import Platform
@@ -66,12 +66,13 @@ def _batch(
     specs = [layer.kv_spec for layer in model.attention_layers]
     block_bytes = block_size * max(spec.bytes_per_token for spec in specs)
     caches = [CacheLayout(spec, block_bytes // spec.bytes_per_token).zeros(1, device) for spec in specs]
-    inputs = BatchInputs(
+    return ForwardBatch(
         input_ids=torch.zeros_like(positions),
         positions=positions,
         cu_q_lens=torch.arange(requests + 1, dtype=torch.int32, device=device) * each,
         kv_lens=torch.full((requests,), each, dtype=torch.int32, device=device),
-        block_tables=[tables],
-        slots=[torch.full_like(positions, -1)],
+        kv_caches=caches,
+        groups=[GroupTables(tables, slots=torch.full_like(positions, -1))],
+        group_of_layer=[0] * len(caches),
+        longest_q=each,
     )
-    return ForwardBatch.over(inputs, caches, longest_q=each)

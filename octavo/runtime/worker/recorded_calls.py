@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.runtime.batch import BatchInputs, ForwardBatch
+from octavo.runtime.batch import ForwardBatch, group_tables
 from octavo.runtime.kernels.steps import RecordCalls
 from octavo.runtime.models.interface import Model
 from octavo.runtime.sampling.sampler import Kind
@@ -112,15 +112,19 @@ class RecordedCalls(Replayer):
 
     def _batch(self, size: int) -> ForwardBatch:
         """Return a batch of the first rows of the inputs."""
-        inputs = BatchInputs(
+        return ForwardBatch(
             input_ids=_rows(self._ids, size),
             positions=_rows(self._positions, size),
             cu_q_lens=_rows(self._bounds, size + 1),
             kv_lens=_rows(self._kv_lens, size),
-            block_tables=[_rows(tables, size) for tables in self._tables],
-            slots=[_rows(slots, size) for slots in self._cache_slots],
+            kv_caches=self._cache.by_layer,
+            groups=group_tables(
+                (_rows(tables, size) for tables in self._tables),
+                (_rows(slots, size) for slots in self._cache_slots),
+            ),
+            group_of_layer=self._cache.group_of_layer,
+            num_singles=size,
         )
-        return ForwardBatch.over(inputs, self._cache.by_layer, self._cache.group_of_layer, num_singles=size)
 
 
 def _rows(array: Array, count: int) -> Tensor:
