@@ -17,7 +17,7 @@ from octavo.config.model import ModelConfig
 from octavo.config.observability import ObservabilityConfig
 from octavo.config.parallel import ParallelConfig
 from octavo.config.scheduling import SchedulerConfig
-from octavo.runtime.batch import ForwardBatch, GroupTables
+from octavo.runtime.batch import ForwardBatch, GivenEmbeds, GroupTables
 from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.loader.loader import load_model
 from octavo.runtime.models.interface import Model
@@ -115,6 +115,15 @@ def prompt_logits(model: Model, prompts: list[list[int]], chunk: int = 0) -> lis
         for request, logits in driver.step(work).items():
             parts[request].append(logits)
     return [torch.cat(part) for part in parts.values()]
+
+
+@torch.inference_mode()
+def given_logits(model: Model, prompt: list[int], values: torch.Tensor) -> torch.Tensor:
+    """Logits of a prompt whose first tokens are given by the embeddings `values` alone."""
+    driver, count = Driver(model), len(values)
+    batch = driver._batch({driver.add(): [0] * count + prompt[count:]})
+    batch.given_embeds = GivenEmbeds(torch.arange(count), values)
+    return model.logits(model.forward(batch))
 
 
 def greedy(model: Model, prompts: list[list[int]], count: int, num_blocks: int = 512) -> list[list[int]]:

@@ -1,5 +1,6 @@
 """Small random checkpoints, made by transformers: the oracle of the parity tests."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,13 @@ def make_oracle(config: dict[str, Any], seed: int = 0) -> PreTrainedModel:
         for parameter in oracle.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
     return oracle
+
+
+def edit_config(folder: Path, **entries: Any) -> Path:
+    """Add or replace entries of the folder's config.json."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+    return folder
 
 
 def save(oracle: PreTrainedModel, folder: Path, **options: Any) -> Path:

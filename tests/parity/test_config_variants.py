@@ -1,16 +1,14 @@
 """What configs switch on and off within a family, against Hugging Face; test_tiny_models has the rest."""
 
-import json
 from typing import Any
 
 import pytest
 import torch
 
 from octavo.base.errors import BadCheckpoint, Unsupported
-from octavo.runtime.batch import GivenEmbeds
 from octavo.runtime.models.interface import MODELS
-from tests.model_driver import Driver, load, prompt_logits
-from tests.tiny_models import make_oracle, make_prompts, oracle_logits, save, tiny_config
+from tests.model_driver import given_logits, load, prompt_logits
+from tests.tiny_models import edit_config, make_oracle, make_prompts, oracle_logits, save, tiny_config
 
 TOLERANCE = 1e-4
 PHI3, OPT, NEOX, GPTJ = "Phi3ForCausalLM", "OPTForCausalLM", "GPTNeoXForCausalLM", "GPTJForCausalLM"
@@ -114,12 +112,7 @@ def test_granite_multiplies_given_embeddings(tmp_path):
     oracle = make_oracle(tiny_config(GRANITE))
     model = load(save(oracle, tmp_path))
     [prompt] = make_prompts(oracle.config.vocab_size, (9,))
-    driver = Driver(model)
-    batch = driver._batch({driver.add(): [0, 0, *prompt[2:]]})
-    values = oracle.get_input_embeddings()(torch.tensor(prompt[:2]))
-    batch.given_embeds = GivenEmbeds(torch.arange(2), values)
-    with torch.inference_mode():
-        logits = model.logits(model.forward(batch))
+    logits = given_logits(model, prompt, oracle.get_input_embeddings()(torch.tensor(prompt[:2])))
     torch.testing.assert_close(logits, oracle_logits(oracle, prompt), atol=TOLERANCE, rtol=0)
 
 
@@ -197,10 +190,8 @@ def test_old_spellings():
 )
 def test_refused(tmp_path, architecture, changes, reason):
     folder = save(make_oracle(tiny_config(architecture)), tmp_path)
-    config = folder / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | changes))
     with pytest.raises((Unsupported, BadCheckpoint), match=reason):
-        load(folder)
+        load(edit_config(folder, **changes))
 
 
 def test_longrope_needs_a_factor_per_frequency():

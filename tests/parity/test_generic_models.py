@@ -1,6 +1,5 @@
 """Models that octavo has no file for: transformers' code over the paged cache, against transformers alone."""
 
-import json
 import logging
 from dataclasses import replace
 
@@ -11,13 +10,20 @@ from transformers.models.nemotron.modeling_nemotron import NemotronMLP
 
 from octavo import LLM, SamplingParams
 from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
-from octavo.runtime.batch import GivenEmbeds
 from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.loader.loader import load_model
 from octavo.runtime.models.generic import Generic
 from octavo.runtime.platforms.platform import get_platform
-from tests.model_driver import Driver, engine_config, greedy, load, prompt_logits
-from tests.tiny_models import make_oracle, make_prompts, oracle_greedy, oracle_logits, save, tiny_config
+from tests.model_driver import Driver, engine_config, given_logits, greedy, load, prompt_logits
+from tests.tiny_models import (
+    edit_config,
+    make_oracle,
+    make_prompts,
+    oracle_greedy,
+    oracle_logits,
+    save,
+    tiny_config,
+)
 
 # GPTBigCode, as some releases of transformers have it
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
@@ -94,12 +100,6 @@ def nemotron(tmp_path):
     return save(make_oracle(CONFIGS["nemotron"]), tmp_path / "nemotron")
 
 
-def edit_config(folder, **entries):
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | entries))
-    return folder
-
-
 @pytest.mark.parametrize("chunk", [0, 1, 13], ids=["whole", "token_by_token", "chunks_of_13"])
 def test_logits(pair, chunk):
     oracle, model, _ = pair
@@ -157,12 +157,7 @@ def test_given_embeddings(tmp_path):
     oracle = make_oracle(CONFIGS["helium"])
     model = load(save(oracle, tmp_path))
     [prompt] = make_prompts(VOCAB_SIZE, (9,))
-    driver = Driver(model)
-    batch = driver._batch({driver.add(): [0, 0, *prompt[2:]]})
-    values = oracle.get_input_embeddings()(torch.tensor(prompt[:2]))
-    batch.given_embeds = GivenEmbeds(torch.arange(2), values)
-    with torch.inference_mode():
-        logits = model.logits(model.forward(batch))
+    logits = given_logits(model, prompt, oracle.get_input_embeddings()(torch.tensor(prompt[:2])))
     torch.testing.assert_close(logits, oracle_logits(oracle, prompt), atol=TOLERANCE, rtol=0)
 
 

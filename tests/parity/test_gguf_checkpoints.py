@@ -43,28 +43,8 @@ GEMMA3_PROMPTS = [  # the same texts, each after <bos>
 ]
 # What is the capital of France?, in SmolLM2's chat template
 CHAT_PROMPT = [1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411, 407]
-CHAT_PROMPT += [
-    19712,
-    8182,
-    2,
-    198,
-    1,
-    4093,
-    198,
-    1780,
-    314,
-    260,
-    3575,
-    282,
-    4649,
-    47,
-    2,
-    198,
-    1,
-    520,
-    9531,
-    198,
-]
+CHAT_PROMPT += [19712, 8182, 2, 198, 1, 4093, 198, 1780, 314, 260]
+CHAT_PROMPT += [3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198]
 PARIS = 7042
 
 NUM_TOKENS = 16

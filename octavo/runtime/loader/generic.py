@@ -5,7 +5,6 @@ the class is one of the installed transformers, and of the folder only config.js
 Names and layouts that transformers changes while loading are its own business (`from_pretrained`).
 """
 
-import dataclasses
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,12 +19,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
 from octavo.base.log import get_logger
 from octavo.config.engine import EngineConfig
-from octavo.runtime.attention.registry import choose_backend
 from octavo.runtime.distributed.context import ParallelContext
-from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.loader.dummy import random_tensor
 from octavo.runtime.loader.host_weights import wants_host_weights
-from octavo.runtime.loader.loader import make_context, shorten
+from octavo.runtime.loader.loader import dtype_of, make_context, shorten
 from octavo.runtime.loader.safetensors import read_tensors
 from octavo.runtime.models.generic import ATTENTION, Generic, probe, verify
 from octavo.runtime.models.interface import MODELS
@@ -45,13 +42,11 @@ def load(config: EngineConfig, platform: Platform, parallel: ParallelContext) ->
     _check_options(config, cls, parallel)
     hf_config = _make_config(cls, config)
     _check_kind(config, cls, hf_config)
-    build = make_context(config, [], platform, parallel)
     torch.set_num_threads(config.parallel.cpu_threads)  # products will be torch's own
-    hf = _fill(cls, hf_config, config, build)
+    hf = _fill(cls, hf_config, config, platform)
     link = probe(hf)
-    specs = [call.kv_spec(build.kv_dtype) for call in link.calls]
-    attention = choose_backend(specs, platform, input_precision=build.attention.input_precision)
-    build = dataclasses.replace(build, attention=attention)
+    kv_dtype = dtype_of(config.cache.kv_cache_dtype)
+    build = make_context(config, [call.kv_spec(kv_dtype) for call in link.calls], platform, parallel)
     model = Generic(hf, link, build)
     verify(model, build)
     logger.info(
@@ -153,7 +148,7 @@ def _check_rope(config: EngineConfig, text: Any) -> None:
 
 
 def _fill(
-    cls: type[PreTrainedModel], hf_config: Any, config: EngineConfig, build: BuildContext
+    cls: type[PreTrainedModel], hf_config: Any, config: EngineConfig, platform: Platform
 ) -> PreTrainedModel:
     path = config.checkpoint.path
     make: Any = cls.from_pretrained
@@ -162,7 +157,7 @@ def _fill(
             None,
             config=hf_config,
             state_dict=_tensors(cls, hf_config, config),
-            dtype=build.compute_dtype,
+            dtype=platform.compute_dtype(dtype_of(config.model.dtype)),
             attn_implementation=ATTENTION,
             ignore_mismatched_sizes=True,  # reported below
             output_loading_info=True,
@@ -172,7 +167,7 @@ def _fill(
     _check_report(path, "lacks", report["missing_keys"])
     _check_report(path, "has, but this model has no place for,", report["unexpected_keys"])
     _check_report(path, "has in another shape", (row[0] for row in report["mismatched_keys"]))
-    filled: PreTrainedModel = hf.eval().requires_grad_(False).to(build.device)
+    filled: PreTrainedModel = hf.eval().requires_grad_(False).to(platform.device)
     return filled
 
 

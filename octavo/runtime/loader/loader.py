@@ -84,7 +84,7 @@ def _host_layers(
         raise Unsupported(
             "Packed weights stay on the GPU: use safetensors as they are, or leave out cpu_offload_gb."
         )
-    meta = MetaPlatform(platform.compute_dtype(_dtype(config.model.dtype)))
+    meta = MetaPlatform(platform.compute_dtype(dtype_of(config.model.dtype)))
     specs = _kv_specs(config, arch, parallel)
     shapes = family(arch, make_context(config, specs, meta, parallel))
     return choose_layers(config.parallel, layer_bytes(shapes))
@@ -92,7 +92,7 @@ def _host_layers(
 
 def _kv_specs(config: EngineConfig, arch: Arch, parallel: ParallelContext) -> list[KVCacheSpec]:
     """Return the cache of each layer on one rank. Raises ConfigError, Unsupported."""
-    dtype = _dtype(config.cache.kv_cache_dtype)
+    dtype = dtype_of(config.cache.kv_cache_dtype)
     return [layer.kv_spec(parallel.tp_size, dtype) for layer in arch.layers]
 
 
@@ -107,7 +107,7 @@ def make_context(
 
     host_layers: those whose matrices stay in host memory
     """
-    weight_dtype = _dtype(config.model.dtype)
+    weight_dtype = dtype_of(config.model.dtype)
     compute_dtype = platform.compute_dtype(weight_dtype)
     precision = _input_precision(config, platform)
     storage = Storage(
@@ -116,7 +116,7 @@ def make_context(
     return BuildContext(
         device=platform.device,
         compute_dtype=compute_dtype,
-        kv_dtype=_dtype(config.cache.kv_cache_dtype),
+        kv_dtype=dtype_of(config.cache.kv_cache_dtype),
         kernels=platform.kernels,
         attention=choose_backend(specs, platform, input_precision=precision),
         parallel=parallel,
@@ -130,7 +130,8 @@ def _input_precision(config: EngineConfig, platform: Platform) -> InputPrecision
     return chosen.get(config.model.activations, platform.kernels.linear.input_precision)
 
 
-def _dtype(name: str) -> torch.dtype:
+def dtype_of(name: str) -> torch.dtype:
+    """Return the type that an option names."""
     dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int8)
     return {str(dtype).removeprefix("torch."): dtype for dtype in dtypes}[name]
 

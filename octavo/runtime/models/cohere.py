@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from octavo.runtime.layers.build import Stored
 from octavo.runtime.layers.norm import NormArch
 from octavo.runtime.models.arch import (
     Arch,
@@ -28,10 +27,9 @@ _DEFAULTS_2: Config = _DEFAULTS | {"rope_theta": 10_000.0, "sliding_window": 409
 """What transformers assumes where a config is silent."""
 
 
-def one_vector(tensor: Stored, layer: LayerArch | None) -> Stored:
+def one_vector(tensor: Tensor, layer: LayerArch | None) -> Tensor:
     """Return the norms of all heads, [heads, head_dim], as one vector."""
     del layer
-    assert isinstance(tensor, Tensor)
     return tensor.flatten()
 
 

@@ -5,7 +5,6 @@ from typing import Any
 from torch import Tensor
 
 from octavo.base.errors import Unsupported
-from octavo.runtime.layers.build import Stored
 from octavo.runtime.models.arch import (
     SANDWICH_NORMS,
     Arch,
@@ -31,10 +30,9 @@ _DEFAULTS_2: Config = _DEFAULTS | {
 """What transformers assumes where a config is silent."""
 
 
-def plus_one(tensor: Stored, layer: LayerArch | None) -> Stored:
+def plus_one(tensor: Tensor, layer: LayerArch | None) -> Tensor:
     """Gemma's norms multiply by 1 + w: keep the sum. (GGUF files hold the sum.)"""
     del layer
-    assert isinstance(tensor, Tensor)
     return tensor.float() + 1
 
 

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from octavo.runtime.batch import ForwardBatch
-from octavo.runtime.layers.build import BuildContext, Stored
+from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.linear import ReplicatedLinear
 from octavo.runtime.layers.norm import NormArch
 from octavo.runtime.models.arch import Arch, Config, LayerArch, read_arch, read_dense, read_heads, size_of
@@ -20,10 +20,9 @@ _DEFAULTS: Config = {
 _PADDING_POSITIONS = 2
 
 
-def without_padding(tensor: Stored, layer: LayerArch | None) -> Stored:
+def without_padding(tensor: Tensor, layer: LayerArch | None) -> Tensor:
     """Drop the first rows of the position table, which served padding; position 0 is the row behind them."""
     del layer
-    assert isinstance(tensor, Tensor)
     return tensor[_PADDING_POSITIONS:]
 
 

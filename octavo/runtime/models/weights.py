@@ -9,7 +9,7 @@ A rule maps a stem, with `*` for numbers (the layer's, a head's), to the module 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,8 +17,8 @@ from torch import Tensor
 from octavo.runtime.layers.build import Stored
 from octavo.runtime.models.arch import Arch, LayerArch
 
-Transform = Callable[[Stored, LayerArch | None], Stored]
-"""Takes a whole tensor and, if it belongs to a layer, that layer."""
+Transform = Callable[[Any, LayerArch | None], Stored]
+"""Takes a whole `Stored` and, if it belongs to a layer, that layer."""
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
@@ -71,10 +71,9 @@ class WeightMap:
         return WeightMap({**self.rules, **rules}, self.prefix, self.ignored)
 
 
-def transpose(tensor: Stored, layer: LayerArch | None) -> Stored:
+def transpose(tensor: Tensor, layer: LayerArch | None) -> Tensor:
     """Turn [inputs, outputs], as GPT-2 stores it, to [outputs, inputs]; vectors stay."""
     del layer
-    assert isinstance(tensor, Tensor)
     return tensor.t()
 
 

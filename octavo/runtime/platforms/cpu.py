@@ -17,16 +17,14 @@ class CPUPlatform(Platform):
 
     is_batch_invariant = True
 
-    @classmethod
-    def create(cls, device: torch.device, threads: int) -> "CPUPlatform":
+    def __init__(self, device: torch.device, threads: int) -> None:
         """Give our kernels `threads` threads, and torch one; or torch all, where it computes in their place.
 
         Threads of torch (OpenMP's) spin for milliseconds behind every operation that they shared, however
         small, on the cores that our kernels want next: a decoding step took half as long again.
         """
-        kernels = cpu_table(threads)
-        torch.set_num_threads(threads if kernels.name == "ref" else 1)
-        return cls(device, kernels)
+        super().__init__(device, cpu_table(threads))
+        torch.set_num_threads(threads if self.kernels.name == "ref" else 1)
 
     def available_memory_bytes(self, share: float) -> int:
         """Return the share of the free memory."""

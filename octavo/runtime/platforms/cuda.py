@@ -19,8 +19,7 @@ logger = get_logger(__name__)
 class CUDAPlatform(Platform):
     """One GPU."""
 
-    @classmethod
-    def create(cls, device: torch.device, threads: int) -> "CUDAPlatform":
+    def __init__(self, device: torch.device, threads: int) -> None:
         """Make `device` current. Raises ConfigError when torch sees no such GPU."""
         if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
             count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -32,7 +31,7 @@ class CUDAPlatform(Platform):
         torch.set_num_threads(threads)
         device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
-        return cls(device, _kernels())
+        super().__init__(device, _kernels())
 
     def available_memory_bytes(self, share: float) -> int:
         """Return what is missing to `share` of the GPU, counting all memory in use now, by any process."""

@@ -24,12 +24,6 @@ class MetaPlatform(Platform):
         super().__init__(torch.device("meta"), shape_table(compute_dtype))
         self._compute_dtype = compute_dtype
 
-    @classmethod
-    def create(cls, device: torch.device, threads: int) -> "MetaPlatform":
-        """Stand in for `device`."""
-        del threads
-        return cls(torch.float32 if device.type == "cpu" else torch.bfloat16)
-
     def available_memory_bytes(self, share: float) -> int:
         """Return 0: the device does not exist."""
         del share

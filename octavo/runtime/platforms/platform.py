@@ -12,13 +12,14 @@ import torch
 from octavo.base.registry import Registry
 from octavo.runtime.kernels.table import KernelTable
 
-PLATFORMS: "Registry[type[Platform]]" = Registry(
+PLATFORMS: "Registry[Callable[[torch.device, int], Platform]]" = Registry(
     "device",
     {
         "cpu": "octavo.runtime.platforms.cpu:CPUPlatform",
         "cuda": "octavo.runtime.platforms.cuda:CUDAPlatform",
     },
 )
+"""Take a device and the threads of CPU kernels in this process; set it up. Raise ConfigError without one."""
 
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
 """Captures work that launches the same kernels on the same memory every time; returns what replays it.
@@ -44,7 +45,7 @@ class CopyLane(ABC):
 
 
 class Platform(ABC):
-    """A device with its kernels. `threads` = threads of CPU kernels in this process.
+    """A device with its kernels.
 
     is_batch_invariant: the numbers of a row do not depend on how many rows are computed with it
     """
@@ -54,11 +55,6 @@ class Platform(ABC):
     def __init__(self, device: torch.device, kernels: KernelTable) -> None:
         self.device = device
         self.kernels = kernels
-
-    @classmethod
-    @abstractmethod
-    def create(cls, device: torch.device, threads: int) -> "Platform":
-        """Set the device up for this process. Raises ConfigError when it is not there."""
 
     @abstractmethod
     def available_memory_bytes(self, share: float) -> int:
@@ -94,4 +90,4 @@ class Platform(ABC):
 def get_platform(device: str, threads: int) -> Platform:
     """Return the platform of `device` ("cpu", "cuda", "cuda:1"). Raises ConfigError if there is none."""
     kind, _, _ = device.partition(":")
-    return PLATFORMS.load(kind).create(torch.device(device), threads)
+    return PLATFORMS.load(kind)(torch.device(device), threads)

@@ -11,32 +11,24 @@ from octavo.runtime.worker.step_part import StepPart
 
 
 class PromptEmbedsPart(StepPart):
-    """Keeps them on the device until their requests leave: [rows, embedding_size] float32 each, by row."""
+    """Keeps them on the device until their requests leave: [rows, embedding_size] float32 each."""
 
     def __init__(self, device: torch.device) -> None:
+        super().__init__()
         self._device = device
-        self._given: dict[int, torch.Tensor] = {}
 
-    def add(self, row: int, request: NewRequest) -> None:
+    def read(self, request: NewRequest) -> torch.Tensor | None:
         """See StepPart."""
-        if (embeds := request.spec.embeds) is not None:
-            values = np.frombuffer(bytearray(embeds.data), np.float32).reshape(-1, embeds.width)
-            self._given[row] = to_device(values, self._device)
-
-    def remove(self, row: int) -> None:
-        """See StepPart."""
-        self._given.pop(row, None)
-
-    @property
-    def is_idle(self) -> bool:
-        """See StepPart."""
-        return not self._given
+        if (embeds := request.spec.embeds) is None:
+            return None
+        values = np.frombuffer(bytearray(embeds.data), np.float32).reshape(-1, embeds.width)
+        return to_device(values, self._device)
 
     def before(self, work: Work, batch: ForwardBatch) -> None:
         """Give the batch the part of them that this step computes."""
         rows, values = [], []
         for index, row in enumerate(work.rows.tolist()):
-            if (embeds := self._given.get(row)) is not None:
+            if (embeds := self._wanted.get(row)) is not None:
                 start, end = work.starts[index : index + 2].tolist()
                 part = embeds[work.computed[index] :][: end - start]
                 rows.append(torch.arange(start, start + len(part), device=embeds.device))

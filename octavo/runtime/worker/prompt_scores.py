@@ -20,23 +20,14 @@ class PromptScores(StepPart):
     """Remembers which rows want their prompts scored, and how."""
 
     def __init__(self, logprobs_mode: str, state: RequestState) -> None:
+        super().__init__()
         self._mode, self._state = logprobs_mode, state
-        self._wanted: dict[int, SamplingParams] = {}
 
-    def add(self, row: int, request: NewRequest) -> None:
+    def read(self, request: NewRequest) -> SamplingParams | None:
         """See StepPart."""
         params = request.sampling
-        if params.prompt_logprobs is not None or params.prompt_logprob_token_ids is not None:
-            self._wanted[row] = params
-
-    def remove(self, row: int) -> None:
-        """See StepPart; also called once a prompt is done with."""
-        self._wanted.pop(row, None)
-
-    @property
-    def is_idle(self) -> bool:
-        """See StepPart."""
-        return not self._wanted
+        is_wanted = params.prompt_logprobs is not None or params.prompt_logprob_token_ids is not None
+        return params if is_wanted else None
 
     def before(self, work: Work, batch: ForwardBatch) -> None:
         """Ask for the hidden states of all tokens while there are prompts to score."""

@@ -1,6 +1,7 @@
 """`StepPart`: a feature that takes part in steps. The model runner has a list, and knows none by name."""
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 from torch import Tensor
 
@@ -14,18 +15,26 @@ from octavo.runtime.worker.prepare import Work
 class StepPart(ABC):
     """Keeps what requests want of it, by row. While all parts are idle, steps may be replayed."""
 
+    def __init__(self) -> None:
+        self._wanted: dict[int, Any] = {}
+
     @abstractmethod
+    def read(self, request: NewRequest) -> Any:
+        """Return what a request that enters wants of this part; None for nothing."""
+
     def add(self, row: int, request: NewRequest) -> None:
         """Give `row` to a request that enters."""
+        if (wanted := self.read(request)) is not None:
+            self._wanted[row] = wanted
 
-    @abstractmethod
     def remove(self, row: int) -> None:
-        """Forget the request of `row`, which leaves; it may be unknown."""
+        """Forget the request of `row`, which leaves, or wants no more; it may be unknown."""
+        self._wanted.pop(row, None)
 
     @property
-    @abstractmethod
     def is_idle(self) -> bool:
         """Return True if no request wants anything of this part."""
+        return not self._wanted
 
     def before(self, work: Work, batch: ForwardBatch) -> None:
         """Change the batch of a step that the model is about to compute."""

@@ -17,6 +17,7 @@ from octavo.runtime.loader.read_ahead import ReadAhead
 from octavo.runtime.loader.safetensors import read_tensors
 from octavo.runtime.platforms.cpu import CPUPlatform
 from octavo.runtime.platforms.platform import CopyLane
+from octavo.runtime.quantization import unquantized
 from tests.model_driver import engine_config, load, prompt_logits
 from tests.tiny_models import make_oracle, make_prompts, save, tiny_config
 
@@ -46,6 +47,12 @@ class LateLane(EarlyLane):
         super().copy(target, source)
         target.fill_(255)
         return lambda: target.copy_(source)
+
+
+@pytest.fixture(autouse=True)
+def methods_of_a_gpu(monkeypatch):
+    """Weights multiplied where they lie at the time."""
+    monkeypatch.setattr(unquantized, "WidenedLinear", unquantized.DenseLinear)
 
 
 @pytest.fixture(scope="module", params=["LlamaForCausalLM", "GPT2LMHeadModel"])
@@ -120,7 +127,7 @@ class LanedPlatform(CPUPlatform):
 
 def test_loading_puts_the_chosen_layers_there(folder):
     config = engine_config(folder)
-    platform = LanedPlatform.create(torch.device("cpu"), 1)
+    platform = LanedPlatform(torch.device("cpu"), 1)
     plain = load_model(config, platform, ParallelContext())
     sizes = layer_bytes(plain)
     parallel = ParallelConfig(device="cpu", cpu_offload_gb=2.5 * sizes[0] / 2**30)
@@ -142,7 +149,7 @@ def test_what_cannot_be_kept_outside_says_so(folder):
     config = dataclasses.replace(engine_config(folder), parallel=ParallelConfig(offload_group_size=2))
     packed = dataclasses.replace(config, model=dataclasses.replace(config.model, load_format="gguf"))
     foreign = dataclasses.replace(config, model=dataclasses.replace(config.model, model_impl="transformers"))
-    platform = LanedPlatform.create(torch.device("cpu"), 1)
+    platform = LanedPlatform(torch.device("cpu"), 1)
     for asked, text in (
         (packed, "Packed weights stay on the GPU"),
         (foreign, "needs its weights on the GPU"),
