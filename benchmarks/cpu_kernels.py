@@ -28,8 +28,8 @@ class TimedLibrary(library.Library):
         self.spent = defaultdict(lambda: [0.0, 0])
         super().__init__(path)
 
-    def _function(self, name, letters):
-        real = super()._function(name, letters)
+    def _function(self, name):
+        real = super()._function(name)
         is_product = "matmul" in name or "feed_forward" in name
 
         def function(*arguments):

@@ -28,6 +28,7 @@ _FUNCTIONS = {
     "octavo_feed_forward_bf16": "plllplliipllipi",
     "octavo_greedy_matmul_bf16": "plllpllippi",
 }
+"""With letters as in cpu/exported.h."""
 _C_TYPES = {"p": ctypes.c_void_p, "l": ctypes.c_int64, "i": ctypes.c_int}
 
 

@@ -1,7 +1,7 @@
 // How Python calls a function f of the library. OCTAVO_EXPORTED(f) behind it defines f_checked, a pointer to what
 // takes the same arguments, and f_recorded, which takes them as a row of 64-bit words, so that many calls can be kept
 // and made one after the other without Python: a word holds a pointer, an integer, or in its lower half a float.
-// Both give an Outcome back, as no exception may pass through Python.
+// Both give an Outcome back, as no exception may pass through Python. f_letters says what f takes.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -26,11 +26,15 @@ T from_word(const int64_t& word) {
 
 enum Outcome : int { DONE, NO_MEMORY };
 
+template <class T>
+constexpr char letter = std::is_pointer_v<T> ? 'p' : std::is_same_v<T, float> ? 'f' : sizeof(T) == 8 ? 'l' : 'i';
+
 template <auto FUNCTION>
 struct Exported;
 
 template <class... A, void (*FUNCTION)(A...)>
 struct Exported<FUNCTION> {
+    static constexpr char LETTERS[] = {letter<A>..., 0};
     static int call(A... arguments) {
         try {
             FUNCTION(arguments...);
@@ -52,6 +56,7 @@ private:
 
 #define OCTAVO_EXPORTED(name)                                              \
     extern "C" {                                                           \
+    const char* name##_letters = octavo::Exported<name>::LETTERS;          \
     auto* name##_checked = octavo::Exported<name>::call;                   \
     int name##_recorded(const int64_t* words) {                            \
         return octavo::Exported<name>::call_recorded(words);               \

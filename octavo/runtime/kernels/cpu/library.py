@@ -19,24 +19,7 @@ _C_TYPES: "dict[str, type[ctypes._SimpleCData[Any]]]" = {
     "i": ctypes.c_int,
     "f": ctypes.c_float,
 }
-
-_ARGUMENTS = {
-    "octavo_matmul": "plllpllippli",
-    "octavo_matmul_int8": "plllpllippli",
-    "octavo_matmul_int16": "plllpllippli",
-    "octavo_matmul_bf16": "plllpllippli",
-    "octavo_gated_matmul_bf16": "plllplliipi",
-    "octavo_feed_forward_bf16": "plllplliipllipi",
-    "octavo_dequantize": "pplllifpi",
-    "octavo_store_kv": "pllplplpilllplppfpplii",
-    "octavo_attention": "pllpilllplppiflfpii",
-    "octavo_rms_norm": "pllllppfplppi",
-    "octavo_rotary_tables": "plplfppi",
-    "octavo_activation": "plliipi",
-    "octavo_greedy": "plllppi",
-    "octavo_greedy_matmul_bf16": "plllpllippi",
-}
-"""Per function, one letter for each parameter: p pointer, l int64, i int, f float."""
+"""By the letters in which a function of the library says what it takes."""
 
 _NO_MEMORY = "The CPU kernels got no memory for their work space."
 
@@ -65,23 +48,29 @@ class Library:
     def __init__(self, path: Path) -> None:
         self.call_log: CallLog | None = None
         self._library = ctypes.CDLL(str(path))
-        for name, letters in _ARGUMENTS.items():
-            setattr(self, name, self._function(name, letters))
         self.has_tiles = bool(self._library.octavo_has_tiles())
         self._replay = self._library.octavo_replay
         self._replay.argtypes = [ctypes.c_void_p, ctypes.c_int64]
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        raise AttributeError(f"The CPU kernels have no function {name}.")
+        """Find a function of the library when it is first asked for."""
+        try:
+            function = self._function(name)
+        except (AttributeError, ValueError):
+            raise AttributeError(f"The CPU kernels have no function {name}.") from None
+        setattr(self, name, function)
+        return function
 
     def replay(self, log: CallLog) -> None:
         """Make all calls of a log, in order. Raises MemoryError, as a call does."""
         if self._replay(log.words.buffer_info()[0], log.num_calls):
             raise MemoryError(_NO_MEMORY)
 
-    def _function(self, name: str, letters: str) -> Callable[..., None]:
+    def _function(self, name: str) -> Callable[..., None]:
         pointer = ctypes.c_void_p.in_dll(self._library, f"{name}_checked").value
-        assert pointer is not None
+        text = ctypes.c_char_p.in_dll(self._library, f"{name}_letters").value
+        assert pointer is not None and text is not None
+        letters = text.decode()
         call = ctypes.CFUNCTYPE(ctypes.c_int, *(_C_TYPES[letter] for letter in letters))(pointer)
         address = ctypes.cast(self._library[f"{name}_recorded"], ctypes.c_void_p).value
         assert address is not None
