@@ -29,27 +29,6 @@ struct Space {
 // Components that a vector's lane would meet are neighbours: the sums of `score` go lane by lane.
 inline int64_t order(int64_t d, int64_t width) { return d % VL * (width / VL) + d / VL; }
 
-template <int HALF>
-inline void exchange(vf& a, vf& b) {  // of each 2 * HALF lanes: a's upper half for b's lower
-    vi low, high;
-    for (int i = 0; i < VL; i++) {
-        low[i] = i & HALF ? VL + i - HALF : i;
-        high[i] = i & HALF ? VL + i : i + HALF;
-    }
-    vf first = __builtin_shuffle(a, b, low);
-    b = __builtin_shuffle(a, b, high);
-    a = first;
-}
-
-template <int HALF>
-OCTAVO_INLINE void turn(vf (&a)[VL]) {
-    if constexpr (HALF > 0) {
-        for (int i = 0; i < VL; i++)
-            if (!(i & HALF)) exchange<HALF>(a[i], a[i + HALF]);
-        turn<HALF / 2>(a);
-    }
-}
-
 // Keys [TILE, width] to panels.
 void turn_keys(const float* from, int64_t width, float* to) {
     for (int first = 0; first < TILE; first += VL) {

@@ -122,49 +122,23 @@ inline u8x32 spread_four(const void* p) {
     return (u8x32)(i32x8{} + four);
 }
 
-#if defined(__AVX2__)
+// Of both vectors, in turn: single lanes or pairs out of the lower or upper halves of each half, then halves.
+inline i32x8 low32(i32x8 a, i32x8 b) { return __builtin_shuffle(a, b, i32x8{0, 8, 1, 9, 4, 12, 5, 13}); }
+inline i32x8 high32(i32x8 a, i32x8 b) { return __builtin_shuffle(a, b, i32x8{2, 10, 3, 11, 6, 14, 7, 15}); }
+inline i32x8 low64(i32x8 a, i32x8 b) { return (i32x8)__builtin_shuffle((u64x4)a, (u64x4)b, u64x4{0, 4, 2, 6}); }
+inline i32x8 high64(i32x8 a, i32x8 b) { return (i32x8)__builtin_shuffle((u64x4)a, (u64x4)b, u64x4{1, 5, 3, 7}); }
+inline i32x8 both_low(i32x8 a, i32x8 b) { return __builtin_shuffle(a, b, i32x8{0, 1, 2, 3, 8, 9, 10, 11}); }
+inline i32x8 both_high(i32x8 a, i32x8 b) { return __builtin_shuffle(a, b, i32x8{4, 5, 6, 7, 12, 13, 14, 15}); }
 
-template <class V>
-inline V merged32(V a, V b) {  // sums of lanes 0 + 2, 1 + 3 of both, in turn; in each half of the vectors
-    return (V)_mm256_unpacklo_epi32((__m256i)a, (__m256i)b) + (V)_mm256_unpackhi_epi32((__m256i)a, (__m256i)b);
-}
-template <class V>
-inline V merged64(V a, V b) {
-    return (V)_mm256_unpacklo_epi64((__m256i)a, (__m256i)b) + (V)_mm256_unpackhi_epi64((__m256i)a, (__m256i)b);
-}
-inline i32x8 both_low(i32x8 a, i32x8 b) {
-    return (i32x8)_mm256_permute2x128_si256((__m256i)a, (__m256i)b, 0x20);
-}
-inline i32x8 both_high(i32x8 a, i32x8 b) {
-    return (i32x8)_mm256_permute2x128_si256((__m256i)a, (__m256i)b, 0x31);
-}
-
-#else
-
-template <class V>
-inline V merged_lanes(V a, V b, int width) {  // `width`: bytes of a lane
-    V out;
-    const int half = 16, n = int(sizeof a[0]);
-    for (int i = 0; i < 32 / n; i++) {
-        int byte = i * n, base = byte / half * half, in = byte % half, lane = in / width;
-        const V& from = lane % 2 ? b : a;
-        int at = (base + lane / 2 * width + in % width) / n;
-        out[i] = decltype(out[0] + 0)(from[at] + from[at + 8 / n]);
-    }
-    return out;
-}
+// Sums of lanes 0 + 2, 1 + 3 of both, in turn; in each half of the vectors.
 template <class V>
 inline V merged32(V a, V b) {
-    return merged_lanes(a, b, 4);
+    return (V)low32((i32x8)a, (i32x8)b) + (V)high32((i32x8)a, (i32x8)b);
 }
 template <class V>
 inline V merged64(V a, V b) {
-    return merged_lanes(a, b, 8);
+    return (V)low64((i32x8)a, (i32x8)b) + (V)high64((i32x8)a, (i32x8)b);
 }
-inline i32x8 both_low(i32x8 a, i32x8 b) { return i32x8{a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]}; }
-inline i32x8 both_high(i32x8 a, i32x8 b) { return i32x8{a[4], a[5], a[6], a[7], b[4], b[5], b[6], b[7]}; }
-
-#endif
 
 struct HalfSums {
     i32x8 first, second;  // of the products of 16 weights each; lane = weight row
@@ -214,26 +188,21 @@ OCTAVO_INLINE HalfSums multiply_eight(const uint8_t* const (&blocks)[LANES], int
 
 // Step i of the result, at out + i * stride, has bytes 4 i … 4 i + 3 of every row.
 inline void transpose(const u8x32 (&rows)[LANES], uint8_t* out, int64_t stride) {
-#if defined(__AVX2__)
-    __m256i a[8], b[8];
+    i32x8 a[8], b[8];
     for (int i = 0; i < 4; i++) {
-        a[i] = _mm256_unpacklo_epi32((__m256i)rows[2 * i], (__m256i)rows[2 * i + 1]);
-        a[i + 4] = _mm256_unpackhi_epi32((__m256i)rows[2 * i], (__m256i)rows[2 * i + 1]);
+        a[i] = low32((i32x8)rows[2 * i], (i32x8)rows[2 * i + 1]);
+        a[i + 4] = high32((i32x8)rows[2 * i], (i32x8)rows[2 * i + 1]);
     }
     for (int i = 0; i < 8; i += 4)
         for (int j = 0; j < 2; j++) {
-            b[i + j] = _mm256_unpacklo_epi64(a[i + 2 * j], a[i + 2 * j + 1]);
-            b[i + j + 2] = _mm256_unpackhi_epi64(a[i + 2 * j], a[i + 2 * j + 1]);
+            b[i + j] = low64(a[i + 2 * j], a[i + 2 * j + 1]);
+            b[i + j + 2] = high64(a[i + 2 * j], a[i + 2 * j + 1]);
         }
     for (int i = 0; i < 4; i++) {
-        __m256i p = b[2 * i], q = b[2 * i + 1];
-        _mm256_storeu_si256((__m256i*)(out + i * stride), _mm256_permute2x128_si256(p, q, 0x20));
-        _mm256_storeu_si256((__m256i*)(out + (i + 4) * stride), _mm256_permute2x128_si256(p, q, 0x31));
+        i32x8 low = both_low(b[2 * i], b[2 * i + 1]), high = both_high(b[2 * i], b[2 * i + 1]);
+        std::memcpy(out + i * stride, &low, sizeof low);
+        std::memcpy(out + (i + 4) * stride, &high, sizeof high);
     }
-#else
-    for (int row = 0; row < LANES; row++)
-        for (int i = 0; i < 8; i++) std::memcpy(out + i * stride + row * 4, (char*)&rows[row] + i * 4, 4);
-#endif
 }
 
 // An f16 out of every one of eight blocks.

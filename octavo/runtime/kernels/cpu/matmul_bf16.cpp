@@ -11,26 +11,16 @@
 // Every output is one float that walks along K, 32 weights a step in the order of TDPBF16PS, whatever the number
 // of rows and threads, wherever it lies and whichever factor is turned: a row of y never depends on the others.
 #include "amx.h"
-#include "exported.h"
-#include "threads.h"
+
+#if defined(OCTAVO_TILES)
 
 #include <type_traits>
 #include <vector>
 
-extern "C" void octavo_matmul(const float* x, int64_t m, int64_t k, int64_t x_stride, const uint8_t* w,
-                              int64_t n, int64_t row_bytes, int type, const float* bias, float* y,
-                              int64_t y_stride, int threads);
-
-extern "C" void octavo_greedy(const float* logits, int64_t stride, int64_t rows, int64_t size, int64_t* ids,
-                                 float* max_logits, int threads);
-
-extern "C" void octavo_activation(const float* x, int64_t rows, int64_t size, int kind, int gated, float* y,
-                                  int threads);
-
-#if defined(OCTAVO_TILES)
-
-#include "gemv_bf16.h"
+#include "exported.h"
 #include "gemm_bf16.h"
+#include "gemv_bf16.h"
+#include "threads.h"
 
 namespace octavo {
 namespace {
@@ -94,57 +84,39 @@ void multiply(const float* x, int64_t m, int64_t k, int64_t x_stride, const Pack
     gemv(job, x, x_stride, threads);
 }
 
+Gate gate_of(int kind) {
+    return with_activation(kind, [](auto act) -> Gate { return apply_gate<decltype(act)>; });
+}
+
 }  // namespace
 }  // namespace octavo
 
-// Whether octavo_matmul_bf16 rounds.
-extern "C" int octavo_has_tiles() { return octavo::tiles_usable(); }
+using namespace octavo;
+
+// Whether the functions below may be called.
+extern "C" int octavo_has_tiles() { return tiles_usable(); }
 
 // As octavo_matmul.
 extern "C" void octavo_matmul_bf16(const float* x, int64_t m, int64_t k, int64_t x_stride, const uint8_t* w,
                                    int64_t n, int64_t row_bytes, int type, const float* bias, float* y,
                                    int64_t y_stride, int threads) {
-    if (!octavo::tiles_usable())
-        return octavo_matmul(x, m, k, x_stride, w, n, row_bytes, type, bias, y, y_stride, threads);
-    octavo::multiply(x, m, k, x_stride, {w, n, row_bytes, type}, bias, y, y_stride, nullptr, threads);
+    multiply(x, m, k, x_stride, {w, n, row_bytes, type}, bias, y, y_stride, nullptr, threads);
 }
-
-#else
-
-extern "C" int octavo_has_tiles() { return 0; }
-
-extern "C" void octavo_matmul_bf16(const float* x, int64_t m, int64_t k, int64_t x_stride, const uint8_t* w,
-                                   int64_t n, int64_t row_bytes, int type, const float* bias, float* y,
-                                   int64_t y_stride, int threads) {
-    octavo_matmul(x, m, k, x_stride, w, n, row_bytes, type, bias, y, y_stride, threads);
-}
-
-#endif
-
 OCTAVO_EXPORTED(octavo_matmul_bf16)
 
-// octavo_matmul_bf16, then octavo_greedy of what it gives.
+// octavo_matmul_bf16 of at most MOST_GEMV_ROWS rows, then octavo_greedy of what it gives.
 extern "C" void octavo_greedy_matmul_bf16(const float* x, int64_t m, int64_t k, int64_t x_stride,
-                                             const uint8_t* w, int64_t n, int64_t row_bytes, int type,
-                                             int64_t* ids, float* max_logits, int threads) {
-    using namespace octavo;
-#if defined(OCTAVO_TILES)
-    if (tiles_usable() && m <= MOST_GEMV_ROWS) {
-        const Rounded rounded{m, k, false, scratch(Rounded::floats(m, k), OF_CALL)};
-        std::vector<Greedy> found;
-        gemv(Packed{w, n, row_bytes, type}.job(rounded, nullptr, nullptr, 0, nullptr), x, x_stride,
-                     threads, &found);
-        for (int64_t row = 0; row < m; row++) {
-            Choice best;
-            for (const Greedy& each : found) best.add(each.of_row(row, rounded.width));
-            ids[row] = best.id, max_logits[row] = best.max_logit;
-        }
-        return;
+                                          const uint8_t* w, int64_t n, int64_t row_bytes, int type,
+                                          int64_t* ids, float* max_logits, int threads) {
+    const Rounded rounded{m, k, false, scratch(Rounded::floats(m, k), OF_CALL)};
+    std::vector<Greedy> found;
+    const Matmul job = Packed{w, n, row_bytes, type}.job(rounded, nullptr, nullptr, 0, nullptr);
+    gemv(job, x, x_stride, threads, &found);
+    for (int64_t row = 0; row < m; row++) {
+        Choice best;
+        for (const Greedy& each : found) best.add(each.of_row(row, rounded.width));
+        ids[row] = best.id, max_logits[row] = best.max_logit;
     }
-#endif
-    std::vector<float> logits(size_t(m * n));
-    octavo_matmul_bf16(x, m, k, x_stride, w, n, row_bytes, type, nullptr, logits.data(), n, threads);
-    octavo_greedy(logits.data(), n, m, n, ids, max_logits, threads);
 }
 OCTAVO_EXPORTED(octavo_greedy_matmul_bf16)
 
@@ -152,36 +124,25 @@ OCTAVO_EXPORTED(octavo_greedy_matmul_bf16)
 extern "C" void octavo_gated_matmul_bf16(const float* x, int64_t m, int64_t k, int64_t x_stride,
                                          const uint8_t* w, int64_t n, int64_t row_bytes, int type, int kind,
                                          float* y, int threads) {
-    using namespace octavo;
-#if defined(OCTAVO_TILES)
-    if (tiles_usable()) {
-        Gate gate = with_activation(kind, [](auto act) -> Gate { return apply_gate<decltype(act)>; });
-        return multiply(x, m, k, x_stride, {w, n, row_bytes, type}, nullptr, y, n, gate, threads);
-    }
-#endif
-    float* both = scratch(size_t(2 * m * n), OF_CALL);
-    octavo_matmul(x, m, k, x_stride, w, 2 * n, row_bytes, type, nullptr, both, 2 * n, threads);
-    octavo_activation(both, m, n, kind, 1, y, threads);
+    multiply(x, m, k, x_stride, {w, n, row_bytes, type}, nullptr, y, n, gate_of(kind), threads);
 }
 OCTAVO_EXPORTED(octavo_gated_matmul_bf16)
 
 // octavo_gated_matmul_bf16 with `up`, whose outputs are `inner`, then octavo_matmul_bf16 with `down`; y: [m, n].
+// For more than MOST_GEMV_ROWS rows, and whole parts of `inner`.
 extern "C" void octavo_feed_forward_bf16(const float* x, int64_t m, int64_t k, int64_t x_stride,
                                          const uint8_t* up, int64_t inner, int64_t up_bytes, int up_type,
                                          int kind, const uint8_t* down, int64_t n, int64_t down_bytes,
                                          int down_type, float* y, int threads) {
-    using namespace octavo;
-#if defined(OCTAVO_TILES)
-    if (tiles_usable() && m > MOST_GEMV_ROWS && inner % PART == 0) {
-        Gate gate = with_activation(kind, [](auto act) -> Gate { return apply_gate<decltype(act)>; });
-        const Rounded all{m, k, true, nullptr}, between{m, inner, true, nullptr};
-        const Matmul first = Packed{up, inner, up_bytes, up_type}.job(all, nullptr, nullptr, 0, gate);
-        const Matmul second = Packed{down, n, down_bytes, down_type}.job(between, nullptr, y, n, nullptr);
-        return feed_forward(first, second, x, x_stride, shapes_for(all), threads);
-    }
-#endif
-    std::vector<float> gated(size_t(m * inner));
-    octavo_gated_matmul_bf16(x, m, k, x_stride, up, inner, up_bytes, up_type, kind, gated.data(), threads);
-    octavo_matmul_bf16(gated.data(), m, inner, inner, down, n, down_bytes, down_type, nullptr, y, n, threads);
+    const Rounded all{m, k, true, nullptr}, between{m, inner, true, nullptr};
+    const Matmul first = Packed{up, inner, up_bytes, up_type}.job(all, nullptr, nullptr, 0, gate_of(kind));
+    const Matmul second = Packed{down, n, down_bytes, down_type}.job(between, nullptr, y, n, nullptr);
+    feed_forward(first, second, x, x_stride, shapes_for(all), threads);
 }
 OCTAVO_EXPORTED(octavo_feed_forward_bf16)
+
+#else
+
+extern "C" int octavo_has_tiles() { return 0; }
+
+#endif

@@ -249,18 +249,11 @@ void quantize_and_multiply(const float* x, int64_t m, int64_t k, int64_t x_strid
 
 using namespace octavo;
 
-// As octavo_matmul, for quantized types, with x rounded to one byte.
-extern "C" void octavo_matmul_int8(const float* x, int64_t m, int64_t k, int64_t x_stride, const uint8_t* w,
-                                   int64_t n, int64_t row_bytes, int type, const float* bias, float* y,
-                                   int64_t y_stride, int threads) {
-    quantize_and_multiply<Int8>(x, m, k, x_stride, w, n, row_bytes, type, bias, y, y_stride, threads);
+// As octavo_matmul, for quantized types, with x rounded to one byte or two.
+extern "C" void octavo_matmul_integers(const float* x, int64_t m, int64_t k, int64_t x_stride,
+                                       const uint8_t* w, int64_t n, int64_t row_bytes, int type,
+                                       const float* bias, float* y, int64_t y_stride, int bytes, int threads) {
+    auto multiply = bytes == 1 ? quantize_and_multiply<Int8> : quantize_and_multiply<Int16>;
+    multiply(x, m, k, x_stride, w, n, row_bytes, type, bias, y, y_stride, threads);
 }
-OCTAVO_EXPORTED(octavo_matmul_int8)
-
-// The same, to two bytes.
-extern "C" void octavo_matmul_int16(const float* x, int64_t m, int64_t k, int64_t x_stride, const uint8_t* w,
-                                    int64_t n, int64_t row_bytes, int type, const float* bias, float* y,
-                                    int64_t y_stride, int threads) {
-    quantize_and_multiply<Int16>(x, m, k, x_stride, w, n, row_bytes, type, bias, y, y_stride, threads);
-}
-OCTAVO_EXPORTED(octavo_matmul_int16)
+OCTAVO_EXPORTED(octavo_matmul_integers)

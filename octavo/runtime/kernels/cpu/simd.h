@@ -227,6 +227,31 @@ inline float largest(vf a) { return std::fmax(std::fmax(a[0], a[1]), std::fmax(a
 
 #endif
 
+// Of each 2 * HALF lanes: a's upper half for b's lower.
+template <int HALF, class V>
+inline void exchange(V& a, V& b) {
+    decltype(a == b) low, high;
+    constexpr int N = sizeof(V) / sizeof(a[0]);
+    for (int i = 0; i < N; i++) {
+        low[i] = i & HALF ? N + i - HALF : i;
+        high[i] = i & HALF ? N + i : i + HALF;
+    }
+    V first = __builtin_shuffle(a, b, low);
+    b = __builtin_shuffle(a, b, high);
+    a = first;
+}
+
+// N vectors of N lanes turned, rows to columns; HALF: N / 2.
+template <int HALF, class V, int N>
+OCTAVO_INLINE void turn(V (&a)[N]) {
+    if constexpr (HALF > 0) {
+        unrolled<N>([&](auto i) {
+            if constexpr (!(i.value & HALF)) exchange<HALF>(a[i.value], a[i.value + HALF]);
+        });
+        turn<HALF / 2>(a);
+    }
+}
+
 // Eight bytes as floats.
 template <bool SIGNED>
 inline f32x8 eight_bytes(const void* p) {

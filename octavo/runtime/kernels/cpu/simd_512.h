@@ -55,28 +55,6 @@ inline floats power(floats x) {
     return times_power(fused(p, part, all(1.0f)), x);
 }
 
-template <int HALF>
-inline void exchange(words& a, words& b) {  // of each 2 * HALF lanes: a's upper half for b's lower
-    words low, high;
-    for (uint32_t i = 0; i < 16; i++) {
-        low[i] = i & HALF ? 16 + i - HALF : i;
-        high[i] = i & HALF ? 16 + i : i + HALF;
-    }
-    words first = __builtin_shuffle(a, b, low);
-    b = __builtin_shuffle(a, b, high);
-    a = first;
-}
-
-template <int HALF>
-OCTAVO_INLINE void turn(words (&a)[16]) {
-    if constexpr (HALF > 0) {
-        unrolled<16>([&](auto i) {
-            if constexpr (!(i.value & HALF)) exchange<HALF>(a[i.value], a[i.value + HALF]);
-        });
-        turn<HALF / 2>(a);
-    }
-}
-
 // 16 x 16 words turned, perhaps where they are: rows to columns.
 inline void turn(const float* from, float* to) {
     words a[16];

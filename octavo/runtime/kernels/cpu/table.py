@@ -26,6 +26,7 @@ from octavo.runtime.kernels.table import KernelTable
 
 _TYPE_IDS = {kind.name: number for number, kind in BLOCK_TYPES.items()}
 _CACHE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3}
+_BYTES = {"int8": 1, "int16": 2}
 _ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 _LARGE_BYTES = 1 << 20
 _ROWS_OF_TILES = 64  # that multiply weights as they are unpacked
@@ -180,13 +181,13 @@ class _CompiledKernels:
         blocks, type_name, input_precision = matrix
         if out is None:
             out = self._placed(torch.empty((x.shape[0], blocks.shape[0])))
-        if input_precision in ("int8", "int16") and type_name in INTEGER_TYPES:
-            matmul = getattr(self._library, f"octavo_matmul_{input_precision}")
-        elif _is_of_tiles(matrix):
-            matmul = self._library.octavo_matmul_bf16
+        given = *_factors(x, matrix), _address(bias), *_rows(out)
+        if input_precision in _BYTES and type_name in INTEGER_TYPES:
+            self._library.octavo_matmul_integers(*given, _BYTES[input_precision], self._threads)
+        elif self._library.has_tiles and _is_of_tiles(matrix):
+            self._library.octavo_matmul_bf16(*given, self._threads)
         else:
-            matmul = self._library.octavo_matmul
-        matmul(*_factors(x, matrix), _address(bias), *_rows(out), self._threads)
+            self._library.octavo_matmul(*given, self._threads)
         return out
 
     def block_greedy(self, x: Tensor, matrix: Packed) -> tuple[Tensor, Tensor] | None:
