@@ -255,6 +255,37 @@ WEATHER = {
 IN_ROME = [{"role": "user", "content": "What will the weather be in Rome for the next 3 days?"}]
 
 
+PLACE = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+PERSON = {"type": "object", "properties": {"place": PLACE}, "required": ["place"]}
+NAMED = {"type": "function", "function": {"name": "note"}}
+NOTE = {"type": "function", "function": {"name": "note", "parameters": PERSON}}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"tools": [NOTE], "tool_choice": NAMED},
+        {"tools": [NOTE], "tool_choice": "required", "response_format": {"type": "json_object"}},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "note", "schema": PERSON, "strict": True},
+            }
+        },
+    ],
+    ids=["named", "required", "strict"],
+)
+def test_open_schemas_are_closed(client, form):
+    """A small model would go on to invent properties, until its tokens are used up."""
+    asked = [{"role": "user", "content": "Tom, 43, a tall man, lives in Rome, Italy. Tell me all of it."}]
+    answer = client.chat.completions.create(
+        model=MODEL, messages=asked, temperature=0, max_tokens=80, parallel_tool_calls=False, **form
+    ).choices[0]
+    calls = answer.message.tool_calls
+    arguments = json.loads(calls[0].function.arguments if calls else answer.message.content)
+    assert arguments.keys() == {"place"} and arguments["place"].keys() == {"city"}
+
+
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
 def test_a_forced_call_streamed_and_not(client, choice):
     asked = {"model": MODEL, "messages": IN_ROME, "temperature": 0, "max_tokens": 64}

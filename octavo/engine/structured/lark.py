@@ -54,7 +54,7 @@ def _from_grammar(grammar: str) -> str:
 def _schema(schema: Any, params: StructuredOutputsParams) -> str:
     """Return the schema as text, with the options for JSON where the library looks for them."""
     if params.disable_additional_properties:
-        schema = _closed(schema)
+        schema = _closed(schema, has_parts='"allOf"' in json.dumps(schema))
     white_space: dict[str, Any] = {"whitespace_pattern": params.whitespace_pattern or _WHITE_SPACE}
     if params.disable_any_whitespace:
         white_space = {"whitespace_flexible": False}
@@ -66,14 +66,38 @@ def _schema(schema: Any, params: StructuredOutputsParams) -> str:
     return json.dumps(schema, ensure_ascii=False)
 
 
-def _closed(schema: Any) -> Any:
-    """Return the schema, where objects have only the properties that are named."""
+_DEFINITIONS = ("$defs", "definitions")
+_MAPS = ("properties", "patternProperties", "dependentSchemas", *_DEFINITIONS)
+"""Keywords that hold schemas by name."""
+_VALUES = ("const", "enum", "default", "examples")
+_COMBINED = ("allOf", "anyOf", "oneOf", "if", "then", "else")
+"""Keywords whose schemas judge the same object."""
+
+
+def _closed(schema: Any, *, is_part: bool = False, has_parts: bool = False) -> Any:
+    """Return the schema, where objects have only the properties that are named.
+
+    is_part: it judges an object together with other schemas, which may name more: then it stays open
+    has_parts: there is an allOf somewhere, so that definitions may be such parts
+    """
     if isinstance(schema, list):
-        return [_closed(item) for item in schema]
+        return [_closed(item, is_part=is_part, has_parts=has_parts) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    closed = {key: _closed(value) for key, value in schema.items()}
-    is_object = isinstance(schema.get("properties"), dict) and schema.get("type", "object") == "object"
-    if is_object and not {"additionalProperties", "patternProperties"} & schema.keys():
+    kinds = schema.get("type", "object")
+    is_object = kinds == "object" or (isinstance(kinds, list) and "object" in kinds)
+    is_object = is_object and isinstance(schema.get("properties"), dict)
+    shares = is_part or "allOf" in schema or (is_object and any(key in schema for key in _COMBINED))
+    closed: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _MAPS and isinstance(value, dict):
+            is_open = has_parts and key in _DEFINITIONS
+            parts = value.items()
+            closed[key] = {name: _closed(part, is_part=is_open, has_parts=has_parts) for name, part in parts}
+        elif key in _VALUES:
+            closed[key] = value
+        else:
+            closed[key] = _closed(value, is_part=shares and key in _COMBINED, has_parts=has_parts)
+    if is_object and not shares and not {"additionalProperties", "patternProperties"} & schema.keys():
         closed["additionalProperties"] = False
     return closed

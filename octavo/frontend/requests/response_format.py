@@ -55,7 +55,8 @@ def _from_response_format(value: object) -> dict[str, Any]:
     if kind == "json_object":
         return {"json_object": True}
     if kind == "json_schema" and isinstance(value, Mapping):
-        return {"json": _schema(value.get("json_schema"))}
+        form = value.get("json_schema")
+        return {"json": _schema(form), "disable_additional_properties": form.get("strict") is True or None}
     if kind == "structural_tag" and isinstance(value, Mapping):
         return {"structural_tag": dict(value)}
     raise RequestError(
@@ -65,7 +66,7 @@ def _from_response_format(value: object) -> dict[str, Any]:
 
 
 def _schema(value: object) -> Any:
-    """What `json_schema` holds beside its name; `strict` makes no difference, schemas are always kept."""
+    """What `json_schema` holds beside its name. Schemas are always kept; `strict` closes their objects."""
     schema = value.get("schema") if isinstance(value, Mapping) else None
     if schema is None:
         raise RequestError(

@@ -187,7 +187,7 @@ class Function(Struct):
     parameters: dict[str, Any] | None = None
     """A JSON schema of an object."""
     strict: bool | None = None
-    """Held to its schema; calls that must happen always are."""
+    """Without an effect: calls that must happen are always held to their schema, others never."""
 
 
 class Tool(Struct):

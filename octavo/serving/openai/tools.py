@@ -23,7 +23,8 @@ from octavo.messages.sampling import SamplingParams
 from octavo.messages.structured import StructuredOutputsParams
 from octavo.serving.openai.protocol import ChatRequest, NamedTool, Tool
 
-_ANY_OBJECT: dict[str, Any] = {"type": "object"}
+_NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
+"""The arguments of a tool that says nothing of them."""
 
 
 def call_id() -> str:
@@ -70,7 +71,7 @@ class ToolUse:
         described: list[dict[str, Any]] = msgspec.to_builtins(self.tools)
         for tool in described:
             function = tool["function"]
-            function["parameters"] = function["parameters"] or {**_ANY_OBJECT, "properties": {}}
+            function["parameters"] = function["parameters"] or _NOTHING
             function["description"] = function["description"] or ""
             del function["strict"]
         return described
@@ -82,10 +83,10 @@ class ToolUse:
         if self.mode in ("required", "named"):
             if form is not None:
                 raise RequestError(
-                    "A forced tool call and a form of answer cannot both be had.", "tool_choice"
+                    "A forced tool call and structured_outputs cannot both be had.", "tool_choice"
                 )
             schema = _calls_schema(self.tools, self.is_parallel) if self.mode == "required" else self._named()
-            form = StructuredOutputsParams(json=schema)
+            form = StructuredOutputsParams(json=schema, disable_additional_properties=True)
         if form is not None:
             reasons = bool(renderer.reasoning_parser) and form.after_reasoning is not False
             form = changes["structured_outputs"] = msgspec.structs.replace(form, after_reasoning=reasons)
@@ -129,7 +130,7 @@ class ToolUse:
         return kind()
 
     def _named(self) -> Any:
-        return self.tools[0].function.parameters or _ANY_OBJECT
+        return self.tools[0].function.parameters or _NOTHING
 
 
 def _calls_schema(tools: list[Tool], is_parallel: bool) -> dict[str, Any]:
@@ -141,7 +142,7 @@ def _calls_schema(tools: list[Tool], is_parallel: bool) -> dict[str, Any]:
         place = f"#/items/anyOf/{index}/properties/parameters"
         call = {
             "name": {"const": tool.function.name},
-            "parameters": _moved(tool.function.parameters or _ANY_OBJECT, place),
+            "parameters": _moved(tool.function.parameters or _NOTHING, place),
         }
         schema["items"]["anyOf"].append(
             {"type": "object", "properties": call, "required": [*call], "additionalProperties": False}

@@ -103,6 +103,8 @@ def prepare_turn(
     """
     caller = caller.asking(body.model)
     use = ToolUse.of(body)
+    if use.mode in ("required", "named"):
+        body = structs.replace(body, response_format=None)  # it is for texts, and there will be none
     options = render_options(caller, body) | {"tools": use.described()}
     prompts = [Conversation(messages, options) for messages in conversations]
     generation = Generation.of(caller, body, TURN, prompts, add_special_tokens=False)

@@ -176,4 +176,5 @@ def _choice(choice: Any) -> Any:
 def _response_format(form: TextFormat) -> dict[str, Any]:
     if form.type != "json_schema":
         return {"type": form.type}
-    return {"type": "json_schema", "json_schema": {"name": form.name, "schema": form.schema}}
+    described = {"name": form.name, "schema": form.schema, "strict": form.strict}
+    return {"type": "json_schema", "json_schema": described}

@@ -15,6 +15,22 @@ PERSON = {
     "properties": {"name": {"type": "string"}, "age": {"type": "integer", "minimum": 0}},
     "required": ["name"],
 }
+POINT = {"type": "object", "properties": {"x": {"type": "integer"}}}
+NESTED = {
+    "type": "object",
+    "properties": {
+        "at": {"$ref": "#/$defs/point"},
+        "free": {"type": "object"},
+        "open": {**POINT, "additionalProperties": True},
+        "properties": POINT,
+    },
+    "required": ["at"],
+    "$defs": {"point": POINT},
+}
+BOTH = {
+    "allOf": [{"$ref": "#/$defs/point"}, {"type": "object", "properties": {"y": {"type": "integer"}}}],
+    "$defs": {"point": POINT},
+}
 CALL = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TAG = {"structures": [{"begin": "<f=x>", "schema": CALL, "end": "</f>"}], "triggers": ["<f="]}
 
@@ -53,6 +69,16 @@ CASES = [
     ),
     ({"json": PERSON}, ['{"name":"x","other":1}'], ['{"name":"x","age":-1}', '{          "name":"x"}']),
     ({"json": PERSON, "disable_additional_properties": True}, ['{"name":"x"}'], ['{"name":"x","other":1}']),
+    (
+        {"json": NESTED, "disable_additional_properties": True},
+        ['{"at": {"x": 1}, "free": {"any": 1}, "open": {"z": 1}, "properties": {"x": 1}}'],
+        [
+            '{"at": {"x": 1, "y": 2}}',
+            '{"at": {"x": 1}, "more": 1}',
+            '{"at": {"x": 1}, "properties": {"z": 1}}',
+        ],
+    ),
+    ({"json": BOTH, "disable_additional_properties": True}, ['{"x": 1, "y": 2}'], ['{"x": ""}']),
     ({"json": PERSON, "disable_any_whitespace": True}, ['{"name":"x"}'], ['{"name": "x"}']),
     ({"json": PERSON, "whitespace_pattern": "_"}, ['{_"name"_:_"x"_}'], ['{ "name":"x"}']),
     ({"json": True}, ["1", '"a"', "[true]"], ["x"]),

@@ -160,7 +160,7 @@ async def test_tools_that_may_not_be_called_do_no_harm(server):
         ({"tool_choice": "required"}, "tool_choice", "needs tools"),
         ({"tools": [WEATHER], "tool_choice": NAMED}, "tool_choice", "not among the tools"),
         (
-            {"tools": [WEATHER], "tool_choice": "required", "response_format": {"type": "json_object"}},
+            {"tools": [WEATHER], "tool_choice": "required", "structured_outputs": {"regex": "a"}},
             "tool_choice",
             "cannot both be had",
         ),

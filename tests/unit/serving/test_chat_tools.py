@@ -140,6 +140,19 @@ def test_forced_calls_are_held_to_their_schemas():
     assert choice["calls"] == [("move", '{"at": {"x": 1}}')] and choice["reason"] == "tool_calls"
 
 
+def test_forced_calls_have_no_arguments_but_the_named_ones():
+    """Whatever the tool's schema says of others by saying nothing; a tool without a schema has none."""
+    renderer = SimpleNamespace(tool_parser="", reasoning_parser="")
+    for name in ("move", "stop"):
+        body = body_of(tool_choice={"type": "function", "function": {"name": name}})
+        form = ToolUse.of(body).constrained(SamplingParams(), renderer).structured_outputs
+        assert form.disable_additional_properties and "properties" in form.json
+    body = body_of(tool_choice="required")
+    form = ToolUse.of(body).constrained(SamplingParams(), renderer).structured_outputs
+    assert form.disable_additional_properties
+    assert form.json["items"]["anyOf"][1]["properties"]["parameters"]["properties"] == {}
+
+
 def test_a_named_tool():
     choice = {"type": "function", "function": {"name": "move"}}
     use = ToolUse.of(body_of(tool_choice=choice))

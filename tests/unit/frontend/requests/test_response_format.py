@@ -7,6 +7,7 @@ from octavo.frontend.requests.response_format import structured_outputs_of
 from octavo.messages.structured import StructuredOutputsParams
 
 SCHEMA = {"type": "object"}
+CLOSED = {"json": SCHEMA, "disable_additional_properties": True}
 NAMED = {"name": "x", "schema": SCHEMA, "strict": True}
 
 
@@ -18,7 +19,7 @@ NAMED = {"name": "x", "schema": SCHEMA, "strict": True}
         ({"response_format": {"type": "text"}}, None),
         ({"guided_decoding_backend": "xgrammar"}, None),
         ({"response_format": {"type": "json_object"}}, {"json_object": True}),
-        ({"response_format": {"type": "json_schema", "json_schema": NAMED}}, {"json": SCHEMA}),
+        ({"response_format": {"type": "json_schema", "json_schema": NAMED}}, CLOSED),
         (
             {"response_format": {"type": "structural_tag", "structures": [], "triggers": []}},
             {"structural_tag": {"type": "structural_tag", "structures": [], "triggers": []}},
