@@ -56,7 +56,8 @@ def _from_response_format(value: object) -> dict[str, Any]:
         return {"json_object": True}
     if kind == "json_schema" and isinstance(value, Mapping):
         form = value.get("json_schema")
-        return {"json": _schema(form), "disable_additional_properties": form.get("strict") is True or None}
+        is_strict = isinstance(form, Mapping) and form.get("strict") is True
+        return {"json": _schema(form), "disable_additional_properties": is_strict or None}
     if kind == "structural_tag" and isinstance(value, Mapping):
         return {"structural_tag": dict(value)}
     raise RequestError(

@@ -18,6 +18,7 @@ from octavo.serving.anthropic.protocol import (
 )
 from octavo.serving.openai.protocol import ChatRequest, Function, NamedFunction, NamedTool
 from octavo.serving.openai.protocol import Tool as ChatTool
+from octavo.serving.openai.turn import thinking_variables
 
 _IGNORED_BLOCKS = ("thinking", "redacted_thinking")
 """Of earlier turns; templates leave such thoughts out."""
@@ -46,7 +47,7 @@ def chat_request(body: CountTokensRequest) -> ChatRequest:
         add_generation_prompt=not continues,
     )
     if body.thinking is not None:
-        request.chat_template_kwargs = {"enable_thinking": body.thinking.type != "disabled"}
+        request.chat_template_kwargs = thinking_variables(is_on=body.thinking.type != "disabled")
     if (config := body.output_config) is not None:
         request.reasoning_effort = config.effort
         if config.format is not None:

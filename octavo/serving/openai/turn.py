@@ -20,6 +20,7 @@ from octavo.serving.openai.answers import ChatLogprobs, FinishReason, TokenLogpr
 from octavo.serving.openai.generation import Conversation, Generation
 from octavo.serving.openai.logprobs import logprob_writer
 from octavo.serving.openai.protocol import ChatRequest, Message, TokenizeRequest
+from octavo.serving.openai.reasoning import ReasoningCount
 from octavo.serving.openai.tools import ToolUse
 from octavo.serving.openai.usage import Meter
 
@@ -53,6 +54,7 @@ class Turn:
         self._make_parser = make_parser
         self._parsers: dict[int, AnswerParser | None] = {}
         """By choice."""
+        self._reasoning = ReasoningCount(caller.engine.tokenizer)
         self._shows_reasoning = request.include_reasoning is not False
         num_top = (request.top_logprobs or 0) if request.logprobs else None
         self._logprobs = logprob_writer(caller, request, num_top)
@@ -66,19 +68,20 @@ class Turn:
             if is_first:
                 self._parsers[number] = self._make_parser(output.prompt or "")
             parser = self._parsers[number]
-            events = self._read(parser, completion)
+            events = self._read(number, parser, completion)
             reason: FinishReason | None = completion.finish_reason  # type: ignore[assignment]  # others are errors
             if reason == "stop" and parser is not None and parser.num_calls:
                 reason = "tool_calls"
             yield Step(number, is_first, events, self._written_logprobs(completion), reason, completion)
 
-    def _read(self, parser: AnswerParser | None, completion: CompletionOutput) -> list[Event]:
+    def _read(self, number: int, parser: AnswerParser | None, completion: CompletionOutput) -> list[Event]:
         """What the new text says; what was held back comes at the end."""
         if parser is None:
             return [Text(completion.text)] if completion.text else []
         events = parser.feed(completion.text)
         if completion.finish_reason is not None:
             events = coalesced(events + parser.finish())
+        self.meter.num_reasoning += self._reasoning.count(number, completion, events)
         if self._shows_reasoning:
             return events
         return [event for event in events if not isinstance(event, Reasoning)]
@@ -114,11 +117,17 @@ def prepare_turn(
     return generation, Turn(caller, body, make_parser)
 
 
+def thinking_variables(*, is_on: bool) -> dict[str, bool]:
+    """Whether the model is to think, under the names that templates have for it."""
+    return {"enable_thinking": is_on, "thinking": is_on}
+
+
 def render_options(caller: Caller, body: ChatRequest | TokenizeRequest) -> dict[str, Any]:
     """What the template is told besides the messages."""
-    variables = {**caller.config.default_chat_template_kwargs, **(body.chat_template_kwargs or {})}
-    if body.reasoning_effort is not None:
-        variables["reasoning_effort"] = body.reasoning_effort
+    variables = dict(caller.config.default_chat_template_kwargs)
+    if (effort := body.reasoning_effort) is not None:
+        variables |= {"reasoning_effort": effort, **thinking_variables(is_on=effort != "none")}
+    variables |= body.chat_template_kwargs or {}
     continues = bool(body.continue_final_message)
     opens = not continues if body.add_generation_prompt is None else body.add_generation_prompt
     return {
@@ -144,8 +153,6 @@ class TurnEnd:
     stop_reason: int | str | None
     """The stop string or token that ended it."""
     usage: Usage
-    num_reasoning_tokens: int
-    """Of the usage's completion tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,22 +174,19 @@ async def turn_events(
     """
     body = structs.replace(body, stream=True)
     generation, turn = prepare_turn(caller, body, [body.messages], request_type)
-    num_reasoning, num_unread = 0, 0
     logprobs: list[TokenLogprob] = []
     async with aclosing(generation.outputs()) as outputs:
         async for index, output in outputs:
             for step in turn.steps(index, output):
                 if step.is_first:
                     yield TurnStart(turn.meter.usage())
-                num_unread += len(step.completion.token_ids)
                 logprobs += step.logprobs.content if step.logprobs is not None else ()
                 if step.events:
-                    num_reasoning += num_unread * isinstance(step.events[-1], Reasoning)
                     if logprobs and isinstance(step.events[-1], Text):
                         yield TextLogprobs(logprobs)
-                    num_unread, logprobs = 0, []
+                    logprobs = []
                 for event in step.events:
                     yield event
                 if step.finish_reason is not None:
                     stop_reason = step.completion.stop_reason
-                    yield TurnEnd(step.finish_reason, stop_reason, turn.meter.usage(), num_reasoning)
+                    yield TurnEnd(step.finish_reason, stop_reason, turn.meter.usage())

@@ -4,7 +4,7 @@ from msgspec import UNSET, UnsetType
 
 from octavo.config.server import ServerConfig
 from octavo.frontend.outputs.request_output import RequestOutput
-from octavo.serving.openai.answers import PromptTokensDetails, RequestMetrics, Usage
+from octavo.serving.openai.answers import CompletionTokensDetails, PromptTokensDetails, RequestMetrics, Usage
 from octavo.serving.openai.protocol import SamplingFields
 
 
@@ -21,6 +21,8 @@ class Meter:
         self._num_prompt: dict[int, int] = {}
         self._num_cached: dict[int, int] = {}
         self._num_output = 0
+        self.num_reasoning = 0
+        """Of the tokens of output; `Turn` counts them."""
         self._last: RequestOutput | None = None
 
     def count(self, index: int, output: RequestOutput, num_output: int | None = None) -> None:
@@ -36,7 +38,8 @@ class Meter:
         """All so far."""
         num_prompt = sum(self._num_prompt.values())
         cached = PromptTokensDetails(sum(self._num_cached.values())) if self._details else None
-        return Usage(num_prompt, self._num_output, num_prompt + self._num_output, cached)
+        thoughts = CompletionTokensDetails(self.num_reasoning) if self.num_reasoning else None
+        return Usage(num_prompt, self._num_output, num_prompt + self._num_output, cached, thoughts)
 
     def of_chunk(self) -> Usage | UnsetType | None:
         """What a chunk with choices says: all so far, or null before a last chunk that says it."""

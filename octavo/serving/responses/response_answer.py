@@ -137,7 +137,7 @@ class ResponseAnswer:
             usage.prompt_tokens,
             usage.prompt_tokens_details or PromptTokensDetails(0),
             usage.completion_tokens,
-            CompletionTokensDetails(end.num_reasoning_tokens),
+            usage.completion_tokens_details or CompletionTokensDetails(0),
             usage.total_tokens,
         )
 

@@ -288,7 +288,7 @@ def pieces(text, size):
 async def test_any_stream_makes_the_message(parts, split):
     """Put together as Anthropic's own client does it, the events are the message."""
     answer = MessageAnswer("msg_1", "model")
-    turn = [TurnStart(Usage(3, 0, 3)), *events_of(parts, split), TurnEnd("stop", None, Usage(3, 9, 12), 0)]
+    turn = [TurnStart(Usage(3, 0, 3)), *events_of(parts, split), TurnEnd("stop", None, Usage(3, 9, 12))]
     wire = [json.loads(encode(told)) for told in chain.from_iterable(map(answer.take, turn))]
     blocks, open_index = [], None
     for event in wire:

@@ -225,6 +225,55 @@ async def test_a_full_queue_refuses_at_once():
         assert (await chat(server, max_tokens=1))["choices"]
 
 
+THINKS = "{{ messages[0].content }} {{ enable_thinking }} {{ thinking }} {{ reasoning_effort }}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "prompt"),
+    [
+        ({"reasoning_effort": "none"}, "hi False False none"),
+        ({"reasoning_effort": "low"}, "hi True True low"),
+        (
+            {"reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False}},
+            "hi False True low",
+        ),
+        ({}, "hi True  "),
+    ],
+)
+async def test_effort_turns_thinking_on_and_off(fields, prompt):
+    """What the request says of the variables itself counts more; what the operator says, less."""
+    async with served(ServerConfig(default_chat_template_kwargs={"enable_thinking": True})) as server:
+        server.engine.tokenizer._templates["default"] = ChatTemplate(THINKS)
+        assert (await chat(server, **fields, return_prompt_text=True))["prompt_text"] == prompt
+        effort = fields.get("reasoning_effort")
+        body = {"input": "hi", "max_output_tokens": 1, "reasoning": {"effort": effort}}
+        body["chat_template_kwargs"] = fields.get("chat_template_kwargs")
+        answer = await server.client.post("/v1/responses", json=body)
+        assert answer.json()["usage"]["input_tokens"] == len(prompt)
+
+
+@pytest.mark.parametrize("sent", ["reasoning", "reasoning_content"])
+@pytest.mark.parametrize("read", ["reasoning", "reasoning_content"])
+async def test_thoughts_of_earlier_turns_have_both_names(sent, read):
+    turns = [USER, {"role": "assistant", "content": "Yes.", sent: "Hm."}, USER]
+    template = "{% for message in messages %}[{{ message." + read + " }}]{% endfor %}"
+    async with served() as server:
+        server.engine.tokenizer._templates["default"] = ChatTemplate(template)
+        body = await chat(server, messages=turns, return_prompt_text=True)
+        assert body["prompt_text"] == "[][Hm.][]"
+
+
+async def test_tokens_of_reasoning_are_counted():
+    async with served(front={"reasoning_parser": "deepseek_r1"}) as server:
+        for fields in ({"n": 2}, {"n": 2, "include_reasoning": False}):
+            body = await chat(server, **fields)
+            thoughts = [choice["message"]["reasoning"] or "" for choice in body["choices"]]
+            assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 12}
+            assert all(thoughts) is ("include_reasoning" not in fields)
+        chunks = await stream(server, stream_options={"include_usage": True})
+        assert chunks[-1]["usage"]["completion_tokens_details"] == {"reasoning_tokens": 6}
+
+
 async def test_variables_of_the_template():
     """What the template reads comes from the request, then from the operator; other names have no effect."""
     template = "{{ messages[0].content }} {{ tone }} {{ mood }}"

@@ -36,9 +36,11 @@ def body_of(**fields) -> ChatRequest:
     return msgspec.convert(fields, ChatRequest)
 
 
-def answer_to(body: ChatRequest, *, tool_parser: str = "", reasoning_parser: str = "") -> ChatAnswer:
+def answer_to(
+    body: ChatRequest, *, tool_parser: str = "", reasoning_parser: str = "", tokenizer: object = None
+) -> ChatAnswer:
     renderer = SimpleNamespace(tool_parser=tool_parser, reasoning_parser=reasoning_parser)
-    caller = SimpleNamespace(config=ServerConfig(), engine=SimpleNamespace(tokenizer=None))
+    caller = SimpleNamespace(config=ServerConfig(), engine=SimpleNamespace(tokenizer=tokenizer))
     use = ToolUse.of(body)
     params = use.constrained(sampling_params(body, {}), renderer)
     reader = partial(use.parser, renderer=renderer, params=params)
@@ -151,6 +153,35 @@ def test_forced_calls_have_no_arguments_but_the_named_ones():
     form = ToolUse.of(body).constrained(SamplingParams(), renderer).structured_outputs
     assert form.disable_additional_properties
     assert form.json["items"]["anyOf"][1]["properties"]["parameters"]["properties"] == {}
+
+
+class Letters:
+    """A tokenizer of characters; the mark of code 1 is special, and shown nowhere."""
+
+    special_ids = frozenset({1})
+
+    def token_text(self, token_id):
+        return chr(token_id)
+
+    def token_bytes(self, token_id):
+        return chr(token_id).encode()
+
+
+@pytest.mark.parametrize("size", [1, 5, 100])
+def test_tokens_of_reasoning(size):
+    """All up to the last one of the thought; about so many where a piece has the end and what follows."""
+    body, text = body_of(tools=None, n=2), "\x01<think>\nHm, é.\n</think>\n\nHm, é."
+    answer = answer_to(body, reasoning_parser="qwen3", tokenizer=Letters())
+    for number in range(2):
+        for start in range(0, len(text), size):
+            piece = text[start : start + size]
+            reason = "stop" if start + size >= len(text) else None
+            ids = [ord(letter) for letter in piece]
+            told = CompletionOutput(number, piece.removeprefix("\x01"), ids, finish_reason=reason)
+            list(answer.chunks(0, RequestOutput("id", "", [1], None, [told], reason is not None)))
+    expected = 2 * len("\x01<think>\nHm, é.\n")
+    counted = answer.end_chunk({}).usage.completion_tokens_details.reasoning_tokens
+    assert abs(counted - expected) <= (2 * size if size == 5 else 0)
 
 
 def test_a_named_tool():

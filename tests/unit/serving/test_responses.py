@@ -409,7 +409,7 @@ async def test_other_errors(server):
 async def test_any_stream_makes_the_response(parts):
     """Put together from its events, the response is the one that is read in the end."""
     answer = ResponseAnswer(Response(id="resp_1", created_at=0, metadata={}, model="m", output=[]))
-    turn = [TurnStart(Usage(3, 0, 3)), *events_of(parts, 2), TurnEnd("stop", None, Usage(3, 9, 12), 0)]
+    turn = [TurnStart(Usage(3, 0, 3)), *events_of(parts, 2), TurnEnd("stop", None, Usage(3, 9, 12))]
     told = [json.loads(encode(event)) for part in turn for event in answer.take(part)]
     told.append(json.loads(encode(answer.told_end())))
     assert [event["sequence_number"] for event in told] == list(range(len(told)))
