@@ -179,6 +179,139 @@ def test_an_error_is_told_and_the_question_can_be_asked_again(visit):
     assert messages == [{"role": "user", "content": "short"}], "what got no answer is not said again"
 
 
+def answers(page, *texts, fails=()):
+    """Let the answers be these; those whose numbers are in `fails` break off. Returns what is asked."""
+    asked = []
+
+    def reply(route):
+        body = stream_of({"content": texts[len(asked)]})
+        cut = len(asked) in fails
+        asked.append([message["content"] for message in json.loads(route.request.post_data)["messages"]])
+        route.fulfill(content_type="text/event-stream", body=body.split("data: [DONE]")[0] if cut else body)
+
+    page.context.route("**/v1/chat/completions", reply)
+    return asked
+
+
+def said(page):
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+    return page.locator("#messages > li > .text").all_inner_texts()
+
+
+def test_trying_again_repeats_the_turn_it_belongs_to(visit):
+    page = visit(may_complain=True)
+    asked = answers(page, "half", "two", "one", "three", fails=[0])
+    ask(page, "first")
+    expect(page.get_by_role("alert")).to_contain_text("cut")
+    ask(page, "second")
+    assert said(page) == ["first", "half", "second", "two"]
+    page.get_by_role("button", name="Try again").click()
+    expect(page.get_by_role("alert")).to_have_count(0)
+    assert said(page) == ["first", "one", "second", "two"]
+    ask(page, "third")
+    said(page)
+    assert asked == [
+        ["first"],
+        ["first", "half", "second"],
+        ["first"],
+        ["first", "one", "second", "two", "third"],
+    ]
+
+
+def test_turns_can_be_removed_and_edited(visit):
+    page = visit()
+    asked = answers(page, "one", "two", "three", "four", "five")
+    for text in ("first", "second", "third"):
+        ask(page, text)
+        said(page)
+    question = page.locator("li.user")
+    question.nth(0).hover()
+    question.nth(0).get_by_role("button", name="Remove this turn").click()
+    assert said(page) == ["second", "two", "third", "three"]
+    question.nth(0).hover()
+    question.nth(0).get_by_role("button", name="Edit this question").click()
+    expect(page.get_by_label("Question", exact=True)).to_be_focused()
+    expect(question.nth(0)).to_contain_text("What follows it will be removed.")
+    page.keyboard.press("Escape")
+    assert said(page) == ["second", "two", "third", "three"]
+    question.nth(0).hover()
+    question.nth(0).get_by_role("button", name="Edit this question").click()
+    page.get_by_label("Question", exact=True).fill("another")
+    page.keyboard.press("Enter")
+    expect(page.locator("li.assistant .text").last).to_have_text("four")
+    assert said(page) == ["another", "four"]
+    ask(page, "last")
+    said(page)
+    assert asked[3:] == [["another"], ["another", "four", "last"]]
+
+
+def test_there_is_a_way_out_of_a_full_context(visit):
+    page = visit(num_tokens=5, may_complain=True)
+    for text in ("first " * 250, "second " * 250):
+        ask(page, text)
+        expect(answer(page).locator(".notes")).to_contain_text("5 tokens")
+    ask(page, "third " * 250)
+    fault = page.get_by_role("alert")
+    expect(fault).to_contain_text("context length")
+    with page.expect_request("**/v1/chat/completions") as request:
+        fault.get_by_role("button", name="Try without the oldest turn").click()
+    messages = json.loads(request.value.post_data)["messages"]
+    words = [message["content"].split()[0] for message in messages if message["role"] == "user"]
+    assert words == ["second", "third"]
+    expect(page.get_by_role("alert")).to_have_count(0)
+    expect(answer(page).locator(".notes")).to_contain_text("5 tokens")
+    page.get_by_role("button", name="New conversation").click()
+    ask(page, "alone " * 1000)
+    expect(fault).to_contain_text("context length")
+    expect(fault.get_by_role("button")).to_have_text(["Try again", "Edit"])
+    fault.get_by_role("button", name="Edit").click()
+    page.get_by_label("Question", exact=True).fill("short")
+    page.get_by_role("button", name="Ask again").click()
+    expect(answer(page).locator(".notes")).to_contain_text("5 tokens")
+
+
+@pytest.mark.parametrize(
+    ("label", "value", "words"),
+    [
+        ("Temperature", "9", "A number from 0 to 2."),
+        ("Top p", "0", "A number from 0.01 to 1."),
+        ("Top k", "1.5", "A whole number, 0 or more."),
+        ("Most tokens", "0", "A whole number, 1 or more."),
+    ],
+)
+def test_a_value_out_of_range_is_marked_and_not_dropped(visit, label, value, words):
+    page = visit(num_tokens=5)
+    page.get_by_role("button", name="Settings").click()
+    field = page.get_by_label(label)
+    expect(field).to_have_attribute("aria-invalid", "false")
+    field.fill(value)
+    expect(field).to_have_attribute("aria-invalid", "true")
+    expect(page.locator("label", has=field)).to_contain_text(words)
+    page.keyboard.press("Enter")
+    page.reload()
+    ask(page, "hello")
+    expect(field).to_be_focused()
+    expect(page.locator("label", has=field)).to_contain_text(words)
+    expect(page.locator("li.user")).to_have_count(0)
+    field.fill("1")
+    page.keyboard.press("Escape")
+    expect(page.get_by_label("Message")).to_have_value("hello")
+    page.get_by_label("Message").press("Enter")
+    expect(answer(page).locator(".notes")).to_contain_text("token")
+
+
+def test_a_value_between_two_steps_is_fine(visit):
+    page = visit(num_tokens=5)
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Temperature").fill("0.333")
+    expect(page.get_by_label("Temperature")).to_have_attribute("aria-invalid", "false")
+    page.keyboard.press("Escape")
+    with page.expect_request("**/v1/chat/completions") as request:
+        ask(page, "hello")
+    assert json.loads(request.value.post_data)["temperature"] == 0.333
+    expect(answer(page).locator(".notes")).to_contain_text("5 tokens")
+
+
 def test_a_stream_that_is_cut_is_no_answer(visit):
     page = visit(may_complain=True)
     cut = 'data: {"choices":[{"index":0,"delta":{"content":"half"}}]}\n\n'
@@ -252,9 +385,17 @@ def test_a_server_with_keys(visit, servers):
     page = visit(url=servers[1].url, num_tokens=5, may_complain=True)
     field = page.get_by_label("API key")
     expect(field).to_be_focused()
+    expect(page.get_by_role("alert")).to_have_text("This server asks for an API key.")
+    field.fill("another key")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_have_text("The server does not accept this key.")
+    expect(field).to_be_focused()
     field.fill(KEY)
     page.keyboard.press("Enter")
     expect(page.get_by_label("Model")).to_have_value("fake")
+    page.get_by_role("button", name="Settings").click()
+    expect(page.locator("#key-fault")).to_be_empty()
+    page.keyboard.press("Escape")
     ask(page, "hello")
     expect(answer(page).locator(".notes")).to_contain_text("5 tokens")
     page.get_by_role("link", name="Dashboard").click()
@@ -396,6 +537,16 @@ MARKDOWN = {
         '<button type="button" class="quiet">Copy</button></figcaption>'
         "<pre tabindex=\"0\"><code>a = '&lt;b&gt;'\n\n# c</code></pre></figure><p>end</p>",
     ),
+    "formulas": (
+        r"so \(a_1*b_2*c\) and \[x*y*z\], $a*b*c$ and $$\frac{a}{b}$$ but $5 *or* $6, \(open *too*",
+        r"<p>so \(a_1*b_2*c\) and \[x*y*z\], $a*b*c$ and $$\frac{a}{b}$$ but $5 <em>or</em> $6, (open "
+        "<em>too</em></p>",
+    ),
+    "formulas on lines of their own": (
+        "so\n\\[\n- a*b\n+ c*d\n\\]\nor\n\n$$\n# x_1\n$$",
+        "<p>so</p><p>\\[\n- a*b\n+ c*d\n\\]</p><p>or</p><p>$$\n# x_1\n$$</p>",
+    ),
+    "a formula that does not end": ("$$ a\n- b", "<p>$$ a</p><ul><li>b</li></ul>"),
     "open code": (
         "```\na",
         '<figure class="code"><figcaption><span>text</span>'
@@ -445,6 +596,11 @@ def test_markdown(blank, name):
         "~~x",
         "<a>",
         "http://",
+        "\\(",
+        "\\[\n",
+        "$",
+        "$$\n",
+        "$a ",
         "```\n",
         "1. ",
     ],

@@ -27,7 +27,7 @@ async function listModels() {
     model.disabled = ids.length < 2;
     model.title = model.value;
   } catch (error) {
-    model.replaceChildren(element("option", { value: "" }, error.status === 401 ? "needs a key" : "no server"));
+    model.replaceChildren(element("option", { value: "" }, error.status === 401 ? "no access" : "no server"));
     model.disabled = true;
     if (error.status !== 401) retry = setTimeout(listModels, RETRY_MS);
     askForKey(error);
@@ -39,14 +39,18 @@ async function listModels() {
 const shortName = (id) => id.replace(/[/\\]+$/, "").split(/[/\\]/).at(-1) || id;
 
 function askForKey(error) {
-  if (error.status === 401) settings.open("key");
+  if (error.status === 401) settings.askForKey();
 }
 
-function ask() {
-  const text = prompt.value.trim();
-  if (!text || conversation.isRunning) return;
-  prompt.value = "";
+function ask(text) {
+  if (!text || conversation.isRunning || !settings.check()) return false;
   conversation.ask(text);
+  return true;
+}
+
+function askPrompt() {
+  if (ask(prompt.value.trim())) prompt.value = "";
+  tidy();
 }
 
 /** What may be pressed, and how high the field is. */
@@ -72,7 +76,7 @@ function chooseView() {
 function onKey(event) {
   if (event.key === "Enter" && event.target === prompt && !event.shiftKey && !event.isComposing) {
     event.preventDefault();
-    ask();
+    askPrompt();
   } else if (event.key === "Escape" && conversation.isRunning && !settings.dialog.open) {
     conversation.stop();
     prompt.focus();
@@ -81,7 +85,7 @@ function onKey(event) {
 
 byId("composer").addEventListener("submit", (event) => {
   event.preventDefault();
-  ask();
+  askPrompt();
 });
 byId("stop").addEventListener("click", () => {
   conversation.stop();
@@ -93,7 +97,7 @@ byId("reset").addEventListener("click", () => {
   prompt.focus();
 });
 byId("ideas").addEventListener("click", (event) => {
-  if (event.target.matches("button") && !conversation.isRunning) conversation.ask(event.target.textContent);
+  if (event.target.matches("button")) ask(event.target.textContent);
 });
 model.addEventListener("change", () => (model.title = model.value));
 prompt.addEventListener("input", tidy);

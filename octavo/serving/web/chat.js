@@ -2,13 +2,16 @@
 
 import { Answer, ENDS, FAILED } from "./answer.js";
 import { chat } from "./api.js";
-import { byId, element } from "./dom.js";
+import { byId, element, wordButton } from "./dom.js";
+import { Turn } from "./turn.js";
 
 const NEAR_PX = 80;
+/** What the server says when the conversation has become too long for the model. */
+const FULL = /context length/i;
 
 /** One conversation. `settings()` gives the model, the system prompt and the sampling of the next answer. */
 export class Conversation {
-  #said = [];
+  #turns = [];
   #running = null;
 
   constructor(settings, onRefused) {
@@ -26,10 +29,10 @@ export class Conversation {
 
   /** Say `text`, and show the answer. */
   async ask(text) {
-    if (this.#said.at(-1)?.role === "user") this.#said.pop(); // it got no answer; roles alternate
-    this.#said.push({ role: "user", content: text });
-    this.list.append(element("li", { class: "user" }, element("div", { class: "text" }, text)));
-    await this.#answer();
+    const turn = new Turn(text, { edit: () => this.#edit(turn), remove: () => this.#remove(turn) });
+    this.#turns.push(turn);
+    this.list.append(turn.node);
+    await this.#answer(turn);
   }
 
   /** End the answer that is coming; what has come stays. */
@@ -40,21 +43,20 @@ export class Conversation {
   /** Forget everything. */
   reset() {
     this.stop();
-    this.#said = [];
-    this.list.replaceChildren();
-    this.#changed();
+    this.#drop(0);
   }
 
-  async #answer() {
+  /** Ask a turn's question, or ask it again. */
+  async #answer(turn) {
     const answer = new Answer();
-    const said = this.#said;
     const running = (this.#running = new AbortController());
-    this.list.append(answer.node);
+    turn.show(answer);
     this.#changed();
-    this.#follow(true);
+    this.#follow(turn === this.#turns.at(-1));
     try {
       const { system, ...body } = this.settings();
-      const messages = system ? [{ role: "system", content: system }, ...said] : said;
+      const messages = [...this.#before(turn).flatMap((earlier) => earlier.messages), turn.asked];
+      if (system) messages.unshift({ role: "system", content: system });
       for await (const chunk of chat({ ...body, messages }, running.signal)) {
         answer.take(chunk);
         this.#follow();
@@ -62,28 +64,60 @@ export class Conversation {
       answer.end();
     } catch (error) {
       answer.end(running.signal.aborted ? "abort" : FAILED);
-      if (!running.signal.aborted) this.#fail(answer, error);
+      if (!running.signal.aborted) this.#fail(turn, error);
     }
-    if (answer.text) said.push({ role: "assistant", content: answer.text });
     if (this.#running === running) this.#running = null;
     this.#announce(`The answer ${answer.finish ? ENDS[answer.finish] ?? answer.finish : "is complete"}.`);
     this.#changed();
     this.#follow();
   }
 
-  #fail(answer, error) {
+  #before(turn) {
+    return this.#turns.slice(0, this.#turns.indexOf(turn));
+  }
+
+  /** Say what went wrong with a turn's answer, and offer what may help. */
+  #fail(turn, error) {
     const text = error instanceof TypeError ? "The server cannot be reached." : error.message;
-    const again = element("button", { type: "button", class: "quiet" }, "Try again");
-    again.addEventListener("click", () => this.#again(answer));
-    answer.node.append(element("div", { class: "fault", role: "alert" }, element("p", {}, text), again));
+    const fault = element("div", { class: "fault", role: "alert" }, element("p", {}, text));
+    const offer = (words, act) => fault.append(wordButton(words, () => this.isRunning || act()));
+    offer("Try again", () => this.#answer(turn));
+    if (FULL.test(text)) {
+      offer("Edit", () => this.#edit(turn));
+      const oldest = this.#before(turn).find((earlier) => earlier.messages.length);
+      if (oldest) {
+        offer("Try without the oldest turn", () => {
+          this.#remove(oldest);
+          this.#answer(turn);
+        });
+      }
+    }
+    turn.answer.node.append(fault);
     this.onRefused(error);
   }
 
-  #again(answer) {
+  #remove(turn) {
     if (this.isRunning) return;
-    if (answer.text) this.#said.pop();
-    answer.node.remove();
-    this.#answer();
+    this.#turns = this.#turns.filter((other) => other !== turn);
+    turn.remove();
+    this.#changed();
+  }
+
+  /** Let the reader change a question; what was said after it goes when it is asked again. */
+  #edit(turn) {
+    if (this.isRunning) return;
+    const next = this.#turns.indexOf(turn) + 1;
+    turn.edit(next < this.#turns.length, () => {
+      if (this.isRunning) return;
+      this.#drop(next);
+      this.#answer(turn);
+    });
+  }
+
+  /** Forget the turns from this one on. */
+  #drop(first) {
+    for (const turn of this.#turns.splice(first)) turn.remove();
+    this.#changed();
   }
 
   /** Keep the newest text in view, unless the reader has gone elsewhere. */
@@ -109,8 +143,7 @@ export class Conversation {
   }
 
   #changed() {
-    const last = this.list.lastElementChild;
-    for (const item of this.list.children) item.classList.toggle("last", item === last);
+    this.list.classList.toggle("busy", this.isRunning);
     byId("welcome").hidden = this.list.childElementCount > 0;
     document.dispatchEvent(new Event("conversation"));
   }

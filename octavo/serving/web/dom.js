@@ -15,10 +15,16 @@ export function drawing(tag, attributes = {}, ...children) {
   return filled(document.createElementNS(SVG, tag), attributes, children);
 }
 
-/** A button of words that copies what `text()` says, and says that it did. */
+/** A button of words. */
+export function wordButton(words, act) {
+  const button = element("button", { type: "button", class: "quiet" }, words);
+  button.addEventListener("click", act);
+  return button;
+}
+
+/** A button that copies what `text()` says, and says that it did. */
 export function copyButton(text) {
-  const button = element("button", { type: "button", class: "quiet" }, "Copy");
-  button.addEventListener("click", async () => {
+  const button = wordButton("Copy", async () => {
     button.textContent = (await copied(text())) ? "Copied" : "Not allowed";
     setTimeout(() => (button.textContent = "Copy"), 1500);
   });

@@ -11,8 +11,13 @@ const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( {0,12})([-*+]|\d{1,9}[.)])(?:\s+|$)/;
 const TABLE_LINE = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
+/** A formula on lines of its own, and where it ends. */
+const FORMULA = /^ {0,3}(\\\[|\$\$)/;
+const FORMULA_ENDS = { "\\[": "\\]", $$: "$$" };
+const MAX_FORMULA_LINES = 100;
 const INLINE = new RegExp(
   [
+    /(?<math>\\\(.{1,2000}?\\\)|\\\[.{1,2000}?\\\]|\$\$.{1,2000}?\$\$|(?<![\w$])\$(?=[^\s$])[^$\n]{0,500}?(?<=\S)\$(?![\d$]))/,
     /\\(?<escaped>[!-/:-@[-`{-~])/,
     /(?<ticks>`+)(?<code>[^`]|[^`].{0,2000}?[^`])\k<ticks>(?!`)/,
     /\*\*(?=\S)(?<strong>.{1,2000}?\S?)\*\*(?!\*)/,
@@ -63,8 +68,19 @@ function endOfBlock(lines, at) {
   if (HEADING.test(first) || RULE.test(first) || !first.trim()) return at + 1;
   if (QUOTE.test(first)) return until((line) => !QUOTE.test(line));
   if (ITEM.test(first)) return until((line, n) => endsList(first, lines, n));
+  const formula = endOfFormula(lines, at);
+  if (formula) return formula;
   if (isTable(lines, at)) return until((line) => !line.includes("|"));
-  return until((line, n) => !line.trim() || begins(line) || isTable(lines, n));
+  return until((line, n) => !line.trim() || begins(line) || isTable(lines, n) || endOfFormula(lines, n));
+}
+
+/** The line after a formula that begins at line `at`; 0 when none does, or it does not end soon. */
+function endOfFormula(lines, at) {
+  const [whole, mark] = FORMULA.exec(lines[at]) ?? [];
+  if (!mark) return 0;
+  const [first, ...rest] = lines.slice(at, at + MAX_FORMULA_LINES);
+  const last = [first.slice(whole.length), ...rest].findIndex((line) => line.includes(FORMULA_ENDS[mark]));
+  return last < 0 ? 0 : at + last + 1;
 }
 
 const begins = (line) => [FENCE, HEADING, RULE, QUOTE, ITEM].some((pattern) => pattern.test(line));
@@ -164,6 +180,7 @@ function inline(text, depth = 0) {
 }
 
 function marked({ 0: whole, groups: g }, depth) {
+  if (g.math) return whole; // as it is: with its marks, and with nothing in it taken for markdown
   if (g.escaped) return g.escaped;
   if (g.code) return element("code", {}, g.code);
   if (g.strong ?? g.strong2) return element("strong", {}, ...inline(g.strong ?? g.strong2, depth));
