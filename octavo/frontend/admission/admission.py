@@ -69,7 +69,7 @@ class Admission:
         num_queued = taken.num_sequences + num_sequences - self._num_seats
         if 0 < self._max_queued < num_sequences - self._num_seats:
             raise RequestError(
-                f"One request may have {self._num_seats + self._max_queued} sequences here (max_num_seqs + "
+                f"One prompt may have {self._num_seats + self._max_queued} sequences here (max_num_seqs + "
                 f"max_num_queued_reqs), got {num_sequences}.",
                 "n",
             )

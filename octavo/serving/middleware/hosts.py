@@ -7,6 +7,7 @@ carries an Origin must come from this server's own page or from `allowed_origins
 """
 
 import ipaddress
+import re
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -15,6 +16,8 @@ from octavo.config.server import ServerConfig
 from octavo.serving.errors import HTTPError, error_response
 from octavo.serving.middleware import headers
 
+_AUTHORITY = re.compile(r"[^\s@/?#\\]*")
+"""What has a user, a path or a query beside the host would be read in different ways."""
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
@@ -38,6 +41,8 @@ class HostCheck:
         if len(hosts) != 1 and (hosts or scope.get("http_version") != "1.0"):
             return HTTPError(400, f"A request needs one Host header; found {len(hosts)}.", "Host")
         host = hosts[0].lower() if hosts else "localhost"
+        if not _AUTHORITY.fullmatch(host):
+            return HTTPError(400, "The Host header must be a name or an address, and a port perhaps.", "Host")
         if self._checks_host and not self._is_ours(host):
             text = "This server answers only to localhost and IP addresses as Host; see --allowed-hosts."
             return HTTPError(403, text, "Host")

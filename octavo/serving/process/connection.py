@@ -25,7 +25,7 @@ _LINGER_S = 2.0
 """How long a refused client is listened to: closing on unread bytes would take the answer from it."""
 
 
-class _HeadTooLarge(Exception):
+class _Stop(Exception):
     """Stops the parser."""
 
 
@@ -42,6 +42,10 @@ class Connection(HttpToolsProtocol):
         self._num_head_bytes = 0
         self._num_unread = 0
         self._pieces: list[bytes] = []
+        self._fault: HTTPError | None = None
+        """Why the parser was stopped."""
+        self._refusal: HTTPError | None = None
+        """Waits until the requests before it are answered."""
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser, unless the head of the request grows too large."""
@@ -57,9 +61,10 @@ class Connection(HttpToolsProtocol):
             self._refuse(self._head_too_large())
 
     def on_headers_complete(self) -> None:
-        """The head is there: measure it, then go on."""
-        if self._is_head_too_large():
-            raise _HeadTooLarge
+        """The head is there: judge it, then go on."""
+        if fault := self._fault_of_head():
+            self._fault = fault
+            raise _Stop
         if self.parser.ignores_offer:
             return
         self._expect("body")
@@ -84,14 +89,21 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """What uvicorn does when the parser stops, whatever stopped it."""
-        if self._owes == "head" and self.headers is not None and self._is_head_too_large():
-            self._refuse(self._head_too_large())
-        else:
-            self._refuse(HTTPError(400, "What arrived is not HTTP/1.1 as this server understands it."))
+        self._refuse(
+            self._fault or HTTPError(400, "What arrived is not HTTP/1.1 as this server understands it.")
+        )
+
+    def on_response_complete(self) -> None:
+        """A request is answered; the refusal of a later one has waited for the last of them."""
+        is_last = not self.pipeline
+        super().on_response_complete()
+        if is_last and self._refusal is not None:
+            self._write(self._refusal)
+            self._refusal = None
 
     def check(self, now: float) -> None:
         """Refuse or cut a client that makes the server wait. now: monotonic seconds."""
-        if self._owes in ("head", "nothing") and self._is_answering():
+        if (self._owes in ("head", "nothing") and self._is_answering()) or self._refusal is not None:
             self._owes_since_s = now  # its turn has not come yet
         allowed_s = {
             "head": self._limits.header_timeout,
@@ -123,9 +135,14 @@ class Connection(HttpToolsProtocol):
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
-    def _is_head_too_large(self) -> bool:
+    def _fault_of_head(self) -> HTTPError | None:
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
-        return size > self._limits.max_header_bytes or len(self.headers) > _MAX_HEADERS
+        if size > self._limits.max_header_bytes or len(self.headers) > _MAX_HEADERS:
+            return self._head_too_large()
+        codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if codings not in ([], [b"chunked"]):
+            return HTTPError(501, "Transfer-Encoding must be chunked, and nothing else.", "Transfer-Encoding")
+        return None
 
     def _head_too_large(self) -> HTTPError:
         most = f"{self._limits.max_header_bytes} bytes or {_MAX_HEADERS} lines"
@@ -140,13 +157,25 @@ class Connection(HttpToolsProtocol):
             self._refuse(HTTPError(408, text, kind="TimeoutError"))
 
     def _refuse(self, error: HTTPError) -> None:
-        """Answer in place of the application, and listen no more."""
-        if self._is_answering():
-            if self.cycle.response_started:
-                self.transport.abort()
-                return
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+        """Answer in place of the application, behind the answers that are owed, and listen no more."""
+        is_earlier = self._is_answering() and not self.cycle.more_body  # the request refused has no cycle
+        self._expect("silence")
+        if is_earlier or self.pipeline:
+            if not is_earlier:
+                self.pipeline.popleft()
+            self._refusal = error
+        elif self._is_answering() and self.cycle.response_started:
+            self.transport.abort()
+        else:
+            if self._is_answering():
+                self.cycle.disconnected = True
+                self.cycle.message_event.set()
+            self._write(error)
+
+    def _write(self, error: HTTPError) -> None:
+        """Answer, and end this side of the connection."""
+        if self.transport.is_closing():
+            return
         body = error_body(error)
         head = (
             f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"

@@ -31,14 +31,16 @@ class RequestParser:
 
     def feed_data(self, data: bytes) -> None:
         """Parse what has arrived. Raises HttpParserError, HttpParserUpgrade for an offer that is taken."""
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as offer:
-            if not self.ignores_offer:
-                raise
-            head = self._head()
-            self._parser = _parser(self._protocol)
-            self.feed_data(head + data[offer.args[0] :])
+        parts: list[bytes | memoryview] = [data]
+        while parts:
+            part = parts.pop()
+            try:
+                self._parser.feed_data(part)
+            except httptools.HttpParserUpgrade as offer:
+                if not self.ignores_offer:
+                    raise
+                parts += [memoryview(part)[offer.args[0] :], self._head()]
+                self._parser = _parser(self._protocol)
 
     def _head(self) -> bytes:
         """Of the request just read, without the offer."""

@@ -305,3 +305,24 @@ async def test_unknown_fields_may_be_let_through():
     async with served(ServerConfig(strict=False)) as lenient:
         assert (await complete(lenient, foo=1))["choices"]
         assert "got `str`" in (await complete(lenient, status=400, n="1"))["error"]["message"]
+
+
+async def test_the_bound_of_one_prompt_and_that_of_one_request():
+    """Those of one prompt are there at once, those of many take turns."""
+    async with served(max_num_seqs=4, front={"max_num_queued_reqs": 6}) as server:
+
+        async def ask(num_prompts, n):
+            body = {"prompt": ["hello"] * num_prompts, "n": n, "max_tokens": 2, "temperature": 1}
+            return await server.client.post("/v1/completions", json=body)
+
+        assert len((await ask(1, 10)).json()["choices"]) == 10
+        assert len((await ask(5, 10)).json()["choices"]) == 50
+        for num_prompts in (1, 5):
+            error = (await ask(num_prompts, 11)).json()["error"]
+            assert (error["code"], error["param"]) == (400, "n")
+            assert (
+                "One prompt may have 10 sequences here (max_num_seqs + max_num_queued_reqs)"
+                in error["message"]
+            )
+        error = (await ask(1024, 17)).json()["error"]
+        assert "17408 sequences; one request may ask for 16384" in error["message"]

@@ -3,6 +3,8 @@
 import asyncio
 import errno
 import json
+import logging
+import re
 import socket
 import time
 from contextlib import asynccontextmanager
@@ -139,6 +141,13 @@ def status_of(answer):
             400,
         ),
         (b"POST /x HTTP/1.1\r\n" + HOST + b"transfer-encoding: chunked\r\n\r\nzz\r\n", 400),
+        (b"POST /x HTTP/1.1\r\n" + HOST + b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
+        (
+            b"POST /x HTTP/1.1\r\n"
+            + HOST
+            + b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            501,
+        ),
     ],
 )
 async def test_what_is_not_a_request(data, status):
@@ -314,6 +323,34 @@ async def test_offers_that_are_odd(request_line, headers, status):
         data = request_line + b" HTTP/1.1\r\n" + HOST + headers + b"\r\n"
         answer, _ = await exchange(connect, data, patience_s=0.2)
         assert status_of(answer) == status
+
+
+async def test_pipelined_offers_are_all_answered():
+    """One level of recursion, or a copy of all the rest, for each of them would be felt."""
+    offer = b"GET /x HTTP/1.1\r\n" + HOST + b"Connection: upgrade\r\nUpgrade: h\r\n\r\n"
+    async with running() as (application, connect):
+        answer, _ = await exchange(connect, offer * 3000 + b"garbage\r\n\r\n")
+    assert application.num_calls == answer.count(b"HTTP/1.1 200 OK") == 3000
+    assert answer.count(b"HTTP/1.1 400 Bad Request") == 1
+
+
+@pytest.mark.parametrize("before", [1, 3])
+@pytest.mark.parametrize(
+    ("refused", "status"),
+    [
+        (b"garbage\r\n\r\n", 400),
+        (b"GET /x HTTP/1.1\r\n" + HOST + b"X: " + b"a" * 70_000 + b"\r\n\r\n", 431),
+        (b"POST /x HTTP/1.1\r\n" + HOST + b"transfer-encoding: chunked\r\n\r\nzz\r\n", 400),
+    ],
+)
+async def test_what_is_refused_waits_for_the_answers_before_it(before, refused, status, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("uvicorn.error"), "propagate", True)
+    slow = b"GET /slow HTTP/1.1\r\n" + HOST + b"\r\n"
+    async with running() as (application, connect):
+        answer, _ = await exchange(connect, slow * before + refused)
+        assert application.num_calls == before
+    assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"200"] * before + [b"%d" % status]
+    assert "Traceback" not in caplog.text and "Exception in ASGI" not in caplog.text
 
 
 async def test_tiny_chunks_are_passed_on_together(monkeypatch):

@@ -103,6 +103,16 @@ class TestHosts:
         assert (answer.status, answer.error["param"]) == (403, "Host")
         assert "seen" not in answer.scope
 
+    @pytest.mark.parametrize("is_loopback", [True, False])
+    @pytest.mark.parametrize(
+        "host",
+        ["x@localhost", "evil.example@localhost:8000", "localhost/x", "localhost?x", "localhost#x", "a b"],
+    )
+    async def test_what_is_more_than_a_host_and_a_port(self, host, is_loopback):
+        answer = await ask(HostCheck(through, ServerConfig(), is_loopback=is_loopback), host=host)
+        assert (answer.status, answer.error["param"]) == (400, "Host")
+        assert "seen" not in answer.scope
+
     async def test_names_that_the_operator_allows(self):
         config = ServerConfig(allowed_hosts=["chat.Example"])
         assert (await ask(HostCheck(through, config, is_loopback=True), host="chat.example:80")).is_through

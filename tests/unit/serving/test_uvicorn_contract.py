@@ -20,14 +20,16 @@ ROOT = Path(__file__).resolve().parents[3]
 METHODS = {
     "_should_upgrade",
     "data_received",
+    "on_body",
     "on_headers_complete",
     "on_message_complete",
+    "on_response_complete",
     "send_400_response",
     "shutdown",
 }
-ATTRIBUTES = {"cycle", "headers", "parser", "transport", "url"}
+ATTRIBUTES = {"cycle", "headers", "parser", "pipeline", "transport", "url"}
 """Of HttpToolsProtocol; url is set when the parser has read it."""
-CYCLE = {"disconnected", "message_event", "response_complete", "response_started"}
+CYCLE = {"disconnected", "message_event", "more_body", "response_complete", "response_started"}
 STATE = {"connections", "default_headers", "tasks"}
 
 
