@@ -87,15 +87,3 @@ def test_parts_of_a_product(dtype):
             assert (parts.sum(0) - exact).norm() < 1e-5 * exact.norm()
         for other in (x[:1], torch.cat([x, x[:1]]), x.float()):
             assert isinstance(SPLIT.matmul(other, weight.to(other.dtype)), torch.Tensor)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("num_rows", [33, 40, 64])
-def test_gates_of_a_wide_matrix(num_rows):
-    weight = torch.randn(16640, 4096, device="cuda", dtype=torch.bfloat16) * 0.05
-    x = torch.randn(num_rows, 4096, device="cuda", dtype=torch.bfloat16)
-    gates, values = (x.double() @ weight.double().t()).chunk(2, 1)
-    exact = torch.nn.functional.silu(gates) * values
-    made = cuda_table().linear.gated_matmul(x, weight)
-    assert (made - exact).norm() < 2e-3 * exact.norm()
-    assert torch.equal(made, cuda_table().linear.gated_matmul(x, weight))
