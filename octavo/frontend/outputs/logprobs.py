@@ -78,11 +78,26 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
 
     def append(self, position: PositionLogprobs | None) -> None:
         """Add a position."""
-        for token_id, entry in (position or {}).items():
-            self._ids.append(token_id)
-            self._logprobs.append(entry.logprob)
-            self._ranks.append(entry.rank or 0)
-            self._texts.append(entry.decoded_token)
+        entries = (position or {}).values()
+        self.append_columns(
+            [*(position or ())],
+            [entry.logprob for entry in entries],
+            [entry.rank or 0 for entry in entries],
+            [entry.decoded_token for entry in entries],
+        )
+
+    def append_columns(
+        self,
+        token_ids: Sequence[int],
+        logprobs: Sequence[float],
+        ranks: Sequence[int],
+        texts: Sequence[str | None],
+    ) -> None:
+        """Add a position of these entries; a rank of 0 stands for None."""
+        self._ids.extend(token_ids)
+        self._logprobs.extend(logprobs)
+        self._ranks.extend(ranks)
+        self._texts.extend(texts)
         self._ends.append(len(self._ids))
 
     def extend(self, positions: Iterable[PositionLogprobs | None]) -> None:
@@ -151,21 +166,30 @@ class LogprobSpeller:
         for token_id in context[-_LONGEST_CHARACTER:]:
             self._take(token_id)
 
-    def spell(self, entry: TokenLogprobs, end: int | None = None) -> PositionLogprobs:
-        """Return the logprobs of the next position: the entries before `end`, the position's token first."""
-        columns = zip(entry.token_ids[:end], entry.logprobs[:end], entry.ranks[:end], strict=True)
+    def append(self, positions: Any, entry: TokenLogprobs, end: int | None = None) -> None:
+        """Add the next position: the entries before `end`, its own token first; None if there are none.
+
+        positions: SampleLogprobs or PromptLogprobs
+        """
+        ids, logprobs, ranks = entry.token_ids[:end], entry.logprobs[:end], entry.ranks[:end]
+        texts = self._texts(ids)
+        if isinstance(positions, FlatLogprobs):
+            positions.append_columns(ids, logprobs, ranks, texts)
+        else:
+            positions.append(dict(zip(ids, map(Logprob, logprobs, ranks, texts), strict=True)) or None)
+
+    def _texts(self, token_ids: list[int]) -> list[str | None]:
+        """Return the texts of the tokens that may stand here; the first is the one that does."""
         if self._tokenizer is None:
-            return {token_id: Logprob(logprob, rank) for token_id, logprob, rank in columns}
-        text_after, before = self._tokenizer.text_after, self._unfinished
-        position = {
-            token_id: Logprob(logprob, rank, text_after(before, token_id))
-            for token_id, logprob, rank in columns
-        }
-        if position:
-            self._take(entry.token_ids[0])
+            return [None] * len(token_ids)
+        before = self._unfinished
+        if token_ids:
+            self._take(token_ids[0])
         else:  # cached and not computed: what stands here is not known
             self._unfinished = b""
-        return position
+        if before:
+            return [self._tokenizer.text_after(before, token_id) for token_id in token_ids]
+        return list(map(self._tokenizer.token_texts.__getitem__, token_ids))
 
     def _take(self, token_id: int) -> None:
         if self._tokenizer is not None:

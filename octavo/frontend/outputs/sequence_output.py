@@ -131,7 +131,7 @@ class SequenceOutput:
         faults.hit("logprobs", self)
         self.cumulative_logprob += entry.logprobs[0]
         if self._logprobs is not None:
-            self._logprobs.append(self._speller.spell(entry))
+            self._speller.append(self._logprobs, entry)
 
 
 def _detokenizer(

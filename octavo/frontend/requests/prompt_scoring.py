@@ -56,7 +56,7 @@ class PromptScores:
             if num_candidates and self.of_candidates is not None:
                 self.of_candidates.append(entry.logprobs[end:])
             if self.logprobs is not None:
-                self.logprobs.append(self._speller.spell(entry, end) or None)
+                self._speller.append(self.logprobs, entry, end)
 
     def _num_candidates(self, row: int) -> int:
         if row < 0 or not self._candidates:

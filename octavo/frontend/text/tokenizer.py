@@ -11,8 +11,8 @@ import re
 from codecs import utf_8_decode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, TypeVar
 
 import tokenizers
 
@@ -48,19 +48,22 @@ class SpecialTokens:
     """By name; "default" and "tool_use" have a meaning."""
 
 
-class _Pieces(dict[int, bytes]):
-    """The bytes of tokens by id, each made when it is first asked for."""
+T = TypeVar("T")
 
-    def __init__(self, spell: Callable[[int], bytes], vocab_size: int) -> None:
+
+class _ById(dict[int, T]):
+    """Something of each token by its id, made when it is first asked for."""
+
+    def __init__(self, make: Callable[[int], T], vocab_size: int) -> None:
         super().__init__()
-        self._spell = spell
+        self._make = make
         self._vocab_size = vocab_size
 
-    def __missing__(self, token_id: int) -> bytes:
-        piece = self._spell(token_id)
+    def __missing__(self, token_id: int) -> T:
+        made = self._make(token_id)
         if 0 <= token_id < self._vocab_size:  # of others there is no end
-            self[token_id] = piece
-        return piece
+            self[token_id] = made
+        return made
 
 
 class Encoding(dict[str, Any]):
@@ -93,8 +96,10 @@ class Tokenizer:
         decoder = repr(backend.decoder)
         self._byte_level = "ByteLevel" in decoder
         self._byte_fallback = "ByteFallback" in decoder
-        self.pieces = _Pieces(self.token_bytes, self.vocab_size)
+        self.pieces = _ById(self.token_bytes, self.vocab_size)
         """By id: what it adds to a text that has begun."""
+        self.token_texts = _ById(partial(self.text_after, b""), self.vocab_size)
+        """By id: the whole characters of its piece."""
 
     def __len__(self) -> int:
         return self.vocab_size

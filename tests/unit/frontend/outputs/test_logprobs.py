@@ -51,7 +51,9 @@ def test_columns_are_vllms():
 def test_it_is_lighter():
     entry = TokenLogprobs(list(range(20)), [-float(i) for i in range(20)], list(range(1, 21)))
     speller = LogprobSpeller(ByteTokenizer())
-    positions = [speller.spell(entry) for _ in range(100)]
+    positions = []
+    for _ in range(100):
+        speller.append(positions, entry)
     flat = FlatLogprobs(positions)
     nested_bytes = sum(
         sys.getsizeof(p) + sum(sys.getsizeof(e) + sys.getsizeof(e.logprob) for e in p.values())
@@ -67,13 +69,19 @@ def test_a_character_is_shown_with_the_token_that_completes_it():
 
     def spell(*token_ids):
         entry = TokenLogprobs(list(token_ids), [-1.0] * len(token_ids), [1] * len(token_ids))
-        return [one.decoded_token for one in speller.spell(entry).values()]
+        speller.append(positions, entry)
+        return positions[-1] and [one.decoded_token for one in positions[-1].values()]
+
+    positions = []
 
     assert spell(second, ord("b")) == ["", "\ufffdb"]
     assert spell(third, first) == ["好", "\ufffd"]
     assert spell(ord("c"), first) == ["c", ""]
-    assert spell() == []
+    assert spell() is None
 
 
-def test_without_a_tokenizer_there_is_no_text():
-    assert LogprobSpeller(None).spell(TokenLogprobs([7], [-1.0], [1])) == {7: Logprob(-1.0, 1)}
+@pytest.mark.parametrize("kind", [list, FlatLogprobs])
+def test_without_a_tokenizer_there_is_no_text(kind):
+    positions = kind()
+    LogprobSpeller(None).append(positions, TokenLogprobs([7], [-1.0], [1]))
+    assert positions == [{7: Logprob(-1.0, 1)}]
