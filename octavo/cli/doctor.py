@@ -14,6 +14,10 @@ from octavo.config.model import DEFAULT_MODEL
 _LITTLE_MEMORY_BYTES = 2 << 30
 _BUILD = "from octavo.runtime.kernels.build import shared_library as build; print(build() or '')"
 """Run in a process of its own: the command line imports nothing of the runtime."""
+_NO_KERNELS = (
+    "install a C++ compiler (on Debian and Ubuntu: apt-get install g++), set CXX, or install octavo's "
+    "wheel for Linux on x86-64, which brings them built"
+)
 
 
 class Finding(NamedTuple):
@@ -58,13 +62,7 @@ def _packages() -> Finding:
 
 
 def _compiler() -> Finding:
-    if found := machine.compiler():
-        return Finding("compiler", found)
-    return Finding(
-        "compiler",
-        f"{env.compiler()} not found: the CPU runs on the slower torch kernels",
-        "install a C++ compiler (on Debian and Ubuntu: apt-get install g++), or set CXX",
-    )
+    return Finding("compiler", machine.compiler() or f"{env.compiler()} not found")
 
 
 def _kernels() -> Finding:
@@ -73,7 +71,9 @@ def _kernels() -> Finding:
     done = subprocess.run([sys.executable, "-c", _BUILD], capture_output=True, text=True, check=False)
     if path := done.stdout.strip():
         return Finding("kernels", path)
-    last = (done.stderr.strip() or "no compiler").splitlines()[-1]
+    if not machine.compiler():
+        return Finding("kernels", "none: on a CPU, models run hundreds of times slower", _NO_KERNELS)
+    last = (done.stderr.strip() or "no reason given").splitlines()[-1]
     return Finding("kernels", f"not built ({last})", "python -m octavo.runtime.kernels.build shows why")
 
 

@@ -25,6 +25,7 @@ PAGES = [
     *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/architecture/*.md")),
     "docs/cli.md",
     "docs/compatibility.md",
+    "docs/install.md",
     "examples/README.md",
 ]
 BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)

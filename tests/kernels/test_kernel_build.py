@@ -15,7 +15,7 @@ from torch import Tensor
 
 from octavo.base import ownership
 from octavo.base.errors import ConfigError
-from octavo.runtime.kernels import build
+from octavo.runtime.kernels import build, variants
 from octavo.runtime.kernels.activations import Activation
 from octavo.runtime.kernels.cpu.proof import disagreements
 from octavo.runtime.kernels.cpu.table import cpu_table
@@ -99,6 +99,7 @@ def test_no_compiler_means_twins_and_one_line(
     assert cpu_table(1).name == "ref"
     assert len(caplog.records) == 1
     assert "no-such-compiler" in caplog.text and "CXX" in caplog.text
+    assert "0.1 tokens/s" in caplog.text and "apt-get install g++" in caplog.text
 
 
 def test_no_compiler_but_a_library_for_this_cpu(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,6 +155,69 @@ def test_what_is_made_is_closed_to_others(home: Path, monkeypatch: pytest.Monkey
         os.umask(before)
     assert built is not None
     assert {stat.S_IMODE(path.stat().st_mode) for path in (built, built.parent)} == {0o700}
+
+
+def ship(home: Path, monkeypatch: pytest.MonkeyPatch, *names: str, sources: str = "") -> dict[str, Path]:
+    """Have these variants in the installed package, and no compiler."""
+    monkeypatch.setattr(variants, "FOLDER", home)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    paths = {name: variants.library(home, name, sources or build._sources()) for name in names}
+    for path in paths.values():
+        path.write_text("library")
+    return paths
+
+
+def use_cpu(monkeypatch: pytest.MonkeyPatch, features: str) -> None:
+    monkeypatch.setattr(build, "_cpu_features", lambda: f"x86_64 flags : fpu {features}")
+
+
+@pytest.mark.parametrize(
+    ("features", "name"),
+    [
+        (variants.VARIANTS["amx"].features, "amx"),
+        (variants.VARIANTS["avx512"].features + " avx512_bf16", "avx512"),
+        (variants.VARIANTS["avx512"].features, "avx512"),
+        (variants.VARIANTS["avx512"].features.replace("avx512_vnni", ""), "avx2"),
+        (variants.VARIANTS["avx2"].features + " avx512f avx512_vnni", "avx2"),
+        ("sse4_2 avx", None),
+    ],
+)
+def test_of_the_libraries_that_came_with_the_wheel_the_best_for_the_cpu_is_taken(
+    features: str, name: str | None, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped = ship(home, monkeypatch, *variants.VARIANTS)
+    use_cpu(monkeypatch, features)
+    assert build.shared_library() == (shipped[name] if name else None)
+
+
+def test_a_library_that_came_with_the_wheel_proves_right_once(
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    shipped = ship(home, monkeypatch, "avx512", "avx2")
+    use_cpu(monkeypatch, variants.VARIANTS["avx512"].features)
+    fail_proofs(monkeypatch, 1)
+    assert build.shared_library() == shipped["avx2"]
+    assert "CPU kernels for avx512 are wrong on this machine" in caplog.text
+    assert build.shared_library() == shipped["avx512"], "it is asked again"
+    fail_proofs(monkeypatch, 9)
+    assert build.shared_library() == shipped["avx512"], "it is not asked again"
+    use_cpu(monkeypatch, variants.VARIANTS["amx"].features)
+    assert build.shared_library() is None, "on another CPU it is"
+
+
+def test_a_library_of_other_sources_is_not_taken(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ship(home, monkeypatch, *variants.VARIANTS, sources="0123456789abcdef")
+    assert build.shared_library() is None
+
+
+def test_every_variant_is_made_for_a_wheel(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_compiler(home, monkeypatch, FAKE_COMPILER.replace("linked >>", '"$*" >>'))
+    made = build.make_variants(home)
+    assert [path.name.rpartition("-")[0] for path in made] == list(variants.VARIANTS)
+    assert all(path.read_text() == "library\n" for path in made)
+    links = (home / "links").read_text().splitlines()
+    for line, variant in zip(links, variants.VARIANTS.values(), strict=True):
+        assert "-static-libstdc++" in line and all(option in line for option in variant.options)
 
 
 def test_a_failing_compiler_is_quoted(

@@ -1,4 +1,4 @@
-"""Compiles the CPU kernels, once per machine, into octavo's cache folder.
+"""Finds the CPU kernels: what a platform wheel has brought, or compiled once per machine into octavo's cache.
 
 `cpu/library.py` asks for the library at construction; `python -m octavo.runtime.kernels.build` makes it
 ahead. Its name holds a digest of sources, options and CPU features, and one of the compiler: what is in a
@@ -11,17 +11,20 @@ import hashlib
 import os
 import platform
 import shlex
+import shutil
 import stat
 import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from octavo.base import env, log
 from octavo.base.errors import ConfigError
 from octavo.base.log import get_logger
 from octavo.base.ownership import is_trusted
+from octavo.runtime.kernels import variants
 
 logger = get_logger(__name__)
 
@@ -39,6 +42,8 @@ def shared_library() -> Path | None:
     Raises ConfigError for a cache that others can write to: they could run code here.
     """
     folder = env.cache_dir() / "kernels"
+    if (shipped := _shipped_library(folder)) is not None:
+        return shipped
     if folder.is_symlink() or folder.exists():
         _check(folder)
     path = _library_in(folder)
@@ -76,13 +81,53 @@ def _library_in(folder: Path) -> Path | None:
     return path
 
 
+def _shipped_library(folder: Path) -> Path | None:
+    """The best library of the installed wheel that this CPU can run; it has to prove right here once."""
+    features, sources = _cpu_features(), _sources()
+    for name, variant in variants.VARIANTS.items():
+        path = variants.library(variants.FOLDER, name, sources)
+        if not path.exists() or not variant.runs_on(features):
+            continue
+        proved = folder / f"{path.stem}-{_digest(features.encode())}.proved"
+        if proved.exists():
+            return path
+        try:
+            _run([sys.executable, "-P", "-m", _PROOF, str(path)])
+        except (OSError, subprocess.SubprocessError) as error:
+            logger.warning("CPU kernels for %s are wrong on this machine. %s", name, _reason(error))
+            continue
+        with suppress(OSError):  # a cache that cannot be written: it proves right at every start
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            proved.touch()
+        return path
+    return None
+
+
+def make_variants(folder: Path) -> list[Path]:
+    """Compile a library of each variant into a folder, for a wheel. Raises OSError, SubprocessError.
+
+    libstdc++ goes into it: a wheel may not count on that of another machine.
+    """
+    command = [*shlex.split(env.compiler()), *_OPTIONS, "-static-libstdc++", "-Wl,--exclude-libs,ALL"]
+    command += ["-Wl,--gc-sections", "-s"]  # what of libstdc++ is not used asks for a newer glibc
+    made = []
+    for name, variant in variants.VARIANTS.items():
+        made.append(variants.library(folder, name, _sources()))
+        with tempfile.TemporaryDirectory() as work:
+            _make([*command, *variant.options], Path(work, "library.so"))
+            shutil.copyfile(Path(work, "library.so"), made[-1])
+    return made
+
+
 def _any_library(folder: Path, error: Exception) -> Path | None:
     """No compiler: a library that any compiler made of these sources for this CPU will do."""
     found = sorted(folder.glob(f"{_prefix()}-*.so"))
     if found:
         return found[0]
     logger.warning(
-        "No C++ compiler (%s): slow torch code runs instead of CPU kernels. Install g++ or set CXX. (%s)",
+        "There are no CPU kernels: models run hundreds of times slower, the smallest at 0.1 tokens/s. "
+        "Install a C++ compiler (%s was not found; on Debian and Ubuntu: apt-get install g++), set CXX, or "
+        "install octavo's wheel for Linux on x86-64, which brings the kernels. (%s)",
         env.compiler(),
         _reason(error),
     )
@@ -127,9 +172,14 @@ def _run(command: list[str]) -> str:
 
 def _prefix() -> str:
     """Digest of what the library is made of and of the CPU it is made for."""
+    return _digest(_sources().encode(), shlex.join(_MARCHES).encode(), _cpu_features().encode())
+
+
+def _sources() -> str:
+    """Digest of what every library is made of."""
     files = sorted(f for f in _SOURCES.iterdir() if f.suffix in {".h", ".cpp"})
     content = b"".join(f.name.encode() + f.read_bytes() for f in files)
-    return _digest(content, shlex.join([*_OPTIONS, *_MARCHES]).encode(), _cpu_features().encode())
+    return _digest(content, shlex.join(_OPTIONS).encode())
 
 
 def _cpu_features() -> str:

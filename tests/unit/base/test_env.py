@@ -17,6 +17,7 @@ def empty(monkeypatch):
 
 def test_defaults(monkeypatch):
     monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     assert env.log_level() == "INFO"
     assert env.cache_dir() == Path("/home/someone/.cache/octavo")
     assert not env.kernels_disabled()
@@ -38,6 +39,16 @@ def test_values(monkeypatch):
             assert read() is expected
     monkeypatch.setenv("CXX", "clang++")
     assert env.compiler() == "clang++"
+
+
+def test_the_cache_is_where_the_desktop_keeps_its_caches(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/fast/cache")
+    assert env.cache_dir() == Path("/fast/cache/octavo")
+    monkeypatch.setenv("XDG_CACHE_HOME", "not/absolute")
+    assert env.cache_dir() == Path("/home/someone/.cache/octavo"), "the specification says: ignore it"
+    monkeypatch.setenv("OCTAVO_CACHE_DIR", "/elsewhere")
+    assert env.cache_dir() == Path("/elsewhere")
 
 
 def test_plugins_by_name(monkeypatch):

@@ -227,7 +227,8 @@ def _doctor(monkeypatch, **changes):
     } | changes
     for name, value in answers.items():
         monkeypatch.setattr(machine, name, lambda value=value: value)
-    kernels = subprocess.CompletedProcess([], 0, "/cache/kernels.so\n", "")
+    built = "/cache/kernels.so\n" if machine.compiler() else ""
+    kernels = subprocess.CompletedProcess([], 0, built, "")
     monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: kernels)
     monkeypatch.setattr(env, "kernels_disabled", lambda: False)
 
@@ -255,6 +256,13 @@ def test_doctor_says_what_to_do(changes, advice, monkeypatch, capsys, tmp_path):
     out = capsys.readouterr().out
     assert out.count("!!") == 1
     assert advice in out
+
+
+def test_doctor_wants_no_compiler_where_kernels_came_built(monkeypatch, capsys, tmp_path):
+    _doctor(monkeypatch)
+    monkeypatch.setattr(machine, "compiler", lambda: "")
+    assert main(["doctor", "--model", str(tmp_path)]) == 0
+    assert "g++ not found" in capsys.readouterr().out
 
 
 def test_doctor_misses_models(monkeypatch, capsys):

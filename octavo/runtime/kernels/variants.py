@@ -1,0 +1,38 @@
+"""Libraries of CPU kernels that a platform wheel brings, one per instruction set; `build` chooses and proves.
+
+Each is made for a baseline that many CPUs have in common, where `build` alone would compile for this one.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+FOLDER = Path(__file__).parent / "cpu" / "built"
+_AVX2 = "avx avx2 bmi1 bmi2 f16c fma abm movbe"
+_AVX512 = f"{_AVX2} avx512f avx512bw avx512cd avx512dq avx512vl avx512_vnni"
+
+
+class Variant(NamedTuple):
+    """What the compiler may use, and what a CPU must have, in the words of /proc/cpuinfo."""
+
+    options: tuple[str, ...]
+    features: str
+
+    def runs_on(self, features: str) -> bool:
+        """Return whether a CPU with these features can run it."""
+        return set(self.features.split()) <= set(features.split())
+
+
+VARIANTS = {
+    "amx": Variant(
+        ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
+        f"{_AVX512} avx512_bf16 amx_tile amx_bf16",
+    ),
+    "avx512": Variant(("-march=x86-64-v4", "-mavx512vnni"), _AVX512),
+    "avx2": Variant(("-march=x86-64-v3",), _AVX2),
+}
+"""The best first. Kernels use bfloat16 instructions beside tiles only: AVX-512 needs no second library."""
+
+
+def library(folder: Path, name: str, sources: str) -> Path:
+    """Return where a variant's library is; sources: the digest of what it was made of."""
+    return folder / f"{name}-{sources}.so"

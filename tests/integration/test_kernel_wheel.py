@@ -1,0 +1,65 @@
+"""The platform wheel: without a compiler its kernels run, and give the tokens of those that are built."""
+
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from hatchling.builders.wheel import WheelBuilder
+
+from octavo.runtime.kernels import build, variants
+
+ROOT = Path(__file__).resolve().parents[2]
+PROMPTS = ["The capital of France is", "One, two, three,"]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """With the variant for this CPU alone: each takes half a minute to compile."""
+    best = [name for name, variant in variants.VARIANTS.items() if variant.runs_on(build._cpu_features())]
+    if not best:
+        pytest.skip("needs an x86-64 CPU with AVX2")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(variants, "VARIANTS", {best[0]: variants.VARIANTS[best[0]]})
+        patch.setenv("OCTAVO_WHEEL_KERNELS", "1")
+        folder = tmp_path_factory.mktemp("dist")
+        return Path(next(WheelBuilder(str(ROOT)).build(directory=str(folder), versions=["standard"])))
+
+
+def tokens(tmp_path, **environment):
+    script = (
+        "from octavo import LLM, SamplingParams\n"
+        f"for output in LLM('smollm2').generate({PROMPTS!r}, SamplingParams(temperature=0, max_tokens=12)):\n"
+        "    print(output.outputs[0].token_ids, output.outputs[0].cumulative_logprob)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script],
+        env={**os.environ, **environment},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+@pytest.mark.slow
+def test_it_runs_without_a_compiler_and_gives_the_same_tokens(wheel, tmp_path, smollm2_path):
+    assert re.search(r"-py3-none-manylinux_2_\d\d_x86_64\.whl$", wheel.name)
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+        assert (
+            "Root-Is-Purelib: false"
+            in archive.read(next(name for name in archive.namelist() if name.endswith("/WHEEL"))).decode()
+        )
+    own, _ = tokens(tmp_path, PYTHONPATH=str(ROOT))
+    (tmp_path / "bin").mkdir()
+    without = {"PATH": str(tmp_path / "bin"), "CXX": "", "OCTAVO_CACHE_DIR": str(tmp_path / "cache")}
+    shipped, log = tokens(tmp_path, PYTHONPATH=str(tmp_path / "site"), OCTAVO_LOGGING_LEVEL="INFO", **without)
+    assert shipped == own and "no CPU kernels" not in log
+    assert [path.suffix for path in (tmp_path / "cache" / "kernels").iterdir()] == [".proved"]
