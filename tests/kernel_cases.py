@@ -310,8 +310,8 @@ def _row_limits() -> Iterator[Case]:
     seeds = torch.randint(-(2**63), 2**63 - 1, (30, 1))
     limits = torch.randn(30, 5, dtype=torch.float64)
     for rows in (1, 20, 150):
-        slots, positions = torch.randint(0, 30, (rows,)), torch.randint(0, 10**6, (rows,))
-        yield Case(f"{rows}", (slots, positions, seeds, limits), tolerance=0.0)
+        places, positions = torch.randint(0, 30, (rows,)), torch.randint(0, 10**6, (rows,))
+        yield Case(f"{rows}", (places, positions, seeds, limits), tolerance=0.0)
 
 
 def _truncate() -> Iterator[Case]:

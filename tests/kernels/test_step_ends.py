@@ -13,12 +13,12 @@ from octavo.runtime.kernels.triton.table import cuda_table
 from octavo.runtime.worker.pinned_ring import PinnedRing
 
 TRITON = cuda_table().steps
-MOST, ROWS, SLOTS, LENGTH = 1000, 300, 40, 50
+MOST, ROWS, KEPT, LENGTH = 1000, 300, 40, 50
 
 
 def make_ring(count: int) -> StepRing:
     """A ring of three rows of random numbers, the host's memory where there is a GPU."""
-    given = torch.randint(0, SLOTS, (3, MOST), pin_memory=HAS_GPU)
+    given = torch.randint(0, KEPT, (3, MOST), pin_memory=HAS_GPU)
     token_ids = torch.full((3, ROWS), -7, pin_memory=HAS_GPU)
     max_logits = torch.full((3, ROWS), -7.0, pin_memory=HAS_GPU)
     return StepRing(given, token_ids, max_logits, torch.tensor([count], device=DEVICE))
@@ -41,8 +41,8 @@ def assert_equal(one: tuple[torch.Tensor, ...], other: tuple[torch.Tensor, ...])
 )
 def test_beginning(tokens: int, rows: int, groups: int, columns: int, numbers: int, count: int) -> None:
     torch.manual_seed(tokens)
-    kept_ids = torch.randint(0, 9999, (SLOTS * LENGTH,), device=DEVICE)
-    kept_tables = torch.randint(0, 99, (groups, SLOTS, columns), dtype=torch.int32, device=DEVICE)
+    kept_ids = torch.randint(0, 9999, (KEPT * LENGTH,), device=DEVICE)
+    kept_tables = torch.randint(0, 99, (groups, KEPT, columns), dtype=torch.int32, device=DEVICE)
     ring, results = make_ring(count), []
     for begin in (TRITON.begin, STEP_KERNELS.begin):
         shared = copied(ring)

@@ -59,14 +59,14 @@ class Choose(Protocol):
 
 
 class RowLimits(Protocol):
-    """What rows are drawn by, looked up by slot."""
+    """What requests are drawn by, looked up by their rows in the batch."""
 
-    def __call__(self, slots: Tensor, positions: Tensor, seeds: Tensor, limits: Tensor) -> Tensor:
+    def __call__(self, rows: Tensor, positions: Tensor, seeds: Tensor, limits: Tensor) -> Tensor:
         """Return [1 + columns, n] float64: in [0, 1), by seed and position, then the limits of each row.
 
-        slots, positions: [n] int64; a position counts a request's output tokens
-        seeds:            [num_slots, 1] int64
-        limits:           [num_slots, columns] float64, contiguous
+        rows, positions: [n] int64; a position counts a request's output tokens
+        seeds:           [num_rows, 1] int64
+        limits:          [num_rows, columns] float64, contiguous
         """
 
 

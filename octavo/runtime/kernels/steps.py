@@ -36,11 +36,11 @@ class BeginStep(Protocol):
     ) -> None:
         """Count the step, copy what its row of the ring holds, and look up what that names.
 
-        numbers:     [n] int64, written: places [T] in kept_ids, slots [R], and whatever else is given
+        numbers:     [n] int64, written: places [T] in kept_ids, rows [R], and whatever else is given
         kept_ids:    [any] int64
-        kept_tables: [groups, slots, max_blocks] int32, contiguous
+        kept_tables: [groups, rows of the batch, max_blocks] int32, contiguous
         ids:         [T] int64, written: kept_ids at the places
-        tables:      [groups, R, max_blocks] int32, contiguous, written: kept_tables at the slots
+        tables:      [groups, R, max_blocks] int32, contiguous, written: kept_tables at the rows
         """
 
 

@@ -20,7 +20,7 @@ from octavo.runtime.sampling.sampler import Sampler, with_users
 from tests.fakes import fake_config
 from tests.sampling_reference import Case
 
-VOCAB, SLOTS = 61, 6
+VOCAB, ROWS = 61, 6
 CPU = torch.device("cpu")
 
 
@@ -83,42 +83,42 @@ def case(target=None):
 
 
 def step(sampler, cases):
-    """One step for some slots; the tokens by slot."""
-    slots = sorted(cases)
-    logits = torch.randn(len(slots), VOCAB, generator=torch.Generator().manual_seed(len(slots)))
-    host = sampler.sample(logits.clone(), slots, [len(cases[slot].outputs) for slot in slots]).to_host()
-    for slot, token_id in zip(slots, host.token_ids, strict=True):
-        cases[slot].outputs.append(token_id)
+    """One step for some rows; the tokens by row."""
+    rows = sorted(cases)
+    logits = torch.randn(len(rows), VOCAB, generator=torch.Generator().manual_seed(len(rows)))
+    host = sampler.sample(logits.clone(), rows, [len(cases[row].outputs) for row in rows]).to_host()
+    for row, token_id in zip(rows, host.token_ids, strict=True):
+        cases[row].outputs.append(token_id)
     greedy = logits.argmax(dim=1).tolist()
-    return host, dict(zip(slots, greedy, strict=True))
+    return host, dict(zip(rows, greedy, strict=True))
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_every_request_gets_its_own(seed):
     Target.instances.clear()
-    sampler = Sampler(VOCAB, SLOTS, CPU, TORCH_SAMPLING, processors=with_users(load("Target")))
+    sampler = Sampler(VOCAB, ROWS, CPU, TORCH_SAMPLING, processors=with_users(load("Target")))
     chance, held = random.Random(seed), {}
     for _ in range(60):
-        for slot in [slot for slot in held if chance.random() < 0.3]:
-            sampler.remove(slot)
-            del held[slot]
-        for slot in [slot for slot in range(SLOTS) if slot not in held and chance.random() < 0.4]:
-            held[slot] = case(chance.choice([None, chance.randrange(VOCAB)]))
-            held[slot].outputs += range(chance.randrange(3))  # it comes back after a preemption
-            sampler.add(slot, held[slot].message(str(slot)))
-        if taking_part := {slot: held[slot] for slot in held if chance.random() < 0.8}:
-            lengths = {slot: len(one.outputs) for slot, one in taking_part.items()}
+        for row in [row for row in held if chance.random() < 0.3]:
+            sampler.remove(row)
+            del held[row]
+        for row in [row for row in range(ROWS) if row not in held and chance.random() < 0.4]:
+            held[row] = case(chance.choice([None, chance.randrange(VOCAB)]))
+            held[row].outputs += range(chance.randrange(3))  # it comes back after a preemption
+            sampler.add(row, held[row].message(str(row)))
+        if taking_part := {row: held[row] for row in held if chance.random() < 0.8}:
+            lengths = {row: len(one.outputs) for row, one in taking_part.items()}
             _, greedy = step(sampler, taking_part)
-            for slot, one in taking_part.items():
+            for row, one in taking_part.items():
                 target = (one.params.extra_args or {}).get("target")
-                wanted = greedy[slot] if target is None else (target + lengths[slot]) % VOCAB
+                wanted = greedy[row] if target is None else (target + lengths[row]) % VOCAB
                 assert one.outputs[-1] == wanted
     [processor] = Target.instances
     assert processor.max_num_seqs == fake_config().scheduler.max_num_seqs
 
 
 def test_wrong_results_end_the_requests_of_the_step():
-    sampler = Sampler(VOCAB, SLOTS, CPU, TORCH_SAMPLING, processors=with_users(load("Wrong")))
+    sampler = Sampler(VOCAB, ROWS, CPU, TORCH_SAMPLING, processors=with_users(load("Wrong")))
     sampler.add(0, case().message("0"))
     host, _ = step(sampler, {0: case()})
     assert host.errors[0]

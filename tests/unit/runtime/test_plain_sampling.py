@@ -36,8 +36,8 @@ CUT = {"temperature": 1.2, "top_k": 7, "top_p": 0.9}
 
 def make(options, kernels=TORCH_SAMPLING):
     sampler = Sampler(VOCAB, 16, CPU, kernels)
-    for slot, values in enumerate(options):
-        sampler.add(slot, Case(SamplingParams(**values), seed=slot).message(str(slot)))
+    for row, values in enumerate(options):
+        sampler.add(row, Case(SamplingParams(**values), seed=row).message(str(row)))
     return sampler
 
 
@@ -51,13 +51,13 @@ def logits(rows, seed=0):
 )
 def test_choose_is_sample(options, kernels):
     """In any order of the rows, and whichever way they are served."""
-    slots, positions = np.array([3, 0, 5, 1, 4, 2]), np.array([0, 7, 2, 1, 9, 4])
-    expected = make(options).sample(logits(6), slots, positions).to_host()
+    rows, positions = np.array([3, 0, 5, 1, 4, 2]), np.array([0, 7, 2, 1, 9, 4])
+    expected = make(options).sample(logits(6), rows, positions).to_host()
     sampler = make(options, kernels)
-    assert sampler.sample(logits(6), slots, positions).to_host() == expected
-    kind = sampler.plain_kind(slots)
+    assert sampler.sample(logits(6), rows, positions).to_host() == expected
+    kind = sampler.plain_kind(rows)
     assert kind is not None
-    chosen = sampler.choose(logits(6), torch.from_numpy(slots), torch.from_numpy(positions), kind)
+    chosen = sampler.choose(logits(6), torch.from_numpy(rows), torch.from_numpy(positions), kind)
     assert chosen.token_ids.tolist() == expected.token_ids
 
 
@@ -67,7 +67,7 @@ def test_what_is_not_plain(values):
     assert sampler.plain_kind(np.array([0])) is Kind.WHOLE and sampler.plain_kind(np.array([0, 1])) is None
     sampler.remove(1)
     sampler.add(1, Case(SamplingParams(**WHOLE)).message())
-    assert sampler.plain_kind(np.array([0, 1])) is Kind.WHOLE, "the next owner of a slot is asked anew"
+    assert sampler.plain_kind(np.array([0, 1])) is Kind.WHOLE, "the next owner of a row is asked anew"
 
 
 @pytest.mark.parametrize("kernels", [TORCH_SAMPLING, KERNELS], ids=["cpu", "gpu"])

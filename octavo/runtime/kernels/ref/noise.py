@@ -23,9 +23,9 @@ def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
     return _shift_right(bits, 11).double() * 2.0**-53
 
 
-def row_limits(slots: Tensor, positions: Tensor, seeds: Tensor, limits: Tensor) -> Tensor:
+def row_limits(rows: Tensor, positions: Tensor, seeds: Tensor, limits: Tensor) -> Tensor:
     """See sampling.RowLimits."""
-    return torch.cat([uniform(seeds[slots, 0], positions)[None], limits[slots].T])
+    return torch.cat([uniform(seeds[rows, 0], positions)[None], limits[rows].T])
 
 
 def _mix(state: Tensor) -> Tensor:

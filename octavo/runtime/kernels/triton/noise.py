@@ -26,34 +26,34 @@ def _mix(state):
 
 
 # fmt: off
-@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["slots", "positions"])
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["rows", "positions"])
 def _limits_kernel(
-    slots, positions, seeds, limits, out, num_rows,
+    rows, positions, seeds, limits, out, num_rows,
     COLUMNS: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
 ):
-    """ROWS rows."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    there = row < num_rows
+    """ROWS of the rows."""
+    index = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    there = index < num_rows
     wait(PDL)
     release(PDL)
-    slot = tl.load(slots + row, mask=there, other=0)
-    position = tl.load(positions + row, mask=there, other=0)
-    bits = _mix(_mix(tl.load(seeds + slot, mask=there, other=0) + _GAMMA) + (position + 1) * _GAMMA)
+    row = tl.load(rows + index, mask=there, other=0)
+    position = tl.load(positions + index, mask=there, other=0)
+    bits = _mix(_mix(tl.load(seeds + row, mask=there, other=0) + _GAMMA) + (position + 1) * _GAMMA)
     chance = _shift_right(bits, 11).to(tl.float64) * 1.1102230246251565e-16  # 2**-53
-    tl.store(out + row, chance, mask=there)
+    tl.store(out + index, chance, mask=there)
     for column in tl.static_range(COLUMNS):
-        number = tl.load(limits + slot * COLUMNS + column, mask=there, other=0.0)
-        tl.store(out + (column + 1) * num_rows + row, number, mask=there)
+        number = tl.load(limits + row * COLUMNS + column, mask=there, other=0.0)
+        tl.store(out + (column + 1) * num_rows + index, number, mask=there)
 # fmt: on
 
 
-def row_limits(slots: Tensor, positions: Tensor, seeds: Tensor, limits: Tensor) -> Tensor:
+def row_limits(rows: Tensor, positions: Tensor, seeds: Tensor, limits: Tensor) -> Tensor:
     """See sampling.RowLimits."""
-    num_rows, num_columns = len(slots), limits.shape[1]
-    out = torch.empty((1 + num_columns, num_rows), dtype=torch.float64, device=slots.device)
+    num_rows, num_columns = len(rows), limits.shape[1]
+    out = torch.empty((1 + num_columns, num_rows), dtype=torch.float64, device=rows.device)
     if num_rows:
         _limits_kernel[(cdiv(num_rows, _ROWS),)](
-            slots,
+            rows,
             positions,
             seeds,
             limits,

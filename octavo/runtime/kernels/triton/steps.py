@@ -48,12 +48,12 @@ def _begin_kernel(
         tl.store(ids + place, tl.load(kept_ids + value, mask=is_token, other=0), mask=is_token)
     else:
         row = (program - num_parts).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-        slot = tl.load(given + num_tokens + row, mask=row < num_rows, other=0)
+        kept = tl.load(given + num_tokens + row, mask=row < num_rows, other=0)
         for first in range(0, num_columns, COLUMNS):
             column = first + tl.arange(0, COLUMNS)[None, :]
             inside = (row < num_rows)[:, None] & (column < num_columns)
             for group in range(num_groups):
-                source = kept_tables + group * table_stride + slot[:, None] * num_columns
+                source = kept_tables + group * table_stride + kept[:, None] * num_columns
                 target = tables + (group * num_rows + row[:, None]) * num_columns
                 tl.store(target + column, tl.load(source + column, mask=inside, other=0), mask=inside)
     if is_last(counter, tl.num_programs(0)):
@@ -112,7 +112,7 @@ def begin_step(
         NUMBERS=_NUMBERS,
         ROWS=_TABLE_ROWS,
         COLUMNS=min(power_of_2(num_columns), _MOST_COLUMNS),
-        num_warps=1,  # each would read the slots again
+        num_warps=1,  # each would read the rows again
     )
 
 
