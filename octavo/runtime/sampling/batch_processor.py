@@ -87,19 +87,18 @@ class Configs(NamedTuple):
         return cls(config.model, config.cache, config.parallel, config.scheduler)
 
 
+Make = Callable[[torch.device, bool], T]
+"""(device, is_pin_memory) → a user's processor: its class, given the configuration."""
+
+
 class BatchProcessor(Processor):
     """Gives every request an index, without gaps, and hands a user's processor the rows in that order."""
 
     def __init__(
-        self,
-        kind: type[LogitsProcessor],
-        config: EngineConfig,
-        vocab_size: int,
-        num_rows: int,
-        device: torch.device,
+        self, make: Make[LogitsProcessor], vocab_size: int, num_rows: int, device: torch.device
     ) -> None:
         super().__init__(vocab_size, num_rows, device)
-        self._processor = kind(Configs.of(config), device, False)
+        self._processor = make(device, False)
         self._rows: list[int | None] = []
         """By index; None: the request has gone, which the processor does not know yet."""
         self._indices: dict[int, int] = {}

@@ -18,7 +18,7 @@ from octavo.base.registry import load_named
 from octavo.config.engine import EngineConfig
 from octavo.messages.sampling import SamplingParams
 from octavo.messages.step import NewRequest
-from octavo.runtime.sampling.batch_processor import BatchProcessor, Configs, LogitsProcessor
+from octavo.runtime.sampling.batch_processor import BatchProcessor, Configs, LogitsProcessor, Make
 from octavo.runtime.sampling.processors import Processor, ProcessorFactory, RowsFailed
 from octavo.runtime.sampling.rows import Batch
 
@@ -124,15 +124,10 @@ class _Adapted(RowProcessor):
     """The functions that a user's adapter makes."""
 
     def __init__(
-        self,
-        kind: type[AdapterLogitsProcessor],
-        config: EngineConfig,
-        vocab_size: int,
-        num_rows: int,
-        device: torch.device,
+        self, make: Make[AdapterLogitsProcessor], vocab_size: int, num_rows: int, device: torch.device
     ) -> None:
         super().__init__(vocab_size, num_rows, device)
-        self._adapter = kind(Configs.of(config), device, False)
+        self._adapter = make(device, False)
 
     def functions(self, params: SamplingParams) -> Sequence[RequestLogitsProcessor]:
         """One or none."""
@@ -148,9 +143,9 @@ def load_processors(config: EngineConfig) -> list[ProcessorFactory]:
 def _load(name: str, config: EngineConfig) -> ProcessorFactory:
     kind = load_named(name, "logits_processors")
     if isinstance(kind, type) and issubclass(kind, LogitsProcessor):
-        return partial(BatchProcessor, kind, config)
+        return partial(BatchProcessor, partial(kind, Configs.of(config)))
     if isinstance(kind, type) and issubclass(kind, AdapterLogitsProcessor):
-        return partial(_Adapted, kind, config)
+        return partial(_Adapted, partial(kind, Configs.of(config)))
     if isinstance(kind, type) and issubclass(kind, Processor):
         return kind
     raise ConfigError(

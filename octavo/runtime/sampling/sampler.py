@@ -10,7 +10,7 @@ State belongs to a row, is written when a request enters and then only by its ow
 depends on its logits, its request and the output position, and on nothing else in the batch.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 
@@ -156,12 +156,13 @@ class Sampler:
         shown = self._copy(logits, scored)
         if masks is not None:
             masks.apply(logits)
-        self._process(logits, batch)
+        self._for_each(batch, lambda processor, part: processor.apply(logits, part))
         if self._processed_logprobs:
             shown = self._distribution(logits, scored)
         output = SamplerOutput(*self._choose(logits, batch))
-        self._observe(batch, output.token_ids)
-        output.scores = self._score(shown, scored, output.token_ids)
+        chosen = output.token_ids
+        self._for_each(batch, lambda processor, part: processor.observe(part, self._copy(chosen, part)))
+        output.scores = self._score(shown, scored, chosen)
         if self._faults:
             output.faults = self._faults_by_row(batch)
         return output
@@ -194,23 +195,13 @@ class Sampler:
         ends = Limits(*limits) if kind is Kind.TRUNCATED else None
         return self._kernels.choose(logits, Draws(temperature, noise), ends)
 
-    def _valid(self, choice: Choice) -> Choice:
-        """What is no number may have led to any id: the next step must be able to look it up."""
-        return Choice(choice.token_ids.clamp_(0, self.vocab_size - 1), choice.max_logits)
-
-    def _process(self, logits: torch.Tensor, batch: Batch) -> None:
+    def _for_each(self, batch: Batch, call: Callable[[Processor, Batch], None]) -> None:
+        """Call with every processor that is active for some rows, and these rows."""
         for processor, is_active in zip(self._processors, self._is_active[:, batch.rows], strict=True):
             if is_active.any():
                 part = batch.where(is_active)
                 with self._blaming(processor, part.rows.tolist()):
-                    processor.apply(logits, part)
-
-    def _observe(self, batch: Batch, token_ids: torch.Tensor) -> None:
-        for processor, is_active in zip(self._processors, self._is_active[:, batch.rows], strict=True):
-            if is_active.any():
-                part = batch.where(is_active)
-                with self._blaming(processor, part.rows.tolist()):
-                    processor.observe(part, token_ids[to_device(part.logit_rows, self._device)])
+                    call(processor, part)
 
     def _faults_by_row(self, batch: Batch) -> dict[int, str]:
         rows = enumerate(batch.rows.tolist())
@@ -231,18 +222,19 @@ class Sampler:
     def _choose(self, logits: torch.Tensor, batch: Batch) -> Choice:
         kind = _KINDS[self._kinds[batch.rows].max()]
         rows, positions = send([batch.rows, batch.positions], self._device)
-        return self._valid(self.choose(logits, rows, positions, kind))
+        choice = self.choose(logits, rows, positions, kind)
+        choice.token_ids.clamp_(
+            0, self.vocab_size - 1
+        )  # NaN may lead to any id, which the next step looks up
+        return choice
 
-    def _limits_of(self, rows: torch.Tensor) -> Limits:
-        return Limits(*self._limits.on_device()[rows, 1:, None].unbind(dim=1))
-
-    def _copy(self, logits: torch.Tensor, scored: Batch) -> torch.Tensor:
-        return logits[to_device(scored.logit_rows, self._device)]
+    def _copy(self, values: torch.Tensor, batch: Batch) -> torch.Tensor:
+        return values[to_device(batch.logit_rows, self._device)]
 
     def _distribution(self, logits: torch.Tensor, scored: Batch) -> torch.Tensor:
         """The logits that the scored rows are drawn from: [len(scored), vocab_size]."""
         rows = to_device(scored.rows, self._device)
-        limits = self._limits_of(rows)
+        limits = Limits(*self._limits.on_device()[rows, 1:, None].unbind(dim=1))
         shown = self._copy(logits, scored)
         truncated = np.flatnonzero(self._kinds[scored.rows] == Kind.TRUNCATED)
         if truncated.size:
