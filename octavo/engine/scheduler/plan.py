@@ -6,7 +6,7 @@ Filled by the scheduler; rules look at it. `to_output` is the form in which it g
 from dataclasses import dataclass, field
 
 from octavo.engine.scheduler.request import Request
-from octavo.engine.structured.matchers import RequestMatcher
+from octavo.engine.structured.request_matcher import RequestMatcher
 from octavo.messages.step import NewRequest, Place, SchedulerOutput, TokenMasks
 
 

@@ -16,7 +16,7 @@ from math import inf
 from octavo.engine.kvcache.manager import BlockTable, SharedPrefix
 from octavo.engine.kvcache.prefix import HashChain
 from octavo.engine.scheduler.repetition import RepetitionDetector
-from octavo.engine.structured.matchers import RequestMatcher
+from octavo.engine.structured.request_matcher import RequestMatcher
 from octavo.messages.request import EngineRequest, FinishReason, Limits, RequestSpec, Sharing, Standing
 from octavo.messages.sampling import RequestOutputKind
 

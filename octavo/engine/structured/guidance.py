@@ -12,7 +12,7 @@ from typing import Self
 
 import llguidance
 import numpy as np
-from llguidance.numpy import fill_next_token_bitmask_par
+from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
 
 from octavo.base.errors import RequestError
 from octavo.engine.structured.interface import Backend, Matcher
@@ -72,9 +72,13 @@ class GuidanceBackend(Backend[GuidanceMatcher]):
         return GuidanceMatcher(inner)
 
     def fill_masks(self, matchers: Sequence[GuidanceMatcher], masks: np.ndarray) -> None:
-        """Fill all rows at once, on a few threads."""
+        """Fill all rows at once, on a few threads; a single one on this thread."""
         rows = np.empty((len(matchers), self._num_words), np.int32)
-        fill_next_token_bitmask_par(self._threads, [(m.inner, row) for row, m in enumerate(matchers)], rows)
+        if len(matchers) == 1:
+            fill_next_token_bitmask(matchers[0].inner, rows)
+        else:
+            places = [(matcher.inner, row) for row, matcher in enumerate(matchers)]
+            fill_next_token_bitmask_par(self._threads, places, rows)
         masks[:] = rows[:, : masks.shape[1]]
 
 

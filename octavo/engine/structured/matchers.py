@@ -7,7 +7,6 @@ short; what was compiled is shared and kept within a bound. Only this package kn
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,9 @@ from octavo.base.log import get_logger
 from octavo.base.lru import LRU
 from octavo.engine.structured import BACKENDS
 from octavo.engine.structured.interface import Backend, Matcher
+from octavo.engine.structured.mask_filler import MaskFiller
 from octavo.engine.structured.reasoning import Prelude
+from octavo.engine.structured.request_matcher import FAILURE, RequestMatcher
 from octavo.messages.request import EngineRequest
 from octavo.messages.step import TokenMasks
 from octavo.messages.structured import Constraint, Vocabulary
@@ -32,39 +33,6 @@ _BYTES_PER_CHARACTER = 600
 """Of a compiled grammar and what it grows to; measured for llguidance, from above."""
 
 
-@dataclass(slots=True, eq=False)
-class RequestMatcher:
-    """One request's way through its grammar."""
-
-    compiled: Matcher
-    backend: Backend[Any]
-    hidden_ids: Sequence[int] = field(default=())
-    """Ends of text that this request ignores."""
-    end_ids: Sequence[int] = field(default=())
-    """All ends of text."""
-    prelude: Prelude | None = None
-    """None as soon as the grammar holds."""
-    has_failed: bool = False
-    """The library could not say what may come next."""
-
-    def feed(self, token_id: int) -> bool:
-        """Take the request's next token; return True if nothing may follow it. Raises RequestError."""
-        if (prelude := self.prelude) is not None:
-            is_before = prelude.take(token_id)
-            self.prelude = None if prelude.is_over else prelude
-            if is_before:
-                return False
-        if self.has_failed:
-            raise _failure()
-        try:
-            return self.compiled.advance(token_id)
-        except RequestError:
-            raise
-        except Exception as error:  # of the library: it must not reach the loop
-            _log.exception("A grammar failed on its way.")
-            raise _failure() from error
-
-
 class RequestMatchers:
     """What was compiled, for all requests."""
 
@@ -74,6 +42,7 @@ class RequestMatchers:
         self._lock = threading.Lock()
         """Guards the cache; never held while something is compiled."""
         self._compiled: LRU[tuple[str, str], Matcher] = LRU(_MAX_CACHE_BYTES)
+        self._filler = MaskFiller()
         self._loading = threading.Lock()
         self._backends: dict[str, tuple[Backend[Any], list[int]]] = {}
         """By content of the vocabulary: the back end and the ends of text."""
@@ -105,7 +74,7 @@ class RequestMatchers:
         for backend in {matcher.backend for _, matcher in constrained}:
             rows = [row for row, (_, matcher) in enumerate(constrained) if matcher.backend is backend]
             part = np.empty((len(rows), self._num_words), np.int32)
-            _fill(backend, [constrained[row][1] for row in rows], part)
+            self._filler.fill(backend, [constrained[row][1] for row in rows], part)
             bits[rows] = part
         for row, (_, matcher) in enumerate(constrained):
             if matcher.prelude is not None:
@@ -142,22 +111,8 @@ def _compile(backend: Backend[Any], grammar: str) -> Matcher:
         raise
     except Exception as error:  # of the library: it must not reach the loop
         _log.exception("A grammar that had passed its check failed.")
-        raise _failure() from error
+        raise RequestError(FAILURE, "structured_outputs") from error
     return matcher
-
-
-def _fill(backend: Backend[Any], matchers: list[RequestMatcher], masks: np.ndarray) -> None:
-    """See Backend.fill_masks. A matcher that makes the library raise is found out, and fails alone."""
-    try:
-        backend.fill_masks([matcher.compiled for matcher in matchers], masks)
-    except Exception:  # of the library: it must not reach the loop
-        if len(matchers) == 1:
-            _log.exception("A grammar failed on its way.")
-            matchers[0].has_failed = True
-            masks[:] = -1
-            return
-        for row, matcher in enumerate(matchers):
-            _fill(backend, [matcher], masks[row : row + 1])
 
 
 def _add_prelude(row: np.ndarray, prelude: Prelude, end_ids: Sequence[int]) -> None:
@@ -180,10 +135,6 @@ def _clear(row: np.ndarray, token_ids: Sequence[int]) -> None:
 def _bit(token_id: int) -> np.int32:
     """Return the bit of its word; the highest one is the sign."""
     return np.uint32(1 << token_id % 32).view(np.int32)
-
-
-def _failure() -> RequestError:
-    return RequestError("The grammar failed; the engine's log says why.", "structured_outputs")
 
 
 def _read(path: Path) -> Vocabulary:

@@ -1,0 +1,70 @@
+"""`MaskFiller`: the masks of a step, none of which may keep the step waiting for long.
+
+Used by `matchers`. Masks take 0.1 ms, of large schemas some milliseconds; those of ambiguous grammars grow
+with the output, to a second each. As long as all masks of a step together are quick, nobody looks closer.
+Else the next steps' are filled one by one, and the processor time of each is taken. A request whose masks
+were slow too often fails; the others go on.
+"""
+
+from collections.abc import Sequence
+from time import perf_counter, thread_time
+from typing import Any
+
+import numpy as np
+
+from octavo.base.log import get_logger
+from octavo.engine.structured.interface import Backend
+from octavo.engine.structured.request_matcher import FAILURE, RequestMatcher
+
+_log = get_logger(__name__)
+SLOW_S = 0.025
+MAX_SLOW_S = 0.5
+"""Of one request, all its slow masks together."""
+_WATCHED_STEPS = 16
+_TOO_SLOW = (
+    f"The grammar is too slow: finding the tokens that may come next took {MAX_SLOW_S:g} s, in masks of more "
+    f'than {1000 * SLOW_S:g} ms each. Ambiguous rules do that, such as s: s s | "a". Write them so that a '
+    'text can be derived in one way only, such as s: "a"+.'
+)
+
+
+class MaskFiller:
+    """Knows how quick the last masks were."""
+
+    def __init__(self) -> None:
+        self._num_watched = 0
+        """Further steps whose masks are filled one by one."""
+
+    def fill(self, backend: Backend[Any], matchers: list[RequestMatcher], masks: np.ndarray) -> None:
+        """See Backend.fill_masks. A matcher that is too slow, or makes the library raise, fails alone."""
+        if len(matchers) > 1 and not self._num_watched:
+            began_s = perf_counter()
+            if _has_filled(backend, matchers, masks):
+                self._num_watched = _WATCHED_STEPS if perf_counter() - began_s > SLOW_S else 0
+                return
+        self._num_watched = max(0, self._num_watched - 1)
+        for row, matcher in enumerate(matchers):
+            _fill_one(backend, matcher, masks[row : row + 1])
+
+
+def _has_filled(backend: Backend[Any], matchers: Sequence[RequestMatcher], masks: np.ndarray) -> bool:
+    try:
+        backend.fill_masks([matcher.compiled for matcher in matchers], masks)
+    except Exception:  # of the library: it must not reach the loop
+        if len(matchers) == 1:
+            _log.exception("A grammar failed on its way.")
+        return False
+    return True
+
+
+def _fill_one(backend: Backend[Any], matcher: RequestMatcher, mask: np.ndarray) -> None:
+    began_s = thread_time()
+    if matcher.failure or not _has_filled(backend, [matcher], mask):
+        matcher.failure = matcher.failure or FAILURE
+        mask[:] = -1
+        return
+    took_s = thread_time() - began_s
+    if took_s > SLOW_S:
+        matcher.slow_s += took_s
+        if matcher.slow_s > MAX_SLOW_S:
+            matcher.failure = _TOO_SLOW
