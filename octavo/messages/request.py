@@ -65,6 +65,8 @@ class Standing(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """Whom the computed tokens are charged to, where shares are fair."""
     due_s: float | None = None
     """Monotonic time by which the answer is wanted, where the earliest deadline goes first."""
+    in_bulk: bool = False
+    """One of many that nobody waits for singly: together they leave half of the seats to others."""
 
 
 class Sharing(msgspec.Struct, array_like=True, gc=False, frozen=True):

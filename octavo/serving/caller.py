@@ -28,6 +28,8 @@ class Caller:
     """The caller's place in a trace."""
     is_admin: bool = True
     """Whether it was an admin's key; without keys everybody is one."""
+    in_bulk: bool = False
+    """Whether it is one of many that nobody waits for: a line of a batch, a response in the background."""
     model: str = ""
     """The name under which a model is asked; empty as long as the body is not read."""
 

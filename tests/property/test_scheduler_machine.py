@@ -144,6 +144,7 @@ class EngineMachine(RuleBasedStateMachine):
         hold=st.booleans(),
         tenant=st.sampled_from("abc"),
         timeout_s=st.sampled_from([None] * 4 + [4.0, 12.0]),
+        in_bulk=st.sampled_from([False, False, True]),
     )
     def add(
         self,
@@ -162,6 +163,7 @@ class EngineMachine(RuleBasedStateMachine):
         hold,
         tenant,
         timeout_s,
+        in_bulk,
     ):
         prompt = beginning + tail or [1]
         max_tokens = min(max_tokens, MAX_MODEL_LEN - len(prompt))
@@ -179,6 +181,7 @@ class EngineMachine(RuleBasedStateMachine):
                 leader_id=f"r{number}.0" if child else "",
                 hold=hold,
                 tenant=tenant,
+                in_bulk=in_bulk,
                 sampling=SamplingParams(
                     max_tokens=max_tokens,
                     timeout_s=timeout_s,
@@ -322,6 +325,12 @@ class EngineMachine(RuleBasedStateMachine):
         if request.spec.sampling.prompt_logprobs is not None:
             assert self.prompt_logprobs[request_id] == len(request.prompt_token_ids) - 1
 
+    def all_waiting(self):
+        queue = self.tracker.waiting
+        return [
+            entry[2] for lines in (queue._lines, queue._bulk) for line in lines.values() for entry in line
+        ]
+
     def watched_schedule(self):
         """I-13, I-14, I-16 on every planned step."""
         running = [r for r in self.tracker.requests.values() if r.status is RequestStatus.RUNNING]
@@ -334,16 +343,19 @@ class EngineMachine(RuleBasedStateMachine):
         limits = self.config.scheduler
         assert 0 < step.num_tokens <= limits.max_num_batched_tokens
         assert len(self.tracker.running) + len(self.tracker.leaving) <= limits.max_num_seqs
+        num_bulk = sum(request.standing.in_bulk for request in self.tracker.running)
+        assert num_bulk <= max(1, limits.max_num_seqs // 2)
         assert not self.aborted & set(step.request_ids)
         assert all(0 < count <= max_chunk(limits) for count in step.num_scheduled_tokens)
         key, line = self.scheduler._policy.key, self.scheduler._policy.line
         for new in step.new_requests:
             started = self.tracker.requests[new.request_id]
             self.computed[new.request_id] = 0  # it may have been preempted since the last look
-            for waiting in self.tracker.waiting.first(len(self.tracker.waiting)):
+            for waiting in self.all_waiting():
                 place = (key(waiting), waiting.sequence)
                 assert (
                     waiting.status is not RequestStatus.PREEMPTED
+                    or waiting.standing.in_bulk
                     or line(waiting) != line(started)
                     or place > (key(started), started.sequence)
                 )
@@ -390,7 +402,7 @@ class EngineMachine(RuleBasedStateMachine):
     def check_requests(self):
         """I-11, I-18: each request in one place, its counts in order."""
         waiting, running = (
-            list(self.tracker.waiting.first(len(self.tracker.waiting))),
+            self.all_waiting(),
             self.tracker.running._members,
         )
         assert len(set(waiting)) == len(waiting)

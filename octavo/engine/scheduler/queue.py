@@ -7,8 +7,10 @@ knows blocks or budgets.
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from heapq import heapify, heappop, heapreplace
+from math import inf
 from operator import itemgetter
 
+from octavo.engine.scheduler.bulk_seats import BulkSeats
 from octavo.engine.scheduler.policies.interface import Key, Policy
 from octavo.engine.scheduler.request import Request
 
@@ -17,11 +19,14 @@ _place = itemgetter(0, 1)
 
 
 class WaitingQueue:
-    """Requests that wait to start or to resume, in the policy's order."""
+    """Requests that wait to start or to resume, in the policy's order; those in bulk by tenant in turn."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, bulk_seats: BulkSeats) -> None:
         self._policy = policy
+        self._bulk_seats = bulk_seats
         self._lines: dict[str, list[_Entry]] = {}
+        self._bulk: dict[str, list[_Entry]] = {}
+        """Lines by tenant."""
         self._num_requests = 0
 
     def __len__(self) -> int:
@@ -29,25 +34,56 @@ class WaitingQueue:
 
     def add(self, request: Request) -> None:
         """Enter `request` at its place."""
-        insort(self._lines.setdefault(self._policy.line(request), []), self._entry(request), key=_place)
+        lines, name = self._place_of(request)
+        insort(lines.setdefault(name, []), self._entry(request), key=_place)
         self._num_requests += 1
 
     def remove(self, request: Request) -> None:
         """Take out `request`, which must be in the queue."""
-        name = self._policy.line(request)
-        line = self._lines.get(name, [])
+        lines, name = self._place_of(request)
+        line = lines.get(name, [])
         index = bisect_left(line, _place(self._entry(request)), key=_place)
         assert index < len(line) and line[index][2] is request, f"request {request.request_id} does not wait"
         del line[index]
         if not line:
-            del self._lines[name]
+            del lines[name]
         self._num_requests -= 1
 
     def first(self, count: int) -> Iterator[Request]:
         """Yield the first `count` requests; meanwhile they may be removed, and their lines charged.
 
-        What the start of one costs its line counts before the next is chosen.
+        What the start of one costs its line counts before the next is chosen. Those in bulk are left out when
+        no more may run.
         """
+        return self._with_bulk(count) if self._bulk else self._in_lines(count)
+
+    def _with_bulk(self, count: int) -> Iterator[Request]:
+        sources = [self._in_lines(count), self._of_bulk(count)]
+        heads = [next(source, None) for source in sources]
+        for _ in range(count):
+            _, chosen = min((self._rank(head), i) for i, head in enumerate(heads))
+            request = heads[chosen]
+            if request is None:
+                return
+            yield request
+            heads[chosen] = next(sources[chosen], None)
+
+    def _rank(self, request: Request | None) -> tuple[float, Key, int]:
+        if request is None:
+            return (inf, (), 0)
+        return (self._policy.turn(self._policy.line(request)), self._policy.key(request), request.sequence)
+
+    def _of_bulk(self, count: int) -> Iterator[Request]:
+        lines = {tenant: iter(line[:count]) for tenant, line in self._bulk.items()}
+        while lines and self._bulk_seats.has_room:
+            tenant = self._bulk_seats.next_of(lines)
+            entry = next(lines[tenant], None)
+            if entry is None:
+                del lines[tenant]
+            else:
+                yield entry[2]
+
+    def _in_lines(self, count: int) -> Iterator[Request]:
         turn = self._policy.turn
         heads = [
             (turn(name), line[0], name, iter(line[1:count])) for name, line in self._lines.items()
@@ -63,6 +99,11 @@ class WaitingQueue:
                 heappop(heads)
             else:
                 heapreplace(heads, (turn(name), following, name, others))
+
+    def _place_of(self, request: Request) -> tuple[dict[str, list[_Entry]], str]:
+        if request.standing.in_bulk:
+            return self._bulk, request.standing.tenant
+        return self._lines, self._policy.line(request)
 
     def _entry(self, request: Request) -> _Entry:
         return (self._policy.key(request), request.sequence, request)

@@ -118,7 +118,9 @@ class Request:
             sequence=sequence,
             chain=hash_chain(request, block_size),
             hold=request.sharing.hold,
-            is_watched=spec.sampling.output_kind is not RequestOutputKind.FINAL_ONLY,
+            is_watched=(
+                spec.sampling.output_kind is not RequestOutputKind.FINAL_ONLY and not request.standing.in_bulk
+            ),
             repetition=RepetitionDetector(detection) if detection and detection.max_pattern_size else None,
             num_prompt_logprobs=num_prompt_tokens - 1 if num_given else 0,
         )

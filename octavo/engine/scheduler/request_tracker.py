@@ -8,6 +8,7 @@ a request that asked for it are retained beyond its end.
 import time
 
 from octavo.engine.kvcache.manager import KVCacheManager
+from octavo.engine.scheduler.bulk_seats import BulkSeats
 from octavo.engine.scheduler.policies.interface import Policy
 from octavo.engine.scheduler.queue import RunningSet, WaitingQueue
 from octavo.engine.scheduler.request import Request, RequestStatus
@@ -17,11 +18,12 @@ from octavo.messages.request import FinishReason
 class RequestTracker:
     """Requests by id, waiting, running, and leaving (finished, but part of a step in flight)."""
 
-    def __init__(self, kv: KVCacheManager, policy: Policy) -> None:
+    def __init__(self, kv: KVCacheManager, policy: Policy, max_num_seqs: int) -> None:
         self.kv = kv
         self._policy = policy
         self.requests: dict[str, Request] = {}
-        self.waiting = WaitingQueue(policy)
+        self.bulk_seats = BulkSeats(max_num_seqs)
+        self.waiting = WaitingQueue(policy, self.bulk_seats)
         self.running = RunningSet(policy)
         self.leaving: set[Request] = set()
         self.retained: dict[str, Request] = {}
@@ -48,11 +50,13 @@ class RequestTracker:
         request.leader = None
         request.scheduled_s = request.scheduled_s or time.monotonic()
         self.running.add(request)
+        self.bulk_seats.take(request)
 
     def preempt(self, request: Request) -> None:
         """Take a running request's blocks; it waits to start anew. No step in flight may have part of it."""
         assert request.num_in_flight == 0 and request.num_pending == 0, f"{request.request_id} is in flight"
         self.running.remove(request)
+        self.bulk_seats.give_back(request)
         request.move_to(RequestStatus.PREEMPTED)
         self._release(request)
         request.num_computed = request.routine_until = 0
@@ -64,6 +68,7 @@ class RequestTracker:
         """End a request in any state but finished."""
         if request.status is RequestStatus.RUNNING:
             self.running.remove(request)
+            self.bulk_seats.give_back(request)
         else:
             self.waiting.remove(request)
         request.move_to(RequestStatus.FINISHED)

@@ -7,6 +7,7 @@ rules added to the list; the scheduler itself knows none of them.
 from collections.abc import Sized
 
 from octavo.engine.kvcache.manager import SharedPrefix
+from octavo.engine.scheduler.bulk_seats import BulkSeats
 from octavo.engine.scheduler.plan import StepPlan
 from octavo.engine.scheduler.request import Request, RequestStatus
 from octavo.engine.scheduler.request_tracker import RequestTracker
@@ -38,6 +39,19 @@ class SeatRule(Rule):
     def is_full(self, plan: StepPlan) -> bool:
         """Return True if no seat is left."""
         return plan.num_seats_left <= 0
+
+
+class BulkRule(Rule):
+    """Those that came in bulk leave half of the seats to others."""
+
+    keeps_place = False
+
+    def __init__(self, bulk_seats: BulkSeats) -> None:
+        self._bulk_seats = bulk_seats
+
+    def admit(self, request: Request, plan: StepPlan) -> bool:
+        """Return True if it is none of them, or one more may run."""
+        return not request.standing.in_bulk or self._bulk_seats.has_room
 
 
 class StaggeredPrefillRule(Rule):

@@ -23,6 +23,7 @@ from octavo.engine.scheduler.request import Request, RequestStatus, hash_chain
 from octavo.engine.scheduler.request_tracker import RequestTracker
 from octavo.engine.scheduler.rules import (
     BlockRule,
+    BulkRule,
     LeaderRule,
     Rule,
     SeatRule,
@@ -59,9 +60,10 @@ class Scheduler:
         self._max_model_len = max_model_len
         self._max_chunk = max_chunk(config)
         self._policy = POLICIES.load(config.scheduling_policy).from_config(config)
-        self._tracker = RequestTracker(self.kv, self._policy)
+        self._tracker = RequestTracker(self.kv, self._policy, config.max_num_seqs)
         self._rules: list[Rule] = [
             SeatRule(),
+            BulkRule(self._tracker.bulk_seats),
             LeaderRule(),
             BlockRule(self._tracker, self._max_chunk),
             TokenRule(split_prompts=config.enable_chunked_prefill),

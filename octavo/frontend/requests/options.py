@@ -61,6 +61,8 @@ class RequestKeywords(TypedDict, total=False):
     """Whom the scheduling policy "fair" charges. LLM: a list."""
     deadline_s: float | Sequence[float | None] | None
     """Seconds after the arrival in which the answer is wanted, for the policy "deadline". LLM: a list."""
+    in_bulk: bool
+    """One of many that nobody waits for singly: together they leave half of max_num_seqs to others."""
     tokenization_kwargs: Mapping[str, Any] | None
     """Fields of TokenizationOptions."""
     trace_headers: Mapping[str, str] | None
@@ -82,6 +84,7 @@ class RequestOptions:
     priority: int = 0
     tenant: str = ""
     deadline_s: float | None = None
+    in_bulk: bool = False
     arrival_s: float | None = None
     """Monotonic; None: when its engine requests are made."""
     tokenization: TokenizationOptions = TokenizationOptions()
@@ -92,6 +95,8 @@ class RequestOptions:
             raise RequestError(f"priority must be an integer of 32 bits, got {self.priority!r}.", "priority")
         if not isinstance(self.tenant, str) or not self.tenant.isprintable():
             raise RequestError(f"tenant must be a printable string, got {self.tenant!r}.", "tenant")
+        if not isinstance(self.in_bulk, bool):
+            raise RequestError(f"in_bulk must be True or False, got {self.in_bulk!r}.", "in_bulk")
         if self.deadline_s is not None and read.number(self.deadline_s, "deadline_s") <= 0:
             raise RequestError(f"deadline_s must be greater than zero, got {self.deadline_s}.", "deadline_s")
 
@@ -105,7 +110,7 @@ class RequestOptions:
             )
         refuse_options(*map(given.get, ("lora_request", "mm_processor_kwargs", "data_parallel_rank")))
         return cls(
-            **{name: given[name] for name in _PER_PROMPT if name in given},
+            **{name: given[name] for name in (*_PER_PROMPT, "in_bulk") if name in given},
             arrival_s=arrival_s,
             tokenization=TokenizationOptions.parse(keywords.get("tokenization_kwargs")),
             trace_headers=keywords.get("trace_headers") or {},
@@ -125,7 +130,7 @@ class RequestOptions:
         """Return where the request stands among the others, from its arrival on."""
         arrival_s = time.monotonic() if self.arrival_s is None else self.arrival_s
         due_s = None if self.deadline_s is None else arrival_s + self.deadline_s
-        return Standing(arrival_s, self.priority, self.tenant, due_s)
+        return Standing(arrival_s, self.priority, self.tenant, due_s, self.in_bulk)
 
 
 NO_OPTIONS = RequestOptions()

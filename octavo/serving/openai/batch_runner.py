@@ -130,7 +130,8 @@ class BatchRunner:
 
     async def _answer(self, job: _Job, number: int, line: BatchLine) -> None:
         name, salt = f"{job.batch.id}-{number}", self._salt(job.tenant)
-        result = await answer_line(Caller(self._engines, self._config, name, job.tenant, salt, {}), line)
+        caller = Caller(self._engines, self._config, name, job.tenant, salt, {}, in_bulk=True)
+        result = await answer_line(caller, line)
         await self._run(batch_record.add_result, job, number=number, result=result)
 
     async def _validate(self, job: _Job) -> int:

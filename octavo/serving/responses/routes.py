@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from uuid import uuid4
 
@@ -41,7 +42,8 @@ async def create_response(request: Request) -> HTTPResponse:
     stored = StoredResponse(_response(caller, body), history, input_items(body))
     asked = chat_request(body, history + stored.input)
     answer = ResponseAnswer(stored.response)
-    work = ResponseWork(caller, request.app.state.store, asked, stored, answer)
+    worker = replace(caller, in_bulk=bool(body.background))
+    work = ResponseWork(worker, request.app.state.store, asked, stored, answer)
     if body.background:
         asked.request_id = stored.response.id
         log = EventLog() if body.stream else None

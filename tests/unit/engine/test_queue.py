@@ -3,6 +3,7 @@
 import pytest
 
 from octavo.base.errors import ConfigError
+from octavo.engine.scheduler.bulk_seats import BulkSeats
 from octavo.engine.scheduler.policies import POLICIES, Policy
 from octavo.engine.scheduler.policies.fcfs import FirstComeFirstServed
 from octavo.engine.scheduler.policies.priority import PriorityFirst
@@ -65,7 +66,7 @@ def test_registry_knows_the_policies():
 
 
 def test_fcfs_goes_by_arrival_then_by_order_of_add():
-    queue = WaitingQueue(FirstComeFirstServed())
+    queue = WaitingQueue(FirstComeFirstServed(), BulkSeats(8))
     requests = [request(i, arrival_s=t) for i, t in enumerate([5.0, 1.0, 5.0, 0.5])]
     for one in requests:
         queue.add(one)
@@ -76,7 +77,7 @@ def test_fcfs_goes_by_arrival_then_by_order_of_add():
 
 
 def test_priority_goes_first_smaller_first():
-    queue = WaitingQueue(PriorityFirst())
+    queue = WaitingQueue(PriorityFirst(), BulkSeats(8))
     for i, priority in enumerate([1, 0, -1, 0]):
         queue.add(request(i, priority=priority, arrival_s=float(-i)))
     assert [one.sequence for one in queue.first(9)] == [2, 3, 1, 0]
@@ -96,7 +97,7 @@ def test_running_oldest_is_served_first_whatever_the_policy_says():
 
 def test_lines_keep_their_order_and_take_turns():
     policy = Tables()
-    queue, running = WaitingQueue(policy), RunningSet(policy)
+    queue, running = WaitingQueue(policy, BulkSeats(8)), RunningSet(policy)
     requests = [request(i, seed=i) for i in range(6)]
     for one in reversed(requests):
         queue.add(one)
@@ -110,7 +111,7 @@ def test_lines_keep_their_order_and_take_turns():
 
 def test_lines_are_charged_while_the_queue_is_read():
     policy = Tables()
-    queue = WaitingQueue(policy)
+    queue = WaitingQueue(policy, BulkSeats(8))
     for i in range(8):
         queue.add(request(i, seed=i))
     order = []
@@ -120,7 +121,7 @@ def test_lines_are_charged_while_the_queue_is_read():
         order.append(one.sequence)
     assert order == [0, 1, 3, 2, 5, 7, 4]
     assert [one.sequence for one in queue.first(9)] == [6]
-    assert list(queue.first(0)) == [] and list(WaitingQueue(policy).first(9)) == []
+    assert list(queue.first(0)) == [] and list(WaitingQueue(policy, BulkSeats(8)).first(9)) == []
 
 
 def after(outputs, **fields):

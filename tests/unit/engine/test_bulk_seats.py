@@ -1,0 +1,79 @@
+"""Requests in bulk leave half of the seats to others, and tenants in bulk take turns."""
+
+from collections import Counter
+
+from octavo.engine.scheduler.scheduler import MAX_EXAMINED
+from tests.unit.engine.test_scheduling_policies import World
+
+
+def running(world):
+    return Counter(r.standing.tenant for r in world.tracker.running if r.standing.in_bulk)
+
+
+def test_whoever_waits_for_an_answer_finds_a_seat_behind_a_thousand():
+    world = World("fcfs")
+    for index in range(1024):
+        world.add(f"bulk{index}", max_tokens=20, in_bulk=True)
+    for _ in range(5):
+        world.step()
+    assert running(world).total() == 4
+    world.add("asked", max_tokens=3)
+    parts = world.step()
+    assert "asked" in parts, "it starts in the next step"
+    for index in range(9):
+        world.add(f"asked{index}", max_tokens=50)
+    world.step()
+    assert len(world.tracker.running) == 8 and running(world).total() == 4
+
+
+def test_others_may_have_every_seat_and_bulk_starts_in_order_of_arrival():
+    world = World("fcfs")
+    for index in range(12):
+        world.add(f"asked{index}", max_tokens=6)
+    world.add("bulk", in_bulk=True)
+    world.step()
+    assert len(world.tracker.running) == 8 and not running(world)
+    for index in range(300):
+        world.add(f"late{index}", max_tokens=6)
+    while "bulk" not in world.ended:
+        world.step()
+    assert sum(name.startswith("late") for name in world.started) <= 8, "it waits no longer than its place"
+
+
+def test_tenants_share_the_half_whoever_came_first_and_whatever_the_policy():
+    for policy in ("fcfs", "priority", "deadline", "fair"):
+        world = World(policy, max_num_seqs=16)
+        for index in range(2 * MAX_EXAMINED):
+            world.add(f"a{index}", max_tokens=8, tenant="a", in_bulk=True, priority=-1)
+        for _ in range(3):
+            world.step()
+        assert running(world) == {"a": 8}
+        for index in range(20):
+            world.add(f"b{index}", max_tokens=8, tenant="b", in_bulk=True)
+        for _ in range(40):
+            world.step()
+        assert running(world).total() == 8 and 3 <= running(world)["b"] <= 5, policy
+        while sum(name.startswith("b") for name in world.ended) < 20:
+            world.step()
+        assert sum(name.startswith("a") for name in world.ended) < 60
+
+
+def test_those_that_share_most_with_the_cache_go_first_but_not_beyond_the_half():
+    world = World("lpm")
+    for index in range(200):
+        world.add(f"bulk{index}", token=7, max_tokens=8, in_bulk=True)
+    world.add("asked", max_tokens=8)
+    most = 0
+    while "asked" not in world.ended:
+        world.step()
+        most = max(most, running(world).total())
+    assert most == 4
+
+
+def test_all_end():
+    world = World("fair", num_blocks=40)
+    for index in range(60):
+        world.add(f"r{index}", max_tokens=30, tenant="ab"[index % 2], in_bulk=index % 3 > 0)
+    while world.scheduler.has_requests:
+        world.step()
+    assert len(world.ended) == 60 and not running(world) and world.tracker.bulk_seats._num_left == 4
