@@ -31,6 +31,8 @@ logger = get_logger(__name__)
 GRACE_S = 5.0
 """What a core gets to end by itself before it is killed."""
 _POLL_S = 0.01
+_SLICE = 16
+"""Requests that are sent at a time."""
 
 
 class CoreLink:
@@ -288,7 +290,7 @@ class CoreLink:
                 self._note_stats(outputs.stats)
                 processed = self.processor.process(outputs)
                 self._send_aborts(processed.abort_ids)
-                self._send_requests(processed.new_requests)
+                await self._send_requests(processed.new_requests)
         except EngineDead as error:
             return error
         except Exception as error:
@@ -334,9 +336,16 @@ class CoreLink:
             with suppress(EngineDead):  # the reading task is about to tell everybody
                 self.client.abort(request_ids)
 
-    def _send_requests(self, requests: list[EngineRequest]) -> None:
-        """Go on with open requests; one that cannot go on ends with an error."""
-        for request in requests:
+    async def _send_requests(self, requests: list[EngineRequest]) -> None:
+        """Go on with open requests; one that cannot go on ends with an error.
+
+        Others have their turn after a slice of them; what ends meanwhile does not go on.
+        """
+        for count, request in enumerate(requests, 1):
+            if count % _SLICE == 0:
+                await asyncio.sleep(0)
+            if self.processor.owner_of(request.request_id) is None:
+                continue
             try:
                 self.client.add(request)
             except Overloaded as error:

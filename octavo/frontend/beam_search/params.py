@@ -19,7 +19,8 @@ from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.request import EngineRequest
 from octavo.messages.sampling import SamplingParams
 
-MAX_BEAM_WIDTH = 1024
+MAX_BEAM_WIDTH = 64
+"""A step of a search compares twice as many candidates of each beam, between two tokens of everybody."""
 MAX_LENGTH_PENALTY = 16.0
 _OPTIONS = {"length_penalty": 1.0, "early_stopping": False, "num_beam_groups": 1, "diversity_penalty": 0.0}
 _COMBINABLE = frozenset({
@@ -166,6 +167,7 @@ def beam_rules(params: SamplingParams, eos_token_ids: Iterable[int], max_tokens:
         early_stopping="never" if params.early_stopping == "never" else bool(params.early_stopping),
         num_groups=params.num_beam_groups,
         diversity_penalty=params.diversity_penalty,
+        num_shown=params.logprobs or 0,
     )
 
 
@@ -187,7 +189,7 @@ def _check_values(params: SamplingParams) -> None:
     width, groups = _width(params), params.num_beam_groups
     if width > MAX_BEAM_WIDTH:
         raise RequestError(
-            f"best_of must be at most {MAX_BEAM_WIDTH} with beam search, got {width}.", "best_of"
+            f"A beam search has at most {MAX_BEAM_WIDTH} beams (n, best_of), got {width}.", "best_of"
         )
     if not _is_number(params.length_penalty) or abs(params.length_penalty) > MAX_LENGTH_PENALTY:
         raise RequestError(

@@ -28,9 +28,10 @@ subtraction too (at most K - 1 are). So t has rank ≤ K + |S|.
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from heapq import nlargest
+from heapq import merge
+from itertools import islice
 from operator import itemgetter
 from typing import Literal, NamedTuple
 
@@ -51,6 +52,8 @@ class BeamRules:
     num_groups: int = 1
     """Divides the width."""
     diversity_penalty: float = 0.0
+    num_shown: int = 0
+    """Most likely tokens of each position that are kept to be shown."""
 
     @property
     def group_size(self) -> int:
@@ -83,7 +86,7 @@ class Hypothesis:
     """Sum of the logprobs, less the penalties of diversity."""
     cum_logprob: float = 0.0
     scores: TokenLogprobs | None = None
-    """What its last token was chosen from."""
+    """Of its last token, then of the most likely ones in its place."""
 
     def path(self) -> list["Hypothesis"]:
         """From the first token's hypothesis to this one."""
@@ -180,20 +183,20 @@ class _Group:
     def _best_candidates(
         self, scores: Mapping[Hypothesis, TokenLogprobs], penalties: Mapping[int, float]
     ) -> list[Hypothesis]:
-        candidates = []
-        for parent in self.running:
-            entry = scores[parent]
-            for token_id, logprob in zip(entry.token_ids[1:], entry.logprobs[1:], strict=True):
-                score = parent.score + logprob - penalties.get(token_id, 0.0)
-                candidates.append((score, parent, token_id, logprob))
-        return [
-            Hypothesis(
-                parent, token_id, parent.num_tokens + 1, score, parent.cum_logprob + logprob, scores[parent]
-            )
-            for score, parent, token_id, logprob in nlargest(
-                self._rules.num_kept, candidates, key=itemgetter(0)
-            )
-        ]
+        rows = [_candidates(parent, scores[parent], penalties) for parent in self.running]
+        best = islice(merge(*rows, key=_score, reverse=True), self._rules.num_kept)
+        return [self._chosen(*candidate, scores[candidate[1]]) for candidate in best]
+
+    def _chosen(self, score: float, parent: Hypothesis, place: int, entry: TokenLogprobs) -> Hypothesis:
+        """The hypothesis of a candidate; of all the others only those to be shown are kept."""
+        end = 1 + self._rules.num_shown
+        shown = TokenLogprobs(
+            [entry.token_ids[place], *entry.token_ids[1:end]],
+            [entry.logprobs[place], *entry.logprobs[1:end]],
+            [entry.ranks[place], *entry.ranks[1:end]],
+        )
+        cum_logprob = parent.cum_logprob + entry.logprobs[place]
+        return Hypothesis(parent, entry.token_ids[place], parent.num_tokens + 1, score, cum_logprob, shown)
 
     def _can_improve(self) -> bool:
         """Whether a running hypothesis may still come to be among the finished ones to keep."""
@@ -208,6 +211,20 @@ class _Group:
         best = self.running[0]
         attainable = rules.rank(best.score, rules.max_tokens if hopeful else best.num_tokens)
         return attainable > self.finished[-1].score
+
+
+def _candidates(
+    parent: Hypothesis, entry: TokenLogprobs, penalties: Mapping[int, float]
+) -> Iterable[tuple[float, Hypothesis, int]]:
+    """Those of one hypothesis, the best first: scores, and places in the entry."""
+    base, logprobs, ids = parent.score, entry.logprobs, entry.token_ids
+    if not penalties:  # they are in order, and most of them are never looked at
+        return ((base + logprobs[place], parent, place) for place in range(1, len(ids)))
+    reduced = [
+        (base + logprobs[place] - penalties.get(ids[place], 0.0), parent, place)
+        for place in range(1, len(ids))
+    ]
+    return sorted(reduced, key=_score, reverse=True)
 
 
 _score = itemgetter(0)

@@ -7,7 +7,6 @@ of a long prompt each beam owns a block or two. When a generation is scored, the
     held: parents ──► open: this generation ──► scored: the next one follows, the parents are let go
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 
@@ -107,7 +106,7 @@ class BeamSearchRequest(OpenRequest):
             EngineOutput(
                 request_id="",
                 new_token_ids=hypothesis.token_ids(),
-                logprobs=list(self._logprobs(hypothesis)),
+                logprobs=[step.scores for step in hypothesis.path() if step.scores],
                 finish_reason=reason,
                 stop_reason=stop_reason,
                 error=self._error if reason is self._reason else "",
@@ -124,16 +123,3 @@ class BeamSearchRequest(OpenRequest):
             return FinishReason.LENGTH, None
         assert self._reason is not None
         return self._reason, None
-
-    def _logprobs(self, hypothesis: Hypothesis) -> Iterator[TokenLogprobs]:
-        """As for any other output: the chosen token, then as many most likely ones as were asked for."""
-        num_shown = self._prepared.params.logprobs or 0
-        for step in hypothesis.path():
-            assert step.scores is not None
-            ids, logprobs, ranks = step.scores.token_ids, step.scores.logprobs, step.scores.ranks
-            place = ids.index(step.token_id, 1)  # at 0 is the engine's own choice, which counts for nothing
-            yield TokenLogprobs(
-                token_ids=[step.token_id, *ids[1 : 1 + num_shown]],
-                logprobs=[logprobs[place], *logprobs[1 : 1 + num_shown]],
-                ranks=[ranks[place], *ranks[1 : 1 + num_shown]],
-            )

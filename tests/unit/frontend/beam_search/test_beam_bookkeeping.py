@@ -158,6 +158,7 @@ def test_a_broken_off_search_shows_what_it_has():
         ({"beam_width": 10**6}, "beam_width"),
         ({"beam_width": 2.0}, "beam_width"),
         ({"max_tokens": 0}, "max_tokens"),
+        ({"beam_width": 65}, "beam_width"),
         ({"temperature": 0.7}, "temperature"),
         ({"length_penalty": math.nan}, "length_penalty"),
         ({"length_penalty": 1e9}, "length_penalty"),
@@ -203,3 +204,14 @@ def test_what_has_no_effect_is_refused():
             check_beam_search(SamplingParams(**options))
     with pytest.raises(RequestError, match="temperature must be 0 when using beam search"):
         check_beam_search(SamplingParams(use_beam_search=True, best_of=4))
+
+
+def test_the_widest_search_is_bounded_and_keeps_only_what_it_shows():
+    with pytest.raises(RequestError, match="at most 64 beams"):
+        check_beam_search(SamplingParams(n=1000, use_beam_search=True, temperature=0.0))
+    rules = BeamRules(width=64, max_tokens=9, end_ids=frozenset([0]), num_shown=2)
+    beams, logprobs = BeamSearch(rules), [-0.01 * i for i in range(rules.num_candidates + 1)]
+    ids = list(range(1, len(logprobs) + 1))
+    for _ in range(4):
+        beams.advance(dict.fromkeys(beams.running, TokenLogprobs(ids, logprobs, ids)))
+    assert {len(h.scores.token_ids) for leaf in beams.running for h in leaf.path()} == {3}
