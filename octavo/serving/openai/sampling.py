@@ -1,6 +1,7 @@
 """`sampling_params`: a request's fields as SamplingParams. The only place where one becomes the other.
 
 What a request leaves open is the model's recommendation (generation_config.json), then octavo's default.
+Several answers of a model that is greedy by recommendation are sampled at temperature 1.
 """
 
 from collections.abc import Mapping
@@ -24,8 +25,10 @@ def sampling_params(request: SamplingFields, defaults: Mapping[str, Any]) -> Sam
     _check_stream(request)
     given = {name: getattr(request, name) for name in _SAME}
     values = {**defaults, **{name: value for name, value in given.items() if value is not None}}
-    if request.use_beam_search and request.temperature is None:
+    if request.temperature is None and request.use_beam_search:
         values["temperature"] = 0.0
+    elif request.temperature is None and max(request.n or 1, request.best_of or 1) > 1:
+        values["temperature"] = values.get("temperature") or 1.0
     values["output_kind"] = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
     values["structured_outputs"] = structured_outputs_of({name: getattr(request, name) for name in FIELDS})
     values["timeout_s"] = request.timeout
