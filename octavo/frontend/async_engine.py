@@ -197,7 +197,7 @@ class AsyncLLM:
             stream.put(output)
 
         try:
-            await self._check_form(sampling_params)
+            await self._check_form(sampling_params, options.tenant)
             prepared = await self._prepare(process, taken)
             key = prepared.key
             self.core.open(prepared, receive)
@@ -239,16 +239,11 @@ class AsyncLLM:
         Arguments as in LLMEngine.add_request, errors as in `generate`.
         """
         joined, wanted = joined_prompt(prompt, prompt_token_ids), params or sampling_params
-        process = partial(
-            self.input_processor.process,
-            joined,
-            wanted,
-            RequestOptions.parse(options, arrival_time),
-            request_id=request_id,
-        )
+        parsed = RequestOptions.parse(options, arrival_time)
+        process = partial(self.input_processor.process, joined, wanted, parsed, request_id=request_id)
         ticket = await self._admit(joined, wanted)
         try:
-            await self._check_form(wanted)
+            await self._check_form(wanted, parsed.tenant)
             prepared = await self._prepare(process, ticket)
             self.core.open(prepared, partial(self._last_outputs.receive, prepared.key))
             self._last_outputs.expect(prepared.key, ticket)
@@ -355,10 +350,10 @@ class AsyncLLM:
         self.core.check_open()
         return self.admission.reserve(params.n if params else 1, prompt)
 
-    async def _check_form(self, params: SamplingParams | None) -> None:
+    async def _check_form(self, params: SamplingParams | None, tenant: str) -> None:
         """Have a grammar judged, which may take seconds and uses none of the threads for prompts."""
         if params is not None and params.structured_outputs is not None:
-            verdict = self.input_processor.grammars.ask(params.structured_outputs)
+            verdict = self.input_processor.grammars.ask(params.structured_outputs, tenant)
             await asyncio.shield(asyncio.wrap_future(verdict))
 
     async def _prepare(self, process: Callable[[], PreparedRequest], ticket: Ticket) -> PreparedRequest:

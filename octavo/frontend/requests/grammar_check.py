@@ -3,13 +3,14 @@
 Used by the input processor. Grammars are compiled by processes that may be killed
 (octavo.engine.structured.checker), so a hostile one costs its sender an error and nobody else anything: the
 core compiles again, off its loop, only what a checker compiled in time. Verdicts are remembered, those on
-hostile grammars too. At most MAX_CHECKERS processes run; they are started when they are needed.
+hostile grammars too. At most MAX_CHECKERS processes run, MAX_LARGE of them on large grammars; they are
+started when they are needed.
 """
 
 import threading
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 
 import msgspec
@@ -19,6 +20,7 @@ from octavo.base.log import get_logger
 from octavo.base.lru import LRU
 from octavo.base.processes import Child
 from octavo.base.transport import Mailbox, Receiver, Sender
+from octavo.frontend.requests.check_queue import CheckQueue, Job
 from octavo.frontend.requests.vocabulary_file import VocabularyFile
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.structured import (
@@ -34,7 +36,8 @@ from octavo.messages.structured import (
 
 logger = get_logger(__name__)
 
-MAX_CHECKERS = 2
+MAX_CHECKERS = 3
+MAX_LARGE = 2
 TIME_LIMIT_S = 5.0
 BACKEND = "guidance"
 _MODULE = "octavo.engine.structured.checker"
@@ -98,11 +101,14 @@ class GrammarCheck:
         """None before the first grammar."""
         self._lock = threading.RLock()
         self._idle: list[Checker] = []
+        self._queue = CheckQueue()
+        self._num_large = 0
+        """Large grammars that are being checked."""
         self._threads = ThreadPoolExecutor(MAX_CHECKERS, "grammar-check")
         self._verdicts: LRU[bytes, Verdict] = LRU(_MAX_REMEMBERED_BYTES)
         self._asked: dict[bytes, Future[Verdict]] = {}
         """Verdicts to come; who asks the same meanwhile waits for the same answer."""
-        self.close = weakref.finalize(self, _close, self._threads, self._idle, self._vocabulary)
+        self.close = weakref.finalize(self, _close, self._threads, self._queue, self._idle, self._vocabulary)
         """End the checkers; may be called twice."""
 
     def check(self, params: StructuredOutputsParams) -> Constraint:
@@ -112,8 +118,11 @@ class GrammarCheck:
             raise RequestError(verdict.error, _NAME)
         return Constraint(verdict.grammar, str(self._vocabulary[0].path), BACKEND)
 
-    def ask(self, params: StructuredOutputsParams) -> "Future[Verdict]":
-        """The verdict, when it is there; then `check` does not wait. Raises RequestError."""
+    def ask(self, params: StructuredOutputsParams, tenant: str = "") -> "Future[Verdict]":
+        """The verdict, when it is there; then `check` does not wait. Raises RequestError, Overloaded.
+
+        tenant: who asks; tenants take turns
+        """
         if self._tokenizer is None:
             raise RequestError(
                 "Structured outputs requires a tokenizer so it can't be used with 'skip_tokenizer_init'.",
@@ -133,33 +142,56 @@ class GrammarCheck:
             elif (asked := self._asked.get(key)) is not None:
                 future = asked
             else:
-                future = self._asked[key] = self._threads.submit(self._judge, params)
+                job = Job(params, len(key))
+                self._queue.put(tenant, job)
+                future = self._asked[key] = job.future
                 future.add_done_callback(partial(self._remember, key))
+                self._threads.submit(self._serve)
         return future
 
-    def _judge(self, params: StructuredOutputsParams) -> Verdict:
-        """On a thread of the pool."""
-        assert self._tokenizer is not None
-        checker = self._take_checker(self._tokenizer)
+    def _serve(self) -> None:
+        """Check one grammar, if there is one that may be checked now. On a thread of the pool."""
+        with self._lock:
+            job = self._queue.take(allows_large=self._num_large < MAX_LARGE)
+            if job is None:
+                return
+            self._num_large += job.is_large
         try:
-            verdict = checker.judge(params)
+            job.future.set_result(self._judge(job))
+        except BaseException as error:
+            job.future.set_exception(error)
+        finally:
+            with self._lock:
+                self._num_large -= job.is_large
+            with suppress(RuntimeError):  # there is no next one after the end
+                self._threads.submit(self._serve)
+
+    def _judge(self, job: Job) -> Verdict:
+        assert self._tokenizer is not None
+        checker = self._take_checker(self._tokenizer, num_left=int(job.is_large))
+        try:
+            verdict = checker.judge(job.params)
         except BaseException:
             checker.close()
             raise
         if verdict is not None:
-            self._idle.append(checker)
+            if len(self._idle) < MAX_CHECKERS:
+                self._idle.append(checker)
+            else:
+                checker.close()
             return verdict
         return Verdict(
-            error=f"structured_outputs.{params.kind} is too complex: compiling it takes more than "
+            error=f"structured_outputs.{job.params.kind} is too complex: compiling it takes more than "
             f"{TIME_LIMIT_S:g} s or more memory than is allowed. Simplify it: fewer alternatives, shorter "
             "repetitions, less nesting."
         )
 
-    def _take_checker(self, tokenizer: Tokenizer) -> Checker:
+    def _take_checker(self, tokenizer: Tokenizer, num_left: int = 0) -> Checker:
+        """One that is idle, if as many are left (for small grammars, which shall not wait), or a new one."""
         with self._lock:
             if not self._vocabulary:
                 self._vocabulary.append(VocabularyFile(tokenizer, self._vocab_size, self._end_ids))
-            while self._idle:
+            while len(self._idle) > num_left:
                 if (checker := self._idle.pop()).is_alive:
                     return checker
                 checker.close()
@@ -174,7 +206,10 @@ class GrammarCheck:
                 self._verdicts.put(key, verdict, len(key) + len(verdict.grammar) + len(verdict.error))
 
 
-def _close(threads: ThreadPoolExecutor, idle: list[Checker], vocabulary: list[VocabularyFile]) -> None:
+def _close(
+    threads: ThreadPoolExecutor, queue: CheckQueue, idle: list[Checker], vocabulary: list[VocabularyFile]
+) -> None:
+    queue.close()
     threads.shutdown(cancel_futures=True)
     while idle:
         idle.pop().close()

@@ -8,8 +8,9 @@ import time
 import psutil
 import pytest
 
-from octavo.base.errors import RequestError
+from octavo.base.errors import Overloaded, RequestError
 from octavo.frontend.requests import grammar_check
+from octavo.frontend.requests.check_queue import CheckQueue, Job
 from octavo.frontend.requests.grammar_check import GrammarCheck
 from octavo.messages.structured import StructuredOutputsParams
 from tests.fakes import ByteTokenizer
@@ -94,6 +95,36 @@ def test_others_do_not_wait_for_a_hostile_grammar(check):
     check.check(params(choice=["quick"]))
     assert not huge.done()
     huge.result()
+
+
+def test_good_grammars_do_not_wait_for_many_hostile_ones(check, monkeypatch):
+    """Small ones of the same tenant pass all large ones; a large one of another tenant waits its turn."""
+    check._idle += [check._take_checker(ByteTokenizer()) for _ in range(3 - len(check._idle))]
+    monkeypatch.setattr(grammar_check, "TIME_LIMIT_S", 1.5)
+    hostile = [check.ask(params(choice=[f"{n}-{i}" for i in range(90_000)]), "bad") for n in range(6)]
+    start = time.monotonic()
+    check.check(params(regex="[a-f]{7}"))
+    assert time.monotonic() - start < 1.0
+    check.ask(params(choice=[f"good {i}" for i in range(6000)]), "good").result()
+    assert sum(future.done() for future in hostile) <= 4
+    for future in hostile:
+        assert "too complex" in future.result().error
+
+
+def test_a_tenant_that_has_too_much_waiting_is_told_so():
+    queue = CheckQueue()
+    jobs = [Job(params(choice=[str(n)]), size) for n, size in enumerate((9 << 20, 10, 100_000, 20, 200_000))]
+    queue.put("a", jobs[0])
+    with pytest.raises(Overloaded, match="wait to be checked"):
+        queue.put("a", jobs[1])
+    queue.put("b", jobs[2])
+    queue.put("b", jobs[3])
+    queue.put("c", jobs[4])
+    assert queue.take(allows_large=False) is jobs[3]
+    assert [queue.take(allows_large=True) for _ in range(4)] == [jobs[0], jobs[4], jobs[2], None]
+    queue.put("a", jobs[1])
+    queue.close()
+    assert jobs[1].future.cancelled()
 
 
 def test_a_killed_checker_costs_one_request(check, monkeypatch):
