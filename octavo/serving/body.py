@@ -20,7 +20,6 @@ from octavo.base.errors import OctavoError, RequestError
 from octavo.base.foreign import FIELDS
 from octavo.base.log import get_logger
 from octavo.frontend.admission.preparation import Preparation
-from octavo.serving.body_budget import OpenBody
 from octavo.serving.errors import ClientGone, HTTPError
 
 logger = get_logger(__name__)
@@ -31,8 +30,8 @@ _SHOWN_NAMES = 5
 _SMALL_BYTES = 2**16
 """Bodies up to that are parsed on the event loop."""
 _parsing = Preparation(num_threads=2)
-_MAX_PARTS, _MAX_VALUES = 2**17, 2**22
-"""Keys, objects and lists of a body; values in its lists and objects. A tenth of a second each."""
+_MAX_PARTS, _MAX_VALUES = 2**16, 2**22
+"""Keys, objects and lists of a body; values in its lists and objects. Some 50 ms of parsing each."""
 _MARKS = re.compile(rb'\\.|[",:\[{]', re.DOTALL)
 
 
@@ -46,8 +45,8 @@ async def read_body(request: Request, model: type[T], *, takes_place: bool = Fal
         await _refuse_when_full(request)
     _check_media_type(request)
     state = request.app.state
-    with state.bodies.open() as body:
-        content = await _read(request, state.config.max_request_bytes, body)
+    with state.bodies.open() as grow_to:
+        content = await _read(request, state.config.max_request_bytes, grow_to)
         return await parse_aside(content, partial(parse_body, model=model, strict=state.config.strict))
 
 
@@ -163,7 +162,7 @@ def _check_media_type(request: Request) -> None:
         raise HTTPError(415, "Compressed bodies are not read: send it as it is.", "Content-Encoding")
 
 
-async def _read(request: Request, limit: int, body: OpenBody) -> bytes:
+async def _read(request: Request, limit: int, grow_to: Callable[[int], None]) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         raise _too_large(limit)
@@ -173,7 +172,7 @@ async def _read(request: Request, limit: int, body: OpenBody) -> bytes:
             size += len(chunk)
             if size > limit:
                 raise _too_large(limit)
-            body.grow_to(size)
+            grow_to(size)
             chunks.append(chunk)
     except ClientDisconnect:
         raise ClientGone from None

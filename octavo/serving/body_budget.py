@@ -4,7 +4,7 @@ Made with the app, one per API process. A body takes what has arrived of it, not
 nothing takes nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from octavo.serving.errors import HTTPError
@@ -22,35 +22,27 @@ class BodyBudget:
         """Taken by all bodies, beyond what each has free."""
 
     @contextmanager
-    def open(self) -> Iterator["OpenBody"]:
-        """One more body; what it has taken is given back in the end."""
-        body = OpenBody(self)
+    def open(self) -> Iterator[Callable[[int], None]]:
+        """One more body: call what you get with its size as it grows; in the end all is given back.
+
+        It raises HTTPError 503 when the budget has not so much left.
+        """
+        taken = 0
+
+        def grow_to(num_bytes: int) -> None:
+            nonlocal taken
+            more = max(0, num_bytes - _FREE_BYTES) - taken
+            if self.num_bytes + more > self._max_bytes:
+                raise HTTPError(
+                    503,
+                    f"Other bodies on their way in take {self._max_bytes} bytes (max_pending_body_bytes). "
+                    "Nothing was done; try again in a moment.",
+                    headers={"Retry-After": "1"},
+                )
+            self.num_bytes += more
+            taken += more
+
         try:
-            yield body
+            yield grow_to
         finally:
-            self.num_bytes -= body.num_taken
-
-    def take(self, num_bytes: int) -> None:
-        """Raise HTTPError 503 when the budget has not so much left."""
-        if self.num_bytes + num_bytes > self._max_bytes:
-            raise HTTPError(
-                503,
-                f"Other bodies on their way in take {self._max_bytes} bytes (max_pending_body_bytes). "
-                "Nothing was done; try again in a moment.",
-                headers={"Retry-After": "1"},
-            )
-        self.num_bytes += num_bytes
-
-
-class OpenBody:
-    """What one body takes."""
-
-    def __init__(self, budget: BodyBudget) -> None:
-        self._budget = budget
-        self.num_taken = 0
-
-    def grow_to(self, num_bytes: int) -> None:
-        """So many bytes of it have arrived. Raises HTTPError 503."""
-        more = max(0, num_bytes - _FREE_BYTES) - self.num_taken
-        self._budget.take(more)
-        self.num_taken += more
+            self.num_bytes -= taken

@@ -10,6 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
+from starlette._utils import get_route_path
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -25,6 +26,8 @@ _MEDIA_TYPES = {
     ".svg": "image/svg+xml",
 }
 _NAMES = frozenset(path.name for path in _FOLDER.iterdir() if path.suffix in _MEDIA_TYPES)
+_PAGES = {"/": "index.html", "/docs": "docs.html"}
+"""The page of chat and dashboard, and that of the API."""
 _POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -46,7 +49,7 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
-OPEN_PATHS = frozenset({"/", "/docs", *(f"/web/{name}" for name in _NAMES)})
+OPEN_PATHS = frozenset({*_PAGES, *(f"/web/{name}" for name in _NAMES)})
 """What may be read without a key."""
 
 
@@ -55,23 +58,10 @@ class _File(NamedTuple):
     headers: dict[str, str]
 
 
-async def page(request: Request) -> Response:
-    """The page: a chat and a dashboard."""
-    return _answer(request, "index.html")
-
-
-async def docs(request: Request) -> Response:
-    """The API's description, to read and to try."""
-    return _answer(request, "docs.html")
-
-
 async def web_file(request: Request) -> Response:
-    """A file of the page."""
-    return _answer(request, request.path_params["name"])
-
-
-def _answer(request: Request, name: str) -> Response:
+    """A page, or a file of one."""
     config: ServerConfig = request.app.state.config
+    name = request.path_params.get("name") or _PAGES[get_route_path(request.scope)]
     if config.disable_page or name not in _NAMES:
         raise HTTPException(404)
     content, headers = _read(name)
@@ -88,8 +78,4 @@ def _read(name: str) -> _File:
     return _File(content, _HEADERS | own)
 
 
-ROUTES = [
-    Route("/", page, documented=False),
-    Route("/docs", docs, documented=False),
-    Route("/web/{name}", web_file, documented=False),
-]
+ROUTES = [Route(path, web_file, documented=False) for path in (*_PAGES, "/web/{name}")]

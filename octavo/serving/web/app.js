@@ -78,19 +78,20 @@ function onKey(event) {
     event.preventDefault();
     askPrompt();
   } else if (event.key === "Escape" && conversation.isRunning && !settings.dialog.open) {
-    conversation.stop();
-    prompt.focus();
+    stop();
   }
+}
+
+function stop() {
+  conversation.stop();
+  prompt.focus();
 }
 
 byId("composer").addEventListener("submit", (event) => {
   event.preventDefault();
   askPrompt();
 });
-byId("stop").addEventListener("click", () => {
-  conversation.stop();
-  prompt.focus();
-});
+byId("stop").addEventListener("click", stop);
 byId("reset").addEventListener("click", () => {
   conversation.reset();
   location.hash = "#chat";

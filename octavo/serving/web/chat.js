@@ -67,7 +67,7 @@ export class Conversation {
       if (!running.signal.aborted) this.#fail(turn, error);
     }
     if (this.#running === running) this.#running = null;
-    this.#announce(`The answer ${answer.finish ? ENDS[answer.finish] ?? answer.finish : "is complete"}.`);
+    byId("announcer").textContent = `The answer ${answer.finish ? ENDS[answer.finish] ?? answer.finish : "is complete"}.`;
     this.#changed();
     this.#follow();
   }
@@ -136,10 +136,6 @@ export class Conversation {
     if (isNear) this.isAway = false;
     else if (isHigher) this.isAway = true;
     byId("latest").hidden = !this.isAway;
-  }
-
-  #announce(text) {
-    byId("announcer").textContent = text;
   }
 
   #changed() {

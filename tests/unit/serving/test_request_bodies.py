@@ -120,13 +120,13 @@ async def test_a_client_that_leaves_in_the_middle():
         await read_body(request(b'{"name"', gone=True), Thing)
 
 
-KEYS = ", ".join(f'"k{n}" : 1' for n in range(140_000))
+KEYS = ", ".join(f'"k{n}" : 1' for n in range(70_000))
 MANY = {
     "keys": f'{{"name": "x", {KEYS}}}',
     "keys of an inner object": f'{{"name": {{{KEYS}}}}}',
-    "objects": '{"name": [' + "{}, " * 140_000 + "1]}",
-    "lists": '{"name": [' + "[], " * 140_000 + "1]}",
-    "behind a text with quotes": '{"name": "\\\\\\"", "x": [' + "{}," * 140_000 + "1]}",
+    "objects": '{"name": [' + "{}, " * 70_000 + "1]}",
+    "lists": '{"name": [' + "[], " * 70_000 + "1]}",
+    "behind a text with quotes": '{"name": "\\\\\\"", "x": [' + "{}," * 70_000 + "1]}",
     "values": '{"name": "x", "sizes": [' + "1," * 4_200_000 + "1]}",
 }
 
@@ -134,9 +134,9 @@ MANY = {
 @pytest.mark.parametrize("name", MANY)
 async def test_a_body_of_very_many_parts_is_refused_before_it_becomes_objects(name, monkeypatch):
     monkeypatch.setattr("msgspec.json.decode", None)
-    with pytest.raises(RequestError, match="more than 131072 keys, objects and lists, or more than 4194304"):
+    with pytest.raises(RequestError, match="more than 65536 keys, objects and lists, or more than 4194304"):
         await read_body(request(MANY[name].encode()), Thing)
-    with pytest.raises(RequestError, match="more than 131072"):
+    with pytest.raises(RequestError, match="more than 65536"):
         parse_body(MANY[name], Thing, strict=True)
 
 
@@ -172,10 +172,10 @@ async def test_bodies_on_their_way_have_a_budget():
         asked.app.state.bodies = budget
         return asked
 
-    with budget.open() as other:
-        other.grow_to(65_536)
+    with budget.open() as grow_to:
+        grow_to(65_536)
         assert budget.num_bytes == 0, "the beginning of a body is free"
-        other.grow_to(565_536)
+        grow_to(565_536)
         with pytest.raises(HTTPError, match="max_pending_body_bytes") as refused:
             await read_body(asked(whole[:300_000], whole[300_000:]), Thing)
         assert (refused.value.status, refused.value.headers["Retry-After"]) == (503, "1")
