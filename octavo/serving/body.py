@@ -146,10 +146,18 @@ async def _refuse_when_full(request: Request) -> None:
         request.app.state.engines.of().check_admission()
     except OctavoError:
         if request.headers.get("connection", "").lower() == "close":
-            with suppress(ClientDisconnect):
-                async for _ in request.stream():  # else closing resets it
-                    pass
+            await _skip(request)  # else closing resets it
         raise
+
+
+async def _skip(request: Request) -> None:
+    """Read what a body may have, and keep nothing."""
+    left = request.app.state.config.max_request_bytes
+    with suppress(ClientDisconnect):
+        async for chunk in request.stream():
+            left -= len(chunk)
+            if left < 0:
+                return
 
 
 def _check_media_type(request: Request) -> None:

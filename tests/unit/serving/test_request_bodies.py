@@ -7,7 +7,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
 
-from octavo.base.errors import RequestError
+from octavo.base.errors import Overloaded, RequestError
 from octavo.config.server import ServerConfig
 from octavo.serving.body import parse_body, read_body
 from octavo.serving.body_budget import BodyBudget
@@ -186,3 +186,28 @@ async def test_bodies_on_their_way_have_a_budget():
         assert budget.num_bytes == 500_000
     assert (await read_body(asked(whole), Thing)).name == "x" * 600_000
     assert budget.num_bytes == 0
+
+
+@pytest.mark.parametrize(("close", "num_read"), [("close", 4), ("keep-alive", 0)])
+async def test_a_full_engine_reads_no_more_than_a_body_may_have(close, num_read):
+    """It reads at all because closing on unread data would take the answer from the client."""
+
+    class Full:
+        def of(self):
+            return self
+
+        def check_admission(self):
+            raise Overloaded("full", 1.0)
+
+    asked = request(*[b"x" * 400] * 10, headers={"connection": close}, max_request_bytes=1500)
+    asked.app.state.engines = Full()
+    received, receive = [], asked._receive
+
+    async def noted():
+        received.append(await receive())
+        return received[-1]
+
+    asked._receive = noted
+    with pytest.raises(Overloaded):
+        await read_body(asked, Thing, takes_place=True)
+    assert len(received) == num_read
