@@ -1,1 +1,1 @@
-"""Attention back ends over the paged cache; one is chosen at construction."""
+"""An attention back end works over the paged cache; one is chosen at construction."""

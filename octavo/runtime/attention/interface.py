@@ -1,4 +1,4 @@
-"""`AttentionBackend`: how attention layers reach the paged cache; implemented once per way of doing it.
+"""Attention layers reach the paged cache by an `AttentionBackend`; each way of doing it is one.
 
 Layers call `run`, the model runner calls `plan` once per step.
 """
@@ -24,11 +24,11 @@ class AttentionBackend(ABC):
     @staticmethod
     @abstractmethod
     def supports(spec: KVCacheSpec, platform: Platform) -> str | None:
-        """None, or the reason why this back end cannot serve such layers there."""
+        """Return the reason why this back end cannot serve such layers there, or None."""
 
     @abstractmethod
     def plan(self, batch: ForwardBatch) -> None:
-        """Host work that all layers of a step share; before the first layer."""
+        """Do the host's work that all layers of a step share; before the first layer."""
 
     @abstractmethod
     def run(

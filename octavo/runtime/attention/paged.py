@@ -1,4 +1,4 @@
-"""Attention through the kernel table: two calls per layer for a whole batch, decode and prefill alike.
+"""Attention is two calls of kernels per layer for a whole batch, decode and prefill alike.
 
 On every platform: the table is compiled C++ on CPU, Triton on an NVIDIA GPU, torch references elsewhere.
 """
@@ -13,16 +13,16 @@ from octavo.runtime.platforms.platform import Platform
 
 
 class PagedBackend(AttentionBackend):
-    """Cache tensors as in kernels.cache_layout."""
+    """Works over cache tensors as in kernels.cache_layout."""
 
     @staticmethod
     def supports(spec: KVCacheSpec, platform: Platform) -> str | None:
-        """Everything: the kernels take any number of heads and any head_dim."""
+        """Serve everything: the kernels take any number of heads and any head_dim."""
         del spec, platform
         return None
 
     def plan(self, batch: ForwardBatch) -> None:
-        """Nothing to prepare: the kernels read the batch as it is."""
+        """Prepare nothing: the kernels read the batch as it is."""
 
     def run(
         self, new: HeadInputs, cache: Tensor, tables: GroupTables, batch: ForwardBatch, scores: Scores

@@ -1,4 +1,4 @@
-"""The family of attention back ends, and the choice among them."""
+"""`choose_backend` chooses among the family of attention back ends."""
 
 import logging
 
@@ -27,7 +27,7 @@ def choose_backend(
     name: str = "auto",
     input_precision: InputPrecision = "float32",
 ) -> AttentionBackend:
-    """The back end `name`, or with "auto" the first that serves all `specs` on `platform`; of none, "paged".
+    """Return the back end `name`; for "auto" the first that serves all `specs`, or "paged" if there are none.
 
     Raises ConfigError for an unknown name, Unsupported with every reason when none serves.
     """

@@ -1,1 +1,1 @@
-"""Ranks that share a model, and what they say to each other."""
+"""Ranks share a model; what they say to each other is here."""

@@ -1,4 +1,4 @@
-"""`ParallelContext`: which part of every layer this process keeps, and the collectives that join the parts.
+"""A `ParallelContext` says which part of every layer this process keeps; its collectives join the parts.
 
 Made once by the worker, given to constructors through `BuildContext`; nothing asks a global for its rank.
 With one rank every collective returns its argument.
@@ -16,7 +16,7 @@ _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 @dataclass(frozen=True, slots=True)
 class ParallelContext:
-    """Rank and size of the tensor parallel group; `group` is None for a single rank."""
+    """Holds rank and size of the tensor parallel group; `group` is None for a single rank."""
 
     tp_rank: int = 0
     tp_size: int = 1
@@ -49,7 +49,7 @@ class ParallelContext:
         return cls(rank, size, distributed.group.WORLD if size > 1 else None, is_own=not is_there)
 
     def least(self, number: int, device: torch.device) -> int:
-        """The smallest of the ranks' numbers."""
+        """Return the smallest of the ranks' numbers."""
         if self.group is None:
             return number
         numbers = torch.tensor([number], dtype=torch.int64, device=device)

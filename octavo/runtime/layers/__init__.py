@@ -1,1 +1,1 @@
-"""What models are made of: each layer keeps its own shard and knows nothing of architectures."""
+"""Models are made of layers: each keeps its own shard and knows nothing of architectures."""

@@ -1,4 +1,4 @@
-"""`Attention`: where a model meets the KV cache. Owns scale, window, soft cap and its cache's spec."""
+"""`Attention` is where a model meets the KV cache. It owns scale, window, soft cap and the cache's spec."""
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from octavo.runtime.layers.build import BuildContext
 
 
 class Attention(nn.Module):
-    """Causal attention of this rank's heads over what the cache holds and this step adds."""
+    """Lets this rank's heads attend to what the cache holds and this step adds."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""`BuildContext`, which every layer's constructor receives, and `Layer`, a module that owns parameters.
+"""Every layer's constructor receives a `BuildContext`; a `Layer` is a module that owns parameters.
 
 Made once by the loader. `at` gives a child its name, so that a layer knows its place
 ("layers.3.attention.qkv"). torch.nn.Module serves for structure and names only: no autograd, no buffers, no
@@ -21,7 +21,7 @@ from octavo.runtime.quantization.parameter import Stored as Stored  # noqa: PLC0
 
 @dataclass(frozen=True, kw_only=True)
 class BuildContext:
-    """Device, types, kernels, ranks and storage scheme of the model under construction."""
+    """The context holds device, types, kernels, ranks and storage scheme of the model under construction."""
 
     device: torch.device
     compute_dtype: torch.dtype
@@ -51,7 +51,7 @@ class BuildContext:
 
 
 class Layer(nn.Module):
-    """A module with parameters of its own, by the last part of their names."""
+    """A Layer has parameters of its own, by the last part of their names."""
 
     def __init__(self) -> None:
         super().__init__()

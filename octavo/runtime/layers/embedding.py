@@ -1,4 +1,4 @@
-"""Token embedding and language model head, both split over the vocabulary; position embedding."""
+"""Ranks split token embedding and language model head over the vocabulary; positions they keep whole."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from octavo.runtime.quantization.parameter import Layout, Shard
 
 
 class Embedding(Layer):
-    """A table looked up by row; every rank keeps `shard` of it, by default the whole."""
+    """Looks up rows of a table, of which every rank keeps `shard`, by default the whole."""
 
     def __init__(self, build: BuildContext, rows: int, size: int, shard: Shard | None = None) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class Embedding(Layer):
 
 
 class VocabEmbedding(Embedding):
-    """Token embedding; a rank contributes zeros for the tokens of other ranks."""
+    """Embeds tokens; a rank contributes zeros for the tokens of other ranks."""
 
     def __init__(self, build: BuildContext, vocab_size: int, size: int) -> None:
         self._shard = _split_vocab(build, vocab_size)
@@ -39,7 +39,7 @@ class VocabEmbedding(Embedding):
 
 
 class LMHead(Layer):
-    """Hidden states to logits over the whole vocabulary; uses the matrix of `tied` if given.
+    """Maps hidden states to logits over the whole vocabulary; uses the matrix of `tied` if given.
 
     scale: factor on the logits; then, unless soft_cap is 0, they become soft_cap * tanh(logits / soft_cap)
     """

@@ -1,4 +1,4 @@
-"""Linear layers that keep one rank's share of their matrix.
+"""A linear layer keeps one rank's share of its matrix.
 
 Column parallel: each rank computes some outputs. Row parallel: each rank holds some inputs, and the partial
 sums are added over the ranks (Megatron-LM, https://arxiv.org/abs/1909.08053). How the matrix is stored is the
@@ -13,7 +13,7 @@ from octavo.runtime.quantization.parameter import Layout, Shard, vector
 
 
 class Linear(Layer):
-    """x [T, inputs] to [T, outputs], on this rank's part."""
+    """Maps x [T, inputs] to [T, outputs], on this rank's part."""
 
     def __init__(self, build: BuildContext, layout: Layout, bias: Layout | None) -> None:
         super().__init__()
@@ -26,14 +26,14 @@ class Linear(Layer):
 
 
 class MergedColumnLinear(Linear):
-    """Several projections of one input, each split over the ranks; their outputs stand side by side."""
+    """Computes several projections of one input, each split over the ranks, side by side."""
 
     def __init__(self, build: BuildContext, inputs: int, shards: tuple[Shard, ...], bias: bool) -> None:
         super().__init__(build, Layout(shards, (inputs,)), Layout(shards) if bias else None)
 
 
 class QKVLinear(MergedColumnLinear):
-    """Queries, keys and values, split by heads; with more ranks than key heads, these are repeated."""
+    """Projects to queries, keys and values, split by heads; more ranks than key heads repeat these."""
 
     def __init__(
         self, build: BuildContext, inputs: int, num_heads: int, num_kv_heads: int, head_dim: int, bias: bool
@@ -46,7 +46,7 @@ class QKVLinear(MergedColumnLinear):
 
 
 class RowLinear(Linear):
-    """A projection whose inputs are split over the ranks; every rank gets the whole sum."""
+    """Splits the inputs of a projection over the ranks; every rank gets the whole sum."""
 
     def __init__(self, build: BuildContext, inputs: int, outputs: int, bias: bool) -> None:
         layout = Layout((build.split("", inputs),), (outputs,), split_axis=1)
@@ -71,7 +71,7 @@ class RowLinear(Linear):
 
 
 class ReplicatedLinear(Linear):
-    """A projection that every rank computes whole."""
+    """Computes a projection whole on every rank."""
 
     def __init__(self, build: BuildContext, inputs: int, outputs: int, bias: bool) -> None:
         whole = vector(outputs)

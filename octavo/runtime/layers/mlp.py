@@ -1,4 +1,4 @@
-"""The feed-forward block, gated or plain, and the activations by the names that configs use."""
+"""`MLP` is the feed-forward block, gated or plain; configs name its activation."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ def make_activation(name: str, kernel: Activate, *, gated: bool) -> Callable[[Te
 
 @dataclass(frozen=True, kw_only=True)
 class DenseArch:
-    """A feed-forward block that every token takes."""
+    """A DenseArch describes a feed-forward block that every token takes."""
 
     intermediate_size: int
     activation: str = "silu"
@@ -45,7 +45,7 @@ class DenseArch:
 
 
 class MLP(nn.Module):
-    """up → activation → down; a gated one multiplies by the activation of a second projection, `gate`."""
+    """Computes up → activation → down; a gated one multiplies by the activation of `gate`."""
 
     def __init__(self, arch: DenseArch, build: BuildContext, size: int) -> None:
         super().__init__()

@@ -1,5 +1,6 @@
-"""Normalisation. Decoder layers use the fused form, `add`: add a term to the residual stream, then normalise
-the sum. The kernel of `add` may compute the term, too: a product's partial sums, or another norm (`defer`).
+"""Norms add a term to the residual stream and normalise the sum, which is one kernel (`add`).
+
+That kernel may compute the term, too: a product's partial sums, or another norm (`defer`).
 """
 
 from abc import abstractmethod
@@ -18,7 +19,7 @@ from octavo.runtime.quantization.parameter import Layout, Shard, vector
 
 @dataclass(frozen=True, kw_only=True)
 class NormArch:
-    """The kind of a model's norms."""
+    """A NormArch says of what kind a model's norms are."""
 
     kind: Literal["rms", "layer"] = "rms"
     weight: bool = True
@@ -27,7 +28,7 @@ class NormArch:
 
 
 class Norm(Layer):
-    """The interface of all kinds."""
+    """Every kind of norm has this interface."""
 
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
@@ -45,7 +46,7 @@ class Norm(Layer):
 
 
 class NoNorm(Norm):
-    """The place of a norm that an architecture does not have; some multiply by a constant there."""
+    """Stands in for a norm that an architecture does not have; some multiply by a constant there."""
 
     def __init__(self, factor: float = 1.0) -> None:
         super().__init__()
@@ -57,10 +58,10 @@ class NoNorm(Norm):
 
 
 class RMSNorm(Norm):
-    """Root mean square (https://arxiv.org/abs/1910.07467). Gemma's 1 + w is summed while loading."""
+    """Divides by the root mean square (https://arxiv.org/abs/1910.07467); loading sums Gemma's 1 + w."""
 
     def __init__(self, build: BuildContext, size: int, eps: float, *, defers: bool = False) -> None:
-        """defers: `forward` may be left to the RMS norm, of the same eps, that adds it."""
+        """Make the weight. defers: `forward` may be left to the RMS norm, of the same eps, that adds it."""
         super().__init__()
         self.weight = self.make_vector(build, vector(size))
         self._eps, self._kernels = eps, build.kernels.norms
@@ -85,7 +86,7 @@ class RMSNorm(Norm):
 
 
 class LayerNorm(Norm):
-    """Mean and variance (https://arxiv.org/abs/1607.06450), with or without weight and bias."""
+    """Normalises mean and variance (https://arxiv.org/abs/1607.06450), with or without weight and bias."""
 
     def __init__(
         self, build: BuildContext, size: int, eps: float, *, weight: bool = True, bias: bool = False
@@ -101,7 +102,7 @@ class LayerNorm(Norm):
 
 
 class HeadLayerNorm(Norm):
-    """A LayerNorm without bias over every head, each with weights of its own.
+    """Applies a LayerNorm without bias to every head, each with weights of its own.
 
     A checkpoint holds one vector per head, named by its number, or all of them as one.
     """
@@ -120,7 +121,7 @@ class HeadLayerNorm(Norm):
 
 
 class AllHeadsRMSNorm(Norm):
-    """Root mean square over all heads of queries or keys together, wherever they are.
+    """Divides by the root mean square over all heads of queries or keys together, wherever they are.
 
     The mean over the ranks is that over the heads, because every rank keeps equally many, and of repeated
     ones every head equally often.

@@ -1,4 +1,4 @@
-"""Rotary position embedding (https://arxiv.org/abs/2104.09864) and its ways to stretch a context.
+"""A rope (https://arxiv.org/abs/2104.09864) rotates queries and keys; some stretch a context.
 
 A `Rope` is plain data that an architecture's config is read into; equal ropes share one `RotaryEmbedding`,
 which makes the step's tables once and keeps them in the batch. Frequencies are computed in float32, as
@@ -21,7 +21,10 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Rope:
-    """dim: components of a head that rotate; interleaved: pairs are neighbours instead of halves."""
+    """A Rope describes a rotation.
+
+    dim: components of a head that rotate; interleaved: pairs are neighbours instead of halves
+    """
 
     dim: int
     theta: float = 10000.0
@@ -38,7 +41,7 @@ class Rope:
 
 @dataclass(frozen=True, kw_only=True)
 class LinearRope(Rope):
-    """Positions divided by a factor (https://arxiv.org/abs/2306.15595)."""
+    """Divides positions by a factor (https://arxiv.org/abs/2306.15595)."""
 
     factor: float
 
@@ -49,7 +52,7 @@ class LinearRope(Rope):
 
 @dataclass(frozen=True, kw_only=True)
 class DividedRope(Rope):
-    """One divisor per frequency, as GGUF files carry them for Llama 3 (the tensor rope_freqs.weight)."""
+    """Divides each frequency by its own, as GGUF files say for Llama 3 (the tensor rope_freqs.weight)."""
 
     divisors: tuple[float, ...]
 
@@ -61,7 +64,7 @@ class DividedRope(Rope):
 
 @dataclass(frozen=True, kw_only=True)
 class Llama3Rope(Rope):
-    """Long waves are stretched, short ones kept, those between blended (Llama 3.1)."""
+    """Stretches long waves, keeps short ones, and blends those between (Llama 3.1)."""
 
     factor: float
     low_freq_factor: float
@@ -81,7 +84,7 @@ class Llama3Rope(Rope):
 
 @dataclass(frozen=True, kw_only=True)
 class LongRope(Rope):
-    """One divisor per frequency, of two sets: for the original context and for a longer one (LongRoPE).
+    """Divides frequencies by one of two sets: for the original context or for a longer one (LongRoPE).
 
     Keys in the cache cannot change their rotation when a request outgrows the original context, so
     `max_model_len` chooses the set for all requests. Source: https://arxiv.org/abs/2402.13753.
@@ -121,7 +124,7 @@ class LongRope(Rope):
 
 @dataclass(frozen=True, kw_only=True)
 class YarnRope(Rope):
-    """YaRN (https://arxiv.org/abs/2309.00071): long waves interpolated, short ones kept, scores scaled."""
+    """Interpolates long waves, keeps short ones, scales scores (YaRN, https://arxiv.org/abs/2309.00071)."""
 
     factor: float
     original_max_position_embeddings: int
@@ -165,7 +168,7 @@ def _check_divisors(divisors: tuple[float, ...], count: int) -> None:
 
 
 class RotaryEmbedding:
-    """One rope on one device."""
+    """Makes the tables of one rope on one device."""
 
     def __init__(self, rope: Rope, device: torch.device, kernels: AttentionKernels) -> None:
         frequencies, self._factor = rope.frequencies()

@@ -1,4 +1,4 @@
-"""`make_row_gather`: how models take some rows of their hidden states."""
+"""`make_row_gather` says how models take some rows of their hidden states."""
 
 from collections.abc import Callable
 

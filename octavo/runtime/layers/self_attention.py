@@ -1,4 +1,4 @@
-"""`SelfAttention` with several heads, and `HeadsArch`, the numbers that describe it."""
+"""`SelfAttention` has several heads; a `HeadsArch` describes it."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -22,7 +22,7 @@ from octavo.runtime.quantization.method import Term
 
 @dataclass(frozen=True, kw_only=True)
 class HeadsArch:
-    """Attention of queries in `num_heads` heads to keys and values in `num_kv_heads`.
+    """Queries in `num_heads` heads attend to keys and values in `num_kv_heads`.
 
     qk_norm: normalise each head of queries and keys, with weights that all heads share ("head") or that each
              has its own; or all heads as one vector
@@ -48,7 +48,7 @@ class HeadsArch:
 
 
 class SelfAttention(nn.Module):
-    """qkv → norms of queries and keys → rope → attention over the cache → out."""
+    """Computes qkv → norms of queries and keys → rope → attention over the cache → out."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class SelfAttention(nn.Module):
         rotary: RotaryEmbedding | None = None,
         sliding_window: int = 0,
     ) -> None:
-        """norm: of queries and keys; sliding_window: positions a query sees, 0 = all."""
+        """Make the layers. norm: of queries and keys; sliding_window: positions a query sees, 0 = all."""
         super().__init__()
         heads, kv_heads, head_dim = arch.num_heads, arch.num_kv_heads, arch.head_dim
         self._head_dim = head_dim

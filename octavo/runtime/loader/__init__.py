@@ -1,1 +1,1 @@
-"""From files to parameters: one module per format."""
+"""Loaders bring weights from files to parameters: one module per format."""

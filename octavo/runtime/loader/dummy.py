@@ -1,4 +1,4 @@
-"""Random weights for measurements: uniform in ±0.001, made on the device, the same however many ranks."""
+"""Random weights serve measurements: uniform in ±0.001, made on the device, the same however many ranks."""
 
 from collections.abc import Iterator
 from zlib import crc32

@@ -1,4 +1,4 @@
-"""Weights in host memory: chosen layers keep their matrices there; a device gets them just ahead of use.
+"""Chosen layers keep their matrices in host memory; a device gets them just ahead of use.
 
 Called by `load_own`. The matrices of a layer lie in one piece of host memory, and its parameters are views of
 a buffer on the device. There is a buffer for each layer that is copied ahead, and one for the layer that
@@ -65,12 +65,12 @@ def layer_bytes(model: Family) -> list[int]:
 
 
 class HostWeights:
-    """The matrices of some layers of a loaded model. The model's hooks keep this object."""
+    """Moves the matrices of some layers of a loaded model. The model's hooks keep this object."""
 
     def __init__(
         self, model: Family, layers: Sequence[int], num_ahead: int, device: torch.device, lane: CopyLane
     ) -> None:
-        """layers: ascending; num_ahead: how many of them are copied before it is their turn."""
+        """Take over `layers`, ascending. num_ahead: how many of them are copied before it is their turn."""
         stack = _layers(model)
         chosen = [stack[layer] for layer in layers]
         self._lane = lane

@@ -1,6 +1,4 @@
-"""`load_model`: build the model that a config describes and fill every parameter, or say which one is at
-fault.
-"""
+"""`load_model` builds the model that a config describes and fills its parameters, or names the fault."""
 
 from collections.abc import Callable, Iterator
 from typing import get_args
@@ -58,7 +56,7 @@ def load_model(config: EngineConfig, platform: Platform, parallel: ParallelConte
 def load_own(
     config: EngineConfig, platform: Platform, parallel: ParallelContext, read: Reader | None = None
 ) -> Model:
-    """`load_model` for an architecture of runtime/models. read: where weights come from, if not a file."""
+    """Load an architecture of runtime/models. read: where weights come from, if not a file."""
     family = MODELS.load(config.checkpoint.architecture)
     length = {"max_model_len": config.model.max_model_len}
     arch = family.arch_from_hf(config.checkpoint.text_config | length)

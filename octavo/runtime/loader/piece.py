@@ -1,4 +1,4 @@
-"""`Piece`: one tensor on its way from a file to a parameter; what every format's reader yields."""
+"""A `Piece` is one tensor on its way from a file to a parameter; every format's reader yields them."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,10 @@ from octavo.runtime.quantization.parameter import Stored
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """origin: file and tensor, for messages; parameter, shard: where it belongs; tensor: whole, as stored."""
+    """A Piece says where a tensor belongs.
+
+    origin: file and tensor, for messages; parameter, shard: its place; tensor: whole, as stored
+    """
 
     origin: str
     parameter: str

@@ -1,4 +1,4 @@
-"""`ReadAhead`: brings files into the page cache ahead of whoever reads them through a mapping.
+"""`ReadAhead` brings files into the page cache ahead of whoever reads them through a mapping.
 
 Used by loader/safetensors for `safetensors_load_strategy=prefetch`: a mapping reads a slow or distant disk a
 few pages at a time, this reads it in order and in large pieces.
@@ -17,7 +17,7 @@ _PIECE = 16 << 20
 
 
 class ReadAhead:
-    """A thread that reads `files` one after the other, while the context is open."""
+    """Reads `files` one after the other on a thread, while the context is open."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._files = files

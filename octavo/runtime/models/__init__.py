@@ -1,1 +1,1 @@
-"""One file per family of architectures: what is special about it, and its weight map as data."""
+"""Each family of architectures has one file, which says what is special about it."""

@@ -1,4 +1,4 @@
-"""`Arch`: an architecture as numbers, read once from a config in Hugging Face's form.
+"""An `Arch` describes an architecture in numbers, read once from a config in Hugging Face's form.
 
 `read_arch` knows the names that most families share, in the spelling of transformers 4 and 5; a family's
 `arch_from_hf` adds what is its own. Nobody else reads a config: models and layers see an `Arch`.
@@ -39,7 +39,10 @@ ROPES: dict[str, type[Rope]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class LayerArch:
-    """One layer. sliding_window: positions a query sees, 0 = all; rope: None = no rotation."""
+    """A LayerArch describes one layer.
+
+    sliding_window: positions a query sees, 0 = all; rope: None = no rotation
+    """
 
     attention: HeadsArch
     feed_forward: DenseArch
@@ -59,7 +62,7 @@ class LayerArch:
 
 @dataclass(frozen=True, kw_only=True)
 class Arch:
-    """A decoder of transformer blocks: sizes and layers, then what surrounds their bodies, then factors."""
+    """An Arch describes a decoder: sizes and layers, then what surrounds their bodies, then factors."""
 
     vocab_size: int
     hidden_size: int

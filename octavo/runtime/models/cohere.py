@@ -1,4 +1,4 @@
-"""Command R: attention beside the MLP, layer norms without biases, rotated pairs are neighbours.
+"""Command R has attention beside the MLP, layer norms without biases, and rotates pairs of neighbours.
 
 Command R7B and Command A (Cohere2) have windows; there, the layers that see everything do not rotate.
 """
@@ -65,12 +65,12 @@ class Cohere(Decoder):
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
-        """Embeddings and head are one matrix unless the config says otherwise."""
+        """Tie embeddings and head unless the config says otherwise."""
         return read_cohere(_DEFAULTS | config, head_norms=bool(config.get("use_qk_norm")))
 
 
 class Cohere2(Cohere):
-    """By default every fourth layer sees everything."""
+    """Command R7B and Command A have windows; by default every fourth layer sees everything."""
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:

@@ -1,4 +1,4 @@
-"""`Decoder`: the transformer that most families are, put together as an `Arch` says.
+"""A `Decoder` is the transformer that most families are, put together as an `Arch` says.
 
 A family's file subclasses it with `arch_from_hf`, a weight map and a TINY config, and overrides a part only
 where it differs in kind. Our parameter names, which weight maps refer to:
@@ -29,7 +29,7 @@ FEED_FORWARDS = {DenseArch: MLP}
 
 
 class DecoderLayer(nn.Module):
-    """Attention, then MLP, each between the norms that the architecture has."""
+    """Computes attention, then the MLP, each between the norms that the architecture has."""
 
     def __init__(
         self, arch: Arch, build: BuildContext, layer_id: int, rotary: RotaryEmbedding | None
@@ -78,7 +78,7 @@ class DecoderLayer(nn.Module):
 
 
 class ParallelLayer(DecoderLayer):
-    """Attention and MLP side by side, each with a norm of its own or both with one."""
+    """Computes attention and MLP side by side, each with a norm of its own or both with one."""
 
     def forward(
         self, x: Term, residual: Tensor | None, batch: ForwardBatch, rows: Tensor | None = None
@@ -92,7 +92,7 @@ class ParallelLayer(DecoderLayer):
 
 
 class NormalisedLayer(DecoderLayer):
-    """The norms stand behind the sums: their outputs are the residual stream."""
+    """Normalises the sums: the norms' outputs are the residual stream."""
 
     def forward(
         self, x: Term, residual: Tensor | None, batch: ForwardBatch, rows: Tensor | None = None
@@ -107,7 +107,7 @@ LAYERS = {"serial": DecoderLayer, "parallel": ParallelLayer, "normalised": Norma
 
 
 class Decoder(Family):
-    """Embedding → layers → norm; head apart, because only some rows need it."""
+    """Runs embedding, layers and norm; the head apart, because only some rows need it."""
 
     WEIGHTS = WeightMap(
         {

@@ -1,4 +1,4 @@
-"""Falcon: attention beside the MLP; one key head for all queries (7B), or for each group of them (40B)."""
+"""Falcon has attention beside the MLP, and one key head for all queries (7B) or each group of them (40B)."""
 
 from octavo.base.errors import Unsupported
 from octavo.runtime.layers.norm import NormArch
@@ -17,7 +17,7 @@ from octavo.runtime.models.weights import WeightMap, to, ungroup_qkv
 
 
 class Falcon(Decoder):
-    """The rows of a key head stand behind those of its queries, then its value head's."""
+    """Falcon stores the rows of a group's queries, then those of its key and of its value head."""
 
     WEIGHTS = WeightMap(
         {
@@ -38,7 +38,7 @@ class Falcon(Decoder):
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
-        """Three switches make the variants. Raises Unsupported for ALiBi."""
+        """Read the three switches that make the variants. Raises Unsupported for ALiBi."""
         if config.get("alibi"):
             raise Unsupported(
                 "Falcon with alibi=True (falcon-rw) is not supported: attention here has no position biases. "
@@ -73,6 +73,6 @@ def _kv_heads(config: Config) -> int:
 
 
 def _norms(config: Config, parallel: bool) -> frozenset[Place]:
-    """Side by side, only the new architecture has a norm for each, and 11B does without."""
+    """Return the norms: side by side, only the new architecture has one for each, and 11B does without."""
     two = config.get("new_decoder_architecture") and (config.get("num_ln_in_parallel_attn") or 2) == 2
     return PRE_NORMS if two or not parallel else frozenset({"attention_in"})

@@ -1,4 +1,4 @@
-"""Gemma 1 and 2: norms that add one, scaled embeddings; Gemma 2 has soft caps and alternating windows."""
+"""Gemma scales embeddings and adds one to norms; Gemma 2 has soft caps and alternating windows, too."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ _DEFAULTS_2: Config = _DEFAULTS | {
 
 
 def plus_one(tensor: Tensor, layer: LayerArch | None) -> Tensor:
-    """Gemma's norms multiply by 1 + w: keep the sum. (GGUF files hold the sum.)"""
+    """Return 1 + w, by which Gemma's norms multiply. (GGUF files hold the sum.)"""
     del layer
     return tensor.float() + 1
 
@@ -50,7 +50,7 @@ def read_gemma(config: Config, **own: Any) -> Arch:
 
 
 class Gemma(Decoder):
-    """A Llama with large heads."""
+    """Gemma 1 is a Llama with large heads."""
 
     WEIGHTS = Decoder.WEIGHTS.replace(
         {
@@ -62,7 +62,7 @@ class Gemma(Decoder):
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
-        """The first configs say "gelu" where the model was trained with the approximation."""
+        """Take "gelu", as the first configs say, for the approximation that the model was trained with."""
         config = _DEFAULTS | config
         if config["hidden_act"] == "gelu":
             config["hidden_act"] = _ACTIVATION
@@ -70,7 +70,7 @@ class Gemma(Decoder):
 
 
 class Gemma2(Decoder):
-    """Norms around attention and MLP, caps on scores and logits, a window in every other layer."""
+    """Gemma 2 has norms around attention and MLP, caps on scores and logits, and alternating windows."""
 
     WEIGHTS = Gemma.WEIGHTS.replace(
         {
@@ -82,7 +82,7 @@ class Gemma2(Decoder):
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
-        """The first layer is local, the second global, and so on."""
+        """Make the first layer local, the second global, and so on."""
         config = _DEFAULTS_2 | config
         return read_gemma(
             config | {"layer_types": config.get("layer_types") or layer_types(config, 2)},

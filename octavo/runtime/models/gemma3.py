@@ -1,4 +1,4 @@
-"""Gemma 3, text only: local and global layers, each kind with its rope; sandwich norms; scaled embeddings."""
+"""Gemma 3 (text only) has local and global layers, each kind with its rope, and norms as in Gemma 2."""
 
 from octavo.runtime.models.arch import SANDWICH_NORMS, Arch, Config, read_dense, read_heads
 from octavo.runtime.models.decoder import Decoder
@@ -19,7 +19,7 @@ _DEFAULTS: Config = {
 
 
 class Gemma3(Decoder):
-    """Every sixth layer sees everything; the others see a window."""
+    """By default every sixth layer sees everything; the others see a window."""
 
     WEIGHTS = Gemma2.WEIGHTS.replace(
         {

@@ -1,4 +1,4 @@
-"""`Generic`: a causal language model of transformers' over octavo's paged cache.
+"""`Generic` runs a causal language model of transformers' over octavo's paged cache.
 
 The loader calls `probe` on the model that transformers has built and filled, then makes a `Generic` of it and
 calls `verify`. Everything but attention runs as transformers wrote it, all requests of a step as one row of
@@ -41,7 +41,7 @@ _OTHER = -1
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """How one attention layer calls."""
+    """An AttentionCall says how one attention layer calls."""
 
     module: nn.Module
     heads: HeadsArch
@@ -54,7 +54,7 @@ class AttentionCall:
 
 @dataclass(eq=False)
 class Link:
-    """What the model's modules know of us.
+    """The Link is what the model's modules know of us.
 
     calls, output_type: what the probe saw: attention layers in their order, the form of the backbone's answer
     layers, batch:      our layer for each of its attention modules, and the step that runs
@@ -69,7 +69,7 @@ class Link:
 def attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **others: Any
 ) -> tuple[Tensor, None]:
-    """Attention as transformers calls it: [1, heads, T, head_dim] each, to [1, T, heads, head_dim]."""
+    """Attend as transformers asks: [1, heads, T, head_dim] each, to [1, T, heads, head_dim]."""
     del attention_mask, others  # the probe has read them
     link: Link = module.octavo
     q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
@@ -80,7 +80,7 @@ def attend(
 def record(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **others: Any
 ) -> tuple[Tensor, None]:
-    """`attend` while probing: note the call, answer zeros. Raises Unsupported for what `attend` cannot do."""
+    """Note the call while probing, and answer zeros. Raises Unsupported for what `attend` cannot do."""
     calls = module.octavo.calls
     if any(call.module is module for call in calls):
         raise Unsupported("it runs one attention layer twice in a step")
@@ -109,7 +109,7 @@ def record(
 
 
 def measure(mask_function: MaskFunction, device: torch.device, **others: Any) -> Tensor:
-    """The mask while probing: what `mask_function` means for our kernels, as a tensor [1, 1, 1, 1].
+    """Return, while probing, what `mask_function` means for our kernels, as a tensor [1, 1, 1, 1].
 
     Holds the size of the sliding window, 0 for causal attention, _OTHER for anything else.
     """
@@ -178,13 +178,13 @@ class _Given(nn.Module):
         self._output_type = output_type
 
     def forward(self, *ids: None, inputs_embeds: Tensor, **others: Any) -> Any:
-        """Hidden states [1, rows, hidden_size], in the form that the backbone answers in."""
+        """Return the hidden states [1, rows, hidden_size] in the form that the backbone answers in."""
         del ids, others
         return self._output_type(last_hidden_state=inputs_embeds)
 
 
 class Generic(Model):
-    """A model of transformers' with octavo's attention layers. `hf` has been probed."""
+    """Runs a model of transformers' with octavo's attention layers. `hf` has been probed."""
 
     is_recordable = False  # nobody knows what its code looks at on the host
 

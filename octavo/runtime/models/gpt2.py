@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, layer norms, a plain MLP; its checkpoints hold matrices as [inputs, outputs]."""
+"""GPT-2 learns its positions, and has layer norms and a plain MLP; checkpoints hold [inputs, outputs]."""
 
 from octavo.base.errors import Unsupported
 from octavo.runtime.layers.mlp import DenseArch
@@ -29,7 +29,7 @@ def read_plain_mlp(config: Config) -> DenseArch:
 
 
 class GPT2(Decoder):
-    """Queries, keys and values are one matrix in the checkpoint."""
+    """GPT-2 stores queries, keys and values as one matrix."""
 
     WEIGHTS = WeightMap(
         {
@@ -50,7 +50,7 @@ class GPT2(Decoder):
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
-        """GPT-2's own names become the usual ones."""
+        """Read a config with GPT-2's own names."""
         if config.get("scale_attn_by_inverse_layer_idx") or config.get("scale_attn_weights") is False:
             raise Unsupported("GPT-2 with scale_attn_by_inverse_layer_idx, or without scale_attn_weights")
         config = usual_names({"tie_word_embeddings": True} | config)

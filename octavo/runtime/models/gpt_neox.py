@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia: attention beside or before the MLP, a part of each head rotates."""
+"""GPT-NeoX and Pythia have attention beside or before the MLP, and rotate a part of each head."""
 
 from octavo.runtime.layers.norm import NormArch
 from octavo.runtime.models.arch import Arch, Config, read_arch, read_dense, read_heads
@@ -7,7 +7,7 @@ from octavo.runtime.models.weights import WeightMap, to, ungroup_qkv
 
 
 class GPTNeoX(Decoder):
-    """The rows of a head's query, key and value are neighbours in the checkpoint."""
+    """GPT-NeoX stores the rows of a head's query, key and value side by side."""
 
     WEIGHTS = WeightMap(
         {
@@ -29,7 +29,7 @@ class GPTNeoX(Decoder):
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
-        """The rope has names of its own."""
+        """Read the rope by its own names."""
         config = {
             "hidden_act": "gelu",
             "layer_norm_eps": 1e-5,

@@ -1,4 +1,4 @@
-"""GPT-J: one norm for attention and MLP side by side, rotated pairs are neighbours, the head has a bias."""
+"""GPT-J has one norm for attention and MLP side by side, rotates neighbours, and biases the head."""
 
 from octavo.runtime.layers.norm import NormArch
 from octavo.runtime.layers.rotary import Rope
@@ -9,7 +9,7 @@ from octavo.runtime.models.weights import WeightMap, to
 
 
 class GPTJ(Decoder):
-    """Biases in the MLP and the head only."""
+    """GPT-J has biases in the MLP and the head only."""
 
     WEIGHTS = WeightMap(
         {
@@ -30,7 +30,7 @@ class GPTJ(Decoder):
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
-        """GPT-2's names; `rotary_dim` components of a head rotate."""
+        """Read GPT-2's names; `rotary_dim` components of a head rotate."""
         config = usual_names(config)
         rope = Rope(dim=size_of(config, "rotary_dim", 64), interleaved=True)
         layer = LayerArch(attention=read_heads(config), feed_forward=read_plain_mlp(config), rope=rope)

@@ -1,4 +1,4 @@
-"""Granite 3: a Llama with constant factors on embeddings, attention scores, residuals and logits."""
+"""Granite 3 is a Llama with constant factors on embeddings, attention scores, residuals and logits."""
 
 from torch import Tensor
 
@@ -8,11 +8,11 @@ from octavo.runtime.models.decoder import Decoder
 
 
 class Granite(Decoder):
-    """Given embeddings, too, are multiplied: they stand for what the table holds."""
+    """Granite multiplies given embeddings, too: they stand for what the table holds."""
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
-        """Each factor is 1 unless the config says otherwise, that on the scores as well."""
+        """Read the factors: each is 1 unless the config says otherwise, that on the scores as well."""
         return read_arch(
             config,
             attention=read_heads(config, scale=factor_of(config, "attention_multiplier")),

@@ -1,4 +1,4 @@
-"""`Model`: what the model runner asks of a model; `Family`: what the loader asks of one of octavo's own.
+"""`Model` is what the runner asks of a model, `Family` what the loader asks of one of octavo's own.
 
 The architectures that octavo has a file for are listed here.
 """
@@ -17,7 +17,7 @@ from octavo.runtime.models.weights import WeightMap
 
 
 class Model(nn.Module, ABC):
-    """A causal language model on this rank, ready to run.
+    """A Model computes a causal language model on this rank.
 
     is_recordable: `forward` and `logits` launch the same work for every batch of the same shapes
     """
@@ -57,7 +57,7 @@ class Model(nn.Module, ABC):
 
 
 class Family(Model):
-    """A model with a file of its own.
+    """A Family is a model with a file of its own.
 
     WEIGHTS, GGUF_WEIGHTS: names in safetensors and GGUF files to our parameters
     """

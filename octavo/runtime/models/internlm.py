@@ -1,4 +1,4 @@
-"""InternLM 2 and 3: Llamas with names and biases of their own."""
+"""InternLM 2 and 3 are Llamas with names and biases of their own."""
 
 from octavo.runtime.models.arch import Arch, Config, read_arch, read_dense, read_heads
 from octavo.runtime.models.decoder import Decoder
@@ -9,7 +9,7 @@ _DEFAULTS_3: Config = {"num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps"
 
 
 class InternLM2(Decoder):
-    """The rows of a key head stand behind those of its queries, then its value head's."""
+    """InternLM 2 stores the rows of a group's queries, then those of its key and of its value head."""
 
     WEIGHTS = WeightMap(
         {
@@ -30,17 +30,17 @@ class InternLM2(Decoder):
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
-        """The MLP never has biases; attention has unless the config denies it."""
+        """Give biases to attention unless the config denies it; the MLP never has any."""
         bias = bool(config.get("bias", True))
         return read_arch(config, attention=read_heads(config, qkv_bias=bias, out_bias=bias))
 
 
 class InternLM3(Decoder):
-    """Queries, keys and values have biases apart from the rest."""
+    """InternLM 3 has a switch for the biases of queries, keys and values, and one for the rest."""
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
-        """Transformers writes other names for the same two switches."""
+        """Read the two switches, for which transformers writes other names."""
         bias = bool(config.get("bias", config.get("mlp_bias")))
         qkv_bias = bool(config.get("qkv_bias", config.get("attention_bias")))
         config = _DEFAULTS_3 | config

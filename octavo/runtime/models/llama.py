@@ -1,4 +1,4 @@
-"""Llama 2 and 3, SmolLM and what else is built like them; Mistral differs by its sliding window only."""
+"""Llama 2 and 3, SmolLM and others are built alike; Mistral differs by its sliding window only."""
 
 import torch
 
@@ -19,7 +19,7 @@ def unpair(tensor: Stored, layer: LayerArch | None) -> Stored:
 
 
 class Llama(Decoder):
-    """RMS norms, gated SiLU, grouped queries, rope."""
+    """A Llama has RMS norms, gated SiLU, grouped queries, and rope."""
 
     GGUF_WEIGHTS = Decoder.GGUF_WEIGHTS.replace(
         {
@@ -30,7 +30,7 @@ class Llama(Decoder):
 
 
 class Mistral(Llama):
-    """A Llama with a sliding window, whose size transformers leaves out of the config when it is 4096."""
+    """Mistral is a Llama with a sliding window, whose size configs leave out when it is 4096."""
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:

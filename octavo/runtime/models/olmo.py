@@ -1,4 +1,4 @@
-"""OLMo 2: norms behind attention and MLP, not before them; one norm for all heads of queries, one of keys."""
+"""OLMo 2 has norms behind attention and MLP, and one for all heads of queries or keys."""
 
 from octavo.runtime.models.arch import RESIDUAL_NORMS, Arch, Config, read_arch, read_heads
 from octavo.runtime.models.decoder import Decoder
@@ -6,7 +6,7 @@ from octavo.runtime.models.weights import to
 
 
 class Olmo2(Decoder):
-    """A Llama otherwise."""
+    """OLMo 2 is a Llama otherwise."""
 
     WEIGHTS = Decoder.WEIGHTS.replace(
         {

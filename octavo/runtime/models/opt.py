@@ -1,4 +1,4 @@
-"""OPT and Galactica: learned positions, layer norms before or behind the sums, embeddings of another size."""
+"""OPT and Galactica learn their positions, and have layer norms before or behind the sums."""
 
 from torch import Tensor
 
@@ -27,7 +27,7 @@ def without_padding(tensor: Tensor, layer: LayerArch | None) -> Tensor:
 
 
 class OPT(Decoder):
-    """Where embeddings are smaller than hidden states, two matrices stand between them."""
+    """OPT projects embeddings, where they are smaller than hidden states, by two more matrices."""
 
     WEIGHTS = WeightMap(
         {
@@ -59,7 +59,7 @@ class OPT(Decoder):
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
-        """OPT's own names become the usual ones."""
+        """Read a config with OPT's own names."""
         config = _DEFAULTS | config | {"intermediate_size": config.get("ffn_dim")}
         bias, weights = bool(config["enable_bias"]), bool(config["layer_norm_elementwise_affine"])
         hidden_size, before = size_of(config, "hidden_size"), bool(config["do_layer_norm_before"])

@@ -1,4 +1,4 @@
-"""Phi 1 to 2 (attention beside the MLP, biases everywhere), Phi 3 and 4 (a Llama with fused projections)."""
+"""Phi 1 to 2 have attention beside the MLP and biases; Phi 3 and 4 are Llamas with fused projections."""
 
 from octavo.runtime.layers.norm import NormArch
 from octavo.runtime.models.arch import Arch, Config, read_arch, read_dense, read_heads
@@ -11,7 +11,7 @@ _PHI3_DEFAULTS: Config = {"rms_norm_eps": 1e-5, "original_max_position_embedding
 
 
 class Phi(Decoder):
-    """One norm feeds attention and MLP; a part of each head rotates; the head has a bias."""
+    """Phi feeds attention and MLP by one norm, rotates a part of each head, and biases the head."""
 
     WEIGHTS = Decoder.WEIGHTS.replace(
         {
@@ -26,7 +26,7 @@ class Phi(Decoder):
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
-        """Half of a head rotates unless the config says otherwise."""
+        """Rotate half of a head unless the config says otherwise."""
         config = _PHI_DEFAULTS | config
         return read_arch(
             config,
@@ -45,7 +45,7 @@ class Phi(Decoder):
 
 
 class Phi3(Decoder):
-    """Queries, keys and values are one matrix in the checkpoint, and so are the two inputs of the MLP."""
+    """Phi 3 stores queries, keys and values as one matrix, and so the two inputs of the MLP."""
 
     WEIGHTS = Decoder.WEIGHTS.replace(
         {
@@ -57,7 +57,7 @@ class Phi3(Decoder):
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
-        """LongRoPE has had other names."""
+        """Take the older names of LongRoPE for it."""
         config = _PHI3_DEFAULTS | config
         for key in ("rope_scaling", "rope_parameters"):
             given: Config = config.get(key) or {}

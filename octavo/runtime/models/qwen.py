@@ -1,4 +1,4 @@
-"""Qwen 2, 2.5 (biases on q, k, v) and Qwen 3 (norms on the heads of q and k)."""
+"""Qwen 2 and 2.5 have biases on q, k, v; Qwen 3 has norms on the heads of q and k."""
 
 from octavo.runtime.models.arch import Arch, Config, read_arch, read_heads
 from octavo.runtime.models.decoder import Decoder
@@ -16,20 +16,20 @@ def _windowed(config: Config) -> Config:
 
 
 class Qwen2(Decoder):
-    """A Llama with biases on queries, keys and values."""
+    """Qwen 2 is a Llama with biases on queries, keys and values."""
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
-        """The biases are not in the config."""
+        """Add the biases, which are not in the config."""
         config = _windowed(config)
         return read_arch(config, attention=read_heads(config, qkv_bias=True, out_bias=False))
 
 
 class Qwen3(Decoder):
-    """A Llama with normalised queries and keys, and heads of a size of their own."""
+    """Qwen 3 is a Llama with normalised queries and keys, and heads of a size of their own."""
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
-        """A head has 128 components unless the config says otherwise."""
+        """Give a head 128 components unless the config says otherwise."""
         config = {"head_dim": 128} | _windowed(config)
         return read_arch(config, attention=read_heads(config, qk_norm="head"))

@@ -1,4 +1,4 @@
-"""`ModelRegistry`: vLLM's name for the table of model architectures.
+"""`ModelRegistry` is vLLM's name for the table of model architectures.
 
 For plug-ins: every process of an engine runs the functions of the entry point group `octavo.plugins` at its
 start, and what they register here it can load. What a script registers is known to its own process only.
@@ -8,7 +8,7 @@ from octavo.runtime.models.interface import MODELS, Family
 
 
 class ModelRegistry:
-    """Which class computes an architecture, by the name that a config gives it."""
+    """The table names the class that computes an architecture, by the name that a config gives it."""
 
     @staticmethod
     def get_supported_archs() -> list[str]:

@@ -1,4 +1,4 @@
-"""SmolLM 3: a Llama some of whose layers do not rotate."""
+"""SmolLM 3 is a Llama some of whose layers do not rotate."""
 
 from dataclasses import replace
 
@@ -11,11 +11,11 @@ _DEFAULTS: Config = {"num_key_value_heads": 4, "rope_theta": 2_000_000.0, "tie_w
 
 
 class SmolLM3(Decoder):
-    """Layers without rope (NoPE, https://arxiv.org/abs/2501.18795), by default every fourth."""
+    """By default every fourth layer does not rotate (NoPE, https://arxiv.org/abs/2501.18795)."""
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
-        """Windows, if any, belong to the layers that do not rotate, unless the config says which."""
+        """Give windows, if any, to the layers that do not rotate, unless the config says which."""
         config = _DEFAULTS | config
         rotated = _rotated(config)
         arch = read_arch(_windowed(config, rotated))

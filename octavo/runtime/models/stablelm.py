@@ -1,4 +1,4 @@
-"""StableLM 2 and 3B: a Llama with layer norms; a part of each head rotates."""
+"""StableLM 2 and 3B are Llamas with layer norms that rotate a part of each head."""
 
 from octavo.runtime.layers.norm import NormArch
 from octavo.runtime.models.arch import PRE_NORMS, Arch, Config, read_arch, read_heads
@@ -18,7 +18,7 @@ class StableLM(Decoder):
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
-        """A quarter of a head rotates unless the config says otherwise."""
+        """Rotate a quarter of a head unless the config says otherwise."""
         config = {"partial_rotary_factor": 0.25, "layer_norm_eps": 1e-5} | config
         parallel = bool(config.get("use_parallel_residual"))
         return read_arch(

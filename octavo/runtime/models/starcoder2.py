@@ -1,4 +1,4 @@
-"""StarCoder 2: layer norms, a plain MLP, biases everywhere, a sliding window in all layers."""
+"""StarCoder 2 has layer norms, a plain MLP, biases everywhere, and a sliding window in all layers."""
 
 from octavo.runtime.layers.norm import NormArch
 from octavo.runtime.models.arch import Arch, Config, expect, read_arch, read_dense, read_heads
@@ -16,7 +16,7 @@ _DEFAULTS: Config = {
 
 
 class Starcoder2(Decoder):
-    """Named like a Llama, but for the MLP."""
+    """StarCoder 2 names its weights like a Llama, but for the MLP."""
 
     WEIGHTS = Decoder.WEIGHTS.replace(
         {
@@ -27,7 +27,7 @@ class Starcoder2(Decoder):
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
-        """Raises Unsupported for kinds of norms and MLPs that were announced but never released."""
+        """Read the config. Raises Unsupported for norms and MLPs that were announced but never released."""
         expect(config, norm_type="layer_norm", mlp_type="default")
         config = _DEFAULTS | config
         bias = bool(config["use_bias"])

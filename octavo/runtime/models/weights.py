@@ -1,4 +1,4 @@
-"""`WeightMap`: from the names in a checkpoint to our parameters, as data.
+"""A `WeightMap` maps the names in a checkpoint to our parameters, as data.
 
 A rule maps a stem, with `*` for numbers (the layer's, a head's), to the module that takes it; ".weight" and
 ".bias" carry over.
@@ -24,7 +24,10 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 class Target(NamedTuple):
-    """module: our module's name; shard: which part of a fused weight, "" = all; transform: to our layout."""
+    """A Target is the place of a tensor.
+
+    module: our module's name; shard: which part of a fused weight, "" = all; transform: to our layout
+    """
 
     module: str
     shard: str = ""
@@ -46,7 +49,10 @@ to = Target
 
 @dataclass(frozen=True)
 class WeightMap:
-    """rules: by stem; prefix: what may stand before every name; ignored: patterns of harmless tensors."""
+    """A WeightMap finds targets by name.
+
+    rules: by stem; prefix: what may stand before every name; ignored: patterns of harmless tensors
+    """
 
     rules: Mapping[str, Target]
     prefix: str = ""

@@ -1,1 +1,1 @@
-"""What this machine can do: device, memory, arithmetic types, kernels."""
+"""A platform says what this machine can do: device, memory, arithmetic types, kernels."""

@@ -1,4 +1,4 @@
-"""The CPU: float32 arithmetic, compiled kernels where a compiler exists, memory as the cgroup allows it."""
+"""A CPU computes in float32, by compiled kernels where a compiler exists; cgroups bound its memory."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ _UNLIMITED = 1 << 60
 
 
 class CPUPlatform(Platform):
-    """This process's share of the machine."""
+    """Describes this process's share of the machine."""
 
     is_batch_invariant = True
 

@@ -1,4 +1,4 @@
-"""An NVIDIA GPU, served by Triton kernels; by the references in torch where Triton is not installed."""
+"""Triton kernels serve an NVIDIA GPU; the references in torch do where Triton is not installed."""
 
 import importlib.util
 import threading
@@ -17,7 +17,7 @@ logger = get_logger(__name__)
 
 
 class CUDAPlatform(Platform):
-    """One GPU."""
+    """Describes one GPU."""
 
     def __init__(self, device: torch.device, threads: int) -> None:
         """Make `device` current. Raises ConfigError when torch sees no such GPU."""
@@ -70,11 +70,11 @@ class CUDAPlatform(Platform):
         return dtype
 
     def copy_lane(self) -> CopyLane:
-        """On a stream of its own."""
+        """Return a lane with a stream of its own."""
         return CUDACopyLane(self.device)
 
     def graph_capture(self) -> Capture:
-        """CUDA graphs in one pool of memory: they never run at the same time."""
+        """Return a capture whose graphs share one pool of memory: they never run at the same time."""
         return _GraphCapture().capture
 
 

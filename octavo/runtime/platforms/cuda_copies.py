@@ -1,4 +1,4 @@
-"""`CUDACopyLane`: copies from page-locked host memory on a stream of their own.
+"""A `CUDACopyLane` copies from page-locked host memory on a stream of its own.
 
 Made by the platform, used by loader/host_weights.
 """
@@ -18,7 +18,7 @@ _log = get_logger(__name__)
 
 
 class CUDACopyLane(CopyLane):
-    """Ordered against the current stream by events, which a CUDA graph keeps as edges."""
+    """Orders copies against the current stream by events, which a CUDA graph keeps as edges."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

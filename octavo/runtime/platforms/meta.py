@@ -1,4 +1,4 @@
-"""The meta device: tensors with shapes and types, without bytes. For planning memory.
+"""The meta device has tensors with shapes and types, without bytes. It serves to plan memory.
 
 Made by worker/memory_forecast. What a step takes is counted as torch's operations make and drop tensors.
 """
@@ -17,10 +17,10 @@ from octavo.runtime.platforms.platform import Platform
 
 
 class MetaPlatform(Platform):
-    """torch's device "meta"."""
+    """Describes torch's device "meta"."""
 
     def __init__(self, compute_dtype: torch.dtype) -> None:
-        """compute_dtype: of activations."""
+        """Stand in for a device. compute_dtype: of activations"""
         super().__init__(torch.device("meta"), shape_table(compute_dtype))
         self._compute_dtype = compute_dtype
 

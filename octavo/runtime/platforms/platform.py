@@ -1,4 +1,4 @@
-"""`Platform`: one kind of device, asked once at construction by worker, layers and attention back ends.
+"""A `Platform` is one kind of device; worker, layers and attention back ends ask it once, at construction.
 
 A platform says what is there and which kernels serve it; it never holds weights or cache.
 """
@@ -30,7 +30,7 @@ same work or by work of another size.
 
 
 class CopyLane(ABC):
-    """Copies from the host that run beside the device's work. Owns the host's memory that it copies from."""
+    """Copies from the host beside the device's work. It owns the host's memory that it copies from."""
 
     @abstractmethod
     def host_memory(self, num_bytes: int) -> torch.Tensor:
@@ -45,7 +45,7 @@ class CopyLane(ABC):
 
 
 class Platform(ABC):
-    """A device with its kernels.
+    """Describes a device with its kernels.
 
     is_batch_invariant: the numbers of a row do not depend on how many rows are computed with it
     """
@@ -61,8 +61,9 @@ class Platform(ABC):
         """Return the memory that this process may still take, now, if `share` of it may be used."""
 
     def peak_bytes(self, work: Callable[[], None]) -> int:
-        """The most memory that `work` takes on top of what is taken. 0, without working, where none is kept
-        back for it: the operating system lends it.
+        """Return the most memory that `work` takes on top of what is taken.
+
+        0, without working, where none is kept back for it: the operating system lends it.
         """
         del work
         return 0

@@ -1,1 +1,1 @@
-"""How weights are stored and multiplied: one file per scheme."""
+"""A scheme says how weights are stored and multiplied: one file each."""

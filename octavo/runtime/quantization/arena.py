@@ -1,4 +1,4 @@
-"""`Arena`: memory for the weights of one model. On a CPU it lies in large pages.
+"""An `Arena` is memory for the weights of one model. On a CPU it lies in large pages.
 
 Every token reads all weights. With pages of 4 KiB looking up where they are takes a quarter of that time.
 """
@@ -16,7 +16,7 @@ _ALIGNMENT = 64
 
 
 class Arena:
-    """Small matrices lie side by side, because a large page holds several. Memory goes with its tensors."""
+    """Lays small matrices side by side: a large page holds several. Memory goes with its tensors."""
 
     def __init__(self) -> None:
         self._chunk: mmap.mmap | None = None

@@ -1,4 +1,4 @@
-"""`Blocks`: a matrix whose rows stay packed in GGUF blocks.
+"""`Blocks` is a matrix whose rows stay packed in GGUF blocks.
 
 It answers the few questions a loader asks of a tensor (`shape`, `narrow`, `index_select`), so that parameters
 cut their shard out of packed and plain weights with the same code. Rows can be taken freely; columns only
@@ -22,7 +22,7 @@ _OF_ONE = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """data: [rows, bytes per row] uint8."""
+    """Holds packed rows. data: [rows, bytes per row] uint8."""
 
     data: Tensor
     type: BlockType

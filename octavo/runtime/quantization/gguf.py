@@ -1,4 +1,4 @@
-"""Weights in GGUF blocks, multiplied as they are stored.
+"""Weights in GGUF blocks are multiplied as they are stored.
 
 The segments of a merged projection (q, k, v; gate, up) that have one type are joined, so that one call of the
 kernel multiplies them. Large matrices stay where the file is mapped.
@@ -17,7 +17,7 @@ from octavo.runtime.quantization.parameter import BlockParameter, Layout, Parame
 
 
 class GGUF(Scheme):
-    """Matrices of a GGUF file, whatever their types."""
+    """Serves the matrices of a GGUF file, whatever their types."""
 
     @staticmethod
     def matches(config: EngineConfig) -> bool:
@@ -37,7 +37,7 @@ class GGUFLinear(LinearMethod):
     """
 
     def __init__(self, storage: Storage, parameter: type[BlockParameter] = BlockParameter) -> None:
-        """parameter: what takes the tensors of the checkpoint"""
+        """Begin empty. parameter: what takes the tensors of the checkpoint"""
         self._storage, self._parameter_type = storage, parameter
         self._segments: list[Blocks] = []
 

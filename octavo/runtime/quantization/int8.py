@@ -1,4 +1,4 @@
-"""`quantization="int8"`: the numbers of an unquantized checkpoint, packed to 8 bits as they are loaded.
+"""`quantization="int8"` packs the numbers of an unquantized checkpoint to 8 bits as they are loaded.
 
 Every 32 weights of a row become whole multiples of one float16 scale, 127 of which make the largest of them:
 GGUF's Q8_0, finer than a scale per channel, and multiplied by the kernels of GGUF files. Rows that 32 does
@@ -21,7 +21,7 @@ _AT_ONCE = 1 << 13  # blocks: what is computed on the way stays in a processor's
 
 
 class Int8(Scheme):
-    """Matrices of safetensors files or dummies, packed."""
+    """Packs matrices of safetensors files or dummies."""
 
     @staticmethod
     def matches(config: EngineConfig) -> bool:

@@ -1,4 +1,4 @@
-"""The interface of a quantization scheme, and the list of schemes.
+"""A quantization scheme has the interface that is defined here, and a line in the list of schemes.
 
 A scheme makes one `LinearMethod` per matrix; a linear layer, embedding or head owns its method and does not
 know how the matrix is stored. To add a scheme: one file with a `Scheme`, one line in `SCHEMES`.
@@ -31,7 +31,7 @@ Term = Tensor | Deferred
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Where and how weights are kept: `compute_dtype` is the type of activations, biases and norms.
+    """Says where and how weights are kept: `compute_dtype` is the type of activations, biases and norms.
 
     host_layers: the decoder layers whose matrices are kept in host memory
     input_precision: the inputs of products with packed weights are rounded to it
@@ -54,7 +54,7 @@ class Storage:
 
 
 class LinearMethod(ABC):
-    """One matrix [outputs, inputs] on this rank."""
+    """Owns one matrix [outputs, inputs] on this rank."""
 
     @abstractmethod
     def create(self, layout: Layout) -> dict[str, Parameter]:
@@ -93,7 +93,7 @@ class LinearMethod(ABC):
 
 
 class Scheme(ABC):
-    """How the matrices of one checkpoint are stored."""
+    """Says how the matrices of one checkpoint are stored."""
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage

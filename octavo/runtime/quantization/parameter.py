@@ -1,5 +1,4 @@
-"""Parameters take their own shard: a layer says how a weight is laid out, the loader hands over whole
-tensors.
+"""Parameters take their own shard: the layer gives the layout of a weight, the loader whole tensors.
 
 A `Layout` names the tensors of the checkpoint that make up one weight (q, k and v; gate and up) and the part
 of each that this rank keeps. `Parameter.load` checks shapes and keeps that part; what was not loaded stays in
@@ -22,7 +21,7 @@ Stored = Tensor | Blocks
 
 
 class Shard(NamedTuple):
-    """One tensor of the checkpoint: of `full` entries along the split axis, keep [start, start + size)."""
+    """A rank keeps [start, start + size) of a tensor's `full` entries along the split axis."""
 
     name: str
     full: int
@@ -32,7 +31,7 @@ class Shard(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How tensors of a checkpoint make up one weight, and what this rank keeps of them.
+    """Says how tensors of a checkpoint make up one weight, and what this rank keeps of them.
 
     shards:     the tensors, in their order along `stack_axis`
     others:     lengths of one tensor's axes, without the split axis
@@ -95,7 +94,7 @@ def vector(size: int) -> Layout:
 
 
 class Parameter(ABC):
-    """One weight of a layer on this rank."""
+    """Takes one weight of a layer on this rank."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -127,7 +126,7 @@ class Parameter(ABC):
 
 
 class DenseParameter(Parameter):
-    """A plain tensor `data` of the layout's shape, to be written."""
+    """Writes a plain tensor `data` of the layout's shape."""
 
     def __init__(self, layout: Layout, data: Tensor) -> None:
         super().__init__(layout)
@@ -135,7 +134,7 @@ class DenseParameter(Parameter):
         self._parts = layout.divide(data)
 
     def live_in(self, data: Tensor) -> None:
-        """Be `data` from here on, of the same shape and type; nothing more can be loaded."""
+        """Take `data` for the tensor from here on, of the same shape and type; nothing more can be loaded."""
         self.data, self._parts = data, {}
 
     def _keep(self, shard: Shard, part: Stored) -> int:
@@ -145,7 +144,7 @@ class DenseParameter(Parameter):
 
 
 class BlockParameter(Parameter):
-    """Packed matrices, one segment per tensor of the checkpoint, because their types may differ."""
+    """Keeps packed matrices, one segment per tensor of the checkpoint, because their types may differ."""
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
         super().__init__(layout)

@@ -1,4 +1,4 @@
-"""Weights as plain numbers.
+"""Unquantized weights are plain numbers.
 
 On a GPU the kernel for such matrices multiplies them. On CPU activations are float32 and the block kernel
 multiplies: bf16 and f16 weights stay as small as they are, and a row's result does not depend on the rest of
@@ -20,7 +20,7 @@ from octavo.runtime.quantization.parameter import DenseParameter, Layout, Parame
 
 
 class Unquantized(Scheme):
-    """Floating-point tensors, from safetensors files or dummies."""
+    """Serves floating-point tensors, from safetensors files or dummies."""
 
     @staticmethod
     def matches(config: EngineConfig) -> bool:
@@ -34,7 +34,7 @@ class Unquantized(Scheme):
 
 
 class DenseLinear(LinearMethod):
-    """Weights and activations of one type."""
+    """Multiplies weights and activations of one type."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -67,7 +67,7 @@ class DenseLinear(LinearMethod):
 
 
 class WidenedLinear(GGUFLinear):
-    """Weights of any width under float32 activations, as blocks of one number."""
+    """Multiplies weights of any width and float32 activations, as blocks of one number."""
 
     def create(self, layout: Layout) -> dict[str, Parameter]:
         """See DenseLinear."""

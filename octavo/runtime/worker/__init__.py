@@ -1,1 +1,1 @@
-"""One rank of the runtime: loads the model, owns the KV cache and the batch state, runs steps."""
+"""A worker is one rank: it loads the model, owns the KV cache and the batch state, and runs steps."""

@@ -1,4 +1,4 @@
-"""`BlockSaver`: writes blocks of the KV cache into a folder that engines share, beside the steps.
+"""A `BlockSaver` writes blocks of the KV cache into a folder that engines share, beside the steps.
 
 Owned by the worker, which names the blocks after the step that fills them. A block is copied where it is, in
 the order of the device's work; the rest happens on a thread. When the disk is slower than the prompts come,
@@ -24,7 +24,7 @@ _LAST_WRITES_S = 10.0
 
 
 class BlockSaver:
-    """One rank's writer."""
+    """Writes one rank's blocks."""
 
     def __init__(self, store: StorePlan, cache: KVTensors, rank: int) -> None:
         self._files = BlockFiles(store.folder, store.fingerprint, store.max_bytes)

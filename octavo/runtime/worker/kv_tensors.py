@@ -1,4 +1,4 @@
-"""The memory of the KV cache: which layers share a block table, and the tensors behind the blocks."""
+"""`KVTensors` is the memory of the KV cache; `group_layers` says which layers share a block table."""
 
 from math import gcd, lcm
 
@@ -46,7 +46,7 @@ def _check_block_size(sizes: set[int], block_size: int) -> None:
 
 
 class KVTensors:
-    """The allocated cache: bytes, of which every layer has a view of its own.
+    """Holds the allocated cache: bytes, of which every layer has a view of its own.
 
     tensors:         [num_blocks, bytes] uint8; layer i of every group has its part of a block in tensor i
     by_layer:        cache of each layer, as in kernels.cache_layout

@@ -1,4 +1,4 @@
-"""The process of one rank: `python -m octavo.runtime.worker.main MAILBOX RANK WORKER PARENT`.
+"""One rank's process runs `python -m octavo.runtime.worker.main MAILBOX RANK WORKER PARENT`.
 
 Started by the engine's multiprocess executor. Reads commands, gives them to the Worker, answers; keeps no
 state of its own. Ends on Shutdown, with its parent, and after any fault that leaves the worker's state
@@ -26,7 +26,7 @@ logger = log.get_logger("octavo.runtime.worker.main")  # __name__ is __main__ he
 
 
 class Rank:
-    """One worker behind its two pipes."""
+    """Runs one worker behind its two pipes."""
 
     def __init__(self, mailbox: Mailbox, rank: int, worker_class: str) -> None:
         self._rank = rank
@@ -98,7 +98,7 @@ def _failure(rank: int, error: Exception) -> Failed:
 
 
 def _end_at_once(error: Exception) -> None:
-    """On a thread that failed: the engine sees this process end."""
+    """End the process, on a thread that failed, so that the engine sees it."""
     logger.error("A thread of the rank failed.", exc_info=error)
     os._exit(1)
 

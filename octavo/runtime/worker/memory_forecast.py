@@ -1,4 +1,4 @@
-"""`forecast`: what a worker will find when it has loaded its model, told without loading it.
+"""`forecast` tells what a worker will find when it has loaded its model, without loading it.
 
 Asked by name, for `octavo plan`. The model is built and profiled by the code that the worker uses, on a
 device where tensors have no bytes; of the checkpoint only config and headers are read.
@@ -56,7 +56,7 @@ def forecast(config: EngineConfig, device_bytes: int = 0) -> Forecast:
 
 
 def _buffer_bytes(model: Model, num_ahead: int) -> int:
-    """Of the device's buffers for layers that lie in host memory; layers are taken to be of one size."""
+    """Return the bytes of the device's buffers for layers in host memory, all taken to be of one size."""
     if not model.host_weight_bytes:
         return 0
     assert isinstance(model, Family)
@@ -64,7 +64,7 @@ def _buffer_bytes(model: Model, num_ahead: int) -> int:
 
 
 class _OneOfMany(ParallelContext):
-    """A rank whose fellows are on the meta device, too."""
+    """Stands for a rank whose fellows are on the meta device, too."""
 
     __slots__ = ()
 

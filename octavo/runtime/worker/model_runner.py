@@ -27,7 +27,7 @@ from octavo.runtime.worker.step_part import StepPart
 
 
 class _Unsampled(NamedTuple):
-    """A step whose tokens are still to be chosen. rows: [S] of the requests that sample; logits: theirs"""
+    """Waits for its tokens to be chosen. rows: [S] of the requests that sample; logits: theirs"""
 
     pending: PendingStep
     rows: Array

@@ -1,4 +1,4 @@
-"""`PendingStep`: what a step given to the device will bring. Made by the model runner, read later."""
+"""A `PendingStep` is what a step given to the device will bring. The model runner makes it."""
 
 from dataclasses import dataclass, field
 
@@ -10,7 +10,10 @@ from octavo.runtime.transfer import Array
 
 @dataclass(slots=True)
 class PendingStep:
-    """samples: indexes into `request_ids` of those that sample, ascending, as are the rows of `pending`."""
+    """Reads the results of a step once they are there.
+
+    samples: indexes into `request_ids` of those that sample, ascending, as are the rows of `pending`
+    """
 
     step_id: int
     request_ids: list[str]

@@ -1,4 +1,4 @@
-"""From a planned step to tensors: vectorized over tokens, no loop over requests.
+"""A planned step becomes tensors here: vectorized over tokens, without a loop over requests.
 
 Everything the host knows of a step goes to the device in one copy. T = tokens of the step, R = its requests,
 S = those of them that sample.

@@ -1,4 +1,4 @@
-"""The largest steps, computed on nothing, to learn what memory they need and to load the kernels they use.
+"""The profile run computes the largest steps on nothing: it measures their memory, and loads their kernels.
 
 Called by the worker between loading and planning the cache. Keys and values are stored nowhere; what is read
 instead of them is one block of zeros.
@@ -23,7 +23,7 @@ _HARD_TO_SAMPLE = SamplingParams(temperature=1.0, top_k=2, top_p=0.5, min_p=0.1)
 
 
 class Workspace(NamedTuple):
-    """Bytes that steps need beside weights and cache."""
+    """Counts the bytes that steps need beside weights and cache."""
 
     largest_step: int
     cuda_graphs: int

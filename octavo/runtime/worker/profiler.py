@@ -1,4 +1,4 @@
-"""`Profiler`: what the device does between two commands, as a Chrome trace (chrome://tracing, Perfetto).
+"""A `Profiler` traces what the device does between two commands, for Chrome (chrome://tracing, Perfetto).
 
 Called by the worker for the verbs start_profile and stop_profile, on its own thread.
 """
@@ -13,7 +13,7 @@ from octavo.base.errors import RequestError, Unsupported
 
 
 class Profiler:
-    """One recording at a time; traces go into `folder`."""
+    """Makes one recording at a time; traces go into `folder`."""
 
     def __init__(self, folder: str, rank: int) -> None:
         self._folder = folder

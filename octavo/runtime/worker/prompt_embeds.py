@@ -1,4 +1,4 @@
-"""`PromptEmbedsPart`: embeddings that come with requests, in the place of those of their prompts' tokens."""
+"""`PromptEmbedsPart` puts embeddings that come with requests in the place of those of their tokens."""
 
 import numpy as np
 import torch

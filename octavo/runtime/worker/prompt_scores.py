@@ -1,4 +1,4 @@
-"""Logprobs of prompt tokens and of candidates beside them, chunk by chunk, for the requests that ask."""
+"""`PromptScores` scores prompt tokens and candidates beside them, chunk by chunk, for requests that ask."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""`RecordedCalls`: steps of a CPU, each one call of C instead of hundreds from Python.
+"""`RecordedCalls` makes a step of a CPU one call of C instead of hundreds from Python.
 
 A step of one token per request is written into arrays that stay where they are, padded to the next size by
 rows that store nothing, and replayed from the calls of that size, which are recorded when the size is first

@@ -1,4 +1,4 @@
-"""`Replayer`: how steps are computed, from what was captured or recorded before or by the model's own code.
+"""A `Replayer` computes steps, by what was captured or recorded before or by the model's own code.
 
 The worker makes one for its device, and the model runner asks it for every step. CUDAGraphs and RecordedCalls
 replay; Eager does not.

@@ -1,4 +1,4 @@
-"""`StepPart`: a feature that takes part in steps. The model runner has a list, and knows none by name."""
+"""A `StepPart` is a feature that takes part in steps. The runner has a list, and knows none by name."""
 
 from abc import ABC, abstractmethod
 from typing import Any

@@ -1,4 +1,4 @@
-"""One rank: the device's share of the model and of the KV cache.
+"""A `Worker` is one rank: it owns the device's share of the model and of the KV cache.
 
 Started by an executor, in the engine's process or in one of its own (worker/main). Runs on one thread.
 """
