@@ -25,6 +25,9 @@ PRE_NORMS: frozenset[Place] = frozenset({"attention_in", "mlp_in"})
 RESIDUAL_NORMS: frozenset[Place] = frozenset({"attention_out", "mlp_out"})
 SANDWICH_NORMS = PRE_NORMS | RESIDUAL_NORMS
 
+_ACTIVATION_NAMES = ("hidden_act", "hidden_activation", "activation_function", "activation")
+_EPS_NAMES = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
+
 ROPES: dict[str, type[Rope]] = {
     "default": Rope,
     "linear": LinearRope,
@@ -107,7 +110,8 @@ def read_arch(
 ) -> Arch:
     """Read the fields that most configs share; `own` are those that the family adds or replaces.
 
-    attention, feed_forward: of all layers, unless `own` has `layers`; None = `read_heads`, `read_dense`
+    attention, feed_forward: of all layers; None = `read_heads`, `read_dense`
+    own: may have the rope of all layers, or None; otherwise layers are read by `read_layers`
     Raises BadCheckpoint for a missing or impossible size, Unsupported for an unknown kind of layer or rope.
     """
     common: dict[str, Any] = {
@@ -116,8 +120,11 @@ def read_arch(
         "tied_head": bool(config.get("tie_word_embeddings")),
         "norm": NormArch(eps=config.get("rms_norm_eps") or 1e-6),
     }
-    if "layers" not in own:
-        bodies = attention or read_heads(config), feed_forward or read_dense(config)
+    bodies = attention or read_heads(config), feed_forward or read_dense(config)
+    if "rope" in own:
+        layer = LayerArch(attention=bodies[0], feed_forward=bodies[1], rope=own.pop("rope"))
+        common["layers"] = (layer,) * size_of(config, "num_hidden_layers")
+    else:
         common["layers"] = read_layers(config, *bodies, interleaved_rope)
     return Arch(**common | own)
 
@@ -141,9 +148,15 @@ def read_heads(config: Config, **own: Any) -> HeadsArch:
 def read_dense(config: Config, **own: Any) -> DenseArch:
     """Read the feed-forward block; `own` are the fields that the family adds or replaces."""
     size = size_of(config, "intermediate_size", 4 * size_of(config, "hidden_size"))
-    activation = config.get("hidden_act") or config.get("hidden_activation") or "silu"
+    activation = next((config[name] for name in _ACTIVATION_NAMES if config.get(name)), "silu")
     common: Config = {"activation": activation, "bias": bool(config.get("mlp_bias"))}
     return DenseArch(intermediate_size=size, **common | own)
+
+
+def read_norm(config: Config) -> NormArch:
+    """Read layer norms with weight and bias."""
+    eps = next((config[name] for name in _EPS_NAMES if config.get(name)), 1e-5)
+    return NormArch(kind="layer", bias=True, eps=eps)
 
 
 def read_layers(

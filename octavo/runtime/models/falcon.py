@@ -1,7 +1,6 @@
 """Falcon has attention beside the MLP, and one key head for all queries (7B) or each group of them (40B)."""
 
 from octavo.base.errors import Unsupported
-from octavo.runtime.layers.norm import NormArch
 from octavo.runtime.models.arch import (
     PRE_NORMS,
     Arch,
@@ -10,6 +9,7 @@ from octavo.runtime.models.arch import (
     read_arch,
     read_dense,
     read_heads,
+    read_norm,
     size_of,
 )
 from octavo.runtime.models.decoder import Decoder
@@ -46,8 +46,8 @@ class Falcon(Decoder):
             )
         config = {
             "tie_word_embeddings": True,
-            "layer_norm_epsilon": 1e-5,
             **config,
+            "hidden_act": config.get("activation") or "gelu",
             "intermediate_size": config.get("ffn_hidden_size"),
             "num_key_value_heads": _kv_heads(config),
         }
@@ -57,11 +57,9 @@ class Falcon(Decoder):
             config,
             residual="parallel" if parallel else "serial",
             norms=_norms(config, parallel),
-            norm=NormArch(kind="layer", bias=True, eps=config["layer_norm_epsilon"]),
+            norm=read_norm(config),
             attention=read_heads(config, qkv_bias=bias, out_bias=bias),
-            feed_forward=read_dense(
-                config, activation=config.get("activation") or "gelu", gated=False, bias=bias
-            ),
+            feed_forward=read_dense(config, gated=False, bias=bias),
         )
 
 

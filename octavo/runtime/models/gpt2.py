@@ -1,9 +1,7 @@
 """GPT-2 learns its positions, and has layer norms and a plain MLP; checkpoints hold [inputs, outputs]."""
 
 from octavo.base.errors import Unsupported
-from octavo.runtime.layers.mlp import DenseArch
-from octavo.runtime.layers.norm import NormArch
-from octavo.runtime.models.arch import Arch, Config, LayerArch, read_arch, read_dense, read_heads, size_of
+from octavo.runtime.models.arch import Arch, Config, read_arch, read_dense, read_heads, read_norm, size_of
 from octavo.runtime.models.decoder import Decoder
 from octavo.runtime.models.weights import WeightMap, to, transpose
 
@@ -18,14 +16,8 @@ _NAMES = {
 
 def usual_names(config: Config) -> Config:
     """Return the config with GPT-2's names also in the usual spelling."""
-    config = {"layer_norm_epsilon": 1e-5} | config
-    return {ours: config.get(theirs) for ours, theirs in _NAMES.items()} | config
-
-
-def read_plain_mlp(config: Config) -> DenseArch:
-    """Read GPT-2's feed-forward block."""
-    activation = config.get("activation_function") or "gelu_new"
-    return read_dense(config, activation=activation, gated=False, bias=True)
+    usual = {ours: config.get(theirs) for ours, theirs in _NAMES.items()}
+    return usual | config | {"hidden_act": config.get("activation_function") or "gelu_new"}
 
 
 class GPT2(Decoder):
@@ -54,13 +46,11 @@ class GPT2(Decoder):
         if config.get("scale_attn_by_inverse_layer_idx") or config.get("scale_attn_weights") is False:
             raise Unsupported("GPT-2 with scale_attn_by_inverse_layer_idx, or without scale_attn_weights")
         config = usual_names({"tie_word_embeddings": True} | config)
-        layer = LayerArch(
-            attention=read_heads(config, qkv_bias=True, out_bias=True),
-            feed_forward=read_plain_mlp(config),
-        )
         return read_arch(
             config,
-            layers=(layer,) * size_of(config, "num_hidden_layers"),
+            attention=read_heads(config, qkv_bias=True, out_bias=True),
+            feed_forward=read_dense(config, gated=False, bias=True),
+            rope=None,
             num_learned_positions=size_of(config, "max_position_embeddings"),
-            norm=NormArch(kind="layer", bias=True, eps=config["layer_norm_epsilon"]),
+            norm=read_norm(config),
         )

@@ -1,7 +1,6 @@
 """GPT-NeoX and Pythia have attention beside or before the MLP, and rotate a part of each head."""
 
-from octavo.runtime.layers.norm import NormArch
-from octavo.runtime.models.arch import Arch, Config, read_arch, read_dense, read_heads
+from octavo.runtime.models.arch import Arch, Config, read_arch, read_dense, read_heads, read_norm
 from octavo.runtime.models.decoder import Decoder
 from octavo.runtime.models.weights import WeightMap, to, ungroup_qkv
 
@@ -32,7 +31,6 @@ class GPTNeoX(Decoder):
         """Read the rope by its own names."""
         config = {
             "hidden_act": "gelu",
-            "layer_norm_eps": 1e-5,
             "partial_rotary_factor": config.get("rotary_pct", 0.25),
             "rope_theta": config.get("rotary_emb_base", 10_000),
         } | config
@@ -40,7 +38,7 @@ class GPTNeoX(Decoder):
         return read_arch(
             config,
             residual="parallel" if config.get("use_parallel_residual", True) else "serial",
-            norm=NormArch(kind="layer", bias=True, eps=config["layer_norm_eps"]),
+            norm=read_norm(config),
             attention=read_heads(config, qkv_bias=bias, out_bias=bias),
             feed_forward=read_dense(config, gated=False, bias=True),
         )

@@ -1,10 +1,9 @@
 """GPT-J has one norm for attention and MLP side by side, rotates neighbours, and biases the head."""
 
-from octavo.runtime.layers.norm import NormArch
 from octavo.runtime.layers.rotary import Rope
-from octavo.runtime.models.arch import Arch, Config, LayerArch, read_arch, read_heads, size_of
+from octavo.runtime.models.arch import Arch, Config, read_arch, read_dense, read_norm, size_of
 from octavo.runtime.models.decoder import Decoder
-from octavo.runtime.models.gpt2 import read_plain_mlp, usual_names
+from octavo.runtime.models.gpt2 import usual_names
 from octavo.runtime.models.weights import WeightMap, to
 
 
@@ -32,13 +31,12 @@ class GPTJ(Decoder):
     def arch_from_hf(config: Config) -> Arch:
         """Read GPT-2's names; `rotary_dim` components of a head rotate."""
         config = usual_names(config)
-        rope = Rope(dim=size_of(config, "rotary_dim", 64), interleaved=True)
-        layer = LayerArch(attention=read_heads(config), feed_forward=read_plain_mlp(config), rope=rope)
         return read_arch(
             config,
-            layers=(layer,) * size_of(config, "num_hidden_layers"),
+            feed_forward=read_dense(config, gated=False, bias=True),
+            rope=Rope(dim=size_of(config, "rotary_dim", 64), interleaved=True),
             residual="parallel",
             norms=frozenset({"attention_in"}),
-            norm=NormArch(kind="layer", bias=True, eps=config["layer_norm_epsilon"]),
+            norm=read_norm(config),
             head_bias=True,
         )

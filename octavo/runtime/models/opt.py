@@ -64,13 +64,11 @@ class OPT(Decoder):
         bias, weights = bool(config["enable_bias"]), bool(config["layer_norm_elementwise_affine"])
         hidden_size, before = size_of(config, "hidden_size"), bool(config["do_layer_norm_before"])
         embedding_size = size_of(config, "word_embed_proj_dim", hidden_size)
-        layer = LayerArch(
-            attention=read_heads(config, qkv_bias=bias, out_bias=bias),
-            feed_forward=read_dense(config, activation=config["activation_function"], gated=False, bias=bias),
-        )
         return read_arch(
             config,
-            layers=(layer,) * size_of(config, "num_hidden_layers"),
+            attention=read_heads(config, qkv_bias=bias, out_bias=bias),
+            feed_forward=read_dense(config, gated=False, bias=bias),
+            rope=None,
             embedding_size=embedding_size if embedding_size != hidden_size else 0,
             num_learned_positions=size_of(config, "max_position_embeddings"),
             residual="serial" if before else "normalised",

@@ -1,11 +1,10 @@
 """Phi 1 to 2 have attention beside the MLP and biases; Phi 3 and 4 are Llamas with fused projections."""
 
-from octavo.runtime.layers.norm import NormArch
-from octavo.runtime.models.arch import Arch, Config, read_arch, read_dense, read_heads
+from octavo.runtime.models.arch import Arch, Config, read_arch, read_dense, read_heads, read_norm
 from octavo.runtime.models.decoder import Decoder
 from octavo.runtime.models.weights import to
 
-_PHI_DEFAULTS: Config = {"partial_rotary_factor": 0.5, "layer_norm_eps": 1e-5, "hidden_act": "gelu_new"}
+_PHI_DEFAULTS: Config = {"partial_rotary_factor": 0.5, "hidden_act": "gelu_new"}
 _PHI3_DEFAULTS: Config = {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}
 """What transformers assumes where a config is silent."""
 
@@ -32,7 +31,7 @@ class Phi(Decoder):
             config,
             residual="parallel",
             norms=frozenset({"attention_in"}),
-            norm=NormArch(kind="layer", bias=True, eps=config["layer_norm_eps"]),
+            norm=read_norm(config),
             attention=read_heads(
                 config,
                 qk_norm="head" if config.get("qk_layernorm") else "none",

@@ -1,7 +1,6 @@
 """StableLM 2 and 3B are Llamas with layer norms that rotate a part of each head."""
 
-from octavo.runtime.layers.norm import NormArch
-from octavo.runtime.models.arch import PRE_NORMS, Arch, Config, read_arch, read_heads
+from octavo.runtime.models.arch import PRE_NORMS, Arch, Config, read_arch, read_heads, read_norm
 from octavo.runtime.models.decoder import Decoder
 from octavo.runtime.models.weights import to
 
@@ -19,13 +18,13 @@ class StableLM(Decoder):
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
         """Rotate a quarter of a head unless the config says otherwise."""
-        config = {"partial_rotary_factor": 0.25, "layer_norm_eps": 1e-5} | config
+        config = {"partial_rotary_factor": 0.25} | config
         parallel = bool(config.get("use_parallel_residual"))
         return read_arch(
             config,
             residual="parallel" if parallel else "serial",
             norms=frozenset({"attention_in"}) if parallel else PRE_NORMS,
-            norm=NormArch(kind="layer", bias=True, eps=config["layer_norm_eps"]),
+            norm=read_norm(config),
             attention=read_heads(
                 config,
                 qk_norm="each_head" if config.get("qk_layernorm") else "none",

@@ -1,14 +1,12 @@
 """StarCoder 2 has layer norms, a plain MLP, biases everywhere, and a sliding window in all layers."""
 
-from octavo.runtime.layers.norm import NormArch
-from octavo.runtime.models.arch import Arch, Config, expect, read_arch, read_dense, read_heads
+from octavo.runtime.models.arch import Arch, Config, expect, read_arch, read_dense, read_heads, read_norm
 from octavo.runtime.models.decoder import Decoder
 from octavo.runtime.models.weights import to
 
 _DEFAULTS: Config = {
     "num_key_value_heads": 2,
     "hidden_act": "gelu_pytorch_tanh",
-    "norm_epsilon": 1e-5,
     "use_bias": True,
     "tie_word_embeddings": True,
 }
@@ -33,7 +31,7 @@ class Starcoder2(Decoder):
         bias = bool(config["use_bias"])
         return read_arch(
             config,
-            norm=NormArch(kind="layer", bias=True, eps=config["norm_epsilon"]),
+            norm=read_norm(config),
             attention=read_heads(config, qkv_bias=bias, out_bias=bias),
             feed_forward=read_dense(config, gated=False, bias=bias),
         )
