@@ -4,6 +4,7 @@ The segments of a merged projection (q, k, v; gate, up) that have one type are j
 kernel multiplies them. Large matrices stay where the file is mapped.
 """
 
+from collections.abc import Iterable
 from itertools import accumulate, groupby
 
 from torch import Tensor
@@ -39,7 +40,9 @@ class GGUFLinear(LinearMethod):
     def __init__(self, storage: Storage, parameter: type[BlockParameter] = BlockParameter) -> None:
         """Begin empty. parameter: what takes the tensors of the checkpoint"""
         self._storage, self._parameter_type = storage, parameter
-        self._segments: list[Blocks] = []
+        self._segments: list[Packed] = []
+        self._whole: Packed | None = None
+        """The only segment."""
 
     def create(self, layout: Layout) -> dict[str, Parameter]:
         """Make one parameter."""
@@ -49,55 +52,46 @@ class GGUFLinear(LinearMethod):
     def after_load(self) -> None:
         """Join neighbours of one type."""
         runs = groupby(self._parameter.take(), key=lambda segment: segment.type)
-        self._segments = [join(list(run), self._storage.arena) for _, run in runs]
+        self._keep(join(list(run), self._storage.arena) for _, run in runs)
 
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Multiply segment by segment."""
-        if len(self._segments) == 1:
-            return self._multiply(x, self._segments[0], bias, None)
-        ends = list(accumulate(segment.shape[0] for segment in self._segments))
+        multiply = self._storage.kernels.block_matmul
+        if self._whole is not None:
+            return multiply(x, self._whole, bias)
+        ends = list(accumulate(len(segment.blocks) for segment in self._segments))
         out = x.new_empty(x.shape[0], ends[-1])
         for segment, end in zip(self._segments, ends, strict=True):
-            columns = slice(end - segment.shape[0], end)
-            self._multiply(x, segment, None if bias is None else bias[columns], out[:, columns])
+            columns = slice(end - len(segment.blocks), end)
+            multiply(x, segment, None if bias is None else bias[columns], out[:, columns])
         return out
 
     def apply_gated(self, x: Tensor, bias: Tensor | None, gate: Activation) -> Tensor | None:
         """See LinearMethod."""
         kernel = self._storage.kernels.gated_block_matmul
-        if kernel is None or bias is not None or (packed := self._packed()) is None:
+        if kernel is None or bias is not None or self._whole is None:
             return None
-        return kernel(x, packed, gate)
+        return kernel(x, self._whole, gate)
 
     def apply_feed_forward(self, x: Tensor, gate: Activation, down: LinearMethod) -> Tensor | None:
         """See LinearMethod."""
         kernel = self._storage.kernels.block_feed_forward
-        if kernel is None or not isinstance(down, GGUFLinear):
+        if kernel is None or self._whole is None or not isinstance(down, GGUFLinear) or down._whole is None:
             return None
-        up_packed, down_packed = self._packed(), down._packed()
-        if up_packed is None or down_packed is None:
-            return None
-        return kernel(x, up_packed, gate, down_packed)
+        return kernel(x, self._whole, gate, down._whole)
 
     def apply_greedy(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
         """See LinearMethod."""
         kernel = self._storage.kernels.block_greedy
-        if kernel is None or (packed := self._packed()) is None:
-            return None
-        return kernel(x, packed)
+        return None if kernel is None or self._whole is None else kernel(x, self._whole)
 
     def gather(self, ids: Tensor, scale: float = 1.0) -> Tensor:
         """Unpack the rows asked for."""
         (table,) = self._segments
-        rows = self._storage.kernels.block_dequantize(self._pack(table), ids, scale)
+        rows = self._storage.kernels.block_dequantize(table, ids, scale)
         return rows.to(self._storage.compute_dtype)
 
-    def _multiply(self, x: Tensor, segment: Blocks, bias: Tensor | None, out: Tensor | None) -> Tensor:
-        return self._storage.kernels.block_matmul(x, self._pack(segment), bias, out)
-
-    def _packed(self) -> Packed | None:
-        """Return the only segment; None if there are several."""
-        return self._pack(self._segments[0]) if len(self._segments) == 1 else None
-
-    def _pack(self, segment: Blocks) -> Packed:
-        return Packed(segment.data, segment.type.name, self._storage.input_precision)
+    def _keep(self, segments: Iterable[Blocks]) -> None:
+        precision = self._storage.input_precision
+        self._segments = [Packed(part.data, part.type.name, precision) for part in segments]
+        self._whole = self._segments[0] if len(self._segments) == 1 else None

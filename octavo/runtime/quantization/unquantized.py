@@ -76,7 +76,7 @@ class WidenedLinear(GGUFLinear):
 
     def after_load(self) -> None:
         """Let the kernels for blocks have what was loaded."""
-        self._segments = [blocks_of_one(self._weight.data)]
+        self._keep([blocks_of_one(self._weight.data)])
 
 
 def _make_weight(layout: Layout, storage: Storage) -> DenseParameter:
