@@ -22,13 +22,14 @@ class AttentionBackend(ABC):
         self.input_precision = input_precision
 
     @staticmethod
-    @abstractmethod
     def supports(spec: KVCacheSpec, platform: Platform) -> str | None:
-        """Return the reason why this back end cannot serve such layers there, or None."""
+        """Return the reason why this back end cannot serve such layers there; None, as here, if it can."""
+        del spec, platform
+        return None
 
-    @abstractmethod
     def plan(self, batch: ForwardBatch) -> None:
-        """Do the host's work that all layers of a step share; before the first layer."""
+        """Do the host's work that all layers of a step share, if there is any; before the first layer."""
+        del batch
 
     @abstractmethod
     def run(

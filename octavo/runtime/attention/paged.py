@@ -5,24 +5,13 @@ On every platform: the table is compiled C++ on CPU, Triton on an NVIDIA GPU, to
 
 from torch import Tensor
 
-from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.attention.interface import AttentionBackend
 from octavo.runtime.batch import ForwardBatch, GroupTables
 from octavo.runtime.kernels.attention import HeadInputs, Scores
-from octavo.runtime.platforms.platform import Platform
 
 
 class PagedBackend(AttentionBackend):
-    """Works over cache tensors as in kernels.cache_layout."""
-
-    @staticmethod
-    def supports(spec: KVCacheSpec, platform: Platform) -> str | None:
-        """Serve everything: the kernels take any number of heads and any head_dim."""
-        del spec, platform
-        return None
-
-    def plan(self, batch: ForwardBatch) -> None:
-        """Prepare nothing: the kernels read the batch as it is."""
+    """Works over cache tensors as in kernels.cache_layout, of any number of heads and any head_dim."""
 
     def run(
         self, new: HeadInputs, cache: Tensor, tables: GroupTables, batch: ForwardBatch, scores: Scores

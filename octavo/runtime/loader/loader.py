@@ -91,7 +91,7 @@ def _host_layers(
 def _kv_specs(config: EngineConfig, arch: Arch, parallel: ParallelContext) -> list[KVCacheSpec]:
     """Return the cache of each layer on one rank. Raises ConfigError, Unsupported."""
     dtype = dtype_of(config.cache.kv_cache_dtype)
-    return [layer.kv_spec(parallel.tp_size, dtype) for layer in arch.layers]
+    return [layer.attention.kv_spec(parallel.tp_size, dtype, layer.sliding_window) for layer in arch.layers]
 
 
 def make_context(

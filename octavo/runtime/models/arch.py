@@ -9,10 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-import torch
-
 from octavo.base.errors import BadCheckpoint, Unsupported
-from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.layers.mlp import DenseArch
 from octavo.runtime.layers.norm import NormArch
 from octavo.runtime.layers.rotary import DividedRope, LinearRope, Llama3Rope, LongRope, Rope, YarnRope
@@ -57,10 +54,6 @@ class LayerArch:
         if self.rope and (not 0 < self.rope.dim <= head_dim or self.rope.dim % 2):
             allowed = f"an even number up to {head_dim}"
             raise BadCheckpoint(f"{self.rope.dim} components of a head cannot rotate: it must be {allowed}")
-
-    def kv_spec(self, tp_size: int, dtype: torch.dtype) -> KVCacheSpec:
-        """Return the layer's cache on one rank, in numbers of this type. Raises ConfigError, Unsupported."""
-        return self.attention.kv_spec(tp_size, dtype, self.sliding_window)
 
 
 @dataclass(frozen=True, kw_only=True)
