@@ -104,7 +104,8 @@ class FunctionGemmaParser(MarkedParser):
 class Gemma4Parser(FunctionGemmaParser):
     """The same with Gemma 4's tokens, and its reasoning."""
 
-    openings, closing, quote = ("<|tool_call>", "<|channel>"), "<tool_call|>", '<|"|>'
+    openings = ("<|tool_call>", "<|channel>", "<channel|>")
+    closing, quote = "<tool_call|>", '<|"|>'
     marks = ("<|tool_call>", "<tool_call|>")
     begins = ("<|tool_call>",)
 
@@ -114,7 +115,9 @@ class Gemma4Parser(FunctionGemmaParser):
         return "<|channel>thought", "<channel|>"
 
     def block(self, opening: str) -> Move[str]:
-        """A call, or thoughts, which a call ends as well."""
+        """A call, or thoughts, which a call ends as well: then their end comes later and says nothing."""
+        if opening == "<channel|>":
+            return ""
         if opening != "<|channel>":
             return (yield from super().block(opening))
         yield from self.take_if("thought")

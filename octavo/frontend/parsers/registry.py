@@ -123,7 +123,7 @@ _REASONING_MARKS = (
     ("<|channel|>", "openai_gptoss"),
     ("<|channel>thought", "gemma4"),
     ("<|content_thinking|>", "inkling"),
-    ("<|open|>think", "kimi_k3"),
+    ("<|open|>", "kimi_k3"),
     ("<mm:think>", "minimax_m3"),
     ("<ifm|think", "k2_horizon"),
     ("<|plamo:begin_think", "plamo3"),

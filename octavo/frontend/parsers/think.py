@@ -38,7 +38,9 @@ class ThinkParser(Parser):
             if not is_tagged:
                 self.reasoning(space)
             marker = yield from self.copy_until(self.reasoning, self.closing, *self.interruptions)
-            self.text("" if marker == self.closing else marker)
+            if marker in self.interruptions:  # and its tag may still come
+                self.text(marker)
+                yield from self.copy_until(self.text, self.closing)
         elif not (yield from self.take_if(self.closing)):  # so some say that they do not think
             self.text(space)
         if self.answer_marks:

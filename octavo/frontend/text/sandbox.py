@@ -51,9 +51,10 @@ def main() -> None:
 
     A rendering that takes longer than it may ends this process, wherever it is.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    limit = _MEMORY_BYTES if most == resource.RLIM_INFINITY else min(most, _MEMORY_BYTES)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     source, template = json.loads(sys.stdin.readline()), None
     for line in sys.stdin:

@@ -39,8 +39,12 @@ class TemplateProcess:
             answer = self._ask(question)
             if not answer and self._exit_code != -signal.SIGALRM:
                 answer = self._ask(question)  # it may have died before, idle
-        if not answer:
+        if not answer and self._exit_code == -signal.SIGALRM:
             raise RenderError(f"The chat template did not come to its end in {limit_s:g} s.")
+        if not answer:
+            raise RenderError(
+                f"The chat template ended the process it runs in (exit code {self._exit_code})."
+            )
         text, error = json.loads(answer)
         if error:
             raise RenderError(error)
@@ -65,6 +69,7 @@ class TemplateProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             encoding="ascii",
+            process_group=0,  # Ctrl-C is not meant for it
             env=env.for_child({"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}, {}),
         )
         self._close = weakref.finalize(self, _end, process)

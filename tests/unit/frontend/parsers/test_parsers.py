@@ -127,7 +127,10 @@ def test_any_text_at_any_split(name, parts, cut, seed):
 )
 def test_a_call_ends_the_reasoning(reasoning, tools, call):
     kinds = dict.fromkeys([REASONING_PARSERS.load(reasoning), TOOL_PARSERS.load(tools)])
-    text = ("<|channel>thought\n" if reasoning == "gemma4" else "<think>") + "I must look." + call
+    opening, closing = (
+        ("<|channel>thought\n", "<channel|>") if reasoning == "gemma4" else ("<think>", "</think>")
+    )
+    text = f"{opening}I must look.{call}{closing}"
     for pieces in ([text], list(text)):
         events = run(AnswerParser([kind() for kind in kinds]), pieces)
         assert joined(events, Reasoning) == "I must look."
@@ -271,5 +274,7 @@ def test_templates_suggest_their_parsers():
     assert suggested_tool_parser("{% if tools %}<tool_call>{{ tools }}") == "hermes"
     assert suggested_tool_parser("{{ tools }}[TOOL_CALLS]") == "mistral"
     assert suggested_tool_parser("<tool_call>") == ""
+    assert suggested_tool_parser("{{ tools }}{{ '<|open|>' + tag }}") == "kimi_k3"
+    assert suggested_reasoning_parser("{{ '<|open|>' + tag }}") == "kimi_k3"
     assert suggested_reasoning_parser("x</think>") == ""
     assert suggested_reasoning_parser("x<think>\n") == "think"

@@ -1,7 +1,9 @@
 """Hostile chat templates end in an error, soon and without taking memory; harmless ones are let through."""
 
+import json
 import resource
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import psutil
 import pytest
 
 from octavo.base.errors import RequestError
-from octavo.frontend.text import chat_template
+from octavo.frontend.text import chat_template, template_process
 from octavo.frontend.text.chat_template import ChatTemplate
 from tests.known_templates import TEMPLATES
 
@@ -153,3 +155,22 @@ def test_the_process_comes_once_and_goes_with_its_template():
     [child] = [child for child in psutil.Process().children() if child not in before]
     del template
     assert not child.is_running()
+
+
+def test_a_lower_limit_of_memory_is_kept():
+    lines = [json.dumps("Hi {{ x }}"), json.dumps([5.0, 100, {"x": 1}]), ""]
+    done = subprocess.run(
+        [sys.executable, "-m", "octavo.frontend.text.sandbox"],
+        input="\n".join(lines),
+        capture_output=True,
+        text=True,
+        check=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (400 << 20, 400 << 20)),
+    )
+    assert json.loads(done.stdout) == ["Hi 1", ""]
+
+
+def test_a_process_that_cannot_live_is_said_so(monkeypatch):
+    monkeypatch.setattr(template_process, "_MODULE", "octavo.no_such_module")
+    with pytest.raises(RequestError, match=r"ended the process it runs in \(exit code 1\)"):
+        ChatTemplate("{{ 1 }}").render(USER)
