@@ -18,7 +18,7 @@ from typing import TypeVar
 from octavo.base.errors import ConfigError
 from octavo.base.log import get_logger
 from octavo.config.server import ServerConfig
-from octavo.serving.store.transaction import PAGE_BYTES, SCHEMA, STORE_FULL, Transaction
+from octavo.serving.store.transaction import PAGE_BYTES, SCHEMA, StoreFull, Transaction
 
 logger = get_logger(__name__)
 T = TypeVar("T")
@@ -91,7 +91,7 @@ class Store:
             if connection.in_transaction:  # SQLite ends it by itself when the disk is full
                 connection.execute("ROLLBACK")
             if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
-                raise STORE_FULL from error
+                raise StoreFull from error
             raise
         return result
 

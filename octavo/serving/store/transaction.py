@@ -15,11 +15,6 @@ from typing import Any, Literal
 from octavo.serving.errors import HTTPError
 
 Kind = Literal["file", "batch", "response"]
-STORE_FULL = HTTPError(
-    507,
-    "The store is full (see --store-max-bytes), and all that is in it in use. Delete files, or try again "
-    "when batches are done.",
-)
 
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS document (
@@ -41,6 +36,17 @@ SCHEMA = (
         PRIMARY KEY (document, number))""",
 )
 PAGE_BYTES = 4096
+
+
+class StoreFull(HTTPError):
+    """There is no room, and nothing that may be evicted."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            507,
+            "The store is full (see --store-max-bytes), and all that is in it in use. Delete files, or try "
+            "again when batches are done.",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +182,7 @@ class Transaction:
                 "(SELECT id FROM document WHERE num_holders = 0 ORDER BY created_s LIMIT 1)"
             )
             if not evicted.rowcount:
-                raise STORE_FULL
+                raise StoreFull
 
     def _num_pages(self) -> int:
         """Those in use, by what this transaction has written, too."""

@@ -50,6 +50,9 @@ async def test_a_file_larger_than_the_store_is_refused_and_evicts_nobody(store, 
     with pytest.raises(HTTPError, match="The store is full") as refused:
         await store.run(add_lines("large", b"x" * 1000, 9000))
     assert refused.value.status == 507
+    with pytest.raises(HTTPError, match="The store is full") as again:
+        await store.run(add_lines("large", b"x" * 1000, 9000))
+    assert again.value is not refused.value, "an error that is raised twice keeps the frames of both"
     await store.run(lambda transaction: transaction.find("file", "small", ""))
     assert taken(tmp_path) <= LIMIT + SLACK
 
