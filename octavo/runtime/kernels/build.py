@@ -37,7 +37,7 @@ _TIMEOUT_S = 300
 
 
 def shared_library() -> Path | None:
-    """Path of the compiled kernels, made if need be; None, with a line in the log, if they cannot be made.
+    """Return the path of the kernels, compiled if need be; None, and a line in the log, if they cannot be.
 
     Raises ConfigError for a cache that others can write to: they could run code here.
     """
@@ -82,7 +82,7 @@ def _library_in(folder: Path) -> Path | None:
 
 
 def _shipped_library(folder: Path) -> Path | None:
-    """The best library of the installed wheel that this CPU can run; it has to prove right here once."""
+    """Return the wheel's best library that this CPU can run; it has to prove right here once."""
     features, sources = _cpu_features(), _sources()
     for name, variant in variants.VARIANTS.items():
         path = variants.library(variants.FOLDER, name, sources)
@@ -120,7 +120,7 @@ def make_variants(folder: Path) -> list[Path]:
 
 
 def _any_library(folder: Path, error: Exception) -> Path | None:
-    """No compiler: a library that any compiler made of these sources for this CPU will do."""
+    """Return, without a compiler, a library that any compiler made of these sources for this CPU."""
     found = sorted(folder.glob(f"{_prefix()}-*.so"))
     if found:
         return found[0]
@@ -171,7 +171,7 @@ def _run(command: list[str]) -> str:
 
 
 def _prefix() -> str:
-    """Digest of what the library is made of and of the CPU it is made for."""
+    """Return the digest of what the library is made of and of the CPU it is made for."""
     return _digest(_sources().encode(), shlex.join(_MARCHES).encode(), _cpu_features().encode())
 
 
@@ -183,7 +183,7 @@ def _sources() -> str:
 
 
 def _cpu_features() -> str:
-    """The instruction sets of this CPU, as the kernel lists them."""
+    """Return the instruction sets of this CPU, as the kernel lists them."""
     names = ("flags", "Features")
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     features = next((line for line in lines if line.startswith(names)), "")
@@ -195,7 +195,7 @@ def _digest(*parts: bytes) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """The error, with the beginning of the compiler's own words."""
+    """Return the error, with the beginning of the compiler's own words."""
     words = getattr(error, "stderr", None) or ""
     return f"{error} {words[:500]}".strip()
 

@@ -23,7 +23,7 @@ _SMALLEST = 1e-30
 
 
 def make_spec(num_kv_heads: int, head_dim: int, dtype: torch.dtype, sliding_window: int = 0) -> KVCacheSpec:
-    """What an attention layer keeps per token in this type. Raises Unsupported for a size it cannot have."""
+    """Return what an attention layer keeps per token in this type. Raises Unsupported for a wrong size."""
     if dtype == torch.int8 and head_dim % SCALE_BYTES:
         raise Unsupported(
             f"A KV cache in int8 takes heads by fours; this model has heads of {head_dim}. Leave out "
@@ -42,13 +42,13 @@ class CacheLayout:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the cache's elements."""
+        """Return the type of the cache's elements."""
         dtype: torch.dtype = getattr(torch, self.spec.dtype)
         return dtype
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block."""
+        """Return the bytes of one block."""
         return self.block_size * self.spec.bytes_per_token
 
     def view(self, raw: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class CacheLayout:
 
 
 def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
-    """What int8 keeps of vectors [..., head_dim]: int8 of that shape, and scales [...] in float32.
+    """Return what int8 keeps of vectors [..., head_dim]: int8 of that shape, and scales [...] in float32.
 
     Where a component is NaN or infinite, the scale is NaN and all components are 0.
     """
@@ -81,7 +81,7 @@ def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rounded_parts(cache: Tensor) -> tuple[Tensor, Tensor]:
-    """Views of a cache in int8, or of some of its blocks [..., 2, block_size, num_kv_heads, head_dim + 4].
+    """Return views of a cache in int8, or of some blocks [..., 2, block_size, num_kv_heads, head_dim + 4].
 
     Returns values [..., 2, block_size, num_kv_heads, head_dim], scales [..., 2, block_size, num_kv_heads].
     """

@@ -59,7 +59,7 @@ class TorchChoose:
 
 
 def _kinds(temperature: torch.Tensor, limits: Limits | None) -> torch.Tensor:
-    """How each row is chosen: from all logits, or from what the limits keep; [n] integers."""
+    """Return how each row is chosen: from all logits, or from what the limits keep; [n] integers."""
     is_drawn = temperature > 0
     if limits is None:
         return is_drawn.int()
@@ -67,7 +67,7 @@ def _kinds(temperature: torch.Tensor, limits: Limits | None) -> torch.Tensor:
 
 
 def greedy(logits: torch.Tensor) -> Choice:
-    """The largest logit of each row; of equal ones the lowest id. logits: [n, vocab_size]"""
+    """Return the largest logit of each row; of equal ones the lowest id. logits: [n, vocab_size]"""
     num_rows, vocab_size = logits.shape
     chunks = logits.view(num_rows, _divisor(vocab_size, 64), -1)
     first = chunks.amax(dim=2).argmax(dim=1)  # amax is vectorised: four times faster than argmax over all
@@ -104,7 +104,7 @@ def draw_truncated(logits: torch.Tensor, limits: Limits, noise: torch.Tensor) ->
 
 
 def truncate(logits: torch.Tensor, limits: Limits) -> torch.Tensor:
-    """The logits with what the limits cut off at -inf. logits: [n, vocab_size], kept; limits: columns"""
+    """Return the logits, cut ones as -inf. logits: [n, vocab_size], kept; limits: columns"""
     ordered = _descending(logits)
     kept, weights = _survivors(ordered, limits)
     ends = _block_ends(weights)
@@ -119,7 +119,7 @@ def truncate(logits: torch.Tensor, limits: Limits) -> torch.Tensor:
 
 
 def top_candidates(logits: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `size` largest logits of each row, largest first, equal ones by id: values and ids, [n, size].
+    """Return the `size` largest logits of each row, equal ones by id: values and ids, [n, size].
 
     Of several tokens equal to the last one any may be taken. The vocabulary is cut into interleaved blocks;
     the `size` blocks with the largest maxima hold the `size` largest logits, so only they are searched.
@@ -146,7 +146,7 @@ def top_candidates(logits: torch.Tensor, size: int) -> tuple[torch.Tensor, torch
 def _weigh_candidates(
     logits: torch.Tensor, values: torch.Tensor, ids: torch.Tensor, limits: Limits
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The candidates' weights, 0 where cut off, [n, size]; and whether no token outside is kept, [n]."""
+    """Return the candidates' weights, 0 where cut off, [n, size]; and if no token outside is kept, [n]."""
     kept, units = _survivors(values, limits)
     weights = units.double()
     total = weights.sum(dim=1, keepdim=True)
@@ -163,7 +163,7 @@ def _weigh_candidates(
 
 
 def _survivors(ordered: torch.Tensor, limits: Limits) -> tuple[torch.Tensor, torch.Tensor]:
-    """What min_p and top_k keep of logits in descending order, and the weights among those: [n, size]."""
+    """Return what min_p and top_k keep of logits in descending order, and the weights of those: [n, size]."""
     scaled = (ordered - ordered[:, :1]) / limits.temperature.float()
     kept = (scaled > _NEVER) & (scaled >= limits.min_p.log().float())
     kth = ordered.gather(1, (limits.top_k.long() - 1).clamp(0, ordered.shape[1] - 1))
@@ -176,31 +176,31 @@ def _all_above_last(values: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
 
 
 def _descending(logits: torch.Tensor) -> torch.Tensor:
-    """Each row's logits in order, without ids. NumPy's vectorised sort is 15 times faster than torch's."""
+    """Return each row's logits in order. NumPy's vectorised sort is 15 times faster than torch's."""
     if logits.device.type == "cpu":
         return torch.from_numpy(np.sort(logits.numpy(), axis=1)).flip(1)
     return torch.sort(logits, dim=1, descending=True).values
 
 
 def _weigh(logits: torch.Tensor, max_logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
-    """Probabilities of the whole vocabulary in units, written over the logits."""
+    """Return probabilities of the whole vocabulary in units, written over the logits."""
     logits.sub_(max_logits[:, None]).div_(temperature.float())
     return _to_units(torch.softmax(logits, dim=1, out=logits))
 
 
 def _to_units(probabilities: torch.Tensor) -> torch.Tensor:
-    """In place; a power of two times float32 is exact."""
+    """Round to units in place; a power of two times float32 is exact."""
     return probabilities.mul_(2.0**51).round_()
 
 
 def _block_ends(weights: torch.Tensor) -> torch.Tensor:
-    """Running totals at the ends of equal blocks: [n, blocks] float64."""
+    """Return running totals at the ends of equal blocks: [n, blocks] float64."""
     blocks = weights.view(len(weights), -1, _divisor(weights.shape[1], 512))
     return blocks.sum(dim=2, dtype=torch.float64).cumsum(dim=1)
 
 
 def _locate(weights: torch.Tensor, ends: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Per row the first index where the running total exceeds the target, [n, 1]; ends: of the blocks."""
+    """Return each row's first index where the running total exceeds the target, [n, 1]; ends: of blocks."""
     block = _first_above(ends, targets)
     before = torch.where(block > 0, ends.gather(1, (block - 1).clamp(min=0)), 0.0)
     blocks = weights.view(*ends.shape, -1)
@@ -209,13 +209,13 @@ def _locate(weights: torch.Tensor, ends: torch.Tensor, targets: torch.Tensor) ->
 
 
 def _targets(noise: torch.Tensor, totals: torch.Tensor) -> torch.Tensor:
-    """A unit in [0, total) per row, [n, 1]; noise: [n] in [0, 1), totals: [n, 1]."""
+    """Return a unit in [0, total) per row, [n, 1]; noise: [n] in [0, 1), totals: [n, 1]."""
     # The product may round up to the total itself.
     return torch.minimum((noise[:, None] * totals).floor(), totals - 1)
 
 
 def _first_above(ends: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Per row the first index with ends > target, [n, 1]; any valid index for a row of not-a-numbers."""
+    """Return, per row, the first index with ends > target, [n, 1]; any valid one for a row of NaN."""
     return torch.searchsorted(ends, targets, right=True).clamp(max=ends.shape[1] - 1)
 
 
@@ -225,7 +225,7 @@ def _range(number: int, like: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def _divisor(number: int, limit: int) -> int:
-    """The largest divisor up to `limit`: rows are cut into equal parts without padding."""
+    """Return the largest divisor up to `limit`: rows are cut into equal parts without padding."""
     return max(part for part in range(1, limit + 1) if number % part == 0)
 
 

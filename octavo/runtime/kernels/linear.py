@@ -22,7 +22,7 @@ class Matmul(Protocol):
     """Linear layer with weights of the type of the activations."""
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x: [M, K], token-strided; weight: [N, K], contiguous; bias: [N]; returns x @ weight.T + bias."""
+        """Return x @ weight.T + bias. x: [M, K], token-strided; weight: [N, K], contiguous; bias: [N]."""
 
 
 class SplitMatmul(Protocol):
@@ -55,12 +55,12 @@ class Packed(NamedTuple):
 
     @property
     def kind(self) -> BlockType:
-        """The type of its blocks."""
+        """Return the type of its blocks."""
         return _TYPES[self.type_name]
 
     @property
     def num_inputs(self) -> int:
-        """K."""
+        """Return K."""
         return self.blocks.shape[1] // self.kind.num_bytes * self.kind.block
 
 

@@ -31,11 +31,11 @@ class Limits(NamedTuple):
     """0 = off"""
 
     def at(self, rows: Tensor) -> "Limits":
-        """The limits of these rows."""
+        """Return the limits of these rows."""
         return Limits(*(numbers[rows] for numbers in self))
 
     def columns(self) -> "Limits":
-        """The same as [n, 1]."""
+        """Return the same as [n, 1]."""
         return Limits(*(numbers[:, None] for numbers in self))
 
 

@@ -20,7 +20,7 @@ from octavo.runtime.kernels.table import KernelTable
 
 
 def shape_table(dtype: torch.dtype) -> KernelTable:
-    """dtype: of activations made from packed weights."""
+    """Return the table. dtype: of activations made from packed weights."""
 
     def dequantize(matrix: Packed, places: Tensor | None = None, scale: float = 1.0) -> Tensor:
         del scale
@@ -30,7 +30,7 @@ def shape_table(dtype: torch.dtype) -> KernelTable:
     def block_matmul(
         x: Tensor, matrix: Packed, bias: Tensor | None = None, out: Tensor | None = None
     ) -> Tensor:
-        """Of many rows: unpacked first, as a whole."""
+        """Unpack the matrix first, as a whole, as for many rows."""
         made = _matmul(x, dequantize(matrix), bias)
         return made if out is None else out
 
@@ -51,7 +51,7 @@ def _matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _gated_matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Of many rows: the product first, as a whole."""
+    """Make the product of many rows first, as a whole."""
     return _activate(_matmul(x, weight, bias), "silu", gated=True)
 
 

@@ -58,11 +58,11 @@ class LogitsProcessor(ABC):
 
     @abstractmethod
     def __init__(self, vllm_config: "Configs", device: torch.device, is_pin_memory: bool) -> None:
-        """is_pin_memory: whether copies to the device may be asynchronous."""
+        """Set the processor up. is_pin_memory: whether copies to the device may be asynchronous."""
 
     @abstractmethod
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Before each step: take in what has changed; None: nothing but the outputs."""
+        """Take in, before each step, what has changed; None: nothing but the outputs."""
 
     @abstractmethod
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
@@ -70,7 +70,7 @@ class LogitsProcessor(ABC):
 
     @abstractmethod
     def is_argmax_invariant(self) -> bool:
-        """True if the greedy token stays the same. octavo applies the processor in any case."""
+        """Return True if the greedy token stays the same. octavo applies the processor in any case."""
 
 
 class Configs(NamedTuple):
@@ -83,7 +83,7 @@ class Configs(NamedTuple):
 
     @classmethod
     def of(cls, config: EngineConfig) -> "Configs":
-        """Of an engine."""
+        """Return those of an engine."""
         return cls(config.model, config.cache, config.parallel, config.scheduler)
 
 
@@ -109,16 +109,16 @@ class BatchProcessor(Processor):
         """By row."""
 
     def is_active(self, params: SamplingParams) -> bool:
-        """Always: only the processor knows which requests are its own."""
+        """Return True: only the processor knows which requests are its own."""
         return True
 
     def add(self, row: int, request: NewRequest) -> None:
-        """It enters at the next step."""
+        """Let it enter at the next step."""
         self._new[row] = request
         self._outputs[row] = request.token_ids[request.num_prompt_tokens :]
 
     def remove(self, row: int) -> None:
-        """It leaves at the next step, or has never been."""
+        """Let it leave at the next step, if it was ever known."""
         if self._new.pop(row, None) is None:
             self._rows[self._indices.pop(row)] = None
         del self._outputs[row]
@@ -141,7 +141,7 @@ class BatchProcessor(Processor):
             self._outputs[row].append(token_id)
 
     def _update(self) -> BatchUpdate | None:
-        """New requests take the indices of those that left; gaps that stay are filled from the end."""
+        """Give new requests the indices of those that left; fill gaps that stay from the end."""
         gaps = [index for index, row in enumerate(self._rows) if row is None]
         if not gaps and not self._new:
             return None

@@ -63,7 +63,7 @@ def score(
 
 
 def entries(scores: Iterable[torch.Tensor | Array]) -> list[TokenLogprobs]:
-    """An entry for each row of `Scores`, wherever they are; waits for the device."""
+    """Return an entry for each row of `Scores`, wherever they are; waits for the device."""
     columns = (column.tolist() for column in scores)
     return [TokenLogprobs(*row) for row in zip(*columns, strict=True)]
 
@@ -81,7 +81,7 @@ def score_tokens(
 
 
 def score_candidates(logits: torch.Tensor, candidates: list[list[int]], mode: str) -> list[list[float]]:
-    """The values of each row's own candidates. logits: [n, vocab_size], kept."""
+    """Return the values of each row's own candidates. logits: [n, vocab_size], kept."""
     longest = max(map(len, candidates), default=0)
     ids = torch.tensor([row + [0] * (longest - len(row)) for row in candidates], device=logits.device)
     values = logits.float()

@@ -27,7 +27,7 @@ class RowMasks:
 
     @classmethod
     def read(cls, masks: TokenMasks | None, samples: Array) -> "RowMasks | None":
-        """None if nobody is bound.
+        """Return the masks of a step; None if nobody is bound.
 
         samples: [S] int64, ascending: the place in the step of each row of the logits
         """

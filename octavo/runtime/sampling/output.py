@@ -36,10 +36,10 @@ class Copies(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Whether they are complete."""
+        """Return True if they are complete."""
 
     def read(self) -> list[Array]:
-        """The copies, once they are complete; waits for no later work of the device."""
+        """Return the copies, once they are complete; waits for no later work of the device."""
 
 
 class Moment:
@@ -53,11 +53,11 @@ class Moment:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has come."""
+        """Return True if it has come."""
         return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
-        """Until it has come, and not for what was given to the device since."""
+        """Wait until it has come, and not for what was given to the device since."""
         if self._event is not None:
             self._event.synchronize()
 
@@ -108,7 +108,7 @@ class SamplerOutput:
         return PendingSamples(HostCopies(tensors), [rows for rows, _ in self.scores], self.faults)
 
     def to_host(self) -> HostSamples:
-        """Everything; waits for the device."""
+        """Return everything; waits for the device."""
         return self.send().read()
 
 
@@ -126,7 +126,7 @@ class PendingSamples:
     faults: dict[int, str] = field(default_factory=dict)
 
     def read(self) -> HostSamples:
-        """Everything; waits for this step, but for none behind it."""
+        """Return everything; waits for this step, but for none behind it."""
         token_ids, max_logits, *columns = self.copies.read()
         (failed,) = (~np.isfinite(max_logits)).nonzero()
         errors = {row: _error(max_logits[row]) for row in failed.tolist()} | self.faults

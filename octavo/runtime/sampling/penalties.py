@@ -31,7 +31,7 @@ class Penalties(Processor):
         self._strengths = RowNumbers(num_rows, 3, np.float32, device)  # repetition, frequency, presence
 
     def is_active(self, params: SamplingParams) -> bool:
-        """When any of the three is not neutral."""
+        """Return True if any of the three is not neutral."""
         neutral = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
         return neutral != (1.0, 0.0, 0.0)
 

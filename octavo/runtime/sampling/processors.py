@@ -46,22 +46,22 @@ class Processor(ABC):
 
     @abstractmethod
     def is_active(self, params: SamplingParams) -> bool:
-        """Whether requests with these parameters need this processor."""
+        """Return True if requests with these parameters need this processor."""
 
     @abstractmethod
     def add(self, row: int, request: NewRequest) -> None:
-        """A request for which it is active takes a free row, for the first time or after a preemption."""
+        """Prepare for a request that takes a free row, for the first time or after a preemption."""
 
     @abstractmethod
     def remove(self, row: int) -> None:
-        """That request leaves the row."""
+        """Forget that request: it leaves the row."""
 
     @abstractmethod
     def apply(self, logits: torch.Tensor, batch: Batch) -> None:
         """Change the batch's rows of `logits` ([rows, vocab_size] float32, contiguous) in place."""
 
     def observe(self, batch: Batch, token_ids: torch.Tensor) -> None:  # noqa: B027 - most do not look back
-        """The tokens that were chosen: [len(batch)] int64 on the device."""
+        """Take note of the tokens that were chosen: [len(batch)] int64 on the device."""
 
 
 ProcessorFactory = Callable[[int, int, torch.device], Processor]
@@ -77,10 +77,10 @@ class TokenList(Processor):
 
     @abstractmethod
     def token_ids(self, request: NewRequest) -> list[int]:
-        """The request's list."""
+        """Return the request's list."""
 
     def add(self, row: int, request: NewRequest) -> None:
-        """Ids without a logit are left out; the front has refused them where they are a mistake."""
+        """Keep the ids that have a logit; the front has refused others where they are a mistake."""
         self.lists.put(row, in_vocabulary(self.token_ids(request), self.vocab_size))
 
     def remove(self, row: int) -> None:
@@ -92,15 +92,15 @@ class AllowedTokens(TokenList):
     """Only `allowed_token_ids` may be chosen."""
 
     def is_active(self, params: SamplingParams) -> bool:
-        """When there is such a list."""
+        """Return True if there is such a list."""
         return params.allowed_token_ids is not None
 
     def token_ids(self, request: NewRequest) -> list[int]:
-        """The allowed ones."""
+        """Return the allowed ones."""
         return request.sampling.allowed_token_ids or []
 
     def apply(self, logits: torch.Tensor, batch: Batch) -> None:
-        """Everything else becomes impossible."""
+        """Make everything else impossible."""
         logit_rows, ids = self.lists.select(batch)
         allowed = logits[logit_rows, ids]
         logits.index_fill_(0, to_device(batch.logit_rows, self.device), NEVER)
@@ -111,15 +111,15 @@ class ForbiddenTokens(TokenList):
     """`forbidden_token_ids` are never chosen."""
 
     def is_active(self, params: SamplingParams) -> bool:
-        """When there is such a list."""
+        """Return True if there is such a list."""
         return bool(params.forbidden_token_ids)
 
     def token_ids(self, request: NewRequest) -> list[int]:
-        """The forbidden ones."""
+        """Return the forbidden ones."""
         return request.sampling.forbidden_token_ids or []
 
     def apply(self, logits: torch.Tensor, batch: Batch) -> None:
-        """They become impossible."""
+        """Make them impossible."""
         logit_rows, ids = self.lists.select(batch)
         logits[logit_rows, ids] = logits.new_full((), NEVER)
 
@@ -133,7 +133,7 @@ class BadWords(Processor):
         self._outputs = TokenTable(num_rows, device)
 
     def is_active(self, params: SamplingParams) -> bool:
-        """When the input processor has found words."""
+        """Return True if the input processor has found words."""
         return bool(params.bad_words_token_ids)
 
     def add(self, row: int, request: NewRequest) -> None:
@@ -179,11 +179,11 @@ class MinTokens(TokenList):
         self._min_tokens = np.zeros(num_rows, dtype=np.int64)
 
     def is_active(self, params: SamplingParams) -> bool:
-        """When a minimum is set."""
+        """Return True if a minimum is set."""
         return params.min_tokens > 0
 
     def token_ids(self, request: NewRequest) -> list[int]:
-        """Every token that would end the request."""
+        """Return every token that would end the request."""
         return request.spec.stop_token_ids
 
     def add(self, row: int, request: NewRequest) -> None:
@@ -192,7 +192,7 @@ class MinTokens(TokenList):
         self._min_tokens[row] = request.sampling.min_tokens
 
     def apply(self, logits: torch.Tensor, batch: Batch) -> None:
-        """Rows that have reached their minimum are left alone."""
+        """Leave alone the rows that have reached their minimum."""
         early = batch.positions < self._min_tokens[batch.rows]
         if early.any():
             logit_rows, ids = self.lists.select(batch.where(early))
@@ -207,7 +207,7 @@ class LogitBias(Processor):
         self._biases = RowLists(device)
 
     def is_active(self, params: SamplingParams) -> bool:
-        """When there is a bias."""
+        """Return True if there is a bias."""
         return bool(params.logit_bias)
 
     def add(self, row: int, request: NewRequest) -> None:
@@ -221,6 +221,6 @@ class LogitBias(Processor):
         self._biases.remove(row)
 
     def apply(self, logits: torch.Tensor, batch: Batch) -> None:
-        """A token stands in a bias once, so nothing is added twice."""
+        """Add the biases; a token stands in one once, so nothing is added twice."""
         logit_rows, ids, biases = self._biases.select(batch)
         logits[logit_rows, ids] += biases

@@ -37,7 +37,7 @@ class _Functions:
     output_ids: list[int]
 
     def process(self, logits: torch.Tensor) -> torch.Tensor:
-        """One row through all functions. Raises what they raise, TypeError for a wrong result."""
+        """Put one row through all functions. Raises what they raise, TypeError for a wrong result."""
         shape = logits.shape
         for function in self.functions:
             if len(signature(function).parameters) == 3:
@@ -58,10 +58,10 @@ class RowProcessor(Processor):
 
     @abstractmethod
     def functions(self, params: SamplingParams) -> Sequence[RequestLogitsProcessor]:
-        """The functions of a request, in their order."""
+        """Return the functions of a request, in their order."""
 
     def is_active(self, params: SamplingParams) -> bool:
-        """When there is a function."""
+        """Return True if there is a function."""
         return bool(self.functions(params))
 
     def add(self, row: int, request: NewRequest) -> None:
@@ -74,7 +74,7 @@ class RowProcessor(Processor):
         self._held.pop(row, None)
 
     def apply(self, logits: torch.Tensor, batch: Batch) -> None:
-        """One row after the other; the failure of one is no other's."""
+        """Process one row after the other; the failure of one is no other's."""
         failed: dict[int, str] = {}
         for logit_row, row in zip(batch.logit_rows.tolist(), batch.rows.tolist(), strict=True):
             try:
@@ -95,7 +95,7 @@ class RequestFunctions(RowProcessor):
     """`SamplingParams.logits_processors`."""
 
     def functions(self, params: SamplingParams) -> Sequence[RequestLogitsProcessor]:
-        """As the request says."""
+        """Return those of the request."""
         return params.logits_processors or ()
 
 
@@ -105,19 +105,19 @@ class AdapterLogitsProcessor(ABC):
     def __init__(  # noqa: B027  # most have nothing to say
         self, vllm_config: Configs, device: torch.device, is_pin_memory: bool
     ) -> None:
-        """is_pin_memory: whether copies to the device may be asynchronous."""
+        """Set the adapter up. is_pin_memory: whether copies to the device may be asynchronous."""
 
     @classmethod  # noqa: B027  # most have nothing to say
     def validate_params(cls, sampling_params: SamplingParams) -> None:
         """Raise ValueError for a request that it cannot serve."""
 
     def is_argmax_invariant(self) -> bool:
-        """True if the greedy token stays the same. octavo applies the functions in any case."""
+        """Return True if the greedy token stays the same. octavo applies the functions in any case."""
         return False
 
     @abstractmethod
     def new_req_logits_processor(self, params: SamplingParams) -> RequestLogitsProcessor | None:
-        """A new function for a request, or None. May be called more than once for it."""
+        """Return a new function for a request, or None. May be called more than once for it."""
 
 
 class _Adapted(RowProcessor):
@@ -130,13 +130,13 @@ class _Adapted(RowProcessor):
         self._adapter = make(device, False)
 
     def functions(self, params: SamplingParams) -> Sequence[RequestLogitsProcessor]:
-        """One or none."""
+        """Return one or none."""
         function = self._adapter.new_req_logits_processor(params)
         return () if function is None else (function,)
 
 
 def load_processors(config: EngineConfig) -> list[ProcessorFactory]:
-    """The engine's classes, named package.module:Class. Raises ConfigError."""
+    """Return the engine's classes, named package.module:Class. Raises ConfigError."""
     return [_load(name, config) for name in config.model.logits_processors]
 
 

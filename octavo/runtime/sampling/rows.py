@@ -28,7 +28,7 @@ class Batch:
         return len(self.logit_rows)
 
     def where(self, mask: Array) -> "Batch":
-        """The part where `mask` ([n] bool) holds."""
+        """Return the part where `mask` ([n] bool) holds."""
         return self if mask.all() else Batch(self.logit_rows[mask], self.rows[mask], self.positions[mask])
 
 
@@ -49,7 +49,7 @@ class RowNumbers:
         self._is_stale = True
 
     def on_device(self) -> torch.Tensor:
-        """[num_rows, num_columns]; always the same memory, so that recorded work may refer to it."""
+        """Return [num_rows, num_columns]; always the same memory, so that recorded work may refer to it."""
         if self._is_stale:
             self._device.copy_(staged(self._host, self._device.device), non_blocking=True)
             self._is_stale = False
@@ -79,7 +79,7 @@ class RowLists:
         self._last = None
 
     def select(self, batch: Batch) -> tuple[torch.Tensor, ...]:
-        """(logit_rows, *columns) on the device: entry i belongs to row logit_rows[i] of the logits."""
+        """Return (logit_rows, *columns) on the device: entry i belongs to row logit_rows[i] of the logits."""
         key = batch.logit_rows.tobytes(), batch.rows.tobytes()
         if key != self._last:
             held = [self._columns[row] for row in batch.rows.tolist()]
@@ -120,14 +120,14 @@ class TokenTable:
             self.row_of[row] = -1
 
     def append(self, rows: Array, token_ids: torch.Tensor) -> None:
-        """One more token for each row. token_ids: [n] int64 on the device, never read by the host."""
+        """Append one more token for each row. token_ids: [n] int64 on the device, never read by the host."""
         ends = self.lengths[rows]
         self._reserve(int(ends.max()) + 1)
         self.ids[self.table_rows(rows), to_device(ends, self.ids.device)] = token_ids
         self.lengths[rows] += 1
 
     def table_rows(self, rows: Array) -> torch.Tensor:
-        """The table rows of `rows`, on the device."""
+        """Return the table rows of `rows`, on the device."""
         return to_device(self.row_of[rows], self.ids.device)
 
     def _reserve(self, num_columns: int) -> None:
@@ -136,14 +136,14 @@ class TokenTable:
 
 
 def grown(table: torch.Tensor, num_rows: int, num_columns: int) -> torch.Tensor:
-    """A copy with room for more, filled up with zeros."""
+    """Return a copy with room for more, filled up with zeros."""
     larger = table.new_zeros(num_rows, num_columns)
     larger[: table.shape[0], : table.shape[1]] = table
     return larger
 
 
 def in_vocabulary(token_ids: list[int] | Array, vocab_size: int) -> Array:
-    """The ids that have a logit, ascending, each once: any other id would write into a neighbour's row."""
+    """Return the ids that have a logit, ascending, each once: others would write into a neighbour's row."""
     ids = np.unique(np.asarray(token_ids, dtype=np.int64))
     return ids[(ids >= 0) & (ids < vocab_size)]
 

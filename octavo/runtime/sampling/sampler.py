@@ -124,7 +124,7 @@ class Sampler:
 
     @torch.inference_mode()
     def remove(self, row: int) -> None:
-        """The request of `row` has left; a free row may be removed again."""
+        """Forget the request of `row`, which has left; a free row may be removed again."""
         for index, processor in enumerate(self._processors):
             if self._is_active[index, row]:
                 self._is_active[index, row] = False
@@ -168,7 +168,7 @@ class Sampler:
         return output
 
     def plain_kind(self, rows: Array) -> Kind | None:
-        """The kind by which `choose` serves all of these rows.
+        """Return the kind by which `choose` serves all of these rows.
 
         None where not the logits alone decide, or more than tokens is asked for.
         """
@@ -183,7 +183,7 @@ class Sampler:
     def choose(
         self, logits: torch.Tensor, rows: torch.Tensor, output_positions: torch.Tensor, kind: Kind
     ) -> Choice:
-        """`sample` for plain rows, from what is on the device alone: the same launches for any of a kind.
+        """Sample for plain rows, from what is on the device alone: the same launches for any of a kind.
 
         logits: [n, vocab_size]; rows, output_positions: [n] int64 on the device
         returns ids of which those of rows that fail may be none at all
@@ -209,7 +209,7 @@ class Sampler:
 
     @contextmanager
     def _blaming(self, processor: Processor, rows: list[int]) -> Iterator[None]:
-        """What `processor` raises inside ends the requests of these rows, not the engine."""
+        """Let what `processor` raises inside end the requests of these rows, not the engine."""
         try:
             yield
         except RowsFailed as failed:
@@ -232,7 +232,7 @@ class Sampler:
         return values[to_device(batch.logit_rows, self._device)]
 
     def _distribution(self, logits: torch.Tensor, scored: Batch) -> torch.Tensor:
-        """The logits that the scored rows are drawn from: [len(scored), vocab_size]."""
+        """Return the logits that the scored rows are drawn from: [len(scored), vocab_size]."""
         rows = to_device(scored.rows, self._device)
         limits = Limits(*self._limits.on_device()[rows, 1:, None].unbind(dim=1))
         shown = self._copy(logits, scored)
@@ -261,7 +261,7 @@ class Sampler:
 
 
 def with_users(processors: Sequence[ProcessorFactory]) -> tuple[ProcessorFactory, ...]:
-    """All of ours, and before the penalties the users' own."""
+    """Return all of ours, and before the penalties the users' own."""
     place = PROCESSORS.index(Penalties)
     return (*PROCESSORS[:place], *processors, *PROCESSORS[place:])
 

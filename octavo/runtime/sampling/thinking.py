@@ -37,7 +37,7 @@ class ThinkingBudget(Processor):
         self._is_open = torch.zeros(num_rows, dtype=torch.bool, device=device)
 
     def is_active(self, params: SamplingParams) -> bool:
-        """When there is a budget."""
+        """Return True if there is a budget."""
         return params.thinking_token_budget is not None
 
     def add(self, row: int, request: NewRequest) -> None:
@@ -59,10 +59,10 @@ class ThinkingBudget(Processor):
         self._recent[row] = to_device(_at_end(outputs[-MAX_TAG_TOKENS:], _NONE), self.device)
 
     def remove(self, row: int) -> None:
-        """The next owner overwrites all of it."""
+        """Keep all of it: the next owner overwrites it."""
 
     def apply(self, logits: torch.Tensor, batch: Batch) -> None:
-        """The next token of the closing tag, where a budget is spent and the tag not yet complete."""
+        """Force the next token of the closing tag, where a budget is spent and the tag not yet complete."""
         late = batch.where(batch.positions >= self._budgets[batch.rows])
         if not len(late):
             return
@@ -87,7 +87,7 @@ class ThinkingBudget(Processor):
 
 
 def _num_inside(ids: Array, tags: list[list[int]], *, is_open: bool) -> int:
-    """How many tokens at the end of `ids` stand after an opening tag that no closing one follows; -1 = none.
+    """Return how many tokens at the end of `ids` stand after an opening tag that none closes; -1 = none.
 
     is_open: such a tag came before
     """
@@ -100,7 +100,7 @@ def _num_inside(ids: Array, tags: list[list[int]], *, is_open: bool) -> int:
 
 
 def _ends(ids: Array, tag: list[int]) -> Array:
-    """The places of `ids` at which `tag` ends, ascending."""
+    """Return the places of `ids` at which `tag` ends, ascending."""
     if not 0 < len(tag) <= len(ids):
         return np.empty(0, dtype=np.int64)
     windows = np.lib.stride_tricks.sliding_window_view(ids, len(tag))
@@ -108,5 +108,5 @@ def _ends(ids: Array, tag: list[int]) -> Array:
 
 
 def _at_end(ids: Array, filler: int) -> Array:
-    """A row of MAX_TAG_TOKENS that ends with `ids`."""
+    """Return a row of MAX_TAG_TOKENS that ends with `ids`."""
     return np.pad(ids, (MAX_TAG_TOKENS - len(ids), 0), constant_values=filler)

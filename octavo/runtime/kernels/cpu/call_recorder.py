@@ -49,7 +49,7 @@ class CallRecorder:
 
 
 def new_memory() -> np.ndarray:
-    """What an arena is made over: of this process alone, and no more of it than is used."""
+    """Return memory for an arena: of this process alone, and no more of it than is used."""
     return np.frombuffer(zero_pages(_BYTES), np.uint8)
 
 
@@ -65,7 +65,7 @@ class Arena:
         self._taken: list[tuple[int, int]] = []
 
     def like(self, tensor: Tensor) -> Tensor:
-        """A tensor of the same type and layout; `tensor` owns its storage. Raises Refused without room."""
+        """Return one of the same type and layout; `tensor` owns its storage. Raises Refused without room."""
         num_bytes = tensor.untyped_storage().nbytes()
         piece = self._take(num_bytes)
         flat = torch.from_numpy(piece).view(tensor.dtype)

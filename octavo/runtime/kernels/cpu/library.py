@@ -85,7 +85,7 @@ class Library:
 
 
 def load_library() -> Library | None:
-    """The kernels, compiled if need be; None when they are disabled or cannot be had."""
+    """Return the kernels, compiled if need be; None when they are disabled or cannot be had."""
     if env.kernels_disabled():
         return None
     path = shared_library()

@@ -30,7 +30,7 @@ _INPUT_PRECISIONS: tuple[InputPrecision, ...] = ("float32", "bfloat16", "int16",
 
 
 def disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
-    """Names of the ops whose results differ by more than rounding."""
+    """Yield names of the ops whose results differ by more than rounding."""
     generator = torch.Generator().manual_seed(0)
     for kind in BLOCK_TYPES.values():
         blocks = _finite_blocks(kind.name, kind.num_bytes, _K // kind.block, slow, generator)
@@ -68,7 +68,7 @@ def disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
 
 
 def _tile_disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
-    """Where tiles multiply: many rows, products with a gate, and the greedy output."""
+    """Compare where tiles multiply: many rows, products with a gate, and the greedy output."""
     if fast.linear.gated_block_matmul is None or fast.linear.block_greedy is None:
         return
     generator = torch.Generator().manual_seed(3)
@@ -101,14 +101,14 @@ def _attention_disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[s
 
 
 def _agree(fast: Tensor, slow: Tensor, scale: Tensor) -> bool:
-    """Whether they differ by no more than a share of `scale`, what the result is a sum of."""
+    """Return True if they differ by no more than a share of `scale`, what the result is a sum of."""
     return bool(((fast - slow).abs() <= _TOLERANCE * scale + 1e-30).all())
 
 
 def _finite_blocks(
     name: str, num_bytes: int, count: int, table: KernelTable, generator: torch.Generator
 ) -> Tensor:
-    """[_N, row_bytes] of random bits, without blocks that hold infinities."""
+    """Return [_N, row_bytes] of random bits, without blocks that hold infinities."""
     blocks = torch.zeros(_N * count, num_bytes, dtype=torch.uint8)
     bad = torch.ones(_N * count, dtype=torch.bool)
     while bad.any():
@@ -119,7 +119,7 @@ def _finite_blocks(
 
 
 def _attention(table: KernelTable, dtype: torch.dtype) -> Tensor:
-    """Three requests, one new token and chunks, over a cache that the table itself has filled."""
+    """Attend for three requests, one new token and chunks, over a cache that the table itself has filled."""
     generator = torch.Generator().manual_seed(1)
     q, k, v = (torch.randn(12, heads, 80, generator=generator) for heads in (4, 2, 2))
     width = 84 if dtype == torch.int8 else 80  # random scales would not be sane: those are zeros
@@ -139,7 +139,7 @@ def _attention(table: KernelTable, dtype: torch.dtype) -> Tensor:
 
 
 def _long_attention(table: KernelTable, input_precision: InputPrecision) -> Tensor:
-    """A prompt's end, and one new token each of two requests behind the same 700 others."""
+    """Attend for a prompt's end, and one new token each of two requests behind the same 700 others."""
     generator = torch.Generator().manual_seed(2)
     q = torch.randn(72, 6, 64, generator=generator)
     cache = torch.randn(44, 2, 16, 2, 64, generator=generator).bfloat16()

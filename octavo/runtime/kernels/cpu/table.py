@@ -35,7 +35,7 @@ _MOST_LAID_OUT_BYTES = 16 << 20  # of its matrices, which all rows pass
 
 
 def cpu_table(threads: int) -> KernelTable:
-    """Every op for the CPU, run by `threads` threads."""
+    """Return every op for the CPU, run by `threads` threads."""
     library = load_library()
     if library is None:
         return replace(ref_table(), sampling=TORCH_SAMPLING)
@@ -43,7 +43,7 @@ def cpu_table(threads: int) -> KernelTable:
 
 
 def table_of(library: Library, threads: int) -> KernelTable:
-    """The ops of a loaded library."""
+    """Return the ops of a loaded library."""
     kernels = _CompiledKernels(library, threads)
     tiles = library.has_tiles
     return KernelTable(
@@ -137,7 +137,7 @@ class _CompiledKernels:
         stream: tuple[int | None, int, int | None],
         y: Tensor,
     ) -> None:
-        """stream: address and stride of the residual stream, and where its sum with x goes."""
+        """Fill y. stream: address and stride of the residual stream, and where its sum with x goes."""
         shape = x.shape[0], 1 if x.dim() == 2 else x.shape[1], x.shape[-1]
         end = _address(inner), weight.data_ptr(), eps, *stream, y.data_ptr(), self._threads
         self._library.octavo_rms_norm(*_rows(x), *shape, *end)
@@ -221,7 +221,7 @@ class _CompiledKernels:
         return out
 
     def _placed(self, made: Tensor) -> Tensor:
-        """A tensor of that kind, `made` itself if it is small or there is no room.
+        """Return a tensor of that kind, `made` itself if it is small or there is no room.
 
         Large ones lie in memory that stays ours: pages from the system cost a prompt as much as its norms.
         """
@@ -234,26 +234,26 @@ class _CompiledKernels:
 
 
 def _rows(x: Tensor) -> tuple[int, int]:
-    """Address and stride of float32 activations that are contiguous in all but the first axis."""
+    """Return the address and stride of float32 activations that are contiguous in all but the first axis."""
     assert x.dtype == torch.float32, f"activations must be float32, got {x.dtype}"
     assert x.stride(-1) == 1 and (x.dim() == 2 or x.shape[1] == 1 or x.stride(1) == x.shape[2])
     return x.data_ptr(), x.stride(0)
 
 
 def _cache(cache: Tensor, q: Tensor) -> tuple[int, ...]:
-    """A cache for heads of the size of q's."""
+    """Describe a cache for heads of the size of q's."""
     assert cache.is_contiguous()
     return cache.data_ptr(), _CACHE_TYPES[cache.dtype], *cache.shape[2:4], q.shape[2]
 
 
 def _factors(x: Tensor, matrix: Packed, shares: int = 1) -> tuple[int, ...]:
-    """What all products begin with."""
+    """Return what all products begin with."""
     address, stride = _rows(x)
     return address, *x.shape, stride, *_weights(matrix, shares)
 
 
 def _weights(matrix: Packed, shares: int = 1) -> tuple[int, ...]:
-    """shares: 2 for gates and values, of which there are half as many as rows."""
+    """Describe a matrix. shares: 2 for gates and values, of which there are half as many as rows."""
     blocks = matrix.blocks
     return blocks.data_ptr(), blocks.shape[0] // shares, blocks.stride(0), _TYPE_IDS[matrix.type_name]
 
@@ -271,5 +271,5 @@ def _address(x: Tensor | None) -> int | None:
 
 
 def _empty_like(x: Tensor) -> Tensor:
-    """A contiguous tensor of x's shape; half the price of torch.empty(x.shape)."""
+    """Return a contiguous tensor of x's shape; half the price of torch.empty(x.shape)."""
     return torch.empty_like(x, memory_format=torch.contiguous_format)

@@ -45,7 +45,7 @@ def block_matmul(x: Tensor, matrix: Packed, bias: Tensor | None = None, out: Ten
 
 
 def _round_parts(x: Tensor, largest: int) -> Tensor:
-    """Every 32 numbers to whole multiples of one scale, which `largest` of make the largest of them."""
+    """Round every 32 numbers to whole multiples of one scale, `largest` of which make the largest of them."""
     parts = x.reshape(*x.shape[:-1], -1, 32)
     top = parts.abs().amax(-1, keepdim=True)
     whole = (parts * torch.where(top > 1e-30, largest / top, 0)).round()
@@ -53,17 +53,17 @@ def _round_parts(x: Tensor, largest: int) -> Tensor:
 
 
 def _half(raw: Tensor) -> Tensor:
-    """Two bytes to a float16 scale: [B, 2] to [B, 1] float32."""
+    """Read two bytes as a float16 scale: [B, 2] to [B, 1] float32."""
     return raw.contiguous().view(torch.float16).float()
 
 
 def _nibbles(raw: Tensor) -> Tensor:
-    """[..., n] bytes to [..., 2 n] values: all low halves, then all high ones."""
+    """Split [..., n] bytes into [..., 2 n] values: all low halves, then all high ones."""
     return torch.cat([raw & 15, raw >> 4], dim=-1)
 
 
 def _bits(raw: Tensor) -> Tensor:
-    """[B, 4] bytes to their 32 bits [B, 32], lowest first."""
+    """Split [B, 4] bytes into their 32 bits [B, 32], lowest first."""
     return ((raw[:, :, None] >> torch.arange(8, device=raw.device)) & 1).flatten(1)
 
 
@@ -100,7 +100,7 @@ def _q5_1(b: Tensor) -> Tensor:
 
 
 def _scales_and_mins(raw: Tensor) -> tuple[Tensor, Tensor]:
-    """The 12 bytes of a K block that hold eight 6-bit scales and eight 6-bit minima: two of [B, 8, 1]."""
+    """Unpack 12 bytes of a K block: eight 6-bit scales and eight 6-bit minima, two of [B, 8, 1]."""
     low, middle, high = raw[:, 0:4], raw[:, 4:8], raw[:, 8:12]
     scales = torch.cat([low & 63, (high & 15) | (low >> 6) << 4], dim=1)
     mins = torch.cat([middle & 63, (high >> 4) | (middle >> 6) << 4], dim=1)

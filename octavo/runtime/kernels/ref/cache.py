@@ -70,7 +70,7 @@ def paged_attention(q: Tensor, cache: Tensor, block_tables: Tensor, batch: Ragge
 
 
 def _gather(cache: Tensor, table: Tensor, first: int, kv_len: int, num_heads: int) -> tuple[Tensor, Tensor]:
-    """Keys and values of positions first … kv_len - 1: two of [positions, num_heads, head_dim] float32."""
+    """Return keys and values from position first on: two of [positions, num_heads, head_dim] float32."""
     positions = torch.arange(first, kv_len, device=cache.device)
     blocks, offsets = table[positions // cache.shape[2]].long(), positions % cache.shape[2]
     group = num_heads // cache.shape[3]

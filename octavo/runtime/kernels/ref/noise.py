@@ -14,7 +14,7 @@ MIX_2 = 0x94D049BB133111EB - 2**64
 
 
 def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
-    """One number in [0, 1) per row: the top 53 bits of splitmix64's output `position` for the mixed seed.
+    """Return a number in [0, 1) per row: the top 53 bits of splitmix64's output `position` for its seed.
 
     The seed is mixed first, so that neighbouring seeds (the children of n > 1) are unrelated streams.
     seeds, positions: [rows] int64; returns [rows] float64
@@ -35,5 +35,5 @@ def _mix(state: Tensor) -> Tensor:
 
 
 def _shift_right(bits: Tensor, count: int) -> Tensor:
-    """A logical shift: int64's own shift would copy the sign."""
+    """Shift logically: int64's own shift would copy the sign."""
     return (bits >> count) & ((1 << (64 - count)) - 1)

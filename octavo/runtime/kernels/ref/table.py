@@ -10,7 +10,7 @@ from octavo.runtime.kernels.table import KernelTable
 
 
 def ref_table() -> KernelTable:
-    """Every op as its torch reference."""
+    """Return every op as its torch reference."""
     return KernelTable(
         name="ref",
         attention=AttentionKernels(cache.store_kv, cache.paged_attention, elementwise.rotary_tables),

@@ -27,7 +27,7 @@ _JOINED_AT_ONCE = 1 << 13  # values of partial results that a joining program ho
 
 @triton.jit
 def _locate(cu_q_lens, tile, num_requests, TILE_Q: tl.constexpr):
-    """(request, its first token in the batch, its number of new tokens, the tile's first of these).
+    """Return (request, its first token in the batch, its new tokens, the tile's first of these).
 
     Tiles of request r begin at number start_r // TILE_Q + r; surplus ones lie behind the request's end.
     """
@@ -57,7 +57,7 @@ def _prefill_kernel(
     BLOCK_SIZE: tl.constexpr, TILE_M: tl.constexpr, TILE_K: tl.constexpr, WINDOW: tl.constexpr,
     CAPPED: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):
-    """One tile of queries, one key head."""
+    """Attend for one tile of queries and one key head."""
     TILE_Q: tl.constexpr = TILE_M // GROUP
     head = tl.program_id(1)
     request, begin, q_len, first_q = _locate(cu_q_lens, tl.program_id(0), num_requests, TILE_Q)
@@ -109,7 +109,7 @@ def _decode_kernel(
     CAPPED: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
     MAX_SPLITS: tl.constexpr, MIN_KEYS: tl.constexpr, HEADS: tl.constexpr,
 ):
-    """One part of the keys of a request's key head. A request without keys is padding and gets zeros."""
+    """Attend to one part of the keys of a request's key head. A request without keys is padding: zeros."""
     head, request = tl.program_id(0), tl.program_id(1).to(tl.int64)
     kv_len = tl.load(kv_lens + request)
     oldest = tl.maximum(kv_len - WINDOW, 0) if WINDOW > 0 else 0

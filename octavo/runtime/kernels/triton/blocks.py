@@ -26,7 +26,7 @@ _WIDTH = 1024  # values that one unpacking program makes
 
 @triton.jit
 def _half(address, mask):
-    """The float16 at an even address, as float32."""
+    """Return the float16 at an even address, as float32."""
     return tl.load(address.to(tl.pointer_type(tl.float16)), mask=mask, other=0.0).to(tl.float32)
 
 
@@ -42,7 +42,7 @@ def _signed(address, mask):
 
 @triton.jit
 def _scale_and_min(block, group, mask):
-    """Of group 0 … 7 of a Q4_K or Q5_K block: 6 bits each, 2 of them elsewhere for later groups."""
+    """Unpack those of group 0 … 7 of a Q4_K or Q5_K block: 6 bits each, 2 elsewhere for later groups."""
     upper = group >= 4
     low = _byte(block + 4 + group % 4, mask)
     middle = _byte(block + 8 + group % 4, mask)
@@ -54,7 +54,7 @@ def _scale_and_min(block, group, mask):
 
 @triton.jit
 def _unpack_32(block, i, mask, TYPE: tl.constexpr):
-    """Value i of a block of 32."""
+    """Return value i of a block of 32."""
     scale = _half(block, mask)
     if TYPE == "Q8_0":
         return scale * _signed(block + 2 + i, mask)
@@ -72,7 +72,7 @@ def _unpack_32(block, i, mask, TYPE: tl.constexpr):
 
 @triton.jit
 def _unpack_256(block, i, mask, TYPE: tl.constexpr):
-    """Value i of a block of 256."""
+    """Return value i of a block of 256."""
     if TYPE == "Q6_K":
         j = i % 128
         low = (_byte(block + i // 128 * 64 + j % 64, mask) >> (j // 64 * 4)) & 15
@@ -89,7 +89,7 @@ def _unpack_256(block, i, mask, TYPE: tl.constexpr):
 
 @triton.jit
 def _unpack(rows, column, mask, TYPE: tl.constexpr, BLOCK: tl.constexpr, NUM_BYTES: tl.constexpr):
-    """Values at `column` of packed rows that begin at the addresses `rows`; the two are broadcast."""
+    """Return values at `column` of packed rows that begin at the addresses `rows`; the two are broadcast."""
     block = rows + column // BLOCK * NUM_BYTES
     if BLOCK == 32:
         return _unpack_32(block, column % BLOCK, mask, TYPE)
@@ -108,7 +108,7 @@ def _dequantize_kernel(
     NUM_BYTES: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """WIDTH values of one row."""
+    """Unpack WIDTH values of one row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     inside = column < K

@@ -29,7 +29,7 @@ _NEVER, _FAILED = tl.constexpr(float("-inf")), tl.constexpr(float("inf"))  # the
 
 @triton.jit
 def _weights(values, ids, max_logit, factor, lowest, last_id, TRUNCATED: tl.constexpr):
-    """What the values weigh beside a largest logit of weight 1; 0 where they are cut off."""
+    """Return what the values weigh beside a largest logit of weight 1; 0 where they are cut off."""
     weights = tl.exp2((values - tl.where(max_logit == _NEVER, 0.0, max_logit)) * factor)
     if TRUNCATED:
         weights = tl.where((values > lowest) | ((values == lowest) & (ids <= last_id)), weights, 0.0)
@@ -38,7 +38,7 @@ def _weights(values, ids, max_logit, factor, lowest, last_id, TRUNCATED: tl.cons
 
 @triton.jit
 def _passing(weights, index, target):
-    """The first index where the running weight exceeds `target`, but none after the last of any weight."""
+    """Return the first index where the running weight exceeds `target`, or the last of any weight."""
     ends = tl.cumsum(weights.to(tl.float64), 0)
     return tl.minimum(tl.sum((ends <= target).to(tl.int32), 0), tl.max(tl.where(weights > 0, index, 0), 0))
 
@@ -55,7 +55,7 @@ def _draw_kernel(
     SIZE: tl.constexpr, TILE: tl.constexpr, NUM_TILES: tl.constexpr,
     NUM_TILES_PAD: tl.constexpr, DRAWS: tl.constexpr, TRUNCATED: tl.constexpr, PDL: tl.constexpr,
 ):
-    """`per_program` tiles of one row."""
+    """Weigh `per_program` tiles of one row; the last program of a row draws."""
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     logits += row * stride
     column = tl.arange(0, TILE)

@@ -33,7 +33,7 @@ def _rms_norm_kernel(
     NUM_PARTIALS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """ROWS rows of SIZE; row r of x is head r % HEADS of token r // HEADS, in all of its NUM_PARTIALS."""
+    """Normalise ROWS rows of SIZE; row r of x is head r % HEADS of token r // HEADS, in all NUM_PARTIALS."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
     inside = (row < num_rows)[:, None] & (column < SIZE)[None, :]
@@ -102,7 +102,7 @@ def _normalise(
 
 
 def _norm_warps(num_rows: int, width: int) -> int:
-    """More threads for a row where there are too few rows to hide what each waits for."""
+    """Take more threads for a row where there are too few rows to hide what each waits for."""
     warps = 8 if width >= 4096 else 4
     return 2 * warps if num_rows <= _FEW_ROWS and width >= 1024 else warps
 
@@ -111,7 +111,7 @@ def _norm_warps(num_rows: int, width: int) -> int:
 def _activation_kernel(
     x, out, SIZE, WIDTH: tl.constexpr, KIND: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr
 ):
-    """WIDTH outputs of one row."""
+    """Compute WIDTH outputs of one row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     inside = column < SIZE
@@ -154,7 +154,7 @@ def _rotary_kernel(
     ROWS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """ROWS rows of both tables."""
+    """Compute ROWS rows of both tables."""
     row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
     wait(PDL)
     position = tl.load(positions + row, mask=row < num_tokens, other=0).to(tl.float32)

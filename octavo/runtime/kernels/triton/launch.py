@@ -29,23 +29,23 @@ _NUM_COUNTERS = 1 << 14  # never more: a captured graph keeps the address
 
 
 def power_of_2(number: int) -> int:
-    """The smallest power of two that is not smaller. Triton's own function costs 3 µs a call on the host."""
+    """Return the smallest power of two that is not smaller. Triton's own costs 3 µs a call on the host."""
     return 1 << (number - 1).bit_length()
 
 
 def cdiv(number: int, size: int) -> int:
-    """How many programs of `size` cover `number`."""
+    """Return how many programs of `size` cover `number`."""
     return -(-number // size)
 
 
 def splits_of_inputs(num_tiles: int, k: int) -> int:
-    """In how many parts a product of `num_tiles` tiles and k inputs occupies the device."""
+    """Return in how many parts a product of `num_tiles` tiles and k inputs occupies the device."""
     return max(1, min(WAVE // num_tiles, k // LEAST_INPUTS))
 
 
 @functools.cache
 def overlapped() -> dict[str, Any]:
-    """Arguments of a launch that may begin early, where the device can do that."""
+    """Return arguments of a launch that may begin early, where the device can do that."""
     able = not triton.knobs.runtime.interpret and torch.version.cuda is not None
     able = able and torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9
     return {"PDL": True, "launch_pdl": True} if able else {"PDL": False}
@@ -53,20 +53,20 @@ def overlapped() -> dict[str, Any]:
 
 @functools.cache
 def has_copy_engine() -> bool:
-    """Whether tiles can be fetched by descriptors (TMA); Triton's interpreter does what the engine would."""
+    """Return True if tiles can be fetched by descriptors (TMA); Triton's interpreter does the same."""
     return bool(triton.knobs.runtime.interpret or overlapped()["PDL"])
 
 
 @functools.cache
 def has_gluon() -> bool:
-    """Whether kernels in Gluon run here, which are written for Hopper."""
+    """Return True if kernels in Gluon run here, which are written for Hopper."""
     is_known = triton.__version__.startswith(GLUON_VERSIONS)
     return is_known and bool(overlapped()["PDL"]) and torch.cuda.get_device_capability()[0] == 9
 
 
 @triton.jit
 def wait(PDL: tl.constexpr):
-    """Until all earlier kernels are done and their writes visible."""
+    """Wait until all earlier kernels are done and their writes visible."""
     if PDL:
         gdc_wait()
 
@@ -80,7 +80,7 @@ def release(PDL: tl.constexpr):
 
 @triton.jit
 def is_last(counter, number):
-    """Whether this program is the last of `number` to come here; then it sees what the others stored.
+    """Return True in the last of `number` programs to come here, which sees what the others stored.
 
     The counter is left at 0, as it was found.
     """
@@ -98,7 +98,7 @@ class Counters:
         self._by_device: dict[torch.device, Tensor] = {}
 
     def on(self, device: torch.device, number: int) -> Tensor:
-        """At least `number` of them. The first call on a device must not be captured into a graph."""
+        """Return at least `number` of them. The first call on a device must not be captured into a graph."""
         assert number <= _NUM_COUNTERS, number
         if device not in self._by_device:
             self._by_device[device] = torch.zeros(_NUM_COUNTERS, dtype=torch.int32, device=device)

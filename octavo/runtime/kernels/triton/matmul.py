@@ -51,7 +51,7 @@ def _gemv_kernel(
     K: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, BIASED: tl.constexpr, GATED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """TILE_N outputs of a single row; GATED: rows 0 … N - 1 of the matrix are the gates of the next N."""
+    """Multiply TILE_N rows by a single row; GATED: rows 0 … N - 1 of the matrix gate the next N."""
     n, column = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N), tl.arange(0, TILE_K)
     weight += n.to(tl.int64)[:, None] * K
     total = tl.zeros([TILE_N, TILE_K], tl.float32)
@@ -84,7 +84,7 @@ def _gemm_kernel(
     K: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, SPLIT: tl.constexpr,
     BIASED: tl.constexpr, JOINED: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr,
 ):
-    """TILE_N rows of the matrix, the left operand, by all M rows, over one of SPLIT parts of K.
+    """Multiply TILE_N rows of the matrix, the left operand, by all M rows, over one of SPLIT parts of K.
 
     GATED: half of them are the gates of the others, as in `_gemv_kernel`.
     """
@@ -181,7 +181,7 @@ class Matmul:
     def _gemm(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, *, joined: bool = True, gated: bool = False
     ) -> Tensor:
-        """The product, [m, n]; unless `joined`, its parts where it has several, [parts, m, n] float32."""
+        """Return the product, [m, n]; unless `joined`, its parts if there are some, [parts, m, n] float32."""
         (m, k), num_outputs = x.shape, weight.shape[0]
         n = num_outputs // 2 if gated else num_outputs
         tile = _tile(m, num_outputs, k, gated)
@@ -231,7 +231,7 @@ def _gemv(x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool = False
 
 
 def _num_splits(num_rows: int, n: int, k: int) -> int:
-    """In how many parts more than some rows are multiplied sooner than as a whole, side by side.
+    """Return in how many parts more than some rows are multiplied sooner than as a whole, side by side.
 
     Four of a small matrix occupy the device; a large one is halved if it is tall.
     """
@@ -245,7 +245,7 @@ def _num_splits(num_rows: int, n: int, k: int) -> int:
 
 @functools.cache
 def _tile(num_rows: int, n: int, k: int, gated: bool) -> dict[str, Any]:
-    """Tile and split of a product, as measured on an H200: wave, parts and stages, more for lone programs.
+    """Choose tile and split, as measured on an H200: wave, parts and stages, more for lone programs.
 
     Gates meet the values they belong to before anything is stored, so a gated product is not split.
     """

@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def look_up(table, start, end_key, BLOCK_SIZE: tl.constexpr, TILE_K: tl.constexpr):
-    """The blocks of the keys from `start` on: a single one, where tiles do not cross blocks."""
+    """Return the blocks of the keys from `start` on: a single one, where tiles do not cross blocks."""
     if BLOCK_SIZE % TILE_K == 0:
         return tl.load(table + start // BLOCK_SIZE, mask=start < end_key, other=0)
     else:  # noqa: RET505  # both branches of a constant are compiled after a return
@@ -16,7 +16,7 @@ def look_up(table, start, end_key, BLOCK_SIZE: tl.constexpr, TILE_K: tl.constexp
 
 @triton.jit
 def _places(blocks, start, key, stride_slot, BLOCK_SIZE: tl.constexpr, TILE_K: tl.constexpr):
-    """Where the keys from `start` on lie in the cache: the first of them, where tiles do not cross blocks."""
+    """Return where the keys from `start` on lie; the first of them, where tiles do not cross blocks."""
     first = blocks.to(tl.int64) * (2 * BLOCK_SIZE)
     if BLOCK_SIZE % TILE_K == 0:
         return (first + start % BLOCK_SIZE) * stride_slot
@@ -26,7 +26,7 @@ def _places(blocks, start, key, stride_slot, BLOCK_SIZE: tl.constexpr, TILE_K: t
 
 @triton.jit
 def _visible(stored, key, position, WINDOW: tl.constexpr):
-    """Which keys each query sees; without a position, all see all that are stored."""
+    """Return which keys each query sees; without a position, all see all that are stored."""
     visible = stored[None, :]
     if position is not None:
         visible = visible & (key[None, :] <= position[:, None])
@@ -43,7 +43,7 @@ def _step(
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE_K: tl.constexpr,
     WINDOW: tl.constexpr, CAPPED: tl.constexpr, MASKED: tl.constexpr, DOT: tl.constexpr,
 ):
-    """One tile of keys: the new (maxima, sums, weighted values), and the blocks of the next tile."""
+    """Attend to one tile of keys: the new (maxima, sums, weighted values), and the next tile's blocks."""
     maxima, sums, total = state
     key = start + tl.arange(0, TILE_K)
     stored = key < end_key if MASKED else key >= 0

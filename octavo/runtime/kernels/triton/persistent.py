@@ -53,7 +53,7 @@ def _fetch(x, weight, xs, weights, full, empty, num_tiles, K: gl.constexpr, PDL:
 
 @gluon.jit
 def _multiply(out, xs, weights, outs, full, empty, num_tiles, K: gl.constexpr):
-    """Tiles of gates and values by all rows of x; while a stage is multiplied, the last one is given back."""
+    """Multiply tiles by all rows of x; while a stage is multiplied, the last one is given back."""
     STAGES: gl.constexpr = xs.shape[0]
     ROWS: gl.constexpr = xs.shape[1]
     INPUTS: gl.constexpr = xs.shape[2]
@@ -84,7 +84,7 @@ def _multiply(out, xs, weights, outs, full, empty, num_tiles, K: gl.constexpr):
 
 @gluon.jit
 def _gates_kernel(x, weight, out, num_tiles, K: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr):
-    """x, weight and out are descriptors; weight's is of [N / 8, gate or value, 8, K]."""
+    """Take three descriptors: x's, that of the weights [N / 8, gate or value, 8, K], out's."""
     xs = gl.allocate_shared_memory(x.dtype, [STAGES] + x.block_type.shape, x.layout)  # noqa: RUF005  # no star in Gluon
     size: gl.constexpr = [STAGES] + weight.block_type.shape  # noqa: RUF005
     weights = gl.allocate_shared_memory(weight.dtype, size, weight.layout)
@@ -135,11 +135,11 @@ def persistent_gates(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _num_rows(m: int) -> int:
-    """Of a tile."""
+    """Return the rows of a tile."""
     return 128 if m <= 128 else 256
 
 
 def _num_programs(m: int, n: int) -> int:
-    """With equal numbers of tiles."""
+    """Return how many programs have equal numbers of tiles."""
     num_tiles = cdiv(n, _RESULTS // _num_rows(m))
     return cdiv(num_tiles, cdiv(num_tiles, WAVE))

@@ -29,7 +29,7 @@ _one_at_a_time = threading.Lock()
 
 
 def make_ready() -> None:
-    """What Triton does before its first kernel: it builds a small C module, and reads itself for a checksum.
+    """Do what Triton does before its first kernel: build a small C module, and read itself for a checksum.
 
     That takes 0.4 s, or 1 s with an empty folder, mostly outside of Python: a thread can do it beside others.
     """
@@ -74,7 +74,7 @@ class _Noted:
         self._kernel: Any = None
 
     def result(self) -> Any:
-        """The kernel, made by whoever comes first; or nothing to launch, where work is gone through."""
+        """Return the kernel, made by whoever comes first; or none to launch, where work is gone through."""
         if self.is_skipped_by == threading.get_ident():
             return _NOTHING
         with self._lock:
@@ -83,7 +83,7 @@ class _Noted:
         return self._kernel
 
     def __getattr__(self, name: str) -> Any:
-        """What a launch wants of the kernel, from Triton 3.7 on."""
+        """Answer what a launch wants of the kernel, from Triton 3.7 on."""
         return getattr(self.result(), name)
 
     def _make(self) -> Any:
@@ -111,7 +111,7 @@ class _Notes(AsyncCompileMode):  # type: ignore[misc]  # Triton has no types
         self._locks: Locks = {}
 
     def submit(self, key: str, compile_fn: Callable[[], Any], finalize_fn: Callable[[Any], None]) -> _Noted:
-        """Triton asks for a kernel, and will put what `finalize_fn` gets into its table."""
+        """Take a kernel that Triton asks for; it puts what `finalize_fn` gets into its table."""
         del key
         kernel = _Noted(compile_fn, finalize_fn, self._locks)
         self.kernels.append(kernel)
@@ -130,7 +130,7 @@ class _Nothing:
     function = packed_metadata = None
 
     def launch_metadata(self, *arguments: Any) -> None:
-        """None is asked for."""
+        """Return nothing, as none is asked for."""
 
     def run(self, *arguments: Any) -> None:
         """Launch nothing."""

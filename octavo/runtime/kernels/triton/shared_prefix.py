@@ -20,7 +20,7 @@ from octavo.runtime.kernels.triton.tiles import Call, shared_prefix_tiles
 def _common_blocks(
     table, stride_table, number, shortest, PACK: tl.constexpr, BLOCK_SIZE: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """How many first blocks the tables of `number` requests have in common, all of them full."""
+    """Return how many first blocks the tables of `number` requests have in common, all of them full."""
     common = shortest // BLOCK_SIZE
     block = tl.arange(0, WIDTH)
     first = tl.load(table + block, mask=block < common, other=0)
@@ -39,7 +39,7 @@ def _packed_kernel(
     BLOCK_SIZE: tl.constexpr, TILE_M: tl.constexpr, TILE_K: tl.constexpr, CAPPED: tl.constexpr,
     DOT: tl.constexpr, PDL: tl.constexpr, PACK: tl.constexpr, WIDTH: tl.constexpr,
 ):
-    """One key head of PACK requests; row m of the tile is head m % GROUP of request m // GROUP."""
+    """Attend for one key head of PACK requests; row m of the tile is head m % GROUP of request m // GROUP."""
     head, request = tl.program_id(0), tl.program_id(1).to(tl.int64) * PACK
     row, d = tl.arange(0, TILE_M), tl.arange(0, D_PAD)
     member = row // GROUP

@@ -12,7 +12,7 @@ from octavo.runtime.kernels.triton.launch import is_last
 
 @triton.jit
 def own_split(first_key, kv_len, TILE_K: tl.constexpr, MIN_KEYS: tl.constexpr):
-    """(This program's first key, the end of its keys, how many parts have any)."""
+    """Return (this program's first key, the end of its keys, how many parts have any)."""
     part = tl.program_id(2)
     size = tl.cdiv(tl.cdiv(kv_len - first_key, tl.num_programs(2)), TILE_K) * TILE_K
     size = tl.maximum(size, MIN_KEYS)
@@ -27,7 +27,7 @@ def _join(
     partial, log_sums, out, place, num_splits,
     GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, MAX_SPLITS: tl.constexpr, HEADS: tl.constexpr,
 ):
-    """The parts of GROUP heads from `place` on, weighted by what each saw, HEADS at a time."""
+    """Join the parts of GROUP heads from `place` on, weighted by what each saw, HEADS at a time."""
     part, d = tl.arange(0, MAX_SPLITS), tl.arange(0, D_PAD)
     for first in range(0, GROUP, HEADS):
         head = first + tl.arange(0, HEADS)

@@ -32,7 +32,7 @@ def _begin_kernel(
     num_numbers, num_tokens, num_rows, num_parts, num_groups, num_columns, given_stride, table_stride,
     LENGTH: tl.constexpr, NUMBERS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):
-    """The first `num_parts` programs copy NUMBERS numbers each, others ROWS rows of all groups' tables.
+    """Copy NUMBERS numbers in each of `num_parts` first programs; in others, ROWS rows of all groups' tables.
 
     The host's memory is read in wide pieces: threads one by one (as by volatile loads) took 60 µs. It begins
     behind all that was given out before, without overlap: then no cache holds what was there earlier.
@@ -65,7 +65,7 @@ def _end_kernel(
     token_ids, max_logits, targets, kept_ids, begun, ring_ids, ring_maxima, num_rows, stride, last_id,
     LENGTH: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
 ):
-    """ROWS rows."""
+    """Write ROWS rows."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there = row < num_rows
     wait(PDL)

@@ -15,7 +15,7 @@ _ELEMENTS = 1024  # of one program, where there are many tokens
 
 @triton.jit
 def _narrow(value, target):
-    """`value` as the elements of `target`; 8-bit floats have no infinity to overflow to."""
+    """Convert to the elements of `target`; 8-bit floats have no infinity to overflow to."""
     kind: tl.constexpr = target.dtype.element_ty
     if kind == tl.float8e4nv:
         value = tl.clamp(value, -448.0, 448.0)
@@ -28,7 +28,7 @@ def _heads(
     source, target, weight, cos, sin, inside, pair, eps,
     D: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr, ROTATE: tl.constexpr,
 ):
-    """Whole heads at `source` [ROWS] to `target` [ROWS], normalised, then rotated.
+    """Bring whole heads at `source` [ROWS] to `target` [ROWS], normalised, then rotated.
 
     Components are taken in the pairs that rotate together, then those that do not rotate (pair ≥ HALF).
     """
@@ -65,7 +65,7 @@ def _store_kernel(
     BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr,
     ROTATE: tl.constexpr, PDL: tl.constexpr,
 ):
-    """ROWS heads of one token: first the programs of queries, if these change, then of keys, of values."""
+    """Store ROWS heads of one token: programs of queries first, if these change, then of keys, of values."""
     token, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     pair = tl.arange(0, WIDTH)
     q_groups: tl.constexpr = (HEADS + ROWS - 1) // ROWS if NORM or ROTATE else 0
@@ -151,7 +151,7 @@ def store_kv(new: HeadInputs, cache: Tensor, slots: Tensor) -> Tensor:
 
 
 def _rows(tokens: int, heads: int, kv_heads: int, width: int) -> int:
-    """Heads of one program: few where that is needed to occupy the device."""
+    """Return the heads of one program: few where that is needed to occupy the device."""
     rows = min(power_of_2(kv_heads), max(1, _ELEMENTS // width))
     while rows > 1 and tokens * (heads + 2 * kv_heads) < rows * 256:
         rows //= 2

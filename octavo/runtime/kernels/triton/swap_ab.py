@@ -25,7 +25,7 @@ def _step(
     state, k, v, query, num_seen, scale, soft_cap,
     TILE_K: tl.constexpr, CAPPED: tl.constexpr, DOT: tl.constexpr,
 ):
-    """One tile of keys, of which the first `num_seen` have been seen: new (maxima, sums, weighted values)."""
+    """Attend to one tile of keys, `num_seen` of which have been seen: new (maxima, sums, weighted values)."""
     maxima, sums, total = state
     scores = tl.dot(k.to(DOT), query, input_precision="ieee")
     if CAPPED:  # tanh, in terms of the base 2 that `scale` brings
@@ -51,7 +51,7 @@ def swap_ab_kernel(
     CAPPED: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
     MAX_SPLITS: tl.constexpr, MIN_KEYS: tl.constexpr, HEADS: tl.constexpr,
 ):
-    """One part of the keys of a request's key head; see attention._decode_kernel. halves: `describe`'s."""
+    """Attend to one part of a request's key head; see attention._decode_kernel. halves: `describe`'s."""
     tl.static_assert(WINDOW == 0)
     head, request = tl.program_id(0), tl.program_id(1).to(tl.int64)
     kv_len = tl.load(kv_lens + request)
@@ -85,7 +85,7 @@ def swap_ab_kernel(
 
 
 def describe(cache: Tensor, tile_k: int) -> TensorDescriptor:
-    """How tiles of one head, [1, tile_k, D], are copied. cache: [blocks, 2, slots, key heads, D]."""
+    """Describe tiles of one head, [1, tile_k, D], to be copied. cache: [blocks, 2, slots, key heads, D]."""
     num_blocks, _, block_size, num_kv_heads, head_dim = cache.shape
     halves = cache.view(num_blocks * 2, block_size, num_kv_heads * head_dim)
     return TensorDescriptor(halves, list(halves.shape), list(halves.stride()), [1, tile_k, head_dim])

@@ -23,7 +23,7 @@ from octavo.runtime.kernels.triton.truncation import truncate
 
 
 def cuda_table() -> KernelTable:
-    """Every op as a Triton kernel."""
+    """Return every op as a Triton kernel."""
     counters = Counters()
     matmul = Matmul(counters)
     return KernelTable(

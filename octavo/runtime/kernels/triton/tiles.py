@@ -79,7 +79,7 @@ class Call(NamedTuple):
 
 
 def split(num_pairs: int, longest: int, tile: int) -> tuple[int, int]:
-    """(Fewest keys of a part, into how many parts those of each request and key head are cut at most).
+    """Return (fewest keys of a part, into how many parts those of each request and key head are cut at most).
 
     One wave of programs, where few requests run: a second one, not full, would cost more than it brings.
     Where more run, only what is longer than others is cut, which would be read alone at the end: in long
@@ -94,7 +94,7 @@ def split(num_pairs: int, longest: int, tile: int) -> tuple[int, int]:
 
 @functools.cache
 def decode_tiles(shapes: Shapes, num_pairs: int, has_window: bool) -> tuple[bool, dict[str, Any]]:
-    """Whether `swap_ab` decodes, and what the one that does is compiled for, as measured on an H200."""
+    """Return whether `swap_ab` decodes, and what the one that does is compiled for, as on an H200."""
     constants, cache_type = shapes.constants(), shapes.cache_type
     is_swapped = num_pairs >= _FEW_PAIRS and not has_window and _can_be_copied(constants, cache_type)
     if is_swapped:
@@ -118,7 +118,7 @@ def decode_tiles(shapes: Shapes, num_pairs: int, has_window: bool) -> tuple[bool
 
 
 def _can_be_copied(constants: dict[str, Any], cache_type: torch.dtype) -> bool:
-    """Whether tiles of the size for that lie in the cache as they are multiplied."""
+    """Return True if tiles of the size for that lie in the cache as they are multiplied."""
     is_whole = constants["D"] == constants["D_PAD"] <= 128 and constants["BLOCK_SIZE"] % _SMALL == 0
     is_narrow = cache_type.itemsize == 2 and constants["DOT"] != tl.float32
     return is_whole and has_copy_engine() and (is_narrow or triton.knobs.runtime.interpret)
@@ -126,7 +126,7 @@ def _can_be_copied(constants: dict[str, Any], cache_type: torch.dtype) -> bool:
 
 @functools.cache
 def shared_prefix_tiles(shapes: Shapes, num_requests: int) -> dict[str, Any]:
-    """What the kernel for common beginnings is compiled for. Tiles of keys do not cross blocks."""
+    """Return what the kernel for common beginnings is compiled for. Tiles of keys do not cross blocks."""
     constants, block_size = shapes.constants(), shapes.cache[2]
     tile_m = max(16, power_of_2(constants["GROUP"]))
     pack = tile_m // constants["GROUP"]
@@ -142,7 +142,7 @@ def shared_prefix_tiles(shapes: Shapes, num_requests: int) -> dict[str, Any]:
 
 @functools.cache
 def prefill_tiles(shapes: Shapes) -> dict[str, Any]:
-    """What the prefill kernel is compiled for, as measured on an H200."""
+    """Return what the prefill kernel is compiled for, as measured on an H200."""
     constants = shapes.constants()
     heads = max(16, power_of_2(constants["GROUP"]))
     if constants["DOT"] == tl.float32:

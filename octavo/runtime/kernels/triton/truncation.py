@@ -24,7 +24,7 @@ _PER_ROW = ["temperature", "top_k", "top_p", "min_p"]
 
 @triton.jit
 def _key(values):
-    """Integers in the order of the values."""
+    """Return integers in the order of the values."""
     bits = values.to(tl.int32, bitcast=True)
     return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
 
@@ -46,7 +46,7 @@ def _group_kernel(
     logits, temperature, top_k, top_p, min_p, group_maxima, tile_weights, stride,
     SIZE: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, NUM_TILES: tl.constexpr, PDL: tl.constexpr,
 ):
-    """The groups of one tile of one row, and the tile's weight beside a largest logit of weight 1."""
+    """Reduce the groups of one tile of one row, and the tile's weight beside a largest logit of weight 1."""
     tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     wait(PDL)
     if _is_cut(top_k, top_p, min_p, row):
@@ -65,7 +65,7 @@ def _group_kernel(
 
 @triton.jit
 def _over(logits, least, top, factor, SIZE: tl.constexpr, TILE: tl.constexpr):
-    """(number, weight) of the tokens of a whole row whose key is at least `least`."""
+    """Return (number, weight) of the tokens of a whole row whose key is at least `least`."""
     column = tl.arange(0, TILE)
     number, weight = tl.zeros([TILE], tl.int32), tl.zeros([TILE], tl.float32)
     for start in range(0, SIZE, TILE):
@@ -79,7 +79,7 @@ def _over(logits, least, top, factor, SIZE: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def _among(keys, weights, least):
-    """The same of chosen tokens."""
+    """Return the same of chosen tokens."""
     kept = keys >= least
     return tl.sum(tl.sum(kept.to(tl.int32), 1), 0), tl.sum(tl.sum(tl.where(kept, weights, 0.0), 1), 0)
 
@@ -89,7 +89,7 @@ def _bisect(
     low, high, number, weight, keys, weights, is_among, logits, top, factor,
     SIZE: tl.constexpr, TILE: tl.constexpr,
 ):
-    """The largest key at or above which there are `number` tokens and `weight`; `low` is known to be one."""
+    """Find the largest key that `number` tokens and `weight` reach; `low` is known to be one."""
     low, high = low.to(tl.int64), high.to(tl.int64)
     while high - low > 1:
         middle = (low + high) >> 1
@@ -106,7 +106,7 @@ def _bisect(
 
 @triton.jit
 def _choose_groups(maxima, groups, chosen, high, NUM: tl.constexpr, MOST: tl.constexpr, SIZE: tl.constexpr):
-    """A key that the maxima of NUM groups reach, or all; the groups that reach it, in order, to `chosen`."""
+    """Return a key that the maxima of NUM groups reach, or all; write these groups, in order, to `chosen`."""
     keys = _key(maxima)
     low, high = tl.min(keys, 0).to(tl.int64), high.to(tl.int64)
     if tl.sum((keys >= low.to(tl.int32)).to(tl.int32), 0) > NUM:
@@ -126,7 +126,7 @@ def _choose_groups(maxima, groups, chosen, high, NUM: tl.constexpr, MOST: tl.con
 
 @triton.jit
 def _nth_id(logits, key, number, SIZE: tl.constexpr, TILE: tl.constexpr):
-    """The id of the `number`-th token of this key."""
+    """Return the id of the `number`-th token of this key."""
     column = tl.arange(0, TILE)
     start, found = 0, SIZE
     before = number * 0
@@ -146,7 +146,7 @@ def _end_of_mass(
     target, least, above, keys, weights, reached, is_all, logits, top, factor,
     SIZE: tl.constexpr, TILE: tl.constexpr,
 ):
-    """(key, id) of the last token that is needed for a weight of `target`, not below the key `least`."""
+    """Return (key, id) of the last token needed for a weight of `target`, not below the key `least`."""
     low = tl.maximum(least, reached)
     number, weight = _among(keys, weights, low)
     is_among = is_all & (weight >= target)
@@ -171,7 +171,7 @@ def _cut_kernel(
     SIZE: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, NUM_TILES: tl.constexpr,
     NUM_TILES_PAD: tl.constexpr, NUM_REACHED: tl.constexpr, MAX_CHOSEN: tl.constexpr, PDL: tl.constexpr,
 ):
-    """One row."""
+    """Find where one row ends."""
     row = tl.program_id(0).to(tl.int64)
     wait(PDL)
     if not _is_cut(top_k, top_p, min_p, row):
