@@ -1,6 +1,6 @@
 """Choosing one token per row in torch: greedy, or by inverse distribution function from one uniform number.
 
-`TorchChoose` is the CPU's kernel; the sampler and its logprobs take `truncate` and `top_candidates` on every
+`choose` is the CPU's kernel; the sampler and its logprobs take `truncate` and `top_candidates` on every
 device. Works on each row alone: the token of a row is bitwise the same whichever rows stand beside it.
 
 Exactness. A row's softmax (float32, row by row) is rounded to whole units of 2**-51. Every later sum adds
@@ -27,35 +27,32 @@ _NEVER = float("-inf")
 _GREEDY, _WHOLE = 0, 1  # the third kind is truncated
 
 
-class TorchChoose:
+def choose(
+    greedy: Callable[[torch.Tensor], Choice],
+    logits: torch.Tensor,
+    draws: Draws | None = None,
+    limits: Limits | None = None,
+) -> Choice:
     """See sampling.Choose; rows of one kind together. `greedy` chooses those of temperature 0."""
-
-    def __init__(self, greedy: Callable[[torch.Tensor], Choice]) -> None:
-        self._greedy = greedy
-
-    def __call__(
-        self, logits: torch.Tensor, draws: Draws | None = None, limits: Limits | None = None
-    ) -> Choice:
-        """See sampling.Choose."""
-        logits = logits.float().contiguous()
-        if draws is None:
-            return self._greedy(logits)
-        temperature, noise = draws
-        token_ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-        max_logits = torch.empty(len(logits), device=logits.device)
-        kinds = _kinds(temperature, limits)
-        for kind in set(kinds.tolist()):
-            of_kind = torch.nonzero(kinds == kind)[:, 0]
-            for rows in torch.split(of_kind, max(1, _PIECE // logits.shape[1])):
-                part = logits if len(rows) == len(logits) else logits[rows]
-                if kind == _GREEDY:
-                    choice = self._greedy(part)
-                elif kind == _WHOLE or limits is None:
-                    choice = draw(part, temperature[rows, None], noise[rows])
-                else:
-                    choice = draw_truncated(part, limits.at(rows).columns(), noise[rows])
-                token_ids[rows], max_logits[rows] = choice
-        return Choice(token_ids, max_logits)
+    logits = logits.float().contiguous()
+    if draws is None:
+        return greedy(logits)
+    temperature, noise = draws
+    token_ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    max_logits = torch.empty(len(logits), device=logits.device)
+    kinds = _kinds(temperature, limits)
+    for kind in set(kinds.tolist()):
+        of_kind = torch.nonzero(kinds == kind)[:, 0]
+        for rows in torch.split(of_kind, max(1, _PIECE // logits.shape[1])):
+            part = logits if len(rows) == len(logits) else logits[rows]
+            if kind == _GREEDY:
+                choice = greedy(part)
+            elif kind == _WHOLE or limits is None:
+                choice = draw(part, temperature[rows, None], noise[rows])
+            else:
+                choice = draw_truncated(part, limits.at(rows).columns(), noise[rows])
+            token_ids[rows], max_logits[rows] = choice
+    return Choice(token_ids, max_logits)
 
 
 def _kinds(temperature: torch.Tensor, limits: Limits | None) -> torch.Tensor:
@@ -229,4 +226,4 @@ def _divisor(number: int, limit: int) -> int:
     return max(part for part in range(1, limit + 1) if number % part == 0)
 
 
-TORCH_SAMPLING = SamplingKernels(TorchChoose(greedy), row_limits)
+TORCH_SAMPLING = SamplingKernels(functools.partial(choose, greedy), row_limits)

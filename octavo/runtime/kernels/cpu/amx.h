@@ -139,6 +139,10 @@ inline void tile_product() {
         }
 }
 
+#else
+
+inline bool tiles_usable() { return false; }
+
 #endif
 
 }  // namespace octavo

@@ -206,12 +206,6 @@ bool fits_tiles(const Cache& cache) {
            cache.head_dim % 32 == 0 && cache.block_size % 16 == 0;
 }
 
-#if defined(OCTAVO_TILES)
-bool have_tiles() { return tiles_usable(); }
-#else
-bool have_tiles() { return false; }
-#endif
-
 }  // namespace
 }  // namespace octavo
 
@@ -226,7 +220,7 @@ extern "C" void octavo_attention(const float* q, int64_t q_stride, int64_t num_h
     Cache cache{(const uint8_t*)data, CacheType(type), block_size, num_kv_heads, head_dim};
     Attention job{cache,     q,       q_stride, num_heads, tables, table_stride,
                   cu_q_lens, kv_lens, scale,    soft_cap,  window, out};
-    bool tiles = bfloat16 && fits_tiles(cache) && have_tiles();
+    bool tiles = bfloat16 && fits_tiles(cache) && tiles_usable();
     Batch batch(job, cut(job, num_requests, tiles ? MOST_ROWS_OF_TILES : MOST_ROWS, threads), tiles, threads);
     parallel_for(batch.num_runs(), threads, [&](int64_t i) { batch.run(i); });
 }

@@ -93,9 +93,6 @@ Gate gate_of(int kind) {
 
 using namespace octavo;
 
-// Whether the functions below may be called.
-extern "C" int octavo_has_tiles() { return tiles_usable(); }
-
 // As octavo_matmul.
 extern "C" void octavo_matmul_bf16(const float* x, int64_t m, int64_t k, int64_t x_stride, const uint8_t* w,
                                    int64_t n, int64_t row_bytes, int type, const float* bias, float* y,
@@ -141,8 +138,7 @@ extern "C" void octavo_feed_forward_bf16(const float* x, int64_t m, int64_t k, i
 }
 OCTAVO_EXPORTED(octavo_feed_forward_bf16)
 
-#else
-
-extern "C" int octavo_has_tiles() { return 0; }
-
 #endif
+
+// Whether the functions above may be called.
+extern "C" int octavo_has_tiles() { return octavo::tiles_usable(); }

@@ -4,6 +4,7 @@ Activations are float32. Tensors go down as pointers with sizes and strides; the
 """
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from octavo.base.gguf import BLOCK_TYPES
 from octavo.runtime.kernels.activations import Activation
 from octavo.runtime.kernels.attention import AttentionKernels, HeadInputs, Ragged, Scores
-from octavo.runtime.kernels.choice import TORCH_SAMPLING, TorchChoose
+from octavo.runtime.kernels.choice import TORCH_SAMPLING, choose
 from octavo.runtime.kernels.cpu.call_recorder import Arena, CallRecorder, Refused, new_memory
 from octavo.runtime.kernels.cpu.library import Library, load_library
 from octavo.runtime.kernels.linear import LinearKernels, Packed
@@ -61,7 +62,7 @@ def table_of(library: Library, threads: int) -> KernelTable:
             block_feed_forward=kernels.block_feed_forward if tiles else None,
             block_greedy=kernels.block_greedy if tiles else None,
         ),
-        sampling=SamplingKernels(TorchChoose(kernels.greedy), row_limits),
+        sampling=SamplingKernels(partial(choose, kernels.greedy), row_limits),
         steps=replace(STEP_KERNELS, record_calls=CallRecorder(library).record),
     )
 
@@ -104,43 +105,32 @@ class _CompiledKernels:
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See norms.RMSNorm."""
-        y = self._placed(_empty_like(x))
-        self._rms_norm(x, None, weight, eps, (None, 0, None), y)
-        return y
+        return self._norm(x, None, weight, eps, None)[0]
 
     def add_norm(
         self, x: ResidualUpdate, weight: Tensor, eps: float, residual: Tensor
     ) -> tuple[Tensor, Tensor]:
         """See norms.AddNorm; no product leaves partial sums here."""
         assert isinstance(x, Tensor)
-        return self._add_norm(x, None, weight, eps, residual)
+        return self._norm(x, None, weight, eps, residual)
 
     def sandwich_norm(
         self, x: Tensor, inner: Tensor, weight: Tensor, eps: float, residual: Tensor
     ) -> tuple[Tensor, Tensor]:
         """See norms.SandwichNorm."""
-        return self._add_norm(x, inner, weight, eps, residual)
+        return self._norm(x, inner, weight, eps, residual)
 
-    def _add_norm(
-        self, x: Tensor, inner: Tensor | None, weight: Tensor, eps: float, residual: Tensor
+    def _norm(
+        self, x: Tensor, inner: Tensor | None, weight: Tensor, eps: float, residual: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        y, total = self._placed(_empty_like(x)), self._placed(_empty_like(x))
-        self._rms_norm(x, inner, weight, eps, (*_rows(residual), total.data_ptr()), y)
-        return y, total
-
-    def _rms_norm(
-        self,
-        x: Tensor,
-        inner: Tensor | None,
-        weight: Tensor,
-        eps: float,
-        stream: tuple[int | None, int, int | None],
-        y: Tensor,
-    ) -> None:
-        """Fill y. stream: address and stride of the residual stream, and where its sum with x goes."""
+        """Return the norm of the sum, and the sum; without a residual stream, the norm twice."""
+        y = self._placed(_empty_like(x))
+        total = y if residual is None else self._placed(_empty_like(x))
+        stream = (None, 0, None) if residual is None else (*_rows(residual), total.data_ptr())
         shape = x.shape[0], 1 if x.dim() == 2 else x.shape[1], x.shape[-1]
         end = _address(inner), weight.data_ptr(), eps, *stream, y.data_ptr(), self._threads
         self._library.octavo_rms_norm(*_rows(x), *shape, *end)
+        return y, total
 
     def activate(self, x: Tensor, activation: Activation, *, gated: bool) -> Tensor:
         """See activations.Activate."""
