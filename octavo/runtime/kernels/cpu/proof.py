@@ -13,7 +13,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from octavo.base.gguf import BLOCK_TYPES
+from octavo.base.gguf import BLOCK_TYPES, BlockType
 from octavo.runtime.kernels.activations import Activation
 from octavo.runtime.kernels.attention import HeadInputs, HeadNorms, Ragged, Rotation, Scores
 from octavo.runtime.kernels.cpu.library import Library
@@ -33,36 +33,24 @@ def disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
     """Yield names of the ops whose results differ by more than rounding."""
     generator = torch.Generator().manual_seed(0)
     for kind in BLOCK_TYPES.values():
-        blocks = _finite_blocks(kind.name, kind.num_bytes, _K // kind.block, slow, generator)
-        weights = slow.linear.block_dequantize(Packed(blocks, kind.name))
-        if not _agree(fast.linear.block_dequantize(Packed(blocks, kind.name)), weights, weights.abs()):
+        plain = Packed(_finite_blocks(kind, slow, generator), kind.name)
+        weights = slow.linear.block_dequantize(plain)
+        if not _agree(fast.linear.block_dequantize(plain), weights, weights.abs()):
             yield f"block_dequantize of {kind.name}"
         for rows, input_precision in product(_ROWS, _INPUT_PRECISIONS):
-            x = torch.randn(rows, _K, generator=generator)
-            made = fast.linear.block_matmul(x, Packed(blocks, kind.name, input_precision))
-            exact = input_precision == "bfloat16" and fast.linear.input_precision != "bfloat16"  # without AMX
-            reference = slow.linear.block_matmul(
-                x, Packed(blocks, kind.name, "float32" if exact else input_precision)
-            )
-            if not _agree(made, reference, x.abs() @ weights.abs().T):
+            x, matrix = torch.randn(rows, _K, generator=generator), Packed(*plain[:2], input_precision)
+            is_exact = input_precision == "bfloat16" and fast.linear.input_precision != "bfloat16"  # no AMX
+            reference = slow.linear.block_matmul(x, plain if is_exact else matrix)
+            if not _agree(fast.linear.block_matmul(x, matrix), reference, x.abs() @ weights.abs().T):
                 yield f"block_matmul of {kind.name}, {input_precision}, {rows} rows"
     yield from _tile_disagreements(fast, slow)
     yield from _attention_disagreements(fast, slow)
-    x = torch.randn(5, 192, generator=generator)
+    x, weight = torch.randn(5, 192, generator=generator), torch.rand(192, generator=generator)
     for activation, gated in product(get_args(Activation), (True, False)):
-        made, reference = (table.activate(x, activation, gated=gated) for table in (fast, slow))
-        if not _agree(made, reference, torch.ones(())):
+        if not _agree(*(table.activate(x, activation, gated=gated) for table in (fast, slow))):
             yield f"{activation}, gated: {gated}"
-    weight = torch.rand(192, generator=generator)
-    if not _agree(fast.norms.rms_norm(x, weight, 1e-6), slow.norms.rms_norm(x, weight, 1e-6), torch.ones(())):
-        yield "rms_norm"
-    assert fast.norms.sandwich_norm is not None and slow.norms.sandwich_norm is not None
-    both = (
-        fast.norms.sandwich_norm(x, weight, weight, 1e-6, x),
-        slow.norms.sandwich_norm(x, weight, weight, 1e-6, x),
-    )
-    if not all(_agree(*each, torch.ones(())) for each in zip(*both, strict=True)):
-        yield "sandwich_norm"
+    if not all(map(_agree, _norms(fast, x, weight), _norms(slow, x, weight))):
+        yield "rms_norm or sandwich_norm"
     if not all(map(torch.equal, fast.sampling.choose(x), slow.sampling.choose(x))):
         yield "greedy"
 
@@ -75,47 +63,51 @@ def _tile_disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
     for kind in BLOCK_TYPES.values():
         if kind.name not in BFLOAT16_TYPES:
             continue
-        blocks = _finite_blocks(kind.name, kind.num_bytes, _K // kind.block, slow, generator)[:36]
-        weights = slow.linear.block_dequantize(Packed(blocks, kind.name)).abs().T
+        matrix = Packed(_finite_blocks(kind, slow, generator)[:36], kind.name, "bfloat16")
+        weights = slow.linear.block_dequantize(matrix).abs().T
         for rows in (1, 17, 40, 260):
             x = torch.randn(rows, _K, generator=generator)
-            whole = fast.linear.block_matmul(x, Packed(blocks, kind.name, "bfloat16"))
-            reference = slow.linear.block_matmul(x, Packed(blocks, kind.name, "bfloat16"))
-            gated = fast.linear.gated_block_matmul(x, Packed(blocks, kind.name, "bfloat16"), "silu")
+            whole, reference = (table.linear.block_matmul(x, matrix) for table in (fast, slow))
+            gated = fast.linear.gated_block_matmul(x, matrix, "silu")
             same = gated is not None and torch.equal(gated, fast.activate(whole, "silu", gated=True))
             if not (same and _agree(whole, reference, x.abs() @ weights)):
                 yield f"block_matmul or gated_block_matmul of {kind.name}, {rows} rows"
-            found = fast.linear.block_greedy(x, Packed(blocks, kind.name, "bfloat16"))
+            found = fast.linear.block_greedy(x, matrix)
             if found is not None and not all(map(torch.equal, found, fast.sampling.choose(whole))):
                 yield f"block_greedy of {kind.name}, {rows} rows"
 
 
 def _attention_disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
     for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.int8):
-        if not _agree(_attention(fast, dtype), _attention(slow, dtype), torch.ones(())):
+        if not _agree(_attention(fast, dtype), _attention(slow, dtype)):
             yield f"store_kv and paged_attention in {dtype}"
     kinds: dict[InputPrecision, int] = {"float32": 1, "bfloat16": 200}
     for kind, rounding in kinds.items():
-        if not _agree(_long_attention(fast, kind), _long_attention(slow, kind), torch.tensor(rounding)):
+        if not _agree(_long_attention(fast, kind), _long_attention(slow, kind), rounding):
             yield f"paged_attention of long contexts, {kind}"
 
 
-def _agree(fast: Tensor, slow: Tensor, scale: Tensor) -> bool:
+def _agree(fast: Tensor, slow: Tensor, scale: Tensor | float = 1.0) -> bool:
     """Return True if they differ by no more than a share of `scale`, what the result is a sum of."""
     return bool(((fast - slow).abs() <= _TOLERANCE * scale + 1e-30).all())
 
 
-def _finite_blocks(
-    name: str, num_bytes: int, count: int, table: KernelTable, generator: torch.Generator
-) -> Tensor:
+def _finite_blocks(kind: BlockType, table: KernelTable, generator: torch.Generator) -> Tensor:
     """Return [_N, row_bytes] of random bits, without blocks that hold infinities."""
-    blocks = torch.zeros(_N * count, num_bytes, dtype=torch.uint8)
+    count = _K // kind.block
+    blocks = torch.zeros(_N * count, kind.num_bytes, dtype=torch.uint8)
     bad = torch.ones(_N * count, dtype=torch.bool)
     while bad.any():
-        new = torch.randint(0, 256, (int(bad.sum()), num_bytes), generator=generator, dtype=torch.uint8)
-        blocks[bad] = new
-        bad = ~(table.linear.block_dequantize(Packed(blocks, name)).abs() < 1e6).all(-1)
-    return blocks.reshape(_N, count * num_bytes)
+        size = int(bad.sum()), kind.num_bytes
+        blocks[bad] = torch.randint(0, 256, size, generator=generator, dtype=torch.uint8)
+        bad = ~(table.linear.block_dequantize(Packed(blocks, kind.name)).abs() < 1e6).all(-1)
+    return blocks.reshape(_N, count * kind.num_bytes)
+
+
+def _norms(table: KernelTable, x: Tensor, weight: Tensor) -> list[Tensor]:
+    assert table.norms.sandwich_norm is not None
+    both = table.norms.sandwich_norm(x, weight, weight, 1e-6, x)
+    return [table.norms.rms_norm(x, weight, 1e-6), *both]
 
 
 def _attention(table: KernelTable, dtype: torch.dtype) -> Tensor:
