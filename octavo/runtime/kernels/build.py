@@ -176,7 +176,7 @@ def _prefix() -> str:
 
 
 def _sources() -> str:
-    """Digest of what every library is made of."""
+    """Return the digest of what every library is made of."""
     files = sorted(f for f in _SOURCES.iterdir() if f.suffix in {".h", ".cpp"})
     content = b"".join(f.name.encode() + f.read_bytes() for f in files)
     return _digest(content, shlex.join(_OPTIONS).encode())
