@@ -11,6 +11,7 @@ from octavo.runtime.kernels.choice import TORCH_SAMPLING
 from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.kernels.sampling import TruncateAndDraw
 from octavo.runtime.sampling.sampler import Kind, Sampler
+from tests.kernel_cases import tensors_in
 from tests.sampling_reference import Case
 
 
@@ -18,8 +19,7 @@ def strict(op):
     """The op, for arguments as a kernel reads them."""
 
     def checked(*args):
-        for arg in args:
-            assert arg is None or isinstance(arg, tuple) or arg.is_contiguous(), "entry i is not at place i"
+        assert all(tensor.is_contiguous() for tensor in tensors_in(args)), "entry i is not at place i"
         return op(*args)
 
     return checked
