@@ -164,7 +164,8 @@ class Sampler:
         self._for_each(batch, lambda processor, part: processor.observe(part, self._copy(chosen, part)))
         output.scores = self._score(shown, scored, chosen)
         if self._faults:
-            output.faults = self._faults_by_row(batch)
+            held = enumerate(batch.rows.tolist())
+            output.faults = {place: self._faults[row] for place, row in held if row in self._faults}
         return output
 
     def plain_kind(self, rows: Array) -> Kind | None:
@@ -202,10 +203,6 @@ class Sampler:
                 part = batch.where(is_active)
                 with self._blaming(processor, part.rows.tolist()):
                     call(processor, part)
-
-    def _faults_by_row(self, batch: Batch) -> dict[int, str]:
-        rows = enumerate(batch.rows.tolist())
-        return {logit_row: self._faults[row] for logit_row, row in rows if row in self._faults}
 
     @contextmanager
     def _blaming(self, processor: Processor, rows: list[int]) -> Iterator[None]:

@@ -86,17 +86,12 @@ def attend(
     inner = tl.arange(0, D_PAD)[None, :]
     if BLOCK_SIZE % TILE_K == 0:
         inner += tl.arange(0, TILE_K)[:, None] * stride_slot
-    for start in range(first_key, whole_end, TILE_K):
-        state, next_blocks = _step(
-            state, next_blocks, start, query, position, end_key, oldest, keys, values, table,
-            stride_slot, scale, soft_cap, inner,
-            D, D_PAD, BLOCK_SIZE, TILE_K, WINDOW, CAPPED, False, DOT,
-        )
-    for start in range(whole_end, end_key, TILE_K):
-        state, next_blocks = _step(
-            state, next_blocks, start, query, position, end_key, oldest, keys, values, table,
-            stride_slot, scale, soft_cap, inner,
-            D, D_PAD, BLOCK_SIZE, TILE_K, WINDOW, CAPPED, True, DOT,
-        )
+    for masked in tl.static_range(2):
+        for start in range(whole_end if masked else first_key, end_key if masked else whole_end, TILE_K):
+            state, next_blocks = _step(
+                state, next_blocks, start, query, position, end_key, oldest, keys, values, table,
+                stride_slot, scale, soft_cap, inner,
+                D, D_PAD, BLOCK_SIZE, TILE_K, WINDOW, CAPPED, masked == 1, DOT,
+            )
     return state
 # fmt: on
