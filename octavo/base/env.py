@@ -28,10 +28,10 @@ def log_level_is_given() -> bool:
 
 
 def cache_dir() -> Path:
-    """Where compiled kernels and assembled models are kept: ~/.cache/octavo unless one of these is set.
+    """Where compiled kernels and assembled models are kept.
 
-    OCTAVO_CACHE_DIR: the folder.
-    XDG_CACHE_HOME: the folder in which octavo has its own; an absolute path, as everywhere.
+    OCTAVO_CACHE_DIR: the folder of compiled kernels and assembled models (default ~/.cache/octavo).
+    XDG_CACHE_HOME: an absolute path, in which octavo/ is then the default.
     """
     if given := os.environ.get("OCTAVO_CACHE_DIR"):
         return Path(given).expanduser()

@@ -19,6 +19,8 @@ class Foreign(NamedTuple):
     is_refused: bool = True
     is_switch: bool = False
     """On the command line it takes no value."""
+    is_list: bool = False
+    """On the command line it takes several."""
 
     def asks(self, value: Any) -> bool:
         """Whether the value asks for something."""

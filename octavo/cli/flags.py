@@ -40,7 +40,7 @@ def add_foreign_flags(parser: argparse.ArgumentParser, rows: Mapping[str, Foreig
     `config.compat` judges what was given.
     """
     for name, row in rows.items():
-        behaviour: dict[str, Any] = {"type": any_value}
+        behaviour: dict[str, Any] = {"type": any_value} | ({"nargs": "+"} if row.is_list else {})
         if row.is_switch:
             behaviour = {"action": argparse.BooleanOptionalAction}
         parser.add_argument(*_flags(name), dest=name, default=None, help=argparse.SUPPRESS, **behaviour)

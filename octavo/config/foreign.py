@@ -1,7 +1,7 @@
 """Options that other engines have and octavo has not: one table for Python, YAML and the command line.
 
 Each text says why nothing is lost, or what would work, and behind it stand the options it is about: a switch
-of the command line with `?`, values that ask for nothing behind `=`. `compat` applies it.
+of the command line with `?`, a list with `*`, values that ask for nothing behind `=`. `compat` applies it.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,6 +16,7 @@ class Alias(NamedTuple):
     own: str
     convert: Callable[[Any], Any]
     is_switch: bool = False
+    is_list: bool = False
 
 
 ALIASES = {
@@ -71,14 +72,14 @@ _ENGINE_REFUSED = {
     _EXPERTS: "enable_expert_parallel? enable_eplb? enable_elastic_ep?",
     _CONTEXT: "decode_context_parallel_size=1 prefill_context_parallel_size=1",
     _MACHINES: "nnodes=1 node_rank",
-    "Choose GPUs by the variable CUDA_VISIBLE_DEVICES.": "device_ids",
+    "Choose GPUs by the variable CUDA_VISIBLE_DEVICES.": "device_ids*",
     "Name an Executor class of your own: distributed_executor_backend.": "worker_cls worker_extension_cls",
     "Register a scheduling policy and name it: scheduling_policy.": "scheduler_cls",
     "Use max_num_seqs.": "max_num_active_seqs",
     "Bound long prompts by long_prefill_token_threshold.": (
         "max_num_partial_prefills=1 max_long_partial_prefills=1 long_prefill_token_threshold_adaptive?"
     ),
-    "All layers keep keys and values in one type.": "kv_cache_dtype_skip_layers",
+    "All layers keep keys and values in one type.": "kv_cache_dtype_skip_layers*",
     "Scales of int8 are computed as it is written, that of fp8 is 1.": "calculate_kv_scales?",
     "A stream of cache events is not supported yet.": "kv_events_config",
     "The host tier is octavo's own: leave it out.": "kv_offloading_backend=native",
@@ -97,7 +98,7 @@ _ENGINE_REFUSED = {
     _LORA: "enable_lora?",
     "Prompt adapters are not supported: put their text into the prompt.": "enable_prompt_adapter?",
     "An update of weights while the engine runs is not supported yet.": "weight_transfer_config",
-    "Traces have one span per request: otlp_traces_endpoint.": "collect_detailed_traces",
+    "Traces have one span per request: otlp_traces_endpoint.": "collect_detailed_traces*",
 }
 
 _ENGINE_WITHOUT_EFFECT = {
@@ -113,13 +114,13 @@ _ENGINE_WITHOUT_EFFECT = {
     "safetensors_load_strategy says how files are read.": (
         "safetensors_prefetch_num_threads safetensors_prefetch_block_size"
     ),
-    "Safetensors, tokenizer and config files of a repository's top folder are fetched.": "ignore_patterns",
+    "Safetensors, tokenizer and config files of a repository's top folder are fetched.": "ignore_patterns*",
     "Loading shows a bar on a terminal.": "use_tqdm_on_load?=true",
     "Pickled weights are never loaded.": "pt_load_map_location=cpu",
     _MEDIA: """
         language_model_only?=true disable_mm_preprocessor_cache?=true skip_mm_profiling?=true
         interleave_mm_strings?=true disable_chunked_mm_input?=true mm_device_do_normalize?=true
-        enable_mm_processor_stats?=true allowed_local_media_path allowed_media_domains limit_mm_per_prompt
+        enable_mm_processor_stats?=true allowed_local_media_path allowed_media_domains* limit_mm_per_prompt
         media_io_kwargs mm_processor_kwargs mm_processor_cache_type mm_hasher_algorithm
         mm_shm_cache_max_object_size_mb mm_encoder_tp_mode mm_encoder_attn_backend mm_encoder_attn_dtype
         mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_path mm_encoder_fp8_scale_save_margin
@@ -139,7 +140,7 @@ _ENGINE_WITHOUT_EFFECT = {
     ),
     "on_crash says what a server does.": "fault_tolerance_config enable_fault_tolerance?",
     "Processes are bound from outside: start octavo under numactl or taskset.": (
-        "numa_bind? numa_bind_nodes numa_bind_cpus"
+        "numa_bind? numa_bind_nodes* numa_bind_cpus*"
     ),
     "octavo does not use Ray.": "ray_workers_use_nsight?",
     "Batching is always continuous.": "enable_continuous_batching?=true",
@@ -167,7 +168,7 @@ _ENGINE_WITHOUT_EFFECT = {
         "compilation_config=1|2|3 optimization_level=1|2|3"
     ),
     "octavo chooses itself for which sizes it captures CUDA graphs; enforce_eager=True captures none.": (
-        "cuda_graph_sizes cudagraph_capture_sizes max_cudagraph_capture_size max_seq_len_to_capture=8192"
+        "cuda_graph_sizes* cudagraph_capture_sizes* max_cudagraph_capture_size max_seq_len_to_capture=8192"
     ),
     "octavo has one mode.": "performance_mode=balanced",
     "Kernels are chosen by device and model.": """
@@ -180,11 +181,11 @@ _ENGINE_WITHOUT_EFFECT = {
     "The model's reasoning_parser says how it marks its reasoning.": "reasoning_config",
     "There are no LoRA adapters.": """
         max_loras=1 max_lora_rank=16 max_cpu_loras fully_sharded_loras? default_mm_loras lora_dtype
-        lora_target_modules max_lora_cls_labels enable_tower_connector_lora? specialize_active_lora?
+        lora_target_modules* max_lora_cls_labels enable_tower_connector_lora? specialize_active_lora?
         enable_mixed_moe_lora_format? enable_moe_shared_loras?""",
     "Every engine can sleep.": """
         enable_sleep_mode?=true sleep_mode_offload_cudagraph?=true sleep_mode_backend=cumem
-        sleep_preserve_parameter_names""",
+        sleep_preserve_parameter_names*""",
     "All metrics are always there: docs/metrics.md.": """
         show_hidden_metrics_for_version kv_cache_metrics? kv_cache_metrics_sample custom_histogram_buckets
         cudagraph_metrics? enable_mfu_metrics? enable_logging_iteration_details?""",
@@ -195,13 +196,13 @@ _ENGINE_WITHOUT_EFFECT = {
 }
 
 _SERVER_REFUSED = {
-    "No code is loaded by name into the server: put a proxy in front of it.": "middleware",
+    "No code is loaded by name into the server: put a proxy in front of it.": "middleware*",
     _NO_CODE: "tool_parser_plugin",
     _MACHINES: "headless?",
     "octavo speaks HTTP, server-sent events and WebSocket.": "grpc? grpc_port",
     "Certificates are read once: restart the server to renew them.": "enable_ssl_refresh?",
     "A template never comes from a request: --chat-template.": "trust_request_chat_template?",
-    _LORA: "lora_modules",
+    _LORA: "lora_modules*",
     "A server of tools is not supported yet.": "tool_server",
     'Say "strict": true in the tool.': "tool_strict_level",
     "/tokenizer_info is not supported yet.": "enable_tokenizer_info_endpoint?",
@@ -232,7 +233,9 @@ _SERVER_WITHOUT_EFFECT = {
 
 def _rows(texts: Mapping[str, str], *, is_refused: bool) -> dict[str, Foreign]:
     return {
-        name.rstrip("?"): Foreign((*OFF, "auto", *_values(neutral)), text, is_refused, name.endswith("?"))
+        name.rstrip("?*"): Foreign(
+            (*OFF, "auto", *_values(neutral)), text, is_refused, name.endswith("?"), name.endswith("*")
+        )
         for text, words in texts.items()
         for name, _, neutral in (word.partition("=") for word in words.split())
     }

@@ -68,6 +68,8 @@ def test_values_that_ask_for_nothing_pass(caplog, monkeypatch):
         parse(*words, "--compilation-config", "{}", "--attention-backend=auto", "--hf-token", "None") == plain
     )
     assert not caplog.records
+    assert parse("--cudagraph-capture-sizes", "1", "2", "4", "--enforce-eager") == parse("--enforce-eager")
+    assert "cudagraph_capture_sizes has no effect. octavo chooses itself" in caplog.text
     assert parse("--enable-sleep-mode", "a prompt", "--max-lora-rank", "64") == plain
     assert "max_lora_rank has no effect" in caplog.text
 
@@ -81,6 +83,10 @@ def test_values_that_ask_for_nothing_pass(caplog, monkeypatch):
         (["--speculative_config.method", "ngram"], r"speculative_config={'method': 'ngram'}"),
         (["--kv-offloading-size", "much"], "kv_offloading_size='much' cannot be read as swap_space"),
         (["--worker-cls", "a.B"], "Name an Executor class"),
+        (
+            ["--device-ids", "0", "1"],
+            r"device_ids=\[0, 1\]: Choose GPUs by the variable CUDA_VISIBLE_DEVICES",
+        ),
     ],
 )
 def test_refusals_say_why(words, says):
