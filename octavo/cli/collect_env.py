@@ -1,7 +1,8 @@
-"""Print versions and hardware, to be pasted into a bug report."""
+"""Print versions and hardware, to be pasted into a bug report: without keys, the home folder as ~."""
 
 import argparse
 import platform
+from pathlib import Path
 
 from octavo.base import env
 from octavo.cli import machine
@@ -29,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
         "cache": str(env.cache_dir()),
         "environment": " ".join(env.settings()) or "nothing set",
     }
+    home = str(Path.home())
     for name, value in rows.items():
-        print(f"{name:<12} {value}")
+        print(f"{name:<12} {value.replace(home, '~') if len(home) > 1 else value}")
     return 0

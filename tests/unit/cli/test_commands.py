@@ -201,6 +201,8 @@ def test_pull_finds_damage(tmp_path, monkeypatch, capsys):
 
 def test_collect_env(capsys, monkeypatch):
     monkeypatch.setenv("OCTAVO_FAULT", "none")
+    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.setenv("OCTAVO_CACHE_DIR", "/home/somebody/cache")
     assert main(["collect-env"]) == 0
     rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert rows["octavo"] == octavo.__version__
@@ -208,6 +210,7 @@ def test_collect_env(capsys, monkeypatch):
     assert rows["torch"] != "missing"
     assert int(rows["cores"]) >= 1
     assert "OCTAVO_FAULT=none" in rows["environment"]
+    assert rows["cache"] == "~/cache" and "OCTAVO_CACHE_DIR=~/cache" in rows["environment"]
 
 
 def test_machine_facts():
