@@ -140,8 +140,6 @@ def _check(source: Path) -> set[str]:
                 f"{source}, line {number}: another line has the custom_id {line.custom_id!r:.50}."
             )
         names.add(line.custom_id)
-    if not names:
-        raise ConfigError(f"{source} holds no request.")
     return names
 
 

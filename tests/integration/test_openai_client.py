@@ -132,6 +132,23 @@ def test_chat_logprobs(client, offline):
         assert entry.top_logprobs[0].token == entry.token  # greedy
 
 
+def test_logprobs_of_named_tokens(client):
+    """They are told whatever number of logprobs is asked for besides, and the chosen token with them."""
+    ids = [13, 100, 2000]
+    named = {"logprob_token_ids": ids, "return_tokens_as_token_ids": True}
+    asked = {"logprobs": True, "top_logprobs": 5, "extra_body": named}
+    answer = client.chat.completions.create(messages=QUESTION, **GREEDY, **asked)
+    for entry in answer.choices[0].logprobs.content:
+        shown = {top.token: top.logprob for top in entry.top_logprobs}
+        assert shown.keys() == {entry.token, *(f"token_id:{i}" for i in ids)}
+        assert shown[entry.token] == entry.logprob == max(shown.values())
+    text = client.completions.create(model=MODEL, prompt="Hi", max_tokens=3, logprobs=1, extra_body=named)
+    assert all(f"token_id:{i}" in top for i in ids for top in text.choices[0].logprobs.top_logprobs)
+    for fields in ({"use_beam_search": True, "n": 2}, {"echo": True, "max_tokens": 0}):
+        with pytest.raises(openai.BadRequestError, match="logprob_token_ids"):
+            client.completions.create(model=MODEL, prompt="Hi", extra_body={**named, **fields})
+
+
 def test_scoring_as_evaluations_do(client, offline):
     """lm-eval's way: context and continuation as ids or as text, echoed with logprobs, many in a request."""
     tokenizer = offline.get_tokenizer()

@@ -92,7 +92,7 @@ def check_endpoint(endpoint: str) -> None:
 def read_line(content: bytes, endpoint: str = "") -> BatchLine:
     """A line of a batch; its body is read later. Raises LineFault.
 
-    endpoint: the batch's; any of ENDPOINTS when empty
+    endpoint: the batch's; when empty, `answer_line` tells of one that is not among ENDPOINTS
     """
     try:
         line = msgspec.json.decode(content, type=BatchLine)
@@ -100,9 +100,8 @@ def read_line(content: bytes, endpoint: str = "") -> BatchLine:
         raise LineFault("invalid_json_line", f"This line is no request of a batch: {error}.") from None
     if line.method != "POST":
         raise LineFault("invalid_method", f"method must be POST, got {line.method[:20]!r}.", "method")
-    if line.url not in ENDPOINTS or endpoint not in ("", line.url):
-        allowed = endpoint or " or ".join(ENDPOINTS)
-        raise LineFault("invalid_url", f"url must be {allowed}, got {line.url[:100]!r}.", "url")
+    if endpoint not in ("", line.url):
+        raise LineFault("invalid_url", f"url must be {endpoint}, got {line.url[:100]!r}.", "url")
     return line
 
 
@@ -114,8 +113,7 @@ async def answer_line(caller: Caller, line: BatchLine) -> LineResult:
     num_deaths = 0
     while True:
         try:
-            model, prepare = ENDPOINTS[line.url]
-            generation, answer = prepare(caller, await _read(caller, line.body, model))
+            generation, answer = await _prepared(caller, line)
             return _result(caller, line, 200, await generation.content(answer.whole))
         except Overloaded as error:
             await asyncio.sleep(min(error.retry_after_s, _LONGEST_WAIT_S))
@@ -135,12 +133,15 @@ def unanswered(line: BatchLine, code: str, message: str) -> LineResult:
     return LineResult(id=_new_id(), custom_id=line.custom_id, error=LineError(code, message))
 
 
-async def _read(caller: Caller, content: Raw, model: type[SamplingFields]) -> SamplingFields:
+async def _prepared(caller: Caller, line: BatchLine) -> tuple[Generation, Any]:
+    if line.url not in ENDPOINTS:
+        raise RequestError(f"url must be {' or '.join(ENDPOINTS)}, got {line.url[:100]!r}.", "url")
+    model, prepare = ENDPOINTS[line.url]
     parse = partial(parse_body, model=model, strict=caller.config.strict)
-    body: SamplingFields = await parse_aside(bytes(content), parse)
+    body: SamplingFields = await parse_aside(bytes(line.body), parse)
     if body.stream:
         raise RequestError("The answers of a batch are not streamed: leave stream out.", "stream")
-    return body
+    return prepare(caller, body)
 
 
 def _failure(caller: Caller, line: BatchLine, error: Exception) -> LineResult:

@@ -36,7 +36,7 @@ class LogprobWriter:
         entries = []
         for token_id, position in zip(token_ids, positions, strict=True):
             chosen = self._entry(token_id, position[token_id])
-            top = [self._entry(other, entry) for other, entry in self._top(position)]
+            top = [self._entry(other, entry) for other, entry in self._top(token_id, position)]
             entries.append(TokenLogprob(chosen.token, chosen.logprob, chosen.bytes, top))
         return ChatLogprobs(entries)
 
@@ -57,15 +57,15 @@ class LogprobWriter:
     def _by_name(self, chosen: int, position: PositionLogprobs) -> dict[str, float]:
         """The top and the chosen token; of two that are spelled alike the likelier one counts."""
         named: dict[str, float] = {}
-        for token_id, entry in [*self._top(position), (chosen, position[chosen])]:
+        for token_id, entry in [*self._top(chosen, position), (chosen, position[chosen])]:
             named.setdefault(self._name(token_id, entry), _finite(entry.logprob))
         return named
 
-    def _top(self, position: PositionLogprobs) -> list[tuple[int, Logprob]]:
-        """What was asked for beside the chosen token, most likely first."""
+    def _top(self, chosen: int, position: PositionLogprobs) -> list[tuple[int, Logprob]]:
+        """What was asked for, most likely first; with tokens that were named, the chosen one besides."""
         ranked = sorted(position.items(), key=lambda item: -item[1].logprob)
         if self.candidates is not None:
-            return [item for item in ranked if item[0] in self.candidates]
+            return [item for item in ranked if item[0] in self.candidates or item[0] == chosen]
         return ranked if self.num_top < 0 else ranked[: self.num_top]
 
     def _entry(self, token_id: int, entry: Logprob) -> TopLogprob:

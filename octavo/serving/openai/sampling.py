@@ -22,7 +22,7 @@ def sampling_params(request: SamplingFields, defaults: Mapping[str, Any]) -> Sam
 
     defaults: of InputProcessor.default_sampling_values
     """
-    _check_stream(request)
+    _check_together(request)
     given = {name: getattr(request, name) for name in _SAME}
     values = {**defaults, **{name: value for name, value in given.items() if value is not None}}
     if request.temperature is None and request.use_beam_search:
@@ -60,9 +60,11 @@ def _asked_tokens(request: SamplingFields) -> int | None:
     return getattr(request, "max_tokens", None) if most is None else most
 
 
-def _check_stream(request: SamplingFields) -> None:
+def _check_together(request: SamplingFields) -> None:
     if request.stream_options is not None and not request.stream:
         raise RequestError("stream_options can only be set when stream is true.", "stream_options")
+    if request.logprob_token_ids is not None and request.use_beam_search:
+        raise RequestError("logprob_token_ids do not go with beam search.", "logprob_token_ids")
     if request.prompt_logprobs is not None and request.stream:
         raise RequestError("prompt_logprobs are not available when stream is true.", "prompt_logprobs")
 
@@ -71,6 +73,8 @@ def _of_completion(request: CompletionRequest) -> dict[str, Any]:
     max_tokens = request.max_tokens
     if max_tokens == 0 and not request.echo:
         raise RequestError("max_tokens must be at least 1; 0 needs echo, to score the prompt.", "max_tokens")
+    if max_tokens == 0 and request.logprob_token_ids is not None:
+        raise RequestError("logprob_token_ids need max_tokens of 1 at least.", "logprob_token_ids")
     prompt_logprobs = request.prompt_logprobs
     if request.echo and prompt_logprobs is None:
         prompt_logprobs = request.logprobs
@@ -79,7 +83,7 @@ def _of_completion(request: CompletionRequest) -> dict[str, Any]:
     return {
         "max_tokens": max(1, max_tokens),
         "min_tokens": request.min_tokens or 0,
-        "logprobs": request.logprobs,
+        "logprobs": request.logprobs if request.logprob_token_ids is None else None,
         "prompt_logprobs": prompt_logprobs,
     }
 
@@ -96,6 +100,6 @@ def _of_chat(request: ChatRequest, recommended: int | None) -> dict[str, Any]:
 
 def _num_logprobs(request: ChatRequest) -> int | None:
     """None also where logprob_token_ids say which ones."""
-    if request.logprob_token_ids is not None and not request.top_logprobs:
+    if request.logprob_token_ids is not None:
         return None
     return (request.top_logprobs or 0) if request.logprobs else None

@@ -41,6 +41,25 @@ def test_every_request_has_its_result(files, capsys):
     assert found["id-1"]["response"]["body"]["error"]["param"] == "max_tokens"
 
 
+def test_a_url_that_is_not_there_fails_by_itself(files, capsys):
+    source, target = files
+    source.write_text(line(0) + "\n" + line(1).replace("completions", "embeddings"))
+    flags = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--max-log-len", "9"]
+    assert run({}, "-i", str(source), "-o", str(target), *flags) == 1
+    assert "1 requests answered, 1 failed" in capsys.readouterr().err
+    found = results(target)
+    assert found["id-0"]["response"]["status_code"] == 200
+    error = found["id-1"]["response"]["body"]["error"]
+    assert (error["code"], error["param"]) == (400, "url") and "/v1/embeddings" in error["message"]
+
+
+def test_a_file_without_requests_is_done(files, capsys):
+    source, target = files
+    source.write_text("\n")
+    assert run({}, str(source), str(target)) == 0
+    assert target.read_text() == ""
+
+
 def test_a_killed_run_goes_on(files, capsys):
     source, target = files
     source.write_text("\n".join(line(n, max_tokens=20, ignore_eos=True) for n in range(40)))
@@ -71,10 +90,8 @@ def test_a_killed_run_goes_on(files, capsys):
 @pytest.mark.parametrize(
     ("content", "output", "text"),
     [
-        ("", None, "holds no request"),
         (line(0) + "\n{", None, "line 2: This line is no request"),
         (line(0) + "\n" + line(0), None, "custom_id 'id-0'"),
-        (line(0).replace("completions", "embeddings"), None, "url must be"),
         (line(0), "my notes", "holds no results"),
         (line(0), '{"id":"batch_req_1","custom_id":"id-7","response":null,"error":null}\n', "other requests"),
     ],
