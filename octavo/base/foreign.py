@@ -67,7 +67,6 @@ FIELDS: dict[str, Foreign] = {
     "ec_transfer_params": _refused("there is no encoder cache connector"),
     "watermarking": _refused("there are no watermarks"),
     "return_token_offsets": _refused("offsets are not known; logprobs have text_offset"),
-    "suffix": _refused("the model is not told what follows; put it into the prompt in the model's own form"),
 }
 """Fields of requests over HTTP."""
 

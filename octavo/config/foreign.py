@@ -205,7 +205,6 @@ _SERVER_REFUSED = {
     _LORA: "lora_modules*",
     "A server of tools is not supported yet.": "tool_server",
     'Say "strict": true in the tool.': "tool_strict_level",
-    "/tokenizer_info is not supported yet.": "enable_tokenizer_info_endpoint?",
     "Set the chat template's variables: --default-chat-template-kwargs.": "reasoning_effort_map",
     _REPLICAS: "enable_scale_out?",
 }
@@ -214,6 +213,7 @@ _SERVER_WITHOUT_EFFECT = {
     "The format of tool calls says it: --tool-call-parser.": "enable_auto_tool_choice?=true",
     "Tools are not shown to the model yet.": "exclude_tools_when_tool_choice_none?=true",
     "/load always tells.": "enable_server_load_tracking?=true",
+    "/tokenizer_info always tells.": "enable_tokenizer_info_endpoint?=true",
     _LOGS: """
         enable_log_deltas?=true log_error_stack?=true enable_log_outputs? max_log_len
         uvicorn_log_level=info|debug|warning|error|critical|trace""",

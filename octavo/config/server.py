@@ -76,5 +76,6 @@ class ServerConfig:
     enable_request_id_headers: bool = option(False, "Answers carry X-Request-Id.")
     return_tokens_as_token_ids: bool = option(False, "Logprobs name tokens as token_id:N.")
     disable_access_log: bool = option(False, "No line per request.")
+    open_monitoring: bool = option(False, "/metrics, /ping, /version and /load need no key.")
     disable_page: bool = option(False, "No page at /, no /docs, no /openapi.json.")
     metric_names: str = option("vllm", "Prefix of the names on /metrics.", choices=("vllm", "octavo", "both"))

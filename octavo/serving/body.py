@@ -21,6 +21,7 @@ from octavo.base.foreign import FIELDS
 from octavo.base.log import get_logger
 from octavo.frontend.admission.preparation import Preparation
 from octavo.serving.errors import ClientGone, HTTPError
+from octavo.serving.foreign_fields import translated
 
 logger = get_logger(__name__)
 C = TypeVar("C", bytes, str)
@@ -43,13 +44,18 @@ async def read_body(request: Request, model: type[T], *, takes_place: bool = Fal
     takes_place: the request is for the engine, and is refused unread while that has no room.
     Raises Overloaded and EngineDead then.
     """
+    parse = partial(parse_body, model=model, strict=request.app.state.config.strict)
+    return await read_parsed(request, parse, takes_place=takes_place)
+
+
+async def read_parsed(request: Request, parse: Callable[[bytes], T], *, takes_place: bool = False) -> T:
+    """What `parse` makes of the body of a request; otherwise as `read_body`."""
     if takes_place:
         await _refuse_when_full(request)
     _check_media_type(request)
     state = request.app.state
     with state.bodies.open() as grow_to:
-        content = await _read(request, state.config.max_request_bytes, grow_to)
-        return await parse_aside(content, partial(parse_body, model=model, strict=state.config.strict))
+        return await parse_aside(await _read(request, state.config.max_request_bytes, grow_to), parse)
 
 
 async def parse_aside(content: C, parse: Callable[[C], T]) -> T:
@@ -101,6 +107,7 @@ def _check_parts(content: bytes) -> None:
 def convert(fields: dict[str, Any], model: type[T], *, strict: bool) -> T:
     """The fields as `model`; strict: unknown ones are errors."""
     known = model.__struct_fields__
+    fields = translated(fields, known)
     for name in FIELDS.keys() & fields.keys():
         if FIELDS[name].is_refused and FIELDS[name].asks(fields[name]):
             raise RequestError(f"{name} is not supported: {FIELDS[name].text}.", name)

@@ -132,6 +132,13 @@ def test_chat_logprobs(client, offline):
         assert entry.top_logprobs[0].token == entry.token  # greedy
 
 
+def test_the_token_itself_is_the_first_of_its_alternatives(client):
+    answer = client.completions.create(model=MODEL, prompt="Once upon a", echo=True, max_tokens=2, logprobs=2)
+    logprobs = answer.choices[0].logprobs
+    for token, top in zip(logprobs.tokens[1:], logprobs.top_logprobs[1:], strict=True):
+        assert next(iter(top)) == token
+
+
 def test_logprobs_of_named_tokens(client):
     """They are told whatever number of logprobs is asked for besides, and the chosen token with them."""
     ids = [13, 100, 2000]

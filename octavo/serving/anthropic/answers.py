@@ -32,7 +32,7 @@ Block = TextBlock | ThinkingBlock | ToolUseBlock
 
 
 class MessageUsage(Struct):
-    """Tokens; those that were found in the cache are not among input_tokens."""
+    """Tokens; those that were found in the cache or left there are not among input_tokens."""
 
     input_tokens: int
     output_tokens: int

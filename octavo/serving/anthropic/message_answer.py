@@ -22,6 +22,7 @@ from octavo.serving.anthropic.answers import (
 )
 from octavo.serving.openai.answers import Usage
 from octavo.serving.openai.turn import TurnEnd, TurnEvent, TurnStart
+from octavo.serving.openai.usage import CacheUse
 from octavo.serving.streaming import StreamEvent
 
 _STOP_REASONS: dict[str, StopReason] = {
@@ -46,8 +47,9 @@ class MessageAnswer:
     def take(self, event: TurnEvent) -> Iterator[StreamEvent]:
         """What a stream tells of an event of the turn. To be exhausted."""
         match event:
-            case TurnStart(usage):
-                self.message.usage = _usage(usage)
+            case TurnStart(usage, cache):
+                self.message.usage = _usage(usage, cache)
+                self.message.usage.output_tokens = 0  # none is told yet
                 yield {"type": "message_start", "message": self.message}
                 yield {"type": "ping"}
             case Text(text):
@@ -100,7 +102,7 @@ class MessageAnswer:
     def _finish(self, end: TurnEnd) -> Iterator[StreamEvent]:
         yield from self._close()
         message = self.message
-        message.usage = _usage(end.usage)
+        message.usage = _usage(end.usage, end.cache)
         message.stop_reason = _STOP_REASONS[end.finish_reason]
         if end.finish_reason == "stop" and isinstance(end.stop_reason, str):
             message.stop_reason, message.stop_sequence = "stop_sequence", end.stop_reason
@@ -109,10 +111,9 @@ class MessageAnswer:
         yield {"type": "message_stop"}
 
 
-def _usage(usage: Usage) -> MessageUsage:
-    details = usage.prompt_tokens_details
-    num_cached = 0 if details is None else details.cached_tokens
-    return MessageUsage(usage.prompt_tokens - num_cached, usage.completion_tokens, num_cached)
+def _usage(usage: Usage, cache: CacheUse) -> MessageUsage:
+    num_others = usage.prompt_tokens - cache.num_read - cache.num_created
+    return MessageUsage(num_others, usage.completion_tokens, cache.num_read, cache.num_created)
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from octavo.serving.middleware.keys import KeyCheck
 from octavo.serving.middleware.request_log import RequestLog
 from octavo.serving.web_page import OPEN_PATHS
 
+_MONITORING = {"/metrics", "/ping", "/version", "/load"}
+
 
 class Stack(NamedTuple):
     """The whole application, and the layer that the process speaks to."""
@@ -30,7 +32,8 @@ def build_stack(
     """Wrap `inner`. is_loopback: whether the server listens on a TCP address of this machine alone."""
     app: ASGIApp = (drain := Drain(inner))
     if config.api_key:
-        app = KeyCheck(app, config.api_key, {"/health", *OPEN_PATHS}, config.admin_api_key)
+        open_paths = {"/health", *OPEN_PATHS} | (_MONITORING if config.open_monitoring else set())
+        app = KeyCheck(app, config.api_key, open_paths, config.admin_api_key)
     if config.allowed_origins:
         app = CORSMiddleware(
             app,

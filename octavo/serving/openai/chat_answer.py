@@ -87,7 +87,9 @@ class ChatAnswer:
         role, echoed = self._openings[index]
         prompt_ids = (output.prompt_token_ids or []) if self._request.return_token_ids else None
         choice = DeltaChoice(number, Delta(role=role, content=echoed))
-        return self._chunk(choices=[choice], usage=self._meter.of_chunk(), prompt_token_ids=prompt_ids)
+        num_untold = sum(len(completion.token_ids) for completion in output.outputs)
+        usage = self._meter.of_chunk(num_untold)
+        return self._chunk(choices=[choice], usage=usage, prompt_token_ids=prompt_ids)
 
     def _delta(self, step: Step) -> DeltaChoice | None:
         """None when there is nothing to see yet: half a character, or what may become a stop string."""

@@ -26,7 +26,7 @@ def prepare(caller: Caller, body: CompletionRequest) -> tuple[Generation, Comple
 
     Raises RequestError.
     """
-    generation = Generation.of(caller, body, "cmpl", prompts_of(body))
+    generation = Generation.of(caller, body, "cmpl", prompts_of(body, caller.engine.tokenizer))
     return generation, CompletionAnswer(generation.caller, body, generation.request_id)
 
 

@@ -55,10 +55,11 @@ class LogprobWriter:
         return written
 
     def _by_name(self, chosen: int, position: PositionLogprobs) -> dict[str, float]:
-        """The top and the chosen token; of two that are spelled alike the likelier one counts."""
+        """The chosen token and the top; of two that are spelled alike the likelier one counts."""
         named: dict[str, float] = {}
-        for token_id, entry in [*self._top(chosen, position), (chosen, position[chosen])]:
-            named.setdefault(self._name(token_id, entry), _finite(entry.logprob))
+        for token_id, entry in [(chosen, position[chosen]), *self._top(chosen, position)]:
+            name, logprob = self._name(token_id, entry), _finite(entry.logprob)
+            named[name] = max(logprob, named.get(name, logprob))
         return named
 
     def _top(self, chosen: int, position: PositionLogprobs) -> list[tuple[int, Logprob]]:

@@ -7,14 +7,18 @@ from typing import Any
 
 from octavo.base.errors import RequestError
 from octavo.frontend.requests.prompts import PromptType
+from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.serving.openai.embeds import read_embeds
+from octavo.serving.openai.infill import infilled
 from octavo.serving.openai.protocol import MAX_PROMPTS, CompletionRequest
 
 _FORMS = "a string, a list of strings, a list of token ids or a list of lists of token ids"
 
 
-def prompts_of(request: CompletionRequest) -> list[PromptType]:
+def prompts_of(request: CompletionRequest, tokenizer: Tokenizer | None) -> list[PromptType]:
     """One prompt or several. Raises RequestError."""
+    if request.suffix:
+        return [infilled(request.prompt, request.suffix, tokenizer)]
     if request.prompt_embeds is None:
         return _read(request.prompt)
     if request.prompt:

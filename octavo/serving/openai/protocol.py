@@ -163,8 +163,10 @@ class CompletionRequest(SamplingFields, kw_only=True):
     """POST /v1/completions."""
 
     prompt: Prompt = None
+    suffix: str | None = None
+    """What follows the completion, for models with tokens to fill in the middle; see `infill`."""
     prompt_embeds: str | Annotated[list[str], Meta(min_length=1, max_length=MAX_PROMPTS)] | None = None
-    """Base64 of a safetensors file with one tensor [num_tokens, hidden_size]; a list for several prompts."""
+    """Base64 of one tensor [num_tokens, hidden_size], as safetensors or torch.save write it; or a list."""
     max_tokens: Natural | None = None
     """16 if left out; 0 only with echo, to score the prompt."""
     logprobs: Count | None = None

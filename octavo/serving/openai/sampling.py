@@ -25,6 +25,8 @@ def sampling_params(request: SamplingFields, defaults: Mapping[str, Any]) -> Sam
     _check_together(request)
     given = {name: getattr(request, name) for name in _SAME}
     values = {**defaults, **{name: value for name, value in given.items() if value is not None}}
+    if request.stop_token_ids is not None and (own := defaults.get("stop_token_ids")):
+        values["stop_token_ids"] = sorted({*own, *request.stop_token_ids})
     if request.temperature is None and request.use_beam_search:
         values["temperature"] = 0.0
     elif request.temperature is None and max(request.n or 1, request.best_of or 1) > 1:

@@ -68,6 +68,24 @@ async def detokenize(request: Request) -> Response:
     return json_response(Detokenized(text))
 
 
+async def tokenizer_info(request: Request) -> Response:
+    """What a client needs to render and to split texts as this tokenizer does: its marks and its template."""
+    tokenizer = _tokenizer(Caller.of(request))
+    names = ("bos_token", "eos_token", "pad_token", "unk_token")
+    marks = {key: getattr(tokenizer, key) for name in names for key in (name, f"{name}_id")}
+    ids = tokenizer.all_special_ids
+    described = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **marks,
+        "additional_special_tokens": tokenizer.convert_ids_to_tokens(ids),
+        "all_special_ids": ids,
+        "vocab_size": len(tokenizer),
+        "model_max_length": request.app.state.engines.models.max_model_len,
+        "chat_template": tokenizer.chat_template,
+    }
+    return Response(msgspec.json.encode(described), media_type="application/json")
+
+
 async def _text(caller: Caller, body: TokenizeRequest) -> tuple[str, bool]:
     """The text, and whether its special tokens are written out in it."""
     if (body.prompt is None) == (body.messages is None):
@@ -86,6 +104,7 @@ def _tokenizer(caller: Caller) -> Tokenizer:
 
 
 ROUTES = [
+    Route("/tokenizer_info", tokenizer_info),
     Route("/tokenize", tokenize, TokenizeRequest, Tokens),
     Route("/detokenize", detokenize, DetokenizeRequest, Detokenized),
 ]

@@ -22,7 +22,7 @@ from octavo.serving.openai.logprobs import logprob_writer
 from octavo.serving.openai.protocol import ChatRequest, Message, TokenizeRequest
 from octavo.serving.openai.reasoning import ReasoningCount
 from octavo.serving.openai.tools import ToolUse
-from octavo.serving.openai.usage import Meter
+from octavo.serving.openai.usage import NOTHING_CACHED, CacheUse, Meter
 
 TURN = "chatcmpl"
 """What the names of chat requests begin with, in their answers and in the engine."""
@@ -143,6 +143,7 @@ class TurnStart:
     """The first event: the prompt has been computed."""
 
     usage: Usage
+    cache: CacheUse = NOTHING_CACHED
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +154,7 @@ class TurnEnd:
     stop_reason: int | str | None
     """The stop string or token that ended it."""
     usage: Usage
+    cache: CacheUse = NOTHING_CACHED
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +181,7 @@ async def turn_events(
         async for index, output in outputs:
             for step in turn.steps(index, output):
                 if step.is_first:
-                    yield TurnStart(turn.meter.usage())
+                    yield TurnStart(turn.meter.usage(), turn.meter.cache_use())
                 logprobs += step.logprobs.content if step.logprobs is not None else ()
                 if step.events:
                     if logprobs and isinstance(step.events[-1], Text):
@@ -189,4 +191,5 @@ async def turn_events(
                     yield event
                 if step.finish_reason is not None:
                     stop_reason = step.completion.stop_reason
-                    yield TurnEnd(step.finish_reason, stop_reason, turn.meter.usage())
+                    used = turn.meter.usage(), turn.meter.cache_use()
+                    yield TurnEnd(step.finish_reason, stop_reason, *used)

@@ -1,5 +1,7 @@
 """Counting what a request used, for `usage` and `metrics`; common to completions and chat."""
 
+from typing import NamedTuple
+
 from msgspec import UNSET, UnsetType
 
 from octavo.config.server import ServerConfig
@@ -8,18 +10,31 @@ from octavo.serving.openai.answers import CompletionTokensDetails, PromptTokensD
 from octavo.serving.openai.protocol import SamplingFields
 
 
+class CacheUse(NamedTuple):
+    """Tokens of prompts."""
+
+    num_read: int = 0
+    """Found in the prefix cache."""
+    num_created: int = 0
+    """Left there for others."""
+
+
+NOTHING_CACHED = CacheUse()
+
+
 class Meter:
     """Tokens of one HTTP request, counted as outputs come, whole ones or deltas."""
 
     def __init__(self, request: SamplingFields, config: ServerConfig) -> None:
         options = request.stream_options
-        self.shows_end = bool(options and options.include_usage) or config.enable_force_include_usage
+        is_forced = config.enable_force_include_usage
+        self.shows_end = bool(options and options.include_usage) or is_forced
         """Whether the stream ends with usage."""
-        self.shows_always = bool(self.shows_end and options and options.continuous_usage_stats)
+        self.shows_always = is_forced or bool(self.shows_end and options and options.continuous_usage_stats)
         self._details = config.enable_prompt_tokens_details
         self._metrics = config.enable_per_request_metrics
         self._num_prompt: dict[int, int] = {}
-        self._num_cached: dict[int, int] = {}
+        self._cache: dict[int, CacheUse] = {}
         self._num_output = 0
         self.num_reasoning = 0
         """Of the tokens of output; `Turn` counts them."""
@@ -28,7 +43,7 @@ class Meter:
     def count(self, index: int, output: RequestOutput, num_output: int | None = None) -> None:
         """An output of prompt `index`; num_output: of its tokens, when not all are shown."""
         self._num_prompt[index] = len(output.prompt_token_ids or ())
-        self._num_cached[index] = output.num_cached_tokens or 0
+        self._cache[index] = CacheUse(output.num_cached_tokens or 0, output.num_cache_creation_tokens or 0)
         if num_output is None:
             num_output = sum(len(completion.token_ids) for completion in output.outputs)
         self._num_output += num_output
@@ -37,14 +52,26 @@ class Meter:
     def usage(self) -> Usage:
         """All so far."""
         num_prompt = sum(self._num_prompt.values())
-        cached = PromptTokensDetails(sum(self._num_cached.values())) if self._details else None
+        cached = PromptTokensDetails(self.cache_use().num_read) if self._details else None
         thoughts = CompletionTokensDetails(self.num_reasoning) if self.num_reasoning else None
         return Usage(num_prompt, self._num_output, num_prompt + self._num_output, cached, thoughts)
 
-    def of_chunk(self) -> Usage | UnsetType | None:
-        """What a chunk with choices says: all so far, or null before a last chunk that says it."""
+    def cache_use(self) -> CacheUse:
+        """Of all prompts, with the option enable_prompt_tokens_details."""
+        if not self._details:
+            return NOTHING_CACHED
+        return CacheUse(*map(sum, zip(*self._cache.values(), strict=True)))
+
+    def of_chunk(self, num_untold: int = 0) -> Usage | UnsetType | None:
+        """What a chunk with choices says: all so far, or null before a last chunk that says it.
+
+        num_untold: tokens that were counted and come with the next chunk
+        """
         if self.shows_always:
-            return self.usage()
+            usage = self.usage()
+            usage.completion_tokens -= num_untold
+            usage.total_tokens -= num_untold
+            return usage
         return None if self.shows_end else UNSET
 
     def metrics(self) -> RequestMetrics | UnsetType:

@@ -108,5 +108,5 @@ class Response(Struct, kw_only=True):
     tools: list[dict[str, Any]] = []
     top_logprobs: int | None = None
     top_p: float | None = None
-    truncation: Literal["disabled"] = "disabled"
+    truncation: Literal["auto", "disabled"] = "disabled"
     usage: ResponseUsage | None = None

@@ -1,6 +1,6 @@
 """`chat_request`: a request of /v1/responses as the chat request that means the same.
 
-Called by the routes of `responses`. Tools that OpenAI runs itself, and media, are refused.
+Called by the routes of `responses`. Tools that OpenAI runs itself are left out, media are refused.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,6 +10,7 @@ from uuid import uuid4
 import msgspec
 
 from octavo.base.errors import RequestError
+from octavo.serving.foreign_fields import note_once
 from octavo.serving.openai.protocol import (
     ChatRequest,
     Function,
@@ -47,10 +48,12 @@ def chat_request(body: CreateResponse, items: Sequence[Item]) -> ChatRequest:
     given = {name: getattr(body, name) for name in SamplingFields.__struct_fields__}
     if body.text is not None and body.text.format is not None:
         given["response_format"] = _response_format(body.text.format)
+    if body.truncation == "auto":
+        given["truncate_prompt_tokens"] = -1
     return ChatRequest(
         **given,
         messages=_messages(body.instructions, items),
-        tools=[_tool(tool) for tool in body.tools or []] or None,
+        tools=_tools(body.tools or []) or None,
         tool_choice=_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls,
         reasoning_effort=body.reasoning.effort if body.reasoning is not None else None,
@@ -70,8 +73,6 @@ def _refuse(body: CreateResponse) -> None:
             raise RequestError(f"A response is one answer: {name} must be 1.", name)
     if body.top_logprobs is not None and not _tells_logprobs(body):
         raise RequestError(f'top_logprobs needs include: ["{_LOGPROBS}"].', "top_logprobs")
-    if body.truncation == "auto":
-        raise RequestError("truncation auto is not supported: leave items out of the input.", "truncation")
 
 
 def _tells_logprobs(body: CreateResponse) -> bool:
@@ -149,13 +150,14 @@ def _string(item: Item, name: str) -> str:
     return value
 
 
+def _tools(tools: Iterable[dict[str, Any]]) -> list[Tool]:
+    """The functions. Tools that OpenAI's servers run are left out: some programs always send them."""
+    for kind in sorted({str(tool.get("type"))[:40] for tool in tools} - {"function"}):
+        note_once("tools", kind, "is not there: octavo runs no tools. The model is not told of it.")
+    return [_tool(tool) for tool in tools if tool.get("type") == "function"]
+
+
 def _tool(tool: dict[str, Any]) -> Tool:
-    if (kind := tool.get("type")) != "function":
-        raise RequestError(
-            f"A tool of type {str(kind)[:40]!r} is not there: octavo runs no tools and reaches no network. "
-            "Describe a function and run it yourself.",
-            "tools",
-        )
     try:
         return Tool(msgspec.convert(tool, Function))
     except msgspec.ValidationError as error:

@@ -10,6 +10,7 @@ import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo.config.server import ServerConfig
 from octavo.frontend.parsers.events import CallArguments, CallStart, Reasoning, Text
 from octavo.serving.anthropic.message_answer import MessageAnswer
 from octavo.serving.openai.answers import Usage, encode
@@ -315,3 +316,14 @@ async def test_any_stream_makes_the_message(parts, split):
         assert block == expected
     said = "".join(part.text for part in parts if isinstance(part, Text))
     assert "".join(block["text"] for block in whole if block["type"] == "text") == said
+
+
+async def test_counts_of_the_cache():
+    """As Anthropic's own: read, left there, and the others; together they are the prompt."""
+    async with served(ServerConfig(enable_prompt_tokens_details=True)) as server:
+        found = [(await post(server, RAW, 200))["usage"] for _ in range(2)]
+        names = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+        assert [tuple(usage[name] for name in names) for usage in found] == [(3, 16, 0), (3, 0, 16)]
+        answer = await server.client.post("/v1/messages", json={"messages": [USER], **RAW, "stream": True})
+        start = json.loads(answer.text.split("data: ", 1)[1].split("\n", 1)[0])
+        assert start["message"]["usage"] == {**found[1], "output_tokens": 0}

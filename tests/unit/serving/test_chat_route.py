@@ -73,6 +73,14 @@ async def test_streamed_chunks_make_the_whole_answer(server):
         assert [part["finish_reason"] for part in parts] == [None] * (len(parts) - 1) + ["length"]
 
 
+async def test_usage_of_the_first_chunk(server):
+    """It brings the role, and no token yet."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = await stream(server, stream_options=options)
+    assert chunks[0]["usage"] == usage(len(PROMPT), 0)
+    assert chunks[-1]["usage"] == usage(len(PROMPT), 6)
+
+
 async def test_ids_in_streams(server):
     chunks = await stream(server, return_token_ids=True)
     assert chunks[0]["prompt_token_ids"] == list(PROMPT.encode())

@@ -234,7 +234,7 @@ async def test_the_model_recommends_and_the_request_decides(server):
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "stream"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "stream is true"),
         ({"stream": True, "stream_options": {"usage": True}}, "stream_options", "unknown field"),
-        ({"suffix": "end"}, "suffix", "not supported"),
+        ({"suffix": "end"}, "suffix", "no tokens to fill in the middle"),
         ({"response_format": {"type": "yaml"}}, "response_format", "type is text, json_object"),
         ({"guided_json": {}, "guided_regex": "a"}, "structured_outputs", "only use one kind"),
         ({"temprature": 1}, "temprature", "Unknown field"),
@@ -264,6 +264,33 @@ async def test_fields_without_effect_are_ignored(server):
     assert (await complete(server, user="me", metadata={"a": "b"}, store=True, suffix=None))[
         "choices"
     ] == plain
+
+
+MARKS = ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"]
+
+
+async def test_what_follows_goes_where_the_model_reads_it(server, monkeypatch):
+    monkeypatch.setattr(ByteTokenizer, "get_vocab", lambda self: dict.fromkeys(MARKS, 1))
+    body = await complete(server, prompt="def f(", suffix="{}", return_token_ids=True)
+    prompt = "<fim_prefix>def f(<fim_suffix>{}<fim_middle>"
+    assert body["choices"][0]["prompt_token_ids"] == list(prompt.encode())
+    error = (await complete(server, status=400, prompt=["a", "b"], suffix="x"))["error"]
+    assert error["param"] == "suffix"
+
+
+async def test_stop_ids_of_request_and_server_both_hold(server, monkeypatch):
+    _, tokens = answer_to("hello", 40)
+    own = {"stop_token_ids": [tokens[3]]}
+    monkeypatch.setattr(server.engine.input_processor, "default_sampling_values", lambda: own)
+    for asked in ({}, {"stop_token_ids": [tokens[30]]}):
+        [choice] = (await complete(server, max_tokens=40, **asked))["choices"]
+        assert choice["stop_reason"] == tokens[3]
+
+
+async def test_every_chunk_says_the_usage_where_the_operator_wants_it():
+    async with served(ServerConfig(enable_force_include_usage=True)) as forced:
+        chunks = await stream(forced)
+    assert all(chunk["usage"]["prompt_tokens"] == 5 for chunk in chunks)
 
 
 def safetensors(rows, width, kind="F32", size=None):

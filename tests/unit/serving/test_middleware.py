@@ -376,6 +376,14 @@ class TestStack:
         assert answer.scope["state"].keys() >= {"request_id", "tenant", "cache_salt"}
         assert (await ask(app, path="/")).is_through
 
+    @pytest.mark.parametrize("path", ["/metrics", "/ping", "/version", "/load"])
+    async def test_monitoring_may_be_open(self, path):
+        for is_open in (False, True):
+            config = ServerConfig(api_key=KEYS, open_monitoring=is_open)
+            app = build_stack(through, config, is_loopback=True).app
+            assert (await ask(app, path=path)).is_through is is_open
+            assert (await ask(app)).status == 401
+
     async def test_the_root_path_is_set(self):
         app = build_stack(through, ServerConfig(root_path="/api"), is_loopback=False).app
         assert (await ask(app)).scope["root_path"] == "/api"

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 
 import openai
 import pydantic
@@ -11,13 +12,14 @@ from hypothesis import given
 
 from octavo.config.server import ServerConfig
 from octavo.frontend.parsers.events import CallStart, Reasoning, Text
+from octavo.serving import foreign_fields
 from octavo.serving.openai.answers import Usage, encode
 from octavo.serving.openai.turn import TurnEnd, TurnStart
 from octavo.serving.responses import record
 from octavo.serving.responses.answers import Response
 from octavo.serving.responses.background import Background
 from octavo.serving.responses.response_answer import ResponseAnswer
-from tests.serving import served, transport_to
+from tests.serving import MAX_MODEL_LEN, served, transport_to
 from tests.unit.serving.test_anthropic import EVENTS, events_of
 from tests.unit.serving.test_completion_route import answer_to
 
@@ -112,6 +114,33 @@ async def test_numbers_on_the_wire(server):
     events = [json.loads(data.removeprefix("data: ")) for _, data in blocks]
     assert [name.removeprefix("event: ") for name, _ in blocks] == [event["type"] for event in events]
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
+
+
+async def test_fields_of_sampling(client):
+    """As in chat: what ends the answer, what it is made of, and the form that it has."""
+    text = (await client.responses.create(input="hi", **ASKED)).output_text
+    extra = {"stop": text[3:5], "include_stop_str_in_output": True, "priority": 1, "min_p": 0.0}
+    body = {**ASKED, "extra_body": {**ASKED["extra_body"], **extra}}
+    stopped = await client.responses.create(input="hi", **body)
+    assert (stopped.output_text, stopped.status) == (text[:5], "completed")
+    form = {"structured_outputs": {"choice": ["yes", "no"]}, "repetition_penalty": 1.1}
+    chosen = await client.responses.create(input="hi", **{**ASKED, "extra_body": form})
+    assert chosen.output_text in ("yes", "no")
+
+
+async def test_an_input_that_is_too_long_may_be_cut(client):
+    response = await client.responses.create(input="x" * 900, truncation="auto", **ASKED)
+    assert response.usage.input_tokens == MAX_MODEL_LEN - 6 and response.truncation == "auto"
+
+
+async def test_tools_of_others_are_left_out(client, caplog):
+    foreign_fields._noted.clear()
+    plain = await prompt_length(client, input="hi", tools=[MOVE])
+    tools = [MOVE, {"type": "web_search"}, {"type": "custom", "name": "shell"}]
+    with caplog.at_level("WARNING"):
+        assert await prompt_length(client, input="hi", tools=tools) == plain
+        assert await prompt_length(client, input="hi", tools=tools) == plain
+    assert sorted(re.findall("'(custom|web_search)'", caplog.text)) == ["custom", "web_search"]
 
 
 async def prompt_length(client, **fields):
@@ -374,7 +403,9 @@ async def test_an_error_in_a_stream():
         ({"input": [{"role": "user"}]}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
         ({"input": [{"type": "function_call", "name": "a"}]}, "input"),
-        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
+        ({"n": 2}, "n"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"tools": [MOVE, MOVE]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
@@ -384,7 +415,6 @@ async def test_an_error_in_a_stream():
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "a"}}, "prompt"),
         ({"top_logprobs": 3}, "top_logprobs"),
-        ({"truncation": "auto"}, "truncation"),
         ({"background": True, "store": False}, "store"),
         ({"background": True, "tool_choice": "required"}, "tool_choice"),
         ({"temperature": 3}, "temperature"),

@@ -128,3 +128,25 @@ async def test_paths_and_methods_that_are_not_there(server):
         answer = await server.client.request(method, path)
         assert answer.status_code == status
         assert answer.json()["error"]["code"] == status
+
+
+async def test_what_remote_tokenizers_ask(server):
+    told = (await server.client.get("/tokenizer_info")).json()
+    tokenizer = server.engine.tokenizer
+    assert (told["eos_token"], told["eos_token_id"]) == (tokenizer.eos_token, tokenizer.eos_token_id)
+    assert told["vocab_size"] == len(tokenizer) and "chat_template" in told
+
+
+async def test_invocations_go_by_the_form_of_the_body(server):
+    asked = {"max_tokens": 4, "seed": 0}
+    chat = await post(server, "/invocations", messages=[{"role": "user", "content": "hi"}], **asked)
+    assert chat["choices"][0]["message"]["content"] == answer_to("user: hi\nassistant:", 4)[0]
+    text = await post(server, "/invocations", prompt="hello", **asked)
+    assert text["choices"][0]["text"] == answer_to("hello", 4)[0]
+    assert (await post(server, "/invocations", 400, input="x"))["error"]["param"] == "messages"
+
+
+@pytest.mark.parametrize("path", ["/", "/docs", "/v1/models", "/v1/models/fake", "/version", "/metrics"])
+async def test_head_is_there_where_get_is(server, path):
+    assert (await server.client.head(path)).status_code == 200
+    assert (await server.client.head("/v1/completions")).status_code == 405
