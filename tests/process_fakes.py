@@ -2,6 +2,7 @@
 
 fault:      "place:action"; place = load, or the id of a step; action = raise, config, exit, hang, compute
 fault_rank: the rank that fails (FakeWorker)
+deadly:     a token; a prompt with it ends the process (ObedientExecutor)
 step_s:     how long a step lasts (ObedientExecutor)
 gate:       a FIFO: each byte written to it lets one step through (ObedientExecutor)
 """
@@ -89,6 +90,9 @@ class ObedientExecutor(FakeExecutor):
 
     def _run(self, step):
         fail_at(str(step.step_id), self.config)
+        deadly = self.config.checkpoint.config.get("deadly")
+        if any(deadly in new.token_ids for new in step.new_requests):
+            os._exit(3)
         time.sleep(self.config.checkpoint.config.get("step_s", 0))
         if self._gate is not None:
             os.read(self._gate, 1)

@@ -38,13 +38,20 @@ class Served:
 
 
 def serving_engine(
-    *, step_s: float = 0.0, fault: str = "", gate: str = "", front: dict | None = None, **scheduling
+    *,
+    step_s: float = 0.0,
+    fault: str = "",
+    gate: str = "",
+    deadly: int | None = None,
+    front: dict | None = None,
+    on_crash: str = "none",
+    **scheduling,
 ) -> AsyncLLM:
-    """An engine, not started. step_s, fault, gate: orders of tests.process_fakes."""
+    """An engine, not started. step_s, fault, gate, deadly: orders of tests.process_fakes."""
     config = fake_config(
         **{"max_model_len": MAX_MODEL_LEN, "num_blocks": 512, "max_num_batched_tokens": 256, **scheduling}
     )
-    orders = {**config.checkpoint.config, "step_s": step_s, "fault": fault, "gate": gate}
+    orders = {**config.checkpoint.config, "step_s": step_s, "fault": fault, "gate": gate, "deadly": deadly}
     config = dataclasses.replace(
         config,
         parallel=dataclasses.replace(config.parallel, distributed_executor_backend=EXECUTOR),
@@ -52,7 +59,7 @@ def serving_engine(
         front=dataclasses.replace(config.front, **(front or {})),
     )
     with patch("octavo.frontend.async_engine.tokenizer_for", lambda config: ByteTokenizer()):
-        return AsyncLLM(config)
+        return AsyncLLM(config, on_crash=on_crash)
 
 
 @asynccontextmanager

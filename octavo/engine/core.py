@@ -146,6 +146,8 @@ class EngineCore:
         outputs, self._early = self._early, []
         if self._in_flight:
             outputs += self._read_oldest()
+        else:
+            self._executor.beat()
         for output in outputs:
             if output.finish_reason is not None:
                 self._timeouts.discard(output.request_id)

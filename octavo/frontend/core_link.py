@@ -17,6 +17,7 @@ from octavo.base.errors import EngineDead, Overloaded, RequestError, Unsupported
 from octavo.base.log import get_logger
 from octavo.config.engine import EngineConfig
 from octavo.frontend.client.door import Door
+from octavo.frontend.client.quarantine import Quarantine
 from octavo.frontend.client.zmq import AsyncClient
 from octavo.frontend.observe.engine_metrics import EngineMetrics
 from octavo.frontend.observe.health import Health, HealthState
@@ -64,6 +65,7 @@ class CoreLink:
         self._metrics = metrics
         self._learn = learn
         self._fail = fail
+        self._quarantine = Quarantine()
         self._num_restarts = 0
         self._last_step_s = time.monotonic()
         self._gone = asyncio.Event()
@@ -141,6 +143,7 @@ class CoreLink:
     def open(self, prepared: PreparedRequest, receiver: Receiver) -> None:
         """Open a request here and in the core, or in neither; `receiver` gets its outputs."""
         self.check_health()
+        self._quarantine.check(prepared.engine_requests)
         self.processor.add(prepared, receiver)
         try:
             for request in prepared.engine_requests:
@@ -274,6 +277,7 @@ class CoreLink:
         error = await self._read()
         while error is not None:
             logger.error("%s", error)
+            self._quarantine.note_death(self.processor.under_way())
             self._fail_all(error)
             if error.retry_after_s is None:
                 self._gone.set()

@@ -99,6 +99,10 @@ class OutputProcessor:
         keys = [key for request_id in request_ids for key in self._keys.get(request_id, ())]
         return keys if tenant is None else [key for key in keys if self._open[key].tenant == tenant]
 
+    def under_way(self) -> list[tuple[EngineRequest, int]]:
+        """What was asked for each open request, and how many tokens of it have come."""
+        return [(request.asked, request.stats.num_generation_tokens) for request in self._open.values()]
+
     def add(self, prepared: PreparedRequest, receiver: Receiver | None = None) -> None:
         """Open a request, before it is sent to the core; `receiver` gets its outputs.
 

@@ -1,7 +1,8 @@
 """Door 2 between processes: what the executor tells its ranks, and what they answer.
 
-Every rank answers Start with Loaded, CachePlan (allocate it) and Call with Returned; only rank 0 answers
-SchedulerOutput (run this step), or the TokenMasks that follow it. A rank that says Failed has ended.
+Every rank answers Beat with Alive, Start with Loaded, CachePlan (allocate it) and Call with Returned; only
+rank 0 answers SchedulerOutput (run this step), or the TokenMasks that follow it. A rank that says Failed has
+ended.
 """
 
 from typing import Any
@@ -21,6 +22,16 @@ def rank_pipe(rank: int) -> str:
     return f"rank{rank}"
 
 
+class Beat(msgspec.Struct, array_like=True, tag="beat"):
+    """Say that you are there."""
+
+
+class Alive(msgspec.Struct, array_like=True, tag="alive"):
+    """The answer to a Beat."""
+
+    rank: int
+
+
 class Loaded(msgspec.Struct, array_like=True, tag="loaded"):
     """This rank has its weights."""
 
@@ -36,5 +47,5 @@ class Returned(msgspec.Struct, array_like=True, tag="returned"):
     error: str = ""
 
 
-WorkerCommand = Start | CachePlan | SchedulerOutput | TokenMasks | Call | Shutdown
-WorkerReply = Loaded | Returned | ModelRunnerOutput | Failed
+WorkerCommand = Start | CachePlan | SchedulerOutput | TokenMasks | Call | Beat | Shutdown
+WorkerReply = Loaded | Returned | ModelRunnerOutput | Alive | Failed

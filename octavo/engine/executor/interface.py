@@ -65,6 +65,12 @@ class Executor(ABC):
             "with distributed_executor_backend='inproc'."
         )
 
+    def beat(self) -> None:  # noqa: B027  # most need nothing
+        """Find out whether the workers are still there; called about twice a second while no step is given.
+
+        An executor whose workers cannot be lost ignores it; of others' loss it tells as `watch` says.
+        """
+
     @abstractmethod
     def close(self) -> None:
         """End the workers and free their memory; may be called twice, and before `start`."""

@@ -24,13 +24,26 @@ from octavo.engine.executor.interface import Executor
 from octavo.messages.control import Call, Failed, Shutdown, Start
 from octavo.messages.kv import CachePlan, ModelReady
 from octavo.messages.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
-from octavo.messages.worker import REPLY_PIPE, Loaded, Returned, WorkerCommand, WorkerReply, rank_pipe
+from octavo.messages.worker import (
+    REPLY_PIPE,
+    Alive,
+    Beat,
+    Loaded,
+    Returned,
+    WorkerCommand,
+    WorkerReply,
+    rank_pipe,
+)
 
 _RANK_MODULE = "octavo.runtime.worker.main"
 _GLOO_ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 """torch.distributed opens sockets: never on an outer interface, unless the user chose one."""
 _LAST_WORDS_S = 0.2
 _GRACE_S = 5.0
+_BEAT_S = 2.0
+"""Between questions to idle ranks whether they are there."""
+_SILENCE_S = 10.0
+"""Without an answer they are not: stopped, or hanging."""
 A = TypeVar("A", Loaded, Returned)
 
 
@@ -46,6 +59,9 @@ class MultiprocessExecutor(Executor):
         """Guards the two below, which the reader and the watchers share with the core's thread."""
         self._open_steps: deque[Future[ModelRunnerOutput]] = deque()
         self._error: OctavoError | None = None
+        self._asked_s = 0.0
+        """When the ranks were last asked; those that have not answered are `_silent`."""
+        self._silent: set[int] = set()
         self._answers: SimpleQueue[Loaded | Returned | OctavoError] = SimpleQueue()
         self._cause_is_known = threading.Event()
         self._on_loss: Callable[[Exception], None] = lambda _: None
@@ -118,6 +134,17 @@ class MultiprocessExecutor(Executor):
             raise OctavoError(f"{verb} failed on {'; '.join(errors)}")
         return [answer.result for answer in answers]
 
+    def beat(self) -> None:
+        """Ask idle ranks whether they are there; who does not answer in time is lost."""
+        now = time.monotonic()
+        if not self._silent:
+            if now - self._asked_s > _BEAT_S:
+                self._asked_s, self._silent = now, set(range(len(self._children)))
+                self._commands.send(Beat())
+        elif now - self._asked_s > _SILENCE_S:
+            ranks = ", ".join(map(str, sorted(self._silent)))
+            self._lose(EngineDead(f"Rank {ranks} has not answered for {_SILENCE_S:g} s while idle."))
+
     def close(self) -> None:
         """End the ranks, killing those that do not end by themselves."""
         self._opened.close()
@@ -159,6 +186,8 @@ class MultiprocessExecutor(Executor):
                     future = self._open_steps.popleft() if self._open_steps else None
                 if future is not None:
                     future.set_result(reply)
+            case Alive(rank):
+                self._silent.discard(rank)
             case Failed():
                 self._lose(reply.to_error())
             case _:

@@ -52,9 +52,14 @@ class OpenRequest(ABC):
         return self._prepared.params
 
     @property
+    def asked(self) -> EngineRequest:
+        """What the core was asked first for it."""
+        return self._prepared.engine_requests[0]
+
+    @property
     def tenant(self) -> str:
         """Whose request it is."""
-        return self._prepared.engine_requests[0].standing.tenant
+        return self.asked.standing.tenant
 
     @property
     def due_s(self) -> float:

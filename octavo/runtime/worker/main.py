@@ -20,7 +20,16 @@ from octavo.config.engine import EngineConfig
 from octavo.messages.control import Call, Failed, Shutdown, Start
 from octavo.messages.kv import CachePlan
 from octavo.messages.step import SchedulerOutput, TokenMasks
-from octavo.messages.worker import REPLY_PIPE, Loaded, Returned, WorkerCommand, WorkerReply, rank_pipe
+from octavo.messages.worker import (
+    REPLY_PIPE,
+    Alive,
+    Beat,
+    Loaded,
+    Returned,
+    WorkerCommand,
+    WorkerReply,
+    rank_pipe,
+)
 
 logger = log.get_logger("octavo.runtime.worker.main")  # __name__ is __main__ here
 
@@ -70,6 +79,8 @@ class Rank:
             case TokenMasks():
                 self._worker.sample(command)
                 self._finish_step()
+            case Beat():
+                self._replies.send(Alive(self._rank))
             case Call(_, verb, arguments):
                 self._call(verb, arguments)
 

@@ -1,11 +1,13 @@
 """Ranks in processes of their own: order, every rank's answers, and every way in which a rank can fail."""
 
 import os
+import signal
 import time
 
 import pytest
 
 from octavo.base.errors import ConfigError, EngineDead, OctavoError
+from octavo.engine.executor import multiprocess
 from octavo.engine.executor.inproc import InprocExecutor
 from octavo.engine.executor.multiprocess import MultiprocessExecutor
 from octavo.messages.kv import CachePlan
@@ -140,3 +142,26 @@ def test_inproc_error_is_the_futures():
     assert executor.execute(step(0)).result().step_id == 0
     assert isinstance(executor.execute(step(1)).exception(), RuntimeError)
     executor.close()
+
+
+def test_a_rank_that_is_stopped_while_idle_is_found(start, monkeypatch):
+    monkeypatch.setattr(multiprocess, "_BEAT_S", 0.05)
+    monkeypatch.setattr(multiprocess, "_SILENCE_S", 1.0)
+    losses = []
+    executor = MultiprocessExecutor(WORKER)
+    executor.watch(losses.append)
+    executor.start(process_config("mp", tp=3))
+    try:
+        pids = [answer[1] for answer in executor.call("whoami", {})]
+        for _ in range(30):
+            executor.beat()
+            time.sleep(0.05)
+        assert not losses, "all answer"
+        os.kill(pids[1], signal.SIGSTOP)
+        assert wait_until(lambda: executor.beat() or losses, timeout_s=5)
+        assert "Rank 1 has not answered for 1 s" in str(losses[0])
+        with pytest.raises(EngineDead, match="Rank 1"):
+            executor.execute(step(1)).result(1)
+    finally:
+        executor.close()
+    assert not any(map(is_alive, pids))
