@@ -5,6 +5,7 @@
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,8 @@ from octavo.base.gguf import open_gguf
 from octavo.config.gguf_config import config_from_gguf, generation_from_gguf
 
 Format = Literal["safetensors", "gguf", "none"]
+_MAX_DIGITS = 18
+"""Of integers in JSON, the sign counted: so they fit into messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +92,7 @@ def _read_gguf(path: Path, overrides: dict[str, Any]) -> Checkpoint:
 
 
 def _read_folder(path: Path, overrides: dict[str, Any]) -> Checkpoint:
-    config = _read_json(path / "config.json") | overrides
+    config = read_json(path / "config.json", _integer) | overrides
     generation = read_generation_config(path) or {}
     kind: Format = "none"
     if any(path.glob("*.safetensors")):
@@ -105,14 +108,22 @@ def _read_folder(path: Path, overrides: dict[str, Any]) -> Checkpoint:
 def read_generation_config(folder: Path) -> dict[str, Any] | None:
     """How the folder's author would sample, if a file there says so. Raises BadCheckpoint."""
     path = folder / "generation_config.json"
-    return _read_json(path) if path.is_file() else None
+    return read_json(path, _integer) if path.is_file() else None
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, integer: Callable[[str], int] = int) -> dict[str, Any]:
+    """Read a file of a model folder that holds a JSON object. Raises BadCheckpoint."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"), parse_int=integer)
     except (OSError, ValueError, RecursionError) as error:
         raise BadCheckpoint(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(content, dict):
         raise BadCheckpoint(f"{path} must hold a JSON object, found {type(content).__name__}")
     return content
+
+
+def _integer(digits: str) -> int:
+    """Return a number that a message can carry."""
+    if len(digits) > _MAX_DIGITS:
+        raise ValueError(f"the number {digits[:_MAX_DIGITS]}… is too large")
+    return int(digits)

@@ -34,6 +34,7 @@ GRACE_S = 5.0
 _POLL_S = 0.01
 _SLICE = 16
 """Requests that are sent at a time."""
+_GOOD_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class CoreLink:
@@ -292,6 +293,9 @@ class CoreLink:
                     self._end_as_told(outputs)
                     continue
                 self._note_stats(outputs.stats)
+                if self._quarantine.has_suspects:
+                    ended = [o.request_id for o in outputs.outputs if o.finish_reason in _GOOD_ENDS]
+                    self._quarantine.clear(self.processor.asked(ended))
                 processed = self.processor.process(outputs)
                 self._send_aborts(processed.abort_ids)
                 await self._send_requests(processed.new_requests)

@@ -103,6 +103,10 @@ class OutputProcessor:
         """What was asked for each open request, and how many tokens of it have come."""
         return [(request.asked, request.stats.num_generation_tokens) for request in self._open.values()]
 
+    def asked(self, engine_ids: Iterable[str]) -> list[EngineRequest]:
+        """What was asked for the requests that own these of the core; unknown ids are skipped."""
+        return [self._owners[i].request.asked for i in engine_ids if i in self._owners]
+
     def add(self, prepared: PreparedRequest, receiver: Receiver | None = None) -> None:
         """Open a request, before it is sent to the core; `receiver` gets its outputs.
 

@@ -2,9 +2,9 @@
 
 Asked by the link to the core. Nothing is remembered of requests until a core dies; then of each that was open
 what it asked, as a digest, and how far it had come. A request that kills the engine does so at the same place
-of its output each time; one that is there by chance seldom stands at the same place twice, unless both times
-it waited, and is let in again after a while. So a client that repeats such a request cannot end the server,
-which gives up at the fifth death in a minute.
+of its output each time, and never ends well; whoever asks the same and gets an answer clears it. One that is
+there by chance seldom stands at the same place twice, and is let in again after a while. So a client that
+repeats such a request cannot end the server, which gives up at the fifth death in a minute.
 """
 
 import time
@@ -28,8 +28,8 @@ class Quarantine:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._suspects: dict[bytes, int] = {}
-        """Of the death before: how far each had come."""
+        self._suspects: dict[bytes, tuple[int, float]] = {}
+        """Of late deaths: how far each had come, and when that was."""
         self._until_s: dict[bytes, float] = {}
 
     def check(self, requests: Iterable[EngineRequest]) -> None:
@@ -47,14 +47,27 @@ class Quarantine:
                     "died; please report it with the request."
                 )
 
+    @property
+    def has_suspects(self) -> bool:
+        """Return True if `clear` may have something to do."""
+        return bool(self._suspects)
+
+    def clear(self, requests: Iterable[EngineRequest]) -> None:
+        """Suspect nobody who asks the same as these, which ended well."""
+        for request in requests:
+            self._suspects.pop(_digest(request), None)
+
     def note_death(self, requests: Iterable[tuple[EngineRequest, int]]) -> None:
         """Enter the requests that were open, and how many tokens of each had come."""
-        suspects = {_digest(request): num_tokens for request, num_tokens in requests}
-        for digest, num_tokens in suspects.items():
-            if abs(self._suspects.get(digest, -_NEAR - 1) - num_tokens) <= _NEAR:
-                self._until_s[digest] = self._clock() + KEPT_OUT_S
+        now = self._clock()
+        self._suspects = {d: known for d, known in self._suspects.items() if known[1] > now - KEPT_OUT_S}
+        for request, num_tokens in requests:
+            digest = _digest(request)
+            known = self._suspects.get(digest)
+            if known is not None and known[1] < now and abs(known[0] - num_tokens) <= _NEAR:
+                self._until_s[digest] = now + KEPT_OUT_S
                 logger.error("A request that was under way at two deaths of the engine is kept out.")
-        self._suspects |= suspects
+            self._suspects[digest] = num_tokens, now
 
 
 def _digest(request: EngineRequest) -> bytes:

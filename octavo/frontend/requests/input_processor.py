@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import msgspec
 
-from octavo.base.errors import PromptTooLong, RequestError
+from octavo.base.errors import BadCheckpoint, PromptTooLong, RequestError
 from octavo.config.engine import EngineConfig
 from octavo.config.model import NO_GENERATION_CONFIG
 from octavo.frontend.beam_search.params import check_beam_search, first_step
@@ -264,7 +264,10 @@ class InputProcessor:
         """End-of-text ids of generation (or model) config and tokenizer, as far as the logits have them."""
         generation = config.checkpoint.generation_config | config.model.override_generation_config
         eos = generation.get("eos_token_id", config.checkpoint.text_config.get("eos_token_id"))
-        ids = set(eos if isinstance(eos, list) else [] if eos is None else [eos])
+        given = eos if isinstance(eos, list) else [] if eos is None else [eos]
+        if not all(isinstance(token_id, int) for token_id in given):
+            raise BadCheckpoint(f"eos_token_id must be a token's id, or a list of ids; found {eos!r:.100}")
+        ids = set(given)
         if self._tokenizer is not None:
             ids |= self._tokenizer.end_ids
         return sorted(i for i in ids if isinstance(i, int) and 0 <= i < self._limits.vocab_size)

@@ -4,13 +4,13 @@ Called by `text/loader`. Reads tokenizer.json and tokenizer_config.json; a folde
 given to transformers, imported only then, and never with trust_remote_code.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from octavo.base.errors import BadCheckpoint, Unsupported
+from octavo.base.errors import BadCheckpoint, OctavoError, Unsupported
+from octavo.config.checkpoint import read_json
 from octavo.frontend.text.gguf_vocab import set_ends
 from octavo.frontend.text.tokenizer import SpecialTokens, Tokenizer
 
@@ -22,6 +22,18 @@ def tokenizer_from_folder(folder: Path) -> Tokenizer:
     config = _read_json(folder / "tokenizer_config.json")
     names = _read_json(folder / "special_tokens_map.json") | config
     backend = _backend(folder)
+    try:
+        return _assemble(folder, backend, config, names)
+    except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
+        if isinstance(error, OctavoError):
+            raise
+        text = f"{type(error).__name__}: {error}"
+        raise BadCheckpoint(f"{folder / 'tokenizer_config.json'} cannot be used: {text:.200}") from error
+
+
+def _assemble(
+    folder: Path, backend: tokenizers.Tokenizer, config: dict[str, Any], names: dict[str, Any]
+) -> Tokenizer:
     _add_missing(backend, config)
     special = SpecialTokens(
         bos=_role(backend, names, "bos_token"),
@@ -100,12 +112,4 @@ def _read_template(file: Path) -> str:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadCheckpoint(f"{file} cannot be read as JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise BadCheckpoint(f"{file} must hold a JSON object, found {type(content).__name__}")
-    return content
+    return read_json(file) if file.is_file() else {}

@@ -1,12 +1,13 @@
 """`load_model` builds the model that a config describes and fills its parameters, or names the fault."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import get_args
 
 import torch
 from tqdm import tqdm
 
-from octavo.base.errors import BadCheckpoint, Unsupported
+from octavo.base.errors import BadCheckpoint, OctavoError, Unsupported
 from octavo.base.registry import Registry
 from octavo.config.engine import EngineConfig
 from octavo.messages.kv import KVCacheSpec
@@ -43,6 +44,7 @@ READERS: Registry[Reader] = Registry(
 )
 
 _SHOWN = 5
+_FAULTS = (ArithmeticError, AttributeError, LookupError, MemoryError, OSError, TypeError, ValueError)
 
 
 def load_model(config: EngineConfig, platform: Platform, parallel: ParallelContext) -> Model:
@@ -59,10 +61,11 @@ def load_own(
     """Load an architecture of runtime/models. read: where weights come from, if not a file."""
     family = MODELS.load(config.checkpoint.architecture)
     length = {"max_model_len": config.model.max_model_len}
-    arch = family.arch_from_hf(config.checkpoint.text_config | length)
-    specs = _kv_specs(config, arch, parallel)
-    host_layers = _host_layers(config, family, arch, platform, parallel)
-    model = family(arch, make_context(config, specs, platform, parallel, host_layers))
+    with _blaming_the_config(config):
+        arch = family.arch_from_hf(config.checkpoint.text_config | length)
+        specs = _kv_specs(config, arch, parallel)
+        host_layers = _host_layers(config, family, arch, platform, parallel)
+        model = family(arch, make_context(config, specs, platform, parallel, host_layers))
     read = read or READERS.load(config.model.load_format)
     _fill(model, read(config, model, arch), config, parallel)
     finish_loading(model)
@@ -70,6 +73,22 @@ def load_own(
     if host_layers and (lane := platform.copy_lane()) is not None:
         HostWeights(model, sorted(host_layers), config.parallel.offload_prefetch_step, platform.device, lane)
     return model
+
+
+@contextmanager
+def _blaming_the_config(config: EngineConfig) -> Iterator[None]:
+    """What fails while a model is made of its config alone, fails by what stands there."""
+    try:
+        yield
+    except OctavoError:
+        raise
+    except _FAULTS as error:
+        text = f"{type(error).__name__}: {error}"
+        raise BadCheckpoint(f"{config.checkpoint.path}: the config cannot be used: {text:.200}") from error
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error):
+            raise
+        raise BadCheckpoint(f"{config.checkpoint.path}: no memory for a model of such sizes") from error
 
 
 def _host_layers(

@@ -5,7 +5,6 @@ The files are untrusted: the safetensors library checks their headers, this modu
 them.
 """
 
-import json
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from octavo.base.errors import BadCheckpoint
+from octavo.config.checkpoint import read_json
 from octavo.config.engine import EngineConfig
 from octavo.runtime.layers.build import named_parameters
 from octavo.runtime.loader.piece import Piece
@@ -79,9 +79,9 @@ def _read_index(folder: Path) -> dict[Path, list[str] | None]:
     """Return the files by the index's weight map; their names must stay in the folder."""
     index = folder / _INDEX
     try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        weight_map = read_json(index)["weight_map"]
         rows = [(str(name), str(file)) for name, file in weight_map.items()]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise BadCheckpoint(f"{index} holds no weight_map: {error!r}") from error
     files: dict[Path, list[str]] = {}
     for name, file in rows:

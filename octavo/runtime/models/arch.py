@@ -209,11 +209,16 @@ def read_rope(config: Config, head_dim: int, kind: str = "", interleaved: bool =
     return rope
 
 
+_MAX_SIZE = 1 << 24
+
+
 def size_of(config: Config, name: str, default: int | None = None) -> int:
     """Return the entry `name` as a positive integer. Raises BadCheckpoint."""
     value = default if config.get(name) is None else config[name]
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise BadCheckpoint(f"The config's {name} must be a positive integer; found {value!r}")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < _MAX_SIZE:
+        raise BadCheckpoint(
+            f"The config's {name} must be a positive integer below {_MAX_SIZE}; found {value!r:.60}"
+        )
     return value
 
 

@@ -26,6 +26,7 @@ async def test_twice_at_the_same_place():
     clock = Clock()
     quarantine = Quarantine(clock)
     quarantine.note_death([(fake_request("a", KILLER), 40), (fake_request("b", PLAIN), 3)])
+    clock.now += 1
     quarantine.check([fake_request("c", KILLER), fake_request("d", PLAIN)])
     quarantine.note_death([(fake_request("e", KILLER), 41), (fake_request("f", PLAIN), 30)])
     with pytest.raises(RequestError, match="twice when the engine died"):
@@ -34,6 +35,25 @@ async def test_twice_at_the_same_place():
     quarantine.check([fake_request("j", KILLER, sampling=SamplingParams(top_k=3))])
     clock.now += KEPT_OUT_S + 1
     quarantine.check([fake_request("k", KILLER)])
+
+
+async def test_whoever_ends_well_between_two_deaths_is_innocent():
+    clock = Clock()
+    quarantine = Quarantine(clock)
+    for _ in range(4):
+        clock.now += 1
+        quarantine.note_death([(fake_request("a", KILLER), 0), (fake_request("b", PLAIN), 0)])
+        assert quarantine.has_suspects
+        quarantine.clear([fake_request("c", PLAIN)])
+        quarantine.check([fake_request("d", PLAIN)])
+    with pytest.raises(RequestError):
+        quarantine.check([fake_request("e", KILLER)])
+
+
+async def test_many_that_ask_the_same_at_one_death_are_not_two_deaths():
+    quarantine = Quarantine()
+    quarantine.note_death([(fake_request(f"r{i}", PLAIN), 0) for i in range(16)])
+    quarantine.check([fake_request("a", PLAIN)])
 
 
 async def test_a_client_that_repeats_a_deadly_request_does_not_end_the_server():
