@@ -286,8 +286,11 @@ class LLM:
                         self._step()
                     came = missing.intersection(finished)
                     missing -= came
+                    num_open = engine.core.processor.num_tokens(missing) if progress.is_due else 0
                 for request_id in came:
                     progress.update(finished[request_id])
+                if num_open:
+                    progress.advance(num_open)
         except BaseException:
             engine.abort_request(missing)
             for request_id in ids:

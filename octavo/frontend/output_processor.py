@@ -99,6 +99,10 @@ class OutputProcessor:
         keys = [key for request_id in request_ids for key in self._keys.get(request_id, ())]
         return keys if tenant is None else [key for key in keys if self._open[key].tenant == tenant]
 
+    def num_tokens(self, request_ids: Iterable[str]) -> int:
+        """How many tokens of these requests have come."""
+        return sum(self._open[key].stats.num_generation_tokens for key in self.keys_of(request_ids))
+
     def under_way(self) -> list[tuple[EngineRequest, int]]:
         """What was asked for each open request, and how many tokens of it have come."""
         return [(request.asked, request.stats.num_generation_tokens) for request in self._open.values()]

@@ -56,11 +56,11 @@ class RequestKeywords(TypedDict, total=False):
     """Keywords of every method that starts requests. `LLM` takes lists of some: one value for each prompt."""
 
     priority: int | Sequence[int] | None
-    """For the scheduling policy "priority": smaller goes first. LLM: a list."""
+    """For the scheduling policy "priority": smaller goes first. LLM: one for all prompts, or a list."""
     tenant: str | Sequence[str] | None
-    """Whom the scheduling policy "fair" charges. LLM: a list."""
+    """Whom the scheduling policy "fair" charges. LLM: one for all prompts, or a list."""
     deadline_s: float | Sequence[float | None] | None
-    """Seconds after the arrival in which the answer is wanted, for the policy "deadline". LLM: a list."""
+    """Seconds after arrival in which the answer is wanted, for the policy "deadline". LLM: one, or a list."""
     in_bulk: bool
     """One of many that nobody waits for singly: together they leave half of max_num_seqs to others."""
     tokenization_kwargs: Mapping[str, Any] | None
@@ -120,9 +120,9 @@ class RequestOptions:
     def parse_each(cls, keywords: RequestKeywords, count: int) -> "list[RequestOptions]":
         """Return the options of `count` prompts; errors as in `parse`."""
         given = cast(dict[str, Any], keywords)
-        columns = {name: given[name] for name in _PER_PROMPT if given.get(name) is not None}
+        columns = {name: given[name] for name in _PER_PROMPT if _is_listed(given.get(name))}
         listed = {name: per_prompt(name, values, count) for name, values in columns.items()}
-        shared = {name: value for name, value in given.items() if name not in _PER_PROMPT}
+        shared = {n: value for n, value in given.items() if n not in columns and value is not None}
         common = cls.parse(cast(RequestKeywords, shared))
         return [replace(common, **{name: values[i] for name, values in listed.items()}) for i in range(count)]
 
@@ -131,6 +131,11 @@ class RequestOptions:
         arrival_s = time.monotonic() if self.arrival_s is None else self.arrival_s
         due_s = None if self.deadline_s is None else arrival_s + self.deadline_s
         return Standing(arrival_s, self.priority, self.tenant, due_s, self.in_bulk)
+
+
+def _is_listed(value: object) -> bool:
+    """Return True for one value per prompt, False for one for all."""
+    return isinstance(value, Iterable) and not isinstance(value, str)
 
 
 NO_OPTIONS = RequestOptions()

@@ -238,6 +238,30 @@ def test_what_is_no_prompt_or_no_params(llm, prompts, params, message):
         llm.chat({"role": "user", "content": "hi"})
 
 
+def test_the_bar_moves_with_tokens_before_a_prompt_is_done(llm, monkeypatch):
+    monkeypatch.setattr("octavo.frontend.observe.progress._REFRESH_S", 0.0)
+    told = []
+
+    class Bar:
+        def __init__(self, **_):
+            pass
+
+        def set_postfix_str(self, text, refresh):
+            told.append((int(text.split()[0]), refresh))
+
+        def update(self, count):
+            told.append("done")
+
+        def close(self):
+            pass
+
+    llm.generate([[1], [2]], SamplingParams(max_tokens=6, ignore_eos=True), use_tqdm=Bar, priority=1)
+    counts = [each[0] for each in told if each != "done"]
+    before = [each[0] for each in told[: told.index("done") - 1]]
+    assert counts == sorted(counts) and len(before) >= 4 and 0 < before[1] < 12
+    assert told[-1] == "done" and told[-2] == (12, False)
+
+
 def test_a_bar_that_fails_leaves_nothing_behind(llm):
     def bar(**_):
         raise ValueError("no bar")

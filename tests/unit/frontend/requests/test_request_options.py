@@ -69,3 +69,11 @@ def test_wrong_timeouts(timeout_s):
     with pytest.raises(RequestError, match=r"timeout_s must be (greater than zero|a finite number)"):
         SamplingParams(timeout_s=timeout_s)
     assert SamplingParams(timeout_s=2).timeout_s == 2.0
+
+
+def test_one_value_for_all_prompts():
+    every = RequestOptions.parse_each({"priority": 1, "tenant": "team", "deadline_s": 2.0}, 3)
+    assert [(o.priority, o.tenant, o.deadline_s) for o in every] == [(1, "team", 2.0)] * 3
+    assert [o.priority for o in RequestOptions.parse_each({"priority": None}, 2)] == [0, 0]
+    with pytest.raises(RequestError, match="priority must be an integer of 32 bits, got 1"):
+        RequestOptions.parse_each({"priority": 1.5}, 2)
