@@ -230,6 +230,15 @@ CASES += [
         [WANT],
     ),
     ("muse_glimmer", " Plain.", " Plain.", []),
+    (
+        "muse",
+        "<|message|>Hm <atem:invoke name=.<|eom|><|start|>assistant to=commentary<|message|>Look: <|eom|>"
+        "<|start|>assistant to=developer<|message|>Note.<|eom|><|start|>assistant to=get_weather<|message|>"
+        f"{ATEM}<|eom|><|start|>assistant to=user<|message|>Ok.<|eot|>",
+        "Look: Ok.",
+        [WANT],
+    ),
+    ("step5", f"<tool_call>\n{CODER}\n</tool_call>", "", [WANT]),
     ("olmo3", "<function_calls>\nf(x=null)\nnow()\n</function_calls>", "", [("f", {"x": None}), NOW]),
     ("plamo3", f"Ok.{PLAMO}", "Ok.", [WANT]),
     ("solar_open2", f"{SOLAR}\n{SOLAR}", "", [WANT, WANT]),
@@ -380,6 +389,7 @@ THOUGHTS = [
         "Hm.",
         "Yes.",
     ),
+    ("muse", False, "<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>Yes.", "Hm.", "Yes."),
     ("plamo3", False, "<|plamo:begin_think:plamo|>Hm.<|plamo:end_think:plamo|>Yes.", "Hm.", "Yes."),
     ("gemma4", False, "<|channel>thought\nHm.\n<channel|>Yes.", "Hm.\n", "Yes."),
     (

@@ -81,6 +81,10 @@ class MuseParser(TaggedParser):
     call, name_end, call_end = '<atem:invoke name="', '">', "</atem:invoke>"
     parameter, key_end, parameter_end = '<atem:parameter name="', '">', "</atem:parameter>"
     padding = ""
+    for_users: tuple[str, ...] = ("user",)
+    for_nobody: tuple[str, ...] = ()
+    unnamed = "user"
+    """Recipient of a message whose head names none."""
 
     @classmethod
     def reasoning_tags(cls) -> tuple[str, str]:
@@ -90,7 +94,7 @@ class MuseParser(TaggedParser):
     def read(self) -> Move[None]:
         """The format; the prompt may have begun the first head, and a text without one is an answer."""
         space = yield from self.take_space()
-        if (yield from self.next_is("to=")):
+        if (yield from self.next_is("to=")) or (yield from self.next_is("<|message|>")):
             yield from self._message()
         else:
             self.text(space)
@@ -100,11 +104,20 @@ class MuseParser(TaggedParser):
 
     def _message(self) -> Move[None]:
         head, _ = yield from self.take_until("<|message|>")
-        recipient = head.partition("to=")[2].split(maxsplit=1)[0] if "to=" in head else "user"
-        if recipient in ("self", "user"):
-            sink = self.reasoning if recipient == "self" else self.text
+        recipient = head.partition("to=")[2].split(maxsplit=1)[0] if "to=" in head else self.unnamed
+        if recipient in ("self", *self.for_users, *self.for_nobody):
+            sink = self.text if recipient in self.for_users else drop
+            sink = self.reasoning if recipient == "self" else sink
             yield from self.copy_until(sink, "<|eom|>", "<|eot|>")
             return
         ends = ("<|eom|>", "<|eot|>")
         while (marker := (yield from self.copy_until(drop, self.call, *ends))) == self.call:
             yield from self.attempt(self._call(), marker)
+
+
+class MuseSparkParser(MuseParser):
+    """Muse Spark: thoughts may lack a recipient; users see commentary, nobody sees notes to developers."""
+
+    for_users = ("user", "commentary")
+    for_nobody = ("developer",)
+    unnamed = "self"

@@ -31,7 +31,8 @@ _TOOLS = {
     "channels:HarmonyParser": "openai",
     "channels:InklingParser": "inkling",
     "channels:MuseParser": "muse_glimmer",
-    "tagged:TaggedParser": "qwen3_coder qwen3_xml mimo step3p5",
+    "channels:MuseSparkParser": "muse musespark1x",
+    "tagged:TaggedParser": "qwen3_coder qwen3_xml mimo step3p5 step5",
     "tagged:DeepSeek32Parser": "deepseek_v32",
     "tagged:DeepSeek4Parser": "deepseek_v4",
     "tagged:DeepSeek41Parser": "deepseek_v41",
@@ -51,7 +52,7 @@ _REASONING = {
     "think:ThinkParser": "think deepseek_v3 deepseek_v31 deepseek_v32 deepseek_v4 deepseek_v41 glm45 glm47"
     " granite_thinking_parser holo2 kimi_k2 ling3 longcat mimo minicpmv nemotron_v3 olmo3 poolside_v1 qwen3"
     " step3p5",
-    "think:DeepSeekR1Parser": "deepseek_r1 minimax_m2 step3",
+    "think:DeepSeekR1Parser": "deepseek_r1 minimax_m2 step3 step5",
     "think:AppendThinkParser": "minimax_m2_append_think",
     "think:ApertusThinkParser": "apertus",
     "think:CohereThinkParser": "cohere_command3 cohere_command4",
@@ -70,6 +71,7 @@ _REASONING = {
     "channels:HarmonyParser": "openai_gptoss",
     "channels:InklingParser": "inkling",
     "channels:MuseParser": "muse_glimmer",
+    "channels:MuseSparkParser": "muse musespark1x",
 }
 
 

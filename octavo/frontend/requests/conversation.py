@@ -102,8 +102,8 @@ class ChatRenderer:
 
 
 def _chosen(option: str, parsers: Registry[type[Parser]], suggested: str) -> str:
-    """The parser that the option names: "auto" and "hf" leave it to the template. Raises ConfigError."""
-    if option in ("auto", "hf"):
+    """Return the option's parser; "auto", "hf" and "beam" leave it to the template. Raises ConfigError."""
+    if option in ("auto", "beam", "hf"):
         return suggested
     if option:
         parsers.load(option)

@@ -36,7 +36,7 @@ def renderer(template="", **front):
     ("template", "front", "tools", "reasoning"),
     [
         (CHATML, {}, "hermes", ""),
-        (CHATML, {"tool_call_parser": "hf", "reasoning_parser": "hf"}, "hermes", ""),
+        (CHATML, {"tool_call_parser": "hf", "reasoning_parser": "beam"}, "hermes", ""),
         (CHATML, {"tool_prompt": "never"}, "", ""),
         (QWEN_2_5, {"tool_prompt": "never"}, "hermes", ""),
         (THINKS, {}, "hermes", "think"),
