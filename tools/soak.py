@@ -246,7 +246,7 @@ class Soak:
         await asyncio.to_thread(self._wait_until_idle)
         await asyncio.sleep(1.0)
         for number, process in enumerate(self._processes()):
-            name = ("front", "core")[number] if number < 2 else f"process {number}"
+            name = ("front", "core", "templates")[number] if number < 3 else f"process {number}"
             self.report.memory_mb.setdefault(name, []).append(round(_anonymous_mb(process.pid), 2))
         self.report.num_requests.append(self.report.kinds.total())
         self.report.took_s.append(round(time.monotonic() - self._begun_s, 1))

@@ -239,12 +239,13 @@ async def test_strict_ids_and_refusals(make_engine):
         engine.add_lora(None),
         engine.remove_lora(1),
         engine.pin_lora(1),
-        engine.encode("a"),
         engine.start_profile(),
         engine.collective_rpc(len),
     ):
         with pytest.raises(Unsupported):
             await call
+    with pytest.raises(Unsupported):
+        await engine.encode("a")
     assert await engine.list_loras() == set()
     assert await engine.get_supported_tasks() == ("generate",)
     assert len(await engine.collective_rpc("describe", timeout=20)) == 1

@@ -85,7 +85,7 @@ def test_every_row(server):
         (b"Content-Length: 999999999999", GOOD, b"413"),
         (b"Content-Length: 10\r\nContent-Length: 11", GOOD, b"400"),
         (b"Content-Length: 10\r\nTransfer-Encoding: chunked", GOOD, b"400"),
-        (b"Transfer-Encoding: gzip", GOOD, b"400"),
+        (b"Transfer-Encoding: gzip", GOOD, b"501"),
         (b"Transfer-Encoding: chunked", b"zz\r\n" + GOOD, b"400"),
         (b"Transfer-Encoding: chunked", b"-5\r\n" + GOOD, b"400"),
         (b"Transfer-Encoding: chunked", b"ffffffffffffffffff\r\n" + GOOD, b"400"),

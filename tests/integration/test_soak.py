@@ -23,6 +23,6 @@ def test_a_short_soak():
     assert not report.faults, "\n".join(report.faults[:10])
     assert report.kinds["plain", "200"] > 100 and report.kinds["left", "reset"] > 50, report.kinds
     assert {kind for kind, _ in report.kinds} == {"plain", "left", "wrong", "slow", "canary"}
-    assert set(report.memory_mb) == {"front", "core"}
+    assert set(report.memory_mb) == {"front", "core", "templates"}
     for sizes in report.memory_mb.values():
         assert len(sizes) == 4 and sizes[-1] < sizes[0] + 20, report.memory_mb

@@ -112,10 +112,11 @@ from octavo import LLM, SamplingParams, TokensPrompt
 from octavo.runtime.kernels.triton import precompile
 from octavo.runtime.kernels.triton.table import cuda_table
 from octavo.runtime.platforms.cpu import CPUPlatform
+from octavo.runtime.platforms.platform import Platform
 from octavo.runtime.quantization.unquantized import DenseLinear, Unquantized
 
 Unquantized.linear = lambda self, name: DenseLinear(self.storage)
-CPUPlatform.create = classmethod(lambda cls, device, threads: cls(device, cuda_table()))
+CPUPlatform.__init__ = lambda self, device, threads: Platform.__init__(self, device, cuda_table())
 CPUPlatform.compute_dtype = lambda self, dtype: dtype
 CPUPlatform.peak_bytes = lambda self, work: work() or 0
 CPUPlatform.graph_capture = lambda self: lambda work: work
