@@ -1,6 +1,6 @@
 """A `Decoder` is the transformer that most families are, put together as an `Arch` says.
 
-A family's file subclasses it with `arch_from_hf`, a weight map and a TINY config, and overrides a part only
+A family's file subclasses it with `arch_from_hf` and a weight map, and overrides a part only
 where it differs in kind. Our parameter names, which weight maps refer to:
 
     embed_tokens  embed_positions  norm  lm_head
