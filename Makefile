@@ -112,7 +112,7 @@ $(STAMPS)/test-model: $(STAMPS)/package
 	@touch $@
 
 $(STAMPS)/clients: tests/clients/requirements.txt | $(STAMPS)/venv
-	@echo "== clients for the tests (440 MB)"
+	@echo "== clients for the tests (1.1 GB)"
 	@$(BIN)/python -m venv $(VENV)/clients
 	@$(VENV)/clients/bin/python -m pip --disable-pip-version-check --no-input install --quiet -r $<
 	@touch $@
