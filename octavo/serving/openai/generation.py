@@ -166,7 +166,8 @@ class Generation:
             priority=request.priority or 0,
             tenant=caller.tenant,
             deadline_s=request.deadline_s,
-            in_bulk=caller.in_bulk or len(self.prompts) > caller.engine.config.scheduler.max_num_seqs // 4,
+            in_bulk=caller.in_bulk
+            or len(self.prompts) > max(1, caller.engine.config.scheduler.max_num_seqs // 4),
             ticket=ticket,
         )
         async with aclosing(outputs):

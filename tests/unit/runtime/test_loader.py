@@ -140,10 +140,18 @@ def test_an_index_that_names_an_absent_tensor(sharded):
     assert "tensor 'model.absent.weight' is announced by" in refusal(sharded)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"weight_map": 3}'])
-def test_an_index_that_is_none(sharded, content):
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        ("", "cannot be read as JSON"),
+        ("[]", "must hold a JSON object, found list"),
+        ("{}", "holds no weight_map"),
+        ('{"weight_map": 3}', "holds no weight_map"),
+    ],
+)
+def test_an_index_that_is_none(sharded, content, fault):
     (sharded / "model.safetensors.index.json").write_text(content)
-    assert "holds no weight_map" in refusal(sharded)
+    assert fault in refusal(sharded)
 
 
 def test_several_files_without_an_index(sharded):
