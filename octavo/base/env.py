@@ -44,6 +44,11 @@ def kernels_disabled() -> bool:
     return _is_on("OCTAVO_NO_CPU_KERNELS")
 
 
+def cpu_isa() -> str:
+    """OCTAVO_CPU_ISA: the best instruction set that CPU kernels may use (amx, avx512_bf16, avx512, avx2)."""
+    return os.environ.get("OCTAVO_CPU_ISA", "")
+
+
 def fault() -> str:
     """OCTAVO_FAULT=site:action@k: makes a named site fail at its k-th use (tests of faults only)."""
     return os.environ.get("OCTAVO_FAULT", "")

@@ -38,7 +38,7 @@ def _refused(text: str, *neutral: Any) -> Foreign:
 
 TOP_EMA = "no paper and no engine says what Top-EMA sampling is. Use top_p, min_p or top_k instead."
 _TEXT_ONLY = "octavo serves text only"
-_NO_POOLING = "the model generates text; embeddings, classes and scores need another kind of model"
+NO_POOLING = "the model generates text; embeddings, classes and scores need another kind of model"
 _NO_LORA = "adapters are not loaded at run time: merge the adapter into the model's weights"
 
 FIELDS: dict[str, Foreign] = {
@@ -84,15 +84,6 @@ SAMPLING = {
 """Keywords of SamplingParams."""
 
 ROUTES = {
-    "/v1/embeddings": _NO_POOLING,
-    "/v2/embed": _NO_POOLING,
-    "/pooling": _NO_POOLING,
-    "/classify": _NO_POOLING,
-    "/score": _NO_POOLING,
-    "/v1/score": _NO_POOLING,
-    "/rerank": _NO_POOLING,
-    "/v1/rerank": _NO_POOLING,
-    "/v2/rerank": _NO_POOLING,
     "/v1/load_lora_adapter": _NO_LORA,
     "/v1/unload_lora_adapter": _NO_LORA,
     "/v1/audio/speech": _TEXT_ONLY,

