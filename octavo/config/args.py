@@ -10,11 +10,11 @@ from octavo.base.errors import ConfigError, did_you_mean
 from octavo.base.registry import load_object
 from octavo.config import compat
 from octavo.config.cache import CacheConfig
-from octavo.config.concern import Concern
 from octavo.config.engine import EngineConfig
 from octavo.config.front import FrontConfig
 from octavo.config.model import ModelConfig
 from octavo.config.observability import ObservabilityConfig
+from octavo.config.option import Concern
 from octavo.config.parallel import ParallelConfig
 from octavo.config.scheduling import SchedulerConfig
 
@@ -27,9 +27,12 @@ class _AsUsersWrite(Concern):
     """Reads the keywords before the dataclass does.
 
     None means the default, or what the environment says; `compat` knows other names, a field its words.
+    What stands first without a name is the model.
     """
 
-    def __call__(cls, **options: Any) -> Any:
+    def __call__(cls, first: Any = None, /, **options: Any) -> Any:
+        if first is not None:
+            options = options | {"model": first}
         known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]  # its only instance is a dataclass
         given = {name: value for name, value in options.items() if value is not None}
         translated = compat.translate(given, known)
@@ -90,6 +93,5 @@ class EngineArgs(
 
         usage_context: accepted; it makes no difference
         """
-        del usage_context
         config: EngineConfig = load_object(_RESOLVE)(self)
         return config

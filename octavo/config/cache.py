@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.config.concern import Concern
-from octavo.config.option import option
+from octavo.config.option import Concern, option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,8 @@ from octavo.base.gguf import open_gguf
 from octavo.config.gguf_config import config_from_gguf, generation_from_gguf
 
 Format = Literal["safetensors", "gguf", "none"]
+_COUNTS_FROM_PADDING = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet")
+_LENGTHS = ("max_trained_positions", "max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 _MAX_DIGITS = 18
 """Of integers in JSON, the sign counted: so they fit into messages."""
 
@@ -52,7 +54,7 @@ class Checkpoint:
     @property
     def embedding_size(self) -> int:
         """Width of a token's embedding."""
-        for key in ("word_embed_proj_dim", "hidden_size", "n_embd", "d_model"):
+        for key in ("word_embed_proj_dim", "hidden_size", "n_embd", "d_model", "dim"):
             if isinstance(size := self.text_config.get(key), int) and size > 0:
                 return size
         raise BadCheckpoint(f"{self.path}: the config does not say its hidden_size")
@@ -60,10 +62,23 @@ class Checkpoint:
     @property
     def max_position_embeddings(self) -> int:
         """The longest context the model was made for."""
-        for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
+        for key in _LENGTHS:
             if isinstance(length := self.text_config.get(key), int) and length > 0:
-                return length
+                return max(1, length - self.position_offset)
         return 2048
+
+    @property
+    def position_offset(self) -> int:
+        """Number of the first token's position: some families count from behind the padding token's."""
+        if self.text_config.get("model_type") not in _COUNTS_FROM_PADDING:
+            return 0
+        return offset_from_padding(self.text_config)
+
+
+def offset_from_padding(config: dict[str, Any]) -> int:
+    """Number of the first token's position in families that count from behind the padding token's."""
+    padding = config.get("pad_token_id", 1)
+    return padding + 1 if isinstance(padding, int) and padding >= 0 else 2
 
 
 def read_checkpoint(path: Path, overrides: dict[str, Any] | None = None) -> Checkpoint:

@@ -7,11 +7,11 @@ from octavo.base.errors import ConfigError, Unsupported
 from octavo.base.log import get_logger
 from octavo.config.args import EngineArgs
 from octavo.config.cache import CacheConfig
-from octavo.config.concern import options_elsewhere
 from octavo.config.engine import EngineConfig
 from octavo.config.front import FrontConfig
 from octavo.config.model import ModelConfig
 from octavo.config.observability import ObservabilityConfig
+from octavo.config.option import options_elsewhere
 from octavo.config.parallel import ParallelConfig
 from octavo.config.resolve import resolve
 from octavo.config.scheduling import SchedulerConfig

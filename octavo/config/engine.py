@@ -11,6 +11,7 @@ from octavo.config.front import FrontConfig
 from octavo.config.model import ModelConfig
 from octavo.config.observability import ObservabilityConfig
 from octavo.config.parallel import ParallelConfig
+from octavo.config.pooling import PoolingConfig
 from octavo.config.scheduling import SchedulerConfig
 
 
@@ -25,8 +26,15 @@ class EngineConfig:
     observability: ObservabilityConfig
     checkpoint: Checkpoint
     front: FrontConfig = field(default_factory=FrontConfig)
+    pooling: PoolingConfig | None = None
+    """None: the model generates text."""
     fit_max_model_len: bool = False
     """max_model_len may be lowered at the start to what the cache has room for."""
+
+    @property
+    def architecture(self) -> str:
+        """The model's, in the registry of architectures."""
+        return self.pooling.architecture if self.pooling else self.checkpoint.architecture
 
     @property
     def served_names(self) -> list[str]:

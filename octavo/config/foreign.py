@@ -37,10 +37,6 @@ SERVER_ALIASES = {
 }
 """Other names of the server's options."""
 
-_POOLING = (
-    "octavo generates text; embedding, classification and reward models are not supported yet. "
-    "Leave it out, or use 'generate'."
-)
 _MEDIA = "octavo serves text only: no image, video or audio can be in a prompt."
 _REPLICAS = "Data parallelism is not supported yet: start one engine per replica."
 _ONE_ENGINE = "There is one engine: start one per replica."
@@ -52,7 +48,6 @@ _NO_CODE = "No code is loaded by name into the server."
 _LOGS = "OCTAVO_LOGGING_LEVEL and VLLM_LOGGING_CONFIG_PATH say what is logged; bodies never are."
 
 _ENGINE_REFUSED = {
-    _POOLING: "runner=generate convert=none pooler_config",
     "octavo reads tokenizer.json and GGUF vocabularies; use 'auto'.": "tokenizer_mode=hf|slow",
     "The config is that of the model's folder; use hf_overrides to change it.": "hf_config_path",
     "Configs are read in Hugging Face's form.": "config_format=hf",
@@ -88,7 +83,7 @@ _ENGINE_REFUSED = {
     ),
     "Weights in host memory are always copied ahead.": "offload_backend=prefetch",
     "The attention back end is chosen by device and model.": "attention_config attention_backend",
-    "Speculative decoding is not supported yet.": "speculative_config spec_method spec_model spec_tokens",
+    "Draft models are not supported yet: spec_method is ngram or suffix.": "spec_model",
     "Parsers cannot be added yet: name one that is there, reasoning_parser.": "reasoning_parser_plugin",
     "There are no watermarks: a class in logits_processors can add one.": "watermark_config",
     "Reporting of routed experts is not supported yet.": "enable_return_routed_experts?",
@@ -147,8 +142,8 @@ _ENGINE_WITHOUT_EFFECT = {
     "Use steps_in_flight=1 for one step at a time.": "disable_async_output_proc?=true",
     "Use steps_in_flight for steps ahead.": "num_scheduler_steps=1",
     "Swapping needs swap_space only.": "preemption_mode=recompute|swap",
-    "Only speculative decoding looks ahead.": "num_lookahead_slots",
-    "There is no speculative decoding.": "per_request_spec_decode_metrics=none",
+    "Slots are reserved with the step that needs them.": "num_lookahead_slots",
+    "Drafts are counted for the engine, not by request.": "per_request_spec_decode_metrics=none",
     "Prompts and new tokens share every step; blocks are taken as they are needed.": (
         "scheduler_reserve_full_isl?=true prefill_schedule_interval=1 watermark"
     ),
@@ -204,7 +199,6 @@ _SERVER_REFUSED = {
     "A template never comes from a request: --chat-template.": "trust_request_chat_template?",
     _LORA: "lora_modules*",
     "A server of tools is not supported yet.": "tool_server",
-    'Say "strict": true in the tool.': "tool_strict_level",
     "Set the chat template's variables: --default-chat-template-kwargs.": "reasoning_effort_map",
     _REPLICAS: "enable_scale_out?",
 }
@@ -227,7 +221,7 @@ _SERVER_WITHOUT_EFFECT = {
     _ONE_ENGINE: """
         data_parallel_supervisor_port dp_supervisor_probe_interval_s dp_supervisor_probe_timeout_s
         dp_supervisor_probe_failure_threshold""",
-    _POOLING: "enable_flash_late_interaction?",
+    "Scores of token vectors are computed by the server.": "enable_flash_late_interaction?=true",
 }
 
 

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from octavo.config.concern import Concern
-from octavo.config.option import option
+from octavo.config.option import Concern, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +23,12 @@ class FrontConfig(metaclass=Concern):
     tool_call_parser: str = option(
         "auto",
         "Format of tool calls in the model's text; auto = the one its chat template shows; empty = none.",
+    )
+    tool_strict_level: str = option(
+        "auto",
+        "What calls of tools are held to that the model need not make: auto = the schemas of tools that say "
+        "strict; function = the names of any tools too; parameter = the schemas of all.",
+        ("auto", "function", "parameter"),
     )
     reasoning_parser: str = option(
         "auto",

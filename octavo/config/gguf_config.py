@@ -37,6 +37,9 @@ _KEYS = {
     "final_logit_softcapping": "final_logit_softcapping",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "vocab_size": "vocab_size",
+    "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
 }
 
 _GENERATION = {
@@ -141,6 +144,17 @@ def _divisors(file: GGUFFile, name: str) -> list[float]:
     return divisors
 
 
+def _complete_llama(config: Config) -> None:
+    """A Llama with experts is a Mixtral."""
+    if config.get("num_experts"):
+        config |= {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
+
+
+def _complete_qwen3moe(config: Config) -> None:
+    """Weights of experts add up to 1 in all published models."""
+    config["norm_topk_prob"] = True
+
+
 def _complete_gemma3(config: Config) -> None:
     """Every sixth layer is global."""
     config["layer_types"] = [
@@ -158,9 +172,10 @@ def _complete_gemma(config: Config) -> None:
 
 
 _ARCHITECTURES = {
-    "llama": _Row("LlamaForCausalLM", "llama"),
+    "llama": _Row("LlamaForCausalLM", "llama", _complete_llama),
     "qwen2": _Row("Qwen2ForCausalLM", "qwen2"),
     "qwen3": _Row("Qwen3ForCausalLM", "qwen3"),
+    "qwen3moe": _Row("Qwen3MoeForCausalLM", "qwen3_moe", _complete_qwen3moe),
     "phi3": _Row("Phi3ForCausalLM", "phi3"),
     "gemma": _Row("GemmaForCausalLM", "gemma"),
     "gemma2": _Row("Gemma2ForCausalLM", "gemma2", _complete_gemma),

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.config.concern import Concern
-from octavo.config.option import option
+from octavo.base.hub import locate
+from octavo.config.checkpoint import read_checkpoint
+from octavo.config.option import Concern, option
 
 DEFAULT_MODEL = "smollm2"
 FIT = -1
@@ -15,9 +16,22 @@ NO_GENERATION_CONFIG = ("octavo", "vllm")
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(metaclass=Concern):
-    """The model, its tokenizer and its limits. In `EngineConfig`, 0 and "auto" have been decided."""
+    """The model, its tokenizer and its limits."""
 
     model: str = option(DEFAULT_MODEL, "Folder, GGUF file or hub name; 'smollm2' is the built-in default.")
+    runner: str = option(
+        "auto",
+        "Generate text, or pooling: embeddings, scores, labels; auto = as the model's files say.",
+        ("auto", "generate", "pooling"),
+    )
+    convert: str = option(
+        "auto",
+        "What runner='pooling' makes of a model that generates: embed or classify; auto = embed.",
+        ("auto", "none", "embed", "classify"),
+    )
+    pooler_config: dict[str, Any] = option(
+        {}, "Entries that replace the model's: pooling_type (MEAN, CLS, LAST …), use_activation, dimensions."
+    )
     tokenizer: str = option("", "Folder, GGUF file or hub name of the tokenizer; empty = the model's own.")
     skip_tokenizer_init: bool = option(
         False, "Load no tokenizer: prompts are token ids, outputs have no text."
@@ -35,14 +49,17 @@ class ModelConfig(metaclass=Concern):
     activations: str = option(
         "auto",
         "Precision of the inputs of products with packed and bfloat16 weights on CPU: float32 (exact), "
-        "int16 (packed weights only; nearly exact), bfloat16 (needs AMX, else float32) or int8 (rounded "
-        "most); auto = bfloat16 where the CPU has AMX, else int16.",
+        "int16 (packed weights only; nearly exact), bfloat16 (needs AMX or AVX512_BF16, else float32) or "
+        "int8 (rounded most); auto = bfloat16 where the CPU has AMX, else int16, and with AVX512_BF16 "
+        "bfloat16 for bfloat16 weights and attention.",
         ("auto", "float32", "bfloat16", "int16", "int8"),
     )
     quantization: str = option(
         "",
-        "Quantization scheme; empty = what the checkpoint says. int8 packs an unquantized checkpoint as it "
-        "is loaded, to 8 bits and a scale per 32 weights.",
+        "Quantization scheme; empty = what the checkpoint says (gptq, awq, auto-round, compressed-tensors, "
+        "fp8, bitsandbytes, quark, gguf). int8 packs an unquantized checkpoint as it is loaded, to 8 bits "
+        "and a scale per 32 weights; int4, int4_32 and int4_64 (groups of 128, 32, 64), fp8_per_tensor, "
+        "fp8_per_channel, fp8_per_block and mxfp8 all but embeddings and head.",
     )
     load_format: str = option("auto", "How weights are read.", ("auto", "safetensors", "gguf", "dummy"))
     safetensors_load_strategy: str = option(
@@ -69,7 +86,9 @@ class ModelConfig(metaclass=Concern):
         "Sampling defaults: 'auto' = the model's, 'octavo' = ours; or a folder with generation_config.json.",
     )
     override_generation_config: dict[str, Any] = option({}, "Sampling defaults that replace the model's.")
-    max_logprobs: int = option(20, "Most logprobs a request may ask for per position; -1 = the vocabulary.")
+    max_logprobs: int = option(
+        20, "Maximum number of logprobs that a request may ask for per position; -1 = the vocabulary."
+    )
     logprobs_mode: str = option(
         "raw_logprobs",
         "Logprobs before (raw) or after (processed) penalties, temperature and truncation.",
@@ -80,3 +99,8 @@ class ModelConfig(metaclass=Concern):
     logits_processors: list[str] = option(
         [], "Classes derived from octavo.LogitsProcessor, by name: package.module:Class."
     )
+
+    def get_vocab_size(self) -> int:
+        """Return the number of token ids that the model knows. Raises ConfigError if the model is gone."""
+        path = locate(self.model, revision=self.revision, download_dir=self.download_dir)
+        return read_checkpoint(path, self.hf_overrides).vocab_size

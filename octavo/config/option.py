@@ -1,9 +1,9 @@
-"""`option`: a config field with its explanation; flags, YAML keys and docs are generated from it."""
+"""How configs are declared. `option`: a field with its explanation, for flags, YAML keys and docs."""
 
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import field
-from typing import TypeVar
+from dataclasses import field, fields
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 TARGET = "module:Class"
@@ -22,3 +22,25 @@ def option(
     if isinstance(default, list | dict):
         return field(default_factory=lambda: copy(default), metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+class Concern(type):
+    """Makes a config of its own options; keeps the others for `concerns.from_concerns`, which judges them.
+
+    So users may write a config with options of any concern, in vLLM's way to group them.
+    """
+
+    def __call__(cls, **options: Any) -> Any:
+        """None means the default."""
+        names = {field.name for field in fields(cls)}  # type: ignore[arg-type]  # they are dataclasses
+        given = {name: value for name, value in options.items() if value is not None}
+        config = super().__call__(**{name: given.pop(name) for name in names & given.keys()})
+        if given:
+            vars(config)["elsewhere"] = given
+        return config
+
+
+def options_elsewhere(config: object) -> Mapping[str, Any]:
+    """What a config was given that belongs to another, or to vLLM alone."""
+    given: Mapping[str, Any] = vars(config).get("elsewhere", {})
+    return given

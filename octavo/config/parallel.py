@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from octavo.config.concern import Concern
-from octavo.config.option import TARGET, option
+from octavo.config.option import TARGET, Concern, option
 
 
 @dataclass(frozen=True, kw_only=True)

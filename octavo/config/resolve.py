@@ -20,7 +20,10 @@ from octavo.config.model import FIT, NO_GENERATION_CONFIG, ModelConfig
 from octavo.config.observability import ObservabilityConfig
 from octavo.config.option import TARGET
 from octavo.config.parallel import ParallelConfig
+from octavo.config.pooling import PoolingConfig, read_pooling
 from octavo.config.scheduling import SchedulerConfig
+from octavo.config.sentence_bert import read_folder
+from octavo.config.speculative import speculation
 
 logger = get_logger(__name__)
 C = TypeVar("C")
@@ -28,19 +31,30 @@ C = TypeVar("C")
 _DTYPE_ALIASES = {"float": "float32", "half": "float16"}
 _LOWEST = {"max_model_len": FIT, "max_logprobs": -1, "max_num_queued_reqs": -1}
 """Numbers that may be below 0; every seed may."""
+_PROCESSOR_GROUPS = ("vllm.logits_processors", "octavo.logits_processors")
+_NVIDIA_DRIVER, _WSL_GPU = "/dev/nvidiactl", "/dev/dxg"
 _CHECKPOINT_DTYPES = ("float32", "bfloat16", "float16")
 
 
-def resolve(args: EngineArgs) -> EngineConfig:
-    """Decide everything that was left open. Raises ConfigError for options that cannot work together."""
+def resolve(args: EngineArgs, *, needs_device: bool = True) -> EngineConfig:
+    """Decide everything that was left open. Raises ConfigError for options that cannot work together.
+
+    needs_device: the device must be here; False for plans
+    """
     _check(args)
+    if needs_device:
+        _check_device(args.device)
     path = locate(args.model, revision=args.revision, download_dir=args.download_dir)
-    checkpoint = read_checkpoint(path, args.hf_overrides)
+    folder = read_folder(path)
+    checkpoint = read_checkpoint(Path(folder.model_path or path), args.hf_overrides)
     if args.model in BUILT_IN and path != Path(args.model):  # no folder that has this name
         generation = BUILT_IN[args.model].generation | checkpoint.generation_config
         checkpoint = dataclasses.replace(checkpoint, generation_config=generation)
     if args.generation_config not in ("auto", *NO_GENERATION_CONFIG):
         checkpoint = _with_generation_config(checkpoint, args.generation_config)
+    pooling = read_pooling(args.runner, args.convert, args.pooler_config, checkpoint, folder)
+    if pooling is not None:
+        args = _for_pooling(args, pooling)
     parallel = _parallel(args)
     _check_heads(parallel.tensor_parallel_size, checkpoint)
     cpu = parallel.device == "cpu"
@@ -48,8 +62,8 @@ def resolve(args: EngineArgs) -> EngineConfig:
         _part(args, ModelConfig),
         dtype=_dtype(args.dtype, checkpoint, cpu),
         load_format=_load_format(args.load_format, checkpoint),
-        max_model_len=_max_model_len(args.max_model_len, checkpoint),
-        logits_processors=[_importable_name(given) for given in args.logits_processors],
+        max_model_len=_max_model_len(args.max_model_len, checkpoint, folder.max_seq_length),
+        logits_processors=[*_installed_processors(), *map(_importable_name, args.logits_processors)],
         seed=args.seed or int(parallel.distributed_executor_backend == "external_launcher"),
     )
     config = EngineConfig(
@@ -60,6 +74,7 @@ def resolve(args: EngineArgs) -> EngineConfig:
         observability=_part(args, ObservabilityConfig),
         front=_part(args, FrontConfig),
         checkpoint=checkpoint,
+        pooling=pooling,
         fit_max_model_len=args.max_model_len == FIT,
     )
     logger.info("%s", describe(config))
@@ -171,9 +186,18 @@ def _check_heads(tp_size: int, checkpoint: Checkpoint) -> None:
         )
 
 
+def _check_device(asked: str) -> None:
+    """Before anything is fetched or loaded. Where device files exist, torch has the last word."""
+    if asked == "cuda" and _find_device() == "cpu" and not os.path.exists(_WSL_GPU):  # noqa: PTH110
+        raise ConfigError(
+            f"device='cuda': there is no NVIDIA GPU here (no {_NVIDIA_DRIVER}). Use device='cpu' or 'auto'; "
+            "in a container, hand it the GPUs (docker run --gpus all)."
+        )
+
+
 def _find_device() -> str:
     """cuda when the driver's device files are there; torch itself is not imported for the question."""
-    return "cuda" if os.path.exists("/dev/nvidiactl") else "cpu"  # noqa: PTH110  # a device node
+    return "cuda" if os.path.exists(_NVIDIA_DRIVER) else "cpu"  # noqa: PTH110  # a device node
 
 
 def _usable_cores() -> int:
@@ -202,10 +226,20 @@ def _load_format(load_format: str, checkpoint: Checkpoint) -> str:
     return load_format
 
 
-def _max_model_len(asked: int, checkpoint: Checkpoint) -> int:
+def _for_pooling(args: EngineArgs, pooling: PoolingConfig) -> EngineArgs:
+    """Without what would change the results: shared beginnings, and prompts in pieces."""
+    return dataclasses.replace(
+        args,
+        enable_prefix_caching=args.enable_prefix_caching and pooling.reads_prefix,
+        enable_chunked_prefill=args.enable_chunked_prefill and pooling.is_causal,
+    )
+
+
+def _max_model_len(asked: int, checkpoint: Checkpoint, usual: int = 0) -> int:
+    """usual: the longest text that the folder of a pooling model tells."""
     longest = checkpoint.max_position_embeddings
     if asked in (FIT, 0):
-        return longest
+        return min(longest, usual or longest)
     if asked > longest:
         raise ConfigError(
             f"max_model_len={asked} is longer than the {longest} positions the model was made for; "
@@ -239,6 +273,15 @@ def _kv_cache_dtype(asked: str, cpu: bool, dtype: str) -> str:
     return dtype if asked == "auto" else asked
 
 
+def _installed_processors() -> list[str]:
+    """Names of the classes that installed packages bring, those for vLLM too."""
+    from importlib.metadata import entry_points  # takes as long to import as the rest of octavo's beginning
+
+    return [
+        _importable_name(entry.value) for group in _PROCESSOR_GROUPS for entry in entry_points(group=group)
+    ]
+
+
 def _importable_name(processor: Any) -> str:
     """The package.module:Class of a class, or of its name in either of the usual forms."""
     if isinstance(processor, type):
@@ -259,6 +302,10 @@ def _importable_name(processor: Any) -> str:
 def _scheduler(args: EngineArgs, cpu: bool, max_model_len: int) -> SchedulerConfig:
     scheduler = _part(args, SchedulerConfig)
     _check_weights(scheduler.fair_weights)
+    speculative = {"method": scheduler.spec_method, "num_speculative_tokens": scheduler.spec_tokens}
+    speculative = {name: value for name, value in speculative.items() if value}
+    speculative |= scheduler.speculative_config
+    speculation(speculative)  # refuses what it does not know
     most_seqs = 256 if cpu else 1024
     seqs = scheduler.max_num_seqs or min(most_seqs, scheduler.max_num_batched_tokens or most_seqs)
     tokens = scheduler.max_num_batched_tokens or max(seqs, 4096 if cpu else 16384)
@@ -280,7 +327,8 @@ def _scheduler(args: EngineArgs, cpu: bool, max_model_len: int) -> SchedulerConf
         scheduler,
         max_num_seqs=seqs,
         max_num_batched_tokens=tokens,
-        steps_in_flight=scheduler.steps_in_flight or (1 if cpu else 2),
+        steps_in_flight=scheduler.steps_in_flight or (1 if cpu or speculative else 2),
+        speculative_config=speculative,
     )
 
 

@@ -1,19 +1,21 @@
 """How requests share the steps."""
 
 from dataclasses import dataclass
+from typing import Any
 
-from octavo.config.concern import Concern
-from octavo.config.option import option
+from octavo.config.option import Concern, option
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig(metaclass=Concern):
     """Bounds of one step and the order of waiting requests."""
 
-    max_num_seqs: int = option(0, "Most requests running at once; 0 = by device.")
-    max_num_batched_tokens: int = option(0, "Most tokens computed in one step; 0 = by device.")
+    max_num_seqs: int = option(0, "Maximum number of requests running at once; 0 = by device.")
+    max_num_batched_tokens: int = option(0, "Maximum number of tokens computed in one step; 0 = by device.")
     enable_chunked_prefill: bool = option(True, "Split prompts that do not fit the step's token budget.")
-    long_prefill_token_threshold: int = option(0, "Most tokens of one prompt per step; 0 = the token budget.")
+    long_prefill_token_threshold: int = option(
+        0, "Maximum number of tokens of one prompt per step; 0 = the token budget."
+    )
     scheduling_policy: str = option(
         "fcfs",
         "Order of requests: fcfs, priority, deadline, fair (among tenants), lpm (longest cached prefix) "
@@ -28,4 +30,11 @@ class SchedulerConfig(metaclass=Concern):
     max_request_seconds: float = option(
         0.0, "Seconds from arrival after which any request ends with the text so far; 0 = no limit."
     )
+    speculative_config: dict[str, Any] = option(
+        {},
+        "Guess the next tokens and compute several in one step, without changing a text: an object with "
+        "method (ngram, suffix) and num_speculative_tokens, as in vLLM.",
+    )
+    spec_method: str = option("", "Short for the method of speculative_config.")
+    spec_tokens: int = option(0, "Short for the num_speculative_tokens of speculative_config.")
     steps_in_flight: int = option(0, "Steps given to the device before a result is read; 0 = by device.")

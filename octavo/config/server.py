@@ -52,7 +52,7 @@ class ServerConfig:
     max_request_bytes: int = option(16 * 1024 * 1024, "Largest body of a request; larger ones get 413.")
     max_pending_body_bytes: int = option(
         256 * 1024 * 1024,
-        "Most bytes of bodies on their way in, per API process; a body that would go beyond gets 503.",
+        "Bytes of bodies on their way in at most, per API process; a body that would go beyond gets 503.",
     )
     max_header_bytes: int = option(64 * 1024, "Largest head of a request; larger ones get 431.")
     max_connections: int = option(4096, "Connections open at once; more wait in the listen queue.")
@@ -63,7 +63,7 @@ class ServerConfig:
     store: str = option(
         "", "File that keeps batches, their files and responses; empty = they are kept until the server ends."
     )
-    store_max_bytes: int = option(2**30, "Most bytes of the store's file; the oldest go, or new get 507.")
+    store_max_bytes: int = option(2**30, "Bytes of the store's file at most; the oldest go, or new get 507.")
     store_max_age: float = option(2592000.0, "Seconds after which what is in the store is forgotten.")
     sse_keep_alive_interval: float = option(0.0, "Seconds between comments in a silent stream; 0 = none.")
     response_role: str = option("assistant", "Role of answers.")
@@ -76,6 +76,6 @@ class ServerConfig:
     enable_request_id_headers: bool = option(False, "Answers carry X-Request-Id.")
     return_tokens_as_token_ids: bool = option(False, "Logprobs name tokens as token_id:N.")
     disable_access_log: bool = option(False, "No line per request.")
-    open_monitoring: bool = option(False, "/metrics, /ping, /version and /load need no key.")
+    open_monitoring: bool = option(False, "/metrics, /ready, /ping, /version and /load need no key.")
     disable_page: bool = option(False, "No page at /, no /docs, no /openapi.json.")
     metric_names: str = option("vllm", "Prefix of the names on /metrics.", choices=("vllm", "octavo", "both"))

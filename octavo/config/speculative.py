@@ -1,0 +1,106 @@
+"""`speculative_config`: how the next tokens are guessed, and how many at most.
+
+{"method": "ngram", "num_speculative_tokens": 16, "prompt_lookup_min": 3}
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypedDict
+
+from octavo.base.errors import ConfigError, Unsupported
+
+MAX_DRAFTS = 128
+"""Tokens that may be guessed ahead in one step."""
+METHODS = ("ngram", "suffix")
+_WITH_WEIGHTS = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "dflash", "dspark")
+_VERIFICATIONS = ("standard", "block")
+
+
+class SpeculativeConfig(TypedDict, total=False):
+    """The option's keys under vLLM's names; a plain dict."""
+
+    method: str
+    num_speculative_tokens: int
+    prompt_lookup_min: int
+    prompt_lookup_max: int
+    suffix_decoding_max_tree_depth: int
+    suffix_decoding_max_cached_requests: int
+    suffix_decoding_max_spec_factor: float
+    suffix_decoding_min_token_prob: float
+    rejection_sample_method: str
+
+
+class Speculation(NamedTuple):
+    """What the option asks for.
+
+    most:         draft tokens of a request in one step
+    least_match:  last tokens that a guess must agree with
+    most_match:   last tokens that are compared
+    most_cached:  earlier outputs that are searched too; 0 = none but the request's own tokens
+    most_factor:  draft tokens per matched token
+    least_chance: of being right, below which a token is not guessed
+    """
+
+    most: int
+    least_match: int
+    most_match: int
+    most_cached: int = 0
+    most_factor: float = 0.0
+    least_chance: float = 0.0
+
+
+def speculation(config: Mapping[str, Any]) -> Speculation | None:
+    """Return what the option asks for, None for nothing. Raises ConfigError, Unsupported."""
+    if not config:
+        return None
+    if unknown := sorted(set(config) - set(SpeculativeConfig.__annotations__)):
+        _refuse(unknown, config)
+    if (method := config.get("method", METHODS[0])) not in METHODS:
+        reason = "is not supported yet" if method in _WITH_WEIGHTS else "is unknown"
+        raise Unsupported(f"speculative_config: method={method!r} {reason}. Use {' or '.join(METHODS)}.")
+    if (how := config.get("rejection_sample_method", _VERIFICATIONS[0])) not in _VERIFICATIONS:
+        raise Unsupported(f"rejection_sample_method={how!r} is not supported. Use {_VERIFICATIONS[0]!r}.")
+    most = _whole(config, "num_speculative_tokens", 24, MAX_DRAFTS)
+    if method == "ngram":
+        return Speculation(most, *_lookup(config))
+    return Speculation(
+        most,
+        least_match=2,
+        most_match=_whole(config, "suffix_decoding_max_tree_depth", 24, 1 << 10),
+        most_cached=_whole(config, "suffix_decoding_max_cached_requests", 10_000, 1 << 20, least=0),
+        most_factor=_number(config, "suffix_decoding_max_spec_factor", 1.0, 100.0),
+        least_chance=_number(config, "suffix_decoding_min_token_prob", 0.1, 1.0),
+    )
+
+
+def _lookup(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the least and the most tokens that are looked up."""
+    given = [name for name in ("prompt_lookup_min", "prompt_lookup_max") if config.get(name) is not None]
+    least = _whole(config, "prompt_lookup_min", 3 if len(given) != 1 else config[given[0]], 1 << 10)
+    most = _whole(config, "prompt_lookup_max", max(least, 16), 1 << 10)
+    if least > most:
+        raise ConfigError(f"prompt_lookup_min={least} must be <= prompt_lookup_max={most}.")
+    return least, most
+
+
+def _refuse(unknown: list[str], config: Mapping[str, Any]) -> None:
+    if "model" in unknown:
+        raise Unsupported(
+            f"speculative_config: a draft model ({config['model']!r}) is not supported yet. "
+            f"Use method={' or '.join(map(repr, METHODS))}, which need none."
+        )
+    known = ", ".join(SpeculativeConfig.__annotations__)
+    raise ConfigError(f"speculative_config has no {', '.join(map(str, unknown))}. Known: {known}.")
+
+
+def _whole(config: Mapping[str, Any], name: str, default: int, most: int, least: int = 1) -> int:
+    value = default if config.get(name) is None else config[name]
+    if type(value) is not int or not least <= value <= most:
+        raise ConfigError(f"{name} must be a whole number from {least} to {most}, got {value!r}.")
+    return value
+
+
+def _number(config: Mapping[str, Any], name: str, default: float, most: float) -> float:
+    value = default if config.get(name) is None else config[name]
+    if type(value) not in (int, float) or not 0 < value <= most:
+        raise ConfigError(f"{name} must be a number above 0 and up to {most:g}, got {value!r}.")
+    return float(value)
