@@ -1,11 +1,14 @@
 """How the KV cache is laid out: what the runtime needs, and what the engine planned."""
 
+from typing import ClassVar
+
 import msgspec
 
 
 class HeadsKV(msgspec.Struct, array_like=True, frozen=True, tag="heads"):
     """A key and a value per head and token."""
 
+    halves: ClassVar[int] = 2
     num_kv_heads: int
     """On one rank."""
     head_dim: int
@@ -17,7 +20,19 @@ class HeadsKV(msgspec.Struct, array_like=True, frozen=True, tag="heads"):
     """Positions a query sees, itself included; 0 = all."""
 
 
-KVCacheSpec = HeadsKV
+class LatentKV(msgspec.Struct, array_like=True, frozen=True, tag="latent"):
+    """One vector per token, which is key and value of all heads, on every rank."""
+
+    num_kv_heads: ClassVar[int] = 1
+    halves: ClassVar[int] = 1
+    head_dim: int
+    """Components of the vector."""
+    dtype: str
+    bytes_per_token: int
+    sliding_window: int = 0
+
+
+KVCacheSpec = HeadsKV | LatentKV
 """What one kind of attention layer keeps: a closed union, whose members tell their `bytes_per_token`."""
 
 
@@ -74,6 +89,7 @@ class CachePlan(msgspec.Struct, array_like=True, tag="allocate"):
     """The planned cache; identical on every rank."""
 
     groups: list[KVCacheGroup]
+    """None: no layer keeps anything, and there is no cache."""
     num_blocks: int
     block_size: int
     """Slots per block of the groups that keep the most bytes per token."""
@@ -82,16 +98,23 @@ class CachePlan(msgspec.Struct, array_like=True, tag="allocate"):
     max_model_len: int = 0
     """Longest prompt + output that the engine takes; 0 = as configured."""
     store: StorePlan | None = None
+    num_result_tokens: int = 0
+    """1: the result of a prompt takes no place in max_model_len, as a token would."""
+
+    @property
+    def max_total_tokens(self) -> int:
+        """Most tokens of a request, what it results in included."""
+        return self.max_model_len + self.num_result_tokens
 
     @property
     def num_tensors(self) -> int:
         """Cache tensors, in each of which a block has its part."""
-        return max(len(group.layers) for group in self.groups)
+        return max((len(group.layers) for group in self.groups), default=0)
 
     @property
     def layer_block_bytes(self) -> int:
         """Bytes of one block in one cache tensor: the same in all groups, on one rank."""
-        return self.block_size * max(group.spec.bytes_per_token for group in self.groups)
+        return self.block_size * max((group.spec.bytes_per_token for group in self.groups), default=0)
 
     @property
     def bytes_per_block(self) -> int:

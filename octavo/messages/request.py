@@ -5,6 +5,7 @@ from hashlib import sha256
 
 import msgspec
 
+from octavo.messages.pooling import Pooled, PoolingParams
 from octavo.messages.sampling import SamplingParams
 from octavo.messages.structured import Constraint
 
@@ -31,13 +32,23 @@ class PromptEmbeds(msgspec.Struct, array_like=True, gc=False):
 class RequestSpec(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """Everything that the workers must know about a request; carried whole from the front to them."""
 
-    sampling: SamplingParams
+    task: SamplingParams | PoolingParams
     seed: int
     """Key of the sampling noise together with the output position; 0 ≤ seed < 2**63."""
     stop_token_ids: list[int] = []
     """End of text and the user's stop tokens together, ascending: what `min_tokens` forbids."""
     embeds: PromptEmbeds | None = None
     """Computed in the place of the embeddings of the prompt's first tokens, whose ids then mean nothing."""
+    pair_start: int = 0
+    """Position from which tokens are of the second text of a pair; 0 = there is one text."""
+    num_instruction_tokens: int = 0
+    """Leading tokens that a mean leaves out, where the model wants that."""
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """Return how tokens are chosen; only for requests that generate."""
+        assert isinstance(self.task, SamplingParams)
+        return self.task
 
     def cache_identity(self) -> bytes:
         """Return what the keys and values of the prompt depend on beside its token ids."""
@@ -99,6 +110,8 @@ class EngineRequest(msgspec.Struct, array_like=True, gc=False, tag="add"):
     """Who gets the outputs."""
     given_output_ids: list[int] = []
     """Output tokens that it has already; the engine goes on behind them and does not send them again."""
+    max_drafts: int | None = None
+    """Tokens that may be guessed ahead in one step; None = as many as the engine may."""
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True, gc=False):
@@ -136,6 +149,8 @@ class EngineOutput(msgspec.Struct, array_like=True, gc=False):
     """For FinishReason.STOP: the last token completed the output and is part of its text."""
     num_cache_creation_tokens: int = 0
     """Until the first token: prompt tokens that it computed and the prefix cache keeps."""
+    pooled: Pooled | None = None
+    """With FinishReason.STOP: the result of a request that generates nothing."""
 
     @classmethod
     def failed(cls, request_id: str, error: str) -> "EngineOutput":
@@ -162,6 +177,12 @@ class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
     external_queries: int = 0
     """Tokens looked up in what other engines keep; below, those brought from there."""
     external_hits: int = 0
+    num_drafts: int = 0
+    """Times that tokens were guessed ahead for a request; below, those tokens, and those that came true."""
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_by_position: list[int] = []
+    """The same by place in the draft."""
     num_dropped: int = 0
     """Messages to the core that were not requests, or requests whose id was in use."""
     has_work: bool = False

@@ -75,7 +75,9 @@ class RepetitionDetectionParams(msgspec.Struct, omit_defaults=True, frozen=True)
             )
 
 
-class SamplingParams(msgspec.Struct, metaclass=SamplingKeywords, omit_defaults=True, dict=False):
+class SamplingParams(
+    msgspec.Struct, metaclass=SamplingKeywords, omit_defaults=True, dict=False, tag="sample"
+):
     """How the tokens of one request are chosen and when it ends. Raises RequestError for a wrong value."""
 
     n: int = 1
@@ -153,7 +155,8 @@ class SamplingParams(msgspec.Struct, metaclass=SamplingKeywords, omit_defaults=T
     """Seconds from its arrival, waiting included, after which the request ends with the text so far and
     finish reason "timeout" (octavo)."""
     thinking_token_budget: int | None = None
-    """Most tokens of reasoning, after which its end is forced; needs a reasoning parser. -1 = None."""
+    """Maximum number of reasoning tokens, after which the end of the reasoning is forced; needs a reasoning
+    parser. -1 = None."""
     logits_processors: list[Any] | None = None
     """Functions that change this request's logits: (output_ids, logits) → logits, a tensor [vocab_size], or
     the same with prompt_ids before. Only where the core runs in the caller's process: LLM, LLMEngine."""

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from octavo.messages.pooling import Pooled
 from octavo.messages.request import RequestSpec, TokenLogprobs
 from octavo.messages.sampling import SamplingParams
 
@@ -28,9 +29,12 @@ class TokenMasks(msgspec.Struct, array_like=True, gc=False, tag="masks"):
     """Which tokens some of a step's requests may choose."""
 
     indexes: list[int]
-    """Places in SchedulerOutput.request_ids, ascending, all of requests that sample; may be none."""
+    """Places in SchedulerOutput.request_ids, ascending, all of requests that sample; may be none. With drafts
+    a place comes once for each row of its request."""
+    numbers: list[int]
+    """Of the mask of each; requests share masks. All numbers from 0 on appear."""
     bits: bytes
-    """[len(indexes), ceil(vocab_size / 32)] int32: bit i of word w = token 32 w + i may be chosen."""
+    """[masks, ceil(vocab_size / 32)] int32: bit i of word w = token 32 w + i may be chosen."""
 
 
 class Tier(IntEnum):
@@ -86,13 +90,16 @@ class SchedulerOutput(msgspec.Struct, array_like=True, gc=False, tag="step"):
     The next step is given only after that."""
     block_contents: dict[int, list[bytes]] = {}
     """Contents that `block_copies` copy into blocks; of each a part per rank."""
+    drafts: dict[int, list[int]] = {}
+    """By place in `request_ids`: tokens guessed to follow the one scheduled. A row of the step computes each
+    as if it were known, and all rows of the request sample."""
     block_saves: list[BlockSave] = []
     """Blocks to keep, as they are after this step."""
 
     @property
     def num_tokens(self) -> int:
         """Tokens computed in this step."""
-        return sum(self.num_scheduled_tokens)
+        return sum(self.num_scheduled_tokens) + sum(map(len, self.drafts.values()))
 
 
 class ModelRunnerOutput(msgspec.Struct, array_like=True, gc=False, tag="result"):
@@ -100,8 +107,10 @@ class ModelRunnerOutput(msgspec.Struct, array_like=True, gc=False, tag="result")
 
     step_id: int
     sampled_token_ids: list[list[int]]
-    """Empty for a request that did not sample."""
+    """Empty for a request that did not sample; the drafts that came true and one more."""
     logprobs: dict[str, list[TokenLogprobs]] = {}
     prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
     errors: dict[str, str] = {}
     """Requests that cannot go on (not-a-number logits …), with the text for the client."""
+    pooled: dict[str, Pooled] = {}
+    """Results of requests that are complete without a token."""

@@ -51,8 +51,8 @@ def _counter(explain: str, *labels: str) -> Description:
     return Description(Counter, explain, labels)
 
 
-def _core_counter(explain: str) -> Description:
-    return Description(Counter, explain, counted="by core")
+def _core_counter(explain: str, *labels: str) -> Description:
+    return Description(Counter, explain, labels, counted="by core")
 
 
 def _sizes(explain: str, buckets: tuple[float, ...]) -> Description:
@@ -122,10 +122,10 @@ METRICS: dict[str, Description] = {
     "iteration_tokens_total": _sizes(
         "Tokens of a step: generated, and of prompts it completed.", _STEP_TOKENS
     ),
-    "spec_decode_num_drafts": _counter("Drafts of tokens to come: none yet."),
-    "spec_decode_num_draft_tokens": _counter("Their tokens."),
-    "spec_decode_num_accepted_tokens": _counter("Those of them that were accepted."),
-    "spec_decode_num_accepted_tokens_per_pos": _counter("The same by position in the draft.", "position"),
+    "spec_decode_num_drafts": _core_counter("Times that tokens were guessed ahead for a sequence."),
+    "spec_decode_num_draft_tokens": _core_counter("Tokens guessed ahead."),
+    "spec_decode_num_accepted_tokens": _core_counter("Those of them that came true."),
+    "spec_decode_num_accepted_tokens_per_pos": _core_counter("The same by place in the guess.", "position"),
     "tool_call_parser_invocations": _counter(
         "Answers searched for calls of tools.", "mode", "outcome", "request_type"
     ),

@@ -1,0 +1,60 @@
+"""`PoolingParams`: what a user asks of a request to a pooling model; `Pooled`: what that brings.
+
+Names follow vLLM's class. What depends on the model (its task, its dimensions) is checked by the front.
+"""
+
+from typing import Literal, get_args
+
+import msgspec
+
+from octavo.base.errors import RequestError
+from octavo.messages import sampling_values as read
+
+PoolingTask = Literal["embed", "classify", "token_embed", "token_classify"]
+TASKS: tuple[PoolingTask, ...] = get_args(PoolingTask)
+_REMOVED = {
+    "score": "The task 'score' was removed; use 'classify' instead.",
+    "encode": "The task 'encode' was removed; use 'token_embed' or 'token_classify' instead.",
+}
+
+
+class PoolingParams(msgspec.Struct, omit_defaults=True, tag="pool"):
+    """How the vectors of one request are made of hidden states. Raises RequestError for a wrong value."""
+
+    use_activation: bool | None = None
+    """Whether vectors are normalised, scores become probabilities; None = as the model was trained."""
+    dimensions: int | None = None
+    """Keep so many components of an embedding; it is normalised after that."""
+    step_tag_id: int | None = None
+    """With token_classify: results of the positions that have this token only (process reward models)."""
+    task: PoolingTask | None = None
+    """None = the method's, or the model's own."""
+    skip_reading_prefix_cache: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.task in _REMOVED:
+            raise RequestError(_REMOVED[self.task], "task")
+        if self.task is not None and self.task not in TASKS:
+            raise RequestError(f"task must be one of {', '.join(TASKS)}, got {self.task!r}.", "task")
+        for name, least in (("dimensions", 1), ("step_tag_id", 0)):
+            if getattr(self, name) is not None:
+                read.integer(getattr(self, name), name, least, f"at least {least}")
+        for name in ("use_activation", "skip_reading_prefix_cache"):
+            if getattr(self, name) not in (None, True, False):
+                raise RequestError(f"{name} must be True, False or None, got {getattr(self, name)!r}.", name)
+
+    @property
+    def is_per_token(self) -> bool:
+        """Whether each token has a result, not the whole prompt one."""
+        return self.task in ("token_embed", "token_classify")
+
+    def clone(self) -> "PoolingParams":
+        """Return a copy."""
+        return msgspec.structs.replace(self)
+
+
+class Pooled(msgspec.Struct, array_like=True, gc=False):
+    """A vector, or one per token. data: float32, row by row; shape: [size], [tokens, size]"""
+
+    data: bytes
+    shape: list[int]
