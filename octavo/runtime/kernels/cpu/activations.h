@@ -15,9 +15,23 @@ struct GeluTanh {
 };
 
 struct Gelu {
+    // erf(z) as z times a quotient of polynomials of z^2 (the coefficients of Eigen), wrong by 3e-7 at most.
     static vf apply(vf x) {
-        for (int i = 0; i < VL; i++) x[i] = 0.5f * x[i] * (1.0f + std::erf(x[i] * 0.70710678118654752f));
-        return x;
+        vf z = x * set1(0.70710678118654752f), end = set1(4.0f);
+        z = max(-end, -max(-end, -z));
+        vf s = z * z, p = set1(-2.72614225801306e-10f), q = set1(-1.45660718464996e-05f);
+        p = fma(p, s, set1(2.77068142495902e-08f));
+        p = fma(p, s, set1(-2.10102402082508e-06f));
+        p = fma(p, s, set1(-5.69250639462346e-05f));
+        p = fma(p, s, set1(-7.34990630326855e-04f));
+        p = fma(p, s, set1(-2.95459980854025e-03f));
+        p = fma(p, s, set1(-1.60960333262415e-02f));
+        q = fma(q, s, set1(-2.13374055278905e-04f));
+        q = fma(q, s, set1(-1.68282697438203e-03f));
+        q = fma(q, s, set1(-7.37332916720468e-03f));
+        q = fma(q, s, set1(-1.42647390514189e-02f));
+        vf half = fma(z * p / q, set1(0.5f), set1(0.5f));
+        return x * (z > -end ? half : vf{});  // 0, not a rounding error, however large -x is
     }
 };
 

@@ -5,8 +5,7 @@
 // them may be dropped. With OCTAVO_SOFT_TILES, plain code does the same in the same order: tests run kernels with
 // it on any CPU. Semantics: "Intel Architecture Instruction Set Extensions Programming Reference", TDPBF16PS.
 #pragma once
-#include <cstdint>
-#include <cstring>
+#include "simd.h"
 
 #if defined(OCTAVO_SOFT_TILES)
 #define OCTAVO_TILES
@@ -43,7 +42,7 @@ inline bool tiles_usable() {
 // The calling thread's tiles have these shapes, until the end of the scope.
 class Tiles {
 public:
-    explicit Tiles(const TileShapes& shapes) { asm volatile("ldtilecfg %0" ::"m"(shapes) : "memory"); }
+    explicit Tiles(const TileShapes& shapes, int64_t = 0) { asm volatile("ldtilecfg %0" ::"m"(shapes) : "memory"); }
     ~Tiles() { asm volatile("tilerelease" ::: "memory"); }
     Tiles(const Tiles&) = delete;
     Tiles& operator=(const Tiles&) = delete;
@@ -89,7 +88,7 @@ inline SoftTiles& soft_tiles() {
 
 class Tiles {
 public:
-    explicit Tiles(const TileShapes& shapes) { soft_tiles() = SoftTiles{shapes, {}}; }
+    explicit Tiles(const TileShapes& shapes, int64_t = 0) { soft_tiles() = SoftTiles{shapes, {}}; }
     Tiles(const Tiles&) = delete;
     Tiles& operator=(const Tiles&) = delete;
 };
@@ -142,6 +141,81 @@ inline void tile_product() {
 #else
 
 inline bool tiles_usable() { return false; }
+
+#endif
+
+#if defined(OCTAVO_DOTS) && !defined(OCTAVO_TILES)
+#define OCTAVO_VECTOR_TILES
+
+// The same by AVX512_BF16, for attention: sums lie in memory, a product has all of them in registers. What is loaded
+// as a factor is multiplied where it lies, before it changes. Of tiles 6 and 7 the first `queries` rows (as the left
+// factor) or columns (as the right one) count.
+class Tiles {
+public:
+    explicit Tiles(const TileShapes&, int64_t queries) : queries(queries) { current() = this; }
+    ~Tiles() { current() = nullptr; }
+    Tiles(const Tiles&) = delete;
+    Tiles& operator=(const Tiles&) = delete;
+
+    static Tiles*& current() {
+        static thread_local __attribute__((tls_model("initial-exec"))) Tiles* tiles = nullptr;
+        return tiles;
+    }
+
+    const int64_t queries;
+    const uint8_t* factors[8];
+    int64_t strides[8];
+    alignas(64) float sums[4][TILE_ROWS][16];
+};
+
+template <int T>
+inline void tile_zero() {
+    for (auto& row : Tiles::current()->sums[T]) store(row, vf{});
+}
+template <int T>
+inline void tile_load(const void* from, int64_t stride) {
+    Tiles& tiles = *Tiles::current();
+    if constexpr (T < 4)
+        for (int r = 0; r < TILE_ROWS; r++)
+            store(tiles.sums[T][r], load((const float*)((const uint8_t*)from + r * stride)));
+    else
+        tiles.factors[T] = (const uint8_t*)from, tiles.strides[T] = stride;
+}
+template <int T>
+inline void tile_stream(const void* from, int64_t stride) {
+    tile_load<T>(from, stride);
+}
+template <int T>
+inline void tile_store(void* to, int64_t stride) {
+    for (int r = 0; r < TILE_ROWS; r++) store((float*)((uint8_t*)to + r * stride), load(Tiles::current()->sums[T][r]));
+}
+inline __m512 dot_each(__m512 sums, const uint8_t* pairs, int both) {
+    return _mm512_dpbf16_ps(sums, (__m512bh)_mm512_loadu_si512(pairs), (__m512bh)_mm512_set1_epi32(both));
+}
+inline __m256 dot_each(__m256 sums, const uint8_t* pairs, int both) {
+    return _mm256_dpbf16_ps(sums, (__m256bh)read<__m256i>(pairs), (__m256bh)_mm256_set1_epi32(both));
+}
+// ROWS rows of sums, as wide as V.
+template <class V, int ROWS>
+inline void product(float (*sums)[16], const uint8_t* a, int64_t a_stride, const uint8_t* b, int64_t b_stride) {
+    V acc[ROWS];
+    for (int r = 0; r < ROWS; r++) acc[r] = read<V>(sums[r]);
+    const uint8_t* rows[4] = {a, a + 4 * a_stride, a + 8 * a_stride, a + 12 * a_stride};
+    for (int pair = 0; pair < TILE_BYTES; pair += 4, b += b_stride)
+        for (int r = 0; r < ROWS; r++) acc[r] = dot_each(acc[r], b, read<int>(rows[r / 4] + r % 4 * a_stride + pair));
+    for (int r = 0; r < ROWS; r++) std::memcpy(sums[r], &acc[r], sizeof(V));
+}
+template <int C, int A, int B>
+inline void tile_product() {
+    Tiles& tiles = *Tiles::current();
+    auto multiply = [&](auto kernel) {
+        kernel(tiles.sums[C], tiles.factors[A], tiles.strides[A], tiles.factors[B], tiles.strides[B]);
+    };
+    if (B >= 6 && tiles.queries <= 8) return multiply(product<__m256, TILE_ROWS>);
+    if (A >= 6 && tiles.queries <= 4) return multiply(product<__m512, 4>);
+    if (A >= 6 && tiles.queries <= 8) return multiply(product<__m512, 8>);
+    multiply(product<__m512, TILE_ROWS>);
+}
 
 #endif
 

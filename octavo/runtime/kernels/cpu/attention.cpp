@@ -1,4 +1,4 @@
-// Causal attention of a ragged batch over the paged cache: the batch in pieces, pieces to threads, long
+// Attention of a ragged batch over the paged cache: the batch in pieces, pieces to threads, long
 // contexts in parts. After "online softmax" (Milakov and Gimelshein, 2018), FlashAttention's tiling and
 // Flash-Decoding.
 #include "attention_pieces.h"
@@ -202,6 +202,9 @@ class Batch {
 
 // Whether tiles can take what this cache holds.
 bool fits_tiles(const Cache& cache) {
+#if !defined(OCTAVO_VECTOR_TILES)
+    if (!tiles_usable()) return false;
+#endif
     return bfloat16_tiles.see && (cache.type == CACHE_BF16 || cache.type == CACHE_I8) &&
            cache.head_dim % 32 == 0 && cache.block_size % 16 == 0;
 }
@@ -211,16 +214,17 @@ bool fits_tiles(const Cache& cache) {
 
 using namespace octavo;
 
-// bfloat16: queries and weights may be rounded, for products of tiles where there are any.
+// bfloat16: queries and weights may be rounded, for products of tiles where there are any. causal: 0 = queries
+// see later positions, too, and a window counts to both sides; such tiles are not there.
 extern "C" void octavo_attention(const float* q, int64_t q_stride, int64_t num_heads, const void* data,
-                                 int type, int64_t block_size, int64_t num_kv_heads, int64_t head_dim,
-                                 const int32_t* tables, int64_t table_stride, const int32_t* cu_q_lens,
+                                 int type, int64_t halves, int64_t block_size, int64_t num_kv_heads,
+                                 int64_t head_dim, const int32_t* tables, int64_t table_stride, const int32_t* cu_q_lens,
                                  const int32_t* kv_lens, int num_requests, float scale, int64_t window,
-                                 float soft_cap, float* out, int threads, int bfloat16) {
-    Cache cache{(const uint8_t*)data, CacheType(type), block_size, num_kv_heads, head_dim};
+                                 float soft_cap, float* out, int threads, int bfloat16, int causal) {
+    Cache cache{(const uint8_t*)data, CacheType(type), halves, block_size, num_kv_heads, head_dim};
     Attention job{cache,     q,       q_stride, num_heads, tables, table_stride,
-                  cu_q_lens, kv_lens, scale,    soft_cap,  window, out};
-    bool tiles = bfloat16 && fits_tiles(cache) && tiles_usable();
+                  cu_q_lens, kv_lens, scale,    soft_cap,  window, out,    bool(causal)};
+    bool tiles = bfloat16 && causal && fits_tiles(cache);
     Batch batch(job, cut(job, num_requests, tiles ? MOST_ROWS_OF_TILES : MOST_ROWS, threads), tiles, threads);
     parallel_for(batch.num_runs(), threads, [&](int64_t i) { batch.run(i); });
 }

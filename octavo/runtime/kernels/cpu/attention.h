@@ -27,12 +27,19 @@ struct Attention {
     float scale, soft_cap;
     int64_t window;
     float* out;
+    bool causal = true;
 
     int64_t group() const { return num_heads / cache.num_kv_heads; }
     // Floats of a query or of its sums, filled up to whole vectors.
     int64_t width() const { return round_up(cache.head_dim, 16); }
     int64_t oldest_visible(int64_t position) const {
         return window ? std::max<int64_t>(0, position - window + 1) : 0;
+    }
+    // Behind the last position that a query sees.
+    int64_t visible_end(int request, int64_t position) const {
+        if (causal) return position + 1;
+        int64_t len = kv_lens[request];
+        return window ? std::min(len, position + window) : len;
     }
     const int32_t* table(int request) const { return tables + request * table_stride; }
 };
@@ -99,7 +106,7 @@ inline Range part_of(int64_t tile, int64_t begin, int64_t end) {
 inline Range visible(const Attention& job, const Piece& piece, int64_t row, int64_t tile) {
     int64_t position = piece.position + int(row) / int(job.group()) * piece.step;  // 64 bits divide slowly
     return {int(std::max<int64_t>(job.oldest_visible(position) - tile, 0)),
-            int(std::clamp<int64_t>(position + 1 - tile, 0, TILE))};
+            int(std::clamp<int64_t>(job.visible_end(piece.request, position) - tile, 0, TILE))};
 }
 
 // A tile of a cache in int8: what scores with its keys, and weights of its values, are to be multiplied by.

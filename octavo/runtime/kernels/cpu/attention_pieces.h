@@ -16,7 +16,8 @@ inline int64_t work(const Piece& piece) { return piece.seen.size() * piece.queri
 // Queries first … last - 1 of one request.
 inline Piece piece_of(const Attention& job, int request, int64_t head, int64_t first, int64_t last) {
     int64_t position = job.kv_lens[request] - job.cu_q_lens[request + 1] + first;
-    return {request, head, first, last, position, 1, {job.oldest_visible(position), position + last - first}};
+    int64_t end = job.visible_end(request, position + last - first - 1);
+    return {request, head, first, last, position, 1, {job.oldest_visible(position), end}};
 }
 
 // The only queries of `count` requests.

@@ -9,7 +9,7 @@
 
 namespace octavo {
 
-#if defined(OCTAVO_TILES)
+#if defined(OCTAVO_TILES) || defined(OCTAVO_VECTOR_TILES)
 namespace {
 
 constexpr int ROWS = 16;           // queries beside each other
@@ -344,7 +344,7 @@ void see(const Attention& job, const Piece& piece, int64_t begin, int64_t end, c
     Space space(floats, rows, size);
     TileShapes shapes;
     for (int i = 0; i < 8; i++) shapes.set(i, TILE_ROWS, TILE_BYTES);
-    Tiles tiles(shapes);
+    Tiles tiles(shapes, rows);
     for (float* row = state.highest; row < state.total; row++) *row = std::max(*row, NOTHING);
     auto cached_at = [&](int64_t tile) {
         return Cached(job, piece, tile, part_of(tile, begin, end), space.zeros);

@@ -1,5 +1,6 @@
 // The paged cache as kernels see it, laid out as in kernels/cache_layout.py: of each block the keys, then the
-// values, [block_size, num_kv_heads, head_dim]; in int8 the scales [num_kv_heads, block_size] behind each.
+// values, [block_size, num_kv_heads, head_dim]; in int8 the scales [num_kv_heads, block_size] behind each. With one
+// half, keys are the values, too.
 #pragma once
 #include <type_traits>
 
@@ -12,22 +13,23 @@ enum CacheType { CACHE_F32 = 0, CACHE_F16 = 1, CACHE_BF16 = 2, CACHE_I8 = 3 };
 struct Cache {
     const uint8_t* data;
     CacheType type;
-    int64_t block_size, num_kv_heads, head_dim;
+    int64_t halves, block_size, num_kv_heads, head_dim;
 
     int64_t value_bytes() const { return type == CACHE_F32 ? 4 : type == CACHE_I8 ? 1 : 2; }
     int64_t slot_bytes() const { return num_kv_heads * head_dim * value_bytes(); }
     // From a key to the value of the same slot, and from its scale to that one's.
-    int64_t key_to_value() const {
+    int64_t key_to_value() const { return halves == 1 ? 0 : half_bytes(); }
+    int64_t half_bytes() const {
         return block_size * (slot_bytes() + (type == CACHE_I8 ? num_kv_heads * int64_t(sizeof(float)) : 0));
     }
     // Key (which = 0) or value (1) of one head at an offset of a block.
     const uint8_t* vector(int64_t block, int which, int64_t offset, int64_t head) const {
-        return data + (block * 2 + which) * key_to_value() + offset * slot_bytes() +
+        return data + block * halves * half_bytes() + which * key_to_value() + offset * slot_bytes() +
                head * head_dim * value_bytes();
     }
     // Of int8: the scale of such a vector; those of the next offsets follow.
     const uint8_t* scale(int64_t block, int which, int64_t offset, int64_t head) const {
-        return data + (block * 2 + which) * key_to_value() + block_size * slot_bytes() +
+        return data + block * halves * half_bytes() + which * key_to_value() + block_size * slot_bytes() +
                (head * block_size + offset) * int64_t(sizeof(float));
     }
 };

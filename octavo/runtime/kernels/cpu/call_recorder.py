@@ -97,7 +97,6 @@ class _Recording(DispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        del types
         made = func(*args, **(kwargs or {}))
         schema = func._schema
         if schema.name in _ALLOCATIONS:

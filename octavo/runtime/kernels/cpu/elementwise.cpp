@@ -75,3 +75,13 @@ extern "C" void octavo_rotary_tables(const int64_t* positions, int64_t tokens, c
     });
 }
 OCTAVO_EXPORTED(octavo_rotary_tables)
+
+// y[i] = x[places[i]], or 0 where that is negative.
+extern "C" void octavo_select_inputs(const float* x, int64_t x_stride, int64_t rows, const int32_t* places,
+                                     int64_t size, float* y, int threads) {
+    for_rows(rows, size, threads, [&](int64_t row) {
+        const float* from = x + row * x_stride;
+        for (int64_t i = 0; i < size; i++) y[row * size + i] = places[i] < 0 ? 0.0f : from[places[i]];
+    });
+}
+OCTAVO_EXPORTED(octavo_select_inputs)

@@ -51,7 +51,7 @@ struct Unpacked {
     const Matmul& job;
     int64_t begin, end, turns;
     int64_t even = divide_up(job.x.parts, divide_up(job.x.parts, PIECE));
-    int64_t parts = job.blocks_are_pieces ? PIECE : even;  // of a piece; the last one of a row may have less
+    int64_t parts = job.in_blocks ? PIECE : even;  // of a piece; the last one of a row may have less
     Tile* next = reinterpret_cast<Tile*>(scratch(4 * PIECE * sizeof(Tile) / sizeof(float)));  // [2 strips][PIECE]
     Tile* now = next + 2 * PIECE;
     int64_t column = begin, first = 0;  // of the next one

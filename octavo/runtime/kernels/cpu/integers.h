@@ -238,13 +238,25 @@ inline void transpose_bytes(const uint64_t (&rows)[LANES], uint8_t* out) {
 #endif
 }
 
+// As first_scale, of eight blocks.
+template <class Type>
+inline f32x8 eight_scales(const uint8_t* const (&blocks)[LANES]) {
+    if constexpr (Type::SCALE == Scale::HALF) return eight_halves(blocks, 0);
+    f32x8 out;
+    for (int c = 0; c < LANES; c++)
+        out[c] = Type::SCALE == Scale::FLOAT ? read<float>(blocks[c]) : power_of_two(*blocks[c]);
+    return out;
+}
+
 // As Factors, of eight rows' blocks at once.
-template <class Type, bool SEVERAL = (Type::PARTS > 1)>
+template <class Type, bool SEVERAL = Type::SEVERAL>
 struct EightFactors {
     f32x8 scales, offsets;
 
     explicit EightFactors(const uint8_t* const (&blocks)[LANES])
-        : scales(eight_halves(blocks, 0)), offsets(Type::MINIMUM ? eight_halves(blocks, 2) : f32x8{}) {}
+        : scales(eight_scales<Type>(blocks)), offsets(Type::MINIMUM ? eight_halves(blocks, 2) : f32x8{}) {
+        if (Type::ZERO_POINT) offsets = offsets * -scales;
+    }
     f32x8 scale(int) const { return scales; }
     f32x8 offset(int) const { return offsets; }
 };

@@ -4,6 +4,7 @@ import ctypes
 import struct
 from array import array
 from collections.abc import Callable
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,14 @@ _C_TYPES: "dict[str, type[ctypes._SimpleCData[Any]]]" = {
 """By the letters in which a function of the library says what it takes."""
 
 _NO_MEMORY = "The CPU kernels got no memory for their work space."
+
+
+class Products(IntEnum):
+    """What a library multiplies bfloat16 by: nothing, pairs in a vector (AVX512_BF16), AMX's tiles."""
+
+    NONE = 0
+    DOTS = 1
+    TILES = 2
 
 
 class CallLog:
@@ -48,7 +57,7 @@ class Library:
     def __init__(self, path: Path) -> None:
         self.call_log: CallLog | None = None
         self._library = ctypes.CDLL(str(path))
-        self.has_tiles = bool(self._library.octavo_has_tiles())
+        self.bfloat16_products = Products(self._library.octavo_bf16_products())
         self._replay = self._library.octavo_replay
         self._replay.argtypes = [ctypes.c_void_p, ctypes.c_int64]
 

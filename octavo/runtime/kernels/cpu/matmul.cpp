@@ -108,7 +108,7 @@ void multiply_range(const Matmul& job, int64_t begin, int64_t end, int64_t panel
 
 // Rows of W that are unpacked together: few rows of x want them in the first cache, many in the second.
 int64_t panel_rows(int64_t m, int64_t k) {
-    int64_t bytes = m <= 16 ? 16 << 10 : 96 << 10;
+    int64_t bytes = m <= 16 ? 16 << 10 : 384 << 10;
     return std::max<int64_t>(1, bytes / (4 * k) / COLUMNS) * COLUMNS;
 }
 

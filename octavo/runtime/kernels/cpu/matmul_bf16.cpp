@@ -11,13 +11,14 @@
 // Every output is one float that walks along K, 32 weights a step in the order of TDPBF16PS, whatever the number
 // of rows and threads, wherever it lies and whichever factor is turned: a row of y never depends on the others.
 #include "amx.h"
+#include "dots_bf16.h"
+#include "exported.h"
 
 #if defined(OCTAVO_TILES)
 
 #include <type_traits>
 #include <vector>
 
-#include "exported.h"
 #include "gemm_bf16.h"
 #include "gemv_bf16.h"
 #include "threads.h"
@@ -40,7 +41,7 @@ struct Packed {
             job.unpack = unpack_piece<Type>;
             if constexpr (std::is_same_v<Type, BF16>)
                 job.in_place = x.k % PART == 0 && n % (2 * TILE_ROWS) == 0;
-            if constexpr (!Type::DENSE) job.blocks_are_pieces = Type::PARTS == PIECE;
+            if constexpr (!Type::DENSE) job.in_blocks = Type::PARTS > 1;
         });
         return job;
     }
@@ -138,7 +139,31 @@ extern "C" void octavo_feed_forward_bf16(const float* x, int64_t m, int64_t k, i
 }
 OCTAVO_EXPORTED(octavo_feed_forward_bf16)
 
+#elif defined(OCTAVO_DOTS)
+
+using namespace octavo;
+
+extern "C" void octavo_matmul_bf16(const float* x, int64_t m, int64_t k, int64_t x_stride, const uint8_t* w,
+                                   int64_t n, int64_t row_bytes, int type, const float* bias, float* y,
+                                   int64_t y_stride, int threads) {
+    dots::multiply({x, m, k, x_stride, w, n, row_bytes, bias, y, y_stride, nullptr}, type, threads);
+}
+OCTAVO_EXPORTED(octavo_matmul_bf16)
+
+extern "C" void octavo_gated_matmul_bf16(const float* x, int64_t m, int64_t k, int64_t x_stride,
+                                         const uint8_t* w, int64_t n, int64_t row_bytes, int type, int kind,
+                                         float* y, int threads) {
+    dots::multiply({x, m, k, x_stride, w, n, row_bytes, nullptr, y, n, dots::gate_of(kind)}, type, threads);
+}
+OCTAVO_EXPORTED(octavo_gated_matmul_bf16)
+
 #endif
 
-// Whether the functions above may be called.
-extern "C" int octavo_has_tiles() { return octavo::tiles_usable(); }
+// By what the functions above multiply in bf16; 0: they may not be called.
+extern "C" int octavo_bf16_products() {
+#if defined(OCTAVO_DOTS) && !defined(OCTAVO_TILES)
+    return 1;
+#else
+    return octavo::tiles_usable() ? 2 : 0;
+#endif
+}

@@ -55,7 +55,8 @@ struct Rounded {
         }
         vf values[VECTORS];
         for (int j = 0; j < VECTORS; j++) values[j] = load(x + j * VL);
-        store_part(to, values);
+        const halves part = rounded(values);
+        std::memcpy(to, &part, sizeof part);
     }
 };
 
@@ -75,14 +76,14 @@ struct Matmul {
     float* y;
     int64_t y_stride;
     Gate gate;
-    bool blocks_are_pieces = false;   // of PIECE parts
+    bool in_blocks = false;           // of several parts
     bool in_place = false;            // rows of W are rows of tiles, and all strips are whole
     const Rounded* inner = nullptr;   // where gated outputs go instead of y
     Greedy* greedy = nullptr;   // who sees outputs instead of y
 
     // The same with other rows.
     Matmul part(const Rounded& rows, float* to, const Rounded* inner = nullptr) const {
-        return {rows, w, n, row_bytes, unpack, bias, to, y_stride, gate, blocks_are_pieces, in_place, inner};
+        return {rows, w, n, row_bytes, unpack, bias, to, y_stride, gate, in_blocks, in_place, inner};
     }
 
     // Outputs that a panel of two strips makes.

@@ -240,7 +240,7 @@ void quantize_and_multiply(const float* x, int64_t m, int64_t k, int64_t x_strid
     quantize_rows(x, m, k, x_stride, quantized.get(), threads);
     Matmul<X> job{quantized.get(), m, k / PART, w, n, row_bytes, bias, y, y_stride};
     with_type(type, [&](auto kind) {
-        if constexpr (!kind.DENSE) multiply<decltype(kind)>(job, threads);  // the caller sends no dense ones
+        if constexpr (!kind.DENSE && !kind.CODED) multiply<decltype(kind)>(job, threads);  // no others are sent
     });
 }
 

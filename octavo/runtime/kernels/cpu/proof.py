@@ -13,13 +13,15 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from octavo.base.gguf import BLOCK_TYPES, BlockType
+from octavo.base.gguf import BlockType
 from octavo.runtime.kernels.activations import Activation
 from octavo.runtime.kernels.attention import HeadInputs, HeadNorms, Ragged, Rotation, Scores
+from octavo.runtime.kernels.block_types import BFLOAT16_TYPES, TYPES
 from octavo.runtime.kernels.cpu.library import Library
 from octavo.runtime.kernels.cpu.table import table_of
+from octavo.runtime.kernels.experts import ExpertForm, Router, Shared
 from octavo.runtime.kernels.linear import Packed
-from octavo.runtime.kernels.precision import BFLOAT16_TYPES, InputPrecision
+from octavo.runtime.kernels.precision import InputPrecision
 from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.kernels.table import KernelTable
 
@@ -32,19 +34,20 @@ _INPUT_PRECISIONS: tuple[InputPrecision, ...] = ("float32", "bfloat16", "int16",
 def disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
     """Yield names of the ops whose results differ by more than rounding."""
     generator = torch.Generator().manual_seed(0)
-    for kind in BLOCK_TYPES.values():
+    for kind in TYPES.values():
         plain = Packed(_finite_blocks(kind, slow, generator), kind.name)
         weights = slow.linear.block_dequantize(plain)
         if not _agree(fast.linear.block_dequantize(plain), weights, weights.abs()):
             yield f"block_dequantize of {kind.name}"
         for rows, input_precision in product(_ROWS, _INPUT_PRECISIONS):
             x, matrix = torch.randn(rows, _K, generator=generator), Packed(*plain[:2], input_precision)
-            is_exact = input_precision == "bfloat16" and fast.linear.input_precision != "bfloat16"  # no AMX
+            is_exact = input_precision == "bfloat16" and fast.linear.dense_precision != "bfloat16"
             reference = slow.linear.block_matmul(x, plain if is_exact else matrix)
             if not _agree(fast.linear.block_matmul(x, matrix), reference, x.abs() @ weights.abs().T):
                 yield f"block_matmul of {kind.name}, {input_precision}, {rows} rows"
     yield from _tile_disagreements(fast, slow)
     yield from _attention_disagreements(fast, slow)
+    yield from _expert_disagreements(fast, slow)
     x, weight = torch.randn(5, 192, generator=generator), torch.rand(192, generator=generator)
     for activation, gated in product(get_args(Activation), (True, False)):
         if not _agree(*(table.activate(x, activation, gated=gated) for table in (fast, slow))):
@@ -57,10 +60,10 @@ def disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
 
 def _tile_disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
     """Compare where tiles multiply: many rows, products with a gate, and the greedy output."""
-    if fast.linear.gated_block_matmul is None or fast.linear.block_greedy is None:
+    if fast.linear.gated_block_matmul is None:
         return
     generator = torch.Generator().manual_seed(3)
-    for kind in BLOCK_TYPES.values():
+    for kind in TYPES.values():
         if kind.name not in BFLOAT16_TYPES:
             continue
         matrix = Packed(_finite_blocks(kind, slow, generator)[:36], kind.name, "bfloat16")
@@ -72,7 +75,8 @@ def _tile_disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
             same = gated is not None and torch.equal(gated, fast.activate(whole, "silu", gated=True))
             if not (same and _agree(whole, reference, x.abs() @ weights)):
                 yield f"block_matmul or gated_block_matmul of {kind.name}, {rows} rows"
-            found = fast.linear.block_greedy(x, matrix)
+            greedy = fast.linear.block_greedy
+            found = None if greedy is None else greedy(x, matrix)
             if found is not None and not all(map(torch.equal, found, fast.sampling.choose(whole))):
                 yield f"block_greedy of {kind.name}, {rows} rows"
 
@@ -85,6 +89,27 @@ def _attention_disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[s
     for kind, rounding in kinds.items():
         if not _agree(_long_attention(fast, kind), _long_attention(slow, kind), rounding):
             yield f"paged_attention of long contexts, {kind}"
+
+
+def _expert_disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
+    """Compare choices of every kind, and the experts that one of them takes."""
+    generator = torch.Generator().manual_seed(4)
+    logits, x = (torch.randn(9, size, generator=generator) for size in (16, 64))
+    for router in (Router(3), Router(4, "sigmoid", True, 1e-20, 2.5, 4, 2, 2), Router(2, "logits")):
+        ours, theirs = (table.experts.route(logits, None, router) for table in (fast, slow))
+        if not (torch.equal(ours.ids, theirs.ids) and _agree(ours.weights, theirs.weights)):
+            yield f"route by {router.scores}"
+    shapes = (16, 32, 64), (16, 32, 64), (16, 64, 32)
+    gate, up, down = (
+        Packed((torch.randn(shape, generator=generator) / 8).view(torch.uint8), "F32") for shape in shapes
+    )
+    routing, shared = slow.experts.route(logits, None, Router(3)), Shared(x, logits[:, :1])
+    sums = (
+        table.experts.block_experts(x, routing, gate, up, down, ExpertForm(), shared)
+        for table in (fast, slow)
+    )
+    if not _agree(*sums):
+        yield "block_experts"
 
 
 def _agree(fast: Tensor, slow: Tensor, scale: Tensor | float = 1.0) -> bool:

@@ -13,6 +13,9 @@
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
 #define OCTAVO_AVX512
+#if defined(__AVX512BF16__)
+#define OCTAVO_DOTS  // products of bf16, two to a sum
+#endif
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define OCTAVO_AVX2
 #endif
@@ -229,7 +232,7 @@ inline float largest(vf a) { return std::fmax(std::fmax(a[0], a[1]), std::fmax(a
 
 // Of each 2 * HALF lanes: a's upper half for b's lower.
 template <int HALF, class V>
-inline void exchange(V& a, V& b) {
+OCTAVO_INLINE void exchange(V& a, V& b) {
     decltype(a == b) low, high;
     constexpr int N = sizeof(V) / sizeof(a[0]);
     for (int i = 0; i < N; i++) {

@@ -9,26 +9,25 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from octavo.base.gguf import BLOCK_TYPES
 from octavo.runtime.kernels.activations import Activation
 from octavo.runtime.kernels.attention import AttentionKernels, HeadInputs, Ragged, Scores
-from octavo.runtime.kernels.choice import TORCH_SAMPLING, choose
+from octavo.runtime.kernels.choice import TORCH_SAMPLING, choose, forbid
+from octavo.runtime.kernels.cpu.arguments import ACTIVATIONS, TYPE_IDS, Way, address_of, rows_of, way_of
 from octavo.runtime.kernels.cpu.call_recorder import Arena, CallRecorder, Refused, new_memory
-from octavo.runtime.kernels.cpu.library import Library, load_library
+from octavo.runtime.kernels.cpu.experts import CompiledExperts
+from octavo.runtime.kernels.cpu.library import Library, Products, load_library
+from octavo.runtime.kernels.experts import ExpertKernels
 from octavo.runtime.kernels.linear import LinearKernels, Packed
 from octavo.runtime.kernels.norms import NormKernels, ResidualUpdate
-from octavo.runtime.kernels.precision import BFLOAT16_TYPES, INTEGER_TYPES
 from octavo.runtime.kernels.ref.elementwise import gated_matmul, matmul
+from octavo.runtime.kernels.ref.experts import dense_experts
 from octavo.runtime.kernels.ref.noise import row_limits
 from octavo.runtime.kernels.ref.steps import STEP_KERNELS
 from octavo.runtime.kernels.ref.table import ref_table
-from octavo.runtime.kernels.sampling import Choice, SamplingKernels
+from octavo.runtime.kernels.sampling import Choice
 from octavo.runtime.kernels.table import KernelTable
 
-_TYPE_IDS = {kind.name: number for number, kind in BLOCK_TYPES.items()}
 _CACHE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3}
-_BYTES = {"int8": 1, "int16": 2}
-_ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 _LARGE_BYTES = 1 << 20
 _ROWS_OF_TILES = 64  # that multiply weights as they are unpacked
 _FEW_ROWS = 512  # up to here a feed-forward block is as fast in two kernels
@@ -46,10 +45,17 @@ def cpu_table(threads: int) -> KernelTable:
 def table_of(library: Library, threads: int) -> KernelTable:
     """Return the ops of a loaded library."""
     kernels = _CompiledKernels(library, threads)
-    tiles = library.has_tiles
+    experts = CompiledExperts(library, threads)
+    tiles = library.bfloat16_products == Products.TILES
+    rounds = library.bfloat16_products != Products.NONE
     return KernelTable(
         name="cpu",
-        attention=AttentionKernels(kernels.store_kv, kernels.paged_attention, kernels.rotary_tables),
+        attention=AttentionKernels(
+            kernels.store_kv,
+            kernels.paged_attention,
+            kernels.rotary_tables,
+            input_precision="bfloat16" if tiles else "float32",
+        ),
         norms=NormKernels(kernels.rms_norm, kernels.add_norm, kernels.sandwich_norm),
         activate=kernels.activate,
         linear=LinearKernels(
@@ -57,12 +63,20 @@ def table_of(library: Library, threads: int) -> KernelTable:
             gated_matmul=gated_matmul,
             block_dequantize=kernels.block_dequantize,
             block_matmul=kernels.block_matmul,
+            select_inputs=kernels.select_inputs,
             input_precision="bfloat16" if tiles else "int16",
-            gated_block_matmul=kernels.gated_block_matmul if tiles else None,
+            dense_precision="bfloat16" if rounds else "float32",
+            gated_block_matmul=kernels.gated_block_matmul if rounds else None,
             block_feed_forward=kernels.block_feed_forward if tiles else None,
             block_greedy=kernels.block_greedy if tiles else None,
         ),
-        sampling=SamplingKernels(partial(choose, kernels.greedy), row_limits),
+        experts=ExpertKernels(experts.route, dense_experts, experts.block_experts),
+        sampling=replace(
+            TORCH_SAMPLING,
+            choose=partial(choose, kernels.greedy),
+            row_limits=row_limits,
+            forbid=forbid,
+        ),
         steps=replace(STEP_KERNELS, record_calls=CallRecorder(library).record),
     )
 
@@ -81,11 +95,12 @@ class _CompiledKernels:
         q_weight, k_weight, eps = norms or (None, None, 0.0)
         cos, sin, interleaved = rotation or (None, None, False)
         assert cos is None or sin is None or (cos.is_contiguous() and sin.is_contiguous())
-        heads = *_rows(q), q.shape[1], *_rows(k), *_rows(v)
+        heads = *rows_of(q), q.shape[1], *rows_of(k), *rows_of(v)
         to = *_cache(cache, q), slots.data_ptr(), len(slots)
-        norm = _address(q_weight), _address(k_weight), eps
+        normed = 0 if k_weight is None else len(k_weight)
+        norm = address_of(q_weight), address_of(k_weight), normed, eps
         half = 0 if cos is None else cos.shape[-1]
-        turn = _address(cos), _address(sin), half, interleaved
+        turn = address_of(cos), address_of(sin), half, interleaved
         self._library.octavo_store_kv(*heads, *to, *norm, *turn, self._threads)
         return q
 
@@ -96,11 +111,11 @@ class _CompiledKernels:
         cu_q_lens, kv_lens = batch.cu_q_lens, batch.kv_lens
         assert block_tables.dtype == cu_q_lens.dtype == kv_lens.dtype == torch.int32
         out = self._placed(_empty_like(q))
-        *how, input_precision = scores
+        *how, input_precision, is_causal, _ = scores
         tables = block_tables.data_ptr(), block_tables.stride(0)
         lens = cu_q_lens.data_ptr(), kv_lens.data_ptr(), len(kv_lens)
-        end = out.data_ptr(), self._threads, input_precision == "bfloat16"
-        self._library.octavo_attention(*_rows(q), q.shape[1], *_cache(cache, q), *tables, *lens, *how, *end)
+        end = out.data_ptr(), self._threads, input_precision == "bfloat16", is_causal
+        self._library.octavo_attention(*rows_of(q), q.shape[1], *_cache(cache, q), *tables, *lens, *how, *end)
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -126,10 +141,10 @@ class _CompiledKernels:
         """Return the norm of the sum, and the sum; without a residual stream, the norm twice."""
         y = self._placed(_empty_like(x))
         total = y if residual is None else self._placed(_empty_like(x))
-        stream = (None, 0, None) if residual is None else (*_rows(residual), total.data_ptr())
+        stream = (None, 0, None) if residual is None else (*rows_of(residual), total.data_ptr())
         shape = x.shape[0], 1 if x.dim() == 2 else x.shape[1], x.shape[-1]
-        end = _address(inner), weight.data_ptr(), eps, *stream, y.data_ptr(), self._threads
-        self._library.octavo_rms_norm(*_rows(x), *shape, *end)
+        end = address_of(inner), weight.data_ptr(), eps, *stream, y.data_ptr(), self._threads
+        self._library.octavo_rms_norm(*rows_of(x), *shape, *end)
         return y, total
 
     def activate(self, x: Tensor, activation: Activation, *, gated: bool) -> Tensor:
@@ -137,7 +152,7 @@ class _CompiledKernels:
         assert x.is_contiguous()
         rows, width = x.shape
         y = self._placed(torch.empty((rows, width // 2 if gated else width)))
-        kind = _ACTIVATIONS[activation]
+        kind = ACTIVATIONS[activation]
         self._library.octavo_activation(x.data_ptr(), *y.shape, kind, gated, y.data_ptr(), self._threads)
         return y
 
@@ -159,30 +174,37 @@ class _CompiledKernels:
         """See linear.BlockDequantize."""
         blocks = matrix.blocks
         out = torch.empty((len(blocks if places is None else places), matrix.num_inputs))
-        how = blocks.stride(0), _TYPE_IDS[matrix.type_name], scale
+        how = blocks.stride(0), TYPE_IDS[matrix.type_name], scale
         dequantize = self._library.octavo_dequantize
-        dequantize(blocks.data_ptr(), _address(places), *out.shape, *how, out.data_ptr(), self._threads)
+        dequantize(blocks.data_ptr(), address_of(places), *out.shape, *how, out.data_ptr(), self._threads)
         return out
 
     def block_matmul(
         self, x: Tensor, matrix: Packed, bias: Tensor | None = None, out: Tensor | None = None
     ) -> Tensor:
         """See linear.BlockMatmul."""
-        blocks, type_name, input_precision = matrix
         if out is None:
-            out = self._placed(torch.empty((x.shape[0], blocks.shape[0])))
-        given = *_factors(x, matrix), _address(bias), *_rows(out)
-        if input_precision in _BYTES and type_name in INTEGER_TYPES:
-            self._library.octavo_matmul_integers(*given, _BYTES[input_precision], self._threads)
-        elif self._library.has_tiles and _is_of_tiles(matrix):
+            out = self._placed(torch.empty((x.shape[0], matrix.blocks.shape[0])))
+        given, way = (*_factors(x, matrix), address_of(bias), *rows_of(out)), way_of(matrix)
+        if way in (Way.INT8, Way.INT16):
+            self._library.octavo_matmul_integers(*given, way, self._threads)
+        elif way == Way.BFLOAT16 and self._library.bfloat16_products:
             self._library.octavo_matmul_bf16(*given, self._threads)
         else:
             self._library.octavo_matmul(*given, self._threads)
         return out
 
+    def select_inputs(self, x: Tensor, places: Tensor) -> Tensor:
+        """See linear.SelectInputs."""
+        assert places.dtype == torch.int32
+        y = self._placed(torch.empty((x.shape[0], len(places))))
+        end = places.data_ptr(), len(places), y.data_ptr(), self._threads
+        self._library.octavo_select_inputs(*rows_of(x), x.shape[0], *end)
+        return y
+
     def block_greedy(self, x: Tensor, matrix: Packed) -> tuple[Tensor, Tensor] | None:
         """See linear.BlockGreedy; products of tiles of few rows only."""
-        if not _is_of_tiles(matrix) or x.shape[0] > _ROWS_OF_TILES:
+        if way_of(matrix) != Way.BFLOAT16 or x.shape[0] > _ROWS_OF_TILES:
             return None
         choice = _new_choice(x.shape[0])
         found = choice.token_ids.data_ptr(), choice.max_logits.data_ptr()
@@ -190,11 +212,11 @@ class _CompiledKernels:
         return choice
 
     def gated_block_matmul(self, x: Tensor, matrix: Packed, gate: Activation) -> Tensor | None:
-        """See linear.GatedBlockMatmul; products of tiles only."""
-        if not _is_of_tiles(matrix):
+        """See linear.GatedBlockMatmul; products in bfloat16 only."""
+        if way_of(matrix) != Way.BFLOAT16:
             return None
         out = self._placed(torch.empty((x.shape[0], matrix.blocks.shape[0] // 2)))
-        end = _ACTIVATIONS[gate], out.data_ptr(), self._threads
+        end = ACTIVATIONS[gate], out.data_ptr(), self._threads
         self._library.octavo_gated_matmul_bf16(*_factors(x, matrix, 2), *end)
         return out
 
@@ -203,10 +225,10 @@ class _CompiledKernels:
         outputs, inner = down.blocks.shape[0], up.blocks.shape[0] // 2
         laid_out = 2 * inner * (2 * x.shape[1] + outputs)
         fits = x.shape[0] > _FEW_ROWS and inner % 32 == 0 and laid_out <= _MOST_LAID_OUT_BYTES
-        if not fits or not _is_of_tiles(up) or not _is_of_tiles(down):
+        if not fits or way_of(up) != Way.BFLOAT16 or way_of(down) != Way.BFLOAT16:
             return None
         out = self._placed(torch.empty((x.shape[0], outputs)))
-        end = _ACTIVATIONS[gate], *_weights(down), out.data_ptr(), self._threads
+        end = ACTIVATIONS[gate], *_weights(down), out.data_ptr(), self._threads
         self._library.octavo_feed_forward_bf16(*_factors(x, up, 2), *end)
         return out
 
@@ -223,41 +245,26 @@ class _CompiledKernels:
             return made
 
 
-def _rows(x: Tensor) -> tuple[int, int]:
-    """Return the address and stride of float32 activations that are contiguous in all but the first axis."""
-    assert x.dtype == torch.float32, f"activations must be float32, got {x.dtype}"
-    assert x.stride(-1) == 1 and (x.dim() == 2 or x.shape[1] == 1 or x.stride(1) == x.shape[2])
-    return x.data_ptr(), x.stride(0)
-
-
 def _cache(cache: Tensor, q: Tensor) -> tuple[int, ...]:
     """Describe a cache for heads of the size of q's."""
     assert cache.is_contiguous()
-    return cache.data_ptr(), _CACHE_TYPES[cache.dtype], *cache.shape[2:4], q.shape[2]
+    return cache.data_ptr(), _CACHE_TYPES[cache.dtype], *cache.shape[1:4], q.shape[2]
 
 
 def _factors(x: Tensor, matrix: Packed, shares: int = 1) -> tuple[int, ...]:
     """Return what all products begin with."""
-    address, stride = _rows(x)
+    address, stride = rows_of(x)
     return address, *x.shape, stride, *_weights(matrix, shares)
 
 
 def _weights(matrix: Packed, shares: int = 1) -> tuple[int, ...]:
     """Describe a matrix. shares: 2 for gates and values, of which there are half as many as rows."""
     blocks = matrix.blocks
-    return blocks.data_ptr(), blocks.shape[0] // shares, blocks.stride(0), _TYPE_IDS[matrix.type_name]
-
-
-def _is_of_tiles(matrix: Packed) -> bool:
-    return matrix.input_precision == "bfloat16" and matrix.type_name in BFLOAT16_TYPES
+    return blocks.data_ptr(), blocks.shape[0] // shares, blocks.stride(0), TYPE_IDS[matrix.type_name]
 
 
 def _new_choice(rows: int) -> Choice:
     return Choice(torch.empty(rows, dtype=torch.int64), torch.empty(rows))
-
-
-def _address(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()
 
 
 def _empty_like(x: Tensor) -> Tensor:

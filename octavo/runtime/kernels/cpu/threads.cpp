@@ -160,7 +160,7 @@ void run_tasks(int64_t count, int threads, Task task, void* context) {
 }
 
 float* scratch(size_t count, Shelf shelf) {
-    static thread_local Scratch spaces[2];
+    static thread_local Scratch spaces[NUM_SHELVES];
     Scratch& space = spaces[shelf];
     if (space.size < count) {
         std::free(space.data);

@@ -35,8 +35,8 @@ void for_rows(int64_t rows, int64_t size, int threads, Body&& body) {
     });
 }
 
-// Work space of a thread: a task's own, or what one call keeps for all its tasks.
-enum Shelf { OF_TASK, OF_CALL };
+// Work space of a thread: a task's own, what one call keeps for all its tasks, or what outlives several calls.
+enum Shelf { OF_TASK, OF_CALL, OF_EXPERTS, NUM_SHELVES };
 
 // At least `count` floats of the calling thread's work space, 64-byte aligned; valid until its next call for that
 // shelf. Memory is kept: what a prompt needs is tens of megabytes, which cost more to get than to use. Throws

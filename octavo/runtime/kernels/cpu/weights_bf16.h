@@ -1,9 +1,11 @@
 // Weights in GGUF's types, unpacked and rounded to bf16 as rows of tiles. Included by the product of tiles.
 #pragma once
 #include <algorithm>
+#include <type_traits>
 
 #include "amx.h"
 #include "blocks.h"
+#include "simd_512.h"
 
 namespace octavo {
 
@@ -11,17 +13,20 @@ typedef uint16_t Tile[TILE_ROWS][PART];  // 16 rows of W, 16 rows of x, or 16 pa
 
 constexpr int64_t PIECE = 8;  // parts that are unpacked in one go: no block is longer
 
-inline void store_part(uint16_t* to, const vf (&values)[VECTORS]) {
-#if defined(OCTAVO_AVX512) && defined(__AVX512BF16__)
-    _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(values[1], values[0]));
+// A part of bf16.
+inline halves rounded(const vf (&values)[VECTORS]) {
+#if defined(OCTAVO_DOTS)
+    return (halves)_mm512_cvtne2ps_pbh(values[1], values[0]);
 #else
-    for (int j = 0; j < VECTORS; j++) store_bf16(to + j * VL, values[j]);
+    halves out;
+    for (int j = 0; j < VECTORS; j++) store_bf16((uint16_t*)&out + j * VL, values[j]);
+    return out;
 #endif
 }
 
 // Half a part.
 inline void store_half(uint16_t* to, const float* values) {
-#if defined(OCTAVO_AVX512) && defined(__AVX512BF16__)
+#if defined(OCTAVO_DOTS)
     _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh(load(values)));
 #else
     for (int j = 0; j < 16; j += VL) store_bf16(to + j, load(values + j));
@@ -83,8 +88,7 @@ struct OneFactor {
     vf offset(int) const { return offsets; }
 };
 
-#if defined(OCTAVO_AVX512) && defined(__AVX512BF16__)
-#define OCTAVO_TABLES
+#if defined(OCTAVO_DOTS)
 
 // What q = first … first + 15 stand for in part s of a block. Few values: all are made, then looked up.
 template <class Type, class F>
@@ -94,39 +98,38 @@ OCTAVO_INLINE vf values_from(int first, int s, const F& factors) {
                          : (q - float(Type::ZERO)) * factors.scale(2 * s);
 }
 
-inline void look_up(__m512i places, __m512i values, uint16_t* out) {
-    _mm512_storeu_si512(out, _mm512_permutexvar_epi16(places, values));
-}
-inline void look_up(u8x32 places, __m512i values, uint16_t* out) {
-    look_up(_mm512_cvtepu8_epi16((__m256i)places), values, out);
+inline halves look_up(__m512i places, __m512i values) { return (halves)_mm512_permutexvar_epi16(places, values); }
+inline halves look_up(u8x32 places, __m512i values) {
+    return look_up(_mm512_cvtepu8_epi16((__m256i)places), values);
 }
 
 // Blocks i and i + 1 of a piece, of 16 values each: one table holds both.
-template <class Type>
-OCTAVO_INLINE void round_two(const uint8_t* blocks, const Heads<Type>& heads, int64_t i, Tile* out) {
+template <class Type, class Put>
+OCTAVO_INLINE void round_two(const uint8_t* blocks, const Heads<Type>& heads, int64_t i, Put&& put) {
     vf first = values_from<Type>(0, 0, OneFactor<Type>(heads, i));
     vf second = values_from<Type>(0, 0, OneFactor<Type>(heads, i + 1));
     __m512i values = (__m512i)_mm512_cvtne2ps_pbh(second, first);
-    look_up(Type::quants(blocks, 0), values, out[0][0]);
-    look_up(Type::quants(blocks + Type::BYTES, 0) | 16, values, out[1][0]);
+    put(i, look_up(Type::quants(blocks, 0), values));
+    put(i + 1, look_up(Type::quants(blocks + Type::BYTES, 0) | 16, values));
 }
 
-// Parts s and s + 1 of a K block of 16 values each: their q's are halves of the same bytes.
-template <class Type, class F>
-OCTAVO_INLINE void round_halves(const uint8_t* block, int s, const F& factors, Tile* out) {
+// Parts s and s + 1 of a K block of 16 values each, which become parts i and i + 1: their q's are halves of the
+// same bytes.
+template <class Type, class F, class Put>
+OCTAVO_INLINE void round_halves(const uint8_t* block, int s, const F& factors, int64_t i, Put&& put) {
     const __m512i both = _mm512_cvtepu8_epi16(read<__m256i>(Type::both(block, s)));
     const vf low = values_from<Type>(0, s, factors), high = values_from<Type>(0, s + 1, factors);
     const __m512i values = (__m512i)_mm512_cvtne2ps_pbh(low, high);
-    look_up((both & _mm512_set1_epi16(15)) | _mm512_set1_epi16(16), values, out[0][0]);
-    look_up(_mm512_srli_epi16(both, 4), values, out[1][0]);
+    put(i, look_up((both & _mm512_set1_epi16(15)) | _mm512_set1_epi16(16), values));
+    put(i + 1, look_up(_mm512_srli_epi16(both, 4), values));
 }
 #endif
 
 // Part s of a block in bf16.
 template <class Type, class F>
-OCTAVO_INLINE void round_part(const uint8_t* block, int s, const F& factors, uint16_t* out) {
-#if defined(OCTAVO_TABLES)
-    if constexpr (Type::LARGEST < 32) {
+OCTAVO_INLINE halves rounded_part(const uint8_t* block, int s, const F& factors) {
+#if defined(OCTAVO_DOTS)
+    if constexpr (Type::LARGEST < 32 && !Type::SIGNED) {
         __m512i values;
         vf first = values_from<Type>(0, s, factors);
         if constexpr (Type::LARGEST < 16)
@@ -136,18 +139,18 @@ OCTAVO_INLINE void round_part(const uint8_t* block, int s, const F& factors, uin
         if constexpr (Type::FIFTH > 0) {
             const __m512i low = _mm512_cvtepu8_epi16((__m256i)nibbles(block + Type::FIFTH + 4));
             const __mmask32 fifth = read<uint32_t>(block + Type::FIFTH);
-            return look_up(_mm512_mask_add_epi16(low, fifth, low, _mm512_set1_epi16(16)), values, out);
+            return look_up(_mm512_mask_add_epi16(low, fifth, low, _mm512_set1_epi16(16)), values);
         }
-        return look_up(Type::quants(block, s), values, out);
+        return look_up(Type::quants(block, s), values);
     }
 #endif
     vf values[VECTORS];
-    if constexpr (Type::SIGNED)  // Q8_0
+    if constexpr (std::is_same_v<Type, Q8_0>)
         for (int j = 0; j < VECTORS; j++)
             values[j] = load_i8((const int8_t*)block + 2 + j * VL) * factors.scale(0);
     else
         unpack_part<Type>(block, s, factors, [&](auto j, vf w) { values[j] = w; });
-    store_part(out, values);
+    return rounded(values);
 }
 
 // Rows of a matrix of `size` columns.
@@ -157,53 +160,65 @@ struct Rows {
     const uint8_t* end;  // of the matrix
 };
 
-// `count` parts of a row, from the beginning of a block; heads of PIECE blocks are read.
-template <class Type>
-OCTAVO_INLINE void unpack_blocks(const uint8_t* blocks, int64_t count, Tile* out) {
-    if constexpr (Type::PARTS > 1) {
-        Factors<Type> factors(blocks);
-#if defined(OCTAVO_TABLES)
-        if constexpr (Type::LARGEST < 16)
-            return unrolled<Type::PARTS / 2>(
-                [&](auto i) { round_halves<Type>(blocks, 2 * i, factors, out + 2 * i); });
+// All parts of a block, of which the first is part `i`.
+template <class Type, class Put>
+OCTAVO_INLINE void unpack_block(const uint8_t* block, int64_t i, Put&& put) {
+    const Factors<Type> factors(block);
+#if defined(OCTAVO_DOTS)
+    if constexpr (Type::PAIRED)
+        return unrolled<Type::PARTS / 2>(
+            [&](auto s) { round_halves<Type>(block, 2 * s, factors, i + 2 * s, put); });
 #endif
-        unrolled<Type::PARTS>([&](auto s) { round_part<Type>(blocks, s, factors, out[s][0]); });
+    unrolled<Type::PARTS>([&](auto s) { put(i + s, rounded_part<Type>(block, s, factors)); });
+}
+
+// `count` parts of a row, from the beginning of a block; heads of PIECE blocks are read.
+template <class Type, class Put>
+OCTAVO_INLINE void unpack_blocks(const uint8_t* blocks, int64_t count, Put&& put) {
+    if constexpr (Type::PARTS > 1 || Type::SCALE != Scale::HALF || Type::ZERO_POINT) {
+        for (int64_t i = 0; i < count; i += Type::PARTS, blocks += Type::BYTES)
+            unpack_block<Type>(blocks, i, put);
     } else {
         Heads<Type> heads(blocks);
         int64_t i = 0;
-#if defined(OCTAVO_TABLES)
+#if defined(OCTAVO_DOTS)
         if constexpr (Type::LARGEST < 16)
-            for (; i + 2 <= count; i += 2, blocks += 2 * Type::BYTES)
-                round_two<Type>(blocks, heads, i, out + i);
+            for (; i + 2 <= count; i += 2, blocks += 2 * Type::BYTES) round_two<Type>(blocks, heads, i, put);
 #endif
         for (; i < count; i++, blocks += Type::BYTES)
-            round_part<Type>(blocks, 0, OneFactor<Type>(heads, i), out[i][0]);
+            put(i, rounded_part<Type>(blocks, 0, OneFactor<Type>(heads, i)));
     }
 }
 
-// Unpack parts first … first + count - 1 of `num_rows` rows, at most PIECE of each; part i of row r goes to
-// out[i][r]. `first` is a multiple of eight where blocks have eight parts, and then they are whole.
+// Call put(i, part) for parts first … first + count - 1 of a row, at most PIECE, in order; i counts from `first`.
+// Where blocks have several parts `first` is a multiple of eight, and blocks are whole.
+template <class Type, class Put>
+OCTAVO_INLINE void unpack_row(const Rows& rows, int64_t r, int64_t first, int64_t count, Put&& put) {
+    const uint8_t* row = rows.data + r * rows.row_bytes;
+    if constexpr (Type::DENSE) {
+        for (int64_t i = 0; i < count; i++) {
+            vf values[VECTORS];
+            read_part<Type>(row, first + i, rows.size, [&](int j, vf w) { values[j] = w; });
+            put(i, rounded(values));
+        }
+    } else {
+        constexpr int BYTES = PIECE / Type::PARTS * Type::BYTES;
+        const uint8_t* blocks = row + first / Type::PARTS * Type::BYTES;
+        uint8_t padded[BYTES];
+        if (__builtin_expect(Type::PARTS == 1 && rows.end - blocks < BYTES, 0)) {
+            std::memcpy(padded, blocks, size_t(rows.end - blocks));
+            blocks = padded;
+        }
+        unpack_blocks<Type>(blocks, count, put);
+    }
+}
+
+// Unpack pieces of `num_rows` rows as unpack_row: part i of row r goes to out[i][r].
 template <class Type>
 void unpack_piece(const Rows& rows, int64_t num_rows, int64_t first, int64_t count, Tile* out) {
-    for (int64_t r = 0; r < num_rows; r++, out = reinterpret_cast<Tile*>(out[0][1])) {
-        const uint8_t* row = rows.data + r * rows.row_bytes;
-        if constexpr (Type::DENSE) {
-            for (int64_t i = 0; i < count; i++) {
-                vf values[VECTORS];
-                read_part<Type>(row, first + i, rows.size, [&](int j, vf w) { values[j] = w; });
-                store_part(out[i][0], values);
-            }
-        } else {
-            constexpr int BYTES = PIECE / Type::PARTS * Type::BYTES;
-            const uint8_t* blocks = row + first / Type::PARTS * Type::BYTES;
-            uint8_t padded[BYTES];
-            if (__builtin_expect(Type::PARTS == 1 && rows.end - blocks < BYTES, 0)) {
-                std::memcpy(padded, blocks, size_t(rows.end - blocks));
-                blocks = padded;
-            }
-            unpack_blocks<Type>(blocks, count, out);
-        }
-    }
+    for (int64_t r = 0; r < num_rows; r++, out = reinterpret_cast<Tile*>(out[0][1]))
+        unpack_row<Type>(rows, r, first, count,
+                         [&](int64_t i, halves part) { std::memcpy(out[i][0], &part, sizeof part); });
 }
 
 using Unpack = void (*)(const Rows& rows, int64_t num_rows, int64_t first, int64_t count, Tile* out);
