@@ -14,8 +14,10 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.runtime.kernels.attention import Ragged, Scores
+from octavo.runtime.kernels.ref.cache import paged_attention as reference_attention
+from octavo.runtime.kernels.triton.latent import attend_to_latents
 from octavo.runtime.kernels.triton.launch import Counters, overlapped, power_of_2, release, wait
-from octavo.runtime.kernels.triton.online_softmax import attend, look_up
+from octavo.runtime.kernels.triton.online_softmax import attend, locate, look_up
 from octavo.runtime.kernels.triton.shared_prefix import attend_shared_prefix
 from octavo.runtime.kernels.triton.split_keys import finish, own_split
 from octavo.runtime.kernels.triton.swap_ab import describe, swap_ab_kernel
@@ -23,26 +25,6 @@ from octavo.runtime.kernels.triton.tiles import Call, Shapes, decode_tiles, pref
 
 _LOG2_E = 1.4426950408889634
 _JOINED_AT_ONCE = 1 << 13  # values of partial results that a joining program holds
-
-
-@triton.jit
-def _locate(cu_q_lens, tile, num_requests, TILE_Q: tl.constexpr):
-    """Return (request, its first token in the batch, its new tokens, the tile's first of these).
-
-    Tiles of request r begin at number start_r // TILE_Q + r; surplus ones lie behind the request's end.
-    """
-    base = tl.load(cu_q_lens)
-    low, high = tile * 0, num_requests
-    while low < high:
-        middle = (low + high) // 2
-        if (tl.load(cu_q_lens + middle) - base) // TILE_Q + middle <= tile:
-            low = middle + 1
-        else:
-            high = middle
-    low -= 1
-    begin = tl.load(cu_q_lens + low) - base
-    q_len = tl.load(cu_q_lens + low + 1) - base - begin
-    return low, begin, q_len, (tile - begin // TILE_Q - low) * TILE_Q
 
 
 # fmt: off
@@ -60,7 +42,7 @@ def _prefill_kernel(
     """Attend for one tile of queries and one key head."""
     TILE_Q: tl.constexpr = TILE_M // GROUP
     head = tl.program_id(1)
-    request, begin, q_len, first_q = _locate(cu_q_lens, tl.program_id(0), num_requests, TILE_Q)
+    request, begin, q_len, first_q = locate(cu_q_lens, tl.program_id(0), num_requests, TILE_Q)
     kv_len = tl.load(kv_lens + request)
     wait(PDL)
     if first_q >= q_len:
@@ -144,7 +126,9 @@ def paged_attention(
     counters: Counters, q: Tensor, cache: Tensor, block_tables: Tensor, batch: Ragged, scores: Scores
 ) -> Tensor:
     """See attention.PagedAttention; the input precision is the type of q, and parts meet at the counters."""
-    scale, sliding_window, soft_cap, _ = scores
+    scale, sliding_window, soft_cap, _, is_causal, keys_only = scores
+    if not is_causal:  # no kernel of its own yet
+        return reference_attention(q, cache, block_tables, batch, scores)
     cu_q_lens, kv_lens = batch.cu_q_lens, batch.kv_lens
     assert cache.is_contiguous() and block_tables.stride(1) == 1
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -153,14 +137,16 @@ def paged_attention(
     shapes = Shapes(q.shape[1], cache.shape, q.dtype, cache.dtype)
     n = len(kv_lens) if len(q) == len(kv_lens) else batch.num_singles
     singles = Call(q[:n], cache, block_tables, kv_lens[:n], out, factors, shapes, kind)
+    others = Call(q[n:], cache, block_tables[n:], kv_lens[n:], out[n:], factors, shapes, kind)
+    if cache.shape[1] == 1:
+        attend_to_latents(singles, others, cu_q_lens[n:], keys_only)
+        return out
     if n and batch.common_start and not sliding_window and cache.shape[2] % 8 == 0:
         attend_shared_prefix(singles)
     elif n:
         _decode(singles, counters)
     if n < len(kv_lens):
-        _prefill(
-            Call(q[n:], cache, block_tables[n:], kv_lens[n:], out[n:], factors, shapes, kind), cu_q_lens[n:]
-        )
+        _prefill(others, cu_q_lens[n:])
     return out
 
 

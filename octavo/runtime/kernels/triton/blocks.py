@@ -1,9 +1,9 @@
-"""Kernels over GGUF's quantized blocks: unpack; torch multiplies what was unpacked.
+"""Kernels over packed blocks as they are in files: unpack; torch multiplies what was unpacked.
 
 A value's place in its block is arithmetic on its column; the loads that this repeats hit the first-level
-cache, so unpacking goes at the speed of memory. Unpacking inside a product of tensor cores was five times
-slower than this at any number of rows.
-Formats: ggml-quants.h of https://github.com/ggml-org/ggml.
+cache, so unpacking goes at the speed of memory. Inside a product of tensor cores the same, a byte per value,
+was five times slower at any number of rows: for that, see `arranged`.
+Formats: block_types.py, and ggml-quants.h of https://github.com/ggml-org/ggml.
 """
 
 import functools
@@ -16,7 +16,9 @@ from torch.nn import functional
 
 from octavo.base.log import get_logger
 from octavo.runtime.kernels.linear import Packed
-from octavo.runtime.kernels.triton.launch import cdiv
+from octavo.runtime.kernels.ref.group_blocks import E2M1, FP4, NF4
+from octavo.runtime.kernels.triton.arranged import is_arranged, multiply, unpack
+from octavo.runtime.kernels.triton.launch import Counters, cdiv
 
 logger = get_logger(__name__)
 
@@ -38,6 +40,11 @@ def _byte(address, mask):
 @triton.jit
 def _signed(address, mask):
     return tl.load(address.to(tl.pointer_type(tl.int8)), mask=mask, other=0).to(tl.float32)
+
+
+@triton.jit
+def _float(address, mask):
+    return tl.load(address.to(tl.pointer_type(tl.float32)), mask=mask, other=0.0)
 
 
 @triton.jit
@@ -88,13 +95,55 @@ def _unpack_256(block, i, mask, TYPE: tl.constexpr):
 
 
 @triton.jit
-def _unpack(rows, column, mask, TYPE: tl.constexpr, BLOCK: tl.constexpr, NUM_BYTES: tl.constexpr):
+def _unpack_group(block, i, mask, KIND: tl.constexpr, BLOCK: tl.constexpr, levels):
+    """Return value i of a block of one of octavo's own types, or of MXFP4.
+
+    KIND: its name without the number of values; levels: of types of few, [16].
+    """
+    if KIND == "MXFP4" or KIND == "NF4" or KIND == "FP4":
+        start: tl.constexpr = 1 if KIND == "MXFP4" else 4
+        q = (_byte(block + start + i % (BLOCK // 2), mask) >> (i // (BLOCK // 2) * 4)) & 15
+        value = tl.load(levels + q)
+        if KIND == "MXFP4":
+            return value * tl.exp2(_byte(block, mask).to(tl.float32) - 127)
+        return value * _float(block, mask)
+    if KIND == "F8":
+        bits = _byte(block + 4 + i, mask)
+        half = (((bits & 128) << 8) | ((bits & 127) << 7)).to(tl.uint16).to(tl.float16, bitcast=True)
+        return half.to(tl.float32) * 256.0 * _float(block, mask)
+    if KIND == "S8":
+        return _signed(block + 4 + i, mask) * _float(block, mask)
+    if KIND == "U8":
+        q = _signed(block + 4 + i, mask)
+    elif KIND == "U4":
+        q = ((_byte(block + 4 + i % (BLOCK // 2), mask) >> (i // (BLOCK // 2) * 4)) & 15).to(tl.float32)
+    else:
+        q = (_byte(block + 4 + i % 16, mask) >> (i // 16 * 2)) & 3
+        if KIND == "U3":
+            q = q | (((_byte(block + 20 + i // 8, mask) >> (i % 8)) & 1) << 2)
+        q = q.to(tl.float32)
+    return _half(block, mask) * (q - _half(block + 2, mask))
+
+
+@triton.jit
+def _unpack(
+    rows,
+    column,
+    mask,
+    TYPE: tl.constexpr,
+    IS_GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    NUM_BYTES: tl.constexpr,
+    levels,
+):
     """Return values at `column` of packed rows that begin at the addresses `rows`; the two are broadcast."""
     block = rows + column // BLOCK * NUM_BYTES
+    if IS_GROUP:
+        return _unpack_group(block, column % BLOCK, mask, TYPE, BLOCK, levels)
     if BLOCK == 32:
         return _unpack_32(block, column % BLOCK, mask, TYPE)
-    else:  # noqa: RET505  # both branches of a constant are compiled after a return
-        return _unpack_256(block, column % BLOCK, mask, TYPE)
+    # both branches of a constant are compiled after a return
+    return _unpack_256(block, column % BLOCK, mask, TYPE)
 
 
 @triton.jit
@@ -103,7 +152,9 @@ def _dequantize_kernel(
     out,
     stride,
     K,
+    levels,
     TYPE: tl.constexpr,
+    IS_GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
     NUM_BYTES: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -112,7 +163,7 @@ def _dequantize_kernel(
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     inside = column < K
-    values = _unpack(blocks + row * stride, column, inside, TYPE, BLOCK, NUM_BYTES)
+    values = _unpack(blocks + row * stride, column, inside, TYPE, IS_GROUP, BLOCK, NUM_BYTES, levels)
     tl.store(out + row * K + column, values.to(out.dtype.element_ty), mask=inside)
 
 
@@ -126,17 +177,22 @@ def block_dequantize(matrix: Packed, places: Tensor | None = None, scale: float 
 
 def _dequantize(matrix: Packed, dtype: torch.dtype) -> Tensor:
     blocks, type_name, _ = matrix
+    if is_arranged(matrix):
+        return unpack(matrix, dtype)
     if type_name in _PLAIN:
         return blocks.contiguous().view(_PLAIN[type_name]).to(dtype)
     rows, columns = len(blocks), matrix.num_inputs
     out = torch.empty((rows, columns), dtype=dtype, device=blocks.device)
+    is_group = not type_name.startswith("Q")
     if rows:
         _dequantize_kernel[(rows, cdiv(columns, _WIDTH))](
             blocks,
             out,
             blocks.stride(0),
             columns,
-            TYPE=type_name,
+            _levels(type_name, blocks.device),
+            TYPE=type_name.partition("_")[0] if is_group else type_name,
+            IS_GROUP=is_group,
             BLOCK=matrix.kind.block,
             NUM_BYTES=matrix.kind.num_bytes,
             WIDTH=_WIDTH,
@@ -144,13 +200,25 @@ def _dequantize(matrix: Packed, dtype: torch.dtype) -> Tensor:
     return out
 
 
-def block_matmul(x: Tensor, matrix: Packed, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+@functools.cache
+def _levels(type_name: str, device: torch.device) -> Tensor | None:
+    """Return what the 16 codes of a type stand for; None for types that count."""
+    levels = {"MXFP4": E2M1, "NF4": NF4, "FP4": FP4}.get(type_name.partition("_")[0])
+    return None if levels is None else torch.tensor(levels, device=device)
+
+
+def block_matmul(
+    counters: Counters, x: Tensor, matrix: Packed, bias: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
     """See linear.BlockMatmul; inputs are never rounded here: tensor cores take them as they are."""
-    _tell_once()
+    if is_arranged(matrix):
+        return multiply(counters, x, matrix, bias, out)
+    _tell_once(matrix.type_name)
     made = functional.linear(x, _dequantize(matrix, x.dtype), bias)
     return made if out is None else out.copy_(made)
 
 
 @functools.cache
-def _tell_once() -> None:
-    logger.info("On a GPU quantized matrices are unpacked in every step, then multiplied by torch.")
+def _tell_once(type_name: str) -> None:
+    if type_name not in _PLAIN:
+        logger.info("Matrices of %s are unpacked in every step, then multiplied by torch.", type_name)

@@ -9,7 +9,7 @@ from octavo.runtime.kernels.activations import Activation
 from octavo.runtime.kernels.norms import ResidualUpdate
 from octavo.runtime.kernels.triton.launch import cdiv, overlapped, power_of_2, release, wait
 
-_KINDS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
+KINDS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 _ELEMENTS = 2048  # of one program
 _FEW_ROWS = 512
 
@@ -108,6 +108,18 @@ def _norm_warps(num_rows: int, width: int) -> int:
 
 
 @triton.jit
+def act(value, KIND: tl.constexpr):
+    """Return an activation, by its number in KINDS."""
+    if KIND == 0:
+        value = value * tl.sigmoid(value)
+    elif KIND == 1:
+        value = 0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476))
+    else:  # 1 + tanh(z) = 2 sigmoid(2 z)
+        value = value * tl.sigmoid(1.5957691216057308 * (value + 0.044715 * value * value * value))
+    return value
+
+
+@triton.jit
 def _activation_kernel(
     x, out, SIZE, WIDTH: tl.constexpr, KIND: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr
 ):
@@ -117,13 +129,7 @@ def _activation_kernel(
     inside = column < SIZE
     source = x + row * SIZE * (2 if GATED else 1) + column
     wait(PDL)
-    value = tl.load(source, mask=inside, other=0.0).to(tl.float32)
-    if KIND == 0:
-        value = value * tl.sigmoid(value)
-    elif KIND == 1:
-        value = 0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476))
-    else:  # 1 + tanh(z) = 2 sigmoid(2 z)
-        value = value * tl.sigmoid(1.5957691216057308 * (value + 0.044715 * value * value * value))
+    value = act(tl.load(source, mask=inside, other=0.0).to(tl.float32), KIND)
     if GATED:
         value *= tl.load(source + SIZE, mask=inside, other=0.0).to(tl.float32)
     release(PDL)
@@ -136,7 +142,7 @@ def activate(x: Tensor, activation: Activation, *, gated: bool) -> Tensor:
     out = torch.empty((rows, size), dtype=x.dtype, device=x.device)
     width = min(power_of_2(size), _ELEMENTS // 2)
     if rows:
-        grid, kind = (rows, cdiv(size, width)), _KINDS[activation]
+        grid, kind = (rows, cdiv(size, width)), KINDS[activation]
         _activation_kernel[grid](x, out, size, WIDTH=width, KIND=kind, GATED=gated, **overlapped())
     return out
 

@@ -5,6 +5,26 @@ import triton.language as tl
 
 
 @triton.jit
+def locate(cu_q_lens, tile, num_requests, TILE_Q: tl.constexpr):
+    """Return (request, its first token in the batch, its new tokens, the tile's first of these).
+
+    Tiles of request r begin at number start_r // TILE_Q + r; surplus ones lie behind the request's end.
+    """
+    base = tl.load(cu_q_lens)
+    low, high = tile * 0, num_requests
+    while low < high:
+        middle = (low + high) // 2
+        if (tl.load(cu_q_lens + middle) - base) // TILE_Q + middle <= tile:
+            low = middle + 1
+        else:
+            high = middle
+    low -= 1
+    begin = tl.load(cu_q_lens + low) - base
+    q_len = tl.load(cu_q_lens + low + 1) - base - begin
+    return low, begin, q_len, (tile - begin // TILE_Q - low) * TILE_Q
+
+
+@triton.jit
 def look_up(table, start, end_key, BLOCK_SIZE: tl.constexpr, TILE_K: tl.constexpr):
     """Return the blocks of the keys from `start` on: a single one, where tiles do not cross blocks."""
     if BLOCK_SIZE % TILE_K == 0:

@@ -112,7 +112,6 @@ class _Notes(AsyncCompileMode):  # type: ignore[misc]  # Triton has no types
 
     def submit(self, key: str, compile_fn: Callable[[], Any], finalize_fn: Callable[[Any], None]) -> _Noted:
         """Take a kernel that Triton asks for; it puts what `finalize_fn` gets into its table."""
-        del key
         kernel = _Noted(compile_fn, finalize_fn, self._locks)
         self.kernels.append(kernel)
         finalize_fn(kernel)

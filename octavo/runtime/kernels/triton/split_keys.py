@@ -11,11 +11,16 @@ from octavo.runtime.kernels.triton.launch import is_last
 
 
 @triton.jit
+def part_size(num_keys, most, TILE_K: tl.constexpr, MIN_KEYS: tl.constexpr):
+    """Return the keys of a part, of `most` at most; the last one may have fewer."""
+    return tl.maximum(tl.cdiv(tl.cdiv(num_keys, most), TILE_K) * TILE_K, MIN_KEYS)
+
+
+@triton.jit
 def own_split(first_key, kv_len, TILE_K: tl.constexpr, MIN_KEYS: tl.constexpr):
     """Return (this program's first key, the end of its keys, how many parts have any)."""
     part = tl.program_id(2)
-    size = tl.cdiv(tl.cdiv(kv_len - first_key, tl.num_programs(2)), TILE_K) * TILE_K
-    size = tl.maximum(size, MIN_KEYS)
+    size = part_size(kv_len - first_key, tl.num_programs(2), TILE_K, MIN_KEYS)
     num_splits = tl.cdiv(kv_len - first_key, size)
     first_key += part * size
     return first_key, tl.minimum(first_key + size, kv_len), num_splits

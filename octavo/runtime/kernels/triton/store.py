@@ -26,9 +26,10 @@ def _narrow(value, target):
 @triton.jit
 def _heads(
     source, target, weight, cos, sin, inside, pair, eps,
-    D: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr, ROTATE: tl.constexpr,
+    D: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, NORMED: tl.constexpr,
+    ROTATE: tl.constexpr,
 ):
-    """Bring whole heads at `source` [ROWS] to `target` [ROWS], normalised, then rotated.
+    """Bring whole heads at `source` [ROWS] to `target` [ROWS], the last NORMED normalised, then rotated.
 
     Components are taken in the pairs that rotate together, then those that do not rotate (pair ≥ HALF).
     """
@@ -42,13 +43,17 @@ def _heads(
         has_first = inside & (first < D)[None, :]
     a = tl.load(source[:, None] + first[None, :], mask=has_first, other=0.0).to(tl.float32)
     b = tl.load(source[:, None] + second[None, :], mask=has_second, other=0.0).to(tl.float32)
-    if NORM:
-        factor = tl.rsqrt(tl.sum(a * a + b * b, 1) / D + eps)[:, None]
-        weight_a = tl.load(weight + first, mask=first < D, other=0.0).to(tl.float32)[None, :]
-        weight_b = tl.load(weight + second, mask=rotated, other=0.0).to(tl.float32)[None, :]
+    if NORMED > 0:
+        kept: tl.constexpr = D - NORMED
+        normed_a, normed_b = first >= kept, second >= kept
+        squares = tl.where(normed_a, a * a, 0.0) + tl.where(normed_b, b * b, 0.0)
+        factor = tl.rsqrt(tl.sum(squares, 1) / NORMED + eps)[:, None]
+        mask_a, mask_b = normed_a & (first < D), normed_b & rotated
+        weight_a = tl.load(weight + first - kept, mask=mask_a, other=0.0).to(tl.float32)[None, :]
+        weight_b = tl.load(weight + second - kept, mask=mask_b, other=0.0).to(tl.float32)[None, :]
         kind: tl.constexpr = source.dtype.element_ty
-        a = (a * factor * weight_a).to(kind).to(tl.float32)
-        b = (b * factor * weight_b).to(kind).to(tl.float32)
+        a = tl.where(normed_a, (a * factor * weight_a).to(kind).to(tl.float32), a)
+        b = tl.where(normed_b, (b * factor * weight_b).to(kind).to(tl.float32), b)
     if ROTATE:
         c = tl.load(cos + pair, mask=rotated, other=1.0)[None, :]
         s = tl.load(sin + pair, mask=rotated, other=0.0)[None, :]
@@ -60,47 +65,50 @@ def _heads(
 @triton.jit(do_not_specialize_on_alignment=["slots"])
 def _store_kernel(
     q, k, v, cache, slots, out, cos, sin, q_weight, k_weight,
-    stride_q, stride_k, stride_v, eps,
+    stride_q, stride_k, stride_v, stride_out, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr,
-    ROTATE: tl.constexpr, PDL: tl.constexpr,
+    HALVES: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, Q_ROWS: tl.constexpr,
+    Q_WIDTH: tl.constexpr, Q_GROUPS: tl.constexpr, INTERLEAVED: tl.constexpr, Q_NORMED: tl.constexpr,
+    K_NORMED: tl.constexpr, ROTATE: tl.constexpr, PDL: tl.constexpr,
 ):
-    """Store ROWS heads of one token: programs of queries first, if these change, then of keys, of values."""
+    """Store heads of one token: programs of queries first, if these change, then of keys, of values.
+
+    Q_WIDTH: of pairs of a query; of a latent cache only those that rotate, which it changes in place.
+    """
     token, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     pair = tl.arange(0, WIDTH)
-    q_groups: tl.constexpr = (HEADS + ROWS - 1) // ROWS if NORM or ROTATE else 0
     k_groups: tl.constexpr = (KV_HEADS + ROWS - 1) // ROWS
     cos += token * HALF
     sin += token * HALF
     slot = tl.load(slots + token)
     wait(PDL)
     release(PDL)
-    if group < q_groups:
-        head = group * ROWS + tl.arange(0, ROWS)
+    if group < Q_GROUPS:
+        head = group * Q_ROWS + tl.arange(0, Q_ROWS)
         inside = (head < HEADS)[:, None]
-        target = out + (token * HEADS + head) * D
         _heads(
-            q + token * stride_q + head * D, target, q_weight, cos, sin, inside, pair, eps,
-            D, HALF, INTERLEAVED, NORM, ROTATE,
+            q + token * stride_q + head * D, out + token * stride_out + head * D, q_weight, cos, sin, inside,
+            tl.arange(0, Q_WIDTH), eps, 2 * HALF if HALVES == 1 and Q_NORMED == 0 else D, HALF, INTERLEAVED,
+            Q_NORMED, ROTATE,
         )
     else:
         if slot >= 0:
             size: tl.constexpr = KV_HEADS * D
-            place = cache + (slot // BLOCK_SIZE * 2 * BLOCK_SIZE + slot % BLOCK_SIZE) * size
-            if group < q_groups + k_groups:
-                head = (group - q_groups) * ROWS + tl.arange(0, ROWS)
+            place = cache + (slot // BLOCK_SIZE * HALVES * BLOCK_SIZE + slot % BLOCK_SIZE) * size
+            if group < Q_GROUPS + k_groups:
+                head = (group - Q_GROUPS) * ROWS + tl.arange(0, ROWS)
                 inside = (head < KV_HEADS)[:, None]
                 _heads(
                     k + token * stride_k + head * D, place + head * D, k_weight, cos, sin, inside, pair, eps,
-                    D, HALF, INTERLEAVED, NORM, ROTATE,
+                    D, HALF, INTERLEAVED, K_NORMED, ROTATE,
                 )
             else:
-                head = (group - q_groups - k_groups) * ROWS + tl.arange(0, ROWS)
+                head = (group - Q_GROUPS - k_groups) * ROWS + tl.arange(0, ROWS)
                 inside = (head < KV_HEADS)[:, None]
                 place += BLOCK_SIZE * size
                 _heads(
                     v + token * stride_v + head * D, place + head * D, k_weight, cos, sin, inside, pair, eps,
-                    D, HALF, INTERLEAVED, False, False,
+                    D, HALF, INTERLEAVED, 0, False,
                 )
 # fmt: on
 
@@ -110,19 +118,23 @@ def store_kv(new: HeadInputs, cache: Tensor, slots: Tensor) -> Tensor:
     q, k, v, rotation, norms = new
     assert cache.is_contiguous()
     tokens, heads, head_dim = q.shape
-    kv_heads = k.shape[1]
-    changed = rotation is not None or norms is not None
-    out = torch.empty_like(q, memory_format=torch.contiguous_format) if changed else q
+    kv_heads, halves = k.shape[1], cache.shape[1]
+    q_weight, k_weight, eps = norms or (None, None, 0.0)
+    in_place = halves == 1 and q_weight is None
+    changed = rotation is not None or q_weight is not None
+    out = torch.empty_like(q, memory_format=torch.contiguous_format) if changed and not in_place else q
     if not tokens:
         return out
     cos, sin, interleaved = rotation or (q, q, False)
-    q_weight, k_weight, eps = norms or (q, q, 0.0)
     half = head_dim // 2 if rotation is None else cos.shape[-1]
     width = power_of_2(head_dim - half)
-    rows = _rows(tokens, heads, kv_heads, width)
-    groups = 2 * cdiv(kv_heads, rows) + (cdiv(heads, rows) if changed else 0)
+    rows = q_rows = _rows(tokens, heads, kv_heads, width)
+    q_width = power_of_2(half) if in_place else width
+    if in_place:
+        q_rows = max(1, min(power_of_2(heads), _ELEMENTS // q_width))
+    q_groups = cdiv(heads, q_rows) if changed else 0
     constants: dict[str, Any] = {"HEADS": heads, "KV_HEADS": kv_heads, "D": head_dim, "HALF": half}
-    _store_kernel[(tokens, groups)](
+    _store_kernel[(tokens, halves * cdiv(kv_heads, rows) + q_groups)](
         q,
         k,
         v,
@@ -131,19 +143,25 @@ def store_kv(new: HeadInputs, cache: Tensor, slots: Tensor) -> Tensor:
         out,
         cos,
         sin,
-        q_weight,
-        k_weight,
+        q if q_weight is None else q_weight,
+        q if k_weight is None else k_weight,
         q.stride(0),
         k.stride(0),
         v.stride(0),
+        out.stride(0),
         eps,
         WIDTH=width,
+        HALVES=halves,
         BLOCK_SIZE=cache.shape[2],
         ROWS=rows,
+        Q_ROWS=q_rows,
+        Q_WIDTH=q_width,
+        Q_GROUPS=q_groups,
         INTERLEAVED=interleaved,
-        NORM=norms is not None,
+        Q_NORMED=0 if q_weight is None else head_dim,
+        K_NORMED=0 if k_weight is None else len(k_weight),
         ROTATE=rotation is not None,
-        num_warps=4 if rows * width >= 256 else 1,
+        num_warps=4 if max(rows * width, q_rows * q_width) >= 256 else 1,
         **constants,
         **overlapped(),
     )

@@ -6,17 +6,23 @@ Importing this module needs the package `triton`; without it, the CUDA platform 
 from functools import partial
 
 from octavo.runtime.kernels.attention import AttentionKernels
+from octavo.runtime.kernels.experts import ExpertKernels
 from octavo.runtime.kernels.linear import LinearKernels, SplitProduct
 from octavo.runtime.kernels.norms import NormKernels
+from octavo.runtime.kernels.ref.blocks import select_inputs
+from octavo.runtime.kernels.ref.experts import block_experts
 from octavo.runtime.kernels.sampling import SamplingKernels, TruncateAndDraw
 from octavo.runtime.kernels.steps import StepKernels
 from octavo.runtime.kernels.table import KernelTable
-from octavo.runtime.kernels.triton import blocks, elementwise
+from octavo.runtime.kernels.triton import blocks, edits, elementwise, experts
+from octavo.runtime.kernels.triton.arranged import arrange
 from octavo.runtime.kernels.triton.attention import paged_attention
 from octavo.runtime.kernels.triton.draws import draw
+from octavo.runtime.kernels.triton.latent_prompts import latent_prompts
 from octavo.runtime.kernels.triton.launch import Counters
 from octavo.runtime.kernels.triton.matmul import Matmul
 from octavo.runtime.kernels.triton.noise import row_limits
+from octavo.runtime.kernels.triton.scores import score
 from octavo.runtime.kernels.triton.steps import begin_step, end_step
 from octavo.runtime.kernels.triton.store import store_kv
 from octavo.runtime.kernels.triton.truncation import truncate
@@ -28,16 +34,30 @@ def cuda_table() -> KernelTable:
     matmul = Matmul(counters)
     return KernelTable(
         name="triton",
-        attention=AttentionKernels(store_kv, partial(paged_attention, counters), elementwise.rotary_tables),
+        attention=AttentionKernels(
+            store_kv, partial(paged_attention, counters), elementwise.rotary_tables, latent_prompts
+        ),
         norms=NormKernels(elementwise.rms_norm, elementwise.add_norm),
         activate=elementwise.activate,
         linear=LinearKernels(
             matmul=matmul,
             gated_matmul=matmul.gated,
             block_dequantize=blocks.block_dequantize,
-            block_matmul=blocks.block_matmul,
+            block_matmul=partial(blocks.block_matmul, counters),
+            select_inputs=select_inputs,
+            arrange=arrange,
             split_product=SplitProduct(matmul.split, elementwise.add_norm),
         ),
-        sampling=SamplingKernels(TruncateAndDraw(partial(draw, counters), truncate), row_limits),
+        experts=ExpertKernels(experts.route, experts.dense_experts, block_experts),
+        sampling=SamplingKernels(
+            TruncateAndDraw(partial(draw, counters), truncate),
+            row_limits,
+            edits.widen,
+            edits.forbid,
+            edits.ban,
+            edits.penalize,
+            edits.count,
+            score,
+        ),
         steps=StepKernels(partial(begin_step, counters), end_step),
     )
