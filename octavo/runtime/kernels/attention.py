@@ -4,6 +4,7 @@ T = tokens, H = heads, D = head_dim. "Token-strided" = contiguous in all but the
 fused projection need no copy.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -25,9 +26,12 @@ class Rotation(NamedTuple):
 
 
 class HeadNorms(NamedTuple):
-    """RMS norms over every head of queries and of keys. Weights: [D], of the activations' type."""
+    """RMS norms over every head of queries and of keys; without a weight of queries, of keys only.
 
-    q_weight: Tensor
+    Weights: [D], of the activations' type; of keys only, [C]: their last C components are normalised.
+    """
+
+    q_weight: Tensor | None
     k_weight: Tensor
     eps: float
 
@@ -61,6 +65,8 @@ class Ragged:
     """So many of the first requests have one new token each; what is not told costs speed only."""
     common_start: bool = False
     """Most neighbours among these have their first blocks in common; what is not so costs speed only."""
+    from_start: bool = False
+    """Requests behind the singles have no tokens in the cache before; what is not told costs speed only."""
     longest_q: int = 0
     """The most new tokens of a request; 0 = not known: the step is repeated for other requests."""
 
@@ -71,12 +77,17 @@ class Scores(NamedTuple):
     sliding_window: positions a query sees, itself included; 0 = all
     soft_cap:       scores become soft_cap * tanh(score / soft_cap); 0 = off
     input_precision: "bfloat16" on CPU: over a cache of bf16, queries and weights may be rounded, too
+    is_causal:       a query sees no later position; otherwise the window counts to both sides
+    keys_only:       of a latent cache: so many first components nobody reads of the result, which may be
+                     anything there
     """
 
     scale: float
     sliding_window: int = 0
     soft_cap: float = 0.0
     input_precision: InputPrecision = "float32"
+    is_causal: bool = True
+    keys_only: int = 0
 
 
 class StoreKV(Protocol):
@@ -86,23 +97,48 @@ class StoreKV(Protocol):
         """Normalise, then rotate the heads of q and k; store k and v in `cache`; return the new q.
 
         cache:  [num_blocks, 2, block_size, num_kv_heads, D] f32, bf16, f16 or, clamped to ±448,
-                float8_e4m3fn; on CPU also int8 with scales, as in cache_layout; changed in place
+                float8_e4m3fn; on CPU also int8 with scales, as in cache_layout; changed in place.
+                With 1 for 2 keys are the values, too, and v is not looked at
         slots:  [T] int64, block_id * block_size + offset; -1 = keep nothing
         """
 
 
 class PagedAttention(Protocol):
-    """Causal attention of a ragged batch over the paged cache."""
+    """Attention of a ragged batch over the paged cache, causal or to both sides."""
 
     def __call__(
         self, q: Tensor, cache: Tensor, block_tables: Tensor, batch: Ragged, scores: Scores
     ) -> Tensor:
-        """Attend each new token to the cached tokens up to and including itself; returns a tensor like q.
+        """Attend each new token to the cached tokens that it sees; returns a tensor like q.
 
         q:             [T, num_heads, head_dim], token-strided; num_heads a multiple of num_kv_heads
         cache:         as in StoreKV, this step's keys and values already written
         block_tables:  [R, max_blocks] int32; entries outside what a query sees are never read
         """
+
+
+class PlainPrompts(NamedTuple):
+    """New tokens of requests that have no others, with keys and values per head.
+
+    P, R and V are the sizes of what of a head does not rotate, of what does, and of values.
+
+    q:         [T, num_heads, P + R], token-strided; its end is not looked at
+    q_rope:    [T, num_heads, R], strided: that end, rotated
+    made:      [T, num_heads, P + V], contiguous: parts of keys, and values
+    k_rope:    [T, R], strided: the end of all heads' keys, rotated
+    cu_q_lens: [requests + 1] int32, the first of which may be any number
+    """
+
+    q: Tensor
+    q_rope: Tensor
+    made: Tensor
+    k_rope: Tensor
+    cu_q_lens: Tensor
+    scale: float
+
+
+LatentPrompts = Callable[[PlainPrompts, Tensor], None]
+"""Attends each token to those of its request up to itself; fills out [T, num_heads, V], contiguous."""
 
 
 class RotaryTables(Protocol):
@@ -122,3 +158,6 @@ class AttentionKernels:
     store_kv: StoreKV
     paged_attention: PagedAttention
     rotary_tables: RotaryTables
+    latent_prompts: LatentPrompts | None = None
+    input_precision: InputPrecision = "float32"
+    """What `paged_attention` is best given where the user leaves the choice."""

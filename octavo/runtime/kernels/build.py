@@ -33,7 +33,8 @@ _OPTIONS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-pthread", "-Wno
 _MARCHES = ("native", "x86-64-v3") if platform.machine() == "x86_64" else ("native",)
 """The second where what the compiler makes for this very CPU does not prove right: AVX2 and no more."""
 _PROOF = "octavo.runtime.kernels.cpu.proof"
-_TIMEOUT_S = 300
+_TIMEOUT_S = 1200
+"""Of one compilation or proof; on a busy machine a file takes minutes."""
 
 
 def shared_library() -> Path | None:
@@ -42,6 +43,8 @@ def shared_library() -> Path | None:
     Raises ConfigError for a cache that others can write to: they could run code here.
     """
     folder = env.cache_dir() / "kernels"
+    level, reason = chosen_level()
+    logger.info("CPU kernels use %s: %s", level, reason)
     if (shipped := _shipped_library(folder)) is not None:
         return shipped
     if folder.is_symlink() or folder.exists():
@@ -50,6 +53,27 @@ def shared_library() -> Path | None:
     if path is not None:
         _check(path)
     return path
+
+
+def chosen_level() -> tuple[str, str]:
+    """Return the instruction set that kernels are made for, and why. Raises ConfigError if none can be.
+
+    "native" is what the compiler makes of this CPU where it is none of ours.
+    """
+    isa, features = env.cpu_isa(), _cpu_features()
+    level = next((name for name, v in variants.allowed(isa).items() if v.runs_on(features)), "native")
+    if not isa:
+        return level, "the best of this CPU"
+    if not variants.VARIANTS[isa].runs_on(features):
+        raise ConfigError(f"OCTAVO_CPU_ISA is {isa}, which this CPU does not have; {level} is its best.")
+    return level, "OCTAVO_CPU_ISA asks for no more"
+
+
+def _marches() -> list[tuple[str, ...]]:
+    """Return the options to try, one after the other."""
+    if isa := env.cpu_isa():
+        return [variants.VARIANTS[isa].options]
+    return [(f"-march={march}",) for march in _MARCHES]
 
 
 def _check(path: Path) -> None:
@@ -84,7 +108,7 @@ def _library_in(folder: Path) -> Path | None:
 def _shipped_library(folder: Path) -> Path | None:
     """Return the wheel's best library that this CPU can run; it has to prove right here once."""
     features, sources = _cpu_features(), _sources()
-    for name, variant in variants.VARIANTS.items():
+    for name, variant in variants.allowed(env.cpu_isa()).items():
         path = variants.library(variants.FOLDER, name, sources)
         if not path.exists() or not variant.runs_on(features):
             continue
@@ -139,12 +163,14 @@ def _compile(command: list[str], path: Path) -> None:
     logger.info("Compiling CPU kernels into %s", path)
     with tempfile.TemporaryDirectory(dir=path.parent) as work:
         made = Path(work, "library.so")
-        for march in _MARCHES:
-            _make([*command, *_OPTIONS, f"-march={march}"], made)
+        for march in _marches():
+            _make([*command, *_OPTIONS, *march], made)
             try:
                 _run([sys.executable, "-P", "-m", _PROOF, str(made)])
             except subprocess.CalledProcessError as error:
-                logger.warning("CPU kernels for %s are wrong on this machine. %s", march, _reason(error))
+                logger.warning(
+                    "CPU kernels for %s are wrong on this machine. %s", shlex.join(march), _reason(error)
+                )
                 failure = error
             else:
                 made.chmod(0o700)
@@ -172,7 +198,7 @@ def _run(command: list[str]) -> str:
 
 def _prefix() -> str:
     """Return the digest of what the library is made of and of the CPU it is made for."""
-    return _digest(_sources().encode(), shlex.join(_MARCHES).encode(), _cpu_features().encode())
+    return _digest(_sources().encode(), repr(_marches()).encode(), _cpu_features().encode())
 
 
 def _sources() -> str:

@@ -1,6 +1,7 @@
 """`CacheLayout`: how what a layer keeps lies in the bytes of blocks. Asked by whoever allocates a cache.
 
 Of heads it is [num_blocks, 2, block_size, num_kv_heads, head_dim], keys before values, in a float type.
+A latent cache is the same with one vector for key and value: [num_blocks, 1, block_size, 1, components].
 In int8 every key and value is rounded to 127 steps of a scale of its own, and the last axis is head_dim + 4:
 room for the scales. Half a block is then block_size * num_kv_heads vectors of head_dim bytes, and behind them
 the scales in float32, [num_kv_heads, block_size], where those of neighbours are loaded together.
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from octavo.base.errors import Unsupported
-from octavo.messages.kv import HeadsKV, KVCacheSpec
+from octavo.messages.kv import HeadsKV, KVCacheSpec, LatentKV
 
 SCALE_BYTES = 4
 LARGEST = 127
@@ -31,6 +32,13 @@ def make_spec(num_kv_heads: int, head_dim: int, dtype: torch.dtype, sliding_wind
         )
     size = num_kv_heads * _width(head_dim, dtype) * dtype.itemsize
     return HeadsKV(num_kv_heads, head_dim, str(dtype).removeprefix("torch."), 2 * size, sliding_window)
+
+
+def make_latent_spec(size: int, dtype: torch.dtype) -> KVCacheSpec:
+    """Return what a latent attention layer keeps per token in this type. Raises Unsupported for int8."""
+    if dtype == torch.int8:
+        raise Unsupported("A latent KV cache cannot be int8: leave out kv_cache_dtype.")
+    return LatentKV(size, str(dtype).removeprefix("torch."), size * dtype.itemsize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +62,7 @@ class CacheLayout:
     def view(self, raw: Tensor) -> Tensor:
         """Return the cache that lies in `raw`, [num_blocks, block_bytes] uint8: the same memory."""
         heads, width = self.spec.num_kv_heads, _width(self.spec.head_dim, self.dtype)
-        return raw.view(self.dtype).view(len(raw), 2, self.block_size, heads, width)
+        return raw.view(self.dtype).view(len(raw), self.spec.halves, self.block_size, heads, width)
 
     def zeros(self, num_blocks: int, device: torch.device) -> Tensor:
         """Return a new cache for one layer."""

@@ -18,8 +18,18 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from octavo.runtime.kernels.ref import draws
 from octavo.runtime.kernels.ref.noise import row_limits
-from octavo.runtime.kernels.sampling import Choice, Draws, Limits, SamplingKernels
+from octavo.runtime.kernels.sampling import (
+    IN_PROMPT,
+    WHOLE_VOCABULARY,
+    Choice,
+    Draws,
+    Limits,
+    SamplingKernels,
+    Scores,
+    TokenLists,
+)
 
 _NUM_CANDIDATES = 128
 _PIECE = 2**20  # logits that are drawn from at once: what stays in a CPU's caches is twice as fast
@@ -226,4 +236,75 @@ def _divisor(number: int, limit: int) -> int:
     return max(part for part in range(1, limit + 1) if number % part == 0)
 
 
-TORCH_SAMPLING = SamplingKernels(functools.partial(choose, greedy), row_limits)
+def forbid(logits: torch.Tensor, rows: torch.Tensor, numbers: torch.Tensor, words: torch.Tensor) -> None:
+    """See sampling.Forbid."""
+    bits = np.unpackbits((~words.numpy()).view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
+    is_forbidden = torch.from_numpy(bits).view(torch.bool)
+    for row, number in zip(rows.tolist(), numbers.tolist(), strict=True):
+        logits[row].masked_fill_(is_forbidden[number], _NEVER)
+
+
+def penalize(
+    logits: torch.Tensor,
+    rows: torch.Tensor,
+    lists: TokenLists,
+    owners: torch.Tensor,
+    strengths: torch.Tensor,
+) -> None:
+    """See sampling.Penalize: the work goes with the length of the requests, not with the vocabulary.
+
+    A logit's change depends on its token's mark alone: that what follows a list names some tokens twice does
+    no harm.
+    """
+    rows, numbers = rows[:, None], strengths[owners]
+    ids = lists.ids[lists.rows, : lists.longest].clamp_(min=0)  # [n, longest]
+    marks = lists.counts[lists.rows[:, None], ids]
+    counts = marks % IN_PROMPT
+    repetition, frequency, presence = numbers[:, :, None].unbind(dim=1)
+    values = logits[rows, ids]
+    repeated = torch.where(values > 0, values / repetition, values * repetition)
+    values = torch.where(marks > 0, repeated, values) - frequency * counts - presence * (counts > 0)
+    logits[rows, ids] = values
+
+
+def score(
+    logits: torch.Tensor,
+    rows: torch.Tensor,
+    token_ids: torch.Tensor,
+    num_top: int,
+    normalise: bool,
+    listed_ids: torch.Tensor | None = None,
+) -> Scores:
+    """See sampling.Score."""
+    values, vocab_size = logits[rows].float(), logits.shape[1]
+    if normalise:
+        values = torch.log_softmax(values, dim=1, out=values)
+    size = vocab_size if num_top == WHOLE_VOCABULARY else min(num_top, vocab_size)
+    chosen = values.gather(1, token_ids[:, None])
+    rank = 1 + (values > chosen).sum(dim=1, keepdim=True)
+    if listed_ids is not None:
+        ids, others = listed_ids, values.gather(1, listed_ids)
+        ascending = values.sort(dim=1).values
+        ranks = 1 + vocab_size - torch.searchsorted(ascending, others, right=True)
+    elif size == 0:
+        return Scores(token_ids[:, None], chosen, rank)
+    else:
+        others, ids = top_candidates(values, size)
+        ranks = torch.arange(1, size + 1, device=logits.device).expand(len(rows), -1)
+    return Scores(
+        torch.cat([token_ids[:, None], ids], dim=1),
+        torch.cat([chosen, others], dim=1),
+        torch.cat([rank, ranks], dim=1),
+    )
+
+
+TORCH_SAMPLING = SamplingKernels(
+    functools.partial(choose, greedy),
+    row_limits,
+    draws.widen,
+    draws.forbid,
+    draws.ban,
+    penalize,
+    draws.count,
+    score,
+)

@@ -8,14 +8,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
-from octavo.base.gguf import BLOCK_TYPES, BlockType
+from octavo.base.gguf import BlockType
 from octavo.runtime.kernels.activations import Activation
+from octavo.runtime.kernels.block_types import (
+    ARRANGED_TYPES,
+    BFLOAT16_TYPES,
+    INTEGER_TYPES,
+    TYPES_BY_NAME,
+)
 from octavo.runtime.kernels.norms import AddNorm, ResidualUpdate
 from octavo.runtime.kernels.precision import InputPrecision
-
-_TYPES = {kind.name: kind for kind in BLOCK_TYPES.values()}
 
 
 class Matmul(Protocol):
@@ -42,7 +47,8 @@ class SplitProduct(NamedTuple):
 class Packed(NamedTuple):
     """A matrix that stays packed, and what its inputs are rounded to.
 
-    blocks: [N, row_bytes] uint8, contiguous, of a type of base.gguf.BLOCK_TYPES
+    blocks: [N, row_bytes] uint8, contiguous, of a type of block_types;
+            of several experts [E, N, row_bytes]
     input_precision: "bfloat16" rounds inputs and unpacked weights to bfloat16, for the types of
             BFLOAT16_TYPES; "int16" and "int8" round inputs to so many bits, every 32 numbers by the largest
             of them, and multiply integers, for those of INTEGER_TYPES; other types are multiplied as for
@@ -56,12 +62,18 @@ class Packed(NamedTuple):
     @property
     def kind(self) -> BlockType:
         """Return the type of its blocks."""
-        return _TYPES[self.type_name]
+        return ARRANGED_TYPES.get(self.type_name) or TYPES_BY_NAME[self.type_name]
 
     @property
     def num_inputs(self) -> int:
         """Return K."""
-        return self.blocks.shape[1] // self.kind.num_bytes * self.kind.block
+        return self.blocks.shape[-1] // self.kind.num_bytes * self.kind.block
+
+    def describe(self) -> str:
+        """Return type, shape, and what inputs are rounded to, for people."""
+        rounded = BFLOAT16_TYPES if self.input_precision == "bfloat16" else INTEGER_TYPES
+        precision = self.input_precision if self.type_name in rounded else "float32"
+        return f"{self.type_name} {self.blocks.shape[-2]}x{self.num_inputs}, inputs {precision}"
 
 
 class BlockDequantize(Protocol):
@@ -87,6 +99,11 @@ class BlockMatmul(Protocol):
         """
 
 
+SelectInputs = Callable[[Tensor, Tensor], Tensor]
+"""Takes x: [M, K], token-strided, and places [J] int32 in its rows; returns [M, J], 0 where one is negative.
+
+Before products with matrices whose columns stand in another order, or have gaps.
+"""
 GatedBlockMatmul = Callable[[Tensor, Packed, Activation], Tensor | None]
 """Takes x: [T, K] float32, and a matrix of N rows: gates, then as many values. Returns [T, N / 2] float32.
 
@@ -114,10 +131,15 @@ class LinearKernels:
     """silu(gates) * values, of the product: the rows of the matrix are gates, then as many values."""
     block_dequantize: BlockDequantize
     block_matmul: BlockMatmul
+    select_inputs: SelectInputs
     input_precision: InputPrecision = "float32"
     """What `block_matmul` is best given where the user leaves the choice."""
+    dense_precision: InputPrecision = "float32"
+    """The same for weights that are bfloat16."""
     split_product: SplitProduct | None = None
     """Where a norm forms the sum of some products faster than they do it themselves."""
     gated_block_matmul: GatedBlockMatmul | None = None
     block_feed_forward: BlockFeedForward | None = None
     block_greedy: BlockGreedy | None = None
+    arrange: Callable[[Packed, torch.dtype], Packed] | None = None
+    """Takes a matrix and the type of its inputs, once, after loading; returns it in the fastest form."""

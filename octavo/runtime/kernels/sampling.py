@@ -70,12 +70,141 @@ class RowLimits(Protocol):
         """
 
 
+class Forbid(Protocol):
+    """Tokens that some rows may not choose."""
+
+    def __call__(self, logits: Tensor, rows: Tensor, numbers: Tensor, words: Tensor) -> None:
+        """Set the logits of all tokens to -inf whose bits are not set; in place.
+
+        logits:        [n, vocab_size] float32, contiguous rows
+        rows, numbers: [m] int64: rows of the logits, distinct, and the mask of each
+        words:         [masks, ceil(vocab_size / 32)] int32, contiguous: bit i of word w = token 32 w + i
+        """
+
+
+class Widen(Protocol):
+    """Logits in float32."""
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Return [n, vocab_size] float32, contiguous: the argument itself if it is that already."""
+
+
+class TokenLists(NamedTuple):
+    """The tokens that occur in requests: a row of the tables for each request that wants to know.
+
+    rows:    [n] int64, the row of each request in the tables
+    lengths: [n] int64, entries of each
+    ids:     [capacity, columns] int64, no token twice in a list; -1 is none, what follows is arbitrary
+    counts:  [capacity, vocab_size] int32: how often it was chosen, + IN_PROMPT if it stands in the prompt
+    longest: the largest of the lengths
+    """
+
+    rows: Tensor
+    lengths: Tensor
+    ids: Tensor
+    counts: Tensor
+    longest: int
+
+
+IN_PROMPT = 1 << 30
+"""Mark of a token that the repetition penalty has to see in the prompt."""
+
+
+class Penalize(Protocol):
+    """Repetition, frequency and presence penalties."""
+
+    def __call__(
+        self, logits: Tensor, rows: Tensor, lists: TokenLists, owners: Tensor, strengths: Tensor
+    ) -> None:
+        """Change the logits of tokens that occur, in place.
+
+        logits:    [m, vocab_size] float32, contiguous rows
+        rows:      [n] int64, distinct: the row of each request in `logits`
+        owners:    [n] int64, that in `strengths`
+        strengths: [capacity, 3] float32, contiguous: repetition, frequency, presence
+        """
+
+
+class Count(Protocol):
+    """One more token in each list."""
+
+    def __call__(self, lists: TokenLists, token_ids: Tensor) -> None:
+        """Count a token of each, [n] int64, and append it to its list, which has space; lengths stay."""
+
+
+class Ban(Protocol):
+    """Bad words: their last tokens are impossible where the output ends with the tokens before them."""
+
+    def __call__(
+        self,
+        logits: Tensor,
+        rows: Tensor,
+        last: Tensor,
+        prefixes: Tensor,
+        owners: Tensor,
+        lists: Tensor,
+        ids: Tensor,
+        lengths: Tensor,
+    ) -> None:
+        """Set logits to -inf, in place; all integers are int64.
+
+        logits:   [m, vocab_size] float32, contiguous rows
+        rows:     [words], the row of each in `logits`
+        last:     [words], its last token
+        prefixes: [words, width], contiguous: the tokens before it, the last of them first, then -1
+        owners:   [words], its place in `lengths`
+        lists:    [words], its row in `ids`
+        ids:      [capacity, columns], outputs
+        lengths:  [capacity], how many tokens of the output of each owner there are
+        """
+
+
+class Scores(NamedTuple):
+    """Rows with equally many entries: token_ids, values, ranks are [n, 1 + k], the chosen token first."""
+
+    token_ids: Tensor
+    values: Tensor
+    ranks: Tensor
+
+
+class Score(Protocol):
+    """Logprobs, or logits, of chosen tokens and of others beside them."""
+
+    def __call__(
+        self,
+        logits: Tensor,
+        rows: Tensor,
+        token_ids: Tensor,
+        num_top: int,
+        normalise: bool,
+        listed_ids: Tensor | None = None,
+    ) -> Scores:
+        """Score the chosen tokens and the `num_top` most likely, or those listed instead; logits stay.
+
+        logits:     [m, vocab_size] of any floating-point type
+        rows:       [n] int64: the row of each in `logits`
+        token_ids:  [n] int64: the chosen tokens
+        num_top:    WHOLE_VOCABULARY = all
+        listed_ids: [n, k] int64
+        A token's rank is 1 + the number of larger values.
+        """
+
+
+WHOLE_VOCABULARY = -1
+
+
 @dataclass(frozen=True)
 class SamplingKernels:
     """The kernels that choose tokens."""
 
     choose: Choose
     row_limits: RowLimits
+    widen: Widen
+    forbid: Forbid
+    ban: Ban
+    penalize: Penalize
+    count: Count
+    score: Score
 
 
 class Truncation(NamedTuple):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from octavo.runtime.kernels.activations import Activation
 from octavo.runtime.kernels.attention import AttentionKernels, HeadInputs
+from octavo.runtime.kernels.experts import ExpertKernels, Router, Routing
 from octavo.runtime.kernels.linear import LinearKernels, Packed
 from octavo.runtime.kernels.norms import NormKernels
 from octavo.runtime.kernels.ref.elementwise import rotary_tables
@@ -23,7 +24,6 @@ def shape_table(dtype: torch.dtype) -> KernelTable:
     """Return the table. dtype: of activations made from packed weights."""
 
     def dequantize(matrix: Packed, places: Tensor | None = None, scale: float = 1.0) -> Tensor:
-        del scale
         blocks = matrix.blocks if places is None else matrix.blocks[places]
         return blocks.new_empty((len(blocks), matrix.num_inputs), dtype=dtype)
 
@@ -36,18 +36,22 @@ def shape_table(dtype: torch.dtype) -> KernelTable:
 
     return KernelTable(
         name="shapes",
-        attention=AttentionKernels(_store_kv, _paged_attention, rotary_tables),
+        attention=AttentionKernels(_store_kv, _paged_attention, rotary_tables, _latent_prompts),
         norms=NormKernels(_rms_norm, _add_norm),
         activate=_activate,
-        linear=LinearKernels(_matmul, _gated_matmul, dequantize, block_matmul),
+        linear=LinearKernels(_matmul, _gated_matmul, dequantize, block_matmul, _select_inputs),
+        experts=ExpertKernels(_route, _dense_experts, _block_experts),
         sampling=ref_table().sampling,
         steps=STEP_KERNELS,
     )
 
 
 def _matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    del bias
     return x.new_empty((x.shape[0], weight.shape[0]))
+
+
+def _select_inputs(x: Tensor, places: Tensor) -> Tensor:
+    return x.new_empty((x.shape[0], len(places)))
 
 
 def _gated_matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -56,25 +60,43 @@ def _gated_matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 
 
 def _activate(x: Tensor, activation: Activation, *, gated: bool) -> Tensor:
-    del activation
     return x.new_empty((x.shape[0], x.shape[1] // (1 + gated)))
 
 
+def _route(logits: Tensor, bias: Tensor | None, router: Router) -> Routing:
+    size = len(logits), router.top_k
+    return Routing(logits.new_empty(size, dtype=torch.int32), logits.new_empty(size, dtype=torch.float32))
+
+
+def _dense_experts(x: Tensor, routing: Routing, up: Tensor, *others: Any) -> Tensor:
+    """Make the inner layers and the outputs of all chosen experts before their sums."""
+    inner = x.new_empty((routing.ids.numel(), up.shape[1] // 2))
+    made = x.new_empty((len(inner), x.shape[1]))
+    total = torch.empty_like(x)
+    del inner, made
+    return total
+
+
+def _block_experts(x: Tensor, *others: Any) -> Tensor:
+    return torch.empty_like(x)
+
+
 def _store_kv(new: HeadInputs, cache: Tensor, slots: Tensor) -> Tensor:
-    del cache, slots
-    return new.q if new.rotation is None and new.norms is None else torch.empty_like(new.q)
+    is_kept = cache.shape[1] == 1 or (new.rotation is None and new.norms is None)
+    return new.q if is_kept else torch.empty_like(new.q)
 
 
 def _paged_attention(q: Tensor, *tables: Any, **how: Any) -> Tensor:
-    del tables, how
     return torch.empty_like(q)
 
 
+def _latent_prompts(prompts: Any, out: Tensor) -> None:
+    del prompts, out
+
+
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    del weight, eps
     return torch.empty_like(x)
 
 
 def _add_norm(x: Any, weight: Tensor, eps: float, residual: Tensor) -> tuple[Tensor, Tensor]:
-    del weight, eps, residual
     return torch.empty_like(x), torch.empty_like(x)

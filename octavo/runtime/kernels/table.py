@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from octavo.runtime.kernels.activations import Activate
 from octavo.runtime.kernels.attention import AttentionKernels
+from octavo.runtime.kernels.experts import ExpertKernels
 from octavo.runtime.kernels.linear import LinearKernels
 from octavo.runtime.kernels.norms import NormKernels
 from octavo.runtime.kernels.sampling import SamplingKernels
@@ -26,5 +27,6 @@ class KernelTable:
     norms: NormKernels
     activate: Activate
     linear: LinearKernels
+    experts: ExpertKernels
     sampling: SamplingKernels
     steps: StepKernels

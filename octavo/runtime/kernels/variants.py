@@ -6,6 +6,8 @@ Each is made for a baseline that many CPUs have in common, where `build` alone w
 from pathlib import Path
 from typing import NamedTuple
 
+from octavo.base.errors import ConfigError
+
 FOLDER = Path(__file__).parent / "cpu" / "built"
 _AVX2 = "avx avx2 bmi1 bmi2 f16c fma abm movbe"
 _AVX512 = f"{_AVX2} avx512f avx512bw avx512cd avx512dq avx512vl avx512_vnni"
@@ -27,10 +29,19 @@ VARIANTS = {
         ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
         f"{_AVX512} avx512_bf16 amx_tile amx_bf16",
     ),
+    "avx512_bf16": Variant(("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"), f"{_AVX512} avx512_bf16"),
     "avx512": Variant(("-march=x86-64-v4", "-mavx512vnni"), _AVX512),
     "avx2": Variant(("-march=x86-64-v3",), _AVX2),
 }
-"""The best first. Kernels use bfloat16 instructions beside tiles only: AVX-512 needs no second library."""
+"""The best first."""
+
+
+def allowed(isa: str) -> dict[str, Variant]:
+    """Return the variants up to `isa`, the best first; "": all. Raises ConfigError for an unknown one."""
+    if isa and isa not in VARIANTS:
+        raise ConfigError(f"OCTAVO_CPU_ISA is {isa}; it may be {', '.join(VARIANTS)}.")
+    names = list(VARIANTS)
+    return {name: VARIANTS[name] for name in names[names.index(isa) if isa else 0 :]}
 
 
 def library(folder: Path, name: str, sources: str) -> Path:

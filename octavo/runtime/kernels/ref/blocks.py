@@ -1,7 +1,7 @@
-"""References of the kernels over GGUF's quantized blocks: unpack with torch ops, then multiply.
+"""References of the kernels over packed blocks: unpack with torch ops, then multiply.
 
-Formats: ggml-quants.h of https://github.com/ggml-org/ggml. B = blocks. Every unpacker takes the raw bytes
-[B, bytes per block] and returns the values [B, values per block] in float32.
+Formats: block_types.py, and ggml-quants.h of https://github.com/ggml-org/ggml. B = blocks. Every unpacker
+takes the raw bytes [B, bytes per block] and returns the values [B, values per block] in float32.
 """
 
 from collections.abc import Callable
@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from octavo.runtime.kernels.block_types import BFLOAT16_TYPES, INTEGER_TYPES
 from octavo.runtime.kernels.linear import Packed
-from octavo.runtime.kernels.precision import BFLOAT16_TYPES, INTEGER_TYPES
+from octavo.runtime.kernels.ref.group_blocks import GROUP_UNPACKERS, nibbles
 
 _ROWS_AT_ONCE = 4096  # bounds the memory of an unpacked language model head
 _LARGEST = {"int8": 127, "int16": 32767}
@@ -44,6 +45,11 @@ def block_matmul(x: Tensor, matrix: Packed, bias: Tensor | None = None, out: Ten
     return made if out is None else out.copy_(made)
 
 
+def select_inputs(x: Tensor, places: Tensor) -> Tensor:
+    """See linear.SelectInputs."""
+    return torch.where(places < 0, 0, x[:, places.clamp(min=0).long()])
+
+
 def _round_parts(x: Tensor, largest: int) -> Tensor:
     """Round every 32 numbers to whole multiples of one scale, `largest` of which make the largest of them."""
     parts = x.reshape(*x.shape[:-1], -1, 32)
@@ -55,11 +61,6 @@ def _round_parts(x: Tensor, largest: int) -> Tensor:
 def _half(raw: Tensor) -> Tensor:
     """Read two bytes as a float16 scale: [B, 2] to [B, 1] float32."""
     return raw.contiguous().view(torch.float16).float()
-
-
-def _nibbles(raw: Tensor) -> Tensor:
-    """Split [..., n] bytes into [..., 2 n] values: all low halves, then all high ones."""
-    return torch.cat([raw & 15, raw >> 4], dim=-1)
 
 
 def _bits(raw: Tensor) -> Tensor:
@@ -84,22 +85,22 @@ def _q8_0(b: Tensor) -> Tensor:
 
 
 def _q4_0(b: Tensor) -> Tensor:
-    return _half(b[:, :2]) * (_nibbles(b[:, 2:]).float() - 8)
+    return _half(b[:, :2]) * (nibbles(b[:, 2:]).float() - 8)
 
 
 def _q4_1(b: Tensor) -> Tensor:
-    return _half(b[:, :2]) * _nibbles(b[:, 4:]) + _half(b[:, 2:4])
+    return _half(b[:, :2]) * nibbles(b[:, 4:]) + _half(b[:, 2:4])
 
 
 def _q5_0(b: Tensor) -> Tensor:
-    return _half(b[:, :2]) * ((_nibbles(b[:, 6:]) | _bits(b[:, 2:6]) << 4).float() - 16)
+    return _half(b[:, :2]) * ((nibbles(b[:, 6:]) | _bits(b[:, 2:6]) << 4).float() - 16)
 
 
 def _q5_1(b: Tensor) -> Tensor:
-    return _half(b[:, :2]) * (_nibbles(b[:, 8:]) | _bits(b[:, 4:8]) << 4) + _half(b[:, 2:4])
+    return _half(b[:, :2]) * (nibbles(b[:, 8:]) | _bits(b[:, 4:8]) << 4) + _half(b[:, 2:4])
 
 
-def _scales_and_mins(raw: Tensor) -> tuple[Tensor, Tensor]:
+def scales_and_mins(raw: Tensor) -> tuple[Tensor, Tensor]:
     """Unpack 12 bytes of a K block: eight 6-bit scales and eight 6-bit minima, two of [B, 8, 1]."""
     low, middle, high = raw[:, 0:4], raw[:, 4:8], raw[:, 8:12]
     scales = torch.cat([low & 63, (high & 15) | (low >> 6) << 4], dim=1)
@@ -108,20 +109,20 @@ def _scales_and_mins(raw: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _q4_k(b: Tensor) -> Tensor:
-    scales, mins = _scales_and_mins(b[:, 4:16])
-    q = _nibbles(b[:, 16:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
+    scales, mins = scales_and_mins(b[:, 4:16])
+    q = nibbles(b[:, 16:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
     return (_half(b[:, :2])[:, :, None] * scales * q - _half(b[:, 2:4])[:, :, None] * mins).flatten(1)
 
 
 def _q5_k(b: Tensor) -> Tensor:
-    scales, mins = _scales_and_mins(b[:, 4:16])
+    scales, mins = scales_and_mins(b[:, 4:16])
     fifth = (b[:, None, 16:48] >> torch.arange(8, device=b.device)[:, None]) & 1
-    q = _nibbles(b[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32) | fifth << 4
+    q = nibbles(b[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32) | fifth << 4
     return (_half(b[:, :2])[:, :, None] * scales * q - _half(b[:, 2:4])[:, :, None] * mins).flatten(1)
 
 
 def _q6_k(b: Tensor) -> Tensor:
-    low = _nibbles(b[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
+    low = nibbles(b[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
     shifts = torch.arange(0, 8, 2, device=b.device)[:, None]
     high = (b[:, 128:192].reshape(-1, 2, 1, 32) >> shifts) & 3
     q = (low | high << 4).reshape(-1, 16, 16).float() - 32
@@ -141,4 +142,5 @@ _UNPACKERS: dict[str, Callable[[Tensor], Tensor]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    **GROUP_UNPACKERS,
 }

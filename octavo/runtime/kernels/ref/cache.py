@@ -12,13 +12,15 @@ def store_kv(new: HeadInputs, cache: Tensor, slots: Tensor) -> Tensor:
     """See attention.StoreKV."""
     q, k, v, rotation, norms = new
     if norms is not None:
-        q, k = rms_norm(q, norms.q_weight, norms.eps), rms_norm(k, norms.k_weight, norms.eps)
+        q = q if norms.q_weight is None else rms_norm(q, norms.q_weight, norms.eps)
+        plain, normed = torch.split(k, [k.shape[-1] - len(norms.k_weight), len(norms.k_weight)], -1)
+        k = torch.cat([plain, rms_norm(normed, norms.k_weight, norms.eps)], -1)
     if rotation is not None:
         q, k = _rotated(q, rotation), _rotated(k, rotation)
     keep = slots >= 0
     blocks, offsets = slots[keep] // cache.shape[2], slots[keep] % cache.shape[2]
     largest = 448.0 if cache.dtype == torch.float8_e4m3fn else float("inf")
-    for index, vectors in enumerate((k, v)):
+    for index, vectors in enumerate((k, v)[: cache.shape[1]]):
         if cache.dtype == torch.int8:
             for part, numbers in zip(rounded_parts(cache), rounded(vectors[keep]), strict=True):
                 part[blocks, index, offsets] = numbers
@@ -43,7 +45,7 @@ def _rotated(x: Tensor, rotation: Rotation) -> Tensor:
 
 def paged_attention(q: Tensor, cache: Tensor, block_tables: Tensor, batch: Ragged, scores: Scores) -> Tensor:
     """See attention.PagedAttention; nothing is rounded here."""
-    scale, sliding_window, soft_cap, _ = scores
+    scale, sliding_window, soft_cap, _, is_causal, _ = scores
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     starts = batch.cu_q_lens.tolist()
     for request, kv_len in enumerate(batch.kv_lens.tolist()):
@@ -61,21 +63,21 @@ def paged_attention(q: Tensor, cache: Tensor, block_tables: Tensor, batch: Ragge
             torch.arange(oldest, kv_len, device=q.device)[:, None]
             - torch.arange(first, kv_len, device=q.device)[None, :]
         )
-        hidden = distance < 0
+        hidden = (distance < 0) & is_causal
         if sliding_window:
-            hidden |= distance >= sliding_window
+            hidden |= distance.abs() >= sliding_window
         weights = products.masked_fill(hidden, float("-inf")).softmax(-1)
         out[start:end] = torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
     return out
 
 
-def _gather(cache: Tensor, table: Tensor, first: int, kv_len: int, num_heads: int) -> tuple[Tensor, Tensor]:
+def _gather(cache: Tensor, table: Tensor, first: int, kv_len: int, num_heads: int) -> list[Tensor]:
     """Return keys and values from position first on: two of [positions, num_heads, head_dim] float32."""
     positions = torch.arange(first, kv_len, device=cache.device)
     blocks, offsets = table[positions // cache.shape[2]].long(), positions % cache.shape[2]
     group = num_heads // cache.shape[3]
-    keys, values = (_floats(cache, blocks, i, offsets).repeat_interleave(group, dim=1) for i in (0, 1))
-    return keys, values
+    halves = (0, cache.shape[1] - 1)
+    return [_floats(cache, blocks, half, offsets).repeat_interleave(group, dim=1) for half in halves]
 
 
 def _floats(cache: Tensor, blocks: Tensor, which: int, offsets: Tensor) -> Tensor:

@@ -3,7 +3,16 @@
 import torch
 from torch import Tensor
 
-from octavo.runtime.kernels.sampling import Choice, Draws, Limits, Truncation
+from octavo.runtime.kernels.sampling import (
+    IN_PROMPT,
+    WHOLE_VOCABULARY,
+    Choice,
+    Draws,
+    Limits,
+    Scores,
+    TokenLists,
+    Truncation,
+)
 
 
 def draw(logits: Tensor, draws: Draws | None = None, truncation: Truncation | None = None) -> Choice:
@@ -42,3 +51,78 @@ def truncate(logits: Tensor, limits: Limits) -> Truncation:
     off = (top_k < 1) & (top_p >= 1) & (min_p <= 0)
     values, last_ids = values.masked_fill(off, float("-inf")), last_ids.masked_fill(top_p >= 1, size)
     return Truncation(values.float(), last_ids.int())
+
+
+def forbid(logits: Tensor, rows: Tensor, numbers: Tensor, words: Tensor) -> None:
+    """See sampling.Forbid."""
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    is_allowed = (words[:, ids // 32] >> (ids % 32)) & 1 == 1
+    logits[rows] = logits[rows].where(is_allowed[numbers], float("-inf"))
+
+
+def widen(logits: Tensor) -> Tensor:
+    """See sampling.Widen."""
+    return logits.float().contiguous()
+
+
+def ban(
+    logits: Tensor,
+    rows: Tensor,
+    last: Tensor,
+    prefixes: Tensor,
+    owners: Tensor,
+    lists: Tensor,
+    ids: Tensor,
+    lengths: Tensor,
+) -> None:
+    """See sampling.Ban: every word's prefix is compared with the end of its request's output, all at once."""
+    # [words, width]: column of the token that stands 1, 2, … places before the one to be chosen
+    columns = lengths[owners][:, None] - 1 - torch.arange(prefixes.shape[1], device=logits.device)
+    tokens = ids[lists[:, None], columns.clamp(min=0)]
+    matches = (((tokens == prefixes) & (columns >= 0)) | (prefixes < 0)).all(dim=1)
+    # Words of one row may share their last token, and only some of them match: the minimum decides.
+    ceiling = torch.where(matches, float("-inf"), float("inf"))
+    logits.view(-1).scatter_reduce_(0, rows * logits.shape[1] + last, ceiling, "amin")
+
+
+def penalize(logits: Tensor, rows: Tensor, lists: TokenLists, owners: Tensor, strengths: Tensor) -> None:
+    """See sampling.Penalize. Source: vLLM's formulas; repetition as in Keskar et al., "CTRL", 2019."""
+    marks = lists.counts[lists.rows]
+    counts = marks % IN_PROMPT
+    repetition, frequency, presence = strengths[owners, :, None].unbind(dim=1)
+    values = logits[rows]
+    repeated = torch.where(values > 0, values / repetition, values * repetition)
+    logits[rows] = torch.where(marks > 0, repeated, values) - frequency * counts - presence * (counts > 0)
+
+
+def count(lists: TokenLists, token_ids: Tensor) -> None:
+    """See sampling.Count."""
+    before = lists.counts[lists.rows, token_ids]
+    lists.ids[lists.rows, lists.lengths] = token_ids.where(before == 0, -1)
+    lists.counts[lists.rows, token_ids] = before + 1
+
+
+def score(
+    logits: Tensor,
+    rows: Tensor,
+    token_ids: Tensor,
+    num_top: int,
+    normalise: bool,
+    listed_ids: Tensor | None = None,
+) -> Scores:
+    """See sampling.Score."""
+    values = logits[rows].double()
+    if normalise:
+        values = values.log_softmax(dim=1)
+    if listed_ids is None:
+        listed_ids = values.sort(dim=1, descending=True, stable=True).indices
+        listed_ids = listed_ids if num_top == WHOLE_VOCABULARY else listed_ids[:, :num_top]
+        ranks = torch.arange(1, listed_ids.shape[1] + 1, device=logits.device).expand_as(listed_ids)
+    else:
+        ranks = 1 + (values[:, None] > values.gather(1, listed_ids)[:, :, None]).sum(dim=2)
+    chosen = values.gather(1, token_ids[:, None])
+    return Scores(
+        torch.cat([token_ids[:, None], listed_ids], dim=1),
+        torch.cat([chosen, values.gather(1, listed_ids)], dim=1).float(),
+        torch.cat([1 + (values > chosen).sum(dim=1, keepdim=True), ranks], dim=1),
+    )

@@ -1,9 +1,10 @@
 """The table of references: pure torch, any device. The fallback, and the oracle in tests."""
 
 from octavo.runtime.kernels.attention import AttentionKernels
+from octavo.runtime.kernels.experts import ExpertKernels
 from octavo.runtime.kernels.linear import LinearKernels
 from octavo.runtime.kernels.norms import NormKernels
-from octavo.runtime.kernels.ref import blocks, cache, draws, elementwise, noise
+from octavo.runtime.kernels.ref import blocks, cache, draws, elementwise, experts, noise
 from octavo.runtime.kernels.ref.steps import STEP_KERNELS
 from octavo.runtime.kernels.sampling import SamplingKernels, TruncateAndDraw
 from octavo.runtime.kernels.table import KernelTable
@@ -21,7 +22,18 @@ def ref_table() -> KernelTable:
             gated_matmul=elementwise.gated_matmul,
             block_dequantize=blocks.block_dequantize,
             block_matmul=blocks.block_matmul,
+            select_inputs=blocks.select_inputs,
         ),
-        sampling=SamplingKernels(TruncateAndDraw(draws.draw, draws.truncate), noise.row_limits),
+        experts=ExpertKernels(experts.route, experts.dense_experts, experts.block_experts),
+        sampling=SamplingKernels(
+            TruncateAndDraw(draws.draw, draws.truncate),
+            noise.row_limits,
+            draws.widen,
+            draws.forbid,
+            draws.ban,
+            draws.penalize,
+            draws.count,
+            draws.score,
+        ),
         steps=STEP_KERNELS,
     )

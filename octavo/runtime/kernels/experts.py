@@ -1,0 +1,99 @@
+"""The family of experts: which experts take a token, and the products with the matrices of those.
+
+T = tokens, E = experts, k = of them per token, H = size of a token, I = size of an expert's inner layer.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+from torch import Tensor
+
+from octavo.runtime.kernels.activations import Activation
+from octavo.runtime.kernels.linear import Packed
+
+
+class Router(NamedTuple):
+    """How scores, one per expert, become a choice of experts and their weights.
+
+    top_k:       experts of a token
+    scores:      of the logits: softmax over all experts, sigmoid, or as they are; then the weights are a
+                 softmax over the chosen ones
+    normalises:  weights are divided by their sum + `epsilon`
+    factor:      multiplies weights
+    num_groups:  neighbouring experts form so many groups of one size, `top_groups` of which are open:
+                 those whose `best_of_group` best experts have the highest sum
+    """
+
+    top_k: int
+    scores: Literal["softmax", "sigmoid", "logits"] = "softmax"
+    normalises: bool = False
+    epsilon: float = 0.0
+    factor: float = 1.0
+    num_groups: int = 1
+    top_groups: int = 1
+    best_of_group: int = 1
+
+
+class Routing(NamedTuple):
+    """The experts of each token.
+
+    ids: [T, k] int32, different ones; weights: [T, k] float32
+    """
+
+    ids: Tensor
+    weights: Tensor
+
+
+class ExpertForm(NamedTuple):
+    """What an expert is beside its matrices.
+
+    weighs_inputs: weights multiply what an expert takes, not what it gives
+    up_bias, down_bias: [E, 2 I], gates first, and [E, H]
+    """
+
+    activation: Activation = "silu"
+    weighs_inputs: bool = False
+    up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+
+
+class Shared(NamedTuple):
+    """What the experts' sum is added to: the output of shared experts.
+
+    rows: [T, H]; gate: [T, 1], whose sigmoid multiplies them
+    """
+
+    rows: Tensor
+    gate: Tensor | None = None
+
+
+class Route(Protocol):
+    """Choose experts."""
+
+    def __call__(self, logits: Tensor, bias: Tensor | None, router: Router) -> Routing:
+        """Return the experts with the highest scores, the best first; of equal ones the lowest.
+
+        logits: [T, E]; bias: [E] float32, added to scores for the choice, not in the weights.
+        Where a row is not finite, its weights are NaN.
+        """
+
+
+DenseExperts = Callable[[Tensor, Routing, Tensor, Tensor, ExpertForm, Shared | None], Tensor]
+"""Takes x [T, H], its routing, up [E, 2 I, H], gates first, and down [E, H, I], of the type of x.
+
+Returns the weighted sum of each token's experts, in a fixed order: [T, H].
+"""
+BlockExperts = Callable[[Tensor, Routing, Packed, Packed, Packed, ExpertForm, Shared | None], Tensor]
+"""`DenseExperts` of packed matrices, gate and up [E, I, row bytes] and down [E, H, row bytes], of which the
+experts may lie apart. The bits of a token do not depend on the others.
+"""
+
+
+@dataclass(frozen=True)
+class ExpertKernels:
+    """The kernels of experts."""
+
+    route: Route
+    dense_experts: DenseExperts
+    block_experts: BlockExperts

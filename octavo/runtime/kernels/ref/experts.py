@@ -1,0 +1,102 @@
+"""References of the experts' kernels: a loop over experts, in ascending order."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from octavo.runtime.kernels.experts import ExpertForm, Router, Routing, Shared
+from octavo.runtime.kernels.linear import Packed
+from octavo.runtime.kernels.ref.blocks import block_matmul
+from octavo.runtime.kernels.ref.elementwise import activate
+
+Product = Callable[[Tensor, int], Tensor]
+"""Multiplies rows by the matrix of an expert."""
+
+
+def route(logits: Tensor, bias: Tensor | None, router: Router) -> Routing:
+    """See experts.Route."""
+    logits = logits.float()
+    finite = logits.isfinite().all(-1, keepdim=True)
+    logits = torch.where(finite, logits, 0.0)
+    scores = logits.softmax(-1) if router.scores == "softmax" else logits
+    scores = scores.sigmoid() if router.scores == "sigmoid" else scores
+    choice = _open(scores if bias is None else scores + bias, router)
+    ids = choice.sort(dim=-1, descending=True, stable=True).indices[:, : router.top_k]
+    weights = scores.gather(1, ids)
+    if router.scores == "logits":
+        weights = weights.softmax(-1)
+    if router.normalises:
+        weights = weights / (weights.sum(-1, keepdim=True) + router.epsilon)
+    return Routing(ids.int(), torch.where(finite, weights * router.factor, torch.nan))
+
+
+def _open(choice: Tensor, router: Router) -> Tensor:
+    """Return [T, E] with minus infinity for experts of closed groups."""
+    if router.num_groups == 1:
+        return choice
+    groups = choice.view(len(choice), router.num_groups, choice.shape[1] // router.num_groups)
+    values = groups.topk(router.best_of_group).values.sum(-1)
+    best = values.sort(dim=-1, descending=True, stable=True).indices[:, : router.top_groups]
+    closed = torch.ones_like(values, dtype=torch.bool).scatter(1, best, False)
+    return groups.masked_fill(closed[..., None], -torch.inf).flatten(1)
+
+
+def dense_experts(
+    x: Tensor, routing: Routing, up: Tensor, down: Tensor, form: ExpertForm, shared: Shared | None
+) -> Tensor:
+    """See experts.DenseExperts."""
+    return _sum_up(
+        x,
+        routing,
+        (lambda rows, e: functional.linear(rows, up[e]), lambda rows, e: functional.linear(rows, down[e])),
+        form,
+        shared,
+    )
+
+
+def block_experts(
+    x: Tensor,
+    routing: Routing,
+    gate: Packed,
+    up: Packed,
+    down: Packed,
+    form: ExpertForm,
+    shared: Shared | None,
+) -> Tensor:
+    """See experts.BlockExperts."""
+
+    def multiply(rows: Tensor, matrix: Packed, expert: int) -> Tensor:
+        return block_matmul(rows, matrix._replace(blocks=matrix.blocks[expert]))
+
+    def both(rows: Tensor, expert: int) -> Tensor:
+        return torch.cat([multiply(rows, gate, expert), multiply(rows, up, expert)], 1)
+
+    return _sum_up(x, routing, (both, lambda rows, e: multiply(rows, down, e)), form, shared)
+
+
+def _sum_up(
+    x: Tensor, routing: Routing, products: tuple[Product, Product], form: ExpertForm, shared: Shared | None
+) -> Tensor:
+    total = start(x, shared).float()
+    for expert in sorted(set(routing.ids.flatten().tolist())):
+        tokens, places = torch.where(routing.ids == expert)
+        weights = routing.weights[tokens, places, None]
+        rows = (x[tokens] * weights).to(x.dtype) if form.weighs_inputs else x[tokens]
+        inner = _add(products[0](rows, expert), form.up_bias, expert)
+        inner = activate(inner, form.activation, gated=True)
+        made = _add(products[1](inner, expert), form.down_bias, expert).float()
+        total[tokens] += made if form.weighs_inputs else made * weights
+    return total.to(x.dtype)
+
+
+def start(x: Tensor, shared: Shared | None) -> Tensor:
+    """Return what the experts of x are added to: [T, H], a new tensor."""
+    if shared is None:
+        return torch.zeros_like(x)
+    return shared.rows.clone() if shared.gate is None else shared.rows * shared.gate.sigmoid()
+
+
+def _add(rows: Tensor, bias: Tensor | None, expert: int) -> Tensor:
+    return rows if bias is None else rows + bias[expert]
