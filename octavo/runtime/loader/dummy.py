@@ -17,7 +17,6 @@ _BOUND = 1e-3
 
 def read(config: EngineConfig, model: Family, arch: Arch) -> Iterator[Piece]:
     """Yield whole tensors, each from a seed of its own: the option `seed` and its name."""
-    del arch
     for name, parameter in named_parameters(model).items():
         for shard in parameter.layout.shards:
             origin = f"dummy {name}:{shard.name}"

@@ -40,8 +40,8 @@ def targets(config: EngineConfig, file: GGUFFile, model: Family) -> Iterator[tup
 def _tensor(file: GGUFFile, name: str, origin: str) -> Stored:
     info = file.tensors[name]
     raw = torch.from_numpy(file.data(name))
-    if len(info.shape) == 2:
-        return Blocks(raw, info.type)
+    if len(info.shape) in (2, 3):
+        return Blocks(raw.view(*info.shape[:-1], -1), info.type)
     if len(info.shape) == 1 and info.type.name in _PLAIN:
         return raw.flatten().clone().view(_PLAIN[info.type.name])
     raise BadCheckpoint(f"{origin} of type {info.type.name} has {len(info.shape)} axes")

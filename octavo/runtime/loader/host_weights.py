@@ -94,18 +94,15 @@ class HostWeights:
 
     def _begin(self, module: nn.Module, inputs: object) -> None:
         """Fill the buffers before a step's first layer."""
-        del module, inputs
         for place in range(len(self._buffers)):
             self._copy(place)
 
     def _await(self, place: int, module: nn.Module, inputs: object) -> None:
         """Wait, before a layer, for its weights."""
-        del module, inputs
         self._arrivals[place]()
 
     def _follow(self, place: int, module: nn.Module, inputs: object, output: object) -> None:
         """Copy the weights of a later layer into the buffer of one that is done."""
-        del module, inputs, output
         if place + len(self._buffers) < len(self._sources):
             self._copy(place + len(self._buffers))
 

@@ -2,26 +2,32 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import get_args
 
 import torch
 from tqdm import tqdm
 
 from octavo.base.errors import BadCheckpoint, OctavoError, Unsupported
+from octavo.base.log import get_logger
 from octavo.base.registry import Registry
 from octavo.config.engine import EngineConfig
 from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.attention.registry import choose_backend
 from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.kernels.precision import InputPrecision
-from octavo.runtime.layers.build import BuildContext, finish_loading, named_parameters
+from octavo.runtime.layers.build import BuildContext, finish_loading, named_parameters, packed_matrices
 from octavo.runtime.loader.host_weights import HostWeights, choose_layers, layer_bytes, wants_host_weights
 from octavo.runtime.loader.piece import Piece
+from octavo.runtime.loader.pooler import add_pooler, read_stages
 from octavo.runtime.models.arch import Arch
-from octavo.runtime.models.interface import MODELS, Family, Model
+from octavo.runtime.models.interface import ENCODERS, MODELS, Family, Model
 from octavo.runtime.platforms.meta import MetaPlatform
 from octavo.runtime.platforms.platform import Platform
-from octavo.runtime.quantization.method import Storage, select_scheme
+from octavo.runtime.quantization.method import Sources, Storage, select_scheme
+from octavo.runtime.quantization.stored_config import stored_quantization
+
+logger = get_logger(__name__)
 
 Reader = Callable[[EngineConfig, Family, Arch], Iterator[Piece]]
 Load = Callable[[EngineConfig, Platform, ParallelContext], Model]
@@ -47,11 +53,17 @@ _SHOWN = 5
 _FAULTS = (ArithmeticError, AttributeError, LookupError, MemoryError, OSError, TypeError, ValueError)
 
 
+def _unknown(module: str) -> dict[str, str]:
+    """Return nothing: no names are known of a model that transformers runs."""
+    return {}
+
+
 def load_model(config: EngineConfig, platform: Platform, parallel: ParallelContext) -> Model:
     """Build and fill this rank's part of the model. Raises ConfigError (BadCheckpoint), Unsupported."""
     implementation = config.model.model_impl
     if implementation == "auto":
-        implementation = "octavo" if config.checkpoint.architecture in MODELS else "transformers"
+        is_own = config.architecture in MODELS or config.architecture in ENCODERS
+        implementation = "octavo" if is_own else "transformers"
     return IMPLEMENTATIONS.load(implementation)(config, platform, parallel)
 
 
@@ -59,16 +71,30 @@ def load_own(
     config: EngineConfig, platform: Platform, parallel: ParallelContext, read: Reader | None = None
 ) -> Model:
     """Load an architecture of runtime/models. read: where weights come from, if not a file."""
-    family = MODELS.load(config.checkpoint.architecture)
+    family = (ENCODERS if config.architecture in ENCODERS else MODELS).load(config.architecture)
     length = {"max_model_len": config.model.max_model_len}
     with _blaming_the_config(config):
         arch = family.arch_from_hf(config.checkpoint.text_config | length)
+        if config.pooling is not None:
+            if config.pooling.sparse and not family.MASKED_HEAD:
+                raise Unsupported(f"{config.architecture} has no head that fills masked places (SPLADE).")
+            pooling = config.pooling
+            arch = arch.for_pooling(is_causal=pooling.is_causal, has_head=pooling.has_head)
         specs = _kv_specs(config, arch, parallel)
         host_layers = _host_layers(config, family, arch, platform, parallel)
-        model = family(arch, make_context(config, specs, platform, parallel, host_layers))
+        build = make_context(config, specs, platform, parallel, host_layers, family.WEIGHTS.sources)
+        model = family(arch, build)
     read = read or READERS.load(config.model.load_format)
-    _fill(model, read(config, model, arch), config, parallel)
+    if config.pooling is None:
+        pieces = read(config, model, arch)
+    else:
+        add_pooler(model, config.pooling, build, arch.hidden_size)
+        pieces = chain(read(config, model, arch), read_stages(config))
+    _fill(model, pieces, config, parallel)
     finish_loading(model)
+    if method := stored_quantization(config).get("quant_method"):
+        counts = "; ".join(f"{count} x {kind}" for kind, count in packed_matrices(model).items())
+        logger.info("Weights stored by %s are multiplied as %s.", method, counts)
     model.host_weight_bytes = sum(layer_bytes(model)[layer] for layer in host_layers)
     if host_layers and (lane := platform.copy_lane()) is not None:
         HostWeights(model, sorted(host_layers), config.parallel.offload_prefetch_step, platform.device, lane)
@@ -103,14 +129,18 @@ def _host_layers(
         )
     meta = MetaPlatform(platform.compute_dtype(dtype_of(config.model.dtype)))
     specs = _kv_specs(config, arch, parallel)
-    shapes = family(arch, make_context(config, specs, meta, parallel))
+    shapes = family(arch, make_context(config, specs, meta, parallel, sources=family.WEIGHTS.sources))
     return choose_layers(config.parallel, layer_bytes(shapes))
 
 
 def _kv_specs(config: EngineConfig, arch: Arch, parallel: ParallelContext) -> list[KVCacheSpec]:
     """Return the cache of each layer on one rank. Raises ConfigError, Unsupported."""
     dtype = dtype_of(config.cache.kv_cache_dtype)
-    return [layer.attention.kv_spec(parallel.tp_size, dtype, layer.sliding_window) for layer in arch.layers]
+    return [
+        layer.attention.kv_spec(parallel.tp_size, dtype, layer.sliding_window)
+        for layer in arch.layers
+        if layer.attention.is_causal
+    ]
 
 
 def make_context(
@@ -119,32 +149,41 @@ def make_context(
     platform: Platform,
     parallel: ParallelContext,
     host_layers: frozenset[int] = frozenset(),
+    sources: Sources = _unknown,
 ) -> BuildContext:
     """Return what layers are built with; `specs` are those of the attention layers. Raises Unsupported.
 
-    host_layers: those whose matrices stay in host memory
+    host_layers: those whose matrices stay in host memory; sources: names in the checkpoint
     """
     weight_dtype = dtype_of(config.model.dtype)
     compute_dtype = platform.compute_dtype(weight_dtype)
-    precision = _input_precision(config, platform)
+    linear, attention = platform.kernels.linear, platform.kernels.attention
+    chosen = _input_precision(config)
     storage = Storage(
-        platform.device, weight_dtype, compute_dtype, platform.kernels.linear, precision, host_layers
+        device=platform.device,
+        weight_dtype=weight_dtype,
+        compute_dtype=compute_dtype,
+        kernels=platform.kernels.linear,
+        experts=platform.kernels.experts,
+        input_precision=chosen or linear.input_precision,
+        dense_precision=chosen or linear.dense_precision,
+        host_layers=host_layers,
     )
     return BuildContext(
         device=platform.device,
         compute_dtype=compute_dtype,
         kv_dtype=dtype_of(config.cache.kv_cache_dtype),
         kernels=platform.kernels,
-        attention=choose_backend(specs, platform, input_precision=precision),
+        attention=choose_backend(specs, platform, input_precision=chosen or attention.input_precision),
         parallel=parallel,
-        scheme=select_scheme(config, storage),
+        scheme=select_scheme(config)(storage, config, sources),
     )
 
 
-def _input_precision(config: EngineConfig, platform: Platform) -> InputPrecision:
-    """Return the user's choice, or what suits the kernels."""
+def _input_precision(config: EngineConfig) -> InputPrecision | None:
+    """Return the user's choice; None for what suits the kernels."""
     chosen: dict[str, InputPrecision] = {kind: kind for kind in get_args(InputPrecision)}
-    return chosen.get(config.model.activations, platform.kernels.linear.input_precision)
+    return chosen.get(config.model.activations)
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -161,14 +200,21 @@ def _fill(model: Family, pieces: Iterator[Piece], config: EngineConfig, parallel
     for piece in tqdm(pieces, "Loading weights", total, unit=" tensors", delay=1.0, disable=quiet):
         parameter = parameters.get(piece.parameter)
         if parameter is None:
-            raise BadCheckpoint(f"{piece.origin} has no place in this {config.checkpoint.architecture}")
+            raise BadCheckpoint(
+                f"{piece.origin} has no place in this {config.checkpoint.architecture}{_stored_by(config)}"
+            )
         try:
             parameter.load(piece.tensor, piece.shard)
         except BadCheckpoint as error:
             raise BadCheckpoint(f"{piece.origin}: {error}") from error
-    missing = [f"{n}:{s}".rstrip(":") for n, parameter in parameters.items() for s in parameter.missing]
+    missing = [f"{n}:{s}".rstrip(":") for n, p in parameters.items() if p.is_required for s in p.missing]
     if missing:
         raise BadCheckpoint(f"{config.checkpoint.path} lacks {len(missing)} weights: {shorten(missing)}")
+
+
+def _stored_by(config: EngineConfig) -> str:
+    method = stored_quantization(config).get("quant_method")
+    return f", whose config says that it is stored by {method!r}" if method else ""
 
 
 def shorten(names: list[str]) -> str:

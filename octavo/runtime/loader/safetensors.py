@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from octavo.base.errors import BadCheckpoint
+from octavo.base.errors import BadCheckpoint, Unsupported
 from octavo.config.checkpoint import read_json
 from octavo.config.engine import EngineConfig
 from octavo.runtime.layers.build import named_parameters
@@ -21,25 +21,43 @@ from octavo.runtime.loader.piece import Piece
 from octavo.runtime.loader.read_ahead import ReadAhead
 from octavo.runtime.models.arch import Arch
 from octavo.runtime.models.interface import Family
+from octavo.runtime.models.weights import layer_of
+from octavo.runtime.quantization.method import select_scheme
+from octavo.runtime.quantization.parameter import Parameter
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_HEAD = "lm_head."
 
 
 def read(config: EngineConfig, model: Family, arch: Arch) -> Iterator[Piece]:
     """Yield every tensor of the checkpoint. Raises BadCheckpoint, naming file and tensor."""
-    tied = "lm_head.weight" not in named_parameters(model)
+    parameters, scheme = named_parameters(model), select_scheme(config)
+    has_head = any(name.startswith(_HEAD) for name in parameters)
     is_ahead = config.model.safetensors_load_strategy == "prefetch"
-    for origin, name, tensor in read_tensors(Path(config.checkpoint.path), is_ahead):
-        target = model.WEIGHTS.find(name)
-        if model.WEIGHTS.ignores(name) or (tied and target and target.module == "lm_head.weight"):
+    for origin, stored_name, tensor in read_tensors(Path(config.checkpoint.path), is_ahead):
+        name = scheme.stored_name(stored_name)
+        if name is None or model.WEIGHTS.ignores(name):
             continue
+        if model.has_spare_layers and (layer_of(name) or 0) >= len(arch.layers):
+            continue
+        target = model.WEIGHTS.find(name)
         if target is None:
             raise BadCheckpoint(f"{origin} is not known to {type(model).__name__}")
-        if tensor.dtype not in _DTYPES:
-            raise BadCheckpoint(f"{origin} is {tensor.dtype}; float32, bfloat16 and float16 can be read")
+        if target.module.startswith(_HEAD) and not has_head:
+            continue
+        parameter = parameters.get(target.module)
+        allowed = Parameter.dtypes if parameter is None else parameter.dtypes
+        if tensor.dtype not in allowed:
+            raise BadCheckpoint(f"{origin} is {tensor.dtype}; {_listed(allowed)} can be read")
+        if target.transform is not None and allowed is not Parameter.dtypes:
+            raise Unsupported(f"{origin}: octavo cannot rearrange the packed weights of this architecture")
         yield Piece(origin, target.module, target.shard, target.convert(tensor, arch))
+
+
+def _listed(dtypes: tuple[torch.dtype, ...]) -> str:
+    *first, last = (str(dtype).removeprefix("torch.") for dtype in dtypes)
+    return f"{', '.join(first)} and {last}" if first else f"only {last}"
 
 
 def read_tensors(folder: Path, is_ahead: bool = False) -> Iterator[tuple[str, str, Tensor]]:
@@ -50,6 +68,11 @@ def read_tensors(folder: Path, is_ahead: bool = False) -> Iterator[tuple[str, st
     files = _find_files(folder)
     with ReadAhead(list(files)) if is_ahead else nullcontext():
         yield from _read_files(files)
+
+
+def read_file(path: Path) -> Iterator[tuple[str, str, Tensor]]:
+    """Yield one file's tensors, as `read_tensors` does."""
+    return _read_files({path: None})
 
 
 def _read_files(files: dict[Path, list[str] | None]) -> Iterator[tuple[str, str, Tensor]]:

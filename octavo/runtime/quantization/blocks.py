@@ -1,4 +1,4 @@
-"""`Blocks` is a matrix whose rows stay packed in GGUF blocks.
+"""`Blocks` is a matrix, or a stack of some, whose rows stay packed in blocks.
 
 It answers the few questions a loader asks of a tensor (`shape`, `narrow`, `index_select`), so that parameters
 cut their shard out of packed and plain weights with the same code. Rows can be taken freely; columns only
@@ -11,32 +11,32 @@ import torch
 from torch import Tensor
 
 from octavo.base.errors import ConfigError
-from octavo.base.gguf import BLOCK_TYPES, BlockType
+from octavo.base.gguf import BlockType
+from octavo.runtime.kernels.block_types import TYPES_BY_NAME
 from octavo.runtime.quantization.arena import Arena
 
 _MOST_COPIED = 16 << 20  # bytes
 
-BLOCKS_BY_NAME = {kind.name: kind for kind in BLOCK_TYPES.values()}
 _OF_ONE = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Holds packed rows. data: [rows, bytes per row] uint8."""
+    """Holds packed rows. data: [rows, bytes per row] uint8, or a stack of such."""
 
     data: Tensor
     type: BlockType
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """Return (rows, columns) of the matrix."""
-        rows, row_bytes = self.data.shape
-        return rows, row_bytes // self.type.num_bytes * self.type.block
+    def shape(self) -> tuple[int, ...]:
+        """Return (rows, columns) of the matrix, behind their number if there are several."""
+        *rows, row_bytes = self.data.shape
+        return *rows, row_bytes // self.type.num_bytes * self.type.block
 
     def narrow(self, axis: int, start: int, length: int) -> "Blocks":
         """Return the part [start, start + length) of `axis`. Raises ConfigError if it would cut a block."""
-        if axis == 0:
-            return Blocks(self.data.narrow(0, start, length), self.type)
+        if axis < self.data.dim() - 1:
+            return Blocks(self.data.narrow(axis, start, length), self.type)
         block, num_bytes = self.type.block, self.type.num_bytes
         if start % block or length % block:
             raise ConfigError(
@@ -44,7 +44,9 @@ class Blocks:
                 f"{start + length} cannot be one rank's part. Use a smaller tensor_parallel_size, or a file "
                 "with smaller blocks."
             )
-        return Blocks(self.data.narrow(1, start // block * num_bytes, length // block * num_bytes), self.type)
+        return Blocks(
+            self.data.narrow(axis, start // block * num_bytes, length // block * num_bytes), self.type
+        )
 
     def index_select(self, axis: int, index: Tensor) -> "Blocks":
         """Return a copy of the rows `index`."""
@@ -58,7 +60,7 @@ class Blocks:
 
 def blocks_of_one(matrix: Tensor) -> Blocks:
     """Return a contiguous matrix of plain numbers as blocks, over the same memory."""
-    return Blocks(matrix.view(torch.uint8), BLOCKS_BY_NAME[_OF_ONE[matrix.dtype]])
+    return Blocks(matrix.view(torch.uint8), TYPES_BY_NAME[_OF_ONE[matrix.dtype]])
 
 
 def join(parts: list[Blocks], arena: Arena) -> Blocks:
@@ -72,4 +74,19 @@ def join(parts: list[Blocks], arena: Arena) -> Blocks:
         return parts[0]
     rows, row_bytes = sum(len(part.data) for part in parts), first.shape[1]
     data = arena.empty((rows, row_bytes), torch.uint8, first.device)
+    return Blocks(torch.cat([part.data for part in parts], out=data), parts[0].type)
+
+
+def stack(parts: list[Blocks], arena: Arena) -> Blocks:
+    """Return matrices of one type and shape, [1, rows, bytes per row] each, as one stack.
+
+    It stays where the file is mapped if they are neighbours there.
+    """
+    first, step = parts[0].data, parts[0].data.nbytes
+    shape = (len(parts), *first.shape[1:])
+    begins = {part.data.untyped_storage().data_ptr() for part in parts}
+    neighbours = (part.data.data_ptr() == first.data_ptr() + i * step for i, part in enumerate(parts))
+    if len(begins) == 1 and all(neighbours):
+        return Blocks(first.as_strided(shape, (step, *first.stride()[1:])), parts[0].type)
+    data = arena.empty(shape, torch.uint8, first.device)
     return Blocks(torch.cat([part.data for part in parts], out=data), parts[0].type)

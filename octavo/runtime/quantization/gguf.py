@@ -13,22 +13,25 @@ from octavo.config.engine import EngineConfig
 from octavo.runtime.kernels.activations import Activation
 from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.quantization.blocks import Blocks, join
-from octavo.runtime.quantization.method import LinearMethod, Scheme, Storage
-from octavo.runtime.quantization.parameter import BlockParameter, Layout, Parameter
+from octavo.runtime.quantization.experts import make_block_experts
+from octavo.runtime.quantization.method import ExpertsMethod, LinearMethod, Scheme, Storage
+from octavo.runtime.quantization.parameter import BlockParameter, Layout, MakeBlocks, Parameter
 
 
 class GGUF(Scheme):
     """Serves the matrices of a GGUF file, whatever their types."""
 
-    @staticmethod
-    def matches(config: EngineConfig) -> bool:
-        """Return True if the weights come from a GGUF file."""
+    @classmethod
+    def matches(cls, config: EngineConfig) -> bool:
         return config.model.load_format == "gguf"
 
     def linear(self, name: str) -> LinearMethod:
         """Return a method over blocks; the types are known once the tensors are."""
-        del name  # the file says how each matrix is stored
         return GGUFLinear(self.storage)
+
+    def experts(self, name: str) -> ExpertsMethod:
+        """Return a method over blocks; on a GPU they are unpacked."""
+        return make_block_experts(self.storage)
 
 
 class GGUFLinear(LinearMethod):
@@ -37,25 +40,24 @@ class GGUFLinear(LinearMethod):
     Of those that fuse what surrounds the product it uses what the platform has; they take a single segment.
     """
 
-    def __init__(self, storage: Storage, parameter: type[BlockParameter] = BlockParameter) -> None:
+    def __init__(self, storage: Storage, parameter: MakeBlocks = BlockParameter) -> None:
         """Begin empty. parameter: what takes the tensors of the checkpoint"""
         self._storage, self._parameter_type = storage, parameter
         self._segments: list[Packed] = []
         self._whole: Packed | None = None
         """The only segment."""
+        self._is_ordered = False
+        """Inputs must be brought into the order of the columns first."""
 
     def create(self, layout: Layout) -> dict[str, Parameter]:
-        """Make one parameter."""
         self._parameter = self._parameter_type(layout, self._storage.device)
         return {"weight": self._parameter}
 
     def after_load(self) -> None:
-        """Join neighbours of one type."""
         runs = groupby(self._parameter.take(), key=lambda segment: segment.type)
         self._keep(join(list(run), self._storage.arena) for _, run in runs)
 
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Multiply segment by segment."""
         multiply = self._storage.kernels.block_matmul
         if self._whole is not None:
             return multiply(x, self._whole, bias)
@@ -67,31 +69,36 @@ class GGUFLinear(LinearMethod):
         return out
 
     def apply_gated(self, x: Tensor, bias: Tensor | None, gate: Activation) -> Tensor | None:
-        """See LinearMethod."""
         kernel = self._storage.kernels.gated_block_matmul
         if kernel is None or bias is not None or self._whole is None:
             return None
         return kernel(x, self._whole, gate)
 
     def apply_feed_forward(self, x: Tensor, gate: Activation, down: LinearMethod) -> Tensor | None:
-        """See LinearMethod."""
         kernel = self._storage.kernels.block_feed_forward
-        if kernel is None or self._whole is None or not isinstance(down, GGUFLinear) or down._whole is None:
+        if kernel is None or not isinstance(down, GGUFLinear) or self._is_ordered or down._is_ordered:
+            return None
+        if self._whole is None or down._whole is None:
             return None
         return kernel(x, self._whole, gate, down._whole)
 
     def apply_greedy(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
-        """See LinearMethod."""
         kernel = self._storage.kernels.block_greedy
         return None if kernel is None or self._whole is None else kernel(x, self._whole)
 
     def gather(self, ids: Tensor, scale: float = 1.0) -> Tensor:
-        """Unpack the rows asked for."""
         (table,) = self._segments
         rows = self._storage.kernels.block_dequantize(table, ids, scale)
         return rows.to(self._storage.compute_dtype)
 
+    def describe(self) -> list[str]:
+        return [part.describe() for part in self._segments]
+
     def _keep(self, segments: Iterable[Blocks]) -> None:
-        precision = self._storage.input_precision
-        self._segments = [Packed(part.data, part.type.name, precision) for part in segments]
+        self._segments = [
+            Packed(part.data, part.type.name, self._storage.precision_of(part.type.name)) for part in segments
+        ]
+        arrange = self._storage.kernels.arrange
+        if arrange is not None:
+            self._segments = [arrange(segment, self._storage.compute_dtype) for segment in self._segments]
         self._whole = self._segments[0] if len(self._segments) == 1 else None

@@ -5,45 +5,43 @@ GGUF's Q8_0, finer than a scale per channel, and multiplied by the kernels of GG
 not divide stay as they are.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from octavo.config.engine import EngineConfig
-from octavo.runtime.quantization.blocks import BLOCKS_BY_NAME, Blocks, blocks_of_one
+from octavo.runtime.kernels.block_types import TYPES_BY_NAME
+from octavo.runtime.quantization.blocks import Blocks, blocks_of_one
+from octavo.runtime.quantization.experts import make_block_experts
 from octavo.runtime.quantization.gguf import GGUFLinear
-from octavo.runtime.quantization.method import LinearMethod, Scheme
-from octavo.runtime.quantization.parameter import BlockParameter, Shard
+from octavo.runtime.quantization.method import ExpertsMethod, LinearMethod
+from octavo.runtime.quantization.online import Online, PackingParameter
 from octavo.runtime.quantization.unquantized import Unquantized
 
-_Q8_0 = BLOCKS_BY_NAME["Q8_0"]
+_Q8_0 = TYPES_BY_NAME["Q8_0"]
 _LARGEST, _HALF = 127, torch.tensor(0.5)
 _AT_ONCE = 1 << 13  # blocks: what is computed on the way stays in a processor's cache
 
 
-class Int8(Scheme):
+class Int8(Online):
     """Packs matrices of safetensors files or dummies."""
 
-    @staticmethod
-    def matches(config: EngineConfig) -> bool:
-        """Return True only if the user asks for it."""
+    @classmethod
+    def matches(cls, config: EngineConfig) -> bool:
         return bool(config.model.quantization) and Unquantized.matches(config)
 
     def linear(self, name: str) -> LinearMethod:
-        """Return a method over blocks."""
-        del name  # all alike
-        return GGUFLinear(self.storage, PackingParameter)
+        return GGUFLinear(self.storage, partial(PackingParameter, pack))
 
-
-class PackingParameter(BlockParameter):
-    """Packs what is loaded."""
-
-    def _keep(self, shard: Shard, part: Tensor | Blocks) -> int:
-        return super()._keep(shard, pack(part) if isinstance(part, Tensor) else part)
+    def experts(self, name: str) -> ExpertsMethod:
+        """Return a method over blocks; on a GPU they are unpacked."""
+        return make_block_experts(self.storage, partial(PackingParameter, pack))
 
 
 def pack(matrix: Tensor) -> Blocks:
-    """Return a float matrix [rows, columns] as blocks of Q8_0; as it is if these do not fit its rows."""
-    rows, columns = matrix.shape
+    """Return a float matrix [rows, columns], or some, in blocks of Q8_0; as it is if these do not fit."""
+    *rows, columns = matrix.shape
     if columns % _Q8_0.block:
         return blocks_of_one(matrix.contiguous())
     blocks = matrix.reshape(-1, _Q8_0.block)
@@ -51,7 +49,7 @@ def pack(matrix: Tensor) -> Blocks:
     exact, spare = torch.empty((2, min(_AT_ONCE, len(blocks)), _Q8_0.block), device=matrix.device)
     for part, out in zip(torch.split(blocks, _AT_ONCE), torch.split(packed, _AT_ONCE), strict=True):
         _pack_into(out, exact[: len(part)].copy_(part), spare[: len(part)])
-    return Blocks(packed.view(rows, -1), _Q8_0)
+    return Blocks(packed.view(*rows, -1), _Q8_0)
 
 
 def _pack_into(out: Tensor, exact: Tensor, spare: Tensor) -> None:

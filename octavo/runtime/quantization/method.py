@@ -1,7 +1,8 @@
 """A quantization scheme has the interface that is defined here, and a line in the list of schemes.
 
-A scheme makes one `LinearMethod` per matrix; a linear layer, embedding or head owns its method and does not
-know how the matrix is stored. To add a scheme: one file with a `Scheme`, one line in `SCHEMES`.
+A scheme makes one `LinearMethod` per matrix, and one `ExpertsMethod` for the experts of a layer; a linear
+layer, embedding or head owns its method and does not know how the matrix is stored. To add a scheme: one file
+with a `Scheme`, one line in `SCHEMES`.
 """
 
 from abc import ABC, abstractmethod
@@ -15,10 +16,13 @@ from octavo.base.errors import Unsupported
 from octavo.base.registry import Registry
 from octavo.config.engine import EngineConfig
 from octavo.runtime.kernels.activations import Activation
+from octavo.runtime.kernels.experts import ExpertForm, ExpertKernels, Routing, Shared
 from octavo.runtime.kernels.linear import LinearKernels
 from octavo.runtime.kernels.precision import InputPrecision
 from octavo.runtime.quantization.arena import Arena
 from octavo.runtime.quantization.parameter import Layout, Parameter
+from octavo.runtime.quantization.roundings import ROUNDINGS
+from octavo.runtime.quantization.stored_config import ALIASES, check_name, stored_quantization
 
 Deferred = Callable[[Tensor, float, Tensor], tuple[Tensor, Tensor]]
 """A term that is computed when an RMS norm adds it to the residual stream, by one kernel for both.
@@ -35,6 +39,7 @@ class Storage:
 
     host_layers: the decoder layers whose matrices are kept in host memory
     input_precision: the inputs of products with packed weights are rounded to it
+    dense_precision: the same with bfloat16 weights; None = input_precision
     arena:       where their memory comes from
     """
 
@@ -42,9 +47,15 @@ class Storage:
     weight_dtype: torch.dtype
     compute_dtype: torch.dtype
     kernels: LinearKernels
+    experts: ExpertKernels
     input_precision: InputPrecision = "float32"
+    dense_precision: InputPrecision | None = None
     host_layers: frozenset[int] = frozenset()
     arena: Arena = field(default_factory=Arena)
+
+    def precision_of(self, type_name: str) -> InputPrecision:
+        """Return what the inputs of products with weights of a type are rounded to."""
+        return self.dense_precision or self.input_precision if type_name == "BF16" else self.input_precision
 
     def device_of(self, name: str) -> torch.device:
         """Return the device that keeps the matrix of the layer `name`."""
@@ -70,17 +81,14 @@ class LinearMethod(ABC):
 
     def apply_gated(self, x: Tensor, bias: Tensor | None, gate: Activation) -> Tensor | None:
         """Return the gated activation of `apply`, computed by one kernel; None if there is none."""
-        del x, bias, gate
         return None
 
     def apply_feed_forward(self, x: Tensor, gate: Activation, down: "LinearMethod") -> Tensor | None:
         """Return `down` of the gated activation of `apply`, without biases; None if no kernel does it all."""
-        del x, gate, down
         return None
 
     def apply_greedy(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return (argmax, maximum) of each row of `apply` without a bias; None if no kernel is faster."""
-        del x
         return None
 
     def apply_deferred(self, x: Tensor) -> Term:
@@ -91,21 +99,66 @@ class LinearMethod(ABC):
     def gather(self, ids: Tensor, scale: float = 1.0) -> Tensor:
         """Return the rows `ids` [T] times `scale`, as activations [T, inputs]."""
 
+    def describe(self) -> list[str]:
+        """Return a line for each packed matrix: its type and shape, and how inputs are rounded for it."""
+        return []
+
+
+class ExpertsMethod(ABC):
+    """Owns the matrices of all experts of one layer on this rank."""
+
+    @abstractmethod
+    def create(self, up: Layout, down: Layout) -> dict[str, Parameter]:
+        """Make the parameters: "up." or "down.", then the last part of the name in the checkpoint.
+
+        up:   "0.gate", "0.up", "1.gate", … stacked along the first axis, [inputs] columns each
+        down: "0", "1", … stacked along the first axis: [E, outputs, inner size]
+        """
+
+    def after_load(self) -> None:
+        """Repack once everything is loaded, if need be."""
+        return
+
+    @abstractmethod
+    def apply(self, x: Tensor, routing: Routing, form: ExpertForm, shared: Shared | None = None) -> Tensor:
+        """Return the weighted sum of the experts of each token x [T, H], and of `shared`: [T, H].
+
+        The order of the sums is fixed. No token is dropped, however many choose one expert.
+        """
+
+
+Sources = Callable[[str], dict[str, str]]
+"""Takes our name of a matrix; returns the modules of the checkpoint that hold it, by shard."""
+
 
 class Scheme(ABC):
     """Says how the matrices of one checkpoint are stored."""
 
-    def __init__(self, storage: Storage) -> None:
-        self.storage = storage
+    def __init__(self, storage: Storage, config: EngineConfig, sources: Sources) -> None:
+        """Read the config. sources: names in the checkpoint. Raises BadCheckpoint, Unsupported."""
+        self.storage, self.config, self.sources = storage, config, sources
 
-    @staticmethod
+    @classmethod
     @abstractmethod
-    def matches(config: EngineConfig) -> bool:
+    def matches(cls, config: EngineConfig) -> bool:
         """Return True if the checkpoint is stored this way."""
+
+    @classmethod
+    def stored_name(cls, name: str) -> str | None:
+        """Return under which name a tensor of the checkpoint is known to weight maps; None = not needed."""
+        return name
 
     @abstractmethod
     def linear(self, name: str) -> LinearMethod:
         """Return a method for the matrix of the layer `name`."""
+
+    def experts(self, name: str) -> ExpertsMethod:
+        """Return a method for the experts of the layer `name`. Raises Unsupported if there is none."""
+        raise Unsupported(f"{name}: experts stored by {type(self).__name__} are not supported.")
+
+    def router(self, name: str) -> LinearMethod:
+        """Return a method for the matrix by which the layer `name` chooses experts."""
+        return self.linear(name)
 
 
 SCHEMES: Registry[type[Scheme]] = Registry(
@@ -115,20 +168,30 @@ SCHEMES: Registry[type[Scheme]] = Registry(
         "int8": "octavo.runtime.quantization.int8:Int8",
         "int8_per_channel_weight_only": "octavo.runtime.quantization.int8:Int8",
         "unquantized": "octavo.runtime.quantization.unquantized:Unquantized",
+        "gptq": "octavo.runtime.quantization.gptq:GPTQ",
+        "awq": "octavo.runtime.quantization.awq:AWQ",
+        "auto-round": "octavo.runtime.quantization.auto_round:AutoRound",
+        "compressed-tensors": "octavo.runtime.quantization.compressed_tensors:CompressedTensors",
+        "fp8": "octavo.runtime.quantization.fp8:FP8",
+        "bitsandbytes": "octavo.runtime.quantization.bitsandbytes:BitsAndBytes",
+        "quark": "octavo.runtime.quantization.quark:Quark",
+        **dict.fromkeys(ROUNDINGS, "octavo.runtime.quantization.online:Online"),
     },
 )
 
 
-def select_scheme(config: EngineConfig, storage: Storage) -> Scheme:
+def select_scheme(config: EngineConfig) -> type[Scheme]:
     """Return the scheme that the options, or else the checkpoint, name. Raises Unsupported for none."""
-    names = [config.model.quantization] if config.model.quantization else SCHEMES.names()
-    for name in names:
-        scheme = SCHEMES.load(name)
-        if scheme.matches(config):
-            return scheme(storage)
-    stored = config.checkpoint.config.get("quantization_config", {}).get("quant_method", "nothing known")
+    stored = stored_quantization(config).get("quant_method")
     stored = "gguf" if config.model.load_format == "gguf" else stored
+    if name := config.model.quantization:
+        check_name(name, stored, SCHEMES.names())
+    names = [ALIASES.get(name, name)] if name else SCHEMES.names()
+    for known in names:
+        scheme = SCHEMES.load(known)
+        if scheme.matches(config):
+            return scheme
     raise Unsupported(
-        f"The weights are stored by {stored!r}, which does not fit {', '.join(names)}. "
+        f"The weights are stored by {stored or 'nothing known'!r}, which does not fit {', '.join(names)}. "
         "Use an unquantized checkpoint, or a GGUF file and no other quantization."
     )

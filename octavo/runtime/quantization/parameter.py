@@ -6,7 +6,7 @@ of each that this rank keeps. `Parameter.load` checks shapes and keeps that part
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -55,8 +55,11 @@ class Layout:
         return self._join([self._shape(shard.full) for shard in shards])
 
     def select(self, name: str) -> tuple[Shard, ...]:
-        """Return the shard `name`; all of them for the empty name (a checkpoint that stores them fused)."""
-        return self.shards if not name else tuple(shard for shard in self.shards if shard.name == name)
+        """Return the shard `name`, or those of all experts ("gate": "0.gate", "1.gate", …).
+
+        All of them for the empty name (a checkpoint that stores them fused).
+        """
+        return tuple(s for s in self.shards if not name or s.name == name or s.name.endswith(f".{name}"))
 
     def is_entry(self, shape: tuple[int, ...], shards: tuple[Shard, ...]) -> bool:
         """Return True if `shape` is that of one entry of a stack, without the stack axis."""
@@ -95,6 +98,10 @@ def vector(size: int) -> Layout:
 
 class Parameter(ABC):
     """Takes one weight of a layer on this rank."""
+
+    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16)
+    """The stored types that it takes."""
+    is_required: bool = True
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -160,3 +167,6 @@ class BlockParameter(Parameter):
             raise BadCheckpoint("a plain tensor where GGUF blocks are expected")
         self._segments[shard.name] = part.to(self._device)
         return part.data.nbytes
+
+
+MakeBlocks = Callable[[Layout, torch.device], BlockParameter]

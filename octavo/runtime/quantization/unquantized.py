@@ -14,23 +14,27 @@ from torch.nn import functional
 from octavo.config.engine import EngineConfig
 from octavo.runtime.kernels.activations import Activation
 from octavo.runtime.quantization.blocks import blocks_of_one
+from octavo.runtime.quantization.experts import DenseExperts, WidenedExperts
 from octavo.runtime.quantization.gguf import GGUFLinear
-from octavo.runtime.quantization.method import LinearMethod, Scheme, Storage, Term
+from octavo.runtime.quantization.method import ExpertsMethod, LinearMethod, Scheme, Storage, Term
 from octavo.runtime.quantization.parameter import DenseParameter, Layout, Parameter
+from octavo.runtime.quantization.stored_config import stored_quantization
 
 
 class Unquantized(Scheme):
     """Serves floating-point tensors, from safetensors files or dummies."""
 
-    @staticmethod
-    def matches(config: EngineConfig) -> bool:
-        """Return True if the config announces no quantization."""
-        return config.model.load_format != "gguf" and not config.checkpoint.config.get("quantization_config")
+    @classmethod
+    def matches(cls, config: EngineConfig) -> bool:
+        return config.model.load_format != "gguf" and not stored_quantization(config)
 
     def linear(self, name: str) -> LinearMethod:
-        """Return the device's method."""
         storage = replace(self.storage, device=self.storage.device_of(name))
         return WidenedLinear(storage) if self.storage.device.type == "cpu" else DenseLinear(storage)
+
+    def experts(self, name: str) -> ExpertsMethod:
+        storage = replace(self.storage, device=self.storage.device_of(name))
+        return WidenedExperts(storage) if self.storage.device.type == "cpu" else DenseExperts(storage)
 
 
 class DenseLinear(LinearMethod):
@@ -40,16 +44,13 @@ class DenseLinear(LinearMethod):
         self._storage = storage
 
     def create(self, layout: Layout) -> dict[str, Parameter]:
-        """Make one tensor."""
         self._weight = _make_weight(layout, self._storage)
         return {"weight": self._weight}
 
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Multiply."""
         return self._storage.kernels.matmul(x, self._weight.data, bias)
 
     def apply_gated(self, x: Tensor, bias: Tensor | None, gate: Activation) -> Tensor | None:
-        """Multiply, and gate."""
         return self._storage.kernels.gated_matmul(x, self._weight.data, bias) if gate == "silu" else None
 
     def apply_deferred(self, x: Tensor) -> Term:
@@ -61,7 +62,6 @@ class DenseLinear(LinearMethod):
         return product if isinstance(product, Tensor) else partial(split.norm, product)
 
     def gather(self, ids: Tensor, scale: float = 1.0) -> Tensor:
-        """Look up rows."""
         rows = functional.embedding(ids, self._weight.data).to(self._storage.compute_dtype)
         return rows if scale == 1.0 else rows * scale
 
@@ -70,12 +70,10 @@ class WidenedLinear(GGUFLinear):
     """Multiplies weights of any width and float32 activations, as blocks of one number."""
 
     def create(self, layout: Layout) -> dict[str, Parameter]:
-        """See DenseLinear."""
         self._weight = _make_weight(layout, self._storage)
         return {"weight": self._weight}
 
     def after_load(self) -> None:
-        """Let the kernels for blocks have what was loaded."""
         self._keep([blocks_of_one(self._weight.data)])
 
 

@@ -1,0 +1,104 @@
+"""Methods for experts: matrices of plain numbers, and packed ones.
+
+On a GPU a kernel multiplies plain matrices; blocks are unpacked for it as they are loaded. On a CPU the
+kernel for blocks multiplies, to which plain numbers are blocks of one.
+"""
+
+import torch
+from torch import Tensor
+
+from octavo.runtime.kernels.experts import ExpertForm, Routing, Shared
+from octavo.runtime.kernels.linear import Packed
+from octavo.runtime.quantization.blocks import Blocks, blocks_of_one, stack
+from octavo.runtime.quantization.method import ExpertsMethod, Storage
+from octavo.runtime.quantization.parameter import (
+    BlockParameter,
+    DenseParameter,
+    Layout,
+    MakeBlocks,
+    Parameter,
+)
+
+
+class DenseExperts(ExpertsMethod):
+    """Multiplies weights and activations of one type."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def create(self, up: Layout, down: Layout) -> dict[str, Parameter]:
+        storage = self._storage
+        self._up, self._down = (
+            DenseParameter(layout, storage.arena.empty(layout.shape, storage.weight_dtype, storage.device))
+            for layout in (up, down)
+        )
+        return {"up.weight": self._up, "down.weight": self._down}
+
+    def apply(self, x: Tensor, routing: Routing, form: ExpertForm, shared: Shared | None = None) -> Tensor:
+        return self._storage.experts.dense_experts(x, routing, *self.matrices, form, shared)
+
+    @property
+    def matrices(self) -> tuple[Tensor, Tensor]:
+        """Return the weights: [experts, gate and up, inputs], [experts, outputs, intermediate]."""
+        down = self._down.data
+        return self._up.data.view(len(down), -1, down.shape[1]), down
+
+
+class BlockExperts(ExpertsMethod):
+    """Multiplies matrices in blocks; those of one projection have one type."""
+
+    def __init__(self, storage: Storage, parameter: MakeBlocks = BlockParameter) -> None:
+        """Begin empty. parameter: what takes the tensors of the checkpoint"""
+        self._storage, self._parameter_type = storage, parameter
+
+    def create(self, up: Layout, down: Layout) -> dict[str, Parameter]:
+        self._up, self._down = (self._parameter_type(layout, self._storage.device) for layout in (up, down))
+        return {"up.weight": self._up, "down.weight": self._down}
+
+    def after_load(self) -> None:
+        up = self._up.take()
+        self._keep(*(stack(parts, self._storage.arena) for parts in (up[::2], up[1::2], self._down.take())))
+
+    def apply(self, x: Tensor, routing: Routing, form: ExpertForm, shared: Shared | None = None) -> Tensor:
+        return self._storage.experts.block_experts(x, routing, *self._stacks, form, shared)
+
+    def _keep(self, gate: Blocks, up: Blocks, down: Blocks) -> None:
+        self._stacks = self._pack(gate), self._pack(up), self._pack(down)
+
+    def _pack(self, stacked: Blocks) -> Packed:
+        name = stacked.type.name
+        return Packed(stacked.data, name, self._storage.precision_of(name))
+
+
+class WidenedExperts(BlockExperts):
+    """Multiplies weights of any width and float32 activations, as blocks of one number."""
+
+    def create(self, up: Layout, down: Layout) -> dict[str, Parameter]:
+        self._plain = DenseExperts(self._storage)
+        return self._plain.create(up, down)
+
+    def after_load(self) -> None:
+        gate_up, down = self._plain.matrices
+        self._keep(*(blocks_of_one(part) for part in (*gate_up.chunk(2, 1), down)))
+
+
+class UnpackedExperts(BlockExperts):
+    """Unpacks blocks as they are loaded, where no kernel multiplies them as they are."""
+
+    def after_load(self) -> None:
+        super().after_load()
+        gate, up, down = (self._unpack(part) for part in self._stacks)
+        self._matrices = torch.cat([gate, up], 1), down
+        del self._stacks
+
+    def apply(self, x: Tensor, routing: Routing, form: ExpertForm, shared: Shared | None = None) -> Tensor:
+        return self._storage.experts.dense_experts(x, routing, *self._matrices, form, shared)
+
+    def _unpack(self, matrices: Packed) -> Tensor:
+        unpack, dtype = self._storage.kernels.block_dequantize, self._storage.compute_dtype
+        return torch.stack([unpack(matrices._replace(blocks=part)).to(dtype) for part in matrices.blocks])
+
+
+def make_block_experts(storage: Storage, parameter: MakeBlocks = BlockParameter) -> ExpertsMethod:
+    """Return the device's method for experts in blocks."""
+    return (BlockExperts if storage.device.type == "cpu" else UnpackedExperts)(storage, parameter)

@@ -1,0 +1,53 @@
+"""FP8 checkpoints: scales per tensor or channel, or DeepSeek's blocks of 128 x 128, of several tools.
+
+Hugging Face and DeepSeek: `weight_scale_inv`; vLLM's own, FBGEMM and ModelOpt: `weight_scale`.
+"""
+
+from typing import Any
+
+from octavo.base.errors import BadCheckpoint
+from octavo.runtime.quantization.packed import Form, PackedScheme
+from octavo.runtime.quantization.packed_layout import WHOLE, Axis
+from octavo.runtime.quantization.scaled import ScaledForm, of_strategy
+from octavo.runtime.quantization.stored_config import is_excluded, without_input_scales
+
+_BLOCK = Axis(128)
+_MODELOPT = {
+    "FP8": ScaledForm("F8", outputs=WHOLE),
+    "FP8_PER_CHANNEL_PER_TOKEN": ScaledForm("F8"),
+    "FP8_PB_WO": ScaledForm("F8", outputs=_BLOCK, inputs=_BLOCK),
+    "MXFP8": ScaledForm("F8", inputs=Axis(32)),
+}
+
+
+class FP8(PackedScheme):
+    """Reads the configs of fp8, fbgemm_fp8 and modelopt."""
+
+    METHODS = ("fp8", "fbgemm_fp8", "modelopt", "modelopt_mxfp8")
+
+    @classmethod
+    def stored_name(cls, name: str) -> str | None:
+        return without_input_scales(name)
+
+    def form_of(self, module: str) -> Form | None:
+        config = self.stored
+        excluded = [*(config.get("modules_to_not_convert") or ()), *(config.get("exclude_modules") or ())]
+        if module == "lm_head" or is_excluded(module, [*excluded, *(config.get("ignore") or ())]):
+            return None
+        method = config["quant_method"]
+        if method == "fbgemm_fp8":
+            return ScaledForm("F8")
+        if method.startswith("modelopt"):
+            return _modelopt(config)
+        if block := config.get("weight_block_size"):
+            outputs, inputs = of_strategy("block", 0, block)
+            return ScaledForm("F8", "weight_scale_inv", outputs=outputs, inputs=inputs)
+        return ScaledForm("F8", outputs=WHOLE)
+
+
+def _modelopt(config: dict[str, Any]) -> Form:
+    algorithm = str(config.get("quant_algo", "FP8")).upper()
+    if algorithm not in _MODELOPT:
+        listed = ", ".join(_MODELOPT)
+        raise BadCheckpoint(f"ModelOpt's quant_algo {algorithm!r} is not read. Use one of {listed}.")
+    return _MODELOPT[algorithm]

@@ -1,0 +1,42 @@
+"""Quark: int8 and FP8 weights under the names that compressed-tensors has, by a config of its own.
+
+Format: https://quark.docs.amd.com.
+"""
+
+from typing import Any
+
+from octavo.base.errors import BadCheckpoint
+from octavo.runtime.quantization.grouped import Kind
+from octavo.runtime.quantization.packed import Form, PackedScheme
+from octavo.runtime.quantization.scaled import ScaledForm, of_strategy
+from octavo.runtime.quantization.stored_config import is_excluded, without_input_scales
+
+_KINDS: dict[str, Kind] = {"int8": "S8", "fp8_e4m3": "F8"}
+
+
+class Quark(PackedScheme):
+    """Reads Quark's config: one for all layers, others by pattern."""
+
+    METHODS = ("quark",)
+
+    @classmethod
+    def stored_name(cls, name: str) -> str | None:
+        return without_input_scales(name)
+
+    def form_of(self, module: str) -> Form | None:
+        if is_excluded(module, self.stored.get("exclude")):
+            return None
+        own = self.stored.get("layer_quant_config") or {}
+        config = next((own[name] for name in own if is_excluded(module, [name])), None)
+        weight = (config or self.stored.get("global_quant_config") or {}).get("weight")
+        return None if weight is None else _form(weight)
+
+
+def _form(weight: dict[str, Any]) -> Form:
+    number = weight.get("dtype")
+    if number not in _KINDS:
+        raise BadCheckpoint(f"Quark's weights in {number!r} are not read; int8 and fp8_e4m3 are")
+    strategy = str(weight.get("qscheme", "")).removeprefix("per_")
+    axes = of_strategy(strategy, weight.get("group_size") or -1, None)
+    zero = "weight_zero_point" if number == "int8" else ""
+    return ScaledForm(_KINDS[number], "weight_scale", zero, *axes)
