@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from octavo.messages.kv import KVCacheSpec
+from octavo.messages.kv import KVCacheSpec, LatentKV
 from octavo.runtime.attention.paged import PagedBackend
 from octavo.runtime.batch import MAX_CAPTURED_TOKENS, ForwardBatch, GroupTables
 from octavo.runtime.kernels.attention import Ragged, Scores
@@ -38,6 +38,8 @@ class CuDNNBackend(PagedBackend):
             return "it needs an NVIDIA GPU of compute capability 9.0 or more"
         if importlib.util.find_spec("cudnn") is None:
             return "the package nvidia-cudnn-frontend is not installed (octavo[cudnn])"
+        if isinstance(spec, LatentKV):
+            return "it keeps no latent vectors"
         if spec.sliding_window:
             return "it has no sliding window"
         if spec.head_dim % 8 or spec.head_dim > _LARGEST_HEAD:
@@ -53,7 +55,6 @@ class CuDNNBackend(PagedBackend):
     def attend(
         self, q: Tensor, cache: Tensor, tables: GroupTables, batch: ForwardBatch, scores: Scores
     ) -> Tensor:
-        """See PagedBackend.attend."""
         singles = batch.num_singles
         if not self._is_for(q[singles:], cache, batch, scores):
             return super().attend(q, cache, tables, batch, scores)
@@ -77,6 +78,7 @@ class CuDNNBackend(PagedBackend):
             and q.dtype == cache.dtype
             and q.is_contiguous()
             and not scores.soft_cap
+            and scores.is_causal
         )
 
 

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from torch import Tensor
 
 from octavo.messages.kv import KVCacheSpec
+from octavo.runtime.attention.step_cache import StepCache
 from octavo.runtime.batch import ForwardBatch, GroupTables
 from octavo.runtime.kernels.attention import HeadInputs, Scores
 from octavo.runtime.kernels.precision import InputPrecision
@@ -20,16 +21,16 @@ class AttentionBackend(ABC):
     def __init__(self, platform: Platform, input_precision: InputPrecision = "float32") -> None:
         self.platform = platform
         self.input_precision = input_precision
+        self.step_cache = StepCache(platform.device)
+        """For layers that keep nothing between steps."""
 
     @staticmethod
     def supports(spec: KVCacheSpec, platform: Platform) -> str | None:
         """Return the reason why this back end cannot serve such layers there; None, as here, if it can."""
-        del spec, platform
         return None
 
     def plan(self, batch: ForwardBatch) -> None:
         """Do the host's work that all layers of a step share, if there is any; before the first layer."""
-        del batch
 
     @abstractmethod
     def run(

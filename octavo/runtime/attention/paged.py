@@ -16,7 +16,6 @@ class PagedBackend(AttentionBackend):
     def run(
         self, new: HeadInputs, cache: Tensor, tables: GroupTables, batch: ForwardBatch, scores: Scores
     ) -> Tensor:
-        """See AttentionBackend.run."""
         q = self.platform.kernels.attention.store_kv(new, cache, tables.slots)
         return self.attend(q, cache, tables, batch, scores)
 

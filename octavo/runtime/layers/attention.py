@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor, nn
 
+from octavo.base.errors import ConfigError
 from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.batch import ForwardBatch
-from octavo.runtime.kernels.attention import HeadInputs, HeadNorms, Rotation, Scores
+from octavo.runtime.kernels.attention import HeadInputs, HeadNorms, Ragged, Rotation, Scores
 from octavo.runtime.kernels.cache_layout import CacheLayout
 from octavo.runtime.layers.build import BuildContext
 
@@ -21,12 +22,16 @@ class Attention(nn.Module):
         *,
         scale: float,
         soft_cap: float = 0.0,
+        is_causal: bool = True,
+        keys_only: int = 0,
     ) -> None:
+        """spec: of what is kept; for its step only, where all tokens see each other; the rest as in Scores"""
         super().__init__()
-        self.layer_id = layer_id
+        self.layer_id, self.is_causal = layer_id, is_causal
         self.kv_spec = spec
-        self._backend = build.attention
-        self._scores = Scores(scale, spec.sliding_window, soft_cap, build.attention.input_precision)
+        self._backend, self._kernels = build.attention, build.kernels.attention
+        precision = build.attention.input_precision
+        self._scores = Scores(scale, spec.sliding_window, soft_cap, precision, is_causal, keys_only)
 
     def forward(
         self,
@@ -38,11 +43,43 @@ class Attention(nn.Module):
         norms: HeadNorms | None = None,
     ) -> Tensor:
         """Attend: [T, num_heads * head_dim]. The arguments are those of HeadInputs."""
+        if batch.position_bias is not None:
+            return batch.position_bias.attend(q, k, v, self._scores.scale).flatten(1)
         new, layer_id = HeadInputs(q, k, v, rotation, norms), self.layer_id
-        cache, tables = batch.kv_caches[layer_id], batch.tables(layer_id)
+        if self.is_causal:
+            cache, tables = batch.kv_caches[layer_id], batch.tables(layer_id)
+        else:
+            cache, tables = self._backend.step_cache.of_step(batch, self.kv_spec)
         return self._backend.run(new, cache, tables, batch, self._scores).flatten(1)
+
+    @property
+    def scale(self) -> float:
+        """Return what scores are multiplied by."""
+        return self._scores.scale
+
+    def store(self, new: HeadInputs, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        """Store without attending: the new q, and what a latent cache has of the step's tokens, [T, D]."""
+        cache, slots = batch.kv_caches[self.layer_id], batch.tables(self.layer_id).slots
+        q = self._kernels.store_kv(new, cache, slots)
+        return q, cache.view(-1, cache.shape[-1])[slots].to(q.dtype)
+
+    def attend_singles(self, q: Tensor, batch: ForwardBatch) -> Tensor:
+        """Attend for the requests with one new token."""
+        n = len(q)
+        singles = Ragged(cu_q_lens=batch.cu_q_lens[: n + 1], kv_lens=batch.kv_lens[:n])
+        tables = batch.tables(self.layer_id).block_tables[:n]
+        return self._kernels.paged_attention(q, batch.kv_caches[self.layer_id], tables, singles, self._scores)
 
 
 def make_cache(spec: KVCacheSpec, num_blocks: int, block_size: int, device: torch.device) -> Tensor:
     """Return a new cache for one layer, without the engine's pool of blocks."""
     return CacheLayout(spec, block_size).zeros(num_blocks, device)
+
+
+def check_heads(num_heads: int, tp_size: int) -> None:
+    """Raise ConfigError unless every rank gets the same number of heads."""
+    if num_heads % tp_size:
+        raise ConfigError(
+            f"tensor_parallel_size={tp_size} does not divide the model's {num_heads} attention heads; "
+            "use a size that does."
+        )

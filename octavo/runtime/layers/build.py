@@ -5,6 +5,7 @@ Made once by the loader. `at` gives a child its name, so that a layer knows its 
 state_dict.
 """
 
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,7 +15,7 @@ from octavo.base.errors import ConfigError
 from octavo.runtime.attention.interface import AttentionBackend
 from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.kernels.table import KernelTable
-from octavo.runtime.quantization.method import LinearMethod, Scheme
+from octavo.runtime.quantization.method import ExpertsMethod, LinearMethod, Scheme
 from octavo.runtime.quantization.parameter import DenseParameter, Layout, Parameter, Shard
 from octavo.runtime.quantization.parameter import Stored as Stored  # noqa: PLC0414  # for models' weight maps
 
@@ -56,20 +57,40 @@ class Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.parameters_by_name: dict[str, Parameter] = {}
-        self._matrices: list[LinearMethod] = []
+        self._matrices: list[LinearMethod | ExpertsMethod] = []
 
-    def make_matrix(self, build: BuildContext, layout: Layout) -> LinearMethod:
-        """Make the parameters of a matrix, as the scheme stores it, and return its method."""
-        method = build.scheme.linear(build.path)
+    def make_matrix(
+        self, build: BuildContext, layout: Layout, method: LinearMethod | None = None
+    ) -> LinearMethod:
+        """Make the parameters of a matrix, as the scheme or `method` stores it, and return its method."""
+        method = method or build.scheme.linear(build.path)
         self.parameters_by_name |= method.create(layout)
         self._matrices.append(method)
         return method
 
-    def make_vector(self, build: BuildContext, layout: Layout, name: str = "weight") -> Tensor:
-        """Make a parameter of the type of the activations, for norms and biases, and return its tensor."""
-        data = torch.empty(layout.shape, dtype=build.compute_dtype, device=build.device)
+    def make_experts(self, build: BuildContext, up: Layout, down: Layout) -> ExpertsMethod:
+        """Make the parameters of all experts, as the scheme stores them, and return their method."""
+        method = build.scheme.experts(build.path)
+        self.parameters_by_name |= method.create(up, down)
+        self._matrices.append(method)
+        return method
+
+    def make_vector(
+        self,
+        build: BuildContext,
+        layout: Layout,
+        name: str = "weight",
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """Make a parameter, by default of the type of the activations, for norms and biases: its tensor."""
+        data = torch.empty(layout.shape, dtype=dtype or build.compute_dtype, device=build.device)
         self.parameters_by_name[name] = DenseParameter(layout, data)
         return data
+
+    def describe(self) -> list[str]:
+        """Return a line for each packed matrix."""
+        linear = [matrix for matrix in self._matrices if isinstance(matrix, LinearMethod)]
+        return [line for matrix in linear for line in matrix.describe()]
 
     def after_load(self) -> None:
         """Let matrices be repacked, once all parameters are loaded."""
@@ -92,3 +113,9 @@ def finish_loading(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, Layer):
             module.after_load()
+
+
+def packed_matrices(model: nn.Module) -> dict[str, int]:
+    """Return how many packed matrices there are under `model`, by type, shape and rounding of inputs."""
+    layers = [module for module in model.modules() if isinstance(module, Layer)]
+    return dict(Counter(line for layer in layers for line in layer.describe()))

@@ -8,16 +8,19 @@ business of the scheme's LinearMethod.
 from torch import Tensor
 
 from octavo.runtime.layers.build import BuildContext, Layer
-from octavo.runtime.quantization.method import Term
+from octavo.runtime.quantization.method import LinearMethod, Term
 from octavo.runtime.quantization.parameter import Layout, Shard, vector
 
 
 class Linear(Layer):
     """Maps x [T, inputs] to [T, outputs], on this rank's part."""
 
-    def __init__(self, build: BuildContext, layout: Layout, bias: Layout | None) -> None:
+    def __init__(
+        self, build: BuildContext, layout: Layout, bias: Layout | None, method: LinearMethod | None = None
+    ) -> None:
+        """Make the parameters. method: of the matrix; None = what the scheme says"""
         super().__init__()
-        self.method = self.make_matrix(build, layout)
+        self.method = self.make_matrix(build, layout, method)
         self.bias = None if bias is None else self.make_vector(build, bias, "bias")
 
     def forward(self, x: Tensor) -> Tensor:
@@ -46,16 +49,20 @@ class QKVLinear(MergedColumnLinear):
 
 
 class RowLinear(Linear):
-    """Splits the inputs of a projection over the ranks; every rank gets the whole sum."""
+    """Splits the inputs of a projection over the ranks; every rank gets the whole sum, or keeps its part."""
 
-    def __init__(self, build: BuildContext, inputs: int, outputs: int, bias: bool) -> None:
+    def __init__(
+        self, build: BuildContext, inputs: int, outputs: int, bias: bool, *, reduces: bool = True
+    ) -> None:
         layout = Layout((build.split("", inputs),), (outputs,), split_axis=1)
         super().__init__(build, layout, vector(outputs) if bias else None)
         self._parallel = build.parallel
+        self._is_whole = build.parallel.tp_size == 1 or not reduces
+        assert reduces or not bias
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply, add up over the ranks, then add the bias once."""
-        if self._parallel.tp_size == 1:
+        if self._is_whole:
             return self.method.apply(x, self.bias)
         y = self._parallel.all_reduce(self.method.apply(x, None))
         return y if self.bias is None else y + self.bias
@@ -63,7 +70,7 @@ class RowLinear(Linear):
     @property
     def is_product(self) -> bool:
         """Return True if `forward` is a product and nothing else."""
-        return self._parallel.tp_size == 1 and self.bias is None
+        return self._is_whole and self.bias is None
 
     def defer(self, x: Tensor) -> Term:
         """Return `forward` as a term for an RMS norm that adds it."""
@@ -76,3 +83,11 @@ class ReplicatedLinear(Linear):
     def __init__(self, build: BuildContext, inputs: int, outputs: int, bias: bool) -> None:
         whole = vector(outputs)
         super().__init__(build, Layout(whole.shards, (inputs,)), whole if bias else None)
+
+
+class RouterLinear(Linear):
+    """Scores the experts of a layer, all of them on every rank."""
+
+    def __init__(self, build: BuildContext, inputs: int, num_experts: int, bias: bool) -> None:
+        whole, method = vector(num_experts), build.scheme.router(build.path)
+        super().__init__(build, Layout(whole.shards, (inputs,)), whole if bias else None, method)

@@ -13,7 +13,7 @@ from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.linear import MergedColumnLinear, RowLinear
 from octavo.runtime.quantization.method import Term
 
-_GATES: dict[str, Activation] = {
+GATES: dict[str, Activation] = {
     "silu": "silu",
     "gelu": "gelu",
     "gelu_fast": "gelu_tanh",
@@ -25,7 +25,7 @@ _GATES: dict[str, Activation] = {
 def make_activation(name: str, kernel: Activate, *, gated: bool) -> Callable[[Tensor], Tensor]:
     """Return the kernel of an activation; gated: of (gate, up). Raises Unsupported for an unknown name."""
     table: dict[str, Callable[[Tensor], Tensor]] = {
-        known: partial(kernel, activation=kind, gated=gated) for known, kind in _GATES.items()
+        known: partial(kernel, activation=kind, gated=gated) for known, kind in GATES.items()
     }
     if not gated:
         table |= {"relu": functional.relu, "silu": functional.silu}
@@ -42,18 +42,22 @@ class DenseArch:
     activation: str = "silu"
     gated: bool = True
     bias: bool = False
+    down_bias: bool = False
+    """The second projection has a bias, whether the first has one or not."""
 
 
 class MLP(nn.Module):
     """Computes up → activation → down; a gated one multiplies by the activation of `gate`."""
 
-    def __init__(self, arch: DenseArch, build: BuildContext, size: int) -> None:
+    def __init__(self, arch: DenseArch, build: BuildContext, size: int, *, reduces: bool = True) -> None:
+        """Make the layers. reduces: every rank gets the whole sum, not its own part of it."""
         super().__init__()
         up, names = build.at("up"), ("gate", "up") if arch.gated else ("up",)
         shards = tuple(up.split(name, arch.intermediate_size) for name in names)
         self.up = MergedColumnLinear(up, size, shards, arch.bias)
-        self.down = RowLinear(build.at("down"), arch.intermediate_size, size, arch.bias)
-        self._gate = _GATES.get(arch.activation) if arch.gated else None
+        down_bias = arch.bias or arch.down_bias
+        self.down = RowLinear(build.at("down"), arch.intermediate_size, size, down_bias, reduces=reduces)
+        self._gate = GATES.get(arch.activation) if arch.gated else None
         self._activation = make_activation(arch.activation, build.kernels.activate, gated=arch.gated)
         self._is_product = self.up.bias is None and self.down.is_product
 

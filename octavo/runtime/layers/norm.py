@@ -53,7 +53,6 @@ class NoNorm(Norm):
         self._factor = factor
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x times the factor."""
         return x if self._factor == 1.0 else x * self._factor
 
 
@@ -68,15 +67,12 @@ class RMSNorm(Norm):
         self._sandwich = self._kernels.sandwich_norm if defers else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise."""
         return self._kernels.rms_norm(x, self.weight, self._eps)
 
     def defer(self, x: Tensor) -> Term:
-        """See Norm."""
         return self.forward(x) if self._sandwich is None else partial(self._sandwich, x, self.weight)
 
     def add(self, x: Term, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Add and normalise in one kernel."""
         if not isinstance(x, Tensor):
             assert residual is not None
             return x(self.weight, self._eps, residual)
@@ -97,7 +93,6 @@ class LayerNorm(Norm):
         self._bias = self.make_vector(build, vector(size), "bias") if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise."""
         return functional.layer_norm(x, self._shape, self._weight, self._bias, self._eps)
 
 

@@ -6,7 +6,7 @@ Hugging Face does, so that long contexts agree to the last bit.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -46,8 +46,19 @@ class LinearRope(Rope):
     factor: float
 
     def frequencies(self) -> tuple[Tensor, float]:
-        """Divide all by the factor."""
         return super().frequencies()[0] / self.factor, 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class NTKRope(Rope):
+    """Multiplies theta, and divides what is left (NTK-aware scaling as in GTE's encoders)."""
+
+    factor: float
+
+    def frequencies(self) -> tuple[Tensor, float]:
+        """Stretch long waves by the factor squared, short ones hardly."""
+        stretched = replace(self, theta=self.theta * self.factor)
+        return 1.0 / (stretched._wavelengths() * self.factor ** (2 / self.dim)), 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

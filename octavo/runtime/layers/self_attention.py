@@ -6,12 +6,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from octavo.base.errors import ConfigError
 from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.batch import ForwardBatch
 from octavo.runtime.kernels.attention import HeadNorms
 from octavo.runtime.kernels.cache_layout import make_spec
-from octavo.runtime.layers.attention import Attention
+from octavo.runtime.layers.attention import Attention, check_heads
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.linear import QKVLinear, RowLinear
 from octavo.runtime.layers.norm import AllHeadsRMSNorm, HeadLayerNorm, Norm, NormArch, RMSNorm, make_norm
@@ -33,17 +32,15 @@ class HeadsArch:
     head_dim: int
     scale: float
     soft_cap: float = 0.0
+    is_causal: bool = True
+    """Otherwise tokens see later ones, too, and nothing is kept between steps."""
     qk_norm: Literal["none", "head", "each_head", "all_heads"] = "none"
     qkv_bias: bool = False
     out_bias: bool = False
 
     def kv_spec(self, tp_size: int, dtype: torch.dtype, sliding_window: int = 0) -> KVCacheSpec:
         """Return the cache of one rank, in numbers of this type. Raises ConfigError, Unsupported."""
-        if self.num_heads % tp_size:
-            raise ConfigError(
-                f"tensor_parallel_size={tp_size} does not divide the model's {self.num_heads} attention "
-                "heads; use a size that does."
-            )
+        check_heads(self.num_heads, tp_size)
         return make_spec(max(self.num_kv_heads // tp_size, 1), self.head_dim, dtype, sliding_window)
 
 
@@ -76,8 +73,11 @@ class SelfAttention(nn.Module):
             if isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
                 # One kernel applies them on the way into the cache.
                 self._fused_norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, norm.eps)
-        spec = arch.kv_spec(build.parallel.tp_size, build.kv_dtype, sliding_window)
-        self.attention = Attention(build, layer_id, spec, scale=arch.scale, soft_cap=arch.soft_cap)
+        kv_dtype = build.kv_dtype if arch.is_causal else build.compute_dtype
+        spec = arch.kv_spec(build.parallel.tp_size, kv_dtype, sliding_window)
+        self.attention = Attention(
+            build, layer_id, spec, scale=arch.scale, soft_cap=arch.soft_cap, is_causal=arch.is_causal
+        )
         self.out = RowLinear(build.at("out"), heads * head_dim, size, arch.out_bias)
 
     def forward(self, x: Tensor, batch: ForwardBatch, rows: Tensor | None = None) -> Tensor:

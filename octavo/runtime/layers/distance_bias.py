@@ -1,0 +1,39 @@
+"""`DistanceBias` has learned a term of scores for each distance between query and key (as T5 introduced)."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from octavo.runtime.batch import ForwardBatch
+from octavo.runtime.kernels.position_bias import PositionBias
+from octavo.runtime.layers.build import BuildContext
+from octavo.runtime.layers.embedding import Embedding
+
+BUCKETS = 32
+_MAX_DISTANCE = 128
+
+
+class DistanceBias(nn.Module):
+    """Holds a term per bucket of distances and head, which all layers share."""
+
+    def __init__(self, build: BuildContext, num_heads: int) -> None:
+        super().__init__()
+        self.table = Embedding(build.at("table"), BUCKETS, num_heads)
+        self._parallel = build.parallel
+
+    def add_to(self, batch: ForwardBatch) -> None:
+        """Let the step's layers attend with the terms of this rank's heads."""
+        reach = (batch.longest_q or len(batch.input_ids)) - 1
+        distances = torch.arange(-reach, reach + 1, device=batch.input_ids.device)
+        heads = self.table(_bucket(distances)).t().chunk(self._parallel.tp_size)
+        batch.position_bias = PositionBias(heads[self._parallel.tp_rank], batch.cu_q_lens.tolist())
+
+
+def _bucket(distances: Tensor) -> Tensor:
+    """Return the bucket of each distance from query to key: near ones have their own, far ones share."""
+    half = BUCKETS // 2
+    near, away = half // 2, distances.abs()
+    turns = torch.log(away.float() / near) / math.log(_MAX_DISTANCE / near)
+    far = (near + (turns.clamp(min=0) * (half - near)).long()).clamp(max=half - 1)
+    return torch.where(away < near, away, far) + half * (distances > 0)

@@ -1,0 +1,124 @@
+"""`Experts` is a feed-forward block of which a token takes a few parts; an `ExpertsArch` describes it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from octavo.base.errors import BadCheckpoint, Unsupported
+from octavo.runtime.kernels.experts import ExpertForm, Routing, Shared
+from octavo.runtime.kernels.experts import Router as Router  # noqa: PLC0414  # for models
+from octavo.runtime.layers.build import BuildContext, Layer
+from octavo.runtime.layers.linear import ReplicatedLinear, RouterLinear
+from octavo.runtime.layers.mlp import GATES, MLP, DenseArch
+from octavo.runtime.quantization.method import Term
+from octavo.runtime.quantization.parameter import Layout, Shard, vector
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsArch:
+    """An ExpertsArch describes experts, and what chooses among them.
+
+    intermediate_size: of one expert
+    router_bias:    added to the logits
+    choice_bias:    added to scores for the choice of experts only
+    shared:         what every token takes besides; gates_shared: times the sigmoid of a score of the token
+    """
+
+    num_experts: int
+    intermediate_size: int
+    router: Router
+    activation: str = "silu"
+    weighs_inputs: bool = False
+    router_bias: bool = False
+    choice_bias: bool = False
+    shared: DenseArch | None = None
+    gates_shared: bool = False
+
+    def __post_init__(self) -> None:
+        router, count = self.router, self.num_experts
+        if router.top_k > count:
+            raise BadCheckpoint(
+                f"num_experts_per_tok={router.top_k} is more than the {count} experts that there are."
+            )
+        if count % router.num_groups or router.top_groups > router.num_groups:
+            raise BadCheckpoint(
+                f"n_group={router.num_groups}, topk_group={router.top_groups}: n_group must divide the "
+                f"{count} experts, and topk_group be at most n_group."
+            )
+        size = count // router.num_groups
+        if router.top_groups * size < router.top_k or router.best_of_group > size:
+            raise BadCheckpoint(
+                f"n_group={router.num_groups}, topk_group={router.top_groups}: groups of {size} experts are "
+                f"too few or too small for num_experts_per_tok={router.top_k}."
+            )
+        if self.activation not in GATES:
+            raise Unsupported(
+                f"Activation {self.activation!r} of experts is not supported. Supported: "
+                f"{', '.join(sorted(GATES))}."
+            )
+
+
+class Experts(nn.Module):
+    """Computes router → choice → experts, and adds what all tokens share.
+
+    Each rank has a part of every expert.
+    """
+
+    def __init__(self, arch: ExpertsArch, build: BuildContext, size: int) -> None:
+        super().__init__()
+        self.router = RouterLinear(build.at("router"), size, arch.num_experts, arch.router_bias)
+        self.choice = _Choice(build, arch) if arch.choice_bias else None
+        self.experts = _ExpertStack(build.at("experts"), arch, size)
+        self.shared = MLP(arch.shared, build.at("shared"), size, reduces=False) if arch.shared else None
+        self.shared_gate = (
+            ReplicatedLinear(build.at("shared_gate"), size, 1, False) if arch.gates_shared else None
+        )
+        bias = self.choice.bias if self.choice else None
+        self._route = partial(build.kernels.experts.route, bias=bias, router=arch.router)
+        self._parallel = build.parallel
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [T, size] to [T, size]."""
+        y = self.experts(x, self._route(self.router(x)), self._share(x))
+        return y if self._parallel.tp_size == 1 else self._parallel.all_reduce(y)
+
+    def defer(self, x: Tensor) -> Term:
+        """Return `forward` as a term for an RMS norm that adds it."""
+        return self.forward(x)
+
+    def _share(self, x: Tensor) -> Shared | None:
+        if self.shared is None:
+            return None
+        return Shared(self.shared(x), self.shared_gate(x) if self.shared_gate else None)
+
+
+class _Choice(Layer):
+    """Keeps what is added to the scores, in float32: experts whose scores differ by little change places."""
+
+    def __init__(self, build: BuildContext, arch: ExpertsArch) -> None:
+        super().__init__()
+        self.bias = self.make_vector(build, vector(arch.num_experts), "bias", torch.float32)
+
+
+class _ExpertStack(Layer):
+    """Owns the matrices of the experts."""
+
+    def __init__(self, build: BuildContext, arch: ExpertsArch, size: int) -> None:
+        super().__init__()
+        part, count = build.split("", arch.intermediate_size), arch.num_experts
+        names = [f"{expert}.{name}" for expert in range(count) for name in ("gate", "up")]
+        up = Layout(_shards(part, names), (1, size), split_axis=1)
+        down = Layout(_shards(part, map(str, range(count))), (1, size), split_axis=2)
+        self._form = ExpertForm(GATES[arch.activation], arch.weighs_inputs)
+        self.method = self.make_experts(build, up, down)
+
+    def forward(self, x: Tensor, routing: Routing, shared: Shared | None) -> Tensor:
+        """Return this rank's part of the sum."""
+        return self.method.apply(x, routing, self._form, shared)
+
+
+def _shards(part: Shard, names: Iterable[str]) -> tuple[Shard, ...]:
+    return tuple(part._replace(name=name) for name in names)
