@@ -6,13 +6,23 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from octavo.base.errors import BadCheckpoint, Unsupported
+from octavo.runtime.layers.experts import ExpertsArch
+from octavo.runtime.layers.latent_attention import LatentArch
 from octavo.runtime.layers.mlp import DenseArch
 from octavo.runtime.layers.norm import NormArch
-from octavo.runtime.layers.rotary import DividedRope, LinearRope, Llama3Rope, LongRope, Rope, YarnRope
+from octavo.runtime.layers.rotary import (
+    DividedRope,
+    LinearRope,
+    Llama3Rope,
+    LongRope,
+    NTKRope,
+    Rope,
+    YarnRope,
+)
 from octavo.runtime.layers.self_attention import HeadsArch
 
 Config = dict[str, Any]
@@ -30,6 +40,7 @@ ROPES: dict[str, type[Rope]] = {
     "linear": LinearRope,
     "llama3": Llama3Rope,
     "yarn": YarnRope,
+    "ntk": NTKRope,
     "divided": DividedRope,
     "longrope": LongRope,
     # Changes nothing within the context that the model was made for, and no longer one is accepted.
@@ -44,8 +55,8 @@ class LayerArch:
     sliding_window: positions a query sees, 0 = all; rope: None = no rotation
     """
 
-    attention: HeadsArch
-    feed_forward: DenseArch
+    attention: HeadsArch | LatentArch
+    feed_forward: DenseArch | ExpertsArch
     sliding_window: int = 0
     rope: Rope | None = None
 
@@ -66,6 +77,8 @@ class Arch:
     """Of the token embeddings and of what the head receives; 0 = hidden_size."""
     layers: tuple[LayerArch, ...]
     num_learned_positions: int = 0
+    has_head: bool = True
+    """It maps hidden states to logits over the vocabulary."""
     tied_head: bool = False
     head_bias: bool = False
 
@@ -82,6 +95,17 @@ class Arch:
     residual_scale: float = 1.0
     """Of what attention and MLP add to the stream, where no norm stands behind them; serial layers only."""
 
+    def for_pooling(self, *, is_causal: bool, has_head: bool = False) -> "Arch":
+        """Return the same without the head over the vocabulary, unless it is asked for, and the mask."""
+        if is_causal:
+            return replace(self, has_head=has_head)
+        bodies = [layer.attention for layer in self.layers]
+        both = [replace(body, is_causal=False) for body in bodies if isinstance(body, HeadsArch)]
+        if len(both) < len(bodies):
+            raise Unsupported("Latent attention is causal: give no bidirectional model of that kind.")
+        layers = (replace(layer, attention=body) for layer, body in zip(self.layers, both, strict=True))
+        return replace(self, has_head=has_head, layers=tuple(layers))
+
     @property
     def defers_norms(self) -> bool:
         """Return True if an RMS norm adds each term of serial layers to the stream."""
@@ -96,8 +120,8 @@ class Arch:
 def read_arch(
     config: Config,
     *,
-    attention: HeadsArch | None = None,
-    feed_forward: DenseArch | None = None,
+    attention: HeadsArch | LatentArch | None = None,
+    feed_forward: DenseArch | ExpertsArch | None = None,
     interleaved_rope: bool = False,
     **own: Any,
 ) -> Arch:
@@ -140,10 +164,17 @@ def read_heads(config: Config, **own: Any) -> HeadsArch:
 
 def read_dense(config: Config, **own: Any) -> DenseArch:
     """Read the feed-forward block; `own` are the fields that the family adds or replaces."""
-    size = size_of(config, "intermediate_size", 4 * size_of(config, "hidden_size"))
-    activation = next((config[name] for name in _ACTIVATION_NAMES if config.get(name)), "silu")
-    common: Config = {"activation": activation, "bias": bool(config.get("mlp_bias"))}
-    return DenseArch(intermediate_size=size, **common | own)
+    common: Config = {
+        "intermediate_size": size_of(config, "intermediate_size", 4 * size_of(config, "hidden_size")),
+        "activation": read_activation(config),
+        "bias": bool(config.get("mlp_bias")),
+    }
+    return DenseArch(**common | own)
+
+
+def read_activation(config: Config) -> str:
+    """Return the activation of feed-forward blocks."""
+    return next((config[name] for name in _ACTIVATION_NAMES if config.get(name)), "silu")
 
 
 def read_norm(config: Config) -> NormArch:
@@ -153,7 +184,10 @@ def read_norm(config: Config) -> NormArch:
 
 
 def read_layers(
-    config: Config, attention: HeadsArch, feed_forward: DenseArch, interleaved: bool = False
+    config: Config,
+    attention: HeadsArch | LatentArch,
+    feed_forward: DenseArch | ExpertsArch,
+    interleaved: bool = False,
 ) -> tuple[LayerArch, ...]:
     """Return one entry per layer, by `layer_types` if there are any; otherwise all layers are alike."""
     count, window = size_of(config, "num_hidden_layers"), config.get("sliding_window") or 0

@@ -29,7 +29,6 @@ _DEFAULTS_2: Config = _DEFAULTS | {"rope_theta": 10_000.0, "sliding_window": 409
 
 def one_vector(tensor: Tensor, layer: LayerArch | None) -> Tensor:
     """Return the norms of all heads, [heads, head_dim], as one vector."""
-    del layer
     return tensor.flatten()
 
 

@@ -5,7 +5,9 @@ where it differs in kind. Our parameter names, which weight maps refer to:
 
     embed_tokens  embed_positions  norm  lm_head
     layers.*.attention_norm  .attention.{qkv, q_norm, k_norm, out}  .attention_out_norm
+    layers.*.attention.{q_a, q_norm, q, kv_a, kv_norm, heads, out}, of latent attention
     layers.*.mlp_norm  .mlp.{up, down}  .mlp_out_norm
+    layers.*.mlp.{router, choice, experts, shared.{up, down}, shared_gate}, of experts
 """
 
 import torch
@@ -14,6 +16,8 @@ from torch import Tensor, nn
 from octavo.runtime.batch import ForwardBatch
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.embedding import Embedding, LMHead, VocabEmbedding
+from octavo.runtime.layers.experts import Experts, ExpertsArch
+from octavo.runtime.layers.latent_attention import LatentArch, LatentAttention
 from octavo.runtime.layers.mlp import MLP, DenseArch
 from octavo.runtime.layers.norm import NoNorm, Norm, Term, make_norm
 from octavo.runtime.layers.rotary import Rope, RotaryEmbedding
@@ -23,8 +27,8 @@ from octavo.runtime.models.arch import RESIDUAL_NORMS, Arch, Config, Place, read
 from octavo.runtime.models.interface import Family
 from octavo.runtime.models.weights import WeightMap, to
 
-ATTENTIONS = {HeadsArch: SelfAttention}
-FEED_FORWARDS = {DenseArch: MLP}
+ATTENTIONS = {HeadsArch: SelfAttention, LatentArch: LatentAttention}
+FEED_FORWARDS = {DenseArch: MLP, ExpertsArch: Experts}
 """The bodies of layers, by what describes them."""
 
 
@@ -83,7 +87,6 @@ class ParallelLayer(DecoderLayer):
     def forward(
         self, x: Term, residual: Tensor | None, batch: ForwardBatch, rows: Tensor | None = None
     ) -> tuple[Term, Tensor | None]:
-        """See DecoderLayer."""
         x, residual = self.attention_norm.add(x, residual)
         residual = self._gather(residual, rows)
         one_norm = isinstance(self.mlp_norm, NoNorm)
@@ -150,6 +153,10 @@ class Decoder(Family):
             "blk.*.ffn_up": to("layers.*.mlp.up", "up"),
             "blk.*.ffn_down": to("layers.*.mlp.down"),
             "blk.*.post_ffw_norm": to("layers.*.mlp_out_norm"),
+            "blk.*.ffn_gate_inp": to("layers.*.mlp.router"),
+            "blk.*.ffn_gate_exps": to("layers.*.mlp.experts.up", "gate"),
+            "blk.*.ffn_up_exps": to("layers.*.mlp.experts.up", "up"),
+            "blk.*.ffn_down_exps": to("layers.*.mlp.experts.down"),
         },
         ignored=(r"^rope_(freqs|factors_long|factors_short)\.weight$",),  # read with the config
     )
@@ -173,16 +180,16 @@ class Decoder(Family):
             for i, layer in enumerate(arch.layers)
         )
         self.norm = make_norm(arch.norm, build.at("norm"), arch.hidden_size) if arch.final_norm else NoNorm()
-        tied = self.embed_tokens if arch.tied_head else None
-        self.lm_head = LMHead(
-            build.at("lm_head"),
-            arch.vocab_size,
-            embedding_size,
-            tied=tied,
-            bias=arch.head_bias,
-            scale=arch.logit_scale,
-            soft_cap=arch.logit_soft_cap,
-        )
+        if arch.has_head:
+            self.lm_head = LMHead(
+                build.at("lm_head"),
+                arch.vocab_size,
+                embedding_size,
+                tied=self.embed_tokens if arch.tied_head else None,
+                bias=arch.head_bias,
+                scale=arch.logit_scale,
+                soft_cap=arch.logit_soft_cap,
+            )
         self._learned_positions = arch.num_learned_positions > 0
         # Rounded to the type of the activations, as these models were trained.
         self._embedding_scale = torch.tensor(arch.embedding_scale, dtype=build.compute_dtype).item()
@@ -202,7 +209,6 @@ class Decoder(Family):
         return x
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """See Model.forward."""
         self._attention.plan(batch)
         x, residual = self.embed(batch), None
         last = len(self.layers) - 1
@@ -211,10 +217,8 @@ class Decoder(Family):
         return self.norm.add(x, residual)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """See Model.logits."""
         logits: Tensor = self.lm_head(hidden)
         return logits
 
     def greedy(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:
-        """See Model.greedy."""
         return self.lm_head.greedy(hidden)

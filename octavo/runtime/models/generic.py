@@ -113,7 +113,6 @@ def measure(mask_function: MaskFunction, device: torch.device, **others: Any) ->
 
     Holds the size of the sliding window, 0 for causal attention, _OTHER for anything else.
     """
-    del others
     return torch.full((1, 1, 1, 1), _read_mask(mask_function, device), device=device)
 
 
@@ -179,7 +178,6 @@ class _Given(nn.Module):
 
     def forward(self, *ids: None, inputs_embeds: Tensor, **others: Any) -> Any:
         """Return the hidden states [1, rows, hidden_size] in the form that the backbone answers in."""
-        del ids, others
         return self._output_type(last_hidden_state=inputs_embeds)
 
 
@@ -206,11 +204,9 @@ class Generic(Model):
 
     @property
     def weight_bytes(self) -> int:
-        """See Model.weight_bytes."""
         return sum(parameter.nbytes for parameter in self.hf.parameters())
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """See Model.forward."""
         self._backend.plan(batch)
         self.link.batch = batch
         rows = {"input_ids": batch.input_ids[None], "position_ids": batch.positions[None]}

@@ -42,7 +42,6 @@ class GPT2(Decoder):
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
-        """Read a config with GPT-2's own names."""
         if config.get("scale_attn_by_inverse_layer_idx") or config.get("scale_attn_weights") is False:
             raise Unsupported("GPT-2 with scale_attn_by_inverse_layer_idx, or without scale_attn_weights")
         config = usual_names({"tie_word_embeddings": True} | config)

@@ -28,7 +28,6 @@ class GPTNeoX(Decoder):
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
-        """Read the rope by its own names."""
         config = {
             "hidden_act": "gelu",
             "partial_rotary_factor": config.get("rotary_pct", 0.25),

@@ -1,10 +1,18 @@
-"""Granite 3 is a Llama with constant factors on embeddings, attention scores, residuals and logits."""
+"""Granite 3 is a Llama with constant factors on embeddings, attention scores, residuals and logits.
+
+GraniteMoE is a Granite with experts; its variant with shared experts is another architecture.
+"""
+
+from dataclasses import replace
 
 from torch import Tensor
 
 from octavo.runtime.batch import ForwardBatch
-from octavo.runtime.models.arch import Arch, Config, factor_of, read_arch, read_heads
+from octavo.runtime.models import experts
+from octavo.runtime.models.arch import Arch, Config, factor_of, read_arch, read_dense, read_heads, size_of
 from octavo.runtime.models.decoder import Decoder
+from octavo.runtime.models.experts import part_gates
+from octavo.runtime.models.weights import to
 
 
 class Granite(Decoder):
@@ -22,5 +30,33 @@ class Granite(Decoder):
         )
 
     def embed(self, batch: ForwardBatch) -> Tensor:
-        """See Decoder.embed."""
         return batch.with_given_embeds(self.embed_tokens(batch.input_ids)) * self._embedding_scale
+
+
+class GraniteMoE(Granite):
+    """Granite's factors, and experts in every layer."""
+
+    WEIGHTS = Granite.WEIGHTS.replace(
+        experts.stacked("layers.*.block_sparse_moe.experts")
+        | {
+            "layers.*.block_sparse_moe.input_linear": to("layers.*.mlp.experts.up", "", part_gates),
+            "layers.*.block_sparse_moe.output_linear": to("layers.*.mlp.experts.down"),
+            "layers.*.block_sparse_moe.router": to("layers.*.mlp.router"),
+            "layers.*.block_sparse_moe.router.layer": to("layers.*.mlp.router"),
+            "layers.*.shared_mlp.input_linear": to("layers.*.mlp.shared.up"),
+            "layers.*.shared_mlp.output_linear": to("layers.*.mlp.shared.down"),
+        }
+    )
+
+    @staticmethod
+    def arch_from_hf(config: Config) -> Arch:
+        """Add the experts, and what all tokens share if there is that."""
+        arch, size = Granite.arch_from_hf(config), config.get("shared_intermediate_size")
+        shared = (
+            read_dense(config, intermediate_size=size_of(config, "shared_intermediate_size"))
+            if size
+            else None
+        )
+        feed_forward = experts.read_experts(config, experts.granite(config), shared=shared)
+        layers = tuple(replace(layer, feed_forward=feed_forward) for layer in arch.layers)
+        return replace(arch, layers=layers)

@@ -4,6 +4,7 @@ The architectures that octavo has a file for are listed here.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -12,8 +13,9 @@ from octavo.base.registry import Registry
 from octavo.runtime.batch import ForwardBatch
 from octavo.runtime.layers.attention import Attention
 from octavo.runtime.layers.build import BuildContext, named_parameters
+from octavo.runtime.layers.pooler import ClassifierArch, Pooler
 from octavo.runtime.models.arch import Arch, Config
-from octavo.runtime.models.weights import WeightMap
+from octavo.runtime.models.weights import Target, WeightMap
 
 
 class Model(nn.Module, ABC):
@@ -42,13 +44,12 @@ class Model(nn.Module, ABC):
 
         None where no kernel finds it sooner than `logits` and their argmax would.
         """
-        del hidden
         return None
 
     @property
     def attention_layers(self) -> list[Attention]:
         """Return the layers that keep a KV cache, by layer id."""
-        return [module for module in self.modules() if isinstance(module, Attention)]
+        return [module for module in self.modules() if isinstance(module, Attention) and module.is_causal]
 
     @property
     @abstractmethod
@@ -62,8 +63,16 @@ class Family(Model):
     WEIGHTS, GGUF_WEIGHTS: names in safetensors and GGUF files to our parameters
     """
 
-    WEIGHTS: ClassVar[WeightMap]
-    GGUF_WEIGHTS: ClassVar[WeightMap]
+    has_spare_layers: ClassVar[bool] = False
+    """Checkpoints have layers behind the last one that only training or drafting uses."""
+    WEIGHTS: WeightMap
+    GGUF_WEIGHTS: WeightMap
+    CLASSIFIER: ClassVar[ClassifierArch] = ClassifierArch()
+    """How the family's models for classification end."""
+    MASKED_HEAD: ClassVar[Mapping[str, Target]] = {}
+    """Where checkpoints have the head that fills masked places: head_dense, head_norm, lm_head.bias."""
+    pooler: Pooler
+    """Of a pooling model: what follows the layers."""
 
     @staticmethod
     @abstractmethod
@@ -72,38 +81,66 @@ class Family(Model):
 
     def __init__(self, arch: Arch, build: BuildContext) -> None:
         """Construct with parameters still to be loaded."""
-        del arch, build
         super().__init__()
 
     @property
     def weight_bytes(self) -> int:
-        """See Model.weight_bytes."""
         return sum(parameter.num_bytes for parameter in named_parameters(self).values())
 
+
+ENCODERS: Registry[type[Family]] = Registry(
+    "encoder",
+    {
+        "BertModel": "octavo.runtime.models.bert:Bert",
+        "DistilBertModel": "octavo.runtime.models.bert:DistilBert",
+        "GteModel": "octavo.runtime.models.rotary_bert:GTE",
+        "JinaEmbeddingsV3Model": "octavo.runtime.models.rotary_bert:JinaV3",
+        "MPNetModel": "octavo.runtime.models.mpnet:MPNet",
+        "ModernBertModel": "octavo.runtime.models.modernbert:ModernBert",
+        "NomicBertModel": "octavo.runtime.models.rotary_bert:NomicBert",
+        "RobertaModel": "octavo.runtime.models.bert:Roberta",
+    },
+)
+"""Architectures that generate nothing."""
 
 MODELS: Registry[type[Family]] = Registry(
     "model architecture",
     {
         "CohereForCausalLM": "octavo.runtime.models.cohere:Cohere",
         "Cohere2ForCausalLM": "octavo.runtime.models.cohere:Cohere2",
+        "DeepseekV2ForCausalLM": "octavo.runtime.models.deepseek:DeepseekV2",
+        "DeepseekV3ForCausalLM": "octavo.runtime.models.deepseek:DeepseekV3",
+        "Ernie4_5ForCausalLM": "octavo.runtime.models.ernie:Ernie45",
         "FalconForCausalLM": "octavo.runtime.models.falcon:Falcon",
         "GPT2LMHeadModel": "octavo.runtime.models.gpt2:GPT2",
         "GPTJForCausalLM": "octavo.runtime.models.gptj:GPTJ",
         "GPTNeoXForCausalLM": "octavo.runtime.models.gpt_neox:GPTNeoX",
         "GemmaForCausalLM": "octavo.runtime.models.gemma:Gemma",
         "Gemma2ForCausalLM": "octavo.runtime.models.gemma:Gemma2",
-        "Gemma3ForCausalLM": "octavo.runtime.models.gemma3:Gemma3",
+        "Gemma3ForCausalLM": "octavo.runtime.models.gemma:Gemma3",
+        "Glm4ForCausalLM": "octavo.runtime.models.glm:GLM4",
+        "Glm4MoeForCausalLM": "octavo.runtime.models.glm:GLM4MoE",
+        "GraniteMoeForCausalLM": "octavo.runtime.models.granite:GraniteMoE",
+        "GraniteMoeSharedForCausalLM": "octavo.runtime.models.granite:GraniteMoE",
         "GraniteForCausalLM": "octavo.runtime.models.granite:Granite",
         "InternLM2ForCausalLM": "octavo.runtime.models.internlm:InternLM2",
         "InternLM3ForCausalLM": "octavo.runtime.models.internlm:InternLM3",
         "LlamaForCausalLM": "octavo.runtime.models.llama:Llama",
+        "MinistralForCausalLM": "octavo.runtime.models.llama:Mistral",
         "MistralForCausalLM": "octavo.runtime.models.llama:Mistral",
+        "MiniMaxM2ForCausalLM": "octavo.runtime.models.minimax:MiniMaxM2",
+        "MixtralForCausalLM": "octavo.runtime.models.llama:Mixtral",
+        "OlmoeForCausalLM": "octavo.runtime.models.olmo:OLMoE",
         "Olmo2ForCausalLM": "octavo.runtime.models.olmo:Olmo2",
+        "Olmo3ForCausalLM": "octavo.runtime.models.olmo:Olmo3",
         "OPTForCausalLM": "octavo.runtime.models.opt:OPT",
         "PhiForCausalLM": "octavo.runtime.models.phi:Phi",
         "Phi3ForCausalLM": "octavo.runtime.models.phi:Phi3",
+        "Qwen2MoeForCausalLM": "octavo.runtime.models.qwen:Qwen2MoE",
+        "Qwen3MoeForCausalLM": "octavo.runtime.models.qwen:Qwen3MoE",
         "Qwen2ForCausalLM": "octavo.runtime.models.qwen:Qwen2",
         "Qwen3ForCausalLM": "octavo.runtime.models.qwen:Qwen3",
+        "SeedOssForCausalLM": "octavo.runtime.models.seed_oss:SeedOss",
         "SmolLM3ForCausalLM": "octavo.runtime.models.smollm3:SmolLM3",
         "StableLmForCausalLM": "octavo.runtime.models.stablelm:StableLM",
         "Starcoder2ForCausalLM": "octavo.runtime.models.starcoder2:Starcoder2",

@@ -1,8 +1,12 @@
-"""Llama 2 and 3, SmolLM and others are built alike; Mistral differs by its sliding window only."""
+"""Llama 2 and 3, SmolLM and others are built alike; Mistral and Ministral differ by sliding windows only.
+
+Mixtral is a Mistral with experts.
+"""
 
 import torch
 
 from octavo.runtime.layers.build import Stored
+from octavo.runtime.models import experts
 from octavo.runtime.models.arch import Arch, Config, LayerArch, read_arch
 from octavo.runtime.models.decoder import Decoder
 from octavo.runtime.models.weights import to
@@ -34,5 +38,22 @@ class Mistral(Llama):
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
-        """Fill in the defaults."""
         return read_arch({"sliding_window": 4096, "num_key_value_heads": 8} | config)
+
+
+class Mixtral(Llama):
+    """Every token takes two experts of eight."""
+
+    WEIGHTS = Llama.WEIGHTS.replace(
+        experts.stacked()
+        | experts.apart("layers.*.block_sparse_moe.experts.*", "w1", "w3", "w2")
+        | {
+            "layers.*.block_sparse_moe.gate": to("layers.*.mlp.router"),
+            "layers.*.mlp.gate": to("layers.*.mlp.router"),
+        }
+    )
+
+    @staticmethod
+    def arch_from_hf(config: Config) -> Arch:
+        config = {"num_key_value_heads": 8, "rms_norm_eps": 1e-5} | config
+        return read_arch(config, feed_forward=experts.read_experts(config, experts.mixtral(config)))

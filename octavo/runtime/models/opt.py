@@ -22,7 +22,6 @@ _PADDING_POSITIONS = 2
 
 def without_padding(tensor: Tensor, layer: LayerArch | None) -> Tensor:
     """Drop the first rows of the position table, which served padding; position 0 is the row behind them."""
-    del layer
     return tensor[_PADDING_POSITIONS:]
 
 
@@ -59,7 +58,6 @@ class OPT(Decoder):
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
-        """Read a config with OPT's own names."""
         config = _DEFAULTS | config | {"intermediate_size": config.get("ffn_dim")}
         bias, weights = bool(config["enable_bias"]), bool(config["layer_norm_elementwise_affine"])
         hidden_size, before = size_of(config, "hidden_size"), bool(config["do_layer_norm_before"])
