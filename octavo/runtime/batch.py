@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from octavo.runtime.kernels.attention import Ragged, Rotation
+from octavo.runtime.kernels.position_bias import PositionBias
 
 MAX_CAPTURED_TOKENS = 2048
 """Tokens of a step that may be captured in a CUDA graph; longer steps never are."""
@@ -64,6 +65,12 @@ class ForwardBatch(Ragged):
     """[S] int64: the tokens whose last hidden states somebody reads; None = all."""
     rotations: dict[str, Rotation] = field(default_factory=dict)
     """Rotary tables by rope: made once per step, shared by layers."""
+    token_types: torch.Tensor | None = None
+    """[T] int64, 1 for tokens of the second text of a pair; None = all 0."""
+    position_bias: PositionBias | None = None
+    """Of models whose scores depend on distances, too."""
+    step_tables: GroupTables | None = None
+    """Of layers without a cache: made once per step, shared by them."""
 
     def with_given_embeds(self, embeddings: torch.Tensor) -> torch.Tensor:
         """The embeddings of `input_ids`, [T, embedding_size], but the given ones where there are some."""

@@ -21,8 +21,8 @@ class ParallelContext:
     tp_rank: int = 0
     tp_size: int = 1
     group: distributed.ProcessGroup | None = None
-    is_own: bool = True
-    """The group ends with this."""
+    is_own: bool = False
+    """torch's process group was made here, and ends with this."""
 
     @classmethod
     def create(
@@ -71,6 +71,6 @@ class ParallelContext:
         return torch.cat(parts, dim=-1)
 
     def close(self) -> None:
-        """Leave the group."""
-        if self.group is not None and self.is_own:
+        """Leave the group, also one of a single rank: its threads must not outlive what they use."""
+        if self.is_own:
             distributed.destroy_process_group()

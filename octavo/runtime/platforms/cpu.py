@@ -27,12 +27,10 @@ class CPUPlatform(Platform):
         torch.set_num_threads(threads if self.kernels.name == "ref" else 1)
 
     def available_memory_bytes(self, share: float) -> int:
-        """Return the share of the free memory."""
         return int(share * free_bytes())
 
     def compute_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Return float32 always: 16-bit weights are widened inside the kernels."""
-        del dtype
         return torch.float32
 
 

@@ -26,7 +26,6 @@ class MetaPlatform(Platform):
 
     def available_memory_bytes(self, share: float) -> int:
         """Return 0: the device does not exist."""
-        del share
         return 0
 
     def peak_bytes(self, work: Callable[[], None]) -> int:
@@ -37,8 +36,6 @@ class MetaPlatform(Platform):
         return count.peak
 
     def compute_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Return the same type for all weights."""
-        del dtype
         return self._compute_dtype
 
 

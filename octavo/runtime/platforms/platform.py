@@ -65,7 +65,6 @@ class Platform(ABC):
 
         0, without working, where none is kept back for it: the operating system lends it.
         """
-        del work
         return 0
 
     def compile_ahead(self, work: Callable[[], None]) -> None:
@@ -73,7 +72,6 @@ class Platform(ABC):
 
         The work may be done or not, without some of its kernels: nothing may depend on what it computes.
         """
-        del work
 
     def graph_capture(self) -> Capture | None:
         """Return a new way to capture work, whose graphs share memory; None on a device without graphs."""

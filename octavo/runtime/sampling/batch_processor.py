@@ -52,7 +52,7 @@ class BatchUpdate:
 class LogitsProcessor(ABC):
     """What users fill in. An exception in it ends the requests of the step."""
 
-    @classmethod  # noqa: B027  # most have nothing to say
+    @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
         """Raise ValueError for a request that it cannot serve."""
 
@@ -113,7 +113,6 @@ class BatchProcessor(Processor):
         return True
 
     def add(self, row: int, request: NewRequest) -> None:
-        """Let it enter at the next step."""
         self._new[row] = request
         self._outputs[row] = request.token_ids[request.num_prompt_tokens :]
 

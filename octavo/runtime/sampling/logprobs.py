@@ -4,62 +4,16 @@ Called by the sampler, and by the runner for prompts (`score_tokens`). Never cha
 """
 
 from collections.abc import Iterable
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 
 from octavo.messages.request import TokenLogprobs
-from octavo.runtime.kernels.choice import top_candidates
+from octavo.runtime.kernels.choice import score
 from octavo.runtime.transfer import Array
 
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 """raw = as the model gives them, processed = as they are sampled from; logits = without normalising."""
-
-WHOLE_VOCABULARY = -1
-
-
-class Scores(NamedTuple):
-    """Rows with equally many entries: token_ids, values, ranks are [n, 1 + k], the chosen token first."""
-
-    token_ids: torch.Tensor
-    values: torch.Tensor
-    ranks: torch.Tensor
-
-
-def score(
-    logits: torch.Tensor,
-    token_ids: torch.Tensor,
-    num_top: int,
-    normalise: bool,
-    listed_ids: torch.Tensor | None = None,
-) -> Scores:
-    """Score the chosen tokens and the `num_top` others, or those listed instead.
-
-    logits:        [n, vocab_size] float32, overwritten when `normalise`d
-    token_ids:     [n] int64
-    num_top: -1 = the whole vocabulary
-    listed_ids:    [n, k] int64
-    A token's rank is 1 + the number of larger values.
-    """
-    vocab_size = logits.shape[1]
-    values = torch.log_softmax(logits, dim=1, out=logits) if normalise else logits
-    size = vocab_size if num_top == WHOLE_VOCABULARY else min(num_top, vocab_size)
-    chosen = values.gather(1, token_ids[:, None])
-    rank = 1 + (values > chosen).sum(dim=1, keepdim=True)
-    if listed_ids is not None:
-        ids, others = listed_ids, values.gather(1, listed_ids)
-        ascending = values.sort(dim=1).values
-        ranks = 1 + vocab_size - torch.searchsorted(ascending, others, right=True)
-    elif size == 0:
-        return Scores(token_ids[:, None], chosen, rank)
-    else:
-        others, ids = top_candidates(values, size)
-        ranks = torch.arange(1, size + 1, device=logits.device).expand(len(logits), -1)
-    return Scores(
-        torch.cat([token_ids[:, None], ids], dim=1),
-        torch.cat([chosen, others], dim=1),
-        torch.cat([rank, ranks], dim=1),
-    )
 
 
 def entries(scores: Iterable[torch.Tensor | Array]) -> list[TokenLogprobs]:
@@ -75,9 +29,8 @@ def score_tokens(
 
     logits: [n, vocab_size], row i predicts token_ids[i], kept; token_ids: [n] int64
     """
-    values = logits.float()
-    owned = values.clone() if values is logits else values
-    return entries(score(owned, token_ids, num_top, mode.endswith("logprobs")))
+    rows = torch.arange(len(logits), device=logits.device)
+    return entries(score(logits, rows, token_ids, num_top, mode.endswith("logprobs")))
 
 
 def score_candidates(logits: torch.Tensor, candidates: list[list[int]], mode: str) -> list[list[float]]:

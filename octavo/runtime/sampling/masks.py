@@ -10,20 +10,22 @@ import numpy as np
 import torch
 
 from octavo.messages.step import TokenMasks
-from octavo.runtime.sampling.processors import NEVER
-from octavo.runtime.transfer import Array, to_device
+from octavo.runtime.kernels.sampling import Forbid
+from octavo.runtime.transfer import Array, send, to_device
 
 
 @dataclass(slots=True)
 class RowMasks:
     """Allowed tokens.
 
-    rows: [m] int64, rows of the logits
-    bits: [m, bytes] uint8, bit i of byte b = token 8 b + i
+    rows:    [m] int64, rows of the logits
+    numbers: [m] int64, the mask of each
+    words:   [masks, words] int32, bit i of word w = token 32 w + i
     """
 
     rows: Array
-    bits: Array
+    numbers: Array
+    words: Array
 
     @classmethod
     def read(cls, masks: TokenMasks | None, samples: Array) -> "RowMasks | None":
@@ -33,21 +35,18 @@ class RowMasks:
         """
         if masks is None or not masks.indexes:
             return None
-        bits = np.frombuffer(masks.bits, np.uint8).reshape(len(masks.indexes), -1)
-        return cls(np.searchsorted(samples, masks.indexes), bits)
+        numbers = np.array(masks.numbers)
+        words = np.frombuffer(bytearray(masks.bits), np.int32).reshape(numbers.max() + 1, -1)
+        return cls(np.flatnonzero(np.isin(samples, masks.indexes)), numbers, words)
 
-    def apply(self, logits: torch.Tensor) -> None:
+    def at(self, places: Array) -> "RowMasks | None":
+        """Return the masks of some rows of the logits, ascending, numbered by their place in `places`."""
+        is_here = np.isin(self.rows, places)
+        if not is_here.any():
+            return None
+        return RowMasks(np.searchsorted(places, self.rows[is_here]), self.numbers[is_here], self.words)
+
+    def apply(self, logits: torch.Tensor, forbid: Forbid) -> None:
         """Make all other tokens of these rows of `logits`, [rows, vocab_size], impossible."""
-        vocab_size = logits.shape[1]
-        if logits.device.type == "cpu":
-            zeros_and_ones = np.unpackbits(~self.bits, axis=1, count=vocab_size, bitorder="little")
-            forbidden = torch.from_numpy(zeros_and_ones).view(torch.bool)
-        else:
-            bits = to_device(~self.bits, logits.device)
-            places = torch.arange(8, dtype=torch.uint8, device=logits.device)
-            forbidden = (bits[:, :, None] >> places).bitwise_and_(1).flatten(1)[:, :vocab_size].bool()
-        if len(self.rows) == len(logits):
-            logits.masked_fill_(forbidden, NEVER)
-        else:
-            rows = to_device(self.rows, logits.device)
-            logits[rows] = logits[rows].masked_fill_(forbidden, NEVER)
+        rows, numbers = send([self.rows, self.numbers], logits.device)
+        forbid(logits, rows, numbers, to_device(self.words, logits.device))

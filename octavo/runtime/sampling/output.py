@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from octavo.messages.request import TokenLogprobs
-from octavo.runtime.sampling.logprobs import Scores, entries
+from octavo.runtime.kernels.sampling import Scores
+from octavo.runtime.sampling.logprobs import entries
 from octavo.runtime.transfer import Array
 
 _ALL_MASKED = "No token may be chosen: the request's constraints together forbid the whole vocabulary."

@@ -13,6 +13,7 @@ import torch
 
 from octavo.messages.sampling import SamplingParams
 from octavo.messages.step import NewRequest
+from octavo.runtime.kernels.choice import TORCH_SAMPLING
 from octavo.runtime.sampling.rows import Batch, RowLists, TokenTable, in_vocabulary
 from octavo.runtime.transfer import to_device
 
@@ -35,7 +36,7 @@ class Processor(ABC):
     was called for, and no other.
     """
 
-    @classmethod  # noqa: B027 - most have nothing to say
+    @classmethod
     def validate_params(cls, params: SamplingParams) -> None:
         """Raise ValueError for a request that it cannot serve. Called by the front, for users' processors."""
 
@@ -60,7 +61,7 @@ class Processor(ABC):
     def apply(self, logits: torch.Tensor, batch: Batch) -> None:
         """Change the batch's rows of `logits` ([rows, vocab_size] float32, contiguous) in place."""
 
-    def observe(self, batch: Batch, token_ids: torch.Tensor) -> None:  # noqa: B027 - most do not look back
+    def observe(self, batch: Batch, token_ids: torch.Tensor) -> None:
         """Take note of the tokens that were chosen: [len(batch)] int64 on the device."""
 
 
@@ -84,7 +85,6 @@ class TokenList(Processor):
         self.lists.put(row, in_vocabulary(self.token_ids(request), self.vocab_size))
 
     def remove(self, row: int) -> None:
-        """Forget the list."""
         self.lists.remove(row)
 
 
@@ -92,15 +92,12 @@ class AllowedTokens(TokenList):
     """Only `allowed_token_ids` may be chosen."""
 
     def is_active(self, params: SamplingParams) -> bool:
-        """Return True if there is such a list."""
         return params.allowed_token_ids is not None
 
     def token_ids(self, request: NewRequest) -> list[int]:
-        """Return the allowed ones."""
         return request.sampling.allowed_token_ids or []
 
     def apply(self, logits: torch.Tensor, batch: Batch) -> None:
-        """Make everything else impossible."""
         logit_rows, ids = self.lists.select(batch)
         allowed = logits[logit_rows, ids]
         logits.index_fill_(0, to_device(batch.logit_rows, self.device), NEVER)
@@ -111,20 +108,24 @@ class ForbiddenTokens(TokenList):
     """`forbidden_token_ids` are never chosen."""
 
     def is_active(self, params: SamplingParams) -> bool:
-        """Return True if there is such a list."""
         return bool(params.forbidden_token_ids)
 
     def token_ids(self, request: NewRequest) -> list[int]:
-        """Return the forbidden ones."""
         return request.sampling.forbidden_token_ids or []
 
     def apply(self, logits: torch.Tensor, batch: Batch) -> None:
-        """Make them impossible."""
         logit_rows, ids = self.lists.select(batch)
         logits[logit_rows, ids] = logits.new_full((), NEVER)
 
 
-class BadWords(Processor):
+class KernelProcessor(Processor):
+    """A processor that works by kernels."""
+
+    kernels = TORCH_SAMPLING
+    """May be replaced by faster ones."""
+
+
+class BadWords(KernelProcessor):
     """The last token of a bad word is impossible where the output ends with the tokens before it."""
 
     def __init__(self, vocab_size: int, num_rows: int, device: torch.device) -> None:
@@ -133,11 +134,9 @@ class BadWords(Processor):
         self._outputs = TokenTable(num_rows, device)
 
     def is_active(self, params: SamplingParams) -> bool:
-        """Return True if the input processor has found words."""
         return bool(params.bad_words_token_ids)
 
     def add(self, row: int, request: NewRequest) -> None:
-        """Keep the words, and the outputs so far."""
         outputs = np.array(request.token_ids[request.num_prompt_tokens :], dtype=np.int64)
         table_row = self._outputs.add(row, outputs)
         words = [word for word in request.sampling.bad_words_token_ids or () if word[-1] < self.vocab_size]
@@ -150,24 +149,16 @@ class BadWords(Processor):
         self._words.put(row, last, reversed_prefixes, rows, table_rows)
 
     def remove(self, row: int) -> None:
-        """Forget words and outputs."""
         self._words.remove(row)
         self._outputs.remove(row)
 
     def apply(self, logits: torch.Tensor, batch: Batch) -> None:
-        """Compare every word's prefix with the end of its request's output, all at once."""
-        logit_rows, last, prefixes, rows, table_rows = self._words.select(batch)
-        lengths = to_device(self._outputs.lengths, self.device)[rows]
-        # [words, width]: column of the token that stands 1, 2, … places before the one to be chosen
-        columns = lengths[:, None] - 1 - torch.arange(prefixes.shape[1], device=self.device)
-        tokens = self._outputs.ids[table_rows[:, None], columns.clamp(min=0)]
-        matches = (((tokens == prefixes) & (columns >= 0)) | (prefixes < 0)).all(dim=1)
-        # Words of one row may share their last token, and only some of them match: the minimum decides.
-        ceiling = torch.where(matches, NEVER, float("inf"))
-        logits.view(-1).scatter_reduce_(0, logit_rows * self.vocab_size + last, ceiling, "amin")
+        """Make the last tokens impossible of words that have begun."""
+        lengths = to_device(self._outputs.lengths, self.device)
+        logit_rows, last, prefixes, rows, lists = self._words.select(batch)
+        self.kernels.ban(logits, logit_rows, last, prefixes, rows, lists, self._outputs.ids, lengths)
 
     def observe(self, batch: Batch, token_ids: torch.Tensor) -> None:
-        """Lengthen the outputs."""
         self._outputs.append(batch.rows, token_ids)
 
 
@@ -179,20 +170,16 @@ class MinTokens(TokenList):
         self._min_tokens = np.zeros(num_rows, dtype=np.int64)
 
     def is_active(self, params: SamplingParams) -> bool:
-        """Return True if a minimum is set."""
         return params.min_tokens > 0
 
     def token_ids(self, request: NewRequest) -> list[int]:
-        """Return every token that would end the request."""
         return request.spec.stop_token_ids
 
     def add(self, row: int, request: NewRequest) -> None:
-        """Keep the minimum too."""
         super().add(row, request)
         self._min_tokens[row] = request.sampling.min_tokens
 
     def apply(self, logits: torch.Tensor, batch: Batch) -> None:
-        """Leave alone the rows that have reached their minimum."""
         early = batch.positions < self._min_tokens[batch.rows]
         if early.any():
             logit_rows, ids = self.lists.select(batch.where(early))
@@ -207,17 +194,14 @@ class LogitBias(Processor):
         self._biases = RowLists(device)
 
     def is_active(self, params: SamplingParams) -> bool:
-        """Return True if there is a bias."""
         return bool(params.logit_bias)
 
     def add(self, row: int, request: NewRequest) -> None:
-        """Keep tokens and biases."""
         bias = request.sampling.logit_bias or {}
         ids = in_vocabulary(list(bias), self.vocab_size)
         self._biases.put(row, ids, np.array([bias[i] for i in ids.tolist()], dtype=np.float32))
 
     def remove(self, row: int) -> None:
-        """Forget them."""
         self._biases.remove(row)
 
     def apply(self, logits: torch.Tensor, batch: Batch) -> None:

@@ -61,16 +61,13 @@ class RowProcessor(Processor):
         """Return the functions of a request, in their order."""
 
     def is_active(self, params: SamplingParams) -> bool:
-        """Return True if there is a function."""
         return bool(self.functions(params))
 
     def add(self, row: int, request: NewRequest) -> None:
-        """Keep the functions, and the tokens that they are called with."""
         ids, start = request.token_ids, request.num_prompt_tokens
         self._held[row] = _Functions(self.functions(request.sampling), ids[:start], ids[start:])
 
     def remove(self, row: int) -> None:
-        """Forget them."""
         self._held.pop(row, None)
 
     def apply(self, logits: torch.Tensor, batch: Batch) -> None:
@@ -86,7 +83,6 @@ class RowProcessor(Processor):
             raise RowsFailed(failed)
 
     def observe(self, batch: Batch, token_ids: torch.Tensor) -> None:
-        """Lengthen the outputs."""
         for row, token_id in zip(batch.rows.tolist(), token_ids.tolist(), strict=True):
             self._held[row].output_ids.append(token_id)
 
@@ -95,19 +91,16 @@ class RequestFunctions(RowProcessor):
     """`SamplingParams.logits_processors`."""
 
     def functions(self, params: SamplingParams) -> Sequence[RequestLogitsProcessor]:
-        """Return those of the request."""
         return params.logits_processors or ()
 
 
 class AdapterLogitsProcessor(ABC):
     """Base of users' classes that make a function for each request; vLLM's class of this name."""
 
-    def __init__(  # noqa: B027  # most have nothing to say
-        self, vllm_config: Configs, device: torch.device, is_pin_memory: bool
-    ) -> None:
+    def __init__(self, vllm_config: Configs, device: torch.device, is_pin_memory: bool) -> None:
         """Set the adapter up. is_pin_memory: whether copies to the device may be asynchronous."""
 
-    @classmethod  # noqa: B027  # most have nothing to say
+    @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
         """Raise ValueError for a request that it cannot serve."""
 
@@ -130,7 +123,6 @@ class _Adapted(RowProcessor):
         self._adapter = make(device, False)
 
     def functions(self, params: SamplingParams) -> Sequence[RequestLogitsProcessor]:
-        """Return one or none."""
         function = self._adapter.new_req_logits_processor(params)
         return () if function is None else (function,)
 

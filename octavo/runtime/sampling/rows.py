@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from octavo.runtime.transfer import Array, staged, to_device
+from octavo.runtime.transfer import Array, send, staged, to_device
 
 
 @dataclass(slots=True)
@@ -102,16 +102,20 @@ class TokenTable:
 
     def add(self, row: int, token_ids: Array) -> int:
         """Replace the list of `row`; returns its table row."""
+        table_row = self.claim(row, len(token_ids))
+        self.ids[table_row, : len(token_ids)] = to_device(token_ids, self.ids.device)
+        return table_row
+
+    def claim(self, row: int, length: int) -> int:
+        """Give `row` a list of this length, to be written by the caller; returns its table row."""
         if self.row_of[row] < 0:
             if not self._free:
                 self._free = list(range(len(self.ids), max(4, 2 * len(self.ids))))[::-1]
                 self.ids = grown(self.ids, len(self.ids) + len(self._free), self.ids.shape[1])
             self.row_of[row] = self._free.pop()
-        table_row = int(self.row_of[row])
-        self._reserve(len(token_ids))
-        self.ids[table_row, : len(token_ids)] = to_device(token_ids, self.ids.device)
-        self.lengths[row] = len(token_ids)
-        return table_row
+        self.reserve(length)
+        self.lengths[row] = length
+        return int(self.row_of[row])
 
     def remove(self, row: int) -> None:
         """Give the table row of `row` back; its content is overwritten by the next owner."""
@@ -122,15 +126,13 @@ class TokenTable:
     def append(self, rows: Array, token_ids: torch.Tensor) -> None:
         """Append one more token for each row. token_ids: [n] int64 on the device, never read by the host."""
         ends = self.lengths[rows]
-        self._reserve(int(ends.max()) + 1)
-        self.ids[self.table_rows(rows), to_device(ends, self.ids.device)] = token_ids
+        self.reserve(int(ends.max()) + 1)
+        table_rows, columns = send([self.row_of[rows], ends], self.ids.device)
+        self.ids[table_rows, columns] = token_ids
         self.lengths[rows] += 1
 
-    def table_rows(self, rows: Array) -> torch.Tensor:
-        """Return the table rows of `rows`, on the device."""
-        return to_device(self.row_of[rows], self.ids.device)
-
-    def _reserve(self, num_columns: int) -> None:
+    def reserve(self, num_columns: int) -> None:
+        """Have room for lists of this length."""
         if num_columns > self.ids.shape[1]:
             self.ids = grown(self.ids, len(self.ids), max(num_columns, 2 * self.ids.shape[1]))
 

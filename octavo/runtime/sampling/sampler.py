@@ -22,8 +22,7 @@ from octavo.base.log import get_logger
 from octavo.messages.sampling import MAX_LOGPROB_TOKEN_IDS, SamplingParams
 from octavo.messages.step import NewRequest
 from octavo.runtime.kernels.choice import truncate
-from octavo.runtime.kernels.sampling import Choice, Draws, Limits, SamplingKernels
-from octavo.runtime.sampling.logprobs import Scores, score
+from octavo.runtime.kernels.sampling import Choice, Draws, Limits, SamplingKernels, Scores
 from octavo.runtime.sampling.masks import RowMasks
 from octavo.runtime.sampling.output import SamplerOutput
 from octavo.runtime.sampling.penalties import Penalties
@@ -31,6 +30,7 @@ from octavo.runtime.sampling.processors import (
     AllowedTokens,
     BadWords,
     ForbiddenTokens,
+    KernelProcessor,
     LogitBias,
     MinTokens,
     Processor,
@@ -87,6 +87,9 @@ class Sampler:
         self._processed_logprobs = logprobs_mode.startswith("processed")
         self._normalise = logprobs_mode.endswith("logprobs")
         self._processors = [make(vocab_size, max_num_rows, self._device) for make in processors]
+        for processor in self._processors:
+            if isinstance(processor, KernelProcessor):
+                processor.kernels = kernels
         self._is_active = np.zeros((len(self._processors), max_num_rows), dtype=bool)
         self._kinds = np.zeros(max_num_rows, dtype=np.int64)
         self._num_logprobs = np.full(max_num_rows, _NO_LOGPROBS)
@@ -151,18 +154,20 @@ class Sampler:
         batch = Batch(np.arange(len(rows)), np.array(rows, np.int64), np.array(output_positions, np.int64))
         if masks is None and self.plain_kind(batch.rows) is not None:
             return SamplerOutput(*self._choose(logits, batch))
-        logits = logits.float().contiguous()
+        raw, logits = logits, self._kernels.widen(logits)
         scored = batch.where(self._num_logprobs[batch.rows] != _NO_LOGPROBS)
-        shown = self._copy(logits, scored)
+        shown, places = raw, scored.logit_rows
+        if raw is logits:  # and will be changed
+            shown, places = self._copy(logits, scored), np.arange(len(scored))
         if masks is not None:
-            masks.apply(logits)
+            masks.apply(logits, self._kernels.forbid)
         self._for_each(batch, lambda processor, part: processor.apply(logits, part))
         if self._processed_logprobs:
-            shown = self._distribution(logits, scored)
+            shown, places = self._distribution(logits, scored), np.arange(len(scored))
         output = SamplerOutput(*self._choose(logits, batch))
         chosen = output.token_ids
-        self._for_each(batch, lambda processor, part: processor.observe(part, self._copy(chosen, part)))
-        output.scores = self._score(shown, scored, chosen)
+        self._for_each(batch, lambda processor, part: self._tell(processor, part, chosen))
+        output.scores = self._score(shown, places, scored, chosen)
         if self._faults:
             held = enumerate(batch.rows.tolist())
             output.faults = {place: self._faults[row] for place, row in held if row in self._faults}
@@ -204,6 +209,12 @@ class Sampler:
                 with self._blaming(processor, part.rows.tolist()):
                     call(processor, part)
 
+    def _tell(self, processor: Processor, part: Batch, chosen: torch.Tensor) -> None:
+        """Tell a processor that looks back what its rows have chosen."""
+        if type(processor).observe is not Processor.observe:
+            is_whole = len(part) == len(chosen)
+            processor.observe(part, chosen if is_whole else self._copy(chosen, part))
+
     @contextmanager
     def _blaming(self, processor: Processor, rows: list[int]) -> Iterator[None]:
         """Let what `processor` raises inside end the requests of these rows, not the engine."""
@@ -240,20 +251,20 @@ class Sampler:
         return shown.div_(limits.temperature.float())
 
     def _score(
-        self, shown: torch.Tensor, scored: Batch, token_ids: torch.Tensor
+        self, shown: torch.Tensor, places: Array, scored: Batch, token_ids: torch.Tensor
     ) -> list[tuple[Array, Scores]]:
+        """Score what was chosen. shown: [m, vocab_size]; places: [n], the scored rows in it"""
         scores = []
         kinds = np.stack([self._num_logprobs[scored.rows], self._has_listed[scored.rows]], axis=1)
         for number, has_listed in np.unique(kinds, axis=0).tolist():
             of_kind = np.flatnonzero((kinds == (number, has_listed)).all(axis=1))
             for first in range(0, len(of_kind), self._rows_at_once):
-                places = of_kind[first : first + self._rows_at_once]
-                logit_rows = scored.logit_rows[places]
-                chosen = token_ids[to_device(logit_rows, self._device)]
-                part = shown[to_device(places, self._device)]
-                rows = to_device(scored.rows[places], self._device)
+                part = of_kind[first : first + self._rows_at_once]
+                logit_rows = scored.logit_rows[part]
+                at, chosen, rows = send([places[part], logit_rows, scored.rows[part]], self._device)
                 listed = self._listed_ids[rows, :number] if has_listed else None
-                scores.append((logit_rows, score(part, chosen, number, self._normalise, listed)))
+                found = self._kernels.score(shown, at, token_ids[chosen], number, self._normalise, listed)
+                scores.append((logit_rows, found))
         return scores
 
 

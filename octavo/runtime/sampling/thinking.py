@@ -37,11 +37,9 @@ class ThinkingBudget(Processor):
         self._is_open = torch.zeros(num_rows, dtype=torch.bool, device=device)
 
     def is_active(self, params: SamplingParams) -> bool:
-        """Return True if there is a budget."""
         return params.thinking_token_budget is not None
 
     def add(self, row: int, request: NewRequest) -> None:
-        """Find out where the request is."""
         budget, tags = request.sampling.thinking_token_budget, request.sampling.thinking_tag_ids
         assert budget is not None
         assert tags is not None, "the front fills them in"
@@ -74,7 +72,6 @@ class ThinkingBudget(Processor):
         logits[logit_rows, ids] = torch.where(is_forced, _FORCED, logits[logit_rows, ids])
 
     def observe(self, batch: Batch, token_ids: torch.Tensor) -> None:
-        """Look for tags, and count."""
         rows = to_device(batch.rows, self.device)
         recent = torch.cat([self._recent[rows, 1:], token_ids[:, None]], dim=1)
         tags = self._tags[:, rows]

@@ -98,7 +98,7 @@ class CUDAGraphs(Replayer):
     def try_out(self) -> None:
         """Compute steps of nothing, launch by launch: then kernels are loaded, with what they need."""
         nothing = np.empty(0, np.int64)
-        work = Work(nothing, nothing, nothing, np.zeros(1, np.int64), nothing)
+        work = Work(nothing, nothing, nothing, np.zeros(1, np.int64), nothing, nothing)
         for shape, end in self._first_steps():
             self._ring.restart()
             self._stage(work, shape, nothing)
@@ -139,7 +139,6 @@ class CUDAGraphs(Replayer):
             self._ensure(Shape(size), end)
 
     def find(self, work: Work, end: Kind | None) -> Replay | None:
-        """See Replayer.find."""
         shape = self._shape_of(work)
         if shape is None:
             return None
@@ -153,6 +152,8 @@ class CUDAGraphs(Replayer):
         """Return the shape that a step is padded to; None if there is none that pays."""
         singles = work.num_singles
         chunks, tokens = len(work.rows) - singles, int(work.starts[-1]) - singles
+        if singles > self.sizes[-1]:
+            return None
         if not chunks:
             size = self.sizes[bisect_left(self.sizes, singles)]
             return Shape(size, common_start=have_common_start(work, self._state))

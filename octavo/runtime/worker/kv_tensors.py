@@ -73,7 +73,7 @@ class KVTensors:
         is_remote = self._device.type != "cpu"
         self.tensors = [_zeros(plan.num_blocks, size, self._device) for _ in range(count)]
         self._host = [_zeros(plan.num_host_blocks, size, _HOST, is_pinned=is_remote) for _ in range(count)]
-        self.by_layer = [self.tensors[0]] * len(self.group_of_layer)
+        self.by_layer = self.tensors[:1] * len(self.group_of_layer)
         for group, layout in zip(plan.groups, self._layouts, strict=True):
             for tensor, layer_id in zip(self.tensors, group.layers, strict=False):
                 self.by_layer[layer_id] = layout.view(tensor)

@@ -20,7 +20,7 @@ from octavo.runtime.loader.host_weights import layer_bytes
 from octavo.runtime.loader.loader import load_own
 from octavo.runtime.loader.piece import Piece
 from octavo.runtime.models.arch import Arch
-from octavo.runtime.models.interface import MODELS, Family, Model
+from octavo.runtime.models.interface import ENCODERS, MODELS, Family, Model
 from octavo.runtime.platforms import cpu
 from octavo.runtime.platforms.meta import MetaPlatform
 from octavo.runtime.quantization.blocks import Blocks
@@ -37,7 +37,8 @@ def forecast(config: EngineConfig, device_bytes: int = 0) -> Forecast:
 
     Raises ConfigError (BadCheckpoint) as loading would, Unsupported for models that run by foreign code.
     """
-    if config.model.model_impl == "transformers" or config.checkpoint.architecture not in MODELS:
+    is_own = config.architecture in MODELS or config.architecture in ENCODERS
+    if config.model.model_impl == "transformers" or not is_own:
         raise Unsupported(
             f"{config.checkpoint.architecture} runs by transformers' code: what it takes is known once it is "
             "loaded. Start it; what does not fit is refused with figures."
@@ -69,7 +70,6 @@ class _OneOfMany(ParallelContext):
     __slots__ = ()
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Return a tensor as large as it would be."""
         return torch.cat([x] * self.tp_size, dim=-1)
 
 
@@ -88,7 +88,6 @@ def _available_bytes(config: EngineConfig, weight_bytes: int, device_bytes: int)
 
 def _shapes(config: EngineConfig, model: Family, arch: Arch) -> Iterator[Piece]:
     """Return a `Reader` of shapes: of a GGUF file's header, else of the model's own parameters."""
-    del arch
     if config.model.load_format == "gguf":
         # Transforms, which move whole rows, change no size: they are left out.
         file = GGUFFile(Path(config.checkpoint.path))

@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from octavo.messages.pooling import Pooled
 from octavo.messages.request import TokenLogprobs
-from octavo.messages.step import ModelRunnerOutput
-from octavo.runtime.sampling.output import PendingSamples
+from octavo.messages.step import ModelRunnerOutput, SchedulerOutput
+from octavo.runtime.sampling.output import HostSamples, PendingSamples
 from octavo.runtime.transfer import Array
 
 
@@ -12,14 +15,24 @@ from octavo.runtime.transfer import Array
 class PendingStep:
     """Reads the results of a step once they are there.
 
-    samples: indexes into `request_ids` of those that sample, ascending, as are the rows of `pending`
+    samples: indexes into `request_ids` of those that sample, ascending, as are the rows of `pending`; of a
+             request whose drafts are verified, one for its token and one for each draft
+    drafts:  as in SchedulerOutput
     """
 
     step_id: int
     request_ids: list[str]
     samples: Array
+    drafts: dict[int, list[int]] = field(default_factory=dict)
     pending: PendingSamples | None = None
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+    pooled: dict[str, Pooled] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, step: SchedulerOutput, samples: Array) -> "PendingStep":
+        """Return what `step` will bring; samples: as above."""
+        return cls(step.step_id, step.request_ids, samples, step.drafts)
 
     @property
     def is_ready(self) -> bool:
@@ -30,8 +43,11 @@ class PendingStep:
         """Return everything on the host; waits for this step on the device, and for none behind it."""
         if self.pending is None:
             nothing: list[list[int]] = [[] for _ in self.request_ids]
-            return ModelRunnerOutput(self.step_id, nothing, prompt_logprobs=self.prompt_logprobs)
+            scores, errors = self.prompt_logprobs, self.errors
+            return ModelRunnerOutput(self.step_id, nothing, {}, scores, errors, self.pooled)
         host, names = self.pending.read(), self.request_ids
+        if (expected := self.expected()) is not None:
+            return self._read_accepted(host, expected)
         sampled = [[token_id] for token_id in host.token_ids]
         if len(sampled) < len(names):
             of_samples, sampled = sampled, [[] for _ in names]
@@ -44,3 +60,35 @@ class PendingStep:
             prompt_logprobs=self.prompt_logprobs,
             errors={names[self.samples[row]]: error for row, error in host.errors.items()},
         )
+
+    def expected(self) -> Array | None:
+        """Return the draft behind each row of `pending`, [S] int64, -1 for none; None without drafts."""
+        if not self.drafts:
+            return None
+        owners, counts = np.unique(self.samples, return_counts=True)
+        ends = counts.cumsum()
+        expected = np.full(len(self.samples), -1, np.int64)
+        for owner, start, end in zip(owners.tolist(), (ends - counts).tolist(), ends.tolist(), strict=True):
+            expected[start : end - 1] = self.drafts.get(owner, [])
+        return expected
+
+    def _read_accepted(self, host: HostSamples, expected: Array) -> ModelRunnerOutput:
+        """Return of each request the drafts that are what was sampled there, and what was sampled behind."""
+        result = ModelRunnerOutput(
+            self.step_id, [[] for _ in self.request_ids], prompt_logprobs=self.prompt_logprobs
+        )
+        ended = -1
+        for row, draft in enumerate(expected.tolist()):
+            owner, token_id = int(self.samples[row]), host.token_ids[row]
+            if owner == ended or (row in host.errors and result.sampled_token_ids[owner]):
+                ended = owner  # what fails behind a draft fails again without it
+                continue
+            name = self.request_ids[owner]
+            result.sampled_token_ids[owner].append(token_id)
+            if row in host.logprobs:
+                result.logprobs.setdefault(name, []).append(host.logprobs[row])
+            if row in host.errors:
+                result.errors[name] = host.errors[row]
+            if token_id != draft:
+                ended = owner
+        return result

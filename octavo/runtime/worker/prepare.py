@@ -5,7 +5,6 @@ S = those of them that sample.
 """
 
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
 import torch
@@ -25,11 +24,14 @@ _SHARE_ALIKE = 0.75
 class Work:
     """Says on the host which tokens a step computes.
 
+    A request whose drafts are verified has a row for its token and one for each draft.
+
     rows:     [R] int64, row of each request in the state
     computed: [R] int64, tokens computed before
     ends:     [R] int64, tokens computed after
     starts:   [R + 1] int64, first token of each request in the batch
     samples:  [S] int64, indexes into R of the requests that sample
+    owners:   [R] int64, place of each in the step's requests
     """
 
     rows: Array
@@ -37,6 +39,7 @@ class Work:
     ends: Array
     starts: Array
     samples: Array
+    owners: Array
     num_singles: int = 0
     """The number of requests, all at the beginning, that compute one token each."""
 
@@ -44,13 +47,20 @@ class Work:
 def read_step(step: SchedulerOutput, rows: Array, state: RequestState) -> Work:
     """Lay out the step's tokens one request after the other."""
     computed = np.fromiter(step.num_computed_tokens, np.int64, len(rows))
-    starts = np.fromiter(accumulate(step.num_scheduled_tokens, initial=0), np.int64, len(rows) + 1)
-    scheduled = starts[1:] - starts[:-1]
+    scheduled = np.fromiter(step.num_scheduled_tokens, np.int64, len(rows))
+    owners = np.arange(len(rows))
+    if step.drafts:
+        counts = np.fromiter((1 + len(step.drafts.get(place, ())) for place in owners.tolist()), np.int64)
+        owners = owners.repeat(counts)
+        offsets = np.arange(len(owners)) - (counts.cumsum() - counts)[owners]
+        rows, computed, scheduled = rows[owners], computed[owners] + offsets, scheduled[owners]
+    starts = np.zeros(len(rows) + 1, np.int64)
+    scheduled.cumsum(out=starts[1:])
     ends = computed + scheduled
-    (samples,) = (ends == state.num_tokens[rows]).nonzero()
+    (samples,) = (ends >= state.num_tokens[rows]).nonzero()
     (others,) = (scheduled != 1).nonzero()
     num_singles = int(others[0]) if others.size else len(rows)
-    return Work(rows, computed, ends, starts, samples, num_singles)
+    return Work(rows, computed, ends, starts, samples, owners, num_singles)
 
 
 def locate(work: Work, state: RequestState) -> tuple[Array, Array, Array]:
@@ -79,6 +89,7 @@ def make_batch(work: Work, state: RequestState, cache: KVTensors) -> tuple[Forwa
         group_of_layer=cache.group_of_layer,
         num_singles=work.num_singles,
         common_start=common_start,
+        from_start=not work.computed[work.num_singles :].any(),
         longest_q=int((work.ends - work.computed).max()),
     )
     return batch, last
@@ -88,6 +99,8 @@ def have_common_start(work: Work, state: RequestState) -> bool:
     """Return True if many requests, all decoding, mostly share their first blocks with their neighbours."""
     block = _COMMON_TOKENS // state.block_sizes[0]
     if not _FEWEST_ALIKE <= work.num_singles == len(work.rows) or block >= state.host_tables.shape[2]:
+        return False
+    if not len(state.host_tables):
         return False
     ids = np.where(work.computed > _COMMON_TOKENS, state.host_tables[0, work.rows, block], 0)
     num_alike = np.count_nonzero((ids[1:] == ids[:-1]) & (ids[1:] > 0))

@@ -46,6 +46,8 @@ def measure(model: Model, config: EngineConfig, platform: Platform) -> Workspace
 def _run_largest(model: Model, config: EngineConfig, platform: Platform, requests: int, each: int) -> None:
     """Compute `each` tokens of `requests` requests, and sample in the way that needs most memory."""
     hidden = model.forward(_batch(model, config, platform.device, requests, each))
+    if config.pooling is not None:
+        return
     logits = model.logits(hidden[each - 1 :: each])
     if logits.is_meta:
         return  # there is nothing to choose from
@@ -64,7 +66,7 @@ def _batch(
     tables = torch.zeros((requests, max_blocks), dtype=torch.int32, device=device)
     positions = torch.arange(each, device=device).repeat(requests)
     specs = [layer.kv_spec for layer in model.attention_layers]
-    block_bytes = block_size * max(spec.bytes_per_token for spec in specs)
+    block_bytes = block_size * max((spec.bytes_per_token for spec in specs), default=0)
     caches = [CacheLayout(spec, block_bytes // spec.bytes_per_token).zeros(1, device) for spec in specs]
     return ForwardBatch(
         input_ids=torch.zeros_like(positions),

@@ -18,7 +18,6 @@ class PromptEmbedsPart(StepPart):
         self._device = device
 
     def read(self, request: NewRequest) -> torch.Tensor | None:
-        """See StepPart."""
         if (embeds := request.spec.embeds) is None:
             return None
         values = np.frombuffer(bytearray(embeds.data), np.float32).reshape(-1, embeds.width)

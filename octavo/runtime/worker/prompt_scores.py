@@ -24,14 +24,12 @@ class PromptScores(StepPart):
         self._mode, self._state = logprobs_mode, state
 
     def read(self, request: NewRequest) -> SamplingParams | None:
-        """See StepPart."""
         params = request.sampling
         is_wanted = params.prompt_logprobs is not None or params.prompt_logprob_token_ids is not None
         return params if is_wanted else None
 
     def before(self, work: Work, batch: ForwardBatch) -> None:
         """Ask for the hidden states of all tokens while there are prompts to score."""
-        del work
         if self._wanted:
             batch.wanted = None
 
@@ -51,7 +49,7 @@ class PromptScores(StepPart):
             last = min(int(work.ends[index]), int(state.num_prompt_tokens[row]) - 1)
             rows = hidden[work.starts[index] :][: last - first]
             targets = state.token_ids[row, first + 1 : last + 1]
-            entries = outcome.prompt_logprobs[outcome.request_ids[index]] = []
+            entries = outcome.prompt_logprobs[outcome.request_ids[work.owners[index]]] = []
             for start in range(0, last - first, _ROWS_AT_ONCE):
                 part = slice(start, start + _ROWS_AT_ONCE)
                 params = self._wanted[row]

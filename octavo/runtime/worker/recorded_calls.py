@@ -54,7 +54,6 @@ class RecordedCalls(Replayer):
 
     def find(self, work: Work, end: Kind | None) -> Replay | None:
         """See Replayer.find: a step of one token per request, up to the hidden states."""
-        del end
         num_rows = work.num_singles
         if not num_rows == len(work.rows) <= _MOST_ROWS:
             return None

@@ -27,7 +27,7 @@ class RequestState:
     """
 
     def __init__(self, num_rows: int, max_model_len: int, plan: CachePlan, device: torch.device) -> None:
-        sizes = plan.block_sizes
+        sizes = plan.block_sizes or [plan.block_size]
         max_blocks = -(-(max_model_len + 1) // min(sizes))
         max_blocks += -max_blocks % 4  # a GPU gathers rows of whole 16 bytes in less than half of the time
         num_groups = len(plan.groups)
@@ -49,6 +49,8 @@ class RequestState:
         self._num_blocks = [[0] * num_rows for _ in range(num_groups)]
         self._rows: dict[str, int] = {}
         self._free = list(range(num_rows - 1, -1, -1))
+        self._unsettled: set[int] = set()
+        """Rows whose number of tokens only the engine knows, since drafts were verified."""
         self._new_tokens = _Writes(self.token_ids)
         self._new_blocks = _Writes(self.block_tables)
 
@@ -93,6 +95,7 @@ class RequestState:
         """Free the request's row; returns it."""
         row = self._rows.pop(request_id)
         self._free.append(row)
+        self._unsettled.discard(row)
         return row
 
     def extend_tables(self, rows: Array, step: SchedulerOutput) -> None:
@@ -116,17 +119,32 @@ class RequestState:
             for index, write in enumerate(writes):
                 write.target[sent[2 * index]] = sent[2 * index + 1].to(write.target.dtype)
 
-    def append(self, rows: Array, token_ids: torch.Tensor) -> None:
-        """Append one sampled token to each of these rows.
+    def append(self, rows: Array, ends: Array, token_ids: torch.Tensor) -> None:
+        """Put a sampled token behind the `ends` first tokens of each of these rows.
 
-        rows: [rows] int64 on the host; token_ids: [rows] int64 on the device
+        rows, ends: [rows] int64 on the host; token_ids: [rows] int64 on the device
         """
         if self.host_tokens is not None:
-            self.host_tokens[rows, self.num_tokens[rows]] = token_ids.numpy()
+            self.host_tokens[rows, ends] = token_ids.numpy()
         else:
-            places = to_device(self.places(rows, self.num_tokens[rows]), self.token_ids.device)
+            places = to_device(self.places(rows, ends), self.token_ids.device)
             self.token_ids.view(-1)[places] = token_ids
-        self.num_tokens[rows] += 1
+        self.num_tokens[rows] = ends + 1
+
+    def put_ahead(self, rows: Array, step: SchedulerOutput) -> None:
+        """Put the step's drafts behind the known tokens of their requests; `flush` brings them over.
+
+        Before, take over the lengths of those whose drafts were verified: all but the last token is computed.
+        """
+        if self._unsettled:
+            for row, num_computed in zip(rows.tolist(), step.num_computed_tokens, strict=True):
+                if row in self._unsettled:
+                    self.num_tokens[row] = num_computed + 1
+                    self._unsettled.discard(row)
+        for place, drafts in step.drafts.items():
+            row, num_known = int(rows[place]), step.num_computed_tokens[place] + 1
+            self._new_tokens.put(row * self._most_tokens + num_known, drafts)
+            self._unsettled.add(row)
 
 
 class _Writes:

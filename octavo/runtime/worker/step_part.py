@@ -38,8 +38,6 @@ class StepPart(ABC):
 
     def before(self, work: Work, batch: ForwardBatch) -> None:
         """Change the batch of a step that the model is about to compute."""
-        del work, batch
 
     def after(self, work: Work, hidden: Tensor, model: Model, outcome: PendingStep) -> None:
         """Add to the outcome of a step. hidden: of the batch's wanted tokens, or of all, [T, hidden_size]"""
-        del work, hidden, model, outcome

@@ -14,6 +14,9 @@ from octavo.config.engine import EngineConfig
 from octavo.messages.kv import CachePlan, KVCacheGroup, ModelReady
 from octavo.messages.step import SchedulerOutput, TokenMasks
 from octavo.runtime.distributed.context import ParallelContext
+from octavo.runtime.heads.pool import PoolHead
+from octavo.runtime.heads.token import TokenHead
+from octavo.runtime.layers.build import packed_matrices
 from octavo.runtime.loader.loader import load_model
 from octavo.runtime.models.interface import Model
 from octavo.runtime.platforms.platform import Capture, get_platform
@@ -42,13 +45,13 @@ class Worker:
         self._parallel = ParallelContext.create(
             rank, config.parallel.tensor_parallel_size, init_method, self._platform.device
         )
-        profiler = Profiler(config.observability.profiler_dir, rank)
+        self._profiler = Profiler(config.observability.profiler_dir, rank)
         self._commands: dict[str, Callable[..., Any]] = {
             "describe": self.describe,
             "drop_saves": self.drop_saves,
             "sleep": self.sleep,
-            "start_profile": profiler.start,
-            "stop_profile": profiler.stop,
+            "start_profile": self._profiler.start,
+            "stop_profile": self._profiler.stop,
             "wake_up": self.wake_up,
         }
 
@@ -69,7 +72,7 @@ class Worker:
     def _try_out(self, groups: list[KVCacheGroup]) -> None:
         """Compute what is computed before the first requests, and for them; over a cache of one block."""
         measure(self.model, self._config, self._platform)
-        if self.model.is_recordable:
+        if self.model.is_recordable and not self._config.pooling:
             plan = CachePlan(groups=groups, num_blocks=1, block_size=self._config.cache.block_size)
             self._make_graphs(self._make_runner(plan), lambda work: work).try_out()
 
@@ -86,6 +89,8 @@ class Worker:
         num_rows = config.scheduler.max_num_seqs
         longest = plan.max_model_len or config.model.max_model_len
         state = RequestState(num_rows, longest, plan, device)
+        if config.pooling is not None:
+            return ModelRunner(_make_cache(plan, device), state, PoolHead(config.pooling, state), [])
         sampler = Sampler(
             config.checkpoint.vocab_size,
             num_rows,
@@ -95,7 +100,7 @@ class Worker:
             with_users(self._users_processors),
         )
         parts = [PromptEmbedsPart(device), PromptScores(config.model.logprobs_mode, state)]
-        return ModelRunner(_make_cache(plan, device), state, sampler, parts)
+        return ModelRunner(_make_cache(plan, device), state, TokenHead(sampler, state), parts)
 
     def _equip(self) -> None:
         """Let the runner compute with what there is now."""
@@ -104,7 +109,7 @@ class Worker:
 
     def _make_replayer(self) -> Replayer:
         runner, platform = self._runner, self._platform
-        may_replay = self.model.is_recordable and self._parallel.tp_size == 1
+        may_replay = self.model.is_recordable and self._parallel.tp_size == 1 and not self._config.pooling
         if may_replay and not self._config.parallel.enforce_eager:
             if (capture := platform.graph_capture()) is not None:
                 return self._make_graphs(runner, capture)
@@ -113,11 +118,13 @@ class Worker:
         return Eager(self.model, runner.cache, runner.state, batch_invariant=platform.is_batch_invariant)
 
     def _make_graphs(self, runner: ModelRunner, capture: Capture) -> CUDAGraphs:
+        head = runner.head
+        assert isinstance(head, TokenHead)
         return CUDAGraphs(
             self.model,
             runner.cache,
             runner.state,
-            runner.sampler,
+            head.sampler,
             self._platform.kernels.steps,
             capture,
             batch_invariant=self._platform.is_batch_invariant,
@@ -125,6 +132,8 @@ class Worker:
 
     def execute(self, step: SchedulerOutput) -> PendingStep:
         """Give one step to the device."""
+        if self._profiler.is_on:
+            self._profiler.before_step()
         if step.block_contents:
             rank = self._parallel.tp_rank
             self._cache.bring({block: parts[rank] for block, parts in step.block_contents.items()})
@@ -174,7 +183,7 @@ class Worker:
             self._model = load_model(self._config, self._platform, self._parallel)
         if "kv_cache" in parts:
             self._cache.allocate()
-        if self._model is not None and self._cache.num_bytes:
+        if self._model is not None and (self._cache.num_bytes or not self._model.attention_layers):
             self._equip()
 
     def describe(self) -> dict[str, Any]:
@@ -186,6 +195,7 @@ class Worker:
             "weight_bytes": 0 if self._model is None else self._model.weight_bytes,
             "host_weight_bytes": 0 if self._model is None else self._model.host_weight_bytes,
             "kv_cache_bytes": self._cache.num_bytes,
+            "packed_matrices": {} if self._model is None else packed_matrices(self._model),
         }
 
     def close(self) -> None:

@@ -1,0 +1,39 @@
+"""A `Head` ends steps: it makes results of the last hidden states. The model runner has one."""
+
+from torch import Tensor
+
+from octavo.messages.step import SchedulerOutput, TokenMasks
+from octavo.runtime.models.interface import Model
+from octavo.runtime.sampling.sampler import Kind
+from octavo.runtime.transfer import Array
+from octavo.runtime.worker.pending import PendingStep
+from octavo.runtime.worker.prepare import Work
+from octavo.runtime.worker.step_part import StepPart
+
+
+class Head(StepPart):
+    """Knows by row what requests want in the end."""
+
+    def kind(self, step: SchedulerOutput, rows: Array) -> Kind | None:
+        """Return the kind that chooses the tokens of all rows; None if a replay cannot end the step."""
+        return None
+
+    def finish(
+        self,
+        step: SchedulerOutput,
+        kind: Kind | None,
+        work: Work,
+        hidden: Tensor,
+        model: Model,
+        pending: PendingStep,
+    ) -> None:
+        """End a step, unless `after` has; its `kind` was said. hidden: [S, hidden_size], of `work.samples`"""
+
+    @property
+    def awaits_masks(self) -> bool:
+        """Return True if the last step is still to be ended, by `sample`."""
+        return False
+
+    def sample(self, masks: TokenMasks | None) -> None:
+        """End the step that waits for masks."""
+        raise AssertionError("there is no step to sample")
