@@ -60,7 +60,7 @@ class EngineCore:
         plan.store = plan_store(self._config, plan)
         self._executor.allocate(plan)
         caching, limits = self._config.cache.enable_prefix_caching, self._config.scheduler
-        self._scheduler = Scheduler(limits, plan, plan.max_model_len, caching, self._matchers)
+        self._scheduler = Scheduler(limits, plan, plan.max_total_tokens, caching, self._matchers)
         return plan
 
     @property

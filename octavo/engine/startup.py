@@ -31,9 +31,18 @@ def plan_cache(config: EngineConfig, ready: ModelReady) -> CachePlan:
     lowered): what it needs, what there is, what to change. It is lowered where the user asked for that, or
     chose the number of blocks.
     """
-    one_block = CachePlan(groups=ready.groups, num_blocks=1, block_size=config.cache.block_size)
-    longest = config.model.max_model_len
-    needed = _blocks_for(config, one_block, longest)
+    longest, num_result_tokens = config.model.max_model_len, int(config.pooling is not None)
+    one_block = CachePlan(
+        groups=ready.groups,
+        num_blocks=1,
+        block_size=config.cache.block_size,
+        max_model_len=longest,
+        num_result_tokens=num_result_tokens,
+    )
+    if not ready.groups:
+        logger.info("No layer keeps keys and values: there is no KV cache")
+        return one_block
+    needed = _blocks_for(config, one_block, one_block.max_total_tokens)
     num_blocks = _num_blocks(config, ready, one_block.bytes_per_block, needed)
     plan = CachePlan(
         groups=ready.groups,
@@ -41,6 +50,7 @@ def plan_cache(config: EngineConfig, ready: ModelReady) -> CachePlan:
         block_size=config.cache.block_size,
         num_host_blocks=_num_host_blocks(config, ready, one_block),
         max_model_len=longest,
+        num_result_tokens=num_result_tokens,
     )
     if needed > num_blocks - 1:
         plan.max_model_len = longest = _longest_that_fits(config, plan)
@@ -81,7 +91,7 @@ def plan_store(config: EngineConfig, plan: CachePlan) -> StorePlan | None:
 
 def num_sequences(config: EngineConfig, plan: CachePlan) -> float:
     """Return how many requests of the plan's max_model_len fit at once."""
-    return (plan.num_blocks - 1) / _blocks_for(config, plan, plan.max_model_len)
+    return (plan.num_blocks - 1) / max(1, _blocks_for(config, plan, plan.max_total_tokens))
 
 
 def _num_blocks(config: EngineConfig, ready: ModelReady, bytes_per_block: int, needed: int) -> int:

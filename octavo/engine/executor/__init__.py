@@ -11,7 +11,7 @@ EXECUTORS: Registry[type[Executor]] = Registry(
     "executor",
     {
         "inproc": "octavo.engine.executor.inproc:InprocExecutor",
-        "external_launcher": "octavo.engine.executor.launched:LaunchedExecutor",
+        "external_launcher": "octavo.engine.executor.inproc:LaunchedExecutor",
         "mp": "octavo.engine.executor.multiprocess:MultiprocessExecutor",
     },
 )

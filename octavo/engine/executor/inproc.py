@@ -4,8 +4,10 @@ import gc
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
+from octavo.base import env
 from octavo.base.registry import load_object
 from octavo.config.engine import EngineConfig
 from octavo.engine.executor import WORKER
@@ -26,7 +28,6 @@ class InprocExecutor(Executor):
         self._last: _Reading | None = None
 
     def start(self, config: EngineConfig) -> ModelReady:
-        """Load the model. Raises ConfigError."""
         with _no_collection():
             worker = load_object(self._worker_class)
             if not gc.get_freeze_count():
@@ -36,29 +37,23 @@ class InprocExecutor(Executor):
         return ready
 
     def allocate(self, plan: CachePlan) -> None:
-        """Make the cache tensors."""
         self._worker.allocate(plan)
 
     def execute(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        """Give the step to the device now; its error, if any, is the future's."""
         self._last = _Reading(self._worker, step)
         return self._last
 
     def sample(self, masks: TokenMasks) -> None:
-        """Give the last step's sampling to the device now."""
         assert self._last is not None, "there is no step to sample"
         self._last.sample(self._worker, masks)
 
     def call(self, verb: str, arguments: dict[str, Any]) -> list[Any]:
-        """Run the worker's command `verb`: a list of one result."""
         return [self._worker.call(verb, arguments)]
 
     def apply(self, function: Callable[[Any], Any]) -> list[Any]:
-        """Run `function` on the worker: a list of one result."""
         return [function(self._worker)]
 
     def close(self) -> None:
-        """Free the model."""
         if self._worker is not None:
             self._worker.close()
             self._worker = None
@@ -109,3 +104,21 @@ class _Reading(Future[ModelRunnerOutput]):
             except Exception as error:
                 self.set_exception(error)
         return super().result(timeout)
+
+
+class LaunchedExecutor(InprocExecutor):
+    """One rank in each of the processes that torchrun started, which meet where its variables say (`env://`).
+
+    Every process has a whole engine and runs the same program. They plan the same steps, because they are
+    given the same requests in the same order: a program must not make them depend on its rank.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(WORKER, env.launched_rank(), "env://")
+
+    def start(self, config: EngineConfig) -> ModelReady:
+        """Load this rank's part of the model, on a GPU of its own. Raises ConfigError."""
+        if config.parallel.device == "cuda":
+            device = f"cuda:{env.launched_device()}"
+            config = replace(config, parallel=replace(config.parallel, device=device))
+        return super().start(config)

@@ -19,7 +19,7 @@ from octavo.messages.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
 class Executor(ABC):
     """All ranks of one model as one object; used by one thread."""
 
-    def watch(self, on_loss: Callable[[Exception], None]) -> None:  # noqa: B027  # most need nothing
+    def watch(self, on_loss: Callable[[Exception], None]) -> None:
         """Have `on_loss` called, on any thread, when workers are lost, also while idle; before `start`.
 
         An executor whose workers cannot be lost ignores it.
@@ -65,7 +65,7 @@ class Executor(ABC):
             "with distributed_executor_backend='inproc'."
         )
 
-    def beat(self) -> None:  # noqa: B027  # most need nothing
+    def beat(self) -> None:
         """Find out whether the workers are still there; called about twice a second while no step is given.
 
         An executor whose workers cannot be lost ignores it; of others' loss it tells as `watch` says.

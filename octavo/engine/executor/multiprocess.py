@@ -67,7 +67,6 @@ class MultiprocessExecutor(Executor):
         self._on_loss: Callable[[Exception], None] = lambda _: None
 
     def watch(self, on_loss: Callable[[Exception], None]) -> None:
-        """Have `on_loss` called when a rank is lost."""
         self._on_loss = on_loss
 
     def start(self, config: EngineConfig) -> ModelReady:
@@ -107,12 +106,10 @@ class MultiprocessExecutor(Executor):
         )
 
     def allocate(self, plan: CachePlan) -> None:
-        """Make the cache tensors on every rank."""
         self._commands.send(plan)
         self._gather(Returned)
 
     def execute(self, step: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        """Hand the step to all ranks; returns at once."""
         future: Future[ModelRunnerOutput] = Future()
         with self._lock:
             if self._error is not None:
@@ -123,7 +120,6 @@ class MultiprocessExecutor(Executor):
         return future
 
     def sample(self, masks: TokenMasks) -> None:
-        """Send the last step's masks to all ranks; returns at once."""
         self._commands.send(masks)
 
     def call(self, verb: str, arguments: dict[str, Any]) -> list[Any]:

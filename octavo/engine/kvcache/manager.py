@@ -5,6 +5,7 @@ All answers hold for steps that execute in the order in which they were schedule
 soon as the step that fills it is scheduled, and given to a new owner while an earlier step still reads it.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import gcd, lcm
@@ -61,7 +62,7 @@ class KVCacheManager:
         self.host = HostTier(plan.num_host_blocks)
         self.shared = SharedTier(plan)
         self.groups = CacheGroup.all_of(plan)
-        self.hash_block_size = gcd(*plan.block_sizes)
+        self.hash_block_size = gcd(*plan.block_sizes) or plan.block_size
         """Tokens per digest of a hash chain: every block ends where one does."""
         self._hit_unit = lcm(*plan.block_sizes)
         """Shared beginnings are multiples of it: they end with a whole block in every group."""
@@ -351,9 +352,10 @@ class KVCacheManager:
 
     def _measure(self, table: BlockTable) -> None:
         """Enter how far the blocks of all groups reach."""
-        table.capacity = min(
+        capacities = (
             len(blocks) * group.block_size for group, blocks in zip(self.groups, table.groups, strict=True)
         )
+        table.capacity = min(capacities, default=sys.maxsize)
 
     def _trim(self, table: BlockTable, num_computed: int) -> None:
         """Free the blocks that the window has passed."""

@@ -33,6 +33,10 @@ class StepPlan:
     num_scheduled: list[int] = field(default_factory=list)
     new_blocks: dict[int, list[list[int]]] = field(default_factory=dict)
     """By place in `requests`, for those that got some."""
+    drafts: dict[int, list[int]] = field(default_factory=dict)
+    """By place in `requests`: tokens guessed to follow."""
+    matchers_ahead: dict[int, list[RequestMatcher]] = field(default_factory=dict)
+    """The matchers behind these tokens."""
     constrained: list[tuple[int, Request]] = field(default_factory=list)
     """Those that have a matcher, with their places in `requests`."""
 
@@ -48,20 +52,34 @@ class StepPlan:
         request.num_computed_before = num_computed
         request.num_computed = num_computed + num_new
         request.num_in_flight += 1
-        if request.matcher is not None and request.num_pending:
+        if request.matcher is not None and request.num_computed >= len(request.token_ids):
             self.constrained.append((len(self.requests) - 1, request))
+
+    def add_drafts(self, request: Request, drafts: list[int], matchers: list[RequestMatcher]) -> None:
+        """Verify `drafts` in rows behind the token of `request`, which is added next."""
+        self.drafts[len(self.requests)] = drafts
+        self.matchers_ahead[len(self.requests)] = matchers
+        self.num_tokens_left -= len(drafts)
+        request.awaits_length = True
 
     @property
     def awaits_tokens(self) -> bool:
         """Return True if matchers must see tokens of steps in flight before they can mask this step."""
-        return any(request.num_pending > 1 and not request.is_finished for _, request in self.constrained)
+        return any(
+            request.num_computed > len(request.token_ids) and not request.is_finished
+            for _, request in self.constrained
+        )
 
     def matchers(self) -> list[tuple[int, RequestMatcher]]:
-        """Return the matchers of requests that have not ended meanwhile, with their places in `requests`."""
+        """Return the matchers of requests that have not ended meanwhile, with their places in `requests`.
+
+        Behind that of a request stand those of its drafts.
+        """
         return [
-            (place, request.matcher)
+            (place, matcher)
             for place, request in self.constrained
             if request.matcher is not None and not request.is_finished
+            for matcher in (request.matcher, *self.matchers_ahead.get(place, ()))
         ]
 
     def to_output(
@@ -79,4 +97,5 @@ class StepPlan:
             block_copies=block_copies,
             token_masks=token_masks,
             masks_follow=self.awaits_tokens,
+            drafts=self.drafts,
         )

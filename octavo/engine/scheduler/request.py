@@ -16,9 +16,10 @@ from math import inf
 from octavo.engine.kvcache.manager import BlockTable, SharedPrefix
 from octavo.engine.kvcache.prefix import HashChain
 from octavo.engine.scheduler.repetition import RepetitionDetector
+from octavo.engine.speculation.guess import Guess
 from octavo.engine.structured.request_matcher import RequestMatcher
 from octavo.messages.request import EngineRequest, FinishReason, Limits, RequestSpec, Sharing, Standing
-from octavo.messages.sampling import RequestOutputKind
+from octavo.messages.sampling import RequestOutputKind, SamplingParams
 
 
 class RequestStatus(Enum):
@@ -62,6 +63,8 @@ class Request:
     sequence: int
     """Order of arrival at this engine."""
     chain: HashChain
+    max_drafts: int | None
+    """Tokens that may be guessed ahead in one step; None = as many as the engine may."""
     hold: bool
     """Whether it keeps its blocks when it ends by its own tokens."""
     is_watched: bool
@@ -80,6 +83,10 @@ class Request:
     """`num_computed` when the last step that has a part of this request began; 0 when it started in it."""
     routine_until: int = 0
     """While `num_computed` is less, its next token is routine to schedule; set by `expect_routine`."""
+    guess: Guess | None = None
+    """What is expected to follow, if that is of use."""
+    awaits_length: bool = False
+    """A step in flight verifies drafts: how many tokens it brings is not known."""
     table: BlockTable | None = None
     """Blocks held; None before it runs."""
     prefix: SharedPrefix | None = None
@@ -103,7 +110,8 @@ class Request:
         """Return the engine's own record of what the front asked for."""
         spec, num_prompt_tokens = request.spec, len(request.prompt_token_ids)
         num_given = len(request.given_output_ids)
-        detection = spec.sampling.repetition_detection
+        sampling = spec.task if isinstance(spec.task, SamplingParams) else None
+        detection = sampling.repetition_detection if sampling else None
         return cls(
             request_id=request.request_id,
             token_ids=list(request.prompt_token_ids),
@@ -117,9 +125,12 @@ class Request:
             stop_token_ids=frozenset(spec.stop_token_ids),
             sequence=sequence,
             chain=hash_chain(request, block_size),
+            max_drafts=request.max_drafts,
             hold=request.sharing.hold,
             is_watched=(
-                spec.sampling.output_kind is not RequestOutputKind.FINAL_ONLY and not request.standing.in_bulk
+                sampling is not None
+                and sampling.output_kind is not RequestOutputKind.FINAL_ONLY
+                and not request.standing.in_bulk
             ),
             repetition=RepetitionDetector(detection) if detection and detection.max_pattern_size else None,
             num_prompt_logprobs=num_prompt_tokens - 1 if num_given else 0,
@@ -163,9 +174,9 @@ class Request:
     def expect_routine(self, block_size: int) -> None:
         """Find out how long steps need only compute one token and sample the next.
 
-        Until then no block is needed or becomes full, no limit is near, and no grammar has to be asked.
+        Until then no block is needed or becomes full, and no limit is near.
         """
-        if self.matcher is None and self.num_pending:
+        if self.num_pending:
             assert self.table is not None
             next_full = (self.table.num_committed + 1) * block_size
             self.routine_until = min(self.table.capacity, next_full - 1, self.max_total_tokens - 1)

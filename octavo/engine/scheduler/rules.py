@@ -37,7 +37,6 @@ class SeatRule(Rule):
     """No more than max_num_seqs requests run, those included that ended but are part of a step in flight."""
 
     def is_full(self, plan: StepPlan) -> bool:
-        """Return True if no seat is left."""
         return plan.num_seats_left <= 0
 
 
@@ -50,7 +49,6 @@ class BulkRule(Rule):
         self._bulk_seats = bulk_seats
 
     def admit(self, request: Request, plan: StepPlan) -> bool:
-        """Return True if it is none of them, or one more may run."""
         return not request.standing.in_bulk or self._bulk_seats.has_room
 
 
@@ -65,7 +63,6 @@ class StaggeredPrefillRule(Rule):
         self._waiting = waiting
 
     def is_full(self, plan: StepPlan) -> bool:
-        """Return True if the prompts of this step make it long enough."""
         num_new = len(plan.new_requests)
         num_running = len(plan.requests) - num_new
         if not num_new or not 0 < num_running <= FEW_RUNNING or len(self._waiting) > FEW_WAITING:
@@ -82,7 +79,6 @@ class LeaderRule(Rule):
     keeps_place = False
 
     def admit(self, request: Request, plan: StepPlan) -> bool:
-        """There is no leader to wait for."""
         leader = request.leader
         if leader is None or leader.status in (RequestStatus.FINISHED, RequestStatus.PREEMPTED):
             return True
@@ -102,7 +98,6 @@ class BlockRule(Rule):
         self._max_chunk = max_chunk
 
     def admit(self, request: Request, plan: StepPlan) -> bool:
-        """Return True if the blocks are there."""
         while True:
             prefix = self._find_prefix(request)
             if self._kv.can_start(prefix, request.num_tokens, self._max_chunk):
@@ -133,11 +128,9 @@ class TokenRule(Rule):
         self._split_prompts = split_prompts
 
     def is_full(self, plan: StepPlan) -> bool:
-        """No token is left."""
         return plan.num_tokens_left <= 0
 
     def admit(self, request: Request, plan: StepPlan) -> bool:
-        """Return True if the tokens are there."""
         if self._split_prompts:
             return True
         assert request.prefix is not None

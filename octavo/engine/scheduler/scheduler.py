@@ -32,6 +32,7 @@ from octavo.engine.scheduler.rules import (
 )
 from octavo.engine.scheduler.stops import take_given_outputs
 from octavo.engine.scheduler.update import last_output, read_results
+from octavo.engine.speculation.lookahead import Lookahead
 from octavo.engine.structured.matchers import RequestMatchers
 from octavo.messages.kv import CachePlan
 from octavo.messages.request import EngineOutput, EngineRequest, FinishReason, SchedulerStats
@@ -70,6 +71,7 @@ class Scheduler:
             StaggeredPrefillRule(self._tracker.waiting),
         ]
         self._pace = PromptPace()
+        self._lookahead = Lookahead(config, self.kv)
         self._in_flight: deque[StepPlan] = deque()
         self._unmasked: StepPlan | None = None
         self._matchers = matchers
@@ -172,7 +174,9 @@ class Scheduler:
         plan = self._in_flight.popleft()
         num_tokens = self._config.max_num_batched_tokens - plan.num_tokens_left - plan.num_tokens_cut
         self._pace.note(num_tokens - len(plan.requests), took_s)
-        return read_results(plan, result, self._tracker)
+        outputs = read_results(plan, result, self._tracker)
+        self._lookahead.learn(plan, result, took_s)
+        return outputs
 
     def preempt_all(self) -> None:
         """Take all blocks back: running requests will start anew. No step may be in flight."""
@@ -183,7 +187,7 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         """Return the state now, and the counters since the start."""
-        return SchedulerStats(
+        stats = SchedulerStats(
             num_running=len(self._tracker.running),
             num_waiting=len(self._tracker.waiting),
             num_blocks_used=self.kv.num_used_blocks,
@@ -198,6 +202,8 @@ class Scheduler:
             external_queries=self.kv.num_asked_tokens,
             external_hits=self.kv.num_received_tokens,
         )
+        self._lookahead.count(stats)
+        return stats
 
     def _check(self, request: EngineRequest) -> None:
         """Refuse what could never run, or would be mistaken for another request."""
@@ -231,9 +237,14 @@ class Scheduler:
     def _schedule_running(self, plan: StepPlan) -> None:
         """Serve running requests in order; each leaves a token for every one behind it."""
         order = self._tracker.running.in_order()
+        ahead = self._lookahead.begin(order)
         for served, request in enumerate(order, 1):  # who loses its blocks leaves at the end of `order`
             if plan.num_tokens_left <= 0:
                 return
+            if ahead and request in ahead:
+                if request.awaits_length:
+                    continue
+                self._lookahead.extend(plan, request, ahead[request], len(order) - served)
             if request.num_computed < request.routine_until:
                 plan.add(request, 1)
                 continue

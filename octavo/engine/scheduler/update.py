@@ -23,6 +23,7 @@ def read_results(plan: StepPlan, result: ModelRunnerOutput, tracker: RequestTrac
     outputs = []
     for request, token_ids in zip(plan.requests, result.sampled_token_ids, strict=True):
         request.num_in_flight -= 1
+        request.awaits_length = False
         if brings_tokens_only and len(token_ids) == 1 and request.is_routine(token_ids[0]):
             request.token_ids.append(token_ids[0])
             outputs.append(EngineOutput(request.request_id, token_ids))
@@ -31,6 +32,8 @@ def read_results(plan: StepPlan, result: ModelRunnerOutput, tracker: RequestTrac
         elif request.request_id in errors:
             tracker.finish(request, FinishReason.ERROR)
             outputs.append(last_output(request, errors[request.request_id]))
+        elif request.request_id in result.pooled:
+            outputs.append(_complete(request, result, tracker))
         elif token_ids or request.request_id in prompt_logprobs:
             try:
                 outputs.append(_advance(request, token_ids, result, tracker))
@@ -53,6 +56,7 @@ def _advance(
         named = min(request.chain.num_tokens, request.num_prompt_tokens)
         output.num_cache_creation_tokens = max(0, named - request.num_cached_tokens)
     for count, token_id in enumerate(token_ids, 1):
+        request.num_computed += count > 1  # the one before was computed as a draft
         request.token_ids.append(token_id)
         stop = find_stop(request)
         if stop is not None:
@@ -65,6 +69,14 @@ def _advance(
         output.logprobs = logprobs[: len(output.new_token_ids)]
     if result.prompt_logprobs:
         output.prompt_logprobs = result.prompt_logprobs.get(request.request_id)
+    return output
+
+
+def _complete(request: Request, result: ModelRunnerOutput, tracker: RequestTracker) -> EngineOutput:
+    """End a request whose result is complete without a token."""
+    tracker.finish(request, FinishReason.STOP)
+    output = last_output(request)
+    output.pooled = result.pooled[request.request_id]
     return output
 
 

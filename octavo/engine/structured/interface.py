@@ -47,9 +47,9 @@ class Backend(ABC, Generic[M]):
         """Return a matcher at the beginning. Thread-safe."""
 
     @abstractmethod
-    def fill_masks(self, matchers: Sequence[M], masks: np.ndarray) -> None:
-        """Set the bits of the tokens that may come next, row by row.
+    def masks(self, matchers: Sequence[M]) -> list[np.ndarray]:
+        """Return the bits of the tokens that may come next: [words] int32, bit i of word w = token 32 w + i.
 
-        masks: [len(matchers), words] int32, bit i of word w = token 32 w + i; a row of a matcher that fails
-        is arbitrary, and its next `advance` raises
+        They are not to be changed, and equal ones should be one object. That of a matcher that fails is
+        arbitrary, and its next `advance` raises.
         """

@@ -18,6 +18,8 @@ _DIRECTIVE = "%llguidance"
 _HEADER = f'{_DIRECTIVE} {{"no_forcing": true}}'
 _WHITE_SPACE = r"[ \t]{1,4}|\r?\n[ \t]{0,128}"
 """Between JSON tokens. Bounded, because small models may write blanks until they run out of tokens."""
+_NO_WHITE_SPACE = {"whitespace_flexible": False}
+_USUAL_OPTIONS = ({"whitespace_pattern": _WHITE_SPACE}, _NO_WHITE_SPACE)
 _ASCII_ONLY = "d"
 """Character classes that mean ASCII: \\d."""
 
@@ -25,6 +27,16 @@ _ASCII_ONLY = "d"
 def to_lark(params: StructuredOutputsParams) -> str:
     """Raises RequestError for a grammar or tag that cannot be read; what it says is checked by compiling."""
     return f"{_HEADER}\n{_rules(params)}"
+
+
+def schema_of(grammar: str) -> dict[str, Any] | None:
+    """Return the schema that is all of a grammar; None for another grammar, or for unusual white space."""
+    head = f"{_HEADER}\nstart: %json "
+    try:
+        schema = json.loads(grammar.removeprefix(head)) if grammar.startswith(head) else None
+    except (ValueError, RecursionError):  # a user's own grammar may begin like that
+        return None
+    return schema if isinstance(schema, dict) and schema.get("x-guidance") in _USUAL_OPTIONS else None
 
 
 def _rules(params: StructuredOutputsParams) -> str:
@@ -57,7 +69,7 @@ def _schema(schema: Any, params: StructuredOutputsParams) -> str:
         schema = _closed(schema, has_parts='"allOf"' in json.dumps(schema))
     white_space: dict[str, Any] = {"whitespace_pattern": params.whitespace_pattern or _WHITE_SPACE}
     if params.disable_any_whitespace:
-        white_space = {"whitespace_flexible": False}
+        white_space = _NO_WHITE_SPACE
     if schema is True:
         schema = {}
     if isinstance(schema, dict):

@@ -1,11 +1,12 @@
 """`MaskFiller`: the masks of a step, none of which may keep the step waiting for long.
 
-Used by `matchers`. Masks take 0.1 ms, of large schemas some milliseconds; those of ambiguous grammars grow
-with the output, to a second each. As long as all masks of a step together are quick, nobody looks closer.
-Else the next steps' are filled one by one, and the processor time of each is taken. A request whose masks
-were slow too often fails; the others go on.
+Used by `matchers`. Masks take 0.01 to 2 ms, of large schemas more; those of ambiguous grammars grow with the
+output, to a second each. As long as all masks of a step together are quick for their number, nobody looks
+closer. Else the next steps' are filled one by one, and the processor time of each is taken. A request whose
+masks were slow too often fails; the others go on.
 """
 
+import os
 from collections.abc import Sequence
 from time import perf_counter, thread_time
 from typing import Any
@@ -20,6 +21,8 @@ _log = get_logger(__name__)
 SLOW_S = 0.025
 MAX_SLOW_S = 0.5
 """Of one request, all its slow masks together."""
+_ORDINARY_S = 0.002
+"""Of one mask, on one core: that many requests ask at once raises no suspicion."""
 _WATCHED_STEPS = 16
 _TOO_SLOW = (
     f"The grammar is too slow: finding the tokens that may come next took {MAX_SLOW_S:g} s, in masks of more "
@@ -35,36 +38,35 @@ class MaskFiller:
         self._num_watched = 0
         """Further steps whose masks are filled one by one."""
 
-    def fill(self, backend: Backend[Any], matchers: list[RequestMatcher], masks: np.ndarray) -> None:
-        """See Backend.fill_masks. A matcher that is too slow, or makes the library raise, fails alone."""
+    def masks(self, backend: Backend[Any], matchers: Sequence[RequestMatcher]) -> list[np.ndarray | None]:
+        """See Backend.masks. A matcher that is too slow, or makes the library raise, fails alone: None."""
         if len(matchers) > 1 and not self._num_watched:
-            began_s = perf_counter()
-            if _has_filled(backend, matchers, masks):
-                self._num_watched = _WATCHED_STEPS if perf_counter() - began_s > SLOW_S else 0
-                return
+            began_s, usual_s = perf_counter(), SLOW_S + _ORDINARY_S * len(matchers) / (os.cpu_count() or 1)
+            if (masks := _masks(backend, matchers)) is not None:
+                self._num_watched = _WATCHED_STEPS if perf_counter() - began_s > usual_s else 0
+                return [*masks]
         self._num_watched = max(0, self._num_watched - 1)
-        for row, matcher in enumerate(matchers):
-            _fill_one(backend, matcher, masks[row : row + 1])
+        return [_mask(backend, matcher) for matcher in matchers]
 
 
-def _has_filled(backend: Backend[Any], matchers: Sequence[RequestMatcher], masks: np.ndarray) -> bool:
+def _masks(backend: Backend[Any], matchers: Sequence[RequestMatcher]) -> list[np.ndarray] | None:
     try:
-        backend.fill_masks([matcher.compiled for matcher in matchers], masks)
+        return backend.masks([matcher.compiled for matcher in matchers])
     except Exception:  # of the library: it must not reach the loop
         if len(matchers) == 1:
             _log.exception("A grammar failed on its way.")
-        return False
-    return True
+        return None
 
 
-def _fill_one(backend: Backend[Any], matcher: RequestMatcher, mask: np.ndarray) -> None:
+def _mask(backend: Backend[Any], matcher: RequestMatcher) -> np.ndarray | None:
     began_s = thread_time()
-    if matcher.failure or not _has_filled(backend, [matcher], mask):
+    masks = None if matcher.failure else _masks(backend, [matcher])
+    if masks is None:
         matcher.failure = matcher.failure or FAILURE
-        mask[:] = -1
-        return
+        return None
     took_s = thread_time() - began_s
     if took_s > SLOW_S:
         matcher.slow_s += took_s
         if matcher.slow_s > MAX_SLOW_S:
             matcher.failure = _TOO_SLOW
+    return masks[0]

@@ -28,7 +28,7 @@ from octavo.messages.structured import Constraint, Vocabulary
 _log = get_logger(__name__)
 
 _MAX_CACHE_BYTES = 256 << 20
-_BYTES_PER_GRAMMAR = 1 << 20
+_BYTES_PER_GRAMMAR = 3 << 20
 _BYTES_PER_CHARACTER = 600
 """Of a compiled grammar and what it grows to; measured for llguidance, from above."""
 
@@ -39,6 +39,7 @@ class RequestMatchers:
     def __init__(self, vocab_size: int) -> None:
         """vocab_size: number of logits."""
         self._num_words = -(-vocab_size // 32)
+        self._all = np.full(self._num_words, -1, np.int32)
         self._lock = threading.Lock()
         """Guards the cache; never held while something is compiled."""
         self._compiled: LRU[tuple[str, str], Matcher] = LRU(_MAX_CACHE_BYTES)
@@ -70,17 +71,29 @@ class RequestMatchers:
 
         constrained: (index of the request in the step, its matcher), ascending
         """
-        bits = np.empty((len(constrained), self._num_words), np.int32)
-        for backend in {matcher.backend for _, matcher in constrained}:
-            rows = [row for row, (_, matcher) in enumerate(constrained) if matcher.backend is backend]
-            part = np.empty((len(rows), self._num_words), np.int32)
-            self._filler.fill(backend, [constrained[row][1] for row in rows], part)
-            bits[rows] = part
-        for row, (_, matcher) in enumerate(constrained):
-            if matcher.prelude is not None:
-                _add_prelude(bits[row], matcher.prelude, matcher.end_ids)
-            _clear(bits[row], matcher.hidden_ids)
-        return TokenMasks([index for index, _ in constrained], bits.tobytes())
+        numbers, distinct = list[int](), dict[tuple[int, ...], tuple[int, np.ndarray]]()
+        matchers = [matcher for _, matcher in constrained]
+        for mask, matcher in zip(self._masks(matchers), matchers, strict=True):
+            hidden_ids = matcher.hidden_ids
+            key = (id(mask), *hidden_ids)
+            if (known := distinct.get(key)) is None:
+                known = distinct[key] = len(distinct), _without(mask, hidden_ids)[: self._num_words]
+            numbers.append(known[0])
+        bits = b"".join(mask.data for _, mask in distinct.values())
+        return TokenMasks([index for index, _ in constrained], numbers, bits)
+
+    def _masks(self, matchers: Sequence[RequestMatcher]) -> list[np.ndarray]:
+        """Return [words] each; rows that may choose the same tokens often have one object."""
+        backends = {matcher.backend for matcher in matchers}
+        masks = [self._all] * len(matchers)
+        for backend in backends:
+            places = [i for i, matcher in enumerate(matchers) if matcher.backend is backend]
+            filled = self._filler.masks(backend, [matchers[i] for i in places])
+            for i, mask in zip(places, filled, strict=True):
+                masks[i] = self._all if mask is None else mask
+                if (prelude := matchers[i].prelude) is not None:
+                    masks[i] = _with_prelude(masks[i], prelude, matchers[i].end_ids)
+        return masks
 
     def _matcher(self, constraint: Constraint) -> Matcher:
         key = Path(constraint.vocabulary).name, constraint.grammar
@@ -115,21 +128,22 @@ def _compile(backend: Backend[Any], grammar: str) -> Matcher:
     return matcher
 
 
-def _add_prelude(row: np.ndarray, prelude: Prelude, end_ids: Sequence[int]) -> None:
-    """To the mask of the grammar, where it may begin already; else that counts for nothing."""
+def _with_prelude(mask: np.ndarray, prelude: Prelude, end_ids: Sequence[int]) -> np.ndarray:
+    """Add to the mask of the grammar, where it may begin already; else that counts for nothing."""
     next_id = prelude.next_id
     if next_id is None:
-        row[:] = -1
-        _clear(row, end_ids)
-        return
-    if not prelude.may_be_skipped:
-        row[:] = 0
-    row[next_id // 32] |= _bit(next_id)
+        return _without(np.full_like(mask, -1), end_ids)
+    mask = mask.copy() if prelude.may_be_skipped else np.zeros_like(mask)
+    mask[next_id // 32] |= _bit(next_id)
+    return mask
 
 
-def _clear(row: np.ndarray, token_ids: Sequence[int]) -> None:
+def _without(mask: np.ndarray, token_ids: Sequence[int]) -> np.ndarray:
+    if token_ids:
+        mask = mask.copy()
     for token_id in token_ids:
-        row[token_id // 32] &= ~_bit(token_id)
+        mask[token_id // 32] &= ~_bit(token_id)
+    return mask
 
 
 def _bit(token_id: int) -> np.int32:

@@ -4,8 +4,9 @@ Made by `matchers`; the scheduler feeds it each token. What the library cannot d
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 from octavo.base.errors import RequestError
 from octavo.base.log import get_logger
@@ -32,6 +33,23 @@ class RequestMatcher:
     """What its masks took that took long."""
     failure: str = ""
     """Why nobody can say what may come next."""
+
+    def copy(self) -> Self:
+        """Return another at the same place."""
+        return replace(self, compiled=self.compiled.copy(), prelude=deepcopy(self.prelude))
+
+    def follow(self, token_ids: Sequence[int]) -> "list[RequestMatcher]":
+        """Return matchers behind 1, 2, … of these tokens, up to one that may not come or that ends it."""
+        reached: list[RequestMatcher] = []
+        for token_id in token_ids:
+            ahead = (reached[-1] if reached else self).copy()
+            try:
+                if ahead.feed(token_id):
+                    break
+            except RequestError:
+                break
+            reached.append(ahead)
+        return reached
 
     def feed(self, token_id: int) -> bool:
         """Take the request's next token; return True if nothing may follow it. Raises RequestError."""

@@ -2,9 +2,11 @@
 
 Called by `lark`. {structures, triggers} is the earlier form; {format} nests formats of the types below, named
 and meant as in xgrammar. Free text ends where what follows begins: that is a literal text, or the end of all.
+{special_tokens: {text: id}}: parts of literal texts that are tokens of their own; no free text holds them.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +22,7 @@ _ASCII_ONLY = "d"
 
 def tag_to_lark(tag: dict[str, Any], write_schema: Callable[[Any], str]) -> str:
     """Rules, `start` the first. Raises RequestError; write_schema: a JSON schema as text."""
-    writer = _Writer(write_schema)
+    writer = _Writer(write_schema, _special_tokens(tag))
     start = writer.write(tag["format"] if "format" in tag else _of_structures(tag), [""])
     return "\n".join([f"start: {start}", *writer.rules, r"TEXT: /(.|\n)*/"])
 
@@ -28,10 +30,13 @@ def tag_to_lark(tag: dict[str, Any], write_schema: Callable[[Any], str]) -> str:
 class _Writer:
     """Of one grammar. A method per type writes the expression of a format, and of its ends."""
 
-    def __init__(self, write_schema: Callable[[Any], str]) -> None:
+    def __init__(self, write_schema: Callable[[Any], str], special_tokens: Mapping[str, int]) -> None:
         self.rules: list[str] = []
         """Beside `start`."""
         self._write_schema = write_schema
+        self._special = special_tokens
+        names = sorted(map(re.escape, special_tokens), key=len, reverse=True)
+        self._parts = re.compile(f"({'|'.join(names)})" if names else "$^")
 
     def write(self, form: object, ends: Ends) -> str:
         """Write a format of any type. Raises RequestError."""
@@ -42,23 +47,23 @@ class _Writer:
 
     def const_string(self, form: Form, ends: Ends) -> str:
         """{value}."""
-        return f"{_quoted(_text(form, 'value'))}{_then(ends)}"
+        return f"{self._literal(_text(form, 'value'))}{self._then(ends)}"
 
     def json_schema(self, form: Form, ends: Ends) -> str:
         """{json_schema}."""
         if not isinstance(schema := form.get("json_schema"), dict | bool):
             raise _wrong("a json_schema needs json_schema, an object")
-        return f"(%json {self._write_schema(schema)}){_then(ends)}"
+        return f"(%json {self._write_schema(schema)}){self._then(ends)}"
 
     def regex(self, form: Form, ends: Ends) -> str:
         """{pattern}."""
-        return f"/{llguidance.regex_to_lark(_text(form, 'pattern'), _ASCII_ONLY)}/{_then(ends)}"
+        return f"/{llguidance.regex_to_lark(_text(form, 'pattern'), _ASCII_ONLY)}/{self._then(ends)}"
 
     def any_text(self, _: Form, ends: Ends) -> str:
         """Free text."""
         if ends is None:
             raise _wrong("any_text must come last, or before a const_string or a tag")
-        return self._rule(f"TEXT{_then(ends)}", "[lazy]") if any(ends) else "TEXT"
+        return self._text_until([text for text in ends if text]) if any(ends) else "TEXT"
 
     def sequence(self, form: Form, ends: Ends) -> str:
         """{elements}, one after the other."""
@@ -77,7 +82,7 @@ class _Writer:
 
     def repeated(self, form: Form, ends: Ends) -> str:
         """{content} or nothing, any number of times, once or more."""
-        return f"({self.write(form.get('content'), None)}){_REPEATED[form['type']]}{_then(ends)}"
+        return f"({self.write(form.get('content'), None)}){_REPEATED[form['type']]}{self._then(ends)}"
 
     def tag(self, form: Form, ends: Ends) -> str:
         """{begin, content, end}; end may be a list, one of which ends it."""
@@ -86,7 +91,7 @@ class _Writer:
         if not (isinstance(closings, list) and closings and all(isinstance(text, str) for text in closings)):
             raise _wrong("a tag's end must be a string, or a list of strings")
         inner = self.write(form.get("content"), closings if all(closings) else ends)
-        return f"{_quoted(_text(form, 'begin'))} {inner}{_then(ends) if all(closings) else ''}"
+        return f"{self._literal(_text(form, 'begin'))} {inner}{self._then(ends) if all(closings) else ''}"
 
     def triggered_tags(self, form: Form, ends: Ends) -> str:
         """{triggers, tags}: free text, in which a trigger begins a tag; {at_least_one}: a tag comes first."""
@@ -96,13 +101,14 @@ class _Writer:
         first = f"({' | '.join(self.tag(tag, None) for tag in tags)})" if form.get("at_least_one") else ""
         if not form.get("stop_after_first"):
             return f"{first} {choice}* {self.any_text({}, ends)}"
-        return f"{first}{_then(ends)}" if first else f"({choice}{_then(ends)} | {self.any_text({}, ends)})"
+        end = self._then(ends)
+        return f"{first}{end}" if first else f"({choice}{end} | {self.any_text({}, ends)})"
 
     def tags_with_separator(self, form: Form, ends: Ends) -> str:
         """{tags, separator}, once or more if {at_least_one}."""
         tag = self._rule(" | ".join(self.tag(tag, None) for tag in _list(form, "tags")))
-        tags = tag if form.get("stop_after_first") else f"{tag} ({_quoted(_text(form, 'separator'))} {tag})*"
-        return f"({tags}){'' if form.get('at_least_one') else '?'}{_then(ends)}"
+        more = "" if form.get("stop_after_first") else f" ({self._literal(_text(form, 'separator'))} {tag})*"
+        return f"({tag}{more}){'' if form.get('at_least_one') else '?'}{self._then(ends)}"
 
     def _triggered(self, tag: Any, triggers: Iterable[Any]) -> str:
         """Return a tag after free text."""
@@ -110,8 +116,27 @@ class _Writer:
         trigger = next((t for t in triggers if isinstance(t, str) and t and begin.startswith(t)), None)
         if trigger is None:
             raise _wrong(f"begin {begin!r:.100} starts with none of the triggers")
-        text = self._rule(f"TEXT {_quoted(trigger)}", "[lazy]")
+        text = self._text_until([trigger])
         return f"{text} {self.tag({**tag, 'begin': begin.removeprefix(trigger)}, None)}"
+
+    def _text_until(self, texts: Sequence[str]) -> str:
+        """Return free text with the first of these behind it; a token of its own ends it by itself."""
+        found = {text: match.start() for text in texts if (match := self._parts.search(text))}
+        rules = [f"TEXT {self._literal(text[start:])}" for text, start in found.items()]
+        if plain := [text for text in texts if text not in found]:
+            rules.append(self._rule(f"TEXT ({' | '.join(map(self._literal, plain))})", "[lazy]"))
+        return self._rule(" | ".join(rules)) if len(rules) > 1 or not plain else rules[0]
+
+    def _then(self, ends: Ends) -> str:
+        """Return what follows an expression."""
+        texts = [text for text in ends or () if text]
+        return f" ({' | '.join(map(self._literal, texts))})" if texts else ""
+
+    def _literal(self, text: str) -> str:
+        """Return a text that is written as it is, token by token where these are special."""
+        parts = [part for part in self._parts.split(text) if part] or [""]
+        special = self._special
+        return " ".join(f"<[{special[part]}]>" if part in special else _quoted(part) for part in parts)
 
     def _rule(self, expression: str, option: str = "") -> str:
         name = f"rule_{len(self.rules)}"
@@ -149,6 +174,14 @@ def _without_beginning(form: Form) -> Form:
     return {**form, _BEGINNINGS[form["type"]]: ""}
 
 
+def _special_tokens(tag: Form) -> dict[str, int]:
+    """Return the ids by text. Raises RequestError."""
+    given = tag.get("special_tokens", {})
+    if not (isinstance(given, dict) and all(text and type(i) is int and i >= 0 for text, i in given.items())):
+        raise _wrong("special_tokens must be an object of token ids by text")
+    return given
+
+
 def _of_structures(tag: Form) -> Form:
     """Translate the earlier form. Raises RequestError."""
     structures, triggers = tag.get("structures"), tag.get("triggers")
@@ -161,12 +194,6 @@ def _of_structures(tag: Form) -> Form:
             raise _wrong("structures must be objects with strings begin and end")
         tags.append({**given, "content": {"type": "json_schema", "json_schema": given.get("schema", {})}})
     return {"type": "triggered_tags", "triggers": triggers, "tags": tags}
-
-
-def _then(ends: Ends) -> str:
-    """Return what follows an expression."""
-    texts = [text for text in ends or () if text]
-    return f" ({' | '.join(map(_quoted, texts))})" if texts else ""
 
 
 def _list(form: Form, name: str) -> list[Any]:

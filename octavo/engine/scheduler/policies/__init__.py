@@ -6,10 +6,10 @@ from octavo.engine.scheduler.policies.interface import Policy
 POLICIES: Registry[type[Policy]] = Registry(
     "scheduling policy",
     {
-        "deadline": "octavo.engine.scheduler.policies.deadline:EarliestDeadlineFirst",
+        "deadline": "octavo.engine.scheduler.policies.orders:EarliestDeadlineFirst",
         "fair": "octavo.engine.scheduler.policies.fair:FairShares",
-        "fcfs": "octavo.engine.scheduler.policies.fcfs:FirstComeFirstServed",
-        "lpm": "octavo.engine.scheduler.policies.lpm:LongestPrefixFirst",
-        "priority": "octavo.engine.scheduler.policies.priority:PriorityFirst",
+        "fcfs": "octavo.engine.scheduler.policies.orders:FirstComeFirstServed",
+        "lpm": "octavo.engine.scheduler.policies.orders:LongestPrefixFirst",
+        "priority": "octavo.engine.scheduler.policies.orders:PriorityFirst",
     },
 )

@@ -32,19 +32,15 @@ class FairShares(Policy):
 
     @classmethod
     def from_config(cls, config: SchedulerConfig) -> Self:
-        """With the configured weights."""
         return cls(config.fair_weights)
 
     def key(self, request: Request) -> Key:
-        """Arrival."""
         return (request.standing.arrival_s,)
 
     def line(self, request: Request) -> str:
-        """Its tenant."""
         return request.standing.tenant
 
     def turn(self, line: str) -> float:
-        """Return what the tenant has spent."""
         return self._spent[line]
 
     def enter(self, request: Request) -> None:
@@ -57,13 +53,11 @@ class FairShares(Policy):
         self._num_open[tenant] += 1
 
     def leave(self, request: Request) -> None:
-        """Count one open request less."""
         tenant = request.standing.tenant
         self._num_open[tenant] -= 1
         if not self._num_open[tenant]:
             del self._num_open[tenant]
 
     def charge(self, request: Request, num_tokens: int) -> None:
-        """Tokens by weight."""
         tenant = request.standing.tenant
         self._spent[tenant] += num_tokens / self._weights.get(tenant, 1.0)

@@ -50,11 +50,11 @@ class Policy(ABC):
         """
         return 0.0
 
-    def enter(self, request: Request) -> None:  # noqa: B027  # most count nothing
+    def enter(self, request: Request) -> None:
         """Note that `request` has come."""
 
-    def leave(self, request: Request) -> None:  # noqa: B027  # most count nothing
+    def leave(self, request: Request) -> None:
         """Note that `request` has ended."""
 
-    def charge(self, request: Request, num_tokens: int) -> None:  # noqa: B027  # most count nothing
+    def charge(self, request: Request, num_tokens: int) -> None:
         """Note that `num_tokens` of `request` are computed; called only if the policy takes turns."""

@@ -1,0 +1,140 @@
+"""`Drafting`: which tokens to guess for the requests of a step, and how many are worth it.
+
+Asked by the scheduler before it plans a step, and told what came of it. A draft costs a row of the step; it
+brings a token with some chance. So many are taken as bring the most tokens a second, by what steps of that
+size have taken and by how often such guesses were right; none, if that is not clearly more than without.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from octavo.base.lru import LRU
+from octavo.config.speculative import Speculation
+from octavo.engine.scheduler.plan import StepPlan
+from octavo.engine.scheduler.request import Request
+from octavo.engine.speculation.corpus import MOST_TOKENS, Corpus
+from octavo.engine.speculation.guess import Chances, Guess
+from octavo.engine.speculation.step_costs import StepCosts
+from octavo.engine.speculation.token_run import Array
+from octavo.messages.request import SchedulerStats
+from octavo.messages.step import ModelRunnerOutput
+
+_LEAST_GAIN = 1.03
+_MOST_TENANTS = 64
+"""Whose outputs are kept, however few they are."""
+
+
+class Candidate(NamedTuple):
+    """A request whose next tokens may be guessed, with the chances that 1, 2, … of them come."""
+
+    request: Request
+    guess: Guess
+    chances: Array
+
+
+class Drafting:
+    """The guesses of one engine, and what it learned from them."""
+
+    def __init__(self, wanted: Speculation, max_num_rows: int) -> None:
+        """max_num_rows: of one step."""
+        self._wanted, self._max_num_rows = wanted, max_num_rows
+        self._chances, self._costs = Chances(), StepCosts()
+        self._corpora: LRU[tuple[str, str], Corpus] = LRU(MOST_TOKENS)
+        self._num_drafts = self._num_draft_tokens = 0
+        self._num_accepted = np.zeros(wanted.most, np.int64)
+        """By place in the draft."""
+
+    def propose(self, running: Sequence[Request]) -> dict[Request, list[int]]:
+        """Return tokens that are worth computing behind the last one, for those requests that get some."""
+        ready = [request for request in running if self._is_ready(request)]
+        candidates = [found for request in ready if (found := self._candidate(request)) is not None]
+        num_more = min(self._max_num_rows - len(running), sum(len(each.chances) for each in candidates))
+        if num_more <= 0 or (costs := self._costs.of(len(running), num_more)) is None:
+            return {}
+        least = self._least_chance(candidates, len(running), costs)
+        chosen = ((each, int(np.count_nonzero(each.chances >= least))) for each in candidates)
+        return {each.request: each.guess.ahead(count) for each, count in chosen if count}
+
+    def learn(self, plan: StepPlan, result: ModelRunnerOutput, took_s: float) -> None:
+        """Take note of a step that was read: what it took, which drafts came true, who ended."""
+        for place, drafts in plan.drafts.items():
+            self._num_drafts += 1
+            self._num_draft_tokens += len(drafts)
+            self._num_accepted[: len(result.sampled_token_ids[place]) - 1] += 1
+        num_requests = len(plan.requests)
+        if sum(plan.num_scheduled) == num_requests:
+            self._costs.note(num_requests + sum(map(len, plan.drafts.values())), took_s)
+        for request in plan.requests:
+            if request.is_finished:
+                self._keep(request)
+
+    def count(self, stats: SchedulerStats) -> None:
+        """Enter what was guessed since the start."""
+        stats.num_drafts, stats.num_draft_tokens = self._num_drafts, self._num_draft_tokens
+        stats.num_accepted_by_position = np.trim_zeros(self._num_accepted, "b").tolist()
+        stats.num_accepted_tokens = sum(stats.num_accepted_by_position)
+
+    def _keep(self, request: Request) -> None:
+        """Take an ended request's output as an example for those that follow."""
+        output = request.token_ids[request.num_prompt_tokens :]
+        if self._wanted.most_cached and len(output) > 1:
+            key = _tenant(request)
+            corpus = self._corpora.get(key) or Corpus(self._wanted.most_cached)
+            corpus.add(output)
+            self._corpora.put(key, corpus, max(corpus.num_tokens, MOST_TOKENS // _MOST_TENANTS))
+
+    def _is_ready(self, request: Request) -> bool:
+        """Return True if all its tokens are known and only the last is not computed."""
+        is_next = request.num_computed + 1 == len(request.token_ids) and not request.num_in_flight
+        return is_next and request.max_drafts != 0 and request.is_decoding
+
+    def _candidate(self, request: Request) -> Candidate | None:
+        guess = request.guess
+        if guess is None:
+            guess = request.guess = Guess(request.token_ids)
+        else:
+            guess.observe(request.token_ids[guess.own.length :], self._chances)
+        if guess.match is None:
+            self._search(request, guess)
+        most = min(self._most(request, guess), request.max_total_tokens - len(request.token_ids) - 1)
+        if guess.match is None or most <= 0 or not (count := len(guess.ahead(most))):
+            return None
+        chances = self._chances.ahead(guess.match.length, count, guess.factor)
+        return Candidate(request, guess, chances[chances >= self._wanted.least_chance])
+
+    def _most(self, request: Request, guess: Guess) -> int:
+        most = self._wanted.most if request.max_drafts is None else min(self._wanted.most, request.max_drafts)
+        if self._wanted.most_factor and guess.match is not None:
+            most = min(most, int(self._wanted.most_factor * guess.match.length))
+        return most
+
+    def _search(self, request: Request, guess: Guess) -> None:
+        wanted = self._wanted
+        end = guess.own.tokens[-wanted.most_match :]
+        guess.match = guess.own.find(end, wanted.least_match, wanted.most_match)
+        corpus = self._corpora.get(_tenant(request))
+        other = None if corpus is None else corpus.find(end, wanted.most_match)
+        if other is not None and (guess.match is None or other.length > guess.match.length):
+            guess.match = other
+
+    def _least_chance(self, candidates: Iterable[Candidate], num_rows: int, costs: Array) -> float:
+        """Return the chance from which on drafts are computed, so that most tokens come per second."""
+        chances = -np.sort(-np.concatenate([each.chances for each in candidates]))[: len(costs) - 1]
+        rates = (num_rows + np.concatenate(([0.0], chances.cumsum()))) / costs
+        rates[1:] *= _is_usual(num_rows + np.arange(1, len(rates)))
+        best = int(rates.argmax())
+        return float(chances[best - 1]) if best and rates[best] > _LEAST_GAIN * rates[0] else np.inf
+
+
+def _tenant(request: Request) -> tuple[str, str]:
+    """Return whose outputs it may see: a text must not be visible in another's timing."""
+    return request.standing.tenant, request.sharing.cache_salt
+
+
+def _is_usual(sizes: Array) -> Array:
+    """Return where sizes are 2^k or 3 * 2^k: of few sizes the costs are soon known, and few are recorded."""
+    odd = sizes // (sizes & -sizes)
+    usual: Array = (odd == 1) | (odd == 3)
+    return usual

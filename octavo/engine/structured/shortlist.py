@@ -1,0 +1,237 @@
+r"""`Shortlist`: the few texts about which the library is asked in place of the tokens of a vocabulary.
+
+Used by `guidance`. Tokens that no place of an output can tell apart are spelt alike, and tokens that cannot
+come are left out: the library walks through some thousand texts instead of all tokens. Idea: XGrammar, whose
+masks check only tokens that depend on the context.
+
+Where a JSON text stands is known from its bytes (`Place`), and each place has a list of its own. Inside a
+string, texts that are no part of a literal count by their length alone: all their characters are spelt as one
+that no schema contains. For they can come only inside strings that are limited in nothing but their length
+(`schema_texts` finds the others). Outside, only tokens can come that begin with what stands between strings.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from copy import copy
+from enum import IntEnum
+from functools import cache
+from itertools import count
+
+import llguidance
+import numpy as np
+
+from octavo.engine.structured.schema_texts import SchemaTexts
+from octavo.messages.structured import Vocabulary
+
+_ANY = "\U0010fffd"
+"""Stands for the characters of a text that is no part of a literal."""
+_MAX_LENGTH = 32
+"""Characters of such a text."""
+_NUM_BYTES = 256
+_NEVER, _END = _NUM_BYTES, _NUM_BYTES + 1
+"""Places in a list behind those of the bytes: of tokens that cannot come, and of ends of text."""
+_ROUNDING = 1024
+"""Sizes of lists: those of one size are asked together."""
+_MAX_SHARE = 0.25
+"""Of all tokens; a longer list saves nothing."""
+_IN = rb'(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*'
+_CUT = rb"(?:\\(?:u[0-9a-fA-F]{0,3})?)?"
+_OUT = rb"[ \t\r\n\[\]{}:,0-9+\-.aeflnrstuE]*"
+_CLOSE = rb'"(?=[ \t\r\n]*(?:[:,\]}]|\Z))'
+_INSIDE = re.compile(rb"%b(?:%b%b\"%b)*(?:%b|%b%b)" % (_IN, _CLOSE, _OUT, _IN, _CUT, _CLOSE, _OUT))
+_OUTSIDE = re.compile(rb"%b(?:\"%b%b%b)*(?:\"%b%b)?" % (_OUT, _IN, _CLOSE, _OUT, _IN, _CUT))
+"""Tokens that may come inside and outside of a string, and some more."""
+_PIECE = re.compile(rb'(")|(\\(?:u[0-9a-fA-F]{0,4}|.|\Z))|[^"\\]+', re.DOTALL)
+
+
+_numbers = count()
+
+
+class Place(IntEnum):
+    r"""Where a JSON text stands: outside of strings, in one, behind a backslash in it, behind \u, \u1, …"""
+
+    OUTSIDE = 0
+    INSIDE = 1
+    ESCAPING = 2
+    DIGITS = 3
+    LAST_DIGIT = 6
+
+
+class Steps(dict[int, int]):
+    """From one place: by token, the place behind it."""
+
+    def __init__(self, place: int, tokens: list[bytes]) -> None:
+        super().__init__()
+        self._place, self._tokens = place, tokens
+
+    def __missing__(self, token_id: int) -> int:
+        place = self._place
+        for byte in self._tokens[token_id]:
+            if place <= Place.INSIDE:
+                if byte == ord('"'):
+                    place = 1 - place
+                elif byte == ord("\\") and place:
+                    place = Place.ESCAPING
+            elif place == Place.ESCAPING:
+                place = Place.DIGITS if byte == ord("u") else Place.INSIDE
+            else:
+                place = place + 1 if place < Place.LAST_DIGIT else Place.INSIDE
+        self[token_id] = int(place)
+        return int(place)
+
+
+class Shortlist:
+    """A small vocabulary: the bytes, no token, the end of text, and what tokens are spelt like."""
+
+    def __init__(self, vocabulary: Vocabulary, spellings: Iterable[bytes | None]) -> None:
+        """spellings: of each token; None for one that cannot come."""
+        self._whole = vocabulary.tokens
+        self._parts = _Parts(vocabulary)
+        self.tokens = [*(bytes([byte]) for byte in range(_NUM_BYTES)), b"<never>", b"<end>"]
+        self._known: dict[bytes | None, int] = {token: i for i, token in enumerate(self.tokens[:_NEVER])}
+        self._known |= {None: _NEVER, b"": _NEVER}
+        self._places = np.fromiter(map(self._place_of, spellings), np.int32, len(self._whole))
+        self._places[vocabulary.special_ids] = _NEVER
+        self._places[vocabulary.end_ids] = _END
+        self._complete()
+
+    def _complete(self) -> None:
+        self.number = next(_numbers)
+        """Unlike that of any other list."""
+        self.num_words = -(-len(self.tokens) // _ROUNDING) * _ROUNDING // 32
+        padding = [b""] * (self.num_words * 32 - len(self.tokens))
+        small = Vocabulary(self.tokens + padding, special_ids=[_NEVER, _END], end_ids=[_END])
+        self.tokenizer = make_tokenizer(small, slices=[])
+
+    def _place_of(self, spelling: bytes | None) -> int:
+        place = self._known.setdefault(spelling, len(self.tokens))
+        if place == len(self.tokens):
+            assert spelling
+            self.tokens.append(spelling)
+        return place
+
+    def spelling(self, token_ids: Iterable[int]) -> "Shortlist":
+        """Return the list in which these tokens are spelt as they are; this one if there are none."""
+        ids = np.fromiter(token_ids, np.int64)
+        if not ids.size:
+            return self
+        other = copy(self)
+        other.tokens, other._known = self.tokens.copy(), self._known.copy()
+        other._places = self._places.copy()
+        other._places[ids] = [other._place_of(self._whole[i]) for i in ids]
+        other._complete()
+        return other
+
+    @property
+    def is_short(self) -> bool:
+        """Return True if it saves something."""
+        return len(self.tokens) <= _MAX_SHARE * len(self._whole)
+
+    def read(self, token_ids: list[int]) -> list[int]:
+        """Return tokens of the whole vocabulary in those of this one."""
+        if len(token_ids) == 1:
+            return self._parts[token_ids[0]]
+        return [part for token_id in token_ids for part in self._parts[token_id]]
+
+    def widen(self, bits: np.ndarray) -> np.ndarray:
+        """Return the mask over all tokens, [words] int32; bits: the library's, [num_words] int32."""
+        is_allowed = np.unpackbits(bits.view(np.uint8), bitorder="little")
+        mask = np.packbits(is_allowed.take(self._places), bitorder="little")
+        return np.pad(mask, (0, -len(mask) % 4)).view(np.int32)
+
+
+class _Parts(dict[int, list[int]]):
+    """By token of the whole vocabulary, those of any list that spell it."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        super().__init__((token_id, [_NEVER]) for token_id in vocabulary.special_ids)
+        self.update((token_id, [_END]) for token_id in vocabulary.end_ids)
+        self._tokens = vocabulary.tokens
+
+    def __missing__(self, token_id: int) -> list[int]:
+        self[token_id] = list(self._tokens[token_id]) or [_NEVER]
+        return self[token_id]
+
+
+class JSONTokens:
+    """The tokens of one vocabulary as they are spelt in a place of JSON texts."""
+
+    def __init__(self, vocabulary: Vocabulary, place: Place) -> None:
+        """Takes about half a second for 262,144 tokens."""
+        self._before = b"\\" if place is Place.ESCAPING else b""
+        self._ids: dict[str, list[int]] = defaultdict(list)
+        """By text inside a string, the tokens in which it stands for its length alone."""
+        spell = self._if_outside if place is Place.OUTSIDE else self._by_length
+        self._base = Shortlist(vocabulary, map(spell, count(), vocabulary.tokens))
+
+    def shortlist(self, texts: SchemaTexts) -> Shortlist | None:
+        """Return the list for a schema; None if it would be long."""
+        if any(_ANY in text for text in texts.literals):
+            return None
+        ids = self._ids
+        parts = {part for text in texts.literals for part in _parts(text) if part in ids}
+        if texts.alphabet:
+            alphabet = re.compile(f"[{re.escape(''.join(sorted(texts.alphabet)))}]*")
+            parts.update(filter(alphabet.fullmatch, ids))
+        shortlist = self._base.spelling({token_id for part in parts for token_id in ids[part]})
+        return shortlist if shortlist.is_short else None
+
+    def _if_outside(self, token_id: int, token: bytes) -> bytes | None:
+        return token if _OUTSIDE.fullmatch(token) else None
+
+    def _by_length(self, token_id: int, token: bytes) -> bytes | None:
+        text = self._before + token
+        if not _INSIDE.fullmatch(text):
+            return None
+        spelling, is_inside = b"", True
+        for quote, escape, piece in (match.group(1, 2, 0) for match in _PIECE.finditer(text)):
+            is_inside ^= quote is not None
+            is_text = is_inside and not (quote or escape)
+            spelling += self._shorten(token_id, piece) if is_text else piece
+        return spelling[len(self._before) :]
+
+    def _shorten(self, token_id: int, piece: bytes) -> bytes:
+        try:
+            text = piece.decode()
+        except UnicodeDecodeError:
+            return piece
+        if len(text) > _MAX_LENGTH or _ANY in text or "\x7f" in text:
+            return piece
+        self._ids[text].append(token_id)
+        return _any(len(text))
+
+
+@cache
+def _any(length: int) -> bytes:
+    return (_ANY * length).encode()
+
+
+def _parts(text: str) -> Iterator[str]:
+    for start in range(len(text)):
+        for end in range(start + 1, min(start + _MAX_LENGTH, len(text)) + 1):
+            yield text[start:end]
+
+
+def make_tokenizer(vocabulary: Vocabulary, slices: list[str] | None = None) -> llguidance.LLTokenizer:
+    """Return a vocabulary as the library has it; slices: its own short cuts, None for the usual ones."""
+    return llguidance.LLTokenizer(
+        llguidance.TokenizerWrapper(_Tokens(vocabulary)), eos_token=vocabulary.end_ids or None, slices=slices
+    )
+
+
+class _Tokens:
+    """A vocabulary as the library reads it."""
+
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.tokens = vocabulary.tokens
+        self.special_token_ids = vocabulary.special_ids
+        self.eos_token_id = vocabulary.end_ids[0] if vocabulary.end_ids else None
+        self._bytes = {token: i for i, token in enumerate(vocabulary.tokens) if len(token) == 1}
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        """Only for grammars of users who switch forcing on: byte by byte."""
+        data = text.encode() if isinstance(text, str) else text
+        return [self._bytes[byte] for i in range(len(data)) if (byte := data[i : i + 1]) in self._bytes]
