@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, Unpack
 
 from octavo.base.errors import RequestError
-from octavo.config import EngineArgs
+from octavo.config import EngineArgs, EngineConfig
 from octavo.config.model import DEFAULT_MODEL
 from octavo.frontend.beam_search.params import BeamSearchOutput, BeamSearchParams
 from octavo.frontend.engine import LLMEngine
@@ -15,16 +15,25 @@ from octavo.frontend.operator import Operator, in_thread
 from octavo.frontend.outputs.request_output import RequestOutput
 from octavo.frontend.requests.conversation import Message
 from octavo.frontend.requests.input_processor import PreparedRequest
-from octavo.frontend.requests.options import RequestKeywords, RequestOptions, per_prompt, split_keywords
+from octavo.frontend.requests.long_texts import Pieces
+from octavo.frontend.requests.options import (
+    RequestKeywords,
+    RequestOptions,
+    TokenizationOptions,
+    per_prompt,
+    split_keywords,
+)
 from octavo.frontend.requests.prompts import PromptType, TokensPrompt
-from octavo.frontend.requests.unsupported import pooling, refuse_options
+from octavo.frontend.requests.unsupported import refuse_options
 from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.messages.pooling import PoolingParams
 from octavo.messages.sampling import RequestOutputKind, SamplingParams
+from octavo.pooling_methods import PoolingMethods
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
-class LLM:
+class LLM(PoolingMethods):
     """A model, loaded in this process, that answers batches of prompts. Threads may share it: see `generate`.
 
     >>> llm = LLM()                                      # the built-in SmolLM2-135M-Instruct
@@ -123,9 +132,19 @@ class LLM:
     def _prepare(
         self, prompts: PromptType | Sequence[PromptType], sampling_params: Params, keywords: RequestKeywords
     ) -> list[PreparedRequest]:
-        processor, given = self.llm_engine.input_processor, _as_list(prompts)
-        every_options = RequestOptions.parse_each(keywords, len(given))
-        every_params = self._params(sampling_params, len(given))
+        given = _as_list(prompts)
+        return self._prepare_each(given, self._params(sampling_params, len(given)), keywords)
+
+    def _prepare_each(
+        self,
+        given: list[PromptType],
+        every_params: Sequence[SamplingParams | PoolingParams],
+        keywords: RequestKeywords,
+    ) -> list[PreparedRequest]:
+        processor, every_options = (
+            self.llm_engine.input_processor,
+            RequestOptions.parse_each(keywords, len(given)),
+        )
         listed = processor.tokenized(given, every_options[0].tokenization) if given else given
         return [
             processor.process(prompt, params, options, request_id=str(next(self.request_counter)))
@@ -214,11 +233,6 @@ class LLM:
         form = chat_template_content_format
         return self.llm_engine.chat.render(messages, content_format=form, **chat_options)
 
-    encode = pooling("LLM.encode()")
-    embed = pooling("LLM.embed()")
-    classify = pooling("LLM.classify()")
-    score = pooling("LLM.score()")
-
     def get_default_sampling_params(self) -> SamplingParams:
         """New SamplingParams with what the model recommends (generation_config.json)."""
         return self.llm_engine.input_processor.get_default_sampling_params()
@@ -250,6 +264,23 @@ class LLM:
 
     def __exit__(self, *error: object) -> None:
         self.shutdown()
+
+    @property
+    def _config(self) -> EngineConfig:
+        return self.llm_engine.config
+
+    def _pool(
+        self, prompts: Any, params: Any, use_tqdm: bool | Callable[..., Any], keywords: Any
+    ) -> list[RequestOutput]:
+        given = _as_list(prompts)
+        every = [params] * len(given) if isinstance(params, PoolingParams) else params
+        every = per_prompt("pooling_params", every, len(given))
+        if self._config.pooling is None or not self._config.pooling.enable_chunked_processing:
+            return self._run(self._prepare_each(given, every, keywords), use_tqdm)
+        options = TokenizationOptions.parse(keywords.get("tokenization_kwargs"))
+        pieces = Pieces(self.llm_engine.input_processor, self._config.pooling, given, every, options)
+        prepared = self._prepare_each(pieces.prompts, pieces.params, pieces.spread(keywords))
+        return pieces.joined(self._run(prepared, use_tqdm))
 
     def _params(self, params: Params, count: int) -> list[SamplingParams]:
         default = self.get_default_sampling_params() if params is None else params

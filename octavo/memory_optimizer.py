@@ -51,7 +51,8 @@ class MemoryOptimizer:
             weights, device = int(self._model_size), "cuda" if read_gpus() else "cpu"
             usable = EngineArgs().gpu_memory_utilization * (self._available or _free_bytes())
             return _layout(device, weights, max(0, int(usable) - weights), 0)
-        config = resolve(EngineArgs.from_options({"model": self._model_size, **self._options}))
+        args = EngineArgs.from_options({"model": self._model_size, **self._options})
+        config = resolve(args, needs_device=False)
         plan = load_object(_PLAN)(config, self._available)
         on_device = plan.weight_bytes - plan.host_weight_bytes
         work = plan.step_bytes + plan.recorded_bytes + plan.table_bytes

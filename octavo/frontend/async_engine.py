@@ -28,17 +28,18 @@ from octavo.frontend.last_outputs import LastOutputs
 from octavo.frontend.observe.engine_metrics import EngineMetrics
 from octavo.frontend.operator import Operator, on_loop
 from octavo.frontend.output_processor import OutputProcessor
-from octavo.frontend.outputs.output_stream import OutputStream
+from octavo.frontend.outputs.output_stream import OutputStream, Results
+from octavo.frontend.outputs.pooling_output import PoolingOutput, PoolingRequestOutput
 from octavo.frontend.outputs.request_output import RequestOutput
 from octavo.frontend.requests.conversation import ChatRenderer, Message
 from octavo.frontend.requests.input_processor import InputProcessor, PreparedRequest
 from octavo.frontend.requests.options import RequestKeywords, RequestOptions, TokenizationOptions
 from octavo.frontend.requests.prompts import PromptType, TextPrompt, joined_prompt, with_text
 from octavo.frontend.requests.streaming_input import Session, StreamingInput
-from octavo.frontend.requests.unsupported import pooling
 from octavo.frontend.text.loader import tokenizer_for
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.control import Ready
+from octavo.messages.pooling import PoolingParams
 from octavo.messages.request import FinishReason
 from octavo.messages.sampling import RequestOutputKind, SamplingParams
 
@@ -106,7 +107,7 @@ class AsyncLLM:
         if num_fronts > 1:
             queue_usage = QueueUsage.shared(self.core.mailbox_path, 0, num_fronts)
         self.admission = Admission(config, self.metrics, queue_usage)
-        self._streams: dict[str, OutputStream] = {}
+        self.streams: dict[str, OutputStream | Results] = {}
         """Of generators, by the requests' keys."""
         self._sessions: dict[Session, str] = {}
         """And the ids that their clients gave them."""
@@ -120,7 +121,6 @@ class AsyncLLM:
 
         usage_context: accepted without effect
         """
-        del usage_context
         log.setup_if_asked()
         return cls(resolve(engine_args))
 
@@ -132,7 +132,6 @@ class AsyncLLM:
     @classmethod
     def from_vllm_config(cls, vllm_config: EngineConfig, usage_context: object = None) -> Self:
         """The same under vLLM's name; usage_context is accepted without effect."""
-        del usage_context
         return cls(vllm_config)
 
     @classmethod
@@ -164,7 +163,6 @@ class AsyncLLM:
         ticket: of `reserve`, whose caller releases it; None: one is taken for this request
         Raises RequestError and Overloaded before anything is started, EngineDead when the core ends.
         """
-        del session_id, kv_hints
         parsed = RequestOptions.parse(options)
         if isinstance(prompt, AsyncIterable):
             session = Session(prompt, sampling_params, self.input_processor, parsed.tokenization)
@@ -173,10 +171,26 @@ class AsyncLLM:
             return self._hold(session, request_id or uuid4().hex, turn)
         return self._answer(with_text(prompt, prompt_text), sampling_params, request_id, parsed, ticket)
 
+    async def encode(
+        self,
+        prompt: PromptType,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        ticket: Ticket | None = None,
+        **options: Unpack[RequestKeywords],
+    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
+        """The result of one prompt, of a pooling model. Arguments and errors as in `generate`."""
+        parsed = RequestOptions.parse(options)
+        answer = self._answer(prompt, pooling_params or PoolingParams(), request_id, parsed, ticket)
+        async with aclosing(answer) as outputs:
+            async for output in outputs:
+                yield PoolingRequestOutput.of(output, PoolingOutput)
+
     async def _answer(
         self,
         prompt: PromptType,
-        sampling_params: SamplingParams | None,
+        sampling_params: SamplingParams | PoolingParams | None,
         request_id: str | None,
         options: RequestOptions,
         ticket: Ticket | None,
@@ -185,7 +199,7 @@ class AsyncLLM:
         process = partial(
             self.input_processor.process, prompt, sampling_params, options, request_id=request_id
         )
-        kind = sampling_params.output_kind if sampling_params else None
+        kind = sampling_params.output_kind if isinstance(sampling_params, SamplingParams) else None
         stream = OutputStream(is_delta=kind is RequestOutputKind.DELTA)
         own = await self._admit(prompt, sampling_params) if ticket is None else None
         taken = ticket or own
@@ -201,14 +215,14 @@ class AsyncLLM:
             prepared = await self._prepare(process, taken)
             key = prepared.key
             self.core.open(prepared, receive)
-            self._streams[key] = stream
+            self.streams[key] = stream
             while output is None or not output.finished:
                 output = await stream.get()
                 yield output
         finally:
             if own is not None:
                 own.release()
-            self._streams.pop(key, None)
+            self.streams.pop(key, None)
             self.core.forget([key])
 
     async def _hold(
@@ -339,20 +353,18 @@ class AsyncLLM:
         """
         return await self._preparation.run(work)
 
-    encode = pooling("AsyncLLM.encode()")
-
     async def get_tokenizer(self) -> Tokenizer | None:
         """The tokenizer; None with skip_tokenizer_init."""
         return self.tokenizer
 
-    async def _admit(self, prompt: PromptType, params: SamplingParams | None) -> Ticket:
+    async def _admit(self, prompt: PromptType, params: SamplingParams | PoolingParams | None) -> Ticket:
         await self.start()
         self.core.check_open()
-        return self.admission.reserve(params.n if params else 1, prompt)
+        return self.admission.reserve(params.n if isinstance(params, SamplingParams) else 1, prompt)
 
-    async def _check_form(self, params: SamplingParams | None, tenant: str) -> None:
+    async def _check_form(self, params: SamplingParams | PoolingParams | None, tenant: str) -> None:
         """Have a grammar judged, which may take seconds and uses none of the threads for prompts."""
-        if params is not None and params.structured_outputs is not None:
+        if isinstance(params, SamplingParams) and params.structured_outputs is not None:
             verdict = self.input_processor.grammars.ask(params.structured_outputs, tenant)
             await asyncio.shield(asyncio.wrap_future(verdict))
 
@@ -370,7 +382,7 @@ class AsyncLLM:
 
     def _fail_open(self, error: EngineDead) -> None:
         """End everyone who waits for an output with this error."""
-        for stream in self._streams.values():
+        for stream in self.streams.values():
             stream.fail(error)
         for session in self._sessions:
             session.end(error)

@@ -76,7 +76,6 @@ class LLMEngine:
 
         usage_context: accepted without effect
         """
-        del usage_context
         log.setup_if_asked()
         load_object(_PRELOAD)()
         return cls(resolve(engine_args))
@@ -89,7 +88,6 @@ class LLMEngine:
     @classmethod
     def from_vllm_config(cls, vllm_config: EngineConfig, usage_context: object = None) -> Self:
         """The same under vLLM's name; usage_context is accepted without effect."""
-        del usage_context
         return cls(vllm_config)
 
     def add_request(  # the early and the present form of vLLM's

@@ -135,13 +135,26 @@ class Operator:
     async def reset_encoder_cache(self) -> None:
         """Forget nothing: octavo serves text only."""
 
-    async def start_profile(self, profile_prefix: str | None = None) -> None:
-        """Record on every rank what the device does. Raises Unsupported without the option profiler_dir."""
+    async def start_profile(
+        self,
+        profile_prefix: str | None = None,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+    ) -> None:
+        """Record on every rank what the device does. Raises Unsupported without the option profiler_dir.
+
+        delay_iterations: steps before the first that is recorded
+        max_iterations: most steps that are recorded; None or 0 = all until stop_profile
+        """
         self._check_profiler()
-        await self.collective_rpc("start_profile", kwargs={"prefix": profile_prefix or ""})
+        counts = {"delay_iterations": delay_iterations or 0, "max_iterations": max_iterations or 0}
+        for name, count in counts.items():
+            if count < 0:
+                raise RequestError(f"{name} must be at least 0, got {count}", name)
+        await self.collective_rpc("start_profile", kwargs={"prefix": profile_prefix or "", **counts})
 
     async def stop_profile(self) -> list[str]:
-        """End the recording; return the paths of the traces (Chrome's format), one per rank."""
+        """End the recording; return the paths of the traces (Chrome's format), one per rank; "" = no step."""
         self._check_profiler()
         return await self.collective_rpc("stop_profile")
 
@@ -194,7 +207,7 @@ class Operator:
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
         """Return what the model can do."""
-        return ("generate",)
+        return self._config.pooling.tasks if self._config.pooling else ("generate",)
 
     async def is_tracing_enabled(self) -> bool:
         """Return whether a span of each request is sent to an otlp_traces_endpoint."""

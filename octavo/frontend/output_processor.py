@@ -21,8 +21,15 @@ from octavo.frontend.observe.otel import RequestTracer, tracer_for
 from octavo.frontend.outputs.request_output import RequestOutput
 from octavo.frontend.requests.beam_search_request import BeamSearchRequest
 from octavo.frontend.requests.input_processor import PreparedRequest
-from octavo.frontend.requests.open_request import NO_ORDERS, OpenRequest, Receiver, SampledRequest
+from octavo.frontend.requests.open_request import (
+    NO_ORDERS,
+    OpenRequest,
+    PooledRequest,
+    Receiver,
+    SampledRequest,
+)
 from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.messages.pooling import PoolingParams
 from octavo.messages.request import EngineOutput, EngineOutputs, EngineRequest, FinishReason
 
 logger = get_logger(__name__)
@@ -120,7 +127,11 @@ class OutputProcessor:
             raise RequestError(
                 f"Request id {prepared.request_id!r} is in use by an open request.", "request_id"
             )
-        kind = BeamSearchRequest if prepared.beam_rules is not None else SampledRequest
+        kind: type[OpenRequest] = SampledRequest
+        if prepared.beam_rules is not None:
+            kind = BeamSearchRequest
+        elif isinstance(prepared.engine_requests[0].spec.task, PoolingParams):
+            kind = PooledRequest
         request = self._open[prepared.key] = kind(prepared, self._tokenizer)
         request.receiver = receiver
         self._keys.setdefault(prepared.request_id, []).append(prepared.key)
@@ -141,7 +152,7 @@ class OutputProcessor:
                 continue  # it has ended here; the core had it in flight
             request = owner.request
             touched[request] = None
-            if output.new_token_ids:
+            if output.new_token_ids or output.pooled:
                 self._count(owner, output, now, gaps)
             try:
                 orders = request.feed(output, now)

@@ -62,7 +62,6 @@ class SteppedCore:
         self, verb: str, arguments: dict[str, Any] | None = None, timeout_s: float | None = None
     ) -> Any:
         """Run a command of the core. A call in one's own process cannot be left: there is no timeout."""
-        del timeout_s
         with self.lock:
             return self.client.call(verb, arguments)
 

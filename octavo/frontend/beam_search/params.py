@@ -150,7 +150,7 @@ def first_step(
     task = replace(params, n=1, best_of=None, use_beam_search=False, max_tokens=1, logprobs=num_logprobs)
     step = replace(
         request,
-        spec=replace(request.spec, sampling=task),
+        spec=replace(request.spec, task=task),
         limits=replace(request.limits, max_tokens=1),
         sharing=replace(request.sharing, hold=True),
     )

@@ -72,5 +72,5 @@ class Quarantine:
 
 def _digest(request: EngineRequest) -> bytes:
     """Equal for requests that ask the same, whoever and whenever."""
-    asked = request.prompt_token_ids, request.spec.sampling, request.spec.cache_identity()
+    asked = request.prompt_token_ids, request.spec.task, request.spec.cache_identity()
     return sha256(msgspec.msgpack.encode(asked)).digest()

@@ -15,6 +15,7 @@ from octavo.messages.request import FinishReason, SchedulerStats
 from octavo.messages.sampling import SamplingParams
 from octavo.metrics import Metric
 from octavo.metrics.collection import Collection
+from octavo.metrics.instruments import Counter
 
 SleepState = Literal["awake", "weights_offloaded", "discard_all"]
 RequestType = Literal["chat_completions", "responses", "other"]
@@ -30,13 +31,24 @@ _OF_CORE = {
     "external_queries": "external_prefix_cache_queries",
     "external_hits": "external_prefix_cache_hits",
     "num_dropped": "num_dropped_messages",
+    "num_drafts": "spec_decode_num_drafts",
+    "num_draft_tokens": "spec_decode_num_draft_tokens",
+    "num_accepted_tokens": "spec_decode_num_accepted_tokens",
 }
 """Field of SchedulerStats → counter."""
-_ZERO = (
-    *("mm_cache_queries", "mm_cache_hits"),
-    *("spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"),
-)
+_ZERO = ("mm_cache_queries", "mm_cache_hits")
 """Counters that dashboards ask for, of what octavo does not do yet."""
+
+
+@dataclasses.dataclass(slots=True)
+class _CoreTotal:
+    """A counter of what cores count from their own start. earlier: by cores that are gone"""
+
+    counter: Counter
+    earlier: int = 0
+
+    def take(self, total: int) -> None:
+        self.counter.add(max(0, self.earlier + total - int(self.counter.value)))
 
 
 class EngineMetrics:
@@ -51,9 +63,13 @@ class EngineMetrics:
         self.num_running = every.gauge("num_requests_running")
         self.num_waiting = every.gauge("num_requests_waiting")
         self.kv_cache_usage = every.gauge("kv_cache_usage_perc")
-        self._of_core = {field: every.counter(name) for field, name in _OF_CORE.items()}
-        self._of_earlier_cores = dict.fromkeys(_OF_CORE, 0)
-        self.prefix_queries, self.prefix_hits = self._of_core["prefix_queries"], self._of_core["prefix_hits"]
+        self._of_core = {field: _CoreTotal(every.counter(name)) for field, name in _OF_CORE.items()}
+        self._accepted: list[_CoreTotal] = []
+        """Drafts that came true, by place."""
+        self.prefix_queries = self._of_core["prefix_queries"].counter
+        self.prefix_hits = self._of_core["prefix_hits"].counter
+        self.num_drafts = self._of_core["num_drafts"].counter
+        self.num_accepted_tokens = self._of_core["num_accepted_tokens"].counter
         self.prompt_tokens = every.counter("prompt_tokens")
         self.generation_tokens = every.counter("generation_tokens")
         self.request_latency = every.histogram("e2e_request_latency_seconds")
@@ -86,9 +102,14 @@ class EngineMetrics:
         self.num_waiting.set(stats.num_waiting)
         self._waiting_for_room.set(stats.num_waiting)
         self.kv_cache_usage.set(stats.num_blocks_used / stats.num_blocks if stats.num_blocks else 0.0)
-        for field, counter in self._of_core.items():
-            total = self._of_earlier_cores[field] + getattr(stats, field)
-            counter.add(max(0, total - counter.value))
+        for field, total in self._of_core.items():
+            total.take(getattr(stats, field))
+        accepted = stats.num_accepted_by_position
+        for position in range(len(self._accepted), len(accepted)):
+            counter = self._all.counter("spec_decode_num_accepted_tokens_per_pos", position=str(position))
+            self._accepted.append(_CoreTotal(counter))
+        for total, count in zip(self._accepted, accepted, strict=False):
+            total.take(count)
         if self._num_step_tokens:
             self._step_tokens.observe(self._num_step_tokens)
             self._num_step_tokens = 0
@@ -160,7 +181,8 @@ class EngineMetrics:
     def note_restart(self) -> None:
         """A new core has taken over; it counts from 0."""
         self.engine_restarts.add()
-        self._of_earlier_cores = {field: counter.value for field, counter in self._of_core.items()}
+        for total in (*self._of_core.values(), *self._accepted):
+            total.earlier = int(total.counter.value)
 
     def note_sleep_state(self, state: SleepState) -> None:
         """The engine sleeps, or is awake again."""

@@ -45,15 +45,18 @@ class StatsLine:
         self._was_idle = not (num_prompt or num_generated or metrics.num_running.value)
         if unless_idle and was_idle and self._was_idle:
             return
+        drafts = metrics.num_drafts.value
+        length = f", tokens per draft: {1 + metrics.num_accepted_tokens.value / drafts:.2f}" if drafts else ""
         logger.info(
             "Prompts: %.1f tokens/s, generation: %.1f tokens/s, running: %d, waiting: %d, KV cache: %.1f%%, "
-            "prefix cache hits: %.1f%%",
+            "prefix cache hits: %.1f%%%s",
             num_prompt / elapsed_s,
             num_generated / elapsed_s,
             metrics.num_running.value,
             metrics.num_waiting.value,
             100 * metrics.kv_cache_usage.value,
             100 * metrics.prefix_hits.value / max(1, metrics.prefix_queries.value),
+            length,
         )
 
     def log_end(self) -> None:

@@ -6,8 +6,9 @@ Public, with vLLM's names. Made from the core's `TokenLogprobs` by the owners of
 from array import array
 from codecs import utf_8_decode
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, overload
+
+import msgspec
 
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.request import TokenLogprobs
@@ -16,9 +17,11 @@ _LONGEST_CHARACTER = 4
 """Bytes in UTF-8."""
 
 
-@dataclass(slots=True)
-class Logprob:
-    """One token's logprob at one position; rank 1 = most likely."""
+class Logprob(msgspec.Struct, gc=False):
+    """One token's logprob at one position; rank 1 = most likely.
+
+    Millions of them may be kept; the garbage collector need not look at any (`gc=False`), nor at their dicts.
+    """
 
     logprob: float
     rank: int | None = None
@@ -30,7 +33,7 @@ PositionLogprobs = dict[int, Logprob]
 
 
 class FlatLogprobs(Sequence[PositionLogprobs]):
-    """The same as a list of such dicts, kept as a few arrays: 32 bytes per entry instead of some 200.
+    """The same as a list of such dicts, kept as a few arrays: 32 bytes per entry instead of some 180.
 
     A dict is made when a position is read. A position may be None, as in lists: the first of a prompt.
     """

@@ -59,3 +59,30 @@ class OutputStream:
         except Exception:
             logger.exception("Request %s: its outputs could not be merged", output.request_id)
             self.fail(OctavoError("Internal error while handling the output of this request."))
+
+
+class Results:
+    """Collects the last outputs of several requests for one reader. Written and read on one event loop."""
+
+    def __init__(self, count: int) -> None:
+        self._outputs: list[RequestOutput | None] = [None] * count
+        self._num_missing = count
+        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def put(self, index: int, output: RequestOutput) -> None:
+        """Take an output of request `index`."""
+        if output.finished and self._outputs[index] is None:
+            self._outputs[index] = output
+            self._num_missing -= 1
+            if not self._num_missing and not self._done.done():
+                self._done.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        """Nothing more comes."""
+        if not self._done.done():
+            self._done.set_exception(copy(error))
+
+    async def get(self) -> list[RequestOutput]:
+        """Wait for all outputs, in order. Raises what `fail` was given."""
+        await self._done
+        return [output for output in self._outputs if output is not None]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.frontend.outputs.logprobs import PromptLogprobs, SampleLogprobs, joined
+from octavo.messages.pooling import Pooled
 
 
 @dataclass(slots=True)
@@ -103,6 +104,8 @@ class RequestOutput:
     """Row i scores the candidates for prompt position prompt_logprob_start + 1 + i."""
     kv_transfer_params: dict[str, Any] | None = None
     ec_transfer_params: dict[str, Any] | None = None
+    pooled: Pooled | None = None
+    """Of a pooling model: the result; outputs then has no text."""
 
     def add(self, next_output: "RequestOutput", aggregate: bool) -> None:
         """Merge a later output of the same request; `aggregate`: append deltas, else the later one wins."""

@@ -2,7 +2,7 @@
 
 import json
 
-from octavo.frontend.parsers.scanner import Malformed, Move, Parser, drop
+from octavo.frontend.parsers.scanner import Malformed, Move, Parser, drop, refuse_constant
 
 _NAMES = ("name", "tool_name")
 _ARGUMENTS = ("arguments", "parameters", "args")
@@ -72,7 +72,7 @@ def _object(text: str) -> str:
     value = json.loads(text or "{}")
     try:
         if isinstance(value, str):
-            value = json.loads(value or "{}", strict=False, parse_constant=_refuse)
+            value = json.loads(value or "{}", strict=False, parse_constant=refuse_constant)
             text = json.dumps(value, ensure_ascii=False)
     except (ValueError, RecursionError):
         raise Malformed from None
@@ -81,5 +81,21 @@ def _object(text: str) -> str:
     return text if value else "{}"
 
 
-def _refuse(constant: str) -> None:
-    raise ValueError(constant)
+class RequiredCallsParser(Parser):
+    """The answer is a JSON list of calls: a grammar has forced it, by `tool_choice` "required"."""
+
+    def read(self) -> Move[None]:
+        yield from self.attempt(call_list(self))
+        yield from self.copy_rest(self.text)
+
+
+class NamedCallParser(Parser):
+    """The answer is the arguments of one call: a grammar has forced it, by the name of a tool."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        super().__init__()
+
+    def read(self) -> Move[None]:
+        if (yield from self.skip_space()):
+            yield from self.attempt(call(self, self._name))

@@ -31,7 +31,6 @@ class HarmonyParser(Parser):
         return "", f"{_CHANNEL}final{_MESSAGE}"
 
     def read(self) -> Move[None]:
-        """The format."""
         marker = yield from self.copy_until(self.text, _CHANNEL, _START)
         while marker:
             header, marker = yield from self.take_until(_MESSAGE, *_ENDS)
@@ -58,11 +57,9 @@ class InklingParser(Parser):
 
     @classmethod
     def reasoning_tags(cls) -> tuple[str, str]:
-        """The tokens of thoughts."""
         return "<|content_thinking|>", "<|end_message|>"
 
     def read(self) -> Move[None]:
-        """The format."""
         thoughts, call_mark = "<|content_thinking|>", "<|content_invoke_tool_json|>"
         others = ("<|message_model|>", "<|content_text|>", *self.marks)
         while marker := (yield from self.copy_until(self.text, thoughts, call_mark, *others)):
@@ -88,7 +85,6 @@ class MuseParser(TaggedParser):
 
     @classmethod
     def reasoning_tags(cls) -> tuple[str, str]:
-        """The head of a message to oneself."""
         return " to=self<|message|>", "<|eom|>"
 
     def read(self) -> Move[None]:

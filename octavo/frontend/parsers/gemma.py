@@ -5,6 +5,7 @@ Gemma 4: `<|tool_call>call:f{city:<|"|>Paris<|"|>}<tool_call|>`, and its reasoni
 """
 
 import json
+from collections.abc import Callable
 from typing import ClassVar
 
 from octavo.frontend.parsers.marked import MarkedParser
@@ -32,21 +33,33 @@ class FunctionGemmaParser(MarkedParser):
 
     def _object(self, head: str, depth: int) -> Move[None]:
         """The rest of an object whose brace is read, as JSON with `head` before it."""
+        yield from self._members(head, ("{", "}"), self._member, depth)
+
+    def _list(self, head: str, depth: int) -> Move[None]:
+        yield from self._members(head, ("[", "]"), self._value, depth)
+
+    def _members(
+        self, head: str, brackets: tuple[str, str], member: Callable[[str, int], Move[None]], depth: int
+    ) -> Move[None]:
         if depth > _DEEPEST:
             raise Malformed
-        self.arguments(head + "{")
+        opening, closing = brackets
+        self.arguments(head + opening)
         head = ""
         try:
-            while (yield from self.skip_space()) != "}":
-                key = yield from self._key()
-                yield from self._value(f"{head}{json.dumps(key, ensure_ascii=False)}: ", depth)
+            while (yield from self.skip_space()) != closing:
+                yield from member(head, depth)
                 head = ", "
                 yield from self.skip_space()
                 if not (yield from self.take_if(",")):
                     break
-            yield from self.expect("}")
+            yield from self.expect(closing)
         finally:
-            self.arguments("}")
+            self.arguments(closing)
+
+    def _member(self, head: str, depth: int) -> Move[None]:
+        key = yield from self._key()
+        yield from self._value(f"{head}{json.dumps(key, ensure_ascii=False)}: ", depth)
 
     def _key(self) -> Move[str]:
         if (yield from self.take_if(self.quote)):
@@ -73,22 +86,6 @@ class FunctionGemmaParser(MarkedParser):
         else:
             self.arguments(head + _scalar((yield from self._bare())))
 
-    def _list(self, head: str, depth: int) -> Move[None]:
-        if depth > _DEEPEST:
-            raise Malformed
-        self.arguments(head + "[")
-        head = ""
-        try:
-            while (yield from self.skip_space()) != "]":
-                yield from self._value(head, depth)
-                head = ", "
-                yield from self.skip_space()
-                if not (yield from self.take_if(",")):
-                    break
-            yield from self.expect("]")
-        finally:
-            self.arguments("]")
-
     def _bare(self) -> Move[str]:
         """A number or word without quotes."""
         parts: list[str] = []
@@ -111,7 +108,6 @@ class Gemma4Parser(FunctionGemmaParser):
 
     @classmethod
     def reasoning_tags(cls) -> tuple[str, str]:
-        """The tokens of its thoughts."""
         return "<|channel>thought", "<channel|>"
 
     def block(self, opening: str) -> Move[str]:

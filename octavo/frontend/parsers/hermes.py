@@ -19,7 +19,6 @@ class HermesParser(MarkedParser):
     begins = tuple(f"<tool_call>{space}{bracket}" for space in ("", "\n", " ") for bracket in "{[")
 
     def calls(self) -> Move[None]:
-        """One object after the other, or a list."""
         if (yield from self.skip_space()) == "[":
             yield from call_list(self)
             return
@@ -28,47 +27,21 @@ class HermesParser(MarkedParser):
             yield from call_object(self)
 
 
-class GraniteParser(HermesParser):
-    """Granite 3."""
-
-    openings, closing = ("<|tool_call|>", "<tool_call>"), ""
-
-
-class Granite20bParser(HermesParser):
-    """Granite 20B, for function calling."""
-
-    openings, closing = ("<function_call>",), ""
+def _tagged(*openings: str, closing: str = "", marks: tuple[str, ...] = ()) -> type[HermesParser]:
+    """A format that differs in its tags."""
+    tags = {"openings": openings, "closing": closing, "marks": marks}
+    return type("HermesParser", (HermesParser,), tags | {"__doc__": f"Calls behind {openings[0]}."})
 
 
-class InternLMParser(HermesParser):
-    """InternLM 2 and 3."""
-
-    openings, closing = ("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"), "<|action_end|>"
-
-
-class JambaParser(HermesParser):
-    """Jamba, Hunyuan A13B and MiniMax M1."""
-
-    openings, closing = ("<tool_calls>",), "</tool_calls>"
-
-
-class LongCatParser(HermesParser):
-    """LongCat."""
-
-    openings, closing = ("<longcat_tool_call>",), "</longcat_tool_call>"
-
-
-class Phi4MiniParser(HermesParser):
-    """Phi-4-mini: a word before the list."""
-
-    openings, closing = ("functools",), ""
-
-
-class CohereParser(HermesParser):
-    """Command R7B and A: `tool_name` in place of `name`."""
-
-    openings, closing = ("<|START_ACTION|>",), "<|END_ACTION|>"
-    marks = ("<|END_ACTION|>",)
+CohereParser = _tagged("<|START_ACTION|>", closing="<|END_ACTION|>", marks=("<|END_ACTION|>",))
+GraniteParser = _tagged("<|tool_call|>", "<tool_call>")
+Granite20bParser = _tagged("<function_call>")
+InternLMParser = _tagged(
+    "<|action_start|><|plugin|>", "<|action_start|> <|plugin|>", closing="<|action_end|>"
+)
+JambaParser = _tagged("<tool_calls>", closing="</tool_calls>")
+LongCatParser = _tagged("<longcat_tool_call>", closing="</longcat_tool_call>")
+Phi4MiniParser = _tagged("functools")
 
 
 class GigaChatParser(HermesParser):
@@ -92,7 +65,6 @@ class ApertusParser(MarkedParser):
     marks = ("<|tools_suffix|>",)
 
     def calls(self) -> Move[None]:
-        """The list."""
         yield from self.expect("[")
         while (yield from self.skip_space()) == "{":
             yield from self.take()

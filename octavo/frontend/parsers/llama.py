@@ -16,7 +16,6 @@ class Llama3JsonParser(Parser):
     ends: ClassVar[tuple[str, ...]] = ("<|eom_id|>", "<|eot_id|>")
 
     def read(self) -> Move[None]:
-        """The format."""
         while marker := (yield from self.copy_until(self.text, *self.brackets, *self.wraps, *self.ends)):
             if marker in self.ends:
                 return

@@ -12,7 +12,6 @@ class MistralParser(MarkedParser):
     marks = openings
 
     def calls(self) -> Move[None]:
-        """The next call, or several as a list."""
         char = yield from self.skip_space()
         if char in ("[", "{"):
             yield from call_list(self) if char == "[" else call_object(self)

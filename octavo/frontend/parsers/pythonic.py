@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from octavo.frontend.parsers.marked import MarkedParser
-from octavo.frontend.parsers.scanner import Malformed, Move, Parser
+from octavo.frontend.parsers.scanner import Malformed, Move, Parser, refuse_constant
 
 _DEEPEST = 32
 _WORDS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
@@ -26,7 +26,6 @@ class PythonicParser(Parser):
     shows_special_tokens = True
 
     def read(self) -> Move[None]:
-        """The format."""
         space = yield from self.take_space()
         tag = "<|python_start|>" if (yield from self.take_if("<|python_start|>")) else ""
         if (yield from self.peek()) == "[" and (yield from self.attempt(call_list(self), space + tag)):
@@ -43,7 +42,6 @@ class Lfm2Parser(MarkedParser):
     openings, closing = ("<|tool_call_start|>",), "<|tool_call_end|>"
 
     def calls(self) -> Move[None]:
-        """The list."""
         yield from call_list(self)
 
 
@@ -53,7 +51,6 @@ class Olmo3Parser(MarkedParser):
     openings, closing = ("<function_calls>",), "</function_calls>"
 
     def calls(self) -> Move[None]:
-        """The lines."""
         while (yield from self.skip_space()) and not (yield from self.next_is(self.closing)):
             yield from call(self)
 
@@ -175,10 +172,6 @@ def _scalar(word: str) -> Any:
     if _DIGITS.fullmatch(word):
         return word
     try:
-        return json.loads(word.removeprefix("+"), parse_constant=_refuse)
+        return json.loads(word.removeprefix("+"), parse_constant=refuse_constant)
     except ValueError:
         raise Malformed from None
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(constant)

@@ -23,9 +23,9 @@ _TOOLS = {
     "pythonic:PythonicParser": "pythonic llama4_pythonic",
     "pythonic:Lfm2Parser": "lfm2",
     "pythonic:Olmo3Parser": "olmo3",
-    "deepseek:DeepSeekParser": "deepseek_v3 deepseek_v31",
-    "kimi:KimiParser": "kimi_k2",
-    "kimi:PlamoParser": "plamo3",
+    "sections:DeepSeekParser": "deepseek_v3 deepseek_v31",
+    "sections:KimiParser": "kimi_k2",
+    "sections:PlamoParser": "plamo3",
     "gemma:FunctionGemmaParser": "functiongemma",
     "gemma:Gemma4Parser": "gemma4",
     "channels:HarmonyParser": "openai",
@@ -101,7 +101,8 @@ _TOOL_MARKS = (
     ("function call<|role_sep|>", "gigachat3"),
     ("<|tool_call>", "gemma4"),
     ("<start_function_call>", "functiongemma"),
-    ("<｜tool▁calls▁begin｜>", "deepseek_v3"),
+    ("<｜tool▁calls▁begin｜> & ```json", "deepseek_v3"),
+    ("<｜tool▁calls▁begin｜>", "deepseek_v31"),
     ("[TOOL_CALLS]", "mistral"),
     ("<|tool_calls_section_begin|>", "kimi_k2"),
     ("<|im_middle|>", "kimi_k2"),
@@ -149,4 +150,4 @@ def suggested_reasoning_parser(chat_template: str) -> str:
 
 
 def _first_of(marks: tuple[tuple[str, str], ...], template: str) -> str:
-    return next((name for mark, name in marks if mark in template), "")
+    return next((name for mark, name in marks if all(part in template for part in mark.split(" & "))), "")

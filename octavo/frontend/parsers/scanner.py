@@ -33,6 +33,11 @@ def drop(text: str) -> None:
     """Sink of what nobody needs."""
 
 
+def refuse_constant(name: str) -> None:
+    """Raise ValueError for what Python's JSON has besides JSON: NaN and Infinity."""
+    raise ValueError(name)
+
+
 class Parser(ABC):
     """One answer on its way from text to events; made anew for each sequence."""
 

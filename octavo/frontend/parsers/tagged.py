@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from octavo.frontend.parsers.call_object import call_object
-from octavo.frontend.parsers.scanner import Malformed, Move, Parser
+from octavo.frontend.parsers.scanner import Malformed, Move, Parser, refuse_constant
 
 Schemas = Mapping[str, Mapping[str, Any] | None]
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
@@ -327,12 +327,8 @@ def typed(text: str, types: set[str], is_text: bool = False) -> str:
         return json.dumps(text, ensure_ascii=False)
     word = _PYTHON.get(text.strip(), text)
     try:
-        value = json.loads(word, parse_constant=_no_constant)
+        value = json.loads(word, parse_constant=refuse_constant)
     except (ValueError, RecursionError):
         return json.dumps(text, ensure_ascii=False)
     is_text = "string" in types and not _TYPES[type(value)] & types - {"string"}
     return json.dumps(text, ensure_ascii=False) if is_text else word.strip()
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(name)

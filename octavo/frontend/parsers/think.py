@@ -27,11 +27,9 @@ class ThinkParser(Parser):
 
     @classmethod
     def reasoning_tags(cls) -> tuple[str, str]:
-        """The tags."""
         return "" if cls.is_always_open else cls.opening, cls.closing
 
     def read(self) -> Move[None]:
-        """The format."""
         space = yield from self.take_space()
         is_tagged = yield from self.take_if(self.opening)
         if is_tagged or self._is_open:
@@ -65,72 +63,29 @@ class AppendThinkParser(ThinkParser):
         yield from self.copy_rest(self.text)
 
 
-class GraniteThinkParser(ThinkParser):
-    """Granite 3.2: the tags are sentences."""
-
-    opening, closing = "Here is my thought process:", "Here is my response:"
-
-
-class SeedParser(ThinkParser):
-    """Seed-OSS."""
-
-    opening, closing = "<seed:think>", "</seed:think>"
+def _tagged(opening: str, closing: str, *answer_marks: str) -> type[ThinkParser]:
+    """A format that differs in its tags."""
+    tags = {"opening": opening, "closing": closing, "answer_marks": answer_marks}
+    return type("ThinkParser", (ThinkParser,), tags | {"__doc__": f"Reasoning in {opening} and {closing}."})
 
 
-class MagistralParser(ThinkParser):
-    """Mistral's reasoning models."""
-
-    opening, closing = "[THINK]", "[/THINK]"
-
-
-class ErnieThinkParser(ThinkParser):
-    """ERNIE 4.5: the answer may stand in tags."""
-
-    answer_marks = ("<response>", "</response>")
-
-
-class HunyuanThinkParser(ThinkParser):
-    """Hunyuan A13B: the answer stands in tags."""
-
-    answer_marks = ("<answer>", "</answer>")
-
-
-class CohereThinkParser(ThinkParser):
-    """Command A: the answer stands between tokens."""
-
-    opening, closing = "<|START_THINKING|>", "<|END_THINKING|>"
-    answer_marks = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
-
-
-class MiniMaxM3ThinkParser(ThinkParser):
-    """MiniMax M3."""
-
-    opening, closing = "<mm:think>", "</mm:think>"
-
-
-class PlamoThinkParser(ThinkParser):
-    """PLaMo 3."""
-
-    opening, closing = "<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"
-
-
-class SolarThinkParser(ThinkParser):
-    """Solar Open 2."""
-
-    opening, closing = "<|think:start|>", "<|think:end|>"
-
-
-class ApertusThinkParser(ThinkParser):
-    """Apertus."""
-
-    opening, closing = "<|inner_prefix|>", "<|inner_suffix|>"
-
-
-class KimiK3ThinkParser(ThinkParser):
-    """Kimi K3."""
-
-    opening, closing = "<|open|>think<|sep|>", "<|close|>think<|sep|>"
-    answer_marks = ("<|open|>response<|sep|>", "<|close|>response<|sep|>")
+ApertusThinkParser = _tagged("<|inner_prefix|>", "<|inner_suffix|>")
+CohereThinkParser = _tagged(
+    *("<|START_THINKING|>", "<|END_THINKING|>"),
+    *("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+)
+ErnieThinkParser = _tagged("<think>", "</think>", "<response>", "</response>")
+GraniteThinkParser = _tagged("Here is my thought process:", "Here is my response:")
+HunyuanThinkParser = _tagged("<think>", "</think>", "<answer>", "</answer>")
+KimiK3ThinkParser = _tagged(
+    *("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+    *("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
+)
+MagistralParser = _tagged("[THINK]", "[/THINK]")
+MiniMaxM3ThinkParser = _tagged("<mm:think>", "</mm:think>")
+PlamoThinkParser = _tagged("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>")
+SeedParser = _tagged("<seed:think>", "</seed:think>")
+SolarThinkParser = _tagged("<|think:start|>", "<|think:end|>")
 
 
 class HorizonThinkParser(ThinkParser):
@@ -155,7 +110,6 @@ class HyThinkParser(ThinkParser):
         super().__init__(prompt)
 
     def read(self) -> Move[None]:
-        """The format."""
         space = yield from self.take_space()
         if (yield from self.next_is("<think:")) and not self._is_open:
             tag, _ = yield from self.take_until(">")

@@ -42,7 +42,6 @@ class BeamSearchRequest(OpenRequest):
 
     @property
     def finished(self) -> bool:
-        """True when the search is over or was broken off."""
         return self._reason is not None
 
     def feed(self, output: EngineOutput, now: float) -> Orders:
@@ -72,7 +71,6 @@ class BeamSearchRequest(OpenRequest):
         return [*self._parent_ids, *self._generation]
 
     def make_output(self) -> RequestOutput | None:
-        """The n best beams."""
         if self._reason is None:
             return None
         best = self._search.best(self._prepared.params.n)

@@ -43,6 +43,9 @@ class ChatRenderer:
             suggested = TOLD_PARSER
         self.tool_parser = _chosen(front.tool_call_parser, TOOL_PARSERS, suggested)
         """Name of the format of tool calls; "" = none."""
+        self.tool_strict_level = front.tool_strict_level
+        self.special_tokens = tokenizer.special_tokens if tokenizer else {}
+        """Ids by text."""
         self.reasoning_parser = _chosen(
             front.reasoning_parser, REASONING_PARSERS, suggested_reasoning_parser(source)
         )

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import msgspec
 
-from octavo.base.errors import BadCheckpoint, PromptTooLong, RequestError
+from octavo.base.errors import BadCheckpoint, PromptTooLong, RequestError, Unsupported
 from octavo.config.engine import EngineConfig
 from octavo.config.model import NO_GENERATION_CONFIG
 from octavo.frontend.beam_search.params import check_beam_search, first_step
@@ -21,12 +21,14 @@ from octavo.frontend.beam_search.rules import BeamRules
 from octavo.frontend.requests.conversation import ChatRenderer
 from octavo.frontend.requests.grammar_check import GrammarCheck
 from octavo.frontend.requests.options import NO_OPTIONS, RequestOptions, TokenizationOptions
+from octavo.frontend.requests.pooling import NO_SAMPLING, encode_prompt, resolve_pooling
 from octavo.frontend.requests.prompt_embeds import placeholder_ids
 from octavo.frontend.requests.prompt_scoring import check_prompt_scoring
 from octavo.frontend.requests.prompts import ParsedPrompt, PromptType, TokensPrompt, parse_prompt
 from octavo.frontend.requests.sampling_limits import SamplingLimits
 from octavo.frontend.requests.thinking import ReasoningStretch
 from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.messages.pooling import PoolingParams
 from octavo.messages.request import EngineRequest, Limits, RequestSpec, Sharing, Standing
 from octavo.messages.sampling import SamplingParams
 from octavo.messages.structured import Constraint
@@ -98,7 +100,7 @@ class InputProcessor:
     def process(
         self,
         prompt: PromptType,
-        params: SamplingParams | None = None,
+        params: SamplingParams | PoolingParams | None = None,
         options: RequestOptions = NO_OPTIONS,
         *,
         request_id: str | None = None,
@@ -108,6 +110,12 @@ class InputProcessor:
         request_id: made when None
         Raises RequestError, PromptTooLong, Unsupported.
         """
+        if isinstance(params, PoolingParams):
+            return self._process_pooling(prompt, params, options, request_id)
+        if self._config.pooling is not None:
+            raise RequestError(
+                "This model does not generate text: it is for embeddings, classification or scoring.", "model"
+            )
         standing = options.standing()
         params = params or self.get_default_sampling_params()
         check_beam_search(params)
@@ -122,13 +130,48 @@ class InputProcessor:
             prompt_token_ids=ids,
             params=params,
             arrival_s=standing.arrival_s,
-            engine_requests=self._engine_requests(ids, params, standing, parsed),
+            engine_requests=self._engine_requests(ids, params, standing, parsed, options.max_drafts),
             trace_headers=options.trace_headers,
         )
         if not params.use_beam_search:
             return prepared
         step, rules = first_step(prepared.engine_requests[0], params, self._config.model.logprobs_mode)
         return replace(prepared, engine_requests=[step], beam_rules=rules)
+
+    def _process_pooling(
+        self, prompt: PromptType, params: PoolingParams, options: RequestOptions, request_id: str | None
+    ) -> PreparedRequest:
+        params = resolve_pooling(params, self._config)
+        standing, parsed = options.standing(), parse_prompt(prompt)
+        if parsed.embeds is not None:
+            raise Unsupported("prompt_embeds are for models that generate text.")
+        if parsed.token_ids is None and options.tokenization.truncate_prompt_tokens is None:
+            self._check_chars(parsed.text or "")
+        ids, *marks = encode_prompt(parsed, options.tokenization, self._tokenizer, self.max_model_len)
+        self._check_prompt(ids, 0, self.max_model_len)
+        reads_cache = not (params.skip_reading_prefix_cache or params.is_per_token)
+        request = EngineRequest(
+            request_id=uuid4().hex,
+            prompt_token_ids=ids,
+            spec=RequestSpec(params, 0, [], None, *marks),
+            limits=Limits(max_tokens=1),
+            standing=standing,
+            sharing=Sharing(parsed.cache_salt, reads_cache),
+        )
+        return PreparedRequest(
+            request_id=request_id or uuid4().hex,
+            prompt=parsed.text,
+            prompt_token_ids=ids,
+            params=NO_SAMPLING,
+            arrival_s=standing.arrival_s,
+            engine_requests=[request],
+            trace_headers=options.trace_headers,
+        )
+
+    def _check_chars(self, text: str) -> None:
+        """Refuse a text before work is spent, if no tokens could make it short enough."""
+        if not self._may_fit(text):
+            raise self._too_long(f"at least {self._fewest_tokens(text)}")
 
     def tokenize(self, text: str, options: TokenizationOptions) -> list[int]:
         """The ids of a text. Raises RequestError without a tokenizer, PromptTooLong if it cannot fit."""
@@ -139,8 +182,8 @@ class InputProcessor:
                 "give prompt_token_ids.",
                 "prompt",
             )
-        if options.truncate_prompt_tokens is None and not self._may_fit(text):  # refused before work is spent
-            raise self._too_long(f"at least {self._fewest_tokens(text)}")
+        if options.truncate_prompt_tokens is None:
+            self._check_chars(text)
         return tokenizer.encode(text, add_special_tokens=options.add_special_tokens)
 
     def tokenized(self, prompts: list[PromptType], options: TokenizationOptions) -> list[PromptType]:
@@ -156,6 +199,14 @@ class InputProcessor:
         for (place, text), ids in zip(texts.items(), every, strict=True):
             given[place] = TokensPrompt(prompt_token_ids=ids, prompt=text)
         return given
+
+    def long_ids(self, prompt: PromptType, options: TokenizationOptions) -> list[int]:
+        """The tokens of a prompt that is longer than the model takes; none of others. Raises RequestError."""
+        parsed = parse_prompt(prompt)
+        if parsed.token_ids is None and len(f"{parsed.instruction}{parsed.text}") < self.max_model_len // 8:
+            return []  # a character has not that many tokens
+        ids = encode_prompt(parsed, options, self._tokenizer, self.max_model_len).ids
+        return ids if len(ids) > self.max_model_len else []
 
     def _may_fit(self, text: str) -> bool:
         """Whether a text could be short enough, whatever its tokens are."""
@@ -185,10 +236,11 @@ class InputProcessor:
             keep = max(1, self.max_model_len - (params.max_tokens or 1))
         return ids[-keep:] if options.truncation_side == "left" else ids[:keep]
 
-    def _check_prompt(self, ids: list[int], max_output_tokens: int) -> None:
+    def _check_prompt(self, ids: list[int], max_output_tokens: int, most: int = 0) -> None:
+        """most: tokens of a prompt; 0 = one less than the context"""
         if not ids:
             raise RequestError("The decoder prompt cannot be empty.", "prompt")
-        if len(ids) >= self.max_model_len:
+        if len(ids) > (most or self.max_model_len - 1):
             raise self._too_long(str(len(ids)))
         if (room := self.max_model_len - len(ids)) < max_output_tokens:
             raise RequestError(
@@ -205,6 +257,13 @@ class InputProcessor:
             )
 
     def _too_long(self, count: str) -> PromptTooLong:
+        if self._config.pooling is not None:
+            return PromptTooLong(
+                f"This model's maximum context length is {self.max_model_len} tokens. However, you requested "
+                f"{count} tokens in the input for {self._config.pooling.tasks[0]}. Please reduce the "
+                "length of the input, or set truncate_prompt_tokens.",
+                "prompt",
+            )
         return PromptTooLong(
             f"This model's maximum context length is {self.max_model_len} tokens. However, your request has "
             f"{count} input tokens, and at least one token must be left for the output. "
@@ -213,7 +272,12 @@ class InputProcessor:
         )
 
     def _engine_requests(
-        self, ids: list[int], params: SamplingParams, standing: Standing, prompt: ParsedPrompt
+        self,
+        ids: list[int],
+        params: SamplingParams,
+        standing: Standing,
+        prompt: ParsedPrompt,
+        max_drafts: int | None,
     ) -> list[EngineRequest]:
         room = self.max_model_len - len(ids)
         seed = self._seeds.getrandbits(_SEED_BITS) if params.seed is None else params.seed
@@ -225,7 +289,7 @@ class InputProcessor:
             sampling = msgspec.structs.replace(sampling, logprobs=0)  # to find the best by
         eos_token_ids = [] if params.ignore_eos else self._eos_token_ids
         spec = RequestSpec(
-            sampling=sampling,
+            task=sampling,
             seed=seed,
             stop_token_ids=sorted({*eos_token_ids, *(params.stop_token_ids or ())}),
             embeds=prompt.embeds.message if prompt.embeds else None,
@@ -246,6 +310,7 @@ class InputProcessor:
                 standing=standing,
                 sharing=follows if index else leads,
                 constraint=constraint,
+                max_drafts=max_drafts,
             )
             for index in range(1 if params.use_beam_search else params.num_sequences)
         ]

@@ -16,6 +16,7 @@ from octavo.frontend.outputs.sequence_output import SequenceOutput
 from octavo.frontend.requests.input_processor import PreparedRequest
 from octavo.frontend.requests.prompt_scoring import PromptScores
 from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.messages.pooling import Pooled
 from octavo.messages.request import EngineOutput, EngineRequest, FinishReason
 from octavo.messages.sampling import RequestOutputKind, SamplingParams
 
@@ -109,7 +110,7 @@ class OpenRequest(ABC):
         stats, num_new = self.stats, len(output.new_token_ids)
         if not stats.first_token_ts:
             stats.scheduled_ts = stats.scheduled_ts or output.scheduled_s
-            stats.first_token_ts = now if num_new else 0.0
+            stats.first_token_ts = now if num_new or output.pooled else 0.0
         if num_new:
             stats.num_generation_tokens += num_new
             stats.max_num_generation_tokens = max(stats.max_num_generation_tokens, num_before + num_new)
@@ -161,7 +162,6 @@ class SampledRequest(OpenRequest):
 
     @property
     def finished(self) -> bool:
-        """True when every sequence has ended."""
         return not self._open
 
     def feed(self, output: EngineOutput, now: float) -> Orders:
@@ -176,13 +176,11 @@ class SampledRequest(OpenRequest):
         return Orders(abort_ids=[output.request_id]) if is_over_here else NO_ORDERS
 
     def fail(self, output: EngineOutput, error: str) -> Orders:
-        """End the output's sequence."""
         self._sequences[output.request_id].fail(error)
         self._open.pop(output.request_id, None)
         return Orders(abort_ids=[output.request_id] if output.finish_reason is None else ())
 
     def end(self, reason: FinishReason, error: str = "") -> list[str]:
-        """End the open sequences."""
         ended, self._open = self._open, {}
         for sequence in ended.values():
             sequence.end(reason, error=error)
@@ -219,3 +217,19 @@ class SampledRequest(OpenRequest):
             self._num_cache_creation_tokens = output.num_cache_creation_tokens
         if output.prompt_logprobs:
             self._prompt_scores.take(output.prompt_logprobs)
+
+
+class PooledRequest(SampledRequest):
+    """A request to a pooling model: it has one result, and no text."""
+
+    _pooled: Pooled | None = None
+
+    def feed(self, output: EngineOutput, now: float) -> Orders:
+        self._pooled = output.pooled
+        return super().feed(output, now)
+
+    def make_output(self) -> RequestOutput | None:
+        made = super().make_output()
+        if made is not None:
+            made.pooled = self._pooled
+        return made

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypedDict, TypeVar, cast, get_args
 
 from octavo.base.errors import RequestError
+from octavo.config.speculative import MAX_DRAFTS
 from octavo.frontend.requests.unsupported import refuse_options
 from octavo.messages import sampling_values as read
 from octavo.messages.request import Standing
@@ -63,6 +64,8 @@ class RequestKeywords(TypedDict, total=False):
     """Seconds after arrival in which the answer is wanted, for the policy "deadline". LLM: one, or a list."""
     in_bulk: bool
     """One of many that nobody waits for singly: together they leave half of max_num_seqs to others."""
+    speculative: bool | Mapping[str, int] | None
+    """False, or {"num_tokens": N}: guess none, or at most N tokens ahead; else as speculative_config says."""
     tokenization_kwargs: Mapping[str, Any] | None
     """Fields of TokenizationOptions."""
     trace_headers: Mapping[str, str] | None
@@ -85,6 +88,8 @@ class RequestOptions:
     tenant: str = ""
     deadline_s: float | None = None
     in_bulk: bool = False
+    max_drafts: int | None = None
+    """Tokens guessed ahead in one step; None = as many as the engine may."""
     arrival_s: float | None = None
     """Monotonic; None: when its engine requests are made."""
     tokenization: TokenizationOptions = TokenizationOptions()
@@ -111,6 +116,7 @@ class RequestOptions:
         refuse_options(*map(given.get, ("lora_request", "mm_processor_kwargs", "data_parallel_rank")))
         return cls(
             **{name: given[name] for name in (*_PER_PROMPT, "in_bulk") if name in given},
+            max_drafts=_max_drafts(given.get("speculative")),
             arrival_s=arrival_s,
             tokenization=TokenizationOptions.parse(keywords.get("tokenization_kwargs")),
             trace_headers=keywords.get("trace_headers") or {},
@@ -131,6 +137,19 @@ class RequestOptions:
         arrival_s = time.monotonic() if self.arrival_s is None else self.arrival_s
         due_s = None if self.deadline_s is None else arrival_s + self.deadline_s
         return Standing(arrival_s, self.priority, self.tenant, due_s, self.in_bulk)
+
+
+def _max_drafts(given: object) -> int | None:
+    """Return what `speculative` allows. Raises RequestError for anything but its two forms."""
+    if given is None or given is True:
+        return None
+    if given is False:
+        return 0
+    count = given.get("num_tokens") if isinstance(given, Mapping) and len(given) == 1 else None
+    if type(count) is not int or not 0 <= count <= MAX_DRAFTS:
+        allowed = f'true, false, or {{"num_tokens": N}} with N from 0 to {MAX_DRAFTS}'
+        raise RequestError(f"speculative must be {allowed}, got {given!r}.", "speculative")
+    return count
 
 
 def _is_listed(value: object) -> bool:

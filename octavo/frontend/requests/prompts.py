@@ -20,6 +20,12 @@ class TextPrompt(TypedDict):
     prompt: str
     cache_salt: NotRequired[str]
     """Prompts share cached blocks only under the same salt."""
+    instruction: NotRequired[str]
+    """For embedding models: stands before the text, and may be left out of the mean."""
+    pair: NotRequired[str]
+    """For cross-encoders: the second text."""
+    around: NotRequired[tuple[str, str]]
+    """Stands before and behind the text, and is never cut."""
 
 
 class TokensPrompt(TypedDict):
@@ -50,6 +56,9 @@ class ParsedPrompt:
     token_ids: list[int] | None
     cache_salt: str = ""
     embeds: ReadEmbeds | None = None
+    instruction: str = ""
+    pair: str | None = None
+    around: tuple[str, str] | None = None
 
 
 def parse_prompt(prompt: PromptType) -> ParsedPrompt:
@@ -75,7 +84,26 @@ def parse_prompt(prompt: PromptType) -> ParsedPrompt:
         None if ids is None else _token_ids(ids),
         salt or "",
         None if embeds is None else read_prompt_embeds(embeds),
+        _text_of(prompt, "instruction") or "",
+        _text_of(prompt, "pair"),
+        _around_of(prompt),
     )
+
+
+def _around_of(prompt: Mapping[str, Any]) -> tuple[str, str] | None:
+    given = prompt.get("around")
+    if given is None:
+        return None
+    if not isinstance(given, tuple | list) or [type(text) for text in given] != [str, str]:
+        raise RequestError("around must be two texts.", "around")
+    return given[0], given[1]
+
+
+def _text_of(prompt: Mapping[str, Any], name: str) -> str | None:
+    value = prompt.get(name)
+    if value is not None and not isinstance(value, str):
+        raise RequestError(f"{name} must be a string, got {type(value).__name__}.", name)
+    return value
 
 
 def with_text(prompt: PromptType, text: str | None) -> PromptType:

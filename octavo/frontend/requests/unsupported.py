@@ -3,25 +3,12 @@
 Called by the engines with what their callers gave.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NoReturn
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from octavo.base.errors import Unsupported
 
-POOLING = (
-    "{} needs an embedding, classification or reward model, and octavo serves generative models only: use "
-    "generate() or chat()."
-)
 LORA = "LoRA adapters are not supported yet: merge the adapter into the model's weights."
-
-
-def pooling(method: str) -> Callable[..., NoReturn]:
-    """Return a method for pooling models: it raises Unsupported."""
-
-    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
-        raise Unsupported(POOLING.format(method))
-
-    return refuse
 
 
 def refuse_options(

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from octavo.frontend.text.tokenizer import Tokenizer
 
 _LONGEST_CHARACTER = 4
+_REPLACEMENT = "\ufffd"
 
 
 class Detokenizer:
@@ -32,7 +33,10 @@ class Detokenizer:
         """The beginning of a character."""
         self._at_start = True
         self._after_packed = False
-        self.feed(context[-_LONGEST_CHARACTER:])  # the prompt may end within a character
+        self._num_owed = 0
+        """Bytes of a character that the prompt began: if it never becomes one, it is not ours to show."""
+        self.feed(context[-_LONGEST_CHARACTER:])
+        self._num_owed = len(self._unfinished)
         self._at_start = self._at_start and not context
 
     def feed(self, ids: Iterable[int]) -> str:
@@ -46,11 +50,17 @@ class Detokenizer:
         data = self._unfinished + b"".join(added)
         text, num_used = utf_8_decode(data, "replace", False)
         self._unfinished = data[num_used:] if num_used < len(data) else b""
+        if self._num_owed and text:
+            self._num_owed = 0
+            if not data.startswith(_REPLACEMENT.encode()):
+                text = text.removeprefix(_REPLACEMENT)
         return text
 
     def finish(self) -> str:
         """What remains at the end: U+FFFD for a character that was never finished, else nothing."""
         data, self._unfinished = self._unfinished, b""
+        if len(data) == self._num_owed:
+            return ""
         return data.decode(errors="replace")
 
     def _piece(self, token_id: int) -> bytes:

@@ -112,6 +112,11 @@ class Tokenizer:
         return sorted(self.special_ids)
 
     @cached_property
+    def special_tokens(self) -> dict[str, int]:
+        """Their ids, by text."""
+        return {text: i for i in self.all_special_ids if (text := self._backend.id_to_token(i)) is not None}
+
+    @cached_property
     def max_token_chars(self) -> int:
         """Length of the longest token, in characters."""
         return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
@@ -151,6 +156,36 @@ class Tokenizer:
         except TypeError:  # all that the library says of a string it cannot read
             raise RequestError("The text is not Unicode: it holds a lone surrogate.", "prompt") from None
         return [encoding.ids for encoding in encodings]
+
+    def encode_cut(self, text: str, length: int, side: str, add_special_tokens: bool = True) -> list[int]:
+        """Return at most `length` token ids: the text is cut at `side`, and the special tokens stay."""
+        encoding = self._parts([text])[0]
+        room = length - self._num_special(is_pair=False) if add_special_tokens else length
+        encoding.truncate(max(0, room), direction=side)
+        ids: list[int] = self._backend.post_process(encoding, None, add_special_tokens).ids
+        return ids
+
+    def encode_pair(self, first: str, second: str, length: int | None = None) -> tuple[list[int], int]:
+        """Return the token ids of two texts, and where the second one begins if the model marks it, else 0.
+
+        length: most tokens; the longer text is cut first
+        """
+        a, b = self._parts([first, second])
+        if length is not None:
+            rooms = _rooms(len(a), len(b), max(0, length - self._num_special(is_pair=True)))
+            for encoding, room in zip((a, b), rooms, strict=True):
+                encoding.truncate(room)
+        joined = self._backend.post_process(a, b, True)
+        return joined.ids, joined.type_ids.index(1) if 1 in joined.type_ids else 0
+
+    def _parts(self, texts: list[str]) -> list[tokenizers.Encoding]:
+        try:
+            return list(self._backend.encode_batch(texts, add_special_tokens=False))
+        except TypeError:
+            raise RequestError("The text is not Unicode: it holds a lone surrogate.", "prompt") from None
+
+    def _num_special(self, *, is_pair: bool) -> int:
+        return int(self._backend.num_special_tokens_to_add(is_pair))
 
     def __call__(self, text: str | list[str], add_special_tokens: bool = True) -> Encoding:
         """Return `input_ids` and `attention_mask` of one text or several, as transformers' tokenizers do."""
@@ -242,3 +277,12 @@ class Tokenizer:
             return None
         name: str | None = self._backend.id_to_token(token_id)
         return name
+
+
+def _rooms(first: int, second: int, room: int) -> tuple[int, int]:
+    """Return how many tokens of two texts stay, so that both fit: the longer one is cut first."""
+    short, long = sorted((first, second))
+    if first + second > room:
+        short = min(short, room // 2)
+        long = room - short
+    return (short, long) if first <= second else (long, short)

@@ -1,0 +1,77 @@
+"""`pool`: the results of many prompts at once, on an event loop. For servers of pooling models.
+
+One reservation, one pass of the tokenizer over all texts, and one wake-up for all results: what every request
+would cost by itself is more than a small model takes to compute it.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Unpack
+
+from octavo.frontend.async_engine import AsyncLLM
+from octavo.frontend.outputs.output_stream import Results
+from octavo.frontend.outputs.request_output import RequestOutput
+from octavo.frontend.requests.input_processor import PreparedRequest
+from octavo.frontend.requests.long_texts import Pieces
+from octavo.frontend.requests.options import RequestKeywords, RequestOptions
+from octavo.frontend.requests.prompts import PromptType
+from octavo.messages.pooling import PoolingParams
+
+
+async def pool(
+    engine: AsyncLLM,
+    prompts: Sequence[PromptType],
+    params: PoolingParams,
+    request_id: str,
+    **options: Unpack[RequestKeywords],
+) -> list[RequestOutput]:
+    """Return the last output of each prompt, in order; a request that fails is an output with an error.
+
+    Prompt i is named request_id-i. Raises RequestError for any of them, Overloaded and EngineDead.
+    """
+    parsed = RequestOptions.parse(options)
+    await engine.start()
+    pooling = engine.config.pooling
+    if pooling is None or not pooling.enable_chunked_processing:
+        return await _pool(engine, prompts, [params] * len(prompts), parsed, request_id)
+    given = engine.input_processor, pooling, prompts, [params] * len(prompts), parsed.tokenization
+    pieces = await engine.off_loop(partial(Pieces, *given))
+    return pieces.joined(await _pool(engine, pieces.prompts, pieces.params, parsed, request_id))
+
+
+async def _pool(
+    engine: AsyncLLM,
+    prompts: Sequence[PromptType],
+    params: Sequence[PoolingParams],
+    parsed: RequestOptions,
+    request_id: str,
+) -> list[RequestOutput]:
+    seats = min(len(prompts), engine.config.scheduler.max_num_seqs)
+    with engine.reserve(seats, max(prompts, key=len, default="")) as ticket:
+        prepared = await engine.off_loop(partial(_prepare, engine, prompts, params, parsed, request_id))
+        ticket.set_prompt(sum(len(request.prompt_token_ids) for request in prepared))
+        results, keys = Results(len(prepared)), [request.key for request in prepared]
+        try:
+            for index, request in enumerate(prepared):
+                engine.core.open(request, partial(results.put, index))
+                engine.streams[request.key] = results
+            return await results.get()
+        finally:
+            for key in keys:
+                engine.streams.pop(key, None)
+            engine.core.forget(keys)
+
+
+def _prepare(
+    engine: AsyncLLM,
+    prompts: Sequence[PromptType],
+    params: Sequence[PoolingParams],
+    options: RequestOptions,
+    request_id: str,
+) -> list[PreparedRequest]:
+    processor = engine.input_processor
+    listed = processor.tokenized(list(prompts), options.tokenization)
+    return [
+        processor.process(prompt, asked, options, request_id=f"{request_id}-{index}")
+        for index, (prompt, asked) in enumerate(zip(listed, params, strict=True))
+    ]

@@ -1,0 +1,123 @@
+"""What a request to a pooling model may ask, and how its text becomes tokens.
+
+Called by the input processor. Texts of errors follow vLLM's.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+
+from octavo.base.errors import RequestError
+from octavo.config.engine import EngineConfig
+from octavo.frontend.requests.options import TokenizationOptions
+from octavo.frontend.requests.prompts import ParsedPrompt
+from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.messages.pooling import PoolingParams
+from octavo.messages.sampling import RequestOutputKind, SamplingParams
+
+NO_SAMPLING = SamplingParams(max_tokens=1, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
+"""How many tokens a request to a pooling model samples is nobody's choice: its answer is one result."""
+_NOT_POOLING = (
+    "LLM.encode() is only supported for pooling models. Try passing `--runner pooling` to use the model as a "
+    "pooling model."
+)
+_APIS = {
+    "embed": (
+        "Embedding API is not supported by this model. Try converting the model using `--convert embed`."
+    ),
+    "classify": (
+        "Classification API is not supported by this model. Try converting the model using "
+        "`--convert classify`."
+    ),
+}
+
+
+def resolve_pooling(params: PoolingParams, config: EngineConfig) -> PoolingParams:
+    """Return the params with the task decided. Raises RequestError for what the model cannot do."""
+    pooling = config.pooling
+    if pooling is None:
+        raise RequestError(_NOT_POOLING, "task")
+    task = params.task or pooling.tasks[0]
+    if task not in pooling.tasks:
+        known = f"Unsupported task: {task!r}. Supported tasks: {', '.join(pooling.tasks)}."
+        raise RequestError(_APIS.get(task, known), "task")
+    if params.dimensions is not None:
+        _check_dimensions(params.dimensions, config)
+    return msgspec.structs.replace(params, task=task)
+
+
+def _check_dimensions(asked: int, config: EngineConfig) -> None:
+    pooling, name = config.pooling, config.served_names[0]
+    assert pooling is not None
+    if not pooling.is_embedder:
+        raise RequestError("dimensions is for embeddings; this model has labels.", "dimensions")
+    if asked == pooling.embedding_size:
+        return
+    if pooling.dimensions is None:
+        raise RequestError(
+            f'Model "{name}" does not support matryoshka representation, changing output dimensions will '
+            "lead to poor results.",
+            "dimensions",
+        )
+    if pooling.dimensions and asked not in pooling.dimensions:
+        raise RequestError(
+            f'Model "{name}" only supports {list(pooling.dimensions)} matryoshka dimensions, use other '
+            "output dimensions will lead to poor results.",
+            "dimensions",
+        )
+    if asked > pooling.embedding_size:
+        raise RequestError(
+            f'Model "{name}" only supports matryoshka dimensions in range [1, {pooling.embedding_size}], got '
+            f"{asked}.",
+            "dimensions",
+        )
+
+
+class PoolingPrompt(NamedTuple):
+    """A prompt as tokens. pair_start, num_instruction_tokens: as in RequestSpec"""
+
+    ids: list[int]
+    pair_start: int = 0
+    num_instruction_tokens: int = 0
+
+
+def encode_prompt(
+    prompt: ParsedPrompt, options: TokenizationOptions, tokenizer: Tokenizer | None, most: int
+) -> PoolingPrompt:
+    """Return the tokens, cut to what the options allow; special tokens stay. Raises RequestError.
+
+    most: tokens that the model takes
+    """
+    keep = options.truncate_prompt_tokens
+    if keep is not None and keep > most:
+        raise RequestError(
+            f"truncate_prompt_tokens value ({keep}) is greater than max_model_len ({most}). Please, select a "
+            "smaller truncation size.",
+            "truncate_prompt_tokens",
+        )
+    length = None if keep is None else most if keep == -1 else keep
+    ids = prompt.token_ids
+    if ids is not None and (length is None or len(ids) <= length or prompt.text is None):
+        return PoolingPrompt(ids if length is None else _cut(ids, length, options))
+    if tokenizer is None:
+        raise RequestError("A text needs the tokenizer, which skip_tokenizer_init=True left out.", "prompt")
+    adds, text = options.add_special_tokens, prompt.text or ""
+    if prompt.around is not None:
+        before, after = tokenizer.encode(prompt.around[0], adds), tokenizer.encode(prompt.around[1], False)
+        room = None if length is None else min(length, max(0, most - len(before) - len(after)))
+        return PoolingPrompt([*before, *tokenizer.encode(text, False)[:room], *after])
+    if prompt.pair is not None:
+        ids, pair_start = tokenizer.encode_pair(text, prompt.pair, length)
+        return PoolingPrompt(ids, pair_start)
+    ids = tokenizer.encode(prompt.instruction + text, adds)
+    if length is not None and len(ids) > length:
+        ids = tokenizer.encode_cut(prompt.instruction + text, length, options.truncation_side, adds)
+    if not prompt.instruction:
+        return PoolingPrompt(ids)
+    # Without the special token that ends it.
+    leading = tokenizer.encode(prompt.instruction, adds)
+    return PoolingPrompt(ids, 0, len(leading) - (leading[-1] in tokenizer.special_ids))
+
+
+def _cut(ids: list[int], length: int, options: TokenizationOptions) -> list[int]:
+    return ids[-length:] if options.truncation_side == "left" else ids[:length]
