@@ -32,9 +32,11 @@ class Abort(msgspec.Struct):
 
 
 class Profile(msgspec.Struct):
-    """How the traces are called."""
+    """How the traces are called, and which steps they show."""
 
     profile_prefix: str | None = None
+    delay_iterations: int | None = None
+    max_iterations: int | None = None
 
 
 class WorkerCall(msgspec.Struct):

@@ -6,21 +6,40 @@ leaves in one form.
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.routing import BaseRoute
 from starlette.routing import Route as Path
 from starlette.routing import WebSocketRoute as SocketPath
+from starlette.types import Receive, Scope, Send
 
 from octavo.config.server import ServerConfig
 from octavo.frontend.async_engine import AsyncLLM
 from octavo.serving.body_budget import BodyBudget
-from octavo.serving.endpoint import Endpoint
 from octavo.serving.engines import Engines
 from octavo.serving.errors import handle_exception
 from octavo.serving.metrics_board import MetricsBoard
 from octavo.serving.openai.batch_runner import BatchRunner
+from octavo.serving.openai.files import upload_budget
 from octavo.serving.registry import Route, WebSocketRoute, load_routes
 from octavo.serving.responses.background import Background
 from octavo.serving.store.database import Store
+
+
+class Endpoint:
+    """One route's handler. Starlette's router puts it into `scope["endpoint"]`."""
+
+    def __init__(self, route: Route) -> None:
+        self.path = route.path
+        self._route = route
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        request = Request(scope, receive, send)
+        try:
+            response = await self._route.handler(request)
+        except Exception as error:
+            response = self._route.error_response(error)
+        await response(scope, receive, send)
 
 
 def make_app(engine: AsyncLLM, config: ServerConfig) -> Starlette:
@@ -34,6 +53,7 @@ def make_app(engine: AsyncLLM, config: ServerConfig) -> Starlette:
     app.state.config = config
     app.state.metrics_board = MetricsBoard(engine.metrics)
     app.state.bodies = BodyBudget(config.max_pending_body_bytes)
+    app.state.uploads = upload_budget()
     app.state.store = Store(config)
     app.state.background = Background()
     app.state.batch_runner = BatchRunner(app.state.engines, config, app.state.store)

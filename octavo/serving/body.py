@@ -3,8 +3,8 @@
 Large ones are parsed on a thread. One call of the JSON library holds up every thread, and takes the longer
 the more objects, keys and values there are: these are counted first.
 
-Strict means: UTF-8, no NaN or Infinity, no booleans or strings for numbers, and only fields that are known
-(ServerConfig.strict). Raises HTTPError and RequestError, which name the field.
+Strict means: UTF-8, no NaN or Infinity, no booleans for numbers, no texts for them but their digits, and only
+fields that are known (ServerConfig.strict). Raises HTTPError and RequestError, which name the field.
 """
 
 import re
@@ -22,6 +22,7 @@ from octavo.base.log import get_logger
 from octavo.frontend.admission.preparation import Preparation
 from octavo.serving.errors import ClientGone, HTTPError
 from octavo.serving.foreign_fields import translated
+from octavo.serving.number_texts import with_numbers
 
 logger = get_logger(__name__)
 C = TypeVar("C", bytes, str)
@@ -113,7 +114,7 @@ def convert(fields: dict[str, Any], model: type[T], *, strict: bool) -> T:
             raise RequestError(f"{name} is not supported: {FIELDS[name].text}.", name)
     _judge([name for name in fields if name not in known and name not in FIELDS], strict=strict)
     try:
-        return msgspec.convert(fields, model, strict=True)
+        return msgspec.convert(with_numbers(fields, model), model, strict=True)
     except msgspec.ValidationError as error:
         cause = error.__cause__
         if isinstance(cause, RequestError):

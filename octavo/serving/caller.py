@@ -8,6 +8,7 @@ from starlette.requests import HTTPConnection
 
 from octavo.config.server import ServerConfig
 from octavo.frontend.async_engine import AsyncLLM
+from octavo.frontend.requests.prompts import PromptType
 from octavo.serving.engines import Engines
 
 _TRACE_HEADERS = ("traceparent", "tracestate")
@@ -58,6 +59,17 @@ class Caller:
         """The same caller, who asks this model. Raises UnknownModel."""
         return replace(self, model=self.engines.models.resolve(model or self.model))
 
-    def salted(self, salt: str | None) -> str:
-        """The salt of a prompt: the tenant's and the request's own, so that no request can name another's."""
-        return "/".join(part for part in (self.cache_salt, salt) if part)
+    def salted(self, prompt: PromptType, salt: str | None) -> PromptType:
+        """The prompt with the tenant's salt and the request's own, so that no request can name another's."""
+        salt = "/".join(part for part in (self.cache_salt, salt) if part)
+        if not salt:
+            return prompt
+        if isinstance(prompt, str):
+            return {"prompt": prompt, "cache_salt": salt}
+        if isinstance(prompt, list):
+            return {"prompt_token_ids": prompt, "cache_salt": salt}
+        return {**prompt, "cache_salt": salt}  # type: ignore[return-value]  # the same kind of prompt
+
+    def is_in_bulk(self, num_prompts: int) -> bool:
+        """Whether a request of so many prompts must leave seats to others: nobody waits for each of them."""
+        return self.in_bulk or num_prompts > max(1, self.engine.config.scheduler.max_num_seqs // 4)

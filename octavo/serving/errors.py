@@ -135,7 +135,9 @@ def error_response(error: BaseException) -> Response:
 
 
 async def handle_exception(request: Request, error: Exception) -> Response:
-    """For Starlette, which raises its own: unknown paths, wrong methods."""
+    """For Starlette, which raises its own: unknown paths, wrong methods. OPTIONS asks for the right ones."""
+    if request.method == "OPTIONS" and isinstance(error, HTTPException) and error.status_code == 405:
+        return Response(status_code=204, headers=error.headers)
     if isinstance(error, HTTPException) and error.detail == HTTPStatus(error.status_code).phrase:
         text = f"{error.detail}: {request.method} {request.url.path[:200]}."
         error = HTTPError(error.status_code, text, headers=error.headers)

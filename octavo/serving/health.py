@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from octavo.frontend.observe.health import HealthState
 from octavo.serving.caller import Caller
+from octavo.serving.openai.answers import json_response
 from octavo.serving.registry import Route
 from octavo.version import __version__
 
@@ -46,12 +47,12 @@ async def ready(request: Request) -> Response:
 async def load(request: Request) -> Response:
     """How many sequences run or wait."""
     now = Caller.of(request).engine.core.health()
-    return _json(Load(now.num_running + now.num_waiting))
+    return json_response(Load(now.num_running + now.num_waiting))
 
 
 async def version(request: Request) -> Response:
     """The version of octavo."""
-    return _json(Version(__version__))
+    return json_response(Version(__version__))
 
 
 def _status(request: Request, good: tuple[HealthState, ...]) -> Response:
@@ -59,11 +60,7 @@ def _status(request: Request, good: tuple[HealthState, ...]) -> Response:
     if state == "ready" and request.scope.get("state", {}).get("is_draining"):
         state = "draining"
     headers = None if state in good else {"Retry-After": "1"}
-    return _json(Status(state), 200 if state in good else 503, headers)
-
-
-def _json(content: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(content), status, headers, media_type="application/json")
+    return json_response(Status(state), 200 if state in good else 503, headers)
 
 
 ROUTES = [

@@ -7,19 +7,29 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.serving.anthropic.answers import Message, MessageError, TokenCount
+from octavo.serving.anthropic.answers import Message, MessageError, MessageErrorDetail, TokenCount
 from octavo.serving.anthropic.conversation import chat_request
-from octavo.serving.anthropic.errors import MessageStream, error_response
 from octavo.serving.anthropic.message_answer import MessageAnswer
 from octavo.serving.anthropic.protocol import CountTokensRequest, MessagesRequest
 from octavo.serving.body import read_body
 from octavo.serving.caller import Caller
+from octavo.serving.errors import http_error, message_of
 from octavo.serving.openai.answers import json_response
 from octavo.serving.openai.protocol import ChatRequest
 from octavo.serving.openai.tools import ToolUse
 from octavo.serving.openai.turn import render_options, turn_events
 from octavo.serving.registry import Route
-from octavo.serving.streaming import leaving, named_event, unless_gone
+from octavo.serving.streaming import EventStream, leaving, named_event, unless_gone
+
+_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 
 async def create_message(request: Request) -> Response:
@@ -61,6 +71,30 @@ async def _finish(caller: Caller, asked: ChatRequest, answer: MessageAnswer) -> 
         async for event in turn:
             for _ in answer.take(event):
                 pass  # told to nobody
+
+
+def error_response(error: BaseException) -> Response:
+    """The whole answer to a request that failed before anything was sent, in Anthropic's form."""
+    told = http_error(error)
+    return json_response(MessageError(_detail(error)), told.status, told.headers)
+
+
+class MessageStream(EventStream):
+    """An answer in events, which tells its errors in Anthropic's form."""
+
+    keep_alive = named_event({"type": "ping"})
+
+    def refusal(self, error: Exception) -> Response:
+        return error_response(error)
+
+    def last_words(self, error: Exception) -> bytes:
+        return named_event({"type": "error", "error": _detail(error)})
+
+
+def _detail(error: BaseException) -> MessageErrorDetail:
+    told = http_error(error)
+    kind = _ERROR_TYPES.get(told.status, "invalid_request_error" if told.status < 500 else "api_error")
+    return MessageErrorDetail(kind, message_of(told))
 
 
 _Route = partial(Route, error_model=MessageError, error_response=error_response)

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.base.log import get_logger
 from octavo.config.server import ServerConfig
-from octavo.serving.http_metrics import count_request
+from octavo.metrics.collection import Collection
 from octavo.serving.metrics_board import MetricsBoard
 from octavo.serving.middleware import headers
 
@@ -21,6 +21,9 @@ logger = get_logger("octavo.access")
 _WELL_FORMED = re.compile(r"[!-~]{1,128}")
 _PROBES = {"/health", "/ready", "/ping", "/load", "/metrics"}
 _LONGEST_PATH = 200
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
+_SILENT = frozenset(("/metrics", "/health", "/ready", "/ping", "/version", "/load"))
+"""Not counted: what only machines ask for, again and again."""
 
 
 class RequestLog:
@@ -80,3 +83,17 @@ class RequestLog:
 def _peer(scope: Scope) -> str:
     client = scope.get("client")
     return f"{client[0]}:{client[1]}" if client else "-"
+
+
+def count_request(series: Collection, scope: Scope, status: int, duration_s: float) -> None:
+    """Count and time a request that is over. status: 0 when its client left before the answer began.
+
+    All labels come from closed sets, whatever clients send: paths are those of routes.
+    """
+    handler = getattr(scope.get("endpoint"), "path", "none")
+    if handler in _SILENT:
+        return
+    method = scope["method"] if scope["method"] in _METHODS else "other"
+    kind = f"{(status or 500) // 100}xx"
+    series.counter("http_requests", handler=handler, method=method, status=kind).add()
+    series.histogram("http_request_duration_seconds", handler=handler, method=method).observe(duration_s)

@@ -16,7 +16,7 @@ from octavo.serving.middleware.keys import KeyCheck
 from octavo.serving.middleware.request_log import RequestLog
 from octavo.serving.web_page import OPEN_PATHS
 
-_MONITORING = {"/metrics", "/ping", "/version", "/load"}
+_MONITORING = {"/metrics", "/ping", "/ready", "/version", "/load"}
 
 
 class Stack(NamedTuple):

@@ -44,7 +44,8 @@ class RequestMetrics(Struct):
     time_to_first_token_ms: float
     generation_time_ms: float
     queue_time_ms: float
-    mean_itl_ms: float
+    mean_itl_ms: float | UnsetType
+    """Only of two tokens or more."""
     tokens_per_second: float
 
 

@@ -12,14 +12,18 @@ from uuid import uuid4
 
 import msgspec
 from msgspec import Raw, Struct
+from starlette.responses import Response
 
 from octavo.base.errors import EngineDead, Overloaded, RequestError
 from octavo.serving.body import parse_aside, parse_body
 from octavo.serving.caller import Caller
 from octavo.serving.errors import error_body, http_error
 from octavo.serving.openai import chat, completions
+from octavo.serving.openai.answers import encode
 from octavo.serving.openai.generation import Generation
 from octavo.serving.openai.protocol import ChatRequest, CompletionRequest, SamplingFields
+from octavo.serving.pooling import embeddings, scores
+from octavo.serving.pooling.work import Answer, check_pooling
 
 RESULT_BEGINS = b'{"id":"batch_req_'
 """The first bytes of every LineResult."""
@@ -80,13 +84,15 @@ ENDPOINTS: dict[str, tuple[type[SamplingFields], Callable[[Caller, Any], tuple[G
     "/v1/completions": (CompletionRequest, completions.prepare),
 }
 """What a batch may ask for: how its body is read, and made the engine's work with the form of its answer."""
+POOLING: dict[str, tuple[type[Struct], Answer]] = embeddings.ANSWERS | scores.ANSWERS
+"""The same of models that pool."""
 
 
 def check_endpoint(endpoint: str) -> None:
     """Raises RequestError for one that batches cannot have."""
-    if endpoint not in ENDPOINTS:
-        known = " and ".join(ENDPOINTS)
-        raise RequestError(f"Batches are for {known}, not for {endpoint[:100]!r}.", "endpoint")
+    if endpoint not in (*ENDPOINTS, *POOLING):
+        known = ", ".join((*ENDPOINTS, *POOLING))
+        raise RequestError(f"Batches are for {known}; not for {endpoint[:100]!r}.", "endpoint")
 
 
 def read_line(content: bytes, endpoint: str = "") -> BatchLine:
@@ -113,8 +119,7 @@ async def answer_line(caller: Caller, line: BatchLine) -> LineResult:
     num_deaths = 0
     while True:
         try:
-            generation, answer = await _prepared(caller, line)
-            return _result(caller, line, 200, await generation.content(answer.whole))
+            return _result(caller, line, 200, await _content(caller, line))
         except Overloaded as error:
             await asyncio.sleep(min(error.retry_after_s, _LONGEST_WAIT_S))
         except EngineDead as error:
@@ -133,9 +138,25 @@ def unanswered(line: BatchLine, code: str, message: str) -> LineResult:
     return LineResult(id=_new_id(), custom_id=line.custom_id, error=LineError(code, message))
 
 
+async def _content(caller: Caller, line: BatchLine) -> bytes:
+    """The answer as JSON."""
+    if line.url not in POOLING:
+        generation, form = await _prepared(caller, line)
+        return await generation.content(form.whole)
+    check_pooling(caller, line.url)
+    model, answer = POOLING[line.url]
+    parse = partial(parse_body, model=model, strict=caller.config.strict)
+    made = await answer(caller, await parse_aside(bytes(line.body), parse))
+    if isinstance(made, Response):
+        raise RequestError("The answers of a batch are JSON: ask for float or base64.", "encoding_format")
+    return encode(made)
+
+
 async def _prepared(caller: Caller, line: BatchLine) -> tuple[Generation, Any]:
     if line.url not in ENDPOINTS:
-        raise RequestError(f"url must be {' or '.join(ENDPOINTS)}, got {line.url[:100]!r}.", "url")
+        raise RequestError(
+            f"url must be {' or '.join((*ENDPOINTS, *POOLING))}, got {line.url[:100]!r}.", "url"
+        )
     model, prepare = ENDPOINTS[line.url]
     parse = partial(parse_body, model=model, strict=caller.config.strict)
     body: SamplingFields = await parse_aside(bytes(line.body), parse)

@@ -4,24 +4,29 @@ Used by the routes of chat, whole or streamed, over HTTP or WebSocket.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from msgspec import UNSET
 
 from octavo.frontend.outputs.request_output import CompletionOutput, RequestOutput
+from octavo.frontend.parsers.events import CallArguments, CallStart, Event, Reasoning, Text
 from octavo.serving.openai.answers import (
     ChatChoice,
     ChatChunk,
     ChatCompletion,
+    ChatMessage,
     Delta,
     DeltaChoice,
     FinishReason,
+    FunctionCall,
+    ToolCall,
+    ToolCallDelta,
 )
 from octavo.serving.openai.logprobs import prompt_logprobs
-from octavo.serving.openai.messages import delta_of, message_of
 from octavo.serving.openai.protocol import ChatRequest, Message
+from octavo.serving.openai.tools import call_id
 from octavo.serving.openai.turn import Step, Turn
 
 
@@ -111,3 +116,41 @@ def _opening(request: ChatRequest, messages: Sequence[Message], answering: str) 
     content = last.get("content")
     echoes = request.echo and role == last.get("role") and isinstance(content, str)
     return role if isinstance(role, str) else answering, content if echoes else ""  # type: ignore[return-value]
+
+
+def message_of(turn: Delta, role: str, echoed: str) -> ChatMessage:
+    """The whole turn, of which all is new; echoed: what its text begins with."""
+    text, thought = echoed + (turn.content or ""), turn.reasoning or None
+    calls = [ToolCall(call.id or call_id(), call.function) for call in turn.tool_calls or ()]
+    return ChatMessage(
+        role,
+        text if text or not calls else None,
+        tool_calls=calls,
+        reasoning=thought,
+        reasoning_content=thought,
+    )
+
+
+def delta_of(events: Iterable[Event]) -> Delta:
+    """What is new of a turn; an empty text when there is nothing."""
+    delta = Delta()
+    for event in events:
+        match event:
+            case Text(text):
+                delta.content = (delta.content or "") + text
+            case Reasoning(text):
+                delta.reasoning = delta.reasoning_content = (delta.reasoning or "") + text
+            case CallStart(index, name, given):
+                start = ToolCallDelta(index, FunctionCall(name), given or call_id(), "function")
+                delta.tool_calls = [*(delta.tool_calls or []), start]
+            case CallArguments(index, text):
+                _add_arguments(delta, index, text)
+    return delta if delta != Delta() else Delta(content="")
+
+
+def _add_arguments(delta: Delta, index: int, text: str) -> None:
+    """To the call's start, if it is in this delta, or as a piece of its own."""
+    calls = delta.tool_calls = delta.tool_calls or []
+    if not calls or calls[-1].index != index:
+        calls.append(ToolCallDelta(index, FunctionCall()))
+    calls[-1].function.arguments += text

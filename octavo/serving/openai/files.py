@@ -1,18 +1,21 @@
 """/v1/files: the inputs and the outputs of batches, kept in the store line by line."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import IO, Literal
 from uuid import uuid4
 
 import msgspec
 from starlette.datastructures import FormData, UploadFile
+from starlette.formparsers import MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message
 
-from octavo.base.errors import Overloaded, RequestError
+from octavo.base.errors import RequestError
+from octavo.serving.body_budget import BodyBudget
 from octavo.serving.caller import Caller
 from octavo.serving.errors import ClientGone, HTTPError
 from octavo.serving.openai.answers import encode, json_response
@@ -25,6 +28,8 @@ MAX_FILE_BYTES = 200 * 2**20
 MAX_LINES = 50_000
 _MAX_FORM_BYTES = 2**16
 """Of a form besides its file."""
+_IN_MEMORY_BYTES = MultiPartParser.spool_max_size
+"""What a file has on its way in before it lies on the disk."""
 _PURPOSE: Literal["batch"] = "batch"
 
 
@@ -52,14 +57,8 @@ async def create_file(request: Request) -> Response:
     """Keep a file, sent as a form with the fields `file` and `purpose` = batch."""
     store: Store = request.app.state.store
     caller = Caller.of(request)
-    bounded = _bounded(request, min(MAX_FILE_BYTES, store.max_bytes))
-    if store.uploads.locked():
-        raise Overloaded("Other files are being uploaded; try again in a moment.")
     try:
-        async with (
-            store.uploads,
-            bounded.form(max_files=1, max_fields=8, max_part_size=_MAX_FORM_BYTES) as form,
-        ):
+        async with _form(request, caller, min(MAX_FILE_BYTES, store.max_bytes)) as form:
             upload = _upload_of(form)
             note = FileObject(
                 created_at=int(time.time()), filename=str(upload.filename)[:256], purpose=_PURPOSE
@@ -69,6 +68,11 @@ async def create_file(request: Request) -> Response:
     except ClientDisconnect:
         raise ClientGone from None
     return json_response(shown(document))
+
+
+def upload_budget() -> BodyBudget:
+    """Of files on their way to the store: four of the largest, of which one tenant may bring two."""
+    return BodyBudget(4 * MAX_FILE_BYTES, "four files of the largest size", 2 * MAX_FILE_BYTES)
 
 
 async def list_files(request: Request) -> Response:
@@ -112,8 +116,26 @@ def shown(document: Document) -> FileObject:
     return file
 
 
-def _bounded(request: Request, limit: int) -> Request:
-    """The request, whose body fails with 413 as soon as it is too large."""
+@asynccontextmanager
+async def _form(request: Request, caller: Caller, limit: int) -> AsyncIterator[FormData]:
+    """The form of a request; it fails as soon as it takes more memory or disk than it may."""
+    state = request.app.state
+    with state.bodies.open() as in_memory, state.uploads.open(caller.tenant) as on_disk:
+
+        def grow_to(num_bytes: int) -> None:
+            in_memory(min(num_bytes, _IN_MEMORY_BYTES))
+            on_disk(num_bytes)
+
+        bounded = _bounded(request, limit, grow_to)
+        async with bounded.form(max_files=1, max_fields=8, max_part_size=_MAX_FORM_BYTES) as form:
+            yield form
+
+
+def _bounded(request: Request, limit: int, grow_to: Callable[[int], None]) -> Request:
+    """The request, whose body fails with 413 as soon as it is too large.
+
+    grow_to: told how much of it is here; it may raise too
+    """
     limit += _MAX_FORM_BYTES
     too_large = HTTPError(413, f"A file may have {limit - _MAX_FORM_BYTES} bytes here.", "file")
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -130,6 +152,7 @@ def _bounded(request: Request, limit: int) -> Request:
         num_bytes += len(message.get("body", b""))
         if num_bytes > limit:
             raise too_large
+        grow_to(num_bytes)
         return message
 
     return Request(request.scope, receive)

@@ -112,7 +112,7 @@ class Generation:
             outputs = self._one(0, tickets[0]) if len(self.prompts) == 1 else self._in_turns(tickets)
             async with aclosing(outputs):
                 async for index, output in outputs:
-                    fault = _take_fault(output)
+                    fault = take_fault(output)
                     yield index, output
                     if fault is not None:
                         raise fault
@@ -166,8 +166,8 @@ class Generation:
             priority=request.priority or 0,
             tenant=caller.tenant,
             deadline_s=request.deadline_s,
-            in_bulk=caller.in_bulk
-            or len(self.prompts) > max(1, caller.engine.config.scheduler.max_num_seqs // 4),
+            speculative=request.speculative,
+            in_bulk=caller.is_in_bulk(len(self.prompts)),
             ticket=ticket,
         )
         async with aclosing(outputs):
@@ -177,14 +177,7 @@ class Generation:
     async def _rendered(self, prompt: PromptType | Conversation) -> PromptType:
         if isinstance(prompt, Conversation):
             prompt = await self.caller.engine.render(prompt.messages, **prompt.options)
-        salt = self.caller.salted(self.request.cache_salt)
-        if not salt:
-            return prompt
-        if isinstance(prompt, str):
-            return {"prompt": prompt, "cache_salt": salt}
-        if isinstance(prompt, list):
-            return {"prompt_token_ids": prompt, "cache_salt": salt}
-        return {**prompt, "cache_salt": salt}  # type: ignore[return-value]  # the same kind of prompt
+        return self.caller.salted(prompt, self.request.cache_salt)
 
     async def _in_turns(self, tickets: list[Ticket]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """One task per ticket takes prompt after prompt; what they bring meets in a queue of one."""
@@ -219,7 +212,7 @@ class Generation:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _take_fault(output: RequestOutput) -> HTTPError | None:
+def take_fault(output: RequestOutput) -> HTTPError | None:
     """A sequence that came to no good end: an error of the whole request, once its text so far is told."""
     fault = None
     for completion in output.outputs:

@@ -6,9 +6,21 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.messages.sampling import SamplingParams
+from octavo.serving.caller import Caller
 from octavo.serving.engines import ServedModels
 from octavo.serving.openai.answers import json_response
 from octavo.serving.registry import Route
+
+_SHOWN = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
 
 
 class ModelCard(msgspec.Struct):
@@ -18,6 +30,9 @@ class ModelCard(msgspec.Struct):
     created: int
     root: str
     max_model_len: int
+    default_parameters: dict[str, float]
+    """What holds where a chat request says nothing: the model's recommendation, then octavo's defaults."""
+    input_modalities: tuple[Literal["text", "image"], ...] = ("text",)
     object: Literal["model"] = "model"
     owned_by: str = "octavo"
     parent: str | None = None
@@ -33,8 +48,9 @@ class ModelList(msgspec.Struct):
 
 async def list_models(request: Request) -> Response:
     """The names of the served model."""
+    caller = Caller.of(request)
     models: ServedModels = request.app.state.engines.models
-    body = ModelList([card(models, name) for name in models.names])
+    body = ModelList([card(caller, models, name) for name in models.names])
     return json_response(body)
 
 
@@ -42,12 +58,15 @@ async def show_model(request: Request) -> Response:
     """One model; 404 for a name that is not served."""
     models: ServedModels = request.app.state.engines.models
     name = models.resolve(request.path_params["model"] or "/")
-    return json_response(card(models, name))
+    return json_response(card(Caller.of(request), models, name))
 
 
-def card(models: ServedModels, name: str) -> ModelCard:
+def card(caller: Caller, models: ServedModels, name: str) -> ModelCard:
     """What is told of a served name."""
-    return ModelCard(id=name, created=models.created, root=models.root, max_model_len=models.max_model_len)
+    values = caller.engine.input_processor.default_sampling_values()
+    params = SamplingParams(**(values | {"max_tokens": None}))
+    defaults = {key: getattr(params, key) for key in _SHOWN}
+    return ModelCard(name, models.created, models.root, models.max_model_len, defaults)
 
 
 ROUTES = [

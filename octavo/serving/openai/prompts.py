@@ -3,24 +3,39 @@
 Called by the routes of completions and tokenization. Cheap checks only: the input processor does the rest.
 """
 
+import re
 from typing import Any
 
 from octavo.base.errors import RequestError
 from octavo.frontend.requests.prompts import PromptType
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.serving.openai.embeds import read_embeds
-from octavo.serving.openai.infill import infilled
 from octavo.serving.openai.protocol import MAX_PROMPTS, CompletionRequest
 
 _FORMS = "a string, a list of strings, a list of token ids or a list of lists of token ids"
+_INFILL_FORMS = (
+    "<|fim_prefix|>{prefix}<|fim_suffix|>{suffix}<|fim_middle|>",
+    "<fim_prefix>{prefix}<fim_suffix>{suffix}<fim_middle>",
+    "<fim-prefix>{prefix}<fim-suffix>{suffix}<fim-middle>",
+    "<|fim_begin|>{prefix}<|fim_hole|>{suffix}<|fim_end|>",
+    "<｜fim▁begin｜>{prefix}<｜fim▁hole｜>{suffix}<｜fim▁end｜>",
+    "<|code_prefix|>{prefix}<|code_suffix|>{suffix}<|code_middle|>",
+    "[SUFFIX]{suffix}[PREFIX]{prefix}",
+)
+"""To fill in the middle: of Qwen Coder and CodeGemma, StarCoder, SantaCoder, Yi Coder, DeepSeek Coder, GLM,
+Codestral.
+"""
+_INFILL_MARKS = {form: re.split(r"{\w+}", form) for form in _INFILL_FORMS}
 
 
 def prompts_of(request: CompletionRequest, tokenizer: Tokenizer | None) -> list[PromptType]:
     """One prompt or several. Raises RequestError."""
     if request.suffix:
         return [infilled(request.prompt, request.suffix, tokenizer)]
-    if request.prompt_embeds is None:
-        return _read(request.prompt)
+    if request.prompt_embeds in (None, []):  # vLLM's clients send an empty list
+        if request.prompt is None:
+            raise RequestError("Either prompt or prompt_embeds must be given.", "prompt")
+        return one_or_several(request.prompt, "prompt", MAX_PROMPTS)
     if request.prompt:
         raise RequestError("Give prompt or prompt_embeds, not both.", "prompt_embeds")
     if request.echo:
@@ -29,16 +44,30 @@ def prompts_of(request: CompletionRequest, tokenizer: Tokenizer | None) -> list[
     return [{"prompt_embeds": read_embeds(file)} for file in ([files] if isinstance(files, str) else files)]
 
 
-def _read(prompt: Any) -> list[PromptType]:
-    if prompt is None:
-        raise RequestError("Either prompt or prompt_embeds must be given.", "prompt")
-    if isinstance(prompt, str):
-        return [prompt]
-    kinds = set(map(type, prompt)) if isinstance(prompt, list) else set()
+def one_or_several(given: Any, field: str, most: int) -> list[PromptType]:
+    """Texts or token ids, one prompt or at most so many, as a body's field has them. Raises RequestError."""
+    if isinstance(given, str):
+        return [given]
+    kinds = set(map(type, given)) if isinstance(given, list) else set()
     if kinds == {int}:
-        return [prompt]
-    if kinds in ({str}, {list}) and len(prompt) > MAX_PROMPTS:
-        raise RequestError(f"prompt may hold at most {MAX_PROMPTS} prompts, got {len(prompt)}.", "prompt")
-    if kinds == {str} or (kinds == {list} and all(set(map(type, ids)) == {int} for ids in prompt)):
-        return list(prompt)
-    raise RequestError(f"prompt must be {_FORMS}, none of them empty.", "prompt")
+        return [given]
+    if kinds in ({str}, {list}) and len(given) > most:
+        raise RequestError(f"{field} may hold at most {most} prompts, got {len(given)}.", field)
+    if kinds == {str} or (kinds == {list} and all(set(map(type, ids)) == {int} for ids in given)):
+        return list(given)
+    raise RequestError(f"{field} must be {_FORMS}, none of them empty.", field)
+
+
+def infilled(prefix: object, suffix: str, tokenizer: Tokenizer | None) -> str:
+    """The prompt, in the form that the model was trained on, as its vocabulary shows. Raises RequestError."""
+    vocab = {} if tokenizer is None else tokenizer.get_vocab()
+    known = (form for form, marks in _INFILL_MARKS.items() if all(mark in vocab for mark in marks if mark))
+    if (form := next(known, None)) is None:
+        raise RequestError(
+            "This model has no tokens to fill in the middle: leave suffix out, or put what follows into the "
+            "prompt in the model's own form.",
+            "suffix",
+        )
+    if not isinstance(prefix, str):
+        raise RequestError("suffix goes with a prompt that is one text.", "suffix")
+    return form.format(prefix=prefix, suffix=suffix)

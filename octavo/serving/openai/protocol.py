@@ -149,6 +149,8 @@ class SamplingFields(Struct, kw_only=True):
     """Seconds from the arrival after which the request fails with 504."""
     deadline_s: Seconds | None = None
     """Seconds in which the answer is wanted, for the scheduling policy "deadline"."""
+    speculative: bool | dict[str, int] | None = None
+    """False, or {"num_tokens": N}: guess none, or at most N tokens ahead; the text is the same."""
     request_id: Annotated[str, Meta(min_length=1, max_length=128, pattern="^[!-~]*$")] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     """Only prompts of the same salt share cached blocks."""
@@ -165,7 +167,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
     prompt: Prompt = None
     suffix: str | None = None
     """What follows the completion, for models with tokens to fill in the middle; see `infill`."""
-    prompt_embeds: str | Annotated[list[str], Meta(min_length=1, max_length=MAX_PROMPTS)] | None = None
+    prompt_embeds: str | Annotated[list[str], Meta(max_length=MAX_PROMPTS)] | None = None
     """Base64 of one tensor [num_tokens, hidden_size], as safetensors or torch.save write it; or a list."""
     max_tokens: Natural | None = None
     """16 if left out; 0 only with echo, to score the prompt."""
@@ -189,7 +191,7 @@ class Function(Struct):
     parameters: dict[str, Any] | None = None
     """A JSON schema of an object."""
     strict: bool | None = None
-    """Without an effect: calls that must happen are always held to their schema, others never."""
+    """Hold calls to `parameters` that the model need not make; see `strict_calls`. Forced ones always are."""
 
 
 class Tool(Struct):

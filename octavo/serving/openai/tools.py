@@ -1,7 +1,8 @@
 """`ToolUse`: what a chat request wants of tools: what the model is told, what it must say, how that is read.
 
 Made by `chat` from a checked body. Calls that must happen ("required", or a named tool) are constrained to
-the tools' schemas, so they cannot fail to parse; with "auto" the model decides, in its own format.
+the tools' schemas, so they cannot fail to parse; with "auto" the model decides, in its own format, and calls
+of strict tools are held to their schemas.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import msgspec
 
 from octavo.base.errors import RequestError
 from octavo.frontend.parsers.answer import AnswerParser
-from octavo.frontend.parsers.constrained import NamedCallParser, RequiredCallsParser
+from octavo.frontend.parsers.call_object import NamedCallParser, RequiredCallsParser
 from octavo.frontend.parsers.registry import REASONING_PARSERS, TOOL_PARSERS
 from octavo.frontend.parsers.scanner import Parser
 from octavo.frontend.parsers.tagged import TaggedParser
@@ -22,6 +23,7 @@ from octavo.frontend.requests.conversation import ChatRenderer
 from octavo.messages.sampling import SamplingParams
 from octavo.messages.structured import StructuredOutputsParams
 from octavo.serving.openai.protocol import ChatRequest, NamedTool, Tool
+from octavo.serving.openai.strict_calls import SPECIAL, reaches_into_reasoning, strict_tag
 
 _NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
 """The arguments of a tool that says nothing of them."""
@@ -87,6 +89,12 @@ class ToolUse:
                 )
             schema = _calls_schema(self.tools, self.is_parallel) if self.mode == "required" else self._named()
             form = StructuredOutputsParams(json=schema, disable_additional_properties=True)
+        elif form is None and (tag := self._strict_tag(renderer)):
+            form = StructuredOutputsParams(
+                structural_tag=tag,
+                disable_additional_properties=True,
+                after_reasoning=False if reaches_into_reasoning(renderer.tool_parser) else None,
+            )
         if form is not None:
             reasons = bool(renderer.reasoning_parser) and form.after_reasoning is not False
             form = changes["structured_outputs"] = msgspec.structs.replace(form, after_reasoning=reasons)
@@ -118,9 +126,23 @@ class ToolUse:
         kinds: list[type[Parser]] = []
         if renderer.reasoning_parser and (form is None or form.after_reasoning):
             kinds.append(REASONING_PARSERS.load(renderer.reasoning_parser))
-        if self.mode == "auto" and form is None and renderer.tool_parser:
+        is_free = form is None or SPECIAL in (form.structural_tag or "")
+        if self.mode == "auto" and renderer.tool_parser and is_free:
             kinds.append(TOOL_PARSERS.load(renderer.tool_parser))
         return list(dict.fromkeys(kinds))
+
+    def _strict_tag(self, renderer: ChatRenderer) -> dict[str, Any] | None:
+        """What holds the calls of strict tools to their schemas, where the model need not call."""
+        if self.mode != "auto" or not renderer.tool_parser:
+            return None
+        functions = [tool.function for tool in self.tools]
+        return strict_tag(
+            functions,
+            renderer.tool_parser,
+            renderer.special_tokens,
+            level=renderer.tool_strict_level,
+            is_parallel=self.is_parallel,
+        )
 
     def _opened(self, kind: type[Parser], prompt: str) -> Parser:
         if issubclass(kind, ThinkParser):

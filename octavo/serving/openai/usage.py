@@ -79,12 +79,12 @@ class Meter:
         stats = self._last.metrics if self._last and self._metrics else None
         if stats is None:
             return UNSET
-        num_gaps = max(1, stats.max_num_generation_tokens - 1)
+        num_gaps = stats.max_num_generation_tokens - 1
         busy_s = stats.inference_time
         return RequestMetrics(
             time_to_first_token_ms=1e3 * stats.first_token_latency,
             generation_time_ms=1e3 * stats.decode_time,
             queue_time_ms=1e3 * stats.queue_time,
-            mean_itl_ms=1e3 * stats.decode_time / num_gaps,
+            mean_itl_ms=1e3 * stats.decode_time / num_gaps if num_gaps > 0 else UNSET,
             tokens_per_second=stats.num_generation_tokens / busy_s if busy_s else 0.0,
         )

@@ -26,6 +26,7 @@ _LOGPROBS = "message.output_text.logprobs"
 _REFUSED = {
     "conversation": "go on from an answer with previous_response_id",
     "prompt": "there are no stored prompts: send instructions and input",
+    "enable_response_messages": "raw messages are not told: ask for tokens by return_token_ids",
 }
 _ROLES = ("user", "assistant", "system", "developer")
 

@@ -64,3 +64,5 @@ class CreateResponse(SamplingFields, kw_only=True):
     conversation: Any = None
     prompt: Any = None
     max_tool_calls: Any = None
+    enable_response_messages: bool = False
+    """Refused when true."""

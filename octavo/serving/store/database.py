@@ -26,7 +26,6 @@ _VERSION = 1
 _IN_MEMORY = ":memory:"
 _BUSY_MS = 30_000
 """How long a write waits for those of other processes."""
-_MAX_UPLOADS = 4
 _WINDOW_BYTES = 2**20
 _JOURNAL_BYTES = 2**22
 """What is left of the write-ahead log once it has been written back."""
@@ -41,8 +40,6 @@ class Store:
         """Opened by `open`, or by its first use. An empty path: in memory."""
         self._path = str(Path(config.store).expanduser().absolute()) if config.store else _IN_MEMORY
         self.max_bytes = config.store_max_bytes
-        self.uploads = asyncio.Semaphore(_MAX_UPLOADS)
-        """Of files on their way to the store, which lie on the disk meanwhile."""
         self._max_age_s = config.store_max_age
         self._thread = ThreadPoolExecutor(1, "store")
         self._connection: sqlite3.Connection | None = None

@@ -1,0 +1,1 @@
+"""The routes of embedding, classification and scoring models, in forms of OpenAI, Cohere, Jina and vLLM."""

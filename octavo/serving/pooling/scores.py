@@ -1,0 +1,84 @@
+"""POST /score and /rerank, under all their names."""
+
+from typing import Any
+
+from msgspec import Struct
+
+from octavo.base.errors import RequestError
+from octavo.frontend.requests.scoring import Scoring, pair_up
+from octavo.serving.caller import Caller
+from octavo.serving.pooling.protocol import (
+    PoolingUsage,
+    Ranked,
+    RankedDocument,
+    Ranking,
+    RerankRequest,
+    ScoreItem,
+    ScoreRequest,
+    Scores,
+)
+from octavo.serving.pooling.work import Answer, PoolingWork, arrays, served, usage_of
+from octavo.serving.registry import Route
+
+_SPELLINGS = (("data_1", "data_2"), ("queries", "documents"), ("queries", "items"), ("text_1", "text_2"))
+
+
+async def score(caller: Caller, body: ScoreRequest) -> Scores:
+    """How well two texts fit each other: of each pair, or of one text and each of several."""
+    work = PoolingWork.of(caller, body, "score")
+    pairs = pair_up(*_texts(body))
+    found, usage = await _score(work, pairs, body.instruction)
+    items = [ScoreItem(index, value) for index, value in enumerate(found)]
+    return Scores(work.id, work.created, work.caller.model, items, usage)
+
+
+async def rerank(caller: Caller, body: RerankRequest) -> Ranking:
+    """The documents that fit a query, the best first."""
+    work = PoolingWork.of(caller, body, "rerank")
+    texts = [document if isinstance(document, str) else _text(document) for document in body.documents]
+    pairs = pair_up(body.query, texts)
+    found, usage = await _score(work, pairs, body.instruction, body.max_tokens_per_doc)
+    order = sorted(range(len(texts)), key=lambda index: -found[index])[: body.top_n or None]
+    shows = body.return_documents is not False
+    results = [
+        Ranked(index, found[index], RankedDocument(texts[index]) if shows else None) for index in order
+    ]
+    return Ranking(work.id, work.caller.model, usage, results)
+
+
+async def _score(
+    work: PoolingWork,
+    pairs: list[tuple[str, str]],
+    instruction: str | None,
+    truncates: int | None = None,
+) -> tuple[list[float], PoolingUsage]:
+    scoring = Scoring(work.caller.engine.config, pairs, work.body.use_activation, instruction)
+    outputs = await work.run(scoring.prompts, scoring.params, truncates=truncates)
+    data = arrays(outputs)
+    ids = [output.prompt_token_ids or [] for output in outputs]
+    return [scoring.score(index, data, ids) for index in range(len(pairs))], usage_of(outputs)
+
+
+def _texts(body: ScoreRequest) -> tuple[Any, Any]:
+    for names in _SPELLINGS:
+        first, second = (getattr(body, name) for name in names)
+        if first is not None and second is not None:
+            return first, second
+    spelled = ", ".join(" and ".join(names) for names in _SPELLINGS)
+    raise RequestError(f"Give two kinds of texts: {spelled}.", "data_1")
+
+
+def _text(document: dict[str, str]) -> str:
+    if "text" not in document:
+        raise RequestError("A document must be a string, or an object with text.", "documents")
+    return document["text"]
+
+
+ANSWERS: dict[str, tuple[type[Struct], Answer]] = {
+    **dict.fromkeys(("/score", "/v1/score"), (ScoreRequest, score)),
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), (RerankRequest, rerank)),
+}
+_FORMS = {score: Scores, rerank: Ranking}
+ROUTES = [
+    Route(path, served(model, answer), model, _FORMS[answer]) for path, (model, answer) in ANSWERS.items()
+]
