@@ -1,126 +1,130 @@
-// An answer on its way: its reasoning, its text, the tools it calls, its times, and the nodes that show them.
+// How an answer looks: its reasoning, its text, the tools it calls, its figures, and what may be done with it.
 
-import { copyButton, element } from "./dom.js";
+import { branchSwitch } from "./branches.js";
+import { element } from "./dom.js";
+import { editForm } from "./edit.js";
+import { copyIcon, iconButton } from "./icons.js";
 import { show } from "./markdown.js";
+import { ENDS, FAILED } from "./reply.js";
+import { tokenView } from "./tokens.js";
 
-export const FAILED = "error";
-export const ENDS = {
-  length: "reached its length",
-  abort: "stopped",
-  timeout: "ran out of time",
-  tool_calls: "calls tools",
-  [FAILED]: "failed",
-};
+/** The view of one answer; `acts` are what the reader may do with the turn. `node` is its place in the conversation. */
+export class AnswerView {
+	#timer = 0;
+	#costMs = 0;
 
-/** One answer. `node` is its place in the conversation. */
-export class Answer {
-  text = "";
-  finish = "";
-  #reasoning = "";
-  #calls = [];
-  #tokens = 0;
-  #firstTokens = 0;
-  #askedMs = performance.now();
-  #firstMs = null;
-  #lastMs = 0;
-  #timer = 0;
-  #costMs = 0;
+	constructor(turn, acts) {
+		Object.assign(this, { turn, acts });
+		this.thoughtTitle = element("summary");
+		this.thoughtText = element("div", { class: "thought" });
+		this.thought = element("details", { class: "reasoning", hidden: true }, this.thoughtTitle, this.thoughtText);
+		this.body = element("div", { class: "text" });
+		this.called = element("div", { class: "calls" });
+		this.facts = element("span", { class: "facts" });
+		this.branches = element("span", { class: "branches" });
+		this.copy = copyIcon(() => turn.text);
+		this.chances = iconButton("chances", "Token probabilities", () => this.#showTokens(this.tokens === null));
+		this.chances.setAttribute("aria-pressed", "false");
+		this.more = iconButton("more", "Continue this answer", () => acts.more(turn));
+		this.buttons = element("span", { class: "actions" }, this.copy,
+			iconButton("again", "Answer again", () => acts.again(turn)), this.more,
+			iconButton("pencil", "Edit this answer", () => this.#edit()), this.chances);
+		this.notes = element("div", { class: "notes" }, this.branches, this.facts, this.buttons);
+		this.tokens = null;
+		this.node = element("li", { class: "assistant" }, this.thought, this.body, this.called, this.notes);
+		this.node.dataset.turn = turn.id;
+	}
 
-  constructor() {
-    this.thoughtTitle = element("summary", {}, "Thinking …");
-    this.thoughtText = element("div", { class: "thought" });
-    this.thought = element("details", { class: "reasoning", hidden: true }, this.thoughtTitle, this.thoughtText);
-    this.body = element("div", { class: "text", "aria-busy": "true" });
-    this.called = element("div", { class: "calls" });
-    this.notes = element("p", { class: "notes" });
-    this.node = element("li", { class: "assistant waiting" }, this.thought, this.body, this.called, this.notes);
-  }
+	/** Show what there is; while it is running, more comes. */
+	update(siblings, isRunning, isLast) {
+		this.isRunning = isRunning;
+		if (isRunning) this.#showTokens(false);
+		this.node.classList.toggle("left-out", Boolean(this.acts.isOut(this.turn)));
+		this.branches.replaceChildren(...branchSwitch(this.turn, siblings, this.acts));
+		this.buttons.hidden = isRunning;
+		this.copy.hidden = this.chances.hidden = !this.turn.text;
+		this.more.hidden = !isLast || !this.turn.text;
+		this.body.toggleAttribute("data-running", isRunning);
+		if (isRunning) this.body.setAttribute("aria-busy", "true");
+		else this.body.removeAttribute("aria-busy");
+		clearTimeout(this.#timer);
+		this.#paint();
+	}
 
-  /** A chunk of the stream. */
-  take({ choices, usage }) {
-    const choice = choices?.[0];
-    const now = performance.now();
-    if (choice?.delta && this.#grow(choice.delta)) {
-      this.node.classList.remove("waiting");
-      this.#lastMs = now;
-    }
-    if (choice?.finish_reason && choice.finish_reason !== "stop") this.finish = choice.finish_reason;
-    this.#tokens = usage?.completion_tokens ?? this.#tokens;
-    if (this.#firstMs === null && (this.#lastMs || this.#tokens)) {
-      this.#firstMs = this.#lastMs = now;
-      this.#firstTokens = this.#tokens || 1;
-    }
-    this.#paintSoon();
-  }
+	/** Paint what has grown, at the pace of the screen, or slower when painting takes long. */
+	grow() {
+		this.#timer ||= setTimeout(() => this.#paint(), Math.max(16, 3 * this.#costMs));
+	}
 
-  /** Nothing more comes; finish: why, when the model did not end by itself. */
-  end(finish = this.finish) {
-    this.finish = finish;
-    this.node.classList.remove("waiting");
-    this.body.removeAttribute("aria-busy");
-    clearTimeout(this.#timer);
-    this.#paint();
-    this.thoughtTitle.textContent = "Reasoning";
-    if (this.text) this.notes.append(copyButton(() => this.text));
-  }
+	/** Put what went wrong under the answer; null: nothing did. */
+	tell(fault) {
+		if (fault?.textContent === this.fault?.textContent) return;
+		this.fault?.remove();
+		this.fault = fault;
+		if (fault) this.node.append(fault);
+	}
 
-  /** Add what is new; whether there was anything. */
-  #grow({ content, reasoning, reasoning_content, tool_calls = [] }) {
-    const thought = reasoning ?? reasoning_content ?? ""; // two names of one thing
-    this.text += content ?? "";
-    this.#reasoning += thought;
-    for (const { index, function: called } of tool_calls ?? []) {
-      const call = (this.#calls[index] ??= { name: "", given: "" });
-      call.name += called?.name ?? "";
-      call.given += called?.arguments ?? "";
-    }
-    return Boolean(content || thought || tool_calls?.length);
-  }
+	#paint() {
+		const before = performance.now();
+		const { text, reasoning, calls = [] } = this.turn;
+		this.#timer = 0;
+		this.node.classList.toggle("waiting", this.isRunning && !text && !reasoning && !calls.length);
+		this.thought.hidden = !reasoning;
+		this.thoughtTitle.textContent = this.isRunning && !text && !calls.length ? "Thinking …" : "Reasoning";
+		if (reasoning) show(this.thoughtText, reasoning);
+		show(this.body, text);
+		this.called.replaceChildren(...calls.filter(Boolean).map((call) => drawn(call, this.isRunning)));
+		this.facts.replaceChildren(...factsOf(this.turn, this.isRunning).map((fact) => element("span", {}, fact)));
+		this.#costMs = performance.now() - before;
+	}
 
-  /** At the pace of the screen, or slower when painting takes long. */
-  #paintSoon() {
-    this.#timer ||= setTimeout(() => this.#paint(), Math.max(16, 3 * this.#costMs));
-  }
+	#showTokens(isWanted) {
+		this.tokens?.remove();
+		this.tokens = null;
+		if (isWanted) {
+			this.tokens = tokenView(this.turn, this.acts);
+			this.body.after(this.tokens);
+		}
+		this.body.hidden = Boolean(isWanted && this.turn.tokens);
+		this.chances.setAttribute("aria-pressed", Boolean(isWanted));
+	}
 
-  #paint() {
-    const before = performance.now();
-    this.#timer = 0;
-    this.thought.hidden = !this.#reasoning;
-    if (this.text || this.#calls.length) this.thoughtTitle.textContent = "Reasoning";
-    if (this.#reasoning) show(this.thoughtText, this.#reasoning);
-    show(this.body, this.text);
-    this.called.replaceChildren(...this.#calls.filter(Boolean).map(drawn));
-    this.notes.replaceChildren(...this.#facts().map((fact) => element("span", {}, fact)));
-    this.#costMs = performance.now() - before;
-  }
-
-  #facts() {
-    const facts = [];
-    const seconds = (this.#lastMs - this.#firstMs) / 1000;
-    if (this.#tokens > this.#firstTokens && seconds > 0) {
-      facts.push(`${figure((this.#tokens - this.#firstTokens) / seconds)} tokens/s`);
-    }
-    if (this.#firstMs !== null) facts.push(`first token ${duration(this.#firstMs - this.#askedMs)}`);
-    if (this.#tokens) facts.push(this.#tokens === 1 ? "1 token" : `${this.#tokens} tokens`);
-    if (this.finish && this.finish !== FAILED) facts.push(ENDS[this.finish] ?? this.finish);
-    return facts;
-  }
+	#edit() {
+		this.#showTokens(false);
+		const form = editForm("Answer", this.turn.text, "Save", (text) => this.acts.rewrite(this.turn, text), () => {
+			form.replaceWith(this.body);
+			this.notes.hidden = false;
+		});
+		this.body.replaceWith(form);
+		this.notes.hidden = true;
+		form.focusField();
+	}
 }
 
-/** A call of a tool. */
-function drawn({ name, given }) {
-  const title = element("figcaption", {}, element("span", {}, "calls ", element("strong", {}, name)));
-  return element("figure", { class: "code call" }, title, element("pre", { tabindex: "0" }, pretty(given)));
+/** A call of a tool: folded, its name told. */
+function drawn({ name, given }, isOpen) {
+	const title = element("summary", {}, "calls ", element("strong", {}, name));
+	return element("details", { class: "code call", open: isOpen }, title, element("pre", { tabindex: "0" }, pretty(given)));
 }
 
 /** Arguments as one reads them; as they are while they are not complete. */
 function pretty(given) {
-  try {
-    return JSON.stringify(JSON.parse(given), null, 2);
-  } catch {
-    return given;
-  }
+	try {
+		return JSON.stringify(JSON.parse(given), null, 2);
+	} catch {
+		return given;
+	}
 }
 
-const figure = (value) => value.toFixed(value < 10 ? 1 : 0);
+/** What is told under an answer. */
+export function factsOf({ facts, finish }, isRunning) {
+	const { speed, firstMs, tokens } = facts ?? {};
+	return [
+		speed && `${speed.toFixed(speed < 10 ? 1 : 0)} tokens/s`,
+		firstMs != null && `first token ${duration(firstMs)}`,
+		tokens && (tokens === 1 ? "1 token" : `${tokens} tokens`),
+		!isRunning && finish && finish !== FAILED && (ENDS[finish] ?? finish),
+	].filter(Boolean);
+}
+
 const duration = (ms) => (ms < 1000 ? `${ms.toFixed(0)} ms` : `${(ms / 1000).toFixed(1)} s`);

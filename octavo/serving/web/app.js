@@ -1,111 +1,121 @@
-// Starts the page: its two views, the list of models, the composer. Everything else is in its own file.
+// Starts the page and ties its parts together. What they do is in their own files.
 
-import { models } from "./api.js";
-import { Conversation } from "./chat.js";
+import { Chat } from "./chat.js";
+import { Composer } from "./composer.js";
 import { Dashboard } from "./dashboard.js";
-import { byId, element } from "./dom.js";
+import { byId } from "./dom.js";
+import { fillIcons } from "./icons.js";
+import { Library } from "./library.js";
+import { Playground } from "./playground.js";
+import { Presets } from "./presets.js";
+import { Server } from "./server.js";
 import { Settings } from "./settings.js";
+import { takeShared } from "./shared.js";
+import { listenForKeys } from "./shortcuts.js";
+import { Sidebar } from "./sidebar.js";
+import { get } from "./store.js";
+import { say } from "./toast.js";
+import { Tree } from "./tree.js";
 
-const RETRY_MS = 2000;
-const MAX_PROMPT_PX = 240;
-const HAS_KEYBOARD = matchMedia("(hover: hover)").matches;
+/** Views and their nodes: no id is the address itself, for there the browser would take the focus away. */
+const VIEWS = { chat: "chat", complete: "plain", dashboard: "dashboard" };
 
-const prompt = byId("prompt");
-const model = byId("model");
-const settings = new Settings(listModels);
-// Until the list of models is there, none is named: the server takes its own.
-const conversation = new Conversation(() => ({ model: model.value || undefined, ...settings.values() }), askForKey);
+fillIcons();
+const server = new Server();
+const settings = new Settings(() => server.list());
+const chat = new Chat(settings, server, askForKey);
+const composer = new Composer(chat, server, (text, files) => {
+	if (chat.isRunning || !settings.check()) return false;
+	chat.ask(text, files);
+	return true;
+});
+const library = new Library();
+const playground = new Playground(settings, server, askForKey);
 const dashboard = new Dashboard();
-let retry = 0;
-
-/** Fill the list of models; again later when the server is not ready. */
-async function listModels() {
-  clearTimeout(retry);
-  try {
-    const ids = await models();
-    model.replaceChildren(...ids.map((id) => element("option", { value: id, title: id }, shortName(id))));
-    model.disabled = ids.length < 2;
-    model.title = model.value;
-  } catch (error) {
-    model.replaceChildren(element("option", { value: "" }, error.status === 401 ? "no access" : "no server"));
-    model.disabled = true;
-    if (error.status !== 401) retry = setTimeout(listModels, RETRY_MS);
-    askForKey(error);
-  }
-  tidy();
-}
-
-/** Folders are named by their last part. */
-const shortName = (id) => id.replace(/[/\\]+$/, "").split(/[/\\]/).at(-1) || id;
+const sidebar = new Sidebar();
+new Presets(settings);
 
 function askForKey(error) {
-  if (error.status === 401) settings.askForKey();
+	if (error.status === 401) settings.askForKey();
 }
 
-function ask(text) {
-  if (!text || conversation.isRunning || !settings.check()) return false;
-  conversation.ask(text);
-  return true;
+/** Show what the address says: a view, a conversation, or one that a link holds. */
+async function route() {
+	const [name, rest = ""] = location.hash.slice(1).split("/");
+	if (name === "shared") return takeShared(rest, library);
+	const view = Object.hasOwn(VIEWS, name) ? name : "chat";
+	for (const node of document.querySelectorAll(".view")) node.hidden = node.id !== VIEWS[view];
+	for (const link of document.querySelectorAll("nav a")) {
+		if (link.dataset.view === view) link.setAttribute("aria-current", "page");
+		else link.removeAttribute("aria-current");
+	}
+	dashboard.isShown = view === "dashboard";
+	if (view === "chat" && rest !== chat.tree.id) await open(rest);
+	if (view === "chat" && !document.querySelector("dialog[open]")) composer.focus();
+	if (view === "complete") playground.focus();
 }
 
-function askPrompt() {
-  if (ask(prompt.value.trim())) prompt.value = "";
-  tidy();
+/** Open a kept conversation; without an id the one that is open stays, and its address is shown. */
+async function open(id) {
+	if (!id) return chat.tree.turns.size ? history.replaceState(null, "", `#chat/${chat.tree.id}`) : undefined;
+	const found = await get(id);
+	if (!found) {
+		say("This conversation is not kept in this browser.");
+		return startAnew();
+	}
+	chat.open(new Tree(found));
+	library.openId = id;
+	sidebar.closeOverlay();
 }
 
-/** What may be pressed, and how high the field is. */
-function tidy() {
-  byId("send").hidden = conversation.isRunning;
-  byId("stop").hidden = !conversation.isRunning;
-  byId("send").disabled = !prompt.value.trim();
-  prompt.style.height = "auto";
-  prompt.style.height = `${Math.min(prompt.scrollHeight, MAX_PROMPT_PX)}px`;
+function startAnew() {
+	chat.open(new Tree());
+	library.openId = "";
+	location.hash = "#chat";
+	sidebar.closeOverlay();
+	composer.focus();
 }
 
-function chooseView() {
-  const wanted = location.hash === "#dashboard" ? "dashboard" : "chat";
-  for (const view of document.querySelectorAll(".view")) view.hidden = view.id !== wanted;
-  for (const link of document.querySelectorAll("nav a")) {
-    if (link.dataset.view === wanted) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
-  }
-  dashboard.isShown = wanted === "dashboard";
-  if (wanted === "chat" && HAS_KEYBOARD) prompt.focus();
-}
-
-function onKey(event) {
-  if (event.key === "Enter" && event.target === prompt && !event.shiftKey && !event.isComposing) {
-    event.preventDefault();
-    askPrompt();
-  } else if (event.key === "Escape" && conversation.isRunning && !settings.dialog.open) {
-    stop();
-  }
-}
-
-function stop() {
-  conversation.stop();
-  prompt.focus();
-}
-
-byId("composer").addEventListener("submit", (event) => {
-  event.preventDefault();
-  askPrompt();
+chat.addEventListener("change", () => composer.tidy());
+chat.addEventListener("keep", ({ detail: tree }) => {
+	if (tree === chat.tree && tree.turns.size && !location.hash.startsWith("#chat/")) {
+		library.openId = tree.id;
+		if (["", "#chat"].includes(location.hash)) history.replaceState(null, "", `#chat/${tree.id}`);
+	}
+	library.keep(tree);
 });
-byId("stop").addEventListener("click", stop);
-byId("reset").addEventListener("click", () => {
-  conversation.reset();
-  location.hash = "#chat";
-  prompt.focus();
+chat.addEventListener("removed", ({ detail: before }) => {
+	composer.focus();
+	say("A turn was removed.", () => chat.tree.id === before.id && chat.restore(before));
 });
-byId("ideas").addEventListener("click", (event) => {
-  if (event.target.matches("button")) ask(event.target.textContent);
+library.addEventListener("gone", startAnew);
+library.addEventListener("renamed", ({ detail: title }) => (chat.tree.title = title));
+library.addEventListener("foreign", async () => {
+	const found = chat.isRunning ? null : await get(chat.tree.id);
+	if (found && found.changed > chat.tree.changed) chat.open(new Tree(found));
 });
-model.addEventListener("change", () => (model.title = model.value));
-prompt.addEventListener("input", tidy);
-document.addEventListener("conversation", tidy);
-document.addEventListener("keydown", onKey);
-window.addEventListener("hashchange", chooseView);
+server.addEventListener("refused", ({ detail }) => askForKey(detail));
+server.addEventListener("model", () => {
+	settings.showDefaults(server.model.default_parameters);
+	composer.tidy();
+});
+byId("reset").addEventListener("click", startAnew);
+byId("new-chat").addEventListener("click", startAnew);
+byId("ideas").addEventListener("click", ({ target }) => {
+	if (target.matches("button") && !chat.isRunning && settings.check()) chat.ask(target.textContent);
+});
+window.addEventListener("hashchange", route);
+listenForKeys({
+	"Ctrl+Shift+O": startAnew,
+	"Ctrl+K": () => (sidebar.show(), library.search.focus()),
+	"Ctrl+B": () => sidebar.toggle(),
+	"Ctrl+,": () => settings.open(),
+	"/": () => (byId("plain").hidden ? ((location.hash = `#chat/${chat.tree.turns.size ? chat.tree.id : ""}`), composer.prompt.focus()) : playground.focus()),
+	Esc: () => !document.querySelector("dialog[open], :popover-open") && (chat.isRunning ? composer.stop() : playground.stop()),
+});
 
-chooseView();
-listModels();
+composer.tidy();
+route();
+library.show();
+server.start();
 dashboard.start();

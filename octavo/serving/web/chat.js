@@ -1,146 +1,196 @@
-// The conversation: what was said, and the answer that is coming.
+// The open conversation: asks, shows and keeps its turns. What a turn looks like is in question.js and answer.js.
 
-import { Answer, ENDS, FAILED } from "./answer.js";
+import { AnswerView } from "./answer.js";
 import { chat } from "./api.js";
-import { byId, element, wordButton } from "./dom.js";
-import { Turn } from "./turn.js";
+import { byId } from "./dom.js";
+import { faultNode } from "./fault.js";
+import { Follower } from "./follow.js";
+import { canMakeRoom, isFull, leaveOutOldest } from "./context.js";
+import { messagesOf } from "./messages.js";
+import { QuestionView } from "./question.js";
+import { ENDS, FAILED, Reply } from "./reply.js";
+import { Tree } from "./tree.js";
 
-const NEAR_PX = 80;
-/** What the server says when the conversation has become too long for the model. */
-const FULL = /context length/i;
+const SAVE_MS = 2000;
 
-/** One conversation. `settings()` gives the model, the system prompt and the sampling of the next answer. */
-export class Conversation {
-  #turns = [];
-  #running = null;
+/** Tells "change" when what may be pressed has changed, "keep" when the conversation is to be kept. */
+export class Chat extends EventTarget {
+	#views = new Map();
+	#running = null;
+	#keptMs = 0;
 
-  constructor(settings, onRefused) {
-    this.settings = settings;
-    this.onRefused = onRefused;
-    this.list = byId("messages");
-    this.scroller = byId("scroller");
-    this.scroller.addEventListener("scroll", () => this.#offerLatest(), { passive: true });
-    byId("latest").addEventListener("click", () => this.#follow(true));
-  }
+	/** settings: gives the system prompt and the other fields of a request; server: its model. */
+	constructor(settings, server, onRefused) {
+		super();
+		Object.assign(this, { settings, server, onRefused, tree: new Tree(), list: byId("messages"), follower: new Follower() });
+		this.acts = this.#acts();
+	}
 
-  get isRunning() {
-    return this.#running !== null;
-  }
+	get isRunning() {
+		return this.#running !== null;
+	}
 
-  /** Say `text`, and show the answer. */
-  async ask(text) {
-    const turn = new Turn(text, { edit: () => this.#edit(turn), remove: () => this.#remove(turn) });
-    this.#turns.push(turn);
-    this.list.append(turn.node);
-    await this.#answer(turn);
-  }
+	/** Show another conversation; an answer that is coming to this one ends. */
+	open(tree) {
+		this.stop();
+		this.#running = null;
+		this.tree = tree;
+		this.#views.clear();
+		this.#draw();
+		this.follower.follow(true);
+	}
 
-  /** End the answer that is coming; what has come stays. */
-  stop() {
-    this.#running?.abort();
-  }
+	/** Say `text` at the end, and show the answer. */
+	async ask(text, files = []) {
+		const question = this.tree.add(this.tree.path().at(-1), { role: "user", text, ...(files.length && { files }) });
+		await this.#answer(this.#room(question));
+	}
 
-  /** Forget everything. */
-  reset() {
-    this.stop();
-    this.#drop(0);
-  }
+	/** End the answer that is coming; what has come stays. */
+	stop() {
+		this.#running?.abort();
+	}
 
-  /** Ask a turn's question, or ask it again. */
-  async #answer(turn) {
-    const answer = new Answer();
-    const running = (this.#running = new AbortController());
-    turn.show(answer);
-    this.#changed();
-    this.#follow(turn === this.#turns.at(-1));
-    try {
-      const { system, ...body } = this.settings();
-      const messages = [...this.#before(turn).flatMap((earlier) => earlier.messages), turn.asked];
-      if (system) messages.unshift({ role: "system", content: system });
-      for await (const chunk of chat({ ...body, messages }, running.signal)) {
-        answer.take(chunk);
-        this.#follow();
-      }
-      answer.end();
-    } catch (error) {
-      answer.end(running.signal.aborted ? "abort" : FAILED);
-      if (!running.signal.aborted) this.#fail(turn, error);
-    }
-    if (this.#running === running) this.#running = null;
-    byId("announcer").textContent = `The answer ${answer.finish ? ENDS[answer.finish] ?? answer.finish : "is complete"}.`;
-    this.#changed();
-    this.#follow();
-  }
+	/** Take this state for the conversation. */
+	restore(data) {
+		this.open(new Tree(data));
+		this.#keep();
+	}
 
-  #before(turn) {
-    return this.#turns.slice(0, this.#turns.indexOf(turn));
-  }
+	#acts() {
+		const acts = {
+			choose: (turn) => this.#show(() => this.tree.choose(turn), turn),
+			again: (turn) => this.#answer(this.#room(this.tree.turns.get(turn.parent))),
+			retry: (turn) => this.#answer(Object.assign(turn, { text: "", reasoning: "", calls: [], tokens: null, facts: null })),
+			more: (turn) => this.#answer(turn, turn.text),
+			askInstead: (turn, text) => this.#askBeside(turn, text),
+			rewrite: (turn, text) => this.#show(() => this.#room(this.tree.turns.get(turn.parent), text)),
+			takeInstead: (turn, text) => {
+				const beside = this.#room(this.tree.turns.get(turn.parent), text);
+				this.#answer(beside, text);
+			},
+			recordTokens: (turn) => (this.settings.turnOn("logprobs"), acts.again(turn)),
+			editQuestion: (turn) => this.#views.get(turn.parent).edit(),
+			leaveOut: (turn, isOut) => this.#show(() => (turn.isOut = isOut)),
+			makeRoom: (turn) => this.#makeRoom(turn),
+			remove: (turn) => this.#remove(turn),
+		};
+		const whenIdle = ([name, act]) => [name, (...given) => this.isRunning || act(...given)];
+		return {
+			...Object.fromEntries(Object.entries(acts).map(whenIdle)),
+			isOut: (turn) => this.tree.turns.get(turn.parent)?.isOut,
+			isFull: (turn) => isFull(turn, this.server.model) && (turn.fault || turn.id === this.tree.head),
+			canMakeRoom: (turn) => canMakeRoom(this.tree.path(turn)),
+		};
+	}
 
-  /** Say what went wrong with a turn's answer, and offer what may help. */
-  #fail(turn, error) {
-    const text = error instanceof TypeError ? "The server cannot be reached." : error.message;
-    const fault = element("div", { class: "fault", role: "alert" }, element("p", {}, text));
-    const offer = (words, act) => fault.append(wordButton(words, () => this.isRunning || act()));
-    offer("Try again", () => this.#answer(turn));
-    if (FULL.test(text)) {
-      offer("Edit", () => this.#edit(turn));
-      const oldest = this.#before(turn).find((earlier) => earlier.messages.length);
-      if (oldest) {
-        offer("Try without the oldest turn", () => {
-          this.#remove(oldest);
-          this.#answer(turn);
-        });
-      }
-    }
-    turn.answer.node.append(fault);
-    this.onRefused(error);
-  }
+	/** An empty answer to a question, or one with a beginning. */
+	#room(question, text = "") {
+		return this.tree.add(question, { role: "assistant", text, model: this.server.select.value });
+	}
 
-  #remove(turn) {
-    if (this.isRunning) return;
-    this.#turns = this.#turns.filter((other) => other !== turn);
-    turn.remove();
-    this.#changed();
-  }
+	#askBeside(turn, text) {
+		const { files } = turn;
+		const question = this.tree.add(this.tree.turns.get(turn.parent), { role: "user", text, ...(files && { files }) });
+		return this.#answer(this.#room(question));
+	}
 
-  /** Let the reader change a question; what was said after it goes when it is asked again. */
-  #edit(turn) {
-    if (this.isRunning) return;
-    const next = this.#turns.indexOf(turn) + 1;
-    turn.edit(next < this.#turns.length, () => {
-      if (this.isRunning) return;
-      this.#drop(next);
-      this.#answer(turn);
-    });
-  }
+	/** Let the model answer in this turn; beginning: what of the answer is there. */
+	async #answer(turn, beginning = "") {
+		const running = new AbortController();
+		this.#running = Object.assign(running, { turn });
+		const { tree } = this;
+		delete turn.fault;
+		delete turn.finish;
+		if (beginning) turn.tokens = null; // the first ones' are not known any more
+		const reply = new Reply(turn);
+		this.#draw();
+		this.follower.follow(turn.id === tree.head);
+		this.#keep(tree);
+		try {
+			for await (const chunk of chat(this.#body(turn, beginning), running.signal)) {
+				reply.take(chunk);
+				this.#views.get(turn.id)?.grow();
+				this.follower.follow();
+				this.#keepSometimes();
+			}
+			reply.end();
+		} catch (error) {
+			reply.end(running.signal.aborted ? "abort" : FAILED);
+			if (!running.signal.aborted) this.#fail(turn, error);
+		}
+		if (this.#running === running) this.#running = null;
+		byId("announcer").textContent = `The answer ${turn.finish ? (ENDS[turn.finish] ?? turn.finish) : "is complete"}.`;
+		if (tree !== this.tree) return this.#keep(tree);
+		this.#draw();
+		this.#keep();
+		this.follower.follow();
+	}
 
-  /** Forget the turns from this one on. */
-  #drop(first) {
-    for (const turn of this.#turns.splice(first)) turn.remove();
-    this.#changed();
-  }
+	#body(turn, beginning) {
+		const { system, ...fields } = this.settings.values();
+		const path = this.tree.path(turn);
+		const model = this.server.select.value || undefined; // until they are known, none is named: the server takes its own
+		const goesOn = beginning && { continue_final_message: true, add_generation_prompt: false };
+		return { model, ...fields, ...goesOn, messages: messagesOf(system, beginning ? path : path.slice(0, -1)) };
+	}
 
-  /** Keep the newest text in view, unless the reader has gone elsewhere. */
-  #follow(always = false) {
-    if (always || !this.isAway) {
-      this.isAway = false;
-      requestAnimationFrame(() => (this.scroller.scrollTop = this.scroller.scrollHeight));
-    }
-  }
+	#fail(turn, error) {
+		turn.fault = error instanceof TypeError ? "The server cannot be reached." : error.message;
+		this.onRefused(error);
+	}
 
-  #offerLatest() {
-    const { scrollHeight, scrollTop, clientHeight } = this.scroller;
-    const isHigher = scrollTop < (this.lastTop ?? 0);
-    const isNear = scrollHeight - scrollTop - clientHeight < NEAR_PX;
-    this.lastTop = scrollTop;
-    if (isNear) this.isAway = false;
-    else if (isHigher) this.isAway = true;
-    byId("latest").hidden = !this.isAway;
-  }
+	/** Leave out the oldest turns, one by one, until there is an answer, or none is left. */
+	async #makeRoom(turn) {
+		let count = 0;
+		const goesOn = !turn.fault && turn.text;
+		while (leaveOutOldest(this.tree.path(turn))) {
+			count++;
+			await (goesOn ? this.#answer(turn, turn.text) : this.acts.retry(turn));
+			if (!isFull(turn, this.server.model)) break;
+		}
+		byId("announcer").textContent = `${count} turns were left out of the context.`;
+	}
 
-  #changed() {
-    this.list.classList.toggle("busy", this.isRunning);
-    byId("welcome").hidden = this.list.childElementCount > 0;
-    document.dispatchEvent(new Event("conversation"));
-  }
+	#remove(turn) {
+		const before = structuredClone(this.tree.data);
+		this.#show(() => this.tree.remove(turn));
+		this.dispatchEvent(new CustomEvent("removed", { detail: before }));
+	}
+
+	/** Change the conversation, and show it. */
+	#show(change, place) {
+		change();
+		this.#draw();
+		this.#keep();
+		if (place) this.list.querySelector(`[data-turn="${CSS.escape(place.id)}"] .branches button:enabled`)?.focus();
+	}
+
+	#draw() {
+		const path = this.tree.path();
+		const views = path.map((turn) => this.#viewOf(turn));
+		const nodes = views.map(({ node }) => node);
+		nodes.forEach((node, n) => this.list.children[n] === node || this.list.insertBefore(node, this.list.children[n] ?? null));
+		while (this.list.children.length > nodes.length) this.list.lastChild.remove();
+		views.forEach((view, n) => view.update(this.tree.siblings(path[n]), path[n] === this.#running?.turn, n === path.length - 1));
+		views.forEach((view, n) => path[n].role === "assistant" && view.tell(faultNode(path[n], this.acts)));
+		this.list.classList.toggle("busy", this.isRunning);
+		byId("welcome").hidden = path.length > 0;
+		this.dispatchEvent(new Event("change"));
+	}
+
+	#viewOf(turn) {
+		if (!this.#views.has(turn.id)) this.#views.set(turn.id, new (turn.role === "user" ? QuestionView : AnswerView)(turn, this.acts));
+		return this.#views.get(turn.id);
+	}
+
+	#keepSometimes() {
+		if (performance.now() - this.#keptMs > SAVE_MS) this.#keep();
+	}
+
+	#keep(tree = this.tree) {
+		this.#keptMs = performance.now();
+		tree.changed = Date.now();
+		this.dispatchEvent(new CustomEvent("keep", { detail: tree }));
+	}
 }
