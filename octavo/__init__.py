@@ -29,10 +29,21 @@ if TYPE_CHECKING:  # the one place where this is allowed: type checkers cannot f
     from octavo.frontend.beam_search.params import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from octavo.frontend.engine import LLMEngine
     from octavo.frontend.outputs.logprobs import FlatLogprobs, Logprob
+    from octavo.frontend.outputs.pooling_output import (
+        ClassificationOutput,
+        ClassificationRequestOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        PoolingOutput,
+        PoolingRequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
+    )
     from octavo.frontend.outputs.request_output import CompletionOutput, RequestOutput
     from octavo.frontend.requests.prompts import EmbedsPrompt, PromptType, TextPrompt, TokensPrompt
     from octavo.frontend.requests.streaming_input import StreamingInput
     from octavo.llm import LLM
+    from octavo.messages.pooling import PoolingParams
     from octavo.messages.sampling import RepetitionDetectionParams, RequestOutputKind, SamplingParams
     from octavo.messages.structured import GuidedDecodingParams, StructuredOutputsParams
     from octavo.runtime.models.registry import ModelRegistry
@@ -49,8 +60,12 @@ __all__ = [
     "BeamSearchOutput",
     "BeamSearchParams",
     "BeamSearchSequence",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
     "CompletionOutput",
     "ConfigError",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "EmbedsPrompt",
     "EngineArgs",
     "EngineDead",
@@ -62,6 +77,9 @@ __all__ = [
     "ModelRegistry",
     "OctavoError",
     "Overloaded",
+    "PoolingOutput",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "PromptTooLong",
     "PromptType",
     "RepetitionDetectionParams",
@@ -69,6 +87,8 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
     "StreamingInput",
     "StructuredOutputsParams",
     "TextPrompt",

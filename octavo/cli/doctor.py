@@ -96,6 +96,6 @@ def _model(model: str) -> Finding:
         return Finding("model", str(error), "check the name; `octavo pull NAME` brings a model here")
     if path is None:
         return Finding("model", f"{model} is not on this machine", f"octavo pull {model}")
-    if model in hub.BUILT_IN and hub.digest(path) != hub.BUILT_IN[model].sha256:
+    if model in hub.BUILT_IN and not hub.is_sound(model, path):
         return Finding("model", f"{path} is damaged", f"remove it, then octavo pull {model}")
     return Finding("model", str(path))

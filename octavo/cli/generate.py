@@ -34,7 +34,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system-prompt", default="", metavar="TEXT", help="System message of every prompt.")
     group = add_sampling_flags(parser)
     group.add_argument(
-        "--n", type=int, default=1, metavar="N", help="Answers per prompt (sampled, not greedy)."
+        "--n",
+        type=int,
+        default=1,
+        metavar="N",
+        help="Answers per prompt; sampled at temperature 1 where one would be greedy.",
     )
     add_engine_flags(parser)
 

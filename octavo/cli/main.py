@@ -31,6 +31,8 @@ COMMANDS = {
     "serve": Command("octavo.cli.serve", "serve a model over HTTP, with OpenAI's API and a page to chat on"),
     "chat": Command("octavo.cli.chat", "talk to a model in the terminal, here or on a server"),
     "complete": Command("octavo.cli.complete", "continue texts in the terminal, here or on a server"),
+    "embed": Command("octavo.cli.embed", "print the vectors of texts"),
+    "rerank": Command("octavo.cli.rerank", "print documents in the order in which they fit a query"),
     "run-batch": Command("octavo.cli.run_batch", "answer a file of requests, in OpenAI's batch format"),
     "plan": Command("octavo.cli.plan", "say what memory a model will take, before it is loaded"),
     "pull": Command("octavo.cli.pull", "bring a model to this machine"),

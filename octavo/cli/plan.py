@@ -45,7 +45,9 @@ def run(args: argparse.Namespace) -> int:
     options = engine_options(args)
     if args.device_memory:
         options.setdefault("device", "cuda")
-    plan = load_object(_PLAN)(resolve(EngineArgs.from_options(options)), args.device_memory)
+    plan = load_object(_PLAN)(
+        resolve(EngineArgs.from_options(options), needs_device=False), args.device_memory
+    )
     print(msgspec.json.encode(plan).decode() if args.json else _table(plan))
     return 1 if plan.problem else 0
 

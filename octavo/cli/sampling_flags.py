@@ -1,7 +1,8 @@
 """The sampling flags that `generate` and `chat` share.
 
 Only flags that were given are applied, on top of what the model recommends; a model that recommends nothing
-is decoded greedily here, because in a terminal one expects the same answer to the same question.
+is decoded greedily here, because in a terminal one expects the same answer to the same question. Several
+answers of one that would be greedy are sampled at temperature 1, as over HTTP.
 """
 
 import argparse
@@ -35,7 +36,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGro
     for name, flag in _FLAGS.items():
         metavar = "N" if flag.type is int else "X"
         group.add_argument("--" + name.replace("_", "-"), type=flag.type, metavar=metavar, help=flag.help)
-    group.add_argument("--max-tokens", type=int, metavar="N", help="Most tokens of an answer.")
+    group.add_argument("--max-tokens", type=int, metavar="N", help="Maximum number of tokens in an answer.")
     group.add_argument("--stop", action="append", metavar="TEXT", help="Ends the answer; may be repeated.")
     group.add_argument("--ignore-eos", action="store_true", default=None, help="Go on to --max-tokens.")
     return group
@@ -56,6 +57,8 @@ def sampling_params(
     chosen = msgspec.structs.asdict(recommended)
     if recommended == SamplingParams():
         chosen["temperature"] = 0.0
+    if n > 1:
+        chosen["temperature"] = chosen["temperature"] or 1.0
     chosen |= {"max_tokens": max_tokens} | given_sampling(args)
     return SamplingParams(**chosen | {"n": n, "output_kind": RequestOutputKind.CUMULATIVE})
 

@@ -10,10 +10,10 @@ from functools import cache
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
+from octavo.base.errors import Unsupported
 from octavo.base.registry import load_object
-from octavo.names import missing
 from octavo.names.table import HOMES, LATER, MODULES, PATHS, PROGRAMS
 
 _ROOT = "octavo"
@@ -31,7 +31,7 @@ def load(path: str, name: str) -> Any:
     entry = entries(path).get(name)
     if entry is None:
         raise AttributeError(f"module '{_ROOT}{'.' * bool(path)}{path}' has no attribute {name!r}")
-    return load_object(HOMES[entry]) if entry in HOMES else missing.name(entry, LATER[entry])
+    return load_object(HOMES[entry]) if entry in HOMES else _missing(entry, LATER[entry])
 
 
 def names_of(module: str) -> Callable[[str], Any]:
@@ -87,3 +87,31 @@ class Finder:
 
 def _is_known(path: str) -> bool:
     return path in PATHS or path in MODULES or any(known.startswith(f"{path}.") for known in PATHS)
+
+
+class _Missing(type):
+    """A name whose feature octavo has not: it can be imported and annotate, and says so when used.
+
+    Refused is what one does with a class or function: calls, attributes, derived classes.
+    """
+
+    reason: str
+
+    def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> "_Missing":
+        for base in bases:
+            if isinstance(base, _Missing):
+                base()
+        return super().__new__(cls, name, bases, namespace)
+
+    def __call__(cls, *args: object, **options: object) -> NoReturn:
+        raise Unsupported(f"{cls.__name__}: {cls.reason}")
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return cls()
+
+
+def _missing(name: str, reason: str) -> type:
+    """A stand-in that raises Unsupported with the reason."""
+    return _Missing(name, (), {"reason": reason, "__module__": "octavo", "__doc__": reason})

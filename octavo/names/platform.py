@@ -66,7 +66,6 @@ set_random_seed = current_platform.seed_everything
 
 def cleanup_dist_env_and_memory(shutdown_ray: bool = False) -> None:
     """Free the memory of engines that nobody holds any more."""
-    del shutdown_ray
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -25,6 +25,10 @@ TOP = _by_name(
         "octavo.runtime.models.registry": "ModelRegistry",
         "octavo.frontend.outputs.logprobs": "Logprob FlatLogprobs",
         "octavo.frontend.outputs.request_output": "RequestOutput CompletionOutput",
+        "octavo.messages.pooling": "PoolingParams",
+        "octavo.frontend.outputs.pooling_output": """PoolingOutput PoolingRequestOutput EmbeddingOutput
+            EmbeddingRequestOutput ClassificationOutput ClassificationRequestOutput ScoringOutput
+            ScoringRequestOutput""",
         "octavo.frontend.requests.prompts": "PromptType TextPrompt EmbedsPrompt TokensPrompt",
         "octavo.frontend.requests.streaming_input": "StreamingInput",
         "octavo.base.errors": """OctavoError ConfigError BadCheckpoint RequestError PromptTooLong
@@ -64,10 +68,7 @@ HOMES = TOP | _by_name(
 )
 """By name: "package.module:attribute"."""
 
-_POOLED = """PoolingParams PoolingOutput PoolingRequestOutput EmbeddingOutput EmbeddingRequestOutput
-    ClassificationOutput ClassificationRequestOutput ScoringOutput ScoringRequestOutput"""
 _REASONS = {
-    "octavo generates text; embedding, classification and reward models are not supported yet.": _POOLED,
     "LoRA adapters are not supported yet: merge the adapter into the model's weights.": """
         LoRARequest LoRAConfig""",
     "octavo serves text only: no image, video or audio can be in a prompt.": """
@@ -101,7 +102,7 @@ _MEDIA_UTILS = """fetch_image fetch_audio fetch_video encode_image_base64 encode
 _SERVER = "run_server make_arg_parser validate_parsed_serve_args FlexibleArgumentParser"
 
 PATHS = {
-    "": f"{_POOLED} LoRARequest initialize_ray_cluster {' '.join(TOP)}",
+    "": f"LoRARequest initialize_ray_cluster {' '.join(TOP)}",
     "assets": "",
     "assets.audio": "AudioAsset",
     "assets.image": "ImageAsset",
@@ -145,7 +146,9 @@ PATHS = {
     "multimodal": "MultiModalDataDict MULTIMODAL_REGISTRY",
     "multimodal.image": "convert_image_mode",
     "multimodal.utils": _MEDIA_UTILS,
-    "outputs": "RequestOutput CompletionOutput " + _POOLED,
+    "outputs": """RequestOutput CompletionOutput PoolingOutput PoolingRequestOutput EmbeddingOutput
+        EmbeddingRequestOutput ClassificationOutput ClassificationRequestOutput ScoringOutput
+        ScoringRequestOutput""",
     "platforms": "current_platform Platform",
     "plugins": "load_general_plugins",
     "pooling_params": "PoolingParams",
