@@ -8,6 +8,7 @@ Prints one JSON line per row, beside vLLM 0.26's figure on one H200 and the coun
 """
 
 import argparse
+import asyncio
 import json
 import os
 import random
@@ -21,7 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from octavo import LLM, SamplingParams, TokensPrompt
+from octavo import LLM, AsyncLLM, EngineArgs, RequestOutputKind, SamplingParams, TokensPrompt
 from octavo.runtime.sampling.output import Moment
 
 _COMMON = {"hidden_act": "silu", "head_dim": 128, "num_key_value_heads": 8, "torch_dtype": "bfloat16"}
@@ -81,7 +82,7 @@ PEER: dict[str, tuple[float, float | None]] = {
 """vLLM 0.26 on one H200, and the floor: bytes or arithmetic that no engine can leave out."""
 ROWS = {
     "qwen3-0.6b": ("start", "check", "nano", "decode", "host"),
-    "llama-3.1-8b": ("check", "decode", "host", "prefill8b", "prefix8b", "long8b", "mixed8b"),
+    "llama-3.1-8b": ("check", "decode", "host", "prefill8b", "prefix8b", "long8b", "mixed8b", "beside8b"),
 }
 BATCHES = {"qwen3-0.6b": (1, 32, 256), "llama-3.1-8b": (1, 32, 128, 256)}
 MAX_ID = 100_000
@@ -301,6 +302,58 @@ class Bench:
         first, last = (self.seconds((prompts, [n] * 16)) for n in (1, 129))
         row = {"row": "long8b", "model": self.name, "ms_per_step": round((last - first) / 128 * 1e3, 4)}
         yield with_peer(row, "long8b ms_per_step")
+
+    def beside8b(self) -> Iterator[dict[str, Any]]:
+        """64 streams of 200 tokens beside four prompts of 16,000: the gaps between the streams' tokens."""
+        self.close()
+        for longest in (0, 2048):
+            yield {"row": "beside8b", "model": self.name, "threshold": longest} | asyncio.run(
+                self._beside(longest)
+            )
+
+    async def _beside(self, longest: int) -> dict[str, float]:
+        engine = AsyncLLM.from_engine_args(
+            EngineArgs(
+                model=str(self.folder),
+                load_format="dummy",
+                skip_tokenizer_init=True,
+                dtype="bfloat16",
+                max_model_len=17408,
+                gpu_memory_utilization=0.85,
+                long_prefill_token_threshold=longest,
+            )
+        )
+
+        async def stream(name: str, prompt: list[int], num_tokens: int) -> list[float]:
+            kind = RequestOutputKind.DELTA
+            params = SamplingParams(
+                temperature=0.0, max_tokens=num_tokens, ignore_eos=True, detokenize=False, output_kind=kind
+            )
+            times = [time.perf_counter()]
+            async for output in engine.generate(TokensPrompt(prompt_token_ids=prompt), params, name):
+                times += [time.perf_counter()] * len(output.outputs[0].token_ids)
+            assert len(times) == num_tokens + 1
+            return times
+
+        try:
+            rng = random.Random(longest)
+            await asyncio.gather(
+                *(stream(f"w{i}", p, 8) for i, p in enumerate(random_prompts(rng, [64] * 64)))
+            )
+            prompts = random_prompts(rng, [128] * 64)
+            streams = [asyncio.create_task(stream(f"s{i}", p, 200)) for i, p in enumerate(prompts)]
+            await asyncio.sleep(0.5)
+            others = random_prompts(rng, [16000] * 4)
+            firsts = await asyncio.gather(*(stream(f"p{i}", p, 1) for i, p in enumerate(others)))
+            gaps = sorted(b - a for times in await asyncio.gather(*streams) for a, b in pairwise(times[1:]))
+        finally:
+            await engine.shutdown()
+        return {
+            "gap_ms_p50": round(1e3 * gaps[len(gaps) // 2], 2),
+            "gap_ms_p99": round(1e3 * gaps[len(gaps) * 99 // 100], 2),
+            "gap_ms_most": round(1e3 * gaps[-1], 2),
+            "last_prompt_s": round(max(times[1] - times[0] for times in firsts), 3),
+        }
 
 
 def random_prompts(rng: random.Random, lengths: list[int]) -> list[list[int]]:

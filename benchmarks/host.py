@@ -44,6 +44,7 @@ from octavo.messages.kv import HeadsKV, KVCacheGroup, ModelReady
 from octavo.messages.request import EngineOutputs
 from octavo.messages.sampling import RequestOutputKind, SamplingParams
 from octavo.messages.step import ModelRunnerOutput
+from octavo.runtime.heads.token import TokenHead
 from octavo.runtime.kernels.choice import TORCH_SAMPLING
 from octavo.runtime.kernels.ref.steps import STEP_KERNELS
 from octavo.runtime.models.interface import Model
@@ -193,7 +194,7 @@ def make_runner(config, plan):
     cache = KVTensors(plan, device)
     state = RequestState(count, config.model.max_model_len, plan, device)
     sampler = Sampler(64, count, device, TORCH_SAMPLING)
-    runner = ModelRunner(cache, state, sampler, [])
+    runner = ModelRunner(cache, state, TokenHead(sampler, state), [])
     runner.equip(CUDAGraphs(NoModel(), cache, state, sampler, STEP_KERNELS, lambda compute: lambda: None))
     return runner
 

@@ -1,0 +1,101 @@
+"""Texts per second of MiniLM on the CPU, beside sentence-transformers; both in turn, vectors compared.
+
+    python benchmarks/record.py cpu-embeddings python -m benchmarks.embeddings PYTHON
+
+PYTHON: of an environment that has sentence-transformers. Both take lists of texts of 16, 64, 128 and 256
+tokens, in their default precision (float32) with as many threads as they choose, and sentence-transformers in
+batches of 32. Prints a JSON line per length: medians of the rounds, CPU time of the process per text, which
+other work on the machine changes less, and the largest difference between two components.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from octavo import LLM
+from octavo.base.hub import installed
+
+LENGTHS = {16: 192, 64: 64, 128: 32, 256: 24}
+"""Tokens of a text, and how many texts there are."""
+WORDS = ("the", "sea", "is", "calm", "and", "quiet", "river", "through", "old", "town", "where", "people")
+PEER = """
+import json, sys, time
+import numpy as np
+from sentence_transformers import SentenceTransformer
+model = SentenceTransformer(sys.argv[1], device="cpu")
+for line in sys.stdin:
+    asked = json.loads(line)
+    wall, cpu = time.perf_counter(), time.process_time()
+    vectors = model.encode(asked["texts"], batch_size=32)
+    took = time.perf_counter() - wall, time.process_time() - cpu
+    np.save(asked["file"], vectors)
+    print(json.dumps(took), flush=True)
+"""
+
+
+class Peer:
+    """sentence-transformers in a process of its own."""
+
+    def __init__(self, python: str) -> None:
+        self._vectors = Path(tempfile.mkdtemp(), "vectors.npy")
+        command = [python, "-c", PEER, str(installed("minilm"))]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def encode(self, texts):
+        self._process.stdin.write(json.dumps({"texts": texts, "file": str(self._vectors)}) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline()), np.load(self._vectors)
+
+    def close(self):
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def encode(llm, texts):
+    wall, cpu = time.perf_counter(), time.process_time()
+    outputs = llm.embed(texts, use_tqdm=False)
+    took = time.perf_counter() - wall, time.process_time() - cpu
+    return took, np.array([out.outputs.embedding for out in outputs])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("python")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--dtype", default="auto")
+    args = parser.parse_args()
+    peer, rng = Peer(args.python), random.Random(1)
+    with LLM("minilm", dtype=args.dtype) as llm:
+        for length, count in LENGTHS.items():
+            texts = [" ".join(rng.choices(WORDS, k=length - 2)) for _ in range(count)]
+            tokens = len(llm.embed(texts[:1], use_tqdm=False)[0].prompt_token_ids)
+            assert tokens == length, f"{tokens} tokens, not {length}"
+            peer.encode(texts[:4])
+            ours, theirs = [], []
+            for _ in range(args.rounds):
+                took, vectors = encode(llm, texts)
+                ours.append(took)
+                took, expected = peer.encode(texts)
+                theirs.append(took)
+            rows = {"octavo": np.array(ours), "sentence_transformers": np.array(theirs)}
+            medians = {name: np.median(took, axis=0) for name, took in rows.items()}
+            speeds = {f"{name}_texts_per_s": round(count / m[0], 1) for name, m in medians.items()}
+            cpu = {f"{name}_cpu_ms": round(1e3 * m[1] / count, 2) for name, m in medians.items()}
+            ratio = statistics.median(b[0] / a[0] for a, b in zip(ours, theirs, strict=True))
+            row = {"tokens": length, "texts": count, "rounds": args.rounds, "dtype": llm.model_config.dtype}
+            row |= speeds | cpu | {"ratio": round(ratio, 2)}
+            cosine = float((vectors * expected).sum(1).min())
+            worst = float(np.abs(vectors - expected).max())
+            print(json.dumps(row | {"largest_difference": worst, "least_cosine": cosine}), flush=True)
+    peer.close()
+
+
+if __name__ == "__main__":
+    main()
