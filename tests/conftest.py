@@ -18,6 +18,7 @@ import pytest
 from octavo.base import hub
 
 ROOT = Path(__file__).resolve().parents[1]
+_SHOWN_OF_A_FAILURE = 600
 MAX_RERUNS = 3
 """Tests that may need a second try in one session; more are no bad luck."""
 
@@ -51,6 +52,11 @@ def _fresh_log():
     logger.handlers[:], logger.propagate, logger.level = before
 
 
+def pytest_addoption(parser):
+    """Options of this suite."""
+    parser.addoption("--whole-docs", action="store_true", help="run the documentation's slow blocks, too")
+
+
 def pytest_collection_modifyitems(items):
     """Skip what needs GPUs that are not there; allow a second try to what real processes and clocks decide.
 
@@ -69,10 +75,10 @@ def pytest_collection_modifyitems(items):
 
 
 def _rerun_tests(config):
-    """Names of the tests that failed once and were run again; none on a worker of xdist."""
+    """The tests that failed once and were run again, and how they failed; none on a worker of xdist."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     reports = reporter.stats.get("rerun", []) if reporter is not None else []
-    return sorted({report.nodeid for report in reports})
+    return {report.nodeid: report.longreprtext for report in reports}
 
 
 @pytest.hookimpl(trylast=True)
@@ -87,5 +93,5 @@ def pytest_terminal_summary(terminalreporter, config):
     if names := _rerun_tests(config):
         verdict = f"more than {MAX_RERUNS}: the session fails" if len(names) > MAX_RERUNS else "tolerated"
         terminalreporter.section(f"{len(names)} tests needed a second try ({verdict})")
-        for name in names:
-            terminalreporter.write_line(name)
+        for name, text in sorted(names.items()):
+            terminalreporter.write_line(f"{name}\n{text[-_SHOWN_OF_A_FAILURE:]}")

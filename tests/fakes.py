@@ -8,6 +8,7 @@ without any engine.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -262,8 +263,8 @@ class FakeExecutor(Executor):
             self._check(Tier.POOL in (source.tier, target.tier), "a copy within host memory")
             self.memory[self._index(target)] = list(self.memory[self._index(source)])
         parts = list(zip(step.request_ids, step.num_computed_tokens, step.num_scheduled_tokens, strict=True))
-        for request_id, start, count in parts:
-            self._write(self.rows[request_id], start, count)
+        for index, (request_id, start, count) in enumerate(parts):
+            self._write(self.rows[request_id], start, count, step.drafts.get(index, ()))
         for request_id, start, count in parts:
             self._read(self.rows[request_id], start, count)
         output = ModelRunnerOutput(
@@ -271,6 +272,16 @@ class FakeExecutor(Executor):
         )
         for index, (request_id, start, count) in enumerate(parts):
             self._sample(request_id, start, count, output, masks.get(index))
+            for draft in step.drafts.get(index, ()):
+                row = self.rows[request_id]
+                num_output = len(row.tokens) - row.new.num_prompt_tokens
+                fails = self.errors.get(request_id) in (num_output - 1, num_output)
+                if output.sampled_token_ids[-1][-1] != draft or fails:
+                    break
+                row.num_computed += 1
+                before = output.sampled_token_ids.pop()
+                self._sample(request_id, start + len(before), count, output)
+                output.sampled_token_ids[-1][:0] = before
         self.steps.append(step)
         return output
 
@@ -307,13 +318,20 @@ class FakeExecutor(Executor):
             for table, ids in zip(self.rows[step.request_ids[index]].tables, blocks, strict=True):
                 table.extend(ids)
 
-    def _write(self, row: _Row, start: int, count: int) -> None:
+    def _write(self, row: _Row, start: int, count: int, drafts: Sequence[int] = ()) -> None:
         self._check(count > 0 and start + count <= len(row.tokens), "tokens scheduled that do not exist")
+        self._check(
+            not drafts or start + count == len(row.tokens), "drafts behind a token that is not the last"
+        )
+        digests = row.digests.copy()
+        for draft in drafts:
+            digests.append(extend_digest(digests[-1], draft))
+        self._check(len(digests) < self.config.model.max_model_len, "drafts beyond the context")
         for table, size in zip(row.tables, self.plan.block_sizes, strict=True):
-            for position in range(start, start + count):
+            for position in range(start, start + count + len(drafts)):
                 block = table[position // size]
                 self._check_block(block)
-                self.memory[block][position % size] = row.digests[position]
+                self.memory[block][position % size] = digests[position]
         row.num_computed = start + count
 
     def _read(self, row: _Row, start: int, count: int) -> None:
@@ -334,14 +352,14 @@ class FakeExecutor(Executor):
         if masks is None or (step.masks_follow and not masks.indexes):
             return {}
         indexes = masks.indexes
-        bits = np.frombuffer(masks.bits, np.uint8).reshape(len(indexes), -1)
+        bits = np.frombuffer(masks.bits, np.uint8).reshape(len(set(masks.numbers)), -1)
         self._check(bits.shape[1] == -(-self.vocab_size // 32) * 4, "masks of another vocabulary")
         self._check(bool(indexes) and indexes == sorted(set(indexes)), f"masks of requests {indexes}")
         for index in indexes:
             end = step.num_computed_tokens[index] + step.num_scheduled_tokens[index]
             row = self.rows[step.request_ids[index]]
             self._check(end == len(row.tokens), "a mask for a request that does not sample")
-        return dict(zip(indexes, bits, strict=True))
+        return {index: bits[number] for index, number in zip(indexes, masks.numbers, strict=True)}
 
     def _sample(
         self,

@@ -4,6 +4,7 @@ Names come from the package's own table and blocks from its quantizer, so nothin
 loader. Source of the three changes of layout: convert_hf_to_gguf.py of https://github.com/ggml-org/llama.cpp.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import gguf
@@ -26,30 +27,47 @@ _HEAD = {
     "attention.sliding_window": "sliding_window",
     "context_length": "max_position_embeddings",
     "vocab_size": "vocab_size",
+    "expert_count": "num_local_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
 }
 
 
 def write_gguf(oracle: PreTrainedModel, path: Path, types: dict[str, str], default: str = "F32") -> Path:
     """Write the model, matrices in `types` (by tensor) or `default`; the oracle gets the rounded weights."""
-    architecture = oracle.config.model_type.removesuffix("_text")
+    model_type = oracle.config.model_type
+    own = {"mixtral": "llama", "qwen3_moe": "qwen3moe"}
+    architecture = own.get(model_type, model_type.removesuffix("_text"))
     key = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == architecture)
     names = gguf.get_tensor_name_map(key, oracle.config.num_hidden_layers)
     rows, data = [], bytearray()
-    for name, parameter in oracle.named_parameters():
+    for name, parameter in _tensors(oracle):
         stem = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        values = _to_gguf(architecture, oracle, name, parameter.detach()).contiguous().numpy()
-        kind = types.get(stem.split(".")[-2], default) if values.ndim == 2 else "F32"
+        values = _to_gguf(architecture, oracle, name, parameter).contiguous().numpy()
+        own = types.get(stem.split(".")[-2], default)
+        kind = own if values.ndim > 1 and not stem.endswith("ffn_gate_inp.weight") else "F32"
         quantization = gguf.GGMLQuantizationType[kind]
         raw = gguf.quants.quantize(values, quantization)
         rows.append(Tensor(stem, values.shape[::-1], int(quantization), len(data)))
         data += raw.tobytes() + bytes(-raw.nbytes % 32)
         rounded = torch.from_numpy(np.copy(gguf.quants.dequantize(raw, quantization))).view(values.shape)
-        parameter.data.copy_(_from_gguf(architecture, oracle, name, rounded))
+        parameter.copy_(_from_gguf(architecture, oracle, name, rounded))
     for name, divisors in _rope_divisors(oracle).items():
         rows.append(Tensor(f"{name}.weight", divisors.shape, 0, len(data)))
         data += divisors.numpy().tobytes() + bytes(-divisors.nbytes % 32)
     path.write_bytes(gguf_bytes(_entries(architecture, oracle), rows, bytes(data)))
     return path
+
+
+def _tensors(oracle: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters by name; gates and values of experts apart."""
+    for name, parameter in oracle.named_parameters():
+        data = parameter.detach()
+        if name.endswith("experts.gate_up_proj"):
+            for kind, part in zip(("gate", "up"), data.chunk(2, dim=1), strict=True):
+                yield name.replace("gate_up_proj", f"{kind}_proj.weight"), part
+        else:
+            yield name + ".weight" * name.endswith("experts.down_proj"), data
 
 
 def _entries(architecture: str, oracle: PreTrainedModel) -> list[Entry]:

@@ -1,8 +1,8 @@
 """Inputs for every op of the kernel table, by op name; fast kernels are compared with references on them."""
 
 import copy
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from itertools import product
 from typing import Any, get_args
 
@@ -10,15 +10,17 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType, quants
 
-from octavo.base.gguf import BLOCK_TYPES
 from octavo.runtime.kernels.activations import Activation
 from octavo.runtime.kernels.attention import HeadInputs, HeadNorms, Ragged, Rotation, Scores
+from octavo.runtime.kernels.block_types import GROUP_TYPES, TYPES_BY_NAME
+from octavo.runtime.kernels.experts import ExpertForm, Router, Routing, Shared
 from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.kernels.ref.table import ref_table
-from octavo.runtime.kernels.sampling import Draws, Limits, Truncation
+from octavo.runtime.kernels.sampling import IN_PROMPT, Draws, Limits, TokenLists, Truncation
 from octavo.runtime.kernels.table import KernelTable
 
-BLOCKS = {kind.name: kind for kind in BLOCK_TYPES.values()}
+BLOCKS = TYPES_BY_NAME
+GROUP_NAMES = {kind.name for kind in GROUP_TYPES.values()}
 TYPE_NAMES = sorted(BLOCKS)
 CACHE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 
@@ -44,6 +46,8 @@ def make_blocks(type_name: str, rows: int, columns: int, seed: int = 0) -> torch
     rng = np.random.default_rng(seed)
     kind = BLOCKS[type_name]
     weights = (rng.standard_normal((rows, columns)) * 0.05).astype(np.float32)
+    if type_name in GROUP_NAMES:
+        return _group_blocks(rng, type_name, rows, columns)
     if type_name in ("Q4_K", "Q5_K", "Q6_K"):  # the package has no quantizer for these
         raw = rng.integers(0, 256, (rows, columns // kind.block, kind.num_bytes), dtype=np.uint8)
         scale = np.frombuffer(np.float16(0.0007).tobytes(), np.uint8)
@@ -53,6 +57,24 @@ def make_blocks(type_name: str, rows: int, columns: int, seed: int = 0) -> torch
         return torch.from_numpy(raw.reshape(rows, -1))
     packed = quants.quantize(weights, GGMLQuantizationType[type_name])
     return torch.from_numpy(packed.view(np.uint8).reshape(rows, -1).copy())
+
+
+def _group_blocks(rng: np.random.Generator, type_name: str, rows: int, columns: int) -> torch.Tensor:
+    """Random weights, scales and zero points of octavo's own types; no E4M3 that is no number."""
+    kind = BLOCKS[type_name]
+    raw = rng.integers(0, 256, (rows * columns // kind.block, kind.num_bytes), dtype=np.uint8)
+    scales = (rng.uniform(0.01, 0.02, len(raw)) * (0.1 if "8" in type_name[:2] else 1)).astype(np.float32)
+    if type_name.startswith("U"):
+        bits = int(type_name[1])
+        zeros = rng.integers(0, 2**bits + 1, len(raw)) - (128 if bits == 8 else 0)
+        head = np.stack([scales, zeros], 1).astype(np.float16)
+    else:
+        head = scales[:, None]
+    raw[:, :4] = head.view(np.uint8)
+    if type_name.startswith("F8"):
+        body = raw[:, 4:]
+        body[body & 127 == 127] ^= 1
+    return torch.from_numpy(raw.reshape(rows, -1))
 
 
 @dataclass
@@ -171,6 +193,39 @@ def _attention() -> Iterator[Case]:
                     f"{heads}x{kv_heads}x{head_dim} blocks of {block_size} {dtype} window {window} cap {cap}",
                     (*paged.args(), Scores(head_dim**-0.5, window, cap)),
                 )
+                yield Case(
+                    f"to both sides {heads}x{kv_heads}x{head_dim} {dtype} window {window} cap {cap}",
+                    (*paged.args(), Scores(head_dim**-0.5, window, cap, is_causal=False)),
+                )
+    yield from _latent_attention()
+
+
+def make_latent(
+    lens: list[tuple[int, int]],
+    *,
+    heads: int,
+    size: int,
+    block_size: int,
+    dtype: torch.dtype = torch.float32,
+) -> Paged:
+    """The same of a cache that keeps one vector per token."""
+    paged = make_paged(lens, heads=heads, kv_heads=1, head_dim=size, block_size=block_size)
+    paged.cache = paged.cache[:, :1].to(dtype).contiguous()
+    return paged
+
+
+def _latent_attention() -> Iterator[Case]:
+    """Heads that fill a tile, and do not; parts of any size; without a part for keys alone."""
+    shapes = [(16, 32, 128, 16), (4, 8, 40, 4), (20, 64, 512, 64), (3, 0, 36, 5), (70, 16, 64, 32)]
+    for heads, keys_only, latent, block_size in shapes:
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            size = keys_only + latent
+            for kind, lens in (("mixed", _RAGGED[:5]), ("single", [(1, 1), (1, 300), (1, 128), (1, 33)])):
+                paged = make_latent(lens, heads=heads, size=size, block_size=block_size, dtype=dtype)
+                yield Case(
+                    f"latent {kind} {heads}x{keys_only}+{latent} blocks of {block_size} {dtype}",
+                    (*paged.args(), Scores(size**-0.5, keys_only=keys_only)),
+                )
 
 
 def _store_kv() -> Iterator[Case]:
@@ -197,6 +252,21 @@ def _store_kv() -> Iterator[Case]:
                 )
     norms = HeadNorms(torch.randn(64), torch.randn(64), 1e-5)
     yield _to_store(3, 1, 64, 16, norms=norms)
+    for dtype in (torch.float32, torch.bfloat16):
+        for heads, half, latent, interleaved in ((16, 32, 512, True), (5, 4, 40, False), (130, 3, 12, True)):
+            angles, size = torch.randn(9, half) * 100, 2 * half + latent
+            case = _to_store(
+                heads,
+                1,
+                size,
+                16,
+                rotation=Rotation(angles.cos(), angles.sin(), interleaved),
+                norms=HeadNorms(None, torch.randn(latent), 1e-6),
+                tolerance=2e-6 if dtype == torch.float32 else 2**-8,
+            )
+            new, cache, slots = case.args
+            case.args = new, cache[:, :1].to(dtype).contiguous(), slots
+            yield replace(case, name=f"latent {case.name} {dtype}")
 
 
 def _to_store(
@@ -272,6 +342,12 @@ def _matmul() -> Iterator[Case]:
             yield Case(f"{name} odd {m}", (torch.randn(m, 75), Packed(make_blocks(name, 11, 75), name)))
 
 
+def _select_inputs() -> Iterator[Case]:
+    for rows, size, count in ((1, 48, 64), (7, 576, 640), (40, 5, 3)):
+        places = torch.randint(-1, size, (count,), dtype=torch.int32)
+        yield Case(f"{rows}x{size} to {count}", (torch.randn(rows, size + 3)[:, :size], places), tolerance=0)
+
+
 def _gated_matmul() -> Iterator[Case]:
     for case in _dense_matmul():
         x, weight, *bias = case.args
@@ -314,6 +390,89 @@ def _row_limits() -> Iterator[Case]:
         yield Case(f"{rows}", (places, positions, seeds, limits), tolerance=0.0)
 
 
+def _forbid() -> Iterator[Case]:
+    """Rows in any order, masks that rows share; the last word of a mask has bits of no token."""
+    for n, size in ((1, 31), (3, 5000), (5, 4096)):
+        words = torch.randint(-(2**31), 2**31 - 1, (2, -(-size // 32)), dtype=torch.int32)
+        for m in {1, n - n // 2, n}:
+            rows, numbers = torch.randperm(n)[:m], torch.randint(0, 2, (m,))
+            yield Case(f"{m} of {n}x{size}", (torch.randn(n, size), rows, numbers, words), changed=(0,))
+
+
+def _widen() -> Iterator[Case]:
+    wide = torch.randn(5, 9000)
+    for logits in (wide, wide.bfloat16(), wide.half()[:, :5001], wide.bfloat16()[:1, 8:]):
+        yield Case(f"{logits.dtype} {tuple(logits.shape)}", (logits,), tolerance=0.0)
+
+
+def _ban() -> Iterator[Case]:
+    """Words that have begun, and others; beginnings of outputs; words that share their last token."""
+    for n, size, num_words in ((1, 31, 2), (4, 900, 200)):
+        ids = torch.randint(0, 3, (n + 1, 12))
+        lengths = torch.randint(0, 12, (n + 2,))
+        owners, lists = (torch.randint(0, n, (num_words,)) for _ in range(2))
+        prefixes = torch.randint(-1, 3, (num_words, 3))
+        prefixes[:, 1:].masked_fill_(prefixes[:, :-1] < 0, -1)
+        last, rows = torch.randint(0, min(size, 40), (num_words,)), torch.randint(0, n, (num_words,))
+        args = (torch.randn(n, size), rows, last, prefixes, owners, lists, ids, lengths)
+        yield Case(f"{n}x{size}", args, changed=(0,))
+    args = (torch.randn(4, 50), rows[:1], last[:1], prefixes[:1, :0], owners[:1], lists[:1], ids, lengths)
+    yield Case("no prefixes", args, changed=(0,))
+
+
+def _penalize() -> Iterator[Case]:
+    """Tokens of prompt and output; entries that are none, and what a former owner has left."""
+    for n, size, longest in ((1, 31, 5), (3, 5000, 40), (4, 900, 700)):
+        counts = torch.zeros(n + 2, size, dtype=torch.int32)
+        ids = torch.randint(0, size, (n + 2, longest + 9))
+        lengths = torch.randint(1, longest, (n,))
+        lengths[0] = longest
+        rows, owners = torch.randperm(n + 1)[:n], torch.randperm(n + 2)[:n]
+        for owner, length in zip(owners.tolist(), lengths.tolist(), strict=True):
+            tokens = torch.randperm(size)[:length]
+            ids[owner, :length] = tokens
+            counts[owner, tokens] = torch.randint(0, 4, (length,), dtype=torch.int32)
+            counts[owner, tokens[::2]] += IN_PROMPT
+            counts[owner, tokens[-1]] = 0  # said to be none
+            ids[owner, length - 1] = -1
+        strengths = torch.tensor([[1.3, 0.5, -0.7], [0.8, 0.0, 0.4], [1.0, -0.2, 0.0], [1.1, 0.0, 0.0]])
+        lists = TokenLists(owners, lengths, ids, counts, longest)
+        args = (torch.randn(n + 1, size), rows, lists, torch.randperm(4)[:n], strengths)
+        yield Case(f"{n}x{size}", args, changed=(0,))
+
+
+def _count() -> Iterator[Case]:
+    """Tokens that occur and others, at the ends of lists."""
+    for n, size in ((1, 31), (3, 5000), (70, 900)):
+        counts = torch.randint(0, 2, (n + 2, size), dtype=torch.int32)
+        ids, owners = torch.randint(0, size, (n + 2, 9)), torch.randperm(n + 2)[:n]
+        lists = TokenLists(owners, torch.randint(0, 9, (n,)), ids, counts, 8)
+        yield Case(f"{n}x{size}", (lists, torch.randint(0, size, (n,))), changed=(0,))
+
+
+def _score() -> Iterator[Case]:
+    """Equal logits, rows with tokens that are impossible, narrow types; more than a kernel keeps."""
+    for size, top, options in (
+        (31, 3, {}),
+        (9000, 5, {}),
+        (9000, 0, {}),
+        (5000, 40, {}),
+        (4097, 20, {"dtype": torch.bfloat16}),
+        (300, -1, {}),
+        (700, 4, {"listed": True}),
+    ):
+        logits = (torch.randn(4, size) * 3).to(options.get("dtype", torch.float32))
+        if size == 9000:
+            logits[1, 7] = logits[1, 8500] = 20.0
+            logits[2, 8:] = float("-inf")
+        rows, token_ids = torch.tensor([2, 0, 1]), torch.randint(0, size, (3,))
+        token_ids[0] %= 3
+        listed = torch.randint(0, size, (3, top)) if "listed" in options else None
+        for normalise in (True, False):
+            args = (logits, rows, token_ids, top, normalise, listed)
+            yield Case(f"{size} top {top} {normalise}", args, tolerance=2e-6)
+
+
 def _truncate() -> Iterator[Case]:
     """Ends among many equal logits, near and deep; compared by the tokens that are kept."""
     for size, spread in ((151, 3.0), (9000, 3.0), (4500, 0.1)):
@@ -328,6 +487,60 @@ def _truncate() -> Iterator[Case]:
             yield Case(f"{size} {spread} {kind}", (logits.to(kind), Limits(temperature, top_k, top_p, min_p)))
 
 
+def _route() -> Iterator[Case]:
+    for tokens, count, router in (
+        (5, 8, Router(2)),
+        (7, 60, Router(4, normalises=True)),
+        (3, 16, Router(3, "logits", factor=2.5)),
+        (40, 64, Router(6, num_groups=8, top_groups=3)),
+        (9, 512, Router(16, "sigmoid", True, 1e-20, 2.5, 8, 4, 2)),
+    ):
+        logits, bias = torch.randn(tokens, count + 1)[:, :count] * 2, torch.randn(count)
+        yield Case(f"{tokens} {router}", (logits, bias if router.scores == "sigmoid" else None, router))
+    yield Case("equal scores", (torch.tensor([[1.0, 3.0, 3.0, 2.0], [0.0] * 4]), None, Router(2)))
+
+
+def _routing(tokens: int, count: int, top_k: int, chosen: int | None = None) -> Routing:
+    """Random experts of each token, `chosen` among them."""
+    order = torch.rand(tokens, count).argsort(1)
+    if chosen is not None:
+        order = torch.cat([torch.full((tokens, 1), chosen), order[:, : top_k - 1] % chosen], 1)
+    return Routing(order[:, :top_k].int().contiguous(), torch.rand(tokens, top_k))
+
+
+def _expert_calls() -> Iterator[tuple[str, Any, tuple[int, int, int], tuple[Any, ...]]]:
+    """Name, (inputs, routing), sizes E, I and H, and what comes behind the matrices."""
+    calls = [(1, 8, 48, 64, 2), (70, 5, 32, 96, 3), (33, 40, 32, 64, 1), (3, 4, 160, 32, 4)]
+    for tokens, count, inner, size, top_k in calls:
+        x = torch.randn(tokens, size + 3)[:, :size]
+        shared = None if tokens == 1 else Shared(torch.randn(tokens, size), None)
+        if tokens == 70:
+            shared = Shared(torch.randn(tokens, size), torch.randn(tokens, 1))
+        biases = (torch.randn(count, 2 * inner), torch.randn(count, size)) if tokens == 3 else (None, None)
+        form = ExpertForm("gelu" if tokens == 33 else "silu", tokens == 33, *biases)
+        given = x, _routing(tokens, count, top_k, count - 1 if tokens == 70 and top_k == 1 else None)
+        yield f"{tokens} of {count}x{inner}x{size}", given, (count, inner, size), (form, shared)
+
+
+def _dense_experts() -> Iterator[Case]:
+    for name, given, (count, inner, size), rest in _expert_calls():
+        up, down = torch.randn(count, 2 * inner, size) * 0.1, torch.randn(count, size, inner) * 0.1
+        yield Case(name, (*given, up, down, *rest))
+
+
+def _block_experts() -> Iterator[Case]:
+    for kind in ("F32", "BF16", "Q8_0", "Q4_1"):
+        for name, given, (count, inner, size), rest in _expert_calls():
+            if inner % 32 and kind.startswith("Q"):
+                continue
+            shapes = (inner, size), (inner, size), (size, inner)
+            stacks = (
+                Packed(make_blocks(kind, count * rows, columns, rows).view(count, rows, -1), kind)
+                for rows, columns in shapes
+            )
+            yield Case(f"{kind} {name}", (*given, *stacks, *rest))
+
+
 CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "store_kv": _store_kv,
     "paged_attention": _attention,
@@ -337,16 +550,27 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "activate": _activate,
     "draw": _draw,
     "row_limits": _row_limits,
+    "forbid": _forbid,
+    "widen": _widen,
+    "ban": _ban,
+    "penalize": _penalize,
+    "count": _count,
+    "score": _score,
     "truncate": _truncate,
     "matmul": _dense_matmul,
     "gated_matmul": _gated_matmul,
     "block_dequantize": _dequantize,
     "block_matmul": _matmul,
+    "route": _route,
+    "dense_experts": _dense_experts,
+    "block_experts": _block_experts,
+    "select_inputs": _select_inputs,
 }
 
 
-_NO_OPS = {"choose", "split_product", "input_precision", "begin", "end", "record_calls"}
+_NO_OPS = {"choose", "split_product", "input_precision", "dense_precision", "begin", "end", "record_calls"}
 _NO_OPS |= {"gated_block_matmul", "block_feed_forward", "block_greedy", "sandwich_norm"}
+_NO_OPS |= {"arrange", "latent_prompts"}
 _REF = ref_table()
 _FAMILIES = [field.name for field in fields(KernelTable) if is_dataclass(getattr(_REF, field.name))]
 _FAMILY_OF = {op.name: family for family in _FAMILIES for op in fields(getattr(_REF, family))}
@@ -383,8 +607,28 @@ def nothing_of(op: str, case: Case) -> tuple[Any, ...]:
     if op == "block_dequantize":
         matrix, *rest = case.args
         return matrix._replace(blocks=matrix.blocks[:0]), *(arg[:0] for arg in rest[:1])
+    if op.endswith("_experts"):
+        x, routing, *matrices, form, shared = case.args
+        none = None if shared is None else Shared(*(part if part is None else part[:0] for part in shared))
+        return x[:0], Routing(*(part[:0] for part in routing)), *matrices, form, none
     if op == "truncate":
         return case.args[0][:0], Limits(*(numbers[:0] for numbers in case.args[1]))
+    if op == "forbid":
+        logits, rows, numbers, words = case.args
+        return logits, rows[:0], numbers[:0], words
+    if op == "penalize":
+        logits, rows, lists, owners, strengths = case.args
+        empty = lists._replace(rows=lists.rows[:0], lengths=lists.lengths[:0])
+        return logits, rows[:0], empty, owners[:0], strengths
+    if op == "ban":
+        logits, *words, ids, lengths = case.args
+        return logits, *(part[:0] for part in words), ids, lengths
+    if op == "count":
+        lists, token_ids = case.args
+        return lists._replace(rows=lists.rows[:0], lengths=lists.lengths[:0]), token_ids[:0]
+    if op == "score":
+        logits, rows, token_ids, *rest = case.args
+        return logits, rows[:0], token_ids[:0], *rest[:2], None
     if op == "row_limits":
         return tuple(arg[:0] for arg in case.args)
     if op == "add_norm":
@@ -400,13 +644,22 @@ def _own(arg: Any) -> Any:
     return copy.deepcopy(arg)
 
 
+def seen(op: str, args: Sequence[Any], result: Any) -> Any:
+    """What anybody reads of a result."""
+    return result[..., args[-1].keys_only :] if op == "paged_attention" else result
+
+
 def run(table: KernelTable, op: str, case: Case) -> list[torch.Tensor]:
     args: list[Any] = [
         _own(arg) if index in case.changed + case.spoiled else arg for index, arg in enumerate(case.args)
     ]
-    result = find(table, op)(*args, **case.kwargs)
+    result = seen(op, args, find(table, op)(*args, **case.kwargs))
     outputs = list(result) if isinstance(result, tuple) else [] if result is None else [result]
-    return [*outputs, *(args[index] for index in case.changed)]
+    changed = [args[index] for index in case.changed]
+    tensors = [
+        part for value in changed for part in (value[2:4] if isinstance(value, TokenLists) else [value])
+    ]
+    return [*outputs, *tensors]
 
 
 def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float, name: str) -> None:

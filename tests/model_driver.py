@@ -59,7 +59,7 @@ class Driver:
         self._tables: list[list[int]] = []
         self._lengths: list[int] = []
         shapes = [
-            (num_blocks, 2, block_size, s.num_kv_heads, s.head_dim)
+            (num_blocks, s.halves, block_size, s.num_kv_heads, s.head_dim)
             for s in (layer.kv_spec for layer in model.attention_layers)
         ]
         self._caches = [torch.full(shape, torch.nan, device=self._device) for shape in shapes]
@@ -101,6 +101,8 @@ class Driver:
             kv_caches=self._caches,
             groups=[GroupTables(padded, torch.tensor(slots))],
             group_of_layer=[0] * len(self._caches),
+            from_start=lengths == counts,
+            longest_q=max(counts),
         )
 
 

@@ -131,7 +131,8 @@ class FakeWorker:
 
     def execute(self, step):
         fail_at(str(step.step_id), self.config, self.rank)
-        return Done(ModelRunnerOutput(step.step_id, [[step.step_id, self.rank] for _ in step.request_ids]))
+        token = 1000 * self.rank + step.step_id
+        return Done(ModelRunnerOutput(step.step_id, [[token] for _ in step.request_ids]))
 
     def sample(self, masks):
         self.masks.append(masks.indexes)

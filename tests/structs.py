@@ -7,6 +7,7 @@ from enum import Enum
 import msgspec
 from hypothesis import strategies as st
 
+from octavo.messages.pooling import PoolingParams
 from octavo.messages.sampling import SamplingParams
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -32,6 +33,12 @@ def instances(kind):
     """Any value of a type that messages use."""
     if kind is SamplingParams:
         return sampling_params()
+    if kind is PoolingParams:
+        return st.builds(
+            PoolingParams,
+            dimensions=st.none() | st.integers(1, 99),
+            step_tag_id=st.none() | st.integers(0, 99),
+        )
     if kind is typing.Any:
         return PLAIN
     if kind in LEAVES:
@@ -55,6 +62,8 @@ def generics(origin, arguments):
         return st.lists(instances(arguments[0]), max_size=3).map(tuple)
     if origin is tuple:
         return st.tuples(*map(instances, arguments))
+    if origin is typing.Literal:
+        return st.sampled_from(arguments)
     if origin is dict:
         return st.dictionaries(instances(arguments[0]), instances(arguments[1]), max_size=3)
     assert origin in (typing.Union, types.UnionType), (origin, arguments)

@@ -13,6 +13,18 @@ from octavo.messages.request import EngineOutput, EngineRequest
 from octavo.messages.structured import Constraint, StructuredOutputsParams, Vocabulary
 from tests.fakes import FakeExecutor, fake_config, fake_request
 
+ORDER = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "integer", "minimum": 0, "maximum": 99999},
+        "status": {"enum": ["open", "paid", "shipped", "returned", "lost"]},
+        "gift": {"type": "boolean"},
+        "note": {"type": "string", "maxLength": 24},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 8}, "maxItems": 3},
+    },
+    "required": ["id", "status", "gift", "note", "tags"],
+    "additionalProperties": False,
+}
 EOS = 257
 VOCAB_SIZE = 258
 BYTES = Vocabulary(

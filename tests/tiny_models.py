@@ -1,6 +1,7 @@
 """Small random checkpoints, made by transformers: the oracle of the parity tests."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ internlm_oracle.register()
 
 PROMPT_LENGTHS = (1, 7, 40, 90)
 """Shorter than a block, and longer than every sliding window below."""
+
+_ROUTER = re.compile(r"(\.gate|router(\.layer)?)\.weight$")
+"""Scores of experts are far apart, as in trained models: no rounding changes the choice."""
 
 _FEWEST = {
     "vocab_size": 131,
@@ -62,10 +66,48 @@ _COHERE = _GROUPED | _PLAIN | {"logit_scale": 0.5}
 _GEMMA = _GROUPED | _PLAIN | {"head_dim": 16}
 _CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
 
+_EXPERTS = {"num_experts": 8, "num_local_experts": 8, "num_experts_per_tok": 3}
+_SMALL_EXPERTS = _EXPERTS | {"moe_intermediate_size": 32}
+_GROUPED_EXPERTS = _SMALL_EXPERTS | {
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+}
+_LATENT = (
+    _FEWEST
+    | _GROUPED_EXPERTS
+    | {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "intermediate_size": 96,
+        "kv_lora_rank": 40,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 24,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "mscale": 0.7,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 64,
+        },
+    }
+)
+
 TINY: dict[str, dict[str, Any]] = {
     "CohereForCausalLM": _COHERE | {"model_type": "cohere"},
     "Cohere2ForCausalLM": _COHERE
     | {"model_type": "cohere2", "sliding_window": 24, "layer_types": [_SLIDING, _FULL, _SLIDING]},
+    "DeepseekV2ForCausalLM": _LATENT
+    | {"model_type": "deepseek_v2", "q_lora_rank": None, "topk_method": "group_limited_greedy"},
+    "DeepseekV3ForCausalLM": _LATENT | {"model_type": "deepseek_v3", "q_lora_rank": 24},
+    "Ernie4_5ForCausalLM": _GROUPED
+    | _PLAIN
+    | {"model_type": "ernie4_5", "head_dim": 16, "use_bias": True, "tie_word_embeddings": False},
     "FalconForCausalLM": _FEWEST | {"model_type": "falcon"},
     "GPT2LMHeadModel": _GPT2 | {"model_type": "gpt2"},
     "GPTJForCausalLM": _GPT2 | {"model_type": "gptj", "rotary_dim": 4},
@@ -86,6 +128,19 @@ TINY: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 30.0,
     },
     "GraniteForCausalLM": _GROUPED | _STRETCHED | _FACTORS | {"model_type": "granite"},
+    "Glm4ForCausalLM": _GROUPED
+    | _HALF
+    | {"model_type": "glm4", "head_dim": 16, "pad_token_id": 0, "eos_token_id": 2},
+    "Glm4MoeForCausalLM": _GROUPED
+    | _HALF
+    | _GROUPED_EXPERTS
+    | {"model_type": "glm4_moe", "head_dim": 16, "attention_bias": True, "use_qk_norm": True},
+    "GraniteMoeForCausalLM": _GROUPED | _PLAIN | _FACTORS | _EXPERTS | {"model_type": "granitemoe"},
+    "GraniteMoeSharedForCausalLM": _GROUPED
+    | _PLAIN
+    | _FACTORS
+    | _EXPERTS
+    | {"model_type": "granitemoeshared", "shared_intermediate_size": 40},
     "InternLM2ForCausalLM": _GROUPED
     | {
         "model_type": "internlm2",
@@ -96,8 +151,25 @@ TINY: dict[str, dict[str, Any]] = {
     | _STRETCHED
     | {"model_type": "internlm3", "head_dim": 16, "qkv_bias": True, "bias": False},
     "LlamaForCausalLM": _GROUPED | _STRETCHED | {"model_type": "llama"},
+    "MinistralForCausalLM": _GROUPED
+    | _PLAIN
+    | {
+        "model_type": "ministral",
+        "head_dim": 8,
+        "sliding_window": 24,
+        "layer_types": [_SLIDING, _FULL, _SLIDING],
+    },
     "MistralForCausalLM": _GROUPED | _PLAIN | {"model_type": "mistral", "sliding_window": 24},
+    "MiniMaxM2ForCausalLM": _GROUPED
+    | _HALF
+    | _EXPERTS
+    | {"model_type": "minimax_m2", "head_dim": 16, "bos_token_id": 1, "eos_token_id": 2},
+    "MixtralForCausalLM": _GROUPED | _PLAIN | _EXPERTS | {"model_type": "mixtral", "sliding_window": 24},
+    "OlmoeForCausalLM": _GROUPED | _PLAIN | _EXPERTS | {"model_type": "olmoe", "eos_token_id": 3},
     "Olmo2ForCausalLM": _GROUPED | _STRETCHED | {"model_type": "olmo2"},
+    "Olmo3ForCausalLM": _GROUPED
+    | _OF_BOTH_KINDS
+    | {"model_type": "olmo3", "sliding_window": 24, "num_hidden_layers": 4, "eos_token_id": 2},
     "OPTForCausalLM": _FEWEST | {"model_type": "opt", "num_attention_heads": 4, "ffn_dim": 96},
     "PhiForCausalLM": _GROUPED | _HALF | {"model_type": "phi"},
     "Phi3ForCausalLM": _GROUPED
@@ -112,7 +184,16 @@ TINY: dict[str, dict[str, Any]] = {
         "max_window_layers": 1,
         "tie_word_embeddings": True,
     },
+    "Qwen2MoeForCausalLM": _GROUPED
+    | _PLAIN
+    | _SMALL_EXPERTS
+    | {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 40, "mlp_only_layers": [1]},
+    "Qwen3MoeForCausalLM": _GROUPED
+    | _PLAIN
+    | _SMALL_EXPERTS
+    | {"model_type": "qwen3_moe", "head_dim": 16, "norm_topk_prob": True},
     "Qwen3ForCausalLM": _GROUPED | _PLAIN | {"model_type": "qwen3", "head_dim": 16},
+    "SeedOssForCausalLM": _GROUPED | _PLAIN | {"model_type": "seed_oss", "head_dim": 16},
     "SmolLM3ForCausalLM": _GROUPED
     | _STRETCHED
     | {"model_type": "smollm3", "num_hidden_layers": 4, "no_rope_layer_interval": 2, "pad_token_id": 0},
@@ -138,8 +219,10 @@ def make_oracle(config: dict[str, Any], seed: int = 0) -> PreTrainedModel:
         oracle = AutoModelForCausalLM.from_config(full, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in oracle.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
+        biases = [pair for pair in oracle.named_buffers() if pair[0].endswith("correction_bias")]
+        for name, parameter in [*oracle.named_parameters(), *biases]:
+            alpha = 0.4 if _ROUTER.search(name) else 0.1
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=alpha)
     return oracle
 
 

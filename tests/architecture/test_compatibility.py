@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple, get_args
 
+import msgspec
 import pytest
 
 import octavo
@@ -212,7 +213,9 @@ def field_of(kind):
     """Whether a class gives its objects something under a name; None by default is nothing."""
 
     def exists(name):
-        fields = {field.name: field for field in dataclasses.fields(kind)}
+        is_struct = issubclass(kind, msgspec.Struct)
+        listed = msgspec.structs.fields(kind) if is_struct else dataclasses.fields(kind)
+        fields = {field.name: field for field in listed}
         given = name in fields and fields[name].default is not None
         return given or callable(getattr(kind, name, None))
 
@@ -252,7 +255,7 @@ EXISTS = {
     "Forms of a prompt": makes_a_prompt,
     "Fields of `SamplingParams`": lambda name: name in SamplingParams.__struct_fields__,
     "Fields of `BeamSearchParams`": lambda name: name in octavo.BeamSearchParams.__dataclass_fields__,
-    "Fields of `PoolingParams`": lambda name: "PoolingParams" in octavo.__all__,
+    "Fields of `PoolingParams`": lambda name: name in octavo.PoolingParams.__struct_fields__,
     "Fields of `LoRARequest`": lambda name: "LoRARequest" in octavo.__all__,
     "Fields of `RequestOutput`": field_of(octavo.RequestOutput),
     "Fields of `CompletionOutput`": field_of(octavo.CompletionOutput),

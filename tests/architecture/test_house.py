@@ -3,11 +3,13 @@
 import ast
 import importlib
 import importlib.util
+import inspect
 import pkgutil
 import re
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -185,6 +187,58 @@ def _modules():
         needs_triton = module.name.startswith("octavo.runtime.kernels.triton.")
         if not module.name.endswith("__main__") and (HAS_TRITON or not needs_triton):
             yield module.name
+
+
+def test_every_public_method_says_what_it_does():
+    """A method that overrides another needs no words of its own where it does just what that one says."""
+    silent = []
+    for name in _modules():
+        for kind in vars(importlib.import_module(name)).values():
+            if isinstance(kind, type) and kind.__module__ == name and not kind.__name__.startswith("_"):
+                silent += [f"{name}: {kind.__name__}.{method}" for method in _methods_without_words(kind)]
+    assert silent == []
+
+
+def _methods_without_words(kind):
+    homes = [base for base in kind.__mro__ if base.__module__.startswith("octavo.")]
+    for name, member in vars(kind).items():
+        function = inspect.unwrap(member.fget if isinstance(member, property) else member)
+        function = getattr(function, "__func__", function)
+        if name.startswith("_") or not isinstance(function, types.FunctionType):
+            continue
+        written_there = function.__module__ == kind.__module__ and function.__qualname__.endswith(f".{name}")
+        if written_there and not any(getattr(vars(home).get(name), "__doc__", None) for home in homes):
+            yield name
+
+
+def test_a_method_without_words_is_found():
+    class Spoken:
+        def said(self):
+            """Is said."""
+
+        @property
+        def silent_property(self):
+            return 1
+
+        @classmethod
+        def silent_maker(cls):
+            return cls()
+
+    class Heard(Spoken):
+        def said(self):
+            return 1
+
+        def silent(self):
+            return 2
+
+    Spoken.__module__ = Heard.__module__ = "octavo.example"
+    for kind in (Spoken, Heard):
+        for member in vars(kind).values():
+            function = getattr(member, "fget", None) or getattr(member, "__func__", member)
+            if isinstance(function, types.FunctionType):
+                function.__module__ = "octavo.example"
+    assert list(_methods_without_words(Spoken)) == ["silent_property", "silent_maker"]
+    assert list(_methods_without_words(Heard)) == ["silent"]
 
 
 def test_every_registry_name_loads():

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from octavo import AsyncLLM, EngineArgs, LLMEngine, Overloaded, SamplingParams, Unsupported
+from octavo import AsyncLLM, EngineArgs, LLMEngine, Overloaded, RequestError, SamplingParams, Unsupported
 from octavo.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from octavo.metrics.names import PREFIX
 
@@ -244,8 +244,8 @@ async def test_strict_ids_and_refusals(make_engine):
     ):
         with pytest.raises(Unsupported):
             await call
-    with pytest.raises(Unsupported):
-        await engine.encode("a")
+    with pytest.raises(RequestError, match="only supported for pooling models"):
+        await anext(engine.encode("a"))
     assert await engine.list_loras() == set()
     assert await engine.get_supported_tasks() == ("generate",)
     assert len(await engine.collective_rpc("describe", timeout=20)) == 1

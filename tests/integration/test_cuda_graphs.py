@@ -131,7 +131,7 @@ def test_single_rows_stand_longest_first():
     """Chunks keep their places behind all single rows, neighbours with a common start theirs."""
     starts, computed = np.array([0, 1, 2, 3, 4, 8]), np.array([3, 9, 1, 9, 50])
     work = prepare.Work(
-        np.arange(5), computed, computed + np.diff(starts), starts, np.arange(4), num_singles=4
+        np.arange(5), computed, computed + np.diff(starts), starts, np.arange(4), np.arange(5), num_singles=4
     )
     steps = object.__new__(CUDAGraphs)
     assert steps._order(work, Shape(8, 8, 64)).tolist() == [2, 0, 3, 1, 8]

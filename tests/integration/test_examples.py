@@ -1,17 +1,33 @@
-"""Every script in examples/ runs on the default model and prints what it promises."""
+"""Every script and notebook in examples/ runs on the default model and prints what it promises.
 
-import os
+Scripts run in the tests' own process, the clients against one server whose model is told to reason first when
+the template is asked to: so each takes a second.
+"""
+
+import json
 import re
-import subprocess
-import sys
+import runpy
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+from tests.docs_pages import ADDRESS, ROOT
+from tests.served_process import ServeProcess
+
+EXAMPLES = ROOT / "examples"
 PROMISES = {
     "basic": [r"'The capital of France is' -> '.+'"],
     "chat": [r"assistant: .*Paris", r"[1-9]\d* of \d+ prompt tokens were cached"],
+    "batch": [r'(\{"question": ".+", "answer": ".+", "ended_by": "(stop|length)"\}\n){3}', "Paris"],
+    "structured_output": [
+        r"choice:   (happy|sad)",
+        r"regex:   \d{4}-\d\d-\d\d",
+        r"'population': \d",
+        "FROM users",
+    ],
+    "logprobs": [r"' Paris' with probability 0\.\d+ of \{' Paris'", r"(perplexity +\d+\.\d: .*\n){2}"],
     "prefix_caching": [r"cold: \d+ of", r"warm: [1-9]\d* of"],
     "async_streaming": [r"\[one\] '.+'", r"\[two\] '.+'"],
     "streaming_input": [r"capital of France is' -> ' Paris", r"is Paris.*\\nThe capital of Italy is' -> ' "],
@@ -19,29 +35,107 @@ PROMISES = {
     "custom_logits_processor": [r"free: '( blue){12}'", r"never_repeat: ' blue red", r"only: '( sun){12}'"],
     "priorities": [r"urgent: .*\n(also )?soon: .*\n(also )?soon: .*\nwhenever: "],
     "metrics": [r"first token after \d", r"vllm:generation_tokens: \d+", r"_seconds: \d+ observations, mean"],
+    "run_batch": [r"'The capital of France is' -> ' Paris", "exit status 0"],
+    "embeddings": [r"384 numbers", r"\n0\.\d+ Plants make sugar.*\n"],
+    "speculative_decoding": [r"the same tokens: True; [1-9]\d* of \d+ guesses were right"],
+    "server/chat": [r"assistant: .*Paris.*\nassistant: .+\n\d+ tokens in, \d+ out"],
+    "server/streaming": [r".+\n\d+ tokens in [1-9]\d* pieces"],
+    "server/completions": [r"(\d: '.+', first token's logprob -\d+\.\d\d\n){4}"],
+    "server/tools": [r'call: get_weather {"city": "(Paris|Rome|Oslo)"}', r"assistant: \S"],
+    "server/reasoning": [r"reasoning: \S.*", r"answer: \S"],
+    "server/structured_output": [
+        r"schema: name='.+' country='.+'",
+        r"choice: (yes|no)\n",
+        r"regex: 19\d\d\n",
+    ],
+    "server/responses": [r"first: .*Paris", r"second: \S", r"streamed: [1-9]\d* pieces, ."],
+    "server/anthropic_client": [
+        r"message: \S",
+        r"pieces: \['.+'\]",
+        r"call: \[\('get_weather', {'city': '.+'}\)\]",
+    ],
+    "server/batches": [r"colour-0 \S", r"colour-1 \S", r"colour-2 \S"],
+    "server/concurrent_requests": [r"8 answers, \d+ tokens per second"],
+    "server/embeddings": [r"3 vectors of 384\n[01]\.\d\d Plants make sugar"],
 }
+NOTEBOOKS = {
+    "quickstart": [
+        r"The capital of France is → .+",
+        r"capital of France is Paris",
+        r"[1-9]\d* of \d+ prompt tokens",
+    ],
+    "structured_extraction": [
+        r"product +stars +mood\n(.+ [1-5] +(happy|angry|neutral)\n){3}",
+        r"(positive|negative) +The",
+    ],
+}
+TEMPLATE = """{% for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor %}<|im_start|>assistant
+{% if enable_thinking %}<think>
+{% endif %}"""
+"""The default model's, with a door to reasoning, which a model of its size would not open by itself."""
+
+
+@pytest.fixture(scope="module")
+def server(smollm2_path, tmp_path_factory):
+    template = tmp_path_factory.mktemp("template") / "thinking.jinja"
+    template.write_text(TEMPLATE, encoding="utf-8")
+    with ServeProcess("--chat-template", str(template), program=["-m", "octavo", "serve"]) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    with ServeProcess("minilm", program=["-m", "octavo", "serve"]) as server:
+        yield server
 
 
 def test_every_example_is_run_and_listed():
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(PROMISES)
-    listed = re.findall(
-        r"^- \[(\w+)\.py\]\((\w+)\.py\): ", (EXAMPLES / "README.md").read_text(), re.MULTILINE
-    )
-    assert listed == [(name, name) for name in PROMISES]
+    scripts = {path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglob("*.py")}
+    assert scripts == {f"{name}.py" for name in PROMISES}
+    assert {path.stem for path in EXAMPLES.glob("*.ipynb")} == set(NOTEBOOKS)
+    text = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^- \[([\w/]+)\.\w+\]\(([\w/]+)\.\w+\): ", text, re.MULTILINE)
+    assert listed == [(name, name) for name in (*PROMISES, *NOTEBOOKS)]
 
 
 @pytest.mark.parametrize("name", PROMISES)
-def test_example(name, smollm2_path):
+def test_example(name, request, tmp_path, capsys):
     script = EXAMPLES / f"{name}.py"
-    assert len(script.read_text(encoding="utf-8").splitlines()) <= 40
-    done = subprocess.run(
-        [sys.executable, "-W", "error::DeprecationWarning", str(script)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    text = script.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 40
+    if name.startswith("server/"):
+        assert ADDRESS in text
+        fixture = "encoder" if name == "server/embeddings" else "server"
+        script = tmp_path / script.name
+        script.write_text(text.replace(ADDRESS, request.getfixturevalue(fixture).url), encoding="utf-8")
+    else:
+        request.getfixturevalue("smollm2_path")
+    runpy.run_path(str(script), run_name="__main__")
+    printed = capsys.readouterr().out
     for promise in PROMISES[name]:
-        assert re.search(promise, done.stdout), done.stdout
+        assert re.search(promise, printed), printed
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_notebook(name, smollm2_path, tmp_path, monkeypatch):
+    """Its cells run in a kernel; what they print is right, and progress bars are widgets."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    notebook = nbformat.read(EXAMPLES / f"{name}.ipynb", as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "kept without outputs"
+    NotebookClient(
+        notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
+    ).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    printed = "".join(output.text for output in outputs if output.get("name") == "stdout")
+    for promise in NOTEBOOKS[name]:
+        assert re.search(promise, printed), printed
+    widgets = [o.data for o in outputs if "application/vnd.jupyter.widget-view+json" in o.get("data", {})]
+    assert widgets, json.dumps(outputs)[:2000]
+
+
+def test_notebooks_name_the_kernel_that_everybody_has():
+    for name in NOTEBOOKS:
+        notebook = nbformat.read(Path(EXAMPLES, f"{name}.ipynb"), as_version=4)
+        assert notebook.metadata.kernelspec.name == "python3"

@@ -17,7 +17,7 @@ GIB = 1 << 30
 
 
 def config_of(path, **options):
-    return resolve(EngineArgs(model=str(path), **options))
+    return resolve(EngineArgs(model=str(path), **options), needs_device=False)
 
 
 @pytest.fixture

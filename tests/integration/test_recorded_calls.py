@@ -48,7 +48,13 @@ def tiny_qwen3(tmp_path_factory):
     return save(make_oracle(tiny_config("Qwen3ForCausalLM")), tmp_path_factory.mktemp("tiny-qwen3"))
 
 
-@pytest.fixture(params=["tiny_llama", "tiny_gemma3", "tiny_qwen3"])
+@pytest.fixture(scope="module")
+def tiny_deepseek(tmp_path_factory):
+    """Latent attention; experts, of which all tokens share some."""
+    return save(make_oracle(tiny_config("DeepseekV3ForCausalLM")), tmp_path_factory.mktemp("tiny-deepseek"))
+
+
+@pytest.fixture(params=["tiny_llama", "tiny_gemma3", "tiny_qwen3", "tiny_deepseek"])
 def folder(request):
     return request.getfixturevalue(request.param)
 

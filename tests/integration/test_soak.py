@@ -16,7 +16,7 @@ _SPEC.loader.exec_module(soak)
 @pytest.mark.slow
 def test_a_short_soak():
     with ServeProcess("--disable-access-log", "--max-num-seqs", "16", orders={"step_s": 0.002}) as server:
-        report = asyncio.run(soak.Soak(server.port, server.process.pid).run(9, num_parts=3))
+        report = asyncio.run(soak.Soak(server.port, server.process.pid).run(9, num_parts=3, min_requests=150))
         server.signal()
         assert server.end() == 0, server.log
         assert "Traceback" not in server.log

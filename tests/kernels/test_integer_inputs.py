@@ -5,11 +5,11 @@ from typing import Literal
 import pytest
 import torch
 
+from octavo.runtime.kernels.block_types import INTEGER_TYPES
 from octavo.runtime.kernels.linear import Packed
-from octavo.runtime.kernels.precision import INTEGER_TYPES
 from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.kernels.table import KernelTable
-from tests.kernel_cases import BLOCKS, make_blocks
+from tests.kernel_cases import BLOCKS, GROUP_NAMES, make_blocks
 
 REF = ref_table()
 NAMES = sorted(INTEGER_TYPES)
@@ -59,11 +59,11 @@ def test_the_largest_numbers_do_not_overflow(fast: KernelTable, name: str, m: in
     """All bits of every weight set, or none, against both ends of what activations may be."""
     torch.manual_seed(m)
     blocks = make_blocks(name, 24, 512).view(24, -1, BLOCKS[name].num_bytes)
-    first, last = {"Q8_0": (2, 34), "Q6_K": (0, 192), "Q4_K": (16, 144), "Q5_K": (16, 176)}.get(
-        name, (4 if name.endswith("1") else 2, BLOCKS[name].num_bytes)
-    )
+    places = {"Q8_0": (2, 34), "Q6_K": (0, 192), "Q4_K": (16, 144), "Q5_K": (16, 176), "MXFP4": (1, 17)}
+    first = 4 if name.endswith("1") or name in GROUP_NAMES else 2
+    first, last = places.get(name, (first, BLOCKS[name].num_bytes))
     blocks[:12, :, first:last], blocks[12:, :, first:last] = 255, 0
-    if name == "Q8_0":
+    if name[:2] in ("Q8", "S8", "U8"):
         blocks[:6, :, first:last], blocks[6:12, :, first:last] = 128, 127
     x = LARGEST[kind] * (torch.randint(0, 2, (m, 1)) * 2.0 - 1) * torch.ones(m, 512)
     packed = blocks.view(24, -1)

@@ -175,7 +175,7 @@ def use_cpu(monkeypatch: pytest.MonkeyPatch, features: str) -> None:
     ("features", "name"),
     [
         (variants.VARIANTS["amx"].features, "amx"),
-        (variants.VARIANTS["avx512"].features + " avx512_bf16", "avx512"),
+        (variants.VARIANTS["avx512"].features + " avx512_bf16", "avx512_bf16"),
         (variants.VARIANTS["avx512"].features, "avx512"),
         (variants.VARIANTS["avx512"].features.replace("avx512_vnni", ""), "avx2"),
         (variants.VARIANTS["avx2"].features + " avx512f avx512_vnni", "avx2"),

@@ -12,9 +12,10 @@ from tests.triton_here import DEVICE, HAS_GPU  # skips where there is no Triton
 
 # isort: split
 from octavo.runtime.kernels.attention import HeadInputs, HeadNorms, Ragged, Rotation, Scores
+from octavo.runtime.kernels.experts import ExpertForm, Routing, Shared
 from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.kernels.ref.table import ref_table
-from octavo.runtime.kernels.sampling import Draws, Limits, Truncation
+from octavo.runtime.kernels.sampling import Draws, Limits, TokenLists, Truncation
 from octavo.runtime.kernels.triton import attention, launch, tiles
 from octavo.runtime.kernels.triton.table import cuda_table
 from octavo.runtime.kernels.triton.tiles import split
@@ -47,14 +48,16 @@ def on_device(case: Case, dtype: torch.dtype | None = None) -> Case:
         if isinstance(value, Rotation):
             return value._replace(cos=value.cos.to(DEVICE), sin=value.sin.to(DEVICE))
         if isinstance(value, HeadNorms):
-            return HeadNorms(move(value.q_weight), move(value.k_weight), value.eps)
+            return HeadNorms(*map(move, value))
         if isinstance(value, HeadInputs):
             return HeadInputs(*map(move, value))
         if isinstance(value, Ragged):
             return replace(value, cu_q_lens=move(value.cu_q_lens), kv_lens=move(value.kv_lens))
         if isinstance(value, Packed):
             return value._replace(blocks=value.blocks.to(DEVICE))
-        if isinstance(value, Draws | Limits | Truncation):
+        if isinstance(value, Shared | ExpertForm | TokenLists):
+            return type(value)(*map(move, value))
+        if isinstance(value, Draws | Limits | Truncation | Routing):
             return type(value)(*(part.to(DEVICE) for part in value))
         if not isinstance(value, torch.Tensor):
             return value
@@ -98,12 +101,13 @@ def test_kernel_equals_twin(op: str, share: int) -> None:
         compare(op, on_device(case), tolerance)
 
 
+ALWAYS_WIDE = {"ban", "block_dequantize", "count", "forbid", "penalize", "row_limits", "rotary_tables"}
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("share", range(SHARES))
-@pytest.mark.parametrize(
-    "op", [op for op in OPS if op not in ("block_dequantize", "row_limits", "rotary_tables")]
-)
+@pytest.mark.parametrize("op", [op for op in OPS if op not in ALWAYS_WIDE])
 def test_narrow_activations(op: str, share: int, dtype: torch.dtype) -> None:
     """One rounding of inputs that are already narrow, up to the reference's own roundings."""
     for case in cases(op)[share::SHARES]:
@@ -270,3 +274,19 @@ def test_programs_wait_before_anything_can_be_seen_of_them(kernel: ast.FunctionD
     seen = [line for name, line in calls if name in ("release", "is_last", "tl.store", "tl.atomic_add")]
     seen += [node.lineno for node in ast.walk(kernel) if isinstance(node, ast.Return)]
     assert max(waits) < min(seen)
+
+
+@pytest.mark.parametrize("kind", ["all_to_one", "one_each", "most_empty"])
+def test_hostile_routings(kind):
+    """More pairs than are left unsorted; the last tile of an expert is never full."""
+    torch.manual_seed(4)
+    ids = {
+        "all_to_one": torch.full((83, 1), 2),
+        "one_each": torch.randperm(80)[:, None],
+        "most_empty": torch.rand(9, 512).argsort(1)[:, :16],
+    }[kind]
+    count = 80 if kind == "one_each" else 512 if kind == "most_empty" else 3
+    up, down = torch.randn(count, 32, 48) * 0.1, torch.randn(count, 48, 16) * 0.1
+    routing = Routing(ids.int().contiguous(), torch.rand(ids.shape))
+    case = Case(kind, (torch.randn(len(ids), 48), routing, up, down, ExpertForm(), None))
+    compare("dense_experts", on_device(case), 2e-6)

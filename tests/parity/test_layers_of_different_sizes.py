@@ -12,7 +12,7 @@ import torch
 
 from octavo import LLM, SamplingParams
 from octavo.base.errors import Unsupported
-from octavo.runtime.models.gemma3 import Gemma3
+from octavo.runtime.models.gemma import Gemma3
 from octavo.runtime.worker.recorded_calls import RecordedCalls
 from octavo.runtime.worker.request_state import RequestState
 from tests.tiny_models import make_oracle, make_prompts, oracle_greedy, save, tiny_config

@@ -15,6 +15,8 @@ CONFIGS = {
     "LlamaForCausalLM": SIZES,
     "Qwen2ForCausalLM": SIZES | {"use_sliding_window": False},
     "Qwen3ForCausalLM": SIZES | {"tie_word_embeddings": False},
+    "Qwen3MoeForCausalLM": SIZES,
+    "MixtralForCausalLM": SIZES | {"sliding_window": None},
     "Phi3ForCausalLM": SIZES | {"rope_parameters": LONG_ROPE},
     "GemmaForCausalLM": SIZES,
     "Gemma2ForCausalLM": SIZES | {"query_pre_attn_scalar": 16},

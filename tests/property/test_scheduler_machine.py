@@ -42,6 +42,31 @@ LAYOUTS += [((0, 5), (2, 1)), ((3, 0), (3, 1)), ((0, 8, 0), (1, 2, 3)), ((7, 0),
 BEGINNINGS = [[1] * 9, [1] * 9 + [2] * 8, [3, 4, 5, 6] * 4, []]
 
 
+class Drafts:
+    """Guesses what comes; every third token is wrong."""
+
+    def __init__(self, most, machine):
+        self.most, self.machine, self.turn = most, machine, 0
+
+    def propose(self, running):
+        drafts = {}
+        for request in running:
+            if request.num_in_flight or request.num_computed + 1 != len(request.token_ids):
+                continue
+            room = min(self.most, request.max_total_tokens - len(request.token_ids) - 1)
+            expected = self.machine.expected[request.request_id][0][request.num_output_tokens :][:room]
+            self.turn += 1
+            wrong = self.turn % 3
+            drafts[request] = [(t + (i % 3 == wrong)) % VOCAB for i, t in enumerate(expected)]
+        return {request: tokens for request, tokens in drafts.items() if tokens}
+
+    def learn(self, plan, result, took_s):
+        pass
+
+    def count(self, stats):
+        pass
+
+
 class EngineMachine(RuleBasedStateMachine):
     """One engine and everything it was asked."""
 
@@ -58,6 +83,7 @@ class EngineMachine(RuleBasedStateMachine):
         policy=st.sampled_from(["fcfs", "priority", "deadline", "fair", "lpm"]),
         aging=st.sampled_from([0.0, 2.0]),
         host_blocks=st.sampled_from([0, 0, 1, 3, 40]),
+        drafts=st.sampled_from([0, 0, 1, 3, 9]),
     )
     def start(
         self,
@@ -73,8 +99,10 @@ class EngineMachine(RuleBasedStateMachine):
         policy,
         aging,
         host_blocks,
+        drafts,
     ):
         self.now = 0.0
+        self.most_drafts = drafts
         self.config = fake_config(
             block_size=block_size,
             num_blocks=1,
@@ -113,6 +141,8 @@ class EngineMachine(RuleBasedStateMachine):
         logging.getLogger("octavo").setLevel(logging.ERROR)
         self.scheduler, self.kv = self.core.scheduler, self.core.scheduler.kv
         self.tracker = self.scheduler._tracker
+        if drafts:
+            self.scheduler._lookahead.drafting = Drafts(drafts, self)
         self._plan = self.scheduler.schedule
         self.scheduler.schedule = self.watched_schedule
 
@@ -383,7 +413,8 @@ class EngineMachine(RuleBasedStateMachine):
                 self.kv.groups, request.table.groups, request.table.first_live, strict=True
             ):
                 size = group.block_size
-                assert len(blocks) == -(-request.num_computed // size)
+                most = request.num_computed + self.most_drafts
+                assert -(-request.num_computed // size) <= len(blocks) <= -(-most // size)
                 assert request.num_computed <= request.table.capacity <= len(blocks) * size
                 assert not any(blocks[:first_live]) and all(blocks[first_live:])
                 assert first_live <= group.first_needed(max(0, request.num_computed - 1))

@@ -153,8 +153,8 @@ def test_settings_are_mappings_that_options_take():
     assert config.mode == 0 and octavo.EngineArgs(compilation_config=config) == octavo.EngineArgs()
     with pytest.raises(AttributeError, match="CompilationConfig was given no 'level'"):
         _ = config.level
-    with pytest.raises(octavo.ConfigError, match="octavo generates text"):
-        octavo.EngineArgs(pooler_config=PoolerConfig(pooling_type="MEAN"))
+    config = PoolerConfig(pooling_type="MEAN")
+    assert octavo.EngineArgs(pooler_config=config).pooler_config == {"pooling_type": "MEAN"}
 
 
 @pytest.mark.parametrize("path", PROGRAMS)

@@ -53,7 +53,7 @@ def test_paths_are_taken_as_they_are(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["", "smolm2", "./missing", "a/b/c/d", "org/na me"])
 def test_unknown_names_say_what_is_known(name):
-    with pytest.raises(ConfigError, match=r"built-in model \(gemma3-270m, smollm2\).*hub name"):
+    with pytest.raises(ConfigError, match=r"built-in model \(gemma3-270m, minilm, smollm2\).*hub name"):
         hub.locate(name)
 
 
@@ -172,7 +172,7 @@ def test_hub_names_fetch_only_what_is_loaded(monkeypatch, tmp_path):
     assert hub.locate("org/name", revision="r1", download_dir="/models") == tmp_path
     (repo, options), *_ = calls
     assert (repo, options["revision"], options["cache_dir"]) == ("org/name", "r1", "/models")
-    assert options["ignore_patterns"] == ["*/*"]
+    assert options["ignore_patterns"] == ["[!0-9]*/*"]
     assert not any(p.endswith((".bin", ".pt", ".py", ".gguf")) for p in options["allow_patterns"])
 
 

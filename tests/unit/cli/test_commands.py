@@ -58,6 +58,18 @@ def test_several_answers_per_prompt(launcher, capsys):
     assert launcher.llm.llm_engine.params["0"].seed == 7
 
 
+@pytest.mark.parametrize(
+    ("recommended", "temperature"),
+    [({}, 1.0), ({"temperature": 0.0, "top_k": 5}, 1.0), ({"temperature": 0.6}, 0.6)],
+)
+def test_several_answers_of_a_greedy_model_are_sampled(recommended, temperature, launcher, capsys):
+    launcher.options = {"recommended": SamplingParams(**recommended)}
+    assert main(["generate", "a", "--n", "2"]) == 0
+    assert launcher.llm.llm_engine.params["0"].temperature == temperature
+    main(["generate", "a"])
+    assert launcher.llm.llm_engine.params["0"].temperature == recommended.get("temperature", 0.0)
+
+
 def test_flags_may_stand_between_prompts(launcher, capsys):
     assert main(["generate", "a", "--stop", "x", "b", "--stop", "y", "--ignore-eos"]) == 0
     params = launcher.llm.llm_engine.params["1"]
@@ -100,7 +112,7 @@ def test_a_failed_request_is_reported_and_others_answer(launcher, capsys):
     [
         (["generate"], "Give at least one prompt"),
         (["generate", "q", "--temperature", "5"], "temperature must be in"),
-        (["generate", "q", "--n", "2"], "n must be 1 when using greedy sampling"),
+        (["generate", "q", "--n", "2", "--temperature", "0"], "n must be 1 when using greedy sampling"),
         (["generate", "x" * 500], "The prompt has"),
         (["pull", "no-such-model"], "neither an existing folder"),
     ],

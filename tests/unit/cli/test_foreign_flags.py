@@ -63,7 +63,7 @@ def test_a_file_with_options_of_vllm_is_read(tmp_path, caplog, monkeypatch):
 def test_values_that_ask_for_nothing_pass(caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
     plain = parse()
-    words = ["-pp", "1", "-dp=1", "-O3", "--runner", "generate", "--no-enable-lora", "--cpu-offload-gb", "0"]
+    words = ["-pp", "1", "-dp=1", "-O3", "--no-enable-lora", "--cpu-offload-gb", "0"]
     assert (
         parse(*words, "--compilation-config", "{}", "--attention-backend=auto", "--hf-token", "None") == plain
     )
@@ -79,8 +79,8 @@ def test_values_that_ask_for_nothing_pass(caplog, monkeypatch):
     [
         (["-pp", "2"], "pipeline_parallel_size=2: Pipeline parallelism"),
         (["--enable-lora"], "enable_lora=True: LoRA is not supported yet"),
-        (["--speculative-config", '{"method": "ngram"}'], "Speculative decoding"),
-        (["--speculative_config.method", "ngram"], r"speculative_config={'method': 'ngram'}"),
+        (["--spec-model", "small"], "spec_model='small': Draft models"),
+        (["--kv-events-config.publisher", "zmq"], r"kv_events_config={'publisher': 'zmq'}"),
         (["--kv-offloading-size", "much"], "kv_offloading_size='much' cannot be read as swap_space"),
         (["--worker-cls", "a.B"], "Name an Executor class"),
         (
@@ -110,8 +110,8 @@ def test_a_config_file_may_hold_them(tmp_path):
         "enable_lora: false\ncompilation_config: {}\nasync-scheduling: true\nmax_model_len: auto\n"
     )
     assert parse("--config", str(path)) == EngineArgs(steps_in_flight=2, max_model_len=-1)
-    path.write_text("speculative_config: {method: ngram}\n")
-    with pytest.raises(ConfigError, match="Speculative decoding"):
+    path.write_text("spec_model: small\n")
+    with pytest.raises(ConfigError, match="Draft models"):
         parse("--config", str(path))
 
 

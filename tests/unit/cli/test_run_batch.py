@@ -43,14 +43,16 @@ def test_every_request_has_its_result(files, capsys):
 
 def test_a_url_that_is_not_there_fails_by_itself(files, capsys):
     source, target = files
-    source.write_text(line(0) + "\n" + line(1).replace("completions", "embeddings"))
+    others = line(1).replace("completions", "translations"), line(2).replace("completions", "embeddings")
+    source.write_text("\n".join([line(0), *others]))
     flags = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--max-log-len", "9"]
     assert run({}, "-i", str(source), "-o", str(target), *flags) == 1
-    assert "1 requests answered, 1 failed" in capsys.readouterr().err
+    assert "1 requests answered, 2 failed" in capsys.readouterr().err
     found = results(target)
     assert found["id-0"]["response"]["status_code"] == 200
     error = found["id-1"]["response"]["body"]["error"]
     assert (error["code"], error["param"]) == (400, "url") and "/v1/embeddings" in error["message"]
+    assert found["id-2"]["response"]["status_code"] == 404  # which this model does not have
 
 
 def test_a_file_without_requests_is_done(files, capsys):

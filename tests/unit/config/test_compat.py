@@ -90,11 +90,10 @@ def test_what_has_no_effect_says_so_once(lines):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"runner": "pooling"}, "runner='pooling': octavo generates text"),
         ({"pipeline_parallel_size": 2}, "use tensor_parallel_size"),
         ({"pipeline_parallel_size": True}, "use tensor_parallel_size"),
         ({"enable_lora": True}, "merge the adapter"),
-        ({"spec_method": "ngram"}, "Speculative decoding is not supported yet"),
+        ({"spec_model": "small"}, "Draft models are not supported yet"),
         ({"profiler_config": {"profiler": "torch"}}, "profiler_dir"),
         ({"nonsense": 1}, "Unknown option nonsense. Known: "),
     ],
@@ -129,7 +128,7 @@ def test_six_configs_are_the_flat_arguments(lines):
     )
     assert args == EngineArgs(model="m", seed=3, block_size=8, max_num_seqs=4, device="cpu")
     named = from_concerns(device_config=DeviceConfig(seed=5), model_config=ModelConfig(model="m"))
-    assert named == EngineArgs(model="m", seed=5)
+    assert named == EngineArgs(model="m", seed=5) == EngineArgs("m", seed=5)
     assert from_concerns(ModelConfig(), "env://") == EngineArgs()
     assert "distributed_init_method='env://' has no effect" in lines.text
 

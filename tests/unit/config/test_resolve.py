@@ -163,7 +163,9 @@ def test_the_environment_decides_what_the_user_does_not(model, monkeypatch):
     assert config.front.stall_timeout == 40
     config = resolve(EngineArgs(model=model(), device="cpu", log_stats_interval_s=1, kv_cache_memory_bytes=9))
     assert (config.observability.log_stats_interval_s, config.cache.kv_cache_memory_bytes) == (1, 9)
-    assert resolve(EngineArgs(model=model(), device="cuda")).cache.kv_cache_memory_bytes == 0
+    assert (
+        resolve(EngineArgs(model=model(), device="cuda"), needs_device=False).cache.kv_cache_memory_bytes == 0
+    )
     monkeypatch.setenv("OCTAVO_LOG_STATS_INTERVAL", "often")
     with pytest.raises(ConfigError, match="OCTAVO_LOG_STATS_INTERVAL='often' must be a number"):
         EngineArgs()
@@ -188,8 +190,40 @@ def test_weights_of_a_cpu_are_in_host_memory_already(model, caplog, monkeypatch)
     parallel = resolve(EngineArgs(model=model(), cpu_offload_gb=2)).parallel
     assert (parallel.cpu_offload_gb, parallel.offload_group_size) == (0, 0)
     assert "cpu_offload_gb and offload_* have no effect" in caplog.text
-    parallel = resolve(EngineArgs(model=model(), cpu_offload_gb=2, device="cuda")).parallel
-    assert parallel.cpu_offload_gb == 2
+    args = EngineArgs(model=model(), cpu_offload_gb=2, device="cuda")
+    assert resolve(args, needs_device=False).parallel.cpu_offload_gb == 2
+
+
+def test_a_gpu_that_is_not_here_is_missed_before_the_model_is_looked_for(monkeypatch):
+    monkeypatch.setattr(resolve_module, "_WSL_GPU", "/no/such/device")
+    monkeypatch.setattr(resolve_module, "locate", pytest.fail)
+    with pytest.raises(ConfigError, match="device='cuda': there is no NVIDIA GPU here"):
+        resolve(EngineArgs(model="some/model", device="cuda"))
+    monkeypatch.setattr(resolve_module, "locate", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(resolve_module, "_find_device", lambda: "cuda")
+    with pytest.raises(ZeroDivisionError):
+        resolve(EngineArgs(model="some/model", device="cuda"))
+
+
+def test_installed_packages_bring_logits_processors(model, monkeypatch, tmp_path):
+    for group in ("vllm.logits_processors", "octavo.logits_processors"):
+        info = tmp_path / f"{group}-1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {group}\nVersion: 1\n")
+        (info / "entry_points.txt").write_text(
+            f"[{group}]\nmine = {group.partition('.')[0]}_extra.mine:Mine\n"
+        )
+    monkeypatch.syspath_prepend(tmp_path)
+    config = resolve(EngineArgs(model=model(), logits_processors=["given.by:Name"]))
+    assert config.model.logits_processors == [
+        "vllm_extra.mine:Mine",
+        "octavo_extra.mine:Mine",
+        "given.by:Name",
+    ]
+
+
+def test_the_vocabulary_by_the_models_config(model):
+    assert resolve(EngineArgs(model=model(vocab_size=77))).model.get_vocab_size() == 77
 
 
 def test_reading_ahead_by_other_names(model):

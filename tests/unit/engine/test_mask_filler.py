@@ -20,10 +20,10 @@ class Clocked:
         monkeypatch.setattr(mask_filler, "perf_counter", lambda: self.now)
         monkeypatch.setattr(mask_filler, "thread_time", lambda: self.now)
 
-    def fill_masks(self, matchers, masks):
+    def masks(self, matchers):
         self.calls.append(len(matchers))
         self.now += sum(matchers)
-        masks[:] = 1
+        return [np.ones(2, np.int32)] * len(matchers)
 
 
 @pytest.fixture
@@ -35,10 +35,8 @@ def fill(backend, *seconds, times=40, filler=None):
     filler = filler or MaskFiller()
     matchers = [RequestMatcher(each, backend) for each in seconds]
     for _ in range(times):
-        masks = np.zeros((len(matchers), 2), np.int32)
-        filler.fill(backend, matchers, masks)
-        for matcher, row in zip(matchers, masks, strict=True):
-            assert set(row.tolist()) <= {1, -1} and (row[0] == 1 or matcher.failure)
+        for matcher, mask in zip(matchers, filler.masks(backend, matchers), strict=True):
+            assert matcher.failure or mask.all()
     return matchers
 
 
@@ -53,6 +51,19 @@ def test_the_slow_one_fails(backend):
 def test_quick_ones_are_filled_together(backend):
     fill(backend, *[0.0002] * 20)
     assert set(backend.calls) == {20}
+
+
+def test_many_ordinary_masks_stay_together(backend, monkeypatch):
+    """256 of them take longer than one that is slow; so would they one by one."""
+    monkeypatch.setattr(mask_filler.os, "cpu_count", lambda: 4)
+    fill(backend, *[0.0003] * 256)
+    assert set(backend.calls) == {256}
+
+
+def test_a_slow_one_in_a_large_company_is_found(backend, monkeypatch):
+    monkeypatch.setattr(mask_filler.os, "cpu_count", lambda: 16)
+    slow, *others = fill(backend, 4 * SLOW_S, *[0.0001] * 255)
+    assert slow.failure and not any(other.failure for other in others)
 
 
 def test_one_slow_step_of_all_accuses_nobody(backend):

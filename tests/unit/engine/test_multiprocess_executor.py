@@ -56,11 +56,11 @@ def test_conformance(start, kind, tp):
     executor.allocate(CachePlan(ready.groups, 17, 4))
     assert executor.call("plan", {}) == [17] * tp
     futures = [executor.execute(step(i)) for i in range(20)]
-    assert [future.result(5).sampled_token_ids for future in futures] == [[[i, 0]] for i in range(20)]
+    assert [future.result(5).sampled_token_ids for future in futures] == [[[i]] for i in range(20)]
     late = executor.execute(step(20, masks_follow=True))
-    executor.sample(TokenMasks([0], b"\xff" * 4))
+    executor.sample(TokenMasks([0], [0], b"\xff" * 4))
     futures = [executor.execute(step(21)), executor.execute(step(22, masks_follow=True))]
-    executor.sample(TokenMasks([], b""))
+    executor.sample(TokenMasks([], [], b""))
     assert [future.result(5).step_id for future in (late, *futures)] == [20, 21, 22]
     assert executor.call("masks", {}) == [[[0], []]] * tp
     arguments = {"text": "é", "list": [1, 2.5, None], "bytes": b"\0"}

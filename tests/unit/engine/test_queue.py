@@ -5,8 +5,7 @@ import pytest
 from octavo.base.errors import ConfigError
 from octavo.engine.scheduler.bulk_seats import BulkSeats
 from octavo.engine.scheduler.policies import POLICIES, Policy
-from octavo.engine.scheduler.policies.fcfs import FirstComeFirstServed
-from octavo.engine.scheduler.policies.priority import PriorityFirst
+from octavo.engine.scheduler.policies.orders import FirstComeFirstServed, PriorityFirst
 from octavo.engine.scheduler.queue import RunningSet, WaitingQueue
 from octavo.engine.scheduler.request import Request, RequestStatus
 from octavo.engine.scheduler.stops import Stop, find_stop

@@ -201,12 +201,12 @@ def test_a_failure_in_a_step_ends_its_request_alone(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
-@pytest.mark.parametrize("place", ["advance", "fill_masks"])
+@pytest.mark.parametrize("place", ["advance", "masks"])
 def test_a_bug_of_the_library_ends_its_request_alone(tmp_path, monkeypatch, place, steps_in_flight):
     """Raised by the matcher of one request, in company."""
     engine = ByteEngine(tmp_path, steps_in_flight=steps_in_flight)
     wave = [engine.request(name, choice=[word]) for name, word in (("good", "abcd"), ("bad", "wxyz"))]
-    advance, fill, consumed = GuidanceMatcher.advance, GuidanceBackend.fill_masks, {}
+    advance, masks, consumed = GuidanceMatcher.advance, GuidanceBackend.masks, {}
 
     def failing_advance(self, token_id):
         consumed[self] = token_id
@@ -214,13 +214,13 @@ def test_a_bug_of_the_library_ends_its_request_alone(tmp_path, monkeypatch, plac
             raise ValueError("a bug")
         return advance(self, token_id)
 
-    def failing_fill(self, matchers, masks):
-        if place == "fill_masks" and any(consumed.get(matcher) == ord("x") for matcher in matchers):
+    def failing_masks(self, matchers):
+        if place == "masks" and any(consumed.get(matcher) == ord("x") for matcher in matchers):
             raise ValueError("a bug")
-        fill(self, matchers, masks)
+        return masks(self, matchers)
 
     monkeypatch.setattr(GuidanceMatcher, "advance", failing_advance)
-    monkeypatch.setattr(GuidanceBackend, "fill_masks", failing_fill)
+    monkeypatch.setattr(GuidanceBackend, "masks", failing_masks)
     ends = engine.run([*wave, engine.request("plain", 9, eos=[])])
     assert ends["bad"][1].finish_reason is FinishReason.ERROR
     assert "The grammar failed" in ends["bad"][1].error
@@ -287,7 +287,7 @@ def test_what_was_compiled_is_shared_and_bounded(tmp_path, monkeypatch):
         return compile_grammar(self, grammar)
 
     monkeypatch.setattr(GuidanceBackend, "compile", count)
-    monkeypatch.setattr(matchers, "_MAX_CACHE_BYTES", 3 << 20)
+    monkeypatch.setattr(matchers, "_MAX_CACHE_BYTES", 9 << 20)
     engine = ByteEngine(tmp_path)
     for word in ("aa", "aa", "bb", "cc", "aa"):
         request = engine.request("r", choice=[word])

@@ -281,10 +281,12 @@ def test_attributes(llm, engine):
     assert {type(m).__name__ for m in llm.get_metrics()} == {"Counter", "Gauge", "Histogram"}
 
 
-@pytest.mark.parametrize("method", ["encode", "embed", "classify", "score"])
-def test_pooling_is_refused(llm, method):
-    with pytest.raises(Unsupported, match=rf"LLM.{method}\(\) needs an embedding"):
+@pytest.mark.parametrize("method", ["encode", "embed", "classify", "reward"])
+def test_pooling_needs_a_pooling_model(llm, method):
+    with pytest.raises(RequestError, match="only supported for pooling models"):
         getattr(llm, method)("text")
+    with pytest.raises(RequestError, match="does not support the Scoring API"):
+        llm.score("text", "text")
 
 
 def test_what_prompts_cannot_have(llm):

@@ -1,11 +1,12 @@
 """Memory of weights on a CPU: matrices side by side, none of them over another."""
 
+import numpy as np
 import torch
 
 from octavo.base.gguf import BLOCK_TYPES
 from octavo.runtime.quantization import arena, blocks
 from octavo.runtime.quantization.arena import Arena
-from octavo.runtime.quantization.blocks import Blocks, join
+from octavo.runtime.quantization.blocks import Blocks, join, stack
 
 CPU = torch.device("cpu")
 Q8_0 = next(kind for kind in BLOCK_TYPES.values() if kind.name == "Q8_0")
@@ -39,3 +40,14 @@ def test_what_is_joined_and_what_stays(monkeypatch):
     assert join(parts[:1], Arena()) is parts[0]
     on_device = Blocks(torch.empty((1, 34), dtype=torch.uint8, device="meta"), Q8_0)
     assert join([on_device], Arena()) is on_device
+
+
+def test_stacked_matrices_may_only_look_like_neighbours():
+    """Memory of two owners may follow one another; a view of the first does not reach into the second."""
+    bytes_ = np.arange(48, dtype=np.uint8)
+    parts = [Blocks(torch.from_numpy(bytes_[i : i + 24]).view(1, 2, 12), Q8_0) for i in (0, 24)]
+    assert parts[0].data.data_ptr() + 24 == parts[1].data.data_ptr()
+    assert stack(parts, Arena()).data.flatten().tolist() == list(range(48))
+    whole = torch.from_numpy(bytes_).view(2, 2, 12)
+    stacked = stack([Blocks(whole[i : i + 1], Q8_0) for i in range(2)], Arena())
+    assert stacked.data.data_ptr() == whole.data_ptr()

@@ -25,6 +25,11 @@ Q8_0 = next(kind for kind in BLOCK_TYPES.values() if kind.name == "Q8_0")
 CPU = torch.device("cpu")
 
 
+def plain(storage: Storage) -> Unquantized:
+    """The scheme asks nothing of a config."""
+    return Unquantized(storage, None, dict)
+
+
 def make_build(rank: int = 0, size: int = 1, weight_dtype: torch.dtype = torch.float32) -> BuildContext:
     platform = get_platform("cpu", 1)
     return BuildContext(
@@ -34,7 +39,9 @@ def make_build(rank: int = 0, size: int = 1, weight_dtype: torch.dtype = torch.f
         kernels=platform.kernels,
         attention=choose_backend([], platform),
         parallel=ParallelContext(rank, size),
-        scheme=Unquantized(Storage(CPU, weight_dtype, torch.float32, platform.kernels.linear)),
+        scheme=plain(
+            Storage(CPU, weight_dtype, torch.float32, platform.kernels.linear, platform.kernels.experts)
+        ),
     )
 
 
@@ -169,7 +176,7 @@ def test_a_kernel_for_both_projections(size, bias, asked):
 
     build = make_build(size=size)
     kernels = replace(build.kernels.linear, block_feed_forward=both)
-    build = replace(build, scheme=Unquantized(replace(build.scheme.storage, kernels=kernels)))
+    build = replace(build, scheme=plain(replace(build.scheme.storage, kernels=kernels)))
     mlp = MLP(DenseArch(intermediate_size=12, bias=bias), build, 8)
     fill(mlp.up, weight=torch.randn(24, 8))
     fill(mlp.down, weight=torch.randn(8, 12))

@@ -164,9 +164,9 @@ def test_several_files_without_an_index(sharded):
 
 def test_a_quantized_checkpoint_without_a_scheme(folder):
     config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "gptq"}
+    config["quantization_config"] = {"quant_method": "aqlm"}
     (folder / "config.json").write_text(json.dumps(config))
-    assert "stored by 'gptq'" in refusal(folder, Unsupported)
+    assert "stored by 'aqlm'" in refusal(folder, Unsupported)
 
 
 def test_dummy_weights(tmp_path):

@@ -19,7 +19,7 @@ def make(indexes, allowed, vocab_size):
     for row, ids in enumerate(allowed):
         for token_id in ids:
             bits[row, token_id // 32] |= np.uint32(1 << token_id % 32)
-    return TokenMasks(indexes, bits.tobytes())
+    return TokenMasks(indexes, [*range(len(indexes))], bits.tobytes())
 
 
 def sampler(vocab_size, *params):
@@ -41,15 +41,24 @@ def test_only_the_rows_of_the_step_that_sample(vocab_size):
         keep = torch.zeros(vocab_size, dtype=torch.bool)
         keep[ids] = True
         expected[row, ~keep] = float("-inf")
-    masks.apply(logits)
+    masks.apply(logits, TORCH_SAMPLING.forbid)
     torch.testing.assert_close(logits, expected)
 
 
 def test_every_row():
     masks = RowMasks.read(make([0, 1], [[3], [4]], 40), np.arange(2))
     logits = torch.zeros(2, 40)
-    masks.apply(logits)
+    masks.apply(logits, TORCH_SAMPLING.forbid)
     assert logits.isfinite().nonzero().tolist() == [[0, 3], [1, 4]]
+
+
+def test_rows_share_a_mask():
+    one = make([0], [[3]], 40).bits
+    masks = RowMasks.read(TokenMasks([0, 1, 4], [1, 0, 1], make([0], [[7]], 40).bits + one), np.arange(5))
+    logits = torch.zeros(5, 40)
+    masks.apply(logits, TORCH_SAMPLING.forbid)
+    assert [row.isfinite().nonzero()[:, 0].tolist() for row in logits[[0, 1, 4]]] == [[3], [7], [3]]
+    assert logits[2:4].isfinite().all()
 
 
 def test_a_token_is_chosen_among_the_allowed_and_raw_logprobs_stay_raw():

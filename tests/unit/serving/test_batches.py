@@ -12,6 +12,7 @@ from octavo.base.errors import ConfigError
 from octavo.config.secret import Secret
 from octavo.config.server import ServerConfig
 from octavo.serving.middleware.keys import KeyCheck
+from octavo.serving.openai import files
 from octavo.serving.store.database import Store
 from tests.serving import served
 from tests.unit.serving.test_completion_route import answer_to
@@ -186,7 +187,7 @@ async def test_batches_that_are_refused(server):
     file = await upload(server, line(0))
     await create(server, "file-none", 404)
     for fields in (
-        {"endpoint": "/v1/embeddings"},
+        {"endpoint": "/v1/responses"},
         {"completion_window": "1h"},
         {"metadata": {"a": 1}},
         {"metadata": {"a" * 65: "b"}},
@@ -330,3 +331,41 @@ async def test_tenants_see_their_own(server):
         assert (await two.get(path)).status_code == (await two.get(path + "/content")).status_code == 404
         assert (await two.delete(path)).status_code == 404
         assert (await two.get("/v1/files")).json()["data"] == []
+
+
+async def test_unfinished_uploads_take_what_has_arrived_of_them(monkeypatch):
+    """Stalled ones, however many, keep nobody from uploading; large ones do, but not other tenants."""
+    limits = {"MAX_FILE_BYTES": 200_000, "_IN_MEMORY_BYTES": 100_000}
+    for name, value in limits.items():
+        monkeypatch.setattr(files, name, value)
+    async with served() as server:
+        uploads, bodies = server.app.state.uploads, server.app.state.bodies
+        begun = [asyncio.Event() for _ in range(12)]
+        go_on = asyncio.Event()
+        stalled = [asyncio.create_task(slow_upload(server, e, go_on)) for e in begun[:8]]
+        await asyncio.gather(*(event.wait() for event in begun[:8]))
+        await upload(server, "x" * 1000)
+        assert uploads.num_bytes == bodies.num_bytes == 0
+        large = [asyncio.create_task(slow_upload(server, e, go_on, 190_000)) for e in begun[8:11]]
+        await asyncio.gather(*(event.wait() for event in begun[8:11]))
+        assert 0 < bodies.num_bytes <= 3 * 100_000 and uploads.num_bytes > 300_000
+        refused = await upload(server, "x" * 190_000, 503)
+        assert "400000 of one tenant" in refused["error"]["message"]
+        with uploads.open("another tenant") as grow_to:
+            grow_to(190_000)
+        go_on.set()
+        answers = await asyncio.gather(*stalled, *large)
+        assert [answer.status_code for answer in answers] == [200] * 11
+        assert uploads.num_bytes == bodies.num_bytes == 0
+
+
+async def slow_upload(server, begun, go_on, size=100):
+    async def content():
+        yield b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+        yield b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n' + b"x" * size
+        begun.set()
+        await go_on.wait()
+        yield b"\r\n--b--\r\n"
+
+    headers = {"Content-Type": "multipart/form-data; boundary=b"}
+    return await server.client.post("/v1/files", content=content(), headers=headers)

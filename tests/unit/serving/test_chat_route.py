@@ -206,7 +206,8 @@ async def test_what_the_operator_asks_for():
         body = await chat(server)
         assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 16  # of 19, in blocks of 4
         assert body["choices"][0]["message"]["role"] == "bot"
-        assert body["metrics"]["time_to_first_token_ms"] > 0
+        assert body["metrics"]["time_to_first_token_ms"] > 0 and body["metrics"]["mean_itl_ms"] > 0
+        assert "mean_itl_ms" not in (await chat(server, max_tokens=1))["metrics"]
         assert (await stream(server))[-1]["usage"]["completion_tokens"] == 6
 
 

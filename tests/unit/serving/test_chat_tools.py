@@ -1,6 +1,7 @@
 """Tools and reasoning in chat answers: a text streamed in any pieces gives the same message as a whole."""
 
 import json
+import logging
 from collections.abc import Iterable
 from functools import partial
 from types import SimpleNamespace
@@ -10,13 +11,17 @@ import msgspec
 import pytest
 
 from octavo.config.server import ServerConfig
+from octavo.engine.structured.guidance import GuidanceBackend
 from octavo.frontend.outputs.request_output import CompletionOutput, RequestOutput
 from octavo.messages.sampling import SamplingParams
+from octavo.serving import foreign_fields
 from octavo.serving.openai.chat_answer import ChatAnswer
 from octavo.serving.openai.protocol import ChatRequest
 from octavo.serving.openai.sampling import sampling_params
 from octavo.serving.openai.tools import ToolUse
 from octavo.serving.openai.turn import Turn
+from tests.structured import BYTES
+from tests.unit.engine.test_structured_guidance import admits
 from tests.unit.frontend.parsers.test_parsers import CASES, THOUGHTS
 
 POINT = {
@@ -36,10 +41,19 @@ def body_of(**fields) -> ChatRequest:
     return msgspec.convert(fields, ChatRequest)
 
 
+def renderer_of(tool_parser: str, reasoning_parser: str = "", level: str = "auto") -> SimpleNamespace:
+    return SimpleNamespace(
+        tool_parser=tool_parser,
+        reasoning_parser=reasoning_parser,
+        tool_strict_level=level,
+        special_tokens={},
+    )
+
+
 def answer_to(
     body: ChatRequest, *, tool_parser: str = "", reasoning_parser: str = "", tokenizer: object = None
 ) -> ChatAnswer:
-    renderer = SimpleNamespace(tool_parser=tool_parser, reasoning_parser=reasoning_parser)
+    renderer = renderer_of(tool_parser, reasoning_parser)
     caller = SimpleNamespace(config=ServerConfig(), engine=SimpleNamespace(tokenizer=tokenizer))
     use = ToolUse.of(body)
     params = use.constrained(sampling_params(body, {}), renderer)
@@ -125,7 +139,7 @@ def test_without_parsers_text_is_text():
 
 def test_forced_calls_are_held_to_their_schemas():
     use = ToolUse.of(body_of(tool_choice="required", parallel_tool_calls=False))
-    renderer = SimpleNamespace(tool_parser="", reasoning_parser="")
+    renderer = renderer_of("")
     schema = use.constrained(SamplingParams(), renderer).structured_outputs.json
     good = [{"name": "move", "parameters": {"at": {"x": 1}}}]
     jsonschema.validate(good, schema)
@@ -144,7 +158,7 @@ def test_forced_calls_are_held_to_their_schemas():
 
 def test_forced_calls_have_no_arguments_but_the_named_ones():
     """Whatever the tool's schema says of others by saying nothing; a tool without a schema has none."""
-    renderer = SimpleNamespace(tool_parser="", reasoning_parser="")
+    renderer = renderer_of("")
     for name in ("move", "stop"):
         body = body_of(tool_choice={"type": "function", "function": {"name": name}})
         form = ToolUse.of(body).constrained(SamplingParams(), renderer).structured_outputs
@@ -182,6 +196,77 @@ def test_tokens_of_reasoning(size):
     expected = 2 * len("\x01<think>\nHm, é.\n")
     counted = answer.end_chunk({}).usage.completion_tokens_details.reasoning_tokens
     assert abs(counted - expected) <= (2 * size if size == 5 else 0)
+
+
+STRICT = [{"type": "function", "function": TOOLS[0]["function"] | {"strict": True}}, TOOLS[1]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "good", "bad"),
+    [
+        ({}, [0, 1, 2, 3, 6], [4, 5, 7]),
+        ({"parallel_tool_calls": False}, [0, 2], [3, 4, 5, 7]),
+        ({"tools": TOOLS}, None, None),
+        ({"tool_choice": "none"}, None, None),
+    ],
+)
+def test_calls_of_strict_tools_have_their_schema_where_the_model_may_call(fields, good, bad):
+    calls = [
+        "Just text, <tool and {.",
+        "Text.\n" + hermes("stop", '{"any": 1}'),
+        hermes("move", POINT_AT),
+        hermes("move", POINT_AT) + "\n" + hermes("stop", "{}"),
+        hermes("move", '{"at": {"x": "1"}}'),
+        hermes("move", '{"at": {"x": 1}, "more": 2}'),
+        hermes("stop", "{}") + "and more",
+        hermes("other", "{}"),
+    ]
+    body = body_of(**{"tools": STRICT} | fields)
+    renderer = renderer_of("hermes")
+    form = ToolUse.of(body).constrained(SamplingParams(), renderer).structured_outputs
+    assert (form is None) == (good is None)
+    if form is not None:
+        backend = GuidanceBackend(BYTES)
+        matcher = backend.compile(backend.translate(form))
+        admitted = [index for index, text in enumerate(calls) if admits(backend, matcher, text)]
+        assert set(good) <= set(admitted) and not set(bad) & set(admitted), admitted
+        choice = plain(streamed(answer_to(body, tool_parser="hermes"), [calls[2]]))
+        assert choice["calls"] == [("move", POINT_AT)]
+    own = {"structured_outputs": {"regex": "a"}}
+    assert ToolUse.of(body).constrained(SamplingParams(**own), renderer).structured_outputs.regex == "a"
+
+
+def test_the_operators_level_holds_calls_of_any_tool():
+    for level, is_held in (("auto", False), ("function", True), ("parameter", True)):
+        params = ToolUse.of(body_of()).constrained(SamplingParams(), renderer_of("hermes", level=level))
+        assert (params.structured_outputs is not None) == is_held
+        if is_held:
+            matcher = GuidanceBackend(BYTES).compile(GuidanceBackend.translate(params.structured_outputs))
+            wrong = admits(GuidanceBackend(BYTES), matcher, hermes("move", '{"at": 1}'))
+            assert wrong == (level == "function")
+
+
+def test_calls_among_thoughts_are_held_from_the_beginning():
+    params = ToolUse.of(body_of(tools=STRICT)).constrained(
+        SamplingParams(), renderer_of("openai", "openai_gptoss")
+    )
+    assert params.structured_outputs.after_reasoning is False and not params.skip_special_tokens
+    params = ToolUse.of(body_of(tools=STRICT)).constrained(SamplingParams(), renderer_of("hermes", "qwen3"))
+    assert params.structured_outputs.after_reasoning is True
+
+
+def test_a_format_whose_calls_cannot_be_held_is_told_once(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
+    monkeypatch.setattr(foreign_fields, "_noted", set())
+    renderer = renderer_of("kimi_k3")
+    for _ in range(2):
+        use = ToolUse.of(body_of(tools=STRICT))
+        assert use.constrained(SamplingParams(), renderer).structured_outputs is None
+    assert caplog.text.count("'strict'") == 1
+
+
+def hermes(name, arguments):
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
 def test_a_named_tool():
@@ -222,6 +307,6 @@ def test_reasoning_before_a_form(fields, text, calls):
 def test_a_form_waits_for_the_end_of_reasoning_where_there_is_any():
     form, use = {"json_object": True}, ToolUse.of(body_of(tools=None))
     for parser, asked, waits in (("qwen3", None, True), ("qwen3", False, False), ("", True, False)):
-        renderer = SimpleNamespace(tool_parser="", reasoning_parser=parser)
+        renderer = renderer_of("", parser)
         params = SamplingParams(structured_outputs={**form, "after_reasoning": asked})
         assert use.constrained(params, renderer).structured_outputs.after_reasoning is waits

@@ -83,6 +83,12 @@ async def test_every_form_of_prompt(server, prompt):
     assert body["usage"]["completion_tokens"] == 6 * len(prompts)
 
 
+async def test_an_empty_list_of_embeddings_is_none(server):
+    assert (await complete(server, prompt_embeds=[]))["choices"][0]["text"] == answer_to("hello", 6)[0]
+    answer = await complete(server, 400, prompt_embeds=["AAAA"])
+    assert answer["error"]["param"] == "prompt_embeds"
+
+
 async def test_more_prompts_than_seats_take_turns(server):
     prompts = [[1, n] for n in range(30)]
     body = await complete(server, prompt=prompts, max_tokens=2)
@@ -222,7 +228,12 @@ async def test_the_model_recommends_and_the_request_decides(server):
         ({"n": 0}, "n", ">= 1"),
         ({"n": 3, "best_of": 2}, "best_of", "greater than or equal to n"),
         ({"n": 2, "temperature": 0}, "n", "greedy"),
-        ({"temperature": "hot"}, "temperature", "got `str`"),
+        ({"temperature": "hot"}, "temperature", "Expected a number, got the text 'hot'"),
+        ({"temperature": "nan"}, "temperature", "Expected a number"),
+        ({"temperature": "2.5"}, "temperature", "<= 2"),
+        ({"temperature": ""}, "temperature", "Expected a number"),
+        ({"n": "1.5"}, "n", "got `float`"),
+        ({"seed": "1" * 5000}, "seed", "Expected a number"),
         ({"temperature": 2.5}, "temperature", "<= 2"),
         ({"seed": 2**63}, "seed", "<="),
         ({"stop": [""]}, "stop", "length >= 1"),
@@ -331,7 +342,7 @@ async def test_a_request_may_take_its_time_and_no_more():
 async def test_unknown_fields_may_be_let_through():
     async with served(ServerConfig(strict=False)) as lenient:
         assert (await complete(lenient, foo=1))["choices"]
-        assert "got `str`" in (await complete(lenient, status=400, n="1"))["error"]["message"]
+        assert "got `array`" in (await complete(lenient, status=400, n=[1]))["error"]["message"]
 
 
 async def test_the_bound_of_one_prompt_and_that_of_one_request():
@@ -353,3 +364,12 @@ async def test_the_bound_of_one_prompt_and_that_of_one_request():
             )
         error = (await ask(1024, 17)).json()["error"]
         assert "17408 sequences; one request may ask for 16384" in error["message"]
+
+
+async def test_numbers_may_be_texts(server):
+    texts = {"temperature": " 0.7 ", "top_k": "5", "max_tokens": "3", "seed": "-7", "min_p": "1e-2", "n": "2"}
+    numbers = {"temperature": 0.7, "top_k": 5, "max_tokens": 3, "seed": -7, "min_p": 0.01, "n": 2}
+    told, plain = await complete(server, **texts), await complete(server, **numbers)
+    assert told["choices"] == plain["choices"] and len(plain["choices"]) == 2
+    refused = await complete(server, status=400, stream="1")
+    assert "got `str`" in refused["error"]["message"], "only numbers are read so"

@@ -46,3 +46,10 @@ def test_damaged_tensors_are_refused(data):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     with suppress(RequestError):
         assert read_embeds(base64.b64encode(bytes(content)).decode()).ndim == 2
+
+
+def test_a_tensor_with_a_password_is_refused():
+    content = bytearray(base64.b64decode(saved(torch.ones(2, 3))))
+    content[content.index(b"PK\x01\x02") + 8] |= 1
+    with pytest.raises(RequestError):
+        read_embeds(base64.b64encode(bytes(content)).decode())

@@ -94,7 +94,7 @@ def test_others_pass_and_are_told_once(program, caplog):
     ("fields", "name"),
     [
         ({"temprature": 1}, "temprature"),
-        ({"max_new_tokens": "9"}, "max_tokens"),
+        ({"max_new_tokens": "nine"}, "max_tokens"),
         ({"num_ctxx": 1}, "num_ctxx"),
     ],
 )

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 from octavo.config.server import ServerConfig
 from octavo.frontend.observe.engine_metrics import EngineMetrics
 from octavo.metrics import Counter
-from octavo.serving.endpoint import Endpoint
+from octavo.serving.app import Endpoint
 from octavo.serving.metrics_board import MetricsBoard
 from octavo.serving.middleware.request_log import RequestLog
 from octavo.serving.registry import Route as Entry

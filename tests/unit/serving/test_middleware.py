@@ -376,7 +376,7 @@ class TestStack:
         assert answer.scope["state"].keys() >= {"request_id", "tenant", "cache_salt"}
         assert (await ask(app, path="/")).is_through
 
-    @pytest.mark.parametrize("path", ["/metrics", "/ping", "/version", "/load"])
+    @pytest.mark.parametrize("path", ["/metrics", "/ready", "/ping", "/version", "/load"])
     async def test_monitoring_may_be_open(self, path):
         for is_open in (False, True):
             config = ServerConfig(api_key=KEYS, open_monitoring=is_open)

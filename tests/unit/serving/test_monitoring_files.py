@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ from octavo.metrics import Counter, Histogram
 from octavo.metrics.names import METRICS
 
 FOLDER = Path(__file__).resolve().parents[3] / "deploy/monitoring"
+DOCKER = FOLDER.parent / "docker"
+promtool = pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is not installed")
 LABELS = {"model_name", "engine", "instance", "job", "le"}
 
 
@@ -80,3 +84,54 @@ def test_prometheus_reads_the_rules_and_the_page():
         for rule in group["rules"]:
             assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
             assert rule["annotations"]["summary"]
+
+
+def checked(kind, file):
+    return subprocess.run(["promtool", "check", kind, file], capture_output=True, text=True, check=False)
+
+
+@promtool
+def test_promtool_reads_the_configurations_and_the_rules(tmp_path):
+    for name in ("prometheus.yml", "alerts.yml"):
+        shutil.copy(FOLDER / name, tmp_path)
+    assert checked("config", tmp_path / "prometheus.yml").returncode == 0
+    shutil.copy(DOCKER / "prometheus.yml", tmp_path / "prometheus.yml")
+    done = checked("config", tmp_path / "prometheus.yml")
+    assert (done.returncode, "6 rules found" in done.stdout) == (0, True)
+
+
+@promtool
+def test_promtool_parses_every_expression_of_the_dashboard(tmp_path):
+    """Grafana's variables are filled in as it does."""
+
+    def check(expression):
+        for variable, value in (("$__rate_interval", "1m"), ("$__range", "1h"), ("$__interval", "1m")):
+            expression = expression.replace(variable, value)
+        expression = re.sub(r"\$\{?\w+\}?", "x", expression)
+        rules = {"groups": [{"name": "g", "rules": [{"record": "a", "expr": expression}]}]}
+        (tmp_path / "rules.yml").write_text(yaml.safe_dump(rules), encoding="utf-8")
+        return checked("rules", tmp_path / "rules.yml").returncode
+
+    found = {expression for expression in expressions() if not expression.startswith("label_values(")}
+    assert len(found) > 30
+    assert [expression for expression in sorted(found) if check(expression)] == []
+    assert check("sum(rate(a[1m])) by") != 0
+
+
+def test_grafana_is_provisioned_with_what_compose_mounts():
+    provisioning = FOLDER / "grafana/provisioning"
+    [source] = yaml.safe_load((provisioning / "datasources/prometheus.yaml").read_text())["datasources"]
+    [provider] = yaml.safe_load((provisioning / "dashboards/octavo.yaml").read_text())["providers"]
+    services = yaml.safe_load((DOCKER / "compose.yaml").read_text(encoding="utf-8"))["services"]
+    mounts = dict(volume.split(":")[:2] for volume in services["grafana"]["volumes"])
+    assert mounts["../monitoring/grafana/provisioning"] == "/etc/grafana/provisioning"
+    assert Path(mounts["../monitoring/grafana-dashboard.json"]).parent == Path(provider["options"]["path"])
+    assert services["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"] in mounts.values()
+    assert (source["type"], source["isDefault"], provider["type"]) == ("prometheus", True, "file")
+    assert source["url"] == "http://prometheus:9090" and "prometheus" in services
+    [variable] = [v for v in dashboard()["templating"]["list"] if v["type"] == "datasource"]
+    assert (variable["name"], variable["query"]) == ("datasource", source["type"])
+    [job] = yaml.safe_load((DOCKER / "prometheus.yml").read_text())["scrape_configs"]
+    [target] = job["static_configs"][0]["targets"]
+    assert target == "octavo:8000" and "--open-monitoring" in services["octavo"]["command"]
+    assert job["job_name"] == "octavo", "the alerts ask for it"

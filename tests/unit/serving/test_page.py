@@ -69,3 +69,8 @@ def test_no_markup_of_text_and_no_address_of_others(path):
         url for url in re.findall(r"https?://[\w.][^\s\"'`)]*", text) if not url.startswith(allowed)
     ] == []
     assert not re.search(r"""(src|href)="/""", text), "addresses are relative, for servers behind a path"
+
+
+def test_the_page_is_small():
+    """Without /docs, in bytes."""
+    assert sum(path.stat().st_size for path in FOLDER.iterdir() if path.stem != "docs") < 200_000

@@ -463,3 +463,13 @@ async def test_any_stream_makes_the_response(parts):
     expected = [type(part) if not isinstance(part, tuple) else CallStart for part in parts]
     merged = [kind for n, kind in enumerate(expected) if kind is CallStart or expected[n - 1 : n] != [kind]]
     assert [shown[item["type"]] for item in items] == merged
+
+
+async def test_raw_messages_are_refused_only_when_they_are_wanted(client):
+    for is_wanted in (False, True):
+        more = {"extra_body": {**ASKED.get("extra_body", {}), "enable_response_messages": is_wanted}}
+        if not is_wanted:
+            await client.responses.create(input="hi", **(ASKED | more))
+            continue
+        with pytest.raises(openai.BadRequestError, match="raw messages are not told"):
+            await client.responses.create(input="hi", **(ASKED | more))

@@ -24,6 +24,8 @@ async def test_models(server):
     [card] = (await server.client.get("/v1/models")).json()["data"]
     assert card["id"] == "fake" and card["object"] == "model" and card["max_model_len"] == MAX_MODEL_LEN
     assert (await server.client.get("/v1/models/fake")).json() == card
+    assert card["input_modalities"] == ["text"]
+    assert card["default_parameters"]["temperature"] == 1.0
     for name in ("other", "..%2f..%2fetc%2fpasswd", "a/b", ""):
         answer = await server.client.get(f"/v1/models/{name}")
         assert answer.status_code == 404
@@ -150,3 +152,9 @@ async def test_invocations_go_by_the_form_of_the_body(server):
 async def test_head_is_there_where_get_is(server, path):
     assert (await server.client.head(path)).status_code == 200
     assert (await server.client.head("/v1/completions")).status_code == 405
+
+
+async def test_options_tells_the_methods_of_a_route(server):
+    answer = await server.client.options("/v1/completions")
+    assert (answer.status_code, answer.headers["allow"]) == (204, "POST")
+    assert (await server.client.options("/nowhere")).status_code == 404

@@ -132,13 +132,13 @@ def test_every_metric_that_is_promised_is_made():
     metrics.note_first_token(0.1, 4, 0)
     metrics.note_tokens(1)
     metrics.note_rejection("max_num_queued_reqs")
-    metrics.note_step(SchedulerStats())
+    metrics.note_step(SchedulerStats(num_accepted_by_position=[1]))
     stats = RequestStateStats(2, 2, 1.0, 1.0, 2.0, 3.0, 4.0)
     metrics.note_end(stats, SamplingParams(), 4, "stop", 5.0)
     elsewhere = {"http_requests", "http_request_duration_seconds", "cpu_utilization"}
     elsewhere |= {name for name in METRICS if "memory" in name or "gpu" in name}
     metrics.note_tool_parsing("chat_completions", False, True)
-    not_yet = {"lora_requests_info", "spec_decode_num_accepted_tokens_per_pos"}
+    not_yet = {"lora_requests_info"}
     promised = set(METRICS) - elsewhere - not_yet
     assert {metric.name for metric in metrics.snapshot()} == {PREFIX + name for name in promised}
 
@@ -155,6 +155,16 @@ def test_a_new_core_counts_on_where_the_old_one_ended():
     assert by_name(metrics, "num_blocks_swapped_out").value == 8
     assert by_name(metrics, "num_blocks_swapped_in").value == 2
     assert by_name(metrics, "engine_restarts").value == 1
+
+
+def test_accepted_drafts_are_counted_by_place_over_restarts():
+    metrics = EngineMetrics()
+    metrics.note_step(SchedulerStats(num_drafts=4, num_accepted_tokens=5, num_accepted_by_position=[3, 2]))
+    metrics.note_restart()
+    metrics.note_step(SchedulerStats(num_drafts=1, num_accepted_tokens=1, num_accepted_by_position=[1]))
+    found = {m.labels["position"]: m.value for m in metrics.snapshot() if m.name.endswith("tokens_per_pos")}
+    assert found == {"0": 4, "1": 2}
+    assert by_name(metrics, "spec_decode_num_drafts").value == 5
 
 
 @pytest.mark.parametrize(

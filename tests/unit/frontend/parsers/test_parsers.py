@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.frontend.parsers.answer import AnswerParser
-from octavo.frontend.parsers.constrained import NamedCallParser, RequiredCallsParser
+from octavo.frontend.parsers.call_object import NamedCallParser, RequiredCallsParser
 from octavo.frontend.parsers.events import CallArguments, CallStart, Event, Reasoning, Text, coalesced
 from octavo.frontend.parsers.registry import (
     REASONING_PARSERS,

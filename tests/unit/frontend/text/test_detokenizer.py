@@ -30,6 +30,17 @@ def test_special_tokens():
     assert Detokenizer(BYTES, skip_special_tokens=False).feed(ids) == "<s>hi</s>"
 
 
+def test_what_the_context_left_broken_is_not_shown():
+    emoji = list("🙂".encode())
+    broken = Detokenizer(BYTES, context=[104, *emoji[:2]])
+    assert broken.feed([123]) + broken.feed([emoji[0], 125]) + broken.finish() == "{\ufffd}"
+    assert Detokenizer(BYTES, context=emoji[:2]).finish() == ""
+    shared = Detokenizer(BYTES, context=emoji[:1])
+    assert shared.feed(emoji[1:2]) + shared.finish() == "\ufffd"
+    meant = list("\ufffd".encode())
+    assert Detokenizer(BYTES, context=meant[:2]).feed([meant[2], 33]) == "\ufffd!"
+
+
 def test_context_is_not_shown_but_its_last_character_goes_on():
     emoji = "🤗".encode()
     detokenizer = Detokenizer(BYTES, context=[104, *emoji[:2]])

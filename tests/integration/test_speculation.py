@@ -1,0 +1,177 @@
+"""Guessing tokens ahead changes no text, whatever is asked of the tokens and whatever is guessed."""
+
+import numpy as np
+import pytest
+
+from octavo import LLM, RequestError, SamplingParams, StructuredOutputsParams
+from octavo.engine.speculation.drafting import Drafting
+from octavo.engine.speculation.guess import Guess
+from octavo.engine.speculation.step_costs import StepCosts
+from octavo.engine.speculation.token_run import Match
+
+PARAMS = {
+    "greedy": {},
+    "drawn": {"temperature": 0.6, "seed": 3},
+    "truncated": {"temperature": 1.0, "seed": 4, "top_p": 0.9, "top_k": 20, "min_p": 0.01},
+    "penalties": {"presence_penalty": 0.5, "frequency_penalty": 0.3, "repetition_penalty": 1.2},
+    "penalties, drawn": {"temperature": 0.8, "seed": 5, "repetition_penalty": 1.3},
+    "bias": {"logit_bias": {5: 3.0, 9: -100.0}, "temperature": 0.7, "seed": 6},
+    "bad words": {"bad_words": [" the", " a b"]},
+    "least": {"min_tokens": 20, "stop_token_ids": [260, 354]},
+    "logprobs": {"logprobs": 3, "temperature": 0.5, "seed": 7},
+    "prompt": {"prompt_logprobs": 1},
+    "three": {"n": 3, "temperature": 0.9, "seed": 8},
+    "stop": {"stop": ["two", "\n\n"]},
+    "regex": {"structured_outputs": StructuredOutputsParams(regex=r"( one two three,){3,9}( \d+){4}")},
+    "schema": {
+        "structured_outputs": StructuredOutputsParams(
+            json={"type": "array", "items": {"enum": ["red", "green"]}, "minItems": 5, "maxItems": 9}
+        ),
+        "temperature": 0.8,
+        "seed": 9,
+    },
+}
+PROMPTS = [
+    "one two three, one two three, one two three, one two",
+    "The capital of France is",
+]
+
+
+@pytest.fixture(autouse=True)
+def every_guess_is_tried(monkeypatch):
+    """As if more rows cost nothing."""
+    monkeypatch.setattr(StepCosts, "of", lambda costs, rows, more: np.ones(more + 1))
+
+
+def work():
+    return [
+        SamplingParams(**({"max_tokens": 24, "temperature": 0.0} | PARAMS[name]))
+        for name in PARAMS
+        for _ in PROMPTS
+    ], PROMPTS * len(PARAMS)
+
+
+def results(llm, **options):
+    params, prompts = work()
+    outputs = llm.generate(prompts, params, use_tqdm=False, **options)
+    return [
+        ([(o.text, o.token_ids, o.logprobs, o.finish_reason) for o in out.outputs], out.prompt_logprobs)
+        for out in outputs
+    ]  # fmt: skip
+
+
+def drafted(llm):
+    """Tokens that were guessed, and those that came true."""
+    values = {metric.name: metric for metric in llm.get_metrics()}
+    names = ("spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens")
+    return [values[f"vllm:{name}"].value for name in names]
+
+
+@pytest.fixture(scope="module")
+def plain(smollm2_path):
+    with LLM(str(smollm2_path), max_model_len=256, num_gpu_blocks_override=700) as llm:
+        yield results(llm)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 5}},
+        {"speculative_config": {"method": "suffix"}},
+        {"spec_method": "ngram", "spec_tokens": 3, "num_gpu_blocks_override": 60},
+        {"spec_method": "ngram", "steps_in_flight": 2, "max_num_seqs": 7},
+    ],
+    ids=["ngram", "suffix", "preemption", "overlapped"],
+)
+def test_texts_are_the_same(smollm2_path, plain, options):
+    with LLM(str(smollm2_path), **{"max_model_len": 256, "num_gpu_blocks_override": 700, **options}) as llm:
+        assert results(llm) == plain
+        num_guessed, num_accepted = drafted(llm)
+    if "steps_in_flight" not in options:  # else the last token is hardly ever known in time
+        assert num_accepted > 20, "hardly a guess came true"
+        assert num_guessed > num_accepted, "no guess was wrong"
+
+
+@pytest.mark.parametrize("kind", ["random", "end"])
+def test_hostile_guesses_change_nothing(smollm2_path, plain, monkeypatch, kind):
+    noise = np.random.default_rng(1)
+
+    def ahead(guess, count):
+        return {
+            "random": lambda: noise.integers(0, 49152, count).tolist(),
+            "end": lambda: [2] * count,
+        }[kind]()
+
+    def search(drafting, request, guess):
+        guess.match = guess.own.find(guess.own.tokens[-1:], 0, 1) or guess.own.find(
+            guess.own.tokens[:1], 0, 1
+        )
+
+    monkeypatch.setattr(Guess, "ahead", ahead)
+    monkeypatch.setattr(Drafting, "_search", search)
+    with LLM(
+        str(smollm2_path), max_model_len=256, num_gpu_blocks_override=700, spec_method="ngram", spec_tokens=4
+    ) as llm:
+        assert results(llm) == plain
+        assert drafted(llm)[0] > 100
+
+
+def test_processors_that_see_refused_drafts_are_noticed(smollm2_path, monkeypatch):
+    """The negative twin: without the order of places, penalties count tokens that were not kept."""
+
+    def at_once(sampler, logits, rows, positions, masks, expected):
+        return sampler.sample(logits, rows, positions, masks)
+
+    prompts = [" ".join([word] * 9) for word in ("one", "two", "red", "a b", "x =", "yes no")]
+    params = SamplingParams(max_tokens=40, temperature=0, presence_penalty=1.0)
+
+    def texts():
+        options = {"max_model_len": 256, "num_gpu_blocks_override": 700}
+        with LLM(str(smollm2_path), **options, spec_method="ngram", spec_tokens=6) as llm:
+            return [out.outputs[0].token_ids for out in llm.generate(prompts, params, use_tqdm=False)]
+
+    expected = texts()
+    monkeypatch.setattr("octavo.runtime.heads.token.sample_in_order", at_once)
+    assert texts() != expected
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_a_draft_of_the_text_itself_always_comes_true(smollm2_path, monkeypatch, shift):
+    params = SamplingParams(max_tokens=30, temperature=0.7, seed=1)
+    options = {"max_model_len": 256, "num_gpu_blocks_override": 700}
+    with LLM(str(smollm2_path), **options) as llm:
+        [out] = llm.generate(PROMPTS[:1], params, use_tqdm=False)
+    known = [*out.prompt_token_ids, *out.outputs[0].token_ids]
+
+    def ahead(guess, count):
+        return [(token + shift) % 49152 for token in known[guess.own.length :][:count]]
+
+    def search(drafting, request, guess):
+        guess.match = Match(guess.own, 0, 1)
+
+    monkeypatch.setattr(Guess, "ahead", ahead)
+    monkeypatch.setattr(Drafting, "_search", search)
+    with LLM(str(smollm2_path), **options, spec_method="ngram", spec_tokens=4) as llm:
+        assert (
+            llm.generate(PROMPTS[:1], params, use_tqdm=False)[0].outputs[0].token_ids
+            == out.outputs[0].token_ids
+        )
+        num_guessed, num_accepted = drafted(llm)
+    assert num_guessed > 20 and num_accepted == (0 if shift else num_guessed)
+
+
+def test_a_request_may_do_without(smollm2_path):
+    with LLM(str(smollm2_path), max_model_len=256, num_gpu_blocks_override=700, spec_method="ngram") as llm:
+        for asked in (False, {"num_tokens": 0}):
+            llm.generate(PROMPTS[:1], SamplingParams(max_tokens=20), use_tqdm=False, speculative=asked)
+        assert drafted(llm) == [0, 0]
+        llm.generate(
+            PROMPTS[:1],
+            SamplingParams(max_tokens=20, temperature=0),
+            use_tqdm=False,
+            speculative={"num_tokens": 2},
+        )
+        assert 0 < drafted(llm)[0] <= 2 * 20
+        for wrong in ("yes", {"num_tokens": 129}, {"num_tokens": True}, {"tokens": 2}, 3):
+            with pytest.raises(RequestError, match="speculative must be true, false, or"):
+                llm.generate(PROMPTS[:1], SamplingParams(), use_tqdm=False, speculative=wrong)

@@ -1,0 +1,85 @@
+"""Every Triton kernel of the table is lowered for an H200, which needs no device.
+
+The interpreter takes more Python than the compiler.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton", reason="needs the package triton: pip install triton")
+
+_LOWER = """
+import json, sys
+from collections import Counter
+import torch, triton
+from triton._C.libtriton import ir
+from triton.compiler.compiler import make_backend
+from tests import offline_triton
+
+offline = offline_triton.install(setattr)
+target = offline_triton.Offline().get_current_target()
+backend = make_backend(target)
+failures, lowered = {}, Counter()
+
+
+def lower(src, target=target, options=None, _env_vars=None):
+    options = backend.parse_options({**(options or {}), **src.parse_options()})
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    functions = backend.get_codegen_implementation(options)
+    try:
+        src.make_ir(target, options, functions, backend.get_module_map(), context)
+        lowered[src.fn.__name__] += 1
+    except Exception as error:
+        failures[src.fn.__name__] = str(error)
+    return offline.compile(src)
+
+
+triton.compiler.compile = lower
+if sys.argv[2:]:
+    from octavo.runtime.kernels.triton import blocks
+    blocks._unpack.fn.__globals__["_unpack_32"] = len  # no function of kernels
+
+from octavo.runtime.kernels.triton.table import cuda_table
+from tests.kernel_cases import CASES, OPS, TRUNCATE_AND_DRAW, run
+
+for op in (*OPS, *TRUNCATE_AND_DRAW) if not sys.argv[2:] else ["block_dequantize"]:
+    for case in CASES[op]():
+        run(cuda_table(), op, case)
+if not sys.argv[2:]:
+    from tests.kernels.test_arranged import CASES as ARRANGED, products
+    for shape in ARRANGED:
+        products(*shape)
+    from tests.kernels.test_latent_prompts import ATTEND, make
+    for dtype in (torch.float32, torch.bfloat16):
+        prompts = make((5, 70), 4, (128, 64, 128), dtype)
+        ATTEND(prompts, prompts.q.new_empty(75, 4, 128))
+print(json.dumps([failures, lowered]))
+"""
+
+
+def lower(*arguments):
+    """Returns (what failed by kernel, how many forms of each kernel were lowered)."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.child", _LOWER, *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+def test_every_kernel_is_lowered():
+    failures, lowered = lower()
+    assert failures == {}
+    assert lowered["_prefill_kernel"] > 50
+    assert lowered["_arranged_kernel"] > 5 and lowered["_plain_kernel"] == 2
+    assert len(lowered) >= 20
+
+
+def test_what_only_the_interpreter_can_run_fails():
+    failures, _ = lower("broken")
+    assert set(failures) == {"_dequantize_kernel"}

@@ -1,0 +1,151 @@
+"""What is guessed, how sure that is, and how many guesses pay."""
+
+import numpy as np
+import pytest
+
+from octavo.base.errors import ConfigError, Unsupported
+from octavo.config.speculative import speculation
+from octavo.engine.scheduler.request import Request
+from octavo.engine.speculation.corpus import MOST_TOKENS, Corpus
+from octavo.engine.speculation.drafting import Candidate, Drafting
+from octavo.engine.speculation.guess import Chances, Guess
+from octavo.engine.speculation.step_costs import StepCosts
+from octavo.engine.speculation.token_run import TokenRun
+from tests.fakes import fake_request
+
+
+def naive(tokens, end, least, most):
+    """(place, length) of the latest of the longest matches, found by comparing at every place."""
+    best = None
+    for place in range(1, len(tokens)):
+        length = 0
+        while length < min(most, len(end), place) and tokens[place - length - 1] == end[-length - 1]:
+            length += 1
+        if length >= least and (best is None or length >= best[1]):
+            best = (place, length)
+    return best
+
+
+def test_the_latest_of_the_longest_matches_is_found():
+    noise = np.random.default_rng(0)
+    for _ in range(300):
+        tokens = noise.integers(0, 3, noise.integers(1, 30)).tolist()
+        run, most, least = TokenRun(tokens), int(noise.integers(1, 7)), int(noise.integers(1, 4))
+        found = run.find(run.tokens[-most:], least, most)
+        assert (found and (found.place, found.length)) == naive(tokens, tokens[-most:], least, most)
+
+
+def test_a_text_that_repeats_itself_goes_on():
+    guess = Guess([1, 2, 3, 1, 2, 3, 1])
+    guess.match = guess.own.find(guess.own.tokens, 1, 8)
+    assert guess.ahead(7) == [2, 3, 1, 2, 3, 1, 2]
+    guess.observe([2, 3], Chances())
+    assert guess.match.length == 6 and guess.ahead(2) == [1, 2]
+    guess.observe([9], Chances())
+    assert guess.match is None and guess.ahead(3) == []
+
+
+def test_earlier_outputs_are_found_until_they_are_displaced():
+    corpus = Corpus(most_outputs=4)
+    corpus.add([1, 2, 3, 4])
+    corpus.add([7, 1, 2, 5])
+    match = corpus.find(np.array([7, 1, 2]), 8)
+    assert (match.length, int(match.run.tokens[match.place])) == (3, 5)
+    match = corpus.find(np.array([9, 1, 2]), 8)
+    assert (match.length, int(match.run.tokens[match.place])) == (2, 5), "the latest"
+    assert corpus.find(np.array([3, 4]), 8) is None, "nothing followed"
+    assert corpus.find(np.array([4]), 8) is None and corpus.find(np.array([4, 7]), 8) is None, "two outputs"
+    for _ in range(4):
+        corpus.add([8, 8, 8])
+    assert corpus.find(np.array([1, 2]), 8) is None
+
+
+def ended(tenant, output):
+    """A request of a tenant with this output."""
+    request = Request.create(fake_request("r", [1], tenant=tenant), 0, 1 << 20, 16)
+    request.token_ids += output
+    return request
+
+
+def test_outputs_of_all_tenants_are_bounded_together():
+    drafting = Drafting(speculation({"method": "suffix"}), 8)
+    noise = np.random.default_rng(0)
+    tenants = [f"tenant{index}" for index in range(30)]
+    for tenant in tenants:
+        drafting._keep(ended(tenant, noise.integers(0, 50_000, 30_000).tolist()))
+    kept = {tenant: drafting._corpora.get((tenant, "")) for tenant in tenants}
+    assert MOST_TOKENS - 30_001 < sum(corpus.num_tokens for corpus in kept.values() if corpus) <= MOST_TOKENS
+    assert kept[tenants[-1]] and not kept[tenants[0]], "who has not ended a request for longest goes first"
+    for _ in range(20):
+        drafting._keep(ended("greedy", noise.integers(0, 50_000, 30_000).tolist()))
+    assert drafting._corpora.get(("greedy", "")).num_tokens <= MOST_TOKENS // 2 + 2 * 30_001
+    assert any(drafting._corpora.get((tenant, "")) for tenant in tenants), "one leaves room for others"
+    for index in range(100):
+        drafting._keep(ended(f"small{index}", [1, 2, 3]))
+    assert len(drafting._corpora) <= 64
+
+
+def test_chances_are_learned_by_length_of_match():
+    chances = Chances()
+    for _ in range(400):
+        chances.note(3, hit=False)
+        chances.note(10, hit=True)
+    assert chances.of_length[3] < 0.05 and chances.of_length[10] > 0.95
+    ahead = chances.ahead(3, 3, 1.0)
+    assert len(ahead) == 3 and (np.diff(ahead) <= 0).all() and ahead[0] < 0.05
+
+
+def test_costs_of_sizes_between_and_beyond_those_seen():
+    costs = StepCosts()
+    assert costs.of(1, 4) is None
+    costs.note(1, 9.0)  # the first of a size is not counted
+    costs.note(1, 1.0)
+    assert costs.of(1, 2).tolist() == [1.0, 1.25, 1.5]
+    for _ in range(2):
+        costs.note(5, 3.0)
+    assert costs.of(1, 6).tolist() == [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0]
+    for _ in range(3000):
+        costs.note(1, 1.0)
+    assert costs.of(1, 4)[-1] == 2.0, "sizes that did not come for long are forgotten"
+
+
+@pytest.mark.parametrize(
+    ("chances", "costs", "taken"),
+    [
+        ([0.9, 0.8, 0.7], [1.0, 1.1, 1.2, 1.3], 3),
+        ([0.9, 0.8, 0.1], [1.0, 1.1, 1.2, 1.6], 2),
+        ([0.3, 0.1], [1.0, 1.4, 1.8], 0),
+        ([0.5], [1.0, 1.48], 0),  # not clearly more
+    ],
+)
+def test_as_many_are_taken_as_bring_most_tokens_a_second(chances, costs, taken):
+    drafting = Drafting(speculation({"method": "ngram"}), 8)
+    candidates = [Candidate(None, None, np.array(chances))]
+    least = drafting._least_chance(candidates, 1, np.array(costs))
+    assert np.count_nonzero(candidates[0].chances >= least) == taken
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "says"),
+    [
+        ({"method": "eagle"}, Unsupported, "'eagle' is not supported yet. Use ngram or suffix"),
+        ({"method": "magic"}, Unsupported, "'magic' is unknown"),
+        ({"model": "x"}, Unsupported, "a draft model .* is not supported yet"),
+        ({"num_speculative_tokens": 0}, ConfigError, "must be a whole number"),
+        ({"num_speculative_tokens": 129}, ConfigError, "got 129"),
+        ({"prompt_lookup_min": 5, "prompt_lookup_max": 2}, ConfigError, "must be <= prompt_lookup_max=2"),
+        ({"method": "suffix", "suffix_decoding_min_token_prob": 2}, ConfigError, "number above 0"),
+        ({"rejection_sample_method": "synthetic"}, Unsupported, "synthetic"),
+        ({"tokens": 2}, ConfigError, "has no tokens. Known: method"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_says_why(config, error, says):
+    with pytest.raises(error, match=says):
+        speculation(config)
+
+
+def test_what_is_left_out_has_defaults():
+    assert speculation({}) is None
+    assert speculation({"method": "ngram"}) == (24, 3, 16, 0, 0.0, 0.0)
+    assert speculation({"prompt_lookup_max": 2})[1:3] == (2, 2)
+    assert speculation({"method": "suffix", "suffix_decoding_max_cached_requests": 0}).most_cached == 0
