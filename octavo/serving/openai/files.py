@@ -90,11 +90,13 @@ async def show_file(request: Request) -> Response:
 
 
 async def show_content(request: Request) -> Response:
-    """The bytes of a file."""
+    """The bytes of a file.
+
+    Without a Content-Length: a batch may add lines to its output while they are sent.
+    """
     document = await in_store(request, _find)
-    size = str(shown(document).bytes)
     content = _content(request.app.state.store, document.id)
-    return StreamingResponse(content, headers={"Content-Length": size}, media_type="application/octet-stream")
+    return StreamingResponse(content, media_type="application/octet-stream")
 
 
 async def delete_file(request: Request) -> Response:

@@ -63,7 +63,6 @@ async def finished(server, batch, timeout_s=20):
 async def results(server, file_id):
     answer = await server.client.get(f"/v1/files/{file_id}/content")
     assert answer.status_code == 200
-    assert int(answer.headers["content-length"]) == len(answer.content)
     return [json.loads(text) for text in answer.text.splitlines()]
 
 
@@ -84,6 +83,22 @@ async def test_files_come_back_as_they_went_in(server):
     for path in ("", "/content"):
         await get(server, f"/v1/files/{file['id']}{path}", 404)
     assert (await server.client.delete(f"/v1/files/{file['id']}")).status_code == 404
+
+
+async def test_an_output_grows_while_it_is_sent(server, monkeypatch):
+    """A batch adds lines to its output meanwhile: what is sent is whole, whatever its size was before."""
+    file = await upload(server, "first\n")
+    store = server.app.state.store
+    windows = store.windows
+
+    async def after_one_more_line(document_id):
+        await store.run(lambda transaction: transaction.write_line(document_id, 10, b"second\n"))
+        async for lines in windows(document_id):
+            yield lines
+
+    monkeypatch.setattr(store, "windows", after_one_more_line)
+    answer = await server.client.get(f"/v1/files/{file['id']}/content")
+    assert answer.content == b"first\nsecond\n" and "content-length" not in answer.headers
 
 
 async def test_lists_have_pages(server):
