@@ -10,7 +10,7 @@ from transformers.models.nemotron.modeling_nemotron import NemotronMLP
 
 from octavo import LLM, SamplingParams
 from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
-from octavo.runtime.distributed.context import ParallelContext
+from octavo.runtime.distributed.context import Group, ParallelContext
 from octavo.runtime.loader.loader import load_model
 from octavo.runtime.models.generic import Generic
 from octavo.runtime.platforms.platform import get_platform
@@ -259,7 +259,7 @@ def test_what_a_config_names_is_never_run(nemotron):
 
 def test_options_that_do_not_fit(nemotron):
     with pytest.raises(ConfigError, match="tensor_parallel_size=1"):
-        load(nemotron, ParallelContext(tp_rank=0, tp_size=2))
+        load(nemotron, ParallelContext(Group(0, 2)))
     edit_config(nemotron, quantization_config={"quant_method": "gptq"})
     with pytest.raises(Unsupported, match="stored by 'gptq'"):
         load(nemotron)

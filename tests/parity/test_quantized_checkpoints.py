@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
-from octavo.runtime.distributed.context import ParallelContext
+from octavo.runtime.distributed.context import Group, ParallelContext
 from octavo.runtime.layers.build import named_parameters, packed_matrices
 from octavo.runtime.quantization.packed_layout import groups_of, words
 from octavo.runtime.quantization.parameter import Shard
@@ -260,7 +260,7 @@ def test_ranks_keep_their_part(tmp_path, name):
     sizes = {"intermediate_size": 384} if "nf4" in name else {}
     ORDER[384] = torch.randperm(384, generator=torch.Generator().manual_seed(384))
     folder, _ = make(tmp_path, config, writer, **sizes)
-    whole, *ranks = (load(folder, parallel) for parallel in (ParallelContext(), *map(TWO, range(2))))
+    whole, *ranks = (load(folder, parallel) for parallel in (ParallelContext(), *TWO))
     columns, rows = ([model.layers[1].mlp.up.method for model in (whole, *ranks)], [])
     x = torch.randn(3, SIZES["hidden_size"])
     parts = [method.apply(x, None).chunk(2, 1) for method in columns[1:]]
@@ -274,7 +274,7 @@ def test_ranks_keep_their_part(tmp_path, name):
     torch.testing.assert_close(summed, rows[0].apply(x, None), atol=1e-5, rtol=0)
 
 
-TWO = partial(ParallelContext, tp_size=2)
+TWO = [ParallelContext(Group(rank, 2)) for rank in range(2)]
 
 
 def test_a_rank_cannot_cut_a_word():

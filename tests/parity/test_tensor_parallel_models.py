@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from octavo.base.errors import ConfigError
-from octavo.runtime.distributed.context import ParallelContext
+from octavo.runtime.distributed.context import Group, ParallelContext
 from octavo.runtime.models.interface import MODELS
 from tests.gguf_models import MIXED, write_gguf
 from tests.model_driver import load, prompt_logits, rank_main
@@ -62,4 +62,4 @@ def test_two_ranks_equal_one(checkpoints, tmp_path):
 def test_impossible_sizes_are_refused(checkpoints, size, reason):
     """4 ranks would cut blocks of 32 columns, 3 do not divide the heads; no group is needed to find out."""
     with pytest.raises(ConfigError, match=reason):
-        load(checkpoints["packed"], ParallelContext(tp_rank=1, tp_size=size))
+        load(checkpoints["packed"], ParallelContext(Group(1, size)))

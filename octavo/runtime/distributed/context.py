@@ -1,7 +1,7 @@
-"""A `ParallelContext` says which part of every layer this process keeps; its collectives join the parts.
+"""A `ParallelContext` says which part of the model this process keeps; its groups join the parts.
 
 Made once by the worker, given to constructors through `BuildContext`; nothing asks a global for its rank.
-With one rank every collective returns its argument.
+In a group of one rank every collective returns its argument.
 """
 
 from dataclasses import dataclass
@@ -15,25 +15,101 @@ _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
 @dataclass(frozen=True, slots=True)
-class ParallelContext:
-    """Holds rank and size of the tensor parallel group; `group` is None for a single rank."""
+class Group:
+    """Holds rank and size of one parallel axis; `process_group` is None for a single rank."""
 
-    tp_rank: int = 0
-    tp_size: int = 1
-    group: distributed.ProcessGroup | None = None
+    rank: int = 0
+    size: int = 1
+    process_group: distributed.ProcessGroup | None = None
+
+    @property
+    def is_first(self) -> bool:
+        """Return True for rank 0."""
+        return self.rank == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Return True for the highest rank."""
+        return self.rank == self.size - 1
+
+    def least(self, number: int, device: torch.device) -> int:
+        """Return the smallest of the ranks' numbers."""
+        if self.process_group is None:
+            return number
+        numbers = torch.tensor([number], dtype=torch.int64, device=device)
+        distributed.all_reduce(numbers, distributed.ReduceOp.MIN, group=self.process_group)
+        return int(numbers)
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Sum over the ranks; x is changed in place and returned."""
+        if self.process_group is not None:
+            distributed.all_reduce(x, group=self.process_group)
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """Join [rows, n] of every rank, all of one shape, to [rows, size * n]."""
+        if self.process_group is None:
+            return x
+        parts = [torch.empty_like(x) for _ in range(self.size)]
+        distributed.all_gather(parts, x.contiguous(), group=self.process_group)
+        return torch.cat(parts, dim=-1)
+
+    def receive(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Wait for a tensor of the rank before this one."""
+        x = torch.empty(shape, dtype=dtype, device=device)
+        if self.process_group is not None:
+            distributed.recv(x, group=self.process_group, group_src=self.rank - 1)
+        return x
+
+    def send(self, x: Tensor) -> None:
+        """Send a tensor to the rank behind this one."""
+        if self.process_group is not None:
+            distributed.send(x.contiguous(), group=self.process_group, group_dst=self.rank + 1)
+
+
+ONE = Group()
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelContext:
+    """Holds this rank's place on each axis.
+
+    tp:    ranks that share each layer
+    pp:    stages, which have some of the layers each
+    dp:    replicas, which share nothing: their ranks never speak to each other
+    ep:    ranks that have some of the experts each; those of tp, or one
+    world: all ranks of one replica, stage by stage
+    """
+
+    tp: Group = ONE
+    pp: Group = ONE
+    dp: Group = ONE
+    ep: Group = ONE
+    world: Group = ONE
     is_own: bool = False
     """torch's process group was made here, and ends with this."""
 
     @classmethod
     def create(
-        cls, rank: int, size: int, init_method: str, device: torch.device, timeout_s: float = 600
+        cls,
+        rank: int,
+        tp_size: int,
+        init_method: str,
+        device: torch.device,
+        *,
+        pp_size: int = 1,
+        dp: Group = ONE,
+        has_ep: bool = False,
+        timeout_s: float = 600,
     ) -> "ParallelContext":
-        """Meet the other ranks at `init_method`: gloo on CPU, NCCL on CUDA.
+        """Meet the other ranks of this replica at `init_method`: gloo on CPU, NCCL on CUDA.
 
+        rank: in the replica; ranks of one stage stand side by side
         init_method: tcp://host:port, file://path; env:// as torchrun's variables say, also for a single rank
         """
+        size = tp_size * pp_size
         if size == 1 and not init_method:
-            return cls()
+            return cls(dp=dp)
         is_there = init_method == _LAUNCHED and distributed.is_initialized()  # by the program itself
         if not is_there:
             alone = size == 1
@@ -46,31 +122,42 @@ class ParallelContext:
                 timeout=timedelta(seconds=timeout_s),
                 device_id=device if device.type == "cuda" else None,
             )
-        return cls(rank, size, distributed.group.WORLD if size > 1 else None, is_own=not is_there)
+        world = Group(rank, size, distributed.group.WORLD if size > 1 else None)
+        stages = [list(range(first, first + tp_size)) for first in range(0, size, tp_size)]
+        tp, pp = _join(world, stages), _join(world, [list(column) for column in zip(*stages, strict=True)])
+        return cls(tp, pp, dp, tp if has_ep else ONE, world, is_own=not is_there)
 
-    def least(self, number: int, device: torch.device) -> int:
-        """Return the smallest of the ranks' numbers."""
-        if self.group is None:
-            return number
-        numbers = torch.tensor([number], dtype=torch.int64, device=device)
-        distributed.all_reduce(numbers, distributed.ReduceOp.MIN, group=self.group)
-        return int(numbers)
+    @property
+    def tp_rank(self) -> int:
+        """Return the rank among those that share each layer."""
+        return self.tp.rank
+
+    @property
+    def tp_size(self) -> int:
+        """Return how many ranks share each layer."""
+        return self.tp.size
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Sum over the ranks; x is changed in place and returned."""
-        if self.group is not None:
-            distributed.all_reduce(x, group=self.group)
-        return x
+        """Sum over the ranks that share each layer; x is changed in place and returned."""
+        return self.tp.all_reduce(x)
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """Join [rows, size] of every rank, all of one shape, to [rows, tp_size * size]."""
-        if self.group is None:
-            return x
-        parts = [torch.empty_like(x) for _ in range(self.tp_size)]
-        distributed.all_gather(parts, x.contiguous(), group=self.group)
-        return torch.cat(parts, dim=-1)
+        """Join [rows, n] of the ranks that share each layer, all of one shape, to [rows, tp_size * n]."""
+        return self.tp.all_gather(x)
 
     def close(self) -> None:
         """Leave the group, also one of a single rank: its threads must not outlive what they use."""
         if self.is_own:
             distributed.destroy_process_group()
+
+
+def _join(world: Group, lists: list[list[int]]) -> Group:
+    """Return the one of these groups of ranks that this rank is in; every rank makes all of them."""
+    if len(lists) == 1:
+        return world
+    mine = ONE
+    for ranks in lists:
+        made = distributed.new_group(ranks) if len(ranks) > 1 else None
+        if world.rank in ranks:
+            mine = Group(ranks.index(world.rank), len(ranks), made)
+    return mine

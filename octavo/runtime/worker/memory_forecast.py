@@ -13,7 +13,7 @@ from octavo.base.errors import Unsupported
 from octavo.base.gguf import GGUFFile, TensorInfo
 from octavo.config.engine import EngineConfig
 from octavo.messages.kv import Forecast, ModelReady
-from octavo.runtime.distributed.context import ParallelContext
+from octavo.runtime.distributed.context import Group, ParallelContext
 from octavo.runtime.layers.build import named_parameters
 from octavo.runtime.loader.gguf import targets
 from octavo.runtime.loader.host_weights import layer_bytes
@@ -45,7 +45,9 @@ def forecast(config: EngineConfig, device_bytes: int = 0) -> Forecast:
         )
     on_cpu = config.parallel.device == "cpu"
     platform = MetaPlatform(torch.float32 if on_cpu else getattr(torch, config.model.dtype))
-    model: Model = load_own(config, platform, _OneOfMany(0, config.parallel.tensor_parallel_size), _shapes)
+    model: Model = load_own(
+        config, platform, _OneOfMany(Group(0, config.parallel.tensor_parallel_size)), _shapes
+    )
     groups = group_layers([layer.kv_spec for layer in model.attention_layers], config.cache.block_size)
     step, recorded, tables = measure(model, config, platform)
     workspace = tables if on_cpu else step + recorded + tables

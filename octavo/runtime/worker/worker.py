@@ -65,7 +65,7 @@ class Worker:
         workspace = sum(measure(self._model, self._config, self._platform))
         share = self._config.cache.gpu_memory_utilization
         available = self._platform.available_memory_bytes(share) - workspace
-        available = self._parallel.least(available, self._platform.device)
+        available = self._parallel.world.least(available, self._platform.device)
         weights, on_host = self._model.weight_bytes, self._model.host_weight_bytes
         return ModelReady(groups, available, weights, workspace, on_host)
 

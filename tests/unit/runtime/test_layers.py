@@ -9,7 +9,7 @@ from torch.nn import functional
 from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
 from octavo.base.gguf import BLOCK_TYPES
 from octavo.runtime.attention.registry import choose_backend
-from octavo.runtime.distributed.context import ParallelContext
+from octavo.runtime.distributed.context import Group, ParallelContext
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.embedding import LMHead, VocabEmbedding
 from octavo.runtime.layers.linear import MergedColumnLinear, QKVLinear, ReplicatedLinear, RowLinear
@@ -38,7 +38,7 @@ def make_build(rank: int = 0, size: int = 1, weight_dtype: torch.dtype = torch.f
         kv_dtype=torch.float32,
         kernels=platform.kernels,
         attention=choose_backend([], platform),
-        parallel=ParallelContext(rank, size),
+        parallel=ParallelContext(Group(rank, size)),
         scheme=plain(
             Storage(CPU, weight_dtype, torch.float32, platform.kernels.linear, platform.kernels.experts)
         ),

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
 from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
-from octavo.runtime.distributed.context import ParallelContext
+from octavo.runtime.distributed.context import Group, ParallelContext
 from octavo.runtime.layers.build import named_parameters
 from tests.gguf_models import write_gguf
 from tests.model_driver import load, prompt_logits
@@ -181,7 +181,7 @@ def test_dummy_weights(tmp_path):
     assert not torch.equal(one, other)
 
     whole = load(tmp_path, load_format="dummy")
-    half = load(tmp_path, ParallelContext(tp_rank=1, tp_size=2), load_format="dummy")
+    half = load(tmp_path, ParallelContext(Group(1, 2)), load_format="dummy")
     name = "layers.0.mlp.up.weight"
     expected = named_parameters(whole)[name].data
     assert torch.equal(named_parameters(half)[name].data, expected[expected.shape[0] // 2 :])
@@ -195,7 +195,7 @@ def test_heads_that_ranks_cannot_share(folder):
     with pytest.raises(
         ConfigError, match="tensor_parallel_size=4 does not divide the model's 6 attention heads"
     ):
-        load(folder, ParallelContext(tp_rank=0, tp_size=4))
+        load(folder, ParallelContext(Group(0, 4)))
 
 
 def test_a_gguf_file_with_an_unknown_tensor(tmp_path):
