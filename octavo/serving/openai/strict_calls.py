@@ -4,6 +4,7 @@ Used by `tools`. The tag begins where the model begins a call in its own format;
 there is a call at all, stay free. As in vLLM, other tools of the request need a known name and an object.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -15,8 +16,10 @@ from octavo.serving.openai.protocol import Function
 SPECIAL = "special_tokens"
 """The key by which a tag made here is known."""
 Format = dict[str, Any]
-_HOLE = re.compile(r"(\{n\}|\{s\})")
-_PATTERNS = {"{n}": "[0-9]+", "{s}": r"[ \n]?"}
+_PATTERNS = {"{n}": "[0-9]+", "{s}": r"[ \n]?", "{type}": "(number|integer|boolean|null|object|array)"}
+_HOLE = re.compile(f"({'|'.join(map(re.escape, _PATTERNS))})")
+_MAX_REFERENCES = 16
+"""Of a schema that is written out, so that it stays small: definitions may refer to others twice."""
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
 _TEXT: Format = {"type": "any_text"}
 
@@ -37,8 +40,8 @@ def strict_tag(
     """
     if level == "auto" and not any(function.strict for function in functions):
         return None
-    forms = (form for form in CALL_FORMS.get(parser, ()) if not form.needs or form.needs in special_tokens)
-    if (form := next(forms, None)) is None:
+    forms = (form.of(special_tokens) for form in CALL_FORMS.get(parser, ()))
+    if (form := next(filter(None, forms), None)) is None:
         note_once("field", "strict", "has no effect on calls in this model's format.")
         return None
     written = "\0".join((form.call, form.end, *form.block, *form.parameter, *form.others))
@@ -103,23 +106,40 @@ def _call(form: CallForm, function: Function, is_strict: bool, free: Format) -> 
         arguments = _json(schema if is_strict else {"type": "object"})
     else:
         needs_schema = is_strict or form.arguments == "python"  # whose end no text tells
+        is_nested = form.arguments in ("gemma", "elements")
+        if is_nested and json.dumps(schema).count('"$ref"') > _MAX_REFERENCES:
+            needs_schema = False
         try:
             arguments = _WRITERS[form.arguments](form, schema) if needs_schema else free
-        except _OpenError:
+        except (_OpenError, RecursionError):  # of a type that contains itself
             arguments = free
     return _between(form.call.replace("{name}", function.name), arguments, form.end)
 
 
 def _tags(form: CallForm, schema: Mapping[str, Any]) -> Format:
     """A tag for each argument, in the schema's order."""
+    members = _members(schema)
+    tags = [_tag(form, key, value) for key, value, _ in members]
+    return _sequence([tag if m[2] else _optional(tag) for tag, m in zip(tags, members, strict=True)])
+
+
+def _tag(form: CallForm, key: str, schema: Mapping[str, Any]) -> Format:
+    is_text = _is_text(schema)
+    content = _plain_text(schema) if is_text else _value(form, schema)
+    known = {"{is_text}": str(is_text).lower(), "{key}": key} | ({"{type}": "string"} if is_text else {})
     before, behind = form.parameter
-    elements = []
-    for key, value, is_needed in _members(schema):
-        is_text = _is_text(value)
-        begin = before.replace("{key}", key).replace("{is_text}", str(is_text).lower())
-        tag = _between(begin, _plain_text(value) if is_text else _json(value), behind)
-        elements.append(tag if is_needed else _optional(tag))
-    return _sequence(elements)
+    for hole, text in known.items():
+        before, behind = before.replace(hole, text), behind.replace(hole, text)
+    return _between(before, content, behind)
+
+
+def _value(form: CallForm, schema: Mapping[str, Any]) -> Format:
+    """A value that is no text: JSON, or elements."""
+    if form.arguments == "elements" and schema.get("type") == "object" and schema.get("properties"):
+        return _tags(form, schema)
+    if form.arguments == "elements" and schema.get("type") == "array" and "items" in schema:
+        return {"type": "star", "content": _tag(form, "item", _part(schema, schema["items"]))}
+    return _json(schema)
 
 
 def _python(_: CallForm, schema: Mapping[str, Any]) -> Format:
@@ -160,6 +180,7 @@ class _OpenError(Exception):
 
 _WRITERS: dict[str, Callable[[CallForm, Mapping[str, Any]], Format]] = {
     "tags": _tags,
+    "elements": _tags,
     "python": _python,
     "gemma": _gemma,
 }

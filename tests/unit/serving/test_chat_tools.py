@@ -15,6 +15,7 @@ from octavo.engine.structured.guidance import GuidanceBackend
 from octavo.frontend.outputs.request_output import CompletionOutput, RequestOutput
 from octavo.messages.sampling import SamplingParams
 from octavo.serving import foreign_fields
+from octavo.serving.openai.call_forms import CALL_FORMS
 from octavo.serving.openai.chat_answer import ChatAnswer
 from octavo.serving.openai.protocol import ChatRequest
 from octavo.serving.openai.sampling import sampling_params
@@ -258,6 +259,7 @@ def test_calls_among_thoughts_are_held_from_the_beginning():
 def test_a_format_whose_calls_cannot_be_held_is_told_once(caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("octavo"), "propagate", True)
     monkeypatch.setattr(foreign_fields, "_noted", set())
+    monkeypatch.delitem(CALL_FORMS, "kimi_k3")
     renderer = renderer_of("kimi_k3")
     for _ in range(2):
         use = ToolUse.of(body_of(tools=STRICT))
