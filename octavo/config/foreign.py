@@ -38,7 +38,7 @@ SERVER_ALIASES = {
 """Other names of the server's options."""
 
 _MEDIA = "octavo serves text only: no image, video or audio can be in a prompt."
-_REPLICAS = "Data parallelism is not supported yet: start one engine per replica."
+_REPLICAS = "All replicas are on this machine, or each is started alone: data_parallel_size and _rank."
 _ONE_ENGINE = "There is one engine: start one per replica."
 _MACHINES = "More than one machine is not supported yet."
 _EXPERTS = "Expert parallelism is not supported yet."
@@ -62,8 +62,7 @@ _ENGINE_REFUSED = {
     _NO_CODE: "io_processor_plugin",
     "Pipeline parallelism is not supported yet: use tensor_parallel_size.": "pipeline_parallel_size=1",
     _REPLICAS: """
-        data_parallel_size=1 data_parallel_size_local=1 data_parallel_rank data_parallel_hybrid_lb?
-        data_parallel_external_lb? data_parallel_multi_port_external_lb?""",
+        data_parallel_size_local=1 data_parallel_hybrid_lb? data_parallel_multi_port_external_lb?""",
     _EXPERTS: "enable_expert_parallel? enable_eplb? enable_elastic_ep?",
     _CONTEXT: "decode_context_parallel_size=1 prefill_context_parallel_size=1",
     _MACHINES: "nnodes=1 node_rank",
@@ -122,7 +121,8 @@ _ENGINE_WITHOUT_EFFECT = {
         video_pruning_rate video_pruning_method mm_tensor_ipc mm_processor_device mm_ipc_gpu_memory_gb
         ec_manager_config mm_processor_cache_gb=4""",
     _ONE_ENGINE: """
-        data_parallel_start_rank data_parallel_address data_parallel_rpc_port data_parallel_backend
+        data_parallel_external_lb? data_parallel_start_rank data_parallel_address data_parallel_rpc_port
+        data_parallel_backend
         dp_sync_interval disable_nccl_for_dp_synchronization? aggregate_engine_logging?""",
     _EXPERTS: """
         eplb_config enable_ep_weight_filter? expert_placement_strategy all2all_backend

@@ -13,6 +13,12 @@ class ParallelConfig(metaclass=Concern):
         "auto", "Where the model runs; auto = cuda if there is one.", ("auto", "cpu", "cuda")
     )
     tensor_parallel_size: int = option(1, "Ranks that share each layer.")
+    data_parallel_size: int = option(
+        1, "Replicas of the model that share nothing; requests are balanced between them."
+    )
+    data_parallel_rank: int = option(
+        -1, "Which of the replicas this engine is, where others balance between engines; -1 = all are here."
+    )
     distributed_executor_backend: str = option(
         "auto",
         "inproc: the core's process; mp: one process per rank; external_launcher: this process is one of the "
@@ -31,3 +37,13 @@ class ParallelConfig(metaclass=Concern):
     offload_prefetch_step: int = option(
         1, "Layers whose weights are copied ahead of their use; each takes a buffer on the GPU."
     )
+
+    @property
+    def num_replicas(self) -> int:
+        """Return how many replicas start here."""
+        return self.data_parallel_size if self.data_parallel_rank < 0 else 1
+
+    @property
+    def world_size(self) -> int:
+        """Return how many ranks a replica has."""
+        return self.tensor_parallel_size

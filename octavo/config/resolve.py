@@ -29,7 +29,7 @@ logger = get_logger(__name__)
 C = TypeVar("C")
 
 _DTYPE_ALIASES = {"float": "float32", "half": "float16"}
-_LOWEST = {"max_model_len": FIT, "max_logprobs": -1, "max_num_queued_reqs": -1}
+_LOWEST = {"max_model_len": FIT, "max_logprobs": -1, "max_num_queued_reqs": -1, "data_parallel_rank": -1}
 """Numbers that may be below 0; every seed may."""
 _PROCESSOR_GROUPS = ("vllm.logits_processors", "octavo.logits_processors")
 _NVIDIA_DRIVER, _WSL_GPU = "/dev/nvidiactl", "/dev/dxg"
@@ -85,7 +85,7 @@ def describe(config: EngineConfig) -> str:
     """One table of the decisions."""
     rows = {
         "model": f"{config.checkpoint.path} ({config.checkpoint.architecture}, {config.model.load_format})",
-        "device": f"{config.parallel.device} x {config.parallel.tensor_parallel_size}",
+        "device": f"{config.parallel.device} x {config.parallel.world_size * config.parallel.num_replicas}",
         "dtype": f"{config.model.dtype}, KV cache {config.cache.kv_cache_dtype}",
         "context": f"{'at most ' * config.fit_max_model_len}{config.model.max_model_len} tokens",
         "step": f"{config.scheduler.max_num_batched_tokens} tokens, {config.scheduler.max_num_seqs} requests,"
@@ -101,8 +101,14 @@ def _check(args: EngineArgs) -> None:
         raise ConfigError(
             f"GPU memory utilization must be between 0 and 1. Got {args.gpu_memory_utilization}."
         )
-    if args.tensor_parallel_size < 1:
-        raise ConfigError(f"Invalid tensor parallel size: {args.tensor_parallel_size} (must be at least 1).")
+    for kind in ("tensor", "data"):
+        if (size := getattr(args, f"{kind}_parallel_size")) < 1:
+            raise ConfigError(f"Invalid {kind} parallel size: {size} (must be at least 1).")
+    if args.data_parallel_rank >= args.data_parallel_size:
+        raise ConfigError(
+            f"data_parallel_rank ({args.data_parallel_rank}) must be less than data_parallel_size "
+            f"({args.data_parallel_size})."
+        )
     _check_offload(args)
     if args.trust_remote_code:
         logger.warning("trust_remote_code has no effect: octavo never runs code from a model folder.")
@@ -154,7 +160,12 @@ def _parallel(args: EngineArgs) -> ParallelConfig:
             f"started {env.world_size()}, tensor_parallel_size is {parallel.tensor_parallel_size}."
         )
     device = parallel.device if parallel.device != "auto" else _find_device()
-    threads = parallel.cpu_threads or max(1, _usable_cores() // parallel.tensor_parallel_size)
+    if backend == "external_launcher" and parallel.num_replicas > 1:
+        raise Unsupported(
+            "distributed_executor_backend='external_launcher' runs one replica: use data_parallel_size=1."
+        )
+    num_processes = parallel.world_size * parallel.num_replicas
+    threads = parallel.cpu_threads or max(1, _usable_cores() // num_processes)
     if device == "cpu" and (parallel.cpu_offload_gb or parallel.offload_group_size):
         logger.warning(
             "On a CPU the weights are in host memory: cpu_offload_gb and offload_* have no effect."

@@ -20,9 +20,8 @@ from octavo.frontend.admission.admission import Admission, Ticket
 from octavo.frontend.admission.preparation import Preparation
 from octavo.frontend.admission.queue_usage import QueueUsage
 from octavo.frontend.client.attached import AttachedClient
+from octavo.frontend.client.balanced import make_client
 from octavo.frontend.client.door import Door
-from octavo.frontend.client.restart import RestartPolicy
-from octavo.frontend.client.zmq import AsyncClient
 from octavo.frontend.core_link import GRACE_S, CoreLink
 from octavo.frontend.last_outputs import LastOutputs
 from octavo.frontend.observe.engine_metrics import EngineMetrics
@@ -94,10 +93,9 @@ class AsyncLLM:
         self.input_processor = InputProcessor(config, self.tokenizer)
         self.chat = ChatRenderer(config, self.tokenizer)
         self.metrics = EngineMetrics(config)
-        restarts = RestartPolicy() if on_crash == "restart" else None
         self.core = CoreLink(
             config,
-            client or AsyncClient(config, restarts, num_fronts),
+            client or make_client(config, on_crash == "restart", num_fronts),
             OutputProcessor.of(config, self.tokenizer, self.metrics),
             self.metrics,
             learn=self._learn,

@@ -16,6 +16,7 @@ from typing import Any
 from octavo.base.errors import EngineDead, Overloaded, RequestError, Unsupported
 from octavo.base.log import get_logger
 from octavo.config.engine import EngineConfig
+from octavo.frontend.client.balanced import BalancedDoor
 from octavo.frontend.client.door import Door
 from octavo.frontend.client.quarantine import Quarantine
 from octavo.frontend.client.zmq import AsyncClient
@@ -43,7 +44,7 @@ class CoreLink:
     def __init__(
         self,
         config: EngineConfig,
-        client: Door,
+        client: Door | BalancedDoor,
         processor: OutputProcessor,
         metrics: EngineMetrics,
         *,
@@ -56,9 +57,11 @@ class CoreLink:
         fail: called when the core has ended, with the error for everyone who waits for an output
         """
         self.client = client
+        if isinstance(client, BalancedDoor):
+            client.on_loss, client.on_return = self._note_lost_replica, self._note_restart
         self.processor = processor
-        self.stats = SchedulerStats()
-        """As of the last step."""
+        self._stats: dict[int, SchedulerStats] = {}
+        """By replica, as of its last step."""
         self.stats_line = StatsLine(metrics, config.observability)
         self.error: EngineDead | None = None
         """Why the core has ended; None while it has not."""
@@ -67,7 +70,6 @@ class CoreLink:
         self._learn = learn
         self._fail = fail
         self._quarantine = Quarantine()
-        self._num_restarts = 0
         self._last_step_s = time.monotonic()
         self._gone = asyncio.Event()
         """Set when the core is gone for good."""
@@ -97,6 +99,11 @@ class CoreLink:
             raise
 
     @property
+    def stats(self) -> SchedulerStats:
+        """Return the state of the first core as of its last step."""
+        return self._stats.get(0) or SchedulerStats()
+
+    @property
     def is_up(self) -> bool:
         """True when the first start has succeeded."""
         return bool(self._tasks)
@@ -117,10 +124,10 @@ class CoreLink:
         return Health(
             state=self._state(),
             reason="" if self.error is None else str(self.error),
-            num_restarts=self._num_restarts,
+            num_restarts=int(self._metrics.total("engine_restarts")),
             last_step_age_s=time.monotonic() - self._last_step_s,
-            num_running=self.stats.num_running,
-            num_waiting=self.stats.num_waiting,
+            num_running=sum(stats.num_running for stats in self._stats.values()),
+            num_waiting=sum(stats.num_waiting for stats in self._stats.values()),
         )
 
     async def wait_until_dead(self) -> EngineDead:
@@ -268,8 +275,8 @@ class CoreLink:
             return "starting"
         return "stalled" if self.client.is_stalled else "ready"
 
-    def _own_client(self) -> AsyncClient:
-        if not isinstance(self.client, AsyncClient):
+    def _own_client(self) -> AsyncClient | BalancedDoor:
+        if not isinstance(self.client, AsyncClient | BalancedDoor):
             raise Unsupported("This front is attached to the core of another one: ask that front.")
         return self.client
 
@@ -292,7 +299,7 @@ class CoreLink:
                 if isinstance(outputs, EndRequests):
                     self._end_as_told(outputs)
                     continue
-                self._note_stats(outputs.stats)
+                self._note_stats(outputs.stats, outputs.engine)
                 if self._quarantine.has_suspects:
                     ended = [o.request_id for o in outputs.outputs if o.finish_reason in _GOOD_ENDS]
                     self._quarantine.clear(self.processor.asked(ended))
@@ -317,15 +324,28 @@ class CoreLink:
             return EngineDead(f"The engine core cannot be started again: {error}")
         self._note_start(ready)
         self.error = None
-        self._num_restarts += 1
-        self._metrics.note_restart()
-        logger.warning("A new engine core is ready; it is restart number %d.", self._num_restarts)
+        self._note_restart()
         return None
 
-    def _note_stats(self, stats: SchedulerStats) -> None:
-        if stats.num_steps != self.stats.num_steps:
+    def _note_restart(self, engine: int = 0) -> None:
+        metrics = self._metrics.of(engine)
+        metrics.note_restart()
+        number = metrics.engine_restarts.value
+        logger.warning("A new engine core is ready; it is restart number %d of engine %d.", number, engine)
+
+    def _note_lost_replica(self, engine: int, request_ids: list[str]) -> None:
+        """Remember what was under way in a replica that has ended."""
+        del engine
+        lost = set(request_ids)
+        self._quarantine.note_death(
+            entry for entry in self.processor.under_way() if entry[0].request_id in lost
+        )
+
+    def _note_stats(self, stats: SchedulerStats, engine: int) -> None:
+        known = self._stats.get(engine)
+        if known is None or stats.num_steps != known.num_steps:
             self._last_step_s = time.monotonic()
-        self.stats = stats
+        self._stats[engine] = stats
 
     async def _log_stats(self) -> None:
         """Task: the periodic line."""
@@ -363,6 +383,6 @@ class CoreLink:
     def _fail_all(self, error: EngineDead) -> None:
         """End every open request with this error, once."""
         self.error = error
-        self.stats = SchedulerStats()
+        self._stats.clear()
         self.processor.forget(self.processor.open_keys(), FinishReason.ERROR)
         self._fail(error)

@@ -12,6 +12,7 @@ from octavo.base.registry import load_object
 from octavo.config import EngineArgs, EngineConfig, resolve
 from octavo.config.concerns import resolve_concerns
 from octavo.frontend.client.inproc import InprocClient
+from octavo.frontend.client.replicated import ReplicatedClient
 from octavo.frontend.observe.engine_metrics import EngineMetrics
 from octavo.frontend.observe.stats_line import StatsLine
 from octavo.frontend.operator import Operator, in_thread
@@ -61,12 +62,14 @@ class LLMEngine:
         log.setup_if_asked()
         self.config = config = resolve_concerns(*configs, **named)
         self.tokenizer = tokenizer_for(config)
-        self.input_processor = InputProcessor(config, self.tokenizer, core_is_here=True)
+        is_here = config.parallel.num_replicas == 1
+        self.input_processor = InputProcessor(config, self.tokenizer, core_is_here=is_here)
         self.chat = ChatRenderer(config, self.tokenizer)
         self.metrics = EngineMetrics(config)
         self._stats_line = StatsLine(self.metrics, config.observability)
         outputs = OutputProcessor.of(config, self.tokenizer, self.metrics)
-        self.core = SteppedCore(client or InprocClient(config), outputs)
+        own = InprocClient if is_here else ReplicatedClient
+        self.core = SteppedCore(client or own(config), outputs)
         self.operator = Operator(config, self.metrics, self.core)
         self._learn(self.core.client.start())
 

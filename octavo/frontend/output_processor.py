@@ -58,7 +58,8 @@ class OutputProcessor:
     ) -> None:
         """strict_ids: refuse a client's id that is in use, instead of keeping both requests apart."""
         self._tokenizer = tokenizer
-        self._metrics = metrics or EngineMetrics()
+        self._every_metrics = self._metrics = metrics or EngineMetrics()
+        """Of all replicas; of the one whose outputs came last."""
         self._strict_ids = strict_ids
         self._log_level = logging.INFO if log_requests else logging.DEBUG
         self._tracer = tracer
@@ -142,6 +143,7 @@ class OutputProcessor:
 
     def process(self, outputs: EngineOutputs) -> Processed:
         """Take in what one step brought."""
+        self._metrics = self._every_metrics.of(outputs.engine)
         now = time.monotonic()
         touched: dict[OpenRequest, None] = {}
         gaps: Counter[float] = Counter()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from octavo.frontend.client.inproc import InprocClient
+from octavo.frontend.client.replicated import ReplicatedClient
 from octavo.frontend.engine_lock import EngineLock
 from octavo.frontend.output_processor import OutputProcessor
 from octavo.frontend.outputs.request_output import RequestOutput
@@ -17,7 +18,7 @@ from octavo.messages.request import FinishReason, SchedulerStats
 class SteppedCore:
     """One core. Several threads may call its methods; no KeyboardInterrupt comes in the middle of one."""
 
-    def __init__(self, client: InprocClient, processor: OutputProcessor) -> None:
+    def __init__(self, client: InprocClient | ReplicatedClient, processor: OutputProcessor) -> None:
         self.client = client
         self.processor = processor
         self.stats = SchedulerStats()

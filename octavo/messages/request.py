@@ -78,6 +78,8 @@ class Standing(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """Monotonic time by which the answer is wanted, where the earliest deadline goes first."""
     in_bulk: bool = False
     """One of many that nobody waits for singly: together they leave half of the seats to others."""
+    data_parallel_rank: int | None = None
+    """The replica that is to serve it; None = any."""
 
 
 class Sharing(msgspec.Struct, array_like=True, gc=False, frozen=True):
@@ -194,3 +196,5 @@ class EngineOutputs(msgspec.Struct, array_like=True, gc=False, tag="outputs"):
 
     outputs: list[EngineOutput]
     stats: SchedulerStats
+    engine: int = 0
+    """The replica that sent it; the front enters it."""

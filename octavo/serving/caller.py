@@ -6,12 +6,14 @@ from uuid import uuid4
 
 from starlette.requests import HTTPConnection
 
+from octavo.base.errors import RequestError
 from octavo.config.server import ServerConfig
 from octavo.frontend.async_engine import AsyncLLM
 from octavo.frontend.requests.prompts import PromptType
 from octavo.serving.engines import Engines
 
 _TRACE_HEADERS = ("traceparent", "tracestate")
+_RANK_HEADER = "x-data-parallel-rank"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class Caller:
     """Whether it was an admin's key; without keys everybody is one."""
     in_bulk: bool = False
     """Whether it is one of many that nobody waits for: a line of a batch, a response in the background."""
+    data_parallel_rank: int | None = None
+    """The replica that is to answer."""
     model: str = ""
     """The name under which a model is asked; empty as long as the body is not read."""
 
@@ -53,6 +57,7 @@ class Caller:
             state.get("cache_salt", ""),
             {name: connection.headers[name] for name in _TRACE_HEADERS if name in connection.headers},
             state.get("is_admin", True),
+            data_parallel_rank=_rank_of(connection.headers.get(_RANK_HEADER)),
         )
 
     def asking(self, model: str | None) -> "Caller":
@@ -73,3 +78,12 @@ class Caller:
     def is_in_bulk(self, num_prompts: int) -> bool:
         """Whether a request of so many prompts must leave seats to others: nobody waits for each of them."""
         return self.in_bulk or num_prompts > max(1, self.engine.config.scheduler.max_num_seqs // 4)
+
+
+def _rank_of(text: str | None) -> int | None:
+    """Return the replica that a header names. Raises RequestError for anything but a number."""
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise RequestError(f"X-data-parallel-rank must be the number of a replica, got {text[:20]!r}.")
+    return int(text)

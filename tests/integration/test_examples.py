@@ -33,6 +33,7 @@ PROMISES = {
     "streaming_input": [r"capital of France is' -> ' Paris", r"is Paris.*\\nThe capital of Italy is' -> ' "],
     "beam_search": [r"1 group\(s\):\n( +-\d+\.\d\d  .+\n){3}3 group", r"Paris"],
     "custom_logits_processor": [r"free: '( blue){12}'", r"never_repeat: ' blue red", r"only: '( sun){12}'"],
+    "data_parallel": ["from one to 9:", r"replica 0 answered [1-9]", r"replica 1 answered [1-9]"],
     "priorities": [r"urgent: .*\n(also )?soon: .*\n(also )?soon: .*\nwhenever: "],
     "metrics": [r"first token after \d", r"vllm:generation_tokens: \d+", r"_seconds: \d+ observations, mean"],
     "run_batch": [r"'The capital of France is' -> ' Paris", "exit status 0"],

@@ -55,7 +55,7 @@ class Admission:
         """Of this front."""
         self.num_waiting_tokens = 0
         self._usage = usage or QueueUsage.alone()
-        self._num_seats = config.scheduler.max_num_seqs
+        self._num_seats = config.scheduler.max_num_seqs * config.parallel.num_replicas
         self._max_queued = config.front.max_num_queued_reqs
         self._max_tokens = config.front.max_num_queued_tokens
         self._metrics = metrics

@@ -7,6 +7,7 @@ one.
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import Literal
 
 from octavo.config.engine import EngineConfig
@@ -54,11 +55,13 @@ class _CoreTotal:
 class EngineMetrics:
     """The instruments of one engine, by the names of metrics/names."""
 
-    def __init__(self, config: EngineConfig | None = None) -> None:
-        """`config` gives the labels."""
+    def __init__(self, config: EngineConfig | None = None, engine: int | None = None) -> None:
+        """`config` gives the labels. engine: the number of a replica; None = the first, which knows all."""
         name = config.served_names[0] if config else ""
-        self.labels = {"model_name": name, "engine": "0"}
+        first = max(0, config.parallel.data_parallel_rank) if config else 0
+        self.labels = {"model_name": name, "engine": str(first if engine is None else engine)}
         """Of all series."""
+        self._replicas = [self]
         self._all = every = Collection(**self.labels)
         self.num_running = every.gauge("num_requests_running")
         self.num_waiting = every.gauge("num_requests_waiting")
@@ -92,9 +95,32 @@ class EngineMetrics:
             bound = config.front.max_num_queued_reqs
             every.gauge("max_num_requests_waiting").set(math.inf if bound < 0 else bound)
 
+            if engine is None:
+                numbers = range(1, config.parallel.num_replicas)
+                self._replicas += [EngineMetrics(config, number) for number in numbers]
+
+    def of(self, engine: int) -> "EngineMetrics":
+        """Return the instruments of a replica."""
+        return self._replicas[engine]
+
+    def total(self, name: str) -> float:
+        """Return the sum of one of these instruments over all replicas."""
+        values: Iterator[float] = (getattr(replica, name).value for replica in self._replicas)
+        return sum(values)
+
+    @property
+    def mean_cache_usage(self) -> float:
+        """Return the share of the replicas' caches that is in use."""
+        return self.total("kv_cache_usage") / len(self._replicas)
+
+    @property
+    def num_requests_ended(self) -> int:
+        """Return how many requests have had their last output."""
+        return sum(replica.request_latency.count for replica in self._replicas)
+
     def snapshot(self) -> list[Metric]:
-        """Copies of all metrics."""
-        return self._all.snapshot()
+        """Copies of all metrics, of one replica after the other."""
+        return [metric for replica in self._replicas for metric in replica._all.snapshot()]
 
     def note_step(self, stats: SchedulerStats) -> None:
         """Take over the engine's state; its counters only grow."""
@@ -187,7 +213,8 @@ class EngineMetrics:
     def note_sleep_state(self, state: SleepState) -> None:
         """The engine sleeps, or is awake again."""
         for known in SLEEP_STATES:
-            self._all.gauge("engine_sleep_state", sleep_state=known).set(float(known == state))
+            for replica in self._replicas:
+                replica._all.gauge("engine_sleep_state", sleep_state=known).set(float(known == state))
 
     def _observe(self, name: str, value: float) -> None:
         self._all.histogram(name).observe(value)

@@ -24,7 +24,7 @@ class StatsLine:
         self._metrics = metrics
         self._clock = clock
         self._started_s = self._last_s = clock()
-        self._num_prompt = self._num_generated = 0
+        self._num_prompt = self._num_generated = 0.0
         self._was_idle = True
 
     def log_if_due(self) -> None:
@@ -36,26 +36,27 @@ class StatsLine:
         """Log now, and begin a new interval."""
         metrics, now = self._metrics, self._clock()
         elapsed_s = max(now - self._last_s, 1e-9)
-        num_prompt = metrics.prompt_tokens.value - self._num_prompt
-        num_generated = metrics.generation_tokens.value - self._num_generated
+        num_prompt = metrics.total("prompt_tokens") - self._num_prompt
+        num_generated = metrics.total("generation_tokens") - self._num_generated
         self._last_s = now
         self._num_prompt += num_prompt
         self._num_generated += num_generated
         was_idle = self._was_idle
-        self._was_idle = not (num_prompt or num_generated or metrics.num_running.value)
+        self._was_idle = not (num_prompt or num_generated or metrics.total("num_running"))
         if unless_idle and was_idle and self._was_idle:
             return
-        drafts = metrics.num_drafts.value
-        length = f", tokens per draft: {1 + metrics.num_accepted_tokens.value / drafts:.2f}" if drafts else ""
+        drafts = metrics.total("num_drafts")
+        accepted = metrics.total("num_accepted_tokens")
+        length = f", tokens per draft: {1 + accepted / drafts:.2f}" if drafts else ""
         logger.info(
             "Prompts: %.1f tokens/s, generation: %.1f tokens/s, running: %d, waiting: %d, KV cache: %.1f%%, "
             "prefix cache hits: %.1f%%%s",
             num_prompt / elapsed_s,
             num_generated / elapsed_s,
-            metrics.num_running.value,
-            metrics.num_waiting.value,
-            100 * metrics.kv_cache_usage.value,
-            100 * metrics.prefix_hits.value / max(1, metrics.prefix_queries.value),
+            metrics.total("num_running"),
+            metrics.total("num_waiting"),
+            100 * metrics.mean_cache_usage,
+            100 * metrics.total("prefix_hits") / max(1, metrics.total("prefix_queries")),
             length,
         )
 
@@ -63,13 +64,13 @@ class StatsLine:
         """The totals of the engine's life, when it ends; once."""
         metrics = self._metrics
         is_wanted, self.is_wanted = self.is_wanted, False
-        if is_wanted and metrics.request_latency.count:
+        if is_wanted and metrics.num_requests_ended:
             logger.info(
                 "Ended after %.1f s: %d requests, prompts: %d tokens, generation: %d tokens, "
                 "prefix cache hits: %.1f%%",
                 self._clock() - self._started_s,
-                metrics.request_latency.count,
-                metrics.prompt_tokens.value,
-                metrics.generation_tokens.value,
-                100 * metrics.prefix_hits.value / max(1, metrics.prefix_queries.value),
+                metrics.num_requests_ended,
+                metrics.total("prompt_tokens"),
+                metrics.total("generation_tokens"),
+                100 * metrics.total("prefix_hits") / max(1, metrics.total("prefix_queries")),
             )

@@ -110,6 +110,7 @@ class InputProcessor:
         request_id: made when None
         Raises RequestError, PromptTooLong, Unsupported.
         """
+        options.check_rank(self._config.parallel.num_replicas)
         if isinstance(params, PoolingParams):
             return self._process_pooling(prompt, params, options, request_id)
         if self._config.pooling is not None:

@@ -71,9 +71,10 @@ class RequestKeywords(TypedDict, total=False):
     trace_headers: Mapping[str, str] | None
     """`traceparent` and `tracestate`, the caller's place in a trace (otlp_traces_endpoint)."""
     lora_request: Any
-    """Refused, like the next two, when it asks for something."""
+    """Refused, like the next one, when it asks for something."""
     mm_processor_kwargs: Mapping[str, Any] | None
     data_parallel_rank: int | None
+    """The replica that is to serve it; None = the one that can begin first."""
 
 
 KEYWORDS = frozenset(RequestKeywords.__annotations__)
@@ -94,6 +95,7 @@ class RequestOptions:
     """Monotonic; None: when its engine requests are made."""
     tokenization: TokenizationOptions = TokenizationOptions()
     trace_headers: Mapping[str, str] = field(default_factory=dict)
+    data_parallel_rank: int | None = None
 
     def __post_init__(self) -> None:
         if type(self.priority) is not int or not -(2**31) <= self.priority < 2**31:
@@ -113,13 +115,14 @@ class RequestOptions:
             raise TypeError(
                 f"unexpected keyword argument {unknown[0]!r}: a request takes {', '.join(sorted(KEYWORDS))}"
             )
-        refuse_options(*map(given.get, ("lora_request", "mm_processor_kwargs", "data_parallel_rank")))
+        refuse_options(*map(given.get, ("lora_request", "mm_processor_kwargs")))
         return cls(
             **{name: given[name] for name in (*_PER_PROMPT, "in_bulk") if name in given},
             max_drafts=_max_drafts(given.get("speculative")),
             arrival_s=arrival_s,
             tokenization=TokenizationOptions.parse(keywords.get("tokenization_kwargs")),
             trace_headers=keywords.get("trace_headers") or {},
+            data_parallel_rank=keywords.get("data_parallel_rank"),
         )
 
     @classmethod
@@ -136,7 +139,15 @@ class RequestOptions:
         """Return where the request stands among the others, from its arrival on."""
         arrival_s = time.monotonic() if self.arrival_s is None else self.arrival_s
         due_s = None if self.deadline_s is None else arrival_s + self.deadline_s
-        return Standing(arrival_s, self.priority, self.tenant, due_s, self.in_bulk)
+        rank = self.data_parallel_rank
+        return Standing(arrival_s, self.priority, self.tenant, due_s, self.in_bulk, rank)
+
+    def check_rank(self, num_replicas: int) -> None:
+        """Raise RequestError unless the rank, if there is one, is that of a replica."""
+        rank = self.data_parallel_rank
+        if rank is not None and (type(rank) is not int or not 0 <= rank < num_replicas):
+            text = f"data_parallel_rank {rank} is out of range [0, {num_replicas})."
+            raise RequestError(text, "data_parallel_rank")
 
 
 def _max_drafts(given: object) -> int | None:

@@ -14,7 +14,6 @@ LORA = "LoRA adapters are not supported yet: merge the adapter into the model's 
 def refuse_options(
     lora_request: Any = None,
     mm_processor_kwargs: Mapping[str, Any] | None = None,
-    data_parallel_rank: int | None = None,
 ) -> None:
     """Raise Unsupported for what a request cannot have; None, and lists of None, ask for nothing."""
     adapters = lora_request if isinstance(lora_request, Iterable) else [lora_request]
@@ -22,5 +21,3 @@ def refuse_options(
         raise Unsupported(LORA)
     if mm_processor_kwargs:
         raise Unsupported("mm_processor_kwargs: octavo serves text only.")
-    if data_parallel_rank:
-        raise Unsupported(f"data_parallel_rank={data_parallel_rank}: this engine has one replica, rank 0.")

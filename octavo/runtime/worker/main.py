@@ -8,6 +8,7 @@ unsure. Nothing heavy is imported before the guard against the parent's death st
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,11 @@ class Rank:
 
     def _make_worker(self, config: EngineConfig) -> Any:
         load_plugins()
+        parallel = config.parallel
+        kind, _, first = parallel.device.partition(":")
+        if kind == "cuda":
+            own = replace(parallel, device=f"cuda:{int(first or 0) + self._rank}")
+            config = replace(config, parallel=own)
         return load_object(self._worker_class)(config, self._rank, self._rendezvous)
 
     def _call(self, verb: str, arguments: dict[str, Any]) -> None:

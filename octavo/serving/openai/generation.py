@@ -168,6 +168,7 @@ class Generation:
             deadline_s=request.deadline_s,
             speculative=request.speculative,
             in_bulk=caller.is_in_bulk(len(self.prompts)),
+            data_parallel_rank=caller.data_parallel_rank,
             ticket=ticket,
         )
         async with aclosing(outputs):

@@ -94,6 +94,7 @@ class PoolingWork:
             tenant=caller.tenant,
             deadline_s=body.deadline_s,
             in_bulk=caller.is_in_bulk(len(prompts)),
+            data_parallel_rank=caller.data_parallel_rank,
         )
         for output in outputs:
             if (fault := take_fault(output)) is not None:

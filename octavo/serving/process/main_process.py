@@ -102,13 +102,13 @@ def _bounded(config: EngineConfig) -> EngineConfig:
     """With a bound of the queue, if none was chosen."""
     if config.front.max_num_queued_reqs >= 0:
         return config
-    bound = _QUEUED_PER_SEAT * config.scheduler.max_num_seqs
+    bound = _QUEUED_PER_SEAT * config.scheduler.max_num_seqs * config.parallel.num_replicas
     return dataclasses.replace(config, front=dataclasses.replace(config.front, max_num_queued_reqs=bound))
 
 
 def num_api_processes(parallel: ParallelConfig) -> int:
     """So many that writing the tokens keeps up with a GPU. A CPU's engine needs the cores itself."""
-    if not parallel.device.startswith("cuda"):
+    if not parallel.device.startswith("cuda") or parallel.num_replicas > 1:
         return 1
     return min(_MOST_PROCESSES, max(1, parallel.cpu_threads // _CORES_PER_PROCESS))
 

@@ -1,0 +1,198 @@
+"""`BalancedDoor`: several engine cores that share nothing (data parallel), seen as one. Used by CoreLink.
+
+Each replica has a door of its own. When one is lost, its requests end with an error and the others serve on;
+whether another core follows is that door's business. Control verbs go to all replicas that are there.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from octavo.base.errors import ConfigError, EngineDead
+from octavo.base.log import get_logger
+from octavo.config.engine import EngineConfig
+from octavo.frontend.client.balancer import Balancer
+from octavo.frontend.client.door import Door
+from octavo.frontend.client.restart import RestartPolicy
+from octavo.frontend.client.zmq import AsyncClient
+from octavo.messages.control import EndRequests, Ready
+from octavo.messages.request import EngineOutput, EngineOutputs, EngineRequest, SchedulerStats
+
+logger = get_logger(__name__)
+_RETRY_S = 2.0
+
+
+class BalancedDoor:
+    """The doors of all replicas, used from one event loop; the verbs of a Door."""
+
+    def __init__(self, config: EngineConfig, make_door: Callable[[EngineConfig], Door]) -> None:
+        """Start nothing yet. make_door: makes the door of a replica, with that replica's config"""
+        count = config.parallel.num_replicas
+        self.doors = [make_door(_of_replica(config, index)) for index in range(count)]
+        self.on_loss: Callable[[int, list[str]], None] = lambda *_: None
+        """Called with the number of a lost replica and the ids of its requests, before these end."""
+        self.on_return: Callable[[int], None] = lambda _: None
+        """Called when another core has taken its place."""
+        self._balancer = Balancer(
+            len(self.doors), shares_prefixes=config.cache.enable_prefix_caching and config.pooling is None
+        )
+        self._news: asyncio.Queue[EngineOutputs | EndRequests | EngineDead | None] = asyncio.Queue(1)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closing = False
+
+    @property
+    def mailbox_path(self) -> Path:
+        """A directory that goes with the engine: the first replica's."""
+        path: Path = self.doors[0].mailbox_path  # type: ignore[attr-defined]  # its owner is here
+        return path
+
+    @property
+    def is_stalled(self) -> bool:
+        """True while no replica is there and one of them hangs."""
+        return any(door.is_stalled for door in self.doors) and not any(x.is_up for x in self._balancer.loads)
+
+    async def start(self) -> Ready:
+        """Start all replicas at once; return what the smallest has decided. Raises what keeps one from it."""
+        starts = await asyncio.gather(*(door.start() for door in self.doors), return_exceptions=True)
+        for error in starts:
+            if isinstance(error, BaseException):
+                await self.close()
+                raise error
+        self._tasks = [asyncio.create_task(self._follow(index)) for index in range(len(self.doors))]
+        ready = [start for start in starts if isinstance(start, Ready)]
+        return min(ready, key=lambda answer: (answer.max_model_len, answer.plan.num_blocks))
+
+    async def close(self, timeout_s: float = 5.0) -> None:
+        """End all replicas. May be called twice."""
+        self._closing = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        await asyncio.gather(*(door.close(timeout_s) for door in self.doors))
+        with suppress(asyncio.QueueFull):
+            self._news.put_nowait(None)
+
+    def add(self, request: EngineRequest) -> None:
+        """Hand a request to the replica that can begin it first. Raises Overloaded, EngineDead."""
+        replica = self._balancer.place(request)
+        if replica is None:
+            raise EngineDead("The engine that this request is for is being restarted.", _RETRY_S)
+        try:
+            self.doors[replica].add(request)
+        except BaseException:
+            self._balancer.forget(request.request_id)
+            raise
+
+    def abort(self, request_ids: list[str]) -> None:
+        """End these requests; unknown and finished ids are skipped."""
+        by_replica: dict[int, list[str]] = {}
+        for request_id in request_ids:
+            if (replica := self._balancer.replica_of(request_id)) is not None:
+                by_replica.setdefault(replica, []).append(request_id)
+                self._balancer.forget(request_id)
+        for replica, ids in by_replica.items():
+            with suppress(EngineDead):  # then they have ended
+                self.doors[replica].abort(ids)
+
+    def detach(self, front: int) -> None:
+        """Drop what another front has: there is none."""
+
+    def tell_fronts(self, request_ids: list[str] | None, tenant: str | None) -> None:
+        """Have other fronts end requests of theirs: there are none."""
+
+    async def outputs(self) -> AsyncIterator[EngineOutputs | EndRequests]:
+        """Yield what the steps of all replicas bring. Raises EngineDead when none is left."""
+        while not self._closing and (news := await self._news.get()) is not None:
+            if isinstance(news, EngineDead):
+                raise copy(news)
+            yield news
+
+    async def call(self, verb: str, arguments: dict[str, Any] | None = None) -> Any:
+        """Run a command on every replica that is there: their results as one. Raises what one raises."""
+        doors = [door for door, load in zip(self.doors, self._balancer.loads, strict=True) if load.is_up]
+        if not doors:
+            raise EngineDead("No engine is there.", _RETRY_S)
+        return _merge(await asyncio.gather(*(door.call(verb, arguments) for door in doors)))
+
+    async def _follow(self, index: int) -> None:
+        """Task: one core of this replica after the other."""
+        door, load = self.doors[index], self._balancer.loads
+        while True:
+            try:
+                async for outputs in door.outputs():
+                    if isinstance(outputs, EngineOutputs):
+                        outputs.engine = index
+                        self._balancer.note(index, outputs.outputs, outputs.stats)
+                    await self._news.put(outputs)
+                return
+            except EngineDead as dead:
+                error = dead
+            if not await self._restart(index, error):
+                if not any(other.is_up for other in load) and all(
+                    task.done() or task is asyncio.current_task() for task in self._tasks
+                ):
+                    await self._news.put(EngineDead(str(error)))
+                return
+            load[index].is_up = True
+            self.on_return(index)
+
+    async def _restart(self, index: int, error: EngineDead) -> bool:
+        """End what was open at a lost replica and wait for its next core; False if none comes."""
+        while True:
+            logger.error("Replica %d: %s", index, error)
+            lost = self._balancer.lose(index)
+            self.on_loss(index, lost)
+            ends = [EngineOutput.failed(request_id, str(error)) for request_id in lost]
+            await self._news.put(EngineOutputs(ends, SchedulerStats(), index))
+            if error.retry_after_s is None:
+                logger.error("Replica %d stays away; the others serve on.", index)
+                return False
+            try:
+                await self.doors[index].start()
+            except EngineDead as dead:
+                error = dead
+            except Exception as fault:
+                error = EngineDead(f"It cannot be started again: {fault}")
+            else:
+                return True
+
+
+def _of_replica(config: EngineConfig, index: int) -> EngineConfig:
+    """Return the config of one replica, which has GPUs of its own."""
+    parallel = replace(config.parallel, data_parallel_rank=index)
+    if parallel.device == "cuda":
+        parallel = replace(parallel, device=f"cuda:{index * parallel.world_size}")
+    return replace(config, parallel=parallel)
+
+
+def _merge(results: list[Any]) -> Any:
+    """Return one result of all: lists one after the other, numbers added up, truth if all say so."""
+    first = results[0]
+    if isinstance(first, bool):
+        return all(results)
+    if isinstance(first, int):
+        return sum(results)
+    if isinstance(first, list):
+        return [entry for result in results for entry in result]
+    return first
+
+
+def make_client(config: EngineConfig, restarts: bool, num_fronts: int) -> Door | BalancedDoor:
+    """Return the door to a core that is to be started, or to all replicas. Raises ConfigError."""
+
+    def make(config: EngineConfig) -> AsyncClient:
+        return AsyncClient(config, RestartPolicy() if restarts else None, num_fronts)
+
+    if config.parallel.num_replicas == 1:
+        return make(config)
+    if num_fronts > 1:
+        raise ConfigError(
+            f"api_server_count={num_fronts} with data_parallel_size={config.parallel.data_parallel_size}: "
+            "one API process balances between the replicas; leave api_server_count out."
+        )
+    return BalancedDoor(config, make)

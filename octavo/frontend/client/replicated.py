@@ -1,0 +1,85 @@
+"""Several engine cores for an engine that is stepped by its caller: `LLM(data_parallel_size=2)`.
+
+The verbs of `inproc.InprocClient`. The cores run in processes of their own, whether somebody steps or not; a
+`BalancedDoor` on a thread's event loop reaches them.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from octavo.base.errors import EngineDead, Unsupported
+from octavo.config.engine import EngineConfig
+from octavo.frontend.client.balanced import BalancedDoor
+from octavo.frontend.client.zmq import AsyncClient
+from octavo.messages.control import Ready
+from octavo.messages.request import EngineOutputs, EngineRequest
+
+T = TypeVar("T")
+
+
+class ReplicatedClient:
+    """All replicas, used by one thread. After EngineDead only `close` may be called."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="replicas", daemon=True)
+        self._thread.start()
+        self._door = BalancedDoor(config, AsyncClient)
+        self._outputs = self._door.outputs()
+
+    def start(self) -> Ready:
+        """Load the model in every replica. Raises ConfigError when the user can mend it."""
+        try:
+            return self._run(self._door.start())
+        except BaseException:
+            self.close()
+            raise
+
+    def add(self, request: EngineRequest) -> None:
+        """Hand over a request; it ends with exactly one finish reason in a later `step`."""
+        self._do(lambda: self._door.add(request))
+
+    def abort(self, request_ids: list[str]) -> None:
+        """End these requests; unknown and finished ids are skipped."""
+        self._do(lambda: self._door.abort(request_ids))
+
+    def step(self) -> EngineOutputs:
+        """Wait for what a step of any replica brings. Raises EngineDead when none is left."""
+        return self._run(self._next())
+
+    def call(self, verb: str, arguments: dict[str, Any] | None = None) -> Any:
+        """Run the core's command `verb` in every replica; the results as one. Raises Unsupported."""
+        if arguments and "function" in arguments:
+            raise Unsupported(
+                "With data_parallel_size > 1 the engines run in processes of their own, and functions are "
+                "not sent to processes: name a command of the worker instead."
+            )
+        return self._run(self._door.call(verb, arguments))
+
+    def close(self) -> None:
+        """End the replicas; may be called twice."""
+        if not self._loop.is_closed():
+            self._run(self._door.close())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    async def _next(self) -> EngineOutputs:
+        async for outputs in self._outputs:
+            if isinstance(outputs, EngineOutputs):
+                return outputs
+        raise EngineDead("The engine has been shut down.")
+
+    def _do(self, function: Callable[[], None]) -> None:
+        async def work() -> None:
+            function()
+
+        self._run(work())
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._loop.is_closed():
+            work.close()
+            raise EngineDead("The engine has been shut down.")
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()

@@ -1,0 +1,129 @@
+"""Two replicas in processes of their own: one is killed under load, the other does not notice."""
+
+import asyncio
+import dataclasses
+import os
+import signal
+
+import pytest
+
+from octavo import AsyncLLM, EngineDead, RequestError, SamplingParams
+from octavo.base.errors import ConfigError
+from tests.fakes import expected_output, fake_request
+from tests.process_fakes import is_alive, process_config, wait_until
+
+
+def replicas_config(**orders):
+    config = process_config(**orders)
+    model = dataclasses.replace(config.model, skip_tokenizer_init=True)
+    parallel = dataclasses.replace(config.parallel, data_parallel_size=2)
+    return dataclasses.replace(config, model=model, parallel=parallel)
+
+
+@pytest.fixture
+async def start(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    engines = []
+
+    async def make(on_crash="restart", **orders):
+        engine = AsyncLLM(replicas_config(**orders), on_crash=on_crash)
+        engines.append(engine)
+        await asyncio.wait_for(engine.start(), 20)
+        return engine
+
+    yield make
+    for engine in engines:
+        await engine.shutdown()
+    assert wait_until(lambda: list(tmp_path.iterdir()) == [], 5), "sockets are left"
+
+
+async def collect(engine, seed, max_tokens=20, **about):
+    params = SamplingParams(max_tokens=max_tokens, seed=seed, detokenize=False)
+    outputs = [output async for output in engine.generate([seed, 2], params, **about)]
+    return outputs[-1].outputs[0]
+
+
+def answer(seed, max_tokens=20):
+    return expected_output(fake_request("", [seed, 2], max_tokens, seed=seed), 64)[0]
+
+
+def pids(engine):
+    return [door._core.pid for door in engine.core.client.doors]
+
+
+async def totals(engine, name):
+    """A metric of each engine, by vLLM's label."""
+    found = [m for m in await engine.get_metrics() if m.name == f"vllm:{name}"]
+    return {m.labels["engine"]: m.value for m in found}
+
+
+async def test_a_killed_replica_comes_back_while_the_other_serves(start):
+    engine = await start(step_s=0.01)
+    runs = [asyncio.create_task(collect(engine, seed, 60)) for seed in range(1, 13)]
+    await asyncio.sleep(0.3)
+    before = pids(engine)
+    os.kill(before[0], signal.SIGKILL)
+    ends = await asyncio.wait_for(asyncio.gather(*runs), 10)
+    served = [seed for seed, end in enumerate(ends, 1) if end.finish_reason == "length"]
+    assert [end.finish_reason for end in ends].count("error") == 6
+    assert all(ends[seed - 1].token_ids == answer(seed, 60) for seed in served)
+    assert len(served) == 6
+    assert (await collect(engine, 40)).token_ids == answer(40), "the other serves at once"
+    async with asyncio.timeout(10):
+        while (await totals(engine, "engine_restarts"))["0"] != 1:
+            await asyncio.sleep(0.05)
+    after = pids(engine)
+    assert after[0] != before[0]
+    assert after[1] == before[1]
+    assert not is_alive(before[0])
+    assert engine.core.health().num_restarts == 1
+    ends = await asyncio.gather(*(collect(engine, seed) for seed in range(1, 9)))
+    assert [end.token_ids for end in ends] == [answer(seed) for seed in range(1, 9)]
+    tokens = await totals(engine, "generation_tokens")
+    assert tokens.keys() == {"0", "1"}
+    assert min(tokens.values()) > 0
+
+
+async def test_verbs_go_to_all_and_a_rank_may_be_asked_for(start):
+    engine = await start()
+    assert [pid for name, _, pid in zip(*[iter(await engine.collective_rpc("ping"))] * 3, strict=True)] == [
+        *pids(engine)
+    ]
+    await engine.pause_generation("keep", clear_cache=False)
+    assert await engine.is_paused()
+    assert all([await door.call("is_paused") for door in engine.core.client.doors])
+    await engine.resume_generation()
+    assert (await collect(engine, 5, data_parallel_rank=1)).token_ids == answer(5)
+    tokens = await totals(engine, "generation_tokens")
+    assert tokens == {"0": 0, "1": 20}
+    with pytest.raises(RequestError, match=r"data_parallel_rank 2 is out of range \[0, 2\)"):
+        await collect(engine, 5, data_parallel_rank=2)
+
+
+async def test_without_restarts_the_rest_serves_until_none_is_left(start):
+    engine = await start("none", step_s=0.01)
+    os.kill(pids(engine)[1], signal.SIGKILL)
+    async with asyncio.timeout(5):
+        while engine.core.client._balancer.loads[1].is_up:
+            await asyncio.sleep(0.01)
+    assert (await collect(engine, 3)).token_ids == answer(3)
+    with pytest.raises(EngineDead, match="restarted"):
+        await collect(engine, 3, data_parallel_rank=1)
+    os.kill(pids(engine)[0], signal.SIGKILL)
+    await asyncio.wait_for(engine.core.wait_until_dead(), 5)
+    with pytest.raises(EngineDead):
+        await collect(engine, 3)
+
+
+async def test_one_that_cannot_start_ends_all(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    engine = AsyncLLM(replicas_config(fault="load:config"))
+    with pytest.raises(ConfigError, match="the option is wrong"):
+        await asyncio.wait_for(engine.start(), 20)
+    await engine.shutdown()
+    assert wait_until(lambda: list(tmp_path.iterdir()) == [], 5)
+
+
+async def test_several_api_processes_are_refused():
+    with pytest.raises(ConfigError, match="api_server_count=2 with data_parallel_size=2"):
+        AsyncLLM(replicas_config(), num_fronts=2)
