@@ -350,7 +350,16 @@ inline vf reciprocal(vf x) {
 // 1 / (1 + e^-x), to 2-3 units in the last place where it is more than e^-80.
 inline vf sigmoid(vf x) { return reciprocal(exp_beside_one(-x) + 1.0f); }
 
-// tanh by e^2x; absolute error about 1e-7.
-inline vf tanh(vf x) { return 1.0f - 2.0f * reciprocal(exp_beside_one(x + x) + 1.0f); }
+// tanh: by e^2x where it is large, with an absolute error about 1e-7; below 0.625, where that would be many units
+// in the last place, by the polynomial of Cephes' tanhf.
+inline vf tanh(vf x) {
+    vf square = x * x;
+    vf p = fma(set1(-5.70498872745e-3f), square, set1(2.06390887954e-2f));
+    p = fma(p, square, set1(-5.37397155531e-2f));
+    p = fma(p, square, set1(1.33314422036e-1f));
+    p = fma(p, square, set1(-3.33332819422e-1f));
+    vf large = 1.0f - 2.0f * reciprocal(exp_beside_one(x + x) + 1.0f);
+    return square < set1(0.390625f) ? fma(p * square, x, x) : large;
+}
 
 }  // namespace octavo
