@@ -28,6 +28,8 @@ class EngineConfig:
     front: FrontConfig = field(default_factory=FrontConfig)
     pooling: PoolingConfig | None = None
     """None: the model generates text."""
+    draft: "EngineConfig | None" = None
+    """Of the model that guesses tokens, if there is one."""
     fit_max_model_len: bool = False
     """max_model_len may be lowered at the start to what the cache has room for."""
 

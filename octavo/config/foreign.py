@@ -82,7 +82,6 @@ _ENGINE_REFUSED = {
     ),
     "Weights in host memory are always copied ahead.": "offload_backend=prefetch",
     "The attention back end is chosen by device and model.": "attention_config attention_backend",
-    "Draft models are not supported yet: spec_method is ngram or suffix.": "spec_model",
     "Parsers cannot be added yet: name one that is there, reasoning_parser.": "reasoning_parser_plugin",
     "There are no watermarks: a class in logits_processors can add one.": "watermark_config",
     "Reporting of routed experts is not supported yet.": "enable_return_routed_experts?",

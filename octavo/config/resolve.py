@@ -23,7 +23,7 @@ from octavo.config.parallel import ParallelConfig
 from octavo.config.pooling import PoolingConfig, read_pooling
 from octavo.config.scheduling import SchedulerConfig
 from octavo.config.sentence_bert import read_folder
-from octavo.config.speculative import speculation
+from octavo.config.speculative import WITH_WEIGHTS, speculation
 
 logger = get_logger(__name__)
 C = TypeVar("C")
@@ -77,8 +77,39 @@ def resolve(args: EngineArgs, *, needs_device: bool = True) -> EngineConfig:
         pooling=pooling,
         fit_max_model_len=args.max_model_len == FIT,
     )
+    config = dataclasses.replace(config, draft=_draft(args, config))
     logger.info("%s", describe(config))
     return config
+
+
+def _draft(args: EngineArgs, config: EngineConfig) -> EngineConfig | None:
+    """The config of the model that guesses tokens; None without one."""
+    given = config.scheduler.speculative_config
+    if not given.get("model"):
+        return None
+    if config.pooling is not None or config.parallel.tensor_parallel_size > 1:
+        what = "a pooling model" if config.pooling is not None else "tensor_parallel_size > 1"
+        raise Unsupported(f"speculative_config: a draft model does not work with {what}.")
+    path = locate(given["model"], revision=given.get("revision", ""), download_dir=args.download_dir)
+    checkpoint = read_checkpoint(Path(path))
+    if checkpoint.vocab_size != config.checkpoint.vocab_size:
+        raise ConfigError(
+            "Target and draft model should have the same vocabulary size. Target model vocab_size="
+            f"{config.checkpoint.vocab_size}. Draft model vocab_size={checkpoint.vocab_size}."
+        )
+    if checkpoint.max_position_embeddings < config.model.max_model_len:
+        raise ConfigError(
+            f"The draft model takes {checkpoint.max_position_embeddings} tokens, fewer than max_model_len="
+            f"{config.model.max_model_len}: lower max_model_len, or use another model."
+        )
+    model = dataclasses.replace(
+        config.model,
+        model=given["model"],
+        dtype=_dtype(args.dtype, checkpoint, config.parallel.device == "cpu"),
+        load_format=_load_format(args.load_format, checkpoint),
+        quantization=given.get("quantization", ""),
+    )
+    return dataclasses.replace(config, model=model, checkpoint=checkpoint)
 
 
 def describe(config: EngineConfig) -> str:
@@ -313,10 +344,15 @@ def _importable_name(processor: Any) -> str:
 def _scheduler(args: EngineArgs, cpu: bool, max_model_len: int) -> SchedulerConfig:
     scheduler = _part(args, SchedulerConfig)
     _check_weights(scheduler.fair_weights)
-    speculative = {"method": scheduler.spec_method, "num_speculative_tokens": scheduler.spec_tokens}
-    speculative = {name: value for name, value in speculative.items() if value}
-    speculative |= scheduler.speculative_config
-    speculation(speculative)  # refuses what it does not know
+    short = (scheduler.spec_method, scheduler.spec_model, scheduler.spec_tokens)
+    named = zip(("method", "model", "num_speculative_tokens"), short, strict=True)
+    speculative = {name: value for name, value in named if value} | scheduler.speculative_config
+    wanted = speculation(speculative)  # refuses what it does not know
+    if wanted and wanted.method in WITH_WEIGHTS and scheduler.steps_in_flight > 1:
+        raise ConfigError(
+            f"steps_in_flight={scheduler.steps_in_flight}: the next step begins with what "
+            f"{wanted.method} guesses behind the last one. Use steps_in_flight=1, or leave it out."
+        )
     most_seqs = 256 if cpu else 1024
     seqs = scheduler.max_num_seqs or min(most_seqs, scheduler.max_num_batched_tokens or most_seqs)
     tokens = scheduler.max_num_batched_tokens or max(seqs, 4096 if cpu else 16384)

@@ -33,8 +33,9 @@ class SchedulerConfig(metaclass=Concern):
     speculative_config: dict[str, Any] = option(
         {},
         "Guess the next tokens and compute several in one step, without changing a text: an object with "
-        "method (ngram, suffix) and num_speculative_tokens, as in vLLM.",
+        "method (ngram, suffix, draft_model), model and num_speculative_tokens, as in vLLM.",
     )
     spec_method: str = option("", "Short for the method of speculative_config.")
+    spec_model: str = option("", "Short for the model of speculative_config, which guesses tokens.")
     spec_tokens: int = option(0, "Short for the num_speculative_tokens of speculative_config.")
     steps_in_flight: int = option(0, "Steps given to the device before a result is read; 0 = by device.")

@@ -10,15 +10,29 @@ from octavo.base.errors import ConfigError, Unsupported
 
 MAX_DRAFTS = 128
 """Tokens that may be guessed ahead in one step."""
-METHODS = ("ngram", "suffix")
-_WITH_WEIGHTS = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "dflash", "dspark")
+LOOKUPS = ("ngram", "suffix")
+WITH_WEIGHTS = ("draft_model",)
+METHODS = (*LOOKUPS, *WITH_WEIGHTS)
+_NOT_YET = ("eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "dflash", "dspark", "custom_class")
+_DEFAULTS: Mapping[str, Any] = {
+    "disable_padded_drafter_batch": False,
+    "draft_tensor_parallel_size": 1,
+    "enable_adaptive_verification": True,
+    "parallel_drafting": False,
+    "use_heterogeneous_vocab": False,
+}
+"""vLLM's keys that are taken with one value each."""
 _VERIFICATIONS = ("standard", "block")
+_MODEL = "The methods that take a model: " + ", ".join(WITH_WEIGHTS) + "."
 
 
 class SpeculativeConfig(TypedDict, total=False):
     """The option's keys under vLLM's names; a plain dict."""
 
     method: str
+    model: str
+    revision: str
+    quantization: str
     num_speculative_tokens: int
     prompt_lookup_min: int
     prompt_lookup_max: int
@@ -32,6 +46,7 @@ class SpeculativeConfig(TypedDict, total=False):
 class Speculation(NamedTuple):
     """What the option asks for.
 
+    method:       one of METHODS
     most:         draft tokens of a request in one step
     least_match:  last tokens that a guess must agree with
     most_match:   last tokens that are compared
@@ -40,9 +55,10 @@ class Speculation(NamedTuple):
     least_chance: of being right, below which a token is not guessed
     """
 
+    method: str
     most: int
-    least_match: int
-    most_match: int
+    least_match: int = 0
+    most_match: int = 0
     most_cached: int = 0
     most_factor: float = 0.0
     least_chance: float = 0.0
@@ -52,17 +68,24 @@ def speculation(config: Mapping[str, Any]) -> Speculation | None:
     """Return what the option asks for, None for nothing. Raises ConfigError, Unsupported."""
     if not config:
         return None
-    if unknown := sorted(set(config) - set(SpeculativeConfig.__annotations__)):
-        _refuse(unknown, config)
-    if (method := config.get("method", METHODS[0])) not in METHODS:
-        reason = "is not supported yet" if method in _WITH_WEIGHTS else "is unknown"
+    _check_keys(config)
+    method = config.get("method") or ("draft_model" if config.get("model") else LOOKUPS[0])
+    if method not in METHODS:
+        reason = "is not supported yet" if method in _NOT_YET else "is unknown"
         raise Unsupported(f"speculative_config: method={method!r} {reason}. Use {' or '.join(METHODS)}.")
     if (how := config.get("rejection_sample_method", _VERIFICATIONS[0])) not in _VERIFICATIONS:
         raise Unsupported(f"rejection_sample_method={how!r} is not supported. Use {_VERIFICATIONS[0]!r}.")
+    if method in WITH_WEIGHTS:
+        if not config.get("model"):
+            raise ConfigError(f"num_speculative_tokens was provided but without speculative model. {_MODEL}")
+        return Speculation(method, _whole(config, "num_speculative_tokens", 4, MAX_DRAFTS))
+    if config.get("model"):
+        raise ConfigError(f"speculative_config: method={method!r} takes no model. {_MODEL}")
     most = _whole(config, "num_speculative_tokens", 24, MAX_DRAFTS)
     if method == "ngram":
-        return Speculation(most, *_lookup(config))
+        return Speculation(method, most, *_lookup(config))
     return Speculation(
+        method,
         most,
         least_match=2,
         most_match=_whole(config, "suffix_decoding_max_tree_depth", 24, 1 << 10),
@@ -82,14 +105,17 @@ def _lookup(config: Mapping[str, Any]) -> tuple[int, int]:
     return least, most
 
 
-def _refuse(unknown: list[str], config: Mapping[str, Any]) -> None:
-    if "model" in unknown:
-        raise Unsupported(
-            f"speculative_config: a draft model ({config['model']!r}) is not supported yet. "
-            f"Use method={' or '.join(map(repr, METHODS))}, which need none."
-        )
-    known = ", ".join(SpeculativeConfig.__annotations__)
-    raise ConfigError(f"speculative_config has no {', '.join(map(str, unknown))}. Known: {known}.")
+def _check_keys(config: Mapping[str, Any]) -> None:
+    """Raise ConfigError for keys that nobody knows, Unsupported for what is not built."""
+    for name, default in _DEFAULTS.items():
+        if config.get(name) not in (None, default):
+            raise Unsupported(f"speculative_config: {name}={config[name]!r} is not supported, {default} is.")
+    if unknown := sorted(set(config) - set(SpeculativeConfig.__annotations__) - set(_DEFAULTS)):
+        known = ", ".join(SpeculativeConfig.__annotations__)
+        raise ConfigError(f"speculative_config has no {', '.join(map(str, unknown))}. Known: {known}.")
+    for name in ("method", "model", "revision", "quantization"):
+        if not isinstance(config.get(name) or "", str):
+            raise ConfigError(f"speculative_config: {name} must be a text, got {config[name]!r}.")
 
 
 def _whole(config: Mapping[str, Any], name: str, default: int, most: int, least: int = 1) -> int:

@@ -32,6 +32,7 @@ def fingerprint(config: EngineConfig, plan: CachePlan) -> bytes:
         model.seed if model.load_format == "dummy" else None,
         (parallel.device.partition(":")[0], parallel.tensor_parallel_size),
         (config.cache.kv_cache_dtype, plan.block_size, plan.groups),
+        config.scheduler.speculative_config.get("model"),  # its keys and values are in the blocks, too
     )
     digest = sha256(msgspec.json.encode(facts, order="sorted"))
     for part in _weights(Path(config.checkpoint.path)):

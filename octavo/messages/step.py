@@ -95,6 +95,8 @@ class SchedulerOutput(msgspec.Struct, array_like=True, gc=False, tag="step"):
     as if it were known, and all rows of the request sample."""
     block_saves: list[BlockSave] = []
     """Blocks to keep, as they are after this step."""
+    num_drafts: list[int] = []
+    """By place in `request_ids`: tokens that the workers shall guess behind what is sampled; [] = none."""
 
     @property
     def num_tokens(self) -> int:
@@ -114,3 +116,7 @@ class ModelRunnerOutput(msgspec.Struct, array_like=True, gc=False, tag="result")
     """Requests that cannot go on (not-a-number logits …), with the text for the client."""
     pooled: dict[str, Pooled] = {}
     """Results of requests that are complete without a token."""
+    drafts: dict[int, list[int]] = {}
+    """By place: tokens guessed to follow the last one sampled."""
+    draft_s: float = 0.0
+    """Seconds that guessing took."""

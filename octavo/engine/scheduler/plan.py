@@ -35,6 +35,8 @@ class StepPlan:
     """By place in `requests`, for those that got some."""
     drafts: dict[int, list[int]] = field(default_factory=dict)
     """By place in `requests`: tokens guessed to follow."""
+    num_drafts: list[int] = field(default_factory=list)
+    """By place in `requests`: tokens that the workers shall guess behind this step; [] = none."""
     matchers_ahead: dict[int, list[RequestMatcher]] = field(default_factory=dict)
     """The matchers behind these tokens."""
     constrained: list[tuple[int, Request]] = field(default_factory=list)
@@ -98,4 +100,5 @@ class StepPlan:
             token_masks=token_masks,
             masks_follow=self.awaits_tokens,
             drafts=self.drafts,
+            num_drafts=self.num_drafts,
         )

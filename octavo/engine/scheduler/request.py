@@ -85,6 +85,8 @@ class Request:
     """While `num_computed` is less, its next token is routine to schedule; set by `expect_routine`."""
     guess: Guess | None = None
     """What is expected to follow, if that is of use."""
+    proposal: list[int] | None = None
+    """What the workers expect to follow."""
     awaits_length: bool = False
     """A step in flight verifies drafts: how many tokens it brings is not known."""
     table: BlockTable | None = None

@@ -148,6 +148,7 @@ class Scheduler:
             self.kv.shared.clear()  # what was read for others that waited, nobody wants now
         if not plan.requests:
             return None
+        self._lookahead.finish(plan)
         self._num_steps += 1
         self._in_flight.append(plan)
         self._unmasked = plan if plan.constrained else None

@@ -6,7 +6,7 @@ size have taken and by how often such guesses were right; none, if that is not c
 """
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -21,16 +21,23 @@ from octavo.engine.speculation.token_run import Array
 from octavo.messages.request import SchedulerStats
 from octavo.messages.step import ModelRunnerOutput
 
-_LEAST_GAIN = 1.03
+LEAST_GAIN = 1.03
 _MOST_TENANTS = 64
 """Whose outputs are kept, however few they are."""
+
+
+class Ahead(Protocol):
+    """What is expected to follow."""
+
+    def ahead(self, count: int) -> list[int]:
+        """Return up to `count` tokens."""
 
 
 class Candidate(NamedTuple):
     """A request whose next tokens may be guessed, with the chances that 1, 2, … of them come."""
 
     request: Request
-    guess: Guess
+    guess: Ahead
     chances: Array
 
 
@@ -40,11 +47,19 @@ class Drafting:
     def __init__(self, wanted: Speculation, max_num_rows: int) -> None:
         """max_num_rows: of one step."""
         self._wanted, self._max_num_rows = wanted, max_num_rows
-        self._chances, self._costs = Chances(), StepCosts()
+        self._chances, self._costs = self._first_chances(), StepCosts()
         self._corpora: LRU[tuple[str, str], Corpus] = LRU(MOST_TOKENS)
         self._num_drafts = self._num_draft_tokens = 0
         self._num_accepted = np.zeros(wanted.most, np.int64)
         """By place in the draft."""
+
+    @staticmethod
+    def _first_chances() -> Chances:
+        return Chances()
+
+    def counts_behind(self, plan: StepPlan) -> list[int]:
+        """Return how many tokens the workers shall guess, by place in the plan; [] = none."""
+        return []
 
     def propose(self, running: Sequence[Request]) -> dict[Request, list[int]]:
         """Return tokens that are worth computing behind the last one, for those requests that get some."""
@@ -65,7 +80,8 @@ class Drafting:
             self._num_accepted[: len(result.sampled_token_ids[place]) - 1] += 1
         num_requests = len(plan.requests)
         if sum(plan.num_scheduled) == num_requests:
-            self._costs.note(num_requests + sum(map(len, plan.drafts.values())), took_s)
+            num_rows = num_requests + sum(map(len, plan.drafts.values()))
+            self._costs.note(num_rows, took_s - result.draft_s)
         for request in plan.requests:
             if request.is_finished:
                 self._keep(request)
@@ -123,9 +139,9 @@ class Drafting:
         """Return the chance from which on drafts are computed, so that most tokens come per second."""
         chances = -np.sort(-np.concatenate([each.chances for each in candidates]))[: len(costs) - 1]
         rates = (num_rows + np.concatenate(([0.0], chances.cumsum()))) / costs
-        rates[1:] *= _is_usual(num_rows + np.arange(1, len(rates)))
+        rates[1:] *= is_usual(num_rows + np.arange(1, len(rates)))
         best = int(rates.argmax())
-        return float(chances[best - 1]) if best and rates[best] > _LEAST_GAIN * rates[0] else np.inf
+        return float(chances[best - 1]) if best and rates[best] > LEAST_GAIN * rates[0] else np.inf
 
 
 def _tenant(request: Request) -> tuple[str, str]:
@@ -133,7 +149,7 @@ def _tenant(request: Request) -> tuple[str, str]:
     return request.standing.tenant, request.sharing.cache_salt
 
 
-def _is_usual(sizes: Array) -> Array:
+def is_usual(sizes: Array) -> Array:
     """Return where sizes are 2^k or 3 * 2^k: of few sizes the costs are soon known, and few are recorded."""
     odd = sizes // (sizes & -sizes)
     usual: Array = (odd == 1) | (odd == 3)

@@ -19,10 +19,11 @@ _OWN_MEMORY = 0.95
 class Chances:
     """How often the token that followed a match came again, by the length of the match; of all requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, assumed: float | None = None) -> None:
+        """assumed: the chance at first, of any length; None = longer matches are better."""
         lengths = np.arange(_MOST_LENGTH + 1)
         self._tried = np.full(len(lengths), _WEIGHT)
-        self._hit = _WEIGHT * lengths / (lengths + 2)
+        self._hit = _WEIGHT * (lengths / (lengths + 2) if assumed is None else np.full(len(lengths), assumed))
         self.of_length: Array = self._hit / self._tried
 
     def note(self, length: int, *, hit: bool) -> float:

@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 
 from octavo.config.scheduling import SchedulerConfig
-from octavo.config.speculative import speculation
+from octavo.config.speculative import WITH_WEIGHTS, speculation
 from octavo.engine.kvcache.manager import KVCacheManager
 from octavo.engine.scheduler.plan import StepPlan
 from octavo.engine.scheduler.request import Request
 from octavo.engine.speculation.drafting import Drafting
+from octavo.engine.speculation.workers_drafting import WorkersDrafting
 from octavo.messages.request import SchedulerStats
 from octavo.messages.step import ModelRunnerOutput
 
@@ -18,13 +19,18 @@ class Lookahead:
     def __init__(self, config: SchedulerConfig, kv: KVCacheManager) -> None:
         self._kv = kv
         wanted = speculation(config.speculative_config)
-        self.drafting = Drafting(wanted, config.max_num_seqs) if wanted else None
+        has_weights = wanted is not None and wanted.method in WITH_WEIGHTS
+        kind = WorkersDrafting if has_weights else Drafting
+        self.drafting = kind(wanted, config.max_num_seqs) if wanted else None
+        self._num_ahead = wanted.most if wanted is not None and has_weights else 0
+        """Positions behind a step for which the workers should find blocks."""
 
     def begin(self, running: Sequence[Request]) -> Mapping[Request, list[int]]:
         """Return the drafts of the next step; with none, requests of which a step verifies some now."""
         if self.drafting is None:
             return {}
-        return self.drafting.propose(running) | {other: [] for other in running if other.awaits_length}
+        others = {other: list[int]() for other in running if other.awaits_length or self._num_ahead}
+        return others | self.drafting.propose(running)
 
     def extend(self, plan: StepPlan, request: Request, drafts: list[int], num_behind: int) -> None:
         """Add the drafts of `request`, which is added next, as far as nobody behind it goes short.
@@ -37,14 +43,21 @@ class Lookahead:
         matchers = request.matcher.follow(drafts) if request.matcher is not None else []
         drafts = drafts if request.matcher is None else drafts[: len(matchers)]
         num_computed, num_new = request.num_computed, 1 + len(drafts)
-        if drafts and num_computed + num_new > table.capacity:
-            is_short = self._kv.pool.num_free <= num_behind + num_new
-            new_blocks = None if is_short else self._kv.reserve(table, num_computed, num_new)
-            if new_blocks is None:
+        num_wanted = num_new + self._num_ahead * request.is_decoding
+        if num_computed + num_wanted > table.capacity and num_wanted > 1:
+            is_short = self._kv.pool.num_free <= num_behind + num_wanted
+            new_blocks = None if is_short else self._kv.reserve(table, num_computed, num_wanted)
+            if new_blocks is not None:
+                plan.new_blocks[len(plan.requests)] = new_blocks
+            elif num_computed + num_new > table.capacity:
                 return
-            plan.new_blocks[len(plan.requests)] = new_blocks
         if drafts:
             plan.add_drafts(request, drafts, matchers)
+
+    def finish(self, plan: StepPlan) -> None:
+        """Say how many tokens the workers shall guess behind a step that is planned."""
+        if self.drafting is not None:
+            plan.num_drafts = self.drafting.counts_behind(plan)
 
     def learn(self, plan: StepPlan, result: ModelRunnerOutput, took_s: float) -> None:
         """Take note of a step that was read."""

@@ -44,3 +44,10 @@ class StepCosts:
         rows = np.arange(num_rows, num_rows + most_more + 1)
         seconds: Array = np.interp(rows, sizes, costs) + np.maximum(rows - last, 0) * slope
         return seconds
+
+    def near(self, num_rows: int) -> float | None:
+        """Return the seconds of a step of `num_rows`, by steps of any sizes; None if there were none."""
+        if not self._took:
+            return None
+        sizes = sorted(self._took)
+        return float(np.interp(num_rows, sizes, [min(self._took[size]) for size in sizes]))

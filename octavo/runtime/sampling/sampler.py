@@ -181,6 +181,10 @@ class Sampler:
         most = max(self._plain_kinds[rows].tolist())
         return None if most == _NOT_PLAIN or any(row in rows for row in self._faults) else _KINDS[most]
 
+    def kind_of(self, rows: Array) -> Kind:
+        """Return the kind by which `choose` draws for all of these rows, whatever else they ask for."""
+        return _KINDS[int(self._kinds[rows].max())]
+
     def refresh(self) -> None:
         """Bring what was added to the device, for `choose` to read."""
         self._limits.on_device()
@@ -228,7 +232,7 @@ class Sampler:
             self._faults |= dict.fromkeys(rows, text)
 
     def _choose(self, logits: torch.Tensor, batch: Batch) -> Choice:
-        kind = _KINDS[self._kinds[batch.rows].max()]
+        kind = self.kind_of(batch.rows)
         rows, positions = send([batch.rows, batch.positions], self._device)
         choice = self.choose(logits, rows, positions, kind)
         choice.token_ids.clamp_(

@@ -25,6 +25,7 @@ from octavo.runtime.platforms import cpu
 from octavo.runtime.platforms.meta import MetaPlatform
 from octavo.runtime.quantization.blocks import Blocks
 from octavo.runtime.quantization.parameter import Stored
+from octavo.runtime.speculative.load import load_drafter
 from octavo.runtime.worker.kv_tensors import group_layers
 from octavo.runtime.worker.profile_run import measure
 
@@ -45,13 +46,15 @@ def forecast(config: EngineConfig, device_bytes: int = 0) -> Forecast:
         )
     on_cpu = config.parallel.device == "cpu"
     platform = MetaPlatform(torch.float32 if on_cpu else getattr(torch, config.model.dtype))
-    model: Model = load_own(
-        config, platform, _OneOfMany(Group(0, config.parallel.tensor_parallel_size)), _shapes
-    )
-    groups = group_layers([layer.kv_spec for layer in model.attention_layers], config.cache.block_size)
+    parallel = _OneOfMany(Group(0, config.parallel.tensor_parallel_size))
+    model: Model = load_own(config, platform, parallel, _shapes)
+    drafter = load_drafter(config, model, platform, parallel, _shapes)
+    specs = [layer.kv_spec for layer in model.attention_layers] + (drafter.kv_specs if drafter else [])
+    groups = group_layers(specs, config.cache.block_size)
     step, recorded, tables = measure(model, config, platform)
     workspace = tables if on_cpu else step + recorded + tables
     weights, on_host = model.weight_bytes, model.host_weight_bytes
+    weights += drafter.weight_bytes if drafter else 0
     held = weights - on_host + _buffer_bytes(model, config.parallel.offload_prefetch_step)
     available = _available_bytes(config, held, device_bytes) - workspace
     ready = ModelReady(groups, available, weights, workspace, on_host)

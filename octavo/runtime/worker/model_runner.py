@@ -53,7 +53,8 @@ class ModelRunner:
         kind = self.head.kind(step, rows)
         replayer = self._replayer
         assert replayer is not None, "the weights have been given up"
-        replay = replayer.find(work, kind) if all(part.is_idle for part in self._parts) else None
+        end = None if any(part.reads_hidden for part in self._parts) else kind
+        replay = replayer.find(work, end) if all(part.is_idle for part in self._parts) else None
         hidden = replay() if replay else replayer.compute(work, self._parts, pending)
         if isinstance(hidden, PendingSamples):
             pending.pending = hidden
@@ -61,7 +62,9 @@ class ModelRunner:
             faults.hit("worker.forward", rows=hidden)
             self.head.finish(step, kind, work, hidden, replayer.model, pending)
         if replay is None:
-            replayer.after_eager(work, kind)
+            replayer.after_eager(work, end)
+        for part in self._parts:
+            part.follow(step, work, None if isinstance(hidden, PendingSamples) else hidden, pending)
         return pending
 
     @torch.inference_mode()

@@ -28,6 +28,8 @@ class PendingStep:
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     pooled: dict[str, Pooled] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
+    result: ModelRunnerOutput | None = None
+    """Once it was read."""
 
     @classmethod
     def of(cls, step: SchedulerOutput, samples: Array) -> "PendingStep":
@@ -37,10 +39,15 @@ class PendingStep:
     @property
     def is_ready(self) -> bool:
         """Return True if `read` would not wait."""
-        return self.pending is None or self.pending.copies.is_ready
+        return self.pending is None or self.result is not None or self.pending.copies.is_ready
 
     def read(self) -> ModelRunnerOutput:
         """Return everything on the host; waits for this step on the device, and for none behind it."""
+        if self.result is None:
+            self.result = self._read()
+        return self.result
+
+    def _read(self) -> ModelRunnerOutput:
         if self.pending is None:
             nothing: list[list[int]] = [[] for _ in self.request_ids]
             scores, errors = self.prompt_logprobs, self.errors

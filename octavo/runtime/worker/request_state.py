@@ -75,6 +75,15 @@ class RequestState:
         found: Array = blocks * self._sizes + offsets
         return found
 
+    def capacity(self, rows: Array) -> Array:
+        """Return how many positions of these rows have a block in every group and a place for a token."""
+        covered = [
+            np.array(counts, np.int64)[rows] * size
+            for counts, size in zip(self._num_blocks, self.block_sizes, strict=True)
+        ]
+        most: Array = np.minimum.reduce([*covered, np.full(len(rows), self._most_tokens - 1)])
+        return most
+
     @property
     def spare_place(self) -> int:
         """Return the index of the spare row's first token in `token_ids`, seen as flat."""

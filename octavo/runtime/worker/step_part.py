@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from octavo.messages.step import NewRequest
+from octavo.messages.step import NewRequest, SchedulerOutput
 from octavo.runtime.batch import ForwardBatch
 from octavo.runtime.models.interface import Model
 from octavo.runtime.worker.pending import PendingStep
@@ -14,6 +14,9 @@ from octavo.runtime.worker.prepare import Work
 
 class StepPart(ABC):
     """Keeps what requests want of it, by row. While all parts are idle, steps may be replayed."""
+
+    reads_hidden: bool = False
+    """`follow` needs the hidden states of every step."""
 
     def __init__(self) -> None:
         self._wanted: dict[int, Any] = {}
@@ -41,3 +44,6 @@ class StepPart(ABC):
 
     def after(self, work: Work, hidden: Tensor, model: Model, outcome: PendingStep) -> None:
         """Add to the outcome of a step. hidden: of the batch's wanted tokens, or of all, [T, hidden_size]"""
+
+    def follow(self, step: SchedulerOutput, work: Work, hidden: Tensor | None, outcome: PendingStep) -> None:
+        """Look at a step whose tokens were chosen. hidden: of `work.samples`, [S, hidden_size], or None"""

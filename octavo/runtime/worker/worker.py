@@ -22,6 +22,9 @@ from octavo.runtime.models.interface import Model
 from octavo.runtime.platforms.platform import Capture, get_platform
 from octavo.runtime.sampling.request_functions import load_processors
 from octavo.runtime.sampling.sampler import Sampler, with_users
+from octavo.runtime.speculative.drafter import Drafter
+from octavo.runtime.speculative.load import load_drafter
+from octavo.runtime.speculative.part import DraftPart
 from octavo.runtime.worker.block_saver import BlockSaver
 from octavo.runtime.worker.cuda_graphs import CUDAGraphs
 from octavo.runtime.worker.kv_tensors import KVTensors, group_layers
@@ -34,6 +37,7 @@ from octavo.runtime.worker.prompt_scores import PromptScores
 from octavo.runtime.worker.recorded_calls import RecordedCalls
 from octavo.runtime.worker.replayer import Eager, Replayer
 from octavo.runtime.worker.request_state import RequestState
+from octavo.runtime.worker.step_part import StepPart
 
 
 class Worker:
@@ -46,6 +50,7 @@ class Worker:
             rank, config.parallel.tensor_parallel_size, init_method, self._platform.device
         )
         self._profiler = Profiler(config.observability.profiler_dir, rank)
+        self._drafts: DraftPart | None = None
         self._commands: dict[str, Callable[..., Any]] = {
             "describe": self.describe,
             "drop_saves": self.drop_saves,
@@ -58,23 +63,32 @@ class Worker:
     def load(self) -> ModelReady:
         """Load the model; returns the cache groups and the bytes left for them."""
         self._users_processors = load_processors(self._config)
-        self._model: Model | None = load_model(self._config, self._platform, self._parallel)
-        specs = [layer.kv_spec for layer in self._model.attention_layers]
+        self._load_weights()
+        specs = [layer.kv_spec for layer in self.model.attention_layers]
+        specs += self._drafter.kv_specs if self._drafter else []
         groups = group_layers(specs, self._config.cache.block_size)
         self._platform.compile_ahead(lambda: self._try_out(groups))
-        workspace = sum(measure(self._model, self._config, self._platform))
+        workspace = sum(measure(self.model, self._config, self._platform))
         share = self._config.cache.gpu_memory_utilization
         available = self._platform.available_memory_bytes(share) - workspace
         available = self._parallel.world.least(available, self._platform.device)
-        weights, on_host = self._model.weight_bytes, self._model.host_weight_bytes
+        weights, on_host = self.model.weight_bytes, self.model.host_weight_bytes
+        weights += self._drafter.weight_bytes if self._drafter else 0
         return ModelReady(groups, available, weights, workspace, on_host)
+
+    def _load_weights(self) -> None:
+        self._model: Model | None = load_model(self._config, self._platform, self._parallel)
+        self._drafter: Drafter | None = load_drafter(
+            self._config, self._model, self._platform, self._parallel
+        )
 
     def _try_out(self, groups: list[KVCacheGroup]) -> None:
         """Compute what is computed before the first requests, and for them; over a cache of one block."""
         measure(self.model, self._config, self._platform)
         if self.model.is_recordable and not self._config.pooling:
             plan = CachePlan(groups=groups, num_blocks=1, block_size=self._config.cache.block_size)
-            self._make_graphs(self._make_runner(plan), lambda work: work).try_out()
+            runner = self._make_runner(plan)
+            self._make_graphs(runner, self.model, runner.cache, lambda work: work).try_out()
 
     def allocate(self, plan: CachePlan) -> None:
         """Allocate the planned cache and the batch state."""
@@ -99,30 +113,37 @@ class Worker:
             config.model.logprobs_mode,
             with_users(self._users_processors),
         )
-        parts = [PromptEmbedsPart(device), PromptScores(config.model.logprobs_mode, state)]
+        parts: list[StepPart] = [PromptEmbedsPart(device), PromptScores(config.model.logprobs_mode, state)]
+        self._drafts = DraftPart(state, sampler) if self._drafter else None
+        parts += [self._drafts] if self._drafts else []
         return ModelRunner(_make_cache(plan, device), state, TokenHead(sampler, state), parts)
 
     def _equip(self) -> None:
         """Let the runner compute with what there is now."""
-        self._runner.strip()
-        self._runner.equip(self._make_replayer())
+        runner = self._runner
+        runner.strip()
+        runner.equip(self._make_replayer(self.model, runner.cache))
+        if self._drafter is not None and self._drafts is not None:
+            self._drafts.equip(self._drafter, runner.cache, self._make_replayer)
 
-    def _make_replayer(self) -> Replayer:
+    def _make_replayer(self, model: Model, cache: KVTensors) -> Replayer:
         runner, platform = self._runner, self._platform
-        may_replay = self.model.is_recordable and self._parallel.tp_size == 1 and not self._config.pooling
+        may_replay = model.is_recordable and self._parallel.tp_size == 1 and not self._config.pooling
         if may_replay and not self._config.parallel.enforce_eager:
             if (capture := platform.graph_capture()) is not None:
-                return self._make_graphs(runner, capture)
+                return self._make_graphs(runner, model, cache, capture)
             if (record := platform.kernels.steps.record_calls) is not None:
-                return RecordedCalls(self.model, runner.cache, runner.state, record)
-        return Eager(self.model, runner.cache, runner.state, batch_invariant=platform.is_batch_invariant)
+                return RecordedCalls(model, cache, runner.state, record)
+        return Eager(model, cache, runner.state, batch_invariant=platform.is_batch_invariant)
 
-    def _make_graphs(self, runner: ModelRunner, capture: Capture) -> CUDAGraphs:
+    def _make_graphs(
+        self, runner: ModelRunner, model: Model, cache: KVTensors, capture: Capture
+    ) -> CUDAGraphs:
         head = runner.head
         assert isinstance(head, TokenHead)
         return CUDAGraphs(
-            self.model,
-            runner.cache,
+            model,
+            cache,
             runner.state,
             head.sampler,
             self._platform.kernels.steps,
@@ -174,13 +195,15 @@ class Worker:
         if "kv_cache" in parts:
             self._cache.free()
         if "weights" in parts and (discard_weights or self._platform.device.type != "cpu"):
-            self._model = None
+            self._model = self._drafter = None
+            if self._drafts is not None:
+                self._drafts.strip()
         _free_unused()
 
     def wake_up(self, parts: list[str]) -> None:
         """Take the memory of these parts back."""
         if "weights" in parts and self._model is None:
-            self._model = load_model(self._config, self._platform, self._parallel)
+            self._load_weights()
         if "kv_cache" in parts:
             self._cache.allocate()
         if self._model is not None and (self._cache.num_bytes or not self._model.attention_layers):
@@ -192,7 +215,7 @@ class Worker:
             "device": str(self._platform.device),
             "kernels": self._platform.kernels.name,
             "tp_rank": self._parallel.tp_rank,
-            "weight_bytes": 0 if self._model is None else self._model.weight_bytes,
+            "weight_bytes": sum(part.weight_bytes for part in (self._model, self._drafter) if part),
             "host_weight_bytes": 0 if self._model is None else self._model.host_weight_bytes,
             "kv_cache_bytes": self._cache.num_bytes,
             "packed_matrices": {} if self._model is None else packed_matrices(self._model),
@@ -203,7 +226,7 @@ class Worker:
         if saver := self.__dict__.pop("_saver", None):
             saver.close()
         self._parallel.close()
-        for part in ("_runner", "_cache", "_model"):
+        for part in ("_runner", "_cache", "_model", "_drafter", "_drafts"):
             self.__dict__.pop(part, None)
         if self._platform.device.type != "cpu":
             _free_unused()

@@ -93,7 +93,6 @@ def test_what_has_no_effect_says_so_once(lines):
         ({"pipeline_parallel_size": 2}, "use tensor_parallel_size"),
         ({"pipeline_parallel_size": True}, "use tensor_parallel_size"),
         ({"enable_lora": True}, "merge the adapter"),
-        ({"spec_model": "small"}, "Draft models are not supported yet"),
         ({"profiler_config": {"profiler": "torch"}}, "profiler_dir"),
         ({"nonsense": 1}, "Unknown option nonsense. Known: "),
     ],

@@ -128,9 +128,14 @@ def test_as_many_are_taken_as_bring_most_tokens_a_second(chances, costs, taken):
 @pytest.mark.parametrize(
     ("config", "error", "says"),
     [
-        ({"method": "eagle"}, Unsupported, "'eagle' is not supported yet. Use ngram or suffix"),
+        ({"method": "eagle"}, Unsupported, "'eagle' is not supported yet. Use ngram or"),
         ({"method": "magic"}, Unsupported, "'magic' is unknown"),
-        ({"model": "x"}, Unsupported, "a draft model .* is not supported yet"),
+        ({"method": "draft_model"}, ConfigError, "provided but without speculative model"),
+        ({"method": "ngram", "model": "x"}, ConfigError, "'ngram' takes no model"),
+        ({"model": 3}, ConfigError, "model must be a text"),
+        ({"model": "x", "num_speculative_tokens": 0}, ConfigError, "must be a whole number"),
+        ({"model": "x", "parallel_drafting": True}, Unsupported, "parallel_drafting=True is not supported"),
+        ({"model": "x", "draft_tensor_parallel_size": 2}, Unsupported, "=2 is not supported, 1 is"),
         ({"num_speculative_tokens": 0}, ConfigError, "must be a whole number"),
         ({"num_speculative_tokens": 129}, ConfigError, "got 129"),
         ({"prompt_lookup_min": 5, "prompt_lookup_max": 2}, ConfigError, "must be <= prompt_lookup_max=2"),
@@ -146,6 +151,6 @@ def test_what_is_refused_says_why(config, error, says):
 
 def test_what_is_left_out_has_defaults():
     assert speculation({}) is None
-    assert speculation({"method": "ngram"}) == (24, 3, 16, 0, 0.0, 0.0)
-    assert speculation({"prompt_lookup_max": 2})[1:3] == (2, 2)
+    assert speculation({"method": "ngram"}) == ("ngram", 24, 3, 16, 0, 0.0, 0.0)
+    assert speculation({"prompt_lookup_max": 2})[2:4] == (2, 2)
     assert speculation({"method": "suffix", "suffix_decoding_max_cached_requests": 0}).most_cached == 0

@@ -1,0 +1,100 @@
+"""A `Drafter` guesses the tokens that follow a step. `DraftPart` asks it behind each step of the runner.
+
+A drafter with a KV cache keeps it in the blocks of the requests, in layers of its own. So a prefix that is
+found in the cache has the keys and values of both models. Called on one thread, step by step.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from octavo.messages.kv import KVCacheSpec
+from octavo.runtime.models.interface import Model
+from octavo.runtime.sampling.sampler import Sampler
+from octavo.runtime.transfer import Array, send
+from octavo.runtime.worker.kv_tensors import KVTensors
+from octavo.runtime.worker.prepare import Work
+from octavo.runtime.worker.replayer import Replayer
+from octavo.runtime.worker.request_state import RequestState
+
+MakeReplayer = Callable[[Model, KVTensors], Replayer]
+
+
+@dataclass(slots=True)
+class Turn:
+    """What a step left behind.
+
+    work:   what it computed; hidden: of its tokens [T, hidden_size], or of its samples [S, hidden_size]
+    rows:   [R] rows of its requests
+    begins: [R] tokens computed before; ends: tokens computed for good, drafts that came true included
+    counts: [R] tokens to guess, 0 for a request that has not sampled
+    lasts:  [R] the row of `work` that sampled the last token; arbitrary where nothing was sampled
+    is_new: [R] bool, this is the first step of the request, whose cached beginning has what drafters keep
+    """
+
+    work: Work
+    hidden: Tensor | None
+    rows: Array
+    begins: Array
+    ends: Array
+    counts: Array
+    lasts: Array
+    is_new: Array
+
+
+class Drafter(ABC):
+    """Guesses tokens; owns weights, and perhaps layers with a cache."""
+
+    reads_hidden: ClassVar[bool] = False
+    """It needs the model's hidden states."""
+    reads_all: ClassVar[bool] = False
+    """Of all tokens of a step."""
+    kv_specs: list[KVCacheSpec]
+    """Of its attention layers, which come behind the model's."""
+    weight_bytes: int
+    most: int = 1 << 10
+    """Tokens that it can guess."""
+
+    def equip(self, cache: KVTensors, state: RequestState, sampler: Sampler, make: MakeReplayer) -> None:
+        """Work over the runner's cache and state as they are allocated now."""
+        self._state, self._sampler = state, sampler
+
+    @abstractmethod
+    def propose(self, turn: Turn) -> Tensor | None:
+        """Guess up to `turn.counts` tokens behind each request: [R, most counts] int64, on any device.
+
+        What is beyond a request's count is arbitrary. None where nothing is to be guessed.
+        """
+
+    def choose(self, logits: Tensor, rows: Array, positions: Array) -> Tensor:
+        """Choose a token for each of these rows, with the noise that the model will draw with there.
+
+        positions: [rows] of the tokens in their sequences; so similar distributions give the same token.
+        """
+        places = positions - self._state.num_prompt_tokens[rows]
+        kind = self._sampler.kind_of(rows)
+        on_device = send([rows, places], logits.device)
+        ids = self._sampler.choose(logits, on_device[0], on_device[1], kind).token_ids
+        return ids.clamp_(0, self._sampler.vocab_size - 1)
+
+
+class KVView(KVTensors):
+    """Shows the layers of a cache from `first` on as a cache."""
+
+    def __init__(self, cache: KVTensors, first: int) -> None:
+        self.by_layer = cache.by_layer[first:]
+        self.group_of_layer = cache.group_of_layer[first:]
+
+
+def columns(found: list[tuple[Array, Tensor]], num_rows: int) -> Tensor | None:
+    """Return [rows, len(found)] of (rows, tokens) by column; -1 where there is none."""
+    if not found:
+        return None
+    table = torch.full((num_rows, len(found)), -1, dtype=torch.int64, device=found[0][1].device)
+    for column, (rows, ids) in enumerate(found):
+        table[torch.from_numpy(rows).to(ids.device), column] = ids
+    return table

@@ -1,0 +1,159 @@
+"""Models that guess tokens change no text, and what they guess is counted."""
+
+import numpy as np
+import pytest
+
+from octavo import LLM, SamplingParams
+from octavo.base.errors import OctavoError
+from octavo.config.args import EngineArgs
+from octavo.config.resolve import resolve
+from octavo.engine.memory_plan import plan_memory
+from octavo.engine.speculation.step_costs import StepCosts
+from octavo.engine.speculation.workers_drafting import WorkersDrafting
+from octavo.runtime.speculative.drafter import Drafter
+from tests.integration.test_speculation import PROMPTS, drafted, results
+from tests.tiny_models import make_oracle, save, tiny_config
+
+COMMON = {"max_model_len": 128, "num_gpu_blocks_override": 400, "dtype": "float32"}
+DRAWN = SamplingParams(max_tokens=30, temperature=0.9, seed=3)
+
+
+@pytest.fixture(autouse=True)
+def every_guess_is_tried(monkeypatch):
+    """As if guessing and verifying cost nothing."""
+    monkeypatch.setattr(StepCosts, "of", lambda costs, rows, more: np.ones(more + 1))
+    monkeypatch.setattr(WorkersDrafting, "_best_count", lambda drafting, rows: drafting._wanted.most)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A tiny model with the default model's vocabulary, and one of other sizes."""
+    config = tiny_config("LlamaForCausalLM") | {"vocab_size": 49152}
+    other = config | {"num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 1}
+    sizes = {"target": config, "other": other, "few": config | {"vocab_size": 131}}
+    root = tmp_path_factory.mktemp("models")
+    return {name: str(save(make_oracle(size), root / name)) for name, size in sizes.items()}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(smollm2_path):
+    return str(smollm2_path)
+
+
+@pytest.fixture(scope="module")
+def plain(folders, tokenizer):
+    with LLM(folders["target"], tokenizer=tokenizer, **COMMON) as llm:
+        yield results(llm)
+
+
+def drafting(folders, tokenizer, draft="target", **options):
+    config = {"method": "draft_model", "model": folders[draft], "num_speculative_tokens": 3}
+    return LLM(folders["target"], tokenizer=tokenizer, **{**COMMON, "speculative_config": config, **options})
+
+
+@pytest.mark.parametrize(
+    ("draft", "options"),
+    [
+        ("target", {}),
+        ("other", {"num_gpu_blocks_override": 150}),
+        ("target", {"num_gpu_blocks_override": 40, "max_num_batched_tokens": 16, "max_num_seqs": 12}),
+    ],
+    ids=["itself", "another", "preempted and in chunks"],
+)
+def test_texts_are_the_same(folders, tokenizer, plain, draft, options):
+    with drafting(folders, tokenizer, draft, **options) as llm:
+        assert results(llm) == plain
+        num_guessed, num_accepted = drafted(llm)
+        assert num_guessed > 300
+        if draft == "target":
+            assert num_accepted > 0.5 * num_guessed, "penalties, biases and the like are not guessed"
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_the_model_itself_is_always_right(folders, tokenizer, monkeypatch, shift):
+    choose = Drafter.choose
+
+    def shifted(drafter, logits, rows, positions):
+        return (choose(drafter, logits, rows, positions) + shift) % 49152
+
+    with LLM(folders["target"], tokenizer=tokenizer, **COMMON) as llm:
+        plain = [out.outputs[0].token_ids for out in llm.generate(PROMPTS, DRAWN, use_tqdm=False)]
+    monkeypatch.setattr(Drafter, "choose", shifted)
+    with drafting(folders, tokenizer, enable_prefix_caching=True) as llm:
+        for _ in range(2):  # the second time prompts come from the cache, keys and values of the draft too
+            outputs = llm.generate(PROMPTS, DRAWN, use_tqdm=False)
+            assert [out.outputs[0].token_ids for out in outputs] == plain
+        by_place = [m.value for m in llm.get_metrics() if m.name.endswith("accepted_tokens_per_pos")]
+        num_guessed, num_accepted = drafted(llm)
+    assert num_guessed > 50 and num_accepted == (0 if shift else num_guessed)
+    assert sum(by_place) == num_accepted
+
+
+def test_a_cached_beginning_serves_the_draft(folders, tokenizer):
+    """Its keys and values are in the blocks: all it guesses is right, though it computed a part only."""
+    prompt = {"prompt_token_ids": list(range(300, 380))}
+    with drafting(folders, tokenizer) as llm:
+        for _ in range(2):
+            [out] = llm.generate([prompt], DRAWN, use_tqdm=False)
+        assert out.num_cached_tokens >= 64
+        num_guessed, num_accepted = drafted(llm)
+        assert num_guessed == num_accepted > 20
+
+
+def test_it_catches_up_when_it_was_not_asked(folders, tokenizer, monkeypatch):
+    wanted = iter([0] * 12 + [3] * 100)
+    monkeypatch.setattr(WorkersDrafting, "_best_count", lambda drafting, rows: next(wanted))
+    with drafting(folders, tokenizer) as llm:
+        monkeypatch.setattr("octavo.engine.speculation.workers_drafting._PATIENCE", 1e9)
+        llm.generate(PROMPTS[:1], DRAWN, use_tqdm=False)
+        num_guessed, num_accepted = drafted(llm)
+        assert num_guessed == num_accepted > 9
+
+
+def test_a_request_may_do_without(folders, tokenizer):
+    with drafting(folders, tokenizer) as llm:
+        llm.generate(PROMPTS, DRAWN, use_tqdm=False, speculative=False)
+        assert drafted(llm) == [0, 0]
+        llm.generate(PROMPTS[:1], DRAWN, use_tqdm=False, speculative={"num_tokens": 1})
+        num_guessed, num_accepted = drafted(llm)
+        assert num_guessed == num_accepted and 10 < num_guessed <= 15
+
+
+def test_sleep_gives_the_draft_up_and_takes_it_back(folders, tokenizer):
+    with drafting(folders, tokenizer) as llm:
+        first = llm.generate(PROMPTS, DRAWN, use_tqdm=False)
+        llm.sleep(level=2)
+        llm.wake_up()
+        again = llm.generate(PROMPTS, DRAWN, use_tqdm=False)
+        assert [o.outputs[0].token_ids for o in first] == [o.outputs[0].token_ids for o in again]
+        num_guessed, num_accepted = drafted(llm)
+        assert num_guessed == num_accepted > 50
+
+
+def test_the_plan_counts_the_draft(folders):
+    def plan(**options):
+        return plan_memory(resolve(EngineArgs(model=folders["target"], device="cpu", **options)))
+
+    without = plan()
+    for draft in ("target", "other"):
+        both = plan(spec_model=folders[draft], spec_tokens=2)
+        alone = (
+            without
+            if draft == "target"
+            else plan_memory(resolve(EngineArgs(model=folders[draft], device="cpu")))
+        )
+        assert both.weight_bytes == without.weight_bytes + alone.weight_bytes
+        assert both.kv_bytes_per_token > without.kv_bytes_per_token
+
+
+@pytest.mark.parametrize(
+    ("draft", "options", "says"),
+    [
+        ("few", {}, "should have the same vocabulary size. Target model vocab_size=49152"),
+        ("target", {"steps_in_flight": 2}, "steps_in_flight=2: the next step begins with"),
+        ("target", {"tensor_parallel_size": 2}, "does not work with tensor_parallel_size > 1"),
+    ],
+)
+def test_what_does_not_fit_is_refused(folders, tokenizer, draft, options, says):
+    with pytest.raises(OctavoError, match=says):
+        drafting(folders, tokenizer, draft, **options)
