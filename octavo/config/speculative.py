@@ -10,7 +10,7 @@ from octavo.base.errors import ConfigError, Unsupported
 
 MAX_DRAFTS = 128
 """Tokens that may be guessed ahead in one step."""
-LOOKUPS = ("ngram", "suffix")
+LOOKUPS = ("ngram", "suffix", "jump_ahead")
 WITH_WEIGHTS = ("draft_model",)
 METHODS = (*LOOKUPS, *WITH_WEIGHTS)
 _NOT_YET = ("eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "dflash", "dspark", "custom_class")
@@ -82,6 +82,8 @@ def speculation(config: Mapping[str, Any]) -> Speculation | None:
     if config.get("model"):
         raise ConfigError(f"speculative_config: method={method!r} takes no model. {_MODEL}")
     most = _whole(config, "num_speculative_tokens", 24, MAX_DRAFTS)
+    if method == "jump_ahead":
+        return Speculation(method, most)
     if method == "ngram":
         return Speculation(method, most, *_lookup(config))
     return Speculation(

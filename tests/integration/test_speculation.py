@@ -8,6 +8,7 @@ from octavo.engine.speculation.drafting import Drafting
 from octavo.engine.speculation.guess import Guess
 from octavo.engine.speculation.step_costs import StepCosts
 from octavo.engine.speculation.token_run import Match
+from octavo.engine.structured.guidance import GuidanceBackend
 
 PARAMS = {
     "greedy": {},
@@ -158,6 +159,36 @@ def test_a_draft_of_the_text_itself_always_comes_true(smollm2_path, monkeypatch,
         )
         num_guessed, num_accepted = drafted(llm)
     assert num_guessed > 20 and num_accepted == (0 if shift else num_guessed)
+
+
+@pytest.mark.parametrize("is_hostile", [False, True])
+def test_what_a_grammar_determines_is_guessed(smollm2_path, monkeypatch, is_hostile):
+    """In other tokens than the model takes, if the back end says so: then nothing comes true but the text."""
+    schema = {
+        "type": "object",
+        "properties": {"customer name": {"enum": ["Smith", "Jones"]}, "order status": {"const": "waiting"}},
+        "required": ["customer name", "order status"],
+        "additionalProperties": False,
+    }
+    constraint = StructuredOutputsParams(json=schema, disable_any_whitespace=True)
+    params = [
+        SamplingParams(max_tokens=40, temperature=t, seed=2, structured_outputs=constraint) for t in (0, 0.9)
+    ]
+    options = {"max_model_len": 256, "num_gpu_blocks_override": 700}
+
+    def texts(llm):
+        return [out.outputs[0].token_ids for out in llm.generate(PROMPTS, params, use_tqdm=False)]
+
+    with LLM(str(smollm2_path), **options) as llm:
+        plain = texts(llm)
+    if is_hostile:
+        monkeypatch.setattr(GuidanceBackend, "forced", lambda backend, matcher: [5, 260, 2, 11])
+    with LLM(str(smollm2_path), **options, spec_method="jump_ahead") as llm:
+        assert texts(llm) == plain
+        num_guessed, num_accepted = drafted(llm)
+        llm.generate(PROMPTS, SamplingParams(max_tokens=9), use_tqdm=False)
+        assert drafted(llm)[0] == num_guessed, "without a grammar nothing is guessed"
+    assert (num_accepted < 3) if is_hostile else (8 < num_accepted <= num_guessed)
 
 
 def test_a_request_may_do_without(smollm2_path):

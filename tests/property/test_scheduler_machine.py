@@ -60,6 +60,9 @@ class Drafts:
             drafts[request] = [(t + (i % 3 == wrong)) % VOCAB for i, t in enumerate(expected)]
         return {request: tokens for request, tokens in drafts.items() if tokens}
 
+    def counts_behind(self, plan):
+        return [self.most] * len(plan.requests)
+
     def learn(self, plan, result, took_s):
         pass
 
@@ -84,6 +87,7 @@ class EngineMachine(RuleBasedStateMachine):
         aging=st.sampled_from([0.0, 2.0]),
         host_blocks=st.sampled_from([0, 0, 1, 3, 40]),
         drafts=st.sampled_from([0, 0, 1, 3, 9]),
+        ahead=st.sampled_from([0, 4]),
     )
     def start(
         self,
@@ -100,9 +104,10 @@ class EngineMachine(RuleBasedStateMachine):
         aging,
         host_blocks,
         drafts,
+        ahead,
     ):
         self.now = 0.0
-        self.most_drafts = drafts
+        self.most_drafts = drafts + ahead
         self.config = fake_config(
             block_size=block_size,
             num_blocks=1,
@@ -143,6 +148,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.tracker = self.scheduler._tracker
         if drafts:
             self.scheduler._lookahead.drafting = Drafts(drafts, self)
+            self.scheduler._lookahead._num_ahead = ahead
         self._plan = self.scheduler.schedule
         self.scheduler.schedule = self.watched_schedule
 

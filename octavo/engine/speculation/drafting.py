@@ -22,6 +22,8 @@ from octavo.messages.request import SchedulerStats
 from octavo.messages.step import ModelRunnerOutput
 
 LEAST_GAIN = 1.03
+_ASSUMED = 0.7
+"""Chance of a token that somebody else expects, given those before it, before anything was seen."""
 _MOST_TENANTS = 64
 """Whose outputs are kept, however few they are."""
 
@@ -31,6 +33,16 @@ class Ahead(Protocol):
 
     def ahead(self, count: int) -> list[int]:
         """Return up to `count` tokens."""
+
+
+class Known(NamedTuple):
+    """Tokens that somebody else expects."""
+
+    token_ids: list[int]
+
+    def ahead(self, count: int) -> list[int]:
+        """See Ahead."""
+        return self.token_ids[:count]
 
 
 class Candidate(NamedTuple):
@@ -47,15 +59,12 @@ class Drafting:
     def __init__(self, wanted: Speculation, max_num_rows: int) -> None:
         """max_num_rows: of one step."""
         self._wanted, self._max_num_rows = wanted, max_num_rows
-        self._chances, self._costs = self._first_chances(), StepCosts()
+        self._chances, self._costs = Chances(), StepCosts()
+        self._known_chances = Chances(_ASSUMED)
         self._corpora: LRU[tuple[str, str], Corpus] = LRU(MOST_TOKENS)
         self._num_drafts = self._num_draft_tokens = 0
         self._num_accepted = np.zeros(wanted.most, np.int64)
         """By place in the draft."""
-
-    @staticmethod
-    def _first_chances() -> Chances:
-        return Chances()
 
     def counts_behind(self, plan: StepPlan) -> list[int]:
         """Return how many tokens the workers shall guess, by place in the plan; [] = none."""
@@ -82,7 +91,8 @@ class Drafting:
         if sum(plan.num_scheduled) == num_requests:
             num_rows = num_requests + sum(map(len, plan.drafts.values()))
             self._costs.note(num_rows, took_s - result.draft_s)
-        for request in plan.requests:
+        for request, token_ids in zip(plan.requests, result.sampled_token_ids, strict=True):
+            self._compare(request, token_ids)
             if request.is_finished:
                 self._keep(request)
 
@@ -91,6 +101,20 @@ class Drafting:
         stats.num_drafts, stats.num_draft_tokens = self._num_drafts, self._num_draft_tokens
         stats.num_accepted_by_position = np.trim_zeros(self._num_accepted, "b").tolist()
         stats.num_accepted_tokens = sum(stats.num_accepted_by_position)
+
+    def _compare(self, request: Request, token_ids: list[int]) -> None:
+        """Learn which places of a proposal were right, computed or not."""
+        if token_ids and request.proposal:
+            for place, (guess, token_id) in enumerate(zip(request.proposal, token_ids, strict=False)):
+                self._known_chances.note(place, hit=guess == token_id)
+                if guess != token_id:
+                    break
+            request.proposal = None
+
+    def _propose_known(self, request: Request, token_ids: list[int]) -> Candidate | None:
+        request.proposal = token_ids[: max(0, self._most(request))]
+        chances = self._known_chances.ahead(0, len(request.proposal), 1.0)
+        return Candidate(request, Known(request.proposal), chances) if request.proposal else None
 
     def _keep(self, request: Request) -> None:
         """Take an ended request's output as an example for those that follow."""
@@ -107,6 +131,8 @@ class Drafting:
         return is_next and request.max_drafts != 0 and request.is_decoding
 
     def _candidate(self, request: Request) -> Candidate | None:
+        if request.matcher is not None and (forced := request.matcher.forced()):
+            return self._propose_known(request, forced)
         guess = request.guess
         if guess is None:
             guess = request.guess = Guess(request.token_ids)
@@ -114,20 +140,23 @@ class Drafting:
             guess.observe(request.token_ids[guess.own.length :], self._chances)
         if guess.match is None:
             self._search(request, guess)
-        most = min(self._most(request, guess), request.max_total_tokens - len(request.token_ids) - 1)
+        most = self._most(request, guess)
         if guess.match is None or most <= 0 or not (count := len(guess.ahead(most))):
             return None
         chances = self._chances.ahead(guess.match.length, count, guess.factor)
         return Candidate(request, guess, chances[chances >= self._wanted.least_chance])
 
-    def _most(self, request: Request, guess: Guess) -> int:
-        most = self._wanted.most if request.max_drafts is None else min(self._wanted.most, request.max_drafts)
-        if self._wanted.most_factor and guess.match is not None:
+    def _most(self, request: Request, guess: Guess | None = None) -> int:
+        most = min(self._wanted.most, request.max_total_tokens - len(request.token_ids) - 1)
+        most = most if request.max_drafts is None else min(most, request.max_drafts)
+        if self._wanted.most_factor and guess is not None and guess.match is not None:
             most = min(most, int(self._wanted.most_factor * guess.match.length))
         return most
 
     def _search(self, request: Request, guess: Guess) -> None:
         wanted = self._wanted
+        if not wanted.most_match:
+            return  # what is forced is all that is guessed
         end = guess.own.tokens[-wanted.most_match :]
         guess.match = guess.own.find(end, wanted.least_match, wanted.most_match)
         corpus = self._corpora.get(_tenant(request))

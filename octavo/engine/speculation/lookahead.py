@@ -43,8 +43,9 @@ class Lookahead:
         matchers = request.matcher.follow(drafts) if request.matcher is not None else []
         drafts = drafts if request.matcher is None else drafts[: len(matchers)]
         num_computed, num_new = request.num_computed, 1 + len(drafts)
-        num_wanted = num_new + self._num_ahead * request.is_decoding
-        if num_computed + num_wanted > table.capacity and num_wanted > 1:
+        num_left = request.max_total_tokens - 1 - num_computed - num_new
+        num_wanted = num_new + max(0, min(self._num_ahead, num_left)) * request.is_decoding
+        if num_wanted > 1 and num_computed + num_wanted > table.capacity:
             is_short = self._kv.pool.num_free <= num_behind + num_wanted
             new_blocks = None if is_short else self._kv.reserve(table, num_computed, num_wanted)
             if new_blocks is not None:

@@ -5,32 +5,19 @@ how often tokens at each place of a draft were right, and by what guessing and v
 that is not clearly more than without. Then one request is asked from time to time, to notice a change.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 
 from octavo.config.speculative import Speculation
 from octavo.engine.scheduler.plan import StepPlan
 from octavo.engine.scheduler.request import Request
 from octavo.engine.speculation.drafting import LEAST_GAIN, Candidate, Drafting, is_usual
-from octavo.engine.speculation.guess import Chances
 from octavo.engine.speculation.step_costs import StepCosts
 from octavo.messages.step import ModelRunnerOutput
 
-_ASSUMED = 0.7
-"""Chance of a token, given those before it in the draft, before anything was seen."""
 _TRIAL = 3
 """Tokens that are asked for to learn."""
 _PATIENCE = 60
 """Times as long as a trial took, there is none."""
-
-
-class _Proposal(NamedTuple):
-    token_ids: list[int]
-
-    def ahead(self, count: int) -> list[int]:
-        """Return the first tokens."""
-        return self.token_ids[:count]
 
 
 class WorkersDrafting(Drafting):
@@ -40,10 +27,6 @@ class WorkersDrafting(Drafting):
         super().__init__(wanted, max_num_rows)
         self._pass_costs = StepCosts()
         self._patience_s = 0.0
-
-    @staticmethod
-    def _first_chances() -> Chances:
-        return Chances(_ASSUMED)
 
     def counts_behind(self, plan: StepPlan) -> list[int]:
         """See Drafting."""
@@ -72,24 +55,11 @@ class WorkersDrafting(Drafting):
             if sum(plan.num_scheduled) == len(plan.requests):
                 self._pass_costs.note(sum(count > 0 for count in plan.num_drafts), result.draft_s / most)
             self._patience_s = _PATIENCE * result.draft_s
-        for place, request in enumerate(plan.requests):
-            if token_ids := result.sampled_token_ids[place]:
-                self._compare(request, token_ids)
-                request.proposal = result.drafts.get(place)
-
-    def _compare(self, request: Request, token_ids: list[int]) -> None:
-        """Learn from the tokens that came which places of the draft were right, computed or not."""
-        for place, (guess, token_id) in enumerate(zip(request.proposal or (), token_ids, strict=False)):
-            self._chances.note(place, hit=guess == token_id)
-            if guess != token_id:
-                break
+        for place, token_ids in result.drafts.items():
+            plan.requests[place].proposal = token_ids
 
     def _candidate(self, request: Request) -> Candidate | None:
-        most = request.max_total_tokens - len(request.token_ids) - 1
-        proposal = (request.proposal or [])[: max(0, most)]
-        if not proposal:
-            return None
-        return Candidate(request, _Proposal(proposal), self._chances.ahead(0, len(proposal), 1.0))
+        return self._propose_known(request, request.proposal or [])
 
     def _best_count(self, num_rows: int) -> int:
         """Return how many tokens of each of `num_rows` requests bring the most tokens a second."""
@@ -99,7 +69,7 @@ class WorkersDrafting(Drafting):
         if (pass_s := self._pass_costs.near(num_rows)) is None:
             return min(most, _TRIAL)
         counts = np.arange(most + 1)
-        brought = np.concatenate(([1.0], 1 + self._chances.ahead(0, most, 1.0).cumsum()))
+        brought = np.concatenate(([1.0], 1 + self._known_chances.ahead(0, most, 1.0).cumsum()))
         rates = brought / (costs[num_rows * counts] + counts * pass_s)
         rates[1:] *= is_usual(num_rows * (1 + counts[1:]))
         best = int(rates.argmax())

@@ -40,6 +40,8 @@ _MAX_MASK_BYTES = 64 << 20
 _BYTES_PER_MASK = 500
 """Beside the mask and its key."""
 _NO_MASK = np.zeros(0, np.int32)
+_MAX_LENGTH = 24
+"""Bytes of a token that spells what is determined."""
 _PLACE = re.compile(r"^at \d+\(\d+\): ")
 """In the text that was compiled, which users do not see."""
 _SHOWN = 300
@@ -112,6 +114,9 @@ class GuidanceBackend(Backend[GuidanceMatcher]):
         self._alphabets = Alphabets(vocabulary)
         self._steps = [Steps(place, vocabulary.tokens) for place in range(Place.LAST_DIGIT + 1)]
         self._num_words = -(-self._tokenizer.vocab_size // 32)
+        self._ids = {text: token_id for token_id, text in enumerate(vocabulary.tokens) if text}
+        for token_id in (*vocabulary.special_ids, *vocabulary.end_ids):
+            self._ids.pop(vocabulary.tokens[token_id], None)
         self._limits = llguidance.LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
         self._threads = llguidance.LLExecutor(min(_MAX_THREADS, os.cpu_count() or 1))
         self._masks: LRU[tuple[int, bytes], np.ndarray] = LRU(_MAX_MASK_BYTES)
@@ -164,6 +169,14 @@ class GuidanceBackend(Backend[GuidanceMatcher]):
                 answer = data[place * size : (place + 1) * size]
                 masks[row] = self._widen(matchers[row].shortlist, answer)
         return masks
+
+    def forced(self, matcher: GuidanceMatcher) -> list[int]:
+        """See Backend: each token is the longest that fits."""
+        text, token_ids = matcher.inner.compute_ff_bytes(), list[int]()
+        while sizes := [n for n in range(1, min(len(text), _MAX_LENGTH) + 1) if text[:n] in self._ids]:
+            token_ids.append(self._ids[text[: sizes[-1]]])
+            text = text[sizes[-1] :]
+        return token_ids
 
     def _ask(self, inners: Sequence[llguidance.LLMatcher], num_words: int) -> np.ndarray:
         """On all cores; a single one on this thread."""

@@ -53,3 +53,7 @@ class Backend(ABC, Generic[M]):
         They are not to be changed, and equal ones should be one object. That of a matcher that fails is
         arbitrary, and its next `advance` raises.
         """
+
+    def forced(self, matcher: M) -> list[int]:
+        """Return tokens that spell what must follow, as far as that is determined."""
+        return []

@@ -51,6 +51,10 @@ class RequestMatcher:
             reached.append(ahead)
         return reached
 
+    def forced(self) -> list[int]:
+        """Return tokens that are expected because nothing else may come."""
+        return [] if self.prelude or self.failure else self.backend.forced(self.compiled)
+
     def feed(self, token_id: int) -> bool:
         """Take the request's next token; return True if nothing may follow it. Raises RequestError."""
         if (prelude := self.prelude) is not None:

@@ -151,6 +151,7 @@ def test_what_is_refused_says_why(config, error, says):
 
 def test_what_is_left_out_has_defaults():
     assert speculation({}) is None
+    assert speculation({"method": "jump_ahead"}) == ("jump_ahead", 24, 0, 0, 0, 0.0, 0.0)
     assert speculation({"method": "ngram"}) == ("ngram", 24, 3, 16, 0, 0.0, 0.0)
     assert speculation({"prompt_lookup_max": 2})[2:4] == (2, 2)
     assert speculation({"method": "suffix", "suffix_decoding_max_cached_requests": 0}).most_cached == 0
