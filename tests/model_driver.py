@@ -75,7 +75,8 @@ class Driver:
         """Compute the next tokens of some requests: request → logits [tokens, vocab_size]."""
         with self._device:
             batch = self._batch(work)
-        logits = self.model.logits(self.model.forward(batch)).cpu()
+        hidden = self.model.forward(batch)
+        logits = (self.model.logits(hidden) if self.model.has_logits else hidden).cpu()
         logits = logits.split([len(tokens) for tokens in work.values()])
         return dict(zip(work, logits, strict=True))
 
@@ -140,10 +141,15 @@ def greedy(model: Model, prompts: list[list[int]], count: int, num_blocks: int =
     return outputs
 
 
-def rank_main(rank: int, size: int, folders: list[Path], prompts: list[list[int]], meeting: Path) -> None:
-    """One rank of a tensor parallel group: writes every model's logits to a file beside the meeting file."""
+def rank_main(
+    rank: int, sizes: tuple[int, int], folders: list[Path], prompts: list[list[int]], meeting: Path
+) -> None:
+    """One of tp x pp ranks: writes every model's logits to a file beside the meeting file."""
     torch.set_num_threads(1)
-    parallel = ParallelContext.create(rank, size, f"file://{meeting}", torch.device("cpu"), timeout_s=60)
+    tp, pp = sizes
+    parallel = ParallelContext.create(
+        rank, tp, f"file://{meeting}", torch.device("cpu"), pp_size=pp, timeout_s=60
+    )
     logits = [prompt_logits(load(folder, parallel), prompts) for folder in folders]
     torch.save(logits, meeting.with_suffix(f".{rank}"))
     parallel.close()

@@ -60,7 +60,6 @@ _ENGINE_REFUSED = {
     "Use load_format and safetensors_load_strategy.": "model_loader_extra_config",
     _MEDIA: "enable_mm_embeds? mm_encoder_only? ec_transfer_config",
     _NO_CODE: "io_processor_plugin",
-    "Pipeline parallelism is not supported yet: use tensor_parallel_size.": "pipeline_parallel_size=1",
     _REPLICAS: """
         data_parallel_size_local=1 data_parallel_hybrid_lb? data_parallel_multi_port_external_lb?""",
     _EXPERTS: "enable_expert_parallel? enable_eplb? enable_elastic_ep?",

@@ -13,6 +13,7 @@ class ParallelConfig(metaclass=Concern):
         "auto", "Where the model runs; auto = cuda if there is one.", ("auto", "cpu", "cuda")
     )
     tensor_parallel_size: int = option(1, "Ranks that share each layer.")
+    pipeline_parallel_size: int = option(1, "Stages that have some of the layers each.")
     data_parallel_size: int = option(
         1, "Replicas of the model that share nothing; requests are balanced between them."
     )
@@ -46,4 +47,9 @@ class ParallelConfig(metaclass=Concern):
     @property
     def world_size(self) -> int:
         """Return how many ranks a replica has."""
-        return self.tensor_parallel_size
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def output_rank(self) -> int:
+        """Return the rank that answers: the first of the last stage."""
+        return self.world_size - self.tensor_parallel_size

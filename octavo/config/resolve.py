@@ -56,7 +56,7 @@ def resolve(args: EngineArgs, *, needs_device: bool = True) -> EngineConfig:
     if pooling is not None:
         args = _for_pooling(args, pooling)
     parallel = _parallel(args)
-    _check_heads(parallel.tensor_parallel_size, checkpoint)
+    _check_sizes(parallel, checkpoint)
     cpu = parallel.device == "cpu"
     model = dataclasses.replace(
         _part(args, ModelConfig),
@@ -66,6 +66,8 @@ def resolve(args: EngineArgs, *, needs_device: bool = True) -> EngineConfig:
         logits_processors=[*_installed_processors(), *map(_importable_name, args.logits_processors)],
         seed=args.seed or int(parallel.distributed_executor_backend == "external_launcher"),
     )
+    if (num_stages := parallel.pipeline_parallel_size) > 1 and pooling is not None:
+        raise Unsupported(f"pipeline_parallel_size={num_stages}: pooling models run in one stage.")
     config = EngineConfig(
         model=model,
         cache=_cache(args, cpu, model.dtype),
@@ -132,7 +134,7 @@ def _check(args: EngineArgs) -> None:
         raise ConfigError(
             f"GPU memory utilization must be between 0 and 1. Got {args.gpu_memory_utilization}."
         )
-    for kind in ("tensor", "data"):
+    for kind in ("tensor", "pipeline", "data"):
         if (size := getattr(args, f"{kind}_parallel_size")) < 1:
             raise ConfigError(f"Invalid {kind} parallel size: {size} (must be at least 1).")
     if args.data_parallel_rank >= args.data_parallel_size:
@@ -180,10 +182,11 @@ def _parallel(args: EngineArgs) -> ParallelConfig:
     parallel = _part(args, ParallelConfig)
     backend = parallel.distributed_executor_backend
     if backend in ("auto", "uni"):
-        backend = "inproc" if parallel.tensor_parallel_size == 1 else "mp"
-    if backend == "inproc" and parallel.tensor_parallel_size > 1:
+        backend = "inproc" if parallel.world_size == 1 else "mp"
+    if backend == "inproc" and parallel.world_size > 1:
         raise ConfigError(
-            "distributed_executor_backend='inproc' runs one rank; use 'mp' for tensor_parallel_size > 1."
+            "distributed_executor_backend='inproc' runs one rank; use 'mp' for tensor_parallel_size or "
+            "pipeline_parallel_size > 1."
         )
     if backend == "external_launcher" and parallel.tensor_parallel_size != env.world_size():
         raise ConfigError(
@@ -191,9 +194,10 @@ def _parallel(args: EngineArgs) -> ParallelConfig:
             f"started {env.world_size()}, tensor_parallel_size is {parallel.tensor_parallel_size}."
         )
     device = parallel.device if parallel.device != "auto" else _find_device()
-    if backend == "external_launcher" and parallel.num_replicas > 1:
+    if backend == "external_launcher" and (parallel.num_replicas > 1 or parallel.pipeline_parallel_size > 1):
         raise Unsupported(
-            "distributed_executor_backend='external_launcher' runs one replica: use data_parallel_size=1."
+            "distributed_executor_backend='external_launcher' runs one replica of one stage: use "
+            "data_parallel_size=1 and pipeline_parallel_size=1."
         )
     num_processes = parallel.world_size * parallel.num_replicas
     threads = parallel.cpu_threads or max(1, _usable_cores() // num_processes)
@@ -218,14 +222,18 @@ def _with_generation_config(checkpoint: Checkpoint, folder: str) -> Checkpoint:
     return dataclasses.replace(checkpoint, generation_config=ends | found)
 
 
-def _check_heads(tp_size: int, checkpoint: Checkpoint) -> None:
-    """Here, where the config has the usual name for them: a rank would say the same after it has started."""
+def _check_sizes(parallel: ParallelConfig, checkpoint: Checkpoint) -> None:
+    """Here, where the config has the usual names for them: a rank would say the same after it has started."""
+    tp_size, num_stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
     heads = checkpoint.text_config.get("num_attention_heads")
     if isinstance(heads, int) and heads > 0 and heads % tp_size:
         raise ConfigError(
             f"tensor_parallel_size={tp_size} does not divide the model's {heads} attention heads; "
             "use a size that does."
         )
+    layers = checkpoint.text_config.get("num_hidden_layers")
+    if isinstance(layers, int) and 0 < layers < num_stages:
+        raise ConfigError(f"pipeline_parallel_size={num_stages} is more than the model's {layers} layers.")
 
 
 def _check_device(asked: str) -> None:
@@ -353,6 +361,9 @@ def _scheduler(args: EngineArgs, cpu: bool, max_model_len: int) -> SchedulerConf
             f"steps_in_flight={scheduler.steps_in_flight}: the next step begins with what "
             f"{wanted.method} guesses behind the last one. Use steps_in_flight=1, or leave it out."
         )
+    num_stages = args.pipeline_parallel_size
+    if speculative and num_stages > 1:
+        raise Unsupported(f"pipeline_parallel_size={num_stages}: tokens cannot be guessed between stages.")
     most_seqs = 256 if cpu else 1024
     seqs = scheduler.max_num_seqs or min(most_seqs, scheduler.max_num_batched_tokens or most_seqs)
     tokens = scheduler.max_num_batched_tokens or max(seqs, 4096 if cpu else 16384)
@@ -374,7 +385,7 @@ def _scheduler(args: EngineArgs, cpu: bool, max_model_len: int) -> SchedulerConf
         scheduler,
         max_num_seqs=seqs,
         max_num_batched_tokens=tokens,
-        steps_in_flight=scheduler.steps_in_flight or (1 if cpu or speculative else 2),
+        steps_in_flight=scheduler.steps_in_flight or (1 if cpu or speculative else 2) * num_stages,
         speculative_config=speculative,
     )
 

@@ -52,6 +52,7 @@ class EngineCore:
         self._clock = clock
         self._pacing = StepPacing(clock)
         self._max_in_flight = max(1, config.scheduler.steps_in_flight)
+        self._num_stages = config.parallel.pipeline_parallel_size
         self._num_dropped = 0
 
     def start(self) -> CachePlan:
@@ -60,7 +61,9 @@ class EngineCore:
         plan.store = plan_store(self._config, plan)
         self._executor.allocate(plan)
         caching, limits = self._config.cache.enable_prefix_caching, self._config.scheduler
-        self._scheduler = Scheduler(limits, plan, plan.max_total_tokens, caching, self._matchers)
+        self._scheduler = Scheduler(
+            limits, plan, plan.max_total_tokens, caching, self._matchers, self._num_stages
+        )
         return plan
 
     @property
@@ -179,7 +182,12 @@ class EngineCore:
             self._early += self.scheduler.time_out(late)
 
     def _may_delay_dispatch(self) -> bool:
-        """Return True if the next step may be dispatched later: one is running and few requests are open."""
+        """Return True if the next step may be dispatched later: one is running and few requests are open.
+
+        Stages wait for each other anyway.
+        """
+        if self._num_stages > 1:
+            return False
         is_next = bool(self._in_flight) and not self._early and self._may_dispatch()
         return is_next and self.scheduler.num_open <= _FEW_OPEN
 

@@ -84,7 +84,7 @@ def plan_store(config: EngineConfig, plan: CachePlan) -> StorePlan | None:
         kind = fingerprint(config, plan)
     except OSError as error:
         raise ConfigError(f"The model's files cannot be read: {error}") from error
-    num_ranks = config.parallel.tensor_parallel_size
+    num_ranks = config.parallel.world_size
     folder = str(storage.path.absolute())
     return StorePlan(folder, kind, storage.max_bytes, num_ranks, storage.reads, storage.writes)
 
@@ -118,9 +118,9 @@ def _num_host_blocks(config: EngineConfig, ready: ModelReady, one_block: CachePl
     if not space:
         return 0
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if space * config.parallel.tensor_parallel_size > memory:
+    if space * config.parallel.world_size > memory:
         raise ConfigError(
-            f"Too large swap space: {config.parallel.tensor_parallel_size} x {config.cache.swap_space:g} GiB "
+            f"Too large swap space: {config.parallel.world_size} x {config.cache.swap_space:g} GiB "
             f"out of the machine's {memory / (1 << 30):.3g} GiB. Lower swap_space."
         )
     if not config.cache.enable_prefix_caching:

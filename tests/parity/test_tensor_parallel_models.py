@@ -1,4 +1,4 @@
-"""Two ranks over gloo give the logits of one: every registered model, packed weights, shared key heads."""
+"""Two ranks, or two stages, give the logits of one: every model, packed weights, shared key heads."""
 
 import multiprocessing
 
@@ -39,19 +39,20 @@ def checkpoints(tmp_path_factory):
     return paths
 
 
-def test_two_ranks_equal_one(checkpoints, tmp_path):
+@pytest.mark.parametrize("sizes", [(SIZE, 1), (1, SIZE)], ids=["ranks", "stages"])
+def test_two_equal_one(checkpoints, tmp_path, sizes):
     prompts = make_prompts(vocab_size=131, lengths=(5, 33))
     paths, meeting = list(checkpoints.values()), tmp_path / "meeting"
     context = multiprocessing.get_context("spawn")
     ranks = [
-        context.Process(target=rank_main, args=(rank, SIZE, paths, prompts, meeting)) for rank in range(SIZE)
+        context.Process(target=rank_main, args=(rank, sizes, paths, prompts, meeting)) for rank in range(SIZE)
     ]
     for rank in ranks:
         rank.start()
     for rank in ranks:
         rank.join(timeout=120)
         assert rank.exitcode == 0
-    for number in range(SIZE):
+    for number in range(SIZE - sizes[0], SIZE):  # of the last stage
         results = torch.load(meeting.with_suffix(f".{number}"))
         for name, result, path in zip(checkpoints, results, paths, strict=True):
             for logits, expected in zip(result, prompt_logits(load(path), prompts), strict=True):

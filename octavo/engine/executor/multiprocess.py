@@ -48,7 +48,7 @@ A = TypeVar("A", Loaded, Returned)
 
 
 class MultiprocessExecutor(Executor):
-    """Runs the class named `worker` in `tensor_parallel_size` processes."""
+    """Runs the class named `worker` in a process per rank."""
 
     def __init__(self, worker: str = WORKER) -> None:
         self._worker_class = worker
@@ -72,7 +72,7 @@ class MultiprocessExecutor(Executor):
     def start(self, config: EngineConfig) -> ModelReady:
         """Start the ranks and load the model. After ConfigError or EngineDead nothing is left running."""
         content = config.to_msgpack()
-        ranks = range(config.parallel.tensor_parallel_size)
+        ranks = range(config.parallel.world_size)
         with ExitStack() as opened:
             mailbox = Mailbox.create()
             opened.callback(mailbox.close)
@@ -97,8 +97,9 @@ class MultiprocessExecutor(Executor):
             self._opened = opened.pop_all()
         self._serving = True
         ready = [answer.ready for answer in loaded]
+        largest = max(ready, key=lambda r: max((len(group.layers) for group in r.groups), default=0))
         return ModelReady(
-            ready[0].groups,
+            largest.groups,
             min(r.available_bytes for r in ready),
             max(r.weight_bytes for r in ready),
             max(r.workspace_bytes for r in ready),

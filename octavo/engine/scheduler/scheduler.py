@@ -54,8 +54,10 @@ class Scheduler:
         max_model_len: int,
         enable_prefix_caching: bool = True,
         matchers: RequestMatchers | None = None,
+        num_stages: int = 1,
     ) -> None:
-        """matchers: for requests whose output is constrained; without, there must be none."""
+        """matchers: for constrained requests; num_stages: more than 1, and requests wait for their tokens."""
+        self._num_stages = num_stages
         self.kv = KVCacheManager(cache, enable_prefix_caching)
         self._config = config
         self._max_model_len = max_model_len
@@ -126,8 +128,7 @@ class Scheduler:
         """End requests in any state, with an output that says so; ended and unknown ones are skipped."""
         outputs = []
         for request_id in request_ids:
-            request = self._tracker.requests.get(request_id)
-            if request is not None and not request.is_finished:
+            if (request := self._tracker.requests.get(request_id)) and not request.is_finished:
                 self._tracker.finish(request, FinishReason.TIMEOUT)
                 self._num_timeouts += 1
                 outputs.append(last_output(request))
@@ -154,6 +155,7 @@ class Scheduler:
         self._unmasked = plan if plan.constrained else None
         step = plan.to_output(tracker.take_released(), self.kv.take_copies(), self.take_masks())
         step.block_contents, step.block_saves = self.kv.shared.take_leaving(), self.kv.take_saves()
+        step.last_tokens = plan.last_tokens() if self._num_stages > 1 else {}
         return step
 
     @property
@@ -239,9 +241,12 @@ class Scheduler:
         """Serve running requests in order; each leaves a token for every one behind it."""
         order = self._tracker.running.in_order()
         ahead = self._lookahead.begin(order)
+        is_piped, share = self._num_stages > 1, -(-len(order) // self._num_stages)
         for served, request in enumerate(order, 1):  # who loses its blocks leaves at the end of `order`
             if plan.num_tokens_left <= 0:
                 return
+            if is_piped and (request.num_pending or len(plan.requests) >= share):
+                continue
             if ahead and request in ahead:
                 if request.awaits_length:
                     continue
@@ -283,7 +288,6 @@ class Scheduler:
         """New blocks for a running request whose table is full; None if it must wait.
 
         If need be they are taken from ended requests that hold some, then from the running ones behind it.
-
         Whoever loses its blocks, or would but for a step in flight, is removed from the end of `order`.
         """
         if plan.is_blocked:

@@ -86,6 +86,8 @@ class ParallelContext:
     dp: Group = ONE
     ep: Group = ONE
     world: Group = ONE
+    layers: range | None = None
+    """Of this stage; None = all."""
     is_own: bool = False
     """torch's process group was made here, and ends with this."""
 
@@ -126,6 +128,11 @@ class ParallelContext:
         stages = [list(range(first, first + tp_size)) for first in range(0, size, tp_size)]
         tp, pp = _join(world, stages), _join(world, [list(column) for column in zip(*stages, strict=True)])
         return cls(tp, pp, dp, tp if has_ep else ONE, world, is_own=not is_there)
+
+    @property
+    def first_layer(self) -> int:
+        """Return the number of this stage's first layer."""
+        return self.layers.start if self.layers else 0
 
     @property
     def tp_rank(self) -> int:

@@ -83,9 +83,10 @@ def _check_options(config: EngineConfig, cls: type[PreTrainedModel], parallel: P
         f"with unquantized weights only; these are stored by {method!r}": bool(stored),
         "which needs its weights on the GPU: leave out cpu_offload_gb and offload_group_size": on_host,
     }
-    if parallel.tp_size > 1:
+    if parallel.world.size > 1 or parallel.tp_size > 1:
         raise ConfigError(
-            f"{cls.__name__} runs by transformers' code, on one rank only: use tensor_parallel_size=1."
+            f"{cls.__name__} runs by transformers' code, on one rank only: use tensor_parallel_size=1 and "
+            "pipeline_parallel_size=1."
         )
     for reason, is_refused in refused.items():
         if is_refused:

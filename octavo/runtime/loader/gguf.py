@@ -34,7 +34,8 @@ def targets(config: EngineConfig, file: GGUFFile, model: Family) -> Iterator[tup
         origin, target = f"{file.path}: tensor {name!r}", model.GGUF_WEIGHTS.find(name)
         if target is None:
             raise BadCheckpoint(f"{origin} is not known to {config.checkpoint.architecture}")
-        yield name, origin, target
+        if not model.is_elsewhere(target.module):
+            yield name, origin, target
 
 
 def _tensor(file: GGUFFile, name: str, origin: str) -> Stored:

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
+from math import prod
 from typing import get_args
 
 import torch
@@ -14,7 +16,8 @@ from octavo.base.registry import Registry
 from octavo.config.engine import EngineConfig
 from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.attention.registry import choose_backend
-from octavo.runtime.distributed.context import ParallelContext
+from octavo.runtime.distributed.context import ONE, ParallelContext
+from octavo.runtime.distributed.stages import cut_layers
 from octavo.runtime.kernels.precision import InputPrecision
 from octavo.runtime.layers.build import BuildContext, finish_loading, named_parameters, packed_matrices
 from octavo.runtime.loader.host_weights import HostWeights, choose_layers, layer_bytes, wants_host_weights
@@ -22,6 +25,7 @@ from octavo.runtime.loader.piece import Piece
 from octavo.runtime.loader.pooler import add_pooler, read_stages
 from octavo.runtime.models.arch import Arch
 from octavo.runtime.models.interface import ENCODERS, MODELS, Family, Model
+from octavo.runtime.models.weights import layer_of
 from octavo.runtime.platforms.meta import MetaPlatform
 from octavo.runtime.platforms.platform import Platform
 from octavo.runtime.quantization.method import Sources, Storage, select_scheme
@@ -81,9 +85,13 @@ def load_own(
             pooling = config.pooling
             arch = arch.for_pooling(is_causal=pooling.is_causal, has_head=pooling.has_head)
         specs = _kv_specs(config, arch, parallel)
+        if parallel.pp.size > 1:
+            stages = _cut(config, family, arch, platform, parallel)
+            parallel = replace(parallel, layers=stages[parallel.pp.rank])
         host_layers = _host_layers(config, family, arch, platform, parallel)
         build = make_context(config, specs, platform, parallel, host_layers, family.WEIGHTS.sources)
         model = family(arch, build)
+        model.kv_specs = specs if parallel.layers else None
     read = read or READERS.load(config.model.load_format)
     if config.pooling is None:
         pieces = read(config, model, arch)
@@ -127,10 +135,29 @@ def _host_layers(
         raise Unsupported(
             "Packed weights stay on the GPU: use safetensors as they are, or leave out cpu_offload_gb."
         )
+    return choose_layers(config.parallel, layer_bytes(_shapes(config, family, arch, platform, parallel)))
+
+
+def _shapes(
+    config: EngineConfig, family: type[Family], arch: Arch, platform: Platform, parallel: ParallelContext
+) -> Family:
+    """Return this rank's part of the model on the meta device."""
     meta = MetaPlatform(platform.compute_dtype(dtype_of(config.model.dtype)))
     specs = _kv_specs(config, arch, parallel)
-    shapes = family(arch, make_context(config, specs, meta, parallel, sources=family.WEIGHTS.sources))
-    return choose_layers(config.parallel, layer_bytes(shapes))
+    return family(arch, make_context(config, specs, meta, parallel, sources=family.WEIGHTS.sources))
+
+
+def _cut(
+    config: EngineConfig, family: type[Family], arch: Arch, platform: Platform, parallel: ParallelContext
+) -> list[range]:
+    """Return the layers of each stage, cut by the sizes of their weights. Raises ConfigError."""
+    whole = named_parameters(_shapes(config, family, arch, platform, replace(parallel, pp=ONE)))
+    costs, head = [0] * len(arch.layers), "embed_tokens." if arch.tied_head else "lm_head."
+    for name, parameter in whole.items():
+        if (layer := layer_of(name)) is not None:
+            costs[layer] += prod(parameter.layout.shape)
+    head_cost = sum(prod(p.layout.shape) for name, p in whole.items() if name.startswith(head))
+    return cut_layers(costs, head_cost, parallel.pp.size)
 
 
 def _kv_specs(config: EngineConfig, arch: Arch, parallel: ParallelContext) -> list[KVCacheSpec]:

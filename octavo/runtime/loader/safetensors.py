@@ -44,7 +44,7 @@ def read(config: EngineConfig, model: Family, arch: Arch) -> Iterator[Piece]:
         target = model.WEIGHTS.find(name)
         if target is None:
             raise BadCheckpoint(f"{origin} is not known to {type(model).__name__}")
-        if target.module.startswith(_HEAD) and not has_head:
+        if (target.module.startswith(_HEAD) and not has_head) or model.is_elsewhere(target.module):
             continue
         parameter = parameters.get(target.module)
         allowed = Parameter.dtypes if parameter is None else parameter.dtypes

@@ -25,7 +25,7 @@ from octavo.runtime.layers.rows import make_row_gather
 from octavo.runtime.layers.self_attention import HeadsArch, SelfAttention
 from octavo.runtime.models.arch import RESIDUAL_NORMS, Arch, Config, Place, read_arch
 from octavo.runtime.models.interface import Family
-from octavo.runtime.models.weights import WeightMap, to
+from octavo.runtime.models.weights import WeightMap, layer_of, to
 
 ATTENTIONS = {HeadsArch: SelfAttention, LatentArch: LatentAttention}
 FEED_FORWARDS = {DenseArch: MLP, ExpertsArch: Experts}
@@ -51,7 +51,7 @@ class DecoderLayer(nn.Module):
         self.attention = ATTENTIONS[type(layer.attention)](
             layer.attention,
             build.at("attention"),
-            layer_id,
+            layer_id - build.parallel.first_layer,
             size,
             norm=arch.norm,
             rotary=rotary,
@@ -164,8 +164,13 @@ class Decoder(Family):
     def __init__(self, arch: Arch, build: BuildContext) -> None:
         super().__init__(arch, build)
         embedding_size = arch.embedding_size or arch.hidden_size
-        self.embed_tokens = VocabEmbedding(build.at("embed_tokens"), arch.vocab_size, embedding_size)
-        if arch.num_learned_positions:
+        self._pipeline, self.own_layers = build.parallel.pp, build.parallel.layers
+        self._stage = self.own_layers or range(len(arch.layers))
+        self._boundary = arch.hidden_size, build.compute_dtype
+        is_first, self.has_logits = self._pipeline.is_first, self._pipeline.is_last
+        if is_first or (self.has_logits and arch.tied_head):
+            self.embed_tokens = VocabEmbedding(build.at("embed_tokens"), arch.vocab_size, embedding_size)
+        if arch.num_learned_positions and is_first:
             self.embed_positions = Embedding(
                 build.at("embed_positions"), arch.num_learned_positions, arch.hidden_size
             )
@@ -177,10 +182,12 @@ class Decoder(Family):
         layer_type = LAYERS[arch.residual]
         self.layers = nn.ModuleList(
             layer_type(arch, build.at(f"layers.{i}"), i, ropes[layer.rope] if layer.rope else None)
+            if i in self._stage
+            else nn.Identity()
             for i, layer in enumerate(arch.layers)
         )
         self.norm = make_norm(arch.norm, build.at("norm"), arch.hidden_size) if arch.final_norm else NoNorm()
-        if arch.has_head:
+        if arch.has_head and self.has_logits:
             self.lm_head = LMHead(
                 build.at("lm_head"),
                 arch.vocab_size,
@@ -210,11 +217,31 @@ class Decoder(Family):
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         self._attention.plan(batch)
-        x, residual = self.embed(batch), None
+        x, residual = self._enter(batch), None
         last = len(self.layers) - 1
-        for index, layer in enumerate(self.layers):
-            x, residual = layer(x, residual, batch, batch.wanted if index == last else None)
-        return self.norm.add(x, residual)[0]
+        for index in self._stage:
+            x, residual = self.layers[index](x, residual, batch, batch.wanted if index == last else None)
+        hidden, stream = self.norm.add(x, residual)
+        if self.has_logits:
+            return hidden
+        self._pipeline.send(stream)
+        return stream
+
+    def _enter(self, batch: ForwardBatch) -> Tensor:
+        """Return the residual stream where this stage begins."""
+        if self._pipeline.is_first:
+            return self.embed(batch)
+        size, dtype = self._boundary
+        return self._pipeline.receive((len(batch.input_ids), size), dtype, batch.input_ids.device)
+
+    def is_elsewhere(self, parameter: str) -> bool:
+        """See Family: other stages have other layers, the first the embeddings and the last the head."""
+        if self.own_layers is None:
+            return False
+        module, layer = parameter.partition(".")[0], layer_of(parameter)
+        if layer is not None:
+            return layer < len(self.layers) and layer not in self.own_layers
+        return module in ("embed_tokens", "embed_positions", "lm_head") and not hasattr(self, module)
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.lm_head(hidden)

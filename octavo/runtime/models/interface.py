@@ -10,6 +10,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from octavo.base.registry import Registry
+from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.batch import ForwardBatch
 from octavo.runtime.layers.attention import Attention
 from octavo.runtime.layers.build import BuildContext, named_parameters
@@ -25,6 +26,12 @@ class Model(nn.Module, ABC):
     """
 
     is_recordable: ClassVar[bool] = True
+    own_layers: range | None = None
+    """Of this rank's stage; None = all."""
+    has_logits: bool = True
+    """Whether this is the last stage."""
+    kv_specs: list[KVCacheSpec] | None = None
+    """Of the attention layers of all stages; None where there is one."""
     host_weight_bytes: int = 0
     """Of `weight_bytes`, those that are kept in host memory and copied to the device ahead of their use."""
 
@@ -82,6 +89,10 @@ class Family(Model):
     def __init__(self, arch: Arch, build: BuildContext) -> None:
         """Construct with parameters still to be loaded."""
         super().__init__()
+
+    def is_elsewhere(self, parameter: str) -> bool:
+        """Return True if another rank has this parameter."""
+        return False
 
     @property
     def weight_bytes(self) -> int:

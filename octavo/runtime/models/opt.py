@@ -85,4 +85,4 @@ class OPT(Decoder):
     def forward(self, batch: ForwardBatch) -> Tensor:
         """See Model.forward; hidden states have the size of embeddings."""
         hidden = super().forward(batch)
-        return self.project_out(hidden) if self._projected else hidden
+        return self.project_out(hidden) if self._projected and self.has_logits else hidden

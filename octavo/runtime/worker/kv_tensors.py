@@ -34,6 +34,19 @@ def group_layers(specs: list[KVCacheSpec], block_size: int) -> list[KVCacheGroup
     ]
 
 
+def of_stage(groups: list[KVCacheGroup], own: range | None) -> list[KVCacheGroup]:
+    """Return the groups with the layers of one stage alone, numbered from 0; None = all are there.
+
+    Every stage has the same groups, maybe without layers: they share the block tables.
+    """
+    if own is None:
+        return groups
+    return [
+        KVCacheGroup(group.spec, tuple(layer - own.start for layer in group.layers if layer in own))
+        for group in groups
+    ]
+
+
 def _check_block_size(sizes: set[int], block_size: int) -> None:
     """Raise Unsupported unless a block has a whole number of slots in layers of all these bytes per token."""
     largest = max(sizes, default=0)

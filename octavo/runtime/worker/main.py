@@ -42,6 +42,8 @@ class Rank:
         self._rank = rank
         self._worker_class = worker_class
         self._worker: Any = None
+        self._answers = False
+        """Whether the results of steps come from here."""
         self._pending: Any = None
         """The step given last."""
         self._rendezvous = f"file://{mailbox.path / 'rendezvous'}"
@@ -87,12 +89,13 @@ class Rank:
 
     def _finish_step(self) -> None:
         output = self._pending.read()
-        if self._rank == 0:
+        if self._answers:
             self._replies.send(output)
 
     def _make_worker(self, config: EngineConfig) -> Any:
         load_plugins()
         parallel = config.parallel
+        self._answers = self._rank == parallel.output_rank
         kind, _, first = parallel.device.partition(":")
         if kind == "cuda":
             own = replace(parallel, device=f"cuda:{int(first or 0) + self._rank}")

@@ -46,7 +46,8 @@ def forecast(config: EngineConfig, device_bytes: int = 0) -> Forecast:
         )
     on_cpu = config.parallel.device == "cpu"
     platform = MetaPlatform(torch.float32 if on_cpu else getattr(torch, config.model.dtype))
-    parallel = _OneOfMany(Group(0, config.parallel.tensor_parallel_size))
+    sizes = config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size
+    parallel = _OneOfMany(Group(0, sizes[0]), Group(0, sizes[1]))
     model: Model = load_own(config, platform, parallel, _shapes)
     drafter = load_drafter(config, model, platform, parallel, _shapes)
     specs = [layer.kv_spec for layer in model.attention_layers] + (drafter.kv_specs if drafter else [])

@@ -46,7 +46,7 @@ def measure(model: Model, config: EngineConfig, platform: Platform) -> Workspace
 def _run_largest(model: Model, config: EngineConfig, platform: Platform, requests: int, each: int) -> None:
     """Compute `each` tokens of `requests` requests, and sample in the way that needs most memory."""
     hidden = model.forward(_batch(model, config, platform.device, requests, each))
-    if config.pooling is not None:
+    if config.pooling is not None or not model.has_logits:
         return
     logits = model.logits(hidden[each - 1 :: each])
     if logits.is_meta:

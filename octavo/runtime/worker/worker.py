@@ -7,13 +7,15 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import torch
 
 from octavo.base.errors import ConfigError, Unsupported
 from octavo.config.engine import EngineConfig
 from octavo.messages.kv import CachePlan, KVCacheGroup, ModelReady
 from octavo.messages.step import SchedulerOutput, TokenMasks
-from octavo.runtime.distributed.context import ParallelContext
+from octavo.runtime.distributed.context import Group, ParallelContext
+from octavo.runtime.heads.head import NoHead
 from octavo.runtime.heads.pool import PoolHead
 from octavo.runtime.heads.token import TokenHead
 from octavo.runtime.layers.build import packed_matrices
@@ -27,7 +29,7 @@ from octavo.runtime.speculative.load import load_drafter
 from octavo.runtime.speculative.part import DraftPart
 from octavo.runtime.worker.block_saver import BlockSaver
 from octavo.runtime.worker.cuda_graphs import CUDAGraphs
-from octavo.runtime.worker.kv_tensors import KVTensors, group_layers
+from octavo.runtime.worker.kv_tensors import KVTensors, group_layers, of_stage
 from octavo.runtime.worker.model_runner import ModelRunner
 from octavo.runtime.worker.pending import PendingStep
 from octavo.runtime.worker.profile_run import measure
@@ -46,8 +48,14 @@ class Worker:
     def __init__(self, config: EngineConfig, rank: int = 0, init_method: str = "") -> None:
         self._config = config
         self._platform = get_platform(config.parallel.device, config.parallel.cpu_threads)
+        parallel = config.parallel
         self._parallel = ParallelContext.create(
-            rank, config.parallel.tensor_parallel_size, init_method, self._platform.device
+            rank,
+            parallel.tensor_parallel_size,
+            init_method,
+            self._platform.device,
+            pp_size=parallel.pipeline_parallel_size,
+            dp=Group(max(0, parallel.data_parallel_rank), parallel.data_parallel_size),
         )
         self._profiler = Profiler(config.observability.profiler_dir, rank)
         self._drafts: DraftPart | None = None
@@ -64,9 +72,10 @@ class Worker:
         """Load the model; returns the cache groups and the bytes left for them."""
         self._users_processors = load_processors(self._config)
         self._load_weights()
-        specs = [layer.kv_spec for layer in self.model.attention_layers]
+        specs = self.model.kv_specs or [layer.kv_spec for layer in self.model.attention_layers]
         specs += self._drafter.kv_specs if self._drafter else []
         groups = group_layers(specs, self._config.cache.block_size)
+        self._groups = groups = of_stage(groups, self.model.own_layers)
         self._platform.compile_ahead(lambda: self._try_out(groups))
         workspace = sum(measure(self.model, self._config, self._platform))
         share = self._config.cache.gpu_memory_utilization
@@ -85,16 +94,17 @@ class Worker:
     def _try_out(self, groups: list[KVCacheGroup]) -> None:
         """Compute what is computed before the first requests, and for them; over a cache of one block."""
         measure(self.model, self._config, self._platform)
-        if self.model.is_recordable and not self._config.pooling:
+        if self.model.is_recordable and self._parallel.pp.size == 1 and not self._config.pooling:
             plan = CachePlan(groups=groups, num_blocks=1, block_size=self._config.cache.block_size)
             runner = self._make_runner(plan)
             self._make_graphs(runner, self.model, runner.cache, lambda work: work).try_out()
 
     def allocate(self, plan: CachePlan) -> None:
-        """Allocate the planned cache and the batch state."""
+        """Allocate this rank's part of the planned cache, and the batch state."""
+        plan = msgspec.structs.replace(plan, groups=self._groups)
         self._runner = self._make_runner(plan)
         self._cache = self._runner.cache
-        store, rank = plan.store, self._parallel.tp_rank
+        store, rank = plan.store, self._parallel.world.rank
         self._saver = BlockSaver(store, self._cache, rank) if store and store.writes else None
         self._equip()
 
@@ -105,6 +115,8 @@ class Worker:
         state = RequestState(num_rows, longest, plan, device)
         if config.pooling is not None:
             return ModelRunner(_make_cache(plan, device), state, PoolHead(config.pooling, state), [])
+        if not self._parallel.pp.is_last:
+            return ModelRunner(_make_cache(plan, device), state, NoHead(), [PromptEmbedsPart(device)])
         sampler = Sampler(
             config.checkpoint.vocab_size,
             num_rows,
@@ -128,7 +140,7 @@ class Worker:
 
     def _make_replayer(self, model: Model, cache: KVTensors) -> Replayer:
         runner, platform = self._runner, self._platform
-        may_replay = model.is_recordable and self._parallel.tp_size == 1 and not self._config.pooling
+        may_replay = model.is_recordable and self._parallel.world.size == 1 and not self._config.pooling
         if may_replay and not self._config.parallel.enforce_eager:
             if (capture := platform.graph_capture()) is not None:
                 return self._make_graphs(runner, model, cache, capture)
@@ -156,7 +168,7 @@ class Worker:
         if self._profiler.is_on:
             self._profiler.before_step()
         if step.block_contents:
-            rank = self._parallel.tp_rank
+            rank = self._parallel.world.rank
             self._cache.bring({block: parts[rank] for block, parts in step.block_contents.items()})
         pending = self._runner.execute(step)
         if step.block_saves and self._saver is not None:
@@ -215,6 +227,7 @@ class Worker:
             "device": str(self._platform.device),
             "kernels": self._platform.kernels.name,
             "tp_rank": self._parallel.tp_rank,
+            "pp_rank": self._parallel.pp.rank,
             "weight_bytes": sum(part.weight_bytes for part in (self._model, self._drafter) if part),
             "host_weight_bytes": 0 if self._model is None else self._model.host_weight_bytes,
             "kv_cache_bytes": self._cache.num_bytes,

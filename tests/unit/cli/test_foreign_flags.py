@@ -77,7 +77,7 @@ def test_values_that_ask_for_nothing_pass(caplog, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["-pp", "2"], "pipeline_parallel_size=2: Pipeline parallelism"),
+        (["-n", "2"], "nnodes=2: More than one machine"),
         (["--enable-lora"], "enable_lora=True: LoRA is not supported yet"),
         (["--spec-model", "small"], "spec_model='small': Draft models"),
         (["--kv-events-config.publisher", "zmq"], r"kv_events_config={'publisher': 'zmq'}"),
