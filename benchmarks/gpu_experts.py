@@ -14,6 +14,7 @@ import torch
 from octavo.runtime.kernels.experts import ExpertForm, Router, Routing
 from octavo.runtime.kernels.ref.experts import dense_experts as reference
 from octavo.runtime.kernels.triton import experts
+from octavo.runtime.kernels.triton import routing as routes
 
 MODELS = {"qwen3-30b-a3b": (128, 8, 2048, 768), "mixtral": (8, 2, 4096, 14336)}
 ROWS = (1, 32, 256, 2048)
@@ -26,7 +27,7 @@ def make(name: str, rows: int) -> tuple[torch.Tensor, Routing, torch.Tensor, tor
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
 
-    routing = experts.route(draw(rows, count), None, Router(top_k, normalises=True))
+    routing = routes.route(draw(rows, count), None, Router(top_k, normalises=True))
     return draw(rows, size), routing, draw(count, 2 * inner, size) * 0.02, draw(count, size, inner) * 0.02
 
 
@@ -66,7 +67,7 @@ def check(name: str) -> float:
 
 
 def sweep() -> None:
-    sizes = experts.tile_sizes
+    sizes = routes.tile_sizes
     for name, rows in itertools.product(MODELS, ROWS[1:]):
         given, results = make(name, rows), []
         for tile_m, tile_n, tile_k, (warps, stages) in itertools.product(
@@ -77,14 +78,14 @@ def sweep() -> None:
                 continue
             tile = {"TILE_M": tile_m, "TILE_N": tile_n, "TILE_K": tile_k}
             tile |= {"num_warps": warps, "num_stages": stages}
-            experts.tile_sizes = lambda pairs, count, tile=tile: tile
+            routes.tile_sizes = lambda pairs, count, tile=tile: tile
             try:
                 results.append((microseconds(given), tile))
             except Exception as failed:
                 print(tile, str(failed).splitlines()[0][:70])
         results.sort(key=lambda result: result[0])
         print(name, rows, "floor", round(floor(name, given[1]), 1), *results[:3], sep="\n  ", flush=True)
-    experts.tile_sizes = sizes
+    routes.tile_sizes = sizes
 
 
 def main() -> None:

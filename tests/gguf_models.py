@@ -36,7 +36,7 @@ _HEAD = {
 def write_gguf(oracle: PreTrainedModel, path: Path, types: dict[str, str], default: str = "F32") -> Path:
     """Write the model, matrices in `types` (by tensor) or `default`; the oracle gets the rounded weights."""
     model_type = oracle.config.model_type
-    own = {"mixtral": "llama", "qwen3_moe": "qwen3moe"}
+    own = {"mixtral": "llama", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"}
     architecture = own.get(model_type, model_type.removesuffix("_text"))
     key = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == architecture)
     names = gguf.get_tensor_name_map(key, oracle.config.num_hidden_layers)
@@ -45,7 +45,8 @@ def write_gguf(oracle: PreTrainedModel, path: Path, types: dict[str, str], defau
         stem = names.get_name(name, try_suffixes=(".weight", ".bias"))
         values = _to_gguf(architecture, oracle, name, parameter).contiguous().numpy()
         own = types.get(stem.split(".")[-2], default)
-        kind = own if values.ndim > 1 and not stem.endswith("ffn_gate_inp.weight") else "F32"
+        is_matrix = values.ndim > 1 and not stem.endswith(("ffn_gate_inp.weight", ".bias"))
+        kind = own if is_matrix else "F32"
         quantization = gguf.GGMLQuantizationType[kind]
         raw = gguf.quants.quantize(values, quantization)
         rows.append(Tensor(stem, values.shape[::-1], int(quantization), len(data)))
@@ -63,11 +64,26 @@ def _tensors(oracle: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
     """Parameters by name; gates and values of experts apart."""
     for name, parameter in oracle.named_parameters():
         data = parameter.detach()
-        if name.endswith("experts.gate_up_proj"):
+        if oracle.config.model_type == "gpt_oss" and ".experts." in name:
+            yield from _of_gpt_oss(name, data)
+        elif name.endswith("sinks"):
+            yield f"{name}.weight", data
+        elif name.endswith("experts.gate_up_proj"):
             for kind, part in zip(("gate", "up"), data.chunk(2, dim=1), strict=True):
                 yield name.replace("gate_up_proj", f"{kind}_proj.weight"), part
         else:
             yield name + ".weight" * name.endswith("experts.down_proj"), data
+
+
+def _of_gpt_oss(name: str, data: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Its experts have inputs first, and a gate before each value."""
+    stem, kind = name.removesuffix("_bias"), "bias" if name.endswith("_bias") else "weight"
+    data = data if kind == "bias" else data.transpose(1, 2)
+    if "gate_up" not in stem:
+        yield f"{stem}.{kind}", data
+        return
+    for first, part in enumerate(("gate", "up")):
+        yield f"{stem.replace('gate_up', part)}.{kind}", data[:, first::2]
 
 
 def _entries(architecture: str, oracle: PreTrainedModel) -> list[Entry]:
@@ -88,11 +104,11 @@ def _entries(architecture: str, oracle: PreTrainedModel) -> list[Entry]:
     if rotated := rope.get("partial_rotary_factor"):
         size = int(rotated * _head_dim(oracle))
         entries.append((f"{architecture}.rope.dimension_count", UINT32, size))
-    if rope["rope_type"] == "longrope":
+    if rope["rope_type"] in ("longrope", "yarn"):
         length = rope["original_max_position_embeddings"]
         entries.append((f"{architecture}.rope.scaling.original_context_length", UINT32, length))
-    if rope["rope_type"] == "linear":
-        entries.append((f"{architecture}.rope.scaling.type", STRING, "linear"))
+    if rope["rope_type"] in ("linear", "yarn"):
+        entries.append((f"{architecture}.rope.scaling.type", STRING, rope["rope_type"]))
         entries.append((f"{architecture}.rope.scaling.factor", FLOAT32, rope["factor"]))
     return entries
 

@@ -197,7 +197,19 @@ def _attention() -> Iterator[Case]:
                     f"to both sides {heads}x{kv_heads}x{head_dim} {dtype} window {window} cap {cap}",
                     (*paged.args(), Scores(head_dim**-0.5, window, cap, is_causal=False)),
                 )
+    yield from _sinks()
     yield from _latent_attention()
+
+
+def _sinks() -> Iterator[Case]:
+    """Some far above all scores, some far below."""
+    sinks = torch.tensor([3.0, -100.0, 0.5, 100.0, -1.0, 2.0, 0.0, 1.0])
+    for dtype, window, size in product(CACHE_DTYPES, (0, 40), (16, 64)):
+        for lens in (_RAGGED, [(1, 1), (1, 700), (1, 128), (1, 33)]):
+            shape = {"heads": 8, "kv_heads": 2, "head_dim": size, "block_size": 16, "window": window}
+            paged = make_paged(lens, **shape, dtype=dtype)
+            name = f"sinks heads of {size} {dtype} window {window}, {len(lens)} requests"
+            yield Case(name, (*paged.args(), Scores(size**-0.5, window, sinks=sinks)))
 
 
 def make_latent(
@@ -517,7 +529,8 @@ def _expert_calls() -> Iterator[tuple[str, Any, tuple[int, int, int], tuple[Any,
         if tokens == 70:
             shared = Shared(torch.randn(tokens, size), torch.randn(tokens, 1))
         biases = (torch.randn(count, 2 * inner), torch.randn(count, size)) if tokens == 3 else (None, None)
-        form = ExpertForm("gelu" if tokens == 33 else "silu", tokens == 33, *biases)
+        clamp = (0.7, 1.7) if tokens == 3 else ()
+        form = ExpertForm("gelu" if tokens == 33 else "silu", tokens == 33, *biases, *clamp)
         given = x, _routing(tokens, count, top_k, count - 1 if tokens == 70 and top_k == 1 else None)
         yield f"{tokens} of {count}x{inner}x{size}", given, (count, inner, size), (form, shared)
 
@@ -529,9 +542,9 @@ def _dense_experts() -> Iterator[Case]:
 
 
 def _block_experts() -> Iterator[Case]:
-    for kind in ("F32", "BF16", "Q8_0", "Q4_1"):
+    for kind in ("F32", "BF16", "Q8_0", "Q4_1", "MXFP4", "U4_32"):
         for name, given, (count, inner, size), rest in _expert_calls():
-            if inner % 32 and kind.startswith("Q"):
+            if inner % 32 and kind not in ("F32", "BF16"):
                 continue
             shapes = (inner, size), (inner, size), (size, inner)
             stacks = (

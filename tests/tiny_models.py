@@ -135,6 +135,25 @@ TINY: dict[str, dict[str, Any]] = {
     | _HALF
     | _GROUPED_EXPERTS
     | {"model_type": "glm4_moe", "head_dim": 16, "attention_bias": True, "use_qk_norm": True},
+    "GptOssForCausalLM": _GROUPED
+    | _EXPERTS
+    | {
+        "model_type": "gpt_oss",
+        "head_dim": 16,
+        "sliding_window": 24,
+        "layer_types": [_SLIDING, _FULL, _SLIDING],
+        "swiglu_limit": 0.6,
+        "eos_token_id": 2,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "beta_fast": 4.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 64,
+        },
+    },
     "GraniteMoeForCausalLM": _GROUPED | _PLAIN | _FACTORS | _EXPERTS | {"model_type": "granitemoe"},
     "GraniteMoeSharedForCausalLM": _GROUPED
     | _PLAIN
@@ -221,7 +240,7 @@ def make_oracle(config: dict[str, Any], seed: int = 0) -> PreTrainedModel:
     with torch.no_grad():
         biases = [pair for pair in oracle.named_buffers() if pair[0].endswith("correction_bias")]
         for name, parameter in [*oracle.named_parameters(), *biases]:
-            alpha = 0.4 if _ROUTER.search(name) else 0.1
+            alpha = 1.5 if name.endswith("sinks") else 0.4 if _ROUTER.search(name) else 0.1
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=alpha)
     return oracle
 

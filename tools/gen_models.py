@@ -26,6 +26,7 @@ FAMILIES = {
     "GemmaForCausalLM": Family("Gemma 1", "google/gemma-2b-it"),
     "Gemma2ForCausalLM": Family("Gemma 2", "google/gemma-2-2b-it"),
     "Gemma3ForCausalLM": Family("Gemma 3 (text)", "google/gemma-3-1b-it"),
+    "GptOssForCausalLM": Family("gpt-oss", "openai/gpt-oss-20b"),
     "GraniteForCausalLM": Family("Granite 3", "ibm-granite/granite-3.3-2b-instruct"),
     "InternLM2ForCausalLM": Family("InternLM 2", "internlm/internlm2_5-7b-chat"),
     "InternLM3ForCausalLM": Family("InternLM 3", "internlm/internlm3-8b-instruct"),

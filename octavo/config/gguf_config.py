@@ -155,6 +155,12 @@ def _complete_qwen3moe(config: Config) -> None:
     config["norm_topk_prob"] = True
 
 
+def _complete_gpt_oss(config: Config) -> None:
+    """Where YaRN begins and ends is no whole dimension."""
+    if "rope_scaling" in config:
+        config["rope_scaling"]["truncate"] = False
+
+
 def _complete_gemma3(config: Config) -> None:
     """Every sixth layer is global."""
     config["layer_types"] = [
@@ -181,4 +187,5 @@ _ARCHITECTURES = {
     "gemma2": _Row("Gemma2ForCausalLM", "gemma2", _complete_gemma),
     "gemma3": _Row("Gemma3ForCausalLM", "gemma3_text", _complete_gemma3),
     "gpt2": _Row("GPT2LMHeadModel", "gpt2"),
+    "gpt-oss": _Row("GptOssForCausalLM", "gpt_oss", _complete_gpt_oss),
 }

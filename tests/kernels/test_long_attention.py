@@ -62,7 +62,7 @@ def _with_soft_tiles(path: Path, made: Path) -> Callable[..., None]:
     options = [*build._OPTIONS, "-O1", "-march=native", "-DOCTAVO_SOFT_TILES", "-shared"]
     subprocess.run([*shlex.split(env.compiler()), *options, *sources, path, "-o", made], check=True)
     function = ctypes.CDLL(str(made)).octavo_attention
-    function.argtypes = [_C_TYPES[letter] for letter in "pllpillllplppiflfpiii"]
+    function.argtypes = [_C_TYPES[letter] for letter in "pllpillllplppiflfpiiip"]
     function.restype = None
     return function
 

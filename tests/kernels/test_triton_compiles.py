@@ -43,7 +43,7 @@ def lower(src, target=target, options=None, _env_vars=None):
 triton.compiler.compile = lower
 if sys.argv[2:]:
     from octavo.runtime.kernels.triton import blocks
-    blocks._unpack.fn.__globals__["_unpack_32"] = len  # no function of kernels
+    blocks.unpack.fn.__globals__["_unpack_32"] = len  # no function of kernels
 
 from octavo.runtime.kernels.triton.table import cuda_table
 from tests.kernel_cases import CASES, OPS, TRUNCATE_AND_DRAW, run

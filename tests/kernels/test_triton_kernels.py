@@ -55,6 +55,8 @@ def on_device(case: Case, dtype: torch.dtype | None = None) -> Case:
             return replace(value, cu_q_lens=move(value.cu_q_lens), kv_lens=move(value.kv_lens))
         if isinstance(value, Packed):
             return value._replace(blocks=value.blocks.to(DEVICE))
+        if isinstance(value, Scores):
+            return value._replace(sinks=None if value.sinks is None else value.sinks.to(DEVICE))
         if isinstance(value, Shared | ExpertForm | TokenLists):
             return type(value)(*map(move, value))
         if isinstance(value, Draws | Limits | Truncation | Routing):
@@ -213,7 +215,8 @@ def test_whole_tiles_are_copied(monkeypatch, block_size, heads, window, cap) -> 
     lens = [(1, 1), (1, 31), (1, 32), (1, 33), (1, 150), (1, 64), (1, 5)]
     paged = make_paged(lens, heads=heads, kv_heads=1, head_dim=64, block_size=block_size, window=window)
     paged.kv_lens[6] = 0
-    case = Case("copied", (*paged.args(), Scores(0.125, window, cap)))
+    sinks = torch.linspace(-3, 3, heads) if cap else None
+    case = Case("copied", (*paged.args(), Scores(0.125, window, cap, sinks=sinks)))
     dtype, tolerance = (torch.bfloat16, 2**-6) if HAS_GPU else (None, 1e-5)
     compare("paged_attention", on_device(case, dtype), tolerance)
     assert len(made) == ((block_size, heads, window, cap) in COPIED)
@@ -249,9 +252,9 @@ def test_common_start(heads, dtype):
     paged.kv_lens[7] = 0
     q, *args = paged.to(DEVICE).args(num_singles=len(lens), common_start=True)
     q = q.to(dtype if HAS_GPU else torch.float32)
-    for soft_cap in (0.0, 20.0):
+    for soft_cap, sinks in ((0.0, None), (20.0, None), (0.0, torch.linspace(-3, 3, heads, device=DEVICE))):
         actual, expected = (
-            table.attention.paged_attention(q, *args, Scores(0.125, 0, soft_cap)).float()
+            table.attention.paged_attention(q, *args, Scores(0.125, 0, soft_cap, sinks=sinks)).float()
             for table in (TRITON, REF)
         )
         actual[7] = expected[7] = 0

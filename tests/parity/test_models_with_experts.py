@@ -46,6 +46,10 @@ def _route(**change):
     return changed
 
 
+def _experts(**change):
+    return lambda layer: replace(layer, feed_forward=replace(layer.feed_forward, **change))
+
+
 MUTANTS = {
     "normalised": ("OlmoeForCausalLM", _route(normalises=True)),
     "softmax_of_chosen": ("OlmoeForCausalLM", _route(scores="logits")),
@@ -63,6 +67,13 @@ MUTANTS = {
         "DeepseekV3ForCausalLM",
         lambda layer: replace(layer, rope=replace(layer.rope, attention_factor=1.0)),
     ),
+    "no_clamp": ("GptOssForCausalLM", _experts(limit=1e9)),
+    "other_alpha": ("GptOssForCausalLM", _experts(alpha=1.0)),
+    "truncated": (
+        "GptOssForCausalLM",
+        lambda layer: replace(layer, rope=replace(layer.rope, truncate=True)),
+    ),
+    "all_experts_weigh": ("GptOssForCausalLM", _route(scores="softmax")),
     "rope_of_halves": (
         "DeepseekV2ForCausalLM",
         lambda layer: replace(layer, rope=replace(layer.rope, interleaved=False)),

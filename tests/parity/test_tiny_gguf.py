@@ -11,6 +11,9 @@ TOLERANCE = 1e-4
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
 FOUR = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 2.0, 3.0, 4.0]}
 LONG_ROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, **FOUR}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "truncate": False}
+YARN |= {"original_max_position_embeddings": 64}
+EXPERTS = {"ffn_gate_exps": "MXFP4", "ffn_up_exps": "MXFP4", "ffn_down_exps": "MXFP4"}
 CONFIGS = {
     "LlamaForCausalLM": SIZES,
     "Qwen2ForCausalLM": SIZES | {"use_sliding_window": False},
@@ -22,6 +25,7 @@ CONFIGS = {
     "Gemma2ForCausalLM": SIZES | {"query_pre_attn_scalar": 16},
     "Gemma3ForCausalLM": SIZES | {"query_pre_attn_scalar": 16, "layer_types": None},
     "GPT2LMHeadModel": {"n_embd": 64},
+    "GptOssForCausalLM": SIZES | {"rope_parameters": YARN, "swiglu_limit": 7.0, "intermediate_size": 64},
 }
 
 
@@ -29,6 +33,7 @@ CONFIGS = {
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_logits(tmp_path, architecture, types):
     oracle = make_oracle(tiny_config(architecture) | CONFIGS[architecture])
+    types = types | EXPERTS if types and architecture.startswith("GptOss") else types
     path = write_gguf(oracle, tmp_path / "tiny.gguf", types, "Q4_1" if types else "F32")
     prompts = make_prompts(oracle.config.vocab_size)
     for logits, prompt in zip(prompt_logits(load(path), prompts), prompts, strict=True):

@@ -78,6 +78,7 @@ class CuDNNBackend(PagedBackend):
             and q.dtype == cache.dtype
             and q.is_contiguous()
             and not scores.soft_cap
+            and scores.sinks is None
             and scores.is_causal
         )
 

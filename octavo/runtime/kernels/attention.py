@@ -80,6 +80,8 @@ class Scores(NamedTuple):
     is_causal:       a query sees no later position; otherwise the window counts to both sides
     keys_only:       of a latent cache: so many first components nobody reads of the result, which may be
                      anything there
+    sinks:           [num_heads] float32, contiguous: scores of a key that every query sees, with values of 0;
+                     not of a latent cache
     """
 
     scale: float
@@ -88,6 +90,7 @@ class Scores(NamedTuple):
     input_precision: InputPrecision = "float32"
     is_causal: bool = True
     keys_only: int = 0
+    sinks: Tensor | None = None
 
 
 class StoreKV(Protocol):

@@ -50,12 +50,16 @@ class ExpertForm(NamedTuple):
 
     weighs_inputs: weights multiply what an expert takes, not what it gives
     up_bias, down_bias: [E, 2 I], gates first, and [E, H]
+    limit, alpha:  where limit > 0, gpt-oss's activation: gates are cut off above it, values to both sides;
+                   gate * sigmoid(alpha * gate) * (value + 1)
     """
 
     activation: Activation = "silu"
     weighs_inputs: bool = False
     up_bias: Tensor | None = None
     down_bias: Tensor | None = None
+    limit: float = 0.0
+    alpha: float = 1.0
 
 
 class Shared(NamedTuple):

@@ -24,6 +24,7 @@ class Attention(nn.Module):
         soft_cap: float = 0.0,
         is_causal: bool = True,
         keys_only: int = 0,
+        sinks: Tensor | None = None,
     ) -> None:
         """spec: of what is kept; for its step only, where all tokens see each other; the rest as in Scores"""
         super().__init__()
@@ -31,7 +32,7 @@ class Attention(nn.Module):
         self.kv_spec = spec
         self._backend, self._kernels = build.attention, build.kernels.attention
         precision = build.attention.input_precision
-        self._scores = Scores(scale, spec.sliding_window, soft_cap, precision, is_causal, keys_only)
+        self._scores = Scores(scale, spec.sliding_window, soft_cap, precision, is_causal, keys_only, sinks)
 
     def forward(
         self,

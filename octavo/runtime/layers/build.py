@@ -89,8 +89,7 @@ class Layer(nn.Module):
 
     def describe(self) -> list[str]:
         """Return a line for each packed matrix."""
-        linear = [matrix for matrix in self._matrices if isinstance(matrix, LinearMethod)]
-        return [line for matrix in linear for line in matrix.describe()]
+        return [line for matrix in self._matrices for line in matrix.describe()]
 
     def after_load(self) -> None:
         """Let matrices be repacked, once all parameters are loaded."""

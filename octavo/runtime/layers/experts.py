@@ -24,6 +24,8 @@ class ExpertsArch:
     intermediate_size: of one expert
     router_bias:    added to the logits
     choice_bias:    added to scores for the choice of experts only
+    bias:           of both projections of an expert
+    limit, alpha:   of gpt-oss's activation; see ExpertForm
     shared:         what every token takes besides; gates_shared: times the sigmoid of a score of the token
     """
 
@@ -34,6 +36,9 @@ class ExpertsArch:
     weighs_inputs: bool = False
     router_bias: bool = False
     choice_bias: bool = False
+    bias: bool = False
+    limit: float = 0.0
+    alpha: float = 1.0
     shared: DenseArch | None = None
     gates_shared: bool = False
 
@@ -112,8 +117,25 @@ class _ExpertStack(Layer):
         names = [f"{expert}.{name}" for expert in range(count) for name in ("gate", "up")]
         up = Layout(_shards(part, names), (1, size), split_axis=1)
         down = Layout(_shards(part, map(str, range(count))), (1, size), split_axis=2)
-        self._form = ExpertForm(GATES[arch.activation], arch.weighs_inputs)
+        self._is_first = build.parallel.tp_rank == 0
+        self._down_bias: Tensor | None = None
+        biases: tuple[Tensor | None, Tensor | None] = None, None
+        if arch.bias:
+            rows = Layout(up.shards, (1,), split_axis=1)
+            up_bias = self.make_vector(build, rows, "up_bias").view(count, -1)
+            self._down_bias = self.make_vector(
+                build, Layout((Shard("", count, 0, count),), (size,)), "down_bias"
+            )
+            biases = up_bias, self._down_bias
+        form = ExpertForm(GATES[arch.activation], arch.weighs_inputs, *biases)
+        self._form = form._replace(limit=arch.limit, alpha=arch.alpha)
         self.method = self.make_experts(build, up, down)
+
+    def after_load(self) -> None:
+        """Let one rank alone add what all would add."""
+        super().after_load()
+        if self._down_bias is not None and not self._is_first:
+            self._down_bias.zero_()
 
     def forward(self, x: Tensor, routing: Routing, shared: Shared | None) -> Tensor:
         """Return this rank's part of the sum."""

@@ -11,12 +11,13 @@ from octavo.runtime.batch import ForwardBatch
 from octavo.runtime.kernels.attention import HeadNorms
 from octavo.runtime.kernels.cache_layout import make_spec
 from octavo.runtime.layers.attention import Attention, check_heads
-from octavo.runtime.layers.build import BuildContext
+from octavo.runtime.layers.build import BuildContext, Layer
 from octavo.runtime.layers.linear import QKVLinear, RowLinear
 from octavo.runtime.layers.norm import AllHeadsRMSNorm, HeadLayerNorm, Norm, NormArch, RMSNorm, make_norm
 from octavo.runtime.layers.rotary import RotaryEmbedding
 from octavo.runtime.layers.rows import make_row_gather
 from octavo.runtime.quantization.method import Term
+from octavo.runtime.quantization.parameter import Layout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,7 @@ class HeadsArch:
 
     qk_norm: normalise each head of queries and keys, with weights that all heads share ("head") or that each
              has its own; or all heads as one vector
+    sinks:   each head has a score that joins its softmax, learned
     """
 
     num_heads: int
@@ -37,6 +39,7 @@ class HeadsArch:
     qk_norm: Literal["none", "head", "each_head", "all_heads"] = "none"
     qkv_bias: bool = False
     out_bias: bool = False
+    sinks: bool = False
 
     def kv_spec(self, tp_size: int, dtype: torch.dtype, sliding_window: int = 0) -> KVCacheSpec:
         """Return the cache of one rank, in numbers of this type. Raises ConfigError, Unsupported."""
@@ -75,8 +78,15 @@ class SelfAttention(nn.Module):
                 self._fused_norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, norm.eps)
         kv_dtype = build.kv_dtype if arch.is_causal else build.compute_dtype
         spec = arch.kv_spec(build.parallel.tp_size, kv_dtype, sliding_window)
+        self.sinks = _Sinks(build.at("sinks"), heads) if arch.sinks else None
         self.attention = Attention(
-            build, layer_id, spec, scale=arch.scale, soft_cap=arch.soft_cap, is_causal=arch.is_causal
+            build,
+            layer_id,
+            spec,
+            scale=arch.scale,
+            soft_cap=arch.soft_cap,
+            is_causal=arch.is_causal,
+            sinks=self.sinks.weight if self.sinks else None,
         )
         self.out = RowLinear(build.at("out"), heads * head_dim, size, arch.out_bias)
 
@@ -96,6 +106,15 @@ class SelfAttention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         rotation = self._rotary.rotation(batch) if self._rotary else None
         return self._gather(self.attention(q, k, v, batch, rotation, self._fused_norms), rows)
+
+
+class _Sinks(Layer):
+    """Keeps a score for each head of this rank."""
+
+    def __init__(self, build: BuildContext, num_heads: int) -> None:
+        super().__init__()
+        layout = Layout((build.split("", num_heads),))
+        self.weight = self.make_vector(build, layout, "weight", torch.float32)
 
 
 def _make_head_norm(arch: HeadsArch, norm: NormArch, build: BuildContext, num_heads: int) -> Norm:

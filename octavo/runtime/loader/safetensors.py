@@ -50,7 +50,7 @@ def read(config: EngineConfig, model: Family, arch: Arch) -> Iterator[Piece]:
         allowed = Parameter.dtypes if parameter is None else parameter.dtypes
         if tensor.dtype not in allowed:
             raise BadCheckpoint(f"{origin} is {tensor.dtype}; {_listed(allowed)} can be read")
-        if target.transform is not None and allowed is not Parameter.dtypes:
+        if target.transform is not None and parameter is not None and not parameter.is_movable:
             raise Unsupported(f"{origin}: octavo cannot rearrange the packed weights of this architecture")
         yield Piece(origin, target.module, target.shard, target.convert(tensor, arch))
 

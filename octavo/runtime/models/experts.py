@@ -116,6 +116,8 @@ def stacked(prefix: str = "layers.*.mlp.experts") -> dict[str, Target]:
     return {
         f"{prefix}.gate_up_proj": to("layers.*.mlp.experts.up.weight", "", part_gates),
         f"{prefix}.down_proj": to("layers.*.mlp.experts.down.weight"),
+        f"{prefix}.gate_up_proj_scale_inv": to("layers.*.mlp.experts.up.weight_scale_inv", "", part_gates),
+        f"{prefix}.down_proj_scale_inv": to("layers.*.mlp.experts.down.weight_scale_inv"),
     }
 
 

@@ -131,6 +131,7 @@ MODELS: Registry[type[Family]] = Registry(
         "Gemma3ForCausalLM": "octavo.runtime.models.gemma:Gemma3",
         "Glm4ForCausalLM": "octavo.runtime.models.glm:GLM4",
         "Glm4MoeForCausalLM": "octavo.runtime.models.glm:GLM4MoE",
+        "GptOssForCausalLM": "octavo.runtime.models.gpt_oss:GptOss",
         "GraniteMoeForCausalLM": "octavo.runtime.models.granite:GraniteMoE",
         "GraniteMoeSharedForCausalLM": "octavo.runtime.models.granite:GraniteMoE",
         "GraniteForCausalLM": "octavo.runtime.models.granite:Granite",

@@ -82,11 +82,14 @@ class WeightMap:
         return Target(module + dot + suffix, shard, target.transform)
 
     def sources(self, module: str) -> dict[str, str]:
-        """Return the modules of the checkpoint whose matrices make up our `module`, by shard."""
+        """Return the modules of the checkpoint whose matrices make up our `module`, by shard.
+
+        Of experts, a `*` in both stands for an expert.
+        """
         pattern, numbers, found = _NUMBER.sub("*", module), _NUMBER.findall(module), {}
         for stem, target in self.rules.items():
-            if target.module == pattern and stem.count("*") == len(numbers):
-                name = stem.replace("*", "%s") % tuple(numbers)
+            if target.module == pattern and stem.count("*") - len(numbers) == target.shard.count("*"):
+                name = stem.replace("*", "%s", len(numbers)) % tuple(numbers)
                 found[target.shard] = name if module == "lm_head" else self.prefix.partition("|")[0] + name
         return found
 

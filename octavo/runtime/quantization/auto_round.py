@@ -5,8 +5,9 @@ Format: https://github.com/intel/auto-round.
 
 from octavo.base.errors import BadCheckpoint
 from octavo.runtime.quantization.awq import AWQForm
+from octavo.runtime.quantization.forms import Form
 from octavo.runtime.quantization.gptq import GPTQForm, check_bits
-from octavo.runtime.quantization.packed import Form, PackedScheme
+from octavo.runtime.quantization.packed import PackedScheme
 from octavo.runtime.quantization.stored_config import compiled, whole_number
 
 

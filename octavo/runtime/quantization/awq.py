@@ -10,9 +10,10 @@ from torch import Tensor
 
 from octavo.base.errors import BadCheckpoint
 from octavo.runtime.quantization.codes import unpack_awq
+from octavo.runtime.quantization.forms import FLOATS, Expected, Form, Part
 from octavo.runtime.quantization.gptq import WORDS, check_bits, check_group
 from octavo.runtime.quantization.grouped import Grouped
-from octavo.runtime.quantization.packed import FLOATS, Expected, Form, PackedScheme, Part
+from octavo.runtime.quantization.packed import PackedScheme
 from octavo.runtime.quantization.packed_layout import EACH, PackedLayout, groups_of, words
 from octavo.runtime.quantization.stored_config import is_excluded, whole_number
 

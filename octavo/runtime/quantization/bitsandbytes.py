@@ -15,9 +15,10 @@ from torch import Tensor
 
 from octavo.base.errors import BadCheckpoint
 from octavo.config.engine import EngineConfig
+from octavo.runtime.quantization.forms import FLOATS, Expected, Form, Part
 from octavo.runtime.quantization.grouped import Grouped, Kind
 from octavo.runtime.quantization.method import Sources, Storage
-from octavo.runtime.quantization.packed import FLOATS, Expected, Form, PackedScheme, Part
+from octavo.runtime.quantization.packed import PackedScheme
 from octavo.runtime.quantization.packed_layout import EACH, Axis, PackedLayout, groups_of
 from octavo.runtime.quantization.scaled import ScaledForm
 from octavo.runtime.quantization.stored_config import is_excluded

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from octavo.base.errors import BadCheckpoint
 from octavo.runtime.quantization.codes import unpack_rows
+from octavo.runtime.quantization.forms import FLOATS, Expected, Form, Part
 from octavo.runtime.quantization.gptq import WORDS, check_bits, check_group, grouped
 from octavo.runtime.quantization.grouped import Grouped
-from octavo.runtime.quantization.packed import FLOATS, Expected, Form, PackedScheme, Part
+from octavo.runtime.quantization.packed import PackedScheme
 from octavo.runtime.quantization.packed_layout import EACH, WHOLE, Axis, PackedLayout, groups_of, words
 from octavo.runtime.quantization.scaled import POWERS, ScaledForm, of_strategy, to_float
 from octavo.runtime.quantization.stored_config import compiled, without_input_scales
@@ -60,17 +61,20 @@ class PackForm(Form):
 
 @dataclass(frozen=True)
 class MXFP4Form(Form):
-    """Two E2M1 numbers to a byte, the first one low, and a power of two per 32."""
+    """Two E2M1 numbers to a byte, the first one low, and a power of two per 32. Names: of both tensors."""
+
+    packed: str = "weight_packed"
+    scale: str = "weight_scale"
 
     def tensors(self, part: Part) -> Mapping[str, Expected]:
         check_group(32, part)
         return {
-            "weight_packed": Expected(PackedLayout(EACH, Axis(2, is_word=True)), (torch.uint8,)),
-            "weight_scale": Expected(PackedLayout(EACH, Axis(32)), POWERS),
+            self.packed: Expected(PackedLayout(EACH, Axis(2, is_word=True)), (torch.uint8,)),
+            self.scale: Expected(PackedLayout(EACH, Axis(32)), POWERS),
         }
 
     def read(self, stored: Mapping[str, Tensor], part: Part) -> Grouped:
-        packed, exponents = stored["weight_packed"], stored["weight_scale"]
+        packed, exponents = stored[self.packed], stored[self.scale]
         to_float(exponents)  # which refuses NaN
         codes = torch.stack([packed & 15, packed >> 4], -1).flatten(-2)
         groups = groups_of(32).entry_of(part.inputs)

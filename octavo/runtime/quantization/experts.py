@@ -50,6 +50,8 @@ class BlockExperts(ExpertsMethod):
     def __init__(self, storage: Storage, parameter: MakeBlocks = BlockParameter) -> None:
         """Begin empty. parameter: what takes the tensors of the checkpoint"""
         self._storage, self._parameter_type = storage, parameter
+        self._stacks: tuple[Packed, ...] = ()
+        """Gates, values, and what brings them down."""
 
     def create(self, up: Layout, down: Layout) -> dict[str, Parameter]:
         self._up, self._down = (self._parameter_type(layout, self._storage.device) for layout in (up, down))
@@ -60,7 +62,16 @@ class BlockExperts(ExpertsMethod):
         self._keep(*(stack(parts, self._storage.arena) for parts in (up[::2], up[1::2], self._down.take())))
 
     def apply(self, x: Tensor, routing: Routing, form: ExpertForm, shared: Shared | None = None) -> Tensor:
-        return self._storage.experts.block_experts(x, routing, *self._stacks, form, shared)
+        gate, up, down = self._stacks
+        return self._storage.experts.block_experts(x, routing, gate, up, down, form, shared)
+
+    def describe(self) -> list[str]:
+        """Return a line for each stack."""
+        stacks = getattr(self, "_stacks", ())
+        return [
+            f"{len(part.blocks)} experts of {part._replace(blocks=part.blocks[0]).describe()}"
+            for part in stacks
+        ]
 
     def _keep(self, gate: Blocks, up: Blocks, down: Blocks) -> None:
         self._stacks = self._pack(gate), self._pack(up), self._pack(down)
@@ -83,15 +94,21 @@ class WidenedExperts(BlockExperts):
 
 
 class UnpackedExperts(BlockExperts):
-    """Unpacks blocks as they are loaded, where no kernel multiplies them as they are."""
+    """Unpacks blocks as they are loaded, where no fast kernel multiplies them as they are."""
+
+    _matrices: tuple[Tensor, Tensor] | None = None
 
     def after_load(self) -> None:
         super().after_load()
+        if self._stacks[0].type_name == "MXFP4":  # which a kernel does
+            return
         gate, up, down = (self._unpack(part) for part in self._stacks)
         self._matrices = torch.cat([gate, up], 1), down
-        del self._stacks
+        self._stacks = ()
 
     def apply(self, x: Tensor, routing: Routing, form: ExpertForm, shared: Shared | None = None) -> Tensor:
+        if self._matrices is None:
+            return super().apply(x, routing, form, shared)
         return self._storage.experts.dense_experts(x, routing, *self._matrices, form, shared)
 
     def _unpack(self, matrices: Packed) -> Tensor:

@@ -6,7 +6,8 @@ Hugging Face and DeepSeek: `weight_scale_inv`; vLLM's own, FBGEMM and ModelOpt: 
 from typing import Any
 
 from octavo.base.errors import BadCheckpoint
-from octavo.runtime.quantization.packed import Form, PackedScheme
+from octavo.runtime.quantization.forms import Form
+from octavo.runtime.quantization.packed import PackedScheme
 from octavo.runtime.quantization.packed_layout import WHOLE, Axis
 from octavo.runtime.quantization.scaled import ScaledForm, of_strategy
 from octavo.runtime.quantization.stored_config import is_excluded, without_input_scales

@@ -14,9 +14,10 @@ from torch import Tensor
 from octavo.base.errors import BadCheckpoint
 from octavo.config.engine import EngineConfig
 from octavo.runtime.quantization.codes import unpack_rows
+from octavo.runtime.quantization.forms import FLOATS, Expected, Form, Part
 from octavo.runtime.quantization.grouped import Grouped
 from octavo.runtime.quantization.method import Sources, Storage
-from octavo.runtime.quantization.packed import FLOATS, Expected, Form, PackedScheme, Part
+from octavo.runtime.quantization.packed import PackedScheme
 from octavo.runtime.quantization.packed_layout import EACH, WHOLE, PackedLayout, groups_of, words
 from octavo.runtime.quantization.stored_config import compiled, whole_number
 

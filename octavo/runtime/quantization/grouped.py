@@ -36,15 +36,17 @@ class Grouped:
     groups: Tensor
 
 
-def pack(weights: Grouped) -> tuple[Blocks, Tensor | None]:
+def pack(weights: Grouped, *, pads: bool = True) -> tuple[Blocks, Tensor | None]:
     """Return the weights as blocks, and where in x their columns are (None: as they come).
 
+    pads: a last block of 64 may be filled up
     Raises BadCheckpoint for scales that are no numbers.
     """
     if weights.kind != "MXFP4" and not weights.scales.isfinite().all():
         raise BadCheckpoint("a scale is NaN or infinite: the file is damaged, or was not written to its end")
     weights = _choose(weights)
-    places, block = _arrange(weights.groups, 64 if f"{weights.kind}_64" in TYPES_BY_NAME else 32)
+    largest = 64 if f"{weights.kind}_64" in TYPES_BY_NAME and (pads or len(weights.groups) % 64 == 0) else 32
+    places, block = _arrange(weights.groups, largest)
     if block == 32 and weights.kind in ("U2", "U3"):
         weights = replace(weights, kind="U4")
     name = weights.kind if weights.kind in TYPES_BY_NAME else f"{weights.kind}_{block}"

@@ -126,6 +126,10 @@ class ExpertsMethod(ABC):
         The order of the sums is fixed. No token is dropped, however many choose one expert.
         """
 
+    def describe(self) -> list[str]:
+        """Return a line for each packed stack; see LinearMethod.describe."""
+        return []
+
 
 Sources = Callable[[str], dict[str, str]]
 """Takes our name of a matrix; returns the modules of the checkpoint that hold it, by shard."""
@@ -172,6 +176,7 @@ SCHEMES: Registry[type[Scheme]] = Registry(
         "awq": "octavo.runtime.quantization.awq:AWQ",
         "auto-round": "octavo.runtime.quantization.auto_round:AutoRound",
         "compressed-tensors": "octavo.runtime.quantization.compressed_tensors:CompressedTensors",
+        "mxfp4": "octavo.runtime.quantization.mxfp4:MXFP4",
         "fp8": "octavo.runtime.quantization.fp8:FP8",
         "bitsandbytes": "octavo.runtime.quantization.bitsandbytes:BitsAndBytes",
         "quark": "octavo.runtime.quantization.quark:Quark",

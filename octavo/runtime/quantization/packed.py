@@ -5,14 +5,12 @@ A scheme says by the name of a module in the checkpoint how its matrix is stored
 becomes blocks when everything is loaded.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from itertools import accumulate
-from math import prod
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,94 +19,15 @@ from octavo.base.errors import BadCheckpoint
 from octavo.config.engine import EngineConfig
 from octavo.runtime.kernels.activations import Activation
 from octavo.runtime.quantization.blocks import Blocks, blocks_of_one
+from octavo.runtime.quantization.forms import FLOATS, Expected, Form, StoredParameter, blaming, part_of
 from octavo.runtime.quantization.gguf import GGUFLinear
-from octavo.runtime.quantization.grouped import Grouped, pack
-from octavo.runtime.quantization.method import LinearMethod, Scheme, Sources, Storage
+from octavo.runtime.quantization.grouped import pack
+from octavo.runtime.quantization.method import ExpertsMethod, LinearMethod, Scheme, Sources, Storage
+from octavo.runtime.quantization.packed_experts import PackedExperts
 from octavo.runtime.quantization.packed_layout import PackedLayout
-from octavo.runtime.quantization.parameter import Layout, Parameter, Shard, Stored
+from octavo.runtime.quantization.parameter import Layout, Parameter, Shard
 from octavo.runtime.quantization.stored_config import stored_quantization
 from octavo.runtime.quantization.unquantized import Unquantized
-
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-
-
-class Part(NamedTuple):
-    """What a rank keeps of a matrix [outputs, inputs]: its slices, and how many there are in all."""
-
-    outputs: Shard
-    inputs: Shard
-
-
-class Expected(NamedTuple):
-    """A tensor that a form keeps: its types and its layout, None = kept whole, of any shape.
-
-    is_optional: perhaps it is not there; is_flat: stored as one long row
-    """
-
-    layout: PackedLayout | None
-    dtypes: tuple[torch.dtype, ...]
-    is_optional: bool = False
-    is_flat: bool = False
-
-
-class Form(ABC):
-    """Says which tensors make up a matrix, by the last part of their names, and reads them."""
-
-    @abstractmethod
-    def tensors(self, part: Part) -> Mapping[str, Expected]:
-        """Return the tensors of a matrix. Raises BadCheckpoint where its shape does not fit the form."""
-
-    @abstractmethod
-    def read(self, stored: Mapping[str, Tensor], part: Part) -> Grouped:
-        """Return this rank's part; each tensor has the entries that serve it. Raises BadCheckpoint."""
-
-
-class StoredParameter(Parameter):
-    """Keeps the parts of tensors of one name as they are stored, until they are packed."""
-
-    def __init__(self, layout: Layout) -> None:
-        super().__init__(layout)
-        self.missing = []
-        self.parts: dict[str, Tensor] = {}
-        self._layouts: dict[str, Layout] = {}
-
-    def expect(self, matrix: Layout, expected: Expected) -> None:
-        """Take a tensor for the one shard of `matrix`. Raises ConfigError."""
-        (shard,) = matrix.shards
-        self._expected = expected
-        self._layouts[shard.name] = matrix if expected.layout is None else expected.layout.of(matrix)
-        self.dtypes, self.is_required = expected.dtypes, not expected.is_optional
-        self.missing.append(shard.name)
-
-    def load(self, tensor: Stored, name: str = "") -> None:
-        """See Parameter.load; axes of one entry may be left out, and a single number serves all shards."""
-        if not isinstance(tensor, Tensor):
-            raise BadCheckpoint("GGUF blocks where a tensor of a packed matrix is expected")
-        if self._expected.layout is None:
-            self._keep_whole(tensor, name)
-            return
-        chosen = [self._layouts[name]] if name in self._layouts else list(self._layouts.values())
-        layout = replace(chosen[0], shards=tuple(shard for other in chosen for shard in other.shards))
-        expected = layout.full_shape(layout.shards)
-        if tensor.numel() == 1 and prod(expected) == len(chosen):
-            tensor = tensor.reshape([1] * len(expected)).expand(expected)
-        long = [size for size in expected if size != 1]
-        found = [size for size in tensor.shape if size != 1]
-        if found == long or (self._expected.is_flat and found == [prod(long)]):
-            tensor = tensor.reshape(expected)
-        self.layout = layout
-        super().load(tensor, "")
-
-    def _keep_whole(self, tensor: Tensor, name: str) -> None:
-        for shard in [name] if name in self._layouts else list(self._layouts):
-            self.parts[shard] = tensor
-            self.missing.remove(shard)
-
-    def _keep(self, shard: Shard, part: Stored) -> int:
-        assert isinstance(part, Tensor)
-        self.parts[shard.name] = part
-        return part.nbytes
-
 
 FormOf = Callable[[str], Form | None]
 """Takes a shard's name; returns how it is stored, None = plain."""
@@ -129,8 +48,8 @@ class PackedLinear(GGUFLinear):
         self._layout = layout
         for shard in layout.shards:
             single = replace(layout, shards=(shard,))
-            form, part = self._form_of(shard.name), _part_of(single)
-            with _blaming(self._name, shard):
+            form, part = self._form_of(shard.name), part_of(single)
+            with blaming(self._name, shard):
                 tensors = PLAIN if form is None else form.tensors(part)
             for suffix, expected in tensors.items():
                 self._stored.setdefault(suffix, StoredParameter(single)).expect(single, expected)
@@ -140,7 +59,7 @@ class PackedLinear(GGUFLinear):
         """Pack shard by shard; what was stored is let go."""
         segments: list[Blocks] = []
         for shard in self._layout.shards:
-            with _blaming(self._name, shard):
+            with blaming(self._name, shard):
                 blocks, places = self._pack(shard)
             segments.append(blocks.to(self._storage.device))
             self._places.append(None if places is None else places.to(self._storage.device))
@@ -192,7 +111,7 @@ class PackedLinear(GGUFLinear):
         form = self._form_of(shard.name)
         if form is None:
             return blocks_of_one(stored["weight"].to(self._storage.weight_dtype).contiguous()), None
-        return pack(form.read(stored, _part_of(replace(self._layout, shards=(shard,)))))
+        return pack(form.read(stored, part_of(replace(self._layout, shards=(shard,)))))
 
     def _settle(self, segments: list[Blocks]) -> None:
         """Join segments of one type whose columns are in one order; take them over."""
@@ -211,22 +130,6 @@ class PackedLinear(GGUFLinear):
 
 
 PLAIN = {"weight": Expected(PackedLayout(), FLOATS)}
-
-
-def _part_of(layout: Layout) -> Part:
-    """Return the part of the matrix that a layout of one shard keeps."""
-    (shard,), (other,) = layout.shards, layout.others
-    whole = Shard(shard.name, other, 0, other)
-    return Part(shard, whole) if layout.split_axis == 0 else Part(whole, shard)
-
-
-@contextmanager
-def _blaming(name: str, shard: Shard) -> Iterator[None]:
-    """Let faults name the layer."""
-    try:
-        yield
-    except BadCheckpoint as error:
-        raise BadCheckpoint(f"layer {name}{shard.name and ':'}{shard.name}: {error}") from error
 
 
 def _equal(a: Tensor | None, b: Tensor | None) -> bool:
@@ -248,6 +151,30 @@ class PackedScheme(Scheme):
     @classmethod
     def matches(cls, config: EngineConfig) -> bool:
         return stored_quantization(config).get("quant_method") in cls.METHODS
+
+    def experts(self, name: str) -> ExpertsMethod:
+        """See Scheme.experts; the first expert says whether they are plain."""
+        sources = {projection: self.sources(f"{name}.{projection}") for projection in ("up", "down")}
+        if not all(sources.values()):
+            return super().experts(name)
+
+        def form_of(projection: str, shard: str) -> Form | None:
+            expert, _, part = shard.partition(".")
+            return self.forms(sources[projection]["*" + (part and f".{part}")].replace("*", expert))
+
+        if form_of("down", "0") is None:
+            return self._plain.experts(name)
+
+        def packed_form(projection: str, shard: str) -> Form:
+            if form := form_of(projection, shard):
+                return form
+            raise BadCheckpoint("plain beside packed experts: quantize all of a layer, or none")
+
+        return PackedExperts(self.storage, name, packed_form)
+
+    def router(self, name: str) -> LinearMethod:
+        """See Scheme.router; checkpoints keep it plain, whether their config says so or not."""
+        return self._plain.linear(name)
 
     @abstractmethod
     def form_of(self, module: str) -> Form | None:

@@ -102,6 +102,8 @@ class Parameter(ABC):
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16)
     """The stored types that it takes."""
     is_required: bool = True
+    is_movable: bool = True
+    """A family may rearrange what is stored."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout

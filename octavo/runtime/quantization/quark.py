@@ -6,8 +6,9 @@ Format: https://quark.docs.amd.com.
 from typing import Any
 
 from octavo.base.errors import BadCheckpoint
+from octavo.runtime.quantization.forms import Form
 from octavo.runtime.quantization.grouped import Kind
-from octavo.runtime.quantization.packed import Form, PackedScheme
+from octavo.runtime.quantization.packed import PackedScheme
 from octavo.runtime.quantization.scaled import ScaledForm, of_strategy
 from octavo.runtime.quantization.stored_config import is_excluded, without_input_scales
 

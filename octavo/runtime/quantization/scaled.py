@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from octavo.base.errors import BadCheckpoint
+from octavo.runtime.quantization.forms import FLOATS, Expected, Form, Part
 from octavo.runtime.quantization.grouped import Grouped, Kind
-from octavo.runtime.quantization.packed import FLOATS, Expected, Form, Part
 from octavo.runtime.quantization.packed_layout import EACH, WHOLE, Axis, PackedLayout, groups_of
 
 POWERS = (torch.uint8, torch.float8_e8m0fnu)

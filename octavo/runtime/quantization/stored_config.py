@@ -22,16 +22,15 @@ ALIASES = {
     "modelopt": "fp8",
     "modelopt_mxfp8": "fp8",
     "bnb": "bitsandbytes",
+    "gpt_oss_mxfp4": "mxfp4",
 }
 """Other names of schemes: vLLM's name a kernel beside the format; octavo chooses kernels itself."""
 
 _REFUSED = {
     "humming": "octavo chooses its kernels itself: leave quantization out",
-    "moe_wna16": "octavo packs no experts yet: use a dense checkpoint, or a GGUF file",
-    "experts_int8": "octavo packs no experts yet: use int8 with a dense checkpoint, or a GGUF file",
-    "gpt_oss_mxfp4": "octavo packs no experts yet: use a GGUF file",
-    "mxfp4": "octavo packs no experts yet, and these files have nothing else packed: use a GGUF file",
-    "deepseek_v4_fp8": "octavo packs no experts yet: use a dense checkpoint in fp8",
+    "moe_wna16": "octavo chooses its kernels itself: leave quantization out",
+    "experts_int8": "octavo packs dense layers, too: use int8",
+    "deepseek_v4_fp8": "octavo has no DeepSeek-V4 yet: use DeepSeek-V3 in fp8",
     "fp_quant": "its weights are rotated, which octavo does not undo: use compressed-tensors or GPTQ",
     "modelopt_fp4": "octavo multiplies no NVFP4 yet: use MXFP4 of compressed-tensors, or FP8",
     "modelopt_mixed": "octavo multiplies no NVFP4 yet: use MXFP4 of compressed-tensors, or FP8",

@@ -4,6 +4,7 @@
 #include "attention_pieces.h"
 
 #include <atomic>
+#include <cmath>
 #include <memory>
 #include <vector>
 
@@ -42,6 +43,7 @@ void finish(const Attention& job, const Piece& piece, const State& state, const 
     for (int64_t i = 0; i < piece.rows(job); i++) {
         float *to = piece.result(job, i), *sums = state.out + i * job.width(), total = state.total[i];
         if (arithmetic.order) arithmetic.order(sums, size);
+        if (job.sinks) total += std::exp(job.sinks[piece.head * job.group() + i % job.group()] - state.highest[i]);
         const float factor = 1.0f / total;
         for (int64_t d = 0; d < size; d++) to[d] = total == 0 ? 0.0f : sums[d] * factor;
     }
@@ -220,10 +222,11 @@ extern "C" void octavo_attention(const float* q, int64_t q_stride, int64_t num_h
                                  int type, int64_t halves, int64_t block_size, int64_t num_kv_heads,
                                  int64_t head_dim, const int32_t* tables, int64_t table_stride, const int32_t* cu_q_lens,
                                  const int32_t* kv_lens, int num_requests, float scale, int64_t window,
-                                 float soft_cap, float* out, int threads, int bfloat16, int causal) {
+                                 float soft_cap, float* out, int threads, int bfloat16, int causal,
+                                 const float* sinks) {
     Cache cache{(const uint8_t*)data, CacheType(type), halves, block_size, num_kv_heads, head_dim};
     Attention job{cache,     q,       q_stride, num_heads, tables, table_stride,
-                  cu_q_lens, kv_lens, scale,    soft_cap,  window, out,    bool(causal)};
+                  cu_q_lens, kv_lens, scale,    soft_cap,  window, out,    bool(causal), sinks};
     bool tiles = bfloat16 && causal && fits_tiles(cache);
     Batch batch(job, cut(job, num_requests, tiles ? MOST_ROWS_OF_TILES : MOST_ROWS, threads), tiles, threads);
     parallel_for(batch.num_runs(), threads, [&](int64_t i) { batch.run(i); });

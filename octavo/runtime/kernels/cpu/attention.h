@@ -28,6 +28,7 @@ struct Attention {
     int64_t window;
     float* out;
     bool causal = true;
+    const float* sinks = nullptr;  // [num_heads]: scores of a key that all queries see, whose value is 0
 
     int64_t group() const { return num_heads / cache.num_kv_heads; }
     // Floats of a query or of its sums, filled up to whole vectors.

@@ -121,12 +121,32 @@ struct Experts {
     Matrices gate, up, down;
     const float *up_bias, *down_bias;
     int activation, weighs_inputs;
+    float limit, alpha;
     float* y;
     int threads;
 
     // Gates and values of all experts are the rows of one matrix each.
     bool is_joined() const {
         return gate.w + gate.n * gate.row_bytes == up.w && gate.type == up.type && gate.stride == up.stride;
+    }
+
+    // See ExpertForm.limit.
+    void clamp_and_activate(const float* both, int64_t m, int64_t inner, float* out) const {
+        auto act = [&](auto gate, auto value) { return gate * sigmoid(gate * alpha) * (value + 1.0f); };
+        const vf top = set1(limit);
+        for_rows(m, 4 * inner, threads, [&](int64_t r) {
+            const float *gate = both + r * 2 * inner, *value = gate + inner;
+            float* to = out + r * inner;
+            walk(
+                inner,
+                [&](int64_t i) {
+                    vf v = max(-top, -max(-top, -load(value + i)));
+                    store(to + i, act(-max(-top, -load(gate + i)), v));
+                },
+                [&](int64_t i) {
+                    to[i] = act(set1(std::min(gate[i], limit)), set1(std::clamp(value[i], -limit, limit)))[0];
+                });
+        });
     }
 
     // One expert's output for the tokens of these entries of the routing.
@@ -146,7 +166,8 @@ struct Experts {
         if (!is_joined())
             up.multiply(from, m, size, size, expert, inner, bias ? bias + inner : nullptr, both + inner, 2 * inner,
                         threads);
-        octavo_activation(both, m, inner, activation, 1, between, threads);
+        if (limit > 0) clamp_and_activate(both, m, inner, between);
+        else octavo_activation(both, m, inner, activation, 1, between, threads);
         down.multiply(between, m, inner, inner, expert, size, down_bias ? down_bias + expert * size : nullptr, out,
                       size, threads);
         for_rows(m, size, threads, [&](int64_t r) {
@@ -199,8 +220,8 @@ extern "C" void octavo_experts(const float* x, int64_t tokens, int64_t size, int
                                const uint8_t* up, int64_t, int64_t up_bytes, int64_t up_stride, int up_type,
                                int up_way, const uint8_t* down, int64_t outputs, int64_t down_bytes,
                                int64_t down_stride, int down_type, int down_way, const float* up_bias,
-                               const float* down_bias, int activation, int weighs_inputs, const float* shared,
-                               int64_t shared_stride, const float* shared_gate, int64_t shared_gate_stride, float* y,
+                               const float* down_bias, int activation, int weighs_inputs, float limit, float alpha,
+                               const float* shared, int64_t shared_stride, const float* shared_gate, int64_t shared_gate_stride, float* y,
                                int threads) {
     for_rows(tokens, size, threads, [&](int64_t t) {
         const float factor = shared_gate ? 1.0f / (1.0f + std::exp(-shared_gate[t * shared_gate_stride])) : 1.0f;
@@ -210,7 +231,7 @@ extern "C" void octavo_experts(const float* x, int64_t tokens, int64_t size, int
             {gate, inner, gate_bytes, gate_stride, gate_type, gate_way},
             {up, inner, up_bytes, up_stride, up_type, up_way},
             {down, outputs, down_bytes, down_stride, down_type, down_way},
-            up_bias, down_bias, activation, weighs_inputs, y, threads}
+            up_bias, down_bias, activation, weighs_inputs, limit, alpha, y, threads}
         .compute_all();
 }
 OCTAVO_EXPORTED(octavo_experts)

@@ -47,7 +47,7 @@ class CompiledExperts:
         biases = address_of(form.up_bias), address_of(form.down_bias)
         rows = (None, 0) if shared is None else rows_of(shared.rows)
         factors = (None, 0) if shared is None or shared.gate is None else rows_of(shared.gate)
-        how = *biases, ACTIVATIONS[form.activation], form.weighs_inputs, *rows, *factors
+        how = *biases, ACTIVATIONS[form.activation], form.weighs_inputs, *form[4:], *rows, *factors
         end = out.data_ptr(), self._threads
         self._library.octavo_experts(address, *x.shape, stride, *chosen, *matrices, *how, *end)
         return out

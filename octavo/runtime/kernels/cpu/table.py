@@ -111,10 +111,10 @@ class _CompiledKernels:
         cu_q_lens, kv_lens = batch.cu_q_lens, batch.kv_lens
         assert block_tables.dtype == cu_q_lens.dtype == kv_lens.dtype == torch.int32
         out = self._placed(_empty_like(q))
-        *how, input_precision, is_causal, _ = scores
+        *how, input_precision, is_causal, _, sinks = scores
         tables = block_tables.data_ptr(), block_tables.stride(0)
         lens = cu_q_lens.data_ptr(), kv_lens.data_ptr(), len(kv_lens)
-        end = out.data_ptr(), self._threads, input_precision == "bfloat16", is_causal
+        end = out.data_ptr(), self._threads, input_precision == "bfloat16", is_causal, address_of(sinks)
         self._library.octavo_attention(*rows_of(q), q.shape[1], *_cache(cache, q), *tables, *lens, *how, *end)
         return out
 

@@ -45,7 +45,7 @@ def _rotated(x: Tensor, rotation: Rotation) -> Tensor:
 
 def paged_attention(q: Tensor, cache: Tensor, block_tables: Tensor, batch: Ragged, scores: Scores) -> Tensor:
     """See attention.PagedAttention; nothing is rounded here."""
-    scale, sliding_window, soft_cap, _, is_causal, _ = scores
+    scale, sliding_window, soft_cap, _, is_causal, _, sinks = scores
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     starts = batch.cu_q_lens.tolist()
     for request, kv_len in enumerate(batch.kv_lens.tolist()):
@@ -66,7 +66,10 @@ def paged_attention(q: Tensor, cache: Tensor, block_tables: Tensor, batch: Ragge
         hidden = (distance < 0) & is_causal
         if sliding_window:
             hidden |= distance.abs() >= sliding_window
-        weights = products.masked_fill(hidden, float("-inf")).softmax(-1)
+        products = products.masked_fill(hidden, float("-inf"))
+        if sinks is not None:
+            products = torch.cat([products, sinks[:, None, None].expand(-1, end - start, 1)], -1)
+        weights = products.softmax(-1)[..., : kv_len - first]
         out[start:end] = torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
     return out
 

@@ -85,10 +85,16 @@ def _sum_up(
         weights = routing.weights[tokens, places, None]
         rows = (x[tokens] * weights).to(x.dtype) if form.weighs_inputs else x[tokens]
         inner = _add(products[0](rows, expert), form.up_bias, expert)
-        inner = activate(inner, form.activation, gated=True)
+        inner = _clamped(inner, form) if form.limit else activate(inner, form.activation, gated=True)
         made = _add(products[1](inner, expert), form.down_bias, expert).float()
         total[tokens] += made if form.weighs_inputs else made * weights
     return total.to(x.dtype)
+
+
+def _clamped(inner: Tensor, form: ExpertForm) -> Tensor:
+    gate, value = inner.chunk(2, -1)
+    gate, value = gate.clamp(max=form.limit), value.clamp(-form.limit, form.limit)
+    return gate * (form.alpha * gate).sigmoid() * (value + 1)
 
 
 def start(x: Tensor, shared: Shared | None) -> Tensor:

@@ -17,7 +17,7 @@ from octavo.runtime.kernels.attention import Ragged, Scores
 from octavo.runtime.kernels.ref.cache import paged_attention as reference_attention
 from octavo.runtime.kernels.triton.latent import attend_to_latents
 from octavo.runtime.kernels.triton.launch import Counters, overlapped, power_of_2, release, wait
-from octavo.runtime.kernels.triton.online_softmax import attend, locate, look_up
+from octavo.runtime.kernels.triton.online_softmax import attend, begin_rows, locate, look_up
 from octavo.runtime.kernels.triton.shared_prefix import attend_shared_prefix
 from octavo.runtime.kernels.triton.split_keys import finish, own_split
 from octavo.runtime.kernels.triton.swap_ab import describe, swap_ab_kernel
@@ -34,10 +34,10 @@ _JOINED_AT_ONCE = 1 << 13  # values of partial results that a joining program ho
 )
 def _prefill_kernel(
     q, cache, block_tables, cu_q_lens, kv_lens, out,
-    stride_q, stride_table, num_requests, scale, soft_cap,
+    stride_q, stride_table, num_requests, scale, soft_cap, sinks,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE_M: tl.constexpr, TILE_K: tl.constexpr, WINDOW: tl.constexpr,
-    CAPPED: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    CAPPED: tl.constexpr, SINKS: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):
     """Attend for one tile of queries and one key head."""
     TILE_Q: tl.constexpr = TILE_M // GROUP
@@ -60,7 +60,7 @@ def _prefill_kernel(
     token, column = (begin + index).to(tl.int64), head * GROUP + row % GROUP
     source = q + (token * stride_q + column * D)[:, None] + d[None, :]
     query = tl.load(source, mask=inside, other=0.0).to(DOT)
-    maxima, sums = tl.full([TILE_M], float("-inf"), tl.float32), tl.zeros([TILE_M], tl.float32)
+    maxima, sums = begin_rows(sinks, column, real, TILE_M, SINKS)
     state = maxima, sums, tl.zeros([TILE_M, D_PAD], tl.float32)
     keys = cache + head * D
     values = keys + BLOCK_SIZE * NUM_KV_HEADS * D
@@ -85,10 +85,10 @@ def _prefill_kernel(
 )
 def _decode_kernel(
     q, cache, block_tables, kv_lens, out, partial, log_sums, counters,
-    stride_q, stride_table, scale, soft_cap,
+    stride_q, stride_table, scale, soft_cap, sinks,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE_M: tl.constexpr, TILE_K: tl.constexpr, WINDOW: tl.constexpr,
-    CAPPED: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    CAPPED: tl.constexpr, SINKS: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
     MAX_SPLITS: tl.constexpr, MIN_KEYS: tl.constexpr, HEADS: tl.constexpr,
 ):
     """Attend to one part of the keys of a request's key head. A request without keys is padding: zeros."""
@@ -106,7 +106,8 @@ def _decode_kernel(
     inside = (row < GROUP)[:, None] & (d < D)[None, :]
     source = q + request * stride_q + ((head * GROUP + row) * D)[:, None] + d[None, :]
     query = tl.load(source, mask=inside, other=0.0).to(DOT)
-    maxima, sums = tl.full([TILE_M], float("-inf"), tl.float32), tl.zeros([TILE_M], tl.float32)
+    seen = (row < GROUP) & (tl.program_id(2) == 0)
+    maxima, sums = begin_rows(sinks, head * GROUP + row, seen, TILE_M, SINKS)
     keys = cache + head * D
     values = keys + BLOCK_SIZE * NUM_KV_HEADS * D
     maxima, sums, total = attend(
@@ -126,19 +127,20 @@ def paged_attention(
     counters: Counters, q: Tensor, cache: Tensor, block_tables: Tensor, batch: Ragged, scores: Scores
 ) -> Tensor:
     """See attention.PagedAttention; the input precision is the type of q, and parts meet at the counters."""
-    scale, sliding_window, soft_cap, _, is_causal, keys_only = scores
+    scale, sliding_window, soft_cap, _, is_causal, keys_only, sinks = scores
     if not is_causal:  # no kernel of its own yet
         return reference_attention(q, cache, block_tables, batch, scores)
     cu_q_lens, kv_lens = batch.cu_q_lens, batch.kv_lens
     assert cache.is_contiguous() and block_tables.stride(1) == 1
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    factors = scale / (soft_cap or 1.0) * _LOG2_E, soft_cap * _LOG2_E
-    kind = {"WINDOW": sliding_window, "CAPPED": soft_cap > 0} | overlapped()
+    factors = scale / (soft_cap or 1.0) * _LOG2_E, soft_cap * _LOG2_E, out if sinks is None else sinks
+    kind = {"WINDOW": sliding_window, "CAPPED": soft_cap > 0, "SINKS": sinks is not None} | overlapped()
     shapes = Shapes(q.shape[1], cache.shape, q.dtype, cache.dtype)
     n = len(kv_lens) if len(q) == len(kv_lens) else batch.num_singles
     singles = Call(q[:n], cache, block_tables, kv_lens[:n], out, factors, shapes, kind)
     others = Call(q[n:], cache, block_tables[n:], kv_lens[n:], out[n:], factors, shapes, kind)
     if cache.shape[1] == 1:
+        assert sinks is None
         attend_to_latents(singles, others, cu_q_lens[n:], keys_only)
         return out
     if n and batch.common_start and not sliding_window and cache.shape[2] % 8 == 0:

@@ -7,6 +7,7 @@ Formats: block_types.py, and ggml-quants.h of https://github.com/ggml-org/ggml.
 """
 
 import functools
+from typing import Any
 
 import torch
 import triton
@@ -16,13 +17,14 @@ from torch.nn import functional
 
 from octavo.base.log import get_logger
 from octavo.runtime.kernels.linear import Packed
-from octavo.runtime.kernels.ref.group_blocks import E2M1, FP4, NF4
-from octavo.runtime.kernels.triton.arranged import is_arranged, multiply, unpack
+from octavo.runtime.kernels.ref.group_blocks import FP4, NF4
+from octavo.runtime.kernels.triton.arranged import is_arranged, multiply
+from octavo.runtime.kernels.triton.arranged import unpack as unpack_arranged
 from octavo.runtime.kernels.triton.launch import Counters, cdiv
 
 logger = get_logger(__name__)
 
-_PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _WIDTH = 1024  # values that one unpacking program makes
 
 
@@ -103,10 +105,12 @@ def _unpack_group(block, i, mask, KIND: tl.constexpr, BLOCK: tl.constexpr, level
     if KIND == "MXFP4" or KIND == "NF4" or KIND == "FP4":
         start: tl.constexpr = 1 if KIND == "MXFP4" else 4
         q = (_byte(block + start + i % (BLOCK // 2), mask) >> (i // (BLOCK // 2) * 4)) & 15
-        value = tl.load(levels + q)
-        if KIND == "MXFP4":
-            return value * tl.exp2(_byte(block, mask).to(tl.float32) - 127)
-        return value * _float(block, mask)
+        if KIND == "MXFP4":  # the bits of an E2M1 are those of a float16 of 2^14 times less
+            half = (((q & 8) << 12) | ((q & 7) << 9)).to(tl.uint16).to(tl.float16, bitcast=True)
+            value = half.to(tl.float32) * 16384.0 * (_byte(block, mask) << 23).to(tl.float32, bitcast=True)
+        else:
+            value = tl.load(levels + q) * _float(block, mask)
+        return value
     if KIND == "F8":
         bits = _byte(block + 4 + i, mask)
         half = (((bits & 128) << 8) | ((bits & 127) << 7)).to(tl.uint16).to(tl.float16, bitcast=True)
@@ -126,7 +130,7 @@ def _unpack_group(block, i, mask, KIND: tl.constexpr, BLOCK: tl.constexpr, level
 
 
 @triton.jit
-def _unpack(
+def unpack(
     rows,
     column,
     mask,
@@ -163,7 +167,7 @@ def _dequantize_kernel(
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     inside = column < K
-    values = _unpack(blocks + row * stride, column, inside, TYPE, IS_GROUP, BLOCK, NUM_BYTES, levels)
+    values = unpack(blocks + row * stride, column, inside, TYPE, IS_GROUP, BLOCK, NUM_BYTES, levels)
     tl.store(out + row * K + column, values.to(out.dtype.element_ty), mask=inside)
 
 
@@ -178,32 +182,39 @@ def block_dequantize(matrix: Packed, places: Tensor | None = None, scale: float 
 def _dequantize(matrix: Packed, dtype: torch.dtype) -> Tensor:
     blocks, type_name, _ = matrix
     if is_arranged(matrix):
-        return unpack(matrix, dtype)
-    if type_name in _PLAIN:
-        return blocks.contiguous().view(_PLAIN[type_name]).to(dtype)
+        return unpack_arranged(matrix, dtype)
+    if type_name in PLAIN:
+        return blocks.contiguous().view(PLAIN[type_name]).to(dtype)
     rows, columns = len(blocks), matrix.num_inputs
     out = torch.empty((rows, columns), dtype=dtype, device=blocks.device)
-    is_group = not type_name.startswith("Q")
     if rows:
         _dequantize_kernel[(rows, cdiv(columns, _WIDTH))](
             blocks,
             out,
             blocks.stride(0),
             columns,
-            _levels(type_name, blocks.device),
-            TYPE=type_name.partition("_")[0] if is_group else type_name,
-            IS_GROUP=is_group,
-            BLOCK=matrix.kind.block,
-            NUM_BYTES=matrix.kind.num_bytes,
+            levels_of(type_name, blocks.device),
+            **constants_of(matrix),
             WIDTH=_WIDTH,
         )
     return out
 
 
+def constants_of(matrix: Packed) -> dict[str, Any]:
+    """Return what `unpack` is compiled for."""
+    is_group = not matrix.type_name.startswith("Q")
+    return {
+        "TYPE": matrix.type_name.partition("_")[0] if is_group else matrix.type_name,
+        "IS_GROUP": is_group,
+        "BLOCK": matrix.kind.block,
+        "NUM_BYTES": matrix.kind.num_bytes,
+    }
+
+
 @functools.cache
-def _levels(type_name: str, device: torch.device) -> Tensor | None:
+def levels_of(type_name: str, device: torch.device) -> Tensor | None:
     """Return what the 16 codes of a type stand for; None for types that count."""
-    levels = {"MXFP4": E2M1, "NF4": NF4, "FP4": FP4}.get(type_name.partition("_")[0])
+    levels = {"NF4": NF4, "FP4": FP4}.get(type_name.partition("_")[0])
     return None if levels is None else torch.tensor(levels, device=device)
 
 
@@ -220,5 +231,5 @@ def block_matmul(
 
 @functools.cache
 def _tell_once(type_name: str) -> None:
-    if type_name not in _PLAIN:
+    if type_name not in PLAIN:
         logger.info("Matrices of %s are unpacked in every step, then multiplied by torch.", type_name)

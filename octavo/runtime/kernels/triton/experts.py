@@ -1,9 +1,7 @@
-"""Experts: a choice per token, tokens sorted by expert into tiles, and two grouped products.
+"""Experts: two grouped products over tokens sorted into tiles (see `routing`), and their sums.
 
-Nothing waits for the device: the host knows how many tiles there can be at most, and programs of tiles that
-are not there return at once, so that a step can be captured. Few tokens are not sorted: a program takes one
-token and one of its experts. The outputs of a token's experts are added in the order of its choice, in
-float32. Tiles were chosen by their sizes alone: they are not measured on a device yet.
+Packed weights are unpacked inside the products. The outputs of a token's experts are added in the order of
+its choice, in float32.
 """
 
 from typing import Any, NamedTuple
@@ -13,133 +11,57 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.runtime.kernels.experts import ExpertForm, Router, Routing, Shared
+from octavo.runtime.kernels.experts import ExpertForm, Routing, Shared
+from octavo.runtime.kernels.linear import Packed
+from octavo.runtime.kernels.triton.blocks import PLAIN, constants_of, levels_of, unpack
 from octavo.runtime.kernels.triton.elementwise import KINDS, act
 from octavo.runtime.kernels.triton.launch import cdiv, power_of_2
+from octavo.runtime.kernels.triton.routing import sort_pairs
 
-_SCORES = {"softmax": 0, "sigmoid": 1, "logits": 2}
-_FEW_PAIRS = 64  # of tokens and experts, that are not sorted
-_SORTED_AT_ONCE = 1024
 _SUM_WIDTH = 1024
 
 
 # fmt: off
 @triton.jit
-def _best(values, ids, NONE: tl.constexpr):
-    """Return the largest of all values, and the lowest id that has it."""
-    top = tl.max(tl.max(values, 1), 0)
-    return top, tl.min(tl.min(tl.where(values == top, ids, NONE), 1), 0)
-
-
-@triton.jit
-def _route_kernel(
-    logits, bias, ids, weights, stride, epsilon, factor,
-    E: tl.constexpr, K: tl.constexpr, K_PAD: tl.constexpr, GROUPS: tl.constexpr, G_PAD: tl.constexpr,
-    S_PAD: tl.constexpr, TOP_GROUPS: tl.constexpr, BEST: tl.constexpr, SCORES: tl.constexpr,
-    BIASED: tl.constexpr, NORMALISES: tl.constexpr,
+def _weights(
+    rows, column, mask, levels,
+    TYPE: tl.constexpr, IS_GROUP: tl.constexpr, BLOCK: tl.constexpr, NUM_BYTES: tl.constexpr,
 ):
-    """Choose the experts of one token. Groups are rows, their experts columns."""
-    SIZE: tl.constexpr = E // GROUPS
-    LOWEST: tl.constexpr = float("-inf")
-    token = tl.program_id(0).to(tl.int64)
-    g, s, k = tl.arange(0, G_PAD), tl.arange(0, S_PAD), tl.arange(0, K_PAD)
-    expert = g[:, None] * SIZE + s[None, :]
-    there = (g < GROUPS)[:, None] & (s < SIZE)[None, :]
-    score = tl.load(logits + token * stride + expert, mask=there, other=0.0).to(tl.float32)
-    finite = tl.sum(tl.sum(tl.where(tl.abs(score) < float("inf"), 0, 1), 1), 0) == 0
-    score = tl.where(finite, score, 0.0)
-    if SCORES == 0:
-        top = tl.max(tl.max(tl.where(there, score, LOWEST), 1), 0)
-        score = tl.where(there, tl.exp(score - top), 0.0)
-        score /= tl.sum(tl.sum(score, 1), 0)
-    if SCORES == 1:
-        score = tl.sigmoid(score)
-    choice = score
-    if BIASED:
-        choice += tl.load(bias + expert, mask=there, other=0.0)
-    choice = tl.where(there, choice, LOWEST)
-    if GROUPS > 1:
-        value, left = tl.zeros([G_PAD], tl.float32), choice
-        for _ in tl.static_range(BEST):
-            top = tl.max(left, 1)
-            value += tl.where(g < GROUPS, top, 0.0)
-            first = tl.min(tl.where(left == top[:, None], s[None, :], S_PAD), 1)
-            left = tl.where(s[None, :] == first[:, None], LOWEST, left)
-        value = tl.where(g < GROUPS, value, LOWEST)
-        opened = tl.zeros([G_PAD], tl.int32)
-        for _ in tl.static_range(TOP_GROUPS):
-            group = tl.min(tl.where(value == tl.max(value, 0), g, G_PAD), 0)
-            opened, value = tl.where(g == group, 1, opened), tl.where(g == group, LOWEST, value)
-        choice = tl.where((opened > 0)[:, None], choice, LOWEST)
-    chosen, weight = tl.zeros([K_PAD], tl.int32), tl.full([K_PAD], LOWEST, tl.float32)
-    for i in tl.static_range(K):
-        _, best = _best(choice, expert, E)
-        own = tl.sum(tl.sum(tl.where(expert == best, tl.where(there, score, 0.0), 0.0), 1), 0)
-        chosen, weight = tl.where(k == i, best, chosen), tl.where(k == i, own, weight)
-        choice = tl.where(expert == best, LOWEST, choice)
-    if SCORES == 2:
-        weight = tl.exp(weight - tl.max(weight, 0))
-        weight /= tl.sum(weight, 0)
-    weight = tl.where(k < K, weight, 0.0)
-    if NORMALISES:
-        weight /= tl.sum(weight, 0) + epsilon
-    weight = tl.where(finite, weight * factor, float("nan"))
-    tl.store(ids + token * K + k, tl.where(finite, chosen, k), mask=k < K)
-    tl.store(weights + token * K + k, weight, mask=k < K)
-
-
-@triton.jit(do_not_specialize=["num_pairs"])
-def _count_kernel(ids, counts, ranks, num_pairs, WIDTH: tl.constexpr):
-    """Give each pair of token and expert a place among those of its expert."""
-    pair = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
-    inside = pair < num_pairs
-    expert = tl.load(ids + pair, mask=inside, other=0)
-    tl.store(ranks + pair, tl.atomic_add(counts + expert, 1, mask=inside), mask=inside)
-
-
-@triton.jit(do_not_specialize=["num_pairs", "num_tiles"])
-def _sort_kernel(
-    ids, counts, ranks, pairs, experts, num_pairs, num_tiles,
-    E: tl.constexpr, E_PAD: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
-):
-    """Put pairs into the tiles of their experts; say which expert a tile is of, E for none."""
-    e = tl.arange(0, E_PAD)
-    tiles = (tl.load(counts + e, mask=e < E, other=0) + TILE - 1) // TILE
-    ends = tl.cumsum(tiles, 0)
-    lane = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
-    owner = tl.sum(tl.where((ends[None, :] <= lane[:, None]) & (e < E)[None, :], 1, 0), 1)
-    tl.store(experts + lane, owner, mask=lane < num_tiles)
-    inside = lane < num_pairs
-    expert = tl.load(ids + lane, mask=inside, other=0)
-    begin = tl.sum(tl.where(e[None, :] == expert[:, None], (ends - tiles)[None, :], 0), 1)
-    rank = tl.load(ranks + lane, mask=inside, other=0)
-    tl.store(pairs + begin * TILE + rank, lane, mask=inside)
+    """Load a tile of a matrix, plain or packed."""
+    if TYPE == "":
+        return tl.load(rows + column[None, :], mask=mask, other=0.0)
+    else:  # noqa: RET505  # both branches of a constant are compiled after a return
+        values = unpack(rows, column[None, :], mask, TYPE, IS_GROUP, BLOCK, NUM_BYTES, levels)
+        return tl.where(mask, values, 0.0)
 
 
 @triton.jit
 def _product(
-    x, row, there, matrix, n, N, offset, K: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
-    TILE_K: tl.constexpr, PAIRED: tl.constexpr, factor, DOT: tl.constexpr, WEIGHED: tl.constexpr,
+    x, row, there, matrix, other, n, N, levels, K: tl.constexpr, ROW: tl.constexpr, TILE_M: tl.constexpr,
+    TILE_N: tl.constexpr, TILE_K: tl.constexpr, PAIRED: tl.constexpr, factor, DOT: tl.constexpr,
+    WEIGHED: tl.constexpr, TYPE: tl.constexpr, IS_GROUP: tl.constexpr, BLOCK: tl.constexpr,
+    NUM_BYTES: tl.constexpr,
 ):
-    """Multiply rows of x by TILE_N rows of a matrix, and by those `offset` below if these are PAIRED."""
+    """Multiply rows of x by TILE_N rows of a matrix, ROW apart, and by those of another if PAIRED."""
     column = tl.arange(0, TILE_K)
     first, second = tl.zeros([TILE_M, TILE_N], tl.float32), tl.zeros([TILE_M, TILE_N], tl.float32)
-    place = n.to(tl.int64) * K
+    place = (n.to(tl.int64) * ROW)[:, None]
     for start in range(0, K, TILE_K):
         inside = (start + column) < K
         source = x + row[:, None] + start + column[None, :]
         a = tl.load(source, mask=there[:, None] & inside[None, :], other=0.0)
         if WEIGHED:
             a = (a.to(tl.float32) * factor[:, None]).to(a.dtype)
-        w = matrix + place[:, None] + start + column[None, :]
         mask = (n < N)[:, None] & inside[None, :]
-        b = tl.load(w, mask=mask, other=0.0)
+        b = _weights(matrix + place, start + column, mask, levels, TYPE, IS_GROUP, BLOCK, NUM_BYTES)
+        b = b.to(a.dtype)
         if DOT:
             first = tl.dot(a, tl.trans(b), first, input_precision="ieee")
         else:
             first += tl.sum(a.to(tl.float32) * b.to(tl.float32), 1)[None, :]
         if PAIRED:
-            b = tl.load(w + offset, mask=mask, other=0.0)
+            b = _weights(other + place, start + column, mask, levels, TYPE, IS_GROUP, BLOCK, NUM_BYTES)
+            b = b.to(a.dtype)
             if DOT:
                 second = tl.dot(a, tl.trans(b), second, input_precision="ieee")
             else:
@@ -149,12 +71,17 @@ def _product(
 
 @triton.jit(do_not_specialize=["num_pairs"])
 def _expert_kernel(
-    x, weights, ids, pairs, experts, matrices, bias, out, num_pairs, stride_x,
+    x, weights, ids, pairs, experts, matrix, other, levels, bias, out, num_pairs, stride_x,
     E: tl.constexpr, TOP_K: tl.constexpr, N: tl.constexpr, K: tl.constexpr, UP: tl.constexpr,
-    WEIGHS: tl.constexpr, BIASED: tl.constexpr, KIND: tl.constexpr, SORTED: tl.constexpr,
+    STRIDE: tl.constexpr, ROW: tl.constexpr, WEIGHS: tl.constexpr, BIASED: tl.constexpr, KIND: tl.constexpr,
+    LIMIT: tl.constexpr, ALPHA: tl.constexpr, SORTED: tl.constexpr, TYPE: tl.constexpr,
+    IS_GROUP: tl.constexpr, BLOCK: tl.constexpr, NUM_BYTES: tl.constexpr,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
 ):
-    """Compute N outputs of an expert for pairs; UP: of tokens, gates and values; else of what these made."""
+    """Compute N outputs of an expert for pairs; UP: of tokens, gates and values; else of what these made.
+
+    matrix, other: of gates and of values, those of experts STRIDE apart
+    """
     tile = tl.program_id(1)
     if SORTED:
         expert = tl.load(experts + tile)
@@ -172,17 +99,20 @@ def _expert_kernel(
         factor = tl.load(weights + pair, mask=there, other=0.0)
     row = pair // TOP_K * stride_x if UP else pair * stride_x
     rows: tl.constexpr = 2 * N if UP else N
-    matrices += expert.to(tl.int64) * rows * K
+    begin = expert.to(tl.int64) * STRIDE
     first, second = _product(
-        x, row, there, matrices, n, N, N * K, K, TILE_M, TILE_N, TILE_K, UP, factor, SORTED,
-        WEIGHS and UP,
+        x, row, there, matrix + begin, other + begin, n, N, levels, K, ROW, TILE_M, TILE_N, TILE_K, UP,
+        factor, SORTED, WEIGHS and UP, TYPE, IS_GROUP, BLOCK, NUM_BYTES,
     )
     if BIASED:
         bias += expert * rows
         first += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
         if UP:
             second += tl.load(bias + N + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
-    if UP:
+    if UP and LIMIT > 0:
+        first = tl.minimum(first, LIMIT)
+        first = first * tl.sigmoid(ALPHA * first) * (tl.clamp(second, -LIMIT, LIMIT) + 1.0)
+    elif UP:
         first = act(first, KIND) * second
     elif not WEIGHS:
         first *= tl.load(weights + pair, mask=there, other=0.0)[:, None]
@@ -210,96 +140,71 @@ def _sum_kernel(
 # fmt: on
 
 
-def route(logits: Tensor, bias: Tensor | None, router: Router) -> Routing:
-    """See experts.Route."""
-    tokens, count = logits.shape
-    ids = torch.empty((tokens, router.top_k), dtype=torch.int32, device=logits.device)
-    weights = torch.empty((tokens, router.top_k), dtype=torch.float32, device=logits.device)
-    if tokens:
-        _route_kernel[(tokens,)](
-            logits,
-            logits if bias is None else bias,
-            ids,
-            weights,
-            logits.stride(0),
-            router.epsilon,
-            router.factor,
-            E=count,
-            K=router.top_k,
-            K_PAD=power_of_2(router.top_k),
-            GROUPS=router.num_groups,
-            G_PAD=power_of_2(router.num_groups),
-            S_PAD=power_of_2(count // router.num_groups),
-            TOP_GROUPS=router.top_groups,
-            BEST=router.best_of_group,
-            SCORES=_SCORES[router.scores],
-            BIASED=bias is not None,
-            NORMALISES=router.normalises,
-            num_warps=1 if count <= 256 else 4,
-        )
-    return Routing(ids, weights)
+class _Matrices(NamedTuple):
+    """Matrices [N, K] of all experts, or two of each, and how a kernel reads them."""
+
+    first: Tensor
+    second: Tensor
+    levels: Tensor | None
+    how: dict[str, Any]
 
 
-class _Tiles(NamedTuple):
-    """Pairs of tokens and experts, sorted: `pairs` of each tile, -1 where there is none, and its expert."""
-
-    pairs: Tensor
-    experts: Tensor
-    number: int
-    sizes: dict[str, Any]
+def _plain(first: Tensor, second: Tensor) -> _Matrices:
+    how = {"TYPE": "", "IS_GROUP": False, "BLOCK": 1, "NUM_BYTES": 1}
+    return _Matrices(first, second, None, _strides(first) | how)
 
 
-def tile_sizes(num_pairs: int, count: int) -> dict[str, Any]:
-    """Return tiles of the products, and how they are compiled. Few pairs are a tile each, without a dot."""
-    if num_pairs <= _FEW_PAIRS:
-        return {"TILE_M": 1, "TILE_N": 16, "TILE_K": 256, "num_warps": 4, "num_stages": 3}
-    tile = max(16, min(128, power_of_2(num_pairs // count)))
-    is_small = tile < 64
-    tile_n, warps = (64, 4) if is_small else (128, 8)
-    return {"TILE_M": tile, "TILE_N": tile_n, "TILE_K": 64, "num_warps": warps, "num_stages": 3}
-
-
-def _sort(ids: Tensor, count: int) -> _Tiles:
-    """Sort pairs into tiles; few of them are a tile each."""
-    num_pairs = ids.numel()
-    sizes = tile_sizes(num_pairs, count)
-    tile = sizes["TILE_M"]
-    if num_pairs <= _FEW_PAIRS:
-        return _Tiles(ids, ids, num_pairs, sizes)
-    number = min(num_pairs, cdiv(num_pairs, tile) + count)
-    counts = torch.zeros(count, dtype=torch.int32, device=ids.device)
-    pairs = torch.full((number * tile,), -1, dtype=torch.int32, device=ids.device)
-    ranks, experts = torch.empty_like(ids), pairs.new_empty(number)
-    width = min(_SORTED_AT_ONCE, max(16, 1 << 14 >> power_of_2(count).bit_length()))
-    _count_kernel[(cdiv(num_pairs, width),)](ids, counts, ranks, num_pairs, WIDTH=width)
-    _sort_kernel[(cdiv(max(num_pairs, number), width),)](
-        ids,
-        counts,
-        ranks,
-        pairs,
-        experts,
-        num_pairs,
-        number,
-        E=count,
-        E_PAD=power_of_2(count),
-        TILE=tile,
-        WIDTH=width,
+def _packed(first: Packed, second: Packed) -> _Matrices:
+    a, b, name = first.blocks, second.blocks, first.type_name
+    if name in PLAIN:
+        return _plain(a.view(PLAIN[name]), b.view(PLAIN[name]))
+    assert second.type_name == name and a.stride() == b.stride()
+    return _Matrices(
+        a, b, levels_of(name, a.device), _strides(a) | constants_of(first) | {"K": first.num_inputs}
     )
-    return _Tiles(pairs, experts, number, sizes)
+
+
+def _strides(matrices: Tensor) -> dict[str, Any]:
+    return {"STRIDE": matrices.stride(0), "ROW": matrices.stride(1), "K": matrices.shape[2]}
 
 
 def dense_experts(
     x: Tensor, routing: Routing, up: Tensor, down: Tensor, form: ExpertForm, shared: Shared | None
 ) -> Tensor:
     """See experts.DenseExperts."""
-    (count, size, inner), top_k = down.shape, routing.ids.shape[1]
+    gate, value = up.chunk(2, 1)
+    return _sum_up(x, routing, (_plain(gate, value), _plain(down, down)), form, shared)
+
+
+def block_experts(
+    x: Tensor,
+    routing: Routing,
+    gate: Packed,
+    up: Packed,
+    down: Packed,
+    form: ExpertForm,
+    shared: Shared | None,
+) -> Tensor:
+    """See experts.BlockExperts; weights are unpacked inside the products."""
+    return _sum_up(x, routing, (_packed(gate, up), _packed(down, down)), form, shared)
+
+
+def _sum_up(
+    x: Tensor,
+    routing: Routing,
+    matrices: tuple[_Matrices, _Matrices],
+    form: ExpertForm,
+    shared: Shared | None,
+) -> Tensor:
+    up, down = matrices
+    (count, inner, *_), size, top_k = up.first.shape, down.first.shape[1], routing.ids.shape[1]
     out = torch.empty((len(x), size), dtype=x.dtype, device=x.device)
     if not len(x):
         return out
-    tiles = _sort(routing.ids, count)
+    tiles = sort_pairs(routing.ids, count)
     between = x.new_empty((len(x) * top_k, inner))
     made = x.new_empty((len(x) * top_k, size), dtype=torch.float32)
-    for source, stride, matrices, bias, target, is_up in (
+    for source, stride, matrix, bias, target, is_up in (
         (x, x.stride(0), up, form.up_bias, between, True),
         (between, inner, down, form.down_bias, made, False),
     ):
@@ -309,25 +214,35 @@ def dense_experts(
             routing.ids,
             tiles.pairs,
             tiles.experts,
-            matrices,
-            matrices if bias is None else bias,
+            matrix.first,
+            matrix.second,
+            matrix.levels,
+            target if bias is None else bias,
             target,
             len(target),
             stride,
             E=count,
             TOP_K=top_k,
             N=target.shape[1],
-            K=matrices.shape[2],
             UP=is_up,
             WEIGHS=form.weighs_inputs,
             BIASED=bias is not None,
             KIND=KINDS[form.activation],
+            LIMIT=form.limit,
+            ALPHA=form.alpha,
             SORTED=tiles.pairs is not tiles.experts,
+            **matrix.how,
             **tiles.sizes,
         )
+    _add_up(made, shared, out, top_k)
+    return out
+
+
+def _add_up(made: Tensor, shared: Shared | None, out: Tensor, top_k: int) -> None:
+    size = out.shape[1]
     rows, gate = shared or (None, None)
     width = min(power_of_2(size), _SUM_WIDTH)
-    _sum_kernel[(len(x), cdiv(size, width))](
+    _sum_kernel[(len(out), cdiv(size, width))](
         made,
         made if rows is None else rows,
         made if gate is None else gate,
@@ -340,4 +255,3 @@ def dense_experts(
         GATED=gate is not None,
         WIDTH=width,
     )
-    return out

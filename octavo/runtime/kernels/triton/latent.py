@@ -206,7 +206,7 @@ def attend_to_latents(singles: Call, others: Call, cu_q_lens: Tensor, keys_only:
 
 
 def _decode(call: Call, keys_only: int) -> None:
-    q, cache, block_tables, kv_lens, out, (scale, _), shapes, _ = call
+    q, cache, block_tables, kv_lens, out, (scale, *_), shapes, _ = call
     num_requests, num_heads, size = q.shape
     constants = _constants(shapes, keys_only) | decode_tiles(shapes)
     num_tiles = cdiv(num_heads, constants["TILE_M"])
@@ -250,7 +250,7 @@ def _decode(call: Call, keys_only: int) -> None:
 
 
 def _prefill(call: Call, cu_q_lens: Tensor, keys_only: int) -> None:
-    q, cache, block_tables, kv_lens, out, (scale, _), shapes, _ = call
+    q, cache, block_tables, kv_lens, out, (scale, *_), shapes, _ = call
     constants = _constants(shapes, keys_only) | prefill_tiles(shapes)
     num_tiles = len(q) // (constants["TILE_M"] // constants["HEADS"]) + len(kv_lens)
     _latent_prefill_kernel[(cdiv(q.shape[1], constants["HEADS"]), num_tiles)](

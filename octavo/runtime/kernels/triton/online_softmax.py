@@ -45,6 +45,16 @@ def _places(blocks, start, key, stride_slot, BLOCK_SIZE: tl.constexpr, TILE_K: t
 
 
 @triton.jit
+def begin_rows(sinks, head, there, ROWS: tl.constexpr, SINKS: tl.constexpr):
+    """Return (maxima, sums) of ROWS rows: of nothing seen, or of the sinks of these heads, where they are."""
+    maxima, sums = tl.full([ROWS], float("-inf"), tl.float32), tl.zeros([ROWS], tl.float32)
+    if SINKS:
+        sink = tl.load(sinks + head, mask=there, other=0.0) * 1.4426950408889634
+        maxima, sums = tl.where(there, sink, maxima), tl.where(there, 1.0, sums)
+    return maxima, sums
+
+
+@triton.jit
 def _visible(stored, key, position, WINDOW: tl.constexpr):
     """Return which keys each query sees; without a position, all see all that are stored."""
     visible = stored[None, :]

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from octavo.runtime.kernels.triton.launch import cdiv, power_of_2, release, wait
-from octavo.runtime.kernels.triton.online_softmax import attend, look_up
+from octavo.runtime.kernels.triton.online_softmax import attend, begin_rows, look_up
 from octavo.runtime.kernels.triton.tiles import Call, shared_prefix_tiles
 
 
@@ -35,9 +35,10 @@ def _common_blocks(
 @triton.jit(do_not_specialize=["num_requests", "stride_table"])
 def _packed_kernel(
     q, cache, block_tables, kv_lens, out, stride_q, stride_table, num_requests, scale, soft_cap,
+    sinks,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE_M: tl.constexpr, TILE_K: tl.constexpr, CAPPED: tl.constexpr,
-    DOT: tl.constexpr, PDL: tl.constexpr, PACK: tl.constexpr, WIDTH: tl.constexpr,
+    SINKS: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr, PACK: tl.constexpr, WIDTH: tl.constexpr,
 ):
     """Attend for one key head of PACK requests; row m of the tile is head m % GROUP of request m // GROUP."""
     head, request = tl.program_id(0), tl.program_id(1).to(tl.int64) * PACK
@@ -55,7 +56,7 @@ def _packed_kernel(
     query = tl.load(
         q + ((request + member) * stride_q + column * D)[:, None] + d[None, :], mask=inside, other=0.0
     ).to(DOT)
-    maxima, sums = tl.full([TILE_M], float("-inf"), tl.float32), tl.zeros([TILE_M], tl.float32)
+    maxima, sums = begin_rows(sinks, column, there, TILE_M, SINKS)
     keys = cache + head * D
     values = keys + BLOCK_SIZE * NUM_KV_HEADS * D
     next_blocks = look_up(table, 0, common, BLOCK_SIZE, TILE_K)

@@ -16,6 +16,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from octavo.runtime.kernels.triton.launch import release, wait
+from octavo.runtime.kernels.triton.online_softmax import begin_rows
 from octavo.runtime.kernels.triton.split_keys import finish, own_split
 
 
@@ -45,10 +46,10 @@ def _step(
 )
 def swap_ab_kernel(
     q, halves, block_tables, kv_lens, out, partial, log_sums, counters,
-    stride_q, stride_table, scale, soft_cap,
+    stride_q, stride_table, scale, soft_cap, sinks,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE_M: tl.constexpr, TILE_K: tl.constexpr, WINDOW: tl.constexpr,
-    CAPPED: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    CAPPED: tl.constexpr, SINKS: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
     MAX_SPLITS: tl.constexpr, MIN_KEYS: tl.constexpr, HEADS: tl.constexpr,
 ):
     """Attend to one part of a request's key head; see attention._decode_kernel. halves: `describe`'s."""
@@ -62,10 +63,11 @@ def swap_ab_kernel(
     if tl.program_id(2) >= tl.maximum(num_splits, 1):
         return
 
-    h, d = tl.arange(0, TILE_M), tl.arange(0, D)
+    h, d, part = tl.arange(0, TILE_M), tl.arange(0, D), tl.program_id(2)
     source = q + request * stride_q + ((head * GROUP + h) * D)[None, :] + d[:, None]
     query = tl.load(source, mask=(h < GROUP)[None, :], other=0.0).to(DOT)
-    maxima, sums = tl.full([TILE_M], float("-inf"), tl.float32), tl.zeros([TILE_K, TILE_M], tl.float32)
+    maxima, sums = begin_rows(sinks, head * GROUP + h, (h < GROUP) & (part == 0), TILE_M, SINKS)
+    sums = tl.where((tl.arange(0, TILE_K) == 0)[:, None], sums[None, :], 0.0)
     state = maxima, sums, tl.zeros([D, TILE_M], tl.float32)
     for start in range(first_key, end_key, TILE_K):
         num_seen = tl.maximum(start + TILE_K - end_key, 0)

@@ -10,7 +10,6 @@ from octavo.runtime.kernels.experts import ExpertKernels
 from octavo.runtime.kernels.linear import LinearKernels, SplitProduct
 from octavo.runtime.kernels.norms import NormKernels
 from octavo.runtime.kernels.ref.blocks import select_inputs
-from octavo.runtime.kernels.ref.experts import block_experts
 from octavo.runtime.kernels.sampling import SamplingKernels, TruncateAndDraw
 from octavo.runtime.kernels.steps import StepKernels
 from octavo.runtime.kernels.table import KernelTable
@@ -22,6 +21,7 @@ from octavo.runtime.kernels.triton.latent_prompts import latent_prompts
 from octavo.runtime.kernels.triton.launch import Counters
 from octavo.runtime.kernels.triton.matmul import Matmul
 from octavo.runtime.kernels.triton.noise import row_limits
+from octavo.runtime.kernels.triton.routing import route
 from octavo.runtime.kernels.triton.scores import score
 from octavo.runtime.kernels.triton.steps import begin_step, end_step
 from octavo.runtime.kernels.triton.store import store_kv
@@ -48,7 +48,7 @@ def cuda_table() -> KernelTable:
             arrange=arrange,
             split_product=SplitProduct(matmul.split, elementwise.add_norm),
         ),
-        experts=ExpertKernels(experts.route, experts.dense_experts, block_experts),
+        experts=ExpertKernels(route, experts.dense_experts, experts.block_experts),
         sampling=SamplingKernels(
             TruncateAndDraw(partial(draw, counters), truncate),
             row_limits,

@@ -64,8 +64,8 @@ class Shapes(NamedTuple):
 class Call(NamedTuple):
     """What a kernel of attention is launched with, for some requests of a batch.
 
-    factors: scale and soft cap, for base 2
-    kind:    further constants: WINDOW, CAPPED, PDL
+    factors: scale and soft cap, for base 2, and sinks, as they are
+    kind:    further constants: WINDOW, CAPPED, SINKS, PDL
     """
 
     q: Tensor
@@ -73,7 +73,7 @@ class Call(NamedTuple):
     block_tables: Tensor
     kv_lens: Tensor
     out: Tensor
-    factors: tuple[float, float]
+    factors: tuple[float, float, Tensor]
     shapes: Shapes
     kind: dict[str, Any]
 

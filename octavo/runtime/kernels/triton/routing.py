@@ -1,0 +1,192 @@
+"""A choice of experts per token, and tokens sorted by expert into tiles.
+
+Nothing waits for the device: the host knows how many tiles there can be at most, and programs of tiles that
+are not there return at once, so that a step can be captured. Few tokens are not sorted: a program takes one
+token and one of its experts. Tiles were chosen by their sizes alone: they are not measured on a device yet.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.runtime.kernels.experts import Router, Routing
+from octavo.runtime.kernels.triton.launch import cdiv, power_of_2
+
+_SCORES = {"softmax": 0, "sigmoid": 1, "logits": 2}
+_FEW_PAIRS = 64  # of tokens and experts, that are not sorted
+_SORTED_AT_ONCE = 1024
+
+
+# fmt: off
+@triton.jit
+def _best(values, ids, NONE: tl.constexpr):
+    """Return the largest of all values, and the lowest id that has it."""
+    top = tl.max(tl.max(values, 1), 0)
+    return top, tl.min(tl.min(tl.where(values == top, ids, NONE), 1), 0)
+
+
+@triton.jit
+def _route_kernel(
+    logits, bias, ids, weights, stride, epsilon, factor,
+    E: tl.constexpr, K: tl.constexpr, K_PAD: tl.constexpr, GROUPS: tl.constexpr, G_PAD: tl.constexpr,
+    S_PAD: tl.constexpr, TOP_GROUPS: tl.constexpr, BEST: tl.constexpr, SCORES: tl.constexpr,
+    BIASED: tl.constexpr, NORMALISES: tl.constexpr,
+):
+    """Choose the experts of one token. Groups are rows, their experts columns."""
+    SIZE: tl.constexpr = E // GROUPS
+    LOWEST: tl.constexpr = float("-inf")
+    token = tl.program_id(0).to(tl.int64)
+    g, s, k = tl.arange(0, G_PAD), tl.arange(0, S_PAD), tl.arange(0, K_PAD)
+    expert = g[:, None] * SIZE + s[None, :]
+    there = (g < GROUPS)[:, None] & (s < SIZE)[None, :]
+    score = tl.load(logits + token * stride + expert, mask=there, other=0.0).to(tl.float32)
+    finite = tl.sum(tl.sum(tl.where(tl.abs(score) < float("inf"), 0, 1), 1), 0) == 0
+    score = tl.where(finite, score, 0.0)
+    if SCORES == 0:
+        top = tl.max(tl.max(tl.where(there, score, LOWEST), 1), 0)
+        score = tl.where(there, tl.exp(score - top), 0.0)
+        score /= tl.sum(tl.sum(score, 1), 0)
+    if SCORES == 1:
+        score = tl.sigmoid(score)
+    choice = score
+    if BIASED:
+        choice += tl.load(bias + expert, mask=there, other=0.0)
+    choice = tl.where(there, choice, LOWEST)
+    if GROUPS > 1:
+        value, left = tl.zeros([G_PAD], tl.float32), choice
+        for _ in tl.static_range(BEST):
+            top = tl.max(left, 1)
+            value += tl.where(g < GROUPS, top, 0.0)
+            first = tl.min(tl.where(left == top[:, None], s[None, :], S_PAD), 1)
+            left = tl.where(s[None, :] == first[:, None], LOWEST, left)
+        value = tl.where(g < GROUPS, value, LOWEST)
+        opened = tl.zeros([G_PAD], tl.int32)
+        for _ in tl.static_range(TOP_GROUPS):
+            group = tl.min(tl.where(value == tl.max(value, 0), g, G_PAD), 0)
+            opened, value = tl.where(g == group, 1, opened), tl.where(g == group, LOWEST, value)
+        choice = tl.where((opened > 0)[:, None], choice, LOWEST)
+    chosen, weight = tl.zeros([K_PAD], tl.int32), tl.full([K_PAD], LOWEST, tl.float32)
+    for i in tl.static_range(K):
+        _, best = _best(choice, expert, E)
+        own = tl.sum(tl.sum(tl.where(expert == best, tl.where(there, score, 0.0), 0.0), 1), 0)
+        chosen, weight = tl.where(k == i, best, chosen), tl.where(k == i, own, weight)
+        choice = tl.where(expert == best, LOWEST, choice)
+    if SCORES == 2:
+        weight = tl.exp(weight - tl.max(weight, 0))
+        weight /= tl.sum(weight, 0)
+    weight = tl.where(k < K, weight, 0.0)
+    if NORMALISES:
+        weight /= tl.sum(weight, 0) + epsilon
+    weight = tl.where(finite, weight * factor, float("nan"))
+    tl.store(ids + token * K + k, tl.where(finite, chosen, k), mask=k < K)
+    tl.store(weights + token * K + k, weight, mask=k < K)
+
+
+@triton.jit(do_not_specialize=["num_pairs"])
+def _count_kernel(ids, counts, ranks, num_pairs, WIDTH: tl.constexpr):
+    """Give each pair of token and expert a place among those of its expert."""
+    pair = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    inside = pair < num_pairs
+    expert = tl.load(ids + pair, mask=inside, other=0)
+    tl.store(ranks + pair, tl.atomic_add(counts + expert, 1, mask=inside), mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_pairs", "num_tiles"])
+def _sort_kernel(
+    ids, counts, ranks, pairs, experts, num_pairs, num_tiles,
+    E: tl.constexpr, E_PAD: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
+):
+    """Put pairs into the tiles of their experts; say which expert a tile is of, E for none."""
+    e = tl.arange(0, E_PAD)
+    tiles = (tl.load(counts + e, mask=e < E, other=0) + TILE - 1) // TILE
+    ends = tl.cumsum(tiles, 0)
+    lane = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    owner = tl.sum(tl.where((ends[None, :] <= lane[:, None]) & (e < E)[None, :], 1, 0), 1)
+    tl.store(experts + lane, owner, mask=lane < num_tiles)
+    inside = lane < num_pairs
+    expert = tl.load(ids + lane, mask=inside, other=0)
+    begin = tl.sum(tl.where(e[None, :] == expert[:, None], (ends - tiles)[None, :], 0), 1)
+    rank = tl.load(ranks + lane, mask=inside, other=0)
+    tl.store(pairs + begin * TILE + rank, lane, mask=inside)
+# fmt: on
+
+
+def route(logits: Tensor, bias: Tensor | None, router: Router) -> Routing:
+    """See experts.Route."""
+    tokens, count = logits.shape
+    ids = torch.empty((tokens, router.top_k), dtype=torch.int32, device=logits.device)
+    weights = torch.empty((tokens, router.top_k), dtype=torch.float32, device=logits.device)
+    if tokens:
+        _route_kernel[(tokens,)](
+            logits,
+            logits if bias is None else bias,
+            ids,
+            weights,
+            logits.stride(0),
+            router.epsilon,
+            router.factor,
+            E=count,
+            K=router.top_k,
+            K_PAD=power_of_2(router.top_k),
+            GROUPS=router.num_groups,
+            G_PAD=power_of_2(router.num_groups),
+            S_PAD=power_of_2(count // router.num_groups),
+            TOP_GROUPS=router.top_groups,
+            BEST=router.best_of_group,
+            SCORES=_SCORES[router.scores],
+            BIASED=bias is not None,
+            NORMALISES=router.normalises,
+            num_warps=1 if count <= 256 else 4,
+        )
+    return Routing(ids, weights)
+
+
+class Tiles(NamedTuple):
+    """Pairs of tokens and experts, sorted: `pairs` of each tile, -1 where there is none, and its expert."""
+
+    pairs: Tensor
+    experts: Tensor
+    number: int
+    sizes: dict[str, Any]
+
+
+def tile_sizes(num_pairs: int, count: int) -> dict[str, Any]:
+    """Return tiles of the products, and how they are compiled. Few pairs are a tile each, without a dot."""
+    if num_pairs <= _FEW_PAIRS:
+        return {"TILE_M": 1, "TILE_N": 16, "TILE_K": 256, "num_warps": 4, "num_stages": 3}
+    tile = max(16, min(128, power_of_2(num_pairs // count)))
+    is_small = tile < 64
+    tile_n, warps = (64, 4) if is_small else (128, 8)
+    return {"TILE_M": tile, "TILE_N": tile_n, "TILE_K": 64, "num_warps": warps, "num_stages": 3}
+
+
+def sort_pairs(ids: Tensor, count: int) -> Tiles:
+    """Sort pairs into tiles; few of them are a tile each."""
+    num_pairs = ids.numel()
+    sizes = tile_sizes(num_pairs, count)
+    tile = sizes["TILE_M"]
+    if num_pairs <= _FEW_PAIRS:
+        return Tiles(ids, ids, num_pairs, sizes)
+    number = min(num_pairs, cdiv(num_pairs, tile) + count)
+    counts = torch.zeros(count, dtype=torch.int32, device=ids.device)
+    pairs = torch.full((number * tile,), -1, dtype=torch.int32, device=ids.device)
+    ranks, experts = torch.empty_like(ids), pairs.new_empty(number)
+    width = min(_SORTED_AT_ONCE, max(16, 1 << 14 >> power_of_2(count).bit_length()))
+    _count_kernel[(cdiv(num_pairs, width),)](ids, counts, ranks, num_pairs, WIDTH=width)
+    _sort_kernel[(cdiv(max(num_pairs, number), width),)](
+        ids,
+        counts,
+        ranks,
+        pairs,
+        experts,
+        num_pairs,
+        number,
+        E=count,
+        E_PAD=power_of_2(count),
+        TILE=tile,
+        WIDTH=width,
+    )
+    return Tiles(pairs, experts, number, sizes)

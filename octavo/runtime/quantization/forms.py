@@ -1,0 +1,114 @@
+"""A `Form` says how a matrix is stored as several tensors; a `StoredParameter` keeps these for a while."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from octavo.base.errors import BadCheckpoint
+from octavo.runtime.quantization.grouped import Grouped
+from octavo.runtime.quantization.packed_layout import PackedLayout
+from octavo.runtime.quantization.parameter import Layout, Parameter, Shard, Stored
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Part(NamedTuple):
+    """What a rank keeps of a matrix [outputs, inputs]: its slices, and how many there are in all."""
+
+    outputs: Shard
+    inputs: Shard
+
+
+class Expected(NamedTuple):
+    """A tensor that a form keeps: its types and its layout, None = kept whole, of any shape.
+
+    is_optional: perhaps it is not there; is_flat: stored as one long row
+    """
+
+    layout: PackedLayout | None
+    dtypes: tuple[torch.dtype, ...]
+    is_optional: bool = False
+    is_flat: bool = False
+
+
+class Form(ABC):
+    """Says which tensors make up a matrix, by the last part of their names, and reads them."""
+
+    @abstractmethod
+    def tensors(self, part: Part) -> Mapping[str, Expected]:
+        """Return the tensors of a matrix. Raises BadCheckpoint where its shape does not fit the form."""
+
+    @abstractmethod
+    def read(self, stored: Mapping[str, Tensor], part: Part) -> Grouped:
+        """Return this rank's part; each tensor has the entries that serve it. Raises BadCheckpoint."""
+
+
+class StoredParameter(Parameter):
+    """Keeps the parts of tensors of one name as they are stored, until they are packed."""
+
+    is_movable = False
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__(layout)
+        self.missing = []
+        self.parts: dict[str, Tensor] = {}
+        self._layouts: dict[str, Layout] = {}
+
+    def expect(self, matrix: Layout, expected: Expected) -> None:
+        """Take a tensor for the one shard of `matrix`. Raises ConfigError."""
+        (shard,) = matrix.shards
+        self._expected = expected
+        self._layouts[shard.name] = matrix if expected.layout is None else expected.layout.of(matrix)
+        self.dtypes, self.is_required = expected.dtypes, not expected.is_optional
+        self.missing.append(shard.name)
+
+    def load(self, tensor: Stored, name: str = "") -> None:
+        """See Parameter.load; axes of one entry may be left out, and a single number serves all shards."""
+        if not isinstance(tensor, Tensor):
+            raise BadCheckpoint("GGUF blocks where a tensor of a packed matrix is expected")
+        if self._expected.layout is None:
+            self._keep_whole(tensor, name)
+            return
+        chosen = [self._layouts[name]] if name in self._layouts else list(self._layouts.values())
+        layout = replace(chosen[0], shards=tuple(shard for other in chosen for shard in other.shards))
+        expected = layout.full_shape(layout.shards)
+        if tensor.numel() == 1 and prod(expected) == len(chosen):
+            tensor = tensor.reshape([1] * len(expected)).expand(expected)
+        long = [size for size in expected if size != 1]
+        found = [size for size in tensor.shape if size != 1]
+        if found == long or (self._expected.is_flat and found == [prod(long)]):
+            tensor = tensor.reshape(expected)
+        self.layout = layout
+        super().load(tensor, "")
+
+    def _keep_whole(self, tensor: Tensor, name: str) -> None:
+        for shard in [name] if name in self._layouts else list(self._layouts):
+            self.parts[shard] = tensor
+            self.missing.remove(shard)
+
+    def _keep(self, shard: Shard, part: Stored) -> int:
+        assert isinstance(part, Tensor)
+        self.parts[shard.name] = part
+        return part.nbytes
+
+
+def part_of(layout: Layout) -> Part:
+    """Return the part of the matrix that a layout of one shard keeps."""
+    (shard,), (other,) = layout.shards, layout.others
+    whole = Shard(shard.name, other, 0, other)
+    return Part(shard, whole) if layout.split_axis == 0 else Part(whole, shard)
+
+
+@contextmanager
+def blaming(name: str, shard: Shard) -> Iterator[None]:
+    """Let faults name the layer."""
+    try:
+        yield
+    except BadCheckpoint as error:
+        raise BadCheckpoint(f"layer {name}{shard.name and ':'}{shard.name}: {error}") from error
