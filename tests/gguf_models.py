@@ -30,6 +30,13 @@ _HEAD = {
     "expert_count": "num_local_experts",
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_count": "n_shared_experts",
+    "leading_dense_block_count": "first_k_dense_replace",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+    "attention.q_lora_rank": "q_lora_rank",
+    "attention.kv_lora_rank": "kv_lora_rank",
+    "attention.value_length": "v_head_dim",
 }
 
 
@@ -37,6 +44,7 @@ def write_gguf(oracle: PreTrainedModel, path: Path, types: dict[str, str], defau
     """Write the model, matrices in `types` (by tensor) or `default`; the oracle gets the rounded weights."""
     model_type = oracle.config.model_type
     own = {"mixtral": "llama", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"}
+    own |= dict.fromkeys(("deepseek_v2", "deepseek_v3"), "deepseek2")
     architecture = own.get(model_type, model_type.removesuffix("_text"))
     key = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == architecture)
     names = gguf.get_tensor_name_map(key, oracle.config.num_hidden_layers)
@@ -73,6 +81,9 @@ def _tensors(oracle: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
                 yield name.replace("gate_up_proj", f"{kind}_proj.weight"), part
         else:
             yield name + ".weight" * name.endswith("experts.down_proj"), data
+    for name, bias in oracle.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            yield name.replace("_bias", ".bias"), bias
 
 
 def _of_gpt_oss(name: str, data: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -95,6 +106,16 @@ def _entries(architecture: str, oracle: PreTrainedModel) -> list[Entry]:
     if architecture == "gpt2":
         entries.append(("gpt2.feed_forward_length", UINT32, 4 * config.hidden_size))
         return [*entries, ("gpt2.attention.layer_norm_epsilon", FLOAT32, config.layer_norm_epsilon)]
+    if architecture == "deepseek2":
+        entries = [entry for entry in entries if not entry[0].endswith("key_length")]
+        size = config.qk_nope_head_dim + config.qk_rope_head_dim
+        entries.append((f"{architecture}.attention.key_length", UINT32, size))
+        entries.append((f"{architecture}.rope.dimension_count", UINT32, config.qk_rope_head_dim))
+        entries.append((f"{architecture}.expert_weights_scale", FLOAT32, config.routed_scaling_factor))
+        is_v3 = config.model_type == "deepseek_v3"
+        entries.append((f"{architecture}.expert_gating_func", UINT32, 1 + is_v3))
+        scale = config.rope_parameters["mscale_all_dim"] / 10
+        entries.append((f"{architecture}.rope.scaling.yarn_log_multiplier", FLOAT32, scale))
     entries.append((f"{architecture}.attention.layer_norm_rms_epsilon", FLOAT32, config.rms_norm_eps))
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     entries.append((f"{architecture}.rope.freq_base", FLOAT32, rope["rope_theta"]))

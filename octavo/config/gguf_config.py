@@ -40,6 +40,15 @@ _KEYS = {
     "num_experts": "expert_count",
     "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
+    "n_shared_experts": "expert_shared_count",
+    "first_k_dense_replace": "leading_dense_block_count",
+    "routed_scaling_factor": "expert_weights_scale",
+    "n_group": "expert_group_count",
+    "topk_group": "expert_group_used_count",
+    "expert_gating_func": "expert_gating_func",
+    "q_lora_rank": "attention.q_lora_rank",
+    "kv_lora_rank": "attention.kv_lora_rank",
+    "v_head_dim": "attention.value_length",
 }
 
 _GENERATION = {
@@ -51,13 +60,14 @@ _GENERATION = {
     "repetition_penalty": "general.sampling.penalty_repeat",
 }
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads")
-_FRACTIONS = {key for key in _KEYS if key.endswith(("epsilon", "eps", "theta", "softcapping"))}
+_FRACTIONS = {key for key in _KEYS if key.endswith(("epsilon", "eps", "theta", "softcapping", "factor"))}
 _KINDS = {int: "a whole number", float: "a number"}
 _MAX_NUMBER = 1 << 40
 _MAX_LAYERS = 10_000
 
 _GEMMA3_LAYERS_PER_GLOBAL = 6
 _GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3_text": 62}
+_SIGMOID = 2
 _ROPE_DIVISORS = "rope_freqs.weight"
 _LONG_ROPE_DIVISORS = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
 
@@ -135,6 +145,9 @@ def _add_rope(config: Config, name: str, file: GGUFFile) -> None:
         "factor": _checked(factor, file.metadata.get(factor), float),
         "original_max_position_embeddings": file.metadata.get(length),
     }
+    if multiplier := file.metadata.get(f"{name}.rope.scaling.yarn_log_multiplier"):
+        scale = 10 * _checked(f"{name}.rope.scaling.yarn_log_multiplier", multiplier, float)
+        config["rope_scaling"] |= {"mscale": scale, "mscale_all_dim": scale}
 
 
 def _divisors(file: GGUFFile, name: str) -> list[float]:
@@ -153,6 +166,23 @@ def _complete_llama(config: Config) -> None:
 def _complete_qwen3moe(config: Config) -> None:
     """Weights of experts add up to 1 in all published models."""
     config["norm_topk_prob"] = True
+
+
+def _complete_deepseek2(config: Config) -> None:
+    """DeepSeek-V3 chooses experts by sigmoid. Raises BadCheckpoint for files without what V2 needs."""
+    size, share = config.get("head_dim"), config.pop("partial_rotary_factor", None)
+    if not size or share is None or config.get("v_head_dim", size) > size:
+        raise BadCheckpoint(
+            "The GGUF file lacks attention.key_length, rope.dimension_count or attention.value_length of its "
+            "heads: octavo reads files whose heads are one tensor, attn_kv_b"
+        )
+    rope_size = round(share * size)
+    config |= {"qk_rope_head_dim": rope_size, "qk_nope_head_dim": size - rope_size}
+    if config.pop("expert_gating_func", 1) == _SIGMOID:
+        config |= {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
+        config |= {"n_group": config.get("n_group", 1), "topk_group": config.get("topk_group", 1)}
+    elif config.get("n_group", 1) > 1:
+        config["topk_method"] = "group_limited_greedy"
 
 
 def _complete_gpt_oss(config: Config) -> None:
@@ -187,5 +217,6 @@ _ARCHITECTURES = {
     "gemma2": _Row("Gemma2ForCausalLM", "gemma2", _complete_gemma),
     "gemma3": _Row("Gemma3ForCausalLM", "gemma3_text", _complete_gemma3),
     "gpt2": _Row("GPT2LMHeadModel", "gpt2"),
+    "deepseek2": _Row("DeepseekV2ForCausalLM", "deepseek_v2", _complete_deepseek2),
     "gpt-oss": _Row("GptOssForCausalLM", "gpt_oss", _complete_gpt_oss),
 }

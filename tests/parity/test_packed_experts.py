@@ -93,6 +93,27 @@ def test_other_names_of_experts(tmp_path):
     assert distance(folder, oracle) < 1e-4
 
 
+def test_deepseek_in_fp8(tmp_path):
+    """All matrices but the routers, those of latent attention, too."""
+    config, writer = FORMATS["fp8-block"][0], partial(writers.fp8, n=32, k=32, name="weight_scale_inv")
+    oracle = make_oracle(tiny_config("DeepseekV3ForCausalLM") | {"hidden_size": 64})
+    folder = save(oracle, tmp_path / "packed")
+    plain = load_file(folder / "model.safetensors")
+    packed = dict(plain)
+    for name in [name for name in plain if re.search(r"(proj|mqa|_b_proj)\.weight$", name)]:
+        written = writer(packed.pop(name))
+        plain[name] = written.matrix.float()
+        stem = name.removesuffix("weight")
+        packed |= {stem + suffix: x.contiguous() for suffix, x in written.tensors.items()}
+    save_file(plain, folder / "model.safetensors", {"format": "pt"})
+    oracle = AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation="eager", dtype=torch.float32
+    ).eval()
+    save_file(packed, folder / "model.safetensors", {"format": "pt"})
+    edit_config(folder, quantization_config=config | {"weight_block_size": [32, 32]})
+    assert distance(folder, oracle) < 1e-4
+
+
 def test_stacks_of_experts_in_fp8(tmp_path):
     """As transformers 5 keeps them in memory: one tensor, and one of scales, for all experts."""
     config, writer = FORMATS["fp8-block"][0], partial(writers.fp8, n=32, k=32, name="weight_scale_inv")

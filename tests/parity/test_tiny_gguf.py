@@ -14,6 +14,8 @@ LONG_ROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_fac
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "truncate": False}
 YARN |= {"original_max_position_embeddings": 64}
 EXPERTS = {"ffn_gate_exps": "MXFP4", "ffn_up_exps": "MXFP4", "ffn_down_exps": "MXFP4"}
+LATENT = {"hidden_size": 64, "intermediate_size": 128, "kv_lora_rank": 32, "v_head_dim": 16}
+LATENT |= {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 0.7, "truncate": True}}
 CONFIGS = {
     "LlamaForCausalLM": SIZES,
     "Qwen2ForCausalLM": SIZES | {"use_sliding_window": False},
@@ -25,6 +27,8 @@ CONFIGS = {
     "Gemma2ForCausalLM": SIZES | {"query_pre_attn_scalar": 16},
     "Gemma3ForCausalLM": SIZES | {"query_pre_attn_scalar": 16, "layer_types": None},
     "GPT2LMHeadModel": {"n_embd": 64},
+    "DeepseekV2ForCausalLM": LATENT,
+    "DeepseekV3ForCausalLM": LATENT | {"q_lora_rank": 32},
     "GptOssForCausalLM": SIZES | {"rope_parameters": YARN, "swiglu_limit": 7.0, "intermediate_size": 64},
 }
 

@@ -90,7 +90,7 @@ class LatentAttention(nn.Module):
             self.q_norm = RMSNorm(build.at("q_norm"), rank, _EPS)
         queries = build.at("q").split("", arch.num_heads * width, width)
         self.q = MergedColumnLinear(build.at("q"), rank or size, (queries,), False)
-        self.kv_a = ReplicatedLinear(build.at("kv_a"), size, arch.head_dim, arch.bias)
+        self.kv_a = _RopeFirst(build.at("kv_a"), size, arch)
         self.kv_norm = RMSNorm(build.at("kv_norm"), arch.latent_size, _EPS)
         self.heads = LatentHeads(build.at("heads"), arch)
         self._norms = HeadNorms(None, self.kv_norm.weight, _EPS)
@@ -143,22 +143,51 @@ class LatentAttention(nn.Module):
         return out.flatten(1)
 
 
+class _RopeFirst(ReplicatedLinear):
+    """Makes latent vectors: checkpoints have what rotates last, caches have it first."""
+
+    def __init__(self, build: BuildContext, size: int, arch: LatentArch) -> None:
+        super().__init__(build, size, arch.head_dim, arch.bias)
+        self._rope_size = arch.rope_size
+
+    def after_load(self) -> None:
+        """Turn the rows."""
+        super().after_load()
+        self.method.roll(self._rope_size)
+        if self.bias is not None:
+            self.bias.copy_(self.bias.roll(self._rope_size))
+
+
 class LatentHeads(Layer):
-    """Owns what makes a head's key and value of the latent: [plain_size + value_size, latent_size] each."""
+    """Owns what makes a head's key and value of the latent: [plain_size + value_size, latent_size] each.
+
+    Kept as plain numbers, whatever the checkpoint has.
+    """
 
     def __init__(self, build: BuildContext, arch: LatentArch) -> None:
         super().__init__()
         rows = arch.plain_size + arch.value_size
         layout = Layout((build.split("", arch.num_heads * rows, rows),), (arch.latent_size,))
-        self._weight = self.make_vector(build, layout, dtype=build.scheme.storage.weight_dtype)
-        self._arch, self._on_cpu = arch, build.device.type == "cpu"
+        self._dtype, self._packed = build.scheme.storage.weight_dtype, build.scheme.is_packed(build.path)
+        if self._packed:
+            self._method = self.make_matrix(build, layout)
+            self._weight = torch.empty(layout.shape, dtype=self._dtype, device="meta")
+        else:
+            self._weight = self.make_vector(build, layout, dtype=self._dtype)
+        self._arch, self._on_cpu, self._device = arch, build.device.type == "cpu", build.device
         self._multiply = build.kernels.linear.block_matmul
         self.num_heads = self._weight.numel() // (rows * arch.latent_size)
         self.latent_size, self.value_size = arch.latent_size, arch.value_size
 
     def after_load(self) -> None:
         """Turn queries' rotating components to the front, and the matrices of keys to those of queries."""
+        super().after_load()
         arch = self._arch
+        if self._packed:
+            rows = torch.arange(len(self._weight), device=self._device)
+            self._weight = self._method.gather(rows).to(self._dtype)
+            self._matrices.clear()
+            del self._method
         heads = self._weight.view(-1, arch.plain_size + arch.value_size, arch.latent_size)
         keys, self._values = heads[:, : arch.plain_size], heads[:, arch.plain_size :]
         self._queries = keys.new_zeros(len(heads), arch.head_dim, arch.query_size)

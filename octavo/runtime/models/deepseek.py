@@ -3,21 +3,13 @@
 import math
 from typing import Any
 
-from torch import Tensor
-
 from octavo.runtime.layers.experts import Router
 from octavo.runtime.layers.latent_attention import LatentArch
 from octavo.runtime.layers.rotary import YarnRope
 from octavo.runtime.models import experts
-from octavo.runtime.models.arch import Arch, Config, LayerArch, read_arch, read_rope, size_of
+from octavo.runtime.models.arch import Arch, Config, read_arch, read_rope, size_of
 from octavo.runtime.models.decoder import Decoder
 from octavo.runtime.models.weights import to
-
-
-def rope_first(tensor: Tensor, layer: LayerArch | None) -> Tensor:
-    """Turn rows, latent ones and then those that rotate, to the cache's order."""
-    assert layer is not None and isinstance(layer.attention, LatentArch)
-    return tensor.roll(layer.attention.rope_size, 0)
 
 
 class DeepseekV2(Decoder):
@@ -34,9 +26,25 @@ class DeepseekV2(Decoder):
             "layers.*.self_attn.q_a_proj": to("layers.*.attention.q_a"),
             "layers.*.self_attn.q_a_layernorm": to("layers.*.attention.q_norm"),
             "layers.*.self_attn.q_b_proj": to("layers.*.attention.q"),
-            "layers.*.self_attn.kv_a_proj_with_mqa": to("layers.*.attention.kv_a", "", rope_first),
+            "layers.*.self_attn.kv_a_proj_with_mqa": to("layers.*.attention.kv_a"),
             "layers.*.self_attn.kv_a_layernorm": to("layers.*.attention.kv_norm"),
             "layers.*.self_attn.kv_b_proj": to("layers.*.attention.heads"),
+        }
+    )
+
+    GGUF_WEIGHTS = Decoder.GGUF_WEIGHTS.replace(
+        {
+            "blk.*.attn_q": to("layers.*.attention.q"),
+            "blk.*.attn_q_a": to("layers.*.attention.q_a"),
+            "blk.*.attn_q_a_norm": to("layers.*.attention.q_norm"),
+            "blk.*.attn_q_b": to("layers.*.attention.q"),
+            "blk.*.attn_kv_a_mqa": to("layers.*.attention.kv_a"),
+            "blk.*.attn_kv_a_norm": to("layers.*.attention.kv_norm"),
+            "blk.*.attn_kv_b": to("layers.*.attention.heads"),
+            "blk.*.exp_probs_b": to("layers.*.mlp.choice"),
+            "blk.*.ffn_gate_shexp": to("layers.*.mlp.shared.up", "gate"),
+            "blk.*.ffn_up_shexp": to("layers.*.mlp.shared.up", "up"),
+            "blk.*.ffn_down_shexp": to("layers.*.mlp.shared.down"),
         }
     )
 

@@ -29,8 +29,12 @@ class GGUF(Scheme):
         """Return a method over blocks; the types are known once the tensors are."""
         return GGUFLinear(self.storage)
 
+    def is_packed(self, name: str) -> bool:
+        """Return True."""
+        return True
+
     def experts(self, name: str) -> ExpertsMethod:
-        """Return a method over blocks; on a GPU they are unpacked."""
+        """Return a method over blocks; on a GPU they are unpacked, but for MXFP4."""
         return make_block_experts(self.storage)
 
 
@@ -90,6 +94,12 @@ class GGUFLinear(LinearMethod):
         (table,) = self._segments
         rows = self._storage.kernels.block_dequantize(table, ids, scale)
         return rows.to(self._storage.compute_dtype)
+
+    def roll(self, count: int) -> None:
+        """See LinearMethod.roll."""
+        (matrix,) = self._segments
+        self._segments = [matrix._replace(blocks=matrix.blocks.roll(count, 0))]
+        self._whole = self._segments[0]
 
     def describe(self) -> list[str]:
         return [part.describe() for part in self._segments]

@@ -99,6 +99,10 @@ class LinearMethod(ABC):
     def gather(self, ids: Tensor, scale: float = 1.0) -> Tensor:
         """Return the rows `ids` [T] times `scale`, as activations [T, inputs]."""
 
+    def roll(self, count: int) -> None:
+        """Bring the last `count` rows to the front, once everything is loaded."""
+        raise Unsupported(f"{type(self).__name__} cannot rearrange the rows of a matrix.")
+
     def describe(self) -> list[str]:
         """Return a line for each packed matrix: its type and shape, and how inputs are rounded for it."""
         return []
@@ -159,6 +163,10 @@ class Scheme(ABC):
     def experts(self, name: str) -> ExpertsMethod:
         """Return a method for the experts of the layer `name`. Raises Unsupported if there is none."""
         raise Unsupported(f"{name}: experts stored by {type(self).__name__} are not supported.")
+
+    def is_packed(self, name: str) -> bool:
+        """Return True if the checkpoint has the matrix of the layer `name` in another form than numbers."""
+        return False
 
     def router(self, name: str) -> LinearMethod:
         """Return a method for the matrix by which the layer `name` chooses experts."""

@@ -182,8 +182,15 @@ class PackedScheme(Scheme):
 
     def linear(self, name: str) -> LinearMethod:
         """See Scheme.linear; embeddings are plain."""
-        modules = {} if name.startswith("embed_") else self.sources(name)
-        forms = {shard: self.forms(module) for shard, module in modules.items()}
+        forms = self._forms_of(name)
         if not any(forms.values()):
             return self._plain.linear(name)
         return PackedLinear(self.storage, name, lambda shard: forms[shard if shard in forms else ""])
+
+    def is_packed(self, name: str) -> bool:
+        """See Scheme.is_packed."""
+        return any(self._forms_of(name).values())
+
+    def _forms_of(self, name: str) -> dict[str, Form | None]:
+        modules = {} if name.startswith("embed_") else self.sources(name)
+        return {shard: self.forms(module) for shard, module in modules.items()}

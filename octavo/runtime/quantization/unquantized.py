@@ -61,6 +61,10 @@ class DenseLinear(LinearMethod):
         product = split.matmul(x, self._weight.data)
         return product if isinstance(product, Tensor) else partial(split.norm, product)
 
+    def roll(self, count: int) -> None:
+        """See LinearMethod.roll."""
+        self._weight.data.copy_(self._weight.data.roll(count, 0))
+
     def gather(self, ids: Tensor, scale: float = 1.0) -> Tensor:
         rows = functional.embedding(ids, self._weight.data).to(self._storage.compute_dtype)
         return rows if scale == 1.0 else rows * scale
