@@ -99,6 +99,48 @@ _LATENT = (
 )
 
 TINY: dict[str, dict[str, Any]] = {
+    "ArceeForCausalLM": _GROUPED | _PLAIN | {"model_type": "arcee", "head_dim": 8},
+    "Dots1ForCausalLM": _GROUPED
+    | _PLAIN
+    | _GROUPED_EXPERTS
+    | {"model_type": "dots1", "head_dim": 16, "norm_topk_prob": True}
+    | {"sliding_window": 24, "layer_types": [_SLIDING, _FULL, _SLIDING]},
+    "Ernie4_5_MoeForCausalLM": _GROUPED
+    | _PLAIN
+    | {"model_type": "ernie4_5_moe", "tie_word_embeddings": False, "moe_num_experts": 8, "moe_k": 3}
+    | {"moe_intermediate_size": 32, "moe_num_shared_experts": 1},
+    "Exaone4ForCausalLM": _GROUPED
+    | _STRETCHED
+    | {"model_type": "exaone4", "sliding_window": 24, "num_hidden_layers": 5, "head_dim": 16},
+    "GlmForCausalLM": _GROUPED
+    | _HALF
+    | {"model_type": "glm", "head_dim": 16, "pad_token_id": 0, "eos_token_id": 2},
+    "Ministral3ForCausalLM": _GROUPED
+    | {
+        "model_type": "ministral3",
+        "head_dim": 16,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 256,
+            "llama_4_scaling_beta": 0.1,
+        },
+    },
+    "Llama4ForCausalLM": _GROUPED
+    | _STRETCHED
+    | _EXPERTS
+    | {
+        "model_type": "llama4_text",
+        "head_dim": 16,
+        "intermediate_size_mlp": 80,
+        "no_rope_layer_interval": 2,
+        "interleave_moe_layer_step": 2,
+        "num_hidden_layers": 4,
+    },
+    "NemotronForCausalLM": _GROUPED | _HALF | {"model_type": "nemotron", "head_dim": 8},
     "CohereForCausalLM": _COHERE | {"model_type": "cohere"},
     "Cohere2ForCausalLM": _COHERE
     | {"model_type": "cohere2", "sliding_window": 24, "layer_types": [_SLIDING, _FULL, _SLIDING]},

@@ -17,6 +17,14 @@ class Family(NamedTuple):
 
 
 FAMILIES = {
+    "ArceeForCausalLM": Family("Arcee AFM", "arcee-ai/AFM-4.5B"),
+    "Dots1ForCausalLM": Family("dots.llm1", "rednote-hilab/dots.llm1.inst"),
+    "Ernie4_5_MoeForCausalLM": Family("ERNIE 4.5 with experts", "baidu/ERNIE-4.5-21B-A3B-PT"),
+    "Exaone4ForCausalLM": Family("EXAONE 4", "LGAI-EXAONE/EXAONE-4.0-1.2B"),
+    "Llama4ForCausalLM": Family("Llama 4 (text), contexts below 8,192", "./llama-4-text"),
+    "GlmForCausalLM": Family("GLM-4 9B (first)", "zai-org/glm-4-9b-chat-hf"),
+    "Ministral3ForCausalLM": Family("Ministral 3 (text)", "./ministral-3"),
+    "NemotronForCausalLM": Family("Nemotron 4, Minitron", "nvidia/Minitron-4B-Base"),
     "CohereForCausalLM": Family("Command-R", "CohereForAI/c4ai-command-r-v01"),
     "Cohere2ForCausalLM": Family("Command R7B, Command A", "CohereForAI/c4ai-command-r7b-12-2024"),
     "FalconForCausalLM": Family("Falcon 7B, 40B, 180B, Falcon 2 11B", "tiiuae/falcon-7b-instruct"),

@@ -6,8 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from octavo.base.errors import BadCheckpoint
+from octavo.base.errors import BadCheckpoint, Unsupported
 from octavo.runtime.layers.experts import ExpertsArch
+from octavo.runtime.layers.rotary import Rope
 from octavo.runtime.models.interface import MODELS
 from tests.model_driver import load, prompt_logits
 from tests.tiny_models import edit_config, make_oracle, make_prompts, oracle_logits, save, tiny_config
@@ -47,7 +48,13 @@ def _route(**change):
 
 
 def _experts(**change):
-    return lambda layer: replace(layer, feed_forward=replace(layer.feed_forward, **change))
+    def changed(layer):
+        experts = layer.feed_forward
+        if not isinstance(experts, ExpertsArch):
+            return layer
+        return replace(layer, feed_forward=replace(experts, **change))
+
+    return changed
 
 
 MUTANTS = {
@@ -74,6 +81,12 @@ MUTANTS = {
         lambda layer: replace(layer, rope=replace(layer.rope, truncate=True)),
     ),
     "all_experts_weigh": ("GptOssForCausalLM", _route(scores="softmax")),
+    "weights_behind": ("Llama4ForCausalLM", _experts(weighs_inputs=False)),
+    "no_unit_norms": (
+        "Llama4ForCausalLM",
+        lambda layer: replace(layer, attention=replace(layer.attention, qk_norm="none")),
+    ),
+    "all_rotate": ("Llama4ForCausalLM", lambda layer: replace(layer, rope=layer.rope or Rope(dim=16))),
     "rope_of_halves": (
         "DeepseekV2ForCausalLM",
         lambda layer: replace(layer, rope=replace(layer.rope, interleaved=False)),
@@ -158,3 +171,21 @@ def test_bad_configs(tmp_path, entries, text):
     folder = save(make_oracle(tiny_config("Qwen3MoeForCausalLM")), tmp_path)
     with pytest.raises(BadCheckpoint, match=text):
         load(edit_config(folder, **entries))
+
+
+@pytest.mark.parametrize(("family", "length"), [("Llama4ForCausalLM", 8191), ("Ministral3ForCausalLM", 256)])
+def test_contexts_that_would_need_more_are_refused(family, length):
+    """Chunks, and scores that grow with the position, begin behind these."""
+    config, read = tiny_config(family), MODELS.load(family).arch_from_hf
+    assert read(config | {"max_model_len": length})
+    with pytest.raises(Unsupported, match=f"max_model_len to {length} or less"):
+        read(config | {"max_model_len": length + 1})
+
+
+def test_windows_of_exaone():
+    read, config = MODELS.load("Exaone4ForCausalLM").arch_from_hf, tiny_config("Exaone4ForCausalLM")
+    for given, expected in (({}, [24, 24, 24, 0, 0]), ({"sliding_window_pattern": "LG"}, [24, 0, 24, 0, 0])):
+        layers = read(config | given).layers
+        assert [layer.sliding_window for layer in layers] == expected
+        assert [layer.rope is None for layer in layers] == [not window for window in expected]
+    assert all(layer.rope for layer in read(config | {"sliding_window": None}).layers)

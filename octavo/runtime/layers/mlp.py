@@ -29,6 +29,7 @@ def make_activation(name: str, kernel: Activate, *, gated: bool) -> Callable[[Te
     }
     if not gated:
         table |= {"relu": functional.relu, "silu": functional.silu}
+        table["relu2"] = lambda x: functional.relu(x).square()
     if name not in table:
         raise Unsupported(f"Activation {name!r} is not supported. Supported: {', '.join(sorted(table))}.")
     return table[name]

@@ -24,8 +24,8 @@ from octavo.runtime.quantization.parameter import Layout
 class HeadsArch:
     """Queries in `num_heads` heads attend to keys and values in `num_kv_heads`.
 
-    qk_norm: normalise each head of queries and keys, with weights that all heads share ("head") or that each
-             has its own; or all heads as one vector
+    qk_norm: normalise each head of queries and keys, with weights that all heads share ("head"), or that each
+             has its own, or without ("unit"); or all heads as one vector
     sinks:   each head has a score that joins its softmax, learned
     """
 
@@ -36,7 +36,7 @@ class HeadsArch:
     soft_cap: float = 0.0
     is_causal: bool = True
     """Otherwise tokens see later ones, too, and nothing is kept between steps."""
-    qk_norm: Literal["none", "head", "each_head", "all_heads"] = "none"
+    qk_norm: Literal["none", "unit", "head", "each_head", "all_heads"] = "none"
     qkv_bias: bool = False
     out_bias: bool = False
     sinks: bool = False
@@ -70,7 +70,10 @@ class SelfAttention(nn.Module):
         self.qkv = QKVLinear(build.at("qkv"), size, heads, kv_heads, head_dim, arch.qkv_bias)
         self._heads = (self.qkv.num_heads, self.qkv.num_kv_heads, self.qkv.num_kv_heads)
         self._fused_norms, self._has_norms = None, arch.qk_norm != "none"
-        if self._has_norms:
+        if arch.qk_norm == "unit":
+            ones = torch.ones(head_dim, dtype=build.compute_dtype, device=build.device)
+            self._fused_norms = HeadNorms(ones, ones, norm.eps)
+        elif self._has_norms:
             self.q_norm = _make_head_norm(arch, norm, build.at("q_norm"), heads)
             self.k_norm = _make_head_norm(arch, norm, build.at("k_norm"), kv_heads)
             if isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):

@@ -1,24 +1,21 @@
-"""GLM-4 has norms before and behind attention and MLP; GLM-4.5 has DeepSeek-V3's experts.
+"""GLM-4 has norms before attention and MLP, 0414 also behind; GLM-4.5 and dots.1 have DeepSeek-V3's experts.
 
 Half of each head rotates: of GLM-4's, neighbours.
 """
 
+from dataclasses import replace
+
 from octavo.runtime.models import experts
 from octavo.runtime.models.arch import SANDWICH_NORMS, Arch, Config, read_arch, read_heads
 from octavo.runtime.models.decoder import Decoder
+from octavo.runtime.models.qwen import windowed
 from octavo.runtime.models.weights import to
 
 
-class GLM4(Decoder):
+class GLM(Decoder):
     """Gates and values of the MLP are one matrix; queries, keys and values have biases."""
 
-    WEIGHTS = Decoder.WEIGHTS.replace(
-        {
-            "layers.*.post_self_attn_layernorm": to("layers.*.attention_out_norm"),
-            "layers.*.post_mlp_layernorm": to("layers.*.mlp_out_norm"),
-            "layers.*.mlp.gate_up_proj": to("layers.*.mlp.up"),
-        }
-    )
+    WEIGHTS = Decoder.WEIGHTS.replace({"layers.*.mlp.gate_up_proj": to("layers.*.mlp.up")})
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
@@ -28,8 +25,22 @@ class GLM4(Decoder):
             "partial_rotary_factor": 0.5,
             "rms_norm_eps": 1.5625e-7,
         } | config
-        heads = read_heads(config, out_bias=False)
-        return read_arch(config, attention=heads, norms=SANDWICH_NORMS, interleaved_rope=True)
+        return read_arch(config, attention=read_heads(config, out_bias=False), interleaved_rope=True)
+
+
+class GLM4(GLM):
+    """GLM 4 0414 has norms behind attention and MLP, too."""
+
+    WEIGHTS = GLM.WEIGHTS.replace(
+        {
+            "layers.*.post_self_attn_layernorm": to("layers.*.attention_out_norm"),
+            "layers.*.post_mlp_layernorm": to("layers.*.mlp_out_norm"),
+        }
+    )
+
+    @staticmethod
+    def arch_from_hf(config: Config) -> Arch:
+        return replace(GLM.arch_from_hf(config), norms=SANDWICH_NORMS)
 
 
 class GLM4MoE(Decoder):
@@ -50,3 +61,21 @@ class GLM4MoE(Decoder):
         qk_norm = "head" if config.get("use_qk_norm") else "none"
         heads = read_heads(config, out_bias=False, qk_norm=qk_norm)
         return experts.with_first_dense(config, read_arch(config, attention=heads, feed_forward=feed_forward))
+
+
+class Dots1(GLM4MoE):
+    """dots.1 is a GLM-4.5 whose heads rotate whole and are normalised; later layers may have windows."""
+
+    @staticmethod
+    def arch_from_hf(config: Config) -> Arch:
+        """Read the windows as Qwen's, where a size of them switches them on."""
+        own: Config = {
+            "use_qk_norm": True,
+            "norm_topk_prob": False,
+            "first_k_dense_replace": 0,
+            "rms_norm_eps": 1e-6,
+        }
+        given = own | {"partial_rotary_factor": 1.0, "max_window_layers": 62} | config
+        return GLM4MoE.arch_from_hf(
+            windowed(given | {"use_sliding_window": bool(given.get("sliding_window"))})
+        )

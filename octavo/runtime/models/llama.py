@@ -5,6 +5,7 @@ Mixtral is a Mistral with experts.
 
 import torch
 
+from octavo.base.errors import Unsupported
 from octavo.runtime.layers.build import Stored
 from octavo.runtime.models import experts
 from octavo.runtime.models.arch import Arch, Config, LayerArch, read_arch
@@ -39,6 +40,23 @@ class Mistral(Llama):
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
         return read_arch({"sliding_window": 4096, "num_key_value_heads": 8} | config)
+
+
+class Ministral3(Llama):
+    """Ministral 3 scales queries behind the context that its rope was made for, which octavo does not."""
+
+    @staticmethod
+    def arch_from_hf(config: Config) -> Arch:
+        """Refuse such contexts with Unsupported."""
+        given: Config = {"head_dim": 128, "rms_norm_eps": 1e-5} | config
+        rope: Config = given.get("rope_parameters") or given.get("rope_scaling") or {}
+        longest = rope.get("original_max_position_embeddings")
+        if rope.get("llama_4_scaling_beta") and longest and given.get("max_model_len", 0) > longest:
+            raise Unsupported(
+                f"Ministral 3 scales queries from position {longest} on, which octavo does not support: set "
+                f"max_model_len to {longest} or less."
+            )
+        return read_arch(given)
 
 
 class Mixtral(Llama):

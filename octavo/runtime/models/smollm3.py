@@ -17,13 +17,13 @@ class SmolLM3(Decoder):
     def arch_from_hf(config: Config) -> Arch:
         """Give windows, if any, to the layers that do not rotate, unless the config says which."""
         config = _DEFAULTS | config
-        rotated = _rotated(config)
+        rotated = rotated_layers(config)
         arch = read_arch(_windowed(config, rotated))
         pairs = zip(arch.layers, rotated, strict=True)
         return replace(arch, layers=tuple(layer if r else replace(layer, rope=None) for layer, r in pairs))
 
 
-def _rotated(config: Config) -> list[bool]:
+def rotated_layers(config: Config) -> list[bool]:
     """Return, for each layer, whether it rotates. (The config's `no_rope_layers` has a 1 where it does.)"""
     count = size_of(config, "num_hidden_layers")
     given = config.get("no_rope_layers")
