@@ -142,13 +142,13 @@ def greedy(model: Model, prompts: list[list[int]], count: int, num_blocks: int =
 
 
 def rank_main(
-    rank: int, sizes: tuple[int, int], folders: list[Path], prompts: list[list[int]], meeting: Path
+    rank: int, sizes: tuple[int, int, bool], folders: list[Path], prompts: list[list[int]], meeting: Path
 ) -> None:
-    """One of tp x pp ranks: writes every model's logits to a file beside the meeting file."""
+    """One of tp x pp ranks, maybe with experts shared out: writes all logits to a file beside the meeting."""
     torch.set_num_threads(1)
-    tp, pp = sizes
+    tp, pp, has_ep = sizes
     parallel = ParallelContext.create(
-        rank, tp, f"file://{meeting}", torch.device("cpu"), pp_size=pp, timeout_s=60
+        rank, tp, f"file://{meeting}", torch.device("cpu"), pp_size=pp, has_ep=has_ep, timeout_s=60
     )
     logits = [prompt_logits(load(folder, parallel), prompts) for folder in folders]
     torch.save(logits, meeting.with_suffix(f".{rank}"))

@@ -41,7 +41,7 @@ _MEDIA = "octavo serves text only: no image, video or audio can be in a prompt."
 _REPLICAS = "All replicas are on this machine, or each is started alone: data_parallel_size and _rank."
 _ONE_ENGINE = "There is one engine: start one per replica."
 _MACHINES = "More than one machine is not supported yet."
-_EXPERTS = "Expert parallelism is not supported yet."
+_EXPERTS = "Experts stay where they are, in equal numbers: use enable_expert_parallel alone."
 _CONTEXT = "Context parallelism is not supported yet."
 _LORA = "LoRA is not supported yet: merge the adapter into the model's weights."
 _NO_CODE = "No code is loaded by name into the server."
@@ -62,7 +62,7 @@ _ENGINE_REFUSED = {
     _NO_CODE: "io_processor_plugin",
     _REPLICAS: """
         data_parallel_size_local=1 data_parallel_hybrid_lb? data_parallel_multi_port_external_lb?""",
-    _EXPERTS: "enable_expert_parallel? enable_eplb? enable_elastic_ep?",
+    _EXPERTS: "enable_eplb? enable_elastic_ep?",
     _CONTEXT: "decode_context_parallel_size=1 prefill_context_parallel_size=1",
     _MACHINES: "nnodes=1 node_rank",
     "Choose GPUs by the variable CUDA_VISIBLE_DEVICES.": "device_ids*",

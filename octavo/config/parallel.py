@@ -14,6 +14,9 @@ class ParallelConfig(metaclass=Concern):
     )
     tensor_parallel_size: int = option(1, "Ranks that share each layer.")
     pipeline_parallel_size: int = option(1, "Stages that have some of the layers each.")
+    enable_expert_parallel: bool = option(
+        False, "Give each rank of tensor_parallel_size some of the experts whole, not a part of each."
+    )
     data_parallel_size: int = option(
         1, "Replicas of the model that share nothing; requests are balanced between them."
     )

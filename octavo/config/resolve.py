@@ -194,11 +194,11 @@ def _parallel(args: EngineArgs) -> ParallelConfig:
             f"started {env.world_size()}, tensor_parallel_size is {parallel.tensor_parallel_size}."
         )
     device = parallel.device if parallel.device != "auto" else _find_device()
-    if backend == "external_launcher" and (parallel.num_replicas > 1 or parallel.pipeline_parallel_size > 1):
-        raise Unsupported(
-            "distributed_executor_backend='external_launcher' runs one replica of one stage: use "
-            "data_parallel_size=1 and pipeline_parallel_size=1."
+    if backend == "external_launcher" and max(parallel.num_replicas, parallel.pipeline_parallel_size) > 1:
+        text = (
+            "'external_launcher' runs one replica: data_parallel_size and pipeline_parallel_size must be 1."
         )
+        raise Unsupported(f"distributed_executor_backend={text}")
     num_processes = parallel.world_size * parallel.num_replicas
     threads = parallel.cpu_threads or max(1, _usable_cores() // num_processes)
     if device == "cpu" and (parallel.cpu_offload_gb or parallel.offload_group_size):

@@ -182,10 +182,7 @@ class EngineCore:
             self._early += self.scheduler.time_out(late)
 
     def _may_delay_dispatch(self) -> bool:
-        """Return True if the next step may be dispatched later: one is running and few requests are open.
-
-        Stages wait for each other anyway.
-        """
+        """Return True if the next step may be dispatched later: one is running and few requests are open."""
         if self._num_stages > 1:
             return False
         is_next = bool(self._in_flight) and not self._early and self._may_dispatch()

@@ -333,9 +333,8 @@ class CoreLink:
         number = metrics.engine_restarts.value
         logger.warning("A new engine core is ready; it is restart number %d of engine %d.", number, engine)
 
-    def _note_lost_replica(self, engine: int, request_ids: list[str]) -> None:
+    def _note_lost_replica(self, request_ids: list[str]) -> None:
         """Remember what was under way in a replica that has ended."""
-        del engine
         lost = set(request_ids)
         self._quarantine.note_death(
             entry for entry in self.processor.under_way() if entry[0].request_id in lost

@@ -39,9 +39,18 @@ def checkpoints(tmp_path_factory):
     return paths
 
 
-@pytest.mark.parametrize("sizes", [(SIZE, 1), (1, SIZE)], ids=["ranks", "stages"])
+def has_experts(path):
+    return path.is_dir() and "experts" in (path / "config.json").read_text()
+
+
+@pytest.mark.parametrize(
+    "sizes", [(SIZE, 1, False), (1, SIZE, False), (SIZE, 1, True)], ids=["ranks", "stages", "experts"]
+)
 def test_two_equal_one(checkpoints, tmp_path, sizes):
     prompts = make_prompts(vocab_size=131, lengths=(5, 33))
+    if sizes[2]:
+        checkpoints = {name: path for name, path in checkpoints.items() if has_experts(path)}
+        assert len(checkpoints) >= 5
     paths, meeting = list(checkpoints.values()), tmp_path / "meeting"
     context = multiprocessing.get_context("spawn")
     ranks = [

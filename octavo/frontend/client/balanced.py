@@ -33,8 +33,8 @@ class BalancedDoor:
         """Start nothing yet. make_door: makes the door of a replica, with that replica's config"""
         count = config.parallel.num_replicas
         self.doors = [make_door(_of_replica(config, index)) for index in range(count)]
-        self.on_loss: Callable[[int, list[str]], None] = lambda *_: None
-        """Called with the number of a lost replica and the ids of its requests, before these end."""
+        self.on_loss: Callable[[list[str]], None] = lambda _: None
+        """Called with the ids of a lost replica's requests, before these end."""
         self.on_return: Callable[[int], None] = lambda _: None
         """Called when another core has taken its place."""
         self._balancer = Balancer(
@@ -42,7 +42,7 @@ class BalancedDoor:
         )
         self._news: asyncio.Queue[EngineOutputs | EndRequests | EngineDead | None] = asyncio.Queue(1)
         self._tasks: list[asyncio.Task[None]] = []
-        self._closing = False
+        self._closing, self._num_gone = False, 0
 
     @property
     def mailbox_path(self) -> Path:
@@ -92,9 +92,8 @@ class BalancedDoor:
         """End these requests; unknown and finished ids are skipped."""
         by_replica: dict[int, list[str]] = {}
         for request_id in request_ids:
-            if (replica := self._balancer.replica_of(request_id)) is not None:
+            if (replica := self._balancer.forget(request_id)) is not None:
                 by_replica.setdefault(replica, []).append(request_id)
-                self._balancer.forget(request_id)
         for replica, ids in by_replica.items():
             with suppress(EngineDead):  # then they have ended
                 self.doors[replica].abort(ids)
@@ -121,10 +120,9 @@ class BalancedDoor:
 
     async def _follow(self, index: int) -> None:
         """Task: one core of this replica after the other."""
-        door, load = self.doors[index], self._balancer.loads
         while True:
             try:
-                async for outputs in door.outputs():
+                async for outputs in self.doors[index].outputs():
                     if isinstance(outputs, EngineOutputs):
                         outputs.engine = index
                         self._balancer.note(index, outputs.outputs, outputs.stats)
@@ -133,12 +131,11 @@ class BalancedDoor:
             except EngineDead as dead:
                 error = dead
             if not await self._restart(index, error):
-                if not any(other.is_up for other in load) and all(
-                    task.done() or task is asyncio.current_task() for task in self._tasks
-                ):
+                self._num_gone += 1
+                if self._num_gone == len(self.doors):
                     await self._news.put(EngineDead(str(error)))
                 return
-            load[index].is_up = True
+            self._balancer.loads[index].is_up = True
             self.on_return(index)
 
     async def _restart(self, index: int, error: EngineDead) -> bool:
@@ -146,7 +143,7 @@ class BalancedDoor:
         while True:
             logger.error("Replica %d: %s", index, error)
             lost = self._balancer.lose(index)
-            self.on_loss(index, lost)
+            self.on_loss(lost)
             ends = [EngineOutput.failed(request_id, str(error)) for request_id in lost]
             await self._news.put(EngineOutputs(ends, SchedulerStats(), index))
             if error.retry_after_s is None:

@@ -13,7 +13,6 @@ from octavo.messages.request import EngineOutput, EngineRequest, SchedulerStats
 
 _BLOCK, _MOST_BLOCKS = 64, 128
 """Tokens of a prompt that are remembered together; beginnings of prompts that are remembered."""
-_MOST_BEGINNINGS = 1 << 16
 _RUNNING_TOKENS = 32
 """What a running request counts, in tokens of prompts."""
 _FULL, _FULL_FACTOR = 0.5, 6
@@ -45,7 +44,7 @@ class Balancer:
         self.loads = [_Load() for _ in range(num_replicas)]
         self._shares_prefixes = shares_prefixes
         self._open: dict[str, _Open] = {}
-        self._seen: LRU[int, int] = LRU(_MOST_BEGINNINGS)
+        self._seen: LRU[int, int] = LRU(1 << 16)
         """By beginning, the replicas that have computed it, as bits."""
         self._turn = 0
 
@@ -65,11 +64,6 @@ class Balancer:
         self.loads[replica].waiting_tokens += len(tokens)
         return replica
 
-    def replica_of(self, request_id: str) -> int | None:
-        """Return where a request is; None if it is not known any more."""
-        found = self._open.get(request_id)
-        return None if found is None else found.replica
-
     def note(self, replica: int, outputs: Sequence[EngineOutput], stats: SchedulerStats) -> None:
         """Take over what a step of a replica brought."""
         load = self.loads[replica]
@@ -84,17 +78,16 @@ class Balancer:
             if output.finish_reason is not None:
                 self._end(output.request_id, found)
 
-    def forget(self, request_id: str) -> None:
-        """A request has been aborted, or was not taken."""
-        if (found := self._open.get(request_id)) is not None:
-            found.is_held = False
-            self._end(request_id, found)
+    def forget(self, request_id: str) -> int | None:
+        """Let go of a request that is aborted, or was not taken; return where it was, None if unknown."""
+        if (found := self._open.get(request_id)) is None:
+            return None
+        found.is_held = False
+        self._end(request_id, found)
+        return found.replica
 
     def lose(self, replica: int) -> list[str]:
-        """A replica has ended, with all that was open and computed there; return those requests.
-
-        What the others have computed is forgotten, too: they learn it again from the next requests.
-        """
+        """Forget a replica that has ended, and all beginnings; return the requests that were open there."""
         lost = [name for name, found in self._open.items() if found.replica == replica]
         unfinished = [name for name in lost if not self._open[name].is_over]
         for name in lost:

@@ -39,11 +39,11 @@ class ReplicatedClient:
 
     def add(self, request: EngineRequest) -> None:
         """Hand over a request; it ends with exactly one finish reason in a later `step`."""
-        self._do(lambda: self._door.add(request))
+        self._run(_do(self._door.add, request))
 
     def abort(self, request_ids: list[str]) -> None:
         """End these requests; unknown and finished ids are skipped."""
-        self._do(lambda: self._door.abort(request_ids))
+        self._run(_do(self._door.abort, request_ids))
 
     def step(self) -> EngineOutputs:
         """Wait for what a step of any replica brings. Raises EngineDead when none is left."""
@@ -52,10 +52,8 @@ class ReplicatedClient:
     def call(self, verb: str, arguments: dict[str, Any] | None = None) -> Any:
         """Run the core's command `verb` in every replica; the results as one. Raises Unsupported."""
         if arguments and "function" in arguments:
-            raise Unsupported(
-                "With data_parallel_size > 1 the engines run in processes of their own, and functions are "
-                "not sent to processes: name a command of the worker instead."
-            )
+            text = "With data_parallel_size > 1 no functions are sent to engines: name a worker's command."
+            raise Unsupported(text)
         return self._run(self._door.call(verb, arguments))
 
     def close(self) -> None:
@@ -72,14 +70,12 @@ class ReplicatedClient:
                 return outputs
         raise EngineDead("The engine has been shut down.")
 
-    def _do(self, function: Callable[[], None]) -> None:
-        async def work() -> None:
-            function()
-
-        self._run(work())
-
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         if self._loop.is_closed():
             work.close()
             raise EngineDead("The engine has been shut down.")
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+async def _do(verb: Callable[[T], None], argument: T) -> None:
+    verb(argument)

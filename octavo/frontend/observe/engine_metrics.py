@@ -103,20 +103,15 @@ class EngineMetrics:
         """Return the instruments of a replica."""
         return self._replicas[engine]
 
-    def total(self, name: str) -> float:
+    def total(self, name: str, field: str = "value") -> float:
         """Return the sum of one of these instruments over all replicas."""
-        values: Iterator[float] = (getattr(replica, name).value for replica in self._replicas)
+        values: Iterator[float] = (getattr(getattr(replica, name), field) for replica in self._replicas)
         return sum(values)
 
     @property
     def mean_cache_usage(self) -> float:
         """Return the share of the replicas' caches that is in use."""
         return self.total("kv_cache_usage") / len(self._replicas)
-
-    @property
-    def num_requests_ended(self) -> int:
-        """Return how many requests have had their last output."""
-        return sum(replica.request_latency.count for replica in self._replicas)
 
     def snapshot(self) -> list[Metric]:
         """Copies of all metrics, of one replica after the other."""

@@ -64,12 +64,12 @@ class StatsLine:
         """The totals of the engine's life, when it ends; once."""
         metrics = self._metrics
         is_wanted, self.is_wanted = self.is_wanted, False
-        if is_wanted and metrics.num_requests_ended:
+        if is_wanted and metrics.total("request_latency", "count"):
             logger.info(
                 "Ended after %.1f s: %d requests, prompts: %d tokens, generation: %d tokens, "
                 "prefix cache hits: %.1f%%",
                 self._clock() - self._started_s,
-                metrics.num_requests_ended,
+                metrics.total("request_latency", "count"),
                 metrics.total("prompt_tokens"),
                 metrics.total("generation_tokens"),
                 100 * metrics.total("prefix_hits") / max(1, metrics.total("prefix_queries")),

@@ -7,13 +7,14 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from octavo.base.errors import BadCheckpoint, Unsupported
+from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
 from octavo.runtime.kernels.experts import ExpertForm, Routing, Shared
 from octavo.runtime.kernels.experts import Router as Router  # noqa: PLC0414  # for models
 from octavo.runtime.layers.build import BuildContext, Layer
 from octavo.runtime.layers.linear import ReplicatedLinear, RouterLinear
 from octavo.runtime.layers.mlp import GATES, MLP, DenseArch
 from octavo.runtime.quantization.method import Term
+from octavo.runtime.quantization.packed_experts import PackedExperts
 from octavo.runtime.quantization.parameter import Layout, Shard, vector
 
 
@@ -69,7 +70,7 @@ class ExpertsArch:
 class Experts(nn.Module):
     """Computes router → choice → experts, and adds what all tokens share.
 
-    Each rank has a part of every expert.
+    Each rank has a part of every expert; or, with expert parallelism, some of them whole.
     """
 
     def __init__(self, arch: ExpertsArch, build: BuildContext, size: int) -> None:
@@ -87,8 +88,27 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [T, size] to [T, size]."""
-        y = self.experts(x, self._route(self.router(x)), self._share(x))
+        routing = self._route(self.router(x))
+        is_split = self._parallel.ep.size > 1
+        y = self._compute_own(x, routing) if is_split else self.experts(x, routing, self._share(x))
         return y if self._parallel.tp_size == 1 else self._parallel.all_reduce(y)
+
+    def _compute_own(self, x: Tensor, routing: Routing) -> Tensor:
+        """Return the sum over this rank's experts, and its part of what is shared; the ranks add up.
+
+        Every rank has all tokens and takes those that chose one of its experts: none is dropped. They are
+        added in the order of their choice, so that a sum has the same bits in any company.
+        """
+        own, ids, top_k = self.experts.own, routing.ids.flatten(), routing.ids.shape[1]
+        (chosen,) = torch.where((ids >= own.start) & (ids < own.stop))
+        y = x.new_zeros(len(ids), x.shape[1])
+        if len(chosen):
+            mine = Routing(ids[chosen, None] - own.start, routing.weights.flatten()[chosen, None])
+            y[chosen] = self.experts(x[chosen // top_k], mine, None)
+        total = y.view(len(x), top_k, -1).sum(1)
+        if (shared := self._share(x)) is None:
+            return total
+        return total + (shared.rows if shared.gate is None else shared.rows * shared.gate.sigmoid())
 
     def defer(self, x: Tensor) -> Term:
         """Return `forward` as a term for an RMS norm that adds it."""
@@ -113,28 +133,37 @@ class _ExpertStack(Layer):
 
     def __init__(self, build: BuildContext, arch: ExpertsArch, size: int) -> None:
         super().__init__()
-        part, count = build.split("", arch.intermediate_size), arch.num_experts
-        names = [f"{expert}.{name}" for expert in range(count) for name in ("gate", "up")]
-        up = Layout(_shards(part, names), (1, size), split_axis=1)
-        down = Layout(_shards(part, map(str, range(count))), (1, size), split_axis=2)
-        self._is_first = build.parallel.tp_rank == 0
+        ep, inner = build.parallel.ep, arch.intermediate_size
+        if arch.num_experts % ep.size:
+            text = f"{ep.size} ranks cannot have equal numbers of {arch.num_experts} experts"
+            raise ConfigError(
+                f"enable_expert_parallel: {text}; use a tensor_parallel_size that divides them."
+            )
+        count, owners = arch.num_experts // ep.size, (ep.rank, ep.size)
+        self.own = range(ep.rank * count, (ep.rank + 1) * count)
+        part = build.split("", inner) if ep.size == 1 else Shard("", inner, 0, inner)
+        names = [f"{expert}.{name}" for expert in self.own for name in ("gate", "up")]
+        up = Layout(_shards(part, names), (1, size), split_axis=1, owners=owners)
+        down = Layout(_shards(part, map(str, self.own)), (1, size), split_axis=2, owners=owners)
+        self._adds_bias = build.parallel.tp_rank == 0 or ep.size > 1
         self._down_bias: Tensor | None = None
         biases: tuple[Tensor | None, Tensor | None] = None, None
         if arch.bias:
-            rows = Layout(up.shards, (1,), split_axis=1)
+            rows = Layout(up.shards, (1,), split_axis=1, owners=owners)
             up_bias = self.make_vector(build, rows, "up_bias").view(count, -1)
-            self._down_bias = self.make_vector(
-                build, Layout((Shard("", count, 0, count),), (size,)), "down_bias"
-            )
+            kept = Shard("", arch.num_experts, self.own.start, count)
+            self._down_bias = self.make_vector(build, Layout((kept,), (size,)), "down_bias")
             biases = up_bias, self._down_bias
         form = ExpertForm(GATES[arch.activation], arch.weighs_inputs, *biases)
         self._form = form._replace(limit=arch.limit, alpha=arch.alpha)
         self.method = self.make_experts(build, up, down)
+        if ep.size > 1 and isinstance(self.method, PackedExperts):
+            raise Unsupported("enable_expert_parallel: experts packed in this way are cut by ranks only.")
 
     def after_load(self) -> None:
         """Let one rank alone add what all would add."""
         super().after_load()
-        if self._down_bias is not None and not self._is_first:
+        if self._down_bias is not None and not self._adds_bias:
             self._down_bias.zero_()
 
     def forward(self, x: Tensor, routing: Routing, shared: Shared | None) -> Tensor:

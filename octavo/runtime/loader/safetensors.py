@@ -47,6 +47,8 @@ def read(config: EngineConfig, model: Family, arch: Arch) -> Iterator[Piece]:
         if (target.module.startswith(_HEAD) and not has_head) or model.is_elsewhere(target.module):
             continue
         parameter = parameters.get(target.module)
+        if parameter is not None and parameter.layout.is_elsewhere(target.shard):
+            continue
         allowed = Parameter.dtypes if parameter is None else parameter.dtypes
         if tensor.dtype not in allowed:
             raise BadCheckpoint(f"{origin} is {tensor.dtype}; {_listed(allowed)} can be read")

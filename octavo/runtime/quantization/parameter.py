@@ -36,6 +36,7 @@ class Layout:
     shards:     the tensors, in their order along `stack_axis`
     others:     lengths of one tensor's axes, without the split axis
     split_axis: cut over the ranks
+    owners:     (rank, ranks) where ranks have some of the stack's entries each
     stack_axis: where the tensors stand behind each other: rows of a merged projection, or experts, as which
                 tensors without this axis count, too
     """
@@ -44,6 +45,7 @@ class Layout:
     others: tuple[int, ...] = ()
     split_axis: int = 0
     stack_axis: int = 0
+    owners: tuple[int, int] = (0, 1)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -60,6 +62,17 @@ class Layout:
         All of them for the empty name (a checkpoint that stores them fused).
         """
         return tuple(s for s in self.shards if not name or s.name == name or s.name.endswith(f".{name}"))
+
+    def is_elsewhere(self, name: str) -> bool:
+        """Return True if the shard `name` is an entry that another rank has."""
+        return self.owners[1] > 1 and not self.select(name)
+
+    def own_entries(self, tensor: Stored, shards: tuple[Shard, ...]) -> Stored:
+        """Return this rank's entries, which are `shards`, of a tensor that may hold those of all ranks."""
+        (rank, count), axis = self.owners, self.stack_axis
+        length = self.full_shape(shards)[axis]
+        is_all = count > 1 and tensor.shape[axis] == count * length
+        return tensor.narrow(axis, rank * length, length) if is_all else tensor
 
     def is_entry(self, shape: tuple[int, ...], shards: tuple[Shard, ...]) -> bool:
         """Return True if `shape` is that of one entry of a stack, without the stack axis."""
@@ -119,6 +132,7 @@ class Parameter(ABC):
         expected = self.layout.full_shape(shards)
         if isinstance(tensor, Tensor) and self.layout.is_entry(tensor.shape, shards):
             tensor = tensor.unsqueeze(self.layout.stack_axis)
+        tensor = self.layout.own_entries(tensor, shards)
         if tuple(tensor.shape) != expected:
             raise BadCheckpoint(f"expected shape {list(expected)}, found {list(tensor.shape)}")
         for shard, part in self.layout.cut(tensor, shards):

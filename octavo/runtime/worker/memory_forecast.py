@@ -13,7 +13,7 @@ from octavo.base.errors import Unsupported
 from octavo.base.gguf import GGUFFile, TensorInfo
 from octavo.config.engine import EngineConfig
 from octavo.messages.kv import Forecast, ModelReady
-from octavo.runtime.distributed.context import Group, ParallelContext
+from octavo.runtime.distributed.context import ONE, Group, ParallelContext
 from octavo.runtime.layers.build import named_parameters
 from octavo.runtime.loader.gguf import targets
 from octavo.runtime.loader.host_weights import layer_bytes
@@ -46,8 +46,9 @@ def forecast(config: EngineConfig, device_bytes: int = 0) -> Forecast:
         )
     on_cpu = config.parallel.device == "cpu"
     platform = MetaPlatform(torch.float32 if on_cpu else getattr(torch, config.model.dtype))
-    sizes = config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size
-    parallel = _OneOfMany(Group(0, sizes[0]), Group(0, sizes[1]))
+    sizes = config.parallel
+    tp, pp = Group(0, sizes.tensor_parallel_size), Group(0, sizes.pipeline_parallel_size)
+    parallel = _OneOfMany(tp, pp, ep=tp if sizes.enable_expert_parallel else ONE)
     model: Model = load_own(config, platform, parallel, _shapes)
     drafter = load_drafter(config, model, platform, parallel, _shapes)
     specs = [layer.kv_spec for layer in model.attention_layers] + (drafter.kv_specs if drafter else [])

@@ -55,6 +55,7 @@ class Worker:
             init_method,
             self._platform.device,
             pp_size=parallel.pipeline_parallel_size,
+            has_ep=parallel.enable_expert_parallel,
             dp=Group(max(0, parallel.data_parallel_rank), parallel.data_parallel_size),
         )
         self._profiler = Profiler(config.observability.profiler_dir, rank)

@@ -12,8 +12,9 @@ from tqdm import tqdm
 from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
 from octavo.runtime.distributed.context import Group, ParallelContext
 from octavo.runtime.layers.build import named_parameters
+from octavo.runtime.loader import safetensors
 from tests.gguf_models import write_gguf
-from tests.model_driver import load, prompt_logits
+from tests.model_driver import engine_config, load, prompt_logits
 from tests.tiny_models import make_oracle, make_prompts, save, tiny_config
 
 TENSOR = "model.layers.1.mlp.down_proj.weight"
@@ -208,3 +209,22 @@ def test_a_gguf_file_with_a_gate_too_many(tmp_path):
     path = write_gguf(make_oracle(tiny_config("GPT2LMHeadModel")), tmp_path / "m.gguf", {})
     path.write_bytes(path.read_bytes().replace(b"blk.1.ffn_down.weight", b"blk.1.ffn_gate.weight"))
     assert "tensor 'blk.1.ffn_gate.weight': this model has no 'gate' beside ['up']" in refusal(path)
+
+
+def test_a_rank_reads_its_own_experts_only(tmp_path):
+    """Expert parallelism: whole experts of this rank are kept, others' tensors are not even offered."""
+    config = tiny_config("Qwen3MoeForCausalLM")
+    folder, count = save(make_oracle(config), tmp_path / "moe"), config["num_experts"]
+    two = Group(1, 2)
+    model = load(folder, ParallelContext(two, ep=two))
+    whole = load(folder)
+    stacks = [m.layers[0].mlp.experts for m in (model, whole)]
+    assert stacks[0].own == range(count // 2, count)
+    kept, all_ = (dict(s.parameters_by_name)["up.weight"].layout.shape for s in stacks)
+    assert kept == (all_[0] // 2, *all_[1:])
+    pieces = safetensors.read(engine_config(folder), model, None)
+    experts = [piece.shard for piece in pieces if ".experts." in piece.parameter and piece.shard]
+    assert experts
+    assert {int(shard.partition(".")[0]) for shard in experts} == set(range(count // 2, count))
+    with pytest.raises(ConfigError, match=f"3 ranks cannot have equal numbers of {count} experts"):
+        load(folder, ParallelContext(ep=Group(0, 3)))

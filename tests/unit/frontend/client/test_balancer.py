@@ -62,8 +62,8 @@ def test_followers_go_where_their_leader_is_and_a_wish_counts():
     step(balancer, home, "leader", ends=True)
     assert {balancer.place(request(f"child{i}", leader_id="leader")) for i in range(5)} == {home}
     assert {balancer.place(request(i, rank=3)) for i in range(5)} == {3}
-    balancer.forget("leader")
-    assert balancer.replica_of("leader") is None
+    assert balancer.forget("leader") == home
+    assert balancer.forget("leader") is None
 
 
 def test_a_lost_replica_gets_nothing_until_it_is_back():
