@@ -23,7 +23,7 @@ from octavo.config.parallel import ParallelConfig
 from octavo.config.pooling import PoolingConfig, read_pooling
 from octavo.config.scheduling import SchedulerConfig
 from octavo.config.sentence_bert import read_folder
-from octavo.config.speculative import WITH_WEIGHTS, speculation
+from octavo.config.speculative import HEADS, WITH_WEIGHTS, speculation
 
 logger = get_logger(__name__)
 C = TypeVar("C")
@@ -94,12 +94,13 @@ def _draft(args: EngineArgs, config: EngineConfig) -> EngineConfig | None:
         raise Unsupported(f"speculative_config: a draft model does not work with {what}.")
     path = locate(given["model"], revision=given.get("revision", ""), download_dir=args.download_dir)
     checkpoint = read_checkpoint(Path(path))
-    if checkpoint.vocab_size != config.checkpoint.vocab_size:
+    is_model = given.get("method", "draft_model") not in HEADS
+    if is_model and checkpoint.vocab_size != config.checkpoint.vocab_size:
         raise ConfigError(
             "Target and draft model should have the same vocabulary size. Target model vocab_size="
             f"{config.checkpoint.vocab_size}. Draft model vocab_size={checkpoint.vocab_size}."
         )
-    if checkpoint.max_position_embeddings < config.model.max_model_len:
+    if is_model and checkpoint.max_position_embeddings < config.model.max_model_len:
         raise ConfigError(
             f"The draft model takes {checkpoint.max_position_embeddings} tokens, fewer than max_model_len="
             f"{config.model.max_model_len}: lower max_model_len, or use another model."

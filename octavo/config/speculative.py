@@ -11,9 +11,10 @@ from octavo.base.errors import ConfigError, Unsupported
 MAX_DRAFTS = 128
 """Tokens that may be guessed ahead in one step."""
 LOOKUPS = ("ngram", "suffix", "jump_ahead")
-WITH_WEIGHTS = ("draft_model",)
+HEADS = ("medusa", "mlp_speculator")
+WITH_WEIGHTS = ("draft_model", *HEADS)
 METHODS = (*LOOKUPS, *WITH_WEIGHTS)
-_NOT_YET = ("eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "dflash", "dspark", "custom_class")
+_NOT_YET = ("eagle", "eagle3", "mtp", "dflash", "dspark", "custom_class")
 _DEFAULTS: Mapping[str, Any] = {
     "disable_padded_drafter_batch": False,
     "draft_tensor_parallel_size": 1,

@@ -41,7 +41,6 @@ class Known(NamedTuple):
     token_ids: list[int]
 
     def ahead(self, count: int) -> list[int]:
-        """See Ahead."""
         return self.token_ids[:count]
 
 

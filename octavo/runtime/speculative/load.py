@@ -1,12 +1,16 @@
 """`load_drafter` makes what `speculative_config` asks for, where that has weights."""
 
 from octavo.config.engine import EngineConfig
+from octavo.config.speculative import speculation
 from octavo.runtime.distributed.context import ParallelContext
-from octavo.runtime.loader.loader import Reader, load_own
+from octavo.runtime.loader.loader import Reader, dtype_of, load_own
 from octavo.runtime.models.interface import Model
 from octavo.runtime.platforms.platform import Platform
 from octavo.runtime.speculative.draft_model import DraftModel
 from octavo.runtime.speculative.drafter import Drafter
+from octavo.runtime.speculative.heads import MedusaHeads, MLPSpeculator
+
+_HEADS = {"medusa": MedusaHeads, "mlp_speculator": MLPSpeculator}
 
 
 def load_drafter(
@@ -20,6 +24,9 @@ def load_drafter(
 
     read: where weights come from, if not a file
     """
-    if config.draft is None:
+    wanted, draft = speculation(config.scheduler.speculative_config), config.draft
+    if wanted is None or draft is None:
         return None
-    return DraftModel(load_own(config.draft, platform, parallel, read), config)
+    if (heads := _HEADS.get(wanted.method)) is not None:
+        return heads(config, platform.device, platform.compute_dtype(dtype_of(config.model.dtype)))
+    return DraftModel(load_own(draft, platform, parallel, read), config)
