@@ -41,6 +41,7 @@ class Known(NamedTuple):
     token_ids: list[int]
 
     def ahead(self, count: int) -> list[int]:
+        """Return the first tokens."""
         return self.token_ids[:count]
 
 

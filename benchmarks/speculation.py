@@ -1,0 +1,133 @@
+"""What speculation brings and costs: tokens per second with and without it, in turns, of the same texts.
+
+    python benchmarks/record.py speculation python -m benchmarks.speculation
+
+The default model on the CPU, two engines in one process. Edits: a file of this repository and the beginning
+of its changed copy. Turns: an agent's requests that came before. JSON: a schema without white space. Chat:
+stories at a temperature, where hardly anything repeats. Prints one JSON line per workload and batch: tokens
+per second of the fastest round, their quotient, drafts and what of them came true. Texts must be equal.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+from octavo import LLM, SamplingParams, StructuredOutputsParams
+from octavo.config.model import DEFAULT_MODEL
+
+ROOT = Path(__file__).resolve().parents[1]
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "customer_name": {"type": "string", "maxLength": 20},
+        "shipping_address": {
+            "type": "object",
+            "properties": {
+                "street_name": {"type": "string", "maxLength": 20},
+                "postal_code": {"type": "string", "maxLength": 8},
+                "country": {"enum": ["Germany", "France", "Netherlands"]},
+            },
+            "required": ["street_name", "postal_code", "country"],
+            "additionalProperties": False,
+        },
+        "order_status": {"enum": ["delivered", "in transit", "waiting for payment"]},
+        "total_price": {"type": "integer", "minimum": 0, "maximum": 9999},
+    },
+    "required": ["customer_name", "shipping_address", "order_status", "total_price"],
+    "additionalProperties": False,
+}
+SUBJECTS = ("a river", "two friends", "a lost key", "winter", "the sea", "a train", "an old map", "bread")
+
+
+def edits():
+    """Prompts: a file, then the beginning of its copy in which a name is another."""
+    prompts = []
+    for name, old, new in (
+        ("base/lru.py", "LRU", "Recent"),
+        ("engine/speculation/token_run.py", "TokenRun", "Tokens"),
+        ("config/speculative.py", "Speculation", "Guessing"),
+    ):
+        lines = (ROOT / "octavo" / name).read_text().splitlines(keepends=True)[:70]
+        text = "".join(lines)
+        begun = "".join(lines[:12]).replace(old, new)
+        prompts.append(
+            f"```python\n{text}```\nThe same file, where {old} is called {new}:\n```python\n{begun}"
+        )
+    return prompts
+
+
+def turns():
+    return [
+        f"Tool results of step {i}: the tests passed, 3 files changed.\nWrite the report of step {i} as a list:\n"
+        for i in range(4)
+    ]
+
+
+def chats(count):
+    return [f"Tell a story about {SUBJECTS[i % 8]} in {1990 + i}.\n" for i in range(count)]
+
+
+def workloads():
+    """(name, options of the engine that guesses, batch, prompts, parameters)"""
+    structured = StructuredOutputsParams(json=SCHEMA, disable_any_whitespace=True)
+    order = [f"Write the order number {i} as JSON:\n" for i in range(6)]
+    yield "edits", "ngram", 1, edits(), {"max_tokens": 200, "temperature": 0}
+    yield "turns", "suffix", 1, turns(), {"max_tokens": 150, "temperature": 0}
+    yield (
+        "json",
+        "jump_ahead",
+        1,
+        order,
+        {"max_tokens": 120, "temperature": 0, "structured_outputs": structured},
+    )
+    for batch in (1, 4, 16):
+        params = {"max_tokens": 128, "temperature": 0.8, "seed": 1, "ignore_eos": True}
+        yield "chat", "ngram", batch, chats(max(batch, 3)), params
+
+
+def run(llm, batch, prompts, params):
+    """(tokens per second, texts) of the prompts, so many at once."""
+    begun, texts = time.perf_counter(), []
+    for start in range(0, len(prompts), batch):
+        outputs = llm.generate(prompts[start : start + batch], SamplingParams(**params), use_tqdm=False)
+        texts += [out.outputs[0].token_ids for out in outputs]
+    return sum(map(len, texts)) / (time.perf_counter() - begun), texts
+
+
+def drafts(llm):
+    values = {metric.name: metric.value for metric in llm.get_metrics() if "spec_decode" in metric.name}
+    return [values[f"vllm:spec_decode_num_{name}"] for name in ("drafts", "draft_tokens", "accepted_tokens")]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default=DEFAULT_MODEL)
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    options = {"max_model_len": 2048, "max_num_seqs": 32, "num_gpu_blocks_override": 1200}
+    with LLM(args.model, **options) as plain:
+        for name, method, batch, prompts, params in workloads():
+            with LLM(args.model, spec_method=method, **options) as guessing:
+                for llm in (plain, guessing):  # sizes are recorded, and turns have come before
+                    run(llm, batch, prompts, params)
+                before, best = drafts(guessing), [0.0, 0.0]
+                for _ in range(args.rounds):
+                    found = [run(llm, batch, prompts, params) for llm in (plain, guessing)]
+                    assert found[0][1] == found[1][1], "guessing changed a text"
+                    best = [max(rate, new) for rate, (new, _) in zip(best, found, strict=True)]
+                counts = [now - then for now, then in zip(drafts(guessing), before, strict=True)]
+            row = {
+                "workload": name,
+                "method": method,
+                "batch": batch,
+                "plain_tokens_per_s": round(best[0], 1),
+                "tokens_per_s": round(best[1], 1),
+                "quotient": round(best[1] / best[0], 3),
+                **dict(zip(("drafts", "draft_tokens", "accepted_tokens"), counts, strict=True)),
+            }
+            print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
