@@ -59,7 +59,7 @@ def edits():
 
 def turns():
     return [
-        f"Tool results of step {i}: the tests passed, 3 files changed.\nWrite the report of step {i} as a list:\n"
+        f"Results of step {i}: the tests passed, 3 files changed.\nWrite the report of step {i} as a list:\n"
         for i in range(4)
     ]
 

@@ -152,6 +152,7 @@ def test_the_plan_counts_the_draft(folders):
         ("few", {}, "should have the same vocabulary size. Target model vocab_size=49152"),
         ("target", {"steps_in_flight": 2}, "steps_in_flight=2: the next step begins with"),
         ("target", {"tensor_parallel_size": 2}, "does not work with tensor_parallel_size > 1"),
+        ("target", {"pipeline_parallel_size": 2}, "tokens cannot be guessed between stages"),
     ],
 )
 def test_what_does_not_fit_is_refused(folders, tokenizer, draft, options, says):
