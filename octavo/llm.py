@@ -294,10 +294,7 @@ class LLM(PoolingMethods):
         return self._collect([request.request_id for request in prepared], use_tqdm, prepared)
 
     def _collect(
-        self,
-        ids: list[str],
-        use_tqdm: bool | Callable[..., Any],
-        prepared: Sequence[PreparedRequest] = (),
+        self, ids: list[str], use_tqdm: bool | Callable[..., Any], prepared: Sequence[PreparedRequest] = ()
     ) -> list[RequestOutput]:
         """Step until these requests have ended, of which `prepared` are to be started here.
 

@@ -4,7 +4,7 @@ Names come from the package's own table and blocks from its quantizer, so nothin
 loader. Source of the three changes of layout: convert_hf_to_gguf.py of https://github.com/ggml-org/llama.cpp.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import gguf
@@ -40,16 +40,22 @@ _HEAD = {
 }
 
 
-def write_gguf(oracle: PreTrainedModel, path: Path, types: dict[str, str], default: str = "F32") -> Path:
-    """Write the model, matrices in `types` (by tensor) or `default`; the oracle gets the rounded weights."""
-    model_type = oracle.config.model_type
-    own = {"mixtral": "llama", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"}
-    own |= dict.fromkeys(("deepseek_v2", "deepseek_v3"), "deepseek2")
-    architecture = own.get(model_type, model_type.removesuffix("_text"))
-    key = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == architecture)
-    names = gguf.get_tensor_name_map(key, oracle.config.num_hidden_layers)
+def write_gguf(
+    oracle: PreTrainedModel,
+    path: Path,
+    types: dict[str, str],
+    default: str = "F32",
+    entries: Iterable[Entry] = (),
+) -> Path:
+    """Write the model, matrices in `types` (by tensor) or `default`; the oracle gets the rounded weights.
+
+    entries: metadata beside the sizes
+    """
+    architecture, names = _names(oracle)
     rows, data = [], bytearray()
     for name, parameter in _tensors(oracle):
+        if name.startswith("pooler."):  # which embedders do not need
+            continue
         stem = names.get_name(name, try_suffixes=(".weight", ".bias"))
         values = _to_gguf(architecture, oracle, name, parameter).contiguous().numpy()
         own = types.get(stem.split(".")[-2], default)
@@ -64,8 +70,30 @@ def write_gguf(oracle: PreTrainedModel, path: Path, types: dict[str, str], defau
     for name, divisors in _rope_divisors(oracle).items():
         rows.append(Tensor(f"{name}.weight", divisors.shape, 0, len(data)))
         data += divisors.numpy().tobytes() + bytes(-divisors.nbytes % 32)
-    path.write_bytes(gguf_bytes(_entries(architecture, oracle), rows, bytes(data)))
+    path.write_bytes(gguf_bytes([*_entries(architecture, oracle), *entries], rows, bytes(data)))
     return path
+
+
+def read_gguf(oracle: PreTrainedModel, path: Path) -> None:
+    """Give the oracle the weights of a file; each tensor of the file has its place."""
+    architecture, names = _names(oracle)
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    oracle.tie_weights()
+    for name, parameter in oracle.named_parameters():
+        tensor = tensors.pop(names.get_name(name, try_suffixes=(".weight", ".bias")))
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        parameter.data.copy_(_from_gguf(architecture, oracle, name, torch.from_numpy(np.array(values))))
+    assert not tensors
+
+
+def _names(oracle: PreTrainedModel) -> tuple[str, gguf.TensorNameMap]:
+    """The architecture's name, and the tensors'."""
+    model_type = oracle.config.model_type
+    own = {"mixtral": "llama", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"}
+    own |= dict.fromkeys(("deepseek_v2", "deepseek_v3"), "deepseek2")
+    architecture = own.get(model_type, model_type.removesuffix("_text"))
+    key = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == architecture)
+    return architecture, gguf.get_tensor_name_map(key, oracle.config.num_hidden_layers)
 
 
 def _tensors(oracle: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
@@ -116,6 +144,9 @@ def _entries(architecture: str, oracle: PreTrainedModel) -> list[Entry]:
         entries.append((f"{architecture}.expert_gating_func", UINT32, 1 + is_v3))
         scale = config.rope_parameters["mscale_all_dim"] / 10
         entries.append((f"{architecture}.rope.scaling.yarn_log_multiplier", FLOAT32, scale))
+    if architecture == "bert":
+        entries.append(("tokenizer.ggml.token_type_count", UINT32, config.type_vocab_size))
+        return [*entries, ("bert.attention.layer_norm_epsilon", FLOAT32, config.layer_norm_eps)]
     entries.append((f"{architecture}.attention.layer_norm_rms_epsilon", FLOAT32, config.rms_norm_eps))
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     entries.append((f"{architecture}.rope.freq_base", FLOAT32, rope["rope_theta"]))

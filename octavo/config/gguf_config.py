@@ -37,6 +37,7 @@ _KEYS = {
     "final_logit_softcapping": "final_logit_softcapping",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "vocab_size": "vocab_size",
+    "gguf_pooling_type": "pooling_type",
     "num_experts": "expert_count",
     "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
@@ -51,6 +52,11 @@ _KEYS = {
     "v_head_dim": "attention.value_length",
 }
 
+_OF_TOKENIZERS = {
+    "bos_token_id": "bos_token_id",
+    "eos_token_id": "eos_token_id",
+    "type_vocab_size": "token_type_count",
+}
 _GENERATION = {
     "eos_token_id": "tokenizer.ggml.eos_token_id",
     "temperature": "general.sampling.temp",
@@ -90,9 +96,9 @@ def config_from_gguf(file: GGUFFile) -> Config:
     tokens = metadata.get("tokenizer.ggml.tokens")
     if "vocab_size" not in config and isinstance(tokens, list):
         config["vocab_size"] = len(tokens)
-    for ours in ("bos_token_id", "eos_token_id"):
-        if (value := metadata.get(f"tokenizer.ggml.{ours}")) is not None:
-            config[ours] = _checked(f"tokenizer.ggml.{ours}", value, int)
+    for ours, theirs in _OF_TOKENIZERS.items():
+        if (value := metadata.get(f"tokenizer.ggml.{theirs}")) is not None:
+            config[ours] = _checked(f"tokenizer.ggml.{theirs}", value, int)
     config["tie_word_embeddings"] = "output.weight" not in file.tensors
     _add_rope(config, name, file)
     if row.complete is not None:
@@ -157,6 +163,12 @@ def _divisors(file: GGUFFile, name: str) -> list[float]:
     return divisors
 
 
+def _complete_bert(config: Config) -> None:
+    """What its config.json says."""
+    config["layer_norm_eps"] = config.pop("layer_norm_epsilon", 1e-12)
+    config["hidden_act"] = "gelu"
+
+
 def _complete_llama(config: Config) -> None:
     """A Llama with experts is a Mixtral."""
     if config.get("num_experts"):
@@ -219,4 +231,5 @@ _ARCHITECTURES = {
     "gpt2": _Row("GPT2LMHeadModel", "gpt2"),
     "deepseek2": _Row("DeepseekV2ForCausalLM", "deepseek_v2", _complete_deepseek2),
     "gpt-oss": _Row("GptOssForCausalLM", "gpt_oss", _complete_gpt_oss),
+    "bert": _Row("BertModel", "bert", _complete_bert),
 }

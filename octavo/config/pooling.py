@@ -8,28 +8,24 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from octavo.base.errors import ConfigError
+from octavo.base.errors import ConfigError, Unsupported
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.pair_templates import PAIR_TEMPLATES_OF
 from octavo.config.sentence_bert import MODES, Folder, Stage
 from octavo.config.token_ids import find_tokens
 from octavo.messages.pooling import PoolingTask
 
-ENCODERS = {
-    "Bert": "BertModel",
-    "BgeM3Embedding": "RobertaModel",
-    "Camembert": "RobertaModel",
-    "DistilBert": "DistilBertModel",
-    "GteNew": "GteModel",
-    "Gte": "GteModel",
-    "JinaEmbeddingsV3": "JinaEmbeddingsV3Model",
-    "MPNet": "MPNetModel",
-    "ModernBert": "ModernBertModel",
-    "New": "GteModel",
-    "NomicBert": "NomicBertModel",
-    "Roberta": "RobertaModel",
-    "XLMRoberta": "RobertaModel",
+_ENCODER_NAMES = {
+    "BertModel": "Bert",
+    "DistilBertModel": "DistilBert",
+    "GteModel": "Gte GteNew New",
+    "JinaEmbeddingsV3Model": "JinaEmbeddingsV3",
+    "MPNetModel": "MPNet",
+    "ModernBertModel": "ModernBert",
+    "NomicBertModel": "NomicBert",
+    "RobertaModel": "BgeM3Embedding Camembert Roberta XLMRoberta",
 }
+ENCODERS = {name: model for model, names in _ENCODER_NAMES.items() for name in names.split()}
 """Bidirectional families, by the beginning of their architectures' names."""
 COLBERTS = {
     "HF_ColBERT": "BertModel",
@@ -45,6 +41,7 @@ _ENDS = re.compile(
     r"|(?<!LMHead)Model)$"
 )
 _MODE_NAMES = {"MEAN": "mean", "CLS": "cls", "LAST": "lasttoken", "MAX": "max"} | {m: m for m in MODES}
+_GGUF_MODES = {1: ("mean",), 2: ("cls",), 3: ("lasttoken",)}
 _CLASSIFIERS = ("SequenceClassification", "TokenClassification", "RewardModel")
 
 
@@ -130,7 +127,8 @@ def read_pooling(
     """Return how the model pools; None if it generates. Raises ConfigError, Unsupported."""
     found = _ENDS.search(checkpoint.architecture)
     head = (found["head"] or "") if found else "" if checkpoint.architecture in COLBERTS else "CausalLM"
-    is_pooling = folder.is_pooling or bool(checkpoint.config.get("classifier_from_token"))
+    told = ("classifier_from_token", "gguf_pooling_type")
+    is_pooling = folder.is_pooling or any(checkpoint.config.get(key) for key in told)
     generates = head == "CausalLM" and not is_pooling
     if runner == "generate" or (runner == "auto" and generates and convert in ("auto", "none")):
         if not generates:
@@ -168,11 +166,12 @@ def _decide(checkpoint: Checkpoint, folder: Folder, head: str, convert: str) -> 
     is_late = folder.is_multi_vector or name in COLBERTS
     dimensions = config.get("matryoshka_dimensions")
     size = folder.output_size or checkpoint.embedding_size
+    usual = "mean" if sees_all else "cls" if encoder else "lasttoken"
     per_token: tuple[PoolingTask, ...] = ("token_embed", "token_classify")
     return PoolingConfig(
         **common,
         tasks=("token_embed",) if is_late else ("embed", *per_token[: max(1, len(projections))]),
-        modes=folder.modes or (("mean",) if sees_all else ("cls",) if encoder else ("lasttoken",)),
+        modes=folder.modes or _gguf_modes(config) or (usual,),
         include_prompt=folder.include_prompt,
         stages=folder.stages[:-1] if folder.normalizes else folder.stages,
         normalize=folder.normalizes or not folder.is_pooling,
@@ -180,6 +179,16 @@ def _decide(checkpoint: Checkpoint, folder: Folder, head: str, convert: str) -> 
         embedding_size=projections[0].outputs if is_late and projections else size,
         projections=projections,
         skipped_tokens=tuple(find_tokens(checkpoint.path, folder.skipped_words, some=True)),
+    )
+
+
+def _gguf_modes(config: dict[str, Any]) -> tuple[str, ...]:
+    """Return what a GGUF file says. Raises Unsupported for what makes no vectors of texts."""
+    if (kind := config.get("gguf_pooling_type")) is None or kind in _GGUF_MODES:
+        return _GGUF_MODES.get(kind, ())
+    raise Unsupported(
+        f"The GGUF file's pooling_type is {kind}; supported are 1 (mean), 2 (cls) and 3 (last token). "
+        "hf_overrides={'gguf_pooling_type': 1} sets another."
     )
 
 
@@ -286,18 +295,12 @@ def _with_overrides(config: PoolingConfig, given: dict[str, Any]) -> PoolingConf
         match name:
             case "pooling_type" | "seq_pooling_type":
                 if value not in _MODE_NAMES:
-                    raise ConfigError(
-                        f"pooler_config: {name}={value!r} is not one of {', '.join(_MODE_NAMES)}."
-                    )
+                    known = ", ".join(_MODE_NAMES)
+                    raise ConfigError(f"pooler_config: {name}={value!r} is not one of {known}.")
                 changes["modes"] = (_MODE_NAMES[value],)
             case "use_activation" if isinstance(value, bool):
-                changes |= (
-                    {"normalize": value}
-                    if config.is_embedder
-                    else {}
-                    if value
-                    else {"activation": "identity"}
-                )
+                unscored = {} if value else {"activation": "identity"}
+                changes |= {"normalize": value} if config.is_embedder else unscored
             case "task" if value in config.tasks:
                 changes["tasks"] = (value,)
             case "enable_chunked_processing" if isinstance(value, bool) and "embed" in config.tasks:

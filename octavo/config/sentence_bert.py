@@ -203,11 +203,7 @@ def _dense(path: Path, place: str) -> Stage:
         raise Unsupported(
             f"{file}: activation_function {dotted!r} is not supported: {', '.join(ACTIVATIONS)} are."
         )
-    others = {
-        "use_residual": False,
-        "module_input_name": place,
-        "module_output_name": place,
-    }
+    others = {"use_residual": False, "module_input_name": place, "module_output_name": place}
     for key, usual in others.items():
         if config.get(key) not in (None, usual):
             raise Unsupported(f"{file}: {key}={config[key]!r} is not supported, only {usual!r} is.")

@@ -123,10 +123,7 @@ class Operator:
         reset_connector: the files that engines of this model share too (kv_transfer_config), whoever wrote
             them. False without them, and for a kv_consumer, which writes none.
         """
-        arguments = {
-            "reset_running_requests": reset_running_requests,
-            "reset_connector": reset_connector,
-        }
+        arguments = {"reset_running_requests": reset_running_requests, "reset_connector": reset_connector}
         return bool(await self._core.call("reset_prefix_cache", arguments))
 
     async def reset_mm_cache(self) -> None:

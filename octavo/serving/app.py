@@ -45,8 +45,7 @@ class Endpoint:
 def make_app(engine: AsyncLLM, config: ServerConfig) -> Starlette:
     """The application; the engine is started and ended by the caller."""
     app = Starlette(
-        routes=[_path(route) for route in load_routes()],
-        exception_handlers={HTTPException: handle_exception},
+        routes=[_path(route) for route in load_routes()], exception_handlers={HTTPException: handle_exception}
     )
     app.router.redirect_slashes = False
     app.state.engines = Engines(engine)

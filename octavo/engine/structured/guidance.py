@@ -24,13 +24,7 @@ from octavo.engine.structured.alphabet import Alphabet, Alphabets
 from octavo.engine.structured.interface import Backend, Matcher
 from octavo.engine.structured.lark import schema_of, to_lark
 from octavo.engine.structured.schema_texts import SchemaTexts
-from octavo.engine.structured.shortlist import (
-    JSONTokens,
-    Place,
-    Shortlist,
-    Steps,
-    make_tokenizer,
-)
+from octavo.engine.structured.shortlist import JSONTokens, Place, Shortlist, Steps, make_tokenizer
 from octavo.messages.structured import StructuredOutputsParams, Vocabulary
 
 _MAX_LEXER_STATES = 50_000

@@ -16,8 +16,7 @@ _NOTES = ("$comment", "$id", "$ref", "$schema", "default", "description", "title
 _VALUES = ("const", "enum")
 _OPTIONS = "x-guidance"
 _FORMATS = dict.fromkeys(
-    ("date", "time", "date-time", "duration", "uuid", "ipv4", "ipv6"),
-    string.hexdigits + "+-.:, TtZzPYMWDHSs",
+    ("date", "time", "date-time", "duration", "uuid", "ipv4", "ipv6"), string.hexdigits + "+-.:, TtZzPYMWDHSs"
 )
 """The characters of each, and some more."""
 _MAX_CHARACTERS = 1 << 15

@@ -143,10 +143,9 @@ class BeamSearch:
         """The `count` best finished hypotheses; of a search that was broken off also running ones, behind."""
         finished = [ranked for group in self._groups for ranked in group.finished]
         running = [ranked for group in self._groups if not group.is_done for ranked in group.ranked_running()]
-        return [
-            *sorted(finished, key=_score, reverse=True),
-            *sorted(running, key=_score, reverse=True),
-        ][:count]
+        return [*sorted(finished, key=_score, reverse=True), *sorted(running, key=_score, reverse=True)][
+            :count
+        ]
 
 
 class _Group:

@@ -118,8 +118,7 @@ class SamplingLimits:
         if self.tokenizer is None and (params.stop_strings or params.bad_words):
             name = "stop" if params.stop_strings else "bad_words"
             raise RequestError(
-                f"{name} needs the tokenizer, which skip_tokenizer_init=True left out: give token ids.",
-                name,
+                f"{name} needs the tokenizer, which skip_tokenizer_init=True left out: give token ids.", name
             )
 
     def _check_processors(self, params: SamplingParams) -> None:

@@ -24,7 +24,7 @@ MAX_OUTPUT_CHARS = 16 * 1024 * 1024
 MAX_RENDER_S = 10.0
 _TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 _RESERVED = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"} | {
-    *("tokenize", "chat_template", "raise_exception", "strftime_now", "tojson", *_TOKEN_NAMES),
+    *("tokenize", "chat_template", "raise_exception", "strftime_now", "tojson", *_TOKEN_NAMES)
 }
 _KNOWN = {
     "872be49dbb638044": "SmolLM2",

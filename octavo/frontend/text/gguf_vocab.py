@@ -1,11 +1,13 @@
 """The tokenizer of a GGUF file, built straight from its metadata.
 
-Called by `text/loader`. Two kinds of vocabulary (`tokenizer.ggml.model`): "gpt2" is byte-level BPE whose rule
-for cutting text into words is named by `tokenizer.ggml.pre`; "llama" is SentencePiece's BPE, which knows a
-score per token instead of merges, spells spaces as "▁" and unknown characters as bytes. Keys and token types:
+Called by `text/loader`. Three kinds of vocabulary (`tokenizer.ggml.model`): "gpt2" is byte-level BPE whose
+rule for cutting text into words is named by `tokenizer.ggml.pre`; "llama" is SentencePiece's BPE, which knows
+a score per token instead of merges, spells spaces as "▁" and others as bytes; "bert" is WordPiece,
+whose words begin with "▁". Keys and token types:
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; the names of the cutting rules are llama.cpp's.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +20,8 @@ from octavo.frontend.text.tokenizer import SpecialTokens
 
 _CONTROL, _USER_DEFINED = 3, 4
 _META_SPACE = "▁"
+_IN_BRACKETS = re.compile(r"\[.+\]")
+"""Names of BERT's special tokens, and of those it never used."""
 Pairs = list[tuple[str, str]]
 
 
@@ -69,12 +73,14 @@ def tokenizer_from_metadata(metadata: Mapping[str, Any]) -> tokenizer.Tokenizer:
     Raises Unsupported for an unknown kind of vocabulary, BadCheckpoint for an inconsistent one.
     """
     kind = metadata.get("tokenizer.ggml.model")
-    if kind not in ("gpt2", "llama"):
+    if kind not in ("gpt2", "llama", "bert"):
         raise Unsupported(
-            f"GGUF tokenizer {kind!r} is not supported (gpt2 and llama are); set `tokenizer` to a folder."
+            f"GGUF tokenizer {kind!r} is not supported (gpt2, llama, bert are); set `tokenizer` to a folder."
         )
     tokens, types = _vocabulary(metadata)
     try:
+        if kind == "bert":
+            return tokenizer.Tokenizer(*_wordpiece(tokens, types))
         if kind == "gpt2":
             backend, add_bos = _byte_level(metadata, tokens, types)
         else:
@@ -148,6 +154,28 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[i
     return backend
 
 
+def _wordpiece(tokens: list[str], types: list[int]) -> tuple[Tokenizer, SpecialTokens]:
+    """BERT's, in lower case as llama.cpp reads it, between the tokens that begin and end a text."""
+    names = [
+        token.removeprefix(_META_SPACE)
+        if kind == _CONTROL or token.startswith(_META_SPACE) or _IN_BRACKETS.fullmatch(token)
+        else f"##{token}"
+        for token, kind in zip(tokens, types, strict=True)
+    ]
+    vocab = {name: i for i, name in enumerate(names)}
+    roles = {name: vocab.get(f"[{name}]".upper()) for name in ("cls", "sep", "unk", "pad")}
+    special = SpecialTokens(bos=roles["cls"], eos=roles["sep"], unk=roles["unk"], pad=roles["pad"])
+    if special.bos is None or special.eos is None:
+        raise BadCheckpoint("The GGUF file's vocabulary lacks [CLS] or [SEP]")
+    backend = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+    backend.normalizer = normalizers.BertNormalizer()
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    backend.post_processor = processors.BertProcessing(("[SEP]", special.eos), ("[CLS]", special.bos))
+    _add_whole_tokens(backend, names, types)
+    return backend, special
+
+
 def _merge_order(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> list[str]:
     """Tokens, the ones to be formed first in front: user-defined ones as they stand, the others by score."""
     scores = metadata.get("tokenizer.ggml.scores")
@@ -172,15 +200,14 @@ def derive_merges(tokens: Sequence[str]) -> Pairs:
     whole = hashes(starts, ends)
     by_hash = np.argsort(whole)
     owner = np.repeat(np.arange(len(tokens)), lengths)
-    cuts = (starts + ends)[owner] - np.arange(
-        ends[-1]
-    )  # each token's cuts from its end down to its second character
+    # each token's cuts from its end down to its second character
+    cuts = (starts + ends)[owner] - np.arange(ends[-1])
     inner = cuts < ends[owner]
     cuts, owner = cuts[inner], owner[inner]
     left, right = hashes(starts[owner], cuts), hashes(cuts, ends[owner])
     likely = np.zeros(
         1 << 24, bool
-    )  # a coarse set by 24 bits of the hash, to search only for what may be there
+    )  # a coarse set by 24 bits of the hash: only what may be there is searched
     likely[whole >> np.uint64(40)] = True
     maybe = likely[left >> np.uint64(40)] & likely[right >> np.uint64(40)]
     left, right = left[maybe], right[maybe]

@@ -76,11 +76,7 @@ class Layer(nn.Module):
         return method
 
     def make_vector(
-        self,
-        build: BuildContext,
-        layout: Layout,
-        name: str = "weight",
-        dtype: torch.dtype | None = None,
+        self, build: BuildContext, layout: Layout, name: str = "weight", dtype: torch.dtype | None = None
     ) -> Tensor:
         """Make a parameter, by default of the type of the activations, for norms and biases: its tensor."""
         data = torch.empty(layout.shape, dtype=dtype or build.compute_dtype, device=build.device)

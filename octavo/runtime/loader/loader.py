@@ -38,10 +38,7 @@ Load = Callable[[EngineConfig, Platform, ParallelContext], Model]
 
 IMPLEMENTATIONS: Registry[Load] = Registry(
     "model_impl",
-    {
-        "octavo": "octavo.runtime.loader.loader:load_own",
-        "transformers": "octavo.runtime.loader.generic:load",
-    },
+    {"octavo": "octavo.runtime.loader.loader:load_own", "transformers": "octavo.runtime.loader.generic:load"},
 )
 
 READERS: Registry[Reader] = Registry(

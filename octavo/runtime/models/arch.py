@@ -230,10 +230,7 @@ def read_rope(config: Config, head_dim: int, kind: str = "", interleaved: bool =
     original = config.get("original_max_position_embeddings")
     if original or "original_max_position_embeddings" not in given:
         given["original_max_position_embeddings"] = original or longest
-    given |= {
-        "max_position_embeddings": longest,
-        "max_model_len": config.get("max_model_len") or longest,
-    }
+    given |= {"max_position_embeddings": longest, "max_model_len": config.get("max_model_len") or longest}
     cls: Any = ROPES[name]
     own = {f.name: given[f.name] for f in fields(cls) if given.get(f.name) is not None}
     try:

@@ -47,6 +47,14 @@ class Bert(Encoder):
             *(r"^cls\.predictions\.decoder\.", r"^cls\.seq_relationship\."),
         ),
     )
+    GGUF_WEIGHTS = Encoder.GGUF_WEIGHTS.replace(
+        {
+            "token_embd_norm": to("embed_norm"),
+            "token_types": to("embed_types"),
+            "blk.*.attn_output_norm": to("layers.*.attention_norm"),
+            "blk.*.layer_output_norm": to("layers.*.mlp_norm"),
+        }
+    )
     CLASSIFIER = ClassifierArch(dense="pooler.dense", out="classifier", out_bias=True)
     MASKED_HEAD: ClassVar[Mapping[str, Target]] = {
         "cls.predictions.transform.dense": to("head_dense"),

@@ -33,10 +33,7 @@ class Phi(Decoder):
             norms=frozenset({"attention_in"}),
             norm=read_norm(config),
             attention=read_heads(
-                config,
-                qk_norm="head" if config.get("qk_layernorm") else "none",
-                qkv_bias=True,
-                out_bias=True,
+                config, qk_norm="head" if config.get("qk_layernorm") else "none", qkv_bias=True, out_bias=True
             ),
             feed_forward=read_dense(config, gated=False, bias=True),
             head_bias=True,

@@ -17,10 +17,7 @@ class Starcoder2(Decoder):
     """StarCoder 2 names its weights like a Llama, but for the MLP."""
 
     WEIGHTS = Decoder.WEIGHTS.replace(
-        {
-            "layers.*.mlp.c_fc": to("layers.*.mlp.up"),
-            "layers.*.mlp.c_proj": to("layers.*.mlp.down"),
-        }
+        {"layers.*.mlp.c_fc": to("layers.*.mlp.up"), "layers.*.mlp.c_proj": to("layers.*.mlp.down")}
     )
 
     @staticmethod

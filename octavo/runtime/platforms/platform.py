@@ -14,10 +14,7 @@ from octavo.runtime.kernels.table import KernelTable
 
 PLATFORMS: "Registry[Callable[[torch.device, int], Platform]]" = Registry(
     "device",
-    {
-        "cpu": "octavo.runtime.platforms.cpu:CPUPlatform",
-        "cuda": "octavo.runtime.platforms.cuda:CUDAPlatform",
-    },
+    {"cpu": "octavo.runtime.platforms.cpu:CPUPlatform", "cuda": "octavo.runtime.platforms.cuda:CUDAPlatform"},
 )
 """Take a device and the threads of CPU kernels in this process; set it up. Raise ConfigError without one."""
 

@@ -17,9 +17,7 @@ _SMALL_BODY = 1 << 20
 _GOING_AWAY = 1001
 _POLL_S = 0.02
 _REFUSAL = HTTPError(
-    503,
-    "The server is shutting down; nothing was done.",
-    headers={"Retry-After": "5", "Connection": "close"},
+    503, "The server is shutting down; nothing was done.", headers={"Retry-After": "5", "Connection": "close"}
 )
 
 

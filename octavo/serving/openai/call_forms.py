@@ -7,7 +7,7 @@ Used by `strict_calls`, which makes grammars of them. In the texts {name} is the
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +47,14 @@ _LLAMA = '{"name": "{name}", "parameters": '
 _V3 = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 _INVOKE = ('<invoke name="{name}">\n', "</invoke>\n", '<parameter name="{key}">', "</parameter>\n")
 _MESSAGES = tuple(f"<|channel|>{name}<|message|>" for name in ("analysis", "final", "commentary"))
+_K3_PARTS = ("think", "response", "message")
 _M3 = "]<]minimax[>["
 _PLAMO = ("<|plamo:begin_tool_requests:plamo|>", "<|plamo:end_tool_requests:plamo|>")
 
 
-def _tags(call: str, end: str, before: str, behind: str, block: tuple[str, str] = ("", "")) -> CallForm:
+def _tags(call: str, end: str, before: str, behind: str, **others: Any) -> CallForm:
     """A tag for each argument."""
-    return CallForm(call, end, block, arguments="tags", parameter=(before, behind))
+    return CallForm(call, end, arguments="tags", parameter=(before, behind), **others)
 
 
 def _dsml(block: str, space: str = "") -> CallForm:
@@ -61,14 +62,16 @@ def _dsml(block: str, space: str = "") -> CallForm:
     mark = f"｜DSML｜{space}"
     before, behind = f'<{mark}parameter name="{{key}}" string="{{is_text}}">', f"</{mark}parameter>\n"
     around = (f"<{mark}{block}>\n", f"</{mark}{block}>")
-    return _tags(f'<{mark}invoke name="{{name}}">\n', f"</{mark}invoke>\n", before, behind, around)
+    return _tags(f'<{mark}invoke name="{{name}}">\n', f"</{mark}invoke>\n", before, behind, block=around)
 
 
 def _hunyuan(after_name: str, line: str) -> tuple[CallForm, ...]:
     """Hunyuan 3 and after: checkpoints whose marks have a suffix, and those without."""
     before, behind = f"<arg_key{{x}}>{{key}}</arg_key{{x}}>{line}<arg_value{{x}}>", f"</arg_value{{x}}>{line}"
     around = (f"<tool_calls{{x}}>{line}", "</tool_calls{x}>")
-    form = _tags(f"<tool_call{{x}}>{{name}}{after_name}", f"</tool_call{{x}}>{line}", before, behind, around)
+    form = _tags(
+        f"<tool_call{{x}}>{{name}}{after_name}", f"</tool_call{{x}}>{line}", before, behind, block=around
+    )
     return replace(form, needs="<tool_calls"), form
 
 
@@ -162,24 +165,16 @@ _FORMS: dict[str, CallForm | tuple[CallForm, ...]] = {
         *("<ifm|arg_key>{key}</ifm|arg_key>{s}<ifm|arg_value>", "</ifm|arg_value>{s}"),
         block=("<ifm|tool_calls>{s}", "</ifm|tool_calls>"),
     ),
-    "muse muse_glimmer musespark1x": replace(
-        _tags(
-            *('<atem:invoke name="{name}">\n', "</atem:invoke>"),
-            *('<atem:parameter name="{key}">', "</atem:parameter>\n"),
-        ),
+    "muse muse_glimmer musespark1x": _tags(
+        *('<atem:invoke name="{name}">\n', "</atem:invoke>"),
+        *('<atem:parameter name="{key}">', "</atem:parameter>\n"),
         others=("<|start|>", "<|message|>", "<|eom|>", "<|eot|>"),
     ),
-    "kimi_k3": replace(
-        _tags(
-            *('<|open|>call tool="{name}" index="{n}"<|sep|>', "<|close|>call<|sep|>"),
-            *('<|open|>argument key="{key}" type="{type}"<|sep|>', "<|close|>argument<|sep|>"),
-            block=("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
-        ),
-        others=tuple(
-            f"<|{side}|>{name}<|sep|>"
-            for side in ("open", "close")
-            for name in ("think", "response", "message")
-        ),
+    "kimi_k3": _tags(
+        *('<|open|>call tool="{name}" index="{n}"<|sep|>', "<|close|>call<|sep|>"),
+        *('<|open|>argument key="{key}" type="{type}"<|sep|>', "<|close|>argument<|sep|>"),
+        block=("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
+        others=tuple(f"<|{side}|>{name}<|sep|>" for side in ("open", "close") for name in _K3_PARTS),
     ),
     "minimax_m3": CallForm(
         f'{_M3}<invoke name="{{name}}">{{s}}',

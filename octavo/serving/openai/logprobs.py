@@ -6,13 +6,7 @@ from dataclasses import dataclass
 from octavo.frontend.outputs.logprobs import Logprob, PositionLogprobs, PromptLogprobs
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.serving.caller import Caller
-from octavo.serving.openai.answers import (
-    ChatLogprobs,
-    CompletionLogprobs,
-    Logprobs,
-    TokenLogprob,
-    TopLogprob,
-)
+from octavo.serving.openai.answers import ChatLogprobs, CompletionLogprobs, Logprobs, TokenLogprob, TopLogprob
 from octavo.serving.openai.protocol import SamplingFields
 
 LOWEST = -9999.0

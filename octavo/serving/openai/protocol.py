@@ -56,11 +56,7 @@ Message = Annotated[
             "properties": {
                 "role": {"type": "string"},
                 "content": {
-                    "anyOf": [
-                        {"type": "string"},
-                        {"type": "array", "items": _PART_SCHEMA},
-                        {"type": "null"},
-                    ]
+                    "anyOf": [{"type": "string"}, {"type": "array", "items": _PART_SCHEMA}, {"type": "null"}]
                 },
             },
             "required": ["role"],

@@ -47,10 +47,7 @@ async def rerank(caller: Caller, body: RerankRequest) -> Ranking:
 
 
 async def _score(
-    work: PoolingWork,
-    pairs: list[tuple[str, str]],
-    instruction: str | None,
-    truncates: int | None = None,
+    work: PoolingWork, pairs: list[tuple[str, str]], instruction: str | None, truncates: int | None = None
 ) -> tuple[list[float], PoolingUsage]:
     scoring = Scoring(work.caller.engine.config, pairs, work.body.use_activation, instruction)
     outputs = await work.run(scoring.prompts, scoring.params, truncates=truncates)

@@ -124,10 +124,7 @@ class Transaction:
         """Another content."""
         self._make_room(len(content))
         self._change(
-            document_id,
-            "num_bytes = num_bytes - length(content) + ?, content = ?",
-            len(content),
-            content,
+            document_id, "num_bytes = num_bytes - length(content) + ?, content = ?", len(content), content
         )
 
     def hold(self, document_id: str) -> None:
