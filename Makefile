@@ -45,7 +45,7 @@ announce:
 	  "then it compiles the CPU kernels, for up to a minute. Without CUDA it takes 1.3 GB of disk and 2 to 5 minutes."
 
 test: setup $(STAMPS)/test-model $(STAMPS)/clients
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 coverage: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/unit tests/property \

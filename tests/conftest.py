@@ -60,9 +60,13 @@ def pytest_addoption(parser):
 def pytest_collection_modifyitems(items):
     """Skip what needs GPUs that are not there; allow a second try to what real processes and clocks decide.
 
+    Files with slow tests come first: a long one at the end would leave the other workers idle.
+
     A machine that is busy with other things can upset the latter. The summary names each that was run again;
     more than MAX_RERUNS of them fail the session.
     """
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
     num_gpus = sum(1 for _ in Path("/dev").glob("nvidia[0-9]*"))
     for item in items:
         if item.path.is_relative_to(ROOT / "tests" / "integration"):

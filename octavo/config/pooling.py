@@ -41,7 +41,7 @@ _ENDS = re.compile(
     r"|(?<!LMHead)Model)$"
 )
 _MODE_NAMES = {"MEAN": "mean", "CLS": "cls", "LAST": "lasttoken", "MAX": "max"} | {m: m for m in MODES}
-_GGUF_MODES = {1: ("mean",), 2: ("cls",), 3: ("lasttoken",)}
+_GGUF_MODES = {1: "mean", 2: "cls", 3: "lasttoken"}
 _CLASSIFIERS = ("SequenceClassification", "TokenClassification", "RewardModel")
 
 
@@ -184,8 +184,9 @@ def _decide(checkpoint: Checkpoint, folder: Folder, head: str, convert: str) -> 
 
 def _gguf_modes(config: dict[str, Any]) -> tuple[str, ...]:
     """Return what a GGUF file says. Raises Unsupported for what makes no vectors of texts."""
-    if (kind := config.get("gguf_pooling_type")) is None or kind in _GGUF_MODES:
-        return _GGUF_MODES.get(kind, ())
+    kind = config.get("gguf_pooling_type")
+    if kind is None or kind in _GGUF_MODES:
+        return () if kind is None else (_GGUF_MODES[kind],)
     raise Unsupported(
         f"The GGUF file's pooling_type is {kind}; supported are 1 (mean), 2 (cls) and 3 (last token). "
         "hf_overrides={'gguf_pooling_type': 1} sets another."

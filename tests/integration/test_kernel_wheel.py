@@ -11,6 +11,7 @@ import pytest
 from hatchling.builders.wheel import WheelBuilder
 
 from octavo.runtime.kernels import build, variants
+from tests.shared_objects import share_objects
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = ["The capital of France is", "One, two, three,"]
@@ -18,13 +19,14 @@ PROMPTS = ["The capital of France is", "One, two, three,"]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """With the variant for this CPU alone: each takes half a minute to compile."""
+    """With the variant for this CPU alone, whose files other tests compile too."""
     best = [name for name, variant in variants.VARIANTS.items() if variant.runs_on(build._cpu_features())]
     if not best:
         pytest.skip("needs an x86-64 CPU with AVX2")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(variants, "VARIANTS", {best[0]: variants.VARIANTS[best[0]]})
         patch.setenv("OCTAVO_WHEEL_KERNELS", "1")
+        share_objects(patch, tmp_path_factory)
         folder = tmp_path_factory.mktemp("dist")
         return Path(next(WheelBuilder(str(ROOT)).build(directory=str(folder), versions=["standard"])))
 

@@ -16,6 +16,7 @@ from octavo.runtime.kernels.precision import InputPrecision
 from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.kernels.table import KernelTable
 from tests.kernel_cases import make_blocks
+from tests.shared_objects import share_objects
 
 _HERE = [name for name, level in variants.VARIANTS.items() if level.runs_on(build._cpu_features())]
 _PRODUCTS = {"amx": Products.TILES, "avx512_bf16": Products.DOTS}
@@ -28,7 +29,9 @@ def level(
     """The level's name, and its kernels by number of threads."""
     path = tmp_path_factory.mktemp(request.param) / "library.so"
     options = variants.VARIANTS[request.param].options
-    build._make([*shlex.split(env.compiler()), *build._OPTIONS, "-O1", *options], path)
+    with pytest.MonkeyPatch.context() as patch:
+        share_objects(patch, tmp_path_factory)
+        build._make([*shlex.split(env.compiler()), *build._OPTIONS, *options], path)
     library = Library(path)
     assert library.bfloat16_products == _PRODUCTS.get(request.param, Products.NONE)
     return request.param, {threads: table_of(library, threads) for threads in (1, 2)}

@@ -503,7 +503,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 EngineMachine.TestCase.settings = settings(
-    max_examples=int(os.environ.get("OCTAVO_MACHINE_EXAMPLES", "600")),
+    max_examples=int(os.environ.get("OCTAVO_MACHINE_EXAMPLES", "150")),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -106,5 +106,5 @@ def test_the_text_part_of_a_config_counts():
 
 def test_unknown_gguf_architectures_list_the_known(tmp_path):
     (tmp_path / "m.gguf").write_bytes(gguf_bytes([("general.architecture", STRING, "rwkv")]))
-    with pytest.raises(Unsupported, match=r"'rwkv' is not supported\. Supported: bert, gemma, gemma2, gemma3, "):
+    with pytest.raises(Unsupported, match=r"'rwkv' is not supported\. Supported: bert, deepseek2, gemma, "):
         read_checkpoint(tmp_path)
