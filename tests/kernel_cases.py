@@ -1,6 +1,7 @@
 """Inputs for every op of the kernel table, by op name; fast kernels are compared with references on them."""
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from itertools import product
@@ -15,6 +16,7 @@ from octavo.runtime.kernels.attention import HeadInputs, HeadNorms, Ragged, Rota
 from octavo.runtime.kernels.block_types import GROUP_TYPES, TYPES_BY_NAME
 from octavo.runtime.kernels.experts import ExpertForm, Router, Routing, Shared
 from octavo.runtime.kernels.linear import Packed
+from octavo.runtime.kernels.recurrent import Conv, Decay, GateForm, Scanned, States
 from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.kernels.sampling import IN_PROMPT, Draws, Limits, TokenLists, Truncation
 from octavo.runtime.kernels.table import KernelTable
@@ -554,6 +556,59 @@ def _block_experts() -> Iterator[Case]:
             yield Case(f"{kind} {name}", (*given, *stacks, *rest))
 
 
+def _states(numbers: int, offset: int = 3) -> States:
+    """Of a decoding request, one that begins, one in the middle of a chunk over three blocks, and padding."""
+    cache = torch.randn(12, 1, numbers + offset).expand(-1, 4, -1)
+    tables = torch.tensor([[1, 2, 0], [3, 0, 0], [5, 6, 7], [0, 0, 0]], dtype=torch.int32)
+    places = [(2, 1), (3, 0), (3, 1), *((b, p) for b in (5, 6, 7) for p in range(4))][:12]
+    slots = torch.tensor([4 * block + place for block, place in places] + [-1])
+    bounds, lens = torch.tensor([0, 1, 3, 12, 13]), torch.tensor([6, 2, 10, 1])
+    return States(cache, offset, tables, slots, Ragged(cu_q_lens=bounds.int(), kv_lens=lens.int()))
+
+
+def _causal_conv() -> Iterator[Case]:
+    for taps, channels, is_gated in product((2, 4, 8), (16, 83), (False, True)):
+        wide = torch.randn(13, 3 * channels + 1)[:, 1:]
+        before, behind, x = wide.chunk(3, 1)
+        weight, bias = torch.randn(taps, channels), None if is_gated else torch.randn(channels)
+        states = _states((taps - 1) * channels)
+        factors = (before, behind) if is_gated else None
+        yield Case(
+            f"{taps} {channels} {is_gated}",
+            (x, Conv(weight, bias, not is_gated), states, factors),
+            changed=(2,),
+        )
+
+
+def _scan() -> Iterator[Case]:
+    for (groups, size, heads, rows), is_delta in product(
+        ((1, 16, 2, 5), (2, 48, 4, 8), (3, 128, 3, 6)), (False, True)
+    ):
+        keys, values = groups * size, heads * rows
+        wide = torch.randn(13, 2 * keys + values + 2 * heads)
+        queries, key, value, steps, strengths = wide.split([keys, keys, values, heads, heads], 1)
+        queries, key = (part.view(13, groups, size) for part in (queries, key))
+        new = Scanned(queries, key, value.view(13, heads, rows), steps, strengths if is_delta else None)
+        skip = None if is_delta else torch.randn(heads)
+        limits = (0.1, 0.9) if size == 48 else (0.0, math.inf)
+        decay = Decay(-torch.randn(heads).exp(), torch.randn(heads), skip, limits)
+        name = f"{groups} {size} {heads} {rows} {is_delta}"
+        yield Case(name, (new, decay, _states(values * size)), changed=(2,), tolerance=1e-5)
+
+
+def _gate() -> Iterator[Case]:
+    x, gates, weight = torch.randn(7, 100)[:, 4:], torch.randn(7, 99)[:, 3:], torch.randn(96)
+    for form in (
+        GateForm(),
+        GateForm(sigmoid=True),
+        GateForm(weight, 1e-5),
+        GateForm(weight, 1e-5, 4),
+        GateForm(weight[:24], 1e-5, norm_first=True),
+        GateForm(weight[:48], 1e-5, 2, sigmoid=True),
+    ):
+        yield Case(f"{form[1:]}", (x, gates, form))
+
+
 CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "store_kv": _store_kv,
     "paged_attention": _attention,
@@ -578,6 +633,9 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "dense_experts": _dense_experts,
     "block_experts": _block_experts,
     "select_inputs": _select_inputs,
+    "causal_conv": _causal_conv,
+    "scan": _scan,
+    "gate": _gate,
 }
 
 
@@ -614,6 +672,13 @@ def nothing_of(op: str, case: Case) -> tuple[Any, ...]:
         q, cache, tables, batch, scores = case.args
         none = Ragged(cu_q_lens=batch.cu_q_lens[:1], kv_lens=batch.kv_lens[:0])
         return q[:0], cache, tables[:0], none, scores
+    if op in ("causal_conv", "scan"):
+        first, how, states, *rest = case.args
+        none = Ragged(cu_q_lens=states.batch.cu_q_lens[:1], kv_lens=states.batch.kv_lens[:0])
+        parts = first[:0] if op == "causal_conv" else Scanned(*(part[:0] for part in first[:4]))
+        return parts, how, states._replace(slots=states.slots[:0], batch=none), *(None for _ in rest)
+    if op == "gate":
+        return case.args[0][:0], case.args[1][:0], case.args[2]
     if op == "store_kv":
         new, cache, slots = case.args
         return HeadInputs(new.q[:0], new.k[:0], new.v[:0]), cache, slots[:0]
@@ -668,11 +733,14 @@ def run(table: KernelTable, op: str, case: Case) -> list[torch.Tensor]:
     ]
     result = seen(op, args, find(table, op)(*args, **case.kwargs))
     outputs = list(result) if isinstance(result, tuple) else [] if result is None else [result]
-    changed = [args[index] for index in case.changed]
-    tensors = [
-        part for value in changed for part in (value[2:4] if isinstance(value, TokenLists) else [value])
-    ]
-    return [*outputs, *tensors]
+    return [*outputs, *changed_in(case, args)]
+
+
+def changed_in(case: Case, args: Sequence[Any]) -> list[torch.Tensor]:
+    """What an op changes in place."""
+    values = [args[index] for index in case.changed]
+    parts = [x[2:4] if isinstance(x, TokenLists) else x[:1] if isinstance(x, States) else [x] for x in values]
+    return [part for several in parts for part in several]
 
 
 def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float, name: str) -> None:

@@ -17,6 +17,7 @@ from octavo.config.model import ModelConfig
 from octavo.config.observability import ObservabilityConfig
 from octavo.config.parallel import ParallelConfig
 from octavo.config.scheduling import SchedulerConfig
+from octavo.messages.kv import KVCacheSpec, StateKV
 from octavo.runtime.batch import ForwardBatch, GivenEmbeds, GroupTables
 from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.loader.loader import load_model
@@ -53,16 +54,14 @@ class Driver:
 
     def __init__(self, model: Model, num_blocks: int = 128, block_size: int = 4) -> None:
         self.model = model
-        self._device = model.attention_layers[0]._backend.platform.device
+        self._device = device_of(model)
         self._block_size = block_size
         self._free = random.Random(0).sample(range(1, num_blocks), num_blocks - 1)
         self._tables: list[list[int]] = []
         self._lengths: list[int] = []
-        shapes = [
-            (num_blocks, s.halves, block_size, s.num_kv_heads, s.head_dim)
-            for s in (layer.kv_spec for layer in model.attention_layers)
+        self._caches = [
+            _spoiled(layer.kv_spec, num_blocks, block_size, self._device) for layer in model.cache_layers
         ]
-        self._caches = [torch.full(shape, torch.nan, device=self._device) for shape in shapes]
 
     def add(self) -> int:
         """Begin a request; returns its number."""
@@ -105,6 +104,20 @@ class Driver:
             from_start=lengths == counts,
             longest_q=max(counts),
         )
+
+
+def device_of(model: Model) -> torch.device:
+    """Where a model computes."""
+    return next(layer._backend.platform.device for layer in model.cache_layers if hasattr(layer, "_backend"))
+
+
+def _spoiled(spec: KVCacheSpec, num_blocks: int, block_size: int, device: torch.device) -> torch.Tensor:
+    """A layer's cache of NaN."""
+    if isinstance(spec, StateKV):
+        states = torch.full((num_blocks, 1, spec.num_bytes // 4), torch.nan, device=device)
+        return states.expand(-1, block_size, -1)
+    shape = num_blocks, spec.halves, block_size, spec.num_kv_heads, spec.head_dim
+    return torch.full(shape, torch.nan, device=device)
 
 
 def prompt_logits(model: Model, prompts: list[list[int]], chunk: int = 0) -> list[torch.Tensor]:

@@ -98,6 +98,27 @@ _LATENT = (
     }
 )
 
+_MAMBA = {
+    "mamba_n_heads": 6,
+    "mamba_d_head": 16,
+    "mamba_d_state": 32,
+    "mamba_n_groups": 2,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 8,
+}
+_DELTA = {
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", _FULL, "linear_attention", "linear_attention"],
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+}
+_LINEAR_OF_THREE = {"layer_types": ["linear_attention", _FULL, "linear_attention"]}
+
 TINY: dict[str, dict[str, Any]] = {
     "ArceeForCausalLM": _GROUPED | _PLAIN | {"model_type": "arcee", "head_dim": 8},
     "Dots1ForCausalLM": _GROUPED
@@ -202,6 +223,13 @@ TINY: dict[str, dict[str, Any]] = {
     | _FACTORS
     | _EXPERTS
     | {"model_type": "granitemoeshared", "shared_intermediate_size": 40},
+    "GraniteMoeHybridForCausalLM": _GROUPED
+    | _PLAIN
+    | _FACTORS
+    | _EXPERTS
+    | _MAMBA
+    | _LINEAR_OF_THREE
+    | {"model_type": "granitemoehybrid", "shared_intermediate_size": 40},
     "InternLM2ForCausalLM": _GROUPED
     | {
         "model_type": "internlm2",
@@ -211,6 +239,15 @@ TINY: dict[str, dict[str, Any]] = {
     "InternLM3ForCausalLM": _GROUPED
     | _STRETCHED
     | {"model_type": "internlm3", "head_dim": 16, "qkv_bias": True, "bias": False},
+    "Lfm2ForCausalLM": _GROUPED
+    | _PLAIN
+    | {
+        "model_type": "lfm2",
+        "conv_bias": True,
+        "block_multiple_of": 16,
+        "layer_types": ["conv", _FULL, "conv"],
+        "tie_word_embeddings": True,
+    },
     "LlamaForCausalLM": _GROUPED | _STRETCHED | {"model_type": "llama"},
     "MinistralForCausalLM": _GROUPED
     | _PLAIN
@@ -253,6 +290,11 @@ TINY: dict[str, dict[str, Any]] = {
     | _PLAIN
     | _SMALL_EXPERTS
     | {"model_type": "qwen3_moe", "head_dim": 16, "norm_topk_prob": True},
+    "Qwen3NextForCausalLM": _GROUPED
+    | _SMALL_EXPERTS
+    | _DELTA
+    | {"model_type": "qwen3_next", "shared_expert_intermediate_size": 40, "mlp_only_layers": [2]},
+    "Qwen3_5ForCausalLM": _GROUPED | _DELTA | {"model_type": "qwen3_5_text"},
     "Qwen3ForCausalLM": _GROUPED | _PLAIN | {"model_type": "qwen3", "head_dim": 16},
     "SeedOssForCausalLM": _GROUPED | _PLAIN | {"model_type": "seed_oss", "head_dim": 16},
     "SmolLM3ForCausalLM": _GROUPED
@@ -264,6 +306,10 @@ TINY: dict[str, dict[str, Any]] = {
     | {"model_type": "starcoder2", "hidden_act": "gelu_pytorch_tanh", "sliding_window": 24},
 }
 """A config for every architecture of octavo's own."""
+
+
+RECURRENT = ["GraniteMoeHybridForCausalLM", "Lfm2ForCausalLM", "Qwen3NextForCausalLM", "Qwen3_5ForCausalLM"]
+"""Those with states, which run on one CPU."""
 
 
 def tiny_config(architecture: str) -> dict[str, Any]:

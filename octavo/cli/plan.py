@@ -70,6 +70,7 @@ def _table(plan: Any) -> str:
         ("KV cache", f"{_size(plan.kv_bytes)}  of {_size(plan.kv_available_bytes).strip()} that are left"),
         ("per token", f"{_size(plan.kv_bytes_per_token)}  {plan.kv_cache_dtype}"),
         ("per block", f"{_size(plan.kv_bytes_per_block)}  {plan.block_size} tokens"),
+        *[("per request", f"{_size(plan.state_bytes)}  states")] * bool(plan.state_bytes),
         ("room for", f"{plan.num_blocks} blocks, {plan.num_tokens} tokens"),
         ("", f"{plan.num_sequences:.1f} requests of max_model_len={plan.max_model_len} at once"),
         ("swap space", f"{_size(plan.host_bytes)}  of host memory"),

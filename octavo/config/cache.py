@@ -11,6 +11,9 @@ class CacheConfig(metaclass=Concern):
     """Size and behaviour of the KV cache."""
 
     block_size: int = option(0, "Slots per block; 0 = 16 on CPU, 64 on GPU.")
+    mamba_block_size: int = option(
+        512, "Tokens between states of recurrent layers kept for prefix caching, rounded up to blocks."
+    )
     gpu_memory_utilization: float = option(
         0.92, "Share of the device's memory that weights, work space and KV cache may take together."
     )

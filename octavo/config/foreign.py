@@ -98,8 +98,8 @@ _ENGINE_WITHOUT_EFFECT = {
     "The hub client reads the variable HF_TOKEN; options may end up in logs.": "hf_token",
     "Code from a model's folder never runs.": "code_revision",
     "No scheme that octavo reads is deprecated.": "allow_deprecated_quantization?",
-    "No model with recurrent states is supported yet.": """
-        engram_config mamba_config mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size
+    "States of recurrent layers are float32, and kept every mamba_block_size tokens.": """
+        engram_config mamba_config mamba_cache_dtype mamba_ssm_cache_dtype
         mamba_cache_mode mamba_backend mamba_ssu_algorithm mamba_cache_philox_rounds replayssm_buffer_len
         use_replayssm? enable_mamba_shared_prefix_checkpoint? enable_mamba_cache_stochastic_rounding?""",
     "Each rank reads its own slice already.": "max_parallel_loading_workers",

@@ -38,6 +38,8 @@ class MemoryPlan(msgspec.Struct, kw_only=True):
     kv_bytes_per_token: int
     """Until windows pass."""
     kv_bytes_per_block: int
+    state_bytes: int
+    """Of the recurrent layers of one request, whatever its length."""
     block_size: int
     max_num_batched_tokens: int
     max_num_seqs: int
@@ -77,6 +79,7 @@ def plan_memory(config: EngineConfig, device_bytes: int = 0) -> MemoryPlan:
         kv_available_bytes=max(0, ready.available_bytes),
         kv_bytes_per_token=one_block.bytes_per_token,
         kv_bytes_per_block=one_block.bytes_per_block,
+        state_bytes=one_block.state_bytes,
         block_size=one_block.block_size,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         max_num_seqs=config.scheduler.max_num_seqs,

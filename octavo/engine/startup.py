@@ -6,7 +6,7 @@ Called once by the core, after the model is loaded.
 import logging
 import os
 
-from octavo.base.errors import ConfigError
+from octavo.base.errors import ConfigError, Unsupported
 from octavo.base.log import get_logger
 from octavo.config.engine import EngineConfig
 from octavo.config.kv_transfer import shared_storage
@@ -38,7 +38,13 @@ def plan_cache(config: EngineConfig, ready: ModelReady) -> CachePlan:
         block_size=config.cache.block_size,
         max_model_len=longest,
         num_result_tokens=num_result_tokens,
+        # Where nobody looks for states, none but the last is kept.
+        state_interval=config.cache.mamba_block_size if config.cache.enable_prefix_caching else longest + 1,
     )
+    if one_block.state_bytes and config.scheduler.speculative_config:
+        raise Unsupported(
+            "Speculation is not supported for models with recurrent layers: leave out speculative_config."
+        )
     if not ready.groups:
         logger.info("No layer keeps keys and values: there is no KV cache")
         return one_block
@@ -51,6 +57,7 @@ def plan_cache(config: EngineConfig, ready: ModelReady) -> CachePlan:
         num_host_blocks=_num_host_blocks(config, ready, one_block),
         max_model_len=longest,
         num_result_tokens=num_result_tokens,
+        state_interval=one_block.state_interval,
     )
     if needed > num_blocks - 1:
         plan.max_model_len = longest = _longest_that_fits(config, plan)

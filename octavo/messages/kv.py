@@ -1,5 +1,6 @@
 """How the KV cache is laid out: what the runtime needs, and what the engine planned."""
 
+from math import lcm
 from typing import ClassVar
 
 import msgspec
@@ -32,8 +33,23 @@ class LatentKV(msgspec.Struct, array_like=True, frozen=True, tag="latent"):
     sliding_window: int = 0
 
 
-KVCacheSpec = HeadsKV | LatentKV
-"""What one kind of attention layer keeps: a closed union, whose members tell their `bytes_per_token`."""
+class StateKV(msgspec.Struct, array_like=True, frozen=True, tag="state"):
+    """One state per request, which every token changes.
+
+    A block has one state for all its slots: that behind the last of its tokens which is computed. The next
+    block begins with it, so blocks that are full keep the states of where they end.
+    """
+
+    bytes_per_token: ClassVar[int] = 0
+    dtype: ClassVar[str] = "float32"
+    sliding_window: ClassVar[int] = 2
+    """A token needs the block of the one before it."""
+    num_bytes: int
+    """Of one layer's state, on one rank."""
+
+
+KVCacheSpec = HeadsKV | LatentKV | StateKV
+"""What one kind of layer keeps: a closed union, whose members tell their `bytes_per_token`."""
 
 
 class KVCacheGroup(msgspec.Struct, array_like=True, frozen=True):
@@ -100,6 +116,8 @@ class CachePlan(msgspec.Struct, array_like=True, tag="allocate"):
     store: StorePlan | None = None
     num_result_tokens: int = 0
     """1: the result of a prompt takes no place in max_model_len, as a token would."""
+    state_interval: int = 512
+    """Least number of tokens per block of the groups that keep states."""
 
     @property
     def max_total_tokens(self) -> int:
@@ -113,8 +131,13 @@ class CachePlan(msgspec.Struct, array_like=True, tag="allocate"):
 
     @property
     def layer_block_bytes(self) -> int:
-        """Bytes of one block in one cache tensor: the same in all groups, on one rank."""
-        return self.block_size * max((group.spec.bytes_per_token for group in self.groups), default=0)
+        """Bytes of one block in one cache tensor: the same in all groups, on one rank.
+
+        As many times `block_size` slots as it takes to hold a state.
+        """
+        unit = self.block_size * max((group.spec.bytes_per_token for group in self.groups), default=0)
+        state = max((size for size, _ in self._states), default=0)
+        return max(unit, -(-state // unit) * unit) if unit else state
 
     @property
     def bytes_per_block(self) -> int:
@@ -128,5 +151,21 @@ class CachePlan(msgspec.Struct, array_like=True, tag="allocate"):
 
     @property
     def block_sizes(self) -> list[int]:
-        """Slots per block, by group: the fewer bytes a token takes, the more of them share a block."""
-        return [self.layer_block_bytes // group.spec.bytes_per_token for group in self.groups]
+        """Slots per block, by group: the fewer bytes a token takes, the more of them share a block.
+
+        Where a state ends, so do blocks of all groups.
+        """
+        kept = [group.spec.bytes_per_token for group in self.groups]
+        sizes = [size and self.layer_block_bytes // size for size in kept]
+        unit = lcm(*filter(None, sizes))
+        return [size or max(-(-self.state_interval // unit), 1) * unit for size in sizes]
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the states of one request, in all its layers, on one rank."""
+        return sum(size * count for size, count in self._states)
+
+    @property
+    def _states(self) -> list[tuple[int, int]]:
+        """Return bytes of a state, layers, by group."""
+        return [(g.spec.num_bytes, len(g.layers)) for g in self.groups if isinstance(g.spec, StateKV)]

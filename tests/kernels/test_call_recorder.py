@@ -11,7 +11,7 @@ from torch import Tensor
 
 from octavo.runtime.kernels.cpu.call_recorder import Arena
 from octavo.runtime.kernels.table import KernelTable
-from tests.kernel_cases import CASES, OPS, Case, find, run, seen, tensors_in
+from tests.kernel_cases import CASES, OPS, Case, changed_in, find, run, seen, tensors_in
 
 TORCH_OPS = ("matmul", "gated_matmul", "row_limits", "widen", "forbid", "ban", "penalize", "count", "score")
 TORCH_OPS += ("dense_experts",)  # torch's own, on a CPU
@@ -29,7 +29,7 @@ def test_repeated_equals_called(fast: KernelTable, op: str) -> None:
                 result.view(torch.int32).fill_(77)
         assert unchanged(case, args), "something was computed while it was recorded"
         repeat()
-        left = [*(seen(op, args, result) for result in results), *(args[i] for i in case.changed)]
+        left = [*(seen(op, args, result) for result in results), *changed_in(case, args)]
         for actual, expected in zip(left, called, strict=True):
             assert torch.equal(actual.nan_to_num(7e7), expected.nan_to_num(7e7)), case.name
 
@@ -45,7 +45,8 @@ def recorded(table: KernelTable, work: Callable[[], object]) -> tuple[Callable[[
 
 
 def unchanged(case: Case, args: tuple[Any, ...]) -> bool:
-    return all(torch.equal(args[i].nan_to_num(), case.args[i].nan_to_num()) for i in case.changed)
+    pairs = zip(changed_in(case, args), changed_in(case, case.args), strict=True)
+    return all(torch.equal(now.nan_to_num(), before.nan_to_num()) for now, before in pairs)
 
 
 def chain(table: KernelTable, x: Tensor, weight: Tensor, length: int) -> Tensor:

@@ -118,9 +118,9 @@ def test_greedy_tokens(pair):
 def test_layers_are_recognised(pair):
     oracle, model, name = pair
     assert isinstance(model, Generic)
-    specs = [layer.kv_spec for layer in model.attention_layers]
+    specs = [layer.kv_spec for layer in model.cache_layers]
     assert [spec.sliding_window for spec in specs] == WINDOWS.get(name, [0, 0])
-    assert [layer.layer_id for layer in model.attention_layers] == [0, 1]
+    assert [layer.layer_id for layer in model.cache_layers] == [0, 1]
     for spec in specs:
         assert spec.bytes_per_token == 2 * spec.num_kv_heads * spec.head_dim * 4
     assert model.weight_bytes == sum(parameter.nbytes for parameter in oracle.parameters())
@@ -132,7 +132,7 @@ def test_equal_to_octavos_own(tmp_path, architecture):
     own, generic = load(folder, model_impl="octavo"), load(folder, model_impl="transformers")
     assert isinstance(generic, Generic)
     assert not isinstance(own, Generic)
-    assert [x.kv_spec for x in own.attention_layers] == [x.kv_spec for x in generic.attention_layers]
+    assert [x.kv_spec for x in own.cache_layers] == [x.kv_spec for x in generic.cache_layers]
     prompts = make_prompts(VOCAB_SIZE)
     for a, b in zip(prompt_logits(own, prompts), prompt_logits(generic, prompts), strict=True):
         torch.testing.assert_close(a, b, atol=TOLERANCE, rtol=0)
@@ -307,4 +307,4 @@ def test_narrow_caches(nemotron):
     config = engine_config(nemotron)
     config = replace(config, cache=replace(config.cache, kv_cache_dtype="bfloat16"))
     model = load_model(config, get_platform("cpu", 1), ParallelContext())
-    assert model.attention_layers[0].kv_spec.bytes_per_token == 2 * 2 * 8 * 2
+    assert model.cache_layers[0].kv_spec.bytes_per_token == 2 * 2 * 8 * 2

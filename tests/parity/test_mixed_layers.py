@@ -37,6 +37,6 @@ def test_a_layer_may_have_fewer_heads_and_a_smaller_mlp(tmp_path, monkeypatch):
             weight.data = weight.data.narrow(int(name in ("o_proj", "down_proj")), 0, size).contiguous()
     monkeypatch.setattr(Llama, "arch_from_hf", staticmethod(mixed))
     model = load(save(oracle, tmp_path))
-    assert [layer.kv_spec.num_kv_heads for layer in model.attention_layers] == [2, 1, 2]
+    assert [layer.kv_spec.num_kv_heads for layer in model.cache_layers] == [2, 1, 2]
     for logits, wanted in zip(prompt_logits(model, make_prompts(131)), expected, strict=True):
         torch.testing.assert_close(logits, wanted, atol=1e-4, rtol=0)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from octavo.engine.kvcache.block_pool import BlockKey
-from octavo.messages.kv import CachePlan
+from octavo.messages.kv import CachePlan, StateKV
 
 _ENDLESS = sys.maxsize
 
@@ -26,13 +26,16 @@ class CacheGroup:
     window: int
     digests_per_block: int = 1
     """Of a request's hash chain, which has one wherever a block of any group may end."""
+    keeps_states: bool = False
+    """A block has one state, that of its last computed token."""
 
     @classmethod
     def all_of(cls, plan: CachePlan) -> list["CacheGroup"]:
         """Return the groups of a planned cache."""
         sizes = plan.block_sizes
         windows = [group.spec.sliding_window or _ENDLESS for group in plan.groups]
-        return [cls(i, size, windows[i], size // gcd(*sizes)) for i, size in enumerate(sizes)]
+        states = [isinstance(group.spec, StateKV) for group in plan.groups]
+        return [cls(i, size, windows[i], size // gcd(*sizes), states[i]) for i, size in enumerate(sizes)]
 
     @property
     def is_full(self) -> bool:

@@ -7,51 +7,17 @@ soon as the step that fills it is scheduled, and given to a new owner while an e
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import gcd, lcm
 from operator import itemgetter
-from typing import NamedTuple
 
 from octavo.engine.kvcache.block_pool import NULL_BLOCK, BlockKey, BlockPool
 from octavo.engine.kvcache.groups import CacheGroup
 from octavo.engine.kvcache.offload import HostTier
 from octavo.engine.kvcache.prefix import HashChain
 from octavo.engine.kvcache.shared import SharedTier
+from octavo.engine.kvcache.table import BlockTable, Outside, SharedPrefix
 from octavo.messages.kv import CachePlan
 from octavo.messages.step import BlockSave, Place, Tier
-
-
-class Outside(NamedTuple):
-    """A content that a table needs as block number `column` of a group, and that is not in the pool."""
-
-    group: int
-    column: int
-    place: Place
-
-
-class SharedPrefix(NamedTuple):
-    """A beginning that is in the cache, found by content or in a sibling's table; nothing is held yet."""
-
-    num_tokens: int
-    blocks: list[list[int]]
-    """[group]: the first blocks of a table; null where the window has passed, and for what is `outside`."""
-    epoch: int
-    num_queried: int = 0
-    """Tokens that were looked up in the prefix map."""
-    outside: Sequence[Outside] = ()
-
-
-@dataclass(slots=True, eq=False)
-class BlockTable:
-    """The blocks of one request, by group: as many as cover its tokens, null where the window has passed."""
-
-    groups: list[list[int]]
-    first_live: list[int]
-    num_committed: int
-    """Digests of the request whose blocks were offered to the prefix map, if it wants them."""
-    epoch: int
-    capacity: int = 0
-    """Positions that every group's blocks cover."""
 
 
 class KVCacheManager:
@@ -74,6 +40,8 @@ class KVCacheManager:
         """Looked for in the files of other engines, because the cache has not got them; since the start."""
         self.num_received_tokens = 0
         """Brought from there."""
+        self._fresh: set[BlockKey] = set()
+        """States that only the step being planned computes: nobody can read them in the same step."""
         self._enable_prefix_caching = enable_prefix_caching
         self._epoch = 0
 
@@ -90,6 +58,11 @@ class KVCacheManager:
     def peak_blocks(self, num_tokens: int, max_chunk: int) -> int:
         """Return the most blocks that computing `num_tokens` takes at once, without any sharing."""
         return sum(group.peak_blocks(num_tokens, max_chunk) for group in self.groups)
+
+    @property
+    def keeps_states(self) -> bool:
+        """Return True if layers have states, which are known behind some tokens only."""
+        return any(group.keeps_states for group in self.groups)
 
     def nothing(self) -> SharedPrefix:
         """Return the empty beginning."""
@@ -158,15 +131,35 @@ class KVCacheManager:
     def fork(self, leader: BlockTable, num_tokens: int) -> SharedPrefix | None:
         """Return the leader's blocks of its first `num_tokens` tokens, a partly filled one included.
 
-        None when the leader's window has passed some that the follower would read.
+        None when the leader's window has passed some that the follower would read, or states these.
         """
         blocks = []
         for group, table, first_live in zip(self.groups, leader.groups, leader.first_live, strict=True):
             first = group.first_needed(num_tokens)
-            if first < first_live:
+            live = table[first : group.num_blocks(num_tokens)]
+            if group.keeps_states and num_tokens % group.block_size:
+                if leader.num_forked != num_tokens or group.index not in leader.forked:
+                    return None
+                live = [leader.forked[group.index]]
+            elif first < first_live:
                 return None
-            blocks.append([NULL_BLOCK] * first + table[first : group.num_blocks(num_tokens)])
+            blocks.append([NULL_BLOCK] * first + live)
         return SharedPrefix(num_tokens, blocks, leader.epoch)
+
+    def keep_fork(self, table: BlockTable, num_tokens: int) -> None:
+        """Copy the states behind the first `num_tokens` tokens, all that are computed, for `fork`.
+
+        Where there are no blocks for that, followers begin at what the prefix map has.
+        """
+        states = [group for group in self.groups if group.keeps_states and num_tokens % group.block_size]
+        if not num_tokens or len(states) > self.pool.num_free:
+            return
+        self._drop_fork(table)
+        table.num_forked = num_tokens
+        for group, copy in zip(states, self.pool.allocate(len(states)), strict=True):
+            state = table.groups[group.index][group.first_needed(num_tokens)]
+            self.copies.append((Place(Tier.POOL, state), Place(Tier.POOL, copy)))
+            table.forked[group.index] = copy
 
     def can_start(self, prefix: SharedPrefix, num_tokens: int, max_chunk: int) -> bool:
         """Return True if all `num_tokens` of a request with this beginning fit into what is free now."""
@@ -213,7 +206,9 @@ class KVCacheManager:
         ]
         shared = self._shared_tails(table, num_computed)
         if sum(missing) + len(shared) > self.pool.num_free:
-            return None
+            self._drop_fork(table)
+            if sum(missing) + len(shared) > self.pool.num_free:
+                return None
         for blocks, index in shared:
             [copy] = self.pool.allocate(1)
             self.copies.append((Place(Tier.POOL, blocks[index]), Place(Tier.POOL, copy)))
@@ -245,6 +240,8 @@ class KVCacheManager:
             keys = group.keys(digests, first, known // group.block_size)
             for index, key in enumerate(keys, first):
                 self.pool.remember(blocks[index], key)
+            if group.keeps_states:
+                self._fresh.update(keys)
 
     def release(self, table: BlockTable, *, discard: bool = False) -> None:
         """Give all blocks back, tails first; `discard`: what only this table holds is not shared again."""
@@ -258,11 +255,13 @@ class KVCacheManager:
             if discard and self.pool.ref_count(block) == 1 and (key := self.pool.forget(block)):
                 self.host.discard(key)
             self.pool.release(block)
+        self._drop_fork(table)
         table.groups = [[] for _ in self.groups]
         table.capacity = 0
 
     def take_copies(self) -> list[tuple[Place, Place]]:
-        """Hand over the copies that the step being planned must do."""
+        """Hand over the copies that the step being planned must do: it is complete."""
+        self._fresh.clear()
         copies, self.copies = self.copies, []
         return copies
 
@@ -300,7 +299,7 @@ class KVCacheManager:
 
     def _has(self, key: BlockKey) -> bool:
         """Return True if this content is in the pool, in host memory, or on its way from files."""
-        return (
+        return key not in self._fresh and (
             self.pool.find(key) is not None
             or self.host.find(key) is not None
             or self.shared.find(key) is not None
@@ -349,6 +348,12 @@ class KVCacheManager:
                 stride = self.groups[group].digests_per_block
                 received.update(range(column * stride, (column + 1) * stride))
         self.num_received_tokens += len(received) * self.hash_block_size
+
+    def _drop_fork(self, table: BlockTable) -> None:
+        """Give back what `keep_fork` took."""
+        for block in table.forked.values():
+            self.pool.release(block)
+        table.forked = {}
 
     def _measure(self, table: BlockTable) -> None:
         """Enter how far the blocks of all groups reach."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from math import inf
 
-from octavo.engine.kvcache.manager import BlockTable, SharedPrefix
 from octavo.engine.kvcache.prefix import HashChain
+from octavo.engine.kvcache.table import BlockTable, SharedPrefix
 from octavo.engine.scheduler.repetition import RepetitionDetector
 from octavo.engine.speculation.guess import Guess
 from octavo.engine.structured.request_matcher import RequestMatcher
@@ -74,6 +74,8 @@ class Request:
     """Says which tokens may come next, once it knows the last one."""
     leader: "Request | None" = None
     """Until it first runs: the request whose blocks it may share."""
+    forks_states: bool = False
+    """Others wait to begin with its states behind all of its prompt but the last token."""
     status: RequestStatus = RequestStatus.WAITING
     num_computed: int = 0
     """Tokens whose keys and values are in the cache once all steps given so far have run."""
@@ -195,6 +197,11 @@ class Request:
             and self.matcher is None
             and self.repetition is None
         )
+
+    def next_chunk(self, most: int) -> int:
+        """Return how many tokens to compute next, up to where others fork: only there are states copied."""
+        num_new, ahead = self.num_tokens - self.num_computed, self.num_prompt_tokens - 1 - self.num_computed
+        return min(num_new, most, ahead) if self.forks_states and ahead > 0 else min(num_new, most)
 
     def can_lead(self, follower: "Request") -> bool:
         """Return True if this request computes all of `follower`'s prompt but its last token."""

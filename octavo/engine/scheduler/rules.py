@@ -6,7 +6,7 @@ rules added to the list; the scheduler itself knows none of them.
 
 from collections.abc import Sized
 
-from octavo.engine.kvcache.manager import SharedPrefix
+from octavo.engine.kvcache.table import SharedPrefix
 from octavo.engine.scheduler.bulk_seats import BulkSeats
 from octavo.engine.scheduler.plan import StepPlan
 from octavo.engine.scheduler.request import Request, RequestStatus

@@ -15,7 +15,8 @@ from collections.abc import Iterable
 
 from octavo.base.errors import PromptTooLong, RequestError
 from octavo.config.scheduling import SchedulerConfig
-from octavo.engine.kvcache.manager import BlockTable, KVCacheManager
+from octavo.engine.kvcache.manager import KVCacheManager
+from octavo.engine.kvcache.table import BlockTable
 from octavo.engine.scheduler.plan import StepPlan
 from octavo.engine.scheduler.policies import POLICIES
 from octavo.engine.scheduler.prompt_pace import PromptPace
@@ -110,6 +111,7 @@ class Scheduler:
         leader = self._tracker.find(request.sharing.leader_id)
         if leader is not None and leader.can_lead(entry):
             entry.leader = leader
+            leader.forks_states = self.kv.keeps_states
         self._num_added += 1
         self._tracker.add(entry)
 
@@ -261,19 +263,18 @@ class Scheduler:
             if num_new > 1:
                 self._pace_prompts(plan, len(order) - served)
                 room = max(1, plan.num_tokens_left - (len(order) - served))
-                num_new = min(num_new, room, self._max_chunk)
+                num_new = request.next_chunk(min(room, self._max_chunk))
             table = request.table
             assert table is not None
+            if request.forks_states and request.num_computed == request.num_prompt_tokens - 1:
+                self.kv.keep_fork(table, request.num_computed)
             if request.num_computed + num_new <= table.capacity:
                 self._take(plan, request, num_new)
             elif (new_blocks := self._blocks_for(request, table, num_new, order, plan)) is not None:
                 self._take(plan, request, num_new, new_blocks)
 
     def _pace_prompts(self, plan: StepPlan, num_behind: int = 0) -> None:
-        """Cut what prompts may add to the step, if others' next tokens are watched for.
-
-        num_behind: running requests that are still to be served
-        """
+        """Cut what prompts may add if others' tokens are watched for; `num_behind` are still to be served."""
         if plan.is_paced or not self._config.enable_chunked_prefill:
             return
         plan.is_paced = True
@@ -355,16 +356,15 @@ class Scheduler:
 
     def _start(self, request: Request, plan: StepPlan) -> None:
         """Let an admitted request run, from the beginning that it shares."""
-        prefix = request.prefix
+        prefix, request.prefix = request.prefix, None
         assert prefix is not None
-        request.prefix = None
         request.table = self.kv.open(prefix)
         request.num_computed = prefix.num_tokens
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = min(prefix.num_tokens, request.num_prompt_tokens)
             self._prefix_queries += prefix.num_queried
             self._prefix_hits += prefix.num_tokens if prefix.num_queried else 0
-        num_new = min(request.num_tokens - request.num_computed, plan.num_tokens_left, self._max_chunk)
+        num_new = request.next_chunk(min(plan.num_tokens_left, self._max_chunk))
         reserved = self.kv.reserve(request.table, request.num_computed, num_new)
         assert reserved is not None, "an admitted request found no blocks"
         self._tracker.start(request)

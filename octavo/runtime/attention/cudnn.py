@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from octavo.messages.kv import KVCacheSpec, LatentKV
+from octavo.messages.kv import HeadsKV, KVCacheSpec
 from octavo.runtime.attention.paged import PagedBackend
 from octavo.runtime.batch import MAX_CAPTURED_TOKENS, ForwardBatch, GroupTables
 from octavo.runtime.kernels.attention import Ragged, Scores
@@ -38,7 +38,7 @@ class CuDNNBackend(PagedBackend):
             return "it needs an NVIDIA GPU of compute capability 9.0 or more"
         if importlib.util.find_spec("cudnn") is None:
             return "the package nvidia-cudnn-frontend is not installed (octavo[cudnn])"
-        if isinstance(spec, LatentKV):
+        if not isinstance(spec, HeadsKV):
             return "it keeps no latent vectors"
         if spec.sliding_window:
             return "it has no sliding window"

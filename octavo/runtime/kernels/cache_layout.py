@@ -5,6 +5,7 @@ A latent cache is the same with one vector for key and value: [num_blocks, 1, bl
 In int8 every key and value is rounded to 127 steps of a scale of its own, and the last axis is head_dim + 4:
 room for the scales. Half a block is then block_size * num_kv_heads vectors of head_dim bytes, and behind them
 the scales in float32, [num_kv_heads, block_size], where those of neighbours are loaded together.
+States are [num_blocks, block_size, numbers] in float32, where all slots of a block are the same memory.
 A block stays one piece of bytes, so who copies, moves or stores it needs to know its size only.
 """
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from octavo.base.errors import Unsupported
-from octavo.messages.kv import HeadsKV, KVCacheSpec, LatentKV
+from octavo.messages.kv import HeadsKV, KVCacheSpec, LatentKV, StateKV
 
 SCALE_BYTES = 4
 LARGEST = 127
@@ -57,10 +58,14 @@ class CacheLayout:
     @property
     def block_bytes(self) -> int:
         """Return the bytes of one block."""
-        return self.block_size * self.spec.bytes_per_token
+        spec = self.spec
+        return spec.num_bytes if isinstance(spec, StateKV) else self.block_size * spec.bytes_per_token
 
     def view(self, raw: Tensor) -> Tensor:
         """Return the cache that lies in `raw`, [num_blocks, block_bytes] uint8: the same memory."""
+        if isinstance(self.spec, StateKV):
+            states = raw.view(torch.float32)[:, None, : self.spec.num_bytes // 4]
+            return states.expand(-1, self.block_size, -1)
         heads, width = self.spec.num_kv_heads, _width(self.spec.head_dim, self.dtype)
         return raw.view(self.dtype).view(len(raw), self.spec.halves, self.block_size, heads, width)
 

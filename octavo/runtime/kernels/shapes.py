@@ -14,6 +14,7 @@ from octavo.runtime.kernels.attention import AttentionKernels, HeadInputs
 from octavo.runtime.kernels.experts import ExpertKernels, Router, Routing
 from octavo.runtime.kernels.linear import LinearKernels, Packed
 from octavo.runtime.kernels.norms import NormKernels
+from octavo.runtime.kernels.recurrent import RecurrentKernels, Scanned
 from octavo.runtime.kernels.ref.elementwise import rotary_tables
 from octavo.runtime.kernels.ref.steps import STEP_KERNELS
 from octavo.runtime.kernels.ref.table import ref_table
@@ -41,6 +42,7 @@ def shape_table(dtype: torch.dtype) -> KernelTable:
         activate=_activate,
         linear=LinearKernels(_matmul, _gated_matmul, dequantize, block_matmul, _select_inputs),
         experts=ExpertKernels(_route, _dense_experts, _block_experts),
+        recurrent=RecurrentKernels(_rows_like, _scan, _rows_like),
         sampling=ref_table().sampling,
         steps=STEP_KERNELS,
     )
@@ -79,6 +81,14 @@ def _dense_experts(x: Tensor, routing: Routing, up: Tensor, *others: Any) -> Ten
 
 def _block_experts(x: Tensor, *others: Any) -> Tensor:
     return torch.empty_like(x)
+
+
+def _rows_like(x: Tensor, *others: Any) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _scan(new: Scanned, *others: Any) -> Tensor:
+    return new.values.new_empty(new.values.shape)
 
 
 def _store_kv(new: HeadInputs, cache: Tensor, slots: Tensor) -> Tensor:

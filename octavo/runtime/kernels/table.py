@@ -14,6 +14,7 @@ from octavo.runtime.kernels.attention import AttentionKernels
 from octavo.runtime.kernels.experts import ExpertKernels
 from octavo.runtime.kernels.linear import LinearKernels
 from octavo.runtime.kernels.norms import NormKernels
+from octavo.runtime.kernels.recurrent import RecurrentKernels
 from octavo.runtime.kernels.sampling import SamplingKernels
 from octavo.runtime.kernels.steps import StepKernels
 
@@ -28,5 +29,6 @@ class KernelTable:
     activate: Activate
     linear: LinearKernels
     experts: ExpertKernels
+    recurrent: RecurrentKernels
     sampling: SamplingKernels
     steps: StepKernels

@@ -10,6 +10,7 @@ from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.batch import ForwardBatch
 from octavo.runtime.kernels.attention import HeadNorms
 from octavo.runtime.kernels.cache_layout import make_spec
+from octavo.runtime.kernels.recurrent import GateForm
 from octavo.runtime.layers.attention import Attention, check_heads
 from octavo.runtime.layers.build import BuildContext, Layer
 from octavo.runtime.layers.linear import QKVLinear, RowLinear
@@ -18,6 +19,8 @@ from octavo.runtime.layers.rotary import RotaryEmbedding
 from octavo.runtime.layers.rows import make_row_gather
 from octavo.runtime.quantization.method import Term
 from octavo.runtime.quantization.parameter import Layout
+
+_BY_SIGMOID = GateForm(sigmoid=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +43,8 @@ class HeadsArch:
     qkv_bias: bool = False
     out_bias: bool = False
     sinks: bool = False
+    has_gate: bool = False
+    """What a head has seen is multiplied by the sigmoid of a gate, which is projected behind queries."""
 
     def kv_spec(self, tp_size: int, dtype: torch.dtype, sliding_window: int = 0) -> KVCacheSpec:
         """Return the cache of one rank, in numbers of this type. Raises ConfigError, Unsupported."""
@@ -67,8 +72,11 @@ class SelfAttention(nn.Module):
         self._head_dim = head_dim
         self._rotary = rotary
         self._gather = make_row_gather(build)
-        self.qkv = QKVLinear(build.at("qkv"), size, heads, kv_heads, head_dim, arch.qkv_bias)
+        queries = 2 * heads if arch.has_gate else heads
+        self.qkv = QKVLinear(build.at("qkv"), size, queries, kv_heads, head_dim, arch.qkv_bias)
         self._heads = (self.qkv.num_heads, self.qkv.num_kv_heads, self.qkv.num_kv_heads)
+        self._num_gates = heads if arch.has_gate else 0
+        self._multiply = build.kernels.recurrent.gate
         self._fused_norms, self._has_norms = None, arch.qk_norm != "none"
         if arch.qk_norm == "unit":
             ones = torch.ones(head_dim, dtype=build.compute_dtype, device=build.device)
@@ -105,10 +113,14 @@ class SelfAttention(nn.Module):
     def _attend(self, x: Tensor, batch: ForwardBatch, rows: Tensor | None) -> Tensor:
         heads = self.qkv(x).unflatten(-1, (-1, self._head_dim))
         q, k, v = heads.split(self._heads, dim=1)
+        gates, count = q, self._num_gates
+        if count:
+            q, gates = q[:, :count], q[:, count:].flatten(1)
         if self._has_norms and self._fused_norms is None:
             q, k = self.q_norm(q), self.k_norm(k)
         rotation = self._rotary.rotation(batch) if self._rotary else None
-        return self._gather(self.attention(q, k, v, batch, rotation, self._fused_norms), rows)
+        seen = self.attention(q, k, v, batch, rotation, self._fused_norms)
+        return self._gather(self._multiply(seen, gates, _BY_SIGMOID) if count else seen, rows)
 
 
 class _Sinks(Layer):

@@ -20,6 +20,7 @@ from octavo.runtime.distributed.context import ONE, ParallelContext
 from octavo.runtime.distributed.stages import cut_layers
 from octavo.runtime.kernels.precision import InputPrecision
 from octavo.runtime.layers.build import BuildContext, finish_loading, named_parameters, packed_matrices
+from octavo.runtime.layers.recurrent import RecurrentArch
 from octavo.runtime.loader.host_weights import HostWeights, choose_layers, layer_bytes, wants_host_weights
 from octavo.runtime.loader.piece import Piece
 from octavo.runtime.loader.pooler import add_pooler, read_stages
@@ -158,12 +159,12 @@ def _cut(
 
 
 def _kv_specs(config: EngineConfig, arch: Arch, parallel: ParallelContext) -> list[KVCacheSpec]:
-    """Return the cache of each layer on one rank. Raises ConfigError, Unsupported."""
+    """Return the cache of each layer with attention on one rank. Raises ConfigError, Unsupported."""
     dtype = dtype_of(config.cache.kv_cache_dtype)
     return [
         layer.attention.kv_spec(parallel.tp_size, dtype, layer.sliding_window)
         for layer in arch.layers
-        if layer.attention.is_causal
+        if layer.attention.is_causal and not isinstance(layer.attention, RecurrentArch)
     ]
 
 

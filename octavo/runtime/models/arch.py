@@ -14,6 +14,7 @@ from octavo.runtime.layers.experts import ExpertsArch
 from octavo.runtime.layers.latent_attention import LatentArch
 from octavo.runtime.layers.mlp import DenseArch
 from octavo.runtime.layers.norm import NormArch
+from octavo.runtime.layers.recurrent import RecurrentArch
 from octavo.runtime.layers.rotary import (
     DividedRope,
     LinearRope,
@@ -55,14 +56,16 @@ class LayerArch:
     sliding_window: positions a query sees, 0 = all; rope: None = no rotation
     """
 
-    attention: HeadsArch | LatentArch
+    attention: HeadsArch | LatentArch | RecurrentArch
     feed_forward: DenseArch | ExpertsArch
     sliding_window: int = 0
     rope: Rope | None = None
 
     def __post_init__(self) -> None:
+        if self.rope is None or isinstance(self.attention, RecurrentArch):
+            return
         head_dim = self.attention.head_dim
-        if self.rope and (not 0 < self.rope.dim <= head_dim or self.rope.dim % 2):
+        if not 0 < self.rope.dim <= head_dim or self.rope.dim % 2:
             allowed = f"an even number up to {head_dim}"
             raise BadCheckpoint(f"{self.rope.dim} components of a head cannot rotate: it must be {allowed}")
 
@@ -102,7 +105,7 @@ class Arch:
         bodies = [layer.attention for layer in self.layers]
         both = [replace(body, is_causal=False) for body in bodies if isinstance(body, HeadsArch)]
         if len(both) < len(bodies):
-            raise Unsupported("Latent attention is causal: give no bidirectional model of that kind.")
+            raise Unsupported("Only attention of heads sees what comes later; this model has other layers.")
         layers = (replace(layer, attention=body) for layer, body in zip(self.layers, both, strict=True))
         return replace(self, has_head=has_head, layers=tuple(layers))
 

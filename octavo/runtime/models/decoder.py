@@ -6,6 +6,7 @@ where it differs in kind. Our parameter names, which weight maps refer to:
     embed_tokens  embed_positions  norm  lm_head
     layers.*.attention_norm  .attention.{qkv, q_norm, k_norm, out}  .attention_out_norm
     layers.*.attention.{q_a, q_norm, q, kv_a, kv_norm, heads, out}, of latent attention
+    layers.*.attention.{project, conv, conv_bias, rate, step_bias, skip, norm, out}, of recurrent layers
     layers.*.mlp_norm  .mlp.{up, down}  .mlp_out_norm
     layers.*.mlp.{router, choice, experts, shared.{up, down}, shared_gate}, of experts
 """
@@ -20,6 +21,7 @@ from octavo.runtime.layers.experts import Experts, ExpertsArch
 from octavo.runtime.layers.latent_attention import LatentArch, LatentAttention
 from octavo.runtime.layers.mlp import MLP, DenseArch
 from octavo.runtime.layers.norm import NoNorm, Norm, Term, make_norm
+from octavo.runtime.layers.recurrent import Recurrent, RecurrentArch
 from octavo.runtime.layers.rotary import Rope, RotaryEmbedding
 from octavo.runtime.layers.rows import make_row_gather
 from octavo.runtime.layers.self_attention import HeadsArch, SelfAttention
@@ -48,15 +50,16 @@ class DecoderLayer(nn.Module):
             return NoNorm(arch.residual_scale if place in RESIDUAL_NORMS else 1.0)
 
         self.attention_norm = norm("attention_in", "attention_norm")
-        self.attention = ATTENTIONS[type(layer.attention)](
-            layer.attention,
-            build.at("attention"),
-            layer_id - build.parallel.first_layer,
-            size,
-            norm=arch.norm,
-            rotary=rotary,
-            sliding_window=layer.sliding_window,
-        )
+        body, place, window = layer.attention, build.at("attention"), layer.sliding_window
+        cache_id = layer_id - build.parallel.first_layer
+        self.attention: SelfAttention | LatentAttention | Recurrent
+        if isinstance(body, RecurrentArch):
+            self.attention = Recurrent(body, place, cache_id, size, arch.norm.eps)
+        else:
+            kind = ATTENTIONS[type(body)]
+            self.attention = kind(
+                body, place, cache_id, size, norm=arch.norm, rotary=rotary, sliding_window=window
+            )
         self.attention_out_norm = norm("attention_out", "attention_out_norm")
         self.mlp_norm = norm("mlp_in", "mlp_norm")
         self.mlp = FEED_FORWARDS[type(layer.feed_forward)](layer.feed_forward, build.at("mlp"), size)

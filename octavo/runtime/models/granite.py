@@ -8,10 +8,21 @@ from dataclasses import replace
 from torch import Tensor
 
 from octavo.runtime.batch import ForwardBatch
+from octavo.runtime.layers.build import BuildContext
+from octavo.runtime.layers.mlp import DenseArch
 from octavo.runtime.models import experts
-from octavo.runtime.models.arch import Arch, Config, factor_of, read_arch, read_dense, read_heads, size_of
+from octavo.runtime.models.arch import (
+    Arch,
+    Config,
+    factor_of,
+    read_arch,
+    read_dense,
+    read_heads,
+    size_of,
+)
 from octavo.runtime.models.decoder import Decoder
 from octavo.runtime.models.experts import part_gates
+from octavo.runtime.models.recurrent import read_mamba2, scan_weights, with_recurrent_layers
 from octavo.runtime.models.weights import to
 
 
@@ -60,3 +71,28 @@ class GraniteMoE(Granite):
         feed_forward = experts.read_experts(config, experts.granite(config), shared=shared)
         layers = tuple(replace(layer, feed_forward=feed_forward) for layer in arch.layers)
         return replace(arch, layers=layers)
+
+
+class GraniteHybrid(GraniteMoE):
+    """Granite 4: Mamba-2 in most layers; experts beside the dense block, or that alone."""
+
+    WEIGHTS = GraniteMoE.WEIGHTS.replace(scan_weights("layers.*.mamba"))
+
+    def __init__(self, arch: Arch, build: BuildContext) -> None:
+        super().__init__(arch, build)
+        if isinstance(arch.layers[0].feed_forward, DenseArch):
+            parts = {"input_linear": to("layers.*.mlp.up"), "output_linear": to("layers.*.mlp.down")}
+            self.WEIGHTS = self.WEIGHTS.replace({f"layers.*.shared_mlp.{x}": y for x, y in parts.items()})
+
+    @staticmethod
+    def arch_from_hf(config: Config) -> Arch:
+        """Read which layers have attention, which rotates only where the config says so."""
+        alike = {**config, "layer_types": None}
+        if config.get("num_local_experts"):
+            arch = GraniteMoE.arch_from_hf(alike)
+        else:
+            size = size_of(config, "shared_intermediate_size", 1024)
+            arch = Granite.arch_from_hf({**alike, "intermediate_size": size})
+        if config.get("position_embedding_type") != "rope":
+            arch = replace(arch, layers=tuple(replace(layer, rope=None) for layer in arch.layers))
+        return with_recurrent_layers(config, arch, read_mamba2(config))

@@ -15,6 +15,7 @@ from octavo.runtime.batch import ForwardBatch
 from octavo.runtime.layers.attention import Attention
 from octavo.runtime.layers.build import BuildContext, named_parameters
 from octavo.runtime.layers.pooler import ClassifierArch, Pooler
+from octavo.runtime.layers.recurrent import Recurrent
 from octavo.runtime.models.arch import Arch, Config
 from octavo.runtime.models.weights import Target, WeightMap
 
@@ -54,9 +55,9 @@ class Model(nn.Module, ABC):
         return None
 
     @property
-    def attention_layers(self) -> list[Attention]:
-        """Return the layers that keep a KV cache, by layer id."""
-        return [module for module in self.modules() if isinstance(module, Attention) and module.is_causal]
+    def cache_layers(self) -> list[Attention | Recurrent]:
+        """Return the layers that keep something between steps, by layer id."""
+        return [x for x in self.modules() if isinstance(x, (Attention, Recurrent)) and x.is_causal]
 
     @property
     @abstractmethod
@@ -139,9 +140,11 @@ MODELS: Registry[type[Family]] = Registry(
         "GptOssForCausalLM": "octavo.runtime.models.gpt_oss:GptOss",
         "GraniteMoeForCausalLM": "octavo.runtime.models.granite:GraniteMoE",
         "GraniteMoeSharedForCausalLM": "octavo.runtime.models.granite:GraniteMoE",
+        "GraniteMoeHybridForCausalLM": "octavo.runtime.models.granite:GraniteHybrid",
         "GraniteForCausalLM": "octavo.runtime.models.granite:Granite",
         "InternLM2ForCausalLM": "octavo.runtime.models.internlm:InternLM2",
         "InternLM3ForCausalLM": "octavo.runtime.models.internlm:InternLM3",
+        "Lfm2ForCausalLM": "octavo.runtime.models.lfm2:LFM2",
         "LlamaForCausalLM": "octavo.runtime.models.llama:Llama",
         "Llama4ForCausalLM": "octavo.runtime.models.llama4:Llama4",
         "MinistralForCausalLM": "octavo.runtime.models.llama:Mistral",
@@ -159,6 +162,8 @@ MODELS: Registry[type[Family]] = Registry(
         "Qwen2MoeForCausalLM": "octavo.runtime.models.qwen:Qwen2MoE",
         "Qwen3MoeForCausalLM": "octavo.runtime.models.qwen:Qwen3MoE",
         "Qwen2ForCausalLM": "octavo.runtime.models.qwen:Qwen2",
+        "Qwen3NextForCausalLM": "octavo.runtime.models.qwen_next:Qwen3Next",
+        "Qwen3_5ForCausalLM": "octavo.runtime.models.qwen_next:Qwen35",
         "Qwen3ForCausalLM": "octavo.runtime.models.qwen:Qwen3",
         "SeedOssForCausalLM": "octavo.runtime.models.seed_oss:SeedOss",
         "SmolLM3ForCausalLM": "octavo.runtime.models.smollm3:SmolLM3",

@@ -7,6 +7,7 @@ import torch
 
 from octavo.base.errors import Unsupported
 from octavo.runtime.layers.build import Stored
+from octavo.runtime.layers.recurrent import RecurrentArch
 from octavo.runtime.models import experts
 from octavo.runtime.models.arch import Arch, Config, LayerArch, read_arch
 from octavo.runtime.models.decoder import Decoder
@@ -18,7 +19,7 @@ def unpair(tensor: Stored, layer: LayerArch | None) -> Stored:
 
     Whole rows move, so packed ones stay packed. Source: `permute` in llama.cpp's convert_hf_to_gguf.py.
     """
-    assert layer is not None
+    assert layer is not None and not isinstance(layer.attention, RecurrentArch)
     rows = torch.arange(tensor.shape[0]).view(-1, layer.attention.head_dim // 2, 2)
     return tensor.index_select(0, rows.transpose(1, 2).flatten())
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from octavo.runtime.batch import ForwardBatch
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.distance_bias import BUCKETS, DistanceBias
+from octavo.runtime.layers.self_attention import HeadsArch
 from octavo.runtime.models.arch import Arch, Config, expect
 from octavo.runtime.models.bert import Bert, Roberta
 from octavo.runtime.models.encoder import EncoderArch
@@ -42,6 +43,7 @@ class MPNet(Bert):
     def __init__(self, arch: Arch, build: BuildContext) -> None:
         super().__init__(arch, build)
         heads = arch.layers[0].attention
+        assert isinstance(heads, HeadsArch)
         self.distances = DistanceBias(build.at("distances"), heads.num_heads)
 
     @staticmethod

@@ -3,6 +3,8 @@
 In Qwen 2 with experts all tokens share one more expert, which has a gate.
 """
 
+from dataclasses import replace
+
 from octavo.base.errors import BadCheckpoint
 from octavo.runtime.models import experts
 from octavo.runtime.models.arch import Arch, Config, read_arch, read_dense, read_heads, size_of
@@ -68,10 +70,16 @@ class Qwen2MoE(Decoder):
     def arch_from_hf(config: Config) -> Arch:
         """Add the shared expert, and the biases of queries, keys and values."""
         config = windowed(config)
-        shared = read_dense(config, intermediate_size=size_of(config, "shared_expert_intermediate_size"))
-        feed_forward = experts.read_experts(config, experts.qwen(config), shared=shared, gates_shared=True)
         heads = read_heads(config, qkv_bias=bool(config.get("qkv_bias", True)), out_bias=False)
-        return _mixed(config, read_arch(config, attention=heads, feed_forward=feed_forward))
+        return with_experts(config, read_arch(config, attention=heads))
+
+
+def with_experts(config: Config, arch: Arch) -> Arch:
+    """Return the same model with experts, and a shared one that has a gate."""
+    shared = read_dense(config, intermediate_size=size_of(config, "shared_expert_intermediate_size"))
+    feed_forward = experts.read_experts(config, experts.qwen(config), shared=shared, gates_shared=True)
+    layers = tuple(replace(layer, feed_forward=feed_forward) for layer in arch.layers)
+    return _mixed(config, replace(arch, layers=layers))
 
 
 def _mixed(config: Config, arch: Arch) -> Arch:

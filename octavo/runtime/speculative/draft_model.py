@@ -26,7 +26,7 @@ class DraftModel(Drafter):
 
     def __init__(self, model: Model, config: EngineConfig) -> None:
         self.model = model
-        self.kv_specs = [layer.kv_spec for layer in model.attention_layers]
+        self.kv_specs = [layer.kv_spec for layer in model.cache_layers]
         self.weight_bytes = model.weight_bytes
         self._max_tokens = config.scheduler.max_num_batched_tokens
         windows = [spec.sliding_window for spec in self.kv_specs if spec.sliding_window]

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from octavo.base.errors import Unsupported
 from octavo.base.pages import zero_pages
-from octavo.messages.kv import CachePlan, KVCacheGroup, KVCacheSpec
+from octavo.messages.kv import CachePlan, KVCacheGroup, KVCacheSpec, StateKV
 from octavo.messages.step import Place, Tier
 from octavo.runtime.kernels.cache_layout import CacheLayout
 
@@ -19,17 +19,19 @@ def group_layers(specs: list[KVCacheSpec], block_size: int) -> list[KVCacheGroup
 
     Layers of one kind form groups of as many layers as the rarest kind has. Gemma 3 270M, with 3 global and
     15 local layers, becomes one global and five local groups of 3 layers; a model of one kind becomes one
-    group. The idea is that of vLLM's hybrid cache manager. Raises Unsupported where kinds of different sizes
+    group. Those that keep states come last.
+
+    The idea is that of vLLM's hybrid cache manager. Raises Unsupported where kinds of different sizes
     cannot fill blocks of `block_size` slots of the largest.
     """
     kinds: dict[KVCacheSpec, list[int]] = {}
     for layer_id, spec in enumerate(specs):
         kinds.setdefault(spec, []).append(layer_id)
-    _check_block_size({spec.bytes_per_token for spec in kinds}, block_size)
+    _check_block_size({spec.bytes_per_token for spec in kinds if spec.bytes_per_token}, block_size)
     size = min((len(layers) for layers in kinds.values()), default=0)
     return [
         KVCacheGroup(spec, tuple(layers[start : start + size]))
-        for spec, layers in kinds.items()
+        for spec, layers in sorted(kinds.items(), key=lambda kind: isinstance(kind[0], StateKV))
         for start in range(0, len(layers), size)
     ]
 
@@ -83,7 +85,7 @@ class KVTensors:
         """Take the memory."""
         plan = self._plan
         size, count = plan.layer_block_bytes, plan.num_tensors
-        is_remote = self._device.type != "cpu"
+        is_remote = plan.num_host_blocks > 0 and self._device.type != "cpu"
         self.tensors = [_zeros(plan.num_blocks, size, self._device) for _ in range(count)]
         self._host = [_zeros(plan.num_host_blocks, size, _HOST, is_pinned=is_remote) for _ in range(count)]
         self.by_layer = self.tensors[:1] * len(self.group_of_layer)

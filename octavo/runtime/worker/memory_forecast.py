@@ -51,7 +51,7 @@ def forecast(config: EngineConfig, device_bytes: int = 0) -> Forecast:
     parallel = _OneOfMany(tp, pp, ep=tp if sizes.enable_expert_parallel else ONE)
     model: Model = load_own(config, platform, parallel, _shapes)
     drafter = load_drafter(config, model, platform, parallel, _shapes)
-    specs = [layer.kv_spec for layer in model.attention_layers] + (drafter.kv_specs if drafter else [])
+    specs = [layer.kv_spec for layer in model.cache_layers] + (drafter.kv_specs if drafter else [])
     groups = group_layers(specs, config.cache.block_size)
     step, recorded, tables = measure(model, config, platform)
     workspace = tables if on_cpu else step + recorded + tables

@@ -10,14 +10,15 @@ import numpy as np
 import torch
 
 from octavo.config.engine import EngineConfig
+from octavo.messages.kv import CachePlan
 from octavo.messages.request import RequestSpec
 from octavo.messages.sampling import SamplingParams
 from octavo.messages.step import NewRequest
 from octavo.runtime.batch import ForwardBatch, GroupTables
-from octavo.runtime.kernels.cache_layout import CacheLayout
 from octavo.runtime.models.interface import Model
 from octavo.runtime.platforms.platform import Platform
 from octavo.runtime.sampling.sampler import Sampler
+from octavo.runtime.worker.kv_tensors import KVTensors, group_layers
 
 _HARD_TO_SAMPLE = SamplingParams(temperature=1.0, top_k=2, top_p=0.5, min_p=0.1)
 
@@ -65,16 +66,15 @@ def _batch(
     max_blocks = -(-(config.model.max_model_len + 1) // block_size)  # as wide as the tables of real steps
     tables = torch.zeros((requests, max_blocks), dtype=torch.int32, device=device)
     positions = torch.arange(each, device=device).repeat(requests)
-    specs = [layer.kv_spec for layer in model.attention_layers]
-    block_bytes = block_size * max((spec.bytes_per_token for spec in specs), default=0)
-    caches = [CacheLayout(spec, block_bytes // spec.bytes_per_token).zeros(1, device) for spec in specs]
+    groups = group_layers([layer.kv_spec for layer in model.cache_layers], block_size)
+    cache = KVTensors(CachePlan(groups, 1, block_size), device)
     return ForwardBatch(
         input_ids=torch.zeros_like(positions),
         positions=positions,
         cu_q_lens=torch.arange(requests + 1, dtype=torch.int32, device=device) * each,
         kv_lens=torch.full((requests,), each, dtype=torch.int32, device=device),
-        kv_caches=caches,
-        groups=[GroupTables(tables, slots=torch.full_like(positions, -1))],
-        group_of_layer=[0] * len(caches),
+        kv_caches=cache.by_layer,
+        groups=[GroupTables(tables, slots=torch.full_like(positions, -1))] * len(groups),
+        group_of_layer=cache.group_of_layer,
         longest_q=each,
     )

@@ -73,7 +73,7 @@ class Worker:
         """Load the model; returns the cache groups and the bytes left for them."""
         self._users_processors = load_processors(self._config)
         self._load_weights()
-        specs = self.model.kv_specs or [layer.kv_spec for layer in self.model.attention_layers]
+        specs = self.model.kv_specs or [layer.kv_spec for layer in self.model.cache_layers]
         specs += self._drafter.kv_specs if self._drafter else []
         groups = group_layers(specs, self._config.cache.block_size)
         self._groups = groups = of_stage(groups, self.model.own_layers)
@@ -219,7 +219,7 @@ class Worker:
             self._load_weights()
         if "kv_cache" in parts:
             self._cache.allocate()
-        if self._model is not None and (self._cache.num_bytes or not self._model.attention_layers):
+        if self._model is not None and (self._cache.num_bytes or not self._model.cache_layers):
             self._equip()
 
     def describe(self) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from octavo.runtime.kernels.cpu.table import table_of
 from octavo.runtime.kernels.experts import ExpertForm, Router, Shared
 from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.kernels.precision import InputPrecision
+from octavo.runtime.kernels.recurrent import Conv, Decay, GateForm, Scanned, States
 from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.kernels.table import KernelTable
 
@@ -48,6 +49,8 @@ def disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]:
     yield from _tile_disagreements(fast, slow)
     yield from _attention_disagreements(fast, slow)
     yield from _expert_disagreements(fast, slow)
+    if not _agree(_recurrences(fast), _recurrences(slow), 10):
+        yield "a recurrent layer"
     x, weight = torch.randn(5, 192, generator=generator), torch.rand(192, generator=generator)
     for activation, gated in product(get_args(Activation), (True, False)):
         if not _agree(*(table.activate(x, activation, gated=gated) for table in (fast, slow))):
@@ -110,6 +113,20 @@ def _expert_disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]
     )
     if not _agree(*sums):
         yield "block_experts"
+
+
+def _recurrences(table: KernelTable) -> Tensor:
+    """Convolve, scan by the delta rule and multiply by gates; return results and states."""
+    generator, kernels = torch.Generator().manual_seed(5), table.recurrent
+    x, gates = (torch.randn(6, 84, generator=generator) for _ in range(2))
+    heads, cache = (torch.randn(6, 4, size, generator=generator) for size in (32, 4 * 21 * 32))
+    bounds, slots = torch.tensor([0, 6], dtype=torch.int32), torch.tensor([6, 7, 8, 9, 10, 11])
+    batch = Ragged(cu_q_lens=bounds, kv_lens=torch.tensor([8], dtype=torch.int32))
+    states = States(cache, 0, torch.tensor([[1, 2]], dtype=torch.int32), slots, batch)
+    conv = kernels.causal_conv(x, Conv(gates[:4], gates[4], True), states, (gates, x))
+    new = Scanned(heads[:, :2], heads[:, 2:], conv.view(6, 4, 21), x[:, :4], gates[:, :4])
+    y = kernels.scan(new, Decay(-x[0, :4].exp(), x[1, :4].contiguous()), states).flatten(1)
+    return torch.cat([kernels.gate(y, gates, GateForm(gates[5], 1e-5, 2)).flatten(), conv.flatten()])
 
 
 def _agree(fast: Tensor, slow: Tensor, scale: Tensor | float = 1.0) -> bool:

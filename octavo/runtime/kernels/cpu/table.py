@@ -16,9 +16,11 @@ from octavo.runtime.kernels.cpu.arguments import ACTIVATIONS, TYPE_IDS, Way, add
 from octavo.runtime.kernels.cpu.call_recorder import Arena, CallRecorder, Refused, new_memory
 from octavo.runtime.kernels.cpu.experts import CompiledExperts
 from octavo.runtime.kernels.cpu.library import Library, Products, load_library
+from octavo.runtime.kernels.cpu.recurrent import CompiledRecurrence
 from octavo.runtime.kernels.experts import ExpertKernels
 from octavo.runtime.kernels.linear import LinearKernels, Packed
 from octavo.runtime.kernels.norms import NormKernels, ResidualUpdate
+from octavo.runtime.kernels.recurrent import RecurrentKernels
 from octavo.runtime.kernels.ref.elementwise import gated_matmul, matmul
 from octavo.runtime.kernels.ref.experts import dense_experts
 from octavo.runtime.kernels.ref.noise import row_limits
@@ -46,6 +48,7 @@ def table_of(library: Library, threads: int) -> KernelTable:
     """Return the ops of a loaded library."""
     kernels = _CompiledKernels(library, threads)
     experts = CompiledExperts(library, threads)
+    recurrence = CompiledRecurrence(library, threads)
     tiles = library.bfloat16_products == Products.TILES
     rounds = library.bfloat16_products != Products.NONE
     return KernelTable(
@@ -71,6 +74,7 @@ def table_of(library: Library, threads: int) -> KernelTable:
             block_greedy=kernels.block_greedy if tiles else None,
         ),
         experts=ExpertKernels(experts.route, dense_experts, experts.block_experts),
+        recurrent=RecurrentKernels(recurrence.causal_conv, recurrence.scan, recurrence.gate),
         sampling=replace(
             TORCH_SAMPLING,
             choose=partial(choose, kernels.greedy),

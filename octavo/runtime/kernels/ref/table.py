@@ -4,7 +4,7 @@ from octavo.runtime.kernels.attention import AttentionKernels
 from octavo.runtime.kernels.experts import ExpertKernels
 from octavo.runtime.kernels.linear import LinearKernels
 from octavo.runtime.kernels.norms import NormKernels
-from octavo.runtime.kernels.ref import blocks, cache, draws, elementwise, experts, noise
+from octavo.runtime.kernels.ref import blocks, cache, draws, elementwise, experts, noise, recurrent
 from octavo.runtime.kernels.ref.steps import STEP_KERNELS
 from octavo.runtime.kernels.sampling import SamplingKernels, TruncateAndDraw
 from octavo.runtime.kernels.table import KernelTable
@@ -25,6 +25,7 @@ def ref_table() -> KernelTable:
             select_inputs=blocks.select_inputs,
         ),
         experts=ExpertKernels(experts.route, experts.dense_experts, experts.block_experts),
+        recurrent=recurrent.REFERENCES,
         sampling=SamplingKernels(
             TruncateAndDraw(draws.draw, draws.truncate),
             noise.row_limits,

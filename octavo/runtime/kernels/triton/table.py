@@ -10,6 +10,7 @@ from octavo.runtime.kernels.experts import ExpertKernels
 from octavo.runtime.kernels.linear import LinearKernels, SplitProduct
 from octavo.runtime.kernels.norms import NormKernels
 from octavo.runtime.kernels.ref.blocks import select_inputs
+from octavo.runtime.kernels.ref.recurrent import REFERENCES
 from octavo.runtime.kernels.sampling import SamplingKernels, TruncateAndDraw
 from octavo.runtime.kernels.steps import StepKernels
 from octavo.runtime.kernels.table import KernelTable
@@ -49,6 +50,7 @@ def cuda_table() -> KernelTable:
             split_product=SplitProduct(matmul.split, elementwise.add_norm),
         ),
         experts=ExpertKernels(route, experts.dense_experts, experts.block_experts),
+        recurrent=REFERENCES,
         sampling=SamplingKernels(
             TruncateAndDraw(partial(draw, counters), truncate),
             row_limits,

@@ -1,0 +1,265 @@
+// The kernels of recurrent layers: convolutions with a state, scans, and gates. See recurrent.py.
+//
+// A task has a request's part of a state that no other task needs, and computes the request's tokens in order. So
+// neither chunks nor other requests change a bit.
+#include <cmath>
+#include <limits>
+
+#include "activations.h"
+#include "rows.h"
+#include "exported.h"
+#include "threads.h"
+
+namespace octavo {
+namespace {
+
+struct States {
+    float* cache;
+    int64_t block_stride, block_size, offset;
+    const int32_t* tables;
+    int64_t table_stride;
+    const int64_t* slots;
+    const int32_t *bounds, *lens;
+
+    float* of(int64_t block) const { return cache + block * block_stride + offset; }
+
+    // Call piece(first, last, from, to) for the tokens of a request in each block: `from` has the state before them
+    // (null: zeros), `to` is where it goes; null: nowhere.
+    template <class Piece>
+    void walk_pieces(int64_t request, Piece&& piece) const {
+        int64_t first = bounds[request], end = lens[request];
+        int64_t position = end - (bounds[request + 1] - first);
+        if (position < 0 || end == 0) return;
+        const float* from =
+            position ? of(tables[request * table_stride + (position - 1) / block_size]) : nullptr;
+        while (position < end) {
+            int64_t stop = std::min(end, (position / block_size + 1) * block_size);
+            int64_t last = first + stop - position, slot = slots[last - 1];
+            float* to = slot < 0 ? nullptr : of(slot / block_size);
+            piece(first, last, from, to);
+            from = to;
+            first = last, position = stop;
+        }
+    }
+};
+
+constexpr int MOST_TAPS = 8;
+
+// A vector of channels, or for the last few one channel.
+template <class V, class Load, class Store, class Act>
+void convolve(const States& states, int64_t request, int64_t channel, int64_t channels, int taps, const float* x,
+              int64_t x_stride, const float* weight, const float* bias, const float* before, int64_t before_stride,
+              const float* behind, int64_t behind_stride, float* y, Load get, Store put, Act act) {
+    V w[MOST_TAPS], h[MOST_TAPS] = {};
+    for (int i = 0; i < taps; i++) w[i] = get(weight + i * channels + channel);
+    V start = bias ? get(bias + channel) : V{};
+    bool begun = false;
+    states.walk_pieces(request, [&](int64_t first, int64_t last, const float* from, float* to) {
+        if (!begun && from) {
+            for (int i = 0; i < taps - 1; i++) h[i] = get(from + i * channels + channel);
+        }
+        begun = true;
+        for (int64_t t = first; t < last; t++) {
+            V a = get(x + t * x_stride + channel);
+            h[taps - 1] = before ? a * get(before + t * before_stride + channel) : a;
+            V total = start;
+            for (int i = 0; i < taps; i++) total = total + w[i] * h[i];
+            for (int i = 0; i < taps - 1; i++) h[i] = h[i + 1];
+            total = act(total);
+            put(y + t * channels + channel, behind ? total * get(behind + t * behind_stride + channel) : total);
+        }
+        if (to) {
+            for (int i = 0; i < taps - 1; i++) put(to + i * channels + channel, h[i]);
+        }
+    });
+}
+
+constexpr int TILE = 32;  // tokens that a row of a state passes at once
+
+struct Tokens {
+    const float *queries, *keys, *values;
+    int64_t query_stride, key_stride, value_stride;
+    float* y;
+    int64_t y_stride;
+    float skip;
+    float decay[TILE], step[TILE], key_scale[TILE], query_scale[TILE];
+};
+
+// Let ROWS rows of a state of NV vectors each (0: of `nv`) pass `count` tokens. DELTA: see Scanned.strengths.
+template <int NV, int ROWS, bool DELTA>
+void pass(const Tokens& tokens, int64_t row, int count, int nv, const float* from, float* to) {
+    if (NV) nv = NV;
+    vf s[ROWS][NV ? NV : 64];
+    const int64_t size = int64_t(nv) * VL;
+    for (int r = 0; r < ROWS; r++) {
+        for (int i = 0; i < nv; i++) s[r][i] = from ? load(from + (row + r) * size + i * VL) : vf{};
+    }
+    for (int t = 0; t < count; t++) {
+        const float* k = tokens.keys + t * tokens.key_stride;
+        const float* q = tokens.queries + t * tokens.query_stride;
+        const float* values = tokens.values + t * tokens.value_stride + row;
+        vf decay = set1(tokens.decay[t]), x[ROWS], seen[ROWS] = {};
+        for (int r = 0; r < ROWS; r++) x[r] = set1(values[r] * tokens.step[t]);
+        if (DELTA) {
+            vf known[ROWS] = {};
+            for (int i = 0; i < nv; i++) {
+                vf key = load(k + i * VL);
+                for (int r = 0; r < ROWS; r++) {
+                    s[r][i] = s[r][i] * decay;
+                    known[r] = fma(s[r][i], key, known[r]);
+                }
+            }
+            for (int r = 0; r < ROWS; r++) {
+                float missing = values[r] - sum(known[r]) * tokens.key_scale[t];
+                x[r] = set1(missing * tokens.step[t] * tokens.key_scale[t]);
+            }
+        }
+        for (int i = 0; i < nv; i++) {
+            vf key = load(k + i * VL), query = load(q + i * VL);
+            for (int r = 0; r < ROWS; r++) {
+                s[r][i] = DELTA ? fma(key, x[r], s[r][i]) : fma(key, x[r], s[r][i] * decay);
+                seen[r] = fma(s[r][i], query, seen[r]);
+            }
+        }
+        for (int r = 0; r < ROWS; r++) {
+            tokens.y[t * tokens.y_stride + row + r] =
+                sum(seen[r]) * tokens.query_scale[t] + tokens.skip * values[r];
+        }
+    }
+    for (int r = 0; r < ROWS; r++) {
+        for (int i = 0; i < nv; i++) store(to + (row + r) * size + i * VL, s[r][i]);
+    }
+}
+
+using Pass = void (*)(const Tokens&, int64_t, int, int, const float*, float*);
+
+template <int ROWS, bool DELTA>
+Pass choose_pass(int64_t nv) {
+    switch (nv) {
+        case 1: return pass<1, ROWS, DELTA>;
+        case 2: return pass<2, ROWS, DELTA>;
+        case 4: return pass<4, ROWS, DELTA>;
+        case 8: return pass<8, ROWS, DELTA>;
+        case 16: return pass<16, ROWS, DELTA>;
+        default: return pass<0, ROWS, DELTA>;
+    }
+}
+
+template <int ROWS>
+Pass choose_pass(int64_t nv, bool delta) {
+    return delta ? choose_pass<ROWS, true>(nv) : choose_pass<ROWS, false>(nv);
+}
+
+float unit_scale(const float* x, int64_t size) {
+    vf squares = {};
+    for (int64_t i = 0; i < size; i += VL) squares = fma(load(x + i), load(x + i), squares);
+    return 1.0f / std::sqrt(sum(squares) + 1e-6f);
+}
+
+float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
+
+float plain_sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
+
+}  // namespace
+}  // namespace octavo
+
+using namespace octavo;
+
+// before, behind: factors of inputs and of results, or null.
+extern "C" void octavo_causal_conv(const float* x, int64_t x_stride, int64_t tokens, int64_t channels,
+                                   const float* weight, int taps, const float* bias, int silu, const float* before,
+                                   int64_t before_stride, const float* behind, int64_t behind_stride, float* cache,
+                                   int64_t block_stride, int64_t block_size, int64_t offset, const int32_t* tables,
+                                   int64_t table_stride, const int64_t* slots, const int32_t* bounds,
+                                   const int32_t* lens, int64_t requests, float* y, int threads) {
+    States states{cache, block_stride, block_size, offset, tables, table_stride, slots, bounds, lens};
+    const int64_t units = divide_up(channels, VL);
+    for_rows(requests * units, VL * taps * (tokens / std::max<int64_t>(requests, 1) + 1), threads, [&](int64_t task) {
+        int64_t request = task / units, channel = task % units * VL;
+        auto run = [&](auto lane, auto get, auto put, auto act, int64_t at) {
+            convolve<decltype(lane)>(states, request, at, channels, taps, x, x_stride, weight, bias, before,
+                                     before_stride, behind, behind_stride, y, get, put, act);
+        };
+        if (channel + VL <= channels) {
+            auto act = [&](vf a) { return silu ? Silu::apply(a) : a; };
+            run(vf{}, [](const float* p) { return load(p); }, [](float* p, vf a) { store(p, a); }, act, channel);
+        } else {
+            auto act = [&](float a) { return silu ? Silu::apply(set1(a))[0] : a; };
+            for (int64_t at = channel; at < channels; at++) {
+                run(float{}, [](const float* p) { return *p; }, [](float* p, float a) { *p = a; }, act, at);
+            }
+        }
+    });
+}
+OCTAVO_EXPORTED(octavo_causal_conv)
+
+// Keys and queries of `groups`, `size` components each; `heads` heads of `rows` values. strengths: null for Mamba-2.
+extern "C" void octavo_scan(const float* queries, int64_t query_stride, const float* keys, int64_t key_stride,
+                            const float* values, int64_t value_stride, const float* steps, int64_t step_stride,
+                            const float* strengths, int64_t strength_stride, int64_t groups, int64_t size,
+                            int64_t heads, int64_t rows, const float* rate, const float* bias, const float* skip,
+                            float least, float most, float* cache, int64_t block_stride, int64_t block_size,
+                            int64_t offset, const int32_t* tables, int64_t table_stride, const int64_t* slots,
+                            const int32_t* bounds, const int32_t* lens, int64_t requests, float* y, int threads) {
+    States states{cache, block_stride, block_size, offset, tables, table_stride, slots, bounds, lens};
+    const int64_t nv = size / VL, state = rows * size;
+    const Pass two = choose_pass<2>(nv, strengths), one = choose_pass<1>(nv, strengths);
+    parallel_for(requests * heads, threads, [&](int64_t task) {
+        const int64_t request = task / heads, head = task % heads, group = head * groups / heads;
+        float* aside = nullptr;  // for states that nobody keeps
+        states.walk_pieces(request, [&](int64_t first, int64_t last, const float* from, float* to) {
+            if (!to) aside = scratch(state);
+            float* kept = to ? to + head * state : aside;
+            const float* source = from ? from + head * state : first == bounds[request] ? nullptr : aside;
+            for (int64_t at = first; at < last; at += TILE) {
+                const int count = int(std::min<int64_t>(TILE, last - at));
+                Tokens tile;
+                tile.queries = queries + at * query_stride + group * size, tile.query_stride = query_stride;
+                tile.keys = keys + at * key_stride + group * size, tile.key_stride = key_stride;
+                tile.values = values + at * value_stride + head * rows, tile.value_stride = value_stride;
+                tile.y = y + (at * heads + head) * rows, tile.y_stride = heads * rows;
+                tile.skip = skip ? skip[head] : 0.0f;
+                for (int t = 0; t < count; t++) {
+                    float step = softplus(steps[(at + t) * step_stride + head] + bias[head]);
+                    step = std::min(std::max(step, least), most);
+                    tile.decay[t] = std::exp(rate[head] * step);
+                    tile.step[t] = step, tile.key_scale[t] = tile.query_scale[t] = 1.0f;
+                    if (strengths) {
+                        tile.step[t] = plain_sigmoid(strengths[(at + t) * strength_stride + head]);
+                        tile.key_scale[t] = unit_scale(tile.keys + t * key_stride, size);
+                        tile.query_scale[t] =
+                            unit_scale(tile.queries + t * query_stride, size) / std::sqrt(float(size));
+                    }
+                }
+                int64_t row = 0;
+                for (; row + 2 <= rows; row += 2) two(tile, row, count, int(nv), source, kept);
+                if (row < rows) one(tile, row, count, int(nv), source, kept);
+                source = kept;
+            }
+        });
+    });
+}
+OCTAVO_EXPORTED(octavo_scan)
+
+// Rows of `parts` parts; the parts' norms have weights of `groups` parts, or none.
+extern "C" void octavo_gate(const float* x, int64_t x_stride, const float* gates, int64_t gate_stride, int64_t tokens,
+                            int64_t size, const float* weight, float eps, int64_t parts, int64_t groups,
+                            int norm_first, int by_sigmoid, float* y, int threads) {
+    const int64_t part = size / parts;
+    for_rows(tokens * parts, part, threads, [&](int64_t row) {
+        const int64_t token = row / parts, at = row % parts * part;
+        const float *from = x + token * x_stride + at, *by = gates + token * gate_stride + at;
+        float* to = y + token * size + at;
+        const float* factors = weight ? weight + row % parts % groups * part : nullptr;
+        auto multiply = [&](const float* a) {
+            auto times = [&](vf v, vf g) { return v * (by_sigmoid ? sigmoid(g) : Silu::apply(g)); };
+            walk(
+                part, [&](int64_t i) { store(to + i, times(load(a + i), load(by + i))); },
+                [&](int64_t i) { to[i] = times(set1(a[i]), set1(by[i]))[0]; });
+        };
+        if (factors && norm_first) normalize(from, factors, part, eps, to);
+        multiply(factors && norm_first ? to : from);
+        if (factors && !norm_first) normalize(to, factors, part, eps, to);
+    });
+}
+OCTAVO_EXPORTED(octavo_gate)

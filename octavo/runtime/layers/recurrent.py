@@ -1,0 +1,159 @@
+"""`Recurrent` layers keep one state per request: short convolutions between gates, Mamba-2, gated delta nets.
+
+They stand where attention stands in other layers. A `RecurrentArch` describes them.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from octavo.base.errors import BadCheckpoint, Unsupported
+from octavo.messages.kv import StateKV
+from octavo.runtime.batch import ForwardBatch
+from octavo.runtime.kernels.recurrent import Conv, Decay, GateForm, Scanned, States
+from octavo.runtime.layers.build import BuildContext, Layer
+from octavo.runtime.layers.linear import MergedColumnLinear, RowLinear
+from octavo.runtime.layers.rows import make_row_gather
+from octavo.runtime.quantization.method import Term
+from octavo.runtime.quantization.parameter import Layout, Shard, vector
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScanArch:
+    """Heads have a state each, `value_size` x `key_size`; `num_groups` of neighbours share keys and queries.
+
+    is_delta: by the gated delta rule, with norms of single heads before the gate; otherwise Mamba-2
+    limits:   of steps
+    """
+
+    num_heads: int
+    value_size: int
+    key_size: int
+    num_groups: int
+    is_delta: bool
+    limits: tuple[float, float] = (0.0, float("inf"))
+
+    def __post_init__(self) -> None:
+        heads, groups, size = self.num_heads, self.num_groups, self.key_size
+        if heads % groups:
+            raise BadCheckpoint(f"{heads} recurrent heads cannot share the keys of {groups} groups")
+        if size % 16 or size > 256:
+            raise Unsupported(f"Keys of states have up to 256 components, by 16; this model has {size}.")
+
+    @property
+    def group_sizes(self) -> tuple[int, ...]:
+        """Return the components of a group's queries, keys and values."""
+        return self.key_size, self.key_size, self.num_heads // self.num_groups * self.value_size
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Return those of all groups, in the order of the convolution."""
+        sizes = zip(("queries", "keys", "values"), self.group_sizes, strict=True)
+        return {name: self.num_groups * size for name, size in (sizes if self.is_delta else [*sizes][::-1])}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrentArch:
+    """A convolution over the last `taps` inputs of each channel, before a scan or between two gates.
+
+    size: channels where there is no scan; bias: of projections
+    """
+
+    is_causal: ClassVar[bool] = True
+    taps: int
+    size: int = 0
+    bias: bool = False
+    conv_bias: bool = False
+    scan: ScanArch | None = None
+
+    @property
+    def channels(self) -> int:
+        """Return how many channels the convolution has."""
+        return sum(self.scan.sizes.values()) if self.scan else self.size
+
+    def kv_spec(self, build: BuildContext) -> StateKV:
+        """Return the state of one layer. Raises BadCheckpoint, Unsupported."""
+        if max(build.parallel.tp_size, build.parallel.pp.size) > 1 or build.device.type == "cuda":
+            raise Unsupported("Recurrent layers run on one CPU: leave out device and parallel sizes.")
+        if not 2 <= self.taps <= 8:
+            raise BadCheckpoint(f"A convolution takes 2 to 8 inputs; the config has {self.taps}.")
+        matrices = self.scan.sizes["values"] * self.scan.key_size if self.scan else 0
+        return StateKV(4 * ((self.taps - 1) * self.channels + matrices))
+
+
+class Recurrent(Layer):
+    """Computes project → conv → out with gates, or project → conv → scan → gated norm → out."""
+
+    is_causal = True
+
+    def __init__(
+        self, arch: RecurrentArch, build: BuildContext, layer_id: int, size: int, eps: float
+    ) -> None:
+        super().__init__()
+        self.layer_id, self.kv_spec = (
+            layer_id,
+            arch.kv_spec(build),
+        )
+        self._kernels, self._gather = build.kernels.recurrent, make_row_gather(build)
+        self._scan, self._offset = arch.scan, (arch.taps - 1) * arch.channels
+        channels = Shard("", arch.channels, 0, arch.channels)
+        weight = self.make_vector(build, Layout((channels,), (arch.taps,), split_axis=1), "conv")
+        bias = self.make_vector(build, Layout((channels,)), "conv_bias") if arch.conv_bias else None
+        self._conv = Conv(weight, bias, silu=arch.scan is not None)
+        inner = arch.scan.sizes["values"] if arch.scan else arch.size
+        self._parts = _parts(arch, inner)
+        shards = tuple(build.split(name, count) for name, count in self._parts.items())
+        self.project = MergedColumnLinear(build.at("project"), size, shards, arch.bias)
+        self.out = RowLinear(build.at("out"), inner, size, arch.bias)
+        if scan := arch.scan:
+            heads, kind = vector(scan.num_heads), torch.float32
+            rate, bias = (self.make_vector(build, heads, name, kind) for name in ("rate", "step_bias"))
+            skip = None if scan.is_delta else self.make_vector(build, heads, "skip", kind)
+            self._decay = Decay(rate, bias, skip, scan.limits)
+            norm = self.make_vector(build, vector(scan.value_size if scan.is_delta else inner), "norm")
+            self._form = GateForm(norm, eps, 1 if scan.is_delta else scan.num_groups, scan.is_delta)
+
+    def states(self, batch: ForwardBatch) -> States:
+        """Return where the requests of the step have their states."""
+        tables = batch.tables(self.layer_id)
+        return States(batch.kv_caches[self.layer_id], 0, tables.block_tables, tables.slots, batch)
+
+    def forward(self, x: Tensor, batch: ForwardBatch, rows: Tensor | None = None) -> Tensor:
+        """Map [T, size] to [T, size], or to these rows of it."""
+        out: Tensor = self.out(self._gather(self._mix(x, batch), rows))
+        return out
+
+    def defer(self, x: Tensor, batch: ForwardBatch, rows: Tensor | None = None) -> Term:
+        """Return `forward` as a term for an RMS norm that adds it."""
+        return self.out.defer(self._gather(self._mix(x, batch), rows))
+
+    def _mix(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+        """Let the tokens change the states, and return what `out` maps back."""
+        parts = _split(self.project(x), self._parts)
+        conv, scan, kernels, states = self._conv, self._scan, self._kernels, self.states(batch)
+        if scan is None:
+            return kernels.causal_conv(parts["conv"], conv, states, (parts["before"], parts["behind"]))
+        mixed = _split(kernels.causal_conv(parts["conv"], conv, states, None), scan.sizes)
+        queries, keys = (mixed[name].view(len(x), -1, scan.key_size) for name in ("queries", "keys"))
+        values = mixed["values"].view(len(x), -1, scan.value_size)
+        new = Scanned(queries, keys, values, parts["step"], parts.get("strength"))
+        y = kernels.scan(new, self._decay, states._replace(offset=self._offset))
+        return kernels.gate(y.flatten(1), parts["gate"], self._form)
+
+
+def _parts(arch: RecurrentArch, inner: int) -> dict[str, int]:
+    """Return what `project` computes: sizes by name (and by kind), in the order of checkpoints."""
+    if arch.scan is None:
+        return {"before": inner, "behind": inner, "conv": inner}
+    heads = arch.scan.num_heads
+    if arch.scan.is_delta:
+        inputs, scores = {"conv": arch.channels, "gate": inner}, {"strength": heads, "step": heads}
+        return {f"{n}.inputs": s for n, s in inputs.items()} | {f"{n}.scores": s for n, s in scores.items()}
+    return {"gate": inner, "conv": arch.channels, "step": heads}
+
+
+def _split(x: Tensor, sizes: dict[str, int]) -> dict[str, Tensor]:
+    parts = zip(sizes, torch.split(x, list(sizes.values()), -1), strict=True)
+    return {name.partition(".")[0]: part for name, part in parts}
