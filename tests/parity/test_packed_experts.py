@@ -10,14 +10,18 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from octavo.base.errors import BadCheckpoint, Unsupported
+from octavo.config.args import EngineArgs
+from octavo.config.resolve import resolve
 from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.layers.build import packed_matrices
 from octavo.runtime.loader.loader import load_model
 from octavo.runtime.models import gpt_oss
 from octavo.runtime.platforms.platform import get_platform
+from octavo.runtime.worker.memory_forecast import forecast
 from tests import quantized_writers as writers
 from tests.model_driver import engine_config, load, prompt_logits
 from tests.parity.test_quantized_checkpoints import FORMATS, config_groups
+from tests.parity.test_quantized_checkpoints import make as make_dense
 from tests.tiny_models import edit_config, make_oracle, make_prompts, oracle_logits, save, tiny_config
 
 SIZES = {
@@ -224,3 +228,16 @@ def test_gpt_oss_on_triton(tmp_path):
     platform.kernels = replace(platform.kernels, attention=table.attention, experts=table.experts)
     model = load_model(engine_config(folder), platform, ParallelContext())
     assert distance(folder, oracle, model) < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["gptq-4-32", "fp8-block", "int8-channel", "mxfp4", "gpt-oss", "dense"])
+def test_what_a_plan_says_of_packed_weights(tmp_path, kind):
+    """The forecast's bytes are those that the model takes."""
+    if kind == "gpt-oss":
+        folder, _ = gpt_oss_folder(tmp_path)
+    elif kind == "dense":
+        folder, _ = make_dense(tmp_path, *FORMATS["gptq-4-32"])
+    else:
+        folder, _ = make(tmp_path, *FORMATS[kind])
+    config = resolve(EngineArgs(model=str(folder), dtype="float32", device="cpu", skip_tokenizer_init=True))
+    assert forecast(config, 8 << 30).ready.weight_bytes == load(folder).weight_bytes

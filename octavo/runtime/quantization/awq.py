@@ -12,7 +12,7 @@ from octavo.base.errors import BadCheckpoint
 from octavo.runtime.quantization.codes import unpack_awq
 from octavo.runtime.quantization.forms import FLOATS, Expected, Form, Part
 from octavo.runtime.quantization.gptq import WORDS, check_bits, check_group
-from octavo.runtime.quantization.grouped import Grouped
+from octavo.runtime.quantization.grouped import Grouped, Kind
 from octavo.runtime.quantization.packed import PackedScheme
 from octavo.runtime.quantization.packed_layout import EACH, PackedLayout, groups_of, words
 from octavo.runtime.quantization.stored_config import is_excluded, whole_number
@@ -34,6 +34,11 @@ class AWQForm(Form):
             "qzeros": Expected(PackedLayout(packed, groups, is_transposed=True), WORDS),
             "scales": Expected(PackedLayout(EACH, groups, is_transposed=True), FLOATS),
         }
+
+    @property
+    def packed_as(self) -> tuple[Kind, int]:
+        """See Form.packed_as."""
+        return "U4", self.group
 
     def read(self, stored: Mapping[str, Tensor], part: Part) -> Grouped:
         codes, zeros = (unpack_awq(stored[name]).t() for name in ("qweight", "qzeros"))

@@ -49,6 +49,11 @@ class LevelsForm(Form):
             made |= nested | {"absmax": Expected(None, _BYTES)}
         return made
 
+    @property
+    def packed_as(self) -> tuple[Kind, int]:
+        """See Form.packed_as."""
+        return self.kind, 64
+
     def read(self, stored: Mapping[str, Tensor], part: Part) -> Grouped:
         packed = stored["weight"]
         codes = torch.stack([packed >> 4, packed & 15], -1).flatten(-2)

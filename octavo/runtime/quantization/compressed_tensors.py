@@ -14,8 +14,8 @@ from torch import Tensor
 from octavo.base.errors import BadCheckpoint
 from octavo.runtime.quantization.codes import unpack_rows
 from octavo.runtime.quantization.forms import FLOATS, Expected, Form, Part
-from octavo.runtime.quantization.gptq import WORDS, check_bits, check_group, grouped
-from octavo.runtime.quantization.grouped import Grouped
+from octavo.runtime.quantization.gptq import WORDS, check_bits, check_group, grouped, kind_of
+from octavo.runtime.quantization.grouped import Grouped, Kind
 from octavo.runtime.quantization.packed import PackedScheme
 from octavo.runtime.quantization.packed_layout import EACH, WHOLE, Axis, PackedLayout, groups_of, words
 from octavo.runtime.quantization.scaled import POWERS, ScaledForm, of_strategy, to_float
@@ -43,6 +43,11 @@ class PackForm(Form):
             "weight_g_idx": Expected(PackedLayout(WHOLE, EACH), shape, is_optional=True),
             "weight_shape": Expected(None, shape, is_optional=True),
         }
+
+    @property
+    def packed_as(self) -> tuple[Kind, int]:
+        """See Form.packed_as."""
+        return kind_of(self.bits), self.inputs.values
 
     def read(self, stored: Mapping[str, Tensor], part: Part) -> Grouped:
         codes = unpack_rows(stored["weight_packed"], self.bits, part.inputs.size)
@@ -72,6 +77,11 @@ class MXFP4Form(Form):
             self.packed: Expected(PackedLayout(EACH, Axis(2, is_word=True)), (torch.uint8,)),
             self.scale: Expected(PackedLayout(EACH, Axis(32)), POWERS),
         }
+
+    @property
+    def packed_as(self) -> tuple[Kind, int]:
+        """See Form.packed_as."""
+        return "MXFP4", 32
 
     def read(self, stored: Mapping[str, Tensor], part: Part) -> Grouped:
         packed, exponents = stored[self.packed], stored[self.scale]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from octavo.base.errors import BadCheckpoint
-from octavo.runtime.quantization.grouped import Grouped
+from octavo.runtime.quantization.grouped import Grouped, Kind
 from octavo.runtime.quantization.packed_layout import PackedLayout
 from octavo.runtime.quantization.parameter import Layout, Parameter, Shard, Stored
 
@@ -44,6 +44,11 @@ class Form(ABC):
     def tensors(self, part: Part) -> Mapping[str, Expected]:
         """Return the tensors of a matrix. Raises BadCheckpoint where its shape does not fit the form."""
 
+    @property
+    @abstractmethod
+    def packed_as(self) -> tuple[Kind, int]:
+        """Return the kind of blocks that matrices mostly become, and their `group`; see `outline`."""
+
     @abstractmethod
     def read(self, stored: Mapping[str, Tensor], part: Part) -> Grouped:
         """Return this rank's part; each tensor has the entries that serve it. Raises BadCheckpoint."""
@@ -67,6 +72,13 @@ class StoredParameter(Parameter):
         self._layouts[shard.name] = matrix if expected.layout is None else expected.layout.of(matrix)
         self.dtypes, self.is_required = expected.dtypes, not expected.is_optional
         self.missing.append(shard.name)
+
+    def outlines(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield (shard, a tensor without bytes) for all that must be there."""
+        for name in list(self.missing) if self.is_required else []:
+            layout = self._layouts[name]
+            shape = layout.full_shape(layout.shards)
+            yield name, torch.empty(shape, dtype=self.dtypes[0], device="meta")
 
     def load(self, tensor: Stored, name: str = "") -> None:
         """See Parameter.load; axes of one entry may be left out, and a single number serves all shards."""

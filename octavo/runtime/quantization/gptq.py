@@ -6,7 +6,6 @@ less one. With act-order `g_idx` says which group an input belongs to.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from octavo.base.errors import BadCheckpoint
 from octavo.config.engine import EngineConfig
 from octavo.runtime.quantization.codes import unpack_rows
 from octavo.runtime.quantization.forms import FLOATS, Expected, Form, Part
-from octavo.runtime.quantization.grouped import Grouped
+from octavo.runtime.quantization.grouped import Grouped, Kind
 from octavo.runtime.quantization.method import Sources, Storage
 from octavo.runtime.quantization.packed import PackedScheme
 from octavo.runtime.quantization.packed_layout import EACH, WHOLE, PackedLayout, groups_of, words
@@ -42,6 +41,11 @@ class GPTQForm(Form):
             "g_idx": Expected(PackedLayout(WHOLE, EACH), (torch.int32, torch.int64), is_optional=True),
         }
 
+    @property
+    def packed_as(self) -> tuple[Kind, int]:
+        """See Form.packed_as."""
+        return kind_of(self.bits), self.group
+
     def read(self, stored: Mapping[str, Tensor], part: Part) -> Grouped:
         codes = unpack_rows(stored["qweight"].t(), self.bits, part.inputs.size)
         zeros = unpack_rows(stored["qzeros"], self.bits, part.outputs.size).t().float() + self.shift
@@ -54,12 +58,17 @@ class GPTQForm(Form):
         return grouped(self.bits, codes, scales, zeros, groups)
 
 
+def kind_of(bits: int) -> Kind:
+    """Return the kind of codes of so many bits."""
+    kinds: dict[int, Kind] = {2: "U2", 3: "U3", 4: "U4", 8: "U8"}
+    return kinds[bits]
+
+
 def grouped(bits: int, codes: Tensor, scales: Tensor, zeros: Tensor | None, groups: Tensor) -> Grouped:
     """Return codes of 0 … 2^bits - 1 and zero points among them as groups."""
     if bits == 8:  # kernels count bytes from -128 on
         return Grouped("U8", codes ^ 128, scales, None if zeros is None else zeros - 128, groups)
-    kinds: dict[int, Any] = {2: "U2", 3: "U3", 4: "U4"}
-    return Grouped(kinds[bits], codes, scales, zeros, groups)
+    return Grouped(kind_of(bits), codes, scales, zeros, groups)
 
 
 def check_group(group: int, part: Part) -> None:

@@ -66,6 +66,19 @@ def pack(weights: Grouped, *, pads: bool = True) -> tuple[Blocks, Tensor | None]
     return Blocks(data.flatten(1), kind), None if is_plain else places.int()
 
 
+def outline(kind: Kind, group: int, rows: int, inputs: int, *, pads: bool = True) -> Blocks:
+    """Return blocks without bytes, of the size that `pack` mostly makes of such weights.
+
+    group: inputs that share a scale, below 1 = all
+    """
+    is_whole = inputs % 64 == 0 or (pads and group < 1)
+    block = 64 if f"{kind}_64" in TYPES_BY_NAME and is_whole and max(group, 0) % 64 == 0 else 32
+    names = kind, f"{kind}_{block}", f"U4_{block}"
+    found = TYPES_BY_NAME[next(name for name in names if name in TYPES_BY_NAME)]
+    row_bytes = -(-inputs // found.block) * found.num_bytes
+    return Blocks(torch.empty((rows, row_bytes), dtype=torch.uint8, device="meta"), found)
+
+
 def _choose(weights: Grouped) -> Grouped:
     """Return the weights in the smallest type that holds their scales exactly."""
     kind, zeros = weights.kind, weights.zeros

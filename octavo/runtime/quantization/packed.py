@@ -21,7 +21,7 @@ from octavo.runtime.kernels.activations import Activation
 from octavo.runtime.quantization.blocks import Blocks, blocks_of_one
 from octavo.runtime.quantization.forms import FLOATS, Expected, Form, StoredParameter, blaming, part_of
 from octavo.runtime.quantization.gguf import GGUFLinear
-from octavo.runtime.quantization.grouped import pack
+from octavo.runtime.quantization.grouped import outline, pack
 from octavo.runtime.quantization.method import ExpertsMethod, LinearMethod, Scheme, Sources, Storage
 from octavo.runtime.quantization.packed_experts import PackedExperts
 from octavo.runtime.quantization.packed_layout import PackedLayout
@@ -103,15 +103,17 @@ class PackedLinear(GGUFLinear):
         return self._storage.kernels.select_inputs(x, places)
 
     def _pack(self, shard: Shard) -> tuple[Blocks, Tensor | None]:
+        form, part = self._form_of(shard.name), part_of(replace(self._layout, shards=(shard,)))
+        if form is not None and self._storage.device.type == "meta":
+            return outline(*form.packed_as, part.outputs.size, part.inputs.size), None
         stored = {
             suffix: parameter.parts[shard.name]
             for suffix, parameter in self._stored.items()
             if shard.name in parameter.parts
         }
-        form = self._form_of(shard.name)
         if form is None:
             return blocks_of_one(stored["weight"].to(self._storage.weight_dtype).contiguous()), None
-        return pack(form.read(stored, part_of(replace(self._layout, shards=(shard,)))))
+        return pack(form.read(stored, part))
 
     def _settle(self, segments: list[Blocks]) -> None:
         """Join segments of one type whose columns are in one order; take them over."""

@@ -14,7 +14,7 @@ from octavo.base.errors import BadCheckpoint, Unsupported
 from octavo.runtime.quantization.blocks import Blocks
 from octavo.runtime.quantization.experts import BlockExperts
 from octavo.runtime.quantization.forms import Form, StoredParameter, blaming, part_of
-from octavo.runtime.quantization.grouped import Grouped, pack
+from octavo.runtime.quantization.grouped import Grouped, outline, pack
 from octavo.runtime.quantization.method import Storage
 from octavo.runtime.quantization.parameter import Layout, Parameter, Shard, Stored
 
@@ -78,6 +78,11 @@ class PackedExperts(BlockExperts):
 
     def _pack_all(self, projection: str, shards: tuple[Shard, ...]) -> Blocks:
         """Read and pack the matrices of these shards: [experts, outputs, bytes per row]."""
+        if self._storage.device.type == "meta":
+            part = part_of(_single(self._layouts[projection], shards[0]))
+            kind = self._form_of(projection, shards[0].name).packed_as
+            made = outline(*kind, len(shards) * part.outputs.size, part.inputs.size, pads=False)
+            return Blocks(made.data.view(len(shards), part.outputs.size, -1), made.type)
         read = []
         for shard in shards:
             parameters = self._stored[projection].items()
@@ -95,8 +100,8 @@ class PackedExperts(BlockExperts):
                 "tensor_parallel_size."
             )
         data = blocks.data.view(len(shards), -1, blocks.data.shape[1])
-        made = self._storage.arena.empty(tuple(data.shape), torch.uint8, self._storage.device)
-        return Blocks(made.copy_(data), blocks.type)
+        place = self._storage.arena.empty(tuple(data.shape), torch.uint8, self._storage.device)
+        return Blocks(place.copy_(data), blocks.type)
 
 
 def _single(layout: Layout, shard: Shard) -> Layout:

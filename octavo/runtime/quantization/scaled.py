@@ -45,6 +45,11 @@ class ScaledForm(Form):
             made[self.zero] = Expected(shared, (torch.int8, *FLOATS), is_optional=True)
         return made
 
+    @property
+    def packed_as(self) -> tuple[Kind, int]:
+        """See Form.packed_as."""
+        return self.kind, self.inputs.values
+
     def read(self, stored: Mapping[str, Tensor], part: Part) -> Grouped:
         rows, groups = self.outputs.entry_of(part.outputs), self.inputs.entry_of(part.inputs)
         scales = to_float(stored[self.scale])[rows] / self.divisor

@@ -24,6 +24,7 @@ from octavo.runtime.models.interface import ENCODERS, MODELS, Family, Model
 from octavo.runtime.platforms import cpu
 from octavo.runtime.platforms.meta import MetaPlatform
 from octavo.runtime.quantization.blocks import Blocks
+from octavo.runtime.quantization.forms import StoredParameter
 from octavo.runtime.quantization.parameter import Stored
 from octavo.runtime.speculative.load import load_drafter
 from octavo.runtime.worker.kv_tensors import group_layers
@@ -102,6 +103,9 @@ def _shapes(config: EngineConfig, model: Family, arch: Arch) -> Iterator[Piece]:
             yield Piece(origin, target.module, target.shard, _shape(file.tensors[name]))
         return
     for name, parameter in named_parameters(model).items():
+        if isinstance(parameter, StoredParameter):
+            yield from (Piece(name, name, shard, tensor) for shard, tensor in parameter.outlines())
+            continue
         for shard in parameter.layout.shards:
             tensor = torch.empty(parameter.layout.full_shape((shard,)), device="meta")
             yield Piece(name, name, shard.name, tensor)
