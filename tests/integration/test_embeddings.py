@@ -1,8 +1,12 @@
-"""MiniLM as users have it, offline and over HTTP, against transformers' BERT and the rule of its folder."""
+"""MiniLM as users have it, offline and over HTTP, against transformers' BERT and the rule of its folder.
+
+OCTAVO_EMBEDDED_TEXTS=2000 takes as many texts.
+"""
 
 import asyncio
 import base64
 import json
+import os
 import random
 from pathlib import Path
 
@@ -44,7 +48,7 @@ def make_texts(count):
     return texts
 
 
-TEXTS = make_texts(160)
+TEXTS = make_texts(int(os.environ.get("OCTAVO_EMBEDDED_TEXTS", "160")))
 
 
 def reference(texts):
