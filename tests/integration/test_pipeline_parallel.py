@@ -110,3 +110,22 @@ def test_groups_of_several_kinds_and_grammars(tiny_gemma3, smollm2_path, make_ll
 def test_sizes_that_cannot_work_are_refused(models, make_llm, options, error, text):
     with pytest.raises(error, match=text):
         make_llm(models[4], **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stages", [1, 2])
+def test_experts_spread_over_ranks(tmp_path, make_llm, stages):
+    folder = save(make_oracle(tiny_config("Qwen3MoeForCausalLM")), tmp_path)
+    params = SamplingParams(max_tokens=14, ignore_eos=True, detokenize=False, temperature=0)
+    prompts = [[i + 1] * (3 + 17 * i) for i in range(5)]
+    sizes = {"tensor_parallel_size": 2, "pipeline_parallel_size": stages, "enable_expert_parallel": True}
+    one, many, again = (
+        [
+            output.outputs[0].token_ids
+            for output in make_llm(folder, **OPTIONS, **chosen, cpu_threads=1).generate(
+                prompts, params, use_tqdm=False
+            )
+        ]
+        for chosen in ({}, sizes, sizes)
+    )
+    assert one == many == again
