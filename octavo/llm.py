@@ -26,6 +26,7 @@ from octavo.frontend.requests.options import (
 from octavo.frontend.requests.prompts import PromptType, TokensPrompt
 from octavo.frontend.requests.unsupported import refuse_options
 from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.messages.adapters import LoRARequest
 from octavo.messages.pooling import PoolingParams
 from octavo.messages.sampling import RequestOutputKind, SamplingParams
 from octavo.pooling_methods import PoolingMethods
@@ -191,7 +192,7 @@ class LLM(PoolingMethods):
         prompts: PromptType | Sequence[PromptType],
         params: BeamSearchParams,
         *,
-        lora_request: Any = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         use_tqdm: bool | Callable[..., Any] = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:

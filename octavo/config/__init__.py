@@ -6,6 +6,7 @@ from octavo.config.concerns import DeviceConfig
 from octavo.config.engine import EngineConfig
 from octavo.config.front import FrontConfig
 from octavo.config.kv_transfer import KVTransferConfig
+from octavo.config.lora import LoRAConfig
 from octavo.config.model import ModelConfig
 from octavo.config.observability import ObservabilityConfig
 from octavo.config.parallel import ParallelConfig
@@ -20,6 +21,7 @@ __all__ = [
     "EngineConfig",
     "FrontConfig",
     "KVTransferConfig",
+    "LoRAConfig",
     "ModelConfig",
     "ObservabilityConfig",
     "ParallelConfig",

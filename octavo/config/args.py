@@ -12,6 +12,7 @@ from octavo.config import compat
 from octavo.config.cache import CacheConfig
 from octavo.config.engine import EngineConfig
 from octavo.config.front import FrontConfig
+from octavo.config.lora import LoRAConfig
 from octavo.config.model import ModelConfig
 from octavo.config.observability import ObservabilityConfig
 from octavo.config.option import Concern
@@ -60,6 +61,7 @@ class EngineArgs(
     SchedulerConfig,
     ParallelConfig,
     FrontConfig,
+    LoRAConfig,
     ObservabilityConfig,
     metaclass=_AsUsersWrite,
 ):

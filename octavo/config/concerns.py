@@ -3,12 +3,13 @@
 from dataclasses import Field, dataclass, fields
 from typing import Any
 
-from octavo.base.errors import ConfigError, Unsupported
+from octavo.base.errors import ConfigError
 from octavo.base.log import get_logger
 from octavo.config.args import EngineArgs
 from octavo.config.cache import CacheConfig
 from octavo.config.engine import EngineConfig
 from octavo.config.front import FrontConfig
+from octavo.config.lora import LoRAConfig
 from octavo.config.model import ModelConfig
 from octavo.config.observability import ObservabilityConfig
 from octavo.config.option import options_elsewhere
@@ -27,7 +28,15 @@ class DeviceConfig:
     seed: int = 0
 
 
-Concern = ModelConfig | CacheConfig | ParallelConfig | SchedulerConfig | FrontConfig | ObservabilityConfig
+Concern = (
+    ModelConfig
+    | CacheConfig
+    | ParallelConfig
+    | SchedulerConfig
+    | FrontConfig
+    | LoRAConfig
+    | ObservabilityConfig
+)
 
 
 def resolve_concerns(*configs: object, **named: object) -> EngineConfig:
@@ -42,7 +51,7 @@ def from_concerns(*concerns: object, **named: object) -> EngineArgs:
 
     What DeviceConfig sets wins, and an option that a config was given although it is another's.
 
-    Raises Unsupported for a LoRA config, ConfigError for anything else that is no config of octavo's.
+    Raises ConfigError for anything that is no config of octavo's.
     """
     values: dict[str, object] = {}
     elsewhere: dict[str, object] = {}
@@ -65,11 +74,8 @@ def _is_set(concern: DeviceConfig, field: Field[Any]) -> bool:
 
 def _refuse(concern: object) -> None:
     kind = type(concern).__name__
-    if "lora" in kind.lower():
-        raise Unsupported(
-            "LoRA is not supported yet: pass lora_config=None, merge the adapter into the model."
-        )
     raise ConfigError(
         f"{kind} is no config of octavo's. Allowed: EngineConfig alone, or ModelConfig, CacheConfig, "
-        "ParallelConfig, SchedulerConfig, DeviceConfig, FrontConfig, ObservabilityConfig (octavo.config)."
+        "ParallelConfig, SchedulerConfig, DeviceConfig, FrontConfig, LoRAConfig, ObservabilityConfig "
+        "(octavo.config)."
     )

@@ -8,6 +8,7 @@ from octavo.base.errors import ConfigError
 from octavo.config.cache import CacheConfig
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.front import FrontConfig
+from octavo.config.lora import LoRAConfig
 from octavo.config.model import ModelConfig
 from octavo.config.observability import ObservabilityConfig
 from octavo.config.parallel import ParallelConfig
@@ -26,6 +27,7 @@ class EngineConfig:
     observability: ObservabilityConfig
     checkpoint: Checkpoint
     front: FrontConfig = field(default_factory=FrontConfig)
+    lora: LoRAConfig = field(default_factory=LoRAConfig)
     pooling: PoolingConfig | None = None
     """None: the model generates text."""
     draft: "EngineConfig | None" = None

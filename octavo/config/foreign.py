@@ -26,6 +26,7 @@ ALIASES = {
     "profiler_config": Alias(
         "profiler_dir", lambda config: str(config["torch_profiler_dir"]) if config else ""
     ),
+    "target_modules": Alias("lora_target_modules", list, is_list=True),
     "tokens_only": Alias("skip_tokenizer_init", bool, is_switch=True),
 }
 """Other names of the engine's options."""
@@ -43,7 +44,6 @@ _ONE_ENGINE = "There is one engine: start one per replica."
 _MACHINES = "More than one machine is not supported yet."
 _EXPERTS = "Experts stay where they are, in equal numbers: use enable_expert_parallel alone."
 _CONTEXT = "Context parallelism is not supported yet."
-_LORA = "LoRA is not supported yet: merge the adapter into the model's weights."
 _NO_CODE = "No code is loaded by name into the server."
 _LOGS = "OCTAVO_LOGGING_LEVEL and VLLM_LOGGING_CONFIG_PATH say what is logged; bodies never are."
 
@@ -87,7 +87,6 @@ _ENGINE_REFUSED = {
     "Reporting of the sampling mask is not supported yet.": "return_sampling_mask?",
     "Output beside the text is not supported yet.": "aux_output_config",
     "octavo keeps no trace of decoding.": "enable_trace_replay?",
-    _LORA: "enable_lora?",
     "Prompt adapters are not supported: put their text into the prompt.": "enable_prompt_adapter?",
     "An update of weights while the engine runs is not supported yet.": "weight_transfer_config",
     "Traces have one span per request: otlp_traces_endpoint.": "collect_detailed_traces*",
@@ -172,10 +171,9 @@ _ENGINE_WITHOUT_EFFECT = {
         "structured_outputs_config guided_decoding_backend=guidance"
     ),
     "The model's reasoning_parser says how it marks its reasoning.": "reasoning_config",
-    "There are no LoRA adapters.": """
-        max_loras=1 max_lora_rank=16 max_cpu_loras fully_sharded_loras? default_mm_loras lora_dtype
-        lora_target_modules* max_lora_cls_labels enable_tower_connector_lora? specialize_active_lora?
-        enable_mixed_moe_lora_format? enable_moe_shared_loras?""",
+    "Adapters are cut over the ranks as their matrices are; experts and media take none.": """
+        fully_sharded_loras? default_mm_loras max_lora_cls_labels enable_tower_connector_lora?
+        specialize_active_lora? enable_mixed_moe_lora_format? enable_moe_shared_loras?""",
     "Every engine can sleep.": """
         enable_sleep_mode?=true sleep_mode_offload_cudagraph?=true sleep_mode_backend=cumem
         sleep_preserve_parameter_names*""",
@@ -195,7 +193,7 @@ _SERVER_REFUSED = {
     "octavo speaks HTTP, server-sent events and WebSocket.": "grpc? grpc_port",
     "Certificates are read once: restart the server to renew them.": "enable_ssl_refresh?",
     "A template never comes from a request: --chat-template.": "trust_request_chat_template?",
-    _LORA: "lora_modules*",
+    "Name adapters in requests of the Python API: lora_request.": "lora_modules*",
     "A server of tools is not supported yet.": "tool_server",
     "Set the chat template's variables: --default-chat-template-kwargs.": "reasoning_effort_map",
     _REPLICAS: "enable_scale_out?",

@@ -16,6 +16,7 @@ from octavo.config.checkpoint import Checkpoint, read_checkpoint, read_generatio
 from octavo.config.engine import EngineConfig
 from octavo.config.front import FrontConfig
 from octavo.config.kv_transfer import shared_storage
+from octavo.config.lora import LoRAConfig, resolve_lora
 from octavo.config.model import FIT, NO_GENERATION_CONFIG, ModelConfig
 from octavo.config.observability import ObservabilityConfig
 from octavo.config.option import TARGET
@@ -75,6 +76,7 @@ def resolve(args: EngineArgs, *, needs_device: bool = True) -> EngineConfig:
         parallel=parallel,
         observability=_part(args, ObservabilityConfig),
         front=_part(args, FrontConfig),
+        lora=resolve_lora(_part(args, LoRAConfig), args.max_loras, args.model_impl, num_stages),
         checkpoint=checkpoint,
         pooling=pooling,
         fit_max_model_len=args.max_model_len == FIT,

@@ -77,10 +77,12 @@ class EngineCore:
         """Do what would take time in `add`; called before it, on any thread."""
         self._matchers.prepare(request)
         self.scheduler.prepare(request)
+        self._executor.prepare(request.spec)
 
     def takes_time(self, request: EngineRequest) -> bool:
         """Return True if `prepare` has something to do for this request."""
-        return request.constraint is not None or self.scheduler.kv.shared.reads
+        is_slow = request.constraint is not None or self.scheduler.kv.shared.reads
+        return is_slow or self._executor.takes_time(request.spec)
 
     def add(self, request: EngineRequest) -> None:
         """Accept a request; one that can never run ends with an error output in the next step.

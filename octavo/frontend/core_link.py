@@ -189,6 +189,10 @@ class CoreLink:
             "takes pickle, which runs whatever it is given): name a command of the worker, or use LLM."
         )
 
+    async def rest(self, seconds: float) -> None:
+        """Wait, while others of the loop go on."""
+        await asyncio.sleep(seconds)
+
     def open_keys(self) -> list[str]:
         """The keys of all requests open in this front."""
         return self.processor.open_keys()

@@ -49,6 +49,10 @@ class LLMEngine:
     stop_profile = in_thread(Operator.stop_profile)
     collective_rpc = in_thread(Operator.collective_rpc)
     apply_model = in_thread(Operator.apply_model)
+    add_lora = in_thread(Operator.add_lora)
+    remove_lora = in_thread(Operator.remove_lora)
+    pin_lora = in_thread(Operator.pin_lora)
+    list_loras = in_thread(Operator.list_loras)
     get_metrics = in_thread(Operator.get_metrics)
     get_supported_tasks = in_thread(Operator.get_supported_tasks)
 

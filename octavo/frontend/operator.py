@@ -7,12 +7,15 @@ To add a verb: a method here, its handler in engine/commands, and a line in each
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import wraps
-from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, Protocol, TypeVar, get_args
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, get_args
+
+import msgspec
 
 from octavo.base.errors import RequestError, Unsupported
 from octavo.config.engine import EngineConfig
 from octavo.frontend.observe.engine_metrics import SLEEP_STATES, EngineMetrics
-from octavo.frontend.requests.unsupported import LORA
+from octavo.frontend.requests.adapters import AdapterFiles
+from octavo.messages.adapters import AdapterRef, LoRARequest
 from octavo.metrics import Metric
 
 P = ParamSpec("P")
@@ -21,6 +24,7 @@ PauseMode = Literal["abort", "wait", "keep"]
 """What becomes of open requests: they end; they are finished first; they stand still."""
 _PARTS = ("weights", "kv_cache")
 _TAGS = (*_PARTS, "scheduling")
+_LOOK_S = 0.005  # between looks whether an adapter is loaded
 
 
 class Core(Protocol):
@@ -33,6 +37,9 @@ class Core(Protocol):
 
     async def apply(self, function: Callable[[Any], Any]) -> list[Any]:
         """Call a function with the worker of each rank. Raises Unsupported if it is in another process."""
+
+    async def rest(self, seconds: float) -> None:
+        """Wait."""
 
     def open_keys(self) -> list[str]:
         """The keys of all open requests."""
@@ -53,6 +60,9 @@ class Operator:
         self._config = config
         self._metrics = metrics
         self._core = core
+        self._adapter_files = AdapterFiles(config)
+        self._adapters: dict[int, AdapterRef] = {}
+        """Those that were added, by id."""
 
     async def pause_generation(self, mode: PauseMode = "abort", *, clear_cache: bool = True) -> None:
         """Compute nothing until `resume_generation`; requests that come meanwhile wait.
@@ -182,21 +192,62 @@ class Operator:
         """Call `func` with the model of each rank, if the workers are in this process; else Unsupported."""
         return await self.collective_rpc(lambda worker: func(worker.model))
 
-    async def add_lora(self, lora_request: Any) -> NoReturn:
-        """Raise Unsupported: not yet."""
-        raise Unsupported(LORA)
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Load an adapter before its first request; return False if it was added before, and has not changed.
 
-    async def remove_lora(self, lora_id: int) -> NoReturn:
-        """Raise Unsupported: not yet."""
-        raise Unsupported(LORA)
+        Requests need not wait for this. Raises RequestError for what cannot be loaded, and for an id that
+        another adapter has, unless load_inplace is set.
+        """
+        if not isinstance(lora_request, LoRARequest):
+            raise RequestError(f"add_lora takes a LoRARequest, got {type(lora_request).__name__}.", "lora")
+        ref = self._adapter_files.resolve(lora_request)
+        assert ref is not None
+        known = self._adapters.get(lora_request.lora_int_id)
+        if known is not None and known.key == ref.key:
+            return False
+        if known is not None and not lora_request.load_inplace:
+            raise RequestError(
+                f"lora_int_id {lora_request.lora_int_id} belongs to {known.name!r}: use another id, or set "
+                "load_inplace.",
+                "lora_int_id",
+            )
+        await self._load(ref)
+        if known is not None:
+            await self.collective_rpc("drop_adapter", kwargs={"key": known.key})
+        self._adapters[lora_request.lora_int_id] = ref
+        return True
 
-    async def pin_lora(self, lora_id: int) -> NoReturn:
-        """Raise Unsupported: not yet."""
-        raise Unsupported(LORA)
+    async def _load(self, ref: AdapterRef) -> None:
+        """Have every rank load an adapter, while steps go on."""
+        arguments = {"ref": msgspec.to_builtins(ref, builtin_types=(bytes,)), "waits": False}
+        await self.collective_rpc("load_adapter", kwargs=arguments)
+        while None in (
+            found := await self.collective_rpc("load_adapter", kwargs=arguments | {"waits": True})
+        ):
+            await self._core.rest(_LOOK_S)
+        if reasons := [reason for reason in found if reason]:
+            raise RequestError(f"Loading lora {ref.name} failed: {reasons[0]}", "lora_path")
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        """Forget an adapter that was added; open requests keep it. Return False for an unknown id."""
+        ref = self._adapters.pop(lora_id, None)
+        if ref is not None:
+            await self.collective_rpc("drop_adapter", kwargs={"key": ref.key})
+        return ref is not None
+
+    async def pin_lora(self, lora_id: int) -> bool:
+        """Keep an adapter that was added in memory, until it is removed. Raises RequestError."""
+        ref = self._adapters.get(lora_id)
+        if ref is None:
+            raise RequestError(f"Pinning failed. LoRA {lora_id} is not registered.", "lora_id")
+        if not all(await self.collective_rpc("pin_adapter", kwargs={"key": ref.key})):
+            await self._load(ref)
+            return all(await self.collective_rpc("pin_adapter", kwargs={"key": ref.key}))
+        return True
 
     async def list_loras(self) -> set[int]:
-        """Return the ids of loaded adapters: there are none."""
-        return set()
+        """Return the ids of the adapters that were added."""
+        return set(self._adapters)
 
     async def get_metrics(self) -> list[Metric]:
         """Return everything counted so far, as objects with name, labels and value."""

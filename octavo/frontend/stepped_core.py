@@ -3,6 +3,7 @@
 CoreLink is the same on an event loop. Its coroutines never wait: they are there for `Operator`.
 """
 
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -70,6 +71,10 @@ class SteppedCore:
         """Call a function with the worker of each rank. Raises Unsupported if it is in another process."""
         results: list[Any] = await self.call("collective_rpc", {"function": function})
         return results
+
+    async def rest(self, seconds: float) -> None:
+        """Wait, in the caller's thread."""
+        time.sleep(seconds)
 
     def open_keys(self) -> list[str]:
         """The keys of all open requests."""

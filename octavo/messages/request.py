@@ -5,6 +5,7 @@ from hashlib import sha256
 
 import msgspec
 
+from octavo.messages.adapters import AdapterRef
 from octavo.messages.pooling import Pooled, PoolingParams
 from octavo.messages.sampling import SamplingParams
 from octavo.messages.structured import Constraint
@@ -43,6 +44,8 @@ class RequestSpec(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """Position from which tokens are of the second text of a pair; 0 = there is one text."""
     num_instruction_tokens: int = 0
     """Leading tokens that a mean leaves out, where the model wants that."""
+    adapter: AdapterRef | None = None
+    """What changes the model for this request."""
 
     @property
     def sampling(self) -> SamplingParams:
@@ -52,7 +55,8 @@ class RequestSpec(msgspec.Struct, array_like=True, gc=False, frozen=True):
 
     def cache_identity(self) -> bytes:
         """Return what the keys and values of the prompt depend on beside its token ids."""
-        return b"" if self.embeds is None else b"prompt_embeds" + sha256(self.embeds.data).digest()
+        given = b"" if self.embeds is None else b"prompt_embeds" + sha256(self.embeds.data).digest()
+        return given if self.adapter is None else given + b"adapter" + self.adapter.key
 
 
 class Limits(msgspec.Struct, array_like=True, gc=False, frozen=True):

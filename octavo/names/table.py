@@ -25,6 +25,7 @@ TOP = _by_name(
         "octavo.runtime.models.registry": "ModelRegistry",
         "octavo.frontend.outputs.logprobs": "Logprob FlatLogprobs",
         "octavo.frontend.outputs.request_output": "RequestOutput CompletionOutput",
+        "octavo.messages.adapters": "LoRARequest",
         "octavo.messages.pooling": "PoolingParams",
         "octavo.frontend.outputs.pooling_output": """PoolingOutput PoolingRequestOutput EmbeddingOutput
             EmbeddingRequestOutput ClassificationOutput ClassificationRequestOutput ScoringOutput
@@ -46,6 +47,7 @@ HOMES = TOP | _by_name(
         "octavo.frontend.outputs.request_output": "RequestStateStats",
         "octavo.messages.request": "SchedulerStats FinishReason",
         "octavo.config.engine": "EngineConfig",
+        "octavo.config.lora": "LoRAConfig",
         "octavo.engine.executor.interface": "Executor",
         "octavo.frontend.text.tokenizer": "Tokenizer",
         "octavo.frontend.requests.conversation": "Message",
@@ -69,8 +71,6 @@ HOMES = TOP | _by_name(
 """By name: "package.module:attribute"."""
 
 _REASONS = {
-    "LoRA adapters are not supported yet: merge the adapter into the model's weights.": """
-        LoRARequest LoRAConfig""",
     "octavo serves text only: no image, video or audio can be in a prompt.": """
         ImageAsset AudioAsset VideoAsset MultiModalDataDict MULTIMODAL_REGISTRY MultiModalConfig fetch_image
         fetch_audio fetch_video encode_image_base64 encode_audio_base64 encode_video_base64 convert_image_mode
@@ -102,7 +102,7 @@ _MEDIA_UTILS = """fetch_image fetch_audio fetch_video encode_image_base64 encode
 _SERVER = "run_server make_arg_parser validate_parsed_serve_args FlexibleArgumentParser"
 
 PATHS = {
-    "": f"LoRARequest initialize_ray_cluster {' '.join(TOP)}",
+    "": f"initialize_ray_cluster {' '.join(TOP)}",
     "assets": "",
     "assets.audio": "AudioAsset",
     "assets.image": "ImageAsset",

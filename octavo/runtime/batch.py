@@ -69,6 +69,8 @@ class ForwardBatch(Ragged):
     """[T] int64, 1 for tokens of the second text of a pair; None = all 0."""
     position_bias: PositionBias | None = None
     """Of models whose scores depend on distances, too."""
+    is_looked_up: bool = False
+    """Adapters change embeddings or whole matrices: no recorded step does that."""
     step_tables: GroupTables | None = None
     """Of layers without a cache: made once per step, shared by them."""
 

@@ -256,7 +256,7 @@ EXISTS = {
     "Fields of `SamplingParams`": lambda name: name in SamplingParams.__struct_fields__,
     "Fields of `BeamSearchParams`": lambda name: name in octavo.BeamSearchParams.__dataclass_fields__,
     "Fields of `PoolingParams`": lambda name: name in octavo.PoolingParams.__struct_fields__,
-    "Fields of `LoRARequest`": lambda name: "LoRARequest" in octavo.__all__,
+    "Fields of `LoRARequest`": lambda name: name in octavo.LoRARequest.__struct_fields__,
     "Fields of `RequestOutput`": field_of(octavo.RequestOutput),
     "Fields of `CompletionOutput`": field_of(octavo.CompletionOutput),
     "Fields of `Logprob`": field_of(octavo.Logprob),
@@ -272,7 +272,7 @@ ELSEWHERE = {
     *("--version", "--config", "_ or -", "--flag.field", "--help=page"),  # flags
     "StreamingInput",  # a kind of prompt
     *("metrics", "num_cached_tokens", "num_cache_creation_tokens"),  # None until there is something to say
-    "prompt_token_id_logprobs",  # None until there is something to say
+    *("prompt_token_id_logprobs", "lora_request"),  # None until there is something to say
     *("cumulative_logprob", "logprobs", "finish_reason", "stop_reason", "rank", "decoded_token"),
     *("HF_TOKEN", "HF_HOME", "CUDA_VISIBLE_DEVICES"),  # read by libraries
 }
@@ -315,6 +315,8 @@ def ask_for(row: Row) -> None:
             parse_prompt({"prompt": "a", name: {"image": 1}})
         case "Fields of `BeamSearchParams`":
             octavo.BeamSearchParams(2, 4, **{name: {"regex": "a"}})
+        case "Fields of `LoRARequest`":
+            octavo.LoRARequest("a", 1, "path", **{name: True})
         case "Fields of `SamplingParams`":
             SamplingParams(**{name: True if name == "skip_clone" else 5})
 

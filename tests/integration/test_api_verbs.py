@@ -236,9 +236,6 @@ async def test_strict_ids_and_refusals(make_engine):
     with pytest.raises(ValueError, match="'a' is in use"):
         await engine.add_request("a", [1] * 9, GREEDY)
     for call in (
-        engine.add_lora(None),
-        engine.remove_lora(1),
-        engine.pin_lora(1),
         engine.start_profile(),
         engine.collective_rpc(len),
     ):
@@ -246,7 +243,10 @@ async def test_strict_ids_and_refusals(make_engine):
             await call
     with pytest.raises(RequestError, match="only supported for pooling models"):
         await anext(engine.encode("a"))
-    assert await engine.list_loras() == set()
+    for call in engine.add_lora(None), engine.pin_lora(1):
+        with pytest.raises(RequestError, match=r"takes a LoRARequest|LoRA 1 is not registered\."):
+            await call
+    assert await engine.list_loras() == set() and not await engine.remove_lora(1)
     assert await engine.get_supported_tasks() == ("generate",)
     assert len(await engine.collective_rpc("describe", timeout=20)) == 1
     assert [output.request_id for output in await engine.step()] == ["a"]

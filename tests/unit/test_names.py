@@ -54,16 +54,16 @@ def test_modules_are_listed_and_files_win():
 
 
 def test_a_missing_feature_says_so_when_it_is_used():
-    from octavo.lora.request import LoRARequest
+    from octavo.prompt_adapter.request import PromptAdapterRequest
 
-    def annotated(adapter: LoRARequest | None = None) -> LoRARequest | None:
+    def annotated(adapter: PromptAdapterRequest | None = None) -> PromptAdapterRequest | None:
         return adapter
 
-    assert annotated() is None and not isinstance(annotated, LoRARequest)
-    with pytest.raises(Unsupported, match="LoRARequest: LoRA adapters are not supported yet: merge"):
-        LoRARequest("adapter", 1, "/nowhere")
-    with pytest.raises(Unsupported, match="LoRA"):
-        LoRARequest.from_somewhere()
+    assert annotated() is None and not isinstance(annotated, PromptAdapterRequest)
+    with pytest.raises(Unsupported, match="PromptAdapterRequest: prompt adapters are not supported: put"):
+        PromptAdapterRequest("adapter", 1, "/nowhere")
+    with pytest.raises(Unsupported, match="prompt adapters"):
+        PromptAdapterRequest.from_somewhere()
     with pytest.raises(Unsupported, match="StatLoggerBase"):
         from octavo.v1.metrics.loggers import StatLoggerBase
 

@@ -13,6 +13,7 @@ from octavo.config.engine import EngineConfig
 from octavo.engine.executor import WORKER
 from octavo.engine.executor.interface import Executor
 from octavo.messages.kv import CachePlan, ModelReady
+from octavo.messages.request import RequestSpec
 from octavo.messages.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
 
 
@@ -46,6 +47,13 @@ class InprocExecutor(Executor):
     def sample(self, masks: TokenMasks) -> None:
         assert self._last is not None, "there is no step to sample"
         self._last.sample(self._worker, masks)
+
+    def takes_time(self, spec: RequestSpec) -> bool:
+        return spec.adapter is not None and self._worker.takes_time(spec)
+
+    def prepare(self, spec: RequestSpec) -> None:
+        if spec.adapter is not None:
+            self._worker.prepare(spec)
 
     def call(self, verb: str, arguments: dict[str, Any]) -> list[Any]:
         return [self._worker.call(verb, arguments)]

@@ -13,6 +13,7 @@ from typing import Any
 from octavo.base.errors import Unsupported
 from octavo.config.engine import EngineConfig
 from octavo.messages.kv import CachePlan, ModelReady
+from octavo.messages.request import RequestSpec
 from octavo.messages.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
 
 
@@ -64,6 +65,13 @@ class Executor(ABC):
             "pickle, which runs whatever it is given): name a command of the worker instead, or use one rank "
             "with distributed_executor_backend='inproc'."
         )
+
+    def takes_time(self, spec: RequestSpec) -> bool:
+        """Return True if `prepare` has something to read for this request."""
+        return False
+
+    def prepare(self, spec: RequestSpec) -> None:
+        """Read what the workers will need for a request, before its first step; on any thread."""
 
     def beat(self) -> None:
         """Find out whether the workers are still there; called about twice a second while no step is given.

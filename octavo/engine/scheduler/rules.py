@@ -6,6 +6,7 @@ rules added to the list; the scheduler itself knows none of them.
 
 from collections.abc import Sized
 
+from octavo.config.scheduling import SchedulerConfig
 from octavo.engine.kvcache.table import SharedPrefix
 from octavo.engine.scheduler.bulk_seats import BulkSeats
 from octavo.engine.scheduler.plan import StepPlan
@@ -85,6 +86,23 @@ class LeaderRule(Rule):
         return leader.num_computed_before >= request.num_prompt_tokens - 1
 
 
+class AdapterRule(Rule):
+    """Requests of one step have no more than max_loras different adapters; a refused one keeps its place.
+
+    So requests with other adapters pass it only so often, and then those that run make room.
+    """
+
+    def __init__(self, tracker: RequestTracker, max_loras: int) -> None:
+        self._tracker, self._most = tracker, max_loras
+
+    def admit(self, request: Request, plan: StepPlan) -> bool:
+        if (adapter := request.spec.adapter) is None:
+            return True
+        present = *self._tracker.running, *self._tracker.leaving
+        keys = {other.spec.adapter.key for other in present if other.spec.adapter is not None}
+        return adapter.key in keys or len(keys) < self._most
+
+
 class BlockRule(Rule):
     """All tokens a request has must fit into the free blocks at once, less what it shares.
 
@@ -135,3 +153,8 @@ class TokenRule(Rule):
             return True
         assert request.prefix is not None
         return request.num_tokens - request.prefix.num_tokens <= plan.num_tokens_left
+
+
+def feature_rules(config: SchedulerConfig, tracker: RequestTracker) -> list[Rule]:
+    """Return the rules of features, which ask nothing of requests that do not use them."""
+    return [AdapterRule(tracker, config.max_loras)]

@@ -30,6 +30,7 @@ from octavo.engine.scheduler.rules import (
     SeatRule,
     StaggeredPrefillRule,
     TokenRule,
+    feature_rules,
 )
 from octavo.engine.scheduler.stops import take_given_outputs
 from octavo.engine.scheduler.update import last_output, read_results
@@ -69,6 +70,7 @@ class Scheduler:
             SeatRule(),
             BulkRule(self._tracker.bulk_seats),
             LeaderRule(),
+            *feature_rules(config, self._tracker),
             BlockRule(self._tracker, self._max_chunk),
             TokenRule(split_prompts=config.enable_chunked_prefill),
             StaggeredPrefillRule(self._tracker.waiting),

@@ -18,6 +18,7 @@ from octavo.config.engine import EngineConfig
 from octavo.config.model import NO_GENERATION_CONFIG
 from octavo.frontend.beam_search.params import check_beam_search, first_step
 from octavo.frontend.beam_search.rules import BeamRules
+from octavo.frontend.requests.adapters import AdapterFiles
 from octavo.frontend.requests.conversation import ChatRenderer
 from octavo.frontend.requests.grammar_check import GrammarCheck
 from octavo.frontend.requests.options import NO_OPTIONS, RequestOptions, TokenizationOptions
@@ -28,6 +29,7 @@ from octavo.frontend.requests.prompts import ParsedPrompt, PromptType, TokensPro
 from octavo.frontend.requests.sampling_limits import SamplingLimits
 from octavo.frontend.requests.thinking import ReasoningStretch
 from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.messages.adapters import AdapterRef, LoRARequest, LoRASum
 from octavo.messages.pooling import PoolingParams
 from octavo.messages.request import EngineRequest, Limits, RequestSpec, Sharing, Standing
 from octavo.messages.sampling import SamplingParams
@@ -51,6 +53,7 @@ class PreparedRequest:
     """One per sequence; the first leads. Of a beam search: the first step."""
     beam_rules: BeamRules | None = None
     """For a beam search."""
+    lora_request: LoRARequest | LoRASum | None = None
     trace_headers: Mapping[str, str] = field(default_factory=dict)
     """Its client's `traceparent` and `tracestate`."""
 
@@ -78,6 +81,7 @@ class InputProcessor:
         self._eos_token_ids = self._find_eos(config)
         self._reasoning = ReasoningStretch.of(ChatRenderer(config, tokenizer).reasoning_parser, tokenizer)
         self.grammars = GrammarCheck(tokenizer, self._limits.vocab_size, self._eos_token_ids)
+        self.adapters = AdapterFiles(config)
         self._seeds = random.Random(model.seed) if model.seed else random.SystemRandom()
 
     def close(self) -> None:
@@ -117,7 +121,7 @@ class InputProcessor:
             raise RequestError(
                 "This model does not generate text: it is for embeddings, classification or scoring.", "model"
             )
-        standing = options.standing()
+        standing, adapter = options.standing(), self.adapters.resolve(options.lora_request)
         params = params or self.get_default_sampling_params()
         check_beam_search(params)
         params = self._limits.resolve(params)
@@ -131,7 +135,8 @@ class InputProcessor:
             prompt_token_ids=ids,
             params=params,
             arrival_s=standing.arrival_s,
-            engine_requests=self._engine_requests(ids, params, standing, parsed, options.max_drafts),
+            engine_requests=self._engine_requests(ids, params, options, standing, parsed, adapter),
+            lora_request=options.lora_request,
             trace_headers=options.trace_headers,
         )
         if not params.use_beam_search:
@@ -144,17 +149,20 @@ class InputProcessor:
     ) -> PreparedRequest:
         params = resolve_pooling(params, self._config)
         standing, parsed = options.standing(), parse_prompt(prompt)
+        adapter = self.adapters.resolve(options.lora_request)
         if parsed.embeds is not None:
             raise Unsupported("prompt_embeds are for models that generate text.")
         if parsed.token_ids is None and options.tokenization.truncate_prompt_tokens is None:
             self._check_chars(parsed.text or "")
-        ids, *marks = encode_prompt(parsed, options.tokenization, self._tokenizer, self.max_model_len)
+        ids, pair_start, num_instruction = encode_prompt(
+            parsed, options.tokenization, self._tokenizer, self.max_model_len
+        )
         self._check_prompt(ids, 0, self.max_model_len)
         reads_cache = not (params.skip_reading_prefix_cache or params.is_per_token)
         request = EngineRequest(
             request_id=uuid4().hex,
             prompt_token_ids=ids,
-            spec=RequestSpec(params, 0, [], None, *marks),
+            spec=RequestSpec(params, 0, [], None, pair_start, num_instruction, adapter),
             limits=Limits(max_tokens=1),
             standing=standing,
             sharing=Sharing(parsed.cache_salt, reads_cache),
@@ -166,6 +174,7 @@ class InputProcessor:
             params=NO_SAMPLING,
             arrival_s=standing.arrival_s,
             engine_requests=[request],
+            lora_request=options.lora_request,
             trace_headers=options.trace_headers,
         )
 
@@ -276,9 +285,10 @@ class InputProcessor:
         self,
         ids: list[int],
         params: SamplingParams,
+        options: RequestOptions,
         standing: Standing,
         prompt: ParsedPrompt,
-        max_drafts: int | None,
+        adapter: AdapterRef | None,
     ) -> list[EngineRequest]:
         room = self.max_model_len - len(ids)
         seed = self._seeds.getrandbits(_SEED_BITS) if params.seed is None else params.seed
@@ -294,6 +304,7 @@ class InputProcessor:
             seed=seed,
             stop_token_ids=sorted({*eos_token_ids, *(params.stop_token_ids or ())}),
             embeds=prompt.embeds.message if prompt.embeds else None,
+            adapter=adapter,
         )
         limits = Limits(
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
@@ -311,7 +322,7 @@ class InputProcessor:
                 standing=standing,
                 sharing=follows if index else leads,
                 constraint=constraint,
-                max_drafts=max_drafts,
+                max_drafts=options.max_drafts,
             )
             for index in range(1 if params.use_beam_search else params.num_sequences)
         ]

@@ -134,6 +134,7 @@ class OpenRequest(ABC):
             outputs=completions,
             finished=finished,
             metrics=self.stats,
+            lora_request=self._prepared.lora_request,
             num_cached_tokens=self._num_cached_tokens,
             num_cache_creation_tokens=self._num_cache_creation_tokens,
         )

@@ -13,6 +13,7 @@ from octavo.base.errors import RequestError
 from octavo.config.speculative import MAX_DRAFTS
 from octavo.frontend.requests.unsupported import refuse_options
 from octavo.messages import sampling_values as read
+from octavo.messages.adapters import LoRARequest, LoRASum
 from octavo.messages.request import Standing
 
 T = TypeVar("T")
@@ -70,15 +71,16 @@ class RequestKeywords(TypedDict, total=False):
     """Fields of TokenizationOptions."""
     trace_headers: Mapping[str, str] | None
     """`traceparent` and `tracestate`, the caller's place in a trace (otlp_traces_endpoint)."""
-    lora_request: Any
-    """Refused, like the next one, when it asks for something."""
+    lora_request: LoRARequest | LoRASum | Sequence[LoRARequest | LoRASum | None] | None
+    """The adapter to answer with (enable_lora). LLM: one for all prompts, or a list."""
     mm_processor_kwargs: Mapping[str, Any] | None
+    """Refused when it asks for something."""
     data_parallel_rank: int | None
     """The replica that is to serve it; None = the one that can begin first."""
 
 
 KEYWORDS = frozenset(RequestKeywords.__annotations__)
-_PER_PROMPT = ("priority", "tenant", "deadline_s")
+_PER_PROMPT = ("priority", "tenant", "deadline_s", "lora_request")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,7 @@ class RequestOptions:
     tenant: str = ""
     deadline_s: float | None = None
     in_bulk: bool = False
+    lora_request: LoRARequest | LoRASum | None = None
     max_drafts: int | None = None
     """Tokens guessed ahead in one step; None = as many as the engine may."""
     arrival_s: float | None = None
@@ -102,6 +105,10 @@ class RequestOptions:
             raise RequestError(f"priority must be an integer of 32 bits, got {self.priority!r}.", "priority")
         if not isinstance(self.tenant, str) or not self.tenant.isprintable():
             raise RequestError(f"tenant must be a printable string, got {self.tenant!r}.", "tenant")
+        if not isinstance(self.lora_request, LoRARequest | LoRASum | None):
+            raise RequestError(
+                f"lora_request must be a LoRARequest, got {type(self.lora_request).__name__}.", "lora_request"
+            )
         if not isinstance(self.in_bulk, bool):
             raise RequestError(f"in_bulk must be True or False, got {self.in_bulk!r}.", "in_bulk")
         if self.deadline_s is not None and read.number(self.deadline_s, "deadline_s") <= 0:
@@ -115,7 +122,7 @@ class RequestOptions:
             raise TypeError(
                 f"unexpected keyword argument {unknown[0]!r}: a request takes {', '.join(sorted(KEYWORDS))}"
             )
-        refuse_options(*map(given.get, ("lora_request", "mm_processor_kwargs")))
+        refuse_options(given.get("mm_processor_kwargs"))
         return cls(
             **{name: given[name] for name in (*_PER_PROMPT, "in_bulk") if name in given},
             max_drafts=_max_drafts(given.get("speculative")),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo.runtime.kernels.activations import Activation
+from octavo.runtime.kernels.adapters import AdapterKernels
 from octavo.runtime.kernels.attention import AttentionKernels, HeadInputs
 from octavo.runtime.kernels.experts import ExpertKernels, Router, Routing
 from octavo.runtime.kernels.linear import LinearKernels, Packed
@@ -45,6 +46,7 @@ def shape_table(dtype: torch.dtype) -> KernelTable:
         recurrent=RecurrentKernels(_rows_like, _scan, _rows_like),
         sampling=ref_table().sampling,
         steps=STEP_KERNELS,
+        adapters=AdapterKernels(lambda *_: None),
     )
 
 

@@ -10,6 +10,7 @@ them.
 from dataclasses import dataclass
 
 from octavo.runtime.kernels.activations import Activate
+from octavo.runtime.kernels.adapters import AdapterKernels
 from octavo.runtime.kernels.attention import AttentionKernels
 from octavo.runtime.kernels.experts import ExpertKernels
 from octavo.runtime.kernels.linear import LinearKernels
@@ -32,3 +33,4 @@ class KernelTable:
     recurrent: RecurrentKernels
     sampling: SamplingKernels
     steps: StepKernels
+    adapters: AdapterKernels

@@ -16,6 +16,7 @@ from octavo.base.registry import Registry
 from octavo.config.engine import EngineConfig
 from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.attention.registry import choose_backend
+from octavo.runtime.batch import MAX_CAPTURED_TOKENS
 from octavo.runtime.distributed.context import ONE, ParallelContext
 from octavo.runtime.distributed.stages import cut_layers
 from octavo.runtime.kernels.precision import InputPrecision
@@ -24,6 +25,8 @@ from octavo.runtime.layers.recurrent import RecurrentArch
 from octavo.runtime.loader.host_weights import HostWeights, choose_layers, layer_bytes, wants_host_weights
 from octavo.runtime.loader.piece import Piece
 from octavo.runtime.loader.pooler import add_pooler, read_stages
+from octavo.runtime.lora.reader import AdapterReader
+from octavo.runtime.lora.sites import AdaptedScheme, AdapterSlots, Sites
 from octavo.runtime.models.arch import Arch
 from octavo.runtime.models.interface import ENCODERS, MODELS, Family, Model
 from octavo.runtime.models.weights import layer_of
@@ -52,6 +55,7 @@ READERS: Registry[Reader] = Registry(
 )
 
 _SHOWN = 5
+_PADDING = 256  # rows that recorded and captured steps add
 _FAULTS = (ArithmeticError, AttributeError, LookupError, MemoryError, OSError, TypeError, ValueError)
 
 
@@ -90,6 +94,9 @@ def load_own(
         build = make_context(config, specs, platform, parallel, host_layers, family.WEIGHTS.sources)
         model = family(arch, build)
         model.kv_specs = specs if parallel.layers else None
+        if isinstance(build.scheme, AdaptedScheme):
+            allowed, rank = config.lora.lora_target_modules, parallel.tp_rank
+            model.adapters = AdapterReader(build.scheme.sites, family.WEIGHTS, arch, allowed, rank)
     read = read or READERS.load(config.model.load_format)
     if config.pooling is None:
         pieces = read(config, model, arch)
@@ -194,6 +201,14 @@ def make_context(
         dense_precision=chosen or linear.dense_precision,
         host_layers=host_layers,
     )
+    scheme = select_scheme(config)(storage, config, sources)
+    if config.lora.enable_lora:
+        dtype = weight_dtype if config.lora.lora_dtype == "auto" else dtype_of(config.lora.lora_dtype)
+        if platform.device.type == "cpu" and dtype == torch.float16:
+            dtype = torch.float32
+        most_tokens = max(config.scheduler.max_num_batched_tokens, MAX_CAPTURED_TOKENS) + _PADDING
+        slots = AdapterSlots(config.scheduler.max_loras, most_tokens, platform.device)
+        scheme = AdaptedScheme(scheme, Sites(slots, platform.kernels, dtype))
     return BuildContext(
         device=platform.device,
         compute_dtype=compute_dtype,
@@ -201,7 +216,7 @@ def make_context(
         kernels=platform.kernels,
         attention=choose_backend(specs, platform, input_precision=chosen or attention.input_precision),
         parallel=parallel,
-        scheme=select_scheme(config)(storage, config, sources),
+        scheme=scheme,
     )
 
 

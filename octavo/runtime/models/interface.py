@@ -5,7 +5,7 @@ The architectures that octavo has a file for are listed here.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -35,6 +35,9 @@ class Model(nn.Module, ABC):
     """Of the attention layers of all stages; None where there is one."""
     host_weight_bytes: int = 0
     """Of `weight_bytes`, those that are kept in host memory and copied to the device ahead of their use."""
+
+    adapters: Any = None
+    """What reads adapters of this model (runtime/lora/reader), where they may change it."""
 
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> Tensor:

@@ -50,6 +50,8 @@ class ModelRunner:
         pending = PendingStep.of(step, work.owners[work.samples])
         if not rows.size:
             return pending
+        for part in self._parts:
+            part.begin(work)
         kind = self.head.kind(step, rows)
         replayer = self._replayer
         assert replayer is not None, "the weights have been given up"

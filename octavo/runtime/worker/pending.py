@@ -65,7 +65,7 @@ class PendingStep:
             sampled,
             logprobs={names[self.samples[row]]: [scores] for row, scores in host.logprobs.items()},
             prompt_logprobs=self.prompt_logprobs,
-            errors={names[self.samples[row]]: error for row, error in host.errors.items()},
+            errors=self.errors | {names[self.samples[row]]: error for row, error in host.errors.items()},
         )
 
     def expected(self) -> Array | None:
@@ -82,7 +82,10 @@ class PendingStep:
     def _read_accepted(self, host: HostSamples, expected: Array) -> ModelRunnerOutput:
         """Return of each request the drafts that are what was sampled there, and what was sampled behind."""
         result = ModelRunnerOutput(
-            self.step_id, [[] for _ in self.request_ids], prompt_logprobs=self.prompt_logprobs
+            self.step_id,
+            [[] for _ in self.request_ids],
+            prompt_logprobs=self.prompt_logprobs,
+            errors=self.errors.copy(),
         )
         ended = -1
         for row, draft in enumerate(expected.tolist()):

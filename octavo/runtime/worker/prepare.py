@@ -42,6 +42,8 @@ class Work:
     owners: Array
     num_singles: int = 0
     """The number of requests, all at the beginning, that compute one token each."""
+    is_changed: bool = False
+    """Some token's products are changed by an adapter: recorded steps of their own compute that."""
 
 
 def read_step(step: SchedulerOutput, rows: Array, state: RequestState) -> Work:

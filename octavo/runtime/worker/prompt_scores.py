@@ -1,5 +1,7 @@
 """`PromptScores` scores prompt tokens and candidates beside them, chunk by chunk, for requests that ask."""
 
+from collections.abc import Callable
+
 import torch
 
 from octavo.messages.request import TokenLogprobs
@@ -21,6 +23,8 @@ class PromptScores(StepPart):
 
     def __init__(self, logprobs_mode: str, state: RequestState) -> None:
         super().__init__()
+        self.fix: Callable[[int | None], None] = lambda _: None
+        """Called with the row that is scored next, and with None behind the last."""
         self._mode, self._state = logprobs_mode, state
 
     def read(self, request: NewRequest) -> SamplingParams | None:
@@ -47,6 +51,7 @@ class PromptScores(StepPart):
                 continue
             first = int(work.computed[index])
             last = min(int(work.ends[index]), int(state.num_prompt_tokens[row]) - 1)
+            self.fix(row)
             rows = hidden[work.starts[index] :][: last - first]
             targets = state.token_ids[row, first + 1 : last + 1]
             entries = outcome.prompt_logprobs[outcome.request_ids[work.owners[index]]] = []
@@ -56,6 +61,7 @@ class PromptScores(StepPart):
                 entries += self._score(params, model, rows[part], targets[part], first + start)
             if last == state.num_prompt_tokens[row] - 1:
                 self.remove(row)
+        self.fix(None)
 
     def _score(
         self, params: SamplingParams, model: Model, hidden: torch.Tensor, targets: torch.Tensor, position: int

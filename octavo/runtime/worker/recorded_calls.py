@@ -25,7 +25,7 @@ from octavo.runtime.sampling.sampler import Kind
 from octavo.runtime.transfer import Array
 from octavo.runtime.worker.kv_tensors import KVTensors
 from octavo.runtime.worker.prepare import Work
-from octavo.runtime.worker.replayer import Replay, Replayer
+from octavo.runtime.worker.replayer import Replay, Replayer, Variant, one_variant
 from octavo.runtime.worker.request_state import RequestState
 
 _MOST_ROWS = 128
@@ -35,16 +35,25 @@ _FEWEST_TOKENS = 256  # below, recording a step costs more than Python between i
 class RecordedCalls(Replayer):
     """Computes what the model computes, to the bit."""
 
-    def __init__(self, model: Model, cache: KVTensors, state: RequestState, record: RecordCalls) -> None:
+    def __init__(
+        self,
+        model: Model,
+        cache: KVTensors,
+        state: RequestState,
+        record: RecordCalls,
+        variant: Variant = one_variant,
+    ) -> None:
+        """variant: what surrounds the recording of a step; is_changed: as in Work"""
         assert state.host_tokens is not None, "the state is not in host memory"
         super().__init__(model, cache, state, batch_invariant=True)
-        self._record = record
+        self._record, self._variant = record, variant
         self._tokens = state.host_tokens
         self._least_block = min(state.block_sizes)
         self._is_recordable = True
         self._too_many: float = math.inf
-        self._recorded: dict[int, Callable[[], Tensor]] = {}
-        """By number of rows: what computes the first rows of the inputs, and returns their hidden states."""
+        self._recorded: dict[tuple[int, bool], Callable[[], Tensor]] = {}
+        """By number of rows, and whether adapters change some: what computes the first rows of the inputs,
+        and returns their hidden states."""
         num_groups, _, max_blocks = state.host_tables.shape
         self._ids, self._positions = np.zeros((2, _MOST_ROWS), np.int64)
         self._kv_lens = np.ones(_MOST_ROWS, np.int32)
@@ -58,17 +67,18 @@ class RecordedCalls(Replayer):
         if not num_rows == len(work.rows) <= _MOST_ROWS:
             return None
         size = _padded(num_rows)
-        return partial(self._replay, work, size) if self._can_replay(size) else None
+        return partial(self._replay, work, size) if self._can_replay(size, work.is_changed) else None
 
     def _replay(self, work: Work, size: int) -> Tensor:
         self._stage(work, size)
-        hidden = self._recorded[size]()[: len(work.rows)]
+        hidden = self._recorded[size, work.is_changed]()[: len(work.rows)]
         return hidden if len(work.samples) == len(work.rows) else hidden[work.samples]
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """See Replayer.forward: recorded to be replayed once, if the step is long enough."""
         num_tokens = len(batch.positions)
         is_fit = _FEWEST_TOKENS <= num_tokens < self._too_many and batch.given_embeds is None
+        is_fit = is_fit and not batch.is_looked_up
         if is_fit and self._can_replay(1):
             if (replay := self._record_forward(replace(batch, rotations={}))) is not None:
                 return replay()
@@ -89,11 +99,13 @@ class RecordedCalls(Replayer):
         self._cache_slots[:, :count] = state.cache_slots(rows, positions)
         self._cache_slots[:, count:size] = -1
 
-    def _can_replay(self, size: int) -> bool:
+    def _can_replay(self, size: int, is_changed: bool = False) -> bool:
         """Record a step of that size, if need be; return False if steps cannot be recorded."""
-        if self._is_recordable and size not in self._recorded:
-            if (replay := self._record_forward(self._batch(size))) is not None:
-                self._recorded[size] = replay
+        if self._is_recordable and (size, is_changed) not in self._recorded:
+            with self._variant(is_changed=is_changed):
+                replay = self._record_forward(self._batch(size))
+            if replay is not None:
+                self._recorded[size, is_changed] = replay
             self._is_recordable = replay is not None
         return self._is_recordable
 

@@ -6,6 +6,8 @@ replay; Eager does not.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
 
 from torch import Tensor
 
@@ -23,6 +25,18 @@ Replay = Callable[[], Tensor | PendingSamples]
 """Computes a step: up to its tokens, which are appended to the state; or up to the last hidden states of the
 requests that sample, [S, hidden_size], good until the next step.
 """
+
+
+class Variant(Protocol):
+    """What surrounds the recording or capture of a step."""
+
+    def __call__(self, *, is_changed: bool) -> AbstractContextManager[None]:
+        """Record in here a step in which adapters change some products, or none."""
+
+
+def one_variant(*, is_changed: bool) -> AbstractContextManager[None]:
+    """See Variant: there are no adapters."""
+    return nullcontext()
 
 
 class Replayer(ABC):

@@ -39,6 +39,9 @@ class StepPart(ABC):
         """Return True if no request wants anything of this part."""
         return not self._wanted
 
+    def begin(self, work: Work) -> None:
+        """Note what a step computes, before anything looks for a replay of it."""
+
     def before(self, work: Work, batch: ForwardBatch) -> None:
         """Change the batch of a step that the model is about to compute."""
 

@@ -5,14 +5,17 @@ Started by an executor, in the engine's process or in one of its own (worker/mai
 
 import gc
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 import torch
 
-from octavo.base.errors import ConfigError, Unsupported
+from octavo.base.errors import ConfigError, OctavoError, Unsupported
 from octavo.config.engine import EngineConfig
+from octavo.messages.adapters import AdapterRef
 from octavo.messages.kv import CachePlan, KVCacheGroup, ModelReady
+from octavo.messages.request import RequestSpec
 from octavo.messages.step import SchedulerOutput, TokenMasks
 from octavo.runtime.distributed.context import Group, ParallelContext
 from octavo.runtime.heads.head import NoHead
@@ -20,6 +23,7 @@ from octavo.runtime.heads.pool import PoolHead
 from octavo.runtime.heads.token import TokenHead
 from octavo.runtime.layers.build import packed_matrices
 from octavo.runtime.loader.loader import load_model
+from octavo.runtime.lora.pool import AdapterPool
 from octavo.runtime.models.interface import Model
 from octavo.runtime.platforms.platform import Capture, get_platform
 from octavo.runtime.sampling.request_functions import load_processors
@@ -27,6 +31,7 @@ from octavo.runtime.sampling.sampler import Sampler, with_users
 from octavo.runtime.speculative.drafter import Drafter
 from octavo.runtime.speculative.load import load_drafter
 from octavo.runtime.speculative.part import DraftPart
+from octavo.runtime.worker.adapters import AdaptersPart
 from octavo.runtime.worker.block_saver import BlockSaver
 from octavo.runtime.worker.cuda_graphs import CUDAGraphs
 from octavo.runtime.worker.kv_tensors import KVTensors, group_layers, of_stage
@@ -37,7 +42,7 @@ from octavo.runtime.worker.profiler import Profiler
 from octavo.runtime.worker.prompt_embeds import PromptEmbedsPart
 from octavo.runtime.worker.prompt_scores import PromptScores
 from octavo.runtime.worker.recorded_calls import RecordedCalls
-from octavo.runtime.worker.replayer import Eager, Replayer
+from octavo.runtime.worker.replayer import Eager, Replayer, one_variant
 from octavo.runtime.worker.request_state import RequestState
 from octavo.runtime.worker.step_part import StepPart
 
@@ -60,8 +65,13 @@ class Worker:
         )
         self._profiler = Profiler(config.observability.profiler_dir, rank)
         self._drafts: DraftPart | None = None
+        self._adapters: AdaptersPart | None = None
         self._commands: dict[str, Callable[..., Any]] = {
             "describe": self.describe,
+            "adapter_counts": self.adapter_counts,
+            "drop_adapter": self.drop_adapter,
+            "load_adapter": self.load_adapter,
+            "pin_adapter": self.pin_adapter,
             "drop_saves": self.drop_saves,
             "sleep": self.sleep,
             "start_profile": self._profiler.start,
@@ -114,8 +124,9 @@ class Worker:
         num_rows = config.scheduler.max_num_seqs
         longest = plan.max_model_len or config.model.max_model_len
         state = RequestState(num_rows, longest, plan, device)
+        adapters = [part] if (part := self._make_adapters(num_rows)) else []
         if config.pooling is not None:
-            return ModelRunner(_make_cache(plan, device), state, PoolHead(config.pooling, state), [])
+            return ModelRunner(_make_cache(plan, device), state, PoolHead(config.pooling, state), adapters)
         if not self._parallel.pp.is_last:
             return ModelRunner(_make_cache(plan, device), state, NoHead(), [PromptEmbedsPart(device)])
         sampler = Sampler(
@@ -126,15 +137,32 @@ class Worker:
             config.model.logprobs_mode,
             with_users(self._users_processors),
         )
-        parts: list[StepPart] = [PromptEmbedsPart(device), PromptScores(config.model.logprobs_mode, state)]
+        scores = PromptScores(config.model.logprobs_mode, state)
+        if part is not None:
+            scores.fix = part.fix
         self._drafts = DraftPart(state, sampler) if self._drafter else None
-        parts += [self._drafts] if self._drafts else []
+        drafts = [self._drafts] if self._drafts else []
+        parts: list[StepPart] = [PromptEmbedsPart(device), scores, *drafts, *adapters]
         return ModelRunner(_make_cache(plan, device), state, TokenHead(sampler, state), parts)
+
+    def _make_adapters(self, num_rows: int) -> AdaptersPart | None:
+        """Return what gives requests their adapters, if there may be some. Raises Unsupported."""
+        if not self._config.lora.enable_lora:
+            return None
+        reader = self.model.adapters
+        if reader is None:
+            raise Unsupported(f"enable_lora: {self._config.architecture} runs on transformers' code.")
+        self._adapters = AdaptersPart(
+            AdapterPool(reader.read, self._config.lora.max_cpu_loras), reader.sites, self._parallel, num_rows
+        )
+        return self._adapters
 
     def _equip(self) -> None:
         """Let the runner compute with what there is now."""
         runner = self._runner
         runner.strip()
+        if self._adapters is not None:
+            self._adapters.equip(self.model.adapters.sites)
         runner.equip(self._make_replayer(self.model, runner.cache))
         if self._drafter is not None and self._drafts is not None:
             self._drafts.equip(self._drafter, runner.cache, self._make_replayer)
@@ -146,7 +174,8 @@ class Worker:
             if (capture := platform.graph_capture()) is not None:
                 return self._make_graphs(runner, model, cache, capture)
             if (record := platform.kernels.steps.record_calls) is not None:
-                return RecordedCalls(model, cache, runner.state, record)
+                variant = one_variant if model.adapters is None else model.adapters.sites.slots.recording
+                return RecordedCalls(model, cache, runner.state, record, variant)
         return Eager(model, cache, runner.state, batch_invariant=platform.is_batch_invariant)
 
     def _make_graphs(
@@ -234,6 +263,45 @@ class Worker:
             "kv_cache_bytes": self._cache.num_bytes,
             "packed_matrices": {} if self._model is None else packed_matrices(self._model),
         }
+
+    def takes_time(self, spec: RequestSpec) -> bool:
+        """Return True if `prepare` has something to read."""
+        adapters = self._adapters
+        return spec.adapter is not None and adapters is not None and not adapters.pool.has(spec.adapter.key)
+
+    def prepare(self, spec: RequestSpec) -> None:
+        """Read what a request will need, on a thread of the caller's; what fails, fails again in its step."""
+        if spec.adapter is not None and self._adapters is not None:
+            with suppress(OctavoError):
+                self._adapters.pool.get(spec.adapter)
+
+    def load_adapter(self, ref: Any, *, waits: bool) -> str | None:
+        """Load an adapter; return None while another thread still does, "" at the end, or what is wrong."""
+        assert self._adapters is not None
+        adapter, pool = msgspec.convert(ref, AdapterRef), self._adapters.pool
+        if not waits:
+            pool.begin(adapter)
+            return None
+        if pool.is_loading(adapter):
+            return None
+        try:
+            pool.get(adapter)
+        except OctavoError as error:
+            return str(error)
+        return ""
+
+    def pin_adapter(self, key: bytes) -> bool:
+        """Keep an adapter in memory; return False if it is not there."""
+        return self._adapters is not None and self._adapters.pool.pin(key)
+
+    def drop_adapter(self, key: bytes) -> None:
+        """Forget an adapter."""
+        if self._adapters is not None:
+            self._adapters.pool.drop(key)
+
+    def adapter_counts(self) -> dict[str, int]:
+        """Return how often adapters were loaded, found and evicted."""
+        return {} if self._adapters is None else self._adapters.pool.counts()
 
     def close(self) -> None:
         """Leave the process group, and give the device's memory back."""

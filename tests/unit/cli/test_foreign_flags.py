@@ -70,16 +70,15 @@ def test_values_that_ask_for_nothing_pass(caplog, monkeypatch):
     assert not caplog.records
     assert parse("--cudagraph-capture-sizes", "1", "2", "4", "--enforce-eager") == parse("--enforce-eager")
     assert "cudagraph_capture_sizes has no effect. octavo chooses itself" in caplog.text
-    assert parse("--enable-sleep-mode", "a prompt", "--max-lora-rank", "64") == plain
-    assert "max_lora_rank has no effect" in caplog.text
+    assert parse("--enable-sleep-mode", "a prompt", "--max-lora-cls-labels", "64") == plain
+    assert "max_lora_cls_labels has no effect" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         (["-n", "2"], "nnodes=2: More than one machine"),
-        (["--enable-lora"], "enable_lora=True: LoRA is not supported yet"),
-        (["--spec-model", "small"], "spec_model='small': Draft models"),
+        (["--enable-prompt-adapter"], "enable_prompt_adapter=True: Prompt adapters are not supported"),
         (["--kv-events-config.publisher", "zmq"], r"kv_events_config={'publisher': 'zmq'}"),
         (["--kv-offloading-size", "much"], "kv_offloading_size='much' cannot be read as swap_space"),
         (["--worker-cls", "a.B"], "Name an Executor class"),
@@ -110,8 +109,8 @@ def test_a_config_file_may_hold_them(tmp_path):
         "enable_lora: false\ncompilation_config: {}\nasync-scheduling: true\nmax_model_len: auto\n"
     )
     assert parse("--config", str(path)) == EngineArgs(steps_in_flight=2, max_model_len=-1)
-    path.write_text("spec_model: small\n")
-    with pytest.raises(ConfigError, match="Draft models"):
+    path.write_text("enable_prompt_adapter: true\n")
+    with pytest.raises(ConfigError, match="Prompt adapters"):
         parse("--config", str(path))
 
 

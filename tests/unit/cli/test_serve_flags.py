@@ -89,7 +89,7 @@ def test_the_environment_decides_what_flags_do_not(served, monkeypatch):
     [
         (["--host", "0.0.0.0"], "there is no key"),
         (["--middleware", "x.y"], "No code is loaded by name into the server"),
-        (["--lora-modules", "a=b"], "LoRA is not supported yet"),
+        (["--lora-modules", "a=b"], "Name adapters in requests of the Python API"),
         (["--tool-parser-plugin", "x.py"], "No code is loaded by name into the server"),
         (["--ssl-certfile", "/no/such"], "there is no file"),
         (["--api-key", "two words"], "printable ASCII"),

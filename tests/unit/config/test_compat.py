@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from octavo.base.errors import ConfigError, Unsupported
+from octavo.base.errors import ConfigError
 from octavo.config import CacheConfig, DeviceConfig, EngineArgs, ModelConfig, ParallelConfig, SchedulerConfig
 from octavo.config.concerns import from_concerns
 from octavo.config.foreign import ALIASES, ENGINE
@@ -91,7 +91,7 @@ def test_what_has_no_effect_says_so_once(lines):
     ("options", "says"),
     [
         ({"nnodes": 2}, "More than one machine is not supported yet"),
-        ({"enable_lora": True}, "merge the adapter"),
+        ({"enable_prompt_adapter": True}, "put their text into the prompt"),
         ({"profiler_config": {"profiler": "torch"}}, "profiler_dir"),
         ({"nonsense": 1}, "Unknown option nonsense. Known: "),
     ],
@@ -154,11 +154,9 @@ def test_configs_take_the_keywords_that_articles_give_them(lines):
 
 
 def test_other_objects_are_no_configs():
-    class LoRAConfig:
-        pass
+    from octavo.config import LoRAConfig
 
-    with pytest.raises(Unsupported, match="lora_config=None"):
-        from_concerns(ModelConfig(), lora_config=LoRAConfig())
+    assert from_concerns(ModelConfig(), lora_config=LoRAConfig(enable_lora=True)).enable_lora
     with pytest.raises(ConfigError, match="dict is no config of octavo's"):
         from_concerns({"model": "m"})
 
@@ -166,7 +164,5 @@ def test_other_objects_are_no_configs():
 def test_the_constructor_takes_what_llm_takes():
     args = EngineArgs(model="x", quantization=None, max_model_len=None, enable_lora=False, runner="auto")
     assert args == EngineArgs(model="x")
-    with pytest.raises(ConfigError, match="LoRA"):
-        EngineArgs(model="x", enable_lora=True)
     with pytest.raises(ConfigError, match="Unknown option banana"):
         EngineArgs(banana=1)

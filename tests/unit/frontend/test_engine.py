@@ -6,6 +6,7 @@ import pytest
 
 from octavo import LLM, BeamSearchParams, LLMEngine, RequestError, SamplingParams, Unsupported
 from octavo.config import FrontConfig
+from octavo.lora.request import LoRARequest
 from octavo.metrics import Counter
 from octavo.metrics.names import PREFIX
 from tests.fakes import ByteTokenizer, expected_output, fake_request
@@ -81,8 +82,10 @@ def test_neither_prompt_nor_ids(engine):
 
 
 def test_what_a_request_cannot_have(engine):
-    with pytest.raises(Unsupported, match="LoRA"):
+    with pytest.raises(RequestError, match="lora_request must be a LoRARequest, got object"):
         engine.add_request("r", "p", PARAMS, lora_request=object())
+    with pytest.raises(RequestError, match="Got lora_request 'a' but LoRA is not enabled"):
+        engine.add_request("r", "p", PARAMS, lora_request=LoRARequest("a", 1, "/nowhere"))
 
 
 def test_abort_is_idempotent(engine):
@@ -290,8 +293,10 @@ def test_pooling_needs_a_pooling_model(llm, method):
 
 
 def test_what_prompts_cannot_have(llm):
-    with pytest.raises(Unsupported, match="LoRA"):
-        llm.generate(["a"], PARAMS, lora_request=[None, object()])
+    with pytest.raises(RequestError, match="lora_request must be a LoRARequest"):
+        llm.generate(["a", "b"], PARAMS, lora_request=[None, object()])
+    with pytest.raises(RequestError, match=r"lengths of prompts \(1\) and lora_request \(2\)"):
+        llm.generate(["a"], PARAMS, lora_request=[None, None])
     with pytest.raises(Unsupported, match="text only"):
         llm.generate(["a"], PARAMS, mm_processor_kwargs={"a": 1})
     assert llm.generate([[1]], PARAMS, lora_request=[None], use_tqdm=False)[0].finished
@@ -315,7 +320,7 @@ def test_tenants_and_deadlines_of_all_that_is_started(llm, monkeypatch):
     for start in (llm.generate, llm.enqueue):
         with pytest.raises(RequestError, match=r"lengths of prompts \(1\) and tenant \(2\)"):
             start("p", PARAMS, tenant=["a", "b"])
-    with pytest.raises(Unsupported, match="LoRA adapters are not supported yet"):
+    with pytest.raises(RequestError, match="lora_request must be a LoRARequest"):
         llm.beam_search("p", BeamSearchParams(2, 4), lora_request=object())
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo.runtime.kernels.activations import Activation
+from octavo.runtime.kernels.adapters import AdapterKernels, LowRankTable
 from octavo.runtime.kernels.attention import AttentionKernels, HeadInputs, Ragged, Scores
 from octavo.runtime.kernels.choice import TORCH_SAMPLING, choose, forbid
 from octavo.runtime.kernels.cpu.arguments import ACTIVATIONS, TYPE_IDS, Way, address_of, rows_of, way_of
@@ -82,6 +83,7 @@ def table_of(library: Library, threads: int) -> KernelTable:
             forbid=forbid,
         ),
         steps=replace(STEP_KERNELS, record_calls=CallRecorder(library).record),
+        adapters=AdapterKernels(kernels.add_low_rank),
     )
 
 
@@ -197,6 +199,17 @@ class _CompiledKernels:
         else:
             self._library.octavo_matmul(*given, self._threads)
         return out
+
+    def add_low_rank(
+        self, x: Tensor, out: Tensor, slots: Tensor, table: LowRankTable, bias: Tensor | None
+    ) -> None:
+        """See adapters.AddLowRank."""
+        assert len(slots) == len(x) and slots.dtype == torch.int32
+        bounds = table.bounds.data_ptr(), len(table.bounds) - 1
+        of_rows = slots.data_ptr(), table.entries.data_ptr()
+        end = address_of(bias), table.dtype == torch.bfloat16, self._threads
+        address, stride = rows_of(x)
+        self._library.octavo_add_low_rank(address, stride, *x.shape, *rows_of(out), *of_rows, *bounds, *end)
 
     def select_inputs(self, x: Tensor, places: Tensor) -> Tensor:
         """See linear.SelectInputs."""

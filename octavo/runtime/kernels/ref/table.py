@@ -1,10 +1,11 @@
 """The table of references: pure torch, any device. The fallback, and the oracle in tests."""
 
+from octavo.runtime.kernels.adapters import AdapterKernels
 from octavo.runtime.kernels.attention import AttentionKernels
 from octavo.runtime.kernels.experts import ExpertKernels
 from octavo.runtime.kernels.linear import LinearKernels
 from octavo.runtime.kernels.norms import NormKernels
-from octavo.runtime.kernels.ref import blocks, cache, draws, elementwise, experts, noise, recurrent
+from octavo.runtime.kernels.ref import adapters, blocks, cache, draws, elementwise, experts, noise, recurrent
 from octavo.runtime.kernels.ref.steps import STEP_KERNELS
 from octavo.runtime.kernels.sampling import SamplingKernels, TruncateAndDraw
 from octavo.runtime.kernels.table import KernelTable
@@ -37,4 +38,5 @@ def ref_table() -> KernelTable:
             draws.score,
         ),
         steps=STEP_KERNELS,
+        adapters=AdapterKernels(adapters.add_low_rank),
     )

@@ -5,10 +5,12 @@ Importing this module needs the package `triton`; without it, the CUDA platform 
 
 from functools import partial
 
+from octavo.runtime.kernels.adapters import AdapterKernels
 from octavo.runtime.kernels.attention import AttentionKernels
 from octavo.runtime.kernels.experts import ExpertKernels
 from octavo.runtime.kernels.linear import LinearKernels, SplitProduct
 from octavo.runtime.kernels.norms import NormKernels
+from octavo.runtime.kernels.ref.adapters import add_low_rank
 from octavo.runtime.kernels.ref.blocks import select_inputs
 from octavo.runtime.kernels.ref.recurrent import REFERENCES
 from octavo.runtime.kernels.sampling import SamplingKernels, TruncateAndDraw
@@ -62,4 +64,5 @@ def cuda_table() -> KernelTable:
             score,
         ),
         steps=StepKernels(partial(begin_step, counters), end_step),
+        adapters=AdapterKernels(add_low_rank),
     )

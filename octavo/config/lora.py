@@ -1,0 +1,162 @@
+"""Options of adapters, and what PEFT writes beside an adapter's weights.
+
+`read_peft` and `read_shapes` read an adapter's folder; the front-end checks with them what users name, the
+runtime how the weights are scaled. Nothing here is taken from a pickle file.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from octavo.base.errors import BadCheckpoint, ConfigError, RequestError, Unsupported
+from octavo.config.checkpoint import read_json
+from octavo.config.option import Concern, option
+
+CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
+_MOST_HEADER_BYTES = 100 << 20
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+_REFUSED = {
+    "layer_replication": "layer_replication makes another model of the base; merge the adapter into it.",
+    "trainable_token_indices": "trained rows of embeddings (trainable_token_indices); merge the adapter.",
+    "target_parameters": "adapters of experts (target_parameters); merge the adapter.",
+    "alora_invocation_tokens": "activated LoRA (alora_invocation_tokens) is not supported yet.",
+    "use_qalora": "QALoRA (use_qalora) is not supported.",
+    "use_bdlora": "BD-LoRA (use_bdlora) is not supported.",
+    "arrow_config": "Arrow's routing among adapters (arrow_config) is not supported.",
+    "lora_ga_config": "lora_ga_config changes the base; convert the adapter to plain LoRA.",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoRAConfig(metaclass=Concern):
+    """Adapters that requests may name. How many of them share a step says SchedulerConfig.max_loras."""
+
+    enable_lora: bool = option(False, "Serve LoRA adapters beside the model (lora_request).")
+    max_lora_rank: int = option(64, "Largest rank of an adapter; any number. Memory goes by the real rank.")
+    max_cpu_loras: int = option(
+        0, "Adapters kept in host memory; the least recently used goes. 0 = eight times max_loras."
+    )
+    lora_dtype: str = option(
+        "auto",
+        "Type that adapters are kept in; auto = the model's (float16 on a CPU: float32).",
+        ("auto", "float32", "bfloat16", "float16"),
+    )
+    lora_target_modules: list[str] = option(
+        [], "Modules that adapters may change, by the last part of their names; none = any."
+    )
+
+
+def resolve_lora(lora: LoRAConfig, max_loras: int, model_impl: str, num_stages: int) -> LoRAConfig:
+    """Decide what was left open. Raises ConfigError, Unsupported."""
+    if not lora.enable_lora:
+        return lora
+    if max_loras < 1 or lora.max_lora_rank < 1:
+        raise ConfigError(f"max_loras ({max_loras}) and max_lora_rank ({lora.max_lora_rank}) must be >= 1.")
+    most = lora.max_cpu_loras or 8 * max_loras
+    if most < max_loras:
+        raise ConfigError(f"max_cpu_loras ({most}) must be greater than or equal to max_loras ({max_loras}).")
+    if model_impl == "transformers":
+        raise Unsupported("enable_lora needs a model of octavo's own: leave out model_impl='transformers'.")
+    if num_stages > 1:
+        raise Unsupported(
+            "enable_lora and pipeline_parallel_size exclude each other: use tensor_parallel_size."
+        )
+    return replace(lora, max_cpu_loras=most)
+
+
+@dataclass(frozen=True)
+class PeftConfig:
+    """What adapter_config.json says of a LoRA adapter."""
+
+    rank: int
+    alpha: float
+    rank_pattern: Mapping[str, int]
+    alpha_pattern: Mapping[str, float]
+    uses_rslora: bool = False
+    uses_dora: bool = False
+    modules_to_save: tuple[str, ...] = ()
+
+    def scaling(self, module: str, rank: int) -> float:
+        """Return the factor on B A of `module`, whose A has `rank` rows."""
+        alpha = float(_by_pattern(self.alpha_pattern, module, self.alpha))
+        return alpha / (math.sqrt(rank) if self.uses_rslora else rank)
+
+
+def read_peft(folder: Path) -> PeftConfig:
+    """Read adapter_config.json. Raises RequestError for what is missing, wrong or not supported."""
+    if not folder.is_dir() or not (folder / CONFIG).is_file():
+        raise RequestError(f"No adapter found for {folder}: there is no {CONFIG}.", "lora_path")
+    if not (folder / WEIGHTS).is_file():
+        pickled = f"; {PICKLE}, a pickle file, is never read" if (folder / PICKLE).exists() else ""
+        raise RequestError(f"No adapter found for {folder}: there is no {WEIGHTS}{pickled}.", "lora_path")
+    try:
+        config = read_json(folder / CONFIG)
+    except BadCheckpoint as error:
+        raise RequestError(str(error), "lora_path") from error
+    _refuse_kinds(config, folder)
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if type(rank) is not int or rank < 1:
+        raise RequestError(f"{folder / CONFIG}: r must be a positive integer, found {rank!r}.", "lora_path")
+    if not _is_number(alpha):
+        raise RequestError(f"{folder / CONFIG}: lora_alpha must be a number, found {alpha!r}.", "lora_path")
+    ranks, alphas = (config.get(name) or {} for name in ("rank_pattern", "alpha_pattern"))
+    saved = config.get("modules_to_save") or ()
+    is_plain = isinstance(saved, list | tuple) and all(isinstance(name, str) for name in saved)
+    for pattern in (ranks, alphas):
+        is_plain = is_plain and isinstance(pattern, dict) and all(map(_is_number, pattern.values()))
+    if not is_plain:
+        raise RequestError(
+            f"{folder / CONFIG}: rank_pattern, alpha_pattern or modules_to_save cannot be read.", "lora_path"
+        )
+    rslora, dora = bool(config.get("use_rslora")), bool(config.get("use_dora"))
+    return PeftConfig(rank, float(alpha or 0), ranks, alphas, rslora, dora, tuple(saved))
+
+
+def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of an adapter's tensors by name, from the header alone. Raises RequestError."""
+    path = folder / WEIGHTS
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > _MOST_HEADER_BYTES:
+                raise ValueError(f"a header of {length} bytes")
+            header = json.loads(file.read(length))
+        return {name: tuple(row["shape"]) for name, row in header.items() if name != "__metadata__"}
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise RequestError(f"{path} is no safetensors file: {error!r:.200}", "lora_path") from error
+
+
+def _refuse_kinds(config: Mapping[str, Any], folder: Path) -> None:
+    """Raise RequestError for what is not LoRA, or a kind of it that is not supported; say what would work."""
+    reason = next((text for key, text in _REFUSED.items() if config.get(key)), "")
+    kind, start = config.get("peft_type"), config.get("init_lora_weights")
+    if kind != "LORA":
+        reason = f"peft_type {kind!r} is not supported: LORA is."
+    elif isinstance(start, str) and start.lower().startswith(_CHANGES_BASE):
+        reason = (
+            f"init_lora_weights={start!r} has changed the base: save the adapter with "
+            "path_initial_model_for_weight_conversion, which makes it plain LoRA."
+        )
+    elif config.get("bias", "none") != "none":
+        reason = f"bias={config['bias']!r} trains biases of the base; only bias='none' is supported."
+    if reason:
+        raise RequestError(f"{folder / CONFIG}: {reason}", "lora_path")
+
+
+def _by_pattern(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
+    """Return the value of the first pattern that fits the end of the module's name, as PEFT finds it."""
+    for pattern, value in patterns.items():
+        try:
+            if re.match(rf"(.*\.)?({pattern})$", module):
+                return value
+        except re.error:
+            continue
+    return default
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,86 @@
+"""Adapters of a model: as users name them, and as requests carry them to the workers."""
+
+import struct
+from collections.abc import Sequence
+
+import msgspec
+
+from octavo.base.errors import RequestError
+
+
+class LoRARequest(msgspec.Struct, frozen=True):
+    """A LoRA adapter for a request. Public; the fields are vLLM's. Raises RequestError."""
+
+    lora_name: str
+    lora_int_id: int
+    """Greater than 0; of one adapter."""
+    lora_path: str = ""
+    """A folder as PEFT saves it: adapter_config.json and adapter_model.safetensors."""
+    base_model_name: str | None = None
+    load_inplace: bool = False
+    """Take the place of an adapter that was added under the same id."""
+    is_3d_lora_weight: bool = False
+
+    def __post_init__(self) -> None:
+        if type(self.lora_int_id) is not int or self.lora_int_id < 1:
+            raise RequestError(f"id must be > 0, got {self.lora_int_id!r}", "lora_int_id")
+        if not isinstance(self.lora_path, str) or not self.lora_path:
+            raise RequestError("lora_path cannot be empty", "lora_path")
+        if not isinstance(self.lora_name, str) or not self.lora_name.isprintable() or not self.lora_name:
+            raise RequestError(
+                f"lora_name must be a printable string, got {self.lora_name!r:.100}.", "lora_name"
+            )
+        if self.is_3d_lora_weight:
+            raise RequestError("Adapters of experts are not supported.", "is_3d_lora_weight")
+
+    @property
+    def name(self) -> str:
+        """Return the adapter's name."""
+        return self.lora_name
+
+    @property
+    def adapter_id(self) -> int:
+        """Return the adapter's id."""
+        return self.lora_int_id
+
+    @property
+    def path(self) -> str:
+        """Return the adapter's folder."""
+        return self.lora_path
+
+
+class LoRASum(msgspec.Struct, frozen=True):
+    """Several adapters whose changes are added up, each times a factor."""
+
+    parts: tuple[tuple[LoRARequest, float], ...]
+
+    @property
+    def lora_name(self) -> str:
+        """Return the names."""
+        return "+".join(lora.lora_name for lora, _ in self.parts)
+
+
+class AdapterPart(msgspec.Struct, array_like=True, frozen=True):
+    """One adapter of a sum."""
+
+    path: str
+    digest: bytes
+    """sha256 of its files: what is there under another digest is another adapter."""
+    scale: float = 1.0
+
+
+class AdapterRef(msgspec.Struct, array_like=True, frozen=True):
+    """What a request computes with beside the model: the sum of these adapters."""
+
+    name: str
+    parts: tuple[AdapterPart, ...]
+
+    @property
+    def key(self) -> bytes:
+        """Return what the keys and values depend on: equal for equal contents, whatever their names."""
+        return b"".join(part.digest + struct.pack("<d", part.scale) for part in self.parts)
+
+
+def parts_of(given: LoRARequest | LoRASum) -> Sequence[tuple[LoRARequest, float]]:
+    """Return the adapters of a request with their factors."""
+    return given.parts if isinstance(given, LoRASum) else ((given, 1.0),)

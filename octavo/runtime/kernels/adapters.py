@@ -1,0 +1,90 @@
+"""The adapter family: low-rank changes of products, another one for every token.
+
+T = tokens, N = outputs, K = inputs. A projection of several parts (q, k, v) has a low rank for each.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+ENTRY = 6
+"""Numbers of an entry: addresses of `down` and `up`, rank, parts, addresses of `factors` and `bias`; or 0."""
+
+
+class LowRank(NamedTuple):
+    """What one adapter changes of a product: x becomes x @ down.T @ up, part by part, and is added.
+
+    down:    [parts * rank, K], contiguous; a part of lower rank ends with rows of zeros
+    up:      [rank, N], contiguous, of the type of `down`; scaled
+    parts:   1, or as many as the product has
+    factors: [N] float32, then the sum without the model's bias is multiplied by it (DoRA)
+    bias:    [N] float32, added in the end
+    """
+
+    down: Tensor
+    up: Tensor
+    parts: int = 1
+    factors: Tensor | None = None
+    bias: Tensor | None = None
+
+    @property
+    def rank(self) -> int:
+        """Return the rank of each part."""
+        return self.up.shape[0]
+
+    def entry(self) -> list[int]:
+        """Return the numbers by which kernels find it."""
+        ends = [0 if tensor is None else tensor.data_ptr() for tensor in (self.factors, self.bias)]
+        return [self.down.data_ptr(), self.up.data_ptr(), self.rank, self.parts, *ends]
+
+
+@dataclass(slots=True)
+class LowRankTable:
+    """What the adapters in use change of one product, by slot; slot 0 has none.
+
+    Kernels find everything by `entries`, which stays where it is: recorded and captured steps outlive
+    adapters.
+
+    entries: [slots, ENTRY] int64 on the device
+    bounds:  [parts + 1] int32 on the device, where the parts of the product begin among its outputs
+    """
+
+    entries: Tensor
+    bounds: Tensor
+    dtype: torch.dtype
+    """Of `down` and `up`."""
+    kept_bounds: tuple[int, ...]
+    """`bounds` on the host."""
+    kept: dict[int, LowRank] = field(default_factory=dict)
+    """By slot; the reference reads it."""
+
+    @property
+    def num_outputs(self) -> int:
+        """Return N."""
+        return self.kept_bounds[-1]
+
+    def put(self, slot: int, change: LowRank | None) -> None:
+        """Let tokens of `slot` have this change, or none."""
+        numbers = [0] * ENTRY if change is None else change.entry()
+        self.entries[slot] = torch.tensor(numbers, dtype=torch.int64)
+        self.kept.pop(slot, None)
+        if change is not None:
+            self.kept[slot] = change
+
+
+AddLowRank = Callable[[Tensor, Tensor, Tensor, LowRankTable, Tensor | None], None]
+"""Takes x [T, K], out [T, N], changed in place, slots [T] int32, a table, and the bias [N] that out holds.
+
+x and out are token-strided. Sums are float32 throughout, in an order that depends on neither the other tokens
+nor the thread count (the reference: on the other tokens).
+"""
+
+
+@dataclass(frozen=True)
+class AdapterKernels:
+    """The kernels of adapters."""
+
+    add_low_rank: AddLowRank

@@ -1,0 +1,1 @@
+"""Adapters: what they change of which products, read from folders of PEFT, and the methods that apply it."""

@@ -1,0 +1,83 @@
+"""`AdapterPool` keeps adapters in host memory by their contents; the least recently used goes first."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+from threading import Lock, Thread
+
+from octavo.messages.adapters import AdapterRef
+from octavo.runtime.lora.reader import Adapter
+
+Read = Callable[[AdapterRef], Adapter]
+
+
+class AdapterPool:
+    """Adapters by key, loaded once however many ask. Thread-safe. most: adapters, unless more are pinned"""
+
+    def __init__(self, read: Read, most: int) -> None:
+        self._read, self._most = read, most
+        self._lock = Lock()
+        self._entries: OrderedDict[bytes, Future[Adapter]] = OrderedDict()
+        self._pinned: set[bytes] = set()
+        self.num_loads = self.num_hits = self.num_evictions = 0
+
+    def get(self, ref: AdapterRef) -> Adapter:
+        """Return an adapter, read now if need be. Raises RequestError; the next call reads anew."""
+        future, is_new = self._enter(ref.key)
+        if is_new:
+            self._load(ref, future)
+        return future.result()
+
+    def begin(self, ref: AdapterRef) -> None:
+        """Have an adapter read by a thread of its own."""
+        future, is_new = self._enter(ref.key)
+        if is_new:
+            Thread(target=self._load, args=(ref, future), name="adapter", daemon=True).start()
+
+    def has(self, key: bytes) -> bool:
+        """Return True if an adapter is here, or is being read."""
+        return key in self._entries
+
+    def is_loading(self, ref: AdapterRef) -> bool:
+        """Return True while an adapter is being read."""
+        with self._lock:
+            future = self._entries.get(ref.key)
+        return future is not None and not future.done()
+
+    def pin(self, key: bytes) -> bool:
+        """Keep an adapter until it is dropped; return False if it is not here."""
+        with self._lock:
+            if key in self._entries:
+                self._pinned.add(key)
+            return key in self._entries
+
+    def drop(self, key: bytes) -> None:
+        """Forget an adapter; requests that have it keep it."""
+        with self._lock:
+            self._pinned.discard(key)
+            self._entries.pop(key, None)
+
+    def counts(self) -> dict[str, int]:
+        """Return how often adapters were loaded, found and evicted."""
+        return {"loads": self.num_loads, "hits": self.num_hits, "evictions": self.num_evictions}
+
+    def _enter(self, key: bytes) -> tuple["Future[Adapter]", bool]:
+        with self._lock:
+            if (future := self._entries.get(key)) is not None:
+                self._entries.move_to_end(key)
+                self.num_hits += 1
+                return future, False
+            future = self._entries[key] = Future()
+            others = [name for name in self._entries if name not in self._pinned and name != key]
+            for name in others[: max(0, len(self._entries) - self._most)]:
+                del self._entries[name]
+                self.num_evictions += 1
+            return future, True
+
+    def _load(self, ref: AdapterRef, future: "Future[Adapter]") -> None:
+        try:
+            future.set_result(self._read(ref))
+            self.num_loads += 1
+        except Exception as error:  # whoever waits gets it
+            self.drop(ref.key)
+            future.set_exception(error)

@@ -1,0 +1,240 @@
+"""Reads an adapter's folder, as PEFT saves it, into what it changes of this rank's matrices.
+
+Called by the pool, on any thread: nothing here computes with the model. Names follow the model's weight map,
+so a checkpoint's q, k and v become parts of our one matrix, and rows stand in our order.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+from octavo.base.errors import RequestError
+from octavo.config.lora import CONFIG, WEIGHTS, PeftConfig, read_peft
+from octavo.messages.adapters import AdapterPart, AdapterRef
+from octavo.runtime.kernels.adapters import LowRank
+from octavo.runtime.lora.sites import EMBEDDING, Site, Sites
+from octavo.runtime.models.arch import Arch
+from octavo.runtime.models.weights import Target, WeightMap, transpose
+
+_PREFIX = "base_model.model."
+_KINDS = {
+    "lora_A.weight": "down",
+    "lora_embedding_A": "down",
+    "lora_B.weight": "up",
+    "lora_embedding_B": "up",
+    "lora_B.bias": "bias",
+    "lora_magnitude_vector": "magnitude",
+    "lora_magnitude_vector.weight": "magnitude",
+    "modules_to_save.weight": "whole",
+    "base_layer.weight": "",
+}
+"""By the end of a tensor's name; "" = a copy of the base's."""
+
+
+@dataclass
+class Adapter:
+    """What a sum of adapters changes, by name of the site.
+
+    magnitudes: [N] float32 of DoRA, 0 for outputs without one; they become factors when first used
+    """
+
+    changes: dict[str, LowRank] = field(default_factory=dict)
+    wholes: dict[str, Tensor] = field(default_factory=dict)
+    magnitudes: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of its weights on this rank."""
+        pairs = sum(change.down.nbytes + change.up.nbytes for change in self.changes.values())
+        return pairs + sum(whole.nbytes for whole in self.wholes.values())
+
+
+@dataclass
+class _Draft:
+    """What is added up for one site: pairs (down, up) by part of the product; "" is all of them."""
+
+    pairs: dict[str, list[tuple[Tensor, Tensor]]] = field(default_factory=lambda: defaultdict(list))
+    vectors: dict[str, Tensor] = field(default_factory=dict)
+    """`bias` and `magnitude`, [N] float32; 0 = none."""
+
+
+class AdapterReader:
+    """Reads adapters for one model. weights: names of the checkpoint; rank 0 adds what no rank may repeat"""
+
+    def __init__(self, sites: Sites, weights: WeightMap, arch: Arch, allowed: list[str], rank: int) -> None:
+        self.sites, self._weights, self._arch = sites, weights, arch
+        self._allowed, self._rank = allowed, rank
+
+    def read(self, ref: AdapterRef) -> Adapter:
+        """Return the sum of a ref's adapters. Raises RequestError, which names what is at fault."""
+        adapter, drafts = Adapter(), defaultdict[str, _Draft](_Draft)
+        for part in ref.parts:
+            config, tensors = _open(part)
+            is_plain = len(ref.parts) == 1 and part.scale == 1.0
+            for module, found in _by_module(tensors, config).items():
+                origin = f"{part.path}: {module}"
+                site, target = self._find(module, origin)
+                if not is_plain and ("whole" in found or "magnitude" in found):
+                    kind = "DoRA" if "magnitude" in found else "modules_to_save"
+                    raise RequestError(f"{origin}: {kind} cannot be scaled or added to others.", "lora")
+                if "whole" in found:
+                    adapter.wholes[site.name] = self._whole(found["whole"], site, target, origin)
+                else:
+                    scale = part.scale * config.scaling(module, len(found.get("down", [0])))
+                    self._take(drafts[site.name], found, site, target, scale, origin)
+        for name, draft in drafts.items():
+            adapter.changes[name] = self._join(draft, self.sites.at(name))
+            if "magnitude" in draft.vectors:
+                adapter.magnitudes[name] = draft.vectors["magnitude"]
+        return adapter
+
+    def _find(self, module: str, origin: str) -> tuple[Site, Target]:
+        """Return the site of a module of the checkpoint, and how its rows come to ours."""
+        last = module.rpartition(".")[2]
+        if self._allowed and last not in self._allowed:
+            allowed = ", ".join(self._allowed)
+            raise RequestError(f"{origin}: lora_target_modules allows only {allowed}.", "lora_path")
+        target = self._weights.find(f"{module}.weight")
+        site = None if target is None else self.sites.find(target.module.removesuffix(".weight"))
+        if target is None or site is None:
+            raise RequestError(
+                f"{origin}: this model has no such matrix that an adapter can change.", "lora_path"
+            )
+        return site, target
+
+    def _whole(self, tensor: Tensor, site: Site, target: Target, origin: str) -> Tensor:
+        layout = site.layout
+        expected = layout.full_shape(layout.shards)
+        if tuple(tensor.shape) != expected or target.shard or len(layout.shards) > 1:
+            raise RequestError(
+                f"{origin}.weight has shape {list(tensor.shape)}, the model's {list(expected)}: "
+                "modules_to_save may hold whole matrices of the same shape.",
+                "lora_path",
+            )
+        ((_, part),) = layout.cut(target.convert(tensor, self._arch), layout.shards)
+        assert isinstance(part, Tensor)
+        return part.to(self.sites.dtype).contiguous()
+
+    def _take(
+        self, draft: _Draft, found: dict[str, Tensor], site: Site, target: Target, scale: float, origin: str
+    ) -> None:
+        """Add one module's tensors to the draft of its site."""
+        if not {"down", "up"} <= found.keys():
+            raise RequestError(f"{origin} has only one of lora_A and lora_B.", "lora_path")
+        down, up, shards = found["down"].float(), found["up"].float(), site.layout.select(target.shard)
+        full = site.layout.full_shape(shards)
+        outputs, inputs = full[::-1] if site.name == EMBEDDING else full
+        for name, tensor, shape in (
+            ("lora_A", down, (len(down), inputs)),
+            ("lora_B", up, (outputs, len(down))),
+        ):
+            if tuple(tensor.shape) != shape:
+                raise RequestError(
+                    f"{origin}.{name} has shape {list(tensor.shape)}, this model needs {list(shape)}: "
+                    "the adapter is of another base.",
+                    "lora_path",
+                )
+        if site.name == EMBEDDING:
+            if len(found) > 2:
+                raise RequestError(f"{origin}: embeddings take plain LoRA only.", "lora_path")
+            ((_, start, size),) = (shard[1:] for shard in shards)
+            draft.pairs[""].append((down.narrow(1, start, size), up * scale))
+            return
+        zeros = torch.zeros(outputs)
+        bias = found.get("bias", zeros).float() * scale
+        magnitude = found["magnitude"].float().view(-1) if "magnitude" in found else zeros
+        columns = torch.cat([up * scale, bias[:, None], magnitude[:, None]], 1)
+        if target.transform is not transpose:
+            columns = target.convert(columns, self._arch)  # type: ignore[assignment]  # rows move, plain as they are
+        if site.layout.split_axis == 1:
+            ((_, start, size),) = (shard[1:] for shard in shards)
+            down = down.narrow(1, start, size)
+            columns[:, -2] *= self._rank == 0  # a bias is added once
+        else:
+            parts = torch.split(columns, [shard.full for shard in shards])
+            kept = zip(shards, parts, strict=True)
+            columns = torch.cat([part.narrow(0, shard.start, shard.size) for shard, part in kept])
+        draft.pairs[target.shard].append((down, columns[:, :-2]))
+        bounds = site.table.kept_bounds
+        first = [shard.name for shard in site.layout.shards].index(shards[0].name)
+        rows = slice(bounds[first], bounds[first + len(shards)])
+        for kind, column in ("bias", -2), ("magnitude", -1):
+            if kind in found:
+                draft.vectors.setdefault(kind, torch.zeros(bounds[-1]))[rows] += columns[:, column]
+
+    def _join(self, draft: _Draft, site: Site) -> LowRank:
+        """Return the draft's pairs as one: ranks of a part below each other, parts side by side."""
+        dtype, device = self.sites.dtype, site.table.entries.device
+        names, bounds = [shard.name for shard in site.layout.shards], site.table.kept_bounds
+        if set(draft.pairs) == {""} or len(names) == 1:
+            pairs = [pair for pairs in draft.pairs.values() for pair in pairs]
+            down, up, parts = torch.cat([a for a, _ in pairs]), torch.cat([b for _, b in pairs], 1), 1
+            up = up.T
+        else:
+            parts = len(names)
+            of_parts = [
+                [(a, b[bounds[i] : bounds[i + 1]]) for a, b in draft.pairs.get("", ())]
+                + draft.pairs.get(name, [])
+                for i, name in enumerate(names)
+            ]
+            rank = max(sum(len(a) for a, _ in pairs) for pairs in of_parts)
+            (inputs,) = site.layout.others
+            down, up = torch.zeros(parts, rank, inputs), torch.zeros(rank, bounds[-1])
+            for i, pairs in enumerate(of_parts):
+                start = 0
+                for a, b in pairs:
+                    down[i, start : start + len(a)] = a
+                    up[start : start + len(a), bounds[i] : bounds[i + 1]] = b.T
+                    start += len(a)
+            down = down.flatten(0, 1)
+        down, up = (tensor.to(dtype).contiguous().to(device) for tensor in (down, up))
+        bias = draft.vectors.get("bias")
+        return LowRank(down, up, parts, None, None if bias is None else bias.to(device))
+
+
+def _open(part: AdapterPart) -> tuple[PeftConfig, dict[str, Tensor]]:
+    """Read the files that the digest names; others are refused."""
+    folder = Path(part.path)
+    config = read_peft(folder)
+    try:
+        files = [(folder / name).read_bytes() for name in (CONFIG, WEIGHTS)]
+        if digest_of(files) != part.digest:
+            raise RequestError(f"{folder} has changed since the request came.", "lora_path")
+        return config, load(files[1])
+    except (OSError, SafetensorError, ValueError) as error:
+        if isinstance(error, RequestError):
+            raise
+        raise RequestError(f"{folder} cannot be read: {error}", "lora_path") from error
+
+
+def digest_of(files: list[bytes]) -> bytes:
+    """Return the digest of an adapter's files, config first, as the front-end makes it."""
+    return sha256(b"".join(sha256(content).digest() for content in files)).digest()
+
+
+def _by_module(tensors: dict[str, Tensor], config: PeftConfig) -> dict[str, dict[str, Tensor]]:
+    """Group tensors by module and kind. Raises RequestError for unknown names and for no finite values."""
+    found: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor.float()).all()):
+            raise RequestError(f"tensor {name} holds values that are not finite numbers.", "lora_path")
+        stem = name.removeprefix(_PREFIX)
+        for end, kind in _KINDS.items():
+            if stem.endswith(f".{end}"):
+                if kind:
+                    found[stem.removesuffix(f".{end}")][kind] = tensor
+                break
+        else:
+            module, _, last = stem.rpartition(".")
+            is_saved = module.rpartition(".")[2] in config.modules_to_save
+            if last != "weight" or not (is_saved or module.rpartition(".")[2] in ("lm_head", EMBEDDING)):
+                raise RequestError(f"tensor {name} is of no kind that is supported.", "lora_path")
+            if is_saved:  # else PEFT saves embeddings beside adapters of embeddings
+                found[module]["whole"] = tensor
+    return found

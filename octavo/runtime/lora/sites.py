@@ -1,0 +1,251 @@
+"""Where adapters may change a model: a `Site` for each matrix, over the slots of the adapters in use.
+
+`AdaptedScheme` wraps the scheme of a checkpoint, so layers know nothing of adapters: the methods that it
+makes multiply as before and, while a token of the step has an adapter, add what that changes. An engine
+without adapters has no such methods.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.runtime.kernels.activations import Activation
+from octavo.runtime.kernels.adapters import ENTRY, LowRank, LowRankTable
+from octavo.runtime.kernels.linear import Packed
+from octavo.runtime.kernels.table import KernelTable
+from octavo.runtime.quantization.blocks import blocks_of_one
+from octavo.runtime.quantization.method import ExpertsMethod, LinearMethod, Scheme, Term
+from octavo.runtime.quantization.parameter import Layout, Parameter
+from octavo.runtime.transfer import Array, to_device
+
+HEAD, EMBEDDING = "lm_head", "embed_tokens"
+_LOOKED_UP = (HEAD, EMBEDDING)
+"""Sites outside the layers: their rows are not the step's tokens, or no kernel alone changes them."""
+
+
+class AdapterSlots:
+    """Says which adapter each token of a step has, by slot; 0 = none. It stays in place between steps."""
+
+    def __init__(self, num_adapters: int, most_tokens: int, device: torch.device) -> None:
+        self.num_slots = num_adapters + 1
+        self.is_active = False
+        """Some token of the step has one."""
+        self.is_recording = False
+        """Steps are recorded or captured, for whatever adapters their tokens will have."""
+        self._tokens, self._samples = torch.zeros((2, most_tokens), dtype=torch.int32, device=device)
+        self._num_tokens, self._num_samples = 0, -1
+        self._fixed: Tensor | None = None
+
+    def begin(self, tokens: Array, samples: Array) -> None:
+        """Begin a step. tokens: [T] int32; samples: [S] int32, those that the head computes"""
+        self.is_active = bool(tokens.any())
+        if self.is_active or self._num_tokens:
+            padded = np.zeros((2, len(self._tokens)), np.int32)
+            padded[0, : len(tokens)], padded[1, : len(samples)] = tokens, samples
+            for target, values in zip((self._tokens, self._samples), padded, strict=True):
+                target.copy_(to_device(values, target.device))
+        self._num_tokens = len(tokens) if self.is_active else 0
+        self._num_samples = len(samples)
+
+    def of(self, count: int) -> Tensor:
+        """Return the slots of a product's rows: the step's tokens, or those that sample, by their number."""
+        if self._fixed is not None:
+            return self._fixed.expand(count).contiguous()
+        is_sampled = count == self._num_samples != self._num_tokens and not self.is_recording
+        slots: Tensor = (self._samples if is_sampled else self._tokens)[:count]
+        return slots
+
+    def fix(self, slot: int | None) -> None:
+        """Let the rows of all products have this slot, until None."""
+        self._fixed = None if slot is None else torch.full((1,), slot, dtype=torch.int32)
+
+    @contextmanager
+    def recording(self, *, is_changed: bool) -> Iterator[None]:
+        """Record a step in here, with adapters or without."""
+        before, self.is_active, self.is_recording = self.is_active, is_changed, True
+        try:
+            yield
+        finally:
+            self.is_active, self.is_recording = before, False
+
+
+@dataclass(slots=True)
+class Site:
+    """A matrix that adapters may change. layout: as created, for this rank"""
+
+    name: str
+    layout: Layout
+    method: LinearMethod
+    table: LowRankTable
+    wholes: dict[int, Tensor] = field(default_factory=dict)
+    """By slot: a matrix in the place of the model's, [N, K]."""
+
+    @property
+    def is_used(self) -> bool:
+        """Return True if an adapter in a slot changes it."""
+        return bool(self.table.kept or self.wholes)
+
+    def row_norms(self, change: LowRank) -> Tensor:
+        """Return the squared norms of the rows of the changed matrix, [N] float32, of this rank's columns."""
+        inputs = change.down.shape[1]
+        eye = torch.eye(inputs, dtype=change.down.dtype, device=change.down.device)
+        is_host = eye.device.type == "cpu"
+        columns = self.method.apply(eye.float() if is_host else eye, None).float()  # [K, N]
+        bounds = self.table.kept_bounds if change.parts > 1 else (0, columns.shape[1])
+        for part, down in enumerate(change.down.float().chunk(change.parts)):
+            outputs = slice(*bounds[part : part + 2])
+            columns[:, outputs] += down.T @ change.up[:, outputs].float()
+        return columns.square().sum(0)
+
+
+class Sites:
+    """All sites of a model on this rank."""
+
+    def __init__(self, slots: AdapterSlots, kernels: KernelTable, dtype: torch.dtype) -> None:
+        """dtype: of adapters"""
+        self.slots, self.dtype = slots, dtype
+        self._kernels, self._linear = kernels.adapters, kernels.linear
+        self._by_name: dict[str, Site] = {}
+
+    def find(self, name: str) -> Site | None:
+        """Return the site of our module `name`."""
+        return self._by_name.get(name)
+
+    def at(self, name: str) -> Site:
+        """Return the site of this name, which exists."""
+        return self._by_name[name]
+
+    def add(self, name: str, layout: Layout, method: LinearMethod, device: torch.device) -> Site:
+        """Make the site of a matrix; where a model ties its head, that of the embedding makes both."""
+        sizes = [shard.size for shard in layout.shards] if layout.split_axis == 0 else [layout.shape[0]]
+        bounds = (0, *accumulate(sizes))
+        entries = torch.zeros((self.slots.num_slots, ENTRY), dtype=torch.int64, device=device)
+        on_device = torch.tensor(bounds, dtype=torch.int32, device=device)
+        site = Site(name, layout, method, LowRankTable(entries, on_device, self.dtype, bounds))
+        self._by_name[name] = site
+        return site
+
+    def put(self, slot: int, changes: dict[str, LowRank], wholes: dict[str, Tensor]) -> None:
+        """Let tokens of `slot` have these changes, by name of the site, and no others."""
+        for name, site in self._by_name.items():
+            change = changes.get(name)
+            if change is not None or slot in site.table.kept:
+                site.table.put(slot, change)
+            site.wholes.pop(slot, None)
+            if name in wholes:
+                site.wholes[slot] = wholes[name]
+
+    def change(self, site: Site, x: Tensor, out: Tensor, bias: Tensor | None) -> Tensor:
+        """Change a product of x [rows, K] in place, and return it."""
+        slots = self.slots.of(len(x))
+        for slot, weight in site.wholes.items():
+            (rows,) = (slots == slot).nonzero(as_tuple=True)
+            if len(rows):
+                out[rows] = self._multiply(x[rows], weight, bias)
+        if site.table.kept or self.slots.is_recording:
+            self._kernels.add_low_rank(x, out, slots, site.table, bias)
+        return out
+
+    def change_lookup(self, site: Site, ids: Tensor, out: Tensor, scale: float) -> Tensor:
+        """Change the embeddings of `ids`, in place, and return them; a `down` has a column for each token."""
+        slots = self.slots.of(len(ids))
+        for slot in {*site.wholes, *site.table.kept}:
+            (rows,) = (slots == slot).nonzero(as_tuple=True)
+            if not len(rows):
+                continue
+            if (whole := site.wholes.get(slot)) is not None:
+                out[rows] = (whole[ids[rows]] * scale).to(out.dtype)
+            elif (change := site.table.kept.get(slot)) is not None:
+                inner = change.down.T[ids[rows]].to(out.dtype).contiguous()
+                out[rows] += self._multiply(inner, change.up.T.contiguous(), None) * scale
+        return out
+
+    def _multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Multiply by weight [N, K]; on a CPU a row's result does not depend on the others."""
+        if x.device.type != "cpu":
+            return self._linear.matmul(x, weight.to(x.dtype), bias)
+        blocks = blocks_of_one(weight)
+        return self._linear.block_matmul(x, Packed(blocks.data, blocks.type.name), bias)
+
+
+class AdaptedLinear(LinearMethod):
+    """Multiplies by a matrix and adds what adapters change."""
+
+    def __init__(self, inner: LinearMethod, sites: Sites, name: str, device: torch.device) -> None:
+        self._inner, self._sites, self._slots = inner, sites, sites.slots
+        self._name, self._device = name, device
+
+    def create(self, layout: Layout) -> dict[str, Parameter]:
+        sites = self._sites
+        self._site = sites.add(self._name, layout, self._inner, self._device)
+        self._looked_up = self._site
+        if self._name == EMBEDDING:
+            self._site = sites.add(HEAD, layout, self._inner, self._device)
+        return self._inner.create(layout)
+
+    def after_load(self) -> None:
+        self._inner.after_load()
+
+    @property
+    def _is_changed(self) -> bool:
+        """Return True if a token of this step may have a change."""
+        if self._slots.is_recording and self._name in _LOOKED_UP:
+            return False
+        return self._slots.is_active and (self._site.is_used or self._slots.is_recording)
+
+    def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        out = self._inner.apply(x, bias)
+        return self._sites.change(self._site, x, out, bias) if self._is_changed else out
+
+    def apply_gated(self, x: Tensor, bias: Tensor | None, gate: Activation) -> Tensor | None:
+        return None if self._is_changed else self._inner.apply_gated(x, bias, gate)
+
+    def apply_feed_forward(self, x: Tensor, gate: Activation, down: LinearMethod) -> Tensor | None:
+        if isinstance(down, AdaptedLinear):
+            if self._is_changed or down._is_changed:
+                return None
+            down = down._inner
+        return self._inner.apply_feed_forward(x, gate, down)
+
+    def apply_greedy(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
+        return None if self._is_changed else self._inner.apply_greedy(x)
+
+    def apply_deferred(self, x: Tensor) -> Term:
+        return self.apply(x, None) if self._is_changed else self._inner.apply_deferred(x)
+
+    def gather(self, ids: Tensor, scale: float = 1.0) -> Tensor:
+        out = self._inner.gather(ids, scale)
+        is_changed = self._slots.is_active and not self._slots.is_recording and self._looked_up.is_used
+        return self._sites.change_lookup(self._looked_up, ids, out, scale) if is_changed else out
+
+    def describe(self) -> list[str]:
+        return self._inner.describe()
+
+
+class AdaptedScheme(Scheme):
+    """Stores matrices as another scheme does."""
+
+    def __init__(self, inner: Scheme, sites: Sites) -> None:
+        super().__init__(inner.storage, inner.config, inner.sources)
+        self._inner, self.sites = inner, sites
+
+    @classmethod
+    def matches(cls, config: object) -> bool:
+        return False
+
+    def linear(self, name: str) -> LinearMethod:
+        return self._adapted(self._inner.linear(name), name)
+
+    def experts(self, name: str) -> ExpertsMethod:
+        return self._inner.experts(name)
+
+    def router(self, name: str) -> LinearMethod:
+        return self._adapted(self._inner.router(name), name)
+
+    def _adapted(self, method: LinearMethod, name: str) -> LinearMethod:
+        return AdaptedLinear(method, self.sites, name, self.storage.device)

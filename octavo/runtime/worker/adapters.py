@@ -1,0 +1,128 @@
+"""`AdaptersPart` gives the tokens of a step the adapters of their requests."""
+
+from collections import OrderedDict
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.base.errors import RequestError
+from octavo.base.log import get_logger
+from octavo.messages.adapters import AdapterRef
+from octavo.messages.step import NewRequest
+from octavo.runtime.batch import ForwardBatch
+from octavo.runtime.distributed.context import ParallelContext
+from octavo.runtime.lora.pool import AdapterPool
+from octavo.runtime.lora.reader import Adapter
+from octavo.runtime.lora.sites import EMBEDDING, HEAD, Sites
+from octavo.runtime.models.interface import Model
+from octavo.runtime.worker.pending import PendingStep
+from octavo.runtime.worker.prepare import Work
+from octavo.runtime.worker.step_part import StepPart
+
+logger = get_logger(__name__)
+
+
+class AdaptersPart(StepPart):
+    """Keeps the adapters in use in slots, and those of ended requests until others need the place."""
+
+    def __init__(self, pool: AdapterPool, sites: Sites, parallel: ParallelContext, num_rows: int) -> None:
+        super().__init__()
+        self.pool, self._sites, self._parallel = pool, sites, parallel
+        self._slot_of_row = np.zeros(num_rows + 1, np.int32)
+        self._free = list(range(sites.slots.num_slots - 1, 0, -1))
+        self._in_slots: OrderedDict[bytes, int] = OrderedDict()
+        """Slots by the key of their adapter, the least recently given first."""
+        self._users = np.zeros(sites.slots.num_slots, np.int64)
+        self._adapters: dict[int, Adapter] = {}
+        self._failed: dict[str, str] = {}
+        self._failed_rows: dict[int, str] = {}
+        self._needs_model = False
+
+    def read(self, request: NewRequest) -> int | None:
+        """See StepPart: the slot of its adapter; one that cannot be had ends the request."""
+        if (ref := request.spec.adapter) is None:
+            return None
+        try:
+            return self._slot_for(ref)
+        except (RequestError, OSError, RuntimeError) as error:
+            logger.warning("Adapter %s cannot be used: %s", ref.name, error)
+            self._failed[request.request_id] = f"Loading lora {ref.name} failed: {error}"
+            return None
+
+    def add(self, row: int, request: NewRequest) -> None:
+        super().add(row, request)
+        if (slot := self._wanted.get(row)) is not None:
+            self._slot_of_row[row] = slot
+            self._users[slot] += 1
+        elif request.request_id in self._failed:
+            self._failed_rows[row] = request.request_id
+
+    def remove(self, row: int) -> None:
+        if (slot := self._wanted.pop(row, None)) is not None:
+            self._slot_of_row[row] = 0
+            self._users[slot] -= 1
+        if (request_id := self._failed_rows.pop(row, None)) is not None:
+            self._failed.pop(request_id, None)
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self._needs_model or self._failed)
+
+    def begin(self, work: Work) -> None:
+        slots = self._slot_of_row[work.rows]
+        lengths = work.ends - work.computed
+        self._sites.slots.begin(slots.repeat(lengths), slots[work.samples])
+        work.is_changed = self._sites.slots.is_active
+        used = set(slots.tolist()) if work.is_changed else set()
+        self._needs_model = any(_needs_model(self._adapters[slot]) for slot in used if slot)
+
+    def before(self, work: Work, batch: ForwardBatch) -> None:
+        """Say what no recorded step can do."""
+        batch.is_looked_up = self._needs_model
+
+    def after(self, work: Work, hidden: Tensor, model: Model, outcome: PendingStep) -> None:
+        """End the requests whose adapters cannot be had."""
+        outcome.errors |= {name: text for name, text in self._failed.items() if name in outcome.request_ids}
+
+    def fix(self, row: int | None) -> None:
+        """Let products be of the request of `row` alone, until None."""
+        self._sites.slots.fix(None if row is None else int(self._slot_of_row[row]))
+
+    def equip(self, sites: Sites) -> None:
+        """Change the model that these sites are of, as the one before."""
+        self._sites = sites
+        for slot, adapter in self._adapters.items():
+            sites.put(slot, adapter.changes, adapter.wholes)
+
+    def _slot_for(self, ref: AdapterRef) -> int:
+        key = ref.key
+        if (slot := self._in_slots.get(key)) is not None:
+            self._in_slots.move_to_end(key)
+            return slot
+        adapter = self.pool.get(ref)
+        self._find_factors(adapter)
+        if not self._free:
+            idle = next(name for name, slot in self._in_slots.items() if not self._users[slot])
+            self._free.append(self._in_slots.pop(idle))
+        slot = self._free.pop()
+        self._in_slots[key], self._adapters[slot] = slot, adapter
+        self._sites.put(slot, adapter.changes, adapter.wholes)
+        return slot
+
+    def _find_factors(self, adapter: Adapter) -> None:
+        """Divide DoRA's magnitudes by the norms of the changed matrices' rows, once (arXiv:2402.09353)."""
+        for name in sorted(adapter.magnitudes):  # the ranks together, whatever order files are read in
+            site, magnitude = self._sites.at(name), adapter.magnitudes[name]
+            squares = site.row_norms(adapter.changes[name])
+            if site.layout.split_axis == 1 and self._parallel.tp_size > 1:
+                squares = self._parallel.all_reduce(squares)
+            magnitude = magnitude.to(squares.device)
+            factors = torch.where(magnitude == 0, 1.0, magnitude / squares.sqrt()).contiguous()
+            adapter.changes[name] = adapter.changes[name]._replace(factors=factors)
+            del adapter.magnitudes[name]
+
+
+def _needs_model(adapter: Adapter) -> bool:
+    """Return True if a step with this adapter cannot be replayed."""
+    return bool(adapter.wholes) or not {HEAD, EMBEDDING}.isdisjoint(adapter.changes)
