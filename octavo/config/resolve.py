@@ -43,8 +43,7 @@ def resolve(args: EngineArgs, *, needs_device: bool = True) -> EngineConfig:
     needs_device: the device must be here; False for plans
     """
     _check(args)
-    if needs_device:
-        _check_device(args.device)
+    _check_device(args.device if needs_device else "")
     path = locate(args.model, revision=args.revision, download_dir=args.download_dir)
     folder = read_folder(path)
     checkpoint = read_checkpoint(Path(folder.model_path or path), args.hf_overrides)
@@ -54,8 +53,7 @@ def resolve(args: EngineArgs, *, needs_device: bool = True) -> EngineConfig:
     if args.generation_config not in ("auto", *NO_GENERATION_CONFIG):
         checkpoint = _with_generation_config(checkpoint, args.generation_config)
     pooling = read_pooling(args.runner, args.convert, args.pooler_config, checkpoint, folder)
-    if pooling is not None:
-        args = _for_pooling(args, pooling)
+    args = args if pooling is None else _for_pooling(args, pooling)
     parallel = _parallel(args)
     _check_sizes(parallel, checkpoint)
     cpu = parallel.device == "cpu"

@@ -1,7 +1,6 @@
 """Adapters of a model: as users name them, and as requests carry them to the workers."""
 
 import struct
-from collections.abc import Sequence
 
 import msgspec
 
@@ -33,32 +32,6 @@ class LoRARequest(msgspec.Struct, frozen=True):
         if self.is_3d_lora_weight:
             raise RequestError("Adapters of experts are not supported.", "is_3d_lora_weight")
 
-    @property
-    def name(self) -> str:
-        """Return the adapter's name."""
-        return self.lora_name
-
-    @property
-    def adapter_id(self) -> int:
-        """Return the adapter's id."""
-        return self.lora_int_id
-
-    @property
-    def path(self) -> str:
-        """Return the adapter's folder."""
-        return self.lora_path
-
-
-class LoRASum(msgspec.Struct, frozen=True):
-    """Several adapters whose changes are added up, each times a factor."""
-
-    parts: tuple[tuple[LoRARequest, float], ...]
-
-    @property
-    def lora_name(self) -> str:
-        """Return the names."""
-        return "+".join(lora.lora_name for lora, _ in self.parts)
-
 
 class AdapterPart(msgspec.Struct, array_like=True, frozen=True):
     """One adapter of a sum."""
@@ -79,8 +52,3 @@ class AdapterRef(msgspec.Struct, array_like=True, frozen=True):
     def key(self) -> bytes:
         """Return what the keys and values depend on: equal for equal contents, whatever their names."""
         return b"".join(part.digest + struct.pack("<d", part.scale) for part in self.parts)
-
-
-def parts_of(given: LoRARequest | LoRASum) -> Sequence[tuple[LoRARequest, float]]:
-    """Return the adapters of a request with their factors."""
-    return given.parts if isinstance(given, LoRASum) else ((given, 1.0),)

@@ -157,4 +157,4 @@ class TokenRule(Rule):
 
 def feature_rules(config: SchedulerConfig, tracker: RequestTracker) -> list[Rule]:
     """Return the rules of features, which ask nothing of requests that do not use them."""
-    return [AdapterRule(tracker, config.max_loras)]
+    return [BulkRule(tracker.bulk_seats), AdapterRule(tracker, config.max_loras)]

@@ -24,7 +24,6 @@ from octavo.engine.scheduler.request import Request, RequestStatus, hash_chain
 from octavo.engine.scheduler.request_tracker import RequestTracker
 from octavo.engine.scheduler.rules import (
     BlockRule,
-    BulkRule,
     LeaderRule,
     Rule,
     SeatRule,
@@ -68,7 +67,6 @@ class Scheduler:
         self._tracker = RequestTracker(self.kv, self._policy, config.max_num_seqs)
         self._rules: list[Rule] = [
             SeatRule(),
-            BulkRule(self._tracker.bulk_seats),
             LeaderRule(),
             *feature_rules(config, self._tracker),
             BlockRule(self._tracker, self._max_chunk),
