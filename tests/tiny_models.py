@@ -121,15 +121,6 @@ _LINEAR_OF_THREE = {"layer_types": ["linear_attention", _FULL, "linear_attention
 
 TINY: dict[str, dict[str, Any]] = {
     "ArceeForCausalLM": _GROUPED | _PLAIN | {"model_type": "arcee", "head_dim": 8},
-    "Dots1ForCausalLM": _GROUPED
-    | _PLAIN
-    | _GROUPED_EXPERTS
-    | {"model_type": "dots1", "head_dim": 16, "norm_topk_prob": True}
-    | {"sliding_window": 24, "layer_types": [_SLIDING, _FULL, _SLIDING]},
-    "Ernie4_5_MoeForCausalLM": _GROUPED
-    | _PLAIN
-    | {"model_type": "ernie4_5_moe", "tie_word_embeddings": False, "moe_num_experts": 8, "moe_k": 3}
-    | {"moe_intermediate_size": 32, "moe_num_shared_experts": 1},
     "Exaone4ForCausalLM": _GROUPED
     | _STRETCHED
     | {"model_type": "exaone4", "sliding_window": 24, "num_hidden_layers": 5, "head_dim": 16},

@@ -18,8 +18,6 @@ class Family(NamedTuple):
 
 FAMILIES = {
     "ArceeForCausalLM": Family("Arcee AFM", "arcee-ai/AFM-4.5B"),
-    "Dots1ForCausalLM": Family("dots.llm1", "rednote-hilab/dots.llm1.inst"),
-    "Ernie4_5_MoeForCausalLM": Family("ERNIE 4.5 with experts", "baidu/ERNIE-4.5-21B-A3B-PT"),
     "Exaone4ForCausalLM": Family("EXAONE 4", "LGAI-EXAONE/EXAONE-4.0-1.2B"),
     "Llama4ForCausalLM": Family("Llama 4 (text), contexts below 8,192", "./llama-4-text"),
     "GlmForCausalLM": Family("GLM-4 9B (first)", "zai-org/glm-4-9b-chat-hf"),

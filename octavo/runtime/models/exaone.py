@@ -13,13 +13,16 @@ class Exaone4(Olmo2):
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
-        """Read which layers have a window: `layer_types`, or a pattern such as "LLLG", or its length."""
+        """Read which layers have a window: `layer_types`, or a pattern's length, or a pattern such as "LLLG".
+
+        Where a pattern is spelled out, the last layer has none.
+        """
         config = _DEFAULTS | config
         pattern = config.get("sliding_window_pattern")
         if config.get("sliding_window") and not config.get("layer_types"):
-            count = size_of(config, "num_hidden_layers")
             kinds = pattern if isinstance(pattern, str) else "L" * ((pattern or 4) - 1) + "G"
-            local = [kinds[i % len(kinds)] == "L" and i < count - 1 for i in range(count)]
+            local = [kinds[i % len(kinds)] == "L" for i in range(size_of(config, "num_hidden_layers"))]
+            local[-1] &= not isinstance(pattern, str)
             config["layer_types"] = ["sliding_attention" if x else "full_attention" for x in local]
         arch = read_arch(config, norms=RESIDUAL_NORMS, attention=read_heads(config, qk_norm="head"))
         if not config.get("sliding_window"):

@@ -34,7 +34,7 @@ _DEFAULTS_2: Config = _DEFAULTS | {
 
 
 def plus_one(tensor: Tensor, layer: LayerArch | None) -> Tensor:
-    """Return 1 + w, by which Gemma's norms multiply. (GGUF files hold the sum.)"""
+    """Return 1 + w, by which these norms multiply. (GGUF files hold the sum.)"""
     return tensor.float() + 1
 
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from octavo.runtime.models import experts
 from octavo.runtime.models.arch import SANDWICH_NORMS, Arch, Config, read_arch, read_heads
 from octavo.runtime.models.decoder import Decoder
-from octavo.runtime.models.qwen import windowed
 from octavo.runtime.models.weights import to
 
 
@@ -61,21 +60,3 @@ class GLM4MoE(Decoder):
         qk_norm = "head" if config.get("use_qk_norm") else "none"
         heads = read_heads(config, out_bias=False, qk_norm=qk_norm)
         return experts.with_first_dense(config, read_arch(config, attention=heads, feed_forward=feed_forward))
-
-
-class Dots1(GLM4MoE):
-    """dots.1 is a GLM-4.5 whose heads rotate whole and are normalised; later layers may have windows."""
-
-    @staticmethod
-    def arch_from_hf(config: Config) -> Arch:
-        """Read the windows as Qwen's, where a size of them switches them on."""
-        own: Config = {
-            "use_qk_norm": True,
-            "norm_topk_prob": False,
-            "first_k_dense_replace": 0,
-            "rms_norm_eps": 1e-6,
-        }
-        given = own | {"partial_rotary_factor": 1.0, "max_window_layers": 62} | config
-        return GLM4MoE.arch_from_hf(
-            windowed(given | {"use_sliding_window": bool(given.get("sliding_window"))})
-        )

@@ -11,15 +11,7 @@ from octavo.runtime.batch import ForwardBatch
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.mlp import DenseArch
 from octavo.runtime.models import experts
-from octavo.runtime.models.arch import (
-    Arch,
-    Config,
-    factor_of,
-    read_arch,
-    read_dense,
-    read_heads,
-    size_of,
-)
+from octavo.runtime.models.arch import Arch, Config, factor_of, read_arch, read_dense, read_heads, size_of
 from octavo.runtime.models.decoder import Decoder
 from octavo.runtime.models.experts import part_gates
 from octavo.runtime.models.recurrent import read_mamba2, scan_weights, with_recurrent_layers

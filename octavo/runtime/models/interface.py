@@ -127,8 +127,6 @@ MODELS: Registry[type[Family]] = Registry(
         "DeepseekV2ForCausalLM": "octavo.runtime.models.deepseek:DeepseekV2",
         "DeepseekV3ForCausalLM": "octavo.runtime.models.deepseek:DeepseekV3",
         "Ernie4_5ForCausalLM": "octavo.runtime.models.ernie:Ernie45",
-        "Dots1ForCausalLM": "octavo.runtime.models.glm:Dots1",
-        "Ernie4_5_MoeForCausalLM": "octavo.runtime.models.ernie:Ernie45MoE",
         "Exaone4ForCausalLM": "octavo.runtime.models.exaone:Exaone4",
         "FalconForCausalLM": "octavo.runtime.models.falcon:Falcon",
         "GPT2LMHeadModel": "octavo.runtime.models.gpt2:GPT2",

@@ -1,15 +1,10 @@
 """Nemotron and Arcee have a plain MLP with the square of a ReLU; Nemotron has layer norms around 1."""
 
-from torch import Tensor
-
 from octavo.runtime.layers.norm import NormArch
-from octavo.runtime.models.arch import Arch, Config, LayerArch, factor_of, read_arch, read_dense
+from octavo.runtime.models.arch import Arch, Config, factor_of, read_arch, read_dense
 from octavo.runtime.models.decoder import Decoder
+from octavo.runtime.models.gemma import plus_one
 from octavo.runtime.models.weights import to
-
-
-def _plus_one(tensor: Tensor, layer: LayerArch | None) -> Tensor:
-    return tensor.float() + 1
 
 
 class Arcee(Decoder):
@@ -19,7 +14,8 @@ class Arcee(Decoder):
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
-        return read_arch(config, feed_forward=read_dense({"hidden_act": "relu2"} | config, gated=False))
+        config = {"hidden_act": "relu2", "rms_norm_eps": 1e-5} | config
+        return read_arch(config, feed_forward=read_dense(config, gated=False))
 
 
 class Nemotron(Arcee):
@@ -27,9 +23,9 @@ class Nemotron(Arcee):
 
     WEIGHTS = Arcee.WEIGHTS.replace(
         {
-            "norm.weight": to("norm.weight", "", _plus_one),
-            "layers.*.input_layernorm.weight": to("layers.*.attention_norm.weight", "", _plus_one),
-            "layers.*.post_attention_layernorm.weight": to("layers.*.mlp_norm.weight", "", _plus_one),
+            "norm.weight": to("norm.weight", "", plus_one),
+            "layers.*.input_layernorm.weight": to("layers.*.attention_norm.weight", "", plus_one),
+            "layers.*.post_attention_layernorm.weight": to("layers.*.mlp_norm.weight", "", plus_one),
         }
     )
 
