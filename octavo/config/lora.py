@@ -15,6 +15,7 @@ from typing import Any
 from octavo.base.errors import BadCheckpoint, ConfigError, RequestError, Unsupported
 from octavo.config.checkpoint import read_json
 from octavo.config.option import Concern, option
+from octavo.config.parallel import ParallelConfig
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 _MOST_HEADER_BYTES = 100 << 20
@@ -50,7 +51,7 @@ class LoRAConfig(metaclass=Concern):
     )
 
 
-def resolve_lora(lora: LoRAConfig, max_loras: int, model_impl: str, num_stages: int) -> LoRAConfig:
+def resolve_lora(lora: LoRAConfig, max_loras: int, model_impl: str, parallel: ParallelConfig) -> LoRAConfig:
     """Decide what was left open. Raises ConfigError, Unsupported."""
     if not lora.enable_lora:
         return lora
@@ -61,10 +62,12 @@ def resolve_lora(lora: LoRAConfig, max_loras: int, model_impl: str, num_stages: 
         raise ConfigError(f"max_cpu_loras ({most}) must be greater than or equal to max_loras ({max_loras}).")
     if model_impl == "transformers":
         raise Unsupported("enable_lora needs a model of octavo's own: leave out model_impl='transformers'.")
-    if num_stages > 1:
+    if parallel.pipeline_parallel_size > 1:
         raise Unsupported(
             "enable_lora and pipeline_parallel_size exclude each other: use tensor_parallel_size."
         )
+    if parallel.device != "cpu":
+        raise Unsupported("enable_lora runs on CPUs only so far: merge the adapter, or use device='cpu'.")
     return replace(lora, max_cpu_loras=most)
 
 

@@ -74,7 +74,7 @@ def resolve(args: EngineArgs, *, needs_device: bool = True) -> EngineConfig:
         parallel=parallel,
         observability=_part(args, ObservabilityConfig),
         front=_part(args, FrontConfig),
-        lora=resolve_lora(_part(args, LoRAConfig), args.max_loras, args.model_impl, num_stages),
+        lora=resolve_lora(_part(args, LoRAConfig), args.max_loras, args.model_impl, parallel),
         checkpoint=checkpoint,
         pooling=pooling,
         fit_max_model_len=args.max_model_len == FIT,

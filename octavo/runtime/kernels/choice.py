@@ -245,11 +245,7 @@ def forbid(logits: torch.Tensor, rows: torch.Tensor, numbers: torch.Tensor, word
 
 
 def penalize(
-    logits: torch.Tensor,
-    rows: torch.Tensor,
-    lists: TokenLists,
-    owners: torch.Tensor,
-    strengths: torch.Tensor,
+    logits: torch.Tensor, rows: torch.Tensor, lists: TokenLists, owners: torch.Tensor, strengths: torch.Tensor
 ) -> None:
     """See sampling.Penalize: the work goes with the length of the requests, not with the vocabulary.
 

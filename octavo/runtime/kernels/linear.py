@@ -13,12 +13,7 @@ from torch import Tensor
 
 from octavo.base.gguf import BlockType
 from octavo.runtime.kernels.activations import Activation
-from octavo.runtime.kernels.block_types import (
-    ARRANGED_TYPES,
-    BFLOAT16_TYPES,
-    INTEGER_TYPES,
-    TYPES_BY_NAME,
-)
+from octavo.runtime.kernels.block_types import ARRANGED_TYPES, BFLOAT16_TYPES, INTEGER_TYPES, TYPES_BY_NAME
 from octavo.runtime.kernels.norms import AddNorm, ResidualUpdate
 from octavo.runtime.kernels.precision import InputPrecision
 

@@ -92,10 +92,7 @@ class Recurrent(Layer):
         self, arch: RecurrentArch, build: BuildContext, layer_id: int, size: int, eps: float
     ) -> None:
         super().__init__()
-        self.layer_id, self.kv_spec = (
-            layer_id,
-            arch.kv_spec(build),
-        )
+        self.layer_id, self.kv_spec = (layer_id, arch.kv_spec(build))
         self._kernels, self._gather = build.kernels.recurrent, make_row_gather(build)
         self._scan, self._offset = arch.scan, (arch.taps - 1) * arch.channels
         channels = Shard("", arch.channels, 0, arch.channels)

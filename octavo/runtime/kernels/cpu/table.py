@@ -77,10 +77,7 @@ def table_of(library: Library, threads: int) -> KernelTable:
         experts=ExpertKernels(experts.route, dense_experts, experts.block_experts),
         recurrent=RecurrentKernels(recurrence.causal_conv, recurrence.scan, recurrence.gate),
         sampling=replace(
-            TORCH_SAMPLING,
-            choose=partial(choose, kernels.greedy),
-            row_limits=row_limits,
-            forbid=forbid,
+            TORCH_SAMPLING, choose=partial(choose, kernels.greedy), row_limits=row_limits, forbid=forbid
         ),
         steps=replace(STEP_KERNELS, record_calls=CallRecorder(library).record),
         adapters=AdapterKernels(kernels.add_low_rank),
