@@ -45,11 +45,14 @@ def _model(name: str, remedy: str) -> Path:
 
 @pytest.fixture(autouse=True)
 def _fresh_log():
-    """A test that sets up the log leaves it as it was."""
-    logger = logging.getLogger("octavo")
-    before = logger.handlers[:], logger.propagate, logger.level
+    """A test that sets up the log, itself or by a fixture of longer life, leaves it as it is at first.
+
+    (pytest itself hands lines of loggers that do not propagate at first to `caplog`: they came twice.)
+    """
     yield
-    logger.handlers[:], logger.propagate, logger.level = before
+    logger = logging.getLogger("octavo")
+    logger.handlers[:], logger.propagate = [], True
+    logger.setLevel(logging.NOTSET)
 
 
 def pytest_addoption(parser):

@@ -221,9 +221,8 @@ class Operator:
         """Have every rank load an adapter, while steps go on."""
         arguments = {"ref": msgspec.to_builtins(ref, builtin_types=(bytes,)), "waits": False}
         await self.collective_rpc("load_adapter", kwargs=arguments)
-        while None in (
-            found := await self.collective_rpc("load_adapter", kwargs=arguments | {"waits": True})
-        ):
+        arguments["waits"] = True
+        while None in (found := await self.collective_rpc("load_adapter", kwargs=arguments)):
             await self._core.rest(_LOOK_S)
         if reasons := [reason for reason in found if reason]:
             raise RequestError(f"Loading lora {ref.name} failed: {reasons[0]}", "lora_path")
@@ -240,10 +239,8 @@ class Operator:
         ref = self._adapters.get(lora_id)
         if ref is None:
             raise RequestError(f"Pinning failed. LoRA {lora_id} is not registered.", "lora_id")
-        if not all(await self.collective_rpc("pin_adapter", kwargs={"key": ref.key})):
-            await self._load(ref)
-            return all(await self.collective_rpc("pin_adapter", kwargs={"key": ref.key}))
-        return True
+        await self._load(ref)
+        return all(await self.collective_rpc("pin_adapter", kwargs={"key": ref.key}))
 
     async def list_loras(self) -> set[int]:
         """Return the ids of the adapters that were added."""

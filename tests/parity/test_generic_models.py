@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
-from transformers.models.nemotron.modeling_nemotron import NemotronMLP
+from transformers.models.helium.modeling_helium import HeliumMLP
 
 from octavo import LLM, SamplingParams
 from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
@@ -95,9 +95,9 @@ def pair(request, tmp_path_factory):
 
 
 @pytest.fixture
-def nemotron(tmp_path):
+def helium(tmp_path):
     """A checkpoint that octavo has no file for."""
-    return save(make_oracle(CONFIGS["nemotron"]), tmp_path / "nemotron")
+    return save(make_oracle(CONFIGS["helium"]), tmp_path / "helium")
 
 
 @pytest.mark.parametrize("chunk", [0, 1, 13], ids=["whole", "token_by_token", "chunks_of_13"])
@@ -139,7 +139,7 @@ def test_equal_to_octavos_own(tmp_path, architecture):
 
 
 def test_widened_weights(tmp_path, caplog):
-    folder = save(make_oracle(CONFIGS["nemotron"]).bfloat16(), tmp_path)
+    folder = save(make_oracle(CONFIGS["helium"]).bfloat16(), tmp_path)
     oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     [prompt] = make_prompts(VOCAB_SIZE, (40,))
     with caplog.at_level(logging.INFO, "octavo"):
@@ -147,7 +147,7 @@ def test_widened_weights(tmp_path, caplog):
     torch.testing.assert_close(
         prompt_logits(model, [prompt])[0], oracle_logits(oracle, prompt), atol=TOLERANCE, rtol=0
     )
-    assert "NemotronForCausalLM runs by the code of transformers" in caplog.text
+    assert "HeliumForCausalLM runs by the code of transformers" in caplog.text
     assert "read as bfloat16" in caplog.text
     assert "of memory as float32" in caplog.text
 
@@ -161,11 +161,11 @@ def test_given_embeddings(tmp_path):
     torch.testing.assert_close(logits, oracle_logits(oracle, prompt), atol=TOLERANCE, rtol=0)
 
 
-def test_random_weights(nemotron):
+def test_random_weights(helium):
     """Without reading a weight, and the same every time."""
-    (nemotron / "model.safetensors").write_bytes(b"")
+    (helium / "model.safetensors").write_bytes(b"")
     prompts = make_prompts(VOCAB_SIZE, (9,))
-    first, second = (prompt_logits(load(nemotron, load_format="dummy"), prompts)[0] for _ in range(2))
+    first, second = (prompt_logits(load(helium, load_format="dummy"), prompts)[0] for _ in range(2))
     assert torch.equal(first, second)
     assert first.std() > 0
 
@@ -229,48 +229,48 @@ def test_what_no_cache_can_hold_is_refused(tmp_path, name):
 
 def test_state_outside_attention_is_noticed(tmp_path, monkeypatch):
     """A model that says nothing of a state it keeps: the comparison on a few tokens finds it."""
-    forward = NemotronMLP.forward
-    monkeypatch.setattr(NemotronMLP, "forward", lambda self, x: forward(self, x).cumsum(1))
-    folder = save(make_oracle(CONFIGS["nemotron"]), tmp_path)
+    forward = HeliumMLP.forward
+    monkeypatch.setattr(HeliumMLP, "forward", lambda self, x: forward(self, x).cumsum(1))
+    folder = save(make_oracle(CONFIGS["helium"]), tmp_path)
     with pytest.raises(Unsupported, match=r"logits differ by \d+\.\d%"):
         load(folder)
 
 
-def test_unknown_architectures_are_refused(nemotron):
-    edit_config(nemotron, architectures=["ForeignForCausalLM"], auto_map={"AutoModel": "foreign.Foreign"})
-    (nemotron / "foreign.py").write_text("raise AssertionError('code from the folder runs')")
-    with pytest.raises(ConfigError, match=r"'ForeignForCausalLM', and transformers .* LlamaForCausalLM"):
-        load(nemotron)
+def test_unknown_architectures_are_refused(helium):
+    edit_config(helium, architectures=["ForeignForCausalLM"], auto_map={"AutoModel": "foreign.Foreign"})
+    (helium / "foreign.py").write_text("raise AssertionError('code from the folder runs')")
+    with pytest.raises(ConfigError, match=r"'ForeignForCausalLM', and transformers .*own: .* Llama, "):
+        load(helium)
     with pytest.raises(ConfigError, match="Unknown model architecture 'ForeignForCausalLM'"):
-        load(nemotron, model_impl="octavo")
+        load(helium, model_impl="octavo")
 
 
-def test_what_a_config_names_is_never_run(nemotron):
+def test_what_a_config_names_is_never_run(helium):
     """Code beside a known architecture, kernels from a hub: the folder's wishes count for nothing."""
-    (nemotron / "foreign.py").write_text("raise AssertionError('code from the folder runs')")
+    (helium / "foreign.py").write_text("raise AssertionError('code from the folder runs')")
     edit_config(
-        nemotron,
+        helium,
         auto_map={"AutoConfig": "foreign.Config", "AutoModelForCausalLM": "foreign.Foreign"},
         attn_implementation="someone/kernels",
         _attn_implementation="someone/kernels",
     )
-    assert isinstance(load(nemotron, trust_remote_code=True), Generic)
+    assert isinstance(load(helium, trust_remote_code=True), Generic)
 
 
-def test_options_that_do_not_fit(nemotron):
+def test_options_that_do_not_fit(helium):
     with pytest.raises(ConfigError, match="tensor_parallel_size=1"):
-        load(nemotron, ParallelContext(Group(0, 2)))
-    edit_config(nemotron, quantization_config={"quant_method": "gptq"})
+        load(helium, ParallelContext(Group(0, 2)))
+    edit_config(helium, quantization_config={"quant_method": "gptq"})
     with pytest.raises(Unsupported, match="stored by 'gptq'"):
-        load(nemotron)
+        load(helium)
 
 
-def test_a_rope_that_follows_the_longest_request_is_bounded(nemotron):
-    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4, "partial_rotary_factor": 0.5}
-    edit_config(nemotron, rope_parameters=rope, max_position_embeddings=128)
+def test_a_rope_that_follows_the_longest_request_is_bounded(helium):
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    edit_config(helium, rope_parameters=rope, max_position_embeddings=128)
     with pytest.raises(ConfigError, match="use max_model_len=128"):
-        load(nemotron)
-    assert isinstance(load(nemotron, max_model_len=128), Generic)
+        load(helium)
+    assert isinstance(load(helium, max_model_len=128), Generic)
 
 
 @pytest.mark.parametrize(
@@ -282,9 +282,9 @@ def test_a_rope_that_follows_the_longest_request_is_bounded(nemotron):
         ({"hidden_size": "wide"}, "refuses the config"),
     ],
 )
-def test_checkpoints_that_do_not_fit_their_config(nemotron, entries, reason):
+def test_checkpoints_that_do_not_fit_their_config(helium, entries, reason):
     with pytest.raises(BadCheckpoint, match=reason):
-        load(edit_config(nemotron, **entries))
+        load(edit_config(helium, **entries))
 
 
 def test_two_models_in_one_process(tmp_path):
@@ -302,9 +302,9 @@ def test_two_models_in_one_process(tmp_path):
         torch.testing.assert_close(torch.cat(part), oracle_logits(oracle, prompt), atol=TOLERANCE, rtol=0)
 
 
-def test_narrow_caches(nemotron):
+def test_narrow_caches(helium):
     """Keys and values kept in 16 bits: the check at load is not disturbed by their rounding."""
-    config = engine_config(nemotron)
+    config = engine_config(helium)
     config = replace(config, cache=replace(config.cache, kv_cache_dtype="bfloat16"))
     model = load_model(config, get_platform("cpu", 1), ParallelContext())
     assert model.cache_layers[0].kv_spec.bytes_per_token == 2 * 2 * 8 * 2

@@ -184,7 +184,7 @@ def test_contexts_that_would_need_more_are_refused(family, length):
 
 def test_windows_of_exaone():
     read, config = MODELS.load("Exaone4ForCausalLM").arch_from_hf, tiny_config("Exaone4ForCausalLM")
-    for given, expected in (({}, [24, 24, 24, 0, 0]), ({"sliding_window_pattern": "LG"}, [24, 0, 24, 0, 0])):
+    for given, expected in (({}, [24, 24, 24, 0, 24]), ({"sliding_window_pattern": "LG"}, [24, 0, 24, 0, 0])):
         layers = read(config | given).layers
         assert [layer.sliding_window for layer in layers] == expected
         assert [layer.rope is None for layer in layers] == [not window for window in expected]

@@ -6,7 +6,8 @@ The verbs of `inproc.InprocClient`. The cores run in processes of their own, whe
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+import weakref
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
 from octavo.base.errors import EngineDead, Unsupported
@@ -24,10 +25,13 @@ class ReplicatedClient:
 
     def __init__(self, config: EngineConfig) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="replicas", daemon=True)
+        self._thread = threading.Thread(target=_serve, args=(self._loop,), name="replicas", daemon=True)
         self._thread.start()
         self._door = BalancedDoor(config, AsyncClient)
         self._outputs = self._door.outputs()
+        parts = self._loop, self._door, self._outputs  # objects of the loop's thread, which ends with them
+        self._end = weakref.finalize(self, lambda: asyncio.run_coroutine_threadsafe(_end(*parts), parts[0]))
+        self._end.atexit = False
 
     def start(self) -> Ready:
         """Load the model in every replica. Raises ConfigError when the user can mend it."""
@@ -58,11 +62,8 @@ class ReplicatedClient:
 
     def close(self) -> None:
         """End the replicas; may be called twice."""
-        if not self._loop.is_closed():
-            self._run(self._door.close())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+        self._end()
+        self._thread.join()
 
     async def _next(self) -> EngineOutputs:
         async for outputs in self._outputs:
@@ -75,6 +76,19 @@ class ReplicatedClient:
             work.close()
             raise EngineDead("The engine has been shut down.")
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.close()
+
+
+async def _end(loop: asyncio.AbstractEventLoop, door: BalancedDoor, outputs: AsyncIterator[Any]) -> None:
+    try:
+        await door.close()
+        await outputs.aclose()  # type: ignore[attr-defined]  # a generator
+    finally:
+        loop.stop()
 
 
 async def _do(verb: Callable[[T], None], argument: T) -> None:

@@ -65,7 +65,7 @@ def _find_class(architecture: str) -> type[PreTrainedModel]:
         raise BadCheckpoint(
             f"octavo has no file for the architecture {architecture!r}, and transformers "
             f"{transformers.__version__} has no causal language model of that name; code from a model folder "
-            f"never runs. octavo's own: {', '.join(MODELS.names())}."
+            f"never runs. octavo's own: {', '.join(MODELS.names()).replace('ForCausalLM', '')}."
         )
     cls: type[PreTrainedModel] = getattr(transformers, architecture)
     return cls

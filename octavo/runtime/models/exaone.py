@@ -5,19 +5,14 @@ from dataclasses import replace
 from octavo.runtime.models.arch import RESIDUAL_NORMS, Arch, Config, read_arch, read_heads, size_of
 from octavo.runtime.models.olmo import Olmo2
 
-_DEFAULTS: Config = {"rms_norm_eps": 1e-5}
-
 
 class Exaone4(Olmo2):
     """Three layers of four have a sliding window, if any has; heads of queries and keys are normalised."""
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
-        """Read which layers have a window: `layer_types`, or a pattern's length, or a pattern such as "LLLG".
-
-        Where a pattern is spelled out, the last layer has none.
-        """
-        config = _DEFAULTS | config
+        """Read which layers have windows: `layer_types`, a pattern ("LLLG", none at the end), its length."""
+        config = dict(config, rms_norm_eps=config.get("rms_norm_eps", 1e-5))
         pattern = config.get("sliding_window_pattern")
         if config.get("sliding_window") and not config.get("layer_types"):
             kinds = pattern if isinstance(pattern, str) else "L" * ((pattern or 4) - 1) + "G"

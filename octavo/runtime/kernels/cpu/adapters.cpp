@@ -1,7 +1,10 @@
 // Low-rank changes of products, another one for every token: y += (x down^T) up, in two phases. Every sum has an
 // order of its own, whatever the other rows are and whoever computes it.
-#include "simd.h"
+#include <algorithm>
+#include <vector>
+
 #include "exported.h"
+#include "simd.h"
 #include "threads.h"
 
 namespace octavo {
@@ -22,52 +25,112 @@ inline float one(const uint16_t* p) {
     return read<float>(&bits);
 }
 
-// Products of x with COUNT rows of `down`: each row's sum alike, however many there are.
-template <int COUNT, class W>
-inline void dots(const float* x, const W* down, int64_t inputs, float* y) {
-    vf sums[COUNT] = {};
+constexpr int MOST_ROWS = VL == 16 ? 4 : 2;  // tokens that the matrices of their adapter are read for at once
+
+struct Tokens {
+    const Change* change;
+    int64_t count;
+    int64_t rows[MOST_ROWS];
+};
+
+// Tokens that have an adapter, those of one side by side.
+std::vector<Tokens> grouped(const int32_t* slots, int64_t rows, const Change* changes) {
+    std::vector<int64_t> order;
+    for (int64_t row = 0; row < rows; row++)
+        if (changes[slots[row]].down) order.push_back(row);
+    std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return slots[a] < slots[b]; });
+    std::vector<Tokens> groups;
+    for (int64_t row : order) {
+        const Change* change = changes + slots[row];
+        if (groups.empty() || groups.back().change != change || groups.back().count == MOST_ROWS)
+            groups.push_back({change, 0, {}});
+        groups.back().rows[groups.back().count++] = row;
+    }
+    return groups;
+}
+
+// Products of ROWS tokens with COUNT rows of `down`: each sum alike, however many there are.
+template <int ROWS, int COUNT, class W>
+inline void dots(const float* const* x, const W* down, int64_t inputs, float* const* y, int64_t first) {
+    vf sums[ROWS * COUNT] = {};
     int64_t i = 0;
     for (; i + VL <= inputs; i += VL) {
-        vf value = load(x + i);
-        unrolled<COUNT>([&](auto r) { sums[r] = fma(value, load_as(down + r * inputs + i), sums[r]); });
+        vf values[ROWS];
+        unrolled<ROWS>([&](auto t) { values[t] = load(x[t] + i); });
+        unrolled<COUNT>([&](auto r) {
+            vf weights = load_as(down + r * inputs + i);
+            unrolled<ROWS>([&](auto t) { sums[t * COUNT + r] = fma(values[t], weights, sums[t * COUNT + r]); });
+        });
     }
-    unrolled<COUNT>([&](auto r) {
-        float rest = 0;
-        for (int64_t j = i; j < inputs; j++) rest += x[j] * one(down + r * inputs + j);
-        y[r] = sum(sums[r]) + rest;
-    });
-}
-
-template <class W>
-void shrink(const float* x, const W* down, int64_t inputs, int64_t begin, int64_t end, float* y) {
-    int64_t r = begin;
-    for (; r + 4 <= end; r += 4) dots<4>(x, down + r * inputs, inputs, y + r);
-    for (; r < end; r++) dots<1>(x, down + r * inputs, inputs, y + r);
-}
-
-// y[begin … end) += inner up, where `up` has rows of `outputs` values; then factors and biases.
-template <class W>
-void expand(const float* inner, const Change& change, int64_t outputs, int64_t begin, int64_t end, const float* bias,
-            float* y) {
-    const W* up = (const W*)change.up;
-    int64_t n = begin;
-    for (; n + VL <= end; n += VL) {
-        vf total = {};
-        for (int64_t r = 0; r < change.rank; r++) total = fma(set1(inner[r]), load_as(up + r * outputs + n), total);
-        total = load(y + n) + total;
-        if (change.factors) {
-            vf base = bias ? load(bias + n) : vf{};
-            total = (total - base) * load(change.factors + n) + base;
+    for (int t = 0; t < ROWS; t++) {
+        for (int r = 0; r < COUNT; r++) {
+            float rest = 0;
+            for (int64_t j = i; j < inputs; j++) rest += x[t][j] * one(down + r * inputs + j);
+            y[t][first + r] = sum(sums[t * COUNT + r]) + rest;
         }
-        store(y + n, change.bias ? total + load(change.bias + n) : total);
     }
+}
+
+template <int ROWS, class W>
+void shrink(const float* const* x, const W* down, int64_t inputs, int64_t begin, int64_t end, float* const* y) {
+    constexpr int COUNT = ROWS == 1 ? 8 : 4;
+    int64_t r = begin;
+    for (; r + COUNT <= end; r += COUNT) dots<ROWS, COUNT>(x, down + r * inputs, inputs, y, r);
+    for (; r < end; r++) dots<ROWS, 1>(x, down + r * inputs, inputs, y, r);
+}
+
+// y[n … n + COUNT * VL) += inner up of ROWS tokens, where `up` has rows of `outputs` values; then factors and biases.
+template <int ROWS, int COUNT, class W>
+inline void raise(const float* const* inner, const Change& change, int64_t outputs, int64_t n, const float* bias,
+                  float* const* y) {
+    const W* up = (const W*)change.up + n;
+    vf totals[ROWS * COUNT] = {};
+    for (int64_t r = 0; r < change.rank; r++) {
+        unrolled<COUNT>([&](auto v) {
+            vf weights = load_as(up + r * outputs + v * VL);
+            unrolled<ROWS>([&](auto t) {
+                totals[t * COUNT + v] = fma(set1(inner[t][r]), weights, totals[t * COUNT + v]);
+            });
+        });
+    }
+    for (int t = 0; t < ROWS; t++) {
+        for (int v = 0; v < COUNT; v++) {
+            int64_t at = n + v * VL;
+            vf total = load(y[t] + at) + totals[t * COUNT + v];
+            if (change.factors) {
+                vf base = bias ? load(bias + at) : vf{};
+                total = (total - base) * load(change.factors + at) + base;
+            }
+            store(y[t] + at, change.bias ? total + load(change.bias + at) : total);
+        }
+    }
+}
+
+// The same of outputs begin … end.
+template <int ROWS, class W>
+void expand(const float* const* inner, const Change& change, int64_t outputs, int64_t begin, int64_t end,
+            const float* bias, float* const* y) {
+    int64_t n = begin;
+    for (; n + 4 * VL <= end; n += 4 * VL) raise<ROWS, 4, W>(inner, change, outputs, n, bias, y);
+    for (; n + VL <= end; n += VL) raise<ROWS, 1, W>(inner, change, outputs, n, bias, y);
+    const W* up = (const W*)change.up;
     for (; n < end; n++) {
-        float total = 0;
-        for (int64_t r = 0; r < change.rank; r++) total += inner[r] * one(up + r * outputs + n);
-        total = y[n] + total;
-        if (change.factors) total = (total - (bias ? bias[n] : 0)) * change.factors[n] + (bias ? bias[n] : 0);
-        y[n] = change.bias ? total + change.bias[n] : total;
+        for (int t = 0; t < ROWS; t++) {
+            float total = 0;
+            for (int64_t r = 0; r < change.rank; r++) total += inner[t][r] * one(up + r * outputs + n);
+            total = y[t][n] + total;
+            if (change.factors) total = (total - (bias ? bias[n] : 0)) * change.factors[n] + (bias ? bias[n] : 0);
+            y[t][n] = change.bias ? total + change.bias[n] : total;
+        }
     }
+}
+
+// Call body with the number of tokens, known when compiling.
+template <class Body>
+inline void counted(int64_t count, Body&& body) {
+    unrolled<MOST_ROWS>([&](auto t) {
+        if (count == t + 1) body(std::integral_constant<int, t + 1>{});
+    });
 }
 
 constexpr int64_t RANKS = 16;       // rows of `down` in a task, at least
@@ -78,39 +141,50 @@ template <class W>
 void add(const float* x, int64_t rows, int64_t inputs, int64_t x_stride, float* out, int64_t out_stride,
          const int32_t* slots, const Change* changes, const int32_t* bounds, int64_t parts, const float* bias,
          int threads) {
-    int64_t outputs = bounds[parts], width = 0, busy = 0;
-    for (int64_t row = 0; row < rows; row++) {
-        const Change& change = changes[slots[row]];
-        width = std::max(width, change.rank * change.parts);
-        busy += change.down != nullptr;
+    std::vector<Tokens> groups = grouped(slots, rows, changes);
+    if (groups.empty()) return;
+    int64_t outputs = bounds[parts], width = 0, busy = 0, count = int64_t(groups.size());
+    for (const Tokens& tokens : groups) {
+        width = std::max(width, tokens.change->rank * tokens.change->parts);
+        busy += tokens.count;
     }
-    if (!busy) return;
     float* inner = scratch(size_t(rows) * width, OF_CALL);
     auto run = [&](int64_t pieces, int64_t cost, auto&& body) {
-        int64_t tasks = std::min<int64_t>(rows * pieces, std::clamp<int64_t>(cost / WORTH, 1, MOST_TASKS * threads));
+        int64_t tasks = std::min<int64_t>(count * pieces, std::clamp<int64_t>(cost / WORTH, 1, MOST_TASKS * threads));
         parallel_for(tasks, threads, [&](int64_t task) {
-            for (int64_t i = rows * pieces * task / tasks; i < rows * pieces * (task + 1) / tasks; i++) {
-                const Change& change = changes[slots[i / pieces]];
-                if (change.down) body(change, i / pieces, i % pieces);
-            }
+            for (int64_t i = count * pieces * task / tasks; i < count * pieces * (task + 1) / tasks; i++)
+                body(groups[size_t(i / pieces)], i % pieces);
         });
     };
-    int64_t groups = divide_up(width, RANKS);
-    run(groups, busy * width * inputs, [&](const Change& change, int64_t row, int64_t group) {
-        int64_t end = std::min((group + 1) * RANKS, change.rank * change.parts);
-        shrink(x + row * x_stride, (const W*)change.down, inputs, group * RANKS, end, inner + row * width);
+    run(divide_up(width, RANKS), busy * width * inputs, [&](const Tokens& tokens, int64_t piece) {
+        const Change& change = *tokens.change;
+        int64_t begin = piece * RANKS, end = std::min(begin + RANKS, change.rank * change.parts);
+        const float* from[MOST_ROWS];
+        float* to[MOST_ROWS];
+        for (int64_t t = 0; t < tokens.count; t++) {
+            from[t] = x + tokens.rows[t] * x_stride;
+            to[t] = inner + tokens.rows[t] * width;
+        }
+        counted(tokens.count, [&](auto n) { shrink<n>(from, (const W*)change.down, inputs, begin, end, to); });
     });
     int64_t blocks = divide_up(outputs, OUTPUTS) + parts - 1;
-    run(blocks, busy * width * outputs / parts, [&](const Change& change, int64_t row, int64_t block) {
+    run(blocks, busy * width * outputs / parts, [&](const Tokens& tokens, int64_t block) {
+        const Change& change = *tokens.change;
         for (int64_t part = 0, first = 0; part < parts; part++) {  // blocks are counted part by part
-            int64_t begin = bounds[part], size = bounds[part + 1] - begin, count = divide_up(size, OUTPUTS);
-            if (block < first + count) {
+            int64_t begin = bounds[part], pieces = divide_up(bounds[part + 1] - begin, OUTPUTS);
+            if (block < first + pieces) {
                 begin += (block - first) * OUTPUTS;
                 int64_t end = std::min<int64_t>(begin + OUTPUTS, bounds[part + 1]);
-                const float* mine = inner + row * width + (change.parts > 1 ? part * change.rank : 0);
-                return expand<W>(mine, change, outputs, begin, end, bias, out + row * out_stride);
+                const float* from[MOST_ROWS];
+                float* to[MOST_ROWS];
+                for (int64_t t = 0; t < tokens.count; t++) {
+                    from[t] = inner + tokens.rows[t] * width + (change.parts > 1 ? part * change.rank : 0);
+                    to[t] = out + tokens.rows[t] * out_stride;
+                }
+                return counted(tokens.count,
+                               [&](auto n) { expand<n, W>(from, change, outputs, begin, end, bias, to); });
             }
-            first += count;
+            first += pieces;
         }
     });
 }
