@@ -22,6 +22,7 @@ from octavo.config.observability import ObservabilityConfig
 from octavo.config.option import TARGET
 from octavo.config.parallel import ParallelConfig
 from octavo.config.pooling import PoolingConfig, read_pooling
+from octavo.config.processors import importable_name, installed_processors
 from octavo.config.scheduling import SchedulerConfig
 from octavo.config.sentence_bert import read_folder
 from octavo.config.speculative import HEADS, WITH_WEIGHTS, speculation
@@ -32,7 +33,6 @@ C = TypeVar("C")
 _DTYPE_ALIASES = {"float": "float32", "half": "float16"}
 _LOWEST = {"max_model_len": FIT, "max_logprobs": -1, "max_num_queued_reqs": -1, "data_parallel_rank": -1}
 """Numbers that may be below 0; every seed may."""
-_PROCESSOR_GROUPS = ("vllm.logits_processors", "octavo.logits_processors")
 _NVIDIA_DRIVER, _WSL_GPU = "/dev/nvidiactl", "/dev/dxg"
 _CHECKPOINT_DTYPES = ("float32", "bfloat16", "float16")
 
@@ -43,7 +43,8 @@ def resolve(args: EngineArgs, *, needs_device: bool = True) -> EngineConfig:
     needs_device: the device must be here; False for plans
     """
     _check(args)
-    _check_device(args.device if needs_device else "")
+    if needs_device:
+        _check_device(args.device)
     path = locate(args.model, revision=args.revision, download_dir=args.download_dir)
     folder = read_folder(path)
     checkpoint = read_checkpoint(Path(folder.model_path or path), args.hf_overrides)
@@ -53,7 +54,8 @@ def resolve(args: EngineArgs, *, needs_device: bool = True) -> EngineConfig:
     if args.generation_config not in ("auto", *NO_GENERATION_CONFIG):
         checkpoint = _with_generation_config(checkpoint, args.generation_config)
     pooling = read_pooling(args.runner, args.convert, args.pooler_config, checkpoint, folder)
-    args = args if pooling is None else _for_pooling(args, pooling)
+    if pooling is not None:
+        args = _for_pooling(args, pooling)
     parallel = _parallel(args)
     _check_sizes(parallel, checkpoint)
     cpu = parallel.device == "cpu"
@@ -62,7 +64,7 @@ def resolve(args: EngineArgs, *, needs_device: bool = True) -> EngineConfig:
         dtype=_dtype(args.dtype, checkpoint, cpu),
         load_format=_load_format(args.load_format, checkpoint),
         max_model_len=_max_model_len(args.max_model_len, checkpoint, folder.max_seq_length),
-        logits_processors=[*_installed_processors(), *map(_importable_name, args.logits_processors)],
+        logits_processors=[*installed_processors(), *map(importable_name, args.logits_processors)],
         seed=args.seed or int(parallel.distributed_executor_backend == "external_launcher"),
     )
     if (num_stages := parallel.pipeline_parallel_size) > 1 and pooling is not None:
@@ -322,32 +324,6 @@ def _kv_cache_dtype(asked: str, cpu: bool, dtype: str) -> str:
             raise ConfigError(f"kv_cache_dtype={asked!r} needs a CPU; on a GPU use 'fp8' or 'bfloat16'.")
         return "int8"
     return dtype if asked == "auto" else asked
-
-
-def _installed_processors() -> list[str]:
-    """Names of the classes that installed packages bring, those for vLLM too."""
-    from importlib.metadata import entry_points  # takes as long to import as the rest of octavo's beginning
-
-    return [
-        _importable_name(entry.value) for group in _PROCESSOR_GROUPS for entry in entry_points(group=group)
-    ]
-
-
-def _importable_name(processor: Any) -> str:
-    """The package.module:Class of a class, or of its name in either of the usual forms."""
-    if isinstance(processor, type):
-        if "." in processor.__qualname__:
-            raise ConfigError(
-                f"logits_processors: {processor.__qualname__} is defined inside a function or class. The "
-                "engine imports it by name: define it at the top of a module."
-            )
-        return f"{processor.__module__}:{processor.__qualname__}"
-    module, separator, name = str(processor).rpartition(":" if ":" in str(processor) else ".")
-    if not isinstance(processor, str) or not (module and separator and name):
-        raise ConfigError(
-            f"logits_processors must hold classes, or names like package.module:Class, got {processor!r}."
-        )
-    return f"{module}:{name}"
 
 
 def _scheduler(args: EngineArgs, cpu: bool, max_model_len: int) -> SchedulerConfig:
