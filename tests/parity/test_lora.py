@@ -1,11 +1,21 @@
 """Adapters against PEFT's own forward, in float32, through the whole engine: alone, and in mixed batches."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 
 from octavo import LLM, SamplingParams
+from octavo.config.lora import CONFIG, WEIGHTS, LoRAConfig
 from octavo.lora.request import LoRARequest
+from octavo.messages.adapters import AdapterPart, AdapterRef
+from octavo.runtime.distributed.context import ParallelContext
+from octavo.runtime.loader.loader import load_model
+from octavo.runtime.lora.reader import digest_of
+from octavo.runtime.platforms.platform import get_platform
 from tests import peft_adapters
+from tests.model_driver import engine_config
 from tests.tiny_models import make_oracle, make_prompts, save, tiny_config
 
 TOLERANCE = 1e-4
@@ -100,6 +110,37 @@ def test_mixed_batch(base, adapters, llm):
         llm.reset_prefix_cache()
         alone = logits_of(llm.generate([prompt], SCORED, lora_request=lora, use_tqdm=False), 131)[0]
         assert torch.equal(alone, found[index]), f"row {index} depends on its company"
+
+
+def test_a_sum_of_adapters(base, adapters):
+    """As no request can ask for one yet: what is read of two adapters is the sum of both, each scaled."""
+    config = replace(engine_config(base[1]), lora=LoRAConfig(enable_lora=True, max_cpu_loras=8))
+    reader = load_model(config, get_platform("cpu", 1), ParallelContext()).adapters
+
+    def deltas(**scales):
+        folders = {kind: Path(adapters[kind][1].lora_path) for kind in scales}
+        parts = tuple(AdapterPart(str(folders[kind]), digest(folders[kind]), scales[kind]) for kind in scales)
+        return {
+            name: dense(change, reader.sites.at(name).table.kept_bounds)
+            for name, change in reader.read(AdapterRef("sum", parts)).changes.items()
+        }
+
+    together, plain, some = deltas(wide=0.5, some=-2.0), deltas(wide=1.0), deltas(some=1.0)
+    assert together.keys() == plain.keys() > some.keys()
+    for name, found in together.items():
+        expected = 0.5 * plain[name] - 2.0 * some.get(name, torch.zeros(()))
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+
+
+def digest(folder: Path) -> bytes:
+    return digest_of([(folder / name).read_bytes() for name in (CONFIG, WEIGHTS)])
+
+
+def dense(change, bounds) -> torch.Tensor:
+    """The whole change of a matrix, [N, K]."""
+    downs = change.down.chunk(change.parts)
+    cuts = bounds if change.parts > 1 else (0, bounds[-1])
+    return torch.cat([change.up[:, cuts[i] : cuts[i + 1]].T @ down for i, down in enumerate(downs)])
 
 
 @pytest.mark.parametrize(

@@ -49,11 +49,10 @@ class InprocExecutor(Executor):
         self._last.sample(self._worker, masks)
 
     def takes_time(self, spec: RequestSpec) -> bool:
-        return spec.adapter is not None and self._worker.takes_time(spec)
+        return bool(self._worker.takes_time(spec))
 
     def prepare(self, spec: RequestSpec) -> None:
-        if spec.adapter is not None:
-            self._worker.prepare(spec)
+        self._worker.prepare(spec)
 
     def call(self, verb: str, arguments: dict[str, Any]) -> list[Any]:
         return [self._worker.call(verb, arguments)]

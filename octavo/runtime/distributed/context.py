@@ -72,18 +72,16 @@ ONE = Group()
 
 @dataclass(frozen=True, slots=True)
 class ParallelContext:
-    """Holds this rank's place on each axis.
+    """Holds this rank's place on each axis. (Replicas, data parallel, share nothing and are no axis here.)
 
     tp:    ranks that share each layer
     pp:    stages, which have some of the layers each
-    dp:    replicas, which share nothing: their ranks never speak to each other
     ep:    ranks that have some of the experts each; those of tp, or one
     world: all ranks of one replica, stage by stage
     """
 
     tp: Group = ONE
     pp: Group = ONE
-    dp: Group = ONE
     ep: Group = ONE
     world: Group = ONE
     layers: range | None = None
@@ -100,7 +98,6 @@ class ParallelContext:
         device: torch.device,
         *,
         pp_size: int = 1,
-        dp: Group = ONE,
         has_ep: bool = False,
         timeout_s: float = 600,
     ) -> "ParallelContext":
@@ -111,7 +108,7 @@ class ParallelContext:
         """
         size = tp_size * pp_size
         if size == 1 and not init_method:
-            return cls(dp=dp)
+            return cls()
         is_there = init_method == _LAUNCHED and distributed.is_initialized()  # by the program itself
         if not is_there:
             alone = size == 1
@@ -127,7 +124,7 @@ class ParallelContext:
         world = Group(rank, size, distributed.group.WORLD if size > 1 else None)
         stages = [list(range(first, first + tp_size)) for first in range(0, size, tp_size)]
         tp, pp = _join(world, stages), _join(world, [list(column) for column in zip(*stages, strict=True)])
-        return cls(tp, pp, dp, tp if has_ep else ONE, world, is_own=not is_there)
+        return cls(tp, pp, tp if has_ep else ONE, world, is_own=not is_there)
 
     @property
     def first_layer(self) -> int:

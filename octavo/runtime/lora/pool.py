@@ -4,7 +4,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from threading import Lock, Thread
+from typing import Any
 
+import msgspec
+
+from octavo.base.errors import OctavoError
 from octavo.messages.adapters import AdapterRef
 from octavo.runtime.lora.reader import Adapter
 
@@ -44,6 +48,22 @@ class AdapterPool:
             future = self._entries.get(ref.key)
         return future is not None and not future.done()
 
+    def load(self, ref: Any, *, waits: bool) -> str | None:
+        """Load an adapter, beside the steps; return None while that lasts, "" at the end, or what is wrong.
+
+        ref: an AdapterRef as plain values; waits: begin nothing, look whether it is done
+        """
+        adapter = msgspec.convert(ref, AdapterRef)
+        if not waits:
+            self.begin(adapter)
+        if not waits or self.is_loading(adapter):
+            return None
+        try:
+            self.get(adapter)
+        except OctavoError as error:
+            return str(error)
+        return ""
+
     def pin(self, key: bytes) -> bool:
         """Keep an adapter until it is dropped; return False if it is not here."""
         with self._lock:
@@ -56,6 +76,16 @@ class AdapterPool:
         with self._lock:
             self._pinned.discard(key)
             self._entries.pop(key, None)
+
+    @property
+    def commands(self) -> dict[str, Callable[..., Any]]:
+        """Return what the front may ask of it, by verb."""
+        return {
+            "adapter_counts": self.counts,
+            "drop_adapter": self.drop,
+            "load_adapter": self.load,
+            "pin_adapter": self.pin,
+        }
 
     def counts(self) -> dict[str, int]:
         """Return how often adapters were loaded, found and evicted."""

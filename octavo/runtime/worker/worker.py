@@ -13,11 +13,10 @@ import torch
 
 from octavo.base.errors import ConfigError, OctavoError, Unsupported
 from octavo.config.engine import EngineConfig
-from octavo.messages.adapters import AdapterRef
 from octavo.messages.kv import CachePlan, KVCacheGroup, ModelReady
 from octavo.messages.request import RequestSpec
 from octavo.messages.step import SchedulerOutput, TokenMasks
-from octavo.runtime.distributed.context import Group, ParallelContext
+from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.heads.head import NoHead
 from octavo.runtime.heads.pool import PoolHead
 from octavo.runtime.heads.token import TokenHead
@@ -61,17 +60,12 @@ class Worker:
             self._platform.device,
             pp_size=parallel.pipeline_parallel_size,
             has_ep=parallel.enable_expert_parallel,
-            dp=Group(max(0, parallel.data_parallel_rank), parallel.data_parallel_size),
         )
         self._profiler = Profiler(config.observability.profiler_dir, rank)
         self._drafts: DraftPart | None = None
         self._adapters: AdaptersPart | None = None
         self._commands: dict[str, Callable[..., Any]] = {
             "describe": self.describe,
-            "adapter_counts": self.adapter_counts,
-            "drop_adapter": self.drop_adapter,
-            "load_adapter": self.load_adapter,
-            "pin_adapter": self.pin_adapter,
             "drop_saves": self.drop_saves,
             "sleep": self.sleep,
             "start_profile": self._profiler.start,
@@ -152,9 +146,9 @@ class Worker:
         reader = self.model.adapters
         if reader is None:
             raise Unsupported(f"enable_lora: {self._config.architecture} runs on transformers' code.")
-        self._adapters = AdaptersPart(
-            AdapterPool(reader.read, self._config.lora.max_cpu_loras), reader.sites, self._parallel, num_rows
-        )
+        pool = AdapterPool(reader.read, self._config.lora.max_cpu_loras)
+        self._commands |= pool.commands
+        self._adapters = AdaptersPart(pool, reader.sites, self._parallel, num_rows)
         return self._adapters
 
     def _equip(self) -> None:
@@ -274,34 +268,6 @@ class Worker:
         if spec.adapter is not None and self._adapters is not None:
             with suppress(OctavoError):
                 self._adapters.pool.get(spec.adapter)
-
-    def load_adapter(self, ref: Any, *, waits: bool) -> str | None:
-        """Load an adapter; return None while another thread still does, "" at the end, or what is wrong."""
-        assert self._adapters is not None
-        adapter, pool = msgspec.convert(ref, AdapterRef), self._adapters.pool
-        if not waits:
-            pool.begin(adapter)
-            return None
-        if pool.is_loading(adapter):
-            return None
-        try:
-            pool.get(adapter)
-        except OctavoError as error:
-            return str(error)
-        return ""
-
-    def pin_adapter(self, key: bytes) -> bool:
-        """Keep an adapter in memory; return False if it is not there."""
-        return self._adapters is not None and self._adapters.pool.pin(key)
-
-    def drop_adapter(self, key: bytes) -> None:
-        """Forget an adapter."""
-        if self._adapters is not None:
-            self._adapters.pool.drop(key)
-
-    def adapter_counts(self) -> dict[str, int]:
-        """Return how often adapters were loaded, found and evicted."""
-        return {} if self._adapters is None else self._adapters.pool.counts()
 
     def close(self) -> None:
         """Leave the process group, and give the device's memory back."""
