@@ -28,7 +28,7 @@ MakeReplayer = Callable[[Model, KVTensors], Replayer]
 class Turn:
     """What a step left behind.
 
-    work:   what it computed; hidden: of its tokens [T, hidden_size], or of its samples [S, hidden_size]
+    work:   what it computed; hidden: of its samples, [S, hidden_size], for drafters that read them
     rows:   [R] rows of its requests
     begins: [R] tokens computed before; ends: tokens computed for good, drafts that came true included
     counts: [R] tokens to guess, 0 for a request that has not sampled
@@ -51,8 +51,6 @@ class Drafter(ABC):
 
     reads_hidden: ClassVar[bool] = False
     """It needs the model's hidden states."""
-    reads_all: ClassVar[bool] = False
-    """Of all tokens of a step."""
     kv_specs: list[KVCacheSpec]
     """Of its attention layers, which come behind the model's."""
     weight_bytes: int

@@ -6,8 +6,6 @@ import numpy as np
 from torch import Tensor
 
 from octavo.messages.step import NewRequest, SchedulerOutput
-from octavo.runtime.batch import ForwardBatch
-from octavo.runtime.models.interface import Model
 from octavo.runtime.sampling.sampler import Sampler
 from octavo.runtime.speculative.drafter import Drafter, MakeReplayer, Turn
 from octavo.runtime.transfer import Array
@@ -25,7 +23,6 @@ class DraftPart(StepPart):
         super().__init__()
         self._state, self._sampler = state, sampler
         self._drafter: Drafter | None = None
-        self._hidden: Tensor | None = None
         self._is_new = np.ones(len(state.num_tokens), bool)
 
     def equip(self, drafter: Drafter, cache: KVTensors, make_replayer: MakeReplayer) -> None:
@@ -43,20 +40,11 @@ class DraftPart(StepPart):
     def read(self, request: NewRequest) -> None:
         """See StepPart: it serves all requests, and steps may be replayed beside it."""
 
-    def before(self, work: Work, batch: ForwardBatch) -> None:
-        if self._drafter is not None and self._drafter.reads_all:
-            batch.wanted = None
-
-    def after(self, work: Work, hidden: Tensor, model: Model, outcome: PendingStep) -> None:
-        if self._drafter is not None and self._drafter.reads_all:
-            self._hidden = hidden
-
     def follow(self, step: SchedulerOutput, work: Work, hidden: Tensor | None, outcome: PendingStep) -> None:
         """See StepPart; waits for the step, for what is guessed depends on its tokens."""
         drafter = self._drafter
         assert drafter is not None, "the weights have been given up"
         result, began_s = outcome.read(), time.perf_counter()
-        hidden, self._hidden = hidden if self._hidden is None else self._hidden, None
         turn = self._turn(step, work, hidden, result.sampled_token_ids, drafter.most)
         if (found := drafter.propose(turn)) is not None:
             for place, tokens in enumerate(found.tolist()):
