@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -92,11 +93,11 @@ def engine_rates(folder: str, batch: int) -> dict[str, float]:
 
 
 @torch.inference_mode()
-def transformers_rates(batch: int) -> dict[str, float]:
-    """The same by transformers, in bf16."""
+def transformers_rates(values: dict[str, Any], batch: int) -> dict[str, float]:
+    """The same by transformers, in bf16. values: of config.json"""
     torch.set_num_threads(THREADS)
-    rest = {key: value for key, value in CONFIG.items() if key not in ("architectures", "model_type")}
-    config = AutoConfig.for_model("qwen3_moe", **rest)
+    rest = {key: value for key, value in values.items() if key not in ("architectures", "model_type")}
+    config = AutoConfig.for_model(values["model_type"], **rest)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
     ids = torch.randint(VOCAB, (batch, 8))
     state = model(ids, use_cache=True).past_key_values
@@ -120,7 +121,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(CONFIG))
         for batch in parser.parse_args().batches:
-            ours, theirs = engine_rates(folder, batch), transformers_rates(batch)
+            ours, theirs = engine_rates(folder, batch), transformers_rates(CONFIG, batch)
             floor = batch * rate * 1e9 / step_bytes(batch)
             row = {"batch": batch, "decode floor tokens/s": floor}
             for name, rates in (("octavo", ours), ("transformers", theirs)):
