@@ -257,24 +257,13 @@ def multiply(
     tile = tiles(m, n, k, _kind(matrix)["KIND"])
     splits, num_tiles = tile["SPLIT"], cdiv(n, tile["TILE_N"])
     partial = x.new_empty((splits, m, n), dtype=torch.float32) if splits > 1 else out
-    _arranged_kernel[(num_tiles, splits)](
-        x,
-        matrix.blocks,
-        out if bias is None else bias,
-        out,
-        partial,
-        counters.on(x.device, num_tiles) if splits > 1 else out,
-        m,
-        x.stride(0),
-        out.stride(0),
-        n,
-        BIASED=bias is not None,
-        PACKED=not triton.knobs.runtime.interpret,
-        DOT=tl.float32 if triton.knobs.runtime.interpret else tl.bfloat16,
-        **_kind(matrix),
-        **tile,
-        **overlapped(),
-    )
+    counter = counters.on(x.device, num_tiles) if splits > 1 else out
+    tensors = x, matrix.blocks, out if bias is None else bias, out, partial, counter
+    sizes = m, x.stride(0), out.stride(0), n
+    interpreted = triton.knobs.runtime.interpret
+    how = {"PACKED": not interpreted, "DOT": tl.float32 if interpreted else tl.bfloat16}
+    kind = _kind(matrix) | {"BIASED": bias is not None}
+    _arranged_kernel[(num_tiles, splits)](*tensors, *sizes, **how, **kind, **tile, **overlapped())
     return out
 
 

@@ -167,41 +167,19 @@ def _decode(call: Call, counters: Counters) -> None:
         stats = q.new_empty((num_requests, num_heads, max_splits), dtype=torch.float32)
         counter = counters.on(q.device, num_pairs)
     kernel = swap_ab_kernel if is_swapped else _decode_kernel
-    kernel[(cache.shape[3], num_requests, num_splits)](
-        q,
-        describe(cache, constants["TILE_K"]) if is_swapped else cache,
-        block_tables,
-        kv_lens,
-        out,
-        partial,
-        stats,
-        counter,
-        q.stride(0),
-        block_tables.stride(0),
-        *factors,
-        MAX_SPLITS=max_splits,
-        MIN_KEYS=min_keys,
-        HEADS=min(power_of_2(constants["GROUP"]), heads_at_once),
-        **constants,
-        **kind,
-    )
+    source = describe(cache, constants["TILE_K"]) if is_swapped else cache
+    tensors = q, source, block_tables, kv_lens, out, partial, stats, counter
+    strides = q.stride(0), block_tables.stride(0)
+    heads = min(power_of_2(constants["GROUP"]), heads_at_once)
+    splits = {"MAX_SPLITS": max_splits, "MIN_KEYS": min_keys, "HEADS": heads}
+    grid = cache.shape[3], num_requests, num_splits
+    kernel[grid](*tensors, *strides, *factors, **splits, **constants, **kind)
 
 
 def _prefill(call: Call, cu_q_lens: Tensor) -> None:
     q, cache, block_tables, kv_lens, out, factors, shapes, kind = call
     constants = prefill_tiles(shapes)
     num_tiles = len(q) // (constants["TILE_M"] // constants["GROUP"]) + len(kv_lens)
-    _prefill_kernel[(num_tiles, cache.shape[3])](
-        q,
-        cache,
-        block_tables,
-        cu_q_lens,
-        kv_lens,
-        out,
-        q.stride(0),
-        block_tables.stride(0),
-        len(kv_lens),
-        *factors,
-        **constants,
-        **kind,
-    )
+    tensors = q, cache, block_tables, cu_q_lens, kv_lens, out
+    sizes = q.stride(0), block_tables.stride(0), len(kv_lens)
+    _prefill_kernel[(num_tiles, cache.shape[3])](*tensors, *sizes, *factors, **constants, **kind)

@@ -131,15 +131,9 @@ def _unpack_group(block, i, mask, KIND: tl.constexpr, BLOCK: tl.constexpr, level
 
 @triton.jit
 def unpack(
-    rows,
-    column,
-    mask,
-    TYPE: tl.constexpr,
-    IS_GROUP: tl.constexpr,
-    BLOCK: tl.constexpr,
-    NUM_BYTES: tl.constexpr,
-    levels,
-):
+    rows, column, mask,
+    TYPE: tl.constexpr, IS_GROUP: tl.constexpr, BLOCK: tl.constexpr, NUM_BYTES: tl.constexpr, levels,
+):  # fmt: skip
     """Return values at `column` of packed rows that begin at the addresses `rows`; the two are broadcast."""
     block = rows + column // BLOCK * NUM_BYTES
     if IS_GROUP:
@@ -152,17 +146,10 @@ def unpack(
 
 @triton.jit
 def _dequantize_kernel(
-    blocks,
-    out,
-    stride,
-    K,
-    levels,
-    TYPE: tl.constexpr,
-    IS_GROUP: tl.constexpr,
-    BLOCK: tl.constexpr,
-    NUM_BYTES: tl.constexpr,
+    blocks, out, stride, K, levels,
+    TYPE: tl.constexpr, IS_GROUP: tl.constexpr, BLOCK: tl.constexpr, NUM_BYTES: tl.constexpr,
     WIDTH: tl.constexpr,
-):
+):  # fmt: skip
     """Unpack WIDTH values of one row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
@@ -188,15 +175,8 @@ def _dequantize(matrix: Packed, dtype: torch.dtype) -> Tensor:
     rows, columns = len(blocks), matrix.num_inputs
     out = torch.empty((rows, columns), dtype=dtype, device=blocks.device)
     if rows:
-        _dequantize_kernel[(rows, cdiv(columns, _WIDTH))](
-            blocks,
-            out,
-            blocks.stride(0),
-            columns,
-            levels_of(type_name, blocks.device),
-            **constants_of(matrix),
-            WIDTH=_WIDTH,
-        )
+        given = blocks, out, blocks.stride(0), columns, levels_of(type_name, blocks.device)
+        _dequantize_kernel[(rows, cdiv(columns, _WIDTH))](*given, **constants_of(matrix), WIDTH=_WIDTH)
     return out
 
 

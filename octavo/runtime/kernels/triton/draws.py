@@ -115,23 +115,11 @@ def draw(
     num_tiles = cdiv(size, _TILE)
     per_program = cdiv(num_tiles * num_rows, 2 * NUM_PROGRAMS)
     tiles = logits.new_empty((2, num_rows, num_tiles), dtype=torch.float32)
+    given = logits, *(draws or (max_logits, max_logits)), *(truncation or (max_logits, token_ids))
+    written = token_ids, max_logits, *tiles, counters.on(logits.device, num_rows)
+    sizes = {"SIZE": size, "TILE": _TILE, "NUM_TILES": num_tiles, "NUM_TILES_PAD": power_of_2(num_tiles)}
+    kind = {"DRAWS": draws is not None, "TRUNCATED": truncation is not None}
     _draw_kernel[(cdiv(num_tiles, per_program), num_rows)](
-        logits,
-        *(draws or (max_logits, max_logits)),
-        *(truncation or (max_logits, token_ids)),
-        token_ids,
-        max_logits,
-        *tiles,
-        counters.on(logits.device, num_rows),
-        logits.stride(0),
-        per_program,
-        SIZE=size,
-        TILE=_TILE,
-        NUM_TILES=num_tiles,
-        NUM_TILES_PAD=power_of_2(num_tiles),
-        DRAWS=draws is not None,
-        TRUNCATED=truncation is not None,
-        num_warps=4,
-        **overlapped(),
+        *given, *written, logits.stride(0), per_program, num_warps=4, **sizes, **kind, **overlapped()
     )
     return Choice(token_ids, max_logits)

@@ -88,38 +88,16 @@ def ban(
     """See sampling.Ban."""
     num_words, width = prefixes.shape
     if num_words:
-        _ban_kernel[(cdiv(num_words, 128),)](
-            logits,
-            rows,
-            last,
-            prefixes,
-            owners,
-            lists,
-            ids,
-            lengths,
-            logits.stride(0),
-            ids.stride(0),
-            width,
-            num_words,
-            WORDS=128,
-        )
+        tensors = logits, rows, last, prefixes, owners, lists, ids, lengths
+        sizes = logits.stride(0), ids.stride(0), width, num_words
+        _ban_kernel[(cdiv(num_words, 128),)](*tensors, *sizes, WORDS=128)
 
 
 @triton.jit(do_not_specialize=["ids_stride"])
 def _penalize_kernel(
-    logits,
-    rows,
-    lists,
-    lengths,
-    ids,
-    counts,
-    owners,
-    strengths,
-    stride,
-    ids_stride,
-    size,
+    logits, rows, lists, lengths, ids, counts, owners, strengths, stride, ids_stride, size,
     WIDTH: tl.constexpr,
-):
+):  # fmt: skip
     """Change WIDTH of the tokens that one row's list holds; none stands there twice."""
     place = tl.program_id(1)
     row, owner = tl.load(rows + place), tl.load(lists + place)
@@ -140,20 +118,10 @@ def _penalize_kernel(
 def penalize(logits: Tensor, rows: Tensor, lists: TokenLists, owners: Tensor, strengths: Tensor) -> None:
     """See sampling.Penalize."""
     if len(rows):
-        _penalize_kernel[(cdiv(lists.longest, _WIDTH), len(rows))](
-            logits,
-            rows,
-            lists.rows,
-            lists.lengths,
-            lists.ids,
-            lists.counts,
-            owners,
-            strengths,
-            logits.stride(0),
-            lists.ids.stride(0),
-            logits.shape[1],
-            WIDTH=_WIDTH,
-        )
+        tables = lists.rows, lists.lengths, lists.ids, lists.counts
+        sizes = logits.stride(0), lists.ids.stride(0), logits.shape[1]
+        grid = cdiv(lists.longest, _WIDTH), len(rows)
+        _penalize_kernel[grid](logits, rows, *tables, owners, strengths, *sizes, WIDTH=_WIDTH)
 
 
 @triton.jit(do_not_specialize=["ids_stride"])
@@ -171,15 +139,6 @@ def _count_kernel(token_ids, lists, lengths, ids, counts, ids_stride, size, num_
 def count(lists: TokenLists, token_ids: Tensor) -> None:
     """See sampling.Count."""
     if num_rows := len(token_ids):
-        _count_kernel[(cdiv(num_rows, 64),)](
-            token_ids,
-            lists.rows,
-            lists.lengths,
-            lists.ids,
-            lists.counts,
-            lists.ids.stride(0),
-            lists.counts.shape[1],
-            num_rows,
-            ROWS=64,
-            num_warps=2,
-        )
+        tables = lists.rows, lists.lengths, lists.ids, lists.counts
+        sizes = lists.ids.stride(0), lists.counts.shape[1], num_rows
+        _count_kernel[(cdiv(num_rows, 64),)](token_ids, *tables, *sizes, ROWS=64, num_warps=2)

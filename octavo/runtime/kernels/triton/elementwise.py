@@ -16,23 +16,10 @@ _FEW_ROWS = 512
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _rms_norm_kernel(
-    x,
-    weight,
-    residual,
-    total,
-    out,
-    num_rows,
-    stride_x,
-    stride_residual,
-    eps,
-    HEADS: tl.constexpr,
-    SIZE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-    ADD: tl.constexpr,
-    NUM_PARTIALS: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    x, weight, residual, total, out, num_rows, stride_x, stride_residual, eps,
+    HEADS: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, ADD: tl.constexpr,
+    NUM_PARTIALS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """Normalise ROWS rows of SIZE; row r of x is head r % HEADS of token r // HEADS, in all NUM_PARTIALS."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
@@ -79,24 +66,13 @@ def _normalise(
     width = power_of_2(size)
     rows = max(1, min(_ELEMENTS // 2 // width, 16))
     if num_rows:
+        tensors = x, weight, x if residual is None else residual, total, out
+        numbers = num_rows, x.stride(0), 0 if residual is None else residual.stride(0), eps
+        sizes = {"HEADS": heads, "SIZE": size, "WIDTH": width, "ROWS": rows}
+        kind = {"ADD": residual is not None, "NUM_PARTIALS": num_partials}
+        num_warps = _norm_warps(num_rows, width)
         _rms_norm_kernel[(cdiv(num_rows, rows),)](
-            x,
-            weight,
-            x if residual is None else residual,
-            total,
-            out,
-            num_rows,
-            x.stride(0),
-            0 if residual is None else residual.stride(0),
-            eps,
-            HEADS=heads,
-            SIZE=size,
-            WIDTH=width,
-            ROWS=rows,
-            ADD=residual is not None,
-            NUM_PARTIALS=num_partials,
-            num_warps=_norm_warps(num_rows, width),
-            **overlapped(),
+            *tensors, *numbers, num_warps=num_warps, **sizes, **kind, **overlapped()
         )
     return out, total
 
@@ -149,17 +125,9 @@ def activate(x: Tensor, activation: Activation, *, gated: bool) -> Tensor:
 
 @triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["positions"])
 def _rotary_kernel(
-    positions,
-    frequencies,
-    cos,
-    sin,
-    num_tokens,
-    factor,
-    SIZE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    positions, frequencies, cos, sin, num_tokens, factor,
+    SIZE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """Compute ROWS rows of both tables."""
     row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
     wait(PDL)
@@ -180,17 +148,8 @@ def rotary_tables(positions: Tensor, frequencies: Tensor, factor: float) -> tupl
     width = power_of_2(size)
     rows = max(1, 128 // width)
     if num_tokens:
+        given = positions, frequencies, cos, sin, num_tokens, factor
         _rotary_kernel[(cdiv(num_tokens, rows),)](
-            positions,
-            frequencies,
-            cos,
-            sin,
-            num_tokens,
-            factor,
-            SIZE=size,
-            WIDTH=width,
-            ROWS=rows,
-            num_warps=1,
-            **overlapped(),
+            *given, SIZE=size, WIDTH=width, ROWS=rows, num_warps=1, **overlapped()
         )
     return cos, sin

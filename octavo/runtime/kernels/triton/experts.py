@@ -173,7 +173,7 @@ def dense_experts(
 ) -> Tensor:
     """See experts.DenseExperts."""
     gate, value = up.chunk(2, 1)
-    return _sum_up(x, routing, (_plain(gate, value), _plain(down, down)), form, shared)
+    return _sum_up(x, routing, _plain(gate, value), _plain(down, down), form, shared)
 
 
 def block_experts(
@@ -186,17 +186,12 @@ def block_experts(
     shared: Shared | None,
 ) -> Tensor:
     """See experts.BlockExperts; weights are unpacked inside the products."""
-    return _sum_up(x, routing, (_packed(gate, up), _packed(down, down)), form, shared)
+    return _sum_up(x, routing, _packed(gate, up), _packed(down, down), form, shared)
 
 
 def _sum_up(
-    x: Tensor,
-    routing: Routing,
-    matrices: tuple[_Matrices, _Matrices],
-    form: ExpertForm,
-    shared: Shared | None,
+    x: Tensor, routing: Routing, up: _Matrices, down: _Matrices, form: ExpertForm, shared: Shared | None
 ) -> Tensor:
-    up, down = matrices
     (count, inner, *_), size, top_k = up.first.shape, down.first.shape[1], routing.ids.shape[1]
     out = torch.empty((len(x), size), dtype=x.dtype, device=x.device)
     if not len(x):
@@ -204,36 +199,19 @@ def _sum_up(
     tiles = sort_pairs(routing.ids, count)
     between = x.new_empty((len(x) * top_k, inner))
     made = x.new_empty((len(x) * top_k, size), dtype=torch.float32)
+    pairs = routing.weights, routing.ids, tiles.pairs, tiles.experts
+    sizes = {"E": count, "TOP_K": top_k, "SORTED": tiles.pairs is not tiles.experts} | tiles.sizes
+    gates = {"KIND": KINDS[form.activation], "LIMIT": form.limit, "ALPHA": form.alpha}
+    kind = gates | {"WEIGHS": form.weighs_inputs}
     for source, stride, matrix, bias, target, is_up in (
         (x, x.stride(0), up, form.up_bias, between, True),
         (between, inner, down, form.down_bias, made, False),
     ):
-        _expert_kernel[(cdiv(target.shape[1], tiles.sizes["TILE_N"]), tiles.number)](
-            source,
-            routing.weights,
-            routing.ids,
-            tiles.pairs,
-            tiles.experts,
-            matrix.first,
-            matrix.second,
-            matrix.levels,
-            target if bias is None else bias,
-            target,
-            len(target),
-            stride,
-            E=count,
-            TOP_K=top_k,
-            N=target.shape[1],
-            UP=is_up,
-            WEIGHS=form.weighs_inputs,
-            BIASED=bias is not None,
-            KIND=KINDS[form.activation],
-            LIMIT=form.limit,
-            ALPHA=form.alpha,
-            SORTED=tiles.pairs is not tiles.experts,
-            **matrix.how,
-            **tiles.sizes,
-        )
+        *matrices, how = matrix
+        ends = target if bias is None else bias, target, len(target), stride
+        own = {"N": target.shape[1], "UP": is_up, "BIASED": bias is not None}
+        grid = cdiv(target.shape[1], tiles.sizes["TILE_N"]), tiles.number
+        _expert_kernel[grid](source, *pairs, *matrices, *ends, **sizes, **kind, **own, **how)
     _add_up(made, shared, out, top_k)
     return out
 
@@ -242,16 +220,8 @@ def _add_up(made: Tensor, shared: Shared | None, out: Tensor, top_k: int) -> Non
     size = out.shape[1]
     rows, gate = shared or (None, None)
     width = min(power_of_2(size), _SUM_WIDTH)
-    _sum_kernel[(len(out), cdiv(size, width))](
-        made,
-        made if rows is None else rows,
-        made if gate is None else gate,
-        out,
-        0 if rows is None else rows.stride(0),
-        0 if gate is None else gate.stride(0),
-        SIZE=size,
-        TOP_K=top_k,
-        SHARED=rows is not None,
-        GATED=gate is not None,
-        WIDTH=width,
-    )
+    tensors = made, made if rows is None else rows, made if gate is None else gate, out
+    strides = 0 if rows is None else rows.stride(0), 0 if gate is None else gate.stride(0)
+    kind = {"SHARED": rows is not None, "GATED": gate is not None}
+    grid = len(out), cdiv(size, width)
+    _sum_kernel[grid](*tensors, *strides, SIZE=size, TOP_K=top_k, WIDTH=width, **kind)

@@ -216,36 +216,19 @@ def _decode(call: Call, keys_only: int) -> None:
     if splits > 1:
         target = q.new_empty((num_requests, num_heads, splits, size - keys_only), dtype=torch.float32)
         log_sums = q.new_empty((num_requests, num_heads, splits), dtype=torch.float32)
+    tensors = q, cache, block_tables, kv_lens, target, log_sums
+    numbers = q.stride(0), block_tables.stride(0), scale
+    parts = {"SPLITS": splits, "MIN_KEYS": _MIN_KEYS}
     _latent_decode_kernel[(num_tiles, num_requests, splits)](
-        q,
-        cache,
-        block_tables,
-        kv_lens,
-        target,
-        log_sums,
-        q.stride(0),
-        block_tables.stride(0),
-        scale,
-        SPLITS=splits,
-        MIN_KEYS=_MIN_KEYS,
-        **constants,
-        **overlapped(),
+        *tensors, *numbers, **parts, **constants, **overlapped()
     )
     if splits > 1:
         width = min(_JOINED_WIDTH, constants["LATENT_PAD"])
+        sizes = {name: constants[name] for name in ("NUM_HEADS", "ROPE", "LATENT", "TILE_K")}
+        padded = power_of_2(splits)
+        joined = {"SPLITS_PAD": padded, "AT_ONCE": min(_JOINED_AT_ONCE, padded), "WIDTH": width}
         _join_kernel[(num_requests, num_heads, cdiv(size - keys_only, width))](
-            target,
-            log_sums,
-            kv_lens,
-            out,
-            **{name: constants[name] for name in ("NUM_HEADS", "ROPE", "LATENT", "TILE_K")},
-            SPLITS=splits,
-            SPLITS_PAD=power_of_2(splits),
-            MIN_KEYS=_MIN_KEYS,
-            AT_ONCE=min(_JOINED_AT_ONCE, power_of_2(splits)),
-            WIDTH=width,
-            num_warps=4,
-            **overlapped(),
+            target, log_sums, kv_lens, out, num_warps=4, **sizes, **parts, **joined, **overlapped()
         )
 
 
@@ -253,20 +236,10 @@ def _prefill(call: Call, cu_q_lens: Tensor, keys_only: int) -> None:
     q, cache, block_tables, kv_lens, out, (scale, *_), shapes, _ = call
     constants = _constants(shapes, keys_only) | prefill_tiles(shapes)
     num_tiles = len(q) // (constants["TILE_M"] // constants["HEADS"]) + len(kv_lens)
-    _latent_prefill_kernel[(cdiv(q.shape[1], constants["HEADS"]), num_tiles)](
-        q,
-        cache,
-        block_tables,
-        cu_q_lens,
-        kv_lens,
-        out,
-        q.stride(0),
-        block_tables.stride(0),
-        len(kv_lens),
-        scale,
-        **constants,
-        **overlapped(),
-    )
+    tensors = q, cache, block_tables, cu_q_lens, kv_lens, out
+    numbers = q.stride(0), block_tables.stride(0), len(kv_lens), scale
+    grid = cdiv(q.shape[1], constants["HEADS"]), num_tiles
+    _latent_prefill_kernel[grid](*tensors, *numbers, **constants, **overlapped())
 
 
 def _constants(shapes: Shapes, keys_only: int) -> dict[str, Any]:

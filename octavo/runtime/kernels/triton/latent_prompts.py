@@ -87,28 +87,14 @@ def latent_prompts(prompts: PlainPrompts, out: Tensor) -> None:
     assert made.is_contiguous() and out.is_contiguous() and k_rope.stride(1) == 1
     tiles = _tiles(q.dtype)
     num_requests = len(cu_q_lens) - 1
-    _plain_kernel[(num_heads, tokens // tiles["TILE_M"] + num_requests)](
-        q,
-        q_rope,
-        made,
-        k_rope,
-        cu_q_lens,
-        out,
-        q.stride(0),
-        q_rope.stride(0),
-        k_rope.stride(0),
-        num_requests,
-        scale * _LOG2_E,
-        NUM_HEADS=num_heads,
-        PLAIN=plain,
-        PLAIN_PAD=max(16, power_of_2(plain)),
-        ROPE=rope,
-        ROPE_PAD=max(16, power_of_2(rope)),
-        VALUE=value,
-        VALUE_PAD=max(16, power_of_2(value)),
-        HEAD=q_rope.stride(1),
-        **tiles,
-        **overlapped(),
+    tensors = q, q_rope, made, k_rope, cu_q_lens, out
+    strides = q.stride(0), q_rope.stride(0), k_rope.stride(0)
+    parts = {"PLAIN": plain, "ROPE": rope, "VALUE": value}
+    padded = {f"{name}_PAD": max(16, power_of_2(size)) for name, size in parts.items()}
+    heads = {"NUM_HEADS": num_heads, "HEAD": q_rope.stride(1)}
+    grid = num_heads, tokens // tiles["TILE_M"] + num_requests
+    _plain_kernel[grid](
+        *tensors, *strides, num_requests, scale * _LOG2_E, **heads, **parts, **padded, **tiles, **overlapped()
     )
 
 

@@ -189,23 +189,10 @@ class Matmul:
         out = partial = x.new_empty((m, n))
         if num_splits > 1:
             partial = x.new_empty((num_splits, m, n), dtype=torch.float32)
-        _gemm_kernel[(num_tiles, num_splits)](
-            x,
-            weight,
-            out if bias is None else bias,
-            out,
-            partial,
-            self._counters.on(x.device, num_tiles) if num_splits > 1 and joined else out,
-            m,
-            x.stride(0),
-            n,
-            K=k,
-            BIASED=bias is not None,
-            JOINED=joined,
-            GATED=gated,
-            **tile,
-            **overlapped(),
-        )
+        counter = self._counters.on(x.device, num_tiles) if num_splits > 1 and joined else out
+        tensors = x, weight, out if bias is None else bias, out, partial, counter
+        kind = {"K": k, "BIASED": bias is not None, "JOINED": joined, "GATED": gated}
+        _gemm_kernel[(num_tiles, num_splits)](*tensors, m, x.stride(0), n, **kind, **tile, **overlapped())
         return out if joined else partial
 
 
@@ -213,20 +200,10 @@ def _gemv(x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool = False
     n, k = weight.shape[0] // (1 + gated), weight.shape[1]
     out = x.new_empty((1, n))
     tile_n = 4 if k <= 1024 and not gated else 2
-    _gemv_kernel[(cdiv(n, tile_n),)](
-        x,
-        weight,
-        out if bias is None else bias,
-        out,
-        n,
-        K=k,
-        TILE_N=tile_n,
-        TILE_K=min(1024, power_of_2(k)),
-        BIASED=bias is not None,
-        GATED=gated,
-        num_warps=4,
-        **overlapped(),
-    )
+    sizes = {"K": k, "TILE_N": tile_n, "TILE_K": min(1024, power_of_2(k))}
+    kind = {"BIASED": bias is not None, "GATED": gated}
+    tensors = x, weight, out if bias is None else bias, out
+    _gemv_kernel[(cdiv(n, tile_n),)](*tensors, n, num_warps=4, **sizes, **kind, **overlapped())
     return out
 
 

@@ -52,16 +52,8 @@ def row_limits(rows: Tensor, positions: Tensor, seeds: Tensor, limits: Tensor) -
     num_rows, num_columns = len(rows), limits.shape[1]
     out = torch.empty((1 + num_columns, num_rows), dtype=torch.float64, device=rows.device)
     if num_rows:
+        tensors = rows, positions, seeds, limits, out
         _limits_kernel[(cdiv(num_rows, _ROWS),)](
-            rows,
-            positions,
-            seeds,
-            limits,
-            out,
-            num_rows,
-            COLUMNS=num_columns,
-            ROWS=_ROWS,
-            num_warps=2,
-            **overlapped(),
+            *tensors, num_rows, COLUMNS=num_columns, ROWS=_ROWS, num_warps=2, **overlapped()
         )
     return out

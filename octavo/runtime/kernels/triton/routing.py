@@ -120,27 +120,17 @@ def route(logits: Tensor, bias: Tensor | None, router: Router) -> Routing:
     ids = torch.empty((tokens, router.top_k), dtype=torch.int32, device=logits.device)
     weights = torch.empty((tokens, router.top_k), dtype=torch.float32, device=logits.device)
     if tokens:
-        _route_kernel[(tokens,)](
-            logits,
-            logits if bias is None else bias,
-            ids,
-            weights,
-            logits.stride(0),
-            router.epsilon,
-            router.factor,
-            E=count,
-            K=router.top_k,
-            K_PAD=power_of_2(router.top_k),
-            GROUPS=router.num_groups,
-            G_PAD=power_of_2(router.num_groups),
-            S_PAD=power_of_2(count // router.num_groups),
-            TOP_GROUPS=router.top_groups,
-            BEST=router.best_of_group,
-            SCORES=_SCORES[router.scores],
-            BIASED=bias is not None,
-            NORMALISES=router.normalises,
-            num_warps=1 if count <= 256 else 4,
-        )
+        tensors = logits, logits if bias is None else bias, ids, weights
+        numbers = logits.stride(0), router.epsilon, router.factor
+        groups = {"GROUPS": router.num_groups, "TOP_GROUPS": router.top_groups, "BEST": router.best_of_group}
+        padded = {
+            "K_PAD": power_of_2(router.top_k),
+            "G_PAD": power_of_2(router.num_groups),
+            "S_PAD": power_of_2(count // router.num_groups),
+        }
+        kind = {"SCORES": _SCORES[router.scores], "BIASED": bias is not None, "NORMALISES": router.normalises}
+        sizes = {"E": count, "K": router.top_k, "num_warps": 1 if count <= 256 else 4}
+        _route_kernel[(tokens,)](*tensors, *numbers, **sizes, **padded, **groups, **kind)
     return Routing(ids, weights)
 
 
@@ -176,17 +166,8 @@ def sort_pairs(ids: Tensor, count: int) -> Tiles:
     ranks, experts = torch.empty_like(ids), pairs.new_empty(number)
     width = min(_SORTED_AT_ONCE, max(16, 1 << 14 >> power_of_2(count).bit_length()))
     _count_kernel[(cdiv(num_pairs, width),)](ids, counts, ranks, num_pairs, WIDTH=width)
+    given = ids, counts, ranks, pairs, experts, num_pairs, number
     _sort_kernel[(cdiv(max(num_pairs, number), width),)](
-        ids,
-        counts,
-        ranks,
-        pairs,
-        experts,
-        num_pairs,
-        number,
-        E=count,
-        E_PAD=power_of_2(count),
-        TILE=tile,
-        WIDTH=width,
+        *given, E=count, E_PAD=power_of_2(count), TILE=tile, WIDTH=width
     )
     return Tiles(pairs, experts, number, sizes)

@@ -108,14 +108,6 @@ def score(
     _tile_kernel[(num_tiles, num_rows)](
         *given, logits.stride(0), num_top, SIZE=size, TILE=_TILE, NUM_TILES=num_tiles, MOST=_MOST
     )
-    _merge_kernel[(num_rows,)](
-        *given,
-        *found,
-        logits.stride(0),
-        num_top,
-        NUM_TILES=num_tiles,
-        NUM_TILES_PAD=power_of_2(num_tiles),
-        MOST=_MOST,
-        NORMALISE=normalise,
-    )
+    tiles = {"NUM_TILES": num_tiles, "NUM_TILES_PAD": power_of_2(num_tiles), "MOST": _MOST}
+    _merge_kernel[(num_rows,)](*given, *found, logits.stride(0), num_top, NORMALISE=normalise, **tiles)
     return found

@@ -85,17 +85,9 @@ def attend_shared_prefix(call: Call) -> None:
     """Fill `out` for requests of one new token each; no window."""
     q, cache, block_tables, kv_lens, out, factors, shapes, kind = call
     constants = shared_prefix_tiles(shapes, len(q))
-    _packed_kernel[(cache.shape[3], cdiv(len(q), constants["PACK"]))](
-        q,
-        cache,
-        block_tables,
-        kv_lens,
-        out,
-        q.stride(0),
-        block_tables.stride(0),
-        len(q),
-        *factors,
-        WIDTH=power_of_2(block_tables.shape[1]),
-        **constants,
-        **{name: value for name, value in kind.items() if name != "WINDOW"},
-    )
+    tensors = q, cache, block_tables, kv_lens, out
+    sizes = q.stride(0), block_tables.stride(0), len(q)
+    own = {name: value for name, value in kind.items() if name != "WINDOW"}
+    own["WIDTH"] = power_of_2(block_tables.shape[1])
+    grid = cache.shape[3], cdiv(len(q), constants["PACK"])
+    _packed_kernel[grid](*tensors, *sizes, *factors, **constants, **own)

@@ -91,29 +91,15 @@ def begin_step(
     """See steps.BeginStep; its programs meet at a counter."""
     num_groups, num_rows, num_columns = tables.shape
     num_parts = cdiv(len(numbers), _NUMBERS)
-    _begin_kernel[(num_parts + cdiv(num_rows, _TABLE_ROWS),)](
-        ring.given,
-        ring.begun,
-        numbers,
-        kept_ids,
-        kept_tables,
-        ids,
-        tables,
-        counters.on(numbers.device, 1),
-        len(numbers),
-        len(ids),
-        num_rows,
-        num_parts,
-        num_groups,
-        num_columns,
-        ring.given.stride(0),
-        kept_tables.stride(0),
-        LENGTH=len(ring.given),
-        NUMBERS=_NUMBERS,
-        ROWS=_TABLE_ROWS,
-        COLUMNS=min(power_of_2(num_columns), _MOST_COLUMNS),
-        num_warps=1,  # each would read the rows again
-    )
+    counter = counters.on(numbers.device, 1)
+    tensors = ring.given, ring.begun, numbers, kept_ids, kept_tables, ids, tables, counter
+    sizes = len(numbers), len(ids), num_rows, num_parts, num_groups, num_columns
+    strides = ring.given.stride(0), kept_tables.stride(0)
+    columns = min(power_of_2(num_columns), _MOST_COLUMNS)
+    tiles = {"LENGTH": len(ring.given), "NUMBERS": _NUMBERS, "ROWS": _TABLE_ROWS, "COLUMNS": columns}
+    grid = (num_parts + cdiv(num_rows, _TABLE_ROWS),)
+    # More warps would read the rows again, each of them.
+    _begin_kernel[grid](*tensors, *sizes, *strides, num_warps=1, **tiles)
 
 
 def end_step(
@@ -121,19 +107,9 @@ def end_step(
 ) -> None:
     """See steps.EndStep."""
     num_rows = len(token_ids)
+    given = token_ids, max_logits, targets, kept_ids
+    written = ring.begun, ring.token_ids, ring.max_logits
+    sizes = num_rows, ring.token_ids.stride(0), vocab_size - 1
     _end_kernel[(cdiv(num_rows, _END_ROWS),)](
-        token_ids,
-        max_logits,
-        targets,
-        kept_ids,
-        ring.begun,
-        ring.token_ids,
-        ring.max_logits,
-        num_rows,
-        ring.token_ids.stride(0),
-        vocab_size - 1,
-        LENGTH=len(ring.token_ids),
-        ROWS=_END_ROWS,
-        num_warps=4,
-        **overlapped(),
+        *given, *written, *sizes, LENGTH=len(ring.token_ids), ROWS=_END_ROWS, num_warps=4, **overlapped()
     )

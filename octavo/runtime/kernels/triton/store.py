@@ -133,38 +133,21 @@ def store_kv(new: HeadInputs, cache: Tensor, slots: Tensor) -> Tensor:
     if in_place:
         q_rows = max(1, min(power_of_2(heads), _ELEMENTS // q_width))
     q_groups = cdiv(heads, q_rows) if changed else 0
-    constants: dict[str, Any] = {"HEADS": heads, "KV_HEADS": kv_heads, "D": head_dim, "HALF": half}
-    _store_kernel[(tokens, halves * cdiv(kv_heads, rows) + q_groups)](
-        q,
-        k,
-        v,
-        cache,
-        slots,
-        out,
-        cos,
-        sin,
-        q if q_weight is None else q_weight,
-        q if k_weight is None else k_weight,
-        q.stride(0),
-        k.stride(0),
-        v.stride(0),
-        out.stride(0),
-        eps,
-        WIDTH=width,
-        HALVES=halves,
-        BLOCK_SIZE=cache.shape[2],
-        ROWS=rows,
-        Q_ROWS=q_rows,
-        Q_WIDTH=q_width,
-        Q_GROUPS=q_groups,
-        INTERLEAVED=interleaved,
-        Q_NORMED=0 if q_weight is None else head_dim,
-        K_NORMED=0 if k_weight is None else len(k_weight),
-        ROTATE=rotation is not None,
-        num_warps=4 if max(rows * width, q_rows * q_width) >= 256 else 1,
-        **constants,
-        **overlapped(),
-    )
+    weights = q if q_weight is None else q_weight, q if k_weight is None else k_weight
+    tensors = q, k, v, cache, slots, out, cos, sin, *weights
+    strides = q.stride(0), k.stride(0), v.stride(0), out.stride(0)
+    heads_of = {"HEADS": heads, "KV_HEADS": kv_heads, "D": head_dim, "HALF": half}
+    cache_of = {"HALVES": halves, "BLOCK_SIZE": cache.shape[2]}
+    tiles = {"WIDTH": width, "ROWS": rows, "Q_ROWS": q_rows, "Q_WIDTH": q_width, "Q_GROUPS": q_groups}
+    normed = {
+        "Q_NORMED": 0 if q_weight is None else head_dim,
+        "K_NORMED": 0 if k_weight is None else len(k_weight),
+    }
+    rotated = {"INTERLEAVED": interleaved, "ROTATE": rotation is not None}
+    compiled: dict[str, Any] = heads_of | cache_of | tiles | normed | rotated
+    num_warps = 4 if max(rows * width, q_rows * q_width) >= 256 else 1
+    grid = tokens, halves * cdiv(kv_heads, rows) + q_groups
+    _store_kernel[grid](*tensors, *strides, eps, num_warps=num_warps, **compiled, **overlapped())
     return out
 
 

@@ -291,18 +291,9 @@ def truncate(logits: Tensor, limits: Limits) -> Truncation:
     row = logits, *limits, group_maxima, tile_weights
     sizes = {"SIZE": size, "TILE": _TILE, "GROUP": _GROUP, "NUM_TILES": num_tiles}
     _group_kernel[(num_tiles, num_rows)](*row, logits.stride(0), num_warps=4, **sizes, **overlapped())
+    sizes |= {"NUM_TILES_PAD": power_of_2(num_tiles), "NUM_REACHED": _NUM_REACHED}
+    sizes |= {"MAX_CHOSEN": _MAX_CHOSEN, "LOW": _LOW_BITS[logits.dtype]}
     _cut_kernel[(num_rows,)](
-        *row,
-        chosen,
-        values,
-        ids,
-        logits.stride(0),
-        NUM_TILES_PAD=power_of_2(num_tiles),
-        NUM_REACHED=_NUM_REACHED,
-        MAX_CHOSEN=_MAX_CHOSEN,
-        LOW=_LOW_BITS[logits.dtype],
-        num_warps=16,
-        **sizes,
-        **overlapped(),
+        *row, chosen, values, ids, logits.stride(0), num_warps=16, **sizes, **overlapped()
     )
     return Truncation(values, ids)
