@@ -315,6 +315,11 @@ def make_oracle(config: dict[str, Any], seed: int = 0) -> PreTrainedModel:
     with torch.random.fork_rng():
         torch.manual_seed(seed)  # what transformers draws
         oracle = AutoModelForCausalLM.from_config(full, attn_implementation="eager").eval()
+    for module in oracle.modules():
+        if hasattr(module, "limit") and "swiglu_limit" in config:
+            module.limit = config[
+                "swiglu_limit"
+            ]  # transformers 5.17 does not look at gpt-oss's config for it
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         biases = [pair for pair in oracle.named_buffers() if pair[0].endswith("correction_bias")]

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+import transformers
 
 from octavo import LLM
-from tests.parity.test_tiny_encoders import CLASSES, expected, prompts_of
+from tests.parity.test_tiny_encoders import KINDS, expected, prompts_of
 from tests.tiny_encoders import make_encoder, save
 
 pytestmark = pytest.mark.gpu
@@ -18,9 +18,11 @@ def vectors(folder, prompts, dtype, mode, **options):
         return np.array([out.outputs.embedding for out in llm.embed(prompts, use_tqdm=False)])
 
 
-@pytest.mark.parametrize("name", sorted(CLASSES))
+@pytest.mark.parametrize("name", KINDS)
 def test_encoders_on_gpu(tmp_path, name):
-    oracle = make_encoder(CLASSES[name], name)
+    if not hasattr(transformers, name):
+        pytest.skip(f"transformers {transformers.__version__} has no {name}")
+    oracle = make_encoder(getattr(transformers, name), name)
     folder, prompts = save(oracle, tmp_path), prompts_of(oracle)
     wanted = expected(oracle, prompts)
     assert np.abs(vectors(folder, prompts, "float32", "MEAN") - wanted).max() <= 1e-4
@@ -29,7 +31,7 @@ def test_encoders_on_gpu(tmp_path, name):
 
 def test_a_causal_embedder_on_gpu(tmp_path):
     changes = {"model_type": "llama", "num_key_value_heads": 2, "pad_token_id": None}
-    oracle = make_encoder(LlamaForCausalLM, "BertModel", **changes)
+    oracle = make_encoder(transformers.LlamaForCausalLM, "BertModel", **changes)
     folder, prompts = save(oracle, tmp_path), prompts_of(oracle)
     with torch.no_grad():
         states = [oracle.model(input_ids=torch.tensor([ids])).last_hidden_state[0, -1] for ids in prompts]
