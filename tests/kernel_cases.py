@@ -14,11 +14,11 @@ from gguf import GGMLQuantizationType, quants
 from octavo.runtime.kernels.activations import Activation
 from octavo.runtime.kernels.attention import HeadInputs, HeadNorms, Ragged, Rotation, Scores
 from octavo.runtime.kernels.block_types import GROUP_TYPES, TYPES_BY_NAME
-from octavo.runtime.kernels.experts import ExpertForm, Router, Routing, Shared
+from octavo.runtime.kernels.experts import ExpertForm, Router, Routing, Shared, Stacks
 from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.kernels.recurrent import Conv, Decay, GateForm, Scanned, States
 from octavo.runtime.kernels.ref.table import ref_table
-from octavo.runtime.kernels.sampling import IN_PROMPT, Draws, Limits, TokenLists, Truncation
+from octavo.runtime.kernels.sampling import IN_PROMPT, Draws, Limits, TokenLists, Truncation, Words
 from octavo.runtime.kernels.table import KernelTable
 
 BLOCKS = TYPES_BY_NAME
@@ -428,9 +428,11 @@ def _ban() -> Iterator[Case]:
         prefixes = torch.randint(-1, 3, (num_words, 3))
         prefixes[:, 1:].masked_fill_(prefixes[:, :-1] < 0, -1)
         last, rows = torch.randint(0, min(size, 40), (num_words,)), torch.randint(0, n, (num_words,))
-        args = (torch.randn(n, size), rows, last, prefixes, owners, lists, ids, lengths)
+        words = Words(rows, last, prefixes, owners, lists)
+        args = (torch.randn(n, size), words, ids, lengths)
         yield Case(f"{n}x{size}", args, changed=(0,))
-    args = (torch.randn(4, 50), rows[:1], last[:1], prefixes[:1, :0], owners[:1], lists[:1], ids, lengths)
+    one = Words(rows[:1], last[:1], prefixes[:1, :0], owners[:1], lists[:1])
+    args = (torch.randn(4, 50), one, ids, lengths)
     yield Case("no prefixes", args, changed=(0,))
 
 
@@ -553,7 +555,7 @@ def _block_experts() -> Iterator[Case]:
                 Packed(make_blocks(kind, count * rows, columns, rows).view(count, rows, -1), kind)
                 for rows, columns in shapes
             )
-            yield Case(f"{kind} {name}", (*given, *stacks, *rest))
+            yield Case(f"{kind} {name}", (*given, Stacks(*stacks), *rest))
 
 
 def _states(numbers: int, offset: int = 3) -> States:
@@ -699,8 +701,8 @@ def nothing_of(op: str, case: Case) -> tuple[Any, ...]:
         empty = lists._replace(rows=lists.rows[:0], lengths=lists.lengths[:0])
         return logits, rows[:0], empty, owners[:0], strengths
     if op == "ban":
-        logits, *words, ids, lengths = case.args
-        return logits, *(part[:0] for part in words), ids, lengths
+        logits, words, ids, lengths = case.args
+        return logits, Words(*(part[:0] for part in words)), ids, lengths
     if op == "count":
         lists, token_ids = case.args
         return lists._replace(rows=lists.rows[:0], lengths=lists.lengths[:0]), token_ids[:0]

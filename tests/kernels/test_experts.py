@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from octavo.runtime.kernels.experts import ExpertForm, Router, Routing
+from octavo.runtime.kernels.experts import ExpertForm, Router, Routing, Stacks
 from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.kernels.table import KernelTable
@@ -13,13 +13,13 @@ REF = ref_table()
 INNER, SIZE = 32, 64
 
 
-def _matrices(count: int, kind: str = "F32") -> list[Packed]:
+def _matrices(count: int, kind: str = "F32") -> Stacks:
     shapes = (INNER, SIZE), (INNER, SIZE), (SIZE, INNER)
     blocks = (make_blocks(kind, count * n, k, n + k).view(count, n, -1) for n, k in shapes)
-    return [Packed(part, kind, "int16") for part in blocks]
+    return Stacks(*(Packed(part, kind, "int16") for part in blocks))
 
 
-def _loop(x: torch.Tensor, routing: Routing, matrices: list[Packed]) -> torch.Tensor:
+def _loop(x: torch.Tensor, routing: Routing, matrices: Stacks) -> torch.Tensor:
     """Every token and expert by itself, in float64."""
     gates, ups, downs = (
         REF.linear.block_dequantize(m._replace(blocks=m.blocks.flatten(0, 1))).view(len(m.blocks), -1, n)
@@ -54,7 +54,7 @@ def test_hostile_routings(fast: KernelTable, name: str) -> None:
     tokens, count, ids = ROUTINGS[name]
     x, matrices = torch.randn(tokens, SIZE), _matrices(count)
     routing = Routing(ids.int().contiguous(), torch.rand(ids.shape))
-    actual = fast.experts.block_experts(x, routing, *matrices, ExpertForm(), None)
+    actual = fast.experts.block_experts(x, routing, matrices, ExpertForm(), None)
     torch.testing.assert_close(actual.double(), _loop(x, routing, matrices), atol=1e-5, rtol=1e-5)
 
 
@@ -66,7 +66,7 @@ def test_company_changes_no_bit(fast: KernelTable, kind: str) -> None:
 
     def compute(rows: slice | list[int]) -> torch.Tensor:
         given = Routing(routing.ids[rows].contiguous(), routing.weights[rows].contiguous())
-        return fast.experts.block_experts(x[rows].contiguous(), given, *matrices, ExpertForm(), None)
+        return fast.experts.block_experts(x[rows].contiguous(), given, matrices, ExpertForm(), None)
 
     whole = compute(slice(None))
     for rows in ([0], [7, 3], list(range(60, 77)), list(range(199, -1, -1))):
@@ -79,7 +79,7 @@ def test_a_row_without_numbers_harms_no_other(fast: KernelTable) -> None:
 
     def compute() -> torch.Tensor:
         routing = fast.experts.route(logits, None, Router(2, normalises=True))
-        return fast.experts.block_experts(x, routing, *matrices, ExpertForm(), None)
+        return fast.experts.block_experts(x, routing, matrices, ExpertForm(), None)
 
     before = compute()
     logits[2, 3], logits[4] = float("nan"), float("-inf")

@@ -62,6 +62,14 @@ class ExpertForm(NamedTuple):
     alpha: float = 1.0
 
 
+class Stacks(NamedTuple):
+    """Packed matrices of all experts, which may lie apart: [E, I, row bytes], and down [E, H, row bytes]."""
+
+    gate: Packed
+    up: Packed
+    down: Packed
+
+
 class Shared(NamedTuple):
     """What the experts' sum is added to: the output of shared experts.
 
@@ -88,10 +96,8 @@ DenseExperts = Callable[[Tensor, Routing, Tensor, Tensor, ExpertForm, Shared | N
 
 Returns the weighted sum of each token's experts, in a fixed order: [T, H].
 """
-BlockExperts = Callable[[Tensor, Routing, Packed, Packed, Packed, ExpertForm, Shared | None], Tensor]
-"""`DenseExperts` of packed matrices, gate and up [E, I, row bytes] and down [E, H, row bytes], of which the
-experts may lie apart. The bits of a token do not depend on the others.
-"""
+BlockExperts = Callable[[Tensor, Routing, Stacks, ExpertForm, Shared | None], Tensor]
+"""`DenseExperts` of packed matrices. The bits of a token do not depend on the others."""
 
 
 @dataclass(frozen=True)

@@ -82,11 +82,8 @@ class Forbid(Protocol):
         """
 
 
-class Widen(Protocol):
-    """Logits in float32."""
-
-    def __call__(self, logits: Tensor) -> Tensor:
-        """Return [n, vocab_size] float32, contiguous: the argument itself if it is that already."""
+Widen = Callable[[Tensor], Tensor]
+"""Returns logits [n, vocab_size] in float32, contiguous: the argument itself if it is that already."""
 
 
 class TokenLists(NamedTuple):
@@ -125,37 +122,36 @@ class Penalize(Protocol):
         """
 
 
-class Count(Protocol):
-    """One more token in each list."""
+Count = Callable[[TokenLists, Tensor], None]
+"""Counts a token of each list, [n] int64, and appends it to the list, which has space; lengths stay."""
 
-    def __call__(self, lists: TokenLists, token_ids: Tensor) -> None:
-        """Count a token of each, [n] int64, and append it to its list, which has space; lengths stay."""
+
+class Words(NamedTuple):
+    """Bad words of requests; all integers are int64.
+
+    rows:     [words], the row of each in the logits
+    last:     [words], its last token
+    prefixes: [words, width], contiguous: the tokens before it, the last of them first, then -1
+    owners:   [words], its place in the lengths of outputs
+    lists:    [words], its row in outputs
+    """
+
+    rows: Tensor
+    last: Tensor
+    prefixes: Tensor
+    owners: Tensor
+    lists: Tensor
 
 
 class Ban(Protocol):
     """Bad words: their last tokens are impossible where the output ends with the tokens before them."""
 
-    def __call__(
-        self,
-        logits: Tensor,
-        rows: Tensor,
-        last: Tensor,
-        prefixes: Tensor,
-        owners: Tensor,
-        lists: Tensor,
-        ids: Tensor,
-        lengths: Tensor,
-    ) -> None:
-        """Set logits to -inf, in place; all integers are int64.
+    def __call__(self, logits: Tensor, words: Words, ids: Tensor, lengths: Tensor) -> None:
+        """Set logits to -inf, in place.
 
-        logits:   [m, vocab_size] float32, contiguous rows
-        rows:     [words], the row of each in `logits`
-        last:     [words], its last token
-        prefixes: [words, width], contiguous: the tokens before it, the last of them first, then -1
-        owners:   [words], its place in `lengths`
-        lists:    [words], its row in `ids`
-        ids:      [capacity, columns], outputs
-        lengths:  [capacity], how many tokens of the output of each owner there are
+        logits:  [m, vocab_size] float32, contiguous rows
+        ids:     [capacity, columns] int64, outputs
+        lengths: [capacity] int64, how many tokens of the output of each owner there are
         """
 
 

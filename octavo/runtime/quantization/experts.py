@@ -7,7 +7,7 @@ kernel for blocks multiplies, to which plain numbers are blocks of one.
 import torch
 from torch import Tensor
 
-from octavo.runtime.kernels.experts import ExpertForm, Routing, Shared
+from octavo.runtime.kernels.experts import ExpertForm, Routing, Shared, Stacks
 from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.quantization.blocks import Blocks, blocks_of_one, stack
 from octavo.runtime.quantization.method import ExpertsMethod, Storage
@@ -50,8 +50,7 @@ class BlockExperts(ExpertsMethod):
     def __init__(self, storage: Storage, parameter: MakeBlocks = BlockParameter) -> None:
         """Begin empty. parameter: what takes the tensors of the checkpoint"""
         self._storage, self._parameter_type = storage, parameter
-        self._stacks: tuple[Packed, ...] = ()
-        """Gates, values, and what brings them down."""
+        self._stacks: Stacks | tuple[()] = ()
 
     def create(self, up: Layout, down: Layout) -> dict[str, Parameter]:
         self._up, self._down = (self._parameter_type(layout, self._storage.device) for layout in (up, down))
@@ -62,8 +61,8 @@ class BlockExperts(ExpertsMethod):
         self._keep(*(stack(parts, self._storage.arena) for parts in (up[::2], up[1::2], self._down.take())))
 
     def apply(self, x: Tensor, routing: Routing, form: ExpertForm, shared: Shared | None = None) -> Tensor:
-        gate, up, down = self._stacks
-        return self._storage.experts.block_experts(x, routing, gate, up, down, form, shared)
+        assert self._stacks
+        return self._storage.experts.block_experts(x, routing, self._stacks, form, shared)
 
     def describe(self) -> list[str]:
         """Return a line for each stack."""
@@ -74,7 +73,7 @@ class BlockExperts(ExpertsMethod):
         ]
 
     def _keep(self, gate: Blocks, up: Blocks, down: Blocks) -> None:
-        self._stacks = self._pack(gate), self._pack(up), self._pack(down)
+        self._stacks = Stacks(self._pack(gate), self._pack(up), self._pack(down))
 
     def _pack(self, stacked: Blocks) -> Packed:
         name = stacked.type.name
@@ -100,7 +99,8 @@ class UnpackedExperts(BlockExperts):
 
     def after_load(self) -> None:
         super().after_load()
-        if self._stacks[0].type_name == "MXFP4":  # which a kernel does
+        assert self._stacks
+        if self._stacks.gate.type_name == "MXFP4":  # which a kernel does
             return
         gate, up, down = (self._unpack(part) for part in self._stacks)
         self._matrices = torch.cat([gate, up], 1), down

@@ -14,6 +14,7 @@ import torch
 from octavo.messages.sampling import SamplingParams
 from octavo.messages.step import NewRequest
 from octavo.runtime.kernels.choice import TORCH_SAMPLING
+from octavo.runtime.kernels.sampling import Words
 from octavo.runtime.sampling.rows import Batch, RowLists, TokenTable, in_vocabulary
 from octavo.runtime.transfer import to_device
 
@@ -155,8 +156,7 @@ class BadWords(KernelProcessor):
     def apply(self, logits: torch.Tensor, batch: Batch) -> None:
         """Make the last tokens impossible of words that have begun."""
         lengths = to_device(self._outputs.lengths, self.device)
-        logit_rows, last, prefixes, rows, lists = self._words.select(batch)
-        self.kernels.ban(logits, logit_rows, last, prefixes, rows, lists, self._outputs.ids, lengths)
+        self.kernels.ban(logits, Words(*self._words.select(batch)), self._outputs.ids, lengths)
 
     def observe(self, batch: Batch, token_ids: torch.Tensor) -> None:
         self._outputs.append(batch.rows, token_ids)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from octavo.runtime.kernels.cpu.arguments import ACTIVATIONS, TYPE_IDS, address_of, rows_of, way_of
 from octavo.runtime.kernels.cpu.library import Library
-from octavo.runtime.kernels.experts import ExpertForm, Router, Routing, Shared
+from octavo.runtime.kernels.experts import ExpertForm, Router, Routing, Shared, Stacks
 from octavo.runtime.kernels.linear import Packed
 
 _SCORES = {"softmax": 0, "sigmoid": 1, "logits": 2}
@@ -28,22 +28,15 @@ class CompiledExperts:
         return made
 
     def block_experts(
-        self,
-        x: Tensor,
-        routing: Routing,
-        gate: Packed,
-        up: Packed,
-        down: Packed,
-        form: ExpertForm,
-        shared: Shared | None,
+        self, x: Tensor, routing: Routing, stacks: Stacks, form: ExpertForm, shared: Shared | None
     ) -> Tensor:
         """See experts.BlockExperts."""
-        out = torch.empty((len(x), down.blocks.shape[1]))
+        out = torch.empty((len(x), stacks.down.blocks.shape[1]))
         address, stride = rows_of(x)
         ids, weights = routing
         assert ids.dtype == torch.int32 and ids.is_contiguous() and weights.is_contiguous()
-        chosen = ids.data_ptr(), weights.data_ptr(), ids.shape[1], len(up.blocks)
-        matrices = (*_matrices(gate), *_matrices(up), *_matrices(down))
+        chosen = ids.data_ptr(), weights.data_ptr(), ids.shape[1], len(stacks.up.blocks)
+        matrices = [number for stack in stacks for number in _matrices(stack)]
         biases = address_of(form.up_bias), address_of(form.down_bias)
         rows = (None, 0) if shared is None else rows_of(shared.rows)
         factors = (None, 0) if shared is None or shared.gate is None else rows_of(shared.gate)

@@ -19,7 +19,7 @@ from octavo.runtime.kernels.attention import HeadInputs, HeadNorms, Ragged, Rota
 from octavo.runtime.kernels.block_types import BFLOAT16_TYPES, TYPES
 from octavo.runtime.kernels.cpu.library import Library
 from octavo.runtime.kernels.cpu.table import table_of
-from octavo.runtime.kernels.experts import ExpertForm, Router, Shared
+from octavo.runtime.kernels.experts import ExpertForm, Router, Shared, Stacks
 from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.kernels.precision import InputPrecision
 from octavo.runtime.kernels.recurrent import Conv, Decay, GateForm, Scanned, States
@@ -103,14 +103,12 @@ def _expert_disagreements(fast: KernelTable, slow: KernelTable) -> Iterator[str]
         if not (torch.equal(ours.ids, theirs.ids) and _agree(ours.weights, theirs.weights)):
             yield f"route by {router.scores}"
     shapes = (16, 32, 64), (16, 32, 64), (16, 64, 32)
-    gate, up, down = (
-        Packed((torch.randn(shape, generator=generator) / 8).view(torch.uint8), "F32") for shape in shapes
+    stacks = Stacks(
+        *(Packed((torch.randn(shape, generator=generator) / 8).view(torch.uint8), "F32") for shape in shapes)
     )
     routing, shared = slow.experts.route(logits, None, Router(3)), Shared(x, logits[:, :1])
-    sums = (
-        table.experts.block_experts(x, routing, gate, up, down, ExpertForm(), shared)
-        for table in (fast, slow)
-    )
+    given = x, routing, stacks, ExpertForm(), shared
+    sums = (table.experts.block_experts(*given) for table in (fast, slow))
     if not _agree(*sums):
         yield "block_experts"
 

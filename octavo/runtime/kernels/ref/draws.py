@@ -12,6 +12,7 @@ from octavo.runtime.kernels.sampling import (
     Scores,
     TokenLists,
     Truncation,
+    Words,
 )
 
 
@@ -65,17 +66,9 @@ def widen(logits: Tensor) -> Tensor:
     return logits.float().contiguous()
 
 
-def ban(
-    logits: Tensor,
-    rows: Tensor,
-    last: Tensor,
-    prefixes: Tensor,
-    owners: Tensor,
-    lists: Tensor,
-    ids: Tensor,
-    lengths: Tensor,
-) -> None:
+def ban(logits: Tensor, words: Words, ids: Tensor, lengths: Tensor) -> None:
     """See sampling.Ban: every word's prefix is compared with the end of its request's output, all at once."""
+    rows, last, prefixes, owners, lists = words
     # [words, width]: column of the token that stands 1, 2, … places before the one to be chosen
     columns = lengths[owners][:, None] - 1 - torch.arange(prefixes.shape[1], device=logits.device)
     tokens = ids[lists[:, None], columns.clamp(min=0)]

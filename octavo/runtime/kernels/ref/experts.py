@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from octavo.runtime.kernels.experts import ExpertForm, Router, Routing, Shared
+from octavo.runtime.kernels.experts import ExpertForm, Router, Routing, Shared, Stacks
 from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.kernels.ref.blocks import block_matmul
 from octavo.runtime.kernels.ref.elementwise import activate
@@ -57,13 +57,7 @@ def dense_experts(
 
 
 def block_experts(
-    x: Tensor,
-    routing: Routing,
-    gate: Packed,
-    up: Packed,
-    down: Packed,
-    form: ExpertForm,
-    shared: Shared | None,
+    x: Tensor, routing: Routing, stacks: Stacks, form: ExpertForm, shared: Shared | None
 ) -> Tensor:
     """See experts.BlockExperts."""
 
@@ -71,9 +65,9 @@ def block_experts(
         return block_matmul(rows, matrix._replace(blocks=matrix.blocks[expert]))
 
     def both(rows: Tensor, expert: int) -> Tensor:
-        return torch.cat([multiply(rows, gate, expert), multiply(rows, up, expert)], 1)
+        return torch.cat([multiply(rows, stacks.gate, expert), multiply(rows, stacks.up, expert)], 1)
 
-    return _sum_up(x, routing, (both, lambda rows, e: multiply(rows, down, e)), form, shared)
+    return _sum_up(x, routing, (both, lambda rows, e: multiply(rows, stacks.down, e)), form, shared)
 
 
 def _sum_up(

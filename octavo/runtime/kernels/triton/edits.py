@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.runtime.kernels.sampling import IN_PROMPT, TokenLists
+from octavo.runtime.kernels.sampling import IN_PROMPT, TokenLists, Words
 from octavo.runtime.kernels.triton.launch import cdiv
 
 _TILE = 4096
@@ -75,22 +75,12 @@ def _ban_kernel(
     tl.store(logits + place, _NEVER, mask=matches)
 
 
-def ban(
-    logits: Tensor,
-    rows: Tensor,
-    last: Tensor,
-    prefixes: Tensor,
-    owners: Tensor,
-    lists: Tensor,
-    ids: Tensor,
-    lengths: Tensor,
-) -> None:
+def ban(logits: Tensor, words: Words, ids: Tensor, lengths: Tensor) -> None:
     """See sampling.Ban."""
-    num_words, width = prefixes.shape
+    num_words, width = words.prefixes.shape
     if num_words:
-        tensors = logits, rows, last, prefixes, owners, lists, ids, lengths
         sizes = logits.stride(0), ids.stride(0), width, num_words
-        _ban_kernel[(cdiv(num_words, 128),)](*tensors, *sizes, WORDS=128)
+        _ban_kernel[(cdiv(num_words, 128),)](logits, *words, ids, lengths, *sizes, WORDS=128)
 
 
 @triton.jit(do_not_specialize=["ids_stride"])

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.runtime.kernels.experts import ExpertForm, Routing, Shared
+from octavo.runtime.kernels.experts import ExpertForm, Routing, Shared, Stacks
 from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.kernels.triton.blocks import PLAIN, constants_of, levels_of, unpack
 from octavo.runtime.kernels.triton.elementwise import KINDS, act
@@ -177,15 +177,10 @@ def dense_experts(
 
 
 def block_experts(
-    x: Tensor,
-    routing: Routing,
-    gate: Packed,
-    up: Packed,
-    down: Packed,
-    form: ExpertForm,
-    shared: Shared | None,
+    x: Tensor, routing: Routing, stacks: Stacks, form: ExpertForm, shared: Shared | None
 ) -> Tensor:
     """See experts.BlockExperts; weights are unpacked inside the products."""
+    gate, up, down = stacks
     return _sum_up(x, routing, _packed(gate, up), _packed(down, down), form, shared)
 
 
