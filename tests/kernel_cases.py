@@ -18,7 +18,7 @@ from octavo.runtime.kernels.experts import ExpertForm, Router, Routing, Shared, 
 from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.kernels.recurrent import Conv, Decay, GateForm, Scanned, States
 from octavo.runtime.kernels.ref.table import ref_table
-from octavo.runtime.kernels.sampling import IN_PROMPT, Draws, Limits, TokenLists, Truncation, Words
+from octavo.runtime.kernels.sampling import IN_PROMPT, Draws, Limits, Scored, TokenLists, Truncation, Words
 from octavo.runtime.kernels.table import KernelTable
 
 BLOCKS = TYPES_BY_NAME
@@ -485,7 +485,7 @@ def _score() -> Iterator[Case]:
         token_ids[0] %= 3
         listed = torch.randint(0, size, (3, top)) if "listed" in options else None
         for normalise in (True, False):
-            args = (logits, rows, token_ids, top, normalise, listed)
+            args = (logits, Scored(rows, token_ids, top, normalise, listed))
             yield Case(f"{size} top {top} {normalise}", args, tolerance=2e-6)
 
 
@@ -707,8 +707,8 @@ def nothing_of(op: str, case: Case) -> tuple[Any, ...]:
         lists, token_ids = case.args
         return lists._replace(rows=lists.rows[:0], lengths=lists.lengths[:0]), token_ids[:0]
     if op == "score":
-        logits, rows, token_ids, *rest = case.args
-        return logits, rows[:0], token_ids[:0], *rest[:2], None
+        logits, (rows, token_ids, num_top, normalise, _) = case.args
+        return logits, Scored(rows[:0], token_ids[:0], num_top, normalise)
     if op == "row_limits":
         return tuple(arg[:0] for arg in case.args)
     if op == "add_norm":

@@ -27,6 +27,7 @@ from octavo.runtime.kernels.sampling import (
     Draws,
     Limits,
     SamplingKernels,
+    Scored,
     Scores,
     TokenLists,
 )
@@ -263,15 +264,9 @@ def penalize(
     logits[rows, ids] = values
 
 
-def score(
-    logits: torch.Tensor,
-    rows: torch.Tensor,
-    token_ids: torch.Tensor,
-    num_top: int,
-    normalise: bool,
-    listed_ids: torch.Tensor | None = None,
-) -> Scores:
+def score(logits: torch.Tensor, scored: Scored) -> Scores:
     """See sampling.Score."""
+    rows, token_ids, num_top, normalise, listed_ids = scored
     values, vocab_size = logits[rows].float(), logits.shape[1]
     if normalise:
         values = torch.log_softmax(values, dim=1, out=values)

@@ -163,30 +163,30 @@ class Scores(NamedTuple):
     ranks: Tensor
 
 
-class Score(Protocol):
-    """Logprobs, or logits, of chosen tokens and of others beside them."""
-
-    def __call__(
-        self,
-        logits: Tensor,
-        rows: Tensor,
-        token_ids: Tensor,
-        num_top: int,
-        normalise: bool,
-        listed_ids: Tensor | None = None,
-    ) -> Scores:
-        """Score the chosen tokens and the `num_top` most likely, or those listed instead; logits stay.
-
-        logits:     [m, vocab_size] of any floating-point type
-        rows:       [n] int64: the row of each in `logits`
-        token_ids:  [n] int64: the chosen tokens
-        num_top:    WHOLE_VOCABULARY = all
-        listed_ids: [n, k] int64
-        A token's rank is 1 + the number of larger values.
-        """
-
-
 WHOLE_VOCABULARY = -1
+
+
+class Scored(NamedTuple):
+    """Chosen tokens and the `num_top` most likely, or those listed instead; normalise: logprobs, not logits.
+
+    rows:       [n] int64: the row of each in the logits
+    token_ids:  [n] int64: the chosen tokens
+    num_top:    WHOLE_VOCABULARY = all
+    listed_ids: [n, k] int64
+    """
+
+    rows: Tensor
+    token_ids: Tensor
+    num_top: int
+    normalise: bool
+    listed_ids: Tensor | None = None
+
+
+Score = Callable[[Tensor, Scored], Scores]
+"""Scores tokens by logits [m, vocab_size] of any floating-point type, which stay.
+
+A token's rank is 1 + the number of larger values.
+"""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import torch
 
 from octavo.messages.request import TokenLogprobs
 from octavo.runtime.kernels.choice import score
+from octavo.runtime.kernels.sampling import Scored
 from octavo.runtime.transfer import Array
 
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
@@ -30,7 +31,7 @@ def score_tokens(
     logits: [n, vocab_size], row i predicts token_ids[i], kept; token_ids: [n] int64
     """
     rows = torch.arange(len(logits), device=logits.device)
-    return entries(score(logits, rows, token_ids, num_top, mode.endswith("logprobs")))
+    return entries(score(logits, Scored(rows, token_ids, num_top, mode.endswith("logprobs"))))
 
 
 def score_candidates(logits: torch.Tensor, candidates: list[list[int]], mode: str) -> list[list[float]]:

@@ -22,7 +22,7 @@ from octavo.base.log import get_logger
 from octavo.messages.sampling import MAX_LOGPROB_TOKEN_IDS, SamplingParams
 from octavo.messages.step import NewRequest
 from octavo.runtime.kernels.choice import truncate
-from octavo.runtime.kernels.sampling import Choice, Draws, Limits, SamplingKernels, Scores
+from octavo.runtime.kernels.sampling import Choice, Draws, Limits, SamplingKernels, Scored, Scores
 from octavo.runtime.sampling.masks import RowMasks
 from octavo.runtime.sampling.output import SamplerOutput
 from octavo.runtime.sampling.penalties import Penalties
@@ -267,8 +267,8 @@ class Sampler:
                 logit_rows = scored.logit_rows[part]
                 at, chosen, rows = send([places[part], logit_rows, scored.rows[part]], self._device)
                 listed = self._listed_ids[rows, :number] if has_listed else None
-                found = self._kernels.score(shown, at, token_ids[chosen], number, self._normalise, listed)
-                scores.append((logit_rows, found))
+                wanted = Scored(at, token_ids[chosen], number, self._normalise, listed)
+                scores.append((logit_rows, self._kernels.score(shown, wanted)))
         return scores
 
 

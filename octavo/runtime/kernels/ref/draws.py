@@ -9,6 +9,7 @@ from octavo.runtime.kernels.sampling import (
     Choice,
     Draws,
     Limits,
+    Scored,
     Scores,
     TokenLists,
     Truncation,
@@ -95,15 +96,9 @@ def count(lists: TokenLists, token_ids: Tensor) -> None:
     lists.counts[lists.rows, token_ids] = before + 1
 
 
-def score(
-    logits: Tensor,
-    rows: Tensor,
-    token_ids: Tensor,
-    num_top: int,
-    normalise: bool,
-    listed_ids: Tensor | None = None,
-) -> Scores:
+def score(logits: Tensor, scored: Scored) -> Scores:
     """See sampling.Score."""
+    rows, token_ids, num_top, normalise, listed_ids = scored
     values = logits[rows].double()
     if normalise:
         values = values.log_softmax(dim=1)

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.runtime.kernels import choice
-from octavo.runtime.kernels.sampling import Scores
+from octavo.runtime.kernels.sampling import Scored, Scores
 from octavo.runtime.kernels.triton.launch import cdiv, power_of_2
 from octavo.runtime.kernels.triton.truncation import _key, _value
 
@@ -83,18 +83,12 @@ def _merge_kernel(
         left = tl.where(entry == best, _TAKEN, left)
 
 
-def score(
-    logits: Tensor,
-    rows: Tensor,
-    token_ids: Tensor,
-    num_top: int,
-    normalise: bool,
-    listed_ids: Tensor | None = None,
-) -> Scores:
+def score(logits: Tensor, scored: Scored) -> Scores:
     """See sampling.Score."""
+    rows, token_ids, num_top, normalise, listed_ids = scored
     num_rows, size = len(rows), logits.shape[1]
     if listed_ids is not None or not 0 <= num_top <= min(_MOST, size) or not num_rows:
-        return choice.score(logits, rows, token_ids, num_top, normalise, listed_ids)
+        return choice.score(logits, scored)
     num_tiles = cdiv(size, _TILE)
     parts = logits.new_empty(num_rows, num_tiles, 3, dtype=torch.float32)
     keys = logits.new_empty(num_rows, num_tiles, _MOST, dtype=torch.int32)
