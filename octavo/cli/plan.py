@@ -67,6 +67,7 @@ def _table(plan: Any) -> str:
         ),
         ("recorded steps", _size(plan.recorded_bytes)),
         ("tables", _size(plan.table_bytes)),
+        *[("adapters", _size(plan.adapter_bytes))] * bool(plan.adapter_bytes),
         ("KV cache", f"{_size(plan.kv_bytes)}  of {_size(plan.kv_available_bytes).strip()} that are left"),
         ("per token", f"{_size(plan.kv_bytes_per_token)}  {plan.kv_cache_dtype}"),
         ("per block", f"{_size(plan.kv_bytes_per_block)}  {plan.block_size} tokens"),

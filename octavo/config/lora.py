@@ -64,8 +64,6 @@ def resolve_lora(lora: LoRAConfig, max_loras: int, model_impl: str, parallel: Pa
         raise Unsupported("enable_lora needs a model of octavo's own: leave out model_impl='transformers'.")
     if parallel.pipeline_parallel_size > 1:
         raise Unsupported("enable_lora needs pipeline_parallel_size=1: use tensor_parallel_size.")
-    if parallel.device != "cpu":
-        raise Unsupported("enable_lora runs on CPUs only so far: merge the adapter, or use device='cpu'.")
     return replace(lora, max_cpu_loras=most)
 
 

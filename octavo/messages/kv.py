@@ -87,6 +87,8 @@ class Forecast(msgspec.Struct, array_like=True):
     """Of recorded steps, which keep memory of their own."""
     table_bytes: int
     """Of the batch."""
+    adapter_bytes: int
+    """Of adapters in a GPU's slots, all of the largest rank."""
 
 
 class StorePlan(msgspec.Struct, array_like=True):

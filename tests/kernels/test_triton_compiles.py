@@ -59,6 +59,13 @@ if not sys.argv[2:]:
     for dtype in (torch.float32, torch.bfloat16):
         prompts = make((5, 70), 4, (128, 64, 128), dtype)
         ATTEND(prompts, prompts.q.new_empty(75, 4, 128))
+    from tests.kernels import test_adapters
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        for sizes in test_adapters.SIZES:
+            table, random = test_adapters.make_table(dtype, *sizes)
+            x, out = random(300, sizes[0]).to(dtype), random(300, table.num_outputs).to(dtype)
+            for bias in (None, out[0]):
+                test_adapters.changed(x, out, torch.ones(300, dtype=torch.int32), table, bias)
 print(json.dumps([failures, lowered]))
 """
 
@@ -77,6 +84,7 @@ def test_every_kernel_is_lowered():
     assert failures == {}
     assert lowered["_prefill_kernel"] > 50
     assert lowered["_arranged_kernel"] > 5 and lowered["_plain_kernel"] == 2
+    assert {"_group_kernel", "_shrink_kernel", "_expand_kernel"} <= lowered.keys()
     assert len(lowered) >= 20
 
 

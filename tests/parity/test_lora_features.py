@@ -90,7 +90,8 @@ def test_faults_show(base, adapters, monkeypatch, fault):
     if fault == "scale":
         monkeypatch.setattr("octavo.config.lora.PeftConfig.scaling", lambda *_: 1.0)
     elif fault == "rows":
-        monkeypatch.setattr(AdapterSlots, "of", lambda self, count: self._tokens[:count].roll(1))
+        find = AdapterSlots.of
+        monkeypatch.setattr(AdapterSlots, "of", lambda self, count: find(self, count).roll(1))
     else:
         join = AdapterReader._join
 
@@ -285,7 +286,7 @@ def test_kernel_is_the_reference(dtype, sizes):
     generator = torch.Generator().manual_seed(0)
     random = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
     table = LowRankTable(
-        torch.zeros(5, 6, dtype=torch.int64), torch.tensor(bounds, dtype=torch.int32), dtype, bounds
+        torch.zeros(5, 6, dtype=torch.int64), torch.tensor(bounds, dtype=torch.int32), dtype, bounds, 64
     )
     for slot, (rank, parts) in enumerate([(1, 1), (5, len(outputs)), (16, 1), (33, len(outputs))], 1):
         down, up = random(rank * parts, inputs).to(dtype), random(rank, bounds[-1]).to(dtype)

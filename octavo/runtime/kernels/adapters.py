@@ -7,8 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from octavo.runtime.transfer import to_device
 
 ENTRY = 6
 """Numbers of an entry: addresses of `down` and `up`, rank, parts, addresses of `factors` and `bias`; or 0."""
@@ -35,6 +38,11 @@ class LowRank(NamedTuple):
         """Return the rank of each part."""
         return self.up.shape[0]
 
+    def on(self, device: torch.device) -> "LowRank":
+        """Return it on `device`, in copies that the host does not wait for."""
+        parts = (part.to(device, non_blocking=True) if isinstance(part, Tensor) else part for part in self)
+        return LowRank(*parts)
+
     def entry(self) -> list[int]:
         """Return the numbers by which kernels find it."""
         ends = [0 if tensor is None else tensor.data_ptr() for tensor in (self.factors, self.bias)]
@@ -58,6 +66,8 @@ class LowRankTable:
     """Of `down` and `up`."""
     kept_bounds: tuple[int, ...]
     """`bounds` on the host."""
+    most_rank: int
+    """Of a part; on a GPU no change has more."""
     kept: dict[int, LowRank] = field(default_factory=dict)
     """By slot; the reference reads it."""
 
@@ -69,18 +79,31 @@ class LowRankTable:
     def put(self, slot: int, change: LowRank | None) -> None:
         """Let tokens of `slot` have this change, or none."""
         numbers = [0] * ENTRY if change is None else change.entry()
-        self.entries[slot] = torch.tensor(numbers, dtype=torch.int64)
+        self.entries[slot] = to_device(np.array(numbers, np.int64), self.entries.device)
         self.kept.pop(slot, None)
         if change is not None:
             self.kept[slot] = change
 
 
+Group = Callable[[Tensor, int], Tensor]
+"""Takes slots [T] int32 of a step's tokens and the number of slots; returns what AddLowRank reads of them."""
+
 AddLowRank = Callable[[Tensor, Tensor, Tensor, LowRankTable, Tensor | None], None]
-"""Takes x [T, K], out [T, N], changed in place, slots [T] int32, a table, and the bias [N] that out holds.
+"""Takes x [T, K], out [T, N], changed in place, what Group made, a table, and the bias [N] that out holds.
 
 x and out are token-strided. Sums are float32 throughout, in an order that depends on neither the other tokens
 nor the thread count (the reference: on the other tokens).
 """
+
+
+def shares_of_inputs(inputs: int) -> int:
+    """Return into how many sums a GPU's kernels divide an inner value: by K alone, not by the tokens."""
+    return max(1, min(8, inputs // 1024))
+
+
+def ungrouped(slots: Tensor, num_slots: int) -> Tensor:
+    """See Group: the slots as they are."""
+    return slots
 
 
 @dataclass(frozen=True)
@@ -88,3 +111,4 @@ class AdapterKernels:
     """The kernels of adapters."""
 
     add_low_rank: AddLowRank
+    group: Group = ungrouped

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo.runtime.kernels.activations import Activation
-from octavo.runtime.kernels.adapters import AdapterKernels
+from octavo.runtime.kernels.adapters import AdapterKernels, LowRankTable, shares_of_inputs
 from octavo.runtime.kernels.attention import AttentionKernels, HeadInputs
 from octavo.runtime.kernels.experts import ExpertKernels, Router, Routing
 from octavo.runtime.kernels.linear import LinearKernels, Packed
@@ -46,7 +46,7 @@ def shape_table(dtype: torch.dtype) -> KernelTable:
         recurrent=RecurrentKernels(_rows_like, _scan, _rows_like),
         sampling=ref_table().sampling,
         steps=STEP_KERNELS,
-        adapters=AdapterKernels(lambda *_: None),
+        adapters=AdapterKernels(_add_low_rank),
     )
 
 
@@ -83,6 +83,12 @@ def _dense_experts(x: Tensor, routing: Routing, up: Tensor, *others: Any) -> Ten
 
 def _block_experts(x: Tensor, *others: Any) -> Tensor:
     return torch.empty_like(x)
+
+
+def _add_low_rank(x: Tensor, out: Tensor, groups: Tensor, table: LowRankTable, bias: Tensor | None) -> None:
+    """Make the inner values, of the largest rank."""
+    parts = len(table.kept_bounds) - 1
+    x.new_empty((shares_of_inputs(x.shape[1]), len(x), parts * table.most_rank), dtype=torch.float32)
 
 
 def _rows_like(x: Tensor, *others: Any) -> Tensor:

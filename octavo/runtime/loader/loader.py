@@ -207,8 +207,10 @@ def make_context(
         if platform.device.type == "cpu" and dtype == torch.float16:
             dtype = torch.float32
         most_tokens = max(config.scheduler.max_num_batched_tokens, MAX_CAPTURED_TOKENS) + _PADDING
-        slots = AdapterSlots(config.scheduler.max_loras, most_tokens, platform.device)
-        scheme = AdaptedScheme(scheme, Sites(slots, platform.kernels, dtype))
+        group = platform.kernels.adapters.group
+        slots = AdapterSlots(config.scheduler.max_loras, most_tokens, platform.device, group)
+        sites = Sites(slots, platform.kernels, dtype, config.lora.max_lora_rank)
+        scheme = AdaptedScheme(scheme, sites)
     return BuildContext(
         device=platform.device,
         compute_dtype=compute_dtype,

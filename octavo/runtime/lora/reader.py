@@ -48,11 +48,11 @@ class Adapter:
     wholes: dict[str, Tensor] = field(default_factory=dict)
     magnitudes: dict[str, Tensor] = field(default_factory=dict)
 
-    @property
-    def num_bytes(self) -> int:
-        """Return the bytes of its weights on this rank."""
-        pairs = sum(change.down.nbytes + change.up.nbytes for change in self.changes.values())
-        return pairs + sum(whole.nbytes for whole in self.wholes.values())
+    def on(self, device: torch.device) -> "Adapter":
+        """Return it on `device`, in copies that the host does not wait for."""
+        changes = {name: change.on(device) for name, change in self.changes.items()}
+        wholes = {name: whole.to(device, non_blocking=True) for name, whole in self.wholes.items()}
+        return Adapter(changes, wholes)
 
 
 @dataclass
@@ -119,7 +119,7 @@ class AdapterReader:
             )
         ((_, part),) = layout.cut(target.convert(tensor, self._arch), layout.shards)
         assert isinstance(part, Tensor)
-        return part.to(self.sites.dtype).contiguous()
+        return self.sites.kept(part.to(self.sites.dtype).contiguous())
 
     def _take(
         self, draft: _Draft, found: dict[str, Tensor], site: Site, target: Target, scale: float, origin: str
@@ -170,7 +170,7 @@ class AdapterReader:
 
     def _join(self, draft: _Draft, site: Site) -> LowRank:
         """Return the draft's pairs as one: ranks of a part below each other, parts side by side."""
-        dtype, device = self.sites.dtype, site.table.entries.device
+        dtype = self.sites.dtype
         names, bounds = [shard.name for shard in site.layout.shards], site.table.kept_bounds
         if set(draft.pairs) == {""} or len(names) == 1:
             pairs = [pair for pairs in draft.pairs.values() for pair in pairs]
@@ -193,9 +193,13 @@ class AdapterReader:
                     up[start : start + len(a), bounds[i] : bounds[i + 1]] = b.T
                     start += len(a)
             down = down.flatten(0, 1)
-        down, up = (tensor.to(dtype).contiguous().to(device) for tensor in (down, up))
+        if self.sites.is_on_gpu and len(up) > site.table.most_rank:
+            raise RequestError(
+                f"{site.name}: the ranks of all adapters together, {len(up)}, exceed max_lora_rank.", "lora"
+            )
+        down, up = (self.sites.kept(tensor.to(dtype).contiguous()) for tensor in (down, up))
         bias = draft.vectors.get("bias")
-        return LowRank(down, up, parts, None, None if bias is None else bias.to(device))
+        return LowRank(down, up, parts, None, None if bias is None else self.sites.kept(bias))
 
 
 def _open(part: AdapterPart) -> tuple[PeftConfig, dict[str, Tensor]]:

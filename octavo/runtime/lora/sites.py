@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
+from math import prod
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from octavo.runtime.kernels.activations import Activation
-from octavo.runtime.kernels.adapters import ENTRY, LowRank, LowRankTable
+from octavo.runtime.kernels.adapters import ENTRY, Group, LowRank, LowRankTable
 from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.kernels.table import KernelTable
 from octavo.runtime.quantization.blocks import blocks_of_one
@@ -29,49 +30,65 @@ _LOOKED_UP = (HEAD, EMBEDDING)
 
 
 class AdapterSlots:
-    """Says which adapter each token of a step has, by slot; 0 = none. It stays in place between steps."""
+    """Says which adapter each token of a step has, by slot; 0 = none."""
 
-    def __init__(self, num_adapters: int, most_tokens: int, device: torch.device) -> None:
-        self.num_slots = num_adapters + 1
+    def __init__(self, num_adapters: int, most_tokens: int, device: torch.device, group: Group) -> None:
+        self.num_slots, self.device, self._group = num_adapters + 1, device, group
         self.is_active = False
         """Some token of the step has one."""
         self.is_recording = False
         """Steps are recorded or captured, for whatever adapters their tokens will have."""
-        self._tokens, self._samples = torch.zeros((2, most_tokens), dtype=torch.int32, device=device)
-        self._num_tokens, self._num_samples = 0, -1
-        self._fixed: Tensor | None = None
+        self.tokens = self._samples = np.empty(0, np.int32)
+        self._in_place = torch.zeros(most_tokens if device.type == "cpu" else 0, dtype=torch.int32)
+        """What recorded steps read, where no captured step has inputs of its own."""
+        self._recorded = self._in_place
+        self._fixed: int | None = None
+        self._found: dict[tuple[int, bool], Tensor] = {}
+        """Of this step: slots of so many rows, and their groups."""
 
     def begin(self, tokens: Array, samples: Array) -> None:
         """Begin a step. tokens: [T] int32; samples: [S] int32, those that the head computes"""
-        self.is_active = bool(tokens.any())
-        if self.is_active or self._num_tokens:
-            padded = np.zeros((2, len(self._tokens)), np.int32)
-            padded[0, : len(tokens)], padded[1, : len(samples)] = tokens, samples
-            for target, values in zip((self._tokens, self._samples), padded, strict=True):
-                target.copy_(to_device(values, target.device))
-        self._num_tokens = len(tokens) if self.is_active else 0
-        self._num_samples = len(samples)
+        was_active, self.is_active = self.is_active, bool(tokens.any())
+        self.tokens, self._samples = tokens, samples
+        self._found.clear()
+        if len(self._in_place) and (was_active or self.is_active):
+            self._in_place.zero_()
+            self._in_place[: len(tokens)] = torch.from_numpy(tokens)
 
     def of(self, count: int) -> Tensor:
         """Return the slots of a product's rows: the step's tokens, or those that sample, by their number."""
-        if self._fixed is not None:
-            return self._fixed.expand(count).contiguous()
-        is_sampled = count == self._num_samples != self._num_tokens and not self.is_recording
-        slots: Tensor = (self._samples if is_sampled else self._tokens)[:count]
-        return slots
+        if self.is_recording:
+            return self._recorded[:count]
+        if (count, False) not in self._found:
+            is_sampled = count == len(self._samples) != len(self.tokens)
+            slots = (self._samples if is_sampled else self.tokens)[:count]
+            if self._fixed is not None:
+                slots = np.full(count, self._fixed, np.int32)
+            self._found[count, False] = to_device(slots, self.device)
+        return self._found[count, False]
+
+    def grouped(self, count: int) -> Tensor:
+        """Return the same slots as kernels read them."""
+        if (count, True) not in self._found:
+            self._found[count, True] = self._group(self.of(count), self.num_slots)
+        return self._found[count, True]
 
     def fix(self, slot: int | None) -> None:
         """Let the rows of all products have this slot, until None."""
-        self._fixed = None if slot is None else torch.full((1,), slot, dtype=torch.int32)
+        self._fixed = slot
+        self._found.clear()
 
     @contextmanager
-    def recording(self, *, is_changed: bool) -> Iterator[None]:
-        """Record a step in here, with adapters or without."""
+    def recording(self, *, is_changed: bool, slots: Tensor | None = None) -> Iterator[None]:
+        """Record a step in here, with adapters or without. slots: [T] int32, which it will read"""
         before, self.is_active, self.is_recording = self.is_active, is_changed, True
+        self._recorded = self._in_place if slots is None else slots
+        self._found.clear()
         try:
             yield
         finally:
             self.is_active, self.is_recording = before, False
+            self._found.clear()
 
 
 @dataclass(slots=True)
@@ -106,11 +123,20 @@ class Site:
 class Sites:
     """All sites of a model on this rank."""
 
-    def __init__(self, slots: AdapterSlots, kernels: KernelTable, dtype: torch.dtype) -> None:
-        """dtype: of adapters"""
-        self.slots, self.dtype = slots, dtype
+    def __init__(self, slots: AdapterSlots, kernels: KernelTable, dtype: torch.dtype, most_rank: int) -> None:
+        """dtype, most_rank: of adapters"""
+        self.slots, self.dtype, self._most_rank = slots, dtype, most_rank
         self._kernels, self._linear = kernels.adapters, kernels.linear
         self._by_name: dict[str, Site] = {}
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Return True if the adapters in use are copies of those in host memory."""
+        return self.slots.device.type == "cuda"
+
+    def kept(self, tensor: Tensor) -> Tensor:
+        """Return a tensor of the host pool: where a GPU can copy it from while the host goes on."""
+        return tensor.pin_memory() if self.is_on_gpu else tensor
 
     def find(self, name: str) -> Site | None:
         """Return the site of our module `name`."""
@@ -126,9 +152,20 @@ class Sites:
         bounds = (0, *accumulate(sizes))
         entries = torch.zeros((self.slots.num_slots, ENTRY), dtype=torch.int64, device=device)
         on_device = torch.tensor(bounds, dtype=torch.int32, device=device)
-        site = Site(name, layout, method, LowRankTable(entries, on_device, self.dtype, bounds))
+        site = Site(
+            name, layout, method, LowRankTable(entries, on_device, self.dtype, bounds, self._most_rank)
+        )
         self._by_name[name] = site
         return site
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of as many adapters as there are slots, each of the largest rank everywhere."""
+        of_rank = sum(
+            len(site.layout.shards) * prod(site.layout.shape[1:]) + site.table.num_outputs
+            for site in self._by_name.values()
+        )
+        return (self.slots.num_slots - 1) * self._most_rank * of_rank * self.dtype.itemsize
 
     def put(self, slot: int, changes: dict[str, LowRank], wholes: dict[str, Tensor]) -> None:
         """Let tokens of `slot` have these changes, by name of the site, and no others."""
@@ -142,13 +179,13 @@ class Sites:
 
     def change(self, site: Site, x: Tensor, out: Tensor, bias: Tensor | None) -> Tensor:
         """Change a product of x [rows, K] in place, and return it."""
-        slots = self.slots.of(len(x))
-        for slot, weight in site.wholes.items():
-            (rows,) = (slots == slot).nonzero(as_tuple=True)
+        wholes = {} if self.slots.is_recording else site.wholes  # their steps are not replayed
+        for slot, weight in wholes.items():
+            (rows,) = (self.slots.of(len(x)) == slot).nonzero(as_tuple=True)
             if len(rows):
                 out[rows] = self._multiply(x[rows], weight, bias)
         if site.table.kept or self.slots.is_recording:
-            self._kernels.add_low_rank(x, out, slots, site.table, bias)
+            self._kernels.add_low_rank(x, out, self.slots.grouped(len(x)), site.table, bias)
         return out
 
     def change_lookup(self, site: Site, ids: Tensor, out: Tensor, scale: float) -> Tensor:

@@ -102,6 +102,7 @@ class AdaptersPart(StepPart):
             return slot
         adapter = self.pool.get(ref)
         self._find_factors(adapter)
+        adapter = adapter.on(self._sites.slots.device)
         if not self._free:
             idle = next(name for name, slot in self._in_slots.items() if not self._users[slot])
             self._free.append(self._in_slots.pop(idle))
@@ -114,12 +115,12 @@ class AdaptersPart(StepPart):
         """Divide DoRA's magnitudes by the norms of the changed matrices' rows, once (arXiv:2402.09353)."""
         for name in sorted(adapter.magnitudes):  # the ranks together, whatever order files are read in
             site, magnitude = self._sites.at(name), adapter.magnitudes[name]
-            squares = site.row_norms(adapter.changes[name])
+            squares = site.row_norms(adapter.changes[name].on(self._sites.slots.device))
             if site.layout.split_axis == 1 and self._parallel.tp_size > 1:
                 squares = self._parallel.all_reduce(squares)
-            magnitude = magnitude.to(squares.device)
+            squares = squares.to(magnitude.device)
             factors = torch.where(magnitude == 0, 1.0, magnitude / squares.sqrt()).contiguous()
-            adapter.changes[name] = adapter.changes[name]._replace(factors=factors)
+            adapter.changes[name] = adapter.changes[name]._replace(factors=self._sites.kept(factors))
             del adapter.magnitudes[name]
 
 

@@ -14,6 +14,7 @@ there are requests, and `after_eager` for more of them while a long prompt keeps
 import time
 from bisect import bisect_left
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ import torch
 
 from octavo.runtime.batch import MAX_CAPTURED_TOKENS, ForwardBatch, group_tables
 from octavo.runtime.kernels.steps import StepKernels
+from octavo.runtime.lora.sites import AdapterSlots
 from octavo.runtime.models.interface import Model
 from octavo.runtime.platforms.platform import Capture
 from octavo.runtime.sampling.output import PendingSamples
@@ -50,6 +52,8 @@ class Shape(NamedTuple):
     tokens: int = 0
     common_start: bool = False
     """As in ForwardBatch."""
+    is_changed: bool = False
+    """As in Work; what is captured without adapters knows nothing of them."""
 
     @property
     def num_rows(self) -> int:
@@ -79,12 +83,13 @@ class CUDAGraphs(Replayer):
         super().__init__(model, cache, state, batch_invariant=batch_invariant)
         self.sizes = step_sizes(state.spare_row)
         self._sampler = sampler
+        self._adapters: AdapterSlots | None = model.adapters and model.adapters.sites.slots
         self._ends, self._capture = ends, capture
         self._most_tokens = min(MAX_CAPTURED_TOKENS, int(_BYTES_TIMES_TOKENS / model.weight_bytes))
         device = state.token_ids.device
         most_rows = max(self.sizes[-1], *_singles_of(self.sizes[-1])) + _CHUNKS[-1]
         self._num_groups, _, num_columns = state.block_tables.shape
-        most = Shape(most_rows - _CHUNKS[-1], _CHUNKS[-1], MAX_CAPTURED_TOKENS)
+        most = Shape(most_rows - _CHUNKS[-1], _CHUNKS[-1], MAX_CAPTURED_TOKENS, is_changed=True)
         self._packings: dict[Shape, Packing] = {}
         self._inputs = torch.zeros(self._packing(most).size, dtype=torch.int64, device=device)
         self._token_ids = torch.zeros(most.num_tokens, dtype=torch.int64, device=device)
@@ -114,16 +119,18 @@ class CUDAGraphs(Replayer):
         beside = (0, _singles_of(self.sizes[-1])[-1])
         prompts = [Shape(singles, _CHUNKS[0], _FEWEST_TOKENS) for singles in beside]
         greedy = [*prompts, *map(Shape, first_sizes(self.sizes))]
+        if self._adapters is not None:
+            greedy += [shape._replace(is_changed=True) for shape in greedy]
         return [*drawn, *((shape, Kind.GREEDY) for shape in greedy)]
 
     @torch.inference_mode()
     def warm_up(self) -> None:
         """See Replayer.warm_up: greedy decoding steps, the largest first: they share memory best so."""
         self.try_out()
-        for size in first_sizes(self.sizes):
-            self._ensure(Shape(size), Kind.GREEDY)
-        for size in self.sizes[: bisect_left(self.sizes, _MOST_USUAL) + 1]:
-            self._ensure(Shape(size), Kind.GREEDY)
+        usual = self.sizes[: bisect_left(self.sizes, _MOST_USUAL) + 1]
+        for size in (*first_sizes(self.sizes), *usual):
+            for is_changed in (False,) if self._adapters is None else (False, True):
+                self._ensure(Shape(size, is_changed=is_changed), Kind.GREEDY)
 
     @torch.inference_mode()
     def after_eager(self, work: Work, end: Kind | None) -> None:
@@ -136,7 +143,7 @@ class CUDAGraphs(Replayer):
         for size in reversed(self.sizes[: most + 1]):
             if time.perf_counter() > until:
                 break
-            self._ensure(Shape(size), end)
+            self._ensure(Shape(size, is_changed=work.is_changed), end)
 
     def find(self, work: Work, end: Kind | None) -> Replay | None:
         shape = self._shape_of(work)
@@ -156,12 +163,14 @@ class CUDAGraphs(Replayer):
             return None
         if not chunks:
             size = self.sizes[bisect_left(self.sizes, singles)]
-            return Shape(size, common_start=have_common_start(work, self._state))
+            common_start = have_common_start(work, self._state)
+            return Shape(size, common_start=common_start, is_changed=work.is_changed)
         tokens = _padded_tokens(tokens)
         if tokens > self._most_tokens or chunks > _CHUNKS[-1]:
             return None
         widths = _singles_of(self.sizes[-1])
-        return Shape(widths[bisect_left(widths, singles)], _CHUNKS[bisect_left(_CHUNKS, chunks)], tokens)
+        padded = widths[bisect_left(widths, singles)], _CHUNKS[bisect_left(_CHUNKS, chunks)]
+        return Shape(*padded, tokens, is_changed=work.is_changed)
 
     def _sample(self, work: Work, shape: Shape, kind: Kind) -> PendingSamples:
         """Compute a step of plain requests, and append what they sample to the state on the device."""
@@ -210,6 +219,9 @@ class CUDAGraphs(Replayer):
         inputs.targets[order[sampling]] = state.places(work.rows[sampling], work.ends[sampling])
         inputs.kv_lens[:] = 1
         inputs.kv_lens[order] = work.ends
+        inputs.adapters[:] = 0
+        if work.is_changed and self._adapters is not None:
+            inputs.adapters[own] = self._adapters.tokens
         inputs.bounds[: shape.singles + 1] = np.arange(shape.singles + 1)
         if shape.chunks:
             inputs.bounds[shape.singles + 1 :] = work.starts[-1] + num_padding
@@ -236,13 +248,20 @@ class CUDAGraphs(Replayer):
         ids, tables = self._token_ids[: shape.num_tokens], self._tables_of(shape)
         kept_ids = state.token_ids.view(-1)
         self._ends.begin(self._ring.shared, numbers, kept_ids, state.block_tables, ids, tables)
-        hidden = self.model.forward(self._batch(inputs, shape))
-        if shape.chunks:
-            hidden = hidden[inputs.bounds[1:] - 1]
-        if end is None:
-            self._keep(hidden)
-            return
-        choice = self._sampler.choose(self.model.logits(hidden), inputs.rows, inputs.output_positions, end)
+        adapters = self._adapters
+        with (
+            adapters.recording(is_changed=shape.is_changed, slots=inputs.adapters)
+            if adapters
+            else nullcontext()
+        ):
+            hidden = self.model.forward(self._batch(inputs, shape))
+            if shape.chunks:
+                hidden = hidden[inputs.bounds[1:] - 1]
+            if end is None:
+                self._keep(hidden)
+                return
+            logits = self.model.logits(hidden)
+        choice = self._sampler.choose(logits, inputs.rows, inputs.output_positions, end)
         vocab_size = self._sampler.vocab_size
         self._ends.end(self._ring.shared, *choice, inputs.targets, kept_ids, vocab_size)
 
@@ -267,7 +286,9 @@ class CUDAGraphs(Replayer):
 
     def _packing(self, shape: Shape) -> Packing:
         if shape not in self._packings:
-            self._packings[shape] = Packing(shape.num_tokens, shape.num_rows, self._num_groups)
+            self._packings[shape] = Packing(
+                shape.num_tokens, shape.num_rows, self._num_groups, is_changed=shape.is_changed
+            )
         return self._packings[shape]
 
     def _keep(self, hidden: torch.Tensor) -> None:

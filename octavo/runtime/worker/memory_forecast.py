@@ -54,14 +54,15 @@ def forecast(config: EngineConfig, device_bytes: int = 0) -> Forecast:
     drafter = load_drafter(config, model, platform, parallel, _shapes)
     specs = [layer.kv_spec for layer in model.cache_layers] + (drafter.kv_specs if drafter else [])
     groups = group_layers(specs, config.cache.block_size)
-    step, recorded, tables = measure(model, config, platform)
-    workspace = tables if on_cpu else step + recorded + tables
+    found = measure(model, config, platform)
+    step, recorded, tables, adapters = found
+    workspace = tables if on_cpu else sum(found)
     weights, on_host = model.weight_bytes, model.host_weight_bytes
     weights += drafter.weight_bytes if drafter else 0
     held = weights - on_host + _buffer_bytes(model, config.parallel.offload_prefetch_step)
     available = _available_bytes(config, held, device_bytes) - workspace
     ready = ModelReady(groups, available, weights, workspace, on_host)
-    return Forecast(ready, step, 0 if on_cpu else recorded, tables)
+    return Forecast(ready, step, 0 if on_cpu else recorded, tables, adapters)
 
 
 def _buffer_bytes(model: Model, num_ahead: int) -> int:

@@ -20,6 +20,7 @@ class PackedInputs(NamedTuple, Generic[T]):
     of each token: its place in the state's token_ids, its position, its slot in the cache by group
     of each row:   row in the state, output position, place of the token it samples, length in the cache
     bounds:        the rows' first tokens, and their end
+    adapters:      slot of each token's adapter, in steps that have some
     """
 
     places: Annotated[T, "tokens", "int64"]
@@ -30,6 +31,7 @@ class PackedInputs(NamedTuple, Generic[T]):
     targets: Annotated[T, "rows", "int64"]
     kv_lens: Annotated[T, "rows", "int32"]
     bounds: Annotated[T, "rows + 1", "int32"]
+    adapters: Annotated[T, "changed tokens", "int32"]
 
 
 _FIELDS: list[tuple[str, str]] = [
@@ -40,9 +42,10 @@ _FIELDS: list[tuple[str, str]] = [
 class Packing:
     """The layout of one shape's inputs. size: of the buffer; every part begins at a whole int64."""
 
-    def __init__(self, num_tokens: int, num_rows: int, num_groups: int) -> None:
+    def __init__(self, num_tokens: int, num_rows: int, num_groups: int, *, is_changed: bool) -> None:
         shapes = {
             "tokens": (num_tokens,),
+            "changed tokens": (num_tokens * is_changed,),
             "rows": (num_rows,),
             "rows + 1": (num_rows + 1,),
             "groups x tokens": (num_groups, num_tokens),

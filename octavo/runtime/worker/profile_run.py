@@ -4,6 +4,7 @@ Called by the worker between loading and planning the cache. Keys and values are
 instead of them is one block of zeros.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +32,8 @@ class Workspace(NamedTuple):
     """Which keep memory of their own."""
     tables: int
     """Of the batch: what requests have said so far."""
+    adapters: int
+    """In the slots of a GPU."""
 
 
 def measure(model: Model, config: EngineConfig, platform: Platform) -> Workspace:
@@ -40,13 +43,16 @@ def measure(model: Model, config: EngineConfig, platform: Platform) -> Workspace
     largest = platform.peak_bytes(lambda: _run_largest(model, config, platform, requests, each))
     decoding = platform.peak_bytes(lambda: _run_largest(model, config, platform, requests, 1))
     token_ids = 8 * (requests + 1) * (config.model.max_model_len + 1)
-    return Workspace(largest, 0 if config.parallel.enforce_eager else decoding, token_ids)
+    sites = None if model.adapters is None or config.parallel.device == "cpu" else model.adapters.sites
+    graphs = 0 if config.parallel.enforce_eager else decoding
+    return Workspace(largest, graphs, token_ids, 0 if sites is None else sites.num_bytes)
 
 
 @torch.inference_mode()
 def _run_largest(model: Model, config: EngineConfig, platform: Platform, requests: int, each: int) -> None:
     """Compute `each` tokens of `requests` requests, and sample in the way that needs most memory."""
-    hidden = model.forward(_batch(model, config, platform.device, requests, each))
+    with _adapted(model, requests * each):
+        hidden = model.forward(_batch(model, config, platform.device, requests, each))
     if config.pooling is not None or not model.has_logits:
         return
     logits = model.logits(hidden[each - 1 :: each])
@@ -57,6 +63,16 @@ def _run_largest(model: Model, config: EngineConfig, platform: Platform, request
     for row in range(requests):
         sampler.add(row, NewRequest("", [0], 1, RequestSpec(_HARD_TO_SAMPLE, seed=0)))
     sampler.sample(logits, np.arange(requests), np.zeros(requests, np.int64)).to_host()
+
+
+def _adapted(model: Model, num_tokens: int) -> AbstractContextManager[None]:
+    """Let all products of a step be changed, by adapters of which there are none yet."""
+    if model.adapters is None:
+        return nullcontext()
+    adapters = model.adapters.sites.slots
+    slots = torch.zeros(num_tokens, dtype=torch.int32, device=adapters.device)
+    context: AbstractContextManager[None] = adapters.recording(is_changed=True, slots=slots)
+    return context
 
 
 def _batch(

@@ -1,0 +1,32 @@
+"""Adapters written without PEFT: random matrices of any rank in a folder, and the model with them merged."""
+
+import copy
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+ALL_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def write(oracle, folder: Path, rank: int, seed: int):
+    """Write an adapter of all linear layers, as PEFT would; return the oracle with it merged."""
+    merged, tensors = copy.deepcopy(oracle), {}
+    generator = torch.Generator().manual_seed(seed)
+    alpha = 4.0 * rank**0.5  # changes of one size, whatever the rank
+    for name, module in merged.named_modules():
+        if name.rpartition(".")[2] not in ALL_LINEAR:
+            continue
+        outputs, inputs = module.weight.shape
+        down, up = (
+            0.2 * torch.randn(*shape, generator=generator) for shape in ((rank, inputs), (outputs, rank))
+        )
+        tensors |= {f"base_model.model.{name}.lora_{end}.weight": m for end, m in (("A", down), ("B", up))}
+        with torch.no_grad():
+            module.weight += alpha / rank * (up @ down)
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "target_modules": ALL_LINEAR}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return merged

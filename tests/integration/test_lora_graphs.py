@@ -1,0 +1,67 @@
+"""Adapters in recorded steps, as a GPU computes them; on a CPU a stand-in repeats the step."""
+
+import pytest
+
+from octavo import SamplingParams
+from octavo.lora.request import LoRARequest
+from octavo.runtime.worker.cuda_graphs import CUDAGraphs
+from tests import handmade_adapters
+from tests.integration.test_cuda_graphs import repeats, shapes
+from tests.parity.test_lora import engine
+from tests.tiny_models import make_oracle, make_prompts, save, tiny_config
+
+__all__ = ["repeats", "shapes"]
+GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    oracle = make_oracle(tiny_config("LlamaForCausalLM"))
+    return oracle, save(oracle, tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def work(base, tmp_path_factory):
+    """Prompts and adapters, every third for the base."""
+    folders = [tmp_path_factory.mktemp("adapters") / str(rank) for rank in (1, 4, 9, 33)]
+    for index, folder in enumerate(folders):
+        handmade_adapters.write(base[0], folder, int(folder.name), index)
+    prompts = make_prompts(131, tuple(5 + 3 * i for i in range(12)))
+    loras = [LoRARequest(f"a{i}", i + 1, str(folder)) for i, folder in enumerate(folders)]
+    return prompts, [None if i % 3 == 2 else loras[i % 4] for i in range(12)]
+
+
+def tokens(llm, prompts, loras):
+    outputs = llm.generate(prompts, GREEDY, lora_request=loras, use_tqdm=False)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"steps_in_flight": 2, "max_num_seqs": 5}, {"max_num_batched_tokens": 70, "max_loras": 2}],
+    ids=["plain", "few_seats", "few_slots"],
+)
+def test_captured_equals_eager(base, work, repeats, shapes, options):
+    expected = tokens(engine(base[1], enforce_eager=True), *work)
+    llm = engine(base[1], **options)
+    shapes.clear()
+    assert tokens(llm, *work) == expected
+    assert {shape.is_changed for shape in shapes} >= {True}
+    assert any(shape.chunks for shape in shapes if shape.is_changed), "prompts are recorded, too"
+    assert any(not shape.chunks for shape in shapes if shape.is_changed)
+    shapes.clear()
+    tokens(llm, work[0], [None] * 12)
+    assert {shape.is_changed for shape in shapes} == {False}, "traffic of the base knows nothing of adapters"
+
+
+def test_misplaced_slots_show(base, work, repeats, monkeypatch):
+    """The twin: slots that stand beside other tokens change what is said."""
+    expected = tokens(engine(base[1], enforce_eager=True), *work)
+    batch = CUDAGraphs._batch
+
+    def misplaced(steps, inputs, shape):
+        inputs.adapters.copy_(inputs.adapters.roll(1))
+        return batch(steps, inputs, shape)
+
+    monkeypatch.setattr(CUDAGraphs, "_batch", misplaced)
+    assert tokens(engine(base[1]), *work) != expected
