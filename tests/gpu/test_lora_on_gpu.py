@@ -125,8 +125,11 @@ def test_a_quantized_base(base, adapters):
     """int8 on the GPU as on the CPU."""
     work, _ = mixed(base, adapters, 10)
     found = []
-    for device in "cuda", "cpu":
-        with engine(base[1], quantization="int8", device=device, activations="float32") as llm:
+    for options in (
+        {"device": "cuda"},
+        {"device": "cpu", "activations": "float32", "kv_cache_dtype": "float32"},
+    ):
+        with engine(base[1], quantization="int8", **options) as llm:
             outputs = scored(llm, work)
             found.append([logits_of(output, base[0].config.vocab_size)[:5] for output in outputs])
     for ours, wanted in zip(*found, strict=True):

@@ -40,8 +40,11 @@ class LowRank(NamedTuple):
 
     def on(self, device: torch.device) -> "LowRank":
         """Return it on `device`, in copies that the host does not wait for."""
-        parts = (part.to(device, non_blocking=True) if isinstance(part, Tensor) else part for part in self)
-        return LowRank(*parts)
+        down, up = self.down.to(device, non_blocking=True), self.up.to(device, non_blocking=True)
+        factors, bias = (
+            None if part is None else part.to(device, non_blocking=True) for part in (self.factors, self.bias)
+        )
+        return LowRank(down, up, self.parts, factors, bias)
 
     def entry(self) -> list[int]:
         """Return the numbers by which kernels find it."""

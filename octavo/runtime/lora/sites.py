@@ -136,7 +136,10 @@ class Sites:
 
     def kept(self, tensor: Tensor) -> Tensor:
         """Return a tensor of the host pool: where a GPU can copy it from while the host goes on."""
-        return tensor.pin_memory() if self.is_on_gpu else tensor
+        if not self.is_on_gpu:
+            return tensor
+        with torch.cuda.device(self.slots.device):  # threads that read adapters begin on the first one
+            return tensor.pin_memory()
 
     def find(self, name: str) -> Site | None:
         """Return the site of our module `name`."""
