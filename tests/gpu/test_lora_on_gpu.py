@@ -81,16 +81,29 @@ def test_all_ranks_in_one_batch(base, adapters, eager):
     assert error(outputs[0], base[0]) > 0.05, "the adapter shows"
 
 
-def test_captured_equals_eager_in_bfloat16(base, adapters):
-    """The tokens of recorded steps, adapters that came after the capture among them; and slots in turn."""
-    work, _ = mixed(base, adapters, 16)
-    found = []
+def drift(output, model) -> float:
+    """The same of the tokens that were generated, of which prompts are cut into steps as they come."""
+    found = torch.tensor(
+        [[row[i].logprob for i in range(model.config.vocab_size)] for row in output.outputs[0].logprobs]
+    )
+    ids = [*output.prompt_token_ids, *output.outputs[0].token_ids][:-1]
+    return (found - oracle_logits(model, ids)[-len(found) :]).abs().max().item()
+
+
+def test_captured_as_close_as_eager_in_bfloat16(base, adapters):
+    """Adapters that came after the capture, and slots in turn; padding alone rounds the base's products anew."""
+    work, models = mixed(base, adapters, 16)
+    params, drifts = SamplingParams(temperature=0, max_tokens=24, logprobs=-1, ignore_eos=True), []
     for options in {"enforce_eager": True}, {}, {"max_loras": 3, "max_cpu_loras": 4}:
         with engine(base[1], dtype="bfloat16", **options) as llm:
-            found.append([tokens(llm, [row])[0] for row in work[:6]])
-            found.append(tokens(llm, work))
-    assert found[0] == found[2] == found[4], "alone"
-    assert found[1] == found[3], "together"
+            prompts, loras = zip(*work, strict=True)
+            outputs = llm.generate(list(prompts), params, lora_request=list(loras), use_tqdm=False)
+        drifts.append(max(map(drift, outputs, models)))
+    print(
+        f"bfloat16 from float32: {drifts}; of the base's answers from the adapter's: {drift(outputs[0], base[0])}"
+    )
+    assert max(drifts) <= 1.5 * drifts[0] + 0.01
+    assert drift(outputs[0], base[0]) > 3 * max(drifts), "the adapter shows"
 
 
 def test_float32_tokens_whatever_the_company(base, adapters):
