@@ -82,16 +82,15 @@ def test_all_ranks_in_one_batch(base, adapters, eager):
 
 
 def drift(output, model) -> float:
-    """The same of the tokens that were generated, of which prompts are cut into steps as they come."""
-    found = torch.tensor(
-        [[row[i].logprob for i in range(model.config.vocab_size)] for row in output.outputs[0].logprobs]
-    )
+    """The same of the tokens that were generated, in steps that may have been recorded."""
+    rows, numbers = output.outputs[0].logprobs, range(model.config.vocab_size)
+    found = torch.tensor([[row[i].logprob for i in numbers] for row in rows])
     ids = [*output.prompt_token_ids, *output.outputs[0].token_ids][:-1]
     return (found - oracle_logits(model, ids)[-len(found) :]).abs().max().item()
 
 
 def test_captured_as_close_as_eager_in_bfloat16(base, adapters):
-    """Adapters that came after the capture, and slots in turn; padding alone rounds the base's products anew."""
+    """Adapters that came after the capture, and slots in turn. (Padding changes roundings of the base.)"""
     work, models = mixed(base, adapters, 16)
     params, drifts = SamplingParams(temperature=0, max_tokens=24, logprobs=-1, ignore_eos=True), []
     for options in {"enforce_eager": True}, {}, {"max_loras": 3, "max_cpu_loras": 4}:
@@ -99,11 +98,8 @@ def test_captured_as_close_as_eager_in_bfloat16(base, adapters):
             prompts, loras = zip(*work, strict=True)
             outputs = llm.generate(list(prompts), params, lora_request=list(loras), use_tqdm=False)
         drifts.append(max(map(drift, outputs, models)))
-    print(
-        f"bfloat16 from float32: {drifts}; of the base's answers from the adapter's: {drift(outputs[0], base[0])}"
-    )
     assert max(drifts) <= 1.5 * drifts[0] + 0.01
-    assert drift(outputs[0], base[0]) > 3 * max(drifts), "the adapter shows"
+    assert drift(outputs[0], base[0]) > 2 * max(drifts), "the adapter shows"
 
 
 def test_float32_tokens_whatever_the_company(base, adapters):

@@ -12,11 +12,11 @@ from tests.triton_here import DEVICE, HAS_GPU  # skips where there is no Triton
 
 # isort: split
 from octavo.runtime.kernels.attention import HeadInputs, HeadNorms, Ragged, Rotation, Scores
-from octavo.runtime.kernels.experts import ExpertForm, Routing, Shared
+from octavo.runtime.kernels.experts import ExpertForm, Routing, Shared, Stacks
 from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.kernels.recurrent import RecurrentKernels
 from octavo.runtime.kernels.ref.table import ref_table
-from octavo.runtime.kernels.sampling import Draws, Limits, TokenLists, Truncation
+from octavo.runtime.kernels.sampling import Draws, Limits, Scored, TokenLists, Truncation, Words
 from octavo.runtime.kernels.triton import attention, launch, tiles
 from octavo.runtime.kernels.triton.table import cuda_table
 from octavo.runtime.kernels.triton.tiles import split
@@ -60,7 +60,7 @@ def on_device(case: Case, dtype: torch.dtype | None = None) -> Case:
             return value._replace(blocks=value.blocks.to(DEVICE))
         if isinstance(value, Scores):
             return value._replace(sinks=None if value.sinks is None else value.sinks.to(DEVICE))
-        if isinstance(value, Shared | ExpertForm | TokenLists):
+        if isinstance(value, Shared | ExpertForm | TokenLists | Scored | Stacks | Words):
             return type(value)(*map(move, value))
         if isinstance(value, Draws | Limits | Truncation | Routing):
             return type(value)(*(part.to(DEVICE) for part in value))
