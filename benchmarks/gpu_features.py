@@ -176,7 +176,7 @@ class Bench:
 
     def ended(self) -> None:
         """Validate documents that came to their end."""
-        schema = orders(2, 3)
+        schema = orders(2, 3) | {"additionalProperties": False}
         given = {"temperature": 0.6, "max_tokens": 1000, "structured_outputs": {"json": schema}}
         params = [SamplingParams(seed=i, **given) for i in range(256)]
         prompts = random_prompts(random.Random(2), [64] * 256)
