@@ -37,18 +37,22 @@ COMMANDS = {
     "plan": Command("octavo.cli.plan", "say what memory a model will take, before it is loaded"),
     "pull": Command("octavo.cli.pull", "bring a model to this machine"),
     "doctor": Command("octavo.cli.doctor", "check whether octavo can run here, and say what to do"),
+    "bench serve": Command("octavo.cli.bench.serve", "put a load on a server and measure it"),
     "completion": Command("octavo.cli.completion", "print what completes commands and flags in bash or zsh"),
     "collect-env": Command("octavo.cli.collect_env", "print versions and hardware for a bug report"),
 }
 
 
+_MOST_WORDS = max(len(name.split()) for name in COMMANDS)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's) and return the exit status."""
     argv = sys.argv[1:] if argv is None else argv
-    if not argv or argv[0] not in COMMANDS:
+    if not (name := command_of(argv)):
         return _top_level(argv)
     try:
-        return _run(argv[0], argv[1:])
+        return _run(name, argv[len(name.split()) :])
     except OctavoError as error:
         print(f"octavo: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
@@ -57,6 +61,12 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output went away: nothing is left to say
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def command_of(argv: list[str]) -> str:
+    """Return the command that the first words name, the longest there is; "" if they name none."""
+    names = (" ".join(argv[:count]) for count in range(_MOST_WORDS, 0, -1))
+    return next((name for name in names if name in COMMANDS), "")
 
 
 def _run(name: str, argv: list[str]) -> int:
@@ -79,11 +89,14 @@ def make_parser(name: str) -> Parser:
 
 
 def _top_level(argv: list[str]) -> int:
-    width = max(map(len, COMMANDS))
-    table = "\n".join(f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items())
+    """Show the commands, or those whose names begin with the first word, as `octavo bench`."""
+    group = argv[0] if argv and any(name.startswith(f"{argv[0]} ") for name in COMMANDS) else ""
+    known = {name: command for name, command in COMMANDS.items() if name.startswith(group)}
+    width = max(map(len, known))
+    table = "\n".join(f"  {name:<{width}}  {command.summary}" for name, command in known.items())
     parser = argparse.ArgumentParser(
         prog="octavo",
-        usage="octavo COMMAND [options]",
+        usage=" ".join(["octavo", *group.split(), "COMMAND [options]"]),
         description="An inference engine for large language models.",
         epilog=f"commands:\n{table}\n\n`octavo COMMAND --help` explains a command, "
         "--help=WORD a group of options or one of them.",
@@ -91,9 +104,9 @@ def _top_level(argv: list[str]) -> int:
     )
     parser.add_argument("--version", action="version", version=f"octavo {__version__}")
     parser.add_argument("command", nargs="?", help=argparse.SUPPRESS)
-    args = parser.parse_args(argv[:1])
+    args = parser.parse_args(argv[len(group.split()) :][:1])
     if args.command:
-        nearest = did_you_mean(args.command, COMMANDS)
-        parser.error(f"unknown command {args.command!r}; known: {', '.join(COMMANDS)}.{nearest}")
+        word = f"{group} {args.command}".strip()
+        parser.error(f"unknown command {word!r}; known: {', '.join(known)}.{did_you_mean(word, known)}")
     parser.print_help()
     return 0

@@ -244,7 +244,7 @@ def can_import(name):
 
 
 def has_command(name):
-    return name.partition(" ")[0] in COMMANDS
+    return name in COMMANDS or any(known.startswith(f"{name} ") for known in COMMANDS)
 
 
 EXISTS = {

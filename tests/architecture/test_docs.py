@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import octavo
-from octavo.cli.main import COMMANDS, make_parser
+from octavo.cli.main import COMMANDS, command_of, make_parser
 from octavo.config import EngineArgs
 from octavo.config.server import ServerConfig
 from octavo.runtime.models.interface import MODELS
@@ -50,7 +50,8 @@ def test_every_command_is_of_a_known_program():
 def test_octavo_commands_parse(block, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("serve.yaml").write_text("port: 8000\n", encoding="utf-8")
-    parser_of(words[1]).read(words[2:])
+    name = command_of(words[1:])
+    parser_of(name).read(words[1 + len(name.split()) :])
 
 
 def test_make_targets_exist():

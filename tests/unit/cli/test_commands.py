@@ -299,7 +299,7 @@ def test_help_lists_every_command(capsys):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_explains_itself(name, capsys):
-    assert main([name, "--help"]) == 0
+    assert main([*name.split(), "--help"]) == 0
     assert f"usage: octavo {name}" in capsys.readouterr().out
 
 

@@ -30,6 +30,10 @@ def script(tmp_path_factory):
         (["chat", "--dtype", "int8"], {""}),
         (["completion", ""], {"bash", "zsh"}),
         (["serve", "--moe-b"], {""}),
+        (["ben"], {"bench"}),
+        (["bench", "serv"], {"serve"}),
+        (["bench", "serve", "--ramp-up-str"], {"--ramp-up-strategy"}),
+        (["bench", "serve", "--ramp-up-strategy", "l"], {"linear"}),
     ],
 )
 def test_what_is_completed(script, words, completed):
