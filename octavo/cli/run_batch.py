@@ -98,7 +98,7 @@ class _Results:
 
 
 async def _answer_all(args: EngineArgs, source: Path, results: _Results) -> None:
-    engine = AsyncLLM(resolve(args), on_crash="restart")
+    engine = AsyncLLM(resolve(args), on_crash="replay")
     try:
         await engine.start()
         seats = asyncio.Semaphore(_TASKS_PER_SEAT * engine.config.scheduler.max_num_seqs)

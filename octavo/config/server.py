@@ -47,7 +47,10 @@ class ServerConfig:
     )
     strict: bool = option(True, "Answer 400 to request fields that octavo does not know.")
     on_crash: str = option(
-        "restart", "When the engine core dies: start it anew, or exit.", choices=("restart", "exit")
+        "replay",
+        "When the engine core dies: start it anew and go on with open requests (replay), or end these "
+        "(restart); or exit.",
+        choices=("replay", "restart", "exit"),
     )
     max_request_bytes: int = option(16 * 1024 * 1024, "Largest body of a request; larger ones get 413.")
     max_pending_body_bytes: int = option(

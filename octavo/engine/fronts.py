@@ -25,9 +25,10 @@ _OWNER = 0
 class Fronts:
     """Pipes by number of front; used by one thread."""
 
-    def __init__(self, mailbox: Mailbox, clock: Callable[[], float] = time.monotonic) -> None:
-        """Only front 0, until `admit`."""
+    def __init__(self, mailbox: Mailbox, life: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
+        """Only front 0, until `admit`. life: the core's number"""
         self._mailbox = mailbox
+        self._life = life
         self._clock = clock
         self._pipes = [self._open(_OWNER)]
         self._heard_s = [clock()]
@@ -141,10 +142,11 @@ class Fronts:
         """Send them; one that cannot be encoded ends its own request and no other."""
         try:
             faults.hit_each("out.encode", (output.request_id for output in outputs))
-            self.tell(front, EngineOutputs(outputs, stats))
+            self.tell(front, EngineOutputs(outputs, stats, life=self._life))
         except Exception:
             logger.exception("Outputs cannot be sent as they are.")
-            self.tell(front, EngineOutputs([self._sendable(output) for output in outputs], stats))
+            outputs = [self._sendable(output) for output in outputs]
+            self.tell(front, EngineOutputs(outputs, stats, life=self._life))
 
     def _sendable(self, output: EngineOutput) -> EngineOutput:
         try:

@@ -53,7 +53,7 @@ class CoreProcess:
         """life: the number of this core among those of its parent."""
         self._life = life
         self._incoming: Receiver[CoreMessage] = Receiver(mailbox.address(core_pipe(life)), CoreMessage)
-        self._fronts = Fronts(mailbox)
+        self._fronts = Fronts(mailbox, life)
         self._inbox: SimpleQueue[CoreMessage | Exception] = SimpleQueue()
         self._room = threading.Semaphore(_MAX_INBOX)
         """For messages of the reader."""

@@ -72,7 +72,7 @@ class AsyncLLM:
     def __init__(
         self,
         *configs: object,
-        on_crash: Literal["none", "restart"] = "none",
+        on_crash: Literal["none", "restart", "replay"] = "none",
         num_fronts: int = 1,
         client: Door | None = None,
         queue_usage: QueueUsage | None = None,
@@ -81,7 +81,8 @@ class AsyncLLM:
         """Load the tokenizer; the core's process starts with `start` or with the first request.
 
         configs, named: an EngineConfig, or configs by concern, as in LLMEngine
-        on_crash: whether another core follows one that died or hung
+        on_crash: whether another core follows one that died or hung ("restart", "replay"), and whether open
+            requests go on in it as if nothing had happened ("replay") or end with EngineDead
         num_fronts: this one and those that will be `attached`
         client: the door to a core that is there already
         queue_usage: of the queue, shared with its other fronts
@@ -95,11 +96,12 @@ class AsyncLLM:
         self.metrics = EngineMetrics(config)
         self.core = CoreLink(
             config,
-            client or make_client(config, on_crash == "restart", num_fronts),
+            client or make_client(config, on_crash != "none", num_fronts),
             OutputProcessor.of(config, self.tokenizer, self.metrics),
             self.metrics,
             learn=self._learn,
             fail=self._fail_open,
+            replays=on_crash == "replay",
         )
         self.operator = Operator(config, self.metrics, self.core)
         if num_fronts > 1:
@@ -133,13 +135,19 @@ class AsyncLLM:
         return cls(vllm_config)
 
     @classmethod
-    def attached(cls, config: EngineConfig, mailbox_path: Path, front: int) -> Self:
+    def attached(
+        cls,
+        config: EngineConfig,
+        mailbox_path: Path,
+        front: int,
+        on_crash: Literal["none", "restart", "replay"] = "none",
+    ) -> Self:
         """Another front, 1 … num_fronts - 1, of the core whose owner has this `core.mailbox_path`.
 
         config: the owner's. `start` waits for the core, `shutdown` leaves it alone.
         """
-        queue_usage = QueueUsage.shared(mailbox_path, front)
-        return cls(config, client=AttachedClient(mailbox_path, front), queue_usage=queue_usage)
+        client, queue_usage = AttachedClient(mailbox_path, front), QueueUsage.shared(mailbox_path, front)
+        return cls(config, client=client, queue_usage=queue_usage, on_crash=on_crash)
 
     def generate(
         self,
@@ -266,7 +274,7 @@ class AsyncLLM:
 
     async def step(self) -> list[RequestOutput]:
         """Wait until requests of `add_request` have finished: their last outputs; [] when none is open."""
-        return await self._last_outputs.take(self.core.check_health)
+        return await self._last_outputs.take(self.core.check_awaited)
 
     async def abort(self, request_id: str | Iterable[str], tenant: str | None = None) -> None:
         """End requests: their generators yield a last output with finish reason "abort". Idempotent.
@@ -304,7 +312,7 @@ class AsyncLLM:
 
     async def do_log_stats(self) -> None:
         """Log the line of statistics now."""
-        self.core.stats_line.log()
+        self.core.state.line.log()
 
     async def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
         """Return when no request is open. Raises TimeoutError after `drain_timeout` seconds, EngineDead."""

@@ -1,12 +1,11 @@
 """`CoreLink`: starts the core, hands it requests, reads what it sends, may outlive it. A part of AsyncLLM.
 
 It keeps the open requests in its OutputProcessor and knows of their readers only that they can be failed all
-at once. When the core dies or hangs, every open request ends with EngineDead; whether another core comes is
-the client's business (client/zmq).
+at once. When the core dies or hangs, whether another core comes is the client's business (client/zmq). Open
+requests go on in it (`Replay`) or, as the caller wants, end with EngineDead.
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from copy import copy
@@ -16,26 +15,27 @@ from typing import Any
 from octavo.base.errors import EngineDead, Overloaded, RequestError, Unsupported
 from octavo.base.log import get_logger
 from octavo.config.engine import EngineConfig
-from octavo.frontend.client.balanced import BalancedDoor
+from octavo.frontend.client.balanced import BalancedDoor, LostReplica
 from octavo.frontend.client.door import Door
-from octavo.frontend.client.quarantine import Quarantine
+from octavo.frontend.client.quarantine import AT_FAULT
 from octavo.frontend.client.zmq import AsyncClient
+from octavo.frontend.observe.core_state import CoreState
 from octavo.frontend.observe.engine_metrics import EngineMetrics
 from octavo.frontend.observe.health import Health, HealthState
-from octavo.frontend.observe.stats_line import StatsLine
 from octavo.frontend.output_processor import OutputProcessor
+from octavo.frontend.replay import Replay
 from octavo.frontend.requests.input_processor import PreparedRequest
 from octavo.frontend.requests.open_request import Receiver
 from octavo.messages.control import EndRequests, Ready
-from octavo.messages.request import EngineRequest, FinishReason, SchedulerStats
+from octavo.messages.request import EngineOutputs, EngineRequest, FinishReason, SchedulerStats
 
 logger = get_logger(__name__)
 GRACE_S = 5.0
 """What a core gets to end by itself before it is killed."""
 _POLL_S = 0.01
+_LATE_POLL_S = 0.5
 _SLICE = 16
 """Requests that are sent at a time."""
-_GOOD_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class CoreLink:
@@ -50,27 +50,25 @@ class CoreLink:
         *,
         learn: Callable[[Ready], None],
         fail: Callable[[EngineDead], None],
+        replays: bool = False,
     ) -> None:
         """Start nothing yet.
 
         learn: called with what each new core decided at its start
         fail: called when the core has ended, with the error for everyone who waits for an output
+        replays: whether open requests go on in the next core, if one comes
         """
         self.client = client
+        self.state = CoreState(metrics, config.observability)
         if isinstance(client, BalancedDoor):
-            client.on_loss, client.on_return = self._note_lost_replica, self._note_restart
+            client.on_return, client.keeps_requests = self.state.note_restart, replays
         self.processor = processor
-        self._stats: dict[int, SchedulerStats] = {}
-        """By replica, as of its last step."""
-        self.stats_line = StatsLine(metrics, config.observability)
         self.error: EngineDead | None = None
         """Why the core has ended; None while it has not."""
         self._shutdown_timeout = config.front.shutdown_timeout
-        self._metrics = metrics
         self._learn = learn
         self._fail = fail
-        self._quarantine = Quarantine()
-        self._last_step_s = time.monotonic()
+        self._replay = Replay(processor, config.scheduler.max_request_seconds, is_on=replays)
         self._gone = asyncio.Event()
         """Set when the core is gone for good."""
         self._starting: asyncio.Task[None] | None = None
@@ -101,7 +99,7 @@ class CoreLink:
     @property
     def stats(self) -> SchedulerStats:
         """Return the state of the first core as of its last step."""
-        return self._stats.get(0) or SchedulerStats()
+        return self.state.stats
 
     @property
     def is_up(self) -> bool:
@@ -113,6 +111,11 @@ class CoreLink:
         if self.error is not None:
             raise copy(self.error)  # what is raised collects frames: a new one for each
 
+    def check_awaited(self) -> None:
+        """Raise EngineDead when the core has ended and open requests do not go on."""
+        if not self._replay.goes_on(self.error):
+            self.check_health()
+
     def check_open(self) -> None:
         """Raise EngineDead when the core has ended, Overloaded when it is about to: nothing new may begin."""
         self.check_health()
@@ -121,14 +124,7 @@ class CoreLink:
 
     def health(self) -> Health:
         """How the engine is; at once, from what is known here."""
-        return Health(
-            state=self._state(),
-            reason="" if self.error is None else str(self.error),
-            num_restarts=int(self._metrics.total("engine_restarts")),
-            last_step_age_s=time.monotonic() - self._last_step_s,
-            num_running=sum(stats.num_running for stats in self._stats.values()),
-            num_waiting=sum(stats.num_waiting for stats in self._stats.values()),
-        )
+        return self.state.health(self._state(), "" if self.error is None else str(self.error))
 
     async def wait_until_dead(self) -> EngineDead:
         """Return when the core is gone and no other one comes: why."""
@@ -149,16 +145,22 @@ class CoreLink:
                 client.detach(front)
 
     def open(self, prepared: PreparedRequest, receiver: Receiver) -> None:
-        """Open a request here and in the core, or in neither; `receiver` gets its outputs."""
-        self.check_health()
-        self._quarantine.check(prepared.engine_requests)
+        """Open a request here and in the core, or in neither; `receiver` gets its outputs.
+
+        While open requests wait for the next core, it does so too.
+        """
+        self.check_awaited()
+        self._replay.check(prepared.engine_requests)
         self.processor.add(prepared, receiver)
         try:
-            for request in prepared.engine_requests:
-                self.client.add(request)
-        except BaseException:
-            self.forget([prepared.key])
-            raise
+            ids = [request.request_id for request in prepared.engine_requests]
+            if self.error is None and not self._replay.holds_back(ids):
+                for request in prepared.engine_requests:
+                    self.client.add(request)
+        except BaseException as error:
+            if not isinstance(error, EngineDead) or not self._replay.goes_on(error):
+                self.forget([prepared.key])
+                raise
 
     def end(self, keys: Iterable[str], reason: FinishReason, error: str = "") -> None:
         """End requests, here and in the core, with a last output."""
@@ -250,10 +252,10 @@ class CoreLink:
     async def _wind_up(self, starting: asyncio.Task[None], timeout_s: float) -> None:
         starting.cancel()
         await asyncio.wait([starting])
-        if self.is_up and self.error is None:
+        if self.is_up and self._replay.goes_on(self.error):
             with suppress(TimeoutError, EngineDead):
                 await self.drain(timeout_s)
-        self.stats_line.log_end()
+        self.state.line.log_end()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -264,10 +266,11 @@ class CoreLink:
 
     async def _start(self) -> None:
         self._note_start(await self.client.start())
-        self._tasks = [asyncio.create_task(self._live()), asyncio.create_task(self._log_stats())]
+        works = [self._live(), self.state.log(), *([self._end_late()] if self._replay.is_on else [])]
+        self._tasks = [asyncio.create_task(work) for work in works]
 
     def _note_start(self, ready: Ready) -> None:
-        self._last_step_s = time.monotonic()
+        self.state.note_start()
         self._learn(ready)
 
     def _state(self) -> HealthState:
@@ -289,8 +292,11 @@ class CoreLink:
         error = await self._read()
         while error is not None:
             logger.error("%s", error)
-            self._quarantine.note_death(self.processor.under_way())
-            self._fail_all(error)
+            self.error = error
+            self.state.clear()
+            self._note_death(self.processor.engine_ids())
+            if not self._replay.goes_on(error):
+                self._fail_all(error)
             if error.retry_after_s is None:
                 self._gone.set()
                 return
@@ -299,23 +305,32 @@ class CoreLink:
     async def _read(self) -> EngineDead | None:
         """Take every output of the core until it ends: why it did."""
         try:
-            async for outputs in self.client.outputs():
-                if isinstance(outputs, EndRequests):
-                    self._end_as_told(outputs)
-                    continue
-                self._note_stats(outputs.stats, outputs.engine)
-                if self._quarantine.has_suspects:
-                    ended = [o.request_id for o in outputs.outputs if o.finish_reason in _GOOD_ENDS]
-                    self._quarantine.clear(self.processor.asked(ended))
-                processed = self.processor.process(outputs)
-                self._send_aborts(processed.abort_ids)
-                await self._send_requests(processed.new_requests)
+            async for news in self.client.outputs():
+                match news:
+                    case EndRequests():
+                        self._end_as_told(news)
+                    case LostReplica(request_ids):
+                        self._note_death(request_ids)
+                        if not self._replay.is_on:
+                            await self._take(news.to_outputs())
+                        await self._send_requests(self._replay.take(request_ids), is_patient=True)
+                    case EngineOutputs():
+                        self.state.note_step(news.stats, news.engine)
+                        await self._take(news)
         except EngineDead as error:
             return error
         except Exception as error:
             logger.exception("The front cannot go on.")
             return EngineDead(f"The outputs of the engine cannot be read: {error}")
         return None
+
+    async def _take(self, outputs: EngineOutputs) -> None:
+        """Hand out what a step brought, and send what follows from it."""
+        self._replay.note_outputs(outputs.outputs)
+        processed = self.processor.process(outputs)
+        self._send_aborts(processed.abort_ids)
+        await self._send_requests(processed.new_requests)
+        await self._send_requests(self._replay.take_next(), is_patient=True)
 
     async def _restart(self) -> EngineDead | None:
         """Wait for the next core: why it did not come."""
@@ -328,33 +343,21 @@ class CoreLink:
             return EngineDead(f"The engine core cannot be started again: {error}")
         self._note_start(ready)
         self.error = None
-        self._note_restart()
+        self.state.note_restart()
+        with suppress(EngineDead):  # whoever reads is told
+            await self._send_requests(self._replay.take(self.processor.engine_ids()), is_patient=True)
         return None
 
-    def _note_restart(self, engine: int = 0) -> None:
-        metrics = self._metrics.of(engine)
-        metrics.note_restart()
-        number = metrics.engine_restarts.value
-        logger.warning("A new engine core is ready; it is restart number %d of engine %d.", number, engine)
+    def _note_death(self, engine_ids: list[str]) -> None:
+        """Remember what was under way in a core that has ended; end what made it."""
+        if (key := self._replay.note_death(engine_ids)) is not None:
+            self.end([key], FinishReason.ERROR, AT_FAULT)
 
-    def _note_lost_replica(self, request_ids: list[str]) -> None:
-        """Remember what was under way in a replica that has ended."""
-        lost = set(request_ids)
-        self._quarantine.note_death(
-            entry for entry in self.processor.under_way() if entry[0].request_id in lost
-        )
-
-    def _note_stats(self, stats: SchedulerStats, engine: int) -> None:
-        known = self._stats.get(engine)
-        if known is None or stats.num_steps != known.num_steps:
-            self._last_step_s = time.monotonic()
-        self._stats[engine] = stats
-
-    async def _log_stats(self) -> None:
-        """Task: the periodic line."""
-        while self.stats_line.is_wanted and self.error is None:
-            await asyncio.sleep(self.stats_line.interval_s)
-            self.stats_line.log_if_due()
+    async def _end_late(self) -> None:
+        """Task: the time of a request runs on while no core has it."""
+        while True:
+            await asyncio.sleep(_LATE_POLL_S)
+            self.end(self._replay.late_keys(), FinishReason.TIMEOUT)
 
     def _end_as_told(self, order: EndRequests) -> None:
         """End requests that another front names."""
@@ -367,25 +370,26 @@ class CoreLink:
             with suppress(EngineDead):  # the reading task is about to tell everybody
                 self.client.abort(request_ids)
 
-    async def _send_requests(self, requests: list[EngineRequest]) -> None:
-        """Go on with open requests; one that cannot go on ends with an error.
+    async def _send_requests(self, requests: list[EngineRequest], *, is_patient: bool = False) -> None:
+        """Go on with open requests; one that cannot go on ends with an error, or waits if `is_patient`.
 
         Others have their turn after a slice of them; what ends meanwhile does not go on.
         """
         for count, request in enumerate(requests, 1):
             if count % _SLICE == 0:
                 await asyncio.sleep(0)
-            if self.processor.owner_of(request.request_id) is None:
-                continue
-            try:
-                self.client.add(request)
-            except Overloaded as error:
-                if (key := self.processor.owner_of(request.request_id)) is not None:
+            while (key := self.processor.owner_of(request.request_id)) is not None:
+                try:
+                    self.client.add(request)
+                except Overloaded as error:
+                    if is_patient:
+                        await asyncio.sleep(_POLL_S)
+                        continue
                     self.end([key], FinishReason.ERROR, str(error))
+                break
 
     def _fail_all(self, error: EngineDead) -> None:
         """End every open request with this error, once."""
         self.error = error
-        self._stats.clear()
         self.processor.forget(self.processor.open_keys(), FinishReason.ERROR)
         self._fail(error)

@@ -111,13 +111,26 @@ class OutputProcessor:
         """How many tokens of these requests have come."""
         return sum(self._open[key].stats.num_generation_tokens for key in self.keys_of(request_ids))
 
-    def under_way(self) -> list[tuple[EngineRequest, int]]:
-        """What was asked for each open request, and how many tokens of it have come."""
-        return [(request.asked, request.stats.num_generation_tokens) for request in self._open.values()]
+    def open_requests(self) -> list[OpenRequest]:
+        """All open requests, in order of arrival."""
+        return list(self._open.values())
 
-    def asked(self, engine_ids: Iterable[str]) -> list[EngineRequest]:
-        """What was asked for the requests that own these of the core; unknown ids are skipped."""
-        return [self._owners[i].request.asked for i in engine_ids if i in self._owners]
+    def engine_ids(self) -> list[str]:
+        """The core's ids of what it still has to do, in the order in which it was asked."""
+        return list(self._owners)
+
+    def owners_of(self, engine_ids: Iterable[str]) -> dict[OpenRequest, list[str]]:
+        """The open requests that own these of the core, with their ids; unknown ids are skipped."""
+        owners: dict[OpenRequest, list[str]] = {}
+        for engine_id in engine_ids:
+            if engine_id in self._owners:
+                owners.setdefault(self._owners[engine_id].request, []).append(engine_id)
+        return owners
+
+    def resume(self, engine_ids: Iterable[str]) -> list[EngineRequest]:
+        """What another core must be told to go on with these of the last one; unknown ids are skipped."""
+        owners = [self._owners[engine_id] for engine_id in engine_ids if engine_id in self._owners]
+        return [owner.request.resume(owner.asked) for owner in owners]
 
     def add(self, prepared: PreparedRequest, receiver: Receiver | None = None) -> None:
         """Open a request, before it is sent to the core; `receiver` gets its outputs.
@@ -255,7 +268,7 @@ class OutputProcessor:
         self._metrics.note_tokens(len(output.new_token_ids))
 
     def _own(self, request: OpenRequest, engine_requests: Iterable[EngineRequest]) -> None:
-        self._owners.update((entry.request_id, _Ownership(request)) for entry in engine_requests)
+        self._owners.update((entry.request_id, _Ownership(request, entry)) for entry in engine_requests)
 
     def _disown(self, engine_ids: Iterable[str]) -> None:
         for engine_id in engine_ids:
@@ -267,6 +280,7 @@ class _Ownership:
     """One of the core's requests, seen from here."""
 
     request: OpenRequest
+    asked: EngineRequest
     last_token_s: float = 0.0
 
 

@@ -202,3 +202,5 @@ class EngineOutputs(msgspec.Struct, array_like=True, gc=False, tag="outputs"):
     stats: SchedulerStats
     engine: int = 0
     """The replica that sent it; the front enters it."""
+    life: int = 0
+    """Of the core that sent it, as in its Ready."""

@@ -22,7 +22,7 @@ ENV = {"OCTAVO_FAULT": "worker.forward:raise@100", "MALLOC_MMAP_THRESHOLD_": "65
 
 @pytest.fixture(scope="module")
 def server(tiny_llama):
-    flags = [*FLAGS, "--num-gpu-blocks-override", "400"]
+    flags = [*FLAGS, "--on-crash", "restart", "--num-gpu-blocks-override", "400"]
     with ServeProcess(*flags, program=program(tiny_llama), env=ENV) as server:
         yield server
 

@@ -7,10 +7,15 @@ from pathlib import Path
 
 from octavo.base.errors import EngineDead
 from octavo.base.transport import Mailbox, Sender
+from octavo.frontend.client.backlog import Backlog
 from octavo.frontend.client.door import Door
 from octavo.messages.control import CoreMessage, FrontMessage, Lost, Ready, core_pipe
 
 _LINGER_S = 0.5
+
+
+class Dropped(EngineDead):
+    """The core lives, and has ended what this front had: it did not read its outputs."""
 
 
 class AttachedClient(Door):
@@ -55,7 +60,7 @@ class AttachedClient(Door):
         match message:
             case Ready(life=life) if life > self._num_lost:
                 if self._ready.done():
-                    self._lose(EngineDead("The engine core has dropped this front's requests.", 1.0))
+                    self._lose(Dropped("The engine core has dropped this front's requests.", 1.0))
                     self._greeting = message
                 else:
                     self._greet(message)
@@ -67,6 +72,7 @@ class AttachedClient(Door):
     def _greet(self, ready: Ready) -> None:
         self._hang_up()
         self._life, self._greeting = ready.life, None
+        self._outputs = Backlog()  # what the last core said late is of no use
         self._pipe = Sender(self._mailbox.address(core_pipe(ready.life)))
         self._ready.set_result(ready)
 

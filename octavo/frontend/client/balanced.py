@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,23 @@ logger = get_logger(__name__)
 _RETRY_S = 2.0
 
 
+@dataclass(frozen=True, slots=True)
+class LostReplica:
+    """What was open at a replica that has ended. Its outputs have all been handed out before."""
+
+    request_ids: list[str]
+    error: str
+    replica: int
+
+    def to_outputs(self) -> EngineOutputs:
+        """Return the end of these requests."""
+        ends = [EngineOutput.failed(request_id, self.error) for request_id in self.request_ids]
+        return EngineOutputs(ends, SchedulerStats(), self.replica)
+
+
+_News = EngineOutputs | EndRequests | LostReplica
+
+
 class BalancedDoor:
     """The doors of all replicas, used from one event loop; the verbs of a Door."""
 
@@ -33,16 +50,19 @@ class BalancedDoor:
         """Start nothing yet. make_door: makes the door of a replica, with that replica's config"""
         count = config.parallel.num_replicas
         self.doors = [make_door(_of_replica(config, index)) for index in range(count)]
-        self.on_loss: Callable[[list[str]], None] = lambda _: None
-        """Called with the ids of a lost replica's requests, before these end."""
         self.on_return: Callable[[int], None] = lambda _: None
-        """Called when another core has taken its place."""
+        """Called when another core has taken the place of a lost replica."""
+        self.keeps_requests = False
+        """Whether requests that no replica can take now wait for one, instead of being refused."""
+        self._unplaced: dict[str, EngineRequest] = {}
         self._balancer = Balancer(
             len(self.doors), shares_prefixes=config.cache.enable_prefix_caching and config.pooling is None
         )
-        self._news: asyncio.Queue[EngineOutputs | EndRequests | EngineDead | None] = asyncio.Queue(1)
+        self._news: asyncio.Queue[_News | EngineDead | None] = asyncio.Queue(1)
         self._tasks: list[asyncio.Task[None]] = []
-        self._closing, self._num_gone = False, 0
+        self._closing = False
+        self._gone: set[int] = set()
+        """Replicas that stay away."""
 
     @property
     def mailbox_path(self) -> Path:
@@ -81,9 +101,16 @@ class BalancedDoor:
         """Hand a request to the replica that can begin it first. Raises Overloaded, EngineDead."""
         replica = self._balancer.place(request)
         if replica is None:
+            if self.keeps_requests and self._may_return(request):
+                self._unplaced[request.request_id] = request
+                return
             raise EngineDead("The engine that this request is for is being restarted.", _RETRY_S)
         try:
             self.doors[replica].add(request)
+        except EngineDead:  # it is about to be lost, and this request with it
+            if not self.keeps_requests:
+                self._balancer.forget(request.request_id)
+                raise
         except BaseException:
             self._balancer.forget(request.request_id)
             raise
@@ -92,6 +119,7 @@ class BalancedDoor:
         """End these requests; unknown and finished ids are skipped."""
         by_replica: dict[int, list[str]] = {}
         for request_id in request_ids:
+            self._unplaced.pop(request_id, None)
             if (replica := self._balancer.forget(request_id)) is not None:
                 by_replica.setdefault(replica, []).append(request_id)
         for replica, ids in by_replica.items():
@@ -104,7 +132,7 @@ class BalancedDoor:
     def tell_fronts(self, request_ids: list[str] | None, tenant: str | None) -> None:
         """Have other fronts end requests of theirs: there are none."""
 
-    async def outputs(self) -> AsyncIterator[EngineOutputs | EndRequests]:
+    async def outputs(self) -> AsyncIterator[_News]:
         """Yield what the steps of all replicas bring. Raises EngineDead when none is left."""
         while not self._closing and (news := await self._news.get()) is not None:
             if isinstance(news, EngineDead):
@@ -117,6 +145,11 @@ class BalancedDoor:
         if not doors:
             raise EngineDead("No engine is there.", _RETRY_S)
         return _merge(await asyncio.gather(*(door.call(verb, arguments) for door in doors)))
+
+    def _may_return(self, request: EngineRequest) -> bool:
+        """Return True if a replica that may take this request is there, or will be."""
+        rank = request.standing.data_parallel_rank
+        return len(self._gone) < len(self.doors) if rank is None else rank not in self._gone
 
     async def _follow(self, index: int) -> None:
         """Task: one core of this replica after the other."""
@@ -131,21 +164,24 @@ class BalancedDoor:
             except EngineDead as dead:
                 error = dead
             if not await self._restart(index, error):
-                self._num_gone += 1
-                if self._num_gone == len(self.doors):
+                self._gone.add(index)
+                hopeless = [i for i, request in self._unplaced.items() if not self._may_return(request)]
+                if len(self._gone) == len(self.doors):
                     await self._news.put(EngineDead(str(error)))
+                elif hopeless:
+                    await self._news.put(LostReplica(hopeless, str(error), index).to_outputs())
                 return
             self._balancer.loads[index].is_up = True
             self.on_return(index)
+            unplaced, self._unplaced = self._unplaced, {}
+            for request in unplaced.values():
+                self.add(request)
 
     async def _restart(self, index: int, error: EngineDead) -> bool:
         """End what was open at a lost replica and wait for its next core; False if none comes."""
         while True:
             logger.error("Replica %d: %s", index, error)
-            lost = self._balancer.lose(index)
-            self.on_loss(lost)
-            ends = [EngineOutput.failed(request_id, str(error)) for request_id in lost]
-            await self._news.put(EngineOutputs(ends, SchedulerStats(), index))
+            await self._news.put(LostReplica(self._balancer.lose(index), str(error), index))
             if error.retry_after_s is None:
                 logger.error("Replica %d stays away; the others serve on.", index)
                 return False

@@ -154,6 +154,8 @@ class Door(ABC):
 
     def _take(self, message: FrontMessage) -> None:
         match message:
+            case EngineOutputs(life=life) if life != self._life:
+                pass  # of a core that is gone, whose requests may have gone on in this one
             case EngineOutputs():
                 self._outputs.put(message)
                 if self._unsent_aborts and self._error is None:

@@ -19,7 +19,8 @@ from octavo.messages.request import EngineRequest
 
 logger = get_logger(__name__)
 KEPT_OUT_S = 600.0
-_NEAR = 2
+AT_FAULT = "The engine died of this request, again and again at the same place of its output."
+NEAR = 2
 """Tokens between places that count as the same: steps in flight are not told of."""
 
 
@@ -57,17 +58,30 @@ class Quarantine:
         for request in requests:
             self._suspects.pop(_digest(request), None)
 
-    def note_death(self, requests: Iterable[tuple[EngineRequest, int]]) -> None:
-        """Enter the requests that were open, and how many tokens of each had come."""
-        now = self._clock()
+    def note_death(
+        self, requests: Iterable[tuple[EngineRequest, int]], *, convicts: bool = True
+    ) -> list[EngineRequest]:
+        """Enter the requests that were open, and how many tokens of each had come.
+
+        Return those that stood there at an earlier death, too. convicts: whether they are kept out
+        """
+        now, repeaters = self._clock(), []
         self._suspects = {d: known for d, known in self._suspects.items() if known[1] > now - KEPT_OUT_S}
         for request, num_tokens in requests:
             digest = _digest(request)
             known = self._suspects.get(digest)
-            if known is not None and known[1] < now and abs(known[0] - num_tokens) <= _NEAR:
-                self._until_s[digest] = now + KEPT_OUT_S
-                logger.error("A request that was under way at two deaths of the engine is kept out.")
+            if known is not None and known[1] < now and abs(known[0] - num_tokens) <= NEAR:
+                repeaters.append(request)
             self._suspects[digest] = num_tokens, now
+        if convicts:
+            for request in repeaters:
+                self.keep_out(request)
+        return repeaters
+
+    def keep_out(self, request: EngineRequest) -> None:
+        """Refuse what asks the same as this request, for a while."""
+        self._until_s[_digest(request)] = self._clock() + KEPT_OUT_S
+        logger.error("A request that was under way at several deaths of the engine is kept out.")
 
 
 def _digest(request: EngineRequest) -> bytes:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from octavo.base.errors import EngineDead, Unsupported
 from octavo.config.engine import EngineConfig
-from octavo.frontend.client.balanced import BalancedDoor
+from octavo.frontend.client.balanced import BalancedDoor, LostReplica
 from octavo.frontend.client.zmq import AsyncClient
 from octavo.messages.control import Ready
 from octavo.messages.request import EngineOutputs, EngineRequest
@@ -67,6 +67,8 @@ class ReplicatedClient:
 
     async def _next(self) -> EngineOutputs:
         async for outputs in self._outputs:
+            if isinstance(outputs, LostReplica):
+                return outputs.to_outputs()
             if isinstance(outputs, EngineOutputs):
                 return outputs
         raise EngineDead("The engine has been shut down.")

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import msgspec
+
 from octavo.frontend.outputs.request_output import CompletionOutput, RequestOutput, RequestStateStats
 from octavo.frontend.outputs.sequence_output import SequenceOutput
 from octavo.frontend.requests.input_processor import PreparedRequest
@@ -86,6 +88,10 @@ class OpenRequest(ABC):
     @abstractmethod
     def feed(self, output: EngineOutput, now: float) -> Orders:
         """Take in what a step brought for one of its engine requests."""
+
+    def resume(self, asked: EngineRequest) -> EngineRequest:
+        """What another core must be told to go on with one of its engine requests."""
+        return asked
 
     @abstractmethod
     def fail(self, output: EngineOutput, error: str) -> Orders:
@@ -175,6 +181,13 @@ class SampledRequest(OpenRequest):
         if sequence.finish_reason is not None:
             self._open.pop(output.request_id, None)
         return Orders(abort_ids=[output.request_id]) if is_over_here else NO_ORDERS
+
+    def resume(self, asked: EngineRequest) -> EngineRequest:
+        """Behind the tokens that have come; before the first one the prompt is scored anew."""
+        sequence = self._sequences[asked.request_id]
+        if sequence.index == 0 and not sequence.token_ids:
+            self._prompt_scores = PromptScores(self.params, self._tokenizer)
+        return msgspec.structs.replace(asked, given_output_ids=sequence.token_ids.copy())
 
     def fail(self, output: EngineOutput, error: str) -> Orders:
         self._sequences[output.request_id].fail(error)

@@ -8,6 +8,7 @@ import asyncio
 import signal
 import sys
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import uvloop
@@ -39,7 +40,8 @@ class ExtraProcess(APIProcess):
         self._parent_pid = parent_pid
 
     def _make_engine(self) -> AsyncLLM:
-        return AsyncLLM.attached(self._engine_config, self._folder, self._index)
+        on_crash: Literal["none", "replay"] = "replay" if self._config.on_crash == "replay" else "none"
+        return AsyncLLM.attached(self._engine_config, self._folder, self._index, on_crash)
 
     def _open(self, engine: AsyncLLM, state: State) -> None:
         logger.info("Serving.")

@@ -10,7 +10,7 @@ import os
 import resource
 import threading
 from contextlib import suppress
-from typing import Literal
+from typing import Literal, cast
 
 import uvloop
 from starlette.datastructures import State
@@ -56,7 +56,7 @@ class MainProcess(APIProcess):
         config = _bounded(resolve(self._args))
         count = self._config.api_server_count or num_api_processes(config.parallel)
         self._config = dataclasses.replace(self._config, api_server_count=count)
-        on_crash: Literal["none", "restart"] = "restart" if self._config.on_crash == "restart" else "none"
+        on_crash = cast(Literal["none", "restart", "replay"], self._config.on_crash.replace("exit", "none"))
         engine = AsyncLLM(config, on_crash=on_crash, num_fronts=self._config.api_server_count)
         if not self._config.store:  # a file that all API processes can open, and that goes with the engine
             self._config = dataclasses.replace(self._config, store=str(engine.core.mailbox_path / _STORE))

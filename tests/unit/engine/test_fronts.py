@@ -20,7 +20,7 @@ class Party:
     def __init__(self, num_fronts=3):
         self.now = 0.0
         self.mailbox = Mailbox.create()
-        self.fronts = Fronts(self.mailbox, lambda: self.now)
+        self.fronts = Fronts(self.mailbox, clock=lambda: self.now)
         self.fronts.admit(num_fronts)
         self.receivers = [self.bind(front) for front in range(num_fronts)]
         self.num_steps = 0
