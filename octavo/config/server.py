@@ -55,7 +55,8 @@ class ServerConfig:
     max_request_bytes: int = option(16 * 1024 * 1024, "Largest body of a request; larger ones get 413.")
     max_pending_body_bytes: int = option(
         256 * 1024 * 1024,
-        "Bytes of bodies on their way in at most, per API process; a body that would go beyond gets 503.",
+        "Bytes of bodies on their way in at most, per API process, half of them of one key or address; a "
+        "body that would go beyond gets 503.",
     )
     max_header_bytes: int = option(64 * 1024, "Largest head of a request; larger ones get 431.")
     max_connections: int = option(4096, "Connections open at once; more wait in the listen queue.")

@@ -126,7 +126,8 @@ class SamplingParams(
     prompt_logprob_start: int = 0
     """Prompt position whose successor is the first to be scored."""
     flat_logprobs: bool = False
-    """Give logprobs as FlatLogprobs: read like the lists of dicts, in a fraction of the memory."""
+    """Give logprobs as FlatLogprobs: read like the lists of dicts, in a fraction of the memory. Those of the
+    whole vocabulary (-1), or of more than 1,000 tokens, always come so."""
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True

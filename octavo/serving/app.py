@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from octavo.config.server import ServerConfig
 from octavo.frontend.async_engine import AsyncLLM
-from octavo.serving.body_budget import BodyBudget
+from octavo.serving.body_budget import body_budget
 from octavo.serving.engines import Engines
 from octavo.serving.errors import handle_exception
 from octavo.serving.metrics_board import MetricsBoard
@@ -51,7 +51,7 @@ def make_app(engine: AsyncLLM, config: ServerConfig) -> Starlette:
     app.state.engines = Engines(engine)
     app.state.config = config
     app.state.metrics_board = MetricsBoard(engine.metrics)
-    app.state.bodies = BodyBudget(config.max_pending_body_bytes)
+    app.state.bodies = body_budget(config)
     app.state.uploads = upload_budget()
     app.state.store = Store(config)
     app.state.background = Background()

@@ -55,7 +55,7 @@ async def read_parsed(request: Request, parse: Callable[[bytes], T], *, takes_pl
         await _refuse_when_full(request)
     _check_media_type(request)
     state = request.app.state
-    with state.bodies.open() as grow_to:
+    with state.bodies.open(request) as grow_to:
         return await parse_aside(await _read(request, state.config.max_request_bytes, grow_to), parse)
 
 

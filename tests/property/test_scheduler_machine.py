@@ -380,7 +380,10 @@ class EngineMachine(RuleBasedStateMachine):
         assert 0 < step.num_tokens <= limits.max_num_batched_tokens
         assert len(self.tracker.running) + len(self.tracker.leaving) <= limits.max_num_seqs
         num_bulk = sum(request.standing.in_bulk for request in self.tracker.running)
-        assert num_bulk <= max(1, limits.max_num_seqs // 2)
+        open_requests = [r for r in self.tracker.requests.values() if not r.is_finished]
+        if any(self.tracker.requests[new.request_id].standing.in_bulk for new in step.new_requests):
+            is_alone = all(r.standing.in_bulk for r in open_requests)
+            assert is_alone or num_bulk <= max(1, limits.max_num_seqs // 2)
         assert not self.aborted & set(step.request_ids)
         assert all(0 < count <= max_chunk(limits) for count in step.num_scheduled_tokens)
         key, line = self.scheduler._policy.key, self.scheduler._policy.line

@@ -41,6 +41,7 @@ class RequestTracker:
         """Enter a new request."""
         self.requests[request.request_id] = request
         self._policy.enter(request)
+        self.bulk_seats.enter(request)
         self.waiting.add(request)
 
     def start(self, request: Request) -> None:
@@ -75,6 +76,7 @@ class RequestTracker:
         request.finish_reason = reason
         request.leader = None
         self._policy.leave(request)
+        self.bulk_seats.leave(request)
         if request.num_in_flight:
             self.leaving.add(request)
         else:

@@ -8,7 +8,6 @@ from collections.abc import Sized
 
 from octavo.config.scheduling import SchedulerConfig
 from octavo.engine.kvcache.table import SharedPrefix
-from octavo.engine.scheduler.bulk_seats import BulkSeats
 from octavo.engine.scheduler.plan import StepPlan
 from octavo.engine.scheduler.request import Request, RequestStatus
 from octavo.engine.scheduler.request_tracker import RequestTracker
@@ -33,6 +32,9 @@ class Rule:
         """Return True if `request` may start in this step, which is not full."""
         return True
 
+    def make_room(self, order: list[Request], plan: StepPlan) -> None:
+        """Preempt running requests in favour of waiting ones; they leave `order`, that of service."""
+
 
 class SeatRule(Rule):
     """No more than max_num_seqs requests run, those included that ended but are part of a step in flight."""
@@ -42,15 +44,39 @@ class SeatRule(Rule):
 
 
 class BulkRule(Rule):
-    """Those that came in bulk leave half of the seats to others."""
+    """Those that came in bulk leave half of the seats to others, and half of the blocks that others want."""
 
     keeps_place = False
 
-    def __init__(self, bulk_seats: BulkSeats) -> None:
-        self._bulk_seats = bulk_seats
+    def __init__(self, tracker: RequestTracker) -> None:
+        self._tracker = tracker
+        self._seats = tracker.bulk_seats
 
     def admit(self, request: Request, plan: StepPlan) -> bool:
-        return not request.standing.in_bulk or self._bulk_seats.has_room
+        if not request.standing.in_bulk:
+            return True
+        return self._seats.has_room and (self._seats.num_beyond < 0 or not self._is_half_full)
+
+    def make_room(self, order: list[Request], plan: StepPlan) -> None:
+        """Preempt the last beyond their half: as many as others wait that find no seat, or no blocks.
+
+        One that is part of a step in flight pauses until that is read.
+        """
+        seats = self._seats
+        num_wanted = seats.num_others - (len(order) - seats.num_running)
+        if seats.num_beyond <= 0 or num_wanted <= 0:
+            return
+        num_missing = min(num_wanted - (0 if self._is_half_full else plan.num_seats_left), seats.num_beyond)
+        in_bulk = [request for request in order if request.standing.in_bulk]
+        for request in in_bulk[len(in_bulk) - max(0, num_missing) :]:
+            order.remove(request)
+            if request.num_in_flight == 0:
+                self._tracker.preempt(request)
+                plan.num_seats_left += 1
+
+    @property
+    def _is_half_full(self) -> bool:
+        return 2 * self._tracker.kv.num_used_blocks > self._tracker.kv.num_usable_blocks
 
 
 class StaggeredPrefillRule(Rule):
@@ -157,4 +183,4 @@ class TokenRule(Rule):
 
 def feature_rules(config: SchedulerConfig, tracker: RequestTracker) -> list[Rule]:
     """Return the rules of features, which ask nothing of requests that do not use them."""
-    return [BulkRule(tracker.bulk_seats), AdapterRule(tracker, config.max_loras)]
+    return [BulkRule(tracker), AdapterRule(tracker, config.max_loras)]

@@ -108,8 +108,7 @@ class Scheduler:
         if self._matchers is not None:
             entry.matcher = self._matchers.open_matcher(request)
         take_given_outputs(entry, request.given_output_ids)
-        leader = self._tracker.find(request.sharing.leader_id)
-        if leader is not None and leader.can_lead(entry):
+        if (leader := self._tracker.find(request.sharing.leader_id)) and leader.can_lead(entry):
             entry.leader = leader
             leader.forks_states = self.kv.keeps_states
         self._num_added += 1
@@ -118,8 +117,7 @@ class Scheduler:
     def abort(self, request_ids: Iterable[str]) -> None:
         """End requests in any state, without an output; ended ones are let go, unknown ids skipped."""
         for request_id in request_ids:
-            request = self._tracker.find(request_id)
-            if request is None:
+            if (request := self._tracker.find(request_id)) is None:
                 continue
             if request.is_finished:
                 self._tracker.drop_retained(request)
@@ -144,7 +142,10 @@ class Scheduler:
             num_tokens_left=self._config.max_num_batched_tokens,
             num_seats_left=self._config.max_num_seqs - len(tracker.running) - len(tracker.leaving),
         )
-        self._schedule_running(plan)
+        order = tracker.running.in_order()
+        for rule in self._rules:
+            rule.make_room(order, plan)
+        self._schedule_running(plan, order)
         if not plan.is_short_of_blocks:
             self._schedule_waiting(plan)
         if not tracker.waiting:
@@ -239,9 +240,8 @@ class Scheduler:
                 "prompt",
             )
 
-    def _schedule_running(self, plan: StepPlan) -> None:
-        """Serve running requests in order; each leaves a token for every one behind it."""
-        order = self._tracker.running.in_order()
+    def _schedule_running(self, plan: StepPlan, order: list[Request]) -> None:
+        """Serve running requests in `order`; each leaves a token for every one behind it."""
         ahead = self._lookahead.begin(order)
         is_piped, share = self._num_stages > 1, -(-len(order) // self._num_stages)
         for served, request in enumerate(order, 1):  # who loses its blocks leaves at the end of `order`

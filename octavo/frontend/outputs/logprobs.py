@@ -15,6 +15,8 @@ from octavo.messages.request import TokenLogprobs
 
 _LONGEST_CHARACTER = 4
 """Bytes in UTF-8."""
+_MANY = 1000
+"""Entries of a position, such as the whole vocabulary; as objects those of 80 positions would take 1 GB."""
 
 
 class Logprob(msgspec.Struct, gc=False):
@@ -35,10 +37,11 @@ PositionLogprobs = dict[int, Logprob]
 class FlatLogprobs(Sequence[PositionLogprobs]):
     """The same as a list of such dicts, kept as a few arrays: 32 bytes per entry instead of some 180.
 
-    A dict is made when a position is read. A position may be None, as in lists: the first of a prompt.
+    A dict is made when a position is read; the last one is kept. A position may be None, as in lists: the
+    first of a prompt.
     """
 
-    __slots__ = ("_ends", "_ids", "_logprobs", "_ranks", "_texts")
+    __slots__ = ("_ends", "_ids", "_logprobs", "_ranks", "_read", "_texts")
 
     def __init__(self, positions: Iterable[PositionLogprobs | None] = ()) -> None:
         self._ids = array("q")
@@ -47,6 +50,7 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
         """0 for None."""
         self._texts: list[str | None] = []
         self._ends = array("q")
+        self._read: tuple[int, PositionLogprobs | None] = (-1, None)
         self.extend(positions)
 
     @property
@@ -135,10 +139,12 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
         return self._ends[position - 1] if position else 0
 
     def _position(self, position: int) -> PositionLogprobs | None:
-        entries = range(self._start(position), self._ends[position])
-        return {
-            self._ids[i]: Logprob(self._logprobs[i], self._ranks[i] or None, self._texts[i]) for i in entries
-        } or None
+        if self._read[0] != position:
+            part = slice(self._start(position), self._ends[position])
+            ranks = (rank or None for rank in self._ranks[part])
+            entries = map(Logprob, self._logprobs[part], ranks, self._texts[part])
+            self._read = position, dict(zip(self._ids[part], entries, strict=True)) or None
+        return self._read[1]
 
     def _part(self, start: int, stop: int) -> "FlatLogprobs":
         part, first = FlatLogprobs(), self._start(start)
@@ -147,6 +153,11 @@ class FlatLogprobs(Sequence[PositionLogprobs]):
             setattr(part, name, getattr(self, name)[first:last])
         part._ends = array("q", [end - first for end in self._ends[start:stop]])
         return part
+
+
+def kept_logprobs(count: int, *, flat: bool) -> Any:
+    """Return what positions of `count` entries are added to: with very many, arrays in any case."""
+    return FlatLogprobs() if flat or count > _MANY else []
 
 
 SampleLogprobs = list[PositionLogprobs] | FlatLogprobs

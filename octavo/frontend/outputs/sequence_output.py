@@ -6,7 +6,7 @@ not yet handed to the user is kept apart as the news.
 """
 
 from octavo.base import faults
-from octavo.frontend.outputs.logprobs import FlatLogprobs, LogprobSpeller, SampleLogprobs
+from octavo.frontend.outputs.logprobs import LogprobSpeller, SampleLogprobs, kept_logprobs
 from octavo.frontend.outputs.request_output import CompletionOutput
 from octavo.frontend.text.detokenizer import Detokenizer
 from octavo.frontend.text.stop import StopFinder
@@ -40,7 +40,7 @@ class SequenceOutput:
         self._text_is_over = self._detokenizer is None
         self._logprobs: SampleLogprobs | None = None
         if params.logprobs is not None:
-            self._logprobs = FlatLogprobs() if params.flat_logprobs else []
+            self._logprobs = kept_logprobs(params.logprobs, flat=params.flat_logprobs)
             self._speller = LogprobSpeller(tokenizer if params.detokenize else None, prompt_ids)
         self._stop_reason: int | str | None = None
         self._error: str | None = None

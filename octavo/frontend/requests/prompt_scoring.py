@@ -6,7 +6,7 @@ then the position's candidates. The entry of a position that was found in the pr
 """
 
 from octavo.base.errors import RequestError
-from octavo.frontend.outputs.logprobs import FlatLogprobs, LogprobSpeller, PromptLogprobs
+from octavo.frontend.outputs.logprobs import LogprobSpeller, PromptLogprobs, kept_logprobs
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.request import TokenLogprobs
 from octavo.messages.sampling import SamplingParams
@@ -39,7 +39,7 @@ class PromptScores:
     def __init__(self, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
         self.logprobs: PromptLogprobs | None = None
         if params.prompt_logprobs is not None:
-            self.logprobs = FlatLogprobs() if params.flat_logprobs else []
+            self.logprobs = kept_logprobs(params.prompt_logprobs, flat=params.flat_logprobs)
             self.logprobs.append(None)
         self.of_candidates: list[list[float]] | None = [] if params.prompt_candidates else None
         self._candidates = params.prompt_candidates

@@ -58,7 +58,7 @@ async def create_file(request: Request) -> Response:
     store: Store = request.app.state.store
     caller = Caller.of(request)
     try:
-        async with _form(request, caller, min(MAX_FILE_BYTES, store.max_bytes)) as form:
+        async with _form(request, min(MAX_FILE_BYTES, store.max_bytes)) as form:
             upload = _upload_of(form)
             note = FileObject(
                 created_at=int(time.time()), filename=str(upload.filename)[:256], purpose=_PURPOSE
@@ -71,7 +71,7 @@ async def create_file(request: Request) -> Response:
 
 
 def upload_budget() -> BodyBudget:
-    """Of files on their way to the store: four of the largest, of which one tenant may bring two."""
+    """Of files on their way to the store: four of the largest, of which one sender may bring two."""
     return BodyBudget(4 * MAX_FILE_BYTES, "four files of the largest size", 2 * MAX_FILE_BYTES)
 
 
@@ -119,10 +119,10 @@ def shown(document: Document) -> FileObject:
 
 
 @asynccontextmanager
-async def _form(request: Request, caller: Caller, limit: int) -> AsyncIterator[FormData]:
+async def _form(request: Request, limit: int) -> AsyncIterator[FormData]:
     """The form of a request; it fails as soon as it takes more memory or disk than it may."""
     state = request.app.state
-    with state.bodies.open() as in_memory, state.uploads.open(caller.tenant) as on_disk:
+    with state.bodies.open(request) as in_memory, state.uploads.open(request) as on_disk:
 
         def grow_to(num_bytes: int) -> None:
             in_memory(min(num_bytes, _IN_MEMORY_BYTES))

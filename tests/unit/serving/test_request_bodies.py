@@ -10,7 +10,7 @@ from starlette.requests import Request
 from octavo.base.errors import Overloaded, RequestError
 from octavo.config.server import ServerConfig
 from octavo.serving.body import parse_body, read_body
-from octavo.serving.body_budget import BodyBudget
+from octavo.serving.body_budget import BodyBudget, body_budget
 from octavo.serving.errors import ClientGone, HTTPError
 
 
@@ -22,7 +22,7 @@ class Thing(msgspec.Struct):
 def request(*chunks, headers=(), gone=False, **config):
     app = Starlette()
     app.state.config = ServerConfig(**config)
-    app.state.bodies = BodyBudget(app.state.config.max_pending_body_bytes)
+    app.state.bodies = body_budget(app.state.config)
     messages = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
     messages.append({"type": "http.disconnect"} if gone else {"type": "http.request", "body": b""})
     given = {"content-type": "application/json", **dict(headers)}
@@ -165,7 +165,7 @@ async def test_large_bodies_are_parsed_on_a_thread(monkeypatch):
 
 
 async def test_bodies_on_their_way_have_a_budget():
-    budget = BodyBudget(1_000_000)
+    budget = BodyBudget(1_000_000, "max_pending_body_bytes", 800_000)
     whole = b'{"name": "' + b"x" * 600_000 + b'"}'
 
     def asked(*chunks, gone=False):
@@ -173,7 +173,7 @@ async def test_bodies_on_their_way_have_a_budget():
         asked.app.state.bodies = budget
         return asked
 
-    with budget.open() as grow_to:
+    with budget.open(request()) as grow_to:
         grow_to(65_536)
         assert budget.num_bytes == 0, "the beginning of a body is free"
         grow_to(565_536)
@@ -187,6 +187,27 @@ async def test_bodies_on_their_way_have_a_budget():
         assert budget.num_bytes == 500_000
     assert (await read_body(asked(whole), Thing)).name == "x" * 600_000
     assert budget.num_bytes == 0
+
+
+def sent_by(host="", tenant=""):
+    asked = request()
+    asked.scope |= {"client": (host, 1) if host else None, "state": {"tenant": tenant} if tenant else {}}
+    return asked
+
+
+def test_one_sender_who_never_ends_leaves_a_part_of_the_budget_to_others():
+    budget = body_budget(ServerConfig(max_pending_body_bytes=1_000_000, max_request_bytes=400_000))
+    for greedy, other in [
+        (sent_by("10.0.0.1"), sent_by("10.0.0.2")),
+        (sent_by("10.0.0.1", "a"), sent_by("10.0.0.1", "b")),
+        (sent_by(), sent_by("10.0.0.1")),
+    ]:
+        with budget.open(greedy) as first, budget.open(greedy) as second, budget.open(other) as others:
+            first(400_000)
+            with pytest.raises(HTTPError, match="500000 of one sender"):
+                second(400_000)
+            others(400_000)
+    assert budget.num_bytes == 0 and not budget._by_sender
 
 
 @pytest.mark.parametrize(("close", "num_read"), [("close", 4), ("keep-alive", 0)])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.frontend.outputs.logprobs import FlatLogprobs, Logprob, LogprobSpeller, joined
+from octavo.frontend.outputs.logprobs import FlatLogprobs, Logprob, LogprobSpeller, joined, kept_logprobs
 from octavo.messages.request import TokenLogprobs
 from tests.fakes import ByteTokenizer
 
@@ -46,6 +46,16 @@ def test_columns_are_vllms():
     assert (flat.start_indices, flat.end_indices) == ([0, 0, 2], [0, 2, 3])
     assert (flat.token_ids, flat.ranks) == ([7, 9, 7], [1, 2, 4])
     assert (flat.logprobs, flat.decoded_tokens) == ([-0.5, -1.5, -2.0], ["a", "b", "a"])
+
+
+def test_positions_of_the_whole_vocabulary_are_read_one_at_a_time():
+    entry = TokenLogprobs(list(range(2000)), [-1.0] * 2000, [1] * 2000)
+    positions = kept_logprobs(2000, flat=False)
+    for _ in range(3):
+        LogprobSpeller(None).append(positions, entry)
+    assert kept_logprobs(20, flat=False) == [] and isinstance(positions, FlatLogprobs)
+    assert positions[1] is positions[1] and len(positions[1]) == 2000, "it is made once for many look-ups"
+    assert positions[0] is not positions[1] and positions[2][1999] == Logprob(-1.0, 1)
 
 
 def test_it_is_lighter():
