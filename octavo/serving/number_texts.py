@@ -1,4 +1,7 @@
-"""Numbers that clients send as text: "temperature": "0.7". Called by `body`; as in pydantic's lax mode."""
+"""Numbers that clients send as text, "temperature": "0.7", or as 5.0 for 5. Called by `body`.
+
+As in pydantic's lax mode, which vLLM's clients are used to.
+"""
 
 import math
 from functools import cache
@@ -12,21 +15,21 @@ from octavo.base.errors import RequestError
 
 def with_numbers(fields: dict[str, Any], model: type[msgspec.Struct]) -> dict[str, Any]:
     """The fields, where those that the model has as numbers are no texts. Raises RequestError."""
-    texts = {
-        name: value for name, value in fields.items() if isinstance(value, str) and name in _numeric(model)
-    }
-    return fields | {name: _number(name, text) for name, text in texts.items()} if texts else fields
+    told = {name: value for name, value in fields.items() if isinstance(value, str | float)}
+    read = {name: _number(name, told[name]) for name in told.keys() & _numeric(model)}
+    return fields | read if read else fields
 
 
-def _number(name: str, text: str) -> float:
+def _number(name: str, told: str | float) -> float:
+    """What is told, as an int if it is whole."""
     for read in (int, float):
         try:
-            number = read(text)
+            number = read(told)
         except ValueError:
             continue
-        if math.isfinite(number):
+        if math.isfinite(number) and (isinstance(told, str) or number == told):
             return number
-    raise RequestError(f"{name}: Expected a number, got the text {text[:20]!r}.", name)
+    raise RequestError(f"{name}: Expected a number, got the text {str(told)[:20]!r}.", name)
 
 
 @cache

@@ -371,5 +371,8 @@ async def test_numbers_may_be_texts(server):
     numbers = {"temperature": 0.7, "top_k": 5, "max_tokens": 3, "seed": -7, "min_p": 0.01, "n": 2}
     told, plain = await complete(server, **texts), await complete(server, **numbers)
     assert told["choices"] == plain["choices"] and len(plain["choices"]) == 2
+    whole = await complete(server, **numbers | {"max_tokens": 3.0, "n": 2.0, "top_k": 5.0})
+    assert whole["choices"] == plain["choices"]
+    assert (await complete(server, status=400, max_tokens=3.5))["error"]["param"] == "max_tokens"
     refused = await complete(server, status=400, stream="1")
     assert "got `str`" in refused["error"]["message"], "only numbers are read so"
