@@ -61,7 +61,7 @@ class ModelConfig(metaclass=Concern):
         "and a scale per 32 weights; int4, int4_32 and int4_64 (groups of 128, 32, 64), fp8_per_tensor, "
         "fp8_per_channel, fp8_per_block and mxfp8 all but embeddings and head.",
     )
-    load_format: str = option("auto", "How weights are read.", ("auto", "safetensors", "gguf", "dummy"))
+    load_format: str = option("auto", "How weights are read.", ("auto", "hf", "safetensors", "gguf", "dummy"))
     safetensors_load_strategy: str = option(
         "lazy",
         "How safetensors files are read: page by page as needed, or whole and ahead (for slow disks).",

@@ -267,7 +267,7 @@ def _dtype(dtype: str, checkpoint: Checkpoint, cpu: bool) -> str:
 
 
 def _load_format(load_format: str, checkpoint: Checkpoint) -> str:
-    if load_format == "auto":
+    if load_format in ("auto", "hf"):
         if checkpoint.format == "none":
             raise BadCheckpoint(
                 f"{checkpoint.path} holds a config but no *.safetensors; load_format='dummy' runs it with "

@@ -329,8 +329,9 @@ def _candidates(values: object) -> list[int | list[int]]:
     per_position = bool(rows) and isinstance(rows[0], list | tuple)
     lists = [read.token_ids(row, name, False) for row in (rows if per_position else [values])]
     for ids in lists:
-        if not 0 < len(ids) <= MAX_LOGPROB_TOKEN_IDS:
-            raise read.wrong(name, f"must hold 1 to {MAX_LOGPROB_TOKEN_IDS} ids per position, got {len(ids)}")
+        if len(ids) > MAX_LOGPROB_TOKEN_IDS or not (ids or per_position):
+            what = f"must hold 1 to {MAX_LOGPROB_TOKEN_IDS} ids, of single positions 0 too, got {len(ids)}"
+            raise read.wrong(name, what)
     return [*lists] if per_position else [*lists[0]]
 
 

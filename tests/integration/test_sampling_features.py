@@ -233,7 +233,7 @@ def test_scored_candidates(tiny_llama, make_llm, options, flat):
     start = 11
     one_list = _scoring(prompt_logprob_token_ids=[4, 100, 4], prompt_logprob_start=start, flat_logprobs=flat)
     lists = [
-        [[position % 128, 5] if position % 2 else [5] for position in range(start, len(prompt) - 1)]
+        [[[], [position % 128, 5], [5]][position % 3] for position in range(start, len(prompt) - 1)]
         for prompt in prompts
     ]
     own_lists = [
@@ -252,6 +252,7 @@ def test_scored_candidates(tiny_llama, make_llm, options, flat):
             for found, row in zip(output.prompt_token_id_logprobs, expected, strict=True):
                 assert found == pytest.approx(row, abs=1e-4)
     assert output.prompt_logprobs[0] is None
+    assert [] in output.prompt_token_id_logprobs
     assert all(len(position) in (2, 3) for position in output.prompt_logprobs[1:])
 
 

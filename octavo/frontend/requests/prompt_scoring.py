@@ -50,10 +50,10 @@ class PromptScores:
     def take(self, entries: list[TokenLogprobs]) -> None:
         """The entries of the next positions."""
         for entry in entries:
-            num_candidates = self._num_candidates(self._num_taken - self._start)
+            row = self._num_taken - self._start
             self._num_taken += 1
-            end = len(entry.token_ids) - num_candidates
-            if num_candidates and self.of_candidates is not None:
+            end = len(entry.token_ids) - self._num_candidates(row)
+            if row >= 0 and self.of_candidates is not None:
                 self.of_candidates.append(entry.logprobs[end:])
             if self.logprobs is not None:
                 self._speller.append(self.logprobs, entry, end)

@@ -37,7 +37,8 @@ def score_tokens(
 def score_candidates(logits: torch.Tensor, candidates: list[list[int]], mode: str) -> list[list[float]]:
     """Return the values of each row's own candidates. logits: [n, vocab_size], kept."""
     longest = max(map(len, candidates), default=0)
-    ids = torch.tensor([row + [0] * (longest - len(row)) for row in candidates], device=logits.device)
+    rows = [row + [0] * (longest - len(row)) for row in candidates]
+    ids = torch.tensor(rows, dtype=torch.int64, device=logits.device)
     values = logits.float()
     if mode.endswith("logprobs"):
         values = values.log_softmax(dim=1)

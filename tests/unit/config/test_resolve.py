@@ -175,6 +175,7 @@ def test_a_folder_without_weights_runs_on_dummy_weights_only(model):
     assert resolve(EngineArgs(model=model(weights=""), load_format="dummy")).model.load_format == "dummy"
     with pytest.raises(ConfigError, match="load_format='dummy' runs it with random weights"):
         resolve(EngineArgs(model=model(weights="")))
+    assert resolve(EngineArgs(model=model(), load_format="hf")).model.load_format == "safetensors"
 
 
 def test_decisions_are_logged_once(model, caplog):
