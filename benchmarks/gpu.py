@@ -92,13 +92,14 @@ Work = tuple[list[list[int]], list[int]]
 class Bench:
     """One model on the GPU."""
 
-    def __init__(self, name: str, folder: Path, repeats: int) -> None:
-        self.name, self.folder, self.repeats = name, folder, repeats
+    def __init__(self, name: str, folder: Path, repeats: int, quantization: str | None) -> None:
+        self.name, self.folder, self.repeats, self.quantization = name, folder, repeats, quantization
         self._llm: LLM | None = None
 
     def run(self, rows: list[str]) -> Iterator[dict[str, Any]]:
         for row in rows:
-            yield from getattr(self, row)()
+            for found in getattr(self, row)():
+                yield found | ({"quantization": self.quantization} if self.quantization else {})
         self.close()
 
     @property
@@ -114,6 +115,7 @@ class Bench:
     def _make(self, **options: object) -> LLM:
         longest = 4096 if self.name == "qwen3-0.6b" else 17408
         given = {"load_format": "dummy", "skip_tokenizer_init": True, "dtype": "bfloat16"}
+        given["quantization"] = self.quantization
         return LLM(str(self.folder), max_model_len=longest, gpu_memory_utilization=0.85, **given, **options)
 
     def generate(self, work: Work, temperature: float = 0.0, seed: int | None = None) -> list[list[int]]:
@@ -370,6 +372,7 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(CONFIGS))
     parser.add_argument("--rows", default="", help="only these")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--quantization", help="round the weights, as the option of LLM")
     args = parser.parse_args()
     wanted = args.rows.split(",") if args.rows else []
     with tempfile.TemporaryDirectory() as folder:
@@ -378,7 +381,7 @@ def main() -> None:
             path.mkdir()
             Path(path, "config.json").write_text(json.dumps(CONFIGS[name]), encoding="utf-8")
             rows = [row for row in ROWS[name] if not wanted or row in wanted]
-            for row in Bench(name, path, args.repeats).run(rows):
+            for row in Bench(name, path, args.repeats, args.quantization).run(rows):
                 print(json.dumps(row), flush=True)
 
 

@@ -8,7 +8,7 @@ that loaded them, and scales multiply sums. Codes of 4 bits turn to bfloat16 two
 an exponent that puts them from 128 on. A product with ones, which the tensor cores have time for, takes that
 back, and adds the offsets.
 
-For activations in bfloat16. Many rows are multiplied by torch.
+For activations in bfloat16. On Hopper, `register_unpack` multiplies. Many rows are multiplied by torch.
 """
 
 import functools
@@ -27,6 +27,7 @@ from octavo.runtime.kernels.ref.group_blocks import nibbles
 from octavo.runtime.kernels.triton.launch import (
     Counters,
     cdiv,
+    has_gluon,
     is_last,
     overlapped,
     power_of_2,
@@ -250,6 +251,12 @@ def multiply(
 ) -> Tensor:
     """See linear.BlockMatmul; of an arranged matrix."""
     (m, k), n = x.shape, len(matrix.blocks)
+    if has_gluon() and x.dtype == torch.bfloat16:
+        from octavo.runtime.kernels.triton import register_unpack
+
+        if register_unpack.can_multiply(x, _kind(matrix)["KIND"], k):
+            out = x.new_empty((m, n)) if out is None else out
+            return register_unpack.product(counters, x, matrix.blocks, _kind(matrix), bias, out)
     if not 0 < m <= _MOST_ROWS or x.dtype != torch.bfloat16:
         made = functional.linear(x, unpack(matrix, x.dtype), bias)
         return made if out is None else out.copy_(made)

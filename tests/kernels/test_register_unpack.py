@@ -1,0 +1,83 @@
+"""Products in Gluon with arranged matrices, compiled here for Hopper: no interpreter runs them."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.triton_here import DEVICE, HAS_GPU  # skips where there is no Triton
+
+# isort: split
+import triton
+
+from octavo.runtime.kernels.linear import Packed
+from octavo.runtime.kernels.ref.table import ref_table
+from octavo.runtime.kernels.triton import launch
+from octavo.runtime.kernels.triton.table import cuda_table
+from tests.kernel_cases import make_blocks
+
+_COMPILE = """
+import torch, triton
+from octavo.runtime.kernels.triton import register_unpack
+from tests.offline_triton import Offline
+
+class Warmed:
+    def __init__(self, kernel):
+        self.kernel = kernel
+
+    def __getitem__(self, grid):
+        return lambda *given, **named: kernels.append(self.kernel.warmup(*given, grid=grid, **named))
+
+class Counters:
+    def on(self, device, number):
+        return torch.zeros(number, dtype=torch.int32)
+
+triton.runtime.driver._active = Offline()
+kernels = []
+register_unpack._few_rows_kernel = Warmed(register_unpack._few_rows_kernel)
+register_unpack._many_rows_kernel = Warmed(register_unpack._many_rows_kernel)
+register_unpack.overlapped = lambda: {"PDL": True, "launch_pdl": True}
+cases = ("A4", 64, 288, 3), ("A4", 32, 320, 200), ("A8", 32, 576, 30), ("AF8", 64, 544, 9)
+for name, group, row, rows in cases:
+    x, out = torch.empty(rows, 2048).bfloat16(), torch.empty(rows, 512).bfloat16()
+    kind = {"KIND": name, "GROUP": group, "K": 2048, "ROW": row}
+    blocks = torch.empty(512, 4 * row, dtype=torch.uint8)
+    assert register_unpack.can_multiply(x, name, 2048)
+    register_unpack.product(Counters(), x, blocks, kind, None, out)
+    few, ptx = rows <= 16, kernels[-1].asm["ptx"]
+    assert ("mma.sync.aligned.m16n8k16" if few else "wgmma.mma_async.sync.aligned.m64") in ptx
+    assert kernels[-1].metadata.shared < (1024 if few else 227 * 1024)
+"""
+MANY = [(name, rows, n, k) for name in ("Q4_K", "U4_64", "Q8_0", "F8_64") for rows in (1, 8, 9, 17, 64, 130)
+        for n, k in ((70, 256), (512, 2048))]  # fmt: skip
+
+
+@pytest.mark.skipif(HAS_GPU, reason="Where there is a GPU, it runs.")
+@pytest.mark.skipif(not triton.__version__.startswith(launch.GLUON_VERSIONS), reason="Gluon changes.")
+def test_compiles_for_hopper():
+    """In a process without the interpreter, which changes the language."""
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    command = [sys.executable, "-c", _COMPILE]
+    made = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert made.returncode == 0, made.stderr[-2000:]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not launch.has_gluon(), reason="needs a Hopper GPU")
+@pytest.mark.parametrize(("name", "rows", "n", "k"), [*MANY, ("Q4_0", 500, 4096, 14336)])
+def test_products(name, rows, n, k):
+    """Within the roundings of bfloat16, the same bits each time; one changed byte changes its row."""
+    torch.manual_seed(rows)
+    linear = cuda_table().linear
+    packed = Packed(make_blocks(name, n, k), name)
+    made = linear.arrange(packed._replace(blocks=packed.blocks.to(DEVICE)), torch.bfloat16)
+    x, bias = torch.randn(rows, k, device=DEVICE).bfloat16(), torch.randn(n, device=DEVICE).bfloat16()
+    exact = x.double() @ ref_table().linear.block_dequantize(packed).to(DEVICE).double().t() + bias.double()
+    product = linear.block_matmul(x, made, bias)
+    assert (product - exact).norm() < 6e-3 * exact.norm()
+    assert all(torch.equal(product, linear.block_matmul(x, made, bias)) for _ in range(10))
+    made.blocks[n // 2, 5] ^= 7
+    other = linear.block_matmul(x, made, bias) != product
+    assert other[:, n // 2].any() and not torch.cat([other[:, : n // 2], other[:, n // 2 + 1 :]], 1).any()
