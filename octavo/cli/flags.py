@@ -8,7 +8,7 @@ that "not given" stays visible to the code that decides.
 import argparse
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, get_args, get_origin
 
 from octavo.base.foreign import Foreign
@@ -43,13 +43,26 @@ def add_foreign_flags(parser: argparse.ArgumentParser, rows: Mapping[str, Foreig
         behaviour: dict[str, Any] = {"type": any_value} | ({"nargs": "+"} if row.is_list else {})
         if row.is_switch:
             behaviour = {"action": argparse.BooleanOptionalAction}
-        parser.add_argument(*_flags(name), dest=name, default=None, help=argparse.SUPPRESS, **behaviour)
+        parser.add_argument(
+            *_flags(name, _SHORT_FLAGS), dest=name, default=None, help=argparse.SUPPRESS, **behaviour
+        )
 
 
-def add_flags(group: "argparse._ArgumentGroup", kind: Any) -> None:
-    """Add one flag per field of the dataclass `kind`."""
+def add_flags(
+    group: "argparse._ArgumentGroup",
+    kind: Any,
+    *,
+    without: Container[str] = (),
+    short: Mapping[str, str] = _SHORT_FLAGS,
+) -> None:
+    """Add one flag per field of the dataclass `kind`.
+
+    without: fields that get none; short: short flags by field
+    """
     for field in dataclasses.fields(kind):
-        group.add_argument(*_flags(field.name), dest=field.name, default=None, **_behaviour(field))
+        if field.name not in without:
+            flags = _flags(field.name, short)
+            group.add_argument(*flags, dest=field.name, default=None, **_behaviour(field))
 
 
 def engine_args(args: argparse.Namespace) -> EngineArgs:
@@ -82,10 +95,9 @@ def options(args: argparse.Namespace, kind: Any) -> dict[str, Any]:
     }
 
 
-def _flags(name: str) -> list[str]:
+def _flags(name: str, short: Mapping[str, str]) -> list[str]:
     """The short flag, if there is one, and the long one."""
-    short = [_SHORT_FLAGS[name]] if name in _SHORT_FLAGS else []
-    return [*short, "--" + name.replace("_", "-")]
+    return [*([short[name]] if name in short else []), "--" + name.replace("_", "-")]
 
 
 def json_object(text: str) -> dict[str, Any]:

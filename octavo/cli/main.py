@@ -38,6 +38,15 @@ COMMANDS = {
     "pull": Command("octavo.cli.pull", "bring a model to this machine"),
     "doctor": Command("octavo.cli.doctor", "check whether octavo can run here, and say what to do"),
     "bench serve": Command("octavo.cli.bench.serve", "put a load on a server and measure it"),
+    "bench latency": Command("octavo.cli.bench.latency", "measure how long a batch takes in a model"),
+    "bench throughput": Command("octavo.cli.bench.throughput", "measure what a model computes per second"),
+    "bench startup": Command("octavo.cli.bench.startup", "measure how long an engine takes to start"),
+    "bench rerank": Command("octavo.cli.bench.rerank", "put a load of queries and documents on a server"),
+    "bench sweep serve": Command("octavo.cli.bench.sweep", "measure many configurations of server and load"),
+    "bench sweep serve_workload": Command("octavo.cli.bench.sweep_workload", "find latency over throughput"),
+    "bench sweep startup": Command("octavo.cli.bench.sweep_startup", "measure many starts"),
+    "bench sweep plot": Command("octavo.cli.bench.sweep_plot", "draw the results of a sweep"),
+    "bench sweep plot_pareto": Command("octavo.cli.bench.sweep_pareto", "draw its best trade-offs"),
     "completion": Command("octavo.cli.completion", "print what completes commands and flags in bash or zsh"),
     "collect-env": Command("octavo.cli.collect_env", "print versions and hardware for a bug report"),
 }
@@ -89,8 +98,9 @@ def make_parser(name: str) -> Parser:
 
 
 def _top_level(argv: list[str]) -> int:
-    """Show the commands, or those whose names begin with the first word, as `octavo bench`."""
-    group = argv[0] if argv and any(name.startswith(f"{argv[0]} ") for name in COMMANDS) else ""
+    """Show the commands, or those whose names begin with the first words, as `octavo bench`."""
+    starts = (" ".join(argv[:count]) for count in range(_MOST_WORDS, 0, -1))
+    group = next((start for start in starts if any(name.startswith(f"{start} ") for name in COMMANDS)), "")
     known = {name: command for name, command in COMMANDS.items() if name.startswith(group)}
     width = max(map(len, known))
     table = "\n".join(f"  {name:<{width}}  {command.summary}" for name, command in known.items())
