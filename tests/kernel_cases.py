@@ -362,6 +362,12 @@ def _select_inputs() -> Iterator[Case]:
         yield Case(f"{rows}x{size} to {count}", (torch.randn(rows, size + 3)[:, :size], places), tolerance=0)
 
 
+def _join() -> Iterator[Case]:
+    for rows, sizes in ((1, (48, 64)), (7, (576, 576, 3)), (40, (5,))):
+        parts = tuple(torch.randn(rows, size + 3)[:, :size] for size in sizes)
+        yield Case(f"{rows}x{sizes}", parts, tolerance=0)
+
+
 def _gated_matmul() -> Iterator[Case]:
     for case in _dense_matmul():
         x, weight, *bias = case.args
@@ -635,6 +641,7 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "dense_experts": _dense_experts,
     "block_experts": _block_experts,
     "select_inputs": _select_inputs,
+    "join": _join,
     "causal_conv": _causal_conv,
     "scan": _scan,
     "gate": _gate,
@@ -679,6 +686,8 @@ def nothing_of(op: str, case: Case) -> tuple[Any, ...]:
         none = Ragged(cu_q_lens=states.batch.cu_q_lens[:1], kv_lens=states.batch.kv_lens[:0])
         parts = first[:0] if op == "causal_conv" else Scanned(*(part[:0] for part in first[:4]))
         return parts, how, states._replace(slots=states.slots[:0], batch=none), *(None for _ in rest)
+    if op == "join":
+        return tuple(part[:0] for part in case.args)
     if op == "gate":
         return case.args[0][:0], case.args[1][:0], case.args[2]
     if op == "store_kv":

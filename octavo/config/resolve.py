@@ -25,7 +25,7 @@ from octavo.config.pooling import PoolingConfig, read_pooling
 from octavo.config.processors import importable_name, installed_processors
 from octavo.config.scheduling import SchedulerConfig
 from octavo.config.sentence_bert import read_folder
-from octavo.config.speculative import HEADS, WITH_WEIGHTS, speculation
+from octavo.config.speculative import WITH_WEIGHTS, check_draft, flattened, speculation
 
 logger = get_logger(__name__)
 C = TypeVar("C")
@@ -89,32 +89,30 @@ def resolve(args: EngineArgs, *, needs_device: bool = True) -> EngineConfig:
 def _draft(args: EngineArgs, config: EngineConfig) -> EngineConfig | None:
     """The config of the model that guesses tokens; None without one."""
     given = config.scheduler.speculative_config
-    if not given.get("model"):
+    wanted = speculation(given)
+    if wanted is None or wanted.method not in WITH_WEIGHTS:
         return None
     if config.pooling is not None or config.parallel.tensor_parallel_size > 1:
         what = "a pooling model" if config.pooling is not None else "tensor_parallel_size > 1"
         raise Unsupported(f"speculative_config: a draft model does not work with {what}.")
+    alone = dataclasses.replace(config, lora=LoRAConfig())
+    if not given.get("model"):
+        return alone
     path = locate(given["model"], revision=given.get("revision", ""), download_dir=args.download_dir)
     checkpoint = read_checkpoint(Path(path))
-    is_model = given.get("method", "draft_model") not in HEADS
-    if is_model and checkpoint.vocab_size != config.checkpoint.vocab_size:
-        raise ConfigError(
-            "Target and draft model should have the same vocabulary size. Target model vocab_size="
-            f"{config.checkpoint.vocab_size}. Draft model vocab_size={checkpoint.vocab_size}."
-        )
-    if is_model and checkpoint.max_position_embeddings < config.model.max_model_len:
-        raise ConfigError(
-            f"The draft model takes {checkpoint.max_position_embeddings} tokens, fewer than max_model_len="
-            f"{config.model.max_model_len}: lower max_model_len, or use another model."
-        )
+    checkpoint = dataclasses.replace(checkpoint, config=flattened(checkpoint.config))
+    check_draft(wanted.method, checkpoint, config.checkpoint, config.model.max_model_len)
+    is_cpu = config.parallel.device == "cpu"
     model = dataclasses.replace(
         config.model,
         model=given["model"],
-        dtype=_dtype(args.dtype, checkpoint, config.parallel.device == "cpu"),
+        dtype=_dtype(args.dtype, checkpoint, is_cpu)
+        if wanted.method == "draft_model"
+        else config.model.dtype,
         load_format=_load_format(args.load_format, checkpoint),
         quantization=given.get("quantization", ""),
     )
-    return dataclasses.replace(config, model=model, checkpoint=checkpoint)
+    return dataclasses.replace(alone, model=model, checkpoint=checkpoint)
 
 
 def describe(config: EngineConfig) -> str:

@@ -7,14 +7,17 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TypedDict
 
 from octavo.base.errors import ConfigError, Unsupported
+from octavo.config.checkpoint import Checkpoint
 
 MAX_DRAFTS = 128
 """Tokens that may be guessed ahead in one step."""
 LOOKUPS = ("ngram", "suffix", "jump_ahead")
 HEADS = ("medusa", "mlp_speculator")
-WITH_WEIGHTS = ("draft_model", *HEADS)
+HIDDEN_STATES = ("eagle", "eagle3", "mtp")
+"""Layers with a cache that read the model's hidden states."""
+WITH_WEIGHTS = ("draft_model", *HEADS, *HIDDEN_STATES)
 METHODS = (*LOOKUPS, *WITH_WEIGHTS)
-_NOT_YET = ("eagle", "eagle3", "mtp", "dflash", "dspark", "custom_class")
+_NOT_YET = ("dflash", "dspark", "custom_class")
 _DEFAULTS: Mapping[str, Any] = {
     "disable_padded_drafter_batch": False,
     "draft_tensor_parallel_size": 1,
@@ -71,13 +74,14 @@ def speculation(config: Mapping[str, Any]) -> Speculation | None:
         return None
     _check_keys(config)
     method = config.get("method") or ("draft_model" if config.get("model") else LOOKUPS[0])
+    method = "mtp" if method.endswith("_mtp") else method
     if method not in METHODS:
         reason = "is not supported yet" if method in _NOT_YET else "is unknown"
         raise Unsupported(f"speculative_config: method={method!r} {reason}. Use {' or '.join(METHODS)}.")
     if (how := config.get("rejection_sample_method", _VERIFICATIONS[0])) not in _VERIFICATIONS:
         raise Unsupported(f"rejection_sample_method={how!r} is not supported. Use {_VERIFICATIONS[0]!r}.")
     if method in WITH_WEIGHTS:
-        if not config.get("model"):
+        if not config.get("model") and method != "mtp":
             raise ConfigError(f"num_speculative_tokens was provided but without speculative model. {_MODEL}")
         return Speculation(method, _whole(config, "num_speculative_tokens", 4, MAX_DRAFTS))
     if config.get("model"):
@@ -96,6 +100,44 @@ def speculation(config: Mapping[str, Any]) -> Speculation | None:
         most_factor=_number(config, "suffix_decoding_max_spec_factor", 1.0, 100.0),
         least_chance=_number(config, "suffix_decoding_min_token_prob", 0.1, 1.0),
     )
+
+
+def method_of(draft: Mapping[str, Any]) -> str:
+    """Return the method that a draft's config.json tells of."""
+    kind = str(draft.get("speculators_model_type") or draft.get("model_type"))
+    names = " ".join(map(str, draft.get("architectures") or ())).lower()
+    if kind in METHODS:
+        return kind
+    return "eagle3" if "eagle3" in names else "eagle" if "eagle" in names else "draft_model"
+
+
+def flattened(draft: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a draft's config.json without the levels of the speculators format and of the first EAGLE's."""
+    inner = draft.get("transformer_layer_config") or draft.get("model") or {}
+    defaults = {"norm_before_residual": True} if draft.get("speculators_model_type") else {}
+    return {**defaults, **(inner if isinstance(inner, dict) else {}), **draft}
+
+
+def check_draft(method: str, draft: Checkpoint, target: Checkpoint, max_model_len: int) -> None:
+    """Raise ConfigError for a draft that was made for another kind of model."""
+    if method in HEADS:
+        return
+    if draft.vocab_size != target.vocab_size:
+        raise ConfigError(
+            "Target and draft model should have the same vocabulary size. Target model vocab_size="
+            f"{target.vocab_size}. Draft model vocab_size={draft.vocab_size}."
+        )
+    size = draft.config.get("target_hidden_size") or draft.embedding_size
+    if method in HIDDEN_STATES and size != target.embedding_size:
+        raise ConfigError(
+            f"The {method} head was made for another model: it reads hidden states of {size}, not of "
+            f"{target.embedding_size}."
+        )
+    if method == "draft_model" and draft.max_position_embeddings < max_model_len:
+        raise ConfigError(
+            f"The draft model takes {draft.max_position_embeddings} tokens, fewer than max_model_len="
+            f"{max_model_len}: lower max_model_len, or use another model."
+        )
 
 
 def _lookup(config: Mapping[str, Any]) -> tuple[int, int]:

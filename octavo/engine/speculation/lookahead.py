@@ -44,7 +44,9 @@ class Lookahead:
         drafts = drafts if request.matcher is None else drafts[: len(matchers)]
         num_computed, num_new = request.num_computed, 1 + len(drafts)
         num_left = request.max_total_tokens - 1 - num_computed - num_new
-        num_wanted = num_new + max(0, min(self._num_ahead, num_left)) * request.is_decoding
+        # Who computes more than its last token may still get other blocks, or none.
+        is_next = request.num_tokens == num_computed + 1
+        num_wanted = num_new + max(0, min(self._num_ahead, num_left)) * is_next
         if num_wanted > 1 and num_computed + num_wanted > table.capacity:
             is_short = self._kv.pool.num_free <= num_behind + num_wanted
             new_blocks = None if is_short else self._kv.reserve(table, num_computed, num_wanted)

@@ -99,6 +99,8 @@ SelectInputs = Callable[[Tensor, Tensor], Tensor]
 
 Before products with matrices whose columns stand in another order, or have gaps.
 """
+Join = Callable[..., Tensor]
+"""Takes parts [T, size], token-strided; returns them side by side, [T, sum of sizes]."""
 GatedBlockMatmul = Callable[[Tensor, Packed, Activation], Tensor | None]
 """Takes x: [T, K] float32, and a matrix of N rows: gates, then as many values. Returns [T, N / 2] float32.
 
@@ -127,6 +129,7 @@ class LinearKernels:
     block_dequantize: BlockDequantize
     block_matmul: BlockMatmul
     select_inputs: SelectInputs
+    join: Join
     input_precision: InputPrecision = "float32"
     """What `block_matmul` is best given where the user leaves the choice."""
     dense_precision: InputPrecision = "float32"

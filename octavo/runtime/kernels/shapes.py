@@ -16,7 +16,7 @@ from octavo.runtime.kernels.experts import ExpertKernels, Router, Routing
 from octavo.runtime.kernels.linear import LinearKernels, Packed
 from octavo.runtime.kernels.norms import NormKernels
 from octavo.runtime.kernels.recurrent import RecurrentKernels, Scanned
-from octavo.runtime.kernels.ref.elementwise import rotary_tables
+from octavo.runtime.kernels.ref.elementwise import join, rotary_tables
 from octavo.runtime.kernels.ref.steps import STEP_KERNELS
 from octavo.runtime.kernels.ref.table import ref_table
 from octavo.runtime.kernels.table import KernelTable
@@ -41,7 +41,7 @@ def shape_table(dtype: torch.dtype) -> KernelTable:
         attention=AttentionKernels(_store_kv, _paged_attention, rotary_tables, _latent_prompts),
         norms=NormKernels(_rms_norm, _add_norm),
         activate=_activate,
-        linear=LinearKernels(_matmul, _gated_matmul, dequantize, block_matmul, _select_inputs),
+        linear=LinearKernels(_matmul, _gated_matmul, dequantize, block_matmul, _select_inputs, join),
         experts=ExpertKernels(_route, _dense_experts, _block_experts),
         recurrent=RecurrentKernels(_rows_like, _scan, _rows_like),
         sampling=ref_table().sampling,

@@ -65,15 +65,19 @@ class SelfAttention(nn.Module):
         norm: NormArch,
         rotary: RotaryEmbedding | None = None,
         sliding_window: int = 0,
+        input_size: int = 0,
     ) -> None:
-        """Make the layers. norm: of queries and keys; sliding_window: positions a query sees, 0 = all."""
+        """Make the layers. norm: of queries and keys; sliding_window: positions a query sees, 0 = all.
+
+        input_size: width of what it reads, if it is not what it writes, `size`
+        """
         super().__init__()
         heads, kv_heads, head_dim = arch.num_heads, arch.num_kv_heads, arch.head_dim
         self._head_dim = head_dim
         self._rotary = rotary
         self._gather = make_row_gather(build)
         queries = 2 * heads if arch.has_gate else heads
-        self.qkv = QKVLinear(build.at("qkv"), size, queries, kv_heads, head_dim, arch.qkv_bias)
+        self.qkv = QKVLinear(build.at("qkv"), input_size or size, queries, kv_heads, head_dim, arch.qkv_bias)
         self._heads = (self.qkv.num_heads, self.qkv.num_kv_heads, self.qkv.num_kv_heads)
         self._num_gates = heads if arch.has_gate else 0
         self._multiply = build.kernels.recurrent.gate

@@ -74,10 +74,17 @@ def load_model(config: EngineConfig, platform: Platform, parallel: ParallelConte
 
 
 def load_own(
-    config: EngineConfig, platform: Platform, parallel: ParallelContext, read: Reader | None = None
+    config: EngineConfig,
+    platform: Platform,
+    parallel: ParallelContext,
+    read: Reader | None = None,
+    family: type[Family] | None = None,
 ) -> Model:
-    """Load an architecture of runtime/models. read: where weights come from, if not a file."""
-    family = (ENCODERS if config.architecture in ENCODERS else MODELS).load(config.architecture)
+    """Load a family of runtime/models, by default that of the config's architecture.
+
+    read: where weights come from, if not a file
+    """
+    family = family or (ENCODERS if config.architecture in ENCODERS else MODELS).load(config.architecture)
     length = {"max_model_len": config.model.max_model_len}
     with _blaming_the_config(config):
         arch = family.arch_from_hf(config.checkpoint.text_config | length)

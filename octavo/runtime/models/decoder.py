@@ -68,14 +68,22 @@ class DecoderLayer(nn.Module):
         self._gather = make_row_gather(build)
 
     def forward(
-        self, x: Term, residual: Tensor | None, batch: ForwardBatch, rows: Tensor | None = None
+        self,
+        x: Term,
+        residual: Tensor | None,
+        batch: ForwardBatch,
+        rows: Tensor | None = None,
+        inputs: list[Tensor] | None = None,
     ) -> tuple[Term, Tensor | None]:
         """Take and return (a term, the residual stream that it is to be added to), so that norms can add.
 
         rows: of what is returned, [S] int64; None = all. The cache gets the keys and values of all.
+        inputs: where the rows of the layer's input, the sum of both, are kept
         """
         x, residual = self.attention_norm.add(x, residual)
         residual = self._gather(residual, rows)
+        if inputs is not None:
+            inputs.append(residual)
         if self._defers_products:
             x, residual = self.mlp_norm.add(self.attention.defer(x, batch, rows), residual)
             return self.mlp.defer(x), residual
@@ -88,10 +96,17 @@ class ParallelLayer(DecoderLayer):
     """Computes attention and MLP side by side, each with a norm of its own or both with one."""
 
     def forward(
-        self, x: Term, residual: Tensor | None, batch: ForwardBatch, rows: Tensor | None = None
+        self,
+        x: Term,
+        residual: Tensor | None,
+        batch: ForwardBatch,
+        rows: Tensor | None = None,
+        inputs: list[Tensor] | None = None,
     ) -> tuple[Term, Tensor | None]:
         x, residual = self.attention_norm.add(x, residual)
         residual = self._gather(residual, rows)
+        if inputs is not None:
+            inputs.append(residual)
         one_norm = isinstance(self.mlp_norm, NoNorm)
         mlp_input = self._gather(x, rows) if one_norm else self.mlp_norm(residual)
         return self.attention(x, batch, rows) + self.mlp(mlp_input), residual
@@ -101,10 +116,17 @@ class NormalisedLayer(DecoderLayer):
     """Normalises the sums: the norms' outputs are the residual stream."""
 
     def forward(
-        self, x: Term, residual: Tensor | None, batch: ForwardBatch, rows: Tensor | None = None
+        self,
+        x: Term,
+        residual: Tensor | None,
+        batch: ForwardBatch,
+        rows: Tensor | None = None,
+        inputs: list[Tensor] | None = None,
     ) -> tuple[Term, Tensor | None]:
         """See DecoderLayer; `residual` stays None."""
         assert residual is None and isinstance(x, Tensor)
+        if inputs is not None:
+            inputs.append(self._gather(x, rows))
         x = self.attention_norm(self._gather(x, rows) + self.attention(x, batch, rows))
         return self.mlp_norm(x + self.mlp(x)), None
 
@@ -164,6 +186,9 @@ class Decoder(Family):
         ignored=(r"^rope_(freqs|factors_long|factors_short)\.weight$",),  # read with the config
     )
 
+    taps: tuple[int, ...] = ()
+    """Layers whose inputs stand, side by side, behind the last hidden states; for who guesses from them."""
+
     def __init__(self, arch: Arch, build: BuildContext) -> None:
         super().__init__(arch, build)
         embedding_size = arch.embedding_size or arch.hidden_size
@@ -204,6 +229,7 @@ class Decoder(Family):
         # Rounded to the type of the activations, as these models were trained.
         self._embedding_scale = torch.tensor(arch.embedding_scale, dtype=build.compute_dtype).item()
         self._attention = build.attention
+        self._gather, self._join = make_row_gather(build), build.kernels.linear.join
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
@@ -221,10 +247,17 @@ class Decoder(Family):
     def forward(self, batch: ForwardBatch) -> Tensor:
         self._attention.plan(batch)
         x, residual = self._enter(batch), None
-        last = len(self.layers) - 1
+        last, inputs = len(self.layers) - 1, list[Tensor]()
         for index in self._stage:
-            x, residual = self.layers[index](x, residual, batch, batch.wanted if index == last else None)
+            kept = inputs if index in self.taps else None
+            x, residual = self.layers[index](
+                x, residual, batch, batch.wanted if index == last else None, kept
+            )
         hidden, stream = self.norm.add(x, residual)
+        if self.taps:
+            width = len(hidden)
+            parts = (part if len(part) == width else self._gather(part, batch.wanted) for part in inputs)
+            return self._join(hidden, *parts)
         if self.has_logits:
             return hidden
         self._pipeline.send(stream)
@@ -247,8 +280,12 @@ class Decoder(Family):
         return module in ("embed_tokens", "embed_positions", "lm_head") and not hasattr(self, module)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self.lm_head(hidden)
+        logits: Tensor = self.lm_head(self._own(hidden))
         return logits
 
     def greedy(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:
-        return self.lm_head.greedy(hidden)
+        return self.lm_head.greedy(self._own(hidden))
+
+    def _own(self, hidden: Tensor) -> Tensor:
+        """Return the last hidden states without what stands behind them."""
+        return hidden[:, : self._boundary[0]].contiguous() if self.taps else hidden

@@ -37,7 +37,7 @@ class DraftModel(Drafter):
     def equip(self, cache: KVTensors, state: RequestState, sampler: Sampler, make: MakeReplayer) -> None:
         super().equip(cache, state, sampler, make)
         first = len(cache.group_of_layer) - len(self.kv_specs)
-        self._replayer = make(self.model, KVView(cache, first))
+        self._replayer = make(self.model, KVView(cache, first), state)
 
     def propose(self, turn: Turn) -> Tensor | None:
         """See Drafter: first compute what the request has got since it was last asked."""

@@ -7,7 +7,7 @@ found in the cache has the keys and values of both models. Called on one thread,
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -21,14 +21,14 @@ from octavo.runtime.worker.prepare import Work
 from octavo.runtime.worker.replayer import Replayer
 from octavo.runtime.worker.request_state import RequestState
 
-MakeReplayer = Callable[[Model, KVTensors], Replayer]
+MakeReplayer = Callable[[Model, KVTensors, RequestState], Replayer]
 
 
 @dataclass(slots=True)
 class Turn:
     """What a step left behind.
 
-    work:   what it computed; hidden: of its samples, [S, hidden_size], for drafters that read them
+    work:   what it computed; hidden: of its samples or of all tokens, for drafters that read them
     rows:   [R] rows of its requests
     begins: [R] tokens computed before; ends: tokens computed for good, drafts that came true included
     counts: [R] tokens to guess, 0 for a request that has not sampled
@@ -49,8 +49,8 @@ class Turn:
 class Drafter(ABC):
     """Guesses tokens; owns weights, and perhaps layers with a cache."""
 
-    reads_hidden: ClassVar[bool] = False
-    """It needs the model's hidden states."""
+    reads: ClassVar[Literal["", "samples", "all"]] = ""
+    """Tokens whose hidden states it needs."""
     kv_specs: list[KVCacheSpec]
     """Of its attention layers, which come behind the model's."""
     weight_bytes: int

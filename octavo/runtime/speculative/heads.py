@@ -27,7 +27,7 @@ class Heads(Drafter):
     HEAD, FIRST: names of what gives logits and of what takes the model's hidden state; * = number of a guess
     """
 
-    reads_hidden = True
+    reads = "samples"
     HEAD: ClassVar[str]
     FIRST: ClassVar[str]
 

@@ -1,14 +1,26 @@
 """`load_drafter` makes what `speculative_config` asks for, where that has weights."""
 
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
 from octavo.config.engine import EngineConfig
-from octavo.config.speculative import speculation
+from octavo.config.speculative import HIDDEN_STATES, speculation
+from octavo.runtime.batch import MAX_CAPTURED_TOKENS
 from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.loader.loader import Reader, dtype_of, load_own
-from octavo.runtime.models.interface import Model
+from octavo.runtime.loader.safetensors import read_tensors
+from octavo.runtime.models.decoder import Decoder
+from octavo.runtime.models.draft_heads import OWN_PARTS, DraftHead, Eagle, Eagle3, mtp_of, state_layers
+from octavo.runtime.models.interface import Family, Model
 from octavo.runtime.platforms.platform import Platform
 from octavo.runtime.speculative.draft_model import DraftModel
 from octavo.runtime.speculative.drafter import Drafter
 from octavo.runtime.speculative.heads import MedusaHeads, MLPSpeculator
+from octavo.runtime.speculative.state_drafter import StateDrafter
 
 _HEADS = {"medusa": MedusaHeads, "mlp_speculator": MLPSpeculator}
 
@@ -29,4 +41,43 @@ def load_drafter(
         return None
     if (heads := _HEADS.get(wanted.method)) is not None:
         return heads(config, platform.device, platform.compute_dtype(dtype_of(config.model.dtype)))
-    return DraftModel(load_own(draft, platform, parallel, read), config)
+    if wanted.method not in HIDDEN_STATES:
+        return DraftModel(load_own(draft, platform, parallel, read), config)
+    if not isinstance(target, Decoder):
+        raise Unsupported(f"method={wanted.method!r} needs a model that octavo runs by its own code.")
+    family: type[Family] = Eagle if wanted.method == "eagle" else Eagle3
+    ids = None
+    if wanted.method == "mtp":
+        family = mtp_of(type(target), config.checkpoint.text_config)
+    else:
+        draft, ids = _look(draft)
+    if family is Eagle3:
+        layers = state_layers(draft.checkpoint.config, len(target.layers))
+        if not all(0 <= layer < len(target.layers) for layer in layers):
+            raise ConfigError(f"The head reads the layers {layers} of a model that has {len(target.layers)}.")
+        target.taps = layers
+    head = load_own(draft, platform, parallel, read, family)
+    assert isinstance(head, DraftHead)
+    head.attach(target, MAX_CAPTURED_TOKENS + 2 * config.scheduler.max_num_seqs, ids)
+    return StateDrafter(head)
+
+
+def _look(draft: EngineConfig) -> tuple[EngineConfig, Tensor | None]:
+    """Return the config with what the checkpoint holds; the model's ids of the draft's tokens, if given."""
+    names, given = set(), None
+    for _, name, tensor in read_tensors(Path(draft.checkpoint.path)):
+        names.add(name)
+        given = tensor if name.removeprefix("model.") == "d2t" else given
+    config = dict(draft.checkpoint.config)
+    config |= {f"has_{part}": any(f"{part}." in name for name in names) for part in OWN_PARTS}
+    ids = None if given is None else given.long() + torch.arange(len(given))
+    size, vocab_size, path = (
+        config.get("draft_vocab_size"),
+        draft.checkpoint.vocab_size,
+        draft.checkpoint.path,
+    )
+    if size and size != vocab_size and (ids is None or len(ids) != size):
+        raise BadCheckpoint(f"{path}: draft_vocab_size={size} needs a tensor d2t of as many ids.")
+    if ids is not None and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+        raise BadCheckpoint(f"{path}: d2t names tokens that the vocabulary has not.")
+    return replace(draft, checkpoint=replace(draft.checkpoint, config=config)), ids

@@ -6,6 +6,8 @@ import numpy as np
 from torch import Tensor
 
 from octavo.messages.step import NewRequest, SchedulerOutput
+from octavo.runtime.batch import ForwardBatch
+from octavo.runtime.models.interface import Model
 from octavo.runtime.sampling.sampler import Sampler
 from octavo.runtime.speculative.drafter import Drafter, MakeReplayer, Turn
 from octavo.runtime.transfer import Array
@@ -24,11 +26,13 @@ class DraftPart(StepPart):
         self._state, self._sampler = state, sampler
         self._drafter: Drafter | None = None
         self._is_new = np.ones(len(state.num_tokens), bool)
+        self._is_whole = True
+        self._hidden: Tensor | None = None
 
     def equip(self, drafter: Drafter, cache: KVTensors, make_replayer: MakeReplayer) -> None:
         """Guess by `drafter`, over the cache as it is allocated now."""
         drafter.equip(cache, self._state, self._sampler, make_replayer)
-        self._drafter, self.reads_hidden = drafter, drafter.reads_hidden
+        self._drafter, self.reads_hidden = drafter, bool(drafter.reads)
 
     def strip(self) -> None:
         """Let the drafter go."""
@@ -40,11 +44,30 @@ class DraftPart(StepPart):
     def read(self, request: NewRequest) -> None:
         """See StepPart: it serves all requests, and steps may be replayed beside it."""
 
+    def begin(self, work: Work) -> None:
+        """See StepPart; where not all tokens sample, a drafter may want the states of the others."""
+        wants_all = self._drafter is not None and self._drafter.reads == "all"
+        self._is_whole = not wants_all or work.num_singles == len(work.rows) == len(work.samples)
+
+    @property
+    def is_idle(self) -> bool:
+        return self._is_whole
+
+    def before(self, work: Work, batch: ForwardBatch) -> None:
+        if not self._is_whole:
+            batch.wanted = None
+
+    def after(self, work: Work, hidden: Tensor, model: Model, outcome: PendingStep) -> None:
+        if not self._is_whole:
+            self._hidden = hidden
+
     def follow(self, step: SchedulerOutput, work: Work, hidden: Tensor | None, outcome: PendingStep) -> None:
         """See StepPart; waits for the step, for what is guessed depends on its tokens."""
         drafter = self._drafter
         assert drafter is not None, "the weights have been given up"
         result, began_s = outcome.read(), time.perf_counter()
+        if not self._is_whole:
+            hidden, self._hidden = self._hidden, None
         turn = self._turn(step, work, hidden, result.sampled_token_ids, drafter.most)
         if (found := drafter.propose(turn)) is not None:
             for place, tokens in enumerate(found.tolist()):

@@ -6,6 +6,7 @@ samples, so a step can be prepared before the host has seen the tokens of the on
 is collected, and `flush` brings all of it over at once.
 """
 
+from copy import copy
 from itertools import chain
 
 import numpy as np
@@ -38,7 +39,10 @@ class RequestState:
         self._sizes = np.array(sizes[0] if is_one else [[size] for size in sizes], np.int64)
         self._groups = slice(None) if is_one else np.arange(num_groups)[:, None]
         self._most_tokens = max_model_len + 1
-        self.token_ids = torch.zeros((num_rows + 1, self._most_tokens), dtype=torch.int64, device=device)
+        # One more than they are, so that `shifted` has as many.
+        places = torch.zeros((num_rows + 1) * self._most_tokens + 1, dtype=torch.int64, device=device)
+        self.token_ids = places[:-1].view(num_rows + 1, self._most_tokens)
+        self._next_tokens = places[1:].view(num_rows + 1, self._most_tokens)
         self.block_tables = torch.zeros(
             (num_groups, num_rows + 1, max_blocks), dtype=torch.int32, device=device
         )
@@ -53,6 +57,13 @@ class RequestState:
         """Rows whose number of tokens only the engine knows, since drafts were verified."""
         self._new_tokens = _Writes(self.token_ids)
         self._new_blocks = _Writes(self.block_tables)
+
+    def shifted(self) -> "RequestState":
+        """Return the same state, except that each place shows the token behind it."""
+        other = copy(self)
+        other.token_ids = self._next_tokens
+        other.host_tokens = None if self.host_tokens is None else self._next_tokens.numpy()
+        return other
 
     def rows(self, request_ids: list[str]) -> Array:
         """Return the rows of these requests, [R] int64."""

@@ -102,7 +102,7 @@ class Worker:
         if self.model.is_recordable and self._parallel.pp.size == 1 and not self._config.pooling:
             plan = CachePlan(groups=groups, num_blocks=1, block_size=self._config.cache.block_size)
             runner = self._make_runner(plan)
-            self._make_graphs(runner, self.model, runner.cache, lambda work: work).try_out()
+            self._make_graphs(runner, self.model, runner.cache, runner.state, lambda work: work).try_out()
 
     def allocate(self, plan: CachePlan) -> None:
         """Allocate this rank's part of the planned cache, and the batch state."""
@@ -157,30 +157,30 @@ class Worker:
         runner.strip()
         if self._adapters is not None:
             self._adapters.equip(self.model.adapters.sites)
-        runner.equip(self._make_replayer(self.model, runner.cache))
+        runner.equip(self._make_replayer(self.model, runner.cache, runner.state))
         if self._drafter is not None and self._drafts is not None:
             self._drafts.equip(self._drafter, runner.cache, self._make_replayer)
 
-    def _make_replayer(self, model: Model, cache: KVTensors) -> Replayer:
+    def _make_replayer(self, model: Model, cache: KVTensors, state: RequestState) -> Replayer:
         runner, platform = self._runner, self._platform
         may_replay = model.is_recordable and self._parallel.world.size == 1 and not self._config.pooling
         if may_replay and not self._config.parallel.enforce_eager:
             if (capture := platform.graph_capture()) is not None:
-                return self._make_graphs(runner, model, cache, capture)
+                return self._make_graphs(runner, model, cache, state, capture)
             if (record := platform.kernels.steps.record_calls) is not None:
                 variant = one_variant if model.adapters is None else model.adapters.sites.slots.recording
-                return RecordedCalls(model, cache, runner.state, record, variant)
-        return Eager(model, cache, runner.state, batch_invariant=platform.is_batch_invariant)
+                return RecordedCalls(model, cache, state, record, variant)
+        return Eager(model, cache, state, batch_invariant=platform.is_batch_invariant)
 
     def _make_graphs(
-        self, runner: ModelRunner, model: Model, cache: KVTensors, capture: Capture
+        self, runner: ModelRunner, model: Model, cache: KVTensors, state: RequestState, capture: Capture
     ) -> CUDAGraphs:
         head = runner.head
         assert isinstance(head, TokenHead)
         return CUDAGraphs(
             model,
             cache,
-            runner.state,
+            state,
             head.sampler,
             self._platform.kernels.steps,
             capture,

@@ -128,7 +128,8 @@ def test_as_many_are_taken_as_bring_most_tokens_a_second(chances, costs, taken):
 @pytest.mark.parametrize(
     ("config", "error", "says"),
     [
-        ({"method": "eagle"}, Unsupported, "'eagle' is not supported yet. Use ngram or"),
+        ({"method": "dflash"}, Unsupported, "'dflash' is not supported yet. Use ngram or"),
+        ({"method": "eagle3"}, ConfigError, "provided but without speculative model"),
         ({"method": "magic"}, Unsupported, "'magic' is unknown"),
         ({"method": "draft_model"}, ConfigError, "provided but without speculative model"),
         ({"method": "ngram", "model": "x"}, ConfigError, "'ngram' takes no model"),

@@ -85,3 +85,11 @@ extern "C" void octavo_select_inputs(const float* x, int64_t x_stride, int64_t r
     });
 }
 OCTAVO_EXPORTED(octavo_select_inputs)
+
+// Rows of x into columns of y, which is wider.
+extern "C" void octavo_copy_rows(const float* x, int64_t x_stride, int64_t rows, int64_t size, float* y,
+                                 int64_t y_stride, int threads) {
+    for_rows(rows, size, threads,
+             [&](int64_t row) { std::memcpy(y + row * y_stride, x + row * x_stride, size * sizeof(float)); });
+}
+OCTAVO_EXPORTED(octavo_copy_rows)

@@ -68,6 +68,7 @@ def table_of(library: Library, threads: int) -> KernelTable:
             block_dequantize=kernels.block_dequantize,
             block_matmul=kernels.block_matmul,
             select_inputs=kernels.select_inputs,
+            join=kernels.join,
             input_precision="bfloat16" if tiles else "int16",
             dense_precision="bfloat16" if rounds else "float32",
             gated_block_matmul=kernels.gated_block_matmul if rounds else None,
@@ -214,6 +215,14 @@ class _CompiledKernels:
         y = self._placed(torch.empty((x.shape[0], len(places))))
         end = places.data_ptr(), len(places), y.data_ptr(), self._threads
         self._library.octavo_select_inputs(*rows_of(x), x.shape[0], *end)
+        return y
+
+    def join(self, *parts: Tensor) -> Tensor:
+        """See linear.Join."""
+        assert len({len(part) for part in parts}) == 1
+        y = self._placed(torch.empty((len(parts[0]), sum(part.shape[1] for part in parts))))
+        for x, columns in zip(parts, torch.split(y, [part.shape[1] for part in parts], dim=1), strict=True):
+            self._library.octavo_copy_rows(*rows_of(x), *x.shape, *rows_of(columns), self._threads)
         return y
 
     def block_greedy(self, x: Tensor, matrix: Packed) -> tuple[Tensor, Tensor] | None:

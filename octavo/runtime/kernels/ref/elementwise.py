@@ -44,6 +44,11 @@ def rotary_tables(positions: Tensor, frequencies: Tensor, factor: float) -> tupl
     return (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
 
 
+def join(*parts: Tensor) -> Tensor:
+    """See linear.Join."""
+    return torch.cat(parts, dim=1)
+
+
 def activate(x: Tensor, activation: Activation, *, gated: bool) -> Tensor:
     """See activations.Activate."""
     if not gated:

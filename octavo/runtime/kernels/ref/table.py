@@ -24,6 +24,7 @@ def ref_table() -> KernelTable:
             block_dequantize=blocks.block_dequantize,
             block_matmul=blocks.block_matmul,
             select_inputs=blocks.select_inputs,
+            join=elementwise.join,
         ),
         experts=ExpertKernels(experts.route, experts.dense_experts, experts.block_experts),
         recurrent=recurrent.REFERENCES,

@@ -11,6 +11,7 @@ from octavo.runtime.kernels.experts import ExpertKernels
 from octavo.runtime.kernels.linear import LinearKernels, SplitProduct
 from octavo.runtime.kernels.norms import NormKernels
 from octavo.runtime.kernels.ref.blocks import select_inputs
+from octavo.runtime.kernels.ref.elementwise import join
 from octavo.runtime.kernels.ref.recurrent import REFERENCES
 from octavo.runtime.kernels.sampling import SamplingKernels, TruncateAndDraw
 from octavo.runtime.kernels.steps import StepKernels
@@ -48,6 +49,7 @@ def cuda_table() -> KernelTable:
             block_dequantize=blocks.block_dequantize,
             block_matmul=partial(blocks.block_matmul, counters),
             select_inputs=select_inputs,
+            join=join,
             arrange=arrange,
             split_product=SplitProduct(matmul.split, elementwise.add_norm),
         ),
