@@ -111,6 +111,11 @@ class Tokenizer:
         """`special_ids` in order."""
         return sorted(self.special_ids)
 
+    @property
+    def all_special_tokens(self) -> list[str]:
+        """Their names."""
+        return list(self.special_tokens)
+
     @cached_property
     def special_tokens(self) -> dict[str, int]:
         """Their ids, by text."""
@@ -136,6 +141,10 @@ class Tokenizer:
             found: int | None = self._backend.token_to_id(tokens)
             return self.unk_token_id if found is None else found
         return [self.convert_tokens_to_ids(token) for token in tokens]  # type: ignore[misc]  # one name, one id
+
+    def tokenize(self, text: str, add_special_tokens: bool = False) -> list[str]:
+        """The vocabulary's names of the tokens of `text`."""
+        return self.convert_ids_to_tokens(self.encode(text, add_special_tokens))
 
     # Text to ids
 
@@ -187,11 +196,30 @@ class Tokenizer:
     def _num_special(self, *, is_pair: bool) -> int:
         return int(self._backend.num_special_tokens_to_add(is_pair))
 
-    def __call__(self, text: str | list[str], add_special_tokens: bool = True) -> Encoding:
-        """Return `input_ids` and `attention_mask` of one text or several, as transformers' tokenizers do."""
-        ids: Any = self.encode_all([text] if isinstance(text, str) else text, add_special_tokens)
-        mask = [[1] * len(one) for one in ids]
-        return Encoding(ids[0], mask[0]) if isinstance(text, str) else Encoding(ids, mask)
+    def __call__(
+        self,
+        text: str | list[str],
+        add_special_tokens: bool = True,
+        *,
+        padding: bool | str = False,
+        truncation: bool = False,
+        max_length: int | None = None,
+    ) -> Encoding:
+        """Return `input_ids` and `attention_mask` of one text or several, as transformers' tokenizers do.
+
+        truncation: cut texts behind max_length tokens; padding: fill up to the longest, or to max_length
+        ("max_length"), with the pad token at the end
+        """
+        texts = [text] if isinstance(text, str) else text
+        if truncation and max_length is not None:
+            ids = [self.encode_cut(one, max_length, "right", add_special_tokens) for one in texts]
+        else:
+            ids = self.encode_all(texts, add_special_tokens)
+        width = max_length if padding == "max_length" else max(map(len, ids), default=0) if padding else None
+        gaps = [max(0, (width or 0) - len(one)) for one in ids]
+        mask: Any = [[1] * len(one) + [0] * gap for one, gap in zip(ids, gaps, strict=True)]
+        rows: Any = [one + [self.pad_token_id or 0] * gap for one, gap in zip(ids, gaps, strict=True)]
+        return Encoding(rows[0], mask[0]) if isinstance(text, str) else Encoding(rows, mask)
 
     def apply_chat_template(
         self,

@@ -305,9 +305,30 @@ def test_lookups_and_calls():
     assert tokenizer.decode(97) == "a"
     assert tokenizer.decode([97, -1, 2**40, 10**6]) == "a"
     assert tokenizer.all_special_ids == [256, 257]
+    assert tokenizer.all_special_tokens == tokenizer.convert_ids_to_tokens([256, 257])
+    assert tokenizer.tokenize("ab") == ["a", "b"]
     assert tokenizer.max_token_chars == 4
     with pytest.raises(RequestError, match="lone surrogate"):
         tokenizer.encode("a\ud800")
+
+
+def test_calls_cut_and_fill_as_transformers_do(smollm2):
+    from transformers import PreTrainedTokenizerFast
+
+    backend = tokenizers.Tokenizer.from_str(smollm2._backend.to_str())
+    theirs = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token=smollm2.pad_token)
+    texts = ["Hello", "a longer text than that", "你好 🙂"]
+    for options in (
+        {},
+        {"padding": True},
+        {"truncation": True, "max_length": 3},
+        {"padding": "max_length", "truncation": True, "max_length": 4},
+        {"padding": "max_length", "max_length": 9},
+    ):
+        for text in (texts, texts[1]):
+            ours, expected = smollm2(text, **options), theirs(text, return_token_type_ids=False, **options)
+            assert ours == dict(expected), options
+    assert smollm2.tokenize(texts[2]) == theirs.tokenize(texts[2])
 
 
 def test_missing_chat_template_says_what_to_do():
