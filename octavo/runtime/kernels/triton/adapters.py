@@ -3,6 +3,9 @@
 `group` is launched once a step. Grids depend on the number of tokens and on the table's largest rank alone:
 a captured step serves whatever adapters come later, and programs without work return at once. A token's sums
 have an order of their own: its company changes no bit. The inner values are kept in float32.
+
+Both kernels begin early (see `launch`): the product that is changed was launched last, so its inputs, the
+groups and the adapters are there already, and only what it writes or reads itself is waited for.
 """
 
 from itertools import pairwise
@@ -13,11 +16,12 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.runtime.kernels.adapters import ENTRY, LowRankTable, shares_of_inputs
-from octavo.runtime.kernels.triton.launch import cdiv
+from octavo.runtime.kernels.triton.launch import cdiv, overlapped, release, wait
 
 _TILE = 16  # tokens of one adapter, whose matrices are read once for them
 _WINDOW = 128  # tokens among which groups are looked for
 _FEW_TOKENS = 256
+_FEW_GROUPS = 32  # of more, programs that wait take the place of programs that work
 _TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
@@ -43,18 +47,17 @@ def _group_kernel(slots, groups, num_tokens, num_groups, WINDOW: tl.constexpr, T
 def _shrink_kernel(
     x, groups, entries, inner, x_stride, split_stride, inputs, per_split,
     ENTRY: tl.constexpr, PARTS: tl.constexpr, RANKS: tl.constexpr, W: tl.constexpr, DOT: tl.constexpr,
-    TILE: tl.constexpr, TILE_R: tl.constexpr, TILE_K: tl.constexpr,
+    TILE: tl.constexpr, TILE_R: tl.constexpr, TILE_K: tl.constexpr, PDL: tl.constexpr,
 ):
     """Multiply one group's tokens with some rows of `down`, over a share of the inputs."""
     BLOCKS: tl.constexpr = (RANKS + TILE_R - 1) // TILE_R
     place = groups + tl.program_id(0) * (TILE + 1)
     part, block, split = tl.program_id(1) // BLOCKS, tl.program_id(1) % BLOCKS, tl.program_id(2)
-    slot = tl.load(place)
-    if slot <= 0:
-        return
+    slot = tl.maximum(tl.load(place), 0)
     entry = entries + slot * ENTRY
     rank, parts = tl.load(entry + 2).to(tl.int32), tl.load(entry + 3)
-    if (part >= parts) | (block * TILE_R >= rank):
+    if (slot == 0) | (part >= parts) | (block * TILE_R >= rank):
+        wait(PDL)
         return
     down = tl.multiple_of(tl.load(entry).to(tl.pointer_type(W)), 16)
     token = tl.load(place + 1 + tl.arange(0, TILE))
@@ -68,6 +71,8 @@ def _shrink_kernel(
         a = tl.load(x + row * x_stride + k, mask=there & (k < end), other=0.0)
         b = tl.load(rows + k, mask=(r < rank)[:, None] & (k < end), other=0.0)
         total = tl.dot(a.to(DOT), tl.trans(b.to(DOT)), total, input_precision="ieee")
+    wait(PDL)
+    release(PDL)
     target = inner + split.to(tl.int64) * split_stride + row * (PARTS * RANKS) + part * RANKS + r[None, :]
     tl.store(target, total, mask=there & (r < rank)[None, :])
 
@@ -76,16 +81,15 @@ def _shrink_kernel(
 def _expand_kernel(
     inner, out, groups, entries, bounds, bias, out_stride, split_stride, outputs,
     ENTRY: tl.constexpr, PARTS: tl.constexpr, RANKS: tl.constexpr, W: tl.constexpr, SPLITS: tl.constexpr,
-    BIASED: tl.constexpr, TILE: tl.constexpr, TILE_R: tl.constexpr, TILE_N: tl.constexpr,
+    BIASED: tl.constexpr, TILE: tl.constexpr, TILE_R: tl.constexpr, TILE_N: tl.constexpr, PDL: tl.constexpr,
 ):
     """Add what one group's tokens get of some outputs of one part; then factors and biases."""
     place = groups + tl.program_id(0) * (TILE + 1)
-    slot = tl.load(place)
-    if slot <= 0:
-        return
+    slot = tl.maximum(tl.load(place), 0)
     entry = entries + slot * ENTRY
     rank, parts = tl.load(entry + 2).to(tl.int32), tl.load(entry + 3)
-    if rank == 0:
+    if (slot == 0) | (rank == 0):
+        wait(PDL)
         return
     block, first, part, begin, end = tl.program_id(1), 0, 0, 0, 0
     for p in tl.static_range(PARTS):  # blocks are counted part by part
@@ -101,23 +105,29 @@ def _expand_kernel(
     n = begin + tl.arange(0, TILE_N)
     inside = n < end
     source = inner + row * (PARTS * RANKS) + tl.where(parts > 1, part * RANKS, 0)
+    target, mask = out + row * out_stride + n[None, :], there & inside[None, :]
+    old = tl.load(target, mask=mask, other=0.0).to(tl.float32)
     total = tl.zeros([TILE, TILE_N], tl.float32)
+    columns = up + tl.arange(0, TILE_R).to(tl.int64)[:, None] * outputs + n[None, :]
+    following = tl.load(columns, mask=(tl.arange(0, TILE_R) < rank)[:, None] & inside[None, :], other=0.0)
+    wait(PDL)
+    release(PDL)
     for start in range(0, rank, TILE_R):
         r = start + tl.arange(0, TILE_R)
+        weights = following
+        columns += TILE_R * outputs.to(tl.int64)
+        following = tl.load(columns, mask=(r + TILE_R < rank)[:, None] & inside[None, :], other=0.0)
         value = tl.zeros([TILE, TILE_R], tl.float32)
         for split in tl.static_range(SPLITS):
             own = source + tl.cast(split, tl.int64) * split_stride + r[None, :]
             value += tl.load(own, mask=there & (r < rank)[None, :], other=0.0)
-        columns = up + r.to(tl.int64)[:, None] * outputs + n[None, :]
-        weights = tl.load(columns, mask=(r < rank)[:, None] & inside[None, :], other=0.0)
         if tl.bfloat16 == W:  # a sum of two of them has the inner value's bits, nearly
             near = value.to(tl.bfloat16)
             total = tl.dot((value - near.to(tl.float32)).to(tl.bfloat16), weights, total)
             total = tl.dot(near, weights, total)
         else:
             total = tl.dot(value, weights.to(tl.float32), total, input_precision="ieee")
-    target, mask = out + row * out_stride + n[None, :], there & inside[None, :]
-    total += tl.load(target, mask=mask, other=0.0).to(tl.float32)
+    total += old
     factors, ends = tl.load(entry + 4), tl.load(entry + 5)
     if factors != 0:
         base = tl.zeros([TILE_N], tl.float32)
@@ -150,6 +160,7 @@ def add_low_rank(x: Tensor, out: Tensor, groups: Tensor, table: LowRankTable, bi
     if not len(groups):
         return
     splits = shares_of_inputs(inputs)
+    early = overlapped() if len(groups) <= _FEW_GROUPS else {"PDL": False}
     inner = torch.empty((splits, tokens, parts * ranks), dtype=torch.float32, device=x.device)
     dot = x.dtype if x.dtype == table.dtype else torch.float32
     tile_r, tile_k = 16 if ranks <= 16 else 32, 32 if dot == torch.float32 else 128
@@ -168,6 +179,7 @@ def add_low_rank(x: Tensor, out: Tensor, groups: Tensor, table: LowRankTable, bi
         TILE_K=tile_k,
         num_stages=4,
         **sizes,
+        **early,
     )
     tile_n = 128 if tokens <= _FEW_TOKENS or table.dtype == torch.float32 else 256
     bounds = table.kept_bounds
@@ -187,4 +199,5 @@ def add_low_rank(x: Tensor, out: Tensor, groups: Tensor, table: LowRankTable, bi
         TILE_R=16,
         TILE_N=tile_n,
         **sizes,
+        **early,
     )
