@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 ALL_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-def write(oracle, folder: Path, rank: int, seed: int):
+def write(oracle, folder: Path, rank: int, seed: int, factor: float = 0.2):
     """Write an adapter of all linear layers, as PEFT would; return the oracle with it merged."""
     merged, tensors = copy.deepcopy(oracle), {}
     generator = torch.Generator().manual_seed(seed)
@@ -20,7 +20,7 @@ def write(oracle, folder: Path, rank: int, seed: int):
             continue
         outputs, inputs = module.weight.shape
         down, up = (
-            0.2 * torch.randn(*shape, generator=generator) for shape in ((rank, inputs), (outputs, rank))
+            factor * torch.randn(*shape, generator=generator) for shape in ((rank, inputs), (outputs, rank))
         )
         tensors |= {f"base_model.model.{name}.lora_{end}.weight": m for end, m in (("A", down), ("B", up))}
         with torch.no_grad():
@@ -30,3 +30,12 @@ def write(oracle, folder: Path, rank: int, seed: int):
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "target_modules": ALL_LINEAR}
     (folder / "adapter_config.json").write_text(json.dumps(config))
     return merged
+
+
+def write_queries(folder: Path, width: int = 576, layer: int = 0) -> None:
+    """Write an adapter of one layer's queries, for a model of this width: the built-in one's."""
+    stem = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
+    tensors = {f"{stem}.lora_A.weight": torch.ones(4, width), f"{stem}.lora_B.weight": torch.ones(width, 4)}
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(config))

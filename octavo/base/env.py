@@ -74,6 +74,17 @@ def dev_mode() -> bool:
     return _is_on("OCTAVO_SERVER_DEV_MODE") or _is_on("VLLM_SERVER_DEV_MODE")
 
 
+def lora_folder() -> str:
+    """OCTAVO_LORA_FOLDER, VLLM_LORA_RESOLVER_CACHE_DIR: the same as the server's --lora-folder."""
+    return _first("OCTAVO_LORA_FOLDER", "VLLM_LORA_RESOLVER_CACHE_DIR")
+
+
+def may_update_loras() -> bool:
+    """OCTAVO_ALLOW_RUNTIME_LORA_UPDATING=1 (also VLLM_ALLOW_RUNTIME_LORA_UPDATING): as the server's flag."""
+    names = "OCTAVO_ALLOW_RUNTIME_LORA_UPDATING", "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
+    return any(os.environ.get(name, "").lower() in ("1", "true") for name in names)
+
+
 def compiler() -> str:
     """CXX: the C++ compiler for CPU kernels (default g++)."""
     return _first("CXX", otherwise="g++")

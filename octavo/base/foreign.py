@@ -39,7 +39,6 @@ def _refused(text: str, *neutral: Any) -> Foreign:
 TOP_EMA = "no paper and no engine says what Top-EMA sampling is. Use top_p, min_p or top_k instead."
 _TEXT_ONLY = "octavo serves text only"
 NO_POOLING = "the model generates text; embeddings, classes and scores need another kind of model"
-_NO_LORA = "adapters are not loaded at run time: merge the adapter into the model's weights"
 
 FIELDS: dict[str, Foreign] = {
     "user": _ignored("whose request it is; keys tell tenants apart"),
@@ -84,8 +83,6 @@ SAMPLING = {
 """Keywords of SamplingParams."""
 
 ROUTES = {
-    "/v1/load_lora_adapter": _NO_LORA,
-    "/v1/unload_lora_adapter": _NO_LORA,
     "/v1/audio/speech": _TEXT_ONLY,
     "/v1/audio/transcriptions": _TEXT_ONLY,
     "/v1/audio/translations": _TEXT_ONLY,

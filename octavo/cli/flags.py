@@ -118,7 +118,9 @@ def _items(words: list[str], kind: Any) -> list[Any]:
     """The entries of a list option; a word may be a JSON list of them."""
     make = Secret.of if get_args(kind) == (Secret,) else str
     lists = [(value if isinstance(value := any_value(word), list) else [word]) for word in words]
-    return [make(str(item)) for items in lists for item in items]
+    return [
+        make(json.dumps(item) if isinstance(item, dict) else str(item)) for items in lists for item in items
+    ]
 
 
 def _reader(kind: type, words: Mapping[str, Any]) -> Callable[[str], Any]:

@@ -47,6 +47,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="*", metavar="FILE", help="The same as -i and -o.")
     parser.add_argument("-i", "--input-file", default="", metavar="FILE", help="Requests, one a line.")
     parser.add_argument("-o", "--output-file", default="", metavar="FILE", help="Where results are appended.")
+    parser.add_argument(
+        "--lora-modules", nargs="+", action="extend", metavar="NAME", help="As those of octavo serve."
+    )
     add_foreign_flags(parser, SERVER)
     add_engine_flags(parser)
 
@@ -54,6 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Answer what has no answer yet; a word about it goes to stderr."""
     source, target = _paths(args)
+    config = ServerConfig(lora_modules=args.lora_modules or [])
     translate(foreign_options(args, SERVER), (), {}, SERVER)  # refuses what matters
     custom_ids = _check(source)
     with _open_output(target) as output:
@@ -68,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         )
         with results.bar:
             if num_skipped < len(custom_ids):
-                asyncio.run(_answer_all(engine_args(args), source, results))
+                asyncio.run(_answer_all(engine_args(args), config, source, results))
     print(
         f"{results.num_good} requests answered, {results.num_bad} failed, {num_skipped} were done before: "
         f"{target}",
@@ -97,12 +101,13 @@ class _Results:
         self.bar.update()
 
 
-async def _answer_all(args: EngineArgs, source: Path, results: _Results) -> None:
+async def _answer_all(args: EngineArgs, config: ServerConfig, source: Path, results: _Results) -> None:
     engine = AsyncLLM(resolve(args), on_crash="replay")
     try:
         await engine.start()
         seats = asyncio.Semaphore(_TASKS_PER_SEAT * engine.config.scheduler.max_num_seqs)
-        engines, config = Engines(engine), ServerConfig()
+        engines = Engines(engine, config)
+        await engines.adapters.load_modules()
 
         async def answer(number: int, line: BatchLine) -> None:
             caller = Caller(engines, config, f"line-{number}", "", "", {})

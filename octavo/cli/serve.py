@@ -13,7 +13,7 @@ from dataclasses import fields
 from types import FrameType
 
 from octavo.base import env, log
-from octavo.base.errors import BadCheckpoint, Unsupported
+from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
 from octavo.base.processes import leave
 from octavo.base.registry import load_object
 from octavo.cli.flags import (
@@ -75,7 +75,10 @@ def configs(args: argparse.Namespace) -> tuple[EngineArgs, ServerConfig]:
     if args.model_tag:
         args.model = args.model_tag
     engine = EngineArgs.from_options(_DEFAULTS | engine_options(args))
-    return engine, resolve_server(_server_config(args))
+    config = resolve_server(_server_config(args))
+    if config.lora_modules and not engine.enable_lora:
+        raise ConfigError("lora_modules needs enable_lora: add --enable-lora.")
+    return engine, config
 
 
 def _server_config(args: argparse.Namespace) -> ServerConfig:

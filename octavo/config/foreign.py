@@ -193,7 +193,6 @@ _SERVER_REFUSED = {
     "octavo speaks HTTP, server-sent events and WebSocket.": "grpc? grpc_port",
     "Certificates are read once: restart the server to renew them.": "enable_ssl_refresh?",
     "A template never comes from a request: --chat-template.": "trust_request_chat_template?",
-    "Name adapters in requests of the Python API: lora_request.": "lora_modules*",
     "A server of tools is not supported yet.": "tool_server",
     "Set the chat template's variables: --default-chat-template-kwargs.": "reasoning_effort_map",
     _REPLICAS: "enable_scale_out?",

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from octavo.base.errors import BadCheckpoint, ConfigError, RequestError, Unsupported
 from octavo.config.checkpoint import read_json
 from octavo.config.option import Concern, option
@@ -65,6 +67,30 @@ def resolve_lora(lora: LoRAConfig, max_loras: int, model_impl: str, parallel: Pa
     if parallel.pipeline_parallel_size > 1:
         raise Unsupported("enable_lora needs pipeline_parallel_size=1: use tensor_parallel_size.")
     return replace(lora, max_cpu_loras=most)
+
+
+class LoRAModule(msgspec.Struct, forbid_unknown_fields=True):
+    """An entry of the server's option lora_modules."""
+
+    name: str
+    path: str
+    base_model_name: str = ""
+
+
+def read_module(text: str) -> LoRAModule:
+    """Read name=path, or a JSON object. Raises ConfigError."""
+    try:
+        if text.lstrip().startswith("{"):
+            module = msgspec.json.decode(text, type=LoRAModule)
+        else:
+            name, _, path = text.partition("=")
+            module = LoRAModule(name, path)
+    except msgspec.DecodeError as error:
+        told = f"lora_modules: {text[:200]!r} is no JSON object of name and path: {error}"
+        raise ConfigError(told) from None
+    if not module.name or not module.path:
+        raise ConfigError(f"lora_modules: give name=path or a JSON object, got {text[:200]!r}.")
+    return module
 
 
 @dataclass(frozen=True)

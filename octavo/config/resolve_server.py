@@ -5,6 +5,7 @@ from pathlib import Path
 
 from octavo.base import env
 from octavo.base.errors import ConfigError
+from octavo.config.lora import read_module
 from octavo.config.secret import Secret
 from octavo.config.server import ServerConfig
 
@@ -25,6 +26,8 @@ _ABOVE_ZERO = (
 def resolve_server(config: ServerConfig) -> ServerConfig:
     """With all keys in `api_key`, also those of the file, the environment and admins. Raises ConfigError."""
     _check(config)
+    for text in config.lora_modules:
+        read_module(text)
     admins = [*config.admin_api_key, *map(Secret.of, env.admin_api_keys())]
     keys = [*config.api_key, *_keys_of_file(config.api_key_file), *map(Secret.of, env.api_keys()), *admins]
     return dataclasses.replace(
@@ -33,7 +36,15 @@ def resolve_server(config: ServerConfig) -> ServerConfig:
         admin_api_key=list(dict.fromkeys(admins)),
         dev_mode=config.dev_mode or env.dev_mode(),
         root_path=config.root_path.rstrip("/"),
+        lora_folder=_lora_folder(config.lora_folder or env.lora_folder()),
+        allow_runtime_lora_updating=config.allow_runtime_lora_updating or env.may_update_loras(),
     )
+
+
+def _lora_folder(path: str) -> str:
+    if path and not Path(path).expanduser().is_dir():
+        raise ConfigError(f"lora_folder: there is no folder {path!r}.")
+    return str(Path(path).expanduser().resolve()) if path else ""
 
 
 def _check(config: ServerConfig) -> None:

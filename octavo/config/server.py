@@ -70,6 +70,18 @@ class ServerConfig:
     store_max_bytes: int = option(2**30, "Bytes of the store's file at most; the oldest go, or new get 507.")
     store_max_age: float = option(2592000.0, "Seconds after which what is in the store is forgotten.")
     sse_keep_alive_interval: float = option(0.0, "Seconds between comments in a silent stream; 0 = none.")
+    lora_modules: list[str] = option(
+        [], "Adapters that are served by name: name=path, or a JSON object of name, path, base_model_name."
+    )
+    lora_folder: str = option(
+        "",
+        "Folder of adapters: who asks for a model of an unknown name gets the adapter that is there; those "
+        "loaded at run time must lie in it. Also OCTAVO_LORA_FOLDER, VLLM_LORA_RESOLVER_CACHE_DIR.",
+    )
+    allow_runtime_lora_updating: bool = option(
+        False,
+        "Answer /v1/load_lora_adapter and /v1/unload_lora_adapter; also VLLM_ALLOW_RUNTIME_LORA_UPDATING=1.",
+    )
     response_role: str = option("assistant", "Role of answers.")
     default_chat_template_kwargs: dict[str, object] = option(
         {}, "Variables of the chat template that requests may override."

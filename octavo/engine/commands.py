@@ -107,10 +107,16 @@ def _wake_up(parts: Parts, arguments: dict[str, Any]) -> list[str]:
     return sorted(parts.pause_state.asleep)
 
 
+def _num_adapter_users(parts: Parts, arguments: dict[str, Any]) -> int:
+    """Return how many requests have the adapter of the folder `path`, alone or in a sum."""
+    return sum(arguments["path"] in spec.adapter_paths for spec in parts.scheduler.open_specs)
+
+
 HANDLERS: dict[str, Handler] = {
     "collective_rpc": _collective_rpc,
     "is_paused": lambda parts, _: parts.pause_state.is_paused,
     "is_sleeping": lambda parts, _: sorted(parts.pause_state.asleep),
+    "num_adapter_users": _num_adapter_users,
     "num_inside": lambda parts, _: parts.scheduler.num_open,  # those that a pause has queued are outside
     "pause": _pause,
     "reset_prefix_cache": _reset_prefix_cache,

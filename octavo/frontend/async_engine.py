@@ -65,6 +65,7 @@ class AsyncLLM:
     remove_lora = on_loop(Operator.remove_lora)
     pin_lora = on_loop(Operator.pin_lora)
     list_loras = on_loop(Operator.list_loras)
+    num_lora_users = on_loop(Operator.num_lora_users)
     get_metrics = on_loop(Operator.get_metrics)
     get_supported_tasks = on_loop(Operator.get_supported_tasks)
     is_tracing_enabled = on_loop(Operator.is_tracing_enabled)
@@ -103,7 +104,7 @@ class AsyncLLM:
             fail=self._fail_open,
             replays=on_crash == "replay",
         )
-        self.operator = Operator(config, self.metrics, self.core)
+        self.operator = Operator(config, self.metrics, self.core, self.input_processor.adapters)
         if num_fronts > 1:
             queue_usage = QueueUsage.shared(self.core.mailbox_path, 0, num_fronts)
         self.admission = Admission(config, self.metrics, queue_usage)

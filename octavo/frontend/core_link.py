@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from octavo.base.errors import EngineDead, Overloaded, RequestError, Unsupported
 from octavo.base.log import get_logger
@@ -29,6 +29,7 @@ from octavo.frontend.requests.open_request import Receiver
 from octavo.messages.control import EndRequests, Ready
 from octavo.messages.request import EngineOutputs, EngineRequest, FinishReason, SchedulerStats
 
+T = TypeVar("T")
 logger = get_logger(__name__)
 GRACE_S = 5.0
 """What a core gets to end by itself before it is killed."""
@@ -194,6 +195,10 @@ class CoreLink:
     async def rest(self, seconds: float) -> None:
         """Wait, while others of the loop go on."""
         await asyncio.sleep(seconds)
+
+    async def aside(self, work: Callable[[], T]) -> T:
+        """Return what `work` does on a thread."""
+        return await asyncio.to_thread(work)
 
     def open_keys(self) -> list[str]:
         """The keys of all requests open in this front."""

@@ -53,6 +53,7 @@ class LLMEngine:
     remove_lora = in_thread(Operator.remove_lora)
     pin_lora = in_thread(Operator.pin_lora)
     list_loras = in_thread(Operator.list_loras)
+    num_lora_users = in_thread(Operator.num_lora_users)
     get_metrics = in_thread(Operator.get_metrics)
     get_supported_tasks = in_thread(Operator.get_supported_tasks)
 
@@ -74,7 +75,7 @@ class LLMEngine:
         outputs = OutputProcessor.of(config, self.tokenizer, self.metrics)
         own = InprocClient if is_here else ReplicatedClient
         self.core = SteppedCore(client or own(config), outputs)
-        self.operator = Operator(config, self.metrics, self.core)
+        self.operator = Operator(config, self.metrics, self.core, self.input_processor.adapters)
         self._learn(self.core.client.start())
 
     @classmethod

@@ -6,12 +6,13 @@ To add a verb: a method here, its handler in engine/commands, and a line in each
 """
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from functools import wraps
+from contextlib import suppress
+from functools import partial, wraps
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, get_args
 
 import msgspec
 
-from octavo.base.errors import RequestError, Unsupported
+from octavo.base.errors import EngineDead, RequestError, Unsupported
 from octavo.config.engine import EngineConfig
 from octavo.frontend.observe.engine_metrics import SLEEP_STATES, EngineMetrics
 from octavo.frontend.requests.adapters import AdapterFiles
@@ -24,6 +25,7 @@ PauseMode = Literal["abort", "wait", "keep"]
 """What becomes of open requests: they end; they are finished first; they stand still."""
 _PARTS = ("weights", "kv_cache")
 _TAGS = (*_PARTS, "scheduling")
+_COUNT_S = 1.0
 _LOOK_S = 0.005  # between looks whether an adapter is loaded
 
 
@@ -41,6 +43,9 @@ class Core(Protocol):
     async def rest(self, seconds: float) -> None:
         """Wait."""
 
+    async def aside(self, work: Callable[[], T]) -> T:
+        """Return what `work` does; an event loop goes on meanwhile."""
+
     def open_keys(self) -> list[str]:
         """The keys of all open requests."""
 
@@ -54,13 +59,15 @@ class Core(Protocol):
 class Operator:
     """The verbs of one engine."""
 
-    def __init__(self, config: EngineConfig, metrics: EngineMetrics, core: Core) -> None:
+    def __init__(
+        self, config: EngineConfig, metrics: EngineMetrics, core: Core, adapter_files: AdapterFiles
+    ) -> None:
         self.is_frozen = False
         """Whether the core computes nothing, as far as it was asked from here."""
         self._config = config
         self._metrics = metrics
         self._core = core
-        self._adapter_files = AdapterFiles(config)
+        self._adapter_files = adapter_files
         self._adapters: dict[int, AdapterRef] = {}
         """Those that were added, by id."""
 
@@ -200,7 +207,7 @@ class Operator:
         """
         if not isinstance(lora_request, LoRARequest):
             raise RequestError(f"add_lora takes a LoRARequest, got {type(lora_request).__name__}.", "lora")
-        ref = self._adapter_files.resolve(lora_request)
+        ref = await self._core.aside(partial(self._adapter_files.resolve, lora_request))
         assert ref is not None
         known = self._adapters.get(lora_request.lora_int_id)
         if known is not None and known.key == ref.key:
@@ -234,6 +241,10 @@ class Operator:
             await self.collective_rpc("drop_adapter", kwargs={"key": ref.key})
         return ref is not None
 
+    async def num_lora_users(self, lora_path: str) -> int:
+        """Return how many sequences compute with the adapter of a folder, alone or in a sum, or wait to."""
+        return int(await self._core.call("num_adapter_users", {"path": lora_path}))
+
     async def pin_lora(self, lora_id: int) -> bool:
         """Keep an adapter that was added in memory, until it is removed. Raises RequestError."""
         ref = self._adapters.get(lora_id)
@@ -248,6 +259,7 @@ class Operator:
 
     async def get_metrics(self) -> list[Metric]:
         """Return everything counted so far, as objects with name, labels and value."""
+        await self._count_adapters()
         return self._metrics.snapshot()
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
@@ -257,6 +269,14 @@ class Operator:
     async def is_tracing_enabled(self) -> bool:
         """Return whether a span of each request is sent to an otlp_traces_endpoint."""
         return bool(self._config.observability.otlp_traces_endpoint)
+
+    async def _count_adapters(self) -> None:
+        """Have the metrics say how often adapters were loaded, found and evicted, as far as that is heard."""
+        if self._config.lora.enable_lora:
+            with suppress(TimeoutError, EngineDead):
+                counts = await self.collective_rpc("adapter_counts", timeout=_COUNT_S)
+                firsts = counts[:: self._config.parallel.world_size]  # of each replica: its ranks do the same
+                self._metrics.note_adapters({name: sum(c[name] for c in firsts) for name in firsts[0]})
 
     def _check_profiler(self) -> None:
         if not self._config.observability.profiler_dir:

@@ -60,6 +60,7 @@ class OutputProcessor:
         self._tokenizer = tokenizer
         self._every_metrics = self._metrics = metrics or EngineMetrics()
         """Of all replicas; of the one whose outputs came last."""
+        self._every_metrics.adapters_in_use = self._adapters_in_use
         self._strict_ids = strict_ids
         self._log_level = logging.INFO if log_requests else logging.DEBUG
         self._tracer = tracer
@@ -106,6 +107,14 @@ class OutputProcessor:
         """
         keys = [key for request_id in request_ids for key in self._keys.get(request_id, ())]
         return keys if tenant is None else [key for key in keys if self._open[key].tenant == tenant]
+
+    def _adapters_in_use(self) -> tuple[list[str], list[str]]:
+        """Return the names of adapters that open requests have: of those that wait, and of those that run."""
+        names: tuple[set[str], set[str]] = set(), set()
+        for request in self._open.values():
+            if (adapter := request.adapter_name) is not None:
+                names[bool(request.stats.first_token_ts)].add(adapter)
+        return sorted(names[0]), sorted(names[1])
 
     def num_tokens(self, request_ids: Iterable[str]) -> int:
         """How many tokens of these requests have come."""

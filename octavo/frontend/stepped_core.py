@@ -5,7 +5,7 @@ CoreLink is the same on an event loop. Its coroutines never wait: they are there
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from octavo.frontend.client.inproc import InprocClient
 from octavo.frontend.client.replicated import ReplicatedClient
@@ -14,6 +14,8 @@ from octavo.frontend.output_processor import OutputProcessor
 from octavo.frontend.outputs.request_output import RequestOutput
 from octavo.frontend.requests.input_processor import PreparedRequest
 from octavo.messages.request import FinishReason, SchedulerStats
+
+T = TypeVar("T")
 
 
 class SteppedCore:
@@ -75,6 +77,10 @@ class SteppedCore:
     async def rest(self, seconds: float) -> None:
         """Wait, in the caller's thread."""
         time.sleep(seconds)
+
+    async def aside(self, work: Callable[[], T]) -> T:
+        """Return what `work` does, in the caller's thread."""
+        return work()
 
     def open_keys(self) -> list[str]:
         """The keys of all open requests."""

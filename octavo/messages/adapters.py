@@ -6,6 +6,8 @@ import msgspec
 
 from octavo.base.errors import RequestError
 
+MOST_SUMMED, MOST_SCALE = 16, 100.0
+
 
 class LoRARequest(msgspec.Struct, frozen=True):
     """A LoRA adapter for a request. Public; the fields are vLLM's. Raises RequestError."""
@@ -31,6 +33,29 @@ class LoRARequest(msgspec.Struct, frozen=True):
             )
         if self.is_3d_lora_weight:
             raise RequestError("Adapters of experts are not supported.", "is_3d_lora_weight")
+
+
+class LoRASum(msgspec.Struct, frozen=True):
+    """Several adapters for one request: what they change is added up, each times its scale. Public.
+
+    Raises RequestError.
+    """
+
+    adapters: tuple[tuple[LoRARequest, float], ...]
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.adapters) <= MOST_SUMMED:
+            text = f"A sum takes 1 to {MOST_SUMMED} adapters, got {len(self.adapters)}."
+            raise RequestError(text, "lora")
+        for adapter, scale in self.adapters:
+            if not isinstance(adapter, LoRARequest) or not -MOST_SCALE <= scale <= MOST_SCALE:
+                text = f"A sum takes adapters and scales up to {MOST_SCALE:g}, got {scale!r:.50}."
+                raise RequestError(text, "lora")
+
+    @property
+    def lora_name(self) -> str:
+        """Return the names of all."""
+        return "+".join(adapter.lora_name for adapter, _ in self.adapters)
 
 
 class AdapterPart(msgspec.Struct, array_like=True, frozen=True):

@@ -53,6 +53,11 @@ class RequestSpec(msgspec.Struct, array_like=True, gc=False, frozen=True):
         assert isinstance(self.task, SamplingParams)
         return self.task
 
+    @property
+    def adapter_paths(self) -> list[str]:
+        """Return the folders of its adapters."""
+        return [] if self.adapter is None else [part.path for part in self.adapter.parts]
+
     def cache_identity(self) -> bytes:
         """Return what the keys and values of the prompt depend on beside its token ids."""
         given = b"" if self.embeds is None else b"prompt_embeds" + sha256(self.embeds.data).digest()

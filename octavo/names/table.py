@@ -25,7 +25,7 @@ TOP = _by_name(
         "octavo.runtime.models.registry": "ModelRegistry",
         "octavo.frontend.outputs.logprobs": "Logprob FlatLogprobs",
         "octavo.frontend.outputs.request_output": "RequestOutput CompletionOutput",
-        "octavo.messages.adapters": "LoRARequest",
+        "octavo.messages.adapters": "LoRARequest LoRASum",
         "octavo.messages.pooling": "PoolingParams",
         "octavo.frontend.outputs.pooling_output": """PoolingOutput PoolingRequestOutput EmbeddingOutput
             EmbeddingRequestOutput ClassificationOutput ClassificationRequestOutput ScoringOutput

@@ -48,9 +48,11 @@ def make_app(engine: AsyncLLM, config: ServerConfig) -> Starlette:
         routes=[_path(route) for route in load_routes()], exception_handlers={HTTPException: handle_exception}
     )
     app.router.redirect_slashes = False
-    app.state.engines = Engines(engine)
+    app.state.engines = Engines(engine, config)
     app.state.config = config
-    app.state.metrics_board = MetricsBoard(engine.metrics)
+    app.state.metrics_board = MetricsBoard(
+        engine.metrics, engine.get_metrics if engine.config.lora.enable_lora else None
+    )
     app.state.bodies = body_budget(config)
     app.state.uploads = upload_budget()
     app.state.store = Store(config)

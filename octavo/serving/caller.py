@@ -1,6 +1,6 @@
 """`Caller`: what every handler needs to know of a request besides its body. Made from the ASGI scope."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from uuid import uuid4
 
@@ -10,6 +10,8 @@ from octavo.base.errors import RequestError
 from octavo.config.server import ServerConfig
 from octavo.frontend.async_engine import AsyncLLM
 from octavo.frontend.requests.prompts import PromptType
+from octavo.messages.adapters import LoRARequest, LoRASum
+from octavo.serving.adapters import LoRAScale
 from octavo.serving.engines import Engines
 
 _TRACE_HEADERS = ("traceparent", "tracestate")
@@ -38,6 +40,9 @@ class Caller:
     model: str = ""
     """The name under which a model is asked; empty as long as the body is not read."""
 
+    adapter: LoRARequest | LoRASum | None = None
+    """What changes the model."""
+
     @property
     def engine(self) -> AsyncLLM:
         """The engine that is asked."""
@@ -60,9 +65,10 @@ class Caller:
             data_parallel_rank=_rank_of(connection.headers.get(_RANK_HEADER)),
         )
 
-    def asking(self, model: str | None) -> "Caller":
-        """The same caller, who asks this model. Raises UnknownModel."""
-        return replace(self, model=self.engines.models.resolve(model or self.model))
+    def asking(self, model: str | None, lora: Iterable[LoRAScale] | None = None) -> "Caller":
+        """The same caller, who asks this model, or adapters of it. Raises UnknownModel, RequestError."""
+        name = self.engines.resolve(model or self.model)
+        return replace(self, model=name, adapter=self.engines.adapter_of(name, lora))
 
     def salted(self, prompt: PromptType, salt: str | None) -> PromptType:
         """The prompt with the tenant's salt and the request's own, so that no request can name another's."""

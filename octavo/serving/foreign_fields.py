@@ -135,7 +135,7 @@ _WITHOUT_EFFECT = {
         use_sysprompt user_name xtc_probability xtc_threshold""",
     "llama.cpp and its page": """
         backend_sampling cache_prompt chat_format grammar_lazy grammar_triggers id_slot input_extra
-        lora n_discard n_indent n_keep n_probs parse_tool_calls post_sampling_probs reasoning_format
+        n_discard n_indent n_keep n_probs parse_tool_calls post_sampling_probs reasoning_format
         reasoning_in_content response_fields return_progress return_tokens t_max_predict_ms
         thinking_forced_open timings_per_token typ_p""",
     "OpenRouter": "debug models plugins provider route transforms",

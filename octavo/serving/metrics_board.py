@@ -6,6 +6,7 @@ sum of all, whichever is asked.
 
 import asyncio
 import os
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from octavo.frontend.observe.engine_metrics import EngineMetrics
@@ -20,8 +21,10 @@ _INTERVAL_S = 0.5
 class MetricsBoard:
     """The figures of one API process, used on its event loop."""
 
-    def __init__(self, engine: EngineMetrics) -> None:
+    def __init__(self, engine: EngineMetrics, refresh: Callable[[], Awaitable[object]] | None = None) -> None:
+        """refresh: has the engine tell what it tells only when asked"""
         self.http = Collection()
+        self._refresh = refresh
         self._engine = engine
         self._totals: Totals | None = None
         self._machine = Machine(os.getpid(), **engine.labels)
@@ -42,6 +45,8 @@ class MetricsBoard:
 
     async def read(self) -> list[Metric]:
         """All series of all API processes."""
+        if self._refresh is not None:
+            await self._refresh()
         async with self._turn:
             return await asyncio.to_thread(self._read, self._snapshot())
 

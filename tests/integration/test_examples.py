@@ -14,6 +14,7 @@ import pytest
 from nbclient import NotebookClient
 
 from tests.docs_pages import ADDRESS, ROOT
+from tests.handmade_adapters import write_queries
 from tests.served_process import ServeProcess
 
 EXAMPLES = ROOT / "examples"
@@ -57,6 +58,7 @@ PROMISES = {
     ],
     "server/batches": [r"colour-0 \S", r"colour-1 \S", r"colour-2 \S"],
     "server/concurrent_requests": [r"8 answers, \d+ tokens per second"],
+    "server/adapters": [r"demo of .+: '.+'", r"half of demo: '.+'"],
     "server/embeddings": [r"3 vectors of 384\n[01]\.\d\d Plants make sugar"],
 }
 NOTEBOOKS = {
@@ -82,7 +84,10 @@ TEMPLATE = """{% for message in messages %}<|im_start|>{{ message.role }}
 def server(smollm2_path, tmp_path_factory):
     template = tmp_path_factory.mktemp("template") / "thinking.jinja"
     template.write_text(TEMPLATE, encoding="utf-8")
-    with ServeProcess("--chat-template", str(template), program=["-m", "octavo", "serve"]) as server:
+    adapter = tmp_path_factory.mktemp("adapter")
+    write_queries(adapter)
+    options = "--chat-template", str(template), "--enable-lora", "--lora-modules", f"demo={adapter}"
+    with ServeProcess(*options, program=["-m", "octavo", "serve"]) as server:
         yield server
 
 

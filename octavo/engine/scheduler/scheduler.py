@@ -36,7 +36,7 @@ from octavo.engine.scheduler.update import last_output, read_results
 from octavo.engine.speculation.lookahead import Lookahead
 from octavo.engine.structured.matchers import RequestMatchers
 from octavo.messages.kv import CachePlan
-from octavo.messages.request import EngineOutput, EngineRequest, FinishReason, SchedulerStats
+from octavo.messages.request import EngineOutput, EngineRequest, FinishReason, RequestSpec, SchedulerStats
 from octavo.messages.step import ModelRunnerOutput, NewRequest, SchedulerOutput, TokenMasks
 
 MAX_OVERTAKEN = 64
@@ -93,6 +93,11 @@ class Scheduler:
     def num_open(self) -> int:
         """Return how many requests wait, run, or are retained for those that follow them."""
         return len(self._tracker.requests) + len(self._tracker.retained)
+
+    @property
+    def open_specs(self) -> list[RequestSpec]:
+        """Return what the requests that wait or run ask of the workers."""
+        return [request.spec for request in self._tracker.requests.values()]
 
     def prepare(self, request: EngineRequest) -> None:
         """Read what other engines kept of its beginning; before `add`, on any one thread."""

@@ -7,7 +7,8 @@ one.
 
 import dataclasses
 import math
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
 from octavo.config.engine import EngineConfig
@@ -16,7 +17,8 @@ from octavo.messages.request import FinishReason, SchedulerStats
 from octavo.messages.sampling import SamplingParams
 from octavo.metrics import Metric
 from octavo.metrics.collection import Collection
-from octavo.metrics.instruments import Counter
+from octavo.metrics.instruments import Counter, Gauge
+from octavo.metrics.names import PREFIX
 
 SleepState = Literal["awake", "weights_offloaded", "discard_all"]
 RequestType = Literal["chat_completions", "responses", "other"]
@@ -37,6 +39,8 @@ _OF_CORE = {
     "num_accepted_tokens": "spec_decode_num_accepted_tokens",
 }
 """Field of SchedulerStats → counter."""
+_IN_USE = ("waiting_lora_adapters", "running_lora_adapters")
+_OF_ADAPTERS = ("loads", "hits", "evictions")
 _ZERO = ("mm_cache_queries", "mm_cache_hits")
 """Counters that dashboards ask for, of what octavo does not do yet."""
 
@@ -67,6 +71,10 @@ class EngineMetrics:
         self.num_waiting = every.gauge("num_requests_waiting")
         self.kv_cache_usage = every.gauge("kv_cache_usage_perc")
         self._of_core = {field: _CoreTotal(every.counter(name)) for field, name in _OF_CORE.items()}
+        self._of_adapters = {name: _CoreTotal(every.counter(f"lora_{name}")) for name in _OF_ADAPTERS}
+        self._adapters_info: Gauge | None = None
+        self.adapters_in_use: Callable[[], tuple[list[str], list[str]]] = lambda: ([], [])
+        """Names of those that waiting requests have, and running ones."""
         self._accepted: list[_CoreTotal] = []
         """Drafts that came true, by place."""
         self.prefix_queries = self._of_core["prefix_queries"].counter
@@ -95,6 +103,9 @@ class EngineMetrics:
             bound = config.front.max_num_queued_reqs
             every.gauge("max_num_requests_waiting").set(math.inf if bound < 0 else bound)
 
+            if config.lora.enable_lora and engine is None:
+                labels = {"max_lora": str(config.scheduler.max_loras)}
+                self._adapters_info = Gauge(PREFIX + "lora_requests_info", self.labels | labels)
             if engine is None:
                 numbers = range(1, config.parallel.num_replicas)
                 self._replicas += [EngineMetrics(config, number) for number in numbers]
@@ -115,7 +126,13 @@ class EngineMetrics:
 
     def snapshot(self) -> list[Metric]:
         """Copies of all metrics, of one replica after the other."""
-        return [metric for replica in self._replicas for metric in replica._all.snapshot()]
+        info = self._adapters_info
+        if info is not None:
+            names = dict(zip(_IN_USE, map(",".join, self.adapters_in_use()), strict=True))
+            if not names.items() <= info.labels.items():
+                info.labels, info.value = info.labels | names, time.time()
+        listed = [metric for replica in self._replicas for metric in replica._all.snapshot()]
+        return [*listed, info.copy()] if info is not None else listed
 
     def note_step(self, stats: SchedulerStats) -> None:
         """Take over the engine's state; its counters only grow."""
@@ -134,6 +151,11 @@ class EngineMetrics:
         if self._num_step_tokens:
             self._step_tokens.observe(self._num_step_tokens)
             self._num_step_tokens = 0
+
+    def note_adapters(self, counts: Mapping[str, int]) -> None:
+        """Take over what the core has counted: loads, hits, evictions."""
+        for name, total in self._of_adapters.items():
+            total.take(counts[name])
 
     def note_first_token(self, latency_s: float, num_prompt: int, num_cached: int) -> None:
         """A request's prompt is computed; latency_s: since its arrival."""
@@ -202,7 +224,7 @@ class EngineMetrics:
     def note_restart(self) -> None:
         """A new core has taken over; it counts from 0."""
         self.engine_restarts.add()
-        for total in (*self._of_core.values(), *self._accepted):
+        for total in (*self._of_core.values(), *self._of_adapters.values(), *self._accepted):
             total.earlier = int(total.counter.value)
 
     def note_sleep_state(self, state: SleepState) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.frontend.outputs.logprobs import PromptLogprobs, SampleLogprobs, joined
-from octavo.messages.adapters import LoRARequest
+from octavo.messages.adapters import LoRARequest, LoRASum
 from octavo.messages.pooling import Pooled
 
 
@@ -94,7 +94,7 @@ class RequestOutput:
     finished: bool
     """True when every sequence has ended."""
     metrics: RequestStateStats | None = None
-    lora_request: LoRARequest | None = None
+    lora_request: LoRARequest | LoRASum | None = None
     encoder_prompt: str | None = None
     encoder_prompt_token_ids: list[int] | None = None
     num_cached_tokens: int | None = None

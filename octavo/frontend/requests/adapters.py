@@ -11,7 +11,7 @@ from octavo.base.errors import RequestError
 from octavo.base.lru import LRU
 from octavo.config.engine import EngineConfig
 from octavo.config.lora import CONFIG, WEIGHTS, read_peft, read_shapes
-from octavo.messages.adapters import AdapterPart, AdapterRef, LoRARequest
+from octavo.messages.adapters import AdapterPart, AdapterRef, LoRARequest, LoRASum
 
 _REMEMBERED = 10_000
 _DOWN = (".lora_A.weight", ".lora_embedding_A")
@@ -25,7 +25,7 @@ class AdapterFiles:
         self._config = config
         self._known: LRU[str, tuple[_States, bytes]] = LRU(_REMEMBERED)
 
-    def resolve(self, given: LoRARequest | None) -> AdapterRef | None:
+    def resolve(self, given: LoRARequest | LoRASum | None) -> AdapterRef | None:
         """Return what the workers get. Raises RequestError, in vLLM's words where it has some."""
         if given is None:
             return None
@@ -34,7 +34,9 @@ class AdapterFiles:
                 f"Got lora_request {given.lora_name!r} but LoRA is not enabled: enable_lora=True.",
                 "lora_request",
             )
-        return AdapterRef(given.lora_name, (AdapterPart(given.lora_path, self._digest(given)),))
+        listed = given.adapters if isinstance(given, LoRASum) else ((given, 1.0),)
+        parts = (AdapterPart(lora.lora_path, self._digest(lora), scale) for lora, scale in listed if scale)
+        return AdapterRef(given.lora_name, found) if (found := tuple(parts)) else None
 
     def _digest(self, lora: LoRARequest) -> bytes:
         folder = Path(lora.lora_path).expanduser()

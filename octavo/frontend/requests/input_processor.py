@@ -29,7 +29,7 @@ from octavo.frontend.requests.prompts import ParsedPrompt, PromptType, TokensPro
 from octavo.frontend.requests.sampling_limits import SamplingLimits
 from octavo.frontend.requests.thinking import ReasoningStretch
 from octavo.frontend.text.tokenizer import Tokenizer
-from octavo.messages.adapters import AdapterRef, LoRARequest
+from octavo.messages.adapters import AdapterRef, LoRARequest, LoRASum
 from octavo.messages.pooling import PoolingParams
 from octavo.messages.request import EngineRequest, Limits, RequestSpec, Sharing, Standing
 from octavo.messages.sampling import SamplingParams
@@ -53,7 +53,7 @@ class PreparedRequest:
     """One per sequence; the first leads. Of a beam search: the first step."""
     beam_rules: BeamRules | None = None
     """For a beam search."""
-    lora_request: LoRARequest | None = None
+    lora_request: LoRARequest | LoRASum | None = None
     trace_headers: Mapping[str, str] = field(default_factory=dict)
     """Its client's `traceparent` and `tracestate`."""
 

@@ -71,6 +71,12 @@ class OpenRequest(ABC):
         return math.inf if due_s is None else due_s
 
     @property
+    def adapter_name(self) -> str | None:
+        """The name of its adapter, or of their sum."""
+        given = self._prepared.lora_request
+        return None if given is None else given.lora_name
+
+    @property
     def trace_headers(self) -> Mapping[str, str]:
         """The place of this request in its client's trace (W3C)."""
         return self._prepared.trace_headers

@@ -59,7 +59,7 @@ def chat_request(body: CountTokensRequest) -> ChatRequest:
 
 
 def _set_sampling(request: ChatRequest, body: MessagesRequest) -> None:
-    for name in ("max_tokens", "temperature", "top_p", "top_k", "seed"):
+    for name in ("max_tokens", "temperature", "top_p", "top_k", "seed", "lora"):
         setattr(request, name, getattr(body, name))
     request.stop = body.stop_sequences
     if body.thinking is not None:

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from octavo.messages.adapters import MOST_SUMMED
+from octavo.serving.adapters import LoRAScale
 from octavo.serving.openai.protocol import MAX_MESSAGES, MAX_TOOLS, Positive, Seed, StopString
 
 Block = dict[str, Any]
@@ -88,6 +90,8 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     seed: Seed | None = None
     """octavo's: the same seed, the same answer."""
+    lora: Annotated[list[LoRAScale], Meta(max_length=MOST_SUMMED)] | None = None
+    """octavo's: adapters to add up, each times its scale."""
     inference_geo: Any = None
     context_management: Any = None
     diagnostics: Any = None

@@ -78,7 +78,7 @@ class Generation:
 
         Raises RequestError.
         """
-        caller = caller.asking(request.model)
+        caller = caller.asking(request.model, request.lora)
         return cls(
             caller,
             request,
@@ -167,6 +167,7 @@ class Generation:
             tenant=caller.tenant,
             deadline_s=request.deadline_s,
             speculative=request.speculative,
+            lora_request=caller.adapter,
             in_bulk=caller.is_in_bulk(len(self.prompts)),
             data_parallel_rank=caller.data_parallel_rank,
             ticket=ticket,

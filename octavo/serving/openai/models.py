@@ -8,7 +8,6 @@ from starlette.responses import Response
 
 from octavo.messages.sampling import SamplingParams
 from octavo.serving.caller import Caller
-from octavo.serving.engines import ServedModels
 from octavo.serving.openai.answers import json_response
 from octavo.serving.registry import Route
 
@@ -36,6 +35,7 @@ class ModelCard(msgspec.Struct):
     object: Literal["model"] = "model"
     owned_by: str = "octavo"
     parent: str | None = None
+    """The base model of an adapter."""
     permission: list[dict[str, str]] = []
 
 
@@ -47,26 +47,28 @@ class ModelList(msgspec.Struct):
 
 
 async def list_models(request: Request) -> Response:
-    """The names of the served model."""
+    """The names of the served model, and of its adapters."""
     caller = Caller.of(request)
-    models: ServedModels = request.app.state.engines.models
-    body = ModelList([card(caller, models, name) for name in models.names])
-    return json_response(body)
+    names = [*caller.engines.models.names, *(entry.name for entry in caller.engines.adapters.listed())]
+    return json_response(ModelList([card(caller, name) for name in names]))
 
 
 async def show_model(request: Request) -> Response:
     """One model; 404 for a name that is not served."""
-    models: ServedModels = request.app.state.engines.models
-    name = models.resolve(request.path_params["model"] or "/")
-    return json_response(card(Caller.of(request), models, name))
+    caller = Caller.of(request)
+    return json_response(card(caller, caller.engines.resolve(request.path_params["model"] or "/")))
 
 
-def card(caller: Caller, models: ServedModels, name: str) -> ModelCard:
+def card(caller: Caller, name: str) -> ModelCard:
     """What is told of a served name."""
     values = caller.engine.input_processor.default_sampling_values()
     params = SamplingParams(**(values | {"max_tokens": None}))
     defaults = {key: getattr(params, key) for key in _SHOWN}
-    return ModelCard(name, models.created, models.root, models.max_model_len, defaults)
+    models, adapter = caller.engines.models, caller.engines.adapters.known(name)
+    made = ModelCard(name, models.created, models.root, models.max_model_len, defaults)
+    if name not in models.names and adapter is not None:
+        made.root, made.parent = adapter.path, adapter.parent or models.names[0]
+    return made
 
 
 ROUTES = [

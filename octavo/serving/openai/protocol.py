@@ -8,7 +8,9 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from octavo.messages.adapters import MOST_SUMMED
 from octavo.messages.sampling import MAX_N, RepetitionDetectionParams
+from octavo.serving.adapters import LoRAScale
 
 MAX_PROMPTS = 1024
 MAX_MESSAGES = 4096
@@ -150,6 +152,8 @@ class SamplingFields(Struct, kw_only=True):
     request_id: Annotated[str, Meta(min_length=1, max_length=128, pattern="^[!-~]*$")] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     """Only prompts of the same salt share cached blocks."""
+    lora: Annotated[list[LoRAScale], Meta(max_length=MOST_SUMMED)] | None = None
+    """Adapters to add up, each times its scale; [] = the base model alone."""
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     """Logprobs name tokens as token_id:N."""

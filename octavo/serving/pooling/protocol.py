@@ -4,6 +4,8 @@ from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
 from msgspec import Meta, Struct
 
+from octavo.messages.adapters import MOST_SUMMED
+from octavo.serving.adapters import LoRAScale
 from octavo.serving.openai.protocol import Messages, Positive, Seconds
 
 T = TypeVar("T")
@@ -40,6 +42,8 @@ class PoolingFields(Struct, kw_only=True):
     deadline_s: Seconds | None = None
     request_id: Annotated[str, Meta(min_length=1, max_length=128, pattern="^[!-~]*$")] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+    lora: Annotated[list[LoRAScale], Meta(max_length=MOST_SUMMED)] | None = None
+    """Adapters to add up, each times its scale; [] = the base model alone."""
 
 
 Encoding = Literal["float", "base64", "bytes", "bytes_only"]

@@ -42,7 +42,7 @@ class PoolingWork:
     @classmethod
     def of(cls, caller: Caller, body: PoolingFields, kind: str) -> "PoolingWork":
         """kind: what its name begins with. Raises UnknownModel."""
-        caller = caller.asking(body.model)
+        caller = caller.asking(body.model, body.lora)
         return cls(caller, body, f"{kind}-{body.request_id or caller.request_id}", int(time.time()))
 
     @property
@@ -93,6 +93,7 @@ class PoolingWork:
             priority=body.priority or 0,
             tenant=caller.tenant,
             deadline_s=body.deadline_s,
+            lora_request=caller.adapter,
             in_bulk=caller.is_in_bulk(len(prompts)),
             data_parallel_rank=caller.data_parallel_rank,
         )

@@ -43,6 +43,10 @@ class ExtraProcess(APIProcess):
         on_crash: Literal["none", "replay"] = "replay" if self._config.on_crash == "replay" else "none"
         return AsyncLLM.attached(self._engine_config, self._folder, self._index, on_crash)
 
+    async def _prepare(self, state: State) -> None:
+        state.engines.adapters.share(self._folder)
+        await super()._prepare(state)
+
     def _open(self, engine: AsyncLLM, state: State) -> None:
         logger.info("Serving.")
         board: MetricsBoard = state.metrics_board

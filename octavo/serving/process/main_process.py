@@ -63,6 +63,9 @@ class MainProcess(APIProcess):
         return engine
 
     async def _prepare(self, state: State) -> None:
+        if self._config.api_server_count > 1 and self._engine is not None:
+            state.engines.adapters.share(self._engine.core.mailbox_path)
+        await state.engines.adapters.load_modules()
         await state.store.open(as_owner=True)
         await state.store.run(fail_left)
 

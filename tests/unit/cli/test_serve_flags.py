@@ -89,7 +89,10 @@ def test_the_environment_decides_what_flags_do_not(served, monkeypatch):
     [
         (["--host", "0.0.0.0"], "there is no key"),
         (["--middleware", "x.y"], "No code is loaded by name into the server"),
-        (["--lora-modules", "a=b"], "Name adapters in requests of the Python API"),
+        (["--lora-modules", "a"], "give name=path or a JSON object, got 'a'"),
+        (["--lora-modules", '{"name": "a"}'], "is no JSON object of name and path"),
+        (["--lora-modules", "a=b"], "lora_modules needs enable_lora"),
+        (["--lora-folder", "/no/such"], "there is no folder '/no/such'"),
         (["--tool-parser-plugin", "x.py"], "No code is loaded by name into the server"),
         (["--ssl-certfile", "/no/such"], "there is no file"),
         (["--api-key", "two words"], "printable ASCII"),

@@ -9,6 +9,7 @@ import pytest
 from octavo import LLM, AsyncLLM, LLMEngine
 from octavo.frontend.observe.engine_metrics import EngineMetrics
 from octavo.frontend.operator import Operator, in_thread
+from octavo.frontend.requests.adapters import AdapterFiles
 from tests.fakes import fake_config
 
 _COROUTINES = inspect.getmembers(Operator, inspect.iscoroutinefunction)
@@ -61,7 +62,7 @@ class Engine:
     pause = in_thread(Operator.pause_generation)
 
     def __init__(self, core, config=None):
-        self.operator = Operator(config or fake_config(), EngineMetrics(), core)
+        self.operator = Operator(config or fake_config(), EngineMetrics(), core, AdapterFiles(fake_config()))
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
 """Models, tokens, plain generation, and what is not there: over a core without a model."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
 from octavo.base.errors import UnknownModel
 from octavo.config.observability import ObservabilityConfig
-from octavo.serving.engines import ServedModels
+from octavo.config.server import ServerConfig
+from octavo.serving.engines import Engines
 from tests.fakes import ByteTokenizer, fake_config
 from tests.serving import MAX_MODEL_LEN, events_of
 from tests.unit.serving.test_completion_route import answer_to
@@ -34,11 +36,12 @@ async def test_models(server):
 
 async def test_every_name_of_the_model_is_answered():
     observability = ObservabilityConfig(served_model_name=["one", "two"])
-    models = ServedModels.of(dataclasses.replace(fake_config(), observability=observability))
-    assert models.names == ["one", "two"]
-    assert [models.resolve(asked) for asked in (None, "one", "two")] == ["one", "one", "two"]
+    config = dataclasses.replace(fake_config(), observability=observability)
+    engines = Engines(SimpleNamespace(config=config), ServerConfig())
+    assert engines.models.names == ["one", "two"]
+    assert [engines.resolve(asked) for asked in (None, "one", "two")] == ["one", "one", "two"]
     with pytest.raises(UnknownModel, match="Served here: one, two"):
-        models.resolve("fake")
+        engines.resolve("fake")
 
 
 async def test_tokens_of_a_text_and_back(server):
@@ -115,7 +118,9 @@ async def test_plain_generation(server):
         assert pieces[-1]["finish_reason"] == "length"
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/load_lora_adapter", "/score"])
+@pytest.mark.parametrize(
+    "path", ["/v1/embeddings", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/score"]
+)
 async def test_what_is_not_there_says_so(server, path):
     error = (await post(server, path, 404, model="fake", input=[]))["error"]
     assert path in error["message"]
