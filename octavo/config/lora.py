@@ -26,7 +26,6 @@ _REFUSED = {
     "layer_replication": "layer_replication makes another model of the base; merge the adapter into it.",
     "trainable_token_indices": "trained rows of embeddings (trainable_token_indices); merge the adapter.",
     "target_parameters": "adapters of experts (target_parameters); merge the adapter.",
-    "alora_invocation_tokens": "activated LoRA (alora_invocation_tokens) is not supported yet.",
     "use_qalora": "QALoRA (use_qalora) is not supported.",
     "use_bdlora": "BD-LoRA (use_bdlora) is not supported.",
     "arrow_config": "Arrow's routing among adapters (arrow_config) is not supported.",
@@ -104,6 +103,8 @@ class PeftConfig:
     uses_rslora: bool = False
     uses_dora: bool = False
     modules_to_save: tuple[str, ...] = ()
+    invocation: tuple[int, ...] = ()
+    """Of an activated adapter (arXiv:2504.12397): the tokens from whose last occurrence on it counts."""
 
     def scaling(self, module: str, rank: int) -> float:
         """Return the factor on B A of `module`, whose A has `rank` rows."""
@@ -137,8 +138,15 @@ def read_peft(folder: Path) -> PeftConfig:
         raise RequestError(
             f"{folder / CONFIG}: rank_pattern, alpha_pattern or modules_to_save cannot be read.", "lora_path"
         )
+    invocation = config.get("alora_invocation_tokens") or ()
+    if not isinstance(invocation, list | tuple) or any(type(token) is not int for token in invocation):
+        text = f"{folder / CONFIG}: alora_invocation_tokens must be token ids, found {invocation!r:.100}."
+        raise RequestError(text, "lora_path")
     rslora, dora = bool(config.get("use_rslora")), bool(config.get("use_dora"))
-    return PeftConfig(rank, float(alpha or 0), ranks, alphas, rslora, dora, tuple(saved))
+    if invocation and (dora or saved):
+        text = f"{folder / CONFIG}: an activated adapter (alora_invocation_tokens) is plain LoRA."
+        raise RequestError(text, "lora_path")
+    return PeftConfig(rank, float(alpha or 0), ranks, alphas, rslora, dora, tuple(saved), tuple(invocation))
 
 
 def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:

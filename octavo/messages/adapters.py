@@ -72,6 +72,8 @@ class AdapterRef(msgspec.Struct, array_like=True, frozen=True):
 
     name: str
     parts: tuple[AdapterPart, ...]
+    start: int = 0
+    """Position of the first token that it changes: of an activated adapter, where its invocation begins."""
 
     @property
     def key(self) -> bytes:

@@ -59,9 +59,14 @@ class RequestSpec(msgspec.Struct, array_like=True, gc=False, frozen=True):
         return [] if self.adapter is None else [part.path for part in self.adapter.parts]
 
     def cache_identity(self) -> bytes:
-        """Return what the keys and values of the prompt depend on beside its token ids."""
+        """Return what the keys and values of the whole prompt depend on beside its token ids."""
         given = b"" if self.embeds is None else b"prompt_embeds" + sha256(self.embeds.data).digest()
-        return given if self.adapter is None else given + b"adapter" + self.adapter.key
+        position, changes = self.cache_change()
+        return given if position else given + changes
+
+    def cache_change(self) -> tuple[int, bytes]:
+        """Return what they depend on from a position on, and that position; before it they are the base's."""
+        return (0, b"") if self.adapter is None else (self.adapter.start, b"adapter" + self.adapter.key)
 
 
 class Limits(msgspec.Struct, array_like=True, gc=False, frozen=True):

@@ -227,7 +227,7 @@ BAD = {
     "prompt tuning": ({"peft_type": "PROMPT_TUNING"}, None, "peft_type 'PROMPT_TUNING' is not supported"),
     "pissa": ({"init_lora_weights": "pissa"}, None, "path_initial_model_for_weight_conversion"),
     "biases": ({"bias": "all"}, None, "bias='all' trains biases"),
-    "activated": ({"alora_invocation_tokens": [1]}, None, "activated LoRA"),
+    "activated": ({"alora_invocation_tokens": "x"}, None, "must be token ids"),
     "shape": (None, _first(lambda a: a[:, :-1].clone()), r"v_proj.lora_A has shape \[4, 47\].*\[4, 48\]"),
     "nan": (None, _first(lambda a: a * torch.nan), "v_proj.lora_A.weight holds values that are not finite"),
     "lone": (None, lambda found: dict(list(found.items())[1:]), "has only one of lora_A and lora_B"),

@@ -14,13 +14,17 @@ from hashlib import sha256
 class HashChain:
     """The digests of one request's full blocks; survives preemption, because the tokens do."""
 
-    __slots__ = ("_block_size", "digests", "root")
+    __slots__ = ("_block_size", "change", "digests", "root")
 
-    def __init__(self, block_size: int, salt: str = "", extra: bytes = b"") -> None:
+    def __init__(
+        self, block_size: int, salt: str = "", extra: bytes = b"", change: tuple[int, bytes] = (0, b"")
+    ) -> None:
+        """extra: what all blocks depend on; change: a position, and what blocks from there on depend on"""
         encoded = salt.encode("utf-8", "surrogatepass")  # a salt is any string a client sends
         self._block_size = block_size
         self.root = sha256(len(encoded).to_bytes(8, "little") + encoded + extra).digest()
         """Equal for requests that may share at all."""
+        self.change = change
         self.digests: list[bytes] = []
 
     @property
@@ -33,9 +37,10 @@ class HashChain:
 
         token_ids: the request's known tokens; may only have grown since the last call.
         """
-        size, digests = self._block_size, self.digests
+        size, digests, (position, more) = self._block_size, self.digests, self.change
         digest = digests[-1] if digests else self.root
         for start in range(len(digests) * size, len(token_ids) - size + 1, size):
-            digest = sha256(digest + array("q", token_ids[start : start + size]).tobytes()).digest()
+            change = b"%d" % position + more if start <= position < start + size and position else b""
+            digest = sha256(digest + array("q", token_ids[start : start + size]).tobytes() + change).digest()
             digests.append(digest)
         return digests

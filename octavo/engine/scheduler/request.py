@@ -206,7 +206,9 @@ class Request:
     def can_lead(self, follower: "Request") -> bool:
         """Return True if this request computes all of `follower`'s prompt but its last token."""
         shared = follower.token_ids[: follower.num_prompt_tokens - 1]
-        return self.token_ids[: len(shared)] == shared and self.chain.root == follower.chain.root
+        mine, others = self.chain, follower.chain
+        is_alike = (mine.root, mine.change) == (others.root, others.change)
+        return is_alike and self.token_ids[: len(shared)] == shared
 
     def move_to(self, status: RequestStatus) -> None:
         """Change the state; a change that the drawing above lacks is a bug of the engine."""
@@ -217,4 +219,5 @@ class Request:
 
 def hash_chain(request: EngineRequest, block_size: int) -> HashChain:
     """Return the names of the prompt's blocks; nothing is hashed yet."""
-    return HashChain(block_size, request.sharing.cache_salt, request.spec.cache_identity())
+    spec = request.spec
+    return HashChain(block_size, request.sharing.cache_salt, spec.cache_identity(), spec.cache_change())

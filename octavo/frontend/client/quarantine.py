@@ -86,5 +86,10 @@ class Quarantine:
 
 def _digest(request: EngineRequest) -> bytes:
     """Equal for requests that ask the same, whoever and whenever."""
-    asked = request.prompt_token_ids, request.spec.task, request.spec.cache_identity()
+    asked = (
+        request.prompt_token_ids,
+        request.spec.task,
+        request.spec.cache_identity(),
+        request.spec.cache_change(),
+    )
     return sha256(msgspec.msgpack.encode(asked)).digest()

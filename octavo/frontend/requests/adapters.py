@@ -4,18 +4,28 @@ Called by the input processor and the operator. It reads files, no tensors: what
 find out.
 """
 
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
+from typing import NamedTuple
 
 from octavo.base.errors import RequestError
 from octavo.base.lru import LRU
 from octavo.config.engine import EngineConfig
-from octavo.config.lora import CONFIG, WEIGHTS, read_peft, read_shapes
+from octavo.config.lora import CONFIG, WEIGHTS, PeftConfig, read_peft, read_shapes
 from octavo.messages.adapters import AdapterPart, AdapterRef, LoRARequest, LoRASum
 
 _REMEMBERED = 10_000
 _DOWN = (".lora_A.weight", ".lora_embedding_A")
+_NO_SUM = "an activated adapter (alora_invocation_tokens) cannot be scaled or added to others"
 _States = tuple[tuple[int, int, int], ...]
+
+
+class _Known(NamedTuple):
+    """What is remembered of an adapter: the digest of its files, and the tokens that activate it."""
+
+    digest: bytes
+    invocation: tuple[int, ...]
 
 
 class AdapterFiles:
@@ -23,10 +33,15 @@ class AdapterFiles:
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
-        self._known: LRU[str, tuple[_States, bytes]] = LRU(_REMEMBERED)
+        self._known: LRU[str, tuple[_States, _Known]] = LRU(_REMEMBERED)
 
-    def resolve(self, given: LoRARequest | LoRASum | None) -> AdapterRef | None:
-        """Return what the workers get. Raises RequestError, in vLLM's words where it has some."""
+    def resolve(
+        self, given: LoRARequest | LoRASum | None, prompt: Sequence[int] | None = None
+    ) -> AdapterRef | None:
+        """Return what the workers get. Raises RequestError, in vLLM's words where it has some.
+
+        prompt: its tokens, among which an activated adapter looks for its own
+        """
         if given is None:
             return None
         if not self._config.lora.enable_lora:
@@ -35,10 +50,17 @@ class AdapterFiles:
                 "lora_request",
             )
         listed = given.adapters if isinstance(given, LoRASum) else ((given, 1.0),)
-        parts = (AdapterPart(lora.lora_path, self._digest(lora), scale) for lora, scale in listed if scale)
-        return AdapterRef(given.lora_name, found) if (found := tuple(parts)) else None
+        found = [(lora.lora_path, self._look_up(lora), scale) for lora, scale in listed if scale]
+        parts = tuple(AdapterPart(path, known.digest, scale) for path, known, scale in found)
+        start = 0
+        for _, known, scale in found:
+            if known.invocation and (len(found) > 1 or scale != 1.0):
+                raise RequestError(f"{given.lora_name!r}: {_NO_SUM}.", "lora")
+            if known.invocation and prompt is not None:
+                start = _last_start(prompt, known.invocation, given.lora_name)
+        return AdapterRef(given.lora_name, parts, start) if parts else None
 
-    def _digest(self, lora: LoRARequest) -> bytes:
+    def _look_up(self, lora: LoRARequest) -> _Known:
         folder = Path(lora.lora_path).expanduser()
         files = [folder / CONFIG, folder / WEIGHTS]
         try:
@@ -49,16 +71,16 @@ class AdapterFiles:
         known = self._known.get(lora.lora_path)
         if known is not None and known[0] == states:
             return known[1]
-        self._check(folder)
+        config = self._check(folder)
         try:
             digests = [sha256(path.read_bytes()).digest() for path in files]
         except OSError as error:
             raise RequestError(f"{folder} cannot be read: {error}", "lora_path") from error
-        digest = sha256(b"".join(digests)).digest()
-        self._known.put(lora.lora_path, (states, digest), 1)
-        return digest
+        found = _Known(sha256(b"".join(digests)).digest(), config.invocation)
+        self._known.put(lora.lora_path, (states, found), 1)
+        return found
 
-    def _check(self, folder: Path) -> None:
+    def _check(self, folder: Path) -> PeftConfig:
         config, most = read_peft(folder), self._config.lora.max_lora_rank
         ranks = {config.rank, *config.rank_pattern.values()}
         ranks |= {shape[0] for name, shape in read_shapes(folder).items() if name.endswith(_DOWN) and shape}
@@ -68,3 +90,17 @@ class AdapterFiles:
             )
         if min(ranks) < 1:
             raise RequestError(f"{folder}: a rank must be at least 1, found {min(ranks)}.", "lora_path")
+        return config
+
+
+def _last_start(prompt: Sequence[int], invocation: tuple[int, ...], name: str) -> int:
+    """Return where the last invocation in a prompt begins. Raises RequestError: nothing else would answer."""
+    length = len(invocation)
+    for start in range(len(prompt) - length, -1, -1):
+        if prompt[start] == invocation[0] and tuple(prompt[start : start + length]) == invocation:
+            return start
+    raise RequestError(
+        f"The prompt has not the tokens {list(invocation)[:20]} that activate the adapter {name!r}: end it "
+        "with them, or ask the base model.",
+        "prompt",
+    )

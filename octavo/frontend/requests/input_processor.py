@@ -121,13 +121,14 @@ class InputProcessor:
             raise RequestError(
                 "This model does not generate text: it is for embeddings, classification or scoring.", "model"
             )
-        standing, adapter = options.standing(), self.adapters.resolve(options.lora_request)
+        standing = options.standing()
         params = params or self.get_default_sampling_params()
         check_beam_search(params)
         params = self._limits.resolve(params)
         parsed = parse_prompt(prompt)
         ids = self._prompt_ids(parsed, options.tokenization, params)
         self._check_prompt(ids, options.tokenization.max_output_tokens)
+        adapter = self.adapters.resolve(options.lora_request, () if parsed.embeds else ids)
         check_prompt_scoring(params, len(ids), given_as_embeds=parsed.embeds is not None)
         prepared = PreparedRequest(
             request_id=uuid4().hex if request_id is None else request_id,
@@ -149,7 +150,6 @@ class InputProcessor:
     ) -> PreparedRequest:
         params = resolve_pooling(params, self._config)
         standing, parsed = options.standing(), parse_prompt(prompt)
-        adapter = self.adapters.resolve(options.lora_request)
         if parsed.embeds is not None:
             raise Unsupported("prompt_embeds are for models that generate text.")
         if parsed.token_ids is None and options.tokenization.truncate_prompt_tokens is None:
@@ -158,6 +158,7 @@ class InputProcessor:
             parsed, options.tokenization, self._tokenizer, self.max_model_len
         )
         self._check_prompt(ids, 0, self.max_model_len)
+        adapter = self.adapters.resolve(options.lora_request, ids)
         reads_cache = not (params.skip_reading_prefix_cache or params.is_per_token)
         request = EngineRequest(
             request_id=uuid4().hex,

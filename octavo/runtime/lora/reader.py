@@ -18,7 +18,7 @@ from octavo.base.errors import RequestError
 from octavo.config.lora import CONFIG, WEIGHTS, PeftConfig, read_peft
 from octavo.messages.adapters import AdapterPart, AdapterRef
 from octavo.runtime.kernels.adapters import LowRank
-from octavo.runtime.lora.sites import EMBEDDING, Site, Sites
+from octavo.runtime.lora.sites import EMBEDDING, HEAD, Site, Sites
 from octavo.runtime.models.arch import Arch
 from octavo.runtime.models.weights import Target, WeightMap, transpose
 
@@ -80,6 +80,8 @@ class AdapterReader:
             for module, found in _by_module(tensors, config).items():
                 origin = f"{part.path}: {module}"
                 site, target = self._find(module, origin)
+                if config.invocation and site.name in (HEAD, EMBEDDING):
+                    raise RequestError(f"{origin}: an activated adapter changes layers only.", "lora_path")
                 if not is_plain and ("whole" in found or "magnitude" in found):
                     kind = "DoRA" if "magnitude" in found else "modules_to_save"
                     raise RequestError(f"{origin}: {kind} cannot be scaled or added to others.", "lora")

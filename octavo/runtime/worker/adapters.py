@@ -30,6 +30,8 @@ class AdaptersPart(StepPart):
         super().__init__()
         self.pool, self._sites, self._parallel = pool, sites, parallel
         self._slot_of_row = np.zeros(num_rows + 1, np.int32)
+        self._start_of_row = np.zeros(num_rows + 1, np.int64)
+        """Position of the first token that the adapter changes."""
         self._free = list(range(sites.slots.num_slots - 1, 0, -1))
         self._in_slots: OrderedDict[bytes, int] = OrderedDict()
         """Slots by the key of their adapter, the least recently given first."""
@@ -54,13 +56,14 @@ class AdaptersPart(StepPart):
         super().add(row, request)
         if (slot := self._wanted.get(row)) is not None:
             self._slot_of_row[row] = slot
+            self._start_of_row[row] = request.spec.adapter.start if request.spec.adapter else 0
             self._users[slot] += 1
         elif request.request_id in self._failed:
             self._failed_rows[row] = request.request_id
 
     def remove(self, row: int) -> None:
         if (slot := self._wanted.pop(row, None)) is not None:
-            self._slot_of_row[row] = 0
+            self._slot_of_row[row] = self._start_of_row[row] = 0
             self._users[slot] -= 1
         if (request_id := self._failed_rows.pop(row, None)) is not None:
             self._failed.pop(request_id, None)
@@ -70,9 +73,13 @@ class AdaptersPart(StepPart):
         return not (self._needs_model or self._failed)
 
     def begin(self, work: Work) -> None:
-        slots = self._slot_of_row[work.rows]
+        slots, starts = self._slot_of_row[work.rows], self._start_of_row[work.rows]
         lengths = work.ends - work.computed
-        self._sites.slots.begin(slots.repeat(lengths), slots[work.samples])
+        tokens = slots.repeat(lengths)
+        if (starts > work.computed).any():
+            positions = np.arange(work.starts[-1]) + (work.computed - work.starts[:-1]).repeat(lengths)
+            tokens[positions < starts.repeat(lengths)] = 0
+        self._sites.slots.begin(tokens, slots[work.samples])
         work.is_changed = self._sites.slots.is_active
         used = set(slots.tolist()) if work.is_changed else set()
         self._needs_model = any(_needs_model(self._adapters[slot]) for slot in used if slot)
