@@ -43,7 +43,7 @@ if TYPE_CHECKING:  # the one place where this is allowed: type checkers cannot f
     from octavo.frontend.requests.prompts import EmbedsPrompt, PromptType, TextPrompt, TokensPrompt
     from octavo.frontend.requests.streaming_input import StreamingInput
     from octavo.llm import LLM
-    from octavo.messages.adapters import LoRARequest, LoRASum
+    from octavo.messages.adapters import LoRARequest, LoRASum, PromptAdapterRequest
     from octavo.messages.pooling import PoolingParams
     from octavo.messages.sampling import RepetitionDetectionParams, RequestOutputKind, SamplingParams
     from octavo.messages.structured import GuidedDecodingParams, StructuredOutputsParams
@@ -83,6 +83,7 @@ __all__ = [
     "PoolingOutput",
     "PoolingParams",
     "PoolingRequestOutput",
+    "PromptAdapterRequest",
     "PromptTooLong",
     "PromptType",
     "RepetitionDetectionParams",

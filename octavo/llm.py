@@ -48,6 +48,7 @@ class LLM(PoolingMethods):
     remove_lora = in_thread(Operator.remove_lora)
     pin_lora = in_thread(Operator.pin_lora)
     list_loras = in_thread(Operator.list_loras)
+    add_prompt_adapter = in_thread(Operator.add_prompt_adapter)
     sleep = in_thread(Operator.sleep)
     wake_up = in_thread(Operator.wake_up)
     is_sleeping = in_thread(Operator.is_sleeping)

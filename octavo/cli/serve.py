@@ -76,8 +76,8 @@ def configs(args: argparse.Namespace) -> tuple[EngineArgs, ServerConfig]:
         args.model = args.model_tag
     engine = EngineArgs.from_options(_DEFAULTS | engine_options(args))
     config = resolve_server(_server_config(args))
-    if config.lora_modules and not engine.enable_lora:
-        raise ConfigError("lora_modules needs enable_lora: add --enable-lora.")
+    if config.lora_modules and not (engine.enable_lora or engine.enable_prompt_adapter):
+        raise ConfigError("lora_modules needs enable_lora: add --enable-lora, or --enable-prompt-adapter.")
     return engine, config
 
 

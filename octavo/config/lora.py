@@ -47,6 +47,11 @@ class LoRAConfig(metaclass=Concern):
         "Type that adapters are kept in; auto = the model's (float16 on a CPU: float32).",
         ("auto", "float32", "bfloat16", "float16"),
     )
+    enable_prompt_adapter: bool = option(
+        False, "Serve learned prompts beside the model (prompt_adapter_request)."
+    )
+    max_prompt_adapters: int = option(32, "Learned prompts in host memory; the least recently used goes.")
+    max_prompt_adapter_token: int = option(0, "Most virtual tokens of a learned prompt; 0 = any number.")
     lora_target_modules: list[str] = option(
         [], "Modules that adapters may change, by the last part of their names; none = any."
     )
@@ -54,6 +59,8 @@ class LoRAConfig(metaclass=Concern):
 
 def resolve_lora(lora: LoRAConfig, max_loras: int, model_impl: str, parallel: ParallelConfig) -> LoRAConfig:
     """Decide what was left open. Raises ConfigError, Unsupported."""
+    if lora.enable_prompt_adapter:
+        _check_prompts(lora, model_impl, parallel)
     if not lora.enable_lora:
         return lora
     if max_loras < 1 or lora.max_lora_rank < 1:
@@ -74,6 +81,8 @@ class LoRAModule(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     path: str
     base_model_name: str = ""
+    task_id: int = 0
+    """Of a multitask prompt."""
 
 
 def read_module(text: str) -> LoRAModule:
@@ -90,6 +99,20 @@ def read_module(text: str) -> LoRAModule:
     if not module.name or not module.path:
         raise ConfigError(f"lora_modules: give name=path or a JSON object, got {text[:200]!r}.")
     return module
+
+
+def _check_prompts(lora: LoRAConfig, model_impl: str, parallel: ParallelConfig) -> None:
+    """Raise ConfigError, Unsupported where learned prompts cannot be."""
+    if lora.max_prompt_adapters < 1 or lora.max_prompt_adapter_token < 0:
+        raise ConfigError(
+            f"max_prompt_adapters ({lora.max_prompt_adapters}) must be >= 1, max_prompt_adapter_token "
+            f"({lora.max_prompt_adapter_token}) >= 0."
+        )
+    if model_impl == "transformers" or parallel.pipeline_parallel_size > 1:
+        raise Unsupported(
+            "enable_prompt_adapter needs a model of octavo's own (not model_impl='transformers') and "
+            "pipeline_parallel_size=1."
+        )
 
 
 @dataclass(frozen=True)
@@ -112,17 +135,22 @@ class PeftConfig:
         return alpha / (math.sqrt(rank) if self.uses_rslora else rank)
 
 
-def read_peft(folder: Path) -> PeftConfig:
-    """Read adapter_config.json. Raises RequestError for what is missing, wrong or not supported."""
+def read_peft_files(folder: Path) -> Mapping[str, Any]:
+    """Read adapter_config.json as it is, of a folder that has weights too. Raises RequestError."""
     if not folder.is_dir() or not (folder / CONFIG).is_file():
         raise RequestError(f"No adapter found for {folder}: there is no {CONFIG}.", "lora_path")
     if not (folder / WEIGHTS).is_file():
         pickled = f"; {PICKLE}, a pickle file, is never read" if (folder / PICKLE).exists() else ""
         raise RequestError(f"No adapter found for {folder}: there is no {WEIGHTS}{pickled}.", "lora_path")
     try:
-        config = read_json(folder / CONFIG)
+        return read_json(folder / CONFIG)
     except BadCheckpoint as error:
         raise RequestError(str(error), "lora_path") from error
+
+
+def read_peft(folder: Path) -> PeftConfig:
+    """Read the config of a LoRA adapter. Raises RequestError for what is missing, wrong or not supported."""
+    config = read_peft_files(folder)
     _refuse_kinds(config, folder)
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if type(rank) is not int or rank < 1:

@@ -65,6 +65,7 @@ class AsyncLLM:
     remove_lora = on_loop(Operator.remove_lora)
     pin_lora = on_loop(Operator.pin_lora)
     list_loras = on_loop(Operator.list_loras)
+    add_prompt_adapter = on_loop(Operator.add_prompt_adapter)
     num_lora_users = on_loop(Operator.num_lora_users)
     get_metrics = on_loop(Operator.get_metrics)
     get_supported_tasks = on_loop(Operator.get_supported_tasks)

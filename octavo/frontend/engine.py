@@ -53,6 +53,7 @@ class LLMEngine:
     remove_lora = in_thread(Operator.remove_lora)
     pin_lora = in_thread(Operator.pin_lora)
     list_loras = in_thread(Operator.list_loras)
+    add_prompt_adapter = in_thread(Operator.add_prompt_adapter)
     num_lora_users = in_thread(Operator.num_lora_users)
     get_metrics = in_thread(Operator.get_metrics)
     get_supported_tasks = in_thread(Operator.get_supported_tasks)

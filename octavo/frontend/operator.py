@@ -16,7 +16,7 @@ from octavo.base.errors import EngineDead, RequestError, Unsupported
 from octavo.config.engine import EngineConfig
 from octavo.frontend.observe.engine_metrics import SLEEP_STATES, EngineMetrics
 from octavo.frontend.requests.adapters import AdapterFiles
-from octavo.messages.adapters import AdapterRef, LoRARequest
+from octavo.messages.adapters import AdapterRef, LoRARequest, PromptAdapterRequest, SoftPromptRef
 from octavo.metrics import Metric
 
 P = ParamSpec("P")
@@ -218,18 +218,29 @@ class Operator:
                 "load_inplace.",
                 "lora_int_id",
             )
-        await self._load(ref)
+        await self._load(ref, "load_adapter")
         if known is not None:
             await self.collective_rpc("drop_adapter", kwargs={"key": known.key})
         self._adapters[lora_request.lora_int_id] = ref
         return True
 
-    async def _load(self, ref: AdapterRef) -> None:
+    async def add_prompt_adapter(self, prompt_adapter_request: PromptAdapterRequest) -> bool:
+        """Load a learned prompt before its first request, which need not wait for this; return True.
+
+        Raises RequestError for what cannot be loaded.
+        """
+        look = partial(self._adapter_files.resolve_prompt, prompt_adapter_request)
+        ref = await self._core.aside(look)
+        assert ref is not None
+        await self._load(ref, "load_soft_prompt")
+        return True
+
+    async def _load(self, ref: AdapterRef | SoftPromptRef, verb: str) -> None:
         """Have every rank load an adapter, while steps go on."""
         arguments = {"ref": msgspec.to_builtins(ref, builtin_types=(bytes,)), "waits": False}
-        await self.collective_rpc("load_adapter", kwargs=arguments)
+        await self.collective_rpc(verb, kwargs=arguments)
         arguments["waits"] = True
-        while None in (found := await self.collective_rpc("load_adapter", kwargs=arguments)):
+        while None in (found := await self.collective_rpc(verb, kwargs=arguments)):
             await self._core.rest(_LOOK_S)
         if reasons := [reason for reason in found if reason]:
             raise RequestError(f"Loading lora {ref.name} failed: {reasons[0]}", "lora_path")
@@ -250,7 +261,7 @@ class Operator:
         ref = self._adapters.get(lora_id)
         if ref is None:
             raise RequestError(f"Pinning failed. LoRA {lora_id} is not registered.", "lora_id")
-        await self._load(ref)
+        await self._load(ref, "load_adapter")
         return all(await self.collective_rpc("pin_adapter", kwargs={"key": ref.key}))
 
     async def list_loras(self) -> set[int]:

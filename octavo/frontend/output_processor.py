@@ -272,7 +272,7 @@ class OutputProcessor:
         elif not owner.request.stats.first_token_ts:
             waited_s = now - owner.request.stats.arrival_time
             num_prompt = owner.request.num_prompt_tokens
-            self._metrics.note_first_token(waited_s, num_prompt, output.num_cached_tokens)
+            self._metrics.note_first_token(waited_s, num_prompt, owner.request.num_cached(output))
         owner.last_token_s = now
         self._metrics.note_tokens(len(output.new_token_ids))
 

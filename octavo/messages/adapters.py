@@ -58,6 +58,32 @@ class LoRASum(msgspec.Struct, frozen=True):
         return "+".join(adapter.lora_name for adapter, _ in self.adapters)
 
 
+class PromptAdapterRequest(msgspec.Struct, frozen=True):
+    """A learned prompt for a request. Public; the fields are those of early vLLM. Raises RequestError."""
+
+    prompt_adapter_name: str
+    prompt_adapter_id: int
+    """Greater than 0."""
+    prompt_adapter_local_path: str = ""
+    """A folder as PEFT saves it: adapter_config.json and adapter_model.safetensors."""
+    prompt_adapter_num_virtual_tokens: int = 0
+    """Without an effect: the folder says it."""
+    task_id: int = 0
+    """Which task of a multitask prompt."""
+
+    def __post_init__(self) -> None:
+        if type(self.prompt_adapter_id) is not int or self.prompt_adapter_id < 1:
+            raise RequestError(f"id must be > 0, got {self.prompt_adapter_id!r}", "prompt_adapter_id")
+        for name in ("prompt_adapter_local_path", "prompt_adapter_name"):
+            if not isinstance(value := getattr(self, name), str) or not value.isprintable() or not value:
+                raise RequestError(f"{name} must be a printable string, got {value!r:.100}.", name)
+
+    @property
+    def lora_name(self) -> str:
+        """Return its name, under the name that all adapters have for it."""
+        return self.prompt_adapter_name
+
+
 class AdapterPart(msgspec.Struct, array_like=True, frozen=True):
     """One adapter of a sum."""
 
@@ -79,3 +105,20 @@ class AdapterRef(msgspec.Struct, array_like=True, frozen=True):
     def key(self) -> bytes:
         """Return what the keys and values depend on: equal for equal contents, whatever their names."""
         return b"".join(part.digest + struct.pack("<d", part.scale) for part in self.parts)
+
+
+class SoftPromptRef(msgspec.Struct, array_like=True, frozen=True):
+    """Virtual tokens before a request's prompt, whose embeddings, or keys and values, were learned."""
+
+    name: str
+    path: str
+    digest: bytes
+    """sha256 of its files."""
+    num_tokens: int
+    """So many of the request's first tokens are virtual; their ids mean nothing."""
+    task: int = 0
+
+    @property
+    def key(self) -> bytes:
+        """Return what the keys and values depend on."""
+        return self.digest + struct.pack("<q", self.task)

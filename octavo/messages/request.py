@@ -5,7 +5,7 @@ from hashlib import sha256
 
 import msgspec
 
-from octavo.messages.adapters import AdapterRef
+from octavo.messages.adapters import AdapterRef, SoftPromptRef
 from octavo.messages.pooling import Pooled, PoolingParams
 from octavo.messages.sampling import SamplingParams
 from octavo.messages.structured import Constraint
@@ -46,6 +46,13 @@ class RequestSpec(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """Leading tokens that a mean leaves out, where the model wants that."""
     adapter: AdapterRef | None = None
     """What changes the model for this request."""
+    soft_prompt: SoftPromptRef | None = None
+    """What stands before its own prompt."""
+
+    @property
+    def num_virtual_tokens(self) -> int:
+        """Return how many of its first tokens are those of a learned prompt."""
+        return 0 if self.soft_prompt is None else self.soft_prompt.num_tokens
 
     @property
     def sampling(self) -> SamplingParams:
@@ -56,11 +63,14 @@ class RequestSpec(msgspec.Struct, array_like=True, gc=False, frozen=True):
     @property
     def adapter_paths(self) -> list[str]:
         """Return the folders of its adapters."""
-        return [] if self.adapter is None else [part.path for part in self.adapter.parts]
+        parts = () if self.adapter is None else self.adapter.parts
+        return [*(part.path for part in parts), *([self.soft_prompt.path] if self.soft_prompt else ())]
 
     def cache_identity(self) -> bytes:
         """Return what the keys and values of the whole prompt depend on beside its token ids."""
         given = b"" if self.embeds is None else b"prompt_embeds" + sha256(self.embeds.data).digest()
+        if self.soft_prompt is not None:
+            given += b"soft_prompt" + self.soft_prompt.key
         position, changes = self.cache_change()
         return given if position else given + changes
 

@@ -20,6 +20,11 @@ class NewRequest(msgspec.Struct, array_like=True, gc=False):
     spec: RequestSpec
 
     @property
+    def prompt_ids(self) -> list[int]:
+        """Return the prompt without the virtual tokens of a learned one."""
+        return self.token_ids[self.spec.num_virtual_tokens : self.num_prompt_tokens]
+
+    @property
     def sampling(self) -> SamplingParams:
         """Return how its tokens are chosen."""
         return self.spec.sampling

@@ -25,7 +25,7 @@ TOP = _by_name(
         "octavo.runtime.models.registry": "ModelRegistry",
         "octavo.frontend.outputs.logprobs": "Logprob FlatLogprobs",
         "octavo.frontend.outputs.request_output": "RequestOutput CompletionOutput",
-        "octavo.messages.adapters": "LoRARequest LoRASum",
+        "octavo.messages.adapters": "LoRARequest LoRASum PromptAdapterRequest",
         "octavo.messages.pooling": "PoolingParams",
         "octavo.frontend.outputs.pooling_output": """PoolingOutput PoolingRequestOutput EmbeddingOutput
             EmbeddingRequestOutput ClassificationOutput ClassificationRequestOutput ScoringOutput
@@ -83,7 +83,6 @@ _REASONS = {
     "octavo runs on one machine: tensor_parallel_size starts its ranks there.": """
         initialize_ray_cluster init_distributed_environment initialize_model_parallel
         ensure_model_parallel_initialized""",
-    "prompt adapters are not supported: put their text into the prompt.": "PromptAdapterRequest",
 }
 LATER = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 """Names whose feature is not there, and why: they load, and say so when they are used."""

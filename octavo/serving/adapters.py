@@ -9,15 +9,17 @@ import fcntl
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from octavo.base.errors import ConfigError, OctavoError, RequestError, UnknownModel
 from octavo.base.log import get_logger
 from octavo.config.lora import CONFIG, read_module, read_peft
+from octavo.config.prompt_tuning import is_learned_prompt
 from octavo.config.server import ServerConfig
 from octavo.frontend.async_engine import AsyncLLM
-from octavo.messages.adapters import LoRARequest, LoRASum
+from octavo.messages.adapters import LoRARequest, LoRASum, PromptAdapterRequest
 from octavo.serving.errors import HTTPError
 
 logger = get_logger(__name__)
@@ -34,10 +36,15 @@ class ServedAdapter(msgspec.Struct, frozen=True):
     id: int
     parent: str = ""
     """The base model's name, where another than the first was given."""
+    is_prompt: bool = False
+    """It is a learned prompt."""
+    task_id: int = 0
 
     @property
-    def request(self) -> LoRARequest:
+    def request(self) -> LoRARequest | PromptAdapterRequest:
         """As engines take it."""
+        if self.is_prompt:
+            return PromptAdapterRequest(self.name, self.id, self.path, task_id=self.task_id)
         return LoRARequest(self.name, self.id, self.path, load_inplace=True)
 
 
@@ -67,7 +74,9 @@ class ServedAdapters:
         for text in self._config.lora_modules:
             module = read_module(text)
             try:
-                await self.load(module.name, module.path, parent=module.base_model_name)
+                await self.load(
+                    module.name, module.path, parent=module.base_model_name, task_id=module.task_id
+                )
             except OctavoError as error:
                 raise ConfigError(f"lora_modules, {module.name!r}: {error}") from error
 
@@ -81,20 +90,22 @@ class ServedAdapters:
         self._refresh()
         if (known := self._known.get(name)) is not None or not self._config.lora_folder:
             return known
-        if not self._engine.config.lora.enable_lora or "\0" in name:
+        lora = self._engine.config.lora
+        if not (lora.enable_lora or lora.enable_prompt_adapter) or "\0" in name:
             return None
         folder = Path(self._config.lora_folder, name)
         if not (folder / CONFIG).is_file() or not self._is_inside(folder):
             return None
-        read_peft(folder)
-        return self._enter(name, str(folder), "")
+        return self._enter(self._entry(name, str(folder)))
 
     def sum_of(self, scales: Iterable[LoRAScale]) -> LoRASum | None:
         """Return what a request's list asks for; None: the base. Raises RequestError, UnknownModel."""
-        found = [(self._scaled(entry).request, entry.scale) for entry in scales]
+        found: list[Any] = [(self._scaled(entry).request, entry.scale) for entry in scales]
         return LoRASum(tuple(found)) if found else None
 
-    async def load(self, name: str, path: str, *, in_place: bool = False, parent: str = "") -> None:
+    async def load(
+        self, name: str, path: str, *, in_place: bool = False, parent: str = "", task_id: int = 0
+    ) -> None:
         """Load an adapter and give it its name; in_place: in the place of another. Raises RequestError."""
         self._refresh()
         if name in self._base_names:
@@ -106,10 +117,12 @@ class ServedAdapters:
                 "place, set 'load_inplace' to True.",
                 "lora_name",
             )
-        known = self._known.get(name)
-        entry = ServedAdapter(name, path, known.id if known else self._next_id(), parent)
-        await self._engine.add_lora(entry.request)
-        self._enter(name, path, parent)
+        entry = self._entry(name, path, parent, task_id)
+        if isinstance(request := entry.request, LoRARequest):
+            await self._engine.add_lora(request)
+        else:
+            await self._engine.add_prompt_adapter(request)
+        self._enter(entry)
 
     async def unload(self, name: str, wait_s: float | None = None) -> None:
         """Take the name away at once, and the memory when no request needs it any more.
@@ -168,16 +181,20 @@ class ServedAdapters:
             raise UnknownModel(f"The lora adapter {given!r} does not exist.", "lora")
         return found
 
-    def _next_id(self) -> int:
-        return 1 + max((entry.id for entry in self._known.values()), default=0)
+    def _entry(self, name: str, path: str, parent: str = "", task_id: int = 0) -> ServedAdapter:
+        """Return what a folder is to be called; nobody knows it yet. Raises RequestError."""
+        if not (is_prompt := is_learned_prompt(Path(path).expanduser())):
+            read_peft(Path(path).expanduser())
+        known = self._known.get(name)
+        new_id = 1 + max((entry.id for entry in self._known.values()), default=0)
+        return ServedAdapter(name, path, known.id if known else new_id, parent, is_prompt, task_id)
 
-    def _enter(self, name: str, path: str, parent: str) -> ServedAdapter:
+    def _enter(self, entry: ServedAdapter) -> ServedAdapter:
         with self._changing() as names:
-            if name not in names and len(names) >= _MOST_NAMES:
+            if entry.name not in names and len(names) >= _MOST_NAMES:
                 raise RequestError(f"{_MOST_NAMES} adapters have names: unload some.", "lora_name")
-            known = names.get(name)
-            names[name] = ServedAdapter(name, path, known.id if known else self._next_id(), parent)
-        return names[name]
+            names[entry.name] = entry
+        return entry
 
     @contextmanager
     def _changing(self) -> Iterator[dict[str, ServedAdapter]]:

@@ -10,7 +10,7 @@ from octavo.base.errors import RequestError
 from octavo.config.server import ServerConfig
 from octavo.frontend.async_engine import AsyncLLM
 from octavo.frontend.requests.prompts import PromptType
-from octavo.messages.adapters import LoRARequest, LoRASum
+from octavo.messages.adapters import LoRARequest, LoRASum, PromptAdapterRequest
 from octavo.serving.adapters import LoRAScale
 from octavo.serving.engines import Engines
 
@@ -40,8 +40,18 @@ class Caller:
     model: str = ""
     """The name under which a model is asked; empty as long as the body is not read."""
 
-    adapter: LoRARequest | LoRASum | None = None
+    adapter: LoRARequest | LoRASum | PromptAdapterRequest | None = None
     """What changes the model."""
+
+    @property
+    def lora(self) -> LoRARequest | LoRASum | None:
+        """The adapter, if it is one of weights."""
+        return None if isinstance(self.adapter, PromptAdapterRequest) else self.adapter
+
+    @property
+    def learned_prompt(self) -> PromptAdapterRequest | None:
+        """The adapter, if it is a learned prompt."""
+        return self.adapter if isinstance(self.adapter, PromptAdapterRequest) else None
 
     @property
     def engine(self) -> AsyncLLM:

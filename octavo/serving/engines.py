@@ -11,7 +11,7 @@ from octavo.base.errors import RequestError, UnknownModel
 from octavo.config.engine import EngineConfig
 from octavo.config.server import ServerConfig
 from octavo.frontend.async_engine import AsyncLLM
-from octavo.messages.adapters import LoRARequest, LoRASum
+from octavo.messages.adapters import LoRARequest, LoRASum, PromptAdapterRequest
 from octavo.serving.adapters import LoRAScale, ServedAdapters
 
 
@@ -51,7 +51,9 @@ class Engines:
             raise UnknownModel(f"The model {asked[:200]!r} does not exist. Served here: {served}.", "model")
         return asked
 
-    def adapter_of(self, model: str, scales: Iterable[LoRAScale] | None) -> LoRARequest | LoRASum | None:
+    def adapter_of(
+        self, model: str, scales: Iterable[LoRAScale] | None
+    ) -> LoRARequest | LoRASum | PromptAdapterRequest | None:
         """What answers under a resolved name; scales: of adapters to add up. Raises as `resolve`."""
         found = None if model in self.models.names else self.adapters.find(model)
         if scales is None:

@@ -9,6 +9,7 @@ import httpx
 import pytest
 import pytest_asyncio
 import torch
+from safetensors.torch import save_file
 
 from octavo import AsyncLLM, EngineArgs
 from octavo.base.errors import ConfigError
@@ -39,7 +40,7 @@ async def serving(made, **options):
     base, folder, _ = made
     exact = {"dtype": "float32", "activations": "float32", "kv_cache_dtype": "float32"}
     args = EngineArgs(
-        model=str(base), enable_lora=True, max_loras=2, max_model_len=256, num_gpu_blocks_override=64,
+        model=str(base), enable_lora=True, enable_prompt_adapter=True, max_loras=2, max_model_len=256, num_gpu_blocks_override=64,
         served_model_name=["base"], skip_tokenizer_init=True, seed=0, **exact,
     )  # fmt: skip
     engine = AsyncLLM.from_engine_args(args)
@@ -136,6 +137,31 @@ async def test_sums(client, made):
         await post(client, "/v1/completions", status, model="base", prompt=PROMPT, lora=wrong)
     refused = await post(client, "/v1/completions", 400, model="red", prompt=PROMPT, lora=lora)
     assert "not to the adapter 'red'" in refused.text
+
+
+async def test_learned_prompts_have_names_too(client, made):
+    """One of prompt tuning: virtual tokens before the prompt, which nobody counts."""
+    oracle, folder = made[2]["base"], made[1] / "learned"
+    folder.mkdir()
+    embeds = torch.randn(5, 48, generator=torch.Generator().manual_seed(3))
+    save_file({"prompt_embeddings": embeds}, folder / "adapter_model.safetensors")
+    config = {"peft_type": "PROMPT_TUNING", "num_virtual_tokens": 5, "token_dim": 48}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    ids = list(PROMPT)
+    for _ in range(NUM_TOKENS):
+        embedded = torch.cat([embeds, oracle.get_input_embeddings()(torch.tensor(ids))])
+        with torch.no_grad():
+            ids.append(int(oracle(inputs_embeds=embedded[None]).logits[0, -1].argmax()))
+    found = await completed(client, "learned")
+    assert found == ids[-NUM_TOKENS:] != greedy(oracle, PROMPT)
+    usage = (await post(client, "/v1/completions", model="learned", prompt=PROMPT)).json()["usage"]
+    assert usage["prompt_tokens"] == len(PROMPT)
+    scaled = [{"name": "learned", "scale": 0.5}]
+    refused = await post(client, "/v1/completions", 400, model="base", prompt=PROMPT, lora=scaled)
+    assert "A sum takes adapters" in refused.text
+    await post(client, "/v1/unload_lora_adapter", lora_name="learned")
+    shutil.rmtree(folder)
+    await post(client, "/v1/completions", 404, model="learned", prompt=PROMPT)
 
 
 async def test_load_and_unload(client, made):

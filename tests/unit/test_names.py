@@ -54,16 +54,16 @@ def test_modules_are_listed_and_files_win():
 
 
 def test_a_missing_feature_says_so_when_it_is_used():
-    from octavo.prompt_adapter.request import PromptAdapterRequest
+    from octavo.reasoning import ReasoningParser
 
-    def annotated(adapter: PromptAdapterRequest | None = None) -> PromptAdapterRequest | None:
-        return adapter
+    def annotated(parser: ReasoningParser | None = None) -> ReasoningParser | None:
+        return parser
 
-    assert annotated() is None and not isinstance(annotated, PromptAdapterRequest)
-    with pytest.raises(Unsupported, match="PromptAdapterRequest: prompt adapters are not supported: put"):
-        PromptAdapterRequest("adapter", 1, "/nowhere")
-    with pytest.raises(Unsupported, match="prompt adapters"):
-        PromptAdapterRequest.from_somewhere()
+    assert annotated() is None and not isinstance(annotated, ReasoningParser)
+    with pytest.raises(Unsupported, match="ReasoningParser: parsers cannot be added yet: name one"):
+        ReasoningParser("parser")
+    with pytest.raises(Unsupported, match="parsers cannot be added"):
+        ReasoningParser.from_somewhere()
     with pytest.raises(Unsupported, match="StatLoggerBase"):
         from octavo.v1.metrics.loggers import StatLoggerBase
 

@@ -12,8 +12,16 @@ from typing import NamedTuple
 from octavo.base.errors import RequestError
 from octavo.base.lru import LRU
 from octavo.config.engine import EngineConfig
-from octavo.config.lora import CONFIG, WEIGHTS, PeftConfig, read_peft, read_shapes
-from octavo.messages.adapters import AdapterPart, AdapterRef, LoRARequest, LoRASum
+from octavo.config.lora import CONFIG, WEIGHTS, PeftConfig, read_peft, read_peft_files, read_shapes
+from octavo.config.prompt_tuning import read_prompt_tuning
+from octavo.messages.adapters import (
+    AdapterPart,
+    AdapterRef,
+    LoRARequest,
+    LoRASum,
+    PromptAdapterRequest,
+    SoftPromptRef,
+)
 
 _REMEMBERED = 10_000
 _DOWN = (".lora_A.weight", ".lora_embedding_A")
@@ -50,7 +58,7 @@ class AdapterFiles:
                 "lora_request",
             )
         listed = given.adapters if isinstance(given, LoRASum) else ((given, 1.0),)
-        found = [(lora.lora_path, self._look_up(lora), scale) for lora, scale in listed if scale]
+        found = [(lora.lora_path, self._look_up(lora.lora_path), scale) for lora, scale in listed if scale]
         parts = tuple(AdapterPart(path, known.digest, scale) for path, known, scale in found)
         start = 0
         for _, known, scale in found:
@@ -60,24 +68,48 @@ class AdapterFiles:
                 start = _last_start(prompt, known.invocation, given.lora_name)
         return AdapterRef(given.lora_name, parts, start) if parts else None
 
-    def _look_up(self, lora: LoRARequest) -> _Known:
-        folder = Path(lora.lora_path).expanduser()
+    def resolve_prompt(self, given: PromptAdapterRequest | None) -> SoftPromptRef | None:
+        """Return what the workers get of a learned prompt. Raises RequestError."""
+        if given is None:
+            return None
+        name, lora = given.prompt_adapter_name, self._config.lora
+        if not lora.enable_prompt_adapter:
+            raise RequestError(
+                f"Got prompt_adapter_request {name!r} but prompt adapters are not enabled: "
+                "enable_prompt_adapter=True.",
+                "prompt_adapter_request",
+            )
+        config = read_prompt_tuning(Path(given.prompt_adapter_local_path).expanduser())
+        most, count = lora.max_prompt_adapter_token, config.num_virtual_tokens
+        if 0 < most < count:
+            raise RequestError(
+                f"{name!r} has {count} virtual tokens, more than max_prompt_adapter_token {most}.",
+                "prompt_adapter_request",
+            )
+        if not 0 <= given.task_id < config.num_tasks:
+            text = f"task_id must be below {config.num_tasks}, the prompt's tasks, got {given.task_id}."
+            raise RequestError(text, "task_id")
+        path = given.prompt_adapter_local_path
+        return SoftPromptRef(name, path, self._look_up(path, is_lora=False).digest, count, given.task_id)
+
+    def _look_up(self, path: str, *, is_lora: bool = True) -> _Known:
+        folder = Path(path).expanduser()
         files = [folder / CONFIG, folder / WEIGHTS]
         try:
             states = tuple((stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in map(Path.stat, files))
         except OSError:
-            read_peft(folder)  # says what is missing
+            read_peft_files(folder)  # says what is missing
             raise RequestError(f"No adapter found for {folder}.", "lora_path") from None
-        known = self._known.get(lora.lora_path)
+        known = self._known.get(path)
         if known is not None and known[0] == states:
             return known[1]
-        config = self._check(folder)
+        invocation = self._check(folder).invocation if is_lora else ()
         try:
             digests = [sha256(path.read_bytes()).digest() for path in files]
         except OSError as error:
             raise RequestError(f"{folder} cannot be read: {error}", "lora_path") from error
-        found = _Known(sha256(b"".join(digests)).digest(), config.invocation)
-        self._known.put(lora.lora_path, (states, found), 1)
+        found = _Known(sha256(b"".join(digests)).digest(), invocation)
+        self._known.put(path, (states, found), 1)
         return found
 
     def _check(self, folder: Path) -> PeftConfig:

@@ -29,7 +29,7 @@ from octavo.frontend.requests.prompts import ParsedPrompt, PromptType, TokensPro
 from octavo.frontend.requests.sampling_limits import SamplingLimits
 from octavo.frontend.requests.thinking import ReasoningStretch
 from octavo.frontend.text.tokenizer import Tokenizer
-from octavo.messages.adapters import AdapterRef, LoRARequest, LoRASum
+from octavo.messages.adapters import AdapterRef, LoRARequest, LoRASum, PromptAdapterRequest, SoftPromptRef
 from octavo.messages.pooling import PoolingParams
 from octavo.messages.request import EngineRequest, Limits, RequestSpec, Sharing, Standing
 from octavo.messages.sampling import SamplingParams
@@ -54,6 +54,7 @@ class PreparedRequest:
     beam_rules: BeamRules | None = None
     """For a beam search."""
     lora_request: LoRARequest | LoRASum | None = None
+    prompt_adapter_request: PromptAdapterRequest | None = None
     trace_headers: Mapping[str, str] = field(default_factory=dict)
     """Its client's `traceparent` and `tracestate`."""
 
@@ -127,17 +128,24 @@ class InputProcessor:
         params = self._limits.resolve(params)
         parsed = parse_prompt(prompt)
         ids = self._prompt_ids(parsed, options.tokenization, params)
-        self._check_prompt(ids, options.tokenization.max_output_tokens)
+        soft = self.adapters.resolve_prompt(options.prompt_adapter_request)
+        if soft is not None and parsed.embeds is not None:
+            raise RequestError("prompt_embeds take no prompt adapter.", "prompt_embeds")
+        placed = [0] * soft.num_tokens + ids if soft is not None and ids else ids
+        self._check_prompt(placed, options.tokenization.max_output_tokens)
         adapter = self.adapters.resolve(options.lora_request, () if parsed.embeds else ids)
-        check_prompt_scoring(params, len(ids), given_as_embeds=parsed.embeds is not None)
+        check_prompt_scoring(
+            params, len(ids), given_as_embeds=parsed.embeds is not None, is_soft=soft is not None
+        )
         prepared = PreparedRequest(
             request_id=uuid4().hex if request_id is None else request_id,
             prompt=parsed.text,
             prompt_token_ids=ids,
             params=params,
             arrival_s=standing.arrival_s,
-            engine_requests=self._engine_requests(ids, params, options, standing, parsed, adapter),
+            engine_requests=self._engine_requests(placed, params, options, standing, parsed, adapter, soft),
             lora_request=options.lora_request,
+            prompt_adapter_request=options.prompt_adapter_request,
             trace_headers=options.trace_headers,
         )
         if not params.use_beam_search:
@@ -150,6 +158,8 @@ class InputProcessor:
     ) -> PreparedRequest:
         params = resolve_pooling(params, self._config)
         standing, parsed = options.standing(), parse_prompt(prompt)
+        if options.prompt_adapter_request is not None:
+            raise Unsupported("Prompt adapters are for models that generate text.")
         if parsed.embeds is not None:
             raise Unsupported("prompt_embeds are for models that generate text.")
         if parsed.token_ids is None and options.tokenization.truncate_prompt_tokens is None:
@@ -290,6 +300,7 @@ class InputProcessor:
         standing: Standing,
         prompt: ParsedPrompt,
         adapter: AdapterRef | None,
+        soft_prompt: SoftPromptRef | None,
     ) -> list[EngineRequest]:
         room = self.max_model_len - len(ids)
         seed = self._seeds.getrandbits(_SEED_BITS) if params.seed is None else params.seed
@@ -306,6 +317,7 @@ class InputProcessor:
             stop_token_ids=sorted({*eos_token_ids, *(params.stop_token_ids or ())}),
             embeds=prompt.embeds.message if prompt.embeds else None,
             adapter=adapter,
+            soft_prompt=soft_prompt,
         )
         limits = Limits(
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),

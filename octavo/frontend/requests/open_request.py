@@ -70,10 +70,14 @@ class OpenRequest(ABC):
         due_s = self._prepared.engine_requests[0].standing.due_s
         return math.inf if due_s is None else due_s
 
+    def num_cached(self, output: EngineOutput) -> int:
+        """How many tokens of the prompt were found in the cache, virtual ones left out."""
+        return max(0, output.num_cached_tokens - self.asked.spec.num_virtual_tokens)
+
     @property
     def adapter_name(self) -> str | None:
         """The name of its adapter, or of their sum."""
-        given = self._prepared.lora_request
+        given = self._prepared.lora_request or self._prepared.prompt_adapter_request
         return None if given is None else given.lora_name
 
     @property
@@ -170,7 +174,7 @@ class SampledRequest(OpenRequest):
         self._is_final = self._is_ranked or params.output_kind is RequestOutputKind.FINAL_ONLY
         self._is_delta = params.output_kind is RequestOutputKind.DELTA
         self._interval = params.stream_interval or 1
-        self._prompt_scores = PromptScores(params, tokenizer)
+        self._prompt_scores = PromptScores(params, tokenizer, self.asked.spec.num_virtual_tokens)
         self._prompt_scores_shown = False
 
     @property
@@ -233,7 +237,7 @@ class SampledRequest(OpenRequest):
 
     def _take_prompt_facts(self, output: EngineOutput) -> None:
         if self._num_cached_tokens is None:
-            self._num_cached_tokens = output.num_cached_tokens
+            self._num_cached_tokens = self.num_cached(output)
             self._num_cache_creation_tokens = output.num_cache_creation_tokens
         if output.prompt_logprobs:
             self._prompt_scores.take(output.prompt_logprobs)

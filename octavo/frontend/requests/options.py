@@ -13,7 +13,7 @@ from octavo.base.errors import RequestError
 from octavo.config.speculative import MAX_DRAFTS
 from octavo.frontend.requests.unsupported import refuse_options
 from octavo.messages import sampling_values as read
-from octavo.messages.adapters import LoRARequest, LoRASum
+from octavo.messages.adapters import LoRARequest, LoRASum, PromptAdapterRequest
 from octavo.messages.request import Standing
 
 T = TypeVar("T")
@@ -73,6 +73,8 @@ class RequestKeywords(TypedDict, total=False):
     """`traceparent` and `tracestate`, the caller's place in a trace (otlp_traces_endpoint)."""
     lora_request: LoRARequest | LoRASum | Sequence[LoRARequest | LoRASum | None] | None
     """The adapter to answer with, or a sum of some (enable_lora). LLM: one for all prompts, or a list."""
+    prompt_adapter_request: PromptAdapterRequest | Sequence[PromptAdapterRequest | None] | None
+    """The learned prompt before the request's own (enable_prompt_adapter). LLM: one for all, or a list."""
     mm_processor_kwargs: Mapping[str, Any] | None
     """Refused when it asks for something."""
     data_parallel_rank: int | None
@@ -80,7 +82,7 @@ class RequestKeywords(TypedDict, total=False):
 
 
 KEYWORDS = frozenset(RequestKeywords.__annotations__)
-_PER_PROMPT = ("priority", "tenant", "deadline_s", "lora_request")
+_PER_PROMPT = ("priority", "tenant", "deadline_s", "lora_request", "prompt_adapter_request")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ class RequestOptions:
     deadline_s: float | None = None
     in_bulk: bool = False
     lora_request: LoRARequest | LoRASum | None = None
+    prompt_adapter_request: PromptAdapterRequest | None = None
     max_drafts: int | None = None
     """Tokens guessed ahead in one step; None = as many as the engine may."""
     arrival_s: float | None = None
@@ -109,6 +112,12 @@ class RequestOptions:
             raise RequestError(
                 f"lora_request must be a LoRARequest or a LoRASum, got {type(self.lora_request).__name__}.",
                 "lora_request",
+            )
+        prompt = self.prompt_adapter_request
+        if not isinstance(prompt, PromptAdapterRequest | None) or (prompt and self.lora_request):
+            raise RequestError(
+                "prompt_adapter_request must be a PromptAdapterRequest, without a lora_request beside it.",
+                "prompt_adapter_request",
             )
         if not isinstance(self.in_bulk, bool):
             raise RequestError(f"in_bulk must be True or False, got {self.in_bulk!r}.", "in_bulk")

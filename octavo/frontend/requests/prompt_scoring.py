@@ -12,12 +12,17 @@ from octavo.messages.request import TokenLogprobs
 from octavo.messages.sampling import SamplingParams
 
 
-def check_prompt_scoring(params: SamplingParams, num_tokens: int, *, given_as_embeds: bool) -> None:
+def check_prompt_scoring(
+    params: SamplingParams, num_tokens: int, *, given_as_embeds: bool, is_soft: bool
+) -> None:
     """What of the prompt is to be scored must be there. Raises RequestError."""
     candidates, start = params.prompt_candidates, params.prompt_logprob_start
     if given_as_embeds and (candidates or params.prompt_logprobs is not None):
         name = "prompt_logprob_token_ids" if params.prompt_logprobs is None else "prompt_logprobs"
         raise RequestError(f"{name} is not compatible with prompt embeds: they have no tokens.", name)
+    if is_soft and candidates:
+        name = "prompt_logprob_token_ids"
+        raise RequestError(f"{name} is not for requests with a prompt adapter: use prompt_logprobs.", name)
     num_scored = num_tokens - 1 - start
     if candidates and num_scored < 1:
         raise RequestError(
@@ -36,7 +41,9 @@ def check_prompt_scoring(params: SamplingParams, num_tokens: int, *, given_as_em
 class PromptScores:
     """What the core has sent of one prompt, as users see it; None where nothing was asked for."""
 
-    def __init__(self, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, params: SamplingParams, tokenizer: Tokenizer | None, num_virtual: int = 0) -> None:
+        """num_virtual: tokens before the prompt, which users do not see"""
+        self._num_hidden = num_virtual
         self.logprobs: PromptLogprobs | None = None
         if params.prompt_logprobs is not None:
             self.logprobs = kept_logprobs(params.prompt_logprobs, flat=params.flat_logprobs)
@@ -50,6 +57,9 @@ class PromptScores:
     def take(self, entries: list[TokenLogprobs]) -> None:
         """The entries of the next positions."""
         for entry in entries:
+            if self._num_hidden:
+                self._num_hidden -= 1
+                continue
             row = self._num_taken - self._start
             self._num_taken += 1
             end = len(entry.token_ids) - self._num_candidates(row)

@@ -4,35 +4,35 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from threading import Lock, Thread
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from octavo.base.errors import OctavoError
-from octavo.messages.adapters import AdapterRef
-from octavo.runtime.lora.reader import Adapter
+from octavo.messages.adapters import AdapterRef, SoftPromptRef
 
-Read = Callable[[AdapterRef], Adapter]
+R = TypeVar("R", bound=AdapterRef | SoftPromptRef)
+A = TypeVar("A")
 
 
-class AdapterPool:
+class AdapterPool(Generic[R, A]):
     """Adapters by key, loaded once however many ask. Thread-safe. most: adapters, unless more are pinned"""
 
-    def __init__(self, read: Read, most: int) -> None:
-        self._read, self._most = read, most
+    def __init__(self, kind: type[R], read: Callable[[R], A], most: int) -> None:
+        self._kind, self._read, self._most = kind, read, most
         self._lock = Lock()
-        self._entries: OrderedDict[bytes, Future[Adapter]] = OrderedDict()
+        self._entries: OrderedDict[bytes, Future[A]] = OrderedDict()
         self._pinned: set[bytes] = set()
         self.num_loads = self.num_hits = self.num_evictions = 0
 
-    def get(self, ref: AdapterRef) -> Adapter:
+    def get(self, ref: R) -> A:
         """Return an adapter, read now if need be. Raises RequestError; the next call reads anew."""
         future, is_new = self._enter(ref.key)
         if is_new:
             self._load(ref, future)
         return future.result()
 
-    def begin(self, ref: AdapterRef) -> None:
+    def begin(self, ref: R) -> None:
         """Have an adapter read by a thread of its own."""
         future, is_new = self._enter(ref.key)
         if is_new:
@@ -42,7 +42,7 @@ class AdapterPool:
         """Return True if an adapter is here, or is being read."""
         return key in self._entries
 
-    def is_loading(self, ref: AdapterRef) -> bool:
+    def is_loading(self, ref: R) -> bool:
         """Return True while an adapter is being read."""
         with self._lock:
             future = self._entries.get(ref.key)
@@ -51,9 +51,9 @@ class AdapterPool:
     def load(self, ref: Any, *, waits: bool) -> str | None:
         """Load an adapter, beside the steps; return None while that lasts, "" at the end, or what is wrong.
 
-        ref: an AdapterRef as plain values; waits: begin nothing, look whether it is done
+        ref: a reference as plain values; waits: begin nothing, look whether it is done
         """
-        adapter = msgspec.convert(ref, AdapterRef)
+        adapter = msgspec.convert(ref, self._kind)
         if not waits:
             self.begin(adapter)
         if not waits or self.is_loading(adapter):
@@ -91,7 +91,7 @@ class AdapterPool:
         """Return how often adapters were loaded, found and evicted."""
         return {"loads": self.num_loads, "hits": self.num_hits, "evictions": self.num_evictions}
 
-    def _enter(self, key: bytes) -> tuple["Future[Adapter]", bool]:
+    def _enter(self, key: bytes) -> tuple["Future[A]", bool]:
         with self._lock:
             if (future := self._entries.get(key)) is not None:
                 self._entries.move_to_end(key)
@@ -104,7 +104,7 @@ class AdapterPool:
                 self.num_evictions += 1
             return future, True
 
-    def _load(self, ref: AdapterRef, future: "Future[Adapter]") -> None:
+    def _load(self, ref: R, future: "Future[A]") -> None:
         try:
             future.set_result(self._read(ref))
             self.num_loads += 1

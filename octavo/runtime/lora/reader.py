@@ -207,12 +207,16 @@ class AdapterReader:
 def _open(part: AdapterPart) -> tuple[PeftConfig, dict[str, Tensor]]:
     """Read the files that the digest names; others are refused."""
     folder = Path(part.path)
-    config = read_peft(folder)
+    return read_peft(folder), read_tensors(folder, part.digest)
+
+
+def read_tensors(folder: Path, digest: bytes) -> dict[str, Tensor]:
+    """Read the weights of the files that have this digest. Raises RequestError."""
     try:
         files = [(folder / name).read_bytes() for name in (CONFIG, WEIGHTS)]
-        if digest_of(files) != part.digest:
+        if digest_of(files) != digest:
             raise RequestError(f"{folder} has changed since the request came.", "lora_path")
-        return config, load(files[1])
+        return load(files[1])
     except (OSError, SafetensorError, ValueError) as error:
         if isinstance(error, RequestError):
             raise

@@ -168,8 +168,7 @@ class BatchProcessor(Processor):
         else:
             self._rows[index] = row
         self._indices[row] = index
-        prompt = request.token_ids[: request.num_prompt_tokens]
-        return index, request.sampling, prompt, self._outputs[row]
+        return index, request.sampling, request.prompt_ids, self._outputs[row]
 
 
 def process_dict_updates(

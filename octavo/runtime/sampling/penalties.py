@@ -34,7 +34,8 @@ class Penalties(KernelProcessor):
     def add(self, row: int, request: NewRequest) -> None:
         """Count the outputs so far, and mark the prompt where it matters."""
         params = request.sampling
-        prompt, outputs = np.split(np.array(request.token_ids, dtype=np.int64), [request.num_prompt_tokens])
+        prompt = np.array(request.prompt_ids, dtype=np.int64)
+        outputs = np.array(request.token_ids[request.num_prompt_tokens :], dtype=np.int64)
         if request.spec.embeds is not None:
             prompt = prompt[:0]  # these ids only hold the places of embeddings
         repeats = in_vocabulary(prompt, self.vocab_size) if params.repetition_penalty != 1.0 else prompt[:0]

@@ -64,8 +64,8 @@ class RowProcessor(Processor):
         return bool(self.functions(params))
 
     def add(self, row: int, request: NewRequest) -> None:
-        ids, start = request.token_ids, request.num_prompt_tokens
-        self._held[row] = _Functions(self.functions(request.sampling), ids[:start], ids[start:])
+        outputs = request.token_ids[request.num_prompt_tokens :]
+        self._held[row] = _Functions(self.functions(request.sampling), request.prompt_ids, outputs)
 
     def remove(self, row: int) -> None:
         self._held.pop(row, None)

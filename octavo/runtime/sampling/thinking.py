@@ -43,8 +43,8 @@ class ThinkingBudget(Processor):
         budget, tags = request.sampling.thinking_token_budget, request.sampling.thinking_tag_ids
         assert budget is not None
         assert tags is not None, "the front fills them in"
-        ids = np.array(request.token_ids, dtype=np.int64)
-        prompt, outputs = np.split(ids, [request.num_prompt_tokens])
+        prompt = np.array(request.prompt_ids, dtype=np.int64)
+        outputs = np.array(request.token_ids[request.num_prompt_tokens :], dtype=np.int64)
         is_open = not tags[0] or _num_inside(prompt, tags, is_open=False) >= 0
         spent = _num_inside(outputs, tags, is_open=is_open)
         self._budgets[row] = budget

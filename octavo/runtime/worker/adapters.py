@@ -4,7 +4,6 @@ from collections import OrderedDict
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from octavo.base.errors import RequestError
 from octavo.base.log import get_logger
@@ -15,18 +14,18 @@ from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.lora.pool import AdapterPool
 from octavo.runtime.lora.reader import Adapter
 from octavo.runtime.lora.sites import EMBEDDING, HEAD, Sites
-from octavo.runtime.models.interface import Model
-from octavo.runtime.worker.pending import PendingStep
 from octavo.runtime.worker.prepare import Work
-from octavo.runtime.worker.step_part import StepPart
+from octavo.runtime.worker.step_part import FalliblePart
 
 logger = get_logger(__name__)
 
 
-class AdaptersPart(StepPart):
+class AdaptersPart(FalliblePart):
     """Keeps the adapters in use in slots, and those of ended requests until others need the place."""
 
-    def __init__(self, pool: AdapterPool, sites: Sites, parallel: ParallelContext, num_rows: int) -> None:
+    def __init__(
+        self, pool: AdapterPool[AdapterRef, Adapter], sites: Sites, parallel: ParallelContext, num_rows: int
+    ) -> None:
         super().__init__()
         self.pool, self._sites, self._parallel = pool, sites, parallel
         self._slot_of_row = np.zeros(num_rows + 1, np.int32)
@@ -37,19 +36,17 @@ class AdaptersPart(StepPart):
         """Slots by the key of their adapter, the least recently given first."""
         self._users = np.zeros(sites.slots.num_slots, np.int64)
         self._adapters: dict[int, Adapter] = {}
-        self._failed: dict[str, str] = {}
-        self._failed_rows: dict[int, str] = {}
         self._needs_model = False
 
     def read(self, request: NewRequest) -> int | None:
-        """See StepPart: the slot of its adapter; one that cannot be had ends the request."""
+        """See FalliblePart: the slot of its adapter; one that cannot be had ends the request."""
         if (ref := request.spec.adapter) is None:
             return None
         try:
             return self._slot_for(ref)
         except (RequestError, OSError, RuntimeError) as error:
             logger.warning("Adapter %s cannot be used: %s", ref.name, error)
-            self._failed[request.request_id] = f"Loading lora {ref.name} failed: {error}"
+            self.fail(request, f"Loading lora {ref.name} failed: {error}")
             return None
 
     def add(self, row: int, request: NewRequest) -> None:
@@ -58,19 +55,16 @@ class AdaptersPart(StepPart):
             self._slot_of_row[row] = slot
             self._start_of_row[row] = request.spec.adapter.start if request.spec.adapter else 0
             self._users[slot] += 1
-        elif request.request_id in self._failed:
-            self._failed_rows[row] = request.request_id
 
     def remove(self, row: int) -> None:
-        if (slot := self._wanted.pop(row, None)) is not None:
+        if (slot := self._wanted.get(row)) is not None:
             self._slot_of_row[row] = self._start_of_row[row] = 0
             self._users[slot] -= 1
-        if (request_id := self._failed_rows.pop(row, None)) is not None:
-            self._failed.pop(request_id, None)
+        super().remove(row)
 
     @property
     def is_idle(self) -> bool:
-        return not (self._needs_model or self._failed)
+        return not (self._needs_model or self.has_failed)
 
     def begin(self, work: Work) -> None:
         slots, starts = self._slot_of_row[work.rows], self._start_of_row[work.rows]
@@ -87,10 +81,6 @@ class AdaptersPart(StepPart):
     def before(self, work: Work, batch: ForwardBatch) -> None:
         """Say what no recorded step can do."""
         batch.is_looked_up = self._needs_model
-
-    def after(self, work: Work, hidden: Tensor, model: Model, outcome: PendingStep) -> None:
-        """End the requests whose adapters cannot be had."""
-        outcome.errors |= {name: text for name, text in self._failed.items() if name in outcome.request_ids}
 
     def fix(self, row: int | None) -> None:
         """Let products be of the request of `row` alone, until None."""

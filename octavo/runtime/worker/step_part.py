@@ -50,3 +50,35 @@ class StepPart(ABC):
 
     def follow(self, step: SchedulerOutput, work: Work, hidden: Tensor | None, outcome: PendingStep) -> None:
         """Look at a step whose tokens were chosen. hidden: of `work.samples`, [S, hidden_size], or None"""
+
+
+class FalliblePart(StepPart):
+    """A part that may find, when a request enters, that this cannot go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._failed: dict[str, str] = {}
+        self._failed_rows: dict[int, str] = {}
+
+    @property
+    def has_failed(self) -> bool:
+        """Return True while there are requests to end."""
+        return bool(self._failed)
+
+    def fail(self, request: NewRequest, error: str) -> None:
+        """End a request that `read` looks at. error: for its client"""
+        self._failed[request.request_id] = error
+
+    def add(self, row: int, request: NewRequest) -> None:
+        super().add(row, request)
+        if request.request_id in self._failed:
+            self._failed_rows[row] = request.request_id
+
+    def remove(self, row: int) -> None:
+        super().remove(row)
+        if (request_id := self._failed_rows.pop(row, None)) is not None:
+            self._failed.pop(request_id, None)
+
+    def after(self, work: Work, hidden: Tensor, model: Model, outcome: PendingStep) -> None:
+        """End those that cannot go on."""
+        outcome.errors |= {name: text for name, text in self._failed.items() if name in outcome.request_ids}

@@ -13,6 +13,7 @@ import torch
 
 from octavo.base.errors import ConfigError, OctavoError, Unsupported
 from octavo.config.engine import EngineConfig
+from octavo.messages.adapters import AdapterRef, SoftPromptRef
 from octavo.messages.kv import CachePlan, KVCacheGroup, ModelReady
 from octavo.messages.request import RequestSpec
 from octavo.messages.step import SchedulerOutput, TokenMasks
@@ -21,8 +22,9 @@ from octavo.runtime.heads.head import NoHead
 from octavo.runtime.heads.pool import PoolHead
 from octavo.runtime.heads.token import TokenHead
 from octavo.runtime.layers.build import packed_matrices
-from octavo.runtime.loader.loader import load_model
+from octavo.runtime.loader.loader import dtype_of, load_model
 from octavo.runtime.lora.pool import AdapterPool
+from octavo.runtime.lora.soft_prompts import SoftPromptReader
 from octavo.runtime.models.interface import Model
 from octavo.runtime.platforms.platform import Capture, get_platform
 from octavo.runtime.sampling.request_functions import load_processors
@@ -43,6 +45,7 @@ from octavo.runtime.worker.prompt_scores import PromptScores
 from octavo.runtime.worker.recorded_calls import RecordedCalls
 from octavo.runtime.worker.replayer import Eager, Replayer, one_variant
 from octavo.runtime.worker.request_state import RequestState
+from octavo.runtime.worker.soft_prompts import SoftPromptsPart
 from octavo.runtime.worker.step_part import StepPart
 
 
@@ -64,6 +67,7 @@ class Worker:
         self._profiler = Profiler(config.observability.profiler_dir, rank)
         self._drafts: DraftPart | None = None
         self._adapters: AdaptersPart | None = None
+        self._soft_prompts: SoftPromptsPart | None = None
         self._commands: dict[str, Callable[..., Any]] = {
             "describe": self.describe,
             "drop_saves": self.drop_saves,
@@ -118,7 +122,9 @@ class Worker:
         num_rows = config.scheduler.max_num_seqs
         longest = plan.max_model_len or config.model.max_model_len
         state = RequestState(num_rows, longest, plan, device)
-        adapters = [part] if (part := self._make_adapters(num_rows)) else []
+        adapters: list[StepPart] = [part] if (part := self._make_adapters(num_rows)) else []
+        if (soft_prompts := self._make_soft_prompts()) is not None:
+            adapters.append(soft_prompts)
         if config.pooling is not None:
             return ModelRunner(_make_cache(plan, device), state, PoolHead(config.pooling, state), adapters)
         if not self._parallel.pp.is_last:
@@ -146,10 +152,24 @@ class Worker:
         reader = self.model.adapters
         if reader is None:
             raise Unsupported(f"enable_lora: {self._config.architecture} runs on transformers' code.")
-        pool = AdapterPool(reader.read, self._config.lora.max_cpu_loras)
+        pool = AdapterPool(AdapterRef, reader.read, self._config.lora.max_cpu_loras)
         self._commands |= pool.commands
         self._adapters = AdaptersPart(pool, reader.sites, self._parallel, num_rows)
         return self._adapters
+
+    def _make_soft_prompts(self) -> SoftPromptsPart | None:
+        """Return what gives requests their learned prompts, if there may be some."""
+        config, device = self._config, self._platform.device
+        if not config.lora.enable_prompt_adapter or config.pooling is not None:
+            return None
+        specs = [layer.kv_spec for layer in self.model.cache_layers]
+        width = config.checkpoint.embedding_size
+        dtype = self._platform.compute_dtype(dtype_of(config.model.dtype))
+        reader = SoftPromptReader(width, specs, dtype, self._parallel.tp)
+        pool = AdapterPool(SoftPromptRef, reader.read, config.lora.max_prompt_adapters)
+        self._commands["load_soft_prompt"] = pool.load
+        self._soft_prompts = SoftPromptsPart(pool, self._platform.kernels.attention.store_kv, device)
+        return self._soft_prompts
 
     def _equip(self) -> None:
         """Let the runner compute with what there is now."""
@@ -260,14 +280,19 @@ class Worker:
 
     def takes_time(self, spec: RequestSpec) -> bool:
         """Return True if `prepare` has something to read."""
-        adapters = self._adapters
-        return spec.adapter is not None and adapters is not None and not adapters.pool.has(spec.adapter.key)
+        adapter, part = spec.adapter, self._adapters
+        if adapter is not None and part is not None and not part.pool.has(adapter.key):
+            return True
+        prompt, prompts = spec.soft_prompt, self._soft_prompts
+        return prompt is not None and prompts is not None and not prompts.pool.has(prompt.key)
 
     def prepare(self, spec: RequestSpec) -> None:
         """Read what a request will need, on a thread of the caller's; what fails, fails again in its step."""
-        if spec.adapter is not None and self._adapters is not None:
-            with suppress(OctavoError):
+        with suppress(OctavoError):
+            if spec.adapter is not None and self._adapters is not None:
                 self._adapters.pool.get(spec.adapter)
+            if spec.soft_prompt is not None and self._soft_prompts is not None:
+                self._soft_prompts.pool.get(spec.soft_prompt)
 
     def close(self) -> None:
         """Leave the process group, and give the device's memory back."""

@@ -167,10 +167,11 @@ class Generation:
             tenant=caller.tenant,
             deadline_s=request.deadline_s,
             speculative=request.speculative,
-            lora_request=caller.adapter,
             in_bulk=caller.is_in_bulk(len(self.prompts)),
             data_parallel_rank=caller.data_parallel_rank,
             ticket=ticket,
+            lora_request=caller.lora,
+            prompt_adapter_request=caller.learned_prompt,
         )
         async with aclosing(outputs):
             async for output in outputs:

@@ -93,9 +93,10 @@ class PoolingWork:
             priority=body.priority or 0,
             tenant=caller.tenant,
             deadline_s=body.deadline_s,
-            lora_request=caller.adapter,
             in_bulk=caller.is_in_bulk(len(prompts)),
             data_parallel_rank=caller.data_parallel_rank,
+            lora_request=caller.lora,
+            prompt_adapter_request=caller.learned_prompt,
         )
         for output in outputs:
             if (fault := take_fault(output)) is not None:

@@ -78,7 +78,7 @@ def test_values_that_ask_for_nothing_pass(caplog, monkeypatch):
     ("words", "says"),
     [
         (["-n", "2"], "nnodes=2: More than one machine"),
-        (["--enable-prompt-adapter"], "enable_prompt_adapter=True: Prompt adapters are not supported"),
+        (["--enable-eplb"], "enable_eplb=True: "),
         (["--kv-events-config.publisher", "zmq"], r"kv_events_config={'publisher': 'zmq'}"),
         (["--kv-offloading-size", "much"], "kv_offloading_size='much' cannot be read as swap_space"),
         (["--worker-cls", "a.B"], "Name an Executor class"),
@@ -109,8 +109,8 @@ def test_a_config_file_may_hold_them(tmp_path):
         "enable_lora: false\ncompilation_config: {}\nasync-scheduling: true\nmax_model_len: auto\n"
     )
     assert parse("--config", str(path)) == EngineArgs(steps_in_flight=2, max_model_len=-1)
-    path.write_text("enable_prompt_adapter: true\n")
-    with pytest.raises(ConfigError, match="Prompt adapters"):
+    path.write_text("enable_trace_replay: true\n")
+    with pytest.raises(ConfigError, match="octavo keeps no trace"):
         parse("--config", str(path))
 
 

@@ -91,7 +91,7 @@ def test_what_has_no_effect_says_so_once(lines):
     ("options", "says"),
     [
         ({"nnodes": 2}, "More than one machine is not supported yet"),
-        ({"enable_prompt_adapter": True}, "put their text into the prompt"),
+        ({"device_ids": [1]}, "CUDA_VISIBLE_DEVICES"),
         ({"profiler_config": {"profiler": "torch"}}, "profiler_dir"),
         ({"nonsense": 1}, "Unknown option nonsense. Known: "),
     ],

@@ -1,0 +1,94 @@
+"""`SoftPromptsPart` puts what was learned in the place of a prompt's virtual tokens."""
+
+import torch
+
+from octavo.base.errors import RequestError
+from octavo.base.lru import LRU
+from octavo.messages.adapters import SoftPromptRef
+from octavo.messages.step import NewRequest
+from octavo.runtime.batch import ForwardBatch, GivenEmbeds
+from octavo.runtime.kernels.attention import HeadInputs, StoreKV
+from octavo.runtime.lora.pool import AdapterPool
+from octavo.runtime.lora.soft_prompts import SoftPrompt
+from octavo.runtime.worker.prepare import Work
+from octavo.runtime.worker.step_part import FalliblePart
+
+_ON_DEVICE = 64
+"""Soft prompts that are kept there for the requests to come."""
+
+
+class SoftPromptsPart(FalliblePart):
+    """Takes part in the steps that compute virtual tokens.
+
+    Embeddings are computed with. Keys and values are stored before the model runs, and nothing that it
+    computes for their tokens is kept.
+    """
+
+    def __init__(
+        self, pool: AdapterPool[SoftPromptRef, SoftPrompt], store_kv: StoreKV, device: torch.device
+    ) -> None:
+        super().__init__()
+        self.pool, self._store_kv, self._device = pool, store_kv, device
+        self._kept: LRU[bytes, SoftPrompt] = LRU(_ON_DEVICE)
+        self._due: list[tuple[int, SoftPrompt]] = []
+        """Requests of this step, by their place, and their prompts."""
+
+    def read(self, request: NewRequest) -> SoftPrompt | None:
+        if (ref := request.spec.soft_prompt) is None:
+            return None
+        if (kept := self._kept.get(ref.key)) is not None:
+            return kept
+        try:
+            prompt = self.pool.get(ref).on(self._device)
+        except (RequestError, OSError, RuntimeError) as error:
+            self.fail(request, f"Loading prompt adapter {ref.name} failed: {error}")
+            return None
+        self._kept.put(ref.key, prompt, 1)
+        return prompt
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self._due or self.has_failed)
+
+    def begin(self, work: Work) -> None:
+        self._due = []
+        for index, row in enumerate(work.rows.tolist() if self._wanted else ()):
+            prompt = self._wanted.get(row)
+            if prompt is not None and work.computed[index] < _length(prompt):
+                self._due.append((index, prompt))
+
+    def before(self, work: Work, batch: ForwardBatch) -> None:
+        """Give the batch the part of them that this step computes."""
+        rows, values, stored = [], [], []
+        for index, prompt in self._due:
+            first, start = int(work.computed[index]), int(work.starts[index])
+            count = min(int(work.ends[index]), _length(prompt)) - first
+            places = torch.arange(start, start + count, device=self._device)
+            if prompt.embeds is not None:
+                rows.append(places)
+                values.append(prompt.embeds[first : first + count])
+            else:
+                self._store(prompt, first, places, batch)
+                stored.append(places)
+        if rows:
+            given = batch.given_embeds
+            others = ([], []) if given is None else ([given.rows], [given.values])
+            batch.given_embeds = GivenEmbeds(torch.cat([*others[0], *rows]), torch.cat([*others[1], *values]))
+        for places in stored:
+            for group in batch.groups:
+                group.slots[places] = -1
+
+    def _store(self, prompt: SoftPrompt, first: int, places: torch.Tensor, batch: ForwardBatch) -> None:
+        """Store the keys and values of virtual tokens from `first` on, whose places in the step these are."""
+        for layer, heads in enumerate(prompt.heads or ()):
+            keys, values = heads[:, first : first + len(places)].unbind()
+            slots = batch.tables(layer).slots[places]
+            self._store_kv(HeadInputs(keys.clone(), keys.clone(), values), batch.kv_caches[layer], slots)
+
+
+def _length(prompt: SoftPrompt) -> int:
+    """Return the number of virtual tokens."""
+    if prompt.embeds is not None:
+        return len(prompt.embeds)
+    assert prompt.heads
+    return prompt.heads[0].shape[1]
