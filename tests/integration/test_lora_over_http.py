@@ -40,7 +40,8 @@ async def serving(made, **options):
     base, folder, _ = made
     exact = {"dtype": "float32", "activations": "float32", "kv_cache_dtype": "float32"}
     args = EngineArgs(
-        model=str(base), enable_lora=True, enable_prompt_adapter=True, max_loras=2, max_model_len=256, num_gpu_blocks_override=64,
+        model=str(base), enable_lora=True, enable_prompt_adapter=True, max_loras=2, max_model_len=256,
+        num_gpu_blocks_override=64,
         served_model_name=["base"], skip_tokenizer_init=True, seed=0, **exact,
     )  # fmt: skip
     engine = AsyncLLM.from_engine_args(args)
