@@ -109,7 +109,7 @@ def _wake_up(parts: Parts, arguments: dict[str, Any]) -> list[str]:
 
 def _num_adapter_users(parts: Parts, arguments: dict[str, Any]) -> int:
     """Return how many requests have the adapter of the folder `path`, alone or in a sum."""
-    return sum(arguments["path"] in spec.adapter_paths for spec in parts.scheduler.open_specs)
+    return sum(arguments["path"] in r.spec.adapter_paths for r in parts.scheduler.requests.values())
 
 
 HANDLERS: dict[str, Handler] = {

@@ -36,7 +36,7 @@ from octavo.engine.scheduler.update import last_output, read_results
 from octavo.engine.speculation.lookahead import Lookahead
 from octavo.engine.structured.matchers import RequestMatchers
 from octavo.messages.kv import CachePlan
-from octavo.messages.request import EngineOutput, EngineRequest, FinishReason, RequestSpec, SchedulerStats
+from octavo.messages.request import EngineOutput, EngineRequest, FinishReason, SchedulerStats
 from octavo.messages.step import ModelRunnerOutput, NewRequest, SchedulerOutput, TokenMasks
 
 MAX_OVERTAKEN = 64
@@ -65,6 +65,8 @@ class Scheduler:
         self._max_chunk = max_chunk(config)
         self._policy = POLICIES.load(config.scheduling_policy).from_config(config)
         self._tracker = RequestTracker(self.kv, self._policy, config.max_num_seqs)
+        self.requests = self._tracker.requests
+        """Those that wait or run, by id."""
         self._rules: list[Rule] = [
             SeatRule(),
             LeaderRule(),
@@ -78,11 +80,8 @@ class Scheduler:
         self._in_flight: deque[StepPlan] = deque()
         self._unmasked: StepPlan | None = None
         self._matchers = matchers
-        self._num_added = 0
-        self._num_steps = 0
-        self._num_timeouts = 0
-        self._prefix_queries = 0
-        self._prefix_hits = 0
+        self._num_added = self._num_steps = self._num_timeouts = 0
+        self._prefix_queries = self._prefix_hits = 0
 
     @property
     def has_requests(self) -> bool:
@@ -93,11 +92,6 @@ class Scheduler:
     def num_open(self) -> int:
         """Return how many requests wait, run, or are retained for those that follow them."""
         return len(self._tracker.requests) + len(self._tracker.retained)
-
-    @property
-    def open_specs(self) -> list[RequestSpec]:
-        """Return what the requests that wait or run ask of the workers."""
-        return [request.spec for request in self._tracker.requests.values()]
 
     def prepare(self, request: EngineRequest) -> None:
         """Read what other engines kept of its beginning; before `add`, on any one thread."""
