@@ -10,11 +10,16 @@ from safetensors.torch import save_file
 ALL_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
+def alpha_of(rank: int) -> float:
+    """Return the alpha with which changes are of one size, whatever the rank."""
+    return 4.0 * rank**0.5
+
+
 def write(oracle, folder: Path, rank: int, seed: int, factor: float = 0.2):
     """Write an adapter of all linear layers, as PEFT would; return the oracle with it merged."""
     merged, tensors = copy.deepcopy(oracle), {}
     generator = torch.Generator().manual_seed(seed)
-    alpha = 4.0 * rank**0.5  # changes of one size, whatever the rank
+    alpha = alpha_of(rank)
     for name, module in merged.named_modules():
         if name.rpartition(".")[2] not in ALL_LINEAR:
             continue

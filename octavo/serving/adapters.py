@@ -15,6 +15,7 @@ import msgspec
 
 from octavo.base.errors import ConfigError, OctavoError, RequestError, UnknownModel
 from octavo.base.log import get_logger
+from octavo.config.gguf_adapter import SUFFIX, is_gguf, open_adapter
 from octavo.config.lora import CONFIG, read_module, read_peft
 from octavo.config.prompt_tuning import is_learned_prompt
 from octavo.config.server import ServerConfig
@@ -94,9 +95,10 @@ class ServedAdapters:
         if not (lora.enable_lora or lora.enable_prompt_adapter) or "\0" in name:
             return None
         folder = Path(self._config.lora_folder, name)
-        if not (folder / CONFIG).is_file() or not self._is_inside(folder):
-            return None
-        return self._enter(self._entry(name, str(folder)))
+        for path, file in (folder, folder / CONFIG), (folder.with_name(f"{folder.name}{SUFFIX}"),) * 2:
+            if file.is_file() and self._is_inside(path):
+                return self._enter(self._entry(name, str(path)))
+        return None
 
     def sum_of(self, scales: Iterable[LoRAScale]) -> LoRASum | None:
         """Return what a request's list asks for; None: the base. Raises RequestError, UnknownModel."""
@@ -183,8 +185,11 @@ class ServedAdapters:
 
     def _entry(self, name: str, path: str, parent: str = "", task_id: int = 0) -> ServedAdapter:
         """Return what a folder is to be called; nobody knows it yet. Raises RequestError."""
-        if not (is_prompt := is_learned_prompt(Path(path).expanduser())):
-            read_peft(Path(path).expanduser())
+        folder, is_prompt = Path(path).expanduser(), False
+        if is_gguf(folder):
+            open_adapter(folder)
+        elif not (is_prompt := is_learned_prompt(folder)):
+            read_peft(folder)
         known = self._known.get(name)
         new_id = 1 + max((entry.id for entry in self._known.values()), default=0)
         return ServedAdapter(name, path, known.id if known else new_id, parent, is_prompt, task_id)

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from octavo.base.errors import RequestError
 from octavo.base.lru import LRU
 from octavo.config.engine import EngineConfig
-from octavo.config.lora import CONFIG, WEIGHTS, PeftConfig, read_peft, read_peft_files, read_shapes
+from octavo.config.gguf_adapter import files_of, is_gguf, open_adapter
+from octavo.config.lora import PeftConfig, read_peft, read_peft_files, read_shapes
 from octavo.config.prompt_tuning import read_prompt_tuning
 from octavo.messages.adapters import (
     AdapterPart,
@@ -94,11 +95,12 @@ class AdapterFiles:
 
     def _look_up(self, path: str, *, is_lora: bool = True) -> _Known:
         folder = Path(path).expanduser()
-        files = [folder / CONFIG, folder / WEIGHTS]
+        files = files_of(folder)
         try:
             states = tuple((stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in map(Path.stat, files))
         except OSError:
-            read_peft_files(folder)  # says what is missing
+            if not is_gguf(folder):
+                read_peft_files(folder)  # says what is missing
             raise RequestError(f"No adapter found for {folder}.", "lora_path") from None
         known = self._known.get(path)
         if known is not None and known[0] == states:
@@ -113,9 +115,14 @@ class AdapterFiles:
         return found
 
     def _check(self, folder: Path) -> PeftConfig:
-        config, most = read_peft(folder), self._config.lora.max_lora_rank
-        ranks = {config.rank, *config.rank_pattern.values()}
-        ranks |= {shape[0] for name, shape in read_shapes(folder).items() if name.endswith(_DOWN) and shape}
+        most = self._config.lora.max_lora_rank
+        if is_gguf(folder):
+            config, _ = open_adapter(folder)
+            ranks = {config.rank}
+        else:
+            config, shapes = read_peft(folder), read_shapes(folder)
+            ranks = {config.rank, *config.rank_pattern.values()}
+            ranks |= {shape[0] for name, shape in shapes.items() if name.endswith(_DOWN) and shape}
         if (rank := int(max(ranks))) > most:
             raise RequestError(
                 f"LoRA rank {rank} is greater than max_lora_rank {most}. ({folder})", "lora_path"

@@ -15,11 +15,13 @@ from safetensors.torch import load
 from torch import Tensor
 
 from octavo.base.errors import RequestError
+from octavo.config.gguf_adapter import is_gguf, open_adapter
 from octavo.config.lora import CONFIG, WEIGHTS, PeftConfig, read_peft
 from octavo.messages.adapters import AdapterPart, AdapterRef
 from octavo.runtime.kernels.adapters import LowRank
 from octavo.runtime.lora.sites import EMBEDDING, HEAD, Site, Sites
 from octavo.runtime.models.arch import Arch
+from octavo.runtime.models.interface import Family
 from octavo.runtime.models.weights import Target, WeightMap, transpose
 
 _PREFIX = "base_model.model."
@@ -35,6 +37,9 @@ _KINDS = {
     "base_layer.weight": "",
 }
 """By the end of a tensor's name; "" = a copy of the base's."""
+
+
+_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass
@@ -65,23 +70,25 @@ class _Draft:
 
 
 class AdapterReader:
-    """Reads adapters for one model. weights: names of the checkpoint; rank 0 adds what no rank may repeat"""
+    """Reads adapters for one model of a family. rank 0 adds what no rank may repeat"""
 
-    def __init__(self, sites: Sites, weights: WeightMap, arch: Arch, allowed: list[str], rank: int) -> None:
-        self.sites, self._weights, self._arch = sites, weights, arch
-        self._allowed, self._rank = allowed, rank
+    def __init__(self, sites: Sites, family: type[Family], arch: Arch, allowed: list[str], rank: int) -> None:
+        self.sites, self._arch, self._allowed, self._rank = sites, arch, allowed, rank
+        self._weights, self._gguf_weights = family.WEIGHTS, family.GGUF_WEIGHTS
 
     def read(self, ref: AdapterRef) -> Adapter:
         """Return the sum of a ref's adapters. Raises RequestError, which names what is at fault."""
         adapter, drafts = Adapter(), defaultdict[str, _Draft](_Draft)
         for part in ref.parts:
-            config, tensors = _open(part)
+            config, modules = _open(part)
+            weights = self._gguf_weights if is_gguf(Path(part.path)) else self._weights
             is_plain = len(ref.parts) == 1 and part.scale == 1.0
-            for module, found in _by_module(tensors, config).items():
+            for module, found in modules.items():
                 origin = f"{part.path}: {module}"
-                site, target = self._find(module, origin)
-                if config.invocation and site.name in (HEAD, EMBEDDING):
-                    raise RequestError(f"{origin}: an activated adapter changes layers only.", "lora_path")
+                site, target = self._find(module, origin, weights)
+                if site.name in (HEAD, EMBEDDING) and (config.invocation or weights is self._gguf_weights):
+                    text = "activated adapters and those of GGUF files change layers only"
+                    raise RequestError(f"{origin}: {text}.", "lora_path")
                 if not is_plain and ("whole" in found or "magnitude" in found):
                     kind = "DoRA" if "magnitude" in found else "modules_to_save"
                     raise RequestError(f"{origin}: {kind} cannot be scaled or added to others.", "lora")
@@ -96,13 +103,13 @@ class AdapterReader:
                 adapter.magnitudes[name] = draft.vectors["magnitude"]
         return adapter
 
-    def _find(self, module: str, origin: str) -> tuple[Site, Target]:
+    def _find(self, module: str, origin: str, weights: WeightMap) -> tuple[Site, Target]:
         """Return the site of a module of the checkpoint, and how its rows come to ours."""
         last = module.rpartition(".")[2]
         if self._allowed and last not in self._allowed:
             allowed = ", ".join(self._allowed)
             raise RequestError(f"{origin}: lora_target_modules allows only {allowed}.", "lora_path")
-        target = self._weights.find(f"{module}.weight")
+        target = weights.find(f"{module}.weight")
         site = None if target is None else self.sites.find(target.module.removesuffix(".weight"))
         if target is None or site is None:
             raise RequestError(
@@ -204,10 +211,23 @@ class AdapterReader:
         return LowRank(down, up, parts, None, None if bias is None else self.sites.kept(bias))
 
 
-def _open(part: AdapterPart) -> tuple[PeftConfig, dict[str, Tensor]]:
-    """Read the files that the digest names; others are refused."""
-    folder = Path(part.path)
-    return read_peft(folder), read_tensors(folder, part.digest)
+def _open(part: AdapterPart) -> tuple[PeftConfig, dict[str, dict[str, Tensor]]]:
+    """Read the files that the digest names; others are refused. Returns tensors by module and kind."""
+    path = Path(part.path).expanduser()
+    if not is_gguf(path):
+        config = read_peft(path)
+        return config, _by_module(read_tensors(path, part.digest), config)
+    if digest_of([path.read_bytes()]) != part.digest:
+        raise RequestError(f"{path} has changed since the request came.", "lora_path")
+    config, file = open_adapter(path)
+    found: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    for name, info in file.tensors.items():
+        stem, _, end = name.rpartition(".")
+        raw = torch.from_numpy(file.data(name)).view(getattr(torch, _TYPES[info.type.name]))
+        if not bool(raw.isfinite().all()):
+            raise RequestError(f"tensor {name} holds values that are not finite numbers.", "lora_path")
+        found[stem.removesuffix(".weight")][_KINDS[f"{end[:-1]}{end[-1].upper()}.weight"]] = raw.clone()
+    return config, found
 
 
 def read_tensors(folder: Path, digest: bytes) -> dict[str, Tensor]:

@@ -1,0 +1,93 @@
+"""Many adapters on few slots under a random load: no error, nobody's text, no growth.
+
+OCTAVO_LORA_SOAK=200 runs so many seconds over 1,000 adapters.
+"""
+
+import asyncio
+import os
+import random
+import shutil
+import time
+
+import psutil
+import pytest
+
+from octavo import AsyncLLM, EngineArgs, SamplingParams
+from octavo.lora.request import LoRARequest
+from tests import handmade_adapters
+from tests.tiny_models import make_oracle, make_prompts, save, tiny_config
+
+SECONDS = float(os.environ.get("OCTAVO_LORA_SOAK", "6"))
+NUM_ADAPTERS, NUM_SLOTS, NUM_SHAPES = (1000 if SECONDS >= 60 else 60), 8, 12
+MOST_GROWTH = 80 << 20
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A base, and adapters, of which only NUM_SHAPES differ in more than their digests."""
+    root = tmp_path_factory.mktemp("soak")
+    oracle = make_oracle(tiny_config("LlamaForCausalLM"))
+    loras = []
+    for number in range(NUM_ADAPTERS):
+        folder = root / str(number)
+        if number < NUM_SHAPES:
+            handmade_adapters.write(oracle, folder, 1 + number, seed=number)
+        else:
+            shutil.copytree(root / str(number % NUM_SHAPES), folder)
+            with (folder / "adapter_config.json").open("a") as file:
+                file.write(" " * (number // NUM_SHAPES))  # another digest
+        loras.append(LoRARequest(f"a{number}", number + 1, str(folder)))
+    return save(oracle, root / "base"), loras
+
+
+async def test_many_adapters_on_few_slots(made):
+    folder, loras = made
+    args = EngineArgs(
+        model=str(folder), enable_lora=True, max_loras=NUM_SLOTS, max_cpu_loras=24, max_model_len=128, seed=0,
+        num_gpu_blocks_override=200, max_num_seqs=16, skip_tokenizer_init=True, dtype="float32",
+        activations="float32", kv_cache_dtype="float32",
+    )  # fmt: skip
+    engine = AsyncLLM.from_engine_args(args)
+    (prompt,) = make_prompts(131, (20,))
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    rng, waits, faults = random.Random(1), [], []
+
+    async def answer(lora, request_id):
+        began, first, last = time.monotonic(), 0.0, None
+        async for output in engine.generate(prompt, params, request_id, lora_request=lora):
+            first, last = first or time.monotonic() - began, output.outputs[0]
+        return last, first
+
+    try:
+        expected = [
+            (await answer(lora, f"first-{i}"))[0].token_ids for i, lora in enumerate(loras[:NUM_SHAPES])
+        ]
+        assert len(set(map(tuple, expected))) > NUM_SHAPES // 2
+        process = psutil.Process()
+        parts = [process, *process.children(recursive=True)]
+        before, until, number = None, time.monotonic() + SECONDS, 0
+
+        async def client(name):
+            nonlocal number
+            while time.monotonic() < until:
+                number += 1
+                chosen = rng.randrange(NUM_ADAPTERS)
+                completion, first = await answer(loras[chosen], f"{name}-{number}")
+                waits.append(first)
+                if (
+                    completion.finish_reason != "length"
+                    or completion.token_ids != expected[chosen % NUM_SHAPES]
+                ):
+                    faults.append((chosen, completion))
+
+        clients = [asyncio.create_task(client(name)) for name in range(24)]
+        await asyncio.sleep(SECONDS / 2)
+        before = sum(part.memory_info().rss for part in parts)
+        await asyncio.gather(*clients)
+        after = sum(part.memory_info().rss for part in parts)
+        (counts,) = await engine.collective_rpc("adapter_counts")
+    finally:
+        await engine.shutdown()
+    assert not faults, faults[:3]
+    assert len(waits) >= 24 and counts["evictions"] > 0
+    assert after - before < MOST_GROWTH, f"{(after - before) >> 20} MiB"

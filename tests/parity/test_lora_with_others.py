@@ -1,0 +1,93 @@
+"""Adapters and learned prompts with speculation, packed bases and host memory: the texts stay the same."""
+
+import copy
+from functools import partial
+
+import numpy as np
+import pytest
+
+from octavo import SamplingParams
+from octavo.engine.speculation.step_costs import StepCosts
+from octavo.lora.request import LoRARequest
+from tests import handmade_adapters, quantized_writers
+from tests.parity.test_lora import engine
+from tests.tiny_models import make_oracle, make_prompts, save, tiny_config
+
+PARAMS = [
+    SamplingParams(temperature=0, max_tokens=24, ignore_eos=True),
+    SamplingParams(temperature=0.9, seed=3, n=2, max_tokens=24, repetition_penalty=1.2, ignore_eos=True),
+]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    oracle = make_oracle(tiny_config("LlamaForCausalLM"))
+    root = tmp_path_factory.mktemp("lora")
+    for name, rank in (("a", 3), ("b", 5)):
+        handmade_adapters.write(oracle, root / name, rank, seed=rank)
+    loras = [LoRARequest(name, i, str(root / name)) for i, name in enumerate("ab", 1)]
+    return oracle, save(oracle, root / "base"), [*loras, None]
+
+
+def texts(llm, loras):
+    prompts = [[*prompt, 5, 6, 7, 8, 5, 6, 7, 8, 5, 6] for prompt in make_prompts(131, (20, 40, 9))]
+    found = []
+    for params in PARAMS:
+        outputs = llm.generate(prompts, params, lora_request=loras, use_tqdm=False)
+        found.append([[c.token_ids for c in output.outputs] for output in outputs])
+    return found
+
+
+def test_speculation_changes_nothing(made, monkeypatch):
+    """Drafts are verified with each request's own adapter."""
+    monkeypatch.setattr(StepCosts, "of", lambda costs, rows, more: np.ones(more + 1))
+    _, folder, loras = made
+    expected = texts(engine(folder), loras)
+    config = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+    guessing = engine(folder, speculative_config=config)
+    assert texts(guessing, loras) == expected
+    stats = guessing.llm_engine.core.stats
+    assert stats.num_draft_tokens > 0
+
+
+def test_host_memory(made):
+    """Blocks that were swapped out come back to their own adapter's requests."""
+    _, folder, loras = made
+    expected = texts(engine(folder), loras)
+    small = engine(folder, num_gpu_blocks_override=12, max_model_len=96, swap_space=0.01)
+    assert texts(small, loras) == expected
+    assert texts(small, [loras[1], loras[0], None]) != expected
+    assert texts(small, loras) == expected
+    assert small.llm_engine.core.stats.num_blocks_swapped_out > 0
+
+
+@pytest.mark.parametrize("kind", ["int8", "gptq"])
+def test_packed_bases(made, tmp_path, kind):
+    """The adapter's change is that over the plain matrices, as far as packing lets one see."""
+    oracle, plain, loras = made
+    if kind == "int8":
+        llm = engine(plain, quantization="int8")
+    else:
+        config = {"quant_method": "gptq", "bits": 8, "group_size": 16, "sym": True, "desc_act": False}
+        write = partial(quantized_writers.gptq, bits=8, group=16, symmetric=True)
+        choose = lambda name: None if name == "lm_head" else write  # noqa: E731
+        packed = quantized_writers.write_checkpoint(copy.deepcopy(oracle), tmp_path, config, choose)
+        llm = engine(packed)
+    prompts = make_prompts(131, (20, 40, 9))
+    scored = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=5, ignore_eos=True)
+
+    def scores(engine, wanted):
+        outputs = engine.generate(prompts, scored, lora_request=wanted, use_tqdm=False)
+        return [
+            np.array([row[i].logprob for row, i in zip(o.prompt_logprobs[1:], p[1:], strict=True)])
+            for o, p in zip(outputs, prompts, strict=True)
+        ]
+
+    wanted, found = (scores(one, loras) for one in (engine(plain), llm))
+    base = scores(llm, None)
+    for change, packed, unchanged in zip(wanted[:2], found[:2], base[:2], strict=True):
+        assert np.abs(packed - change).max() < 0.25 * np.abs(packed - unchanged).max(), "the adapter's own"
+    assert (found[2] == base[2]).all(), "rows of the base have its bits"
+    alone = llm.generate([prompts[0]], scored, lora_request=loras[0], use_tqdm=False)[0]
+    row = np.array([r[i].logprob for r, i in zip(alone.prompt_logprobs[1:], prompts[0][1:], strict=True)])
+    assert (row == found[0]).all(), "and those of an adapter its own, whatever the company"
