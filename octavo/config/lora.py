@@ -70,8 +70,6 @@ def resolve_lora(lora: LoRAConfig, max_loras: int, model_impl: str, parallel: Pa
         raise ConfigError(f"max_cpu_loras ({most}) must be greater than or equal to max_loras ({max_loras}).")
     if model_impl == "transformers":
         raise Unsupported("enable_lora needs a model of octavo's own: leave out model_impl='transformers'.")
-    if parallel.pipeline_parallel_size > 1:
-        raise Unsupported("enable_lora needs pipeline_parallel_size=1: use tensor_parallel_size.")
     return replace(lora, max_cpu_loras=most)
 
 

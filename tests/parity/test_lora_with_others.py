@@ -1,16 +1,18 @@
 """Adapters and learned prompts with speculation, packed bases and host memory: the texts stay the same."""
 
 import copy
+import shutil
 from functools import partial
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
-from octavo import SamplingParams
+from octavo import RequestError, SamplingParams
 from octavo.engine.speculation.step_costs import StepCosts
 from octavo.lora.request import LoRARequest
 from tests import handmade_adapters, quantized_writers
-from tests.parity.test_lora import engine
+from tests.parity.test_lora import SCORED, check, engine, logits_of
 from tests.tiny_models import make_oracle, make_prompts, save, tiny_config
 
 PARAMS = [
@@ -91,3 +93,31 @@ def test_packed_bases(made, tmp_path, kind):
     alone = llm.generate([prompts[0]], scored, lora_request=loras[0], use_tqdm=False)[0]
     row = np.array([r[i].logprob for r, i in zip(alone.prompt_logprobs[1:], prompts[0][1:], strict=True)])
     assert (row == found[0]).all(), "and those of an adapter its own, whatever the company"
+
+
+def test_stages(made, tmp_path):
+    """Each stage has its layers of an adapter; one that a stage cannot read ends its requests alone."""
+    oracle, folder, loras = made
+    merged = [
+        handmade_adapters.write(oracle, tmp_path / name, rank, seed=rank)
+        for name, rank in (("a", 3), ("b", 5))
+    ]
+    llm = engine(folder, pipeline_parallel_size=2)
+    prompts = make_prompts(131, (40, 9, 21))
+    outputs = llm.generate(prompts, SCORED, lora_request=loras, use_tqdm=False)
+    for output, found, model in zip(outputs, logits_of(outputs, 131), [*merged, oracle], strict=True):
+        check(model, output, found)
+    for layer, stage in ((0, "first"), (2, "last")):
+        bad = tmp_path / stage
+        shutil.copytree(tmp_path / "a", bad)
+        tensors = load_file(bad / "adapter_model.safetensors")
+        name = f"base_model.model.model.layers.{layer}.self_attn.v_proj.lora_A.weight"
+        save_file(tensors | {name: tensors[name][:, :-1].clone()}, bad / "adapter_model.safetensors")
+        wrong = LoRARequest(stage, 9, str(bad))
+        outputs = llm.generate(prompts[:2], PARAMS[0], lora_request=[wrong, loras[1]], use_tqdm=False)
+        assert [o.outputs[0].finish_reason for o in outputs] == ["error", "length"], stage
+        with pytest.raises(RequestError, match=r"lora_A has shape \[3, 47\]"):
+            llm.add_lora(wrong)
+    again = llm.generate(prompts, SCORED, lora_request=loras, use_tqdm=False)
+    check(merged[0], again[0], logits_of(again, 131)[0])
+    llm.shutdown()

@@ -103,7 +103,7 @@ def load_own(
         model.kv_specs = specs if parallel.layers else None
         if isinstance(build.scheme, AdaptedScheme):
             allowed, rank = config.lora.lora_target_modules, parallel.tp_rank
-            model.adapters = AdapterReader(build.scheme.sites, family, arch, allowed, rank)
+            model.adapters = AdapterReader(build.scheme.sites, model, arch, allowed, rank)
     read = read or READERS.load(config.model.load_format)
     if config.pooling is None:
         pieces = read(config, model, arch)

@@ -70,11 +70,12 @@ class _Draft:
 
 
 class AdapterReader:
-    """Reads adapters for one model of a family. rank 0 adds what no rank may repeat"""
+    """Reads adapters for one model, or a stage of it. rank 0 adds what no rank may repeat"""
 
-    def __init__(self, sites: Sites, family: type[Family], arch: Arch, allowed: list[str], rank: int) -> None:
+    def __init__(self, sites: Sites, model: Family, arch: Arch, allowed: list[str], rank: int) -> None:
         self.sites, self._arch, self._allowed, self._rank = sites, arch, allowed, rank
-        self._weights, self._gguf_weights = family.WEIGHTS, family.GGUF_WEIGHTS
+        self._weights, self._gguf_weights = model.WEIGHTS, model.GGUF_WEIGHTS
+        self._is_elsewhere = model.is_elsewhere
 
     def read(self, ref: AdapterRef) -> Adapter:
         """Return the sum of a ref's adapters. Raises RequestError, which names what is at fault."""
@@ -85,7 +86,9 @@ class AdapterReader:
             is_plain = len(ref.parts) == 1 and part.scale == 1.0
             for module, found in modules.items():
                 origin = f"{part.path}: {module}"
-                site, target = self._find(module, origin, weights)
+                if (place := self._find(module, origin, weights)) is None:
+                    continue
+                site, target = place
                 if site.name in (HEAD, EMBEDDING) and (config.invocation or weights is self._gguf_weights):
                     text = "activated adapters and those of GGUF files change layers only"
                     raise RequestError(f"{origin}: {text}.", "lora_path")
@@ -103,13 +106,15 @@ class AdapterReader:
                 adapter.magnitudes[name] = draft.vectors["magnitude"]
         return adapter
 
-    def _find(self, module: str, origin: str, weights: WeightMap) -> tuple[Site, Target]:
-        """Return the site of a module of the checkpoint, and how its rows come to ours."""
+    def _find(self, module: str, origin: str, weights: WeightMap) -> tuple[Site, Target] | None:
+        """Return the site of a module of the checkpoint, and how its rows come to ours; None: elsewhere."""
         last = module.rpartition(".")[2]
         if self._allowed and last not in self._allowed:
             allowed = ", ".join(self._allowed)
             raise RequestError(f"{origin}: lora_target_modules allows only {allowed}.", "lora_path")
         target = weights.find(f"{module}.weight")
+        if target is not None and self._is_elsewhere(target.module):
+            return None
         site = None if target is None else self.sites.find(target.module.removesuffix(".weight"))
         if target is None or site is None:
             raise RequestError(

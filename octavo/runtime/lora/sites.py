@@ -180,6 +180,16 @@ class Sites:
             if name in wholes:
                 site.wholes[slot] = wholes[name]
 
+    def broken(self) -> dict[str, LowRank]:
+        """Return a change that makes NaN of every token."""
+        site = next(site for name, site in self._by_name.items() if name not in _LOOKED_UP)
+        (inputs,), outputs = site.layout.others, site.table.num_outputs
+        down, up = (
+            torch.ones(1, inputs, dtype=self.dtype),
+            torch.full((1, outputs), torch.nan, dtype=self.dtype),
+        )
+        return {site.name: LowRank(self.kept(down), self.kept(up))}
+
     def change(self, site: Site, x: Tensor, out: Tensor, bias: Tensor | None) -> Tensor:
         """Change a product of x [rows, K] in place, and return it."""
         wholes = {} if self.slots.is_recording else site.wholes  # their steps are not replayed

@@ -47,7 +47,7 @@ class AdaptersPart(FalliblePart):
         except (RequestError, OSError, RuntimeError) as error:
             logger.warning("Adapter %s cannot be used: %s", ref.name, error)
             self.fail(request, f"Loading lora {ref.name} failed: {error}")
-            return None
+            return None if self._parallel.pp.is_last else self._broken_slot(ref)
 
     def add(self, row: int, request: NewRequest) -> None:
         super().add(row, request)
@@ -99,6 +99,18 @@ class AdaptersPart(FalliblePart):
             return slot
         adapter = self.pool.get(ref)
         self._find_factors(adapter)
+        return self._fill_slot(key, adapter)
+
+    def _broken_slot(self, ref: AdapterRef) -> int:
+        """Return a slot that makes a request's numbers NaN: so the last stage, which may be well, ends it."""
+        key = b"broken" + ref.key
+        return (
+            self._in_slots[key]
+            if key in self._in_slots
+            else self._fill_slot(key, Adapter(self._sites.broken()))
+        )
+
+    def _fill_slot(self, key: bytes, adapter: Adapter) -> int:
         adapter = adapter.on(self._sites.slots.device)
         if not self._free:
             idle = next(name for name, slot in self._in_slots.items() if not self._users[slot])

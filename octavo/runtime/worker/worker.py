@@ -128,7 +128,8 @@ class Worker:
         if config.pooling is not None:
             return ModelRunner(_make_cache(plan, device), state, PoolHead(config.pooling, state), adapters)
         if not self._parallel.pp.is_last:
-            return ModelRunner(_make_cache(plan, device), state, NoHead(), [PromptEmbedsPart(device)])
+            parts: list[StepPart] = [PromptEmbedsPart(device), *adapters]
+            return ModelRunner(_make_cache(plan, device), state, NoHead(), parts)
         sampler = Sampler(
             config.checkpoint.vocab_size,
             num_rows,
@@ -142,7 +143,7 @@ class Worker:
             scores.fix = part.fix
         self._drafts = DraftPart(state, sampler) if self._drafter else None
         drafts = [self._drafts] if self._drafts else []
-        parts: list[StepPart] = [PromptEmbedsPart(device), scores, *drafts, *adapters]
+        parts = [PromptEmbedsPart(device), scores, *drafts, *adapters]
         return ModelRunner(_make_cache(plan, device), state, TokenHead(sampler, state), parts)
 
     def _make_adapters(self, num_rows: int) -> AdaptersPart | None:
