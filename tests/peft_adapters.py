@@ -15,7 +15,7 @@ def adapt(base, seed: int = 0, **options):
     options = {"r": 4, "lora_alpha": 8, "target_modules": ALL_LINEAR} | options
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PEFT reads names that transformers deprecates
-        config = peft.LoraConfig(task_type="CAUSAL_LM", **options)
+        config = peft.LoraConfig(**{"task_type": "CAUSAL_LM"} | options)
         model = peft.get_peft_model(copy.deepcopy(base), config).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -6,12 +6,14 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForSequenceClassification
 
-from octavo import RequestError, SamplingParams
+from octavo import LLM, PoolingParams, RequestError, SamplingParams
 from octavo.engine.speculation.step_costs import StepCosts
 from octavo.lora.request import LoRARequest
-from tests import handmade_adapters, quantized_writers
+from tests import handmade_adapters, peft_adapters, quantized_writers
 from tests.parity.test_lora import SCORED, check, engine, logits_of
 from tests.tiny_models import make_oracle, make_prompts, save, tiny_config
 
@@ -121,3 +123,33 @@ def test_stages(made, tmp_path):
     again = llm.generate(prompts, SCORED, lora_request=loras, use_tqdm=False)
     check(merged[0], again[0], logits_of(again, 131)[0])
     llm.shutdown()
+
+
+def test_classifiers(tmp_path):
+    """The head that PEFT saves beside an adapter takes the place of the base's, for its own requests."""
+    config = {name: v for name, v in tiny_config("LlamaForCausalLM").items() if name != "architectures"}
+    torch.manual_seed(0)
+    oracle = (
+        LlamaForSequenceClassification(LlamaConfig(**config, num_labels=3, pad_token_id=0)).float().eval()
+    )
+    with torch.no_grad():
+        for parameter in oracle.parameters():
+            parameter.normal_(0, 0.1)
+    model = peft_adapters.adapt(oracle, seed=1, task_type="SEQ_CLS", target_modules=["q_proj", "v_proj"])
+    lora = LoRARequest("classes", 1, peft_adapters.save(model, tmp_path / "adapter"))
+    exact = {"dtype": "float32", "activations": "float32", "kv_cache_dtype": "float32"}
+    llm = LLM(
+        str(save(oracle, tmp_path / "base")),
+        enable_lora=True,
+        skip_tokenizer_init=True,
+        max_model_len=128,
+        **exact,
+    )
+    prompts, params = make_prompts(131, (20, 9, 33)), PoolingParams(task="classify", use_activation=False)
+    outputs = llm.encode(prompts, params, lora_request=[lora, None, lora], use_tqdm=False)
+    for output, prompt, wanted in zip(outputs, prompts, (model, oracle, model), strict=True):
+        with torch.no_grad():
+            logits = wanted(
+                input_ids=torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt))
+            ).logits[0]
+        torch.testing.assert_close(torch.as_tensor(output.outputs.data), logits, atol=1e-4, rtol=0)

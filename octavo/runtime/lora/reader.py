@@ -74,22 +74,22 @@ class AdapterReader:
 
     def __init__(self, sites: Sites, model: Family, arch: Arch, allowed: list[str], rank: int) -> None:
         self.sites, self._arch, self._allowed, self._rank = sites, arch, allowed, rank
-        self._weights, self._gguf_weights = model.WEIGHTS, model.GGUF_WEIGHTS
-        self._is_elsewhere = model.is_elsewhere
+        self._model = model
 
     def read(self, ref: AdapterRef) -> Adapter:
         """Return the sum of a ref's adapters. Raises RequestError, which names what is at fault."""
         adapter, drafts = Adapter(), defaultdict[str, _Draft](_Draft)
         for part in ref.parts:
             config, modules = _open(part)
-            weights = self._gguf_weights if is_gguf(Path(part.path)) else self._weights
+            has_file = is_gguf(Path(part.path))
+            weights = self._model.GGUF_WEIGHTS if has_file else self._model.WEIGHTS
             is_plain = len(ref.parts) == 1 and part.scale == 1.0
             for module, found in modules.items():
                 origin = f"{part.path}: {module}"
                 if (place := self._find(module, origin, weights)) is None:
                     continue
                 site, target = place
-                if site.name in (HEAD, EMBEDDING) and (config.invocation or weights is self._gguf_weights):
+                if site.name in (HEAD, EMBEDDING) and (config.invocation or has_file):
                     text = "activated adapters and those of GGUF files change layers only"
                     raise RequestError(f"{origin}: {text}.", "lora_path")
                 if not is_plain and ("whole" in found or "magnitude" in found):
@@ -113,7 +113,7 @@ class AdapterReader:
             allowed = ", ".join(self._allowed)
             raise RequestError(f"{origin}: lora_target_modules allows only {allowed}.", "lora_path")
         target = weights.find(f"{module}.weight")
-        if target is not None and self._is_elsewhere(target.module):
+        if target is not None and self._model.is_elsewhere(target.module):
             return None
         site = None if target is None else self.sites.find(target.module.removesuffix(".weight"))
         if target is None or site is None:
