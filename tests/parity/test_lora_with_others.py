@@ -152,4 +152,4 @@ def test_classifiers(tmp_path):
             logits = wanted(
                 input_ids=torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt))
             ).logits[0]
-        torch.testing.assert_close(torch.as_tensor(output.outputs.data), logits, atol=1e-4, rtol=0)
+        torch.testing.assert_close(torch.tensor(output.outputs.data.tolist()), logits, atol=1e-4, rtol=0)
