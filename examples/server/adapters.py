@@ -5,7 +5,7 @@ Start the server with adapters: octavo serve --enable-lora --lora-modules demo=p
 
 from openai import OpenAI
 
-client = OpenAI(base_url="http://localhost:8000/v1", api_key="none")
+client = OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")
 PROMPT = "The sea is"
 
 
