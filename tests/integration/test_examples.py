@@ -58,7 +58,7 @@ PROMISES = {
     ],
     "server/batches": [r"colour-0 \S", r"colour-1 \S", r"colour-2 \S"],
     "server/concurrent_requests": [r"8 answers, \d+ tokens per second"],
-    "server/adapters": [r"demo of .+: '.+'", r"half of demo: '.+'"],
+    "server/adapters": [r"demo of smollm2: ['\"] .+", r"half of demo: ['\"] .+"],
     "server/embeddings": [r"3 vectors of 384\n[01]\.\d\d Plants make sugar"],
 }
 NOTEBOOKS = {
