@@ -25,7 +25,7 @@ from octavo.config.pooling import PoolingConfig, read_pooling
 from octavo.config.processors import importable_name, installed_processors
 from octavo.config.scheduling import SchedulerConfig
 from octavo.config.sentence_bert import read_folder
-from octavo.config.speculative import WITH_WEIGHTS, check_draft, flattened, speculation
+from octavo.config.speculative import CUSTOM, WITH_WEIGHTS, check_draft, flattened, method_of, speculation
 
 logger = get_logger(__name__)
 C = TypeVar("C")
@@ -92,11 +92,21 @@ def _draft(args: EngineArgs, config: EngineConfig) -> EngineConfig | None:
     wanted = speculation(given)
     if wanted is None or wanted.method not in WITH_WEIGHTS:
         return None
-    if config.pooling is not None or config.parallel.tensor_parallel_size > 1:
-        what = "a pooling model" if config.pooling is not None else "tensor_parallel_size > 1"
-        raise Unsupported(f"speculative_config: a draft model does not work with {what}.")
+    if config.pooling is not None:
+        raise Unsupported("speculative_config: a draft model does not work with a pooling model.")
+    shared = {
+        "draft_tensor_parallel_size": config.parallel.tensor_parallel_size,
+        "max_model_len": config.model.max_model_len,
+        "kv_cache_dtype": config.cache.kv_cache_dtype,
+    }
+    for name, value in shared.items():
+        if given.get(name) not in (None, "auto", value):
+            raise Unsupported(
+                f"speculative_config: {name}={given[name]!r} is not supported: drafts share ranks and blocks "
+                f"of the model. Leave it out, or use {value!r}."
+            )
     alone = dataclasses.replace(config, lora=LoRAConfig())
-    if not given.get("model"):
+    if not given.get("model") or wanted.method == CUSTOM:
         return alone
     path = locate(given["model"], revision=given.get("revision", ""), download_dir=args.download_dir)
     checkpoint = read_checkpoint(Path(path))
@@ -329,7 +339,13 @@ def _scheduler(args: EngineArgs, cpu: bool, max_model_len: int) -> SchedulerConf
     _check_weights(scheduler.fair_weights)
     short = (scheduler.spec_method, scheduler.spec_model, scheduler.spec_tokens)
     named = zip(("method", "model", "num_speculative_tokens"), short, strict=True)
-    speculative = {name: value for name, value in named if value} | scheduler.speculative_config
+    speculative: dict[str, Any] = {
+        name: value for name, value in named if value
+    } | scheduler.speculative_config
+    if isinstance(speculative.get("model"), str) and not speculative.get("method"):
+        revision = speculative.get("revision") or ""
+        folder = locate(speculative["model"], revision=revision, download_dir=args.download_dir)
+        speculative["method"] = method_of(read_checkpoint(Path(folder)).config)
     wanted = speculation(speculative)  # refuses what it does not know
     if wanted and wanted.method in WITH_WEIGHTS and scheduler.steps_in_flight > 1:
         raise ConfigError(

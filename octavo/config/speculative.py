@@ -15,18 +15,20 @@ LOOKUPS = ("ngram", "suffix", "jump_ahead")
 HEADS = ("medusa", "mlp_speculator")
 HIDDEN_STATES = ("eagle", "eagle3", "mtp")
 """Layers with a cache that read the model's hidden states."""
-WITH_WEIGHTS = ("draft_model", *HEADS, *HIDDEN_STATES)
+CUSTOM = "custom_class"
+"""A drafter of the user's own, whose class is named as the model."""
+WITH_WEIGHTS = ("draft_model", *HEADS, *HIDDEN_STATES, CUSTOM)
 METHODS = (*LOOKUPS, *WITH_WEIGHTS)
-_NOT_YET = ("dflash", "dspark", "custom_class")
+_NOT_YET = ("dflash", "dspark")
 _DEFAULTS: Mapping[str, Any] = {
     "disable_padded_drafter_batch": False,
-    "draft_tensor_parallel_size": 1,
     "enable_adaptive_verification": True,
     "parallel_drafting": False,
+    "synthetic_acceptance_length": None,
+    "synthetic_acceptance_rates": None,
     "use_heterogeneous_vocab": False,
 }
 """vLLM's keys that are taken with one value each."""
-_VERIFICATIONS = ("standard", "block")
 _MODEL = "The methods that take a model: " + ", ".join(WITH_WEIGHTS) + "."
 
 
@@ -37,6 +39,7 @@ class SpeculativeConfig(TypedDict, total=False):
     model: str
     revision: str
     quantization: str
+    draft_tensor_parallel_size: int
     num_speculative_tokens: int
     prompt_lookup_min: int
     prompt_lookup_max: int
@@ -45,6 +48,10 @@ class SpeculativeConfig(TypedDict, total=False):
     suffix_decoding_max_spec_factor: float
     suffix_decoding_min_token_prob: float
     rejection_sample_method: str
+    draft_sample_method: str
+    num_speculative_tokens_per_batch_size: list[list[int]]
+    max_model_len: int
+    kv_cache_dtype: str
 
 
 class Speculation(NamedTuple):
@@ -57,6 +64,8 @@ class Speculation(NamedTuple):
     most_cached:  earlier outputs that are searched too; 0 = none but the request's own tokens
     most_factor:  draft tokens per matched token
     least_chance: of being right, below which a token is not guessed
+    draws:        drafters with weights draw with the model's noise; otherwise they are greedy
+    by_batch:     (from, to, most) draft tokens of a request in steps of so many requests
     """
 
     method: str
@@ -66,6 +75,13 @@ class Speculation(NamedTuple):
     most_cached: int = 0
     most_factor: float = 0.0
     least_chance: float = 0.0
+    draws: bool = True
+    by_batch: tuple[tuple[int, int, int], ...] = ()
+
+    def most_of(self, num_requests: int) -> int:
+        """Return the most draft tokens of a request in a step of so many requests."""
+        rows = (most for least, last, most in self.by_batch if least <= num_requests <= last)
+        return min(self.most, next(rows, self.most))
 
 
 def speculation(config: Mapping[str, Any]) -> Speculation | None:
@@ -78,28 +94,48 @@ def speculation(config: Mapping[str, Any]) -> Speculation | None:
     if method not in METHODS:
         reason = "is not supported yet" if method in _NOT_YET else "is unknown"
         raise Unsupported(f"speculative_config: method={method!r} {reason}. Use {' or '.join(METHODS)}.")
-    if (how := config.get("rejection_sample_method", _VERIFICATIONS[0])) not in _VERIFICATIONS:
-        raise Unsupported(f"rejection_sample_method={how!r} is not supported. Use {_VERIFICATIONS[0]!r}.")
-    if method in WITH_WEIGHTS:
-        if not config.get("model") and method != "mtp":
-            raise ConfigError(f"num_speculative_tokens was provided but without speculative model. {_MODEL}")
-        return Speculation(method, _whole(config, "num_speculative_tokens", 4, MAX_DRAFTS))
-    if config.get("model"):
+    if method in WITH_WEIGHTS and method != "mtp" and not config.get("model"):
+        raise ConfigError(f"num_speculative_tokens was provided but without speculative model. {_MODEL}")
+    if method not in WITH_WEIGHTS and config.get("model"):
         raise ConfigError(f"speculative_config: method={method!r} takes no model. {_MODEL}")
-    most = _whole(config, "num_speculative_tokens", 24, MAX_DRAFTS)
-    if method == "jump_ahead":
-        return Speculation(method, most)
+    most = _whole(config, "num_speculative_tokens", 4 if method in WITH_WEIGHTS else 24, MAX_DRAFTS)
+    draws = _choice(config, "draft_sample_method", ("probabilistic", "greedy")) == "probabilistic"
+    _choice(config, "rejection_sample_method", ("standard", "block"))
+    common = Speculation(method, most, draws=draws, by_batch=_by_batch(config))
     if method == "ngram":
-        return Speculation(method, most, *_lookup(config))
-    return Speculation(
-        method,
-        most,
+        least_match, most_match = _lookup(config)
+        return common._replace(least_match=least_match, most_match=most_match)
+    if method != "suffix":
+        return common
+    return common._replace(
         least_match=2,
         most_match=_whole(config, "suffix_decoding_max_tree_depth", 24, 1 << 10),
         most_cached=_whole(config, "suffix_decoding_max_cached_requests", 10_000, 1 << 20, least=0),
         most_factor=_number(config, "suffix_decoding_max_spec_factor", 1.0, 100.0),
         least_chance=_number(config, "suffix_decoding_min_token_prob", 0.1, 1.0),
     )
+
+
+def _choice(config: Mapping[str, Any], name: str, allowed: tuple[str, ...]) -> str:
+    if (given := config.get(name) or allowed[0]) not in allowed:
+        raise Unsupported(
+            f"speculative_config: {name}={given!r} is not supported. Use {' or '.join(allowed)}."
+        )
+    return str(given)
+
+
+def _by_batch(config: Mapping[str, Any]) -> tuple[tuple[int, int, int], ...]:
+    """Return the rows [from, to, most] of the table by requests in a step."""
+    name = "num_speculative_tokens_per_batch_size"
+    rows = config.get(name) or []
+    for row in rows if isinstance(rows, list | tuple) else [rows]:
+        is_row = isinstance(row, list | tuple) and len(row) == 3 and all(type(x) is int for x in row)
+        if not is_row or not (1 <= row[0] <= row[1] and 0 <= row[2] <= MAX_DRAFTS):
+            raise ConfigError(
+                f"{name} holds [from, to, tokens] with 1 <= from <= to and 0 <= tokens <= {MAX_DRAFTS}, "
+                f"got {row!r}."
+            )
+    return tuple((row[0], row[1], row[2]) for row in rows)
 
 
 def method_of(draft: Mapping[str, Any]) -> str:
@@ -119,7 +155,7 @@ def flattened(draft: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_draft(method: str, draft: Checkpoint, target: Checkpoint, max_model_len: int) -> None:
-    """Raise ConfigError for a draft that was made for another kind of model."""
+    """Raise ConfigError for a draft that was made for another kind of model, or with a cache of its own."""
     if method in HEADS:
         return
     if draft.vocab_size != target.vocab_size:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from octavo import LLM, SamplingParams
 from octavo.base.errors import OctavoError
@@ -146,12 +147,55 @@ def test_the_plan_counts_the_draft(folders):
         assert both.kv_bytes_per_token > without.kv_bytes_per_token
 
 
+class Repeats(Drafter):
+    """A user's drafter: the last token comes again."""
+
+    def __init__(self, config, model):
+        self.kv_specs, self.weight_bytes = [], 0
+
+    def propose(self, turn):
+        last = self._state.token_ids[torch.from_numpy(turn.rows), torch.from_numpy(turn.ends)]
+        return last[:, None].repeat(1, max(1, int(turn.counts.max())))
+
+
+def test_a_drafter_of_the_users_own(folders, tokenizer, plain):
+    config = {"method": "custom_class", "model": f"{__name__}.Repeats", "num_speculative_tokens": 2}
+    with LLM(folders["target"], tokenizer=tokenizer, **COMMON, speculative_config=config) as llm:
+        assert results(llm) == plain
+        assert drafted(llm)[0] > 100
+    config["model"] = "tests.tiny_models.save"
+    with pytest.raises(OctavoError, match=r"is not derived from octavo\.runtime\.speculative\.drafter"):
+        LLM(folders["target"], tokenizer=tokenizer, **COMMON, speculative_config=config)
+
+
+def test_a_greedy_draft_is_right_less_often_where_tokens_are_drawn(folders, tokenizer):
+    accepted = {}
+    for how in ("probabilistic", "greedy"):
+        config = {"model": folders["target"], "num_speculative_tokens": 3, "draft_sample_method": how}
+        with LLM(folders["target"], tokenizer=tokenizer, **COMMON, speculative_config=config) as llm:
+            llm.generate(PROMPTS, DRAWN, use_tqdm=False)
+            num_guessed, num_accepted = drafted(llm)
+            accepted[how] = num_accepted / num_guessed
+    assert accepted["probabilistic"] == 1.0 > accepted["greedy"]
+
+
+def test_ranks_guess_alike(folders, tokenizer):
+    """With tensor parallelism, keys and values of the draft are split as the model's are."""
+    common = COMMON | {"tensor_parallel_size": 2, "tokenizer": tokenizer}
+    with LLM(folders["target"], **common) as llm:
+        plain = [out.outputs[0].token_ids for out in llm.generate(PROMPTS, DRAWN, use_tqdm=False)]
+    config = {"method": "draft_model", "model": folders["target"], "num_speculative_tokens": 3}
+    with LLM(folders["target"], **common, speculative_config=config) as llm:
+        assert [o.outputs[0].token_ids for o in llm.generate(PROMPTS, DRAWN, use_tqdm=False)] == plain
+        num_guessed, num_accepted = drafted(llm)
+        assert num_guessed == num_accepted > 20
+
+
 @pytest.mark.parametrize(
     ("draft", "options", "says"),
     [
         ("few", {}, "should have the same vocabulary size. Target model vocab_size=49152"),
         ("target", {"steps_in_flight": 2}, "steps_in_flight=2: the next step begins with"),
-        ("target", {"tensor_parallel_size": 2}, "does not work with tensor_parallel_size > 1"),
         ("target", {"pipeline_parallel_size": 2}, "tokens cannot be guessed between stages"),
     ],
 )

@@ -324,6 +324,15 @@ def test_texts_are_the_same(target, folders, smollm2_path, plain, kind, options)
         assert drafted(llm)[0] > 100
 
 
+def test_ranks_guess_alike(target, folders):
+    prompts, common = [{"prompt_token_ids": ids} for ids in PROMPTS[:6]], {"tensor_parallel_size": 2}
+    with LLM(target[1], skip_tokenizer_init=True, **COMMON, **common) as llm:
+        plain = [out.outputs[0].token_ids for out in llm.generate(prompts, GREEDY, use_tqdm=False)]
+    with drafting(target, folders["eagle3"][0], "eagle3", skip_tokenizer_init=True, **common) as llm:
+        assert [o.outputs[0].token_ids for o in llm.generate(prompts, GREEDY, use_tqdm=False)] == plain
+        assert drafted(llm)[0] > 20
+
+
 FEW, FEWER = 400, 300
 """Vocabularies of the models that heads are trained for, and of the heads with one of their own."""
 

@@ -62,7 +62,7 @@ class Drafting:
         self._chances, self._costs = Chances(), StepCosts()
         self._known_chances = Chances(_ASSUMED)
         self._corpora: LRU[tuple[str, str], Corpus] = LRU(MOST_TOKENS)
-        self._num_drafts = self._num_draft_tokens = 0
+        self._num_drafts = self._num_draft_tokens = self._num_running = 0
         self._num_accepted = np.zeros(wanted.most, np.int64)
         """By place in the draft."""
 
@@ -72,6 +72,7 @@ class Drafting:
 
     def propose(self, running: Sequence[Request]) -> dict[Request, list[int]]:
         """Return tokens that are worth computing behind the last one, for those requests that get some."""
+        self._num_running = len(running)
         ready = [request for request in running if self._is_ready(request)]
         candidates = [found for request in ready if (found := self._candidate(request)) is not None]
         num_more = min(self._max_num_rows - len(running), sum(len(each.chances) for each in candidates))
@@ -147,7 +148,9 @@ class Drafting:
         return Candidate(request, guess, chances[chances >= self._wanted.least_chance])
 
     def _most(self, request: Request, guess: Guess | None = None) -> int:
-        most = min(self._wanted.most, request.max_total_tokens - len(request.token_ids) - 1)
+        most = min(
+            self._wanted.most_of(self._num_running), request.max_total_tokens - len(request.token_ids) - 1
+        )
         most = most if request.max_drafts is None else min(most, request.max_drafts)
         if self._wanted.most_factor and guess is not None and guess.match is not None:
             most = min(most, int(self._wanted.most_factor * guess.match.length))

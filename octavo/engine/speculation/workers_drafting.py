@@ -37,7 +37,7 @@ class WorkersDrafting(Drafting):
         ]
         count = self._best_count(len(asking)) if asking else 0
         if asking and not count and self._patience_s <= 0:
-            asking, count = asking[-1:], min(_TRIAL, self._wanted.most)
+            asking, count = asking[-1:], min(_TRIAL, self._wanted.most_of(len(asking)))
         if not count:
             return []
         counts = [0] * len(plan.requests)
@@ -63,7 +63,7 @@ class WorkersDrafting(Drafting):
 
     def _best_count(self, num_rows: int) -> int:
         """Return how many tokens of each of `num_rows` requests bring the most tokens a second."""
-        most = min(self._wanted.most, self._max_num_rows // num_rows - 1)
+        most = min(self._wanted.most_of(num_rows), self._max_num_rows // num_rows - 1)
         if most <= 0 or (costs := self._costs.of(num_rows, num_rows * most)) is None:
             return 0
         if (pass_s := self._pass_costs.near(num_rows)) is None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.models.interface import Model
-from octavo.runtime.sampling.sampler import Sampler
+from octavo.runtime.sampling.sampler import Kind, Sampler
 from octavo.runtime.transfer import Array, send
 from octavo.runtime.worker.kv_tensors import KVTensors
 from octavo.runtime.worker.prepare import Work
@@ -56,6 +56,8 @@ class Drafter(ABC):
     weight_bytes: int
     most: int = 1 << 10
     """Tokens that it can guess."""
+    draws: bool = True
+    """It draws with the model's noise; otherwise it takes its greedy tokens."""
 
     def equip(self, cache: KVTensors, state: RequestState, sampler: Sampler, make: MakeReplayer) -> None:
         """Work over the runner's cache and state as they are allocated now."""
@@ -74,7 +76,7 @@ class Drafter(ABC):
         positions: [rows] of the tokens in their sequences; so similar distributions give the same token.
         """
         places = positions - self._state.num_prompt_tokens[rows]
-        kind = self._sampler.kind_of(rows)
+        kind = self._sampler.kind_of(rows) if self.draws else Kind.GREEDY
         on_device = send([rows, places], logits.device)
         ids = self._sampler.choose(logits, on_device[0], on_device[1], kind).token_ids
         return ids.clamp_(0, self._sampler.vocab_size - 1)

@@ -1,5 +1,6 @@
 """`load_drafter` makes what `speculative_config` asks for, where that has weights."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,8 +8,9 @@ import torch
 from torch import Tensor
 
 from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
+from octavo.base.registry import load_named
 from octavo.config.engine import EngineConfig
-from octavo.config.speculative import HIDDEN_STATES, speculation
+from octavo.config.speculative import CUSTOM, HIDDEN_STATES, speculation
 from octavo.runtime.batch import MAX_CAPTURED_TOKENS
 from octavo.runtime.distributed.context import ParallelContext
 from octavo.runtime.loader.loader import Reader, dtype_of, load_own
@@ -36,18 +38,34 @@ def load_drafter(
 
     read: where weights come from, if not a file
     """
-    wanted, draft = speculation(config.scheduler.speculative_config), config.draft
-    if wanted is None or draft is None:
+    wanted = speculation(config.scheduler.speculative_config)
+    if wanted is None or config.draft is None:
         return None
-    if (heads := _HEADS.get(wanted.method)) is not None:
+    drafter = _load(wanted.method, config, config.draft, target, platform, parallel, read)
+    drafter.draws = wanted.draws
+    return drafter
+
+
+def _load(
+    method: str,
+    config: EngineConfig,
+    draft: EngineConfig,
+    target: Model,
+    platform: Platform,
+    parallel: ParallelContext,
+    read: Reader | None,
+) -> Drafter:
+    if method == CUSTOM:
+        return _load_class(config.scheduler.speculative_config["model"], config, target)
+    if (heads := _HEADS.get(method)) is not None:
         return heads(config, platform.device, platform.compute_dtype(dtype_of(config.model.dtype)))
-    if wanted.method not in HIDDEN_STATES:
+    if method not in HIDDEN_STATES:
         return DraftModel(load_own(draft, platform, parallel, read), config)
     if not isinstance(target, Decoder):
-        raise Unsupported(f"method={wanted.method!r} needs a model that octavo runs by its own code.")
-    family: type[Family] = Eagle if wanted.method == "eagle" else Eagle3
+        raise Unsupported(f"method={method!r} needs a model that octavo runs by its own code.")
+    family: type[Family] = Eagle if method == "eagle" else Eagle3
     ids = None
-    if wanted.method == "mtp":
+    if method == "mtp":
         family = mtp_of(type(target), config.checkpoint.text_config)
     else:
         draft, ids = _look(draft)
@@ -60,6 +78,16 @@ def load_drafter(
     assert isinstance(head, DraftHead)
     head.attach(target, MAX_CAPTURED_TOKENS + 2 * config.scheduler.max_num_seqs, ids)
     return StateDrafter(head)
+
+
+def _load_class(name: str, config: EngineConfig, target: Model) -> Drafter:
+    """Return the user's drafter. Raises ConfigError for a class that is none."""
+    module, _, last = name.rpartition(":" if ":" in name else ".")
+    kind = load_named(f"{module}:{last}", "speculative_config")
+    if not (isinstance(kind, type) and issubclass(kind, Drafter)):
+        raise ConfigError(f"speculative_config: {name} is not derived from {Drafter.__module__}.Drafter.")
+    make: Callable[[EngineConfig, Model], Drafter] = kind
+    return make(config, target)
 
 
 def _look(draft: EngineConfig) -> tuple[EngineConfig, Tensor | None]:

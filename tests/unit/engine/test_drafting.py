@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from octavo.base.errors import ConfigError, Unsupported
-from octavo.config.speculative import speculation
+from octavo.config.speculative import Speculation, method_of, speculation
 from octavo.engine.scheduler.request import Request
 from octavo.engine.speculation.corpus import MOST_TOKENS, Corpus
 from octavo.engine.speculation.drafting import Candidate, Drafting
@@ -136,7 +136,11 @@ def test_as_many_are_taken_as_bring_most_tokens_a_second(chances, costs, taken):
         ({"model": 3}, ConfigError, "model must be a text"),
         ({"model": "x", "num_speculative_tokens": 0}, ConfigError, "must be a whole number"),
         ({"model": "x", "parallel_drafting": True}, Unsupported, "parallel_drafting=True is not supported"),
-        ({"model": "x", "draft_tensor_parallel_size": 2}, Unsupported, "=2 is not supported, 1 is"),
+        ({"method": "custom_class"}, ConfigError, "provided but without speculative model"),
+        ({"draft_sample_method": "beam"}, Unsupported, "'beam' is not supported. Use probabilistic"),
+        ({"synthetic_acceptance_length": 3}, Unsupported, "synthetic_acceptance_length=3 is not supported"),
+        ({"num_speculative_tokens_per_batch_size": [[2, 1, 3]]}, ConfigError, r"1 <= from <= to"),
+        ({"num_speculative_tokens_per_batch_size": 3}, ConfigError, "got 3"),
         ({"num_speculative_tokens": 0}, ConfigError, "must be a whole number"),
         ({"num_speculative_tokens": 129}, ConfigError, "got 129"),
         ({"prompt_lookup_min": 5, "prompt_lookup_max": 2}, ConfigError, "must be <= prompt_lookup_max=2"),
@@ -152,7 +156,27 @@ def test_what_is_refused_says_why(config, error, says):
 
 def test_what_is_left_out_has_defaults():
     assert speculation({}) is None
-    assert speculation({"method": "jump_ahead"}) == ("jump_ahead", 24, 0, 0, 0, 0.0, 0.0)
-    assert speculation({"method": "ngram"}) == ("ngram", 24, 3, 16, 0, 0.0, 0.0)
+    assert speculation({"method": "jump_ahead"}) == Speculation("jump_ahead", 24)
+    assert speculation({"method": "ngram"}) == Speculation("ngram", 24, 3, 16)
     assert speculation({"prompt_lookup_max": 2})[2:4] == (2, 2)
     assert speculation({"method": "suffix", "suffix_decoding_max_cached_requests": 0}).most_cached == 0
+
+
+def test_a_table_says_how_many_by_requests():
+    wanted = speculation({"num_speculative_tokens_per_batch_size": [[1, 4, 5], [5, 16, 2], [17, 99, 0]]})
+    assert [wanted.most_of(count) for count in (1, 4, 5, 16, 17, 200)] == [5, 5, 2, 2, 0, 24]
+
+
+@pytest.mark.parametrize(
+    ("draft", "method"),
+    [
+        ({"speculators_model_type": "eagle3", "architectures": ["Eagle3Speculator"]}, "eagle3"),
+        ({"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}, "eagle3"),
+        ({"model_type": "eagle"}, "eagle"),
+        ({"architectures": ["EagleLlamaForCausalLM"]}, "eagle"),
+        ({"model_type": "medusa"}, "medusa"),
+        ({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}, "draft_model"),
+    ],
+)
+def test_a_config_tells_of_its_method(draft, method):
+    assert method_of(draft) == method
