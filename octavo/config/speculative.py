@@ -3,7 +3,8 @@
 {"method": "ngram", "num_speculative_tokens": 16, "prompt_lookup_min": 3}
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple, TypedDict
 
 from octavo.base.errors import ConfigError, Unsupported
@@ -24,8 +25,6 @@ _DEFAULTS: Mapping[str, Any] = {
     "disable_padded_drafter_batch": False,
     "enable_adaptive_verification": True,
     "parallel_drafting": False,
-    "synthetic_acceptance_length": None,
-    "synthetic_acceptance_rates": None,
     "use_heterogeneous_vocab": False,
 }
 """vLLM's keys that are taken with one value each."""
@@ -48,6 +47,8 @@ class SpeculativeConfig(TypedDict, total=False):
     suffix_decoding_max_spec_factor: float
     suffix_decoding_min_token_prob: float
     rejection_sample_method: str
+    synthetic_acceptance_rates: list[float]
+    synthetic_acceptance_length: float
     draft_sample_method: str
     num_speculative_tokens_per_batch_size: list[list[int]]
     max_model_len: int
@@ -66,6 +67,7 @@ class Speculation(NamedTuple):
     least_chance: of being right, below which a token is not guessed
     draws:        drafters with weights draw with the model's noise; otherwise they are greedy
     by_batch:     (from, to, most) draft tokens of a request in steps of so many requests
+    rates:        how often the 1st, 2nd, … draft token is taken, right or wrong; () = when it is right
     """
 
     method: str
@@ -77,6 +79,7 @@ class Speculation(NamedTuple):
     least_chance: float = 0.0
     draws: bool = True
     by_batch: tuple[tuple[int, int, int], ...] = ()
+    rates: tuple[float, ...] = ()
 
     def most_of(self, num_requests: int) -> int:
         """Return the most draft tokens of a request in a step of so many requests."""
@@ -100,8 +103,7 @@ def speculation(config: Mapping[str, Any]) -> Speculation | None:
         raise ConfigError(f"speculative_config: method={method!r} takes no model. {_MODEL}")
     most = _whole(config, "num_speculative_tokens", 4 if method in WITH_WEIGHTS else 24, MAX_DRAFTS)
     draws = _choice(config, "draft_sample_method", ("probabilistic", "greedy")) == "probabilistic"
-    _choice(config, "rejection_sample_method", ("standard", "block"))
-    common = Speculation(method, most, draws=draws, by_batch=_by_batch(config))
+    common = Speculation(method, most, draws=draws, by_batch=_by_batch(config), rates=_rates(config, most))
     if method == "ngram":
         least_match, most_match = _lookup(config)
         return common._replace(least_match=least_match, most_match=most_match)
@@ -122,6 +124,33 @@ def _choice(config: Mapping[str, Any], name: str, allowed: tuple[str, ...]) -> s
             f"speculative_config: {name}={given!r} is not supported. Use {' or '.join(allowed)}."
         )
     return str(given)
+
+
+def _rates(config: Mapping[str, Any], most: int) -> tuple[float, ...]:
+    """Return how often drafts are taken whatever they are: for benchmarks, and with wrong texts."""
+    how = _choice(config, "rejection_sample_method", ("standard", "block", "synthetic"))
+    rates, length = (config.get(f"synthetic_acceptance_{what}") for what in ("rates", "length"))
+    if (how == "synthetic") != ((rates is None) != (length is None)):
+        raise ConfigError(
+            "rejection_sample_method='synthetic' needs either synthetic_acceptance_rates or "
+            "synthetic_acceptance_length, and nothing else takes them."
+        )
+    if length is not None:
+        if type(length) not in (int, float) or not 1 <= length <= 1 + most:
+            raise ConfigError(f"synthetic_acceptance_length must be from 1 to {1 + most}, got {length!r}.")
+        rates = [min(1.0, max(0.0, length - 1 - place)) for place in range(most)]
+    rates = rates or []
+    is_list = isinstance(rates, list | tuple) and all(type(rate) in (int, float) for rate in rates)
+    if not is_list or len(rates) > most or not _falls((1, *rates, 0)):
+        raise ConfigError(
+            f"synthetic_acceptance_rates holds at most {most} numbers from 1 to 0, none above the one before "
+            f"it, got {rates!r}."
+        )
+    return tuple(map(float, rates))
+
+
+def _falls(numbers: Sequence[float]) -> bool:
+    return all(first >= second for first, second in pairwise(numbers))
 
 
 def _by_batch(config: Mapping[str, Any]) -> tuple[tuple[int, int, int], ...]:

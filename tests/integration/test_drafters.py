@@ -168,6 +168,25 @@ def test_a_drafter_of_the_users_own(folders, tokenizer, plain):
         LLM(folders["target"], tokenizer=tokenizer, **COMMON, speculative_config=config)
 
 
+def test_synthetic_acceptance_takes_wrong_drafts(folders, tokenizer):
+    config = {
+        "method": "draft_model",
+        "model": folders["other"],
+        "num_speculative_tokens": 3,
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_length": 2.5,
+    }
+    params = SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)
+    with LLM(folders["target"], tokenizer=tokenizer, **COMMON, speculative_config=config) as llm:
+        outputs = llm.generate(PROMPTS * 4, params, use_tqdm=False)
+        assert all(len(out.outputs[0].token_ids) == 60 for out in outputs)
+        values = {
+            m.name: m.value for m in llm.get_metrics() if "spec_decode" in m.name and hasattr(m, "value")
+        }
+    length = 1 + values["vllm:spec_decode_num_accepted_tokens"] / values["vllm:spec_decode_num_drafts"]
+    assert 2.3 < length < 2.6, "the last drafts of an output are cut"
+
+
 def test_a_greedy_draft_is_right_less_often_where_tokens_are_drawn(folders, tokenizer):
     accepted = {}
     for how in ("probabilistic", "greedy"):

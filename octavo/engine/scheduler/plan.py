@@ -37,6 +37,8 @@ class StepPlan:
     """By place in `requests`: tokens guessed to follow."""
     num_drafts: list[int] = field(default_factory=list)
     """By place in `requests`: tokens that the workers shall guess behind this step; [] = none."""
+    num_taken: dict[int, int] = field(default_factory=dict)
+    """By place in `requests`: drafts that count as true, whether they are or not."""
     matchers_ahead: dict[int, list[RequestMatcher]] = field(default_factory=dict)
     """The matchers behind these tokens."""
     constrained: list[tuple[int, Request]] = field(default_factory=list)
@@ -109,4 +111,5 @@ class StepPlan:
             masks_follow=self.awaits_tokens,
             drafts=self.drafts,
             num_drafts=self.num_drafts,
+            num_taken=self.num_taken,
         )

@@ -2,6 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
+from octavo.base.log import get_logger
 from octavo.config.scheduling import SchedulerConfig
 from octavo.config.speculative import WITH_WEIGHTS, speculation
 from octavo.engine.kvcache.manager import KVCacheManager
@@ -11,6 +14,8 @@ from octavo.engine.speculation.drafting import Drafting
 from octavo.engine.speculation.workers_drafting import WorkersDrafting
 from octavo.messages.request import SchedulerStats
 from octavo.messages.step import ModelRunnerOutput
+
+logger = get_logger(__name__)
 
 
 class Lookahead:
@@ -22,6 +27,11 @@ class Lookahead:
         has_weights = wanted is not None and wanted.method in WITH_WEIGHTS
         kind = WorkersDrafting if has_weights else Drafting
         self.drafting = kind(wanted, config.max_num_seqs) if wanted else None
+        self._rates, self._noise = np.array(wanted.rates if wanted else ()), np.random.default_rng(0)
+        if self._rates.size:
+            logger.warning(
+                "Synthetic acceptance: drafts are taken though they are wrong. For benchmarks only!"
+            )
         self._num_ahead = wanted.most if wanted is not None and has_weights else 0
         """Positions behind a step for which the workers should find blocks."""
 
@@ -55,6 +65,10 @@ class Lookahead:
             elif num_computed + num_new > table.capacity:
                 return
         if drafts:
+            if self._rates.size:
+                plan.num_taken[len(plan.requests)] = int(
+                    (self._rates[: len(drafts)] > self._noise.random()).sum()
+                )
             plan.add_drafts(request, drafts, matchers)
 
     def finish(self, plan: StepPlan) -> None:

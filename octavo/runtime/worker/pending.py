@@ -24,6 +24,8 @@ class PendingStep:
     request_ids: list[str]
     samples: Array
     drafts: dict[int, list[int]] = field(default_factory=dict)
+    num_taken: dict[int, int] = field(default_factory=dict)
+    """As in SchedulerOutput."""
     pending: PendingSamples | None = None
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     pooled: dict[str, Pooled] = field(default_factory=dict)
@@ -34,7 +36,7 @@ class PendingStep:
     @classmethod
     def of(cls, step: SchedulerOutput, samples: Array) -> "PendingStep":
         """Return what `step` will bring; samples: as above."""
-        return cls(step.step_id, step.request_ids, samples, step.drafts)
+        return cls(step.step_id, step.request_ids, samples, step.drafts, step.num_taken)
 
     @property
     def is_ready(self) -> bool:
@@ -90,6 +92,12 @@ class PendingStep:
         ended = -1
         for row, draft in enumerate(expected.tolist()):
             owner, token_id = int(self.samples[row]), host.token_ids[row]
+            is_true = token_id == draft
+            if draft >= 0 and owner in self.num_taken:
+                # What stands behind a wrong draft may not have been sampled.
+                is_taken = len(result.sampled_token_ids[owner]) < self.num_taken[owner]
+                is_true = is_taken and host.token_ids[row + 1] >= 0
+                token_id = draft if is_true else token_id
             if owner == ended or (row in host.errors and result.sampled_token_ids[owner]):
                 ended = owner  # what fails behind a draft fails again without it
                 continue
@@ -99,6 +107,6 @@ class PendingStep:
                 result.logprobs.setdefault(name, []).append(host.logprobs[row])
             if row in host.errors:
                 result.errors[name] = host.errors[row]
-            if token_id != draft:
+            if not is_true:
                 ended = owner
         return result

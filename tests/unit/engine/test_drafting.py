@@ -125,6 +125,9 @@ def test_as_many_are_taken_as_bring_most_tokens_a_second(chances, costs, taken):
     assert np.count_nonzero(candidates[0].chances >= least) == taken
 
 
+SYNTHETIC = {"rejection_sample_method": "synthetic"}
+
+
 @pytest.mark.parametrize(
     ("config", "error", "says"),
     [
@@ -138,14 +141,17 @@ def test_as_many_are_taken_as_bring_most_tokens_a_second(chances, costs, taken):
         ({"model": "x", "parallel_drafting": True}, Unsupported, "parallel_drafting=True is not supported"),
         ({"method": "custom_class"}, ConfigError, "provided but without speculative model"),
         ({"draft_sample_method": "beam"}, Unsupported, "'beam' is not supported. Use probabilistic"),
-        ({"synthetic_acceptance_length": 3}, Unsupported, "synthetic_acceptance_length=3 is not supported"),
+        ({"synthetic_acceptance_length": 3}, ConfigError, "and nothing else takes them"),
+        (SYNTHETIC | {"synthetic_acceptance_length": 99}, ConfigError, "must be from 1 to 25, got 99"),
+        (SYNTHETIC | {"synthetic_acceptance_rates": [0.2, 0.5]}, ConfigError, "none above the one before it"),
         ({"num_speculative_tokens_per_batch_size": [[2, 1, 3]]}, ConfigError, r"1 <= from <= to"),
         ({"num_speculative_tokens_per_batch_size": 3}, ConfigError, "got 3"),
         ({"num_speculative_tokens": 0}, ConfigError, "must be a whole number"),
         ({"num_speculative_tokens": 129}, ConfigError, "got 129"),
         ({"prompt_lookup_min": 5, "prompt_lookup_max": 2}, ConfigError, "must be <= prompt_lookup_max=2"),
         ({"method": "suffix", "suffix_decoding_min_token_prob": 2}, ConfigError, "number above 0"),
-        ({"rejection_sample_method": "synthetic"}, Unsupported, "synthetic"),
+        (SYNTHETIC, ConfigError, "needs either synthetic_acceptance_rates or"),
+        ({"rejection_sample_method": "typical"}, Unsupported, "Use standard or block or synthetic"),
         ({"tokens": 2}, ConfigError, "has no tokens. Known: method"),
     ],
 )  # fmt: skip
@@ -158,6 +164,9 @@ def test_what_is_left_out_has_defaults():
     assert speculation({}) is None
     assert speculation({"method": "jump_ahead"}) == Speculation("jump_ahead", 24)
     assert speculation({"method": "ngram"}) == Speculation("ngram", 24, 3, 16)
+    assert speculation(
+        SYNTHETIC | {"num_speculative_tokens": 3, "synthetic_acceptance_length": 2.5}
+    ).rates == (1, 0.5, 0)
     assert speculation({"prompt_lookup_max": 2})[2:4] == (2, 2)
     assert speculation({"method": "suffix", "suffix_decoding_max_cached_requests": 0}).most_cached == 0
 
