@@ -1,4 +1,7 @@
-"""`PerformanceTuner`: what a model does on this machine, measured, and which of a few options suit it best.
+"""`PerformanceTuner`: what a model does on this machine, measured, and which options suit it best.
+
+The same from Python as `octavo bench throughput`, `octavo tune` and `octavo doctor --url`, with an engine in
+this process.
 
 tuner = PerformanceTuner("smollm2")
 print(tuner.run_benchmark(), tuner.analyze_bottlenecks())
@@ -12,7 +15,11 @@ from typing import Any, TypedDict
 
 import psutil
 
-from octavo.base.errors import ConfigError
+from octavo.base.errors import ConfigError, OctavoError
+from octavo.bench.diagnosis import Diagnosis, diagnose
+from octavo.bench.server_metrics import page_of
+from octavo.bench.tune.search import Search, Trial
+from octavo.bench.tune.space import cores_here, default_space, without
 from octavo.config.model import DEFAULT_MODEL
 from octavo.frontend.outputs.request_output import RequestOutput
 from octavo.llm import LLM
@@ -20,7 +27,6 @@ from octavo.messages.sampling import SamplingParams
 from octavo.metrics.nvml import read_gpus
 
 _EVERY_S = 0.1
-_MEMORY_SHARES = (0.80, 0.85, 0.90, 0.95)
 
 
 class Benchmark(TypedDict):
@@ -57,16 +63,23 @@ class PerformanceTuner:
         self._prompt_tokens = prompt_tokens
         self._params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
         self._last: Benchmark | None = None
+        self._diagnosis: Diagnosis | None = None
 
     def run_benchmark(self, **options: Any) -> Benchmark:
         """Measure, after a warm-up; `options` are added to the tuner's. Raises ConfigError."""
         with LLM(self.model, **{**self.options, **options}) as llm:
             llm.generate(self._prompts(llm, offset=1), self._params, use_tqdm=False)
             llm.reset_prefix_cache()
+            before = page_of(llm.get_metrics())
             watch, began_s = _Watch(), time.monotonic()
             with watch:
                 outputs = llm.generate(self._prompts(llm, offset=0), self._params, use_tqdm=False)
             took_s = time.monotonic() - began_s
+            after = page_of(llm.get_metrics())
+        if read_gpus():
+            for page in (before, after):
+                page.values["gpu_utilization"] = statistics.mean(watch.gpu_shares)
+        self._diagnosis = diagnose([before, after], took_s)
         self._last = Benchmark(
             throughput=sum(len(output.outputs[0].token_ids) for output in outputs) / took_s,
             latency=statistics.mean(map(_seconds, outputs)),
@@ -75,16 +88,26 @@ class PerformanceTuner:
         )
         return self._last
 
-    def optimize_config(self, candidates: Iterable[Mapping[str, Any]] | None = None) -> dict[str, Any]:
+    def optimize_config(
+        self,
+        candidates: Iterable[Mapping[str, Any]] | None = None,
+        *,
+        time_budget_s: float = 600.0,
+        allow_rounding: bool = False,
+    ) -> dict[str, Any]:
         """The options with the highest throughput among those measured; what cannot start is left out.
 
-        candidates: options to be tried; None: gpu_memory_utilization from 0.80 to 0.95. Raises ConfigError
-        when none can start.
+        candidates: options to be tried; None: the search of `octavo tune`, for `time_budget_s` seconds,
+            allow_rounding as there
+        Raises ConfigError when none can start.
         """
-        tried = [{"gpu_memory_utilization": share} for share in _MEMORY_SHARES]
+        if candidates is None:
+            axes = default_space(num_gpus=len(read_gpus()), num_cores=cores_here(), rounds=allow_rounding)
+            search = Search(without(axes, self.options), self._measure, budget_s=time_budget_s)
+            return self.options | search.run().options
         results: list[tuple[float, dict[str, Any]]] = []
         failure: ConfigError | None = None
-        for options in tried if candidates is None else candidates:
+        for options in candidates:
             try:
                 results.append((self.run_benchmark(**options)["throughput"], dict(options)))
             except ConfigError as error:
@@ -93,10 +116,19 @@ class PerformanceTuner:
             raise failure or ConfigError("There is nothing to try: candidates is empty.")
         return self.options | max(results, key=lambda result: result[0])[1]
 
+    def _measure(self, options: dict[str, Any]) -> Trial:
+        """A point of the search."""
+        began_s = time.monotonic()
+        try:
+            score, error = self.run_benchmark(**options)["throughput"], ""
+        except OctavoError as failure:
+            score, error = None, str(failure)
+        return Trial(options, score, time.monotonic() - began_s, error=error)
+
     def analyze_bottlenecks(self, benchmark: Benchmark | None = None) -> list[str]:
         """What the figures of a measurement, by default the last one, point to; [] when to nothing."""
         measured = benchmark or self._last or self.run_benchmark()
-        found = []
+        found = [self._diagnosis.text] if self._diagnosis and not benchmark else []
         if read_gpus() and measured["gpu_util"] < 80:
             found.append("The GPU waits: more requests at once (max_num_seqs), or larger steps.")
         if measured["memory_usage"] > 0.9:

@@ -12,7 +12,7 @@ import numpy as np
 from octavo.base.errors import ConfigError
 from octavo.bench.client import Timing
 
-SLO_NAMES = ("ttft", "tpot", "e2el")
+SLO_NAMES = ("ttft", "tpot", "itl", "e2el")
 METRICS = {
     "ttft": ("TTFT", "Time to First Token"),
     "tpot": ("TPOT", "Time per Output Token (excl. 1st token)"),
@@ -153,6 +153,8 @@ def probe_figures(probes: Sequence[Timing]) -> dict[str, float]:
 
 def _is_within(timing: Timing, limits_ms: Mapping[str, float]) -> bool:
     seconds = {"ttft": timing.ttft, "tpot": tpot(timing), "e2el": timing.latency}
+    if "itl" in limits_ms:
+        seconds["itl"] = float(np.percentile(timing.itl or [0.0], 99))
     return all(seconds[name] * 1000 <= limit for name, limit in limits_ms.items())
 
 

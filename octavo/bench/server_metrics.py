@@ -5,7 +5,7 @@ Names come without their prefix (`vllm:` or `octavo:`): any server that uses vLL
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from octavo.base.errors import OctavoError
 from octavo.bench.client import Target
+from octavo.metrics import Counter, Gauge, Histogram, Metric
 
 PATH = "/metrics"
 
@@ -62,6 +63,19 @@ def parse_page(text: str) -> Page:
     except ValueError:
         return Page()
     return Page(dict(values), {name: dict(series) for name, series in by_label.items()})
+
+
+def page_of(metrics: Iterable[Metric]) -> Page:
+    """Return the figures of an engine in this process, as of `LLM.get_metrics`."""
+    values: dict[str, float] = defaultdict(float)
+    for metric in metrics:
+        name = metric.name.rpartition(":")[2]
+        if isinstance(metric, Counter | Gauge):
+            values[name] += metric.value
+        elif isinstance(metric, Histogram):
+            values[f"{name}_sum"] += metric.sum
+            values[f"{name}_count"] += metric.count
+    return Page(dict(values))
 
 
 def speculation(before: Page, after: Page) -> Mapping[str, Any]:

@@ -1,10 +1,16 @@
-"""Check whether octavo can run here: each check says what it found and, when it is wrong, what to do."""
+"""Check whether octavo can run here: each check says what it found and, when it is wrong, what to do.
+
+With --url, watch a running server for some seconds and say what holds it back: waiting requests, the KV
+cache, memory bandwidth, arithmetic, or the host, with the figures.
+"""
 
 import argparse
+import asyncio
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from octavo.base import env, hub
 from octavo.base.errors import ConfigError
@@ -33,10 +39,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", default=DEFAULT_MODEL, help="The model to look for (default: %(default)s)."
     )
+    parser.add_argument("--url", metavar="URL", help="Watch this server instead.")
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, metavar="S", help="How long (default: %(default)s)."
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings; status 1 when one of them needs a hand."""
+    if args.url:
+        print("\n".join(_watch(args.url, args.seconds)))
+        return 0
     sick = False
     for finding in examine(args.model):
         sick = sick or bool(finding.advice)
@@ -44,6 +57,27 @@ def run(args: argparse.Namespace) -> int:
         if finding.advice:
             print(f"    {'':<9} → {finding.advice}")
     return int(sick)
+
+
+def _watch(url: str, seconds: float) -> list[str]:
+    """What holds a server back. Raises OctavoError when it shows nothing."""
+    from octavo.bench.backends import BACKENDS  # loads an HTTP client: only with --url
+    from octavo.bench.client import Target
+    from octavo.bench.diagnosis import diagnose, watch
+    from octavo.bench.tune.space import cores_here
+
+    async def look() -> list[str]:
+        url_only = url.rstrip("/").removesuffix("/v1")
+        key = env.openai_api_key()
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        async with Target(url_only, BACKENDS["openai"], headers=headers) as target:
+            pages, watched_s = await watch(target, seconds)
+        if not pages[-1].values:
+            raise ConfigError(f"{url} shows no metrics: a key may be missing (OPENAI_API_KEY).")
+        is_here = (urlsplit(url).hostname or "") in ("127.0.0.1", "localhost", "::1")
+        return diagnose(pages, watched_s, cores_here() if is_here else 0).lines()
+
+    return asyncio.run(look())
 
 
 def examine(model: str) -> Iterator[Finding]:

@@ -47,6 +47,7 @@ COMMANDS = {
     "bench sweep startup": Command("octavo.cli.bench.sweep_startup", "measure many starts"),
     "bench sweep plot": Command("octavo.cli.bench.sweep_plot", "draw the results of a sweep"),
     "bench sweep plot_pareto": Command("octavo.cli.bench.sweep_pareto", "draw its best trade-offs"),
+    "tune": Command("octavo.cli.tune", "find the options that suit a workload on this machine"),
     "completion": Command("octavo.cli.completion", "print what completes commands and flags in bash or zsh"),
     "collect-env": Command("octavo.cli.collect_env", "print versions and hardware for a bug report"),
 }

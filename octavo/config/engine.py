@@ -1,5 +1,6 @@
 """`EngineConfig`: every decision made, for the engine and its workers (it crosses processes as msgpack)."""
 
+import time
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -32,6 +33,8 @@ class EngineConfig:
     """None: the model generates text."""
     draft: "EngineConfig | None" = None
     """Of the model that guesses tokens, if there is one."""
+    created_s: float = field(default_factory=time.time)
+    """Wall time; the same in all processes of an engine."""
     fit_max_model_len: bool = False
     """max_model_len may be lowered at the start to what the cache has room for."""
 

@@ -18,4 +18,9 @@ class ObservabilityConfig(metaclass=Concern):
     otlp_traces_endpoint: str = option(
         "", "Send a span for each request there, by OpenTelemetry (http://host:4317); needs octavo[otel]."
     )
+    record_trace: str = option(
+        "",
+        "Write a line per request to this file: its time, its lengths, hashes of its blocks, no text; for "
+        "`octavo bench serve --dataset-name timed_trace` and `octavo tune`.",
+    )
     profiler_dir: str = option("", "Folder for the traces of start_profile; empty = no profiling.")

@@ -18,6 +18,7 @@ from octavo.base.log import get_logger
 from octavo.config.engine import EngineConfig
 from octavo.frontend.observe.engine_metrics import EngineMetrics
 from octavo.frontend.observe.otel import RequestTracer, tracer_for
+from octavo.frontend.observe.request_trace import RequestTrace, trace_for
 from octavo.frontend.outputs.request_output import RequestOutput
 from octavo.frontend.requests.beam_search_request import BeamSearchRequest
 from octavo.frontend.requests.input_processor import PreparedRequest
@@ -55,6 +56,7 @@ class OutputProcessor:
         strict_ids: bool = False,
         log_requests: bool = False,
         tracer: RequestTracer | None = None,
+        trace: RequestTrace | None = None,
     ) -> None:
         """strict_ids: refuse a client's id that is in use, instead of keeping both requests apart."""
         self._tokenizer = tokenizer
@@ -63,7 +65,7 @@ class OutputProcessor:
         self._every_metrics.adapters_in_use = self._adapters_in_use
         self._strict_ids = strict_ids
         self._log_level = logging.INFO if log_requests else logging.DEBUG
-        self._tracer = tracer
+        self._tracer, self._trace = tracer, trace
         self._open: dict[str, OpenRequest] = {}
         self._keys: dict[str, list[str]] = {}
         """By the client's id."""
@@ -79,6 +81,7 @@ class OutputProcessor:
             strict_ids=config.front.strict_request_ids,
             log_requests=config.observability.enable_log_requests,
             tracer=tracer_for(config),
+            trace=trace_for(config),
         )
 
     def close(self) -> None:
@@ -86,6 +89,8 @@ class OutputProcessor:
         if self._tracer is not None:
             self._tracer.close()
             self._tracer = None
+        if self._trace is not None:
+            self._trace.close()
 
     @property
     def num_open(self) -> int:
@@ -249,6 +254,8 @@ class OutputProcessor:
         )
         if self._tracer is not None:
             self._tracer.note_end(request, reason, now)
+        if self._trace is not None:
+            self._trace.note_end(request, now)
         self._close(request)
         logger.log(
             self._log_level,

@@ -1,12 +1,13 @@
 """The tuner measures the default model; the memory optimizer says what `octavo plan` says."""
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 
-from octavo.base.errors import ConfigError
+from octavo.base.errors import ConfigError, OctavoError
 from octavo.memory_optimizer import MemoryOptimizer
 from octavo.performance_tuning import Benchmark, PerformanceTuner
 
@@ -21,11 +22,48 @@ def test_a_measurement_and_what_it_points_to(smollm2_path):
     assert 0 <= measured["gpu_util"] <= 100 and 0 < measured["memory_usage"] <= 1
     slow = Benchmark(throughput=1.0, latency=0.6, gpu_util=90.0, memory_usage=0.95)
     assert [text.split()[0] for text in tuner.analyze_bottlenecks(slow)] == ["Memory", "Requests"]
-    assert len(tuner.analyze_bottlenecks()) <= 3
+    assert "-bound: " in tuner.analyze_bottlenecks()[0]
+    assert len(tuner.analyze_bottlenecks()) <= 4
     best = tuner.optimize_config([{"max_num_seqs": 2}, {"max_model_len": 10**9}])
     assert best == {"max_model_len": 256, "max_num_seqs": 2}
     with pytest.raises(ConfigError, match="longer than"):
         tuner.optimize_config([{"max_model_len": 10**9}])
+
+
+def test_the_search_is_that_of_the_command(smollm2_path):
+    options = {"max_model_len": 256, "max_num_seqs": 4, "max_num_batched_tokens": 64, "cpu_threads": 1}
+    tuner = PerformanceTuner("smollm2", num_prompts=2, prompt_tokens=8, max_tokens=4, **options)
+    assert tuner.optimize_config(time_budget_s=0.01) == options  # no time for more than the defaults
+    with pytest.raises(OctavoError, match="The defaults cannot be measured"):
+        PerformanceTuner("smollm2", max_model_len=10**9).optimize_config(time_budget_s=1)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get("OCTAVO_TEST_TUNE"), reason="OCTAVO_TEST_TUNE=1: measures for minutes")
+def test_the_tuner_reaches_a_whole_grid(smollm2_path, tmp_path):
+    space = {"max_num_seqs": [4, 8, 32], "max_num_batched_tokens": [128, 512]}
+    file = tmp_path / "space.json"
+    file.write_text(json.dumps(space))
+    words = [
+        "--max-model-len=512",
+        "--num-prompts=48",
+        "--input-len=64",
+        "--output-len=32",
+        f"--space={file}",
+    ]
+
+    def scores(name, budget):
+        state = tmp_path / f"{name}.json"
+        command = [sys.executable, "-m", "octavo", "tune", "smollm2", *words]
+        command += [f"--state={state}", f"--time-budget={budget}", f"--output={tmp_path / 'tuned.yaml'}"]
+        subprocess.run(command, timeout=1800, check=True)
+        trials = json.loads(state.read_text())["trials"]
+        return {json.dumps(t["options"], sort_keys=True): t["score"] for t in trials}
+
+    grid, tuned = scores("grid", 1e9), scores("tuned", 90)
+    assert len(grid) == 12 > len(tuned)
+    chosen = max(tuned, key=tuned.get)
+    assert grid[chosen] >= 0.95 * max(grid.values())
 
 
 def test_the_layout_is_that_of_the_plan(smollm2_path):

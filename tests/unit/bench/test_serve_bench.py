@@ -223,7 +223,7 @@ def test_one_that_fails_is_told_and_does_not_count(bench_of):
         (["--base-url", "http://127.0.0.1:9"], "No server answers at http://127.0.0.1:9"),
         (["--base-url", "localhost:8000"], "must look like http://127.0.0.1:8000"),
         (["--goodput", "ttft=200"], '"KEY:VALUE" pairs, where the key is a metric name'),
-        (["--goodput", "itl:200"], "Invalid metric name found, itl: 200"),
+        (["--goodput", "speed:200"], "Invalid metric name found, speed: 200"),
         (["--goodput", "ttft:-1"], "should be non-negative"),
         (["--dataset-name", "shargpt"], "'shargpt' is none of random, random-rerank"),
         (["--dataset-name", "sharegpt"], "needs a file: --dataset-path"),
