@@ -8,12 +8,13 @@ between two, the latency of a request ends with the last.
 import asyncio
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
+import msgspec
 
 from octavo.base.errors import ConfigError, OctavoError
 from octavo.bench.backends import Backend
@@ -22,6 +23,17 @@ from octavo.bench.generated import Sample
 _LONGEST_S = 6 * 3600.0
 _MAX_LINE = 1 << 24
 _MAX_ERROR = 300
+
+
+class _Event(msgspec.Struct, gc=False):
+    """What is read of an event."""
+
+    choices: list[dict[str, Any]] = []
+    usage: dict[str, Any] | None = None
+    error: Any = None
+
+
+_DECODER = msgspec.json.Decoder(_Event)
 
 
 @dataclass(slots=True)
@@ -98,7 +110,15 @@ class Target:
                     timing.latency = timing.ttft = time.perf_counter() - timing.start_time
                     usage = json.loads(content).get("usage") or {}
                     timing.prompt_len, timing.success = usage.get("prompt_tokens") or 0, True
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
+        except (
+            aiohttp.ClientError,
+            TimeoutError,
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            msgspec.MsgspecError,
+        ) as error:
             timing.success, timing.error = False, f"{type(error).__name__}: {error}"
         return timing
 
@@ -145,27 +165,35 @@ async def _read_stream(
     response: aiohttp.ClientResponse, read: Callable[[dict[str, Any]], str | None], timing: Timing
 ) -> None:
     last, texts = timing.start_time, []
-    async for line in response.content:
-        if not line.startswith(b"data:") or (data := line[5:].strip()) == b"[DONE]":
-            continue
-        now, event = time.perf_counter(), json.loads(data)
-        if error := event.get("error"):
-            timing.error = f"The server says: {error}"[:_MAX_ERROR]
+    async for data in _events(response):
+        now, event = time.perf_counter(), _DECODER.decode(data)
+        if event.error is not None:
+            timing.error = f"The server says: {event.error}"[:_MAX_ERROR]
             return
-        if choices := event.get("choices"):
+        if event.choices:
             if timing.ttft:
                 timing.itl.append(now - last)
             else:
                 timing.ttft = now - timing.start_time
             last = now
-            texts.append(read(choices[0]) or "")
-        elif usage := event.get("usage"):
-            timing.output_tokens = usage.get("completion_tokens") or 0
-            timing.prompt_len = usage.get("prompt_tokens") or timing.prompt_len
+            texts.append(read(event.choices[0]) or "")
+        elif event.usage:
+            timing.output_tokens = event.usage.get("completion_tokens") or 0
+            timing.prompt_len = event.usage.get("prompt_tokens") or timing.prompt_len
     timing.latency, timing.generated_text = last - timing.start_time, "".join(texts)
     timing.success = timing.ttft > 0
     if not timing.success:
         timing.error = "Never received a valid chunk to calculate TTFT. This response is marked as failed!"
+
+
+async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """The data of a stream's events but [DONE], each as soon as its line is complete."""
+    rest = b""
+    async for content in response.content.iter_any():
+        *lines, rest = (rest + content).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
+                yield data
 
 
 def _reason(status: int, text: str) -> str:
