@@ -6,6 +6,7 @@ Files are foreign: every line is checked, and the error names it.
 import csv
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ def timed_trace(options: DataOptions, tokenizer: Tokenizer) -> list[Sample]:
     """A trace: when requests came, how long they were, and hash ids of their blocks of tokens.
 
     Equal ids become equal tokens, so that the trace's shared prefixes stay shared. `octavo serve
-    --record-trace` writes this format. Prompts are token ids.
+    --record-trace` writes this format. Prompts are token ids. Times count from the first request.
     """
     labels = options
     samples: list[Sample] = []
@@ -114,7 +115,9 @@ def timed_trace(options: DataOptions, tokenizer: Tokenizer) -> list[Sample]:
         ids = _ids_of_trace(hashes, length, options, tokenizer)
         seconds = float(at) * options.timed_trace_sec_multiplier
         samples.append(Sample(ids, len(ids), options.length(wanted), seconds))
-    return sorted(samples, key=lambda sample: sample.timestamp or 0.0)
+    samples.sort(key=lambda sample: sample.timestamp or 0.0)
+    first_s = samples[0].timestamp or 0.0 if samples else 0.0
+    return [replace(sample, timestamp=(sample.timestamp or 0.0) - first_s) for sample in samples]
 
 
 def _ids_of_trace(hashes: list[Any], length: int, options: DataOptions, tokenizer: Tokenizer) -> list[int]:

@@ -51,7 +51,7 @@ async def run_load(target: Target, load: Load) -> Run:
     with _progress(load.num_warmups, "warm-up", load.show_progress) as done:
         first = load.samples[0]
         ask = _Bounded(target, load, done)
-        await asyncio.gather(*(ask(first, load.models[0], None) for _ in range(load.num_warmups)))
+        await asyncio.gather(*(ask(first, load.models[0]) for _ in range(load.num_warmups)))
     before = await read_page(target)
     probes: list[Timing] = []
     prober = asyncio.create_task(_probe(target, load, probes)) if load.probe_rate else None
@@ -75,25 +75,23 @@ class _Bounded:
             asyncio.Semaphore(load.max_concurrency) if load.max_concurrency else contextlib.nullcontext()
         )
 
-    async def __call__(self, sample: Sample, model: str, due: float | None) -> Timing:
-        """due: time at which it should be sent"""
-        arrival = time.perf_counter() if due is None else due
+    async def __call__(self, sample: Sample, model: str) -> Timing:
+        arrival = time.perf_counter()
         async with self._free:
             timing = await self._target.ask(sample, model, self._extra)
-        timing.client_queue_time = max(0.0, timing.start_time - arrival)
+        timing.client_queue_time = timing.start_time - arrival
         self._done()
         return timing
 
 
 async def _send_all(
-    ask: Callable[[Sample, str, float], Awaitable[Timing]], load: Load, start: float
+    ask: Callable[[Sample, str], Awaitable[Timing]], load: Load, start: float
 ) -> list[Timing]:
     tasks = []
     for sample, model, at in zip(load.samples, load.models, load.send_times, strict=True):
-        due = start + at
-        if (wait := due - time.perf_counter()) > 0:
+        if (wait := start + at - time.perf_counter()) > 0:
             await asyncio.sleep(wait)
-        tasks.append(asyncio.ensure_future(ask(sample, model, time.perf_counter())))
+        tasks.append(asyncio.ensure_future(ask(sample, model)))
     return await asyncio.gather(*tasks)
 
 

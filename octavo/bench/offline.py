@@ -6,7 +6,7 @@ Definitions and fields of the results are those of `vllm bench`.
 import asyncio
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,6 @@ class ThroughputOptions:
     num_warmups: int = option(0, "Requests before the clock starts.")
     async_engine: bool = option(False, "Use the asynchronous engine, with its core in a process of its own.")
     disable_detokenize: bool = option(False, "Make no text of the tokens.")
-    data: DataOptions = field(default_factory=DataOptions)
 
 
 def measure_latency(args: EngineArgs, options: LatencyOptions) -> dict[str, Any]:
@@ -95,12 +94,12 @@ def _round(llm: LLM, prompts: list[list[int]], options: LatencyOptions) -> float
     return time.perf_counter() - start
 
 
-def measure_throughput(args: EngineArgs, options: ThroughputOptions) -> dict[str, Any]:
+def measure_throughput(args: EngineArgs, options: ThroughputOptions, data: DataOptions) -> dict[str, Any]:
     """Return requests and tokens per second over the whole run."""
     if options.async_engine:
-        return asyncio.run(_measure_asynchronously(args, options))
+        return asyncio.run(_measure_asynchronously(args, options, data))
     with LLM.from_engine_args(args) as llm:
-        warm_ups, samples = _samples(options, llm.get_tokenizer())
+        warm_ups, samples = _samples(options, data, llm.get_tokenizer())
         if warm_ups:
             llm.generate(_prompts(warm_ups), _all_params(warm_ups, options), use_tqdm=False)
         prompts, params = _prompts(samples), _all_params(samples, options)
@@ -110,11 +109,13 @@ def measure_throughput(args: EngineArgs, options: ThroughputOptions) -> dict[str
     return _result(args, outputs, elapsed)
 
 
-async def _measure_asynchronously(args: EngineArgs, options: ThroughputOptions) -> dict[str, Any]:
+async def _measure_asynchronously(
+    args: EngineArgs, options: ThroughputOptions, data: DataOptions
+) -> dict[str, Any]:
     engine = AsyncLLM.from_engine_args(args)
     await engine.start()
     try:
-        warm_ups, samples = _samples(options, engine.tokenizer)
+        warm_ups, samples = _samples(options, data, engine.tokenizer)
 
         async def answer(sample: Sample) -> RequestOutput:
             params = _params(options.n, sample.output_len, detokenize=not options.disable_detokenize)
@@ -131,11 +132,12 @@ async def _measure_asynchronously(args: EngineArgs, options: ThroughputOptions) 
     return _result(args, outputs, elapsed)
 
 
-def _samples(options: ThroughputOptions, tokenizer: Tokenizer | None) -> tuple[list[Sample], list[Sample]]:
+def _samples(
+    options: ThroughputOptions, data: DataOptions, tokenizer: Tokenizer | None
+) -> tuple[list[Sample], list[Sample]]:
     """Requests to warm up with, drawn from another seed, and those that are measured."""
     if tokenizer is None:
         raise ConfigError("The benchmark counts tokens: leave out --skip-tokenizer-init.")
-    data = options.data
     warm_ups: list[Sample] = []
     if count := options.num_warmups:
         others = replace(data, num_prompts=count, seed=data.seed + 1, request_id_prefix="warm-up-")

@@ -15,7 +15,7 @@ EXAMPLES = """\
   octavo bench throughput --dataset-name sharegpt --dataset-path sharegpt.json
 """
 _KINDS = (ThroughputOptions, DataOptions)
-_ELSEWHERE = ("data", "seed")
+_ELSEWHERE = ("seed",)
 """Fields without a flag here: the engine's --seed is the data set's, too."""
 
 
@@ -30,10 +30,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, and print the rates."""
-    args.model, args.data = args.model_tag or args.model, None
+    args.model = args.model_tag or args.model
     data = DataOptions(**options(args, DataOptions))
-    given = options(args, ThroughputOptions)
-    result = measure_throughput(engine_args(args), ThroughputOptions(**given, data=data))
+    result = measure_throughput(
+        engine_args(args), ThroughputOptions(**options(args, ThroughputOptions)), data
+    )
     print(
         f"Throughput: {result['requests_per_second']:.2f} requests/s, "
         f"{result['tokens_per_second']:.2f} total tokens/s, "

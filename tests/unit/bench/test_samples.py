@@ -106,7 +106,7 @@ def test_equal_hashes_of_a_trace_are_equal_tokens(tmp_path):
     first, second, bare = load(
         dataset_name="timed_trace", dataset_path=path, timed_trace_sec_multiplier=0.001
     )
-    assert (first.timestamp, second.timestamp) == (1.0, 2.5)
+    assert (first.timestamp, second.timestamp, bare.timestamp) == (0.0, 1.5, 2.0)
     assert len(first.prompt) == len(bare.prompt) == 40 and first.output_len == 3
     assert first.prompt[:32] == second.prompt[:32] and first.prompt[32:] != second.prompt[32:]
     assert bare.prompt[:16] != first.prompt[:16]

@@ -1,0 +1,74 @@
+"""`octavo bench serve` and vLLM's own client, at the same time on one octavo server, tell the same.
+
+OCTAVO_VLLM_PYTHON names the Python of an environment with vLLM; without it the test is skipped. Both clients
+run at once, so that other work on the machine changes the figures of both alike.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from octavo.base.hub import locate
+from tests.served_process import ServeProcess
+
+PYTHON = os.environ.get("OCTAVO_VLLM_PYTHON", "")
+CLIENT = (
+    "from vllm.benchmarks.serve import add_cli_args, main\n"
+    "from vllm.utils.argparse_utils import FlexibleArgumentParser\n"
+    "parser = FlexibleArgumentParser(); add_cli_args(parser); main(parser.parse_args())"
+)
+SHARED = [
+    *("duration", "completed", "failed", "total_output_tokens", "request_throughput", "request_goodput"),
+    *("output_throughput",),
+    *(f"{word}_{name}_ms" for word in ("mean", "median") for name in ("ttft", "tpot", "itl", "e2el")),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not PYTHON, reason="OCTAVO_VLLM_PYTHON: a Python that has vLLM")
+def test_both_clients_tell_the_same(tmp_path):
+    words = [
+        "--num-prompts",
+        "240",
+        "--random-input-len",
+        "24",
+        "--random-output-len",
+        "24",
+        "--request-rate",
+        "4",
+    ]
+    words += ["--burstiness", "inf", "--temperature", "0", "--percentile-metrics", "ttft,tpot,itl,e2el"]
+    words += [
+        "--goodput",
+        "ttft:2000",
+        "--save-result",
+        "--save-detailed",
+        "--disable-tqdm",
+        "--num-warmups",
+        "4",
+    ]
+    words += ["--tokenizer", str(locate("minilm")), "--model", "m", "--served-model-name", "fake"]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
+        "HF_HUB_OFFLINE": "1"
+    }
+    with ServeProcess("--max-num-seqs", "16", orders={"step_s": 0.02}) as server:
+        words += ["--port", str(server.port), "--result-dir", str(tmp_path), "--result-filename"]
+        log = tmp_path / "vllm.log"
+        with log.open("wb") as file:
+            command = [PYTHON, "-u", "-c", CLIENT, *words, "vllm.json"]
+            theirs = subprocess.Popen(command, env=env, stdout=file, stderr=file)
+        while b"Starting main benchmark run" not in log.read_bytes():
+            assert theirs.poll() is None, log.read_text()[-2000:]
+            time.sleep(0.05)
+        ours = [sys.executable, "-m", "octavo", "bench", "serve", *words, "octavo.json"]
+        subprocess.run(ours, check=True, timeout=200)
+        assert theirs.wait(200) == 0, log.read_text()[-2000:]
+    vllm, octavo = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("vllm", "octavo"))
+    assert set(vllm) == set(octavo)
+    errors = {name: octavo[name] / vllm[name] - 1 for name in SHARED if vllm[name]}
+    sys.stdout.write(json.dumps({name: [vllm[name], octavo[name]] for name in errors}) + "\n")
+    assert max(map(abs, errors.values())) < 0.03, errors
