@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.base.errors import ConfigError
+from octavo.bench.backends import BACKENDS
 from octavo.bench.data_options import DataOptions
 from octavo.bench.load_options import LoadOptions, ReportOptions
 from octavo.bench.serve import ServeBench
@@ -102,6 +103,8 @@ def _bench(args: argparse.Namespace, wanted: TuneOptions) -> ServeBench:
         body={"temperature": 0},
     )
     bench.check()
+    if not BACKENDS[bench.load.backend].streams:
+        raise ConfigError(f"The tuner measures generated text: --backend {bench.load.backend} makes none.")
     return bench
 
 

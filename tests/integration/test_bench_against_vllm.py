@@ -55,7 +55,7 @@ def test_both_clients_tell_the_same(tmp_path):
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
         "HF_HUB_OFFLINE": "1"
     }
-    with ServeProcess("--max-num-seqs", "16", orders={"step_s": 0.02}) as server:
+    with ServeProcess("--max-num-seqs", "16", orders={"step_s": 0.1}) as server:
         words += ["--port", str(server.port), "--result-dir", str(tmp_path), "--result-filename"]
         log = tmp_path / "vllm.log"
         with log.open("wb") as file:

@@ -97,4 +97,4 @@ def _flag(name: str, value: Any) -> Iterator[str]:
         yield f"--{name}={str(value).lower()}" if "." in name else f"--{'' if value else 'no-'}{name}"
         return
     yield f"--{name}"
-    yield json.dumps(value) if isinstance(value, Mapping) else str(value)
+    yield json.dumps(value) if isinstance(value, Mapping | list) else str(value)

@@ -88,6 +88,7 @@ def test_points_and_their_names(tmp_path):
         ("a --no-flag", {"flag": True}, "a --flag"),
         ("a", {"c.d_e": True, "_benchmark_name": "z"}, "a --c.d_e=true"),
         ("a", {"j": {"k": 1}}, 'a --j {"k": 1}'),
+        ("a", {"j": ["b"]}, 'a --j ["b"]'),
     ],
 )
 def test_a_point_replaces_options(command, point, result):

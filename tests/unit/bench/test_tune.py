@@ -160,6 +160,7 @@ def test_what_is_written_is_a_config_with_its_reasons(tmp_path):
         (["--goodput", "ttft"], "Invalid format found for service level objectives"),
         (["--objective", "speed"], "'speed' is none of throughput, goodput"),
         (["--time-budget", "0"], "must be greater than 0"),
+        (["--backend", "openai-embeddings"], "The tuner measures generated text"),
         (["--space", "none.json"], "none.json cannot be read"),
     ],
 )
