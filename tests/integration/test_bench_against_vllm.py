@@ -1,11 +1,13 @@
 """`octavo bench serve` and vLLM's own client, at the same time on one octavo server, tell the same.
 
 OCTAVO_VLLM_PYTHON names the Python of an environment with vLLM; without it the test is skipped. Both clients
-run at once, so that other work on the machine changes the figures of both alike.
+run at once, so that other work on the machine changes the figures of both alike. The time to a first token
+holds what the client itself takes to send a request, some milliseconds: there, 5 ms are let pass.
 """
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -21,6 +23,9 @@ CLIENT = (
     "from vllm.utils.argparse_utils import FlexibleArgumentParser\n"
     "parser = FlexibleArgumentParser(); add_cli_args(parser); main(parser.parse_args())"
 )
+LOAD = """--num-prompts 240 --random-input-len 24 --random-output-len 24 --request-rate 4 --burstiness inf
+    --temperature 0 --percentile-metrics ttft,tpot,itl,e2el --goodput ttft:2000 --num-warmups 4
+    --save-result --save-detailed --disable-tqdm"""
 SHARED = [
     *("duration", "completed", "failed", "total_output_tokens", "request_throughput", "request_goodput"),
     *("output_throughput",),
@@ -31,31 +36,11 @@ SHARED = [
 @pytest.mark.slow
 @pytest.mark.skipif(not PYTHON, reason="OCTAVO_VLLM_PYTHON: a Python that has vLLM")
 def test_both_clients_tell_the_same(tmp_path):
-    words = [
-        "--num-prompts",
-        "240",
-        "--random-input-len",
-        "24",
-        "--random-output-len",
-        "24",
-        "--request-rate",
-        "4",
-    ]
-    words += ["--burstiness", "inf", "--temperature", "0", "--percentile-metrics", "ttft,tpot,itl,e2el"]
-    words += [
-        "--goodput",
-        "ttft:2000",
-        "--save-result",
-        "--save-detailed",
-        "--disable-tqdm",
-        "--num-warmups",
-        "4",
-    ]
+    words = shlex.split(LOAD)
     words += ["--tokenizer", str(locate("minilm")), "--model", "m", "--served-model-name", "fake"]
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
-        "HF_HUB_OFFLINE": "1"
-    }
-    with ServeProcess("--max-num-seqs", "16", orders={"step_s": 0.1}) as server:
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    env["HF_HUB_OFFLINE"] = "1"
+    with ServeProcess("--max-num-seqs", "16", orders={"step_s": 0.02}) as server:
         words += ["--port", str(server.port), "--result-dir", str(tmp_path), "--result-filename"]
         log = tmp_path / "vllm.log"
         with log.open("wb") as file:
@@ -71,4 +56,6 @@ def test_both_clients_tell_the_same(tmp_path):
     assert set(vllm) == set(octavo)
     errors = {name: octavo[name] / vllm[name] - 1 for name in SHARED if vllm[name]}
     sys.stdout.write(json.dumps({name: [vllm[name], octavo[name]] for name in errors}) + "\n")
-    assert max(map(abs, errors.values())) < 0.03, errors
+    slack_ms = {name: 5.0 for name in SHARED if "ttft" in name}
+    for name, error in errors.items():
+        assert abs(error) < 0.03 or abs(octavo[name] - vllm[name]) < slack_ms.get(name, 0), (name, errors)
