@@ -118,7 +118,7 @@ async def measured(case: Callable[..., Awaitable[str]], path: str) -> dict[str, 
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "octavo", "serve", "--port", str(port)]
     environment = os.environ | {"PYTHONPATH": path}
-    folder = path.split(os.pathsep)[0]
+    folder = path.split(os.pathsep, maxsplit=1)[0]
     server = subprocess.Popen(command, env=environment, cwd=folder, stdout=2, stderr=subprocess.DEVNULL)
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=LIMIT_S) as client:
@@ -188,7 +188,7 @@ async def stream(client: httpx.AsyncClient, chunks_s: list[float]) -> None:
     headers = {"Content-Type": "application/json"}
     async with client.stream("POST", COMPLETIONS, content=content, headers=headers) as answer:
         async for _ in answer.aiter_bytes():
-            chunks_s.append(time.perf_counter())
+            chunks_s += [time.perf_counter()]
 
 
 if __name__ == "__main__":

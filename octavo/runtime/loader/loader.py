@@ -8,7 +8,7 @@ from math import prod
 from typing import get_args
 
 import torch
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from octavo.base.errors import BadCheckpoint, OctavoError, Unsupported
 from octavo.base.log import get_logger
