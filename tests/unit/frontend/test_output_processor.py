@@ -1,5 +1,7 @@
 """From the core's outputs to what users see: kinds, stops, logprobs, n > 1, ends."""
 
+import time
+
 import pytest
 
 from octavo.base.errors import RequestError
@@ -347,3 +349,27 @@ def test_added_deltas_are_the_cumulative_output():
     assert len(whole.outputs[0].logprobs) == 3
     whole.add(driver.feed("y", 1)[0], aggregate=False)
     assert whole.outputs[1].text == "y"
+
+
+def test_a_generation_of_the_widest_search_holds_up_the_loop_for_a_moment():
+    """The event loop answers /health between two generations: 64 beams behind a long prompt, processor time."""
+    params = SamplingParams(n=64, use_beam_search=True, temperature=0, max_tokens=6, logprobs=20)
+    inputs = InputProcessor(fake_config(max_model_len=9000), TOKENIZER)
+    prepared = inputs.process({"prompt_token_ids": [65] * 8000}, params, request_id="r")
+    processor = OutputProcessor(TOKENIZER)
+    processor.add(prepared)
+    ids = list(range(256))
+    entry = TokenLogprobs([0, *ids], [-0.1, *(-0.1 - 0.001 * i for i in ids)], [1, *range(1, 257)])
+    requests, took_s, widest = prepared.engine_requests, [], 0
+    while requests:
+        widest = max(widest, len(requests))
+        came = [
+            EngineOutput(request.request_id, [0], logprobs=[entry], finish_reason=FinishReason.LENGTH)
+            for request in requests
+        ]
+        began_s = time.thread_time()
+        processed = processor.process(EngineOutputs(came, SchedulerStats()))
+        took_s.append(time.thread_time() - began_s)
+        requests = processed.new_requests
+    assert processed.request_outputs[0].finished and widest == 64
+    assert max(took_s) < 0.1, took_s
