@@ -7,19 +7,20 @@ knows blocks or budgets.
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from heapq import heapify, heappop, heapreplace
-from math import inf
 from operator import itemgetter
 
 from octavo.engine.scheduler.bulk_seats import BulkSeats
 from octavo.engine.scheduler.policies.interface import Key, Policy
 from octavo.engine.scheduler.request import Request
 
+MAX_AHEAD = 64
+"""Other requests that may start before the next one in bulk."""
 _Entry = tuple[Key, int, Request]
 _place = itemgetter(0, 1)
 
 
 class WaitingQueue:
-    """Requests that wait to start or to resume, in the policy's order; those in bulk by tenant in turn."""
+    """Requests that wait to start or to resume, in the policy's order; behind them those in bulk, by tenant in turn."""
 
     def __init__(self, policy: Policy, bulk_seats: BulkSeats) -> None:
         self._policy = policy
@@ -28,6 +29,8 @@ class WaitingQueue:
         self._bulk: dict[str, list[_Entry]] = {}
         """Lines by tenant."""
         self._num_requests = 0
+        self._num_ahead = 0
+        """Others that were offered since the last in bulk."""
 
     def __len__(self) -> int:
         return self._num_requests
@@ -58,20 +61,15 @@ class WaitingQueue:
         return self._with_bulk(count) if self._bulk else self._in_lines(count)
 
     def _with_bulk(self, count: int) -> Iterator[Request]:
-        sources = [self._in_lines(count), self._of_bulk(count)]
-        heads = [next(source, None) for source in sources]
+        """Others first, who share a step's tokens with those that run; one in bulk after very many of them."""
+        others, in_bulk = self._in_lines(count), self._of_bulk(count)
         for _ in range(count):
-            _, chosen = min((self._rank(head), i) for i, head in enumerate(heads))
-            request = heads[chosen]
+            request = next(others, None) if self._num_ahead < MAX_AHEAD else None
+            self._num_ahead = 0 if request is None else self._num_ahead + 1
+            request = request or next(in_bulk, None) or next(others, None)
             if request is None:
                 return
             yield request
-            heads[chosen] = next(sources[chosen], None)
-
-    def _rank(self, request: Request | None) -> tuple[float, Key, int]:
-        if request is None:
-            return (inf, (), 0)
-        return (self._policy.turn(self._policy.line(request)), self._policy.key(request), request.sequence)
 
     def _of_bulk(self, count: int) -> Iterator[Request]:
         lines = {tenant: iter(line[:count]) for tenant, line in self._bulk.items()}

@@ -61,7 +61,7 @@ def test_the_half_holds_while_others_are_open_and_where_blocks_are_few():
     assert running(narrow).total() == 7, "none beyond four starts when half of the 24 blocks are taken"
 
 
-def test_others_may_have_every_seat_and_bulk_starts_in_order_of_arrival():
+def test_others_may_have_every_seat_and_come_first_but_not_for_ever():
     world = World("fcfs")
     for index in range(12):
         world.add(f"asked{index}", max_tokens=6)
@@ -72,7 +72,18 @@ def test_others_may_have_every_seat_and_bulk_starts_in_order_of_arrival():
         world.add(f"late{index}", max_tokens=6)
     while "bulk" not in world.ended:
         world.step()
-    assert sum(name.startswith("late") for name in world.started) <= 8, "it waits no longer than its place"
+    assert 48 <= sum(name.startswith("late") for name in world.started) <= 64 + 8
+
+
+def test_whoever_waits_for_an_answer_does_not_wait_for_the_prompts_of_a_crowd():
+    world = World("fcfs", max_num_batched_tokens=16)
+    for index in range(20):
+        world.add(f"bulk{index}", num_prompt=40, max_tokens=4, in_bulk=True)
+    world.step()
+    world.add("asked", num_prompt=8, max_tokens=1)
+    for _ in range(4):
+        world.step()
+    assert "asked" in world.ended, "only the prompt that was begun came before it"
 
 
 def test_tenants_share_the_half_whoever_came_first_and_whatever_the_policy():
