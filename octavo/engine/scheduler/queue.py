@@ -20,7 +20,7 @@ _place = itemgetter(0, 1)
 
 
 class WaitingQueue:
-    """Requests that wait to start or to resume, in the policy's order; behind them those in bulk, by tenant in turn."""
+    """Requests that wait to start or to resume, in the policy's order; those in bulk come last, by tenant."""
 
     def __init__(self, policy: Policy, bulk_seats: BulkSeats) -> None:
         self._policy = policy
@@ -61,7 +61,7 @@ class WaitingQueue:
         return self._with_bulk(count) if self._bulk else self._in_lines(count)
 
     def _with_bulk(self, count: int) -> Iterator[Request]:
-        """Others first, who share a step's tokens with those that run; one in bulk after very many of them."""
+        """Others first, so that no crowd's prompts are before theirs; one in bulk after MAX_AHEAD of them."""
         others, in_bulk = self._in_lines(count), self._of_bulk(count)
         for _ in range(count):
             request = next(others, None) if self._num_ahead < MAX_AHEAD else None

@@ -352,7 +352,7 @@ def test_added_deltas_are_the_cumulative_output():
 
 
 def test_a_generation_of_the_widest_search_holds_up_the_loop_for_a_moment():
-    """The event loop answers /health between two generations: 64 beams behind a long prompt, processor time."""
+    """The event loop answers /health between two generations: processor time of 64 beams behind a prompt."""
     params = SamplingParams(n=64, use_beam_search=True, temperature=0, max_tokens=6, logprobs=20)
     inputs = InputProcessor(fake_config(max_model_len=9000), TOKENIZER)
     prepared = inputs.process({"prompt_token_ids": [65] * 8000}, params, request_id="r")
