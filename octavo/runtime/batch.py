@@ -71,6 +71,8 @@ class ForwardBatch(Ragged):
     """Of models whose scores depend on distances, too."""
     is_looked_up: bool = False
     """Adapters change embeddings or whole matrices: no recorded step does that."""
+    entered: torch.Tensor | None = None
+    """[T, size]: what the stage before has left, where others receive and send it than the model."""
     step_tables: GroupTables | None = None
     """Of layers without a cache: made once per step, shared by them."""
 

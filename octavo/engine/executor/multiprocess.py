@@ -36,8 +36,14 @@ from octavo.messages.worker import (
 )
 
 _RANK_MODULE = "octavo.runtime.worker.main"
-_GLOO_ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
-"""torch.distributed opens sockets: never on an outer interface, unless the user chose one."""
+_DEFAULTS = {
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+}
+"""torch.distributed opens sockets: never on an outer interface, unless the user chose one. Sums have the same
+order at all sizes, which those of switches (NVLink multicast) have not.
+"""
 _LAST_WORDS_S = 0.2
 _GRACE_S = 5.0
 _BEAT_S = 2.0
@@ -89,9 +95,7 @@ class MultiprocessExecutor(Executor):
             for rank in ranks:
                 names = str(mailbox.path), str(rank), self._worker_class
                 lost = partial(self._on_exit, rank)
-                self._children.append(
-                    Child(_RANK_MODULE, *names, on_exit=lost, environment=_GLOO_ON_LOOPBACK)
-                )
+                self._children.append(Child(_RANK_MODULE, *names, on_exit=lost, environment=_DEFAULTS))
             self._commands.send(Start(content))
             loaded = self._gather(Loaded)
             self._opened = opened.pop_all()

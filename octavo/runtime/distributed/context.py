@@ -4,14 +4,22 @@ Made once by the worker, given to constructors through `BuildContext`; nothing a
 In a group of one rank every collective returns its argument.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 import torch
 from torch import Tensor, distributed
 
+from octavo.runtime.distributed.peers import Peers
+from octavo.runtime.kernels.sampling import Choice
+
 _LAUNCHED = "env://"
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+_gather: Callable[..., object] = getattr(  # its name from torch 2.13 on
+    distributed, "all_gather_single", distributed.all_gather_into_tensor
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +29,8 @@ class Group:
     rank: int = 0
     size: int = 1
     process_group: distributed.ProcessGroup | None = None
+    peers: Peers | None = None
+    """Where the ranks see each other's memory."""
 
     @property
     def is_first(self) -> bool:
@@ -41,7 +51,13 @@ class Group:
         return int(numbers)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Sum over the ranks; x is changed in place and returned."""
+        """Return the sum over the ranks; x may be changed."""
+        if self.peers is not None and self.peers.takes(x):
+            return self.peers.all_reduce(x)
+        return self.all_reduce_by_nccl(x)
+
+    def all_reduce_by_nccl(self, x: Tensor) -> Tensor:
+        """Sum over the ranks by NCCL, or gloo; x is changed in place and returned."""
         if self.process_group is not None:
             distributed.all_reduce(x, group=self.process_group)
         return x
@@ -50,9 +66,25 @@ class Group:
         """Join [rows, n] of every rank, all of one shape, to [rows, size * n]."""
         if self.process_group is None:
             return x
-        parts = [torch.empty_like(x) for _ in range(self.size)]
-        distributed.all_gather(parts, x.contiguous(), group=self.process_group)
-        return torch.cat(parts, dim=-1)
+        x = x.contiguous()
+        if self.peers is not None and self.peers.takes_gather(x):
+            parts = self.peers.gather(x)
+        else:
+            parts = x.new_empty((self.size, *x.shape))
+            _gather(parts.flatten(0, 1), x, group=self.process_group)
+        return parts.movedim(0, 1).flatten(1)
+
+    def choose(self, choice: Choice, start: int) -> Choice:
+        """Return the greedy choice from logits of which each rank has a part, beginning at the id `start`."""
+        if self.process_group is None:
+            return choice
+        if self.peers is not None:
+            return self.peers.choose(choice, start)
+        ids = self.all_gather(choice.token_ids[:, None] + start)
+        maxima = self.all_gather(choice.max_logits[:, None])
+        best = maxima.max(dim=1).values  # of equal ones the first rank has the lowest id
+        first = (maxima == best[:, None]).int().argmax(dim=1, keepdim=True)
+        return Choice(ids.gather(1, first)[:, 0], best)
 
     def receive(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """Wait for a tensor of the rank before this one."""
@@ -142,8 +174,15 @@ class ParallelContext:
         return self.tp.size
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Sum over the ranks that share each layer; x is changed in place and returned."""
+        """Return the sum over the ranks that share each layer; x may be changed."""
         return self.tp.all_reduce(x)
+
+    def defer_sum(self, x: Tensor) -> Tensor | Callable[[Tensor, float, Tensor], tuple[Tensor, Tensor]]:
+        """Return `all_reduce`, or one kernel for it and for the RMS norm that adds it to the stream."""
+        peers = self.tp.peers
+        if peers is not None and peers.takes(x, by_rows=True):
+            return partial(peers.add_norm, x)
+        return self.all_reduce(x)
 
     def all_gather(self, x: Tensor) -> Tensor:
         """Join [rows, n] of the ranks that share each layer, all of one shape, to [rows, tp_size * n]."""
@@ -153,6 +192,9 @@ class ParallelContext:
         """Leave the group, also one of a single rank: its threads must not outlive what they use."""
         if self.is_own:
             distributed.destroy_process_group()
+
+
+ALONE = ParallelContext()
 
 
 def _join(world: Group, lists: list[list[int]]) -> Group:

@@ -38,7 +38,7 @@ class Router(NamedTuple):
 class Routing(NamedTuple):
     """The experts of each token.
 
-    ids: [T, k] int32, different ones; weights: [T, k] float32
+    ids: [T, k] int32, different ones, or -1: one that other ranks have; weights: [T, k] float32
     """
 
     ids: Tensor
@@ -107,3 +107,5 @@ class ExpertKernels:
     route: Route
     dense_experts: DenseExperts
     block_experts: BlockExperts
+    skips_foreign: bool = True
+    """Whether ids may be -1."""

@@ -15,6 +15,7 @@ from octavo.runtime.kernels.attention import AttentionKernels
 from octavo.runtime.kernels.experts import ExpertKernels
 from octavo.runtime.kernels.linear import LinearKernels
 from octavo.runtime.kernels.norms import NormKernels
+from octavo.runtime.kernels.peers import PeerKernels
 from octavo.runtime.kernels.recurrent import RecurrentKernels
 from octavo.runtime.kernels.sampling import SamplingKernels
 from octavo.runtime.kernels.steps import StepKernels
@@ -34,3 +35,5 @@ class KernelTable:
     sampling: SamplingKernels
     steps: StepKernels
     adapters: AdapterKernels
+    peers: PeerKernels | None = None
+    """Where devices may read each other's memory."""

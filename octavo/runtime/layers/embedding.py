@@ -60,12 +60,16 @@ class LMHead(Layer):
         self._scale, self._soft_cap = scale, soft_cap
         self._is_product = build.parallel.tp_size == 1 and not bias and scale == 1.0 and not soft_cap
         shard = _split_vocab(build, vocab_size)
+        self._start, self._choose = shard.start, build.kernels.sampling.choose
         self._bias = self.make_vector(build, Layout((shard,)), "bias") if bias else None
         self.method = tied.method if tied else self.make_matrix(build, Layout((shard,), (size,)))
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map [rows, size] to [rows, vocab_size], gathered from all ranks. See Model.logits."""
-        logits = self._multiply(hidden)
+        return self._finish(self._multiply(hidden))
+
+    def _finish(self, logits: Tensor) -> Tensor:
+        """Apply what is done to every logit alone."""
         if self._scale != 1.0:
             logits = logits.float() * self._scale
         if cap := self._soft_cap:
@@ -73,8 +77,13 @@ class LMHead(Layer):
         return logits
 
     def greedy(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:
-        """See Model.greedy."""
-        return self.method.apply_greedy(hidden) if self._is_product else None
+        """See Model.greedy; ranks choose among their parts, then among their choices."""
+        tp = self._parallel.tp
+        if tp.size == 1:
+            return self.method.apply_greedy(hidden) if self._is_product else None
+        if (tp.size - 1) * _rows_per_rank(self._vocab_size, tp.size) >= self._vocab_size:
+            return None  # a rank has no part
+        return tp.choose(self._choose(self._finish(self.method.apply(hidden, self._bias))), self._start)
 
     def _multiply(self, hidden: Tensor) -> Tensor:
         logits = self.method.apply(hidden, self._bias)

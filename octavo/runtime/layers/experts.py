@@ -84,14 +84,19 @@ class Experts(nn.Module):
         )
         bias = self.choice.bias if self.choice else None
         self._route = partial(build.kernels.experts.route, bias=bias, router=arch.router)
+        self._skips_foreign = build.kernels.experts.skips_foreign
         self._parallel = build.parallel
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [T, size] to [T, size]."""
+        y = self._part(x)
+        return y if self._parallel.tp_size == 1 else self._parallel.all_reduce(y)
+
+    def _part(self, x: Tensor) -> Tensor:
+        """Return what this rank adds to the sum over all."""
         routing = self._route(self.router(x))
         is_split = self._parallel.ep.size > 1
-        y = self._compute_own(x, routing) if is_split else self.experts(x, routing, self._share(x))
-        return y if self._parallel.tp_size == 1 else self._parallel.all_reduce(y)
+        return self._compute_own(x, routing) if is_split else self.experts(x, routing, self._share(x))
 
     def _compute_own(self, x: Tensor, routing: Routing) -> Tensor:
         """Return the sum over this rank's experts, and its part of what is shared; the ranks add up.
@@ -99,7 +104,13 @@ class Experts(nn.Module):
         Every rank has all tokens and takes those that chose one of its experts: none is dropped. They are
         added in the order of their choice, so that a sum has the same bits in any company.
         """
-        own, ids, top_k = self.experts.own, routing.ids.flatten(), routing.ids.shape[1]
+        own = self.experts.own
+        if self._skips_foreign:
+            is_own = (routing.ids >= own.start) & (routing.ids < own.stop)
+            ids = torch.where(is_own, routing.ids - own.start, -1)
+            part: Tensor = self.experts(x, Routing(ids, routing.weights), self._share(x))
+            return part
+        ids, top_k = routing.ids.flatten(), routing.ids.shape[1]
         (chosen,) = torch.where((ids >= own.start) & (ids < own.stop))
         y = x.new_zeros(len(ids), x.shape[1])
         if len(chosen):
@@ -112,7 +123,8 @@ class Experts(nn.Module):
 
     def defer(self, x: Tensor) -> Term:
         """Return `forward` as a term for an RMS norm that adds it."""
-        return self.forward(x)
+        y = self._part(x)
+        return y if self._parallel.tp_size == 1 else self._parallel.defer_sum(y)
 
     def _share(self, x: Tensor) -> Shared | None:
         if self.shared is None:

@@ -74,7 +74,11 @@ class RowLinear(Linear):
 
     def defer(self, x: Tensor) -> Term:
         """Return `forward` as a term for an RMS norm that adds it."""
-        return self.method.apply_deferred(x) if self.is_product else self.forward(x)
+        if self.is_product:
+            return self.method.apply_deferred(x)
+        if self._is_whole or self.bias is not None:
+            return self.forward(x)
+        return self._parallel.defer_sum(self.method.apply(x, None))
 
 
 class ReplicatedLinear(Linear):

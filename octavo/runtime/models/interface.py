@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from octavo.base.registry import Registry
@@ -29,6 +30,8 @@ class Model(nn.Module, ABC):
     is_recordable: ClassVar[bool] = True
     own_layers: range | None = None
     """Of this rank's stage; None = all."""
+    boundary: tuple[int, torch.dtype] | None = None
+    """Size and type of what stages hand over for each token; None where there is one."""
     has_logits: bool = True
     """Whether this is the last stage."""
     kv_specs: list[KVCacheSpec] | None = None

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from octavo.runtime.batch import MAX_CAPTURED_TOKENS, ForwardBatch, group_tables
+from octavo.runtime.distributed.context import ALONE, ParallelContext
 from octavo.runtime.kernels.steps import StepKernels
 from octavo.runtime.lora.sites import AdapterSlots
 from octavo.runtime.models.interface import Model
@@ -29,6 +30,7 @@ from octavo.runtime.platforms.platform import Capture
 from octavo.runtime.sampling.output import PendingSamples
 from octavo.runtime.sampling.sampler import Kind, Sampler
 from octavo.runtime.transfer import Array, to_device
+from octavo.runtime.worker.handover import Handover
 from octavo.runtime.worker.kv_tensors import KVTensors
 from octavo.runtime.worker.packed_inputs import PackedInputs, Packing
 from octavo.runtime.worker.pinned_ring import PinnedRing, RingResults
@@ -74,19 +76,22 @@ class CUDAGraphs(Replayer):
         model: Model,
         cache: KVTensors,
         state: RequestState,
-        sampler: Sampler,
+        sampler: Sampler | None,
         ends: StepKernels,
         capture: Capture,
         *,
         batch_invariant: bool = False,
+        parallel: ParallelContext = ALONE,
     ) -> None:
+        """sampler: None in stages before the last. All ranks compute steps of the same shapes."""
         super().__init__(model, cache, state, batch_invariant=batch_invariant)
         self.sizes = step_sizes(state.spare_row)
         self._sampler = sampler
         self._adapters: AdapterSlots | None = model.adapters and model.adapters.sites.slots
         self._ends, self._capture = ends, capture
-        self._most_tokens = min(MAX_CAPTURED_TOKENS, int(_BYTES_TIMES_TOKENS / model.weight_bytes))
-        device = state.token_ids.device
+        device, self._is_alone = state.token_ids.device, parallel.world.size == 1
+        most_tokens = min(MAX_CAPTURED_TOKENS, int(_BYTES_TIMES_TOKENS / model.weight_bytes))
+        self._most_tokens = parallel.world.least(most_tokens, device)
         most_rows = max(self.sizes[-1], *_singles_of(self.sizes[-1])) + _CHUNKS[-1]
         self._num_groups, _, num_columns = state.block_tables.shape
         most = Shape(most_rows - _CHUNKS[-1], _CHUNKS[-1], MAX_CAPTURED_TOKENS, is_changed=True)
@@ -96,6 +101,7 @@ class CUDAGraphs(Replayer):
         self._tables = state.block_tables.new_zeros(self._num_groups * most_rows * num_columns)
         self._ring = PinnedRing(len(self._inputs), most_rows, device)
         self._hidden: torch.Tensor | None = None
+        self._handover = Handover(model, parallel.pp, most.num_tokens, device)
         self._captured: dict[tuple[Shape, Kind | None], Callable[[], None]] = {}
         self._seen: set[tuple[Shape, Kind | None]] = set()
 
@@ -110,7 +116,7 @@ class CUDAGraphs(Replayer):
             self._compute(shape, end)
             self._ring.end(nothing)
 
-    def _first_steps(self) -> list[tuple[Shape, Kind]]:
+    def _first_steps(self) -> list[tuple[Shape, Kind | None]]:
         """List steps of all ways to sample, of prompts, and of greedy decoding in sizes with own kernels.
 
         Prompts are alone or beside decoding. The kernels that take long to compile come first.
@@ -121,6 +127,8 @@ class CUDAGraphs(Replayer):
         greedy = [*prompts, *map(Shape, first_sizes(self.sizes))]
         if self._adapters is not None:
             greedy += [shape._replace(is_changed=True) for shape in greedy]
+        if self._sampler is None:
+            return [(shape, None) for shape in greedy]
         return [*drawn, *((shape, Kind.GREEDY) for shape in greedy)]
 
     @torch.inference_mode()
@@ -130,18 +138,19 @@ class CUDAGraphs(Replayer):
         usual = self.sizes[: bisect_left(self.sizes, _MOST_USUAL) + 1]
         for size in (*first_sizes(self.sizes), *usual):
             for is_changed in (False,) if self._adapters is None else (False, True):
-                self._ensure(Shape(size, is_changed=is_changed), Kind.GREEDY)
+                self._ensure(Shape(size, is_changed=is_changed), Kind.GREEDY if self._sampler else None)
 
     @torch.inference_mode()
     def after_eager(self, work: Work, end: Kind | None) -> None:
         """See Replayer.after_eager: capture what the step's requests will need next.
 
         Spends half of the time that the device needs for the step at least; the larger sizes come first.
+        Ranks, whose clocks differ, leave it until the sizes come up.
         """
         until = time.perf_counter() + int(work.starts[-1]) * self.model.weight_bytes * _SHARE_OF_SECOND
         most = bisect_left(self.sizes, self._state.num_requests)
         for size in reversed(self.sizes[: most + 1]):
-            if time.perf_counter() > until:
+            if not self._is_alone or time.perf_counter() > until:
                 break
             self._ensure(Shape(size, is_changed=work.is_changed), end)
 
@@ -175,6 +184,7 @@ class CUDAGraphs(Replayer):
     def _sample(self, work: Work, shape: Shape, kind: Kind) -> PendingSamples:
         """Compute a step of plain requests, and append what they sample to the state on the device."""
         order = self._order(work, shape)
+        assert self._sampler is not None
         self._sampler.refresh()
         results = self._give_out(work, shape, order, kind)
         self._state.num_tokens[work.rows[work.samples]] += 1
@@ -184,12 +194,16 @@ class CUDAGraphs(Replayer):
         """Compute a step up to the last hidden states of the requests that sample: [S, hidden_size]."""
         order = self._order(work, shape)
         self._give_out(work, shape, order, None)
+        if self._sampler is None:
+            return self._handover.leaving
         assert self._hidden is not None
         return self._hidden[to_device(order[work.samples], self._hidden.device)]
 
     def _give_out(self, work: Work, shape: Shape, order: Array, end: Kind | None) -> RingResults:
-        self._stage(work, shape, order)
+        own = self._stage(work, shape, order)
+        self._handover.receive(own)
         self._run(shape, end)
+        self._handover.send(own)
         return self._ring.end(order[work.samples])
 
     def _order(self, work: Work, shape: Shape) -> Array:
@@ -202,8 +216,8 @@ class CUDAGraphs(Replayer):
             order[(-work.computed[:singles]).argsort(kind="stable")] = np.arange(singles)
         return order
 
-    def _stage(self, work: Work, shape: Shape, order: Array) -> None:
-        """Hand the step's inputs over."""
+    def _stage(self, work: Work, shape: Shape, order: Array) -> Array:
+        """Hand the step's inputs over. Returns the places of its tokens, [T]."""
         packing = self._packing(shape)
         inputs = packing.split(self._ring.give(packing.size))
         state, singles, sampling = self._state, work.num_singles, work.samples
@@ -226,6 +240,7 @@ class CUDAGraphs(Replayer):
         if shape.chunks:
             inputs.bounds[shape.singles + 1 :] = work.starts[-1] + num_padding
             inputs.bounds[order[singles:] + 1] = work.starts[singles + 1 :] + num_padding
+        return own
 
     def _run(self, shape: Shape, end: Kind | None) -> None:
         key = shape, end
@@ -255,13 +270,19 @@ class CUDAGraphs(Replayer):
             else nullcontext()
         ):
             hidden = self.model.forward(self._batch(inputs, shape))
+            if self._sampler is None:
+                self._handover.keep(hidden)
+                return
             if shape.chunks:
                 hidden = hidden[inputs.bounds[1:] - 1]
             if end is None:
                 self._keep(hidden)
                 return
-            logits = self.model.logits(hidden)
-        choice = self._sampler.choose(logits, inputs.rows, inputs.output_positions, end)
+            choice = self.model.greedy(hidden) if end is Kind.GREEDY else None
+            logits = None if choice else self.model.logits(hidden)
+        if logits is not None:
+            choice = self._sampler.choose(logits, inputs.rows, inputs.output_positions, end)
+        assert choice is not None
         vocab_size = self._sampler.vocab_size
         self._ends.end(self._ring.shared, *choice, inputs.targets, kept_ids, vocab_size)
 
@@ -277,6 +298,7 @@ class CUDAGraphs(Replayer):
             group_of_layer=self._cache.group_of_layer,
             num_singles=shape.singles,
             common_start=shape.common_start,
+            entered=self._handover.entered(shape.num_tokens),
         )
 
     def _tables_of(self, shape: Shape) -> torch.Tensor:

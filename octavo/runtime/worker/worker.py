@@ -18,6 +18,7 @@ from octavo.messages.kv import CachePlan, KVCacheGroup, ModelReady
 from octavo.messages.request import RequestSpec
 from octavo.messages.step import SchedulerOutput, TokenMasks
 from octavo.runtime.distributed.context import ParallelContext
+from octavo.runtime.distributed.peer_setup import connect_peers
 from octavo.runtime.heads.head import NoHead
 from octavo.runtime.heads.pool import PoolHead
 from octavo.runtime.heads.token import TokenHead
@@ -56,7 +57,7 @@ class Worker:
         self._config = config
         self._platform = get_platform(config.parallel.device, config.parallel.cpu_threads)
         parallel = config.parallel
-        self._parallel = ParallelContext.create(
+        context = ParallelContext.create(
             rank,
             parallel.tensor_parallel_size,
             init_method,
@@ -64,6 +65,8 @@ class Worker:
             pp_size=parallel.pipeline_parallel_size,
             has_ep=parallel.enable_expert_parallel,
         )
+        kernels, capture = self._platform.kernels.peers, self._platform.graph_capture()
+        self._parallel = connect_peers(context, self._platform.device, kernels, capture)
         self._profiler = Profiler(config.observability.profiler_dir, rank)
         self._drafts: DraftPart | None = None
         self._adapters: AdaptersPart | None = None
@@ -103,7 +106,7 @@ class Worker:
     def _try_out(self, groups: list[KVCacheGroup]) -> None:
         """Compute what is computed before the first requests, and for them; over a cache of one block."""
         measure(self.model, self._config, self._platform)
-        if self.model.is_recordable and self._parallel.pp.size == 1 and not self._config.pooling:
+        if self.model.is_recordable and not self._config.pooling:
             plan = CachePlan(groups=groups, num_blocks=1, block_size=self._config.cache.block_size)
             runner = self._make_runner(plan)
             self._make_graphs(runner, self.model, runner.cache, runner.state, lambda work: work).try_out()
@@ -184,11 +187,12 @@ class Worker:
 
     def _make_replayer(self, model: Model, cache: KVTensors, state: RequestState) -> Replayer:
         runner, platform = self._runner, self._platform
-        may_replay = model.is_recordable and self._parallel.world.size == 1 and not self._config.pooling
+        may_replay = model.is_recordable and not self._config.pooling
         if may_replay and not self._config.parallel.enforce_eager:
             if (capture := platform.graph_capture()) is not None:
                 return self._make_graphs(runner, model, cache, state, capture)
-            if (record := platform.kernels.steps.record_calls) is not None:
+            record = platform.kernels.steps.record_calls
+            if record is not None and self._parallel.world.size == 1:
                 variant = one_variant if model.adapters is None else model.adapters.sites.slots.recording
                 return RecordedCalls(model, cache, state, record, variant)
         return Eager(model, cache, state, batch_invariant=platform.is_batch_invariant)
@@ -197,15 +201,15 @@ class Worker:
         self, runner: ModelRunner, model: Model, cache: KVTensors, state: RequestState, capture: Capture
     ) -> CUDAGraphs:
         head = runner.head
-        assert isinstance(head, TokenHead)
         return CUDAGraphs(
             model,
             cache,
             state,
-            head.sampler,
+            head.sampler if isinstance(head, TokenHead) else None,
             self._platform.kernels.steps,
             capture,
             batch_invariant=self._platform.is_batch_invariant,
+            parallel=self._parallel,
         )
 
     def execute(self, step: SchedulerOutput) -> PendingStep:
@@ -296,14 +300,14 @@ class Worker:
                 self._soft_prompts.pool.get(spec.soft_prompt)
 
     def close(self) -> None:
-        """Leave the process group, and give the device's memory back."""
+        """Give the device's memory back, and leave the process group."""
         if saver := self.__dict__.pop("_saver", None):
             saver.close()
-        self._parallel.close()
         for part in ("_runner", "_cache", "_model", "_drafter", "_drafts"):
             self.__dict__.pop(part, None)
         if self._platform.device.type != "cpu":
             _free_unused()
+        self._parallel.close()  # NCCL waits for the graphs that it is in
 
 
 def _free_unused() -> None:

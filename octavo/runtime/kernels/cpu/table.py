@@ -75,7 +75,7 @@ def table_of(library: Library, threads: int) -> KernelTable:
             block_feed_forward=kernels.block_feed_forward if tiles else None,
             block_greedy=kernels.block_greedy if tiles else None,
         ),
-        experts=ExpertKernels(experts.route, dense_experts, experts.block_experts),
+        experts=ExpertKernels(experts.route, dense_experts, experts.block_experts, skips_foreign=False),
         recurrent=RecurrentKernels(recurrence.causal_conv, recurrence.scan, recurrence.gate),
         sampling=replace(
             TORCH_SAMPLING, choose=partial(choose, kernels.greedy), row_limits=row_limits, forbid=forbid

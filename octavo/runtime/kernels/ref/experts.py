@@ -74,7 +74,7 @@ def _sum_up(
     x: Tensor, routing: Routing, products: tuple[Product, Product], form: ExpertForm, shared: Shared | None
 ) -> Tensor:
     total = start(x, shared).float()
-    for expert in sorted(set(routing.ids.flatten().tolist())):
+    for expert in sorted({*routing.ids.flatten().tolist()} - {-1}):
         tokens, places = torch.where(routing.ids == expert)
         weights = routing.weights[tokens, places, None]
         rows = (x[tokens] * weights).to(x.dtype) if form.weighs_inputs else x[tokens]

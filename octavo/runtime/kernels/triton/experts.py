@@ -91,6 +91,8 @@ def _expert_kernel(
         there = pair >= 0
     else:
         expert, pair = tl.load(ids + tile), tile + tl.arange(0, TILE_M)
+        if expert < 0:
+            return
         there = pair < num_pairs
     pair = tl.where(there, pair, 0).to(tl.int64)
     n = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
@@ -122,7 +124,7 @@ def _expert_kernel(
 
 @triton.jit
 def _sum_kernel(
-    made, rows, gate, out, stride_rows, stride_gate,
+    made, ids, rows, gate, out, stride_rows, stride_gate,
     SIZE: tl.constexpr, TOP_K: tl.constexpr, SHARED: tl.constexpr, GATED: tl.constexpr, WIDTH: tl.constexpr,
 ):
     """Add up one token's outputs, in the order of its experts."""
@@ -135,7 +137,8 @@ def _sum_kernel(
         if GATED:
             total *= tl.sigmoid(tl.load(gate + token * stride_gate).to(tl.float32))
     for i in tl.static_range(TOP_K):
-        total += tl.load(made + (token * TOP_K + i) * SIZE + column, mask=inside, other=0.0)
+        pair = token * TOP_K + i
+        total += tl.load(made + pair * SIZE + column, mask=inside & (tl.load(ids + pair) >= 0), other=0.0)
     tl.store(out + token * SIZE + column, total.to(out.dtype.element_ty), mask=inside)
 # fmt: on
 
@@ -207,15 +210,15 @@ def _sum_up(
         own = {"N": target.shape[1], "UP": is_up, "BIASED": bias is not None}
         grid = cdiv(target.shape[1], tiles.sizes["TILE_N"]), tiles.number
         _expert_kernel[grid](source, *pairs, *matrices, *ends, **sizes, **kind, **own, **how)
-    _add_up(made, shared, out, top_k)
+    _add_up(made, routing.ids, shared, out)
     return out
 
 
-def _add_up(made: Tensor, shared: Shared | None, out: Tensor, top_k: int) -> None:
-    size = out.shape[1]
+def _add_up(made: Tensor, ids: Tensor, shared: Shared | None, out: Tensor) -> None:
+    size, top_k = out.shape[1], ids.shape[1]
     rows, gate = shared or (None, None)
     width = min(power_of_2(size), _SUM_WIDTH)
-    tensors = made, made if rows is None else rows, made if gate is None else gate, out
+    tensors = made, ids, made if rows is None else rows, made if gate is None else gate, out
     strides = 0 if rows is None else rows.stride(0), 0 if gate is None else gate.stride(0)
     kind = {"SHARED": rows is not None, "GATED": gate is not None}
     grid = len(out), cdiv(size, width)

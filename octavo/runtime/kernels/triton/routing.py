@@ -89,8 +89,8 @@ def _route_kernel(
 def _count_kernel(ids, counts, ranks, num_pairs, WIDTH: tl.constexpr):
     """Give each pair of token and expert a place among those of its expert."""
     pair = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
-    inside = pair < num_pairs
-    expert = tl.load(ids + pair, mask=inside, other=0)
+    expert = tl.load(ids + pair, mask=pair < num_pairs, other=-1)
+    inside = expert >= 0
     tl.store(ranks + pair, tl.atomic_add(counts + expert, 1, mask=inside), mask=inside)
 
 
@@ -106,8 +106,8 @@ def _sort_kernel(
     lane = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     owner = tl.sum(tl.where((ends[None, :] <= lane[:, None]) & (e < E)[None, :], 1, 0), 1)
     tl.store(experts + lane, owner, mask=lane < num_tiles)
-    inside = lane < num_pairs
-    expert = tl.load(ids + lane, mask=inside, other=0)
+    expert = tl.load(ids + lane, mask=lane < num_pairs, other=-1)
+    inside = expert >= 0
     begin = tl.sum(tl.where(e[None, :] == expert[:, None], (ends - tiles)[None, :], 0), 1)
     rank = tl.load(ranks + lane, mask=inside, other=0)
     tl.store(pairs + begin * TILE + rank, lane, mask=inside)

@@ -10,13 +10,14 @@ from octavo.runtime.kernels.attention import AttentionKernels
 from octavo.runtime.kernels.experts import ExpertKernels
 from octavo.runtime.kernels.linear import LinearKernels, SplitProduct
 from octavo.runtime.kernels.norms import NormKernels
+from octavo.runtime.kernels.peers import PeerKernels
 from octavo.runtime.kernels.ref.blocks import select_inputs
 from octavo.runtime.kernels.ref.elementwise import join
 from octavo.runtime.kernels.ref.recurrent import REFERENCES
 from octavo.runtime.kernels.sampling import SamplingKernels, TruncateAndDraw
 from octavo.runtime.kernels.steps import StepKernels
 from octavo.runtime.kernels.table import KernelTable
-from octavo.runtime.kernels.triton import blocks, edits, elementwise, experts
+from octavo.runtime.kernels.triton import blocks, edits, elementwise, experts, peers
 from octavo.runtime.kernels.triton.adapters import add_low_rank, group
 from octavo.runtime.kernels.triton.arranged import arrange
 from octavo.runtime.kernels.triton.attention import paged_attention
@@ -67,4 +68,5 @@ def cuda_table() -> KernelTable:
         ),
         steps=StepKernels(partial(begin_step, counters), end_step),
         adapters=AdapterKernels(add_low_rank, group),
+        peers=PeerKernels(peers.sum_ranks, peers.sum_add_norm, peers.gather, peers.choose_among),
     )

@@ -1,0 +1,52 @@
+"""Several GPUs: the tokens of one, captured or not; sums over ranks to the bit, by kernels of our own."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from octavo import SamplingParams
+from tests.conftest import ROOT
+from tests.integration.test_invariance import params, prompts, tokens
+
+pytestmark = pytest.mark.multi_gpu
+TWO_RANKS = {"tensor_parallel_size": 2}
+TWO_STAGES = {"pipeline_parallel_size": 2}
+
+
+@pytest.mark.parametrize("sizes", [TWO_RANKS, TWO_STAGES], ids=["ranks", "stages"])
+def test_two_equal_one(tiny_llama, make_llm, sizes):
+    """Greedy, because sums in another order may move a draw."""
+    wanted = SamplingParams(max_tokens=32, temperature=0, ignore_eos=True, detokenize=False)
+    work = prompts(12)
+    one = tokens(make_llm(tiny_llama), work, wanted)
+    assert tokens(make_llm(tiny_llama, **sizes), work, wanted) == one
+    assert tokens(make_llm(tiny_llama, enforce_eager=True, **sizes), work, wanted) == one
+
+
+def test_captured_equals_eager_and_itself(tiny_llama, make_llm):
+    work, wanted = prompts(12), params(12)
+    first, again, eager = (
+        tokens(make_llm(tiny_llama, **TWO_RANKS, **options), work, wanted)
+        for options in ({}, {}, {"enforce_eager": True})
+    )
+    assert first == again == eager
+
+
+def test_sums_are_in_the_order_of_ranks():
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks" / "gpu_parallel.py"),
+        "--gpus",
+        "2",
+        "--parts",
+        "sums 2",
+    ]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=120)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {row["row"] for row in rows} == {"limits", "sums", "replays"}
+    compared = [row for row in rows if row["row"] == "sums"]
+    assert sum("one_us" in row for row in compared) >= 8
+    assert all(row.get("one_equal", True) and row.get("two_equal", True) for row in compared)
+    assert all(row["equal"] == row["of"] for row in rows if row["row"] == "replays")

@@ -1,0 +1,40 @@
+"""Kernels over the memory of several ranks: here by Triton's interpreter, over shared memory."""
+
+import pytest
+import torch
+
+from octavo.runtime.distributed.peer_setup import choose_limits
+from octavo.runtime.kernels.peers import MOST_PROGRAMS, NUM_REGIONS
+
+pytest.importorskip("triton", reason="needs the package triton: pip install triton")
+from tests.kernels import peer_process
+
+_REGION_BYTES = 16 << 10
+
+
+@pytest.mark.parametrize(("size", "first_turn"), [(2, 0), (3, 2**30 - 4)], ids=["two", "three, flags wrap"])
+def test_ranks_agree(size, first_turn):
+    """Sums in the order of the ranks, to the bit, by one shot and by two; all calls over the same memory."""
+    spawn = torch.multiprocessing.get_context("spawn")
+    flags = torch.full((MOST_PROGRAMS, size), 2 * first_turn, dtype=torch.int32)
+    regions = torch.zeros(NUM_REGIONS * MOST_PROGRAMS * _REGION_BYTES, dtype=torch.uint8)
+    shared = [(regions.clone().share_memory_(), flags.clone().share_memory_()) for _ in range(size)]
+    results = spawn.Queue()
+    arguments = shared, _REGION_BYTES, first_turn, results
+    ranks = [spawn.Process(target=peer_process.run, args=(rank, *arguments)) for rank in range(size)]
+    try:
+        for process in ranks:
+            process.start()
+        found = dict(results.get(timeout=60) for _ in ranks)
+    finally:
+        for process in ranks:
+            process.join(5)
+            process.kill()
+    assert found == {rank: [] for rank in range(size)}
+
+
+def test_ways_by_size():
+    """One shot as long as it is faster than two; nothing behind the first size at which NCCL is faster."""
+    times = [[5, 7, 20], [6, 7, 20], [9, 8, 20], [18, 12, 20], [40, 25, 22], [1, 1, 22]]
+    assert choose_limits([8, 16, 32, 64, 128, 256], times) == (16, 64)
+    assert choose_limits([8, 16], [[9, 9, 3], [1, 1, 3]]) == (0, 0)
