@@ -8,6 +8,7 @@ unsure. Nothing heavy is imported before the guard against the parent's death st
 import os
 import signal
 import sys
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ from octavo.messages.worker import (
 
 logger = log.get_logger("octavo.runtime.worker.main")  # __name__ is __main__ here
 
+_MOST_OPEN = 2
+
 
 class Rank:
     """Runs one worker behind its two pipes."""
@@ -46,6 +49,8 @@ class Rank:
         """Whether the results of steps come from here."""
         self._pending: Any = None
         """The step given last."""
+        self._open: deque[Any] = deque()
+        """Steps whose results have not been read."""
         self._rendezvous = f"file://{mailbox.path / 'rendezvous'}"
         self._commands: Receiver[WorkerCommand] = Receiver(mailbox.address(rank_pipe(rank)), WorkerCommand)
         self._replies: Sender[WorkerReply] = Sender(mailbox.address(REPLY_PIPE))
@@ -53,7 +58,7 @@ class Rank:
     def run(self) -> int:
         """Work until Shutdown (exit code 0) or a fault (1), which is reported before."""
         try:
-            while not isinstance(command := self._commands.receive(), Shutdown):
+            while not isinstance(command := self._next(), Shutdown):
                 if command is not None:
                     self._obey(command)
         except Exception as error:
@@ -67,6 +72,21 @@ class Rank:
             self._commands.close()
         return 0
 
+    def _next(self) -> WorkerCommand | None:
+        """Return the next command; until there is one, answer for steps in their order, as they are done.
+
+        So the device is given the next step before the last is over. More are not sent until one is answered.
+        """
+        while self._open:
+            is_full = len(self._open) >= _MOST_OPEN
+            if not is_full and (command := self._commands.receive(0.0)) is not None:
+                return command
+            if is_full or self._open[0].is_ready:
+                output = self._open.popleft().read()
+                if self._answers:
+                    self._replies.send(output)
+        return self._commands.receive()
+
     def _obey(self, command: WorkerCommand) -> None:
         match command:
             case Start(config):
@@ -78,19 +98,14 @@ class Rank:
             case SchedulerOutput():
                 self._pending = self._worker.execute(command)
                 if not command.masks_follow:
-                    self._finish_step()
+                    self._open.append(self._pending)
             case TokenMasks():
                 self._worker.sample(command)
-                self._finish_step()
+                self._open.append(self._pending)
             case Beat():
                 self._replies.send(Alive(self._rank))
             case Call(_, verb, arguments):
                 self._call(verb, arguments)
-
-    def _finish_step(self) -> None:
-        output = self._pending.read()
-        if self._answers:
-            self._replies.send(output)
 
     def _make_worker(self, config: EngineConfig) -> Any:
         load_plugins()
