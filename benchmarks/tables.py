@@ -16,7 +16,7 @@ from benchmarks.plot import PLOT, RECORD, curves, svg
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
-BLOCK = re.compile(r"<!-- (peers|quality|rows|streams) (.+?) -->\n.*?<!-- end -->", re.DOTALL)
+BLOCK = re.compile(r"<!-- (peers|quality|rows|sizes|streams|sums) (.+?) -->\n.*?<!-- end -->", re.DOTALL)
 WORK = {
     "W1": "W1 out tok/s",
     "W2": "W2 ms/token",
@@ -109,7 +109,40 @@ def rows(records: list[Record]) -> list[str]:
     return _table(keys, [[_short(row.get(key, "")) for key in keys] for row in found])
 
 
-_KINDS = {"peers": peers, "quality": quality, "rows": rows, "streams": streams}
+def sizes(records: list[Record]) -> list[str]:
+    """What several GPUs do: steps of decoding, requests of mixed lengths, and the share of their sums."""
+    found: dict[str, dict[str, str]] = {}
+    for row in (row for record in records for row in record["rows"] if "sizes" in row):
+        cells = found.setdefault(row["sizes"], {})
+        if row["row"] == "decode":
+            cells[f"batch {row['batch']}, ms/step"] = _short(row["ms_per_step"])
+        elif row["row"] == "mixed":
+            cells["mixed, tok/s"] = _short(row["out_tok_s"])
+        elif row["row"] == "share":
+            cells[f"sums, batch {row['batch']}"] = f"{row['spoken_share']:.0%}"
+    found = {name: cells for name, cells in found.items() if cells}
+    keys = list(dict.fromkeys(key for cells in found.values() for key in cells))
+    return _table(["sizes", *keys], [[name, *(c.get(key, "") for key in keys)] for name, c in found.items()])
+
+
+def sums(records: list[Record]) -> list[str]:
+    """Microseconds of sums over ranks, by the way they are made; with the norm behind them."""
+    found = [row for record in records for row in record["rows"] if row["row"] == "sums"]
+    ways = ["one", "two", "nccl"]
+    keys = [f"{way}{norm}_us" for norm in ("", "_norm") for way in ways]
+    head = ["ranks", "KiB", *(f"{way}{norm}, µs" for norm in ("", " + norm") for way in ways)]
+    cells = [[_short(row.get(key, "")) for key in ("ranks", *keys)] for row in found]
+    return _table(head, [[a, str(r["bytes"] >> 10), *b] for r, (a, *b) in zip(found, cells, strict=True)])
+
+
+_KINDS = {
+    "peers": peers,
+    "quality": quality,
+    "rows": rows,
+    "sizes": sizes,
+    "streams": streams,
+    "sums": sums,
+}
 
 
 def source(record: Record) -> str:

@@ -194,7 +194,8 @@ class Decoder(Family):
         embedding_size = arch.embedding_size or arch.hidden_size
         self._pipeline, self.own_layers = build.parallel.pp, build.parallel.layers
         self._stage = self.own_layers or range(len(arch.layers))
-        self.boundary = (arch.hidden_size, build.compute_dtype) if self.own_layers else None
+        self._boundary = arch.hidden_size, build.compute_dtype
+        self.boundary = self._boundary if self.own_layers else None
         is_first, self.has_logits = self._pipeline.is_first, self._pipeline.is_last
         if is_first or (self.has_logits and arch.tied_head):
             self.embed_tokens = VocabEmbedding(build.at("embed_tokens"), arch.vocab_size, embedding_size)
@@ -270,8 +271,7 @@ class Decoder(Family):
             return self.embed(batch)
         if batch.entered is not None:
             return batch.entered
-        assert self.boundary is not None
-        size, dtype = self.boundary
+        size, dtype = self._boundary
         return self._pipeline.receive((len(batch.input_ids), size), dtype, batch.input_ids.device)
 
     def is_elsewhere(self, parameter: str) -> bool:
