@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Literal, NamedTuple
 
+import psutil
+
 from octavo.bench.client import Target
 from octavo.bench.server_metrics import PATH as METRICS
 from octavo.bench.server_metrics import Page, parse_page
@@ -85,10 +87,17 @@ class Diagnosis:
         return [self.text, "    " + ", ".join(map(str, self.figures)), f"    → {self.advice}"]
 
 
-def diagnose(pages: Sequence[Page], seconds: float, num_cores: int = 0) -> Diagnosis:
+def idle_core_s() -> float:
+    """Return the seconds that cores of this machine have been idle, all together, since it started."""
+    times = psutil.cpu_times()
+    return float(times.idle + getattr(times, "iowait", 0.0))
+
+
+def diagnose(pages: Sequence[Page], seconds: float, idle_cores: float | None = None) -> Diagnosis:
     """Judge a server by pages of its metrics, the first and the last `seconds` apart.
 
-    num_cores: of its machine, if it is known; without, a server on CPUs is never called host-bound
+    idle_cores: of its machine meanwhile, if that is known; without, a server on CPUs is never called
+    host-bound
     """
     first, last = pages[0], pages[-1]
     running, waiting, cache = (
@@ -103,7 +112,7 @@ def diagnose(pages: Sequence[Page], seconds: float, num_cores: int = 0) -> Diagn
     gpus = max(1, len(last.by_label.get("gpu_utilization", ())))
     device = mean(page.get("gpu_utilization") for page in pages) / gpus
     cores = max(page.get("cpu_utilization") for page in pages)
-    busy = device if is_gpu else cores / num_cores if num_cores else 1.0
+    busy = device if is_gpu else 1.0 if idle_cores is None else cores / max(cores + idle_cores, 1e-6)
     preemptions = last.since("num_preemptions", first)
     figures = [
         Figure("running", running),
@@ -116,6 +125,7 @@ def diagnose(pages: Sequence[Page], seconds: float, num_cores: int = 0) -> Diagn
         *([Figure("queue", 1000 * queue_s, "ms")] if queue_s is not None else []),
         *([Figure("GPU busy", 100 * device, "%")] if is_gpu else []),
         *([Figure("busy cores", cores)] if cores else []),
+        *([Figure("idle cores", idle_cores)] if idle_cores is not None else []),
     ]
     bound: Bound = "bandwidth" if per_step < _FEW_TOKENS["gpu" if is_gpu else "cpu"] else "compute"
     if not steps and running < 0.5:

@@ -15,7 +15,7 @@ from typing import Any
 from octavo.base.errors import OctavoError
 from octavo.bench.backends import BACKENDS
 from octavo.bench.client import Target
-from octavo.bench.diagnosis import Diagnosis, diagnose
+from octavo.bench.diagnosis import Diagnosis, diagnose, idle_core_s
 from octavo.bench.serve import ServeBench, measure
 from octavo.bench.server_metrics import Page, read_page
 from octavo.bench.server_process import ServerProcess
@@ -74,6 +74,7 @@ class ServerObjective:
         pages: list[tuple[float, Page]] = []
         async with Target(url, BACKENDS[bench.load.backend]) as target:
             watcher = asyncio.create_task(_watch(target, pages))
+            start, idle_s = time.monotonic(), idle_core_s()
             try:
                 result = await asyncio.wait_for(measure(bench), self.longest_s)
             except TimeoutError:
@@ -83,7 +84,8 @@ class ServerObjective:
             finally:
                 watcher.cancel()
             pages.append((time.monotonic(), await read_page(target)))
-        return result, _diagnose(pages)
+            idle_cores = (idle_core_s() - idle_s) / (time.monotonic() - start)
+        return result, _diagnose(pages, min(idle_cores, cores_here()))
 
 
 async def _watch(target: Target, pages: list[tuple[float, Page]]) -> None:
@@ -92,13 +94,13 @@ async def _watch(target: Target, pages: list[tuple[float, Page]]) -> None:
         await asyncio.sleep(_EVERY_S)
 
 
-def _diagnose(pages: list[tuple[float, Page]]) -> Diagnosis:
+def _diagnose(pages: list[tuple[float, Page]], idle_cores: float) -> Diagnosis:
     """Judge the time in which there were requests: from the page before the first to the one behind the
     last."""
     busy = [place for place, (_, page) in enumerate(pages) if page.get("num_requests_running")]
     first, last = (max(0, busy[0] - 1), min(len(pages) - 1, busy[-1] + 1)) if busy else (0, len(pages) - 1)
     seconds = max(pages[last][0] - pages[first][0], 1e-3)
-    return diagnose([page for _, page in pages[first : last + 1]], seconds, cores_here())
+    return diagnose([page for _, page in pages[first : last + 1]], seconds, idle_cores)
 
 
 def _free_port() -> int:

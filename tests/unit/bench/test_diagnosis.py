@@ -26,7 +26,7 @@ def bound(tokens_per_step=8.0, *, num_steps=100, **changes):
     last = CPU | {"iteration_tokens_total_count": num_steps, "generation_tokens": 400.0} | changes
     last["iteration_tokens_total_sum"] = num_steps * tokens_per_step
     first = CPU | {name: value for name, value in changes.items() if name != "num_preemptions"}
-    found = diagnose([Page(first), Page(last), Page(last)], 5.0, num_cores=4)
+    found = diagnose([Page(first), Page(last), Page(last)], 5.0, idle_cores=0.1)
     assert found.text and found.advice and len(found.lines()) == 3
     return found.bound
 
@@ -52,7 +52,8 @@ def test_each_kind(changes, expected):
 
 def test_idle_cores_are_the_hosts_fault():
     pages = [Page(CPU | {"cpu_utilization": 1.0, "iteration_tokens_total_count": n}) for n in (0.0, 9.0)]
-    assert diagnose(pages, 1.0, num_cores=4).bound == "host"
+    assert diagnose(pages, 1.0, idle_cores=3.0).bound == "host"
+    assert diagnose(pages, 1.0, idle_cores=0.2).bound == "bandwidth"  # others have the cores that it has not
     assert diagnose(pages, 1.0).bound == "bandwidth"  # of an unknown machine nothing is said
 
 
