@@ -20,6 +20,9 @@ class CacheConfig(metaclass=Concern):
     kv_cache_memory_bytes: int = option(0, "Bytes for the KV cache; 0 = planned from the memory.")
     num_gpu_blocks_override: int = option(0, "Number of blocks, whatever the memory says; 0 = planned.")
     enable_prefix_caching: bool = option(True, "Reuse the blocks of a prompt's known beginning.")
+    prefix_pin_share: float = option(
+        0.5, "Share of the cache's blocks that may be pinned, by retention_s or by operators, 0 … 1."
+    )
     prefix_caching_hash_algo: str = option("sha256", "Digest that names a block's content.", ("sha256",))
     kv_cache_dtype: str = option(
         "auto",

@@ -11,8 +11,11 @@ import msgspec
 from octavo.base.errors import RequestError
 from octavo.base.log import get_logger
 from octavo.engine.executor.interface import Executor
+from octavo.engine.kvcache.pins import Pin
+from octavo.engine.kvcache.prefix import HashChain
 from octavo.engine.pause import PauseState
 from octavo.engine.scheduler.scheduler import Scheduler
+from octavo.messages.request import Retention
 
 logger = get_logger(__name__)
 KV_CACHE, WEIGHTS = "kv_cache", "weights"
@@ -45,6 +48,7 @@ def _reset_prefix_cache(parts: Parts, arguments: dict[str, Any]) -> bool:
     """
     if arguments.get("reset_running_requests"):
         parts.scheduler.preempt_all()
+    parts.scheduler.pins.clear()
     parts.scheduler.kv.reset_prefix_cache()
     if not arguments.get("reset_connector"):
         return True
@@ -112,16 +116,65 @@ def _num_adapter_users(parts: Parts, arguments: dict[str, Any]) -> int:
     return sum(arguments["path"] in r.spec.adapter_paths for r in parts.scheduler.requests.values())
 
 
+def _pin_prefix(parts: Parts, arguments: dict[str, Any]) -> dict[str, Any] | None:
+    """Pin a beginning that is in the cache: what `list_pins` says of it; None while not all of it is there.
+
+    arguments: `token_ids`, `cache_salt`, `seconds`, `priority`. Raises RequestError over the budget.
+    """
+    kv, pins, token_ids = parts.scheduler.kv, parts.scheduler.pins, arguments["token_ids"]
+    num_tokens = kv.sharable_tokens(len(token_ids))
+    if not num_tokens:
+        raise RequestError(f"A prefix of {len(token_ids)} tokens fills no block of the cache.", "prompt")
+    chain = HashChain(kv.hash_block_size, arguments["cache_salt"])
+    if kv.match(chain, token_ids, 0).num_tokens < num_tokens:
+        pins.check(num_tokens)
+        return None
+    retention = Retention(arguments["seconds"], arguments["priority"], is_firm=True)
+    pin = pins.keep(chain, token_ids, retention)
+    if pin is None:
+        pins.check(num_tokens)
+        raise RequestError("There is no room for this pin beside those of more worth.", "prompt")
+    return _describe(pin, parts)
+
+
+def _list_pins(parts: Parts, _: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return all pins, the least first."""
+    return [_describe(pin, parts) for pin in parts.scheduler.pins.all()]
+
+
+def _describe(pin: Pin, parts: Parts) -> dict[str, Any]:
+    return {
+        "id": pin.digest.hex()[:32],
+        "num_tokens": pin.num_tokens,
+        "num_blocks": len(pin.blocks),
+        "prefix_priority": pin.retention.priority,
+        "is_firm": pin.retention.is_firm,
+        "expires_in_s": parts.scheduler.pins.seconds_left(pin),
+    }
+
+
+def _unpin_prefix(parts: Parts, arguments: dict[str, Any]) -> bool:
+    """Let go of a pin; return whether there was one. arguments: `id`"""
+    pins = parts.scheduler.pins
+    found = [pin for pin in pins.all() if _describe(pin, parts)["id"] == arguments["id"]]
+    for pin in found:
+        pins.drop(pin.digest)
+    return bool(found)
+
+
 HANDLERS: dict[str, Handler] = {
     "collective_rpc": _collective_rpc,
     "is_paused": lambda parts, _: parts.pause_state.is_paused,
     "is_sleeping": lambda parts, _: sorted(parts.pause_state.asleep),
+    "list_pins": _list_pins,
     "num_adapter_users": _num_adapter_users,
     "num_inside": lambda parts, _: parts.scheduler.num_open,  # those that a pause has queued are outside
     "pause": _pause,
+    "pin_prefix": _pin_prefix,
     "reset_prefix_cache": _reset_prefix_cache,
     "resume": lambda parts, _: parts.pause_state.resume(),
     "sleep": _sleep,
     "stats": lambda parts, _: msgspec.structs.asdict(parts.scheduler.stats()),
+    "unpin_prefix": _unpin_prefix,
     "wake_up": _wake_up,
 }

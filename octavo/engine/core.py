@@ -62,7 +62,14 @@ class EngineCore:
         self._executor.allocate(plan)
         caching, limits = self._config.cache.enable_prefix_caching, self._config.scheduler
         self._scheduler = Scheduler(
-            limits, plan, plan.max_total_tokens, caching, self._matchers, self._num_stages
+            limits,
+            plan,
+            plan.max_total_tokens,
+            caching,
+            self._matchers,
+            self._num_stages,
+            self._config.cache.prefix_pin_share,
+            self._clock,
         )
         return plan
 

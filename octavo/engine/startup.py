@@ -13,7 +13,7 @@ from octavo.config.kv_transfer import shared_storage
 from octavo.engine.fingerprint import fingerprint
 from octavo.engine.kvcache.groups import CacheGroup
 from octavo.engine.kvcache.offload import swapping_pays
-from octavo.engine.scheduler.scheduler import max_chunk
+from octavo.engine.scheduler.fit import max_chunk
 from octavo.messages.kv import CachePlan, ModelReady, StorePlan
 
 logger = get_logger(__name__)

@@ -106,6 +106,17 @@ class Standing(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """The replica that is to serve it; None = any."""
 
 
+class Retention(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """How long a beginning is to stay in the cache, and what it is worth there."""
+
+    seconds: float
+    """Since it was last used."""
+    priority: int = 0
+    """0 … 99; where not all can stay, the least goes first."""
+    is_firm: bool = False
+    """Made by an operator: it goes after all that requests left behind."""
+
+
 class Sharing(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """Which blocks a request may take over from others, and leave to them."""
 
@@ -118,6 +129,8 @@ class Sharing(msgspec.Struct, array_like=True, gc=False, frozen=True):
     prompt but the last token. For the children of n > 1, and for the next tokens of a beam."""
     hold: bool = False
     """Keep the blocks after its own end, for followers, until it is aborted or the blocks are needed."""
+    retention: Retention | None = None
+    """Keep the prompt in the cache after its own end; None: as long as nothing else wants the blocks."""
 
 
 class EngineRequest(msgspec.Struct, array_like=True, gc=False, tag="add"):
@@ -211,6 +224,8 @@ class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
     """The same by place in the draft."""
     num_dropped: int = 0
     """Messages to the core that were not requests, or requests whose id was in use."""
+    num_blocks_pinned: int = 0
+    """Held for beginnings that are to stay (engine/kvcache/pins)."""
     has_work: bool = False
     """Whether a step is due: there are requests, and the engine is not paused."""
 

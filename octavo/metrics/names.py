@@ -68,6 +68,7 @@ METRICS: dict[str, Description] = {
     "max_num_requests_running": _gauge("Option max_num_seqs."),
     "max_num_requests_waiting": _gauge("Sequences beyond these that are taken; +Inf = all."),
     "kv_cache_usage_perc": _gauge("Share of the KV cache's blocks in use, 0 … 1."),
+    "num_blocks_pinned": _gauge("Blocks held for prefixes that are to stay (retention_s, pins)."),
     "engine_sleep_state": _gauge("1 for the state that holds.", "sleep_state"),
     "engine_restarts": _core_counter("Cores started in the place of dead ones."),
     "lora_requests_info": _gauge(

@@ -92,7 +92,7 @@ class Verb:
     def route(self) -> Route:
         """The route, for operators only."""
         has_answer = self.result or self.status
-        handler = _for_operators(self.answer, self.path.removeprefix("/"), self.run.__doc__)
+        handler = for_operators(self.answer, self.path.removeprefix("/"), self.run.__doc__)
         media_type = "application/json" if has_answer else ""
         return Route(self.path, handler, self.body, methods=(self.method,), media_type=media_type)
 
@@ -113,7 +113,7 @@ async def server_info(request: Request) -> dict[str, Any]:
     return {"version": __version__, "engine": config, "server": server}
 
 
-def _for_operators(handler: Handler, name: str, doc: str | None) -> Callable[[Request], Awaitable[Response]]:
+def for_operators(handler: Handler, name: str, doc: str | None) -> Callable[[Request], Awaitable[Response]]:
     """The handler where it may be used, its result as JSON; None is an empty answer."""
 
     async def endpoint(request: Request) -> Response:
@@ -157,10 +157,10 @@ VERBS = [
     Verb("/stop_profile", Operator.stop_profile, result="traces"),
     Verb("/collective_rpc", Operator.collective_rpc, body=WorkerCall, result="results"),
 ]
-_ABORT = _for_operators(abort, "abort", abort.__doc__)
+_ABORT = for_operators(abort, "abort", abort.__doc__)
 ROUTES = [
     Route("/abort", _ABORT, Abort, media_type=""),
     Route("/abort_requests", _ABORT, Abort, media_type=""),
     *(verb.route() for verb in VERBS),
-    Route("/server_info", _for_operators(server_info, "server_info", server_info.__doc__)),
+    Route("/server_info", for_operators(server_info, "server_info", server_info.__doc__)),
 ]

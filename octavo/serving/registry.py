@@ -30,7 +30,7 @@ ROUTE_MODULES = {
     "Anthropic": ("octavo.serving.anthropic.messages",),
     "Text and tokens": ("octavo.serving.openai.tokenize", "octavo.serving.generate"),
     "Monitoring": ("octavo.serving.health", "octavo.serving.metrics_page"),
-    "Operators": ("octavo.serving.admin", "octavo.serving.lora_routes"),
+    "Operators": ("octavo.serving.admin", "octavo.serving.lora_routes", "octavo.serving.prefix_pins"),
     "Pages": ("octavo.serving.web_page", "octavo.serving.openapi"),
     "Not supported": ("octavo.serving.unsupported_routes",),
 }

@@ -19,10 +19,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from octavo.engine.core import EngineCore
 from octavo.engine.kvcache.groups import CacheGroup
+from octavo.engine.scheduler.fit import max_chunk
 from octavo.engine.scheduler.request import RequestStatus
-from octavo.engine.scheduler.scheduler import max_chunk
 from octavo.messages.kv import CachePlan
-from octavo.messages.request import FinishReason
+from octavo.messages.request import FinishReason, Retention
 from octavo.messages.sampling import SamplingParams
 from tests.fakes import (
     FakeExecutor,
@@ -88,6 +88,7 @@ class EngineMachine(RuleBasedStateMachine):
         host_blocks=st.sampled_from([0, 0, 1, 3, 40]),
         drafts=st.sampled_from([0, 0, 1, 3, 9]),
         ahead=st.sampled_from([0, 4]),
+        pin_share=st.sampled_from([0.0, 0.4, 1.0]),
     )
     def start(
         self,
@@ -105,6 +106,7 @@ class EngineMachine(RuleBasedStateMachine):
         host_blocks,
         drafts,
         ahead,
+        pin_share,
     ):
         self.now = 0.0
         self.most_drafts = drafts + ahead
@@ -138,7 +140,10 @@ class EngineMachine(RuleBasedStateMachine):
             num_blocks=num_blocks,
             max_model_len=MAX_MODEL_LEN,
             enable_prefix_caching=caching,
-            cache={"swap_space": host_blocks * block_size * 64 * max(heads) / 2**30},
+            cache={
+                "prefix_pin_share": pin_share,
+                "swap_space": host_blocks * block_size * 64 * max(heads) / 2**30,
+            },
         )
         self.executor = FakeExecutor(groups, vocab_size=VOCAB)
         self.core = EngineCore(self.config, self.executor, clock=lambda: self.now)
@@ -181,6 +186,7 @@ class EngineMachine(RuleBasedStateMachine):
         tenant=st.sampled_from("abc"),
         timeout_s=st.sampled_from([None] * 4 + [4.0, 12.0]),
         in_bulk=st.sampled_from([False, False, True]),
+        retention=st.sampled_from([None, None, Retention(3.0, 1), Retention(30.0), Retention(9.0, 5, True)]),
     )
     def add(
         self,
@@ -200,6 +206,7 @@ class EngineMachine(RuleBasedStateMachine):
         tenant,
         timeout_s,
         in_bulk,
+        retention,
     ):
         prompt = beginning + tail or [1]
         max_tokens = min(max_tokens, MAX_MODEL_LEN - len(prompt))
@@ -218,6 +225,7 @@ class EngineMachine(RuleBasedStateMachine):
                 hold=hold,
                 tenant=tenant,
                 in_bulk=in_bulk,
+                retention=retention,
                 sampling=SamplingParams(
                     max_tokens=max_tokens,
                     timeout_s=timeout_s,
@@ -307,6 +315,9 @@ class EngineMachine(RuleBasedStateMachine):
         assert set(self.tracker.retained) <= set(self.ended)
         self.core.abort(list(self.tracker.retained))
         assert not len(self.tracker.retained)
+        assert self.kv.pool.num_used == self.scheduler.pins.num_blocks
+        self.now += 100
+        assert not self.scheduler.pins.all(), "their time is over"
         assert self.kv.pool.num_used == 0
         assert self.kv.pool.num_free == self.kv.num_usable_blocks
         assert not self.tracker.requests and not self.tracker.leaving
@@ -412,8 +423,11 @@ class EngineMachine(RuleBasedStateMachine):
 
     def check_blocks(self):
         """I-1 to I-4, from a recount of the tables."""
-        pool = self.kv.pool
-        holders = Counter()
+        pool, pins = self.kv.pool, self.scheduler.pins
+        holders = Counter(block for pin in pins._pins.values() for block in pin.blocks)
+        assert len(holders) == pins.num_blocks <= pins.most_blocks
+        for pin in pins._pins.values():
+            assert all(pool._keys[block] is not None for block in pin.blocks), "what is pinned is known"
         salts = {}
         for request in [*self.tracker.requests.values(), *self.tracker.retained.values()]:
             if request.table is None:

@@ -59,6 +59,10 @@ class KVCacheManager:
         """Return the most blocks that computing `num_tokens` takes at once, without any sharing."""
         return sum(group.peak_blocks(num_tokens, max_chunk) for group in self.groups)
 
+    def sharable_tokens(self, num_tokens: int) -> int:
+        """Return how many leading tokens of so many may be shared by content: whole blocks in every group."""
+        return num_tokens // self._hit_unit * self._hit_unit if self._enable_prefix_caching else 0
+
     @property
     def keeps_states(self) -> bool:
         """Return True if layers have states, which are known behind some tokens only."""
@@ -68,12 +72,15 @@ class KVCacheManager:
         """Return the empty beginning."""
         return SharedPrefix(0, [[] for _ in self.groups], self._epoch)
 
-    def match(self, chain: HashChain, token_ids: Sequence[int]) -> SharedPrefix:
-        """Return the longest known beginning of `token_ids`, but the last token: one must be computed."""
+    def match(self, chain: HashChain, token_ids: Sequence[int], num_left: int = 1) -> SharedPrefix:
+        """Return the longest known beginning of `token_ids`, but the last one: one must be computed.
+
+        num_left: so many tokens are not looked for at the end
+        """
         if not self._enable_prefix_caching:
             return self.nothing()
         digests = chain.extend(token_ids)
-        num_tokens = self._longest_hit(digests, len(token_ids) - 1, self._has)
+        num_tokens = self._longest_hit(digests, len(token_ids) - num_left, self._has)
         prefix: list[list[int]] = []
         outside: list[Outside] = []
         for group in self.groups:

@@ -8,6 +8,7 @@ a request that asked for it are retained beyond its end.
 import time
 
 from octavo.engine.kvcache.manager import KVCacheManager
+from octavo.engine.kvcache.pins import Pins
 from octavo.engine.scheduler.bulk_seats import BulkSeats
 from octavo.engine.scheduler.policies.interface import Policy
 from octavo.engine.scheduler.queue import RunningSet, WaitingQueue
@@ -18,8 +19,9 @@ from octavo.messages.request import FinishReason
 class RequestTracker:
     """Requests by id, waiting, running, and leaving (finished, but part of a step in flight)."""
 
-    def __init__(self, kv: KVCacheManager, policy: Policy, max_num_seqs: int) -> None:
+    def __init__(self, kv: KVCacheManager, policy: Policy, max_num_seqs: int, pins: Pins) -> None:
         self.kv = kv
+        self.pins = pins
         self._policy = policy
         self.requests: dict[str, Request] = {}
         self.bulk_seats = BulkSeats(max_num_seqs)
@@ -118,6 +120,9 @@ class RequestTracker:
             self.retained[request.request_id] = request
         else:
             self._release(request)
+        retention = request.sharing.retention
+        if retention is not None and request.finish_reason is not FinishReason.ERROR:
+            self.pins.keep(request.chain, request.token_ids[: request.num_prompt_tokens], retention)
 
     def _release(self, request: Request) -> None:
         """Give back blocks and slot; what is known and sound stays findable in the prefix map."""

@@ -147,7 +147,9 @@ class BlockRule(Rule):
             if self._kv.can_start(prefix, request.num_tokens, self._max_chunk):
                 request.prefix = prefix
                 return True
-            if not self._tracker.drop_oldest_retained():
+            if self._tracker.drop_oldest_retained():
+                continue
+            if plan.requests or self._tracker.leaving or not self._tracker.pins.drop_least():
                 return False
 
     def _find_prefix(self, request: Request) -> SharedPrefix:

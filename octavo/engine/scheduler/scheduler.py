@@ -10,13 +10,16 @@ Steps may be given out before earlier ones were read: a token that is sampled bu
 pending. Masks that depend on such a token follow their step (`take_masks`).
 """
 
+import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from octavo.base.errors import PromptTooLong, RequestError
+from octavo.base.errors import RequestError
 from octavo.config.scheduling import SchedulerConfig
 from octavo.engine.kvcache.manager import KVCacheManager
+from octavo.engine.kvcache.pins import Pins
 from octavo.engine.kvcache.table import BlockTable
+from octavo.engine.scheduler.fit import check_fit, max_chunk
 from octavo.engine.scheduler.plan import StepPlan
 from octavo.engine.scheduler.policies import POLICIES
 from octavo.engine.scheduler.prompt_pace import PromptPace
@@ -56,15 +59,21 @@ class Scheduler:
         enable_prefix_caching: bool = True,
         matchers: RequestMatchers | None = None,
         num_stages: int = 1,
+        pin_share: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """matchers: for constrained requests; num_stages: more than 1, and requests wait for their tokens."""
+        """matchers: for constrained requests; num_stages: more than 1, and requests wait for their tokens.
+
+        pin_share: of the blocks, for beginnings that are to stay; clock: in seconds
+        """
         self._num_stages = num_stages
         self.kv = KVCacheManager(cache, enable_prefix_caching)
         self._config = config
         self._max_model_len = max_model_len
         self._max_chunk = max_chunk(config)
         self._policy = POLICIES.load(config.scheduling_policy).from_config(config)
-        self._tracker = RequestTracker(self.kv, self._policy, config.max_num_seqs)
+        self.pins = Pins(self.kv, pin_share, clock)
+        self._tracker = RequestTracker(self.kv, self._policy, config.max_num_seqs, self.pins)
         self.requests = self._tracker.requests
         """Those that wait or run, by id."""
         self._rules: list[Rule] = [
@@ -136,6 +145,7 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput | None:
         """Plan the next step and count it as in flight; None when there is nothing to compute now."""
         tracker = self._tracker
+        self.pins.expire()
         plan = StepPlan(
             step_id=self._num_steps,
             num_tokens_left=self._config.max_num_batched_tokens,
@@ -185,6 +195,7 @@ class Scheduler:
 
     def preempt_all(self) -> None:
         """Take all blocks back: running requests will start anew. No step may be in flight."""
+        self.pins.clear()
         while self._tracker.drop_oldest_retained():
             pass
         for request in self._tracker.running.in_order():
@@ -206,6 +217,7 @@ class Scheduler:
             num_blocks_swapped_in=self.kv.host.num_loaded,
             external_queries=self.kv.num_asked_tokens,
             external_hits=self.kv.num_received_tokens,
+            num_blocks_pinned=self.pins.num_blocks,
         )
         self._lookahead.count(stats)
         return stats
@@ -214,30 +226,7 @@ class Scheduler:
         """Refuse what could never run, or would be mistaken for another request."""
         if self._tracker.find(request.request_id) is not None:
             raise RequestError(f"Request id {request.request_id!r} is in use.", "request_id")
-        num_prompt, longest = len(request.prompt_token_ids), self._max_model_len
-        if not 0 < num_prompt < longest:
-            raise PromptTooLong(
-                f"The prompt has {num_prompt} tokens; it must have at least 1 and at most {longest - 1}, "
-                f"to leave room for output within max_model_len={longest}.",
-                "prompt",
-            )
-        max_tokens = request.limits.max_tokens
-        num_kept = min(num_prompt + max_tokens, longest) - 1  # the last is never computed
-        needed, usable = self.kv.peak_blocks(num_kept, self._max_chunk), self.kv.num_usable_blocks
-        if needed > usable:
-            raise PromptTooLong(
-                f"Prompt ({num_prompt} tokens) and max_tokens ({max_tokens}) need {needed} blocks of "
-                f"KV cache; the engine has {usable}. Shorten the prompt, lower max_tokens, or give the "
-                "engine's KV cache more memory.",
-                "prompt",
-            )
-        budget = self._config.max_num_batched_tokens
-        if not self._config.enable_chunked_prefill and num_kept > budget:
-            raise PromptTooLong(
-                f"Prompt and output of {num_kept} tokens exceed the {budget} of one step. Lower max_tokens, "
-                "raise max_num_batched_tokens, or leave enable_chunked_prefill on.",
-                "prompt",
-            )
+        check_fit(request, self.kv, self._config, self._max_model_len)
 
     def _schedule_running(self, plan: StepPlan, order: list[Request]) -> None:
         """Serve running requests in `order`; each leaves a token for every one behind it."""
@@ -299,6 +288,8 @@ class Scheduler:
             if self._tracker.drop_oldest_retained():
                 continue
             plan.is_short_of_blocks = True
+            if order[0] is request and len(order) == 1 and self.pins.drop_least():
+                continue  # it would wait for ever
             victim = order[-1]
             if victim is not request:
                 order.pop()
@@ -359,6 +350,8 @@ class Scheduler:
         assert prefix is not None
         request.table = self.kv.open(prefix)
         request.num_computed = prefix.num_tokens
+        if len(self.pins):
+            self.pins.touch(request.chain.digests[: prefix.num_tokens // self.kv.hash_block_size])
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = min(prefix.num_tokens, request.num_prompt_tokens)
             self._prefix_queries += prefix.num_queried
@@ -391,9 +384,3 @@ class Scheduler:
             self._policy.charge(request, num_new)
         else:
             request.expect_routine(self.kv.hash_block_size)
-
-
-def max_chunk(config: SchedulerConfig) -> int:
-    """Return the most tokens of one request in one step."""
-    budget = config.max_num_batched_tokens
-    return min(config.long_prefill_token_threshold or budget, budget)

@@ -69,6 +69,7 @@ class EngineMetrics:
         self._all = every = Collection(**self.labels)
         self.num_running = every.gauge("num_requests_running")
         self.num_waiting = every.gauge("num_requests_waiting")
+        self._num_blocks_pinned = every.gauge("num_blocks_pinned")
         self.kv_cache_usage = every.gauge("kv_cache_usage_perc")
         self._of_core = {field: _CoreTotal(every.counter(name)) for field, name in _OF_CORE.items()}
         self._of_adapters = {name: _CoreTotal(every.counter(f"lora_{name}")) for name in _OF_ADAPTERS}
@@ -139,6 +140,7 @@ class EngineMetrics:
         self.num_running.set(stats.num_running)
         self.num_waiting.set(stats.num_waiting)
         self._waiting_for_room.set(stats.num_waiting)
+        self._num_blocks_pinned.set(stats.num_blocks_pinned)
         self.kv_cache_usage.set(stats.num_blocks_used / stats.num_blocks if stats.num_blocks else 0.0)
         for field, total in self._of_core.items():
             total.take(getattr(stats, field))

@@ -31,7 +31,7 @@ from octavo.frontend.requests.thinking import ReasoningStretch
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.adapters import AdapterRef, LoRARequest, LoRASum, PromptAdapterRequest, SoftPromptRef
 from octavo.messages.pooling import PoolingParams
-from octavo.messages.request import EngineRequest, Limits, RequestSpec, Sharing, Standing
+from octavo.messages.request import EngineRequest, Limits, RequestSpec, Retention, Sharing, Standing
 from octavo.messages.sampling import SamplingParams
 from octavo.messages.structured import Constraint
 
@@ -176,7 +176,7 @@ class InputProcessor:
             spec=RequestSpec(params, 0, [], None, pair_start, num_instruction, adapter),
             limits=Limits(max_tokens=1),
             standing=standing,
-            sharing=Sharing(parsed.cache_salt, reads_cache),
+            sharing=Sharing(parsed.cache_salt, reads_cache, retention=self._retention(options)),
         )
         return PreparedRequest(
             request_id=request_id or uuid4().hex,
@@ -324,8 +324,12 @@ class InputProcessor:
             eos_token_ids=eos_token_ids,
             timeout_s=params.timeout_s,
         )
-        leads = Sharing(prompt.cache_salt, reads_cache=not params.skip_reading_prefix_cache)
-        follows = msgspec.structs.replace(leads, leader_id=f"{base_id}-0")
+        leads = Sharing(
+            prompt.cache_salt,
+            reads_cache=not params.skip_reading_prefix_cache,
+            retention=self._retention(options),
+        )
+        follows = msgspec.structs.replace(leads, leader_id=f"{base_id}-0", retention=None)
         return [
             EngineRequest(
                 request_id=f"{base_id}-{index}",
@@ -339,6 +343,14 @@ class InputProcessor:
             )
             for index in range(1 if params.use_beam_search else params.num_sequences)
         ]
+
+    def _retention(self, options: RequestOptions) -> Retention | None:
+        if options.retention is not None and not self._config.cache.enable_prefix_caching:
+            raise RequestError(
+                "retention_s keeps prompts in the prefix cache, which enable_prefix_caching=False turns off.",
+                "retention_s",
+            )
+        return options.retention
 
     def _constraint(self, params: SamplingParams, ids: list[int]) -> Constraint | None:
         """What the output must look like; it may reason before, as far as the prompt lets it."""

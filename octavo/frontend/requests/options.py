@@ -7,6 +7,7 @@ they are called; the input processor gets the result. A new option is a keyword,
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any, Literal, TypedDict, TypeVar, cast, get_args
 
 from octavo.base.errors import RequestError
@@ -14,10 +15,11 @@ from octavo.config.speculative import MAX_DRAFTS
 from octavo.frontend.requests.unsupported import refuse_options
 from octavo.messages import sampling_values as read
 from octavo.messages.adapters import LoRARequest, LoRASum, PromptAdapterRequest
-from octavo.messages.request import Standing
+from octavo.messages.request import Retention, Standing
 
 T = TypeVar("T")
 Side = Literal["left", "right"]
+DEFAULT_RETENTION_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,10 @@ class RequestKeywords(TypedDict, total=False):
     """The learned prompt before the request's own (enable_prompt_adapter). LLM: one for all, or a list."""
     mm_processor_kwargs: Mapping[str, Any] | None
     """Refused when it asks for something."""
+    retention_s: float | None
+    """Seconds that the prompt stays in the prefix cache after its last use (prefix_pin_share)."""
+    prefix_priority: int | None
+    """0 … 99: where not all such prompts can stay, the least goes first. Alone: retention_s is 300."""
     data_parallel_rank: int | None
     """The replica that is to serve it; None = the one that can begin first."""
 
@@ -102,6 +108,7 @@ class RequestOptions:
     tokenization: TokenizationOptions = TokenizationOptions()
     trace_headers: Mapping[str, str] = field(default_factory=dict)
     data_parallel_rank: int | None = None
+    retention: Retention | None = None
 
     def __post_init__(self) -> None:
         if type(self.priority) is not int or not -(2**31) <= self.priority < 2**31:
@@ -140,6 +147,7 @@ class RequestOptions:
             tokenization=TokenizationOptions.parse(keywords.get("tokenization_kwargs")),
             trace_headers=keywords.get("trace_headers") or {},
             data_parallel_rank=keywords.get("data_parallel_rank"),
+            retention=read_retention(keywords.get("retention_s"), keywords.get("prefix_priority")),
         )
 
     @classmethod
@@ -165,6 +173,21 @@ class RequestOptions:
         if rank is not None and (type(rank) is not int or not 0 <= rank < num_replicas):
             text = f"data_parallel_rank {rank} is out of range [0, {num_replicas})."
             raise RequestError(text, "data_parallel_rank")
+
+
+def read_retention(seconds: object, priority: object) -> Retention | None:
+    """Return what the two keywords ask for; None for nothing. Raises RequestError."""
+    if seconds is None and priority is None:
+        return None
+    seconds = DEFAULT_RETENTION_S if seconds is None else read.number(seconds, "retention_s")
+    if not 0 < seconds < inf:
+        raise RequestError(f"retention_s must be greater than zero and finite, got {seconds}.", "retention_s")
+    priority = 0 if priority is None else priority
+    if type(priority) is not int or not 0 <= priority <= 99:
+        raise RequestError(
+            f"prefix_priority must be a whole number from 0 to 99, got {priority!r}.", "prefix_priority"
+        )
+    return Retention(float(seconds), priority)
 
 
 def _max_drafts(given: object) -> int | None:

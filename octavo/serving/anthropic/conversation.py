@@ -7,9 +7,12 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 from octavo.base.errors import RequestError
 from octavo.serving.anthropic.protocol import (
     Block,
+    CacheControl,
     ClientTool,
     CountTokensRequest,
     MessagesRequest,
@@ -29,6 +32,8 @@ _REFUSED_BLOCKS = {
     "search_result": "put the text into a block of type text",
     "container_upload": "there are no containers",
 }
+_TTLS_S = {"5m": 300.0, "1h": 3600.0}
+_MOST_BREAKPOINTS = 4
 _JSON_NAMES: dict[type, str] = {str: "string", dict: "object"}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -55,7 +60,26 @@ def chat_request(body: CountTokensRequest) -> ChatRequest:
             request.response_format = {"type": "json_schema", "json_schema": schema}
     if isinstance(body, MessagesRequest):
         _set_sampling(request, body)
+    request.retention_s = _retention_s(body)
     return request
+
+
+def _retention_s(body: CountTokensRequest) -> float | None:
+    """The longest time that a breakpoint asks for; the whole prompt is kept."""
+    contents = [body.system, *(message.content for message in body.messages)]
+    blocks = [block for content in contents if isinstance(content, list) for block in content]
+    given: list[object] = [block["cache_control"] for block in blocks if block.get("cache_control")]
+    given += [entry.cache_control for entry in (body, *(body.tools or ())) if entry.cache_control]
+    if len(given) > _MOST_BREAKPOINTS:
+        raise _wrong(
+            f"A maximum of {_MOST_BREAKPOINTS} blocks with cache_control may be provided. Found {len(given)}"
+        )
+    try:
+        controls = [msgspec.convert(control, CacheControl, from_attributes=True) for control in given]
+    except msgspec.ValidationError as error:
+        allowed = '{"type": "ephemeral"}, with a ttl of "5m" or "1h" if need be'
+        raise _wrong(f"cache_control must be {allowed} ({error})") from None
+    return max((_TTLS_S[control.ttl] for control in controls), default=None)
 
 
 def _set_sampling(request: ChatRequest, body: MessagesRequest) -> None:

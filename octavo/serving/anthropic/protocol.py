@@ -22,6 +22,13 @@ class Turn(Struct):
     content: str | list[Block]
 
 
+class CacheControl(Struct, kw_only=True):
+    """Keep the prompt in the prefix cache, for five minutes or an hour after its last use."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] = "5m"
+
+
 class ClientTool(Struct, kw_only=True):
     """A function that the client runs."""
 
@@ -31,6 +38,7 @@ class ClientTool(Struct, kw_only=True):
     type: str | None = None
     """custom, the only kind."""
     strict: bool | None = None
+    cache_control: CacheControl | None = None
 
 
 class ToolChoice(Struct, kw_only=True):
@@ -75,7 +83,7 @@ class CountTokensRequest(Struct, kw_only=True):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    cache_control: Any = None
+    cache_control: CacheControl | None = None
     speed: Any = None
 
 

@@ -166,6 +166,8 @@ class Generation:
             priority=request.priority or 0,
             tenant=caller.tenant,
             deadline_s=request.deadline_s,
+            retention_s=request.retention_s,
+            prefix_priority=request.prefix_priority,
             speculative=request.speculative,
             in_bulk=caller.is_in_bulk(len(self.prompts)),
             data_parallel_rank=caller.data_parallel_rank,

@@ -145,6 +145,10 @@ class SamplingFields(Struct, kw_only=True):
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     timeout: Seconds | None = None
     """Seconds from the arrival after which the request fails with 504."""
+    retention_s: Seconds | None = None
+    """Seconds that the prompt stays in the prefix cache after its last use."""
+    prefix_priority: Annotated[int, Meta(ge=0, le=99)] | None = None
+    """Where not all such prompts can stay, the least goes first."""
     deadline_s: Seconds | None = None
     """Seconds in which the answer is wanted, for the scheduling policy "deadline"."""
     speculative: bool | dict[str, int] | None = None

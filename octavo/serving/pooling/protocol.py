@@ -40,6 +40,8 @@ class PoolingFields(Struct, kw_only=True):
     use_activation: bool | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     deadline_s: Seconds | None = None
+    retention_s: Seconds | None = None
+    prefix_priority: Annotated[int, Meta(ge=0, le=99)] | None = None
     request_id: Annotated[str, Meta(min_length=1, max_length=128, pattern="^[!-~]*$")] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     lora: Annotated[list[LoRAScale], Meta(max_length=MOST_SUMMED)] | None = None

@@ -93,6 +93,8 @@ class PoolingWork:
             priority=body.priority or 0,
             tenant=caller.tenant,
             deadline_s=body.deadline_s,
+            retention_s=body.retention_s,
+            prefix_priority=body.prefix_priority,
             in_bulk=caller.is_in_bulk(len(prompts)),
             data_parallel_rank=caller.data_parallel_rank,
             lora_request=caller.lora,

@@ -16,15 +16,18 @@ import uvloop
 from starlette.datastructures import State
 
 from octavo.base import log
+from octavo.base.errors import ConfigError
 from octavo.config import EngineArgs, EngineConfig, resolve
 from octavo.config.parallel import ParallelConfig
 from octavo.config.server import ServerConfig
 from octavo.frontend.async_engine import AsyncLLM
+from octavo.frontend.prefix_pins import preload_prefixes
 from octavo.serving.process.api_process import APIProcess
 from octavo.serving.process.listener import Listener
 from octavo.serving.process.supervisor import ExtraProcesses
 from octavo.serving.responses.record import fail_left
 
+logger = log.get_logger(__name__)
 _QUEUED_PER_SEAT = 4
 _CORES_PER_PROCESS, _MOST_PROCESSES = 4, 4
 _STORE = "store.sqlite"
@@ -68,6 +71,17 @@ class MainProcess(APIProcess):
         await state.engines.adapters.load_modules()
         await state.store.open(as_owner=True)
         await state.store.run(fail_left)
+        if self._config.preload_prefixes:
+            await self._preload(state.engines.of(""), self._config.preload_prefixes)
+
+    async def _preload(self, engine: AsyncLLM, path: str) -> None:
+        if len(self._config.api_key) > 1:
+            raise ConfigError(
+                "preload_prefixes: with several API keys nobody would find these prefixes, as each key has "
+                "cached prompts of its own. Pin them with each key, by POST /v1/prefix_cache/pins."
+            )
+        count = await preload_prefixes(engine, path)
+        logger.info("%d prefixes of %s are in the cache.", count, path)
 
     def _open(self, engine: AsyncLLM, state: State) -> None:
         self._batches = asyncio.create_task(state.batch_runner.run())
