@@ -1,0 +1,1 @@
+"""`octavo route`: one address in front of several servers. A light process without an engine."""

@@ -1,0 +1,169 @@
+"""`Proxy`: the application of a router. Each request goes to a server, its answer back as it comes.
+
+Another server is tried while no byte of an answer was sent: after a failed connection, and after 503. Who
+leaves has its request cancelled at the server. What begins with /router is the router's own.
+"""
+
+import asyncio
+from collections.abc import Iterable
+
+import aiohttp
+from starlette.types import Message, Receive, Scope, Send
+from yarl import URL
+
+from octavo.base.log import get_logger
+from octavo.config.router import RouterConfig
+from octavo.serving.errors import HTTPError, error_response
+from octavo.serving.router.prompts import Prompt, read_prompt
+from octavo.serving.router.servers import Servers
+from octavo.serving.router.status import Status
+
+logger = get_logger(__name__)
+_OF_THE_CONNECTION = frozenset(
+    b"connection keep-alive proxy-connection te trailer transfer-encoding upgrade host content-length".split()
+)
+_RETRIED = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError, OSError)
+_BUSY = 503
+
+
+class Proxy:
+    """An ASGI application over aiohttp's client, used from one event loop."""
+
+    def __init__(self, servers: Servers, config: RouterConfig, session: aiohttp.ClientSession) -> None:
+        self._servers = servers
+        self._config = config
+        self._session = session
+        self._status = Status(servers)
+        self.is_draining = False
+        self.num_open = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; WebSockets are refused."""
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1011})
+            return
+        self.num_open += 1
+        try:
+            await self._answer(scope, receive, send)
+        finally:
+            self.num_open -= 1
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        own = self._status.answer(scope, is_draining=self.is_draining)
+        if own is not None:
+            await own(scope, receive, send)
+            return
+        try:
+            if self.is_draining:
+                raise HTTPError(503, "The router is shutting down.", headers={"Retry-After": "1"})
+            body = await self._read(receive)
+        except HTTPError as error:
+            await error_response(error)(scope, receive, send)
+            return
+        work = asyncio.create_task(self._forward(scope, body, send))
+        gone = asyncio.create_task(_until_gone(receive))
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+        except HTTPError as error:
+            await error_response(error)(scope, receive, send)
+        finally:
+            work.cancel()
+            gone.cancel()
+
+    async def _read(self, receive: Receive) -> bytes:
+        parts, size = [], 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise HTTPError(400, "The body did not come.")
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > self._config.max_request_bytes:
+                raise HTTPError(
+                    413, f"The body is larger than the {self._config.max_request_bytes} bytes allowed."
+                )
+            if not message.get("more_body"):
+                return b"".join(parts)
+
+    async def _forward(self, scope: Scope, body: bytes, send: Send) -> None:
+        """Try one server after the other. Raises HTTPError, and what cuts an answer short."""
+        prompt = self._prompt(scope, body)
+        tried: set[int] = set()
+        reason = "No server is ready."
+        while (number := self._servers.choose(prompt, tried)) is not None:
+            tried.add(number)
+            visit = self._servers.begin(number, prompt)
+            server = self._servers.all[number]
+            has_sent = False
+            try:
+                async with self._request(server.url, scope, body) as answer:
+                    if answer.status == _BUSY and self._servers.choose(prompt, tried) is not None:
+                        server.num_retried += 1
+                        continue
+                    self._servers.run(visit)
+                    server.num_answers[answer.status] += 1
+                    has_sent = True
+                    await _send_on(answer, send)
+                    return
+            except _RETRIED as error:
+                if has_sent:
+                    logger.warning("%s broke an answer off: %s", server.url, error or type(error).__name__)
+                    raise
+                self._servers.note_failure(number, error)
+                server.num_retried += 1
+                reason = "No server answers."
+            finally:
+                self._servers.end(visit)
+        raise HTTPError(_BUSY, f"{reason} Try again later.", headers={"Retry-After": "2"})
+
+    def _prompt(self, scope: Scope, body: bytes) -> Prompt:
+        if self._config.policy == "round_robin" or not body:
+            return Prompt()
+        prompt = read_prompt(body)
+        name = self._config.session_header.lower().encode("latin-1")
+        session = next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")
+        return Prompt(prompt.num_tokens, prompt.beginnings, session) if session else prompt
+
+    def _request(self, url: str, scope: Scope, body: bytes) -> "aiohttp.client._RequestContextManager":
+        headers = [
+            (key.decode("latin-1"), value.decode("latin-1"))
+            for key, value in scope["headers"]
+            if key not in _OF_THE_CONNECTION and not self._replaces(key)
+        ]
+        if self._config.upstream_api_key:
+            headers.append(("Authorization", f"Bearer {self._config.upstream_api_key}"))
+        query = scope["query_string"].decode("latin-1")
+        target = url + scope.get("raw_path", scope["path"].encode()).decode("latin-1")
+        return self._session.request(
+            scope["method"],
+            URL(f"{target}?{query}" if query else target, encoded=True),
+            headers=headers,
+            data=body or None,
+            allow_redirects=False,
+        )
+
+    def _replaces(self, key: bytes) -> bool:
+        return bool(self._config.upstream_api_key) and key in (b"authorization", b"x-api-key")
+
+
+async def _send_on(answer: aiohttp.ClientResponse, send: Send) -> None:
+    """Send an answer on piece by piece, as the pieces come."""
+    headers = _kept(answer.raw_headers)
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    async for piece in answer.content.iter_any():
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def _kept(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    lowered = ((key.lower(), value) for key, value in headers)
+    return [(key, value) for key, value in lowered if key not in _OF_THE_CONNECTION - {b"content-length"}]
+
+
+async def _until_gone(receive: Receive) -> None:
+    """Return when the client has left."""
+    message: Message = {"type": ""}
+    while message["type"] != "http.disconnect":
+        message = await receive()

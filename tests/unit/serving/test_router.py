@@ -1,0 +1,206 @@
+"""`octavo route` before fake servers: choice, health, retries, streams, disconnects, drain, bad input."""
+
+import asyncio
+import time
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import aiohttp
+import httpx
+import pytest
+
+from octavo.base.errors import ConfigError
+from octavo.config.router import RouterConfig, check_servers
+from octavo.config.server import ServerConfig
+from octavo.serving.process.http_server import HttpServer
+from octavo.serving.process.listener import Listener
+from octavo.serving.router.prompts import read_prompt
+from octavo.serving.router.proxy import Proxy
+from octavo.serving.router.servers import Servers
+from tests.served_process import free_port
+
+
+class FakeServer:
+    """Answers with its name; told to, it is busy, streams for ever, or breaks off."""
+
+    def __init__(self, name):
+        self.name, self.url = name, ""
+        self.mode, self.num_cancelled, self.asked = "", 0, []
+
+    async def __call__(self, scope, receive, send):
+        if scope["path"] in ("/ready", "/health"):
+            status = 503 if self.mode == "down" else 200
+            await send({"type": "http.response.start", "status": status, "headers": []})
+            await send({"type": "http.response.body"})
+            return
+        self.asked.append((scope, (await receive())["body"]))
+        status = 503 if self.mode == "busy" else 200
+        await send(
+            {"type": "http.response.start", "status": status, "headers": [(b"x-name", self.name.encode())]}
+        )
+        if self.mode == "stream":
+            leaving = asyncio.create_task(receive())
+            for number in range(50):
+                await send({"type": "http.response.body", "body": f"{number}\n".encode(), "more_body": True})
+                done, _ = await asyncio.wait([leaving], timeout=0.05)
+                if done:
+                    self.num_cancelled += 1
+                    return
+        if self.mode == "break":
+            await send({"type": "http.response.body", "body": b"half", "more_body": True})
+            raise RuntimeError("it breaks")
+        await send({"type": "http.response.body", "body": self.name.encode()})
+
+
+@asynccontextmanager
+async def running(app):
+    """The address of an application."""
+    config = ServerConfig(port=0)
+    with Listener.open(config) as listener:
+        http = HttpServer(app, config, listener.socket)
+        http.start()
+        yield listener.url
+        await http.close(0.2)
+
+
+class Routed:
+    def __init__(self, servers, router, client):
+        self.servers, self.router, self.client = servers, router, client
+
+    async def names(self, count, **body):
+        return [(await self.client.post("/v1/completions", json=body)).text for _ in range(count)]
+
+
+@pytest.fixture
+async def start():
+    async with AsyncExitStack() as stack:
+
+        async def start(count=3, **options):
+            config = RouterConfig(**{"health_interval": 0.1, **options})
+            servers = [FakeServer(name) for name in "abcd"[:count]]
+            for server in servers:
+                server.url = await stack.enter_async_context(running(server))
+            session = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
+            router = Servers([server.url for server in servers], config)
+            proxy = Proxy(router, config, session)
+            watching = asyncio.create_task(router.watch(session))
+            stack.callback(watching.cancel)
+            url = await stack.enter_async_context(running(proxy))
+            client = await stack.enter_async_context(httpx.AsyncClient(base_url=url))
+            while not all(server.is_ready for server in router.all):
+                await asyncio.sleep(0.02)
+            return Routed(servers, proxy, client)
+
+        yield start
+
+
+async def test_round_robin_least_load_and_sessions(start):
+    routed = await start(policy="round_robin")
+    assert sorted(await routed.names(6)) == list("aabbcc")
+    routed = await start(policy="session")
+    homes = {}
+    for number in range(12):
+        homes[number] = set(await routed.names(3, session_id=f"s{number}"))
+    assert all(len(home) == 1 for home in homes.values())
+    assert len(set.union(*homes.values())) > 1
+    routed = await start(policy="least_load")
+    routed.servers[0].mode = "stream"
+    async with routed.client.stream("POST", "/x", json={}) as first:
+        assert first.headers["x-name"] == "a"
+        assert sorted(await routed.names(2)) == ["b", "c"]
+        assert "a" not in await routed.names(4)
+
+
+@pytest.mark.parametrize("kind", ["text", "chat", "ids"])
+async def test_a_prefix_goes_where_it_has_been(start, kind):
+    routed = await start()
+
+    def body(prefix, question):
+        text = f"{prefix} " * 200
+        if kind == "text":
+            return {"prompt": text + question}
+        if kind == "ids":
+            return {"prompt": [len(prefix)] * 200 + [ord(question)]}
+        return {"messages": [{"role": "system", "content": text}, {"role": "user", "content": question}]}
+
+    homes = {}
+    for prefix in ("aa", "bbbb", "cccccc"):
+        [homes[prefix]] = await routed.names(1, **body(prefix, "?"))
+    assert sorted(homes.values()) == list("abc"), "new ones are spread"
+    for question in "123":
+        for prefix, home in homes.items():
+            assert await routed.names(1, **body(prefix, question)) == [home]
+
+
+async def test_a_server_that_is_gone_or_busy_is_passed_over(start):
+    routed = await start(policy="round_robin")
+    routed.servers[1].mode = "busy"
+    assert "b" not in await routed.names(6)
+    routed.servers[1].mode = "down"
+    await asyncio.sleep(0.3)
+    listed = (await routed.client.get("/router/servers")).json()["servers"]
+    assert [server["ready"] for server in listed] == [True, False, True]
+    for server in routed.servers:
+        server.mode = "busy"
+    assert (await routed.client.post("/v1/completions", json={})).status_code == 503
+    routed.router._servers.all[0].url = f"http://127.0.0.1:{free_port()}"  # nobody listens there
+    routed.servers[2].mode = ""
+    await asyncio.sleep(0.3)
+    assert set(await routed.names(3)) == {"c"}
+    text = (await routed.client.get("/metrics")).text
+    assert "octavo_router_retries_total" in text and 'status="200"' in text
+
+
+async def test_a_stream_comes_piece_by_piece_and_leaving_cancels_it(start):
+    routed = await start(count=1)
+    routed.servers[0].mode = "stream"
+    begun_s, pieces = time.monotonic(), []
+    async with routed.client.stream("POST", "/v1/chat/completions", json={}) as answer:
+        async for piece in answer.aiter_text():
+            pieces.append(piece)
+            if len(pieces) == 3:
+                break
+    assert time.monotonic() - begun_s < 1.5, "nothing is held back"
+    async with asyncio.timeout(5):
+        while not routed.servers[0].num_cancelled:
+            await asyncio.sleep(0.02)
+    while routed.router.num_open:
+        await asyncio.sleep(0.02)
+    assert [server.num_open for server in routed.router._servers.all] == [0]
+
+
+async def test_an_answer_that_has_begun_is_not_begun_again(start):
+    routed = await start(count=2, policy="round_robin")
+    for server in routed.servers:
+        server.mode = "break"
+    with pytest.raises(httpx.RemoteProtocolError):
+        await routed.client.post("/v1/completions", json={})
+    assert sum(len(server.asked) for server in routed.servers) == 1
+
+
+async def test_drain_of_a_server_and_bad_input(start):
+    routed = await start(policy="round_robin", max_request_bytes=1000, upstream_api_key="inner")
+    url = routed.servers[0].url
+    assert (await routed.client.post(f"/router/drain?server={url}")).json()["servers"][0]["draining"]
+    assert set(await routed.names(4)) == {"b", "c"}
+    headers = dict(routed.servers[1].asked[0][0]["headers"])
+    assert headers[b"authorization"] == b"Bearer inner"
+    await routed.client.post(f"/router/resume?server={url}")
+    assert "a" in await routed.names(3)
+    assert (await routed.client.post("/router/drain?server=x")).status_code == 404
+    assert (await routed.client.post("/x", content=b"x" * 1001)).status_code == 413
+    assert (await routed.client.post("/x", content=b"\xff{")).status_code == 200, "a server will judge it"
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"1", b'{"prompt": 3}', b'{"messages": [{"content": null}]}', b"\xff"]
+)
+def test_any_body_is_read(body):
+    assert read_prompt(body).num_tokens in (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("urls", "text"), [([], "Which"), (["x"], "address"), (["http://a", "http://a/"], "twice")]
+)
+def test_servers_that_cannot_be(urls, text):
+    with pytest.raises(ConfigError, match=text):
+        check_servers(urls)
