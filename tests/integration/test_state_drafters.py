@@ -12,6 +12,9 @@ from transformers.modeling_layers import MtpModel
 
 from octavo import LLM, SamplingParams
 from octavo.base.errors import OctavoError
+from octavo.config.args import EngineArgs
+from octavo.config.resolve import resolve
+from octavo.engine.memory_plan import plan_memory
 from octavo.engine.speculation.step_costs import StepCosts
 from octavo.engine.speculation.workers_drafting import WorkersDrafting
 from octavo.runtime.models.draft_heads import DraftHead
@@ -297,6 +300,18 @@ def test_mtp_guesses_as_transformers_does(tmp_path, monkeypatch, architecture, b
     assert len(seen) >= 3
     agree = [mtp_guesses(oracle, mtp, ids)[: len(drafts)] == drafts for ids, drafts in seen]
     assert all(agree) != broken
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_the_plan_counts_the_head(target, folders, kind):
+    given = {"method": kind, "model": folders[kind][0]}
+    without, both = (
+        plan_memory(resolve(EngineArgs(model=target[1], device="cpu", dtype="float32", **options)))
+        for options in ({}, {"speculative_config": given})
+    )
+    own = [w for name, w in folders[kind][1].items() if name not in ("d2t", "t2d")]
+    assert both.weight_bytes - without.weight_bytes == sum(w.numel() * 4 for w in own)
+    assert both.kv_bytes_per_token > without.kv_bytes_per_token
 
 
 def test_a_model_without_mtp_is_refused(target):
