@@ -62,9 +62,14 @@ def as_draft(arch: Arch, **own: Any) -> DraftArch:
 
 
 def state_layers(config: Config, num_layers: int = 0) -> tuple[int, ...]:
-    """Return the layers of the model, of which there are `num_layers`, whose inputs EAGLE-3 reads."""
+    """Return the layers of the model, of which there are `num_layers`, whose inputs EAGLE-3 reads.
+
+    None where it reads what the last norm gives, as EAGLE-1 does.
+    """
     nested: Config = config.get("eagle_config") or {}
     name = "eagle_aux_hidden_state_layer_ids"
+    if not nested.get("use_aux_hidden_state", True):
+        return ()
     given = nested.get(name) or config.get(name)
     return tuple(given) if given else (2, num_layers // 2, num_layers - 3)
 
@@ -243,7 +248,7 @@ class Eagle3(DraftHead):
         nested: Config = config.get("eagle_config") or {}
         own: Config = {
             "draft_vocab_size": size_of(config, "draft_vocab_size", size_of(config, "vocab_size")),
-            "num_states": len(state_layers(config)) if nested.get("use_aux_hidden_state", True) else 0,
+            "num_states": len(state_layers(config)),
             "state_size": size_of(config, "target_hidden_size", size_of(config, "hidden_size")),
             "has_embeddings": bool(config.get("has_embed_tokens")),
             "has_head": bool(config.get("has_lm_head")),
