@@ -93,12 +93,13 @@ def _entries(path: str) -> dict[str, list[str]]:
         raise ConfigError(f"--config {path} must hold `name: value` lines, found a {type(content).__name__}.")
     lines = {key.value: key.start_mark.line + 1 for key, _ in (node.value if content else ())}
     return {
-        f"{path}, line {lines.get(str(name), 1)}, {name}": _flags_for(str(name), value)
+        f"{path}, line {lines.get(str(name), 1)}, {name}": flags_for(str(name), value)
         for name, value in (content or {}).items()
     }
 
 
-def _flags_for(name: str, value: Any) -> list[str]:
+def flags_for(name: str, value: Any) -> list[str]:
+    """An entry of a file as flags; none for null."""
     flag = "--" + name.replace("_", "-")
     if value is None:
         return []

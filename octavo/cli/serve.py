@@ -24,10 +24,12 @@ from octavo.cli.flags import (
     foreign_options,
     options,
 )
+from octavo.cli.models_file import read_models
 from octavo.config.args import EngineArgs
 from octavo.config.compat import translate
 from octavo.config.foreign import SERVER, SERVER_ALIASES
 from octavo.config.resolve_server import resolve_server
+from octavo.config.served_models import ServedModels
 from octavo.config.server import ServerConfig
 from octavo.serving.process.listener import Listener
 
@@ -42,6 +44,7 @@ EXAMPLES = """\
   octavo serve org/name --max-model-len 32k --port 8080
   octavo serve ./model.gguf --host 0.0.0.0 --api-key "$KEY"
   octavo serve --config serve.yaml
+  octavo serve --models models.yaml
 """
 
 
@@ -58,11 +61,11 @@ def run(args: argparse.Namespace) -> int:
     """Serve until asked to end. What cannot work is told before anything is loaded."""
     _open_standard_files()
     signal.signal(signal.SIGTERM, _leave)
-    engine, config = configs(args)
+    what, config = configs(args)
     with Listener.open(config) as listener:
         serve = load_object(_SERVE)  # after the port is known to be free: it takes a second
         try:
-            serve(engine, config, listener)
+            serve(what, config, listener)
         except (BadCheckpoint, Unsupported) as error:
             log.flush()  # else a line of the log may come between this one and its end
             print(f"octavo: error: {error}", file=sys.stderr)
@@ -70,12 +73,23 @@ def run(args: argparse.Namespace) -> int:
     return leave(0)
 
 
-def configs(args: argparse.Namespace) -> tuple[EngineArgs, ServerConfig]:
-    """What the arguments say about the engine and about the server. Raises ConfigError."""
+def configs(args: argparse.Namespace) -> tuple[EngineArgs | ServedModels, ServerConfig]:
+    """What the arguments say about the engine, or about several, and about the server. Raises ConfigError."""
     if args.model_tag:
         args.model = args.model_tag
-    engine = EngineArgs.from_options(_DEFAULTS | engine_options(args))
-    config = resolve_server(_server_config(args))
+    config, options = resolve_server(_server_config(args)), _DEFAULTS | engine_options(args)
+    if config.models or config.models_dir:
+        if "model" in options:
+            raise ConfigError(
+                f"{options['model']!r} and --models or --models-dir: give one model or several."
+            )
+        if config.lora_modules or config.lora_folder or config.preload_prefixes:
+            text = (
+                "lora_modules, lora_folder and preload_prefixes are for servers of one model: leave them out."
+            )
+            raise ConfigError(text)
+        return read_models(config.models, config.models_dir, options, config.models_max), config
+    engine = EngineArgs.from_options(options)
     if config.lora_modules and not (engine.enable_lora or engine.enable_prompt_adapter):
         raise ConfigError("lora_modules needs enable_lora: add --enable-lora, or --enable-prompt-adapter.")
     return engine, config

@@ -51,6 +51,7 @@ def _check(config: ServerConfig) -> None:
     for name in _ABOVE_ZERO:
         if (value := getattr(config, name)) <= 0:
             raise ConfigError(f"{name} must be above 0, got {value}.")
+    _check_models(config)
     _check_bodies(config.max_request_bytes, config.max_pending_body_bytes)
     if config.api_server_count < 0:
         raise ConfigError(f"api_server_count must be 0 or more, got {config.api_server_count}.")
@@ -72,6 +73,15 @@ def _check(config: ServerConfig) -> None:
         path = getattr(config, name)
         if path and not Path(path).is_file():
             raise ConfigError(f"{name}: there is no file {path!r}.")
+
+
+def _check_models(config: ServerConfig) -> None:
+    if config.models_max < 0:
+        raise ConfigError(f"models_max must be 1 or more, or 0 for the default, got {config.models_max}.")
+    if (config.models or config.models_dir) and config.api_server_count > 1:
+        raise ConfigError(
+            f"api_server_count={config.api_server_count}: several models have one API process. Leave it out."
+        )
 
 
 def _check_bodies(largest: int, together: int) -> None:

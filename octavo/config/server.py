@@ -13,6 +13,12 @@ from octavo.config.secret import Secret
 class ServerConfig:
     """One HTTP server."""
 
+    models: str = option("", "YAML file of several models, each loaded when it is first asked for.")
+    models_dir: str = option("", "Folder whose model folders and GGUF files are served, each by its name.")
+    models_max: int = option(
+        0,
+        "Engine processes for several models at most; the least recently used go. 0 = 4, or as in --models.",
+    )
     host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 = every interface (give a key then).")
     port: int = option(8000, "TCP port; 0 = any free one.")
     uds: str = option("", "Listen on this Unix socket instead of a TCP port; only its owner may connect.")

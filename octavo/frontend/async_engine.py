@@ -43,6 +43,8 @@ from octavo.messages.request import FinishReason
 from octavo.messages.sampling import RequestOutputKind, SamplingParams
 
 T = TypeVar("T")
+OnCrash = Literal["none", "restart", "replay"]
+"""What follows a core that died or hung; `replay`: another one, which goes on with open requests."""
 
 
 class AsyncLLM:
@@ -74,10 +76,11 @@ class AsyncLLM:
     def __init__(
         self,
         *configs: object,
-        on_crash: Literal["none", "restart", "replay"] = "none",
+        on_crash: OnCrash = "none",
         num_fronts: int = 1,
         client: Door | None = None,
         queue_usage: QueueUsage | None = None,
+        metrics: EngineMetrics | None = None,
         **named: object,
     ) -> None:
         """Load the tokenizer; the core's process starts with `start` or with the first request.
@@ -88,6 +91,7 @@ class AsyncLLM:
         num_fronts: this one and those that will be `attached`
         client: the door to a core that is there already
         queue_usage: of the queue, shared with its other fronts
+        metrics: of the engine before it, which go on; None = new ones
         """
         log.setup_if_asked()
         self.config = config = resolve_concerns(*configs, **named)
@@ -95,7 +99,7 @@ class AsyncLLM:
         self.tokenizer = tokenizer_for(config)
         self.input_processor = InputProcessor(config, self.tokenizer)
         self.chat = ChatRenderer(config, self.tokenizer)
-        self.metrics = EngineMetrics(config)
+        self.metrics = metrics or EngineMetrics(config)
         self.core = CoreLink(
             config,
             client or make_client(config, on_crash != "none", num_fronts),
@@ -138,11 +142,7 @@ class AsyncLLM:
 
     @classmethod
     def attached(
-        cls,
-        config: EngineConfig,
-        mailbox_path: Path,
-        front: int,
-        on_crash: Literal["none", "restart", "replay"] = "none",
+        cls, config: EngineConfig, mailbox_path: Path, front: int, on_crash: OnCrash = "none"
     ) -> Self:
         """Another front, 1 … num_fronts - 1, of the core whose owner has this `core.mailbox_path`.
 

@@ -22,6 +22,7 @@ _REQUEST_S: tuple[float, ...] = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
+_MODEL_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
 _SEQUENCES = (1, 2, 5, 10, 20)
@@ -70,6 +71,9 @@ METRICS: dict[str, Description] = {
     "kv_cache_usage_perc": _gauge("Share of the KV cache's blocks in use, 0 … 1."),
     "num_blocks_pinned": _gauge("Blocks held for prefixes that are to stay (retention_s, pins)."),
     "engine_sleep_state": _gauge("1 for the state that holds.", "sleep_state"),
+    "model_state": _gauge("1 for the state of one of several models that holds.", "state"),
+    "model_loads": _counter("Times that one of several models was loaded or woken.", "kind"),
+    "model_load_failures": _counter("Times that one of several models could not be loaded."),
     "engine_restarts": _core_counter("Cores started in the place of dead ones."),
     "lora_requests_info": _gauge(
         "Time of the last change; the labels are the adapters that requests of this process have.",
@@ -110,6 +114,7 @@ METRICS: dict[str, Description] = {
     "inter_token_latency_seconds": _sizes("Between two outputs of a sequence.", _TOKEN_S),
     "request_time_per_output_token_seconds": _sizes("Time per token after the first, by request.", _TOKEN_S),
     "e2e_request_latency_seconds": _sizes("From arrival to the end of a request.", _REQUEST_S),
+    "model_wait_seconds": _sizes("Time that a request waited for one of several models.", _MODEL_S),
     "request_queue_time_seconds": _sizes("From hand-over to the first step.", _REQUEST_S),
     "request_prefill_time_seconds": _sizes("From the first step to the first token.", _REQUEST_S),
     "request_decode_time_seconds": _sizes("From the first to the last token.", _REQUEST_S),

@@ -3,7 +3,7 @@
 With keys configured whoever bears one may ask, unless there are admins' keys: then who bears one of these.
 Without keys the routes are there only in dev mode (--dev-mode or VLLM_SERVER_DEV_MODE=1), else 404. Requests
 of another key may be ended with an admin's only. Names and parameters are vLLM's. Verbs of the engine
-(frontend/operator) are rows of `VERBS`.
+(frontend/operator) are rows of `VERBS`; of several models, `?model=NAME` says which is meant.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -16,12 +16,14 @@ from starlette.responses import Response
 
 from octavo.base.errors import RequestError
 from octavo.frontend.operator import Operator
-from octavo.serving.body import parse_body, read_body
+from octavo.serving.body import borrow, parse_body, read_body
 from octavo.serving.caller import Caller
 from octavo.serving.errors import HTTPError
 from octavo.serving.registry import Route
 from octavo.version import __version__
 
+_OF_POOL = ("/sleep", "/wake_up", "/release_kv_cache_memory")
+"""Verbs that a server of several models runs itself."""
 Handler = Callable[[Request], Awaitable[Any]]
 
 
@@ -100,7 +102,8 @@ class Verb:
 async def abort(request: Request) -> None:
     """End requests by their ids; unknown ones are skipped, and without an admin's key those of others."""
     body, caller = await read_body(request, Abort), Caller.of(request)
-    await caller.engine.abort(body.request_ids, None if caller.is_admin else caller.tenant)
+    for engine in caller.engines.loaded():
+        await engine.abort(body.request_ids, None if caller.is_admin else caller.tenant)
 
 
 async def server_info(request: Request) -> dict[str, Any]:
@@ -123,6 +126,8 @@ def for_operators(handler: Handler, name: str, doc: str | None) -> Callable[[Req
             raise HTTPError(404, text)
         if caller.config.admin_api_key and not caller.is_admin and handler is not abort:
             raise HTTPError(403, "This needs a key of an admin (--admin-api-key).")
+        if handler is not abort:
+            await _borrow(request, caller)
         result = await handler(request)
         if result is None:
             return Response()
@@ -130,6 +135,15 @@ def for_operators(handler: Handler, name: str, doc: str | None) -> Callable[[Req
 
     endpoint.__name__, endpoint.__doc__ = name, doc
     return endpoint
+
+
+async def _borrow(request: Request, caller: Caller) -> None:
+    """Have the model there that the query names. Raises HTTPError for what several models forbid."""
+    path = request.scope["endpoint"].path
+    if caller.engines.only() is None and path in _OF_POOL:
+        text = f"{path} is the server's own affair here: use POST /models/load and /models/unload."
+        raise HTTPError(409, text)
+    await borrow(request, None)
 
 
 def _read(name: str, given: list[str], kind: Any) -> Any:

@@ -4,6 +4,8 @@ Routes come from the registry, and Starlette's router finds them. Bodies are rea
 leaves in one form.
 """
 
+from contextlib import ExitStack
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -35,29 +37,29 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         request = Request(scope, receive, send)
-        try:
-            response = await self._route.handler(request)
-        except Exception as error:
-            response = self._route.error_response(error)
-        await response(scope, receive, send)
+        with ExitStack() as request.state.borrowed:
+            try:
+                response = await self._route.handler(request)
+            except Exception as error:
+                response = self._route.error_response(error)
+            await response(scope, receive, send)
 
 
-def make_app(engine: AsyncLLM, config: ServerConfig) -> Starlette:
-    """The application; the engine is started and ended by the caller."""
+def make_app(served: AsyncLLM | Engines, config: ServerConfig) -> Starlette:
+    """The application over an engine, or several; they are started and ended by the caller."""
+    engines = served if isinstance(served, Engines) else Engines(served, config)
     app = Starlette(
         routes=[_path(route) for route in load_routes()], exception_handlers={HTTPException: handle_exception}
     )
     app.router.redirect_slashes = False
-    app.state.engines = Engines(engine, config)
+    app.state.engines = engines
     app.state.config = config
-    app.state.metrics_board = MetricsBoard(
-        engine.metrics, engine.get_metrics if engine.config.lora.enable_lora else None
-    )
+    app.state.metrics_board = MetricsBoard(engines.metrics, engines.refresh_metrics)
     app.state.bodies = body_budget(config)
     app.state.uploads = upload_budget()
     app.state.store = Store(config)
     app.state.background = Background()
-    app.state.batch_runner = BatchRunner(app.state.engines, config, app.state.store)
+    app.state.batch_runner = BatchRunner(engines, config, app.state.store)
     return app
 
 

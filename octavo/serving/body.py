@@ -20,9 +20,11 @@ from octavo.base.errors import OctavoError, RequestError
 from octavo.base.foreign import FIELDS
 from octavo.base.log import get_logger
 from octavo.frontend.admission.preparation import Preparation
+from octavo.serving.caller import Caller
 from octavo.serving.errors import ClientGone, HTTPError
 from octavo.serving.foreign_fields import translated
 from octavo.serving.number_texts import with_numbers
+from octavo.serving.streaming import leaving, unless_gone
 
 logger = get_logger(__name__)
 C = TypeVar("C", bytes, str)
@@ -56,7 +58,21 @@ async def read_parsed(request: Request, parse: Callable[[bytes], T], *, takes_pl
     _check_media_type(request)
     state = request.app.state
     with state.bodies.open(request) as grow_to:
-        return await parse_aside(await _read(request, state.config.max_request_bytes, grow_to), parse)
+        body = await parse_aside(await _read(request, state.config.max_request_bytes, grow_to), parse)
+    if hasattr(body, "model") and getattr(body, "needs_model", True):
+        await borrow(request, body.model)
+    return body
+
+
+async def borrow(request: Request, model: str | None) -> None:
+    """Have the model there until the answer has been sent; a request that names none may in its query.
+
+    Raises UnknownModel, Overloaded, HTTPError.
+    """
+    caller = Caller.of(request).asking(model)
+    if caller.engines.only() is None:
+        waiting = caller.engines.borrow(caller.model)
+        request.state.borrowed.enter_context(await unless_gone(leaving(request.receive), waiting))
 
 
 async def parse_aside(content: C, parse: Callable[[C], T]) -> T:
@@ -149,7 +165,7 @@ def _explained(error: msgspec.ValidationError) -> RequestError:
 async def _refuse_when_full(request: Request) -> None:
     """Before any work is done for it: many may come when there is no room."""
     try:
-        request.app.state.engines.of().check_admission()
+        request.app.state.engines.check_admission()
     except OctavoError:
         if request.headers.get("connection", "").lower() == "close":
             await _skip(request)  # else closing resets it

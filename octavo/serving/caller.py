@@ -38,7 +38,7 @@ class Caller:
     data_parallel_rank: int | None = None
     """The replica that is to answer."""
     model: str = ""
-    """The name under which a model is asked; empty as long as the body is not read."""
+    """The name under which a model is asked: of the query, as long as the body is not read; may be empty."""
 
     adapter: LoRARequest | LoRASum | PromptAdapterRequest | None = None
     """What changes the model."""
@@ -73,6 +73,7 @@ class Caller:
             {name: connection.headers[name] for name in _TRACE_HEADERS if name in connection.headers},
             state.get("is_admin", True),
             data_parallel_rank=_rank_of(connection.headers.get(_RANK_HEADER)),
+            model=connection.query_params.get("model", ""),
         )
 
     def asking(self, model: str | None, lora: Iterable[LoRAScale] | None = None) -> "Caller":

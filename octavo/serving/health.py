@@ -46,7 +46,7 @@ async def ready(request: Request) -> Response:
 
 async def load(request: Request) -> Response:
     """How many sequences run or wait."""
-    now = Caller.of(request).engine.core.health()
+    now = Caller.of(request).engines.health()
     return json_response(Load(now.num_running + now.num_waiting))
 
 
@@ -56,7 +56,7 @@ async def version(request: Request) -> Response:
 
 
 def _status(request: Request, good: tuple[HealthState, ...]) -> Response:
-    state = Caller.of(request).engine.core.health().state
+    state = Caller.of(request).engines.health().state
     if state == "ready" and request.scope.get("state", {}).get("is_draining"):
         state = "draining"
     headers = None if state in good else {"Retry-After": "1"}

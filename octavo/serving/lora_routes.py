@@ -60,6 +60,9 @@ async def unload_lora_adapter(request: Request) -> Response:
 def _adapters(request: Request) -> ServedAdapters:
     """Return the adapters, which whoever asks may change. Raises HTTPError."""
     caller = Caller.of(request)
+    if caller.engines.only() is None:
+        path = request.scope["endpoint"].path
+        raise HTTPError(404, f"{path} is not there: adapters are for servers of one model.")
     if not caller.config.allow_runtime_lora_updating:
         path = request.scope["endpoint"].path
         raise HTTPError(404, f"{path} is off: start the server with --allow-runtime-lora-updating.")

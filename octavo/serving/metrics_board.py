@@ -1,6 +1,6 @@
 """`MetricsBoard`: everything that one API process of the server can tell to a metrics page.
 
-Made with the app. The engine's figures, those of HTTP, and the machine's; with several API processes the
+Made with the app. The engines' figures, those of HTTP, and the machine's; with several API processes the
 sum of all, whichever is asked.
 """
 
@@ -9,11 +9,11 @@ import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from octavo.frontend.observe.engine_metrics import EngineMetrics
 from octavo.metrics import Metric
 from octavo.metrics.collection import Collection
 from octavo.metrics.machine import Machine
 from octavo.metrics.totals import Totals
+from octavo.serving.engines import MetricsSource
 
 _INTERVAL_S = 0.5
 
@@ -21,13 +21,15 @@ _INTERVAL_S = 0.5
 class MetricsBoard:
     """The figures of one API process, used on its event loop."""
 
-    def __init__(self, engine: EngineMetrics, refresh: Callable[[], Awaitable[object]] | None = None) -> None:
-        """refresh: has the engine tell what it tells only when asked"""
+    def __init__(
+        self, engines: MetricsSource, refresh: Callable[[], Awaitable[object]] | None = None
+    ) -> None:
+        """refresh: has the engines tell what they tell only when asked"""
         self.http = Collection()
         self._refresh = refresh
-        self._engine = engine
+        self._engines = engines
         self._totals: Totals | None = None
-        self._machine = Machine(os.getpid(), **engine.labels)
+        self._machine = Machine(os.getpid(), **engines.labels)
         self._turn = asyncio.Lock()
 
     async def share(self, folder: Path, server_pid: int) -> None:
@@ -37,7 +39,7 @@ class MetricsBoard:
         server_pid: the process above all of them
         """
         self._totals = Totals(folder)
-        self._machine = Machine(server_pid, **self._engine.labels)
+        self._machine = Machine(server_pid, **self._engines.labels)
         while True:
             async with self._turn:
                 await asyncio.to_thread(self._totals.publish, self._snapshot())
@@ -51,7 +53,7 @@ class MetricsBoard:
             return await asyncio.to_thread(self._read, self._snapshot())
 
     def _snapshot(self) -> list[Metric]:
-        return [*self._engine.snapshot(), *self.http.snapshot()]
+        return [*self._engines.snapshot(), *self.http.snapshot()]
 
     def _read(self, own: list[Metric]) -> list[Metric]:
         if self._totals is not None:

@@ -26,6 +26,8 @@ ROUTE_MODULES = {
         "octavo.serving.openai.websocket",
         "octavo.serving.responses.routes",
     ),
+    "Several models": ("octavo.serving.model_pool.routes",),
+    "Ollama": ("octavo.serving.ollama.writing", "octavo.serving.ollama.models"),
     "Embeddings and scores": ("octavo.serving.pooling.embeddings", "octavo.serving.pooling.scores"),
     "Anthropic": ("octavo.serving.anthropic.messages",),
     "Text and tokens": ("octavo.serving.openai.tokenize", "octavo.serving.generate"),

@@ -6,7 +6,7 @@ that is cut. Its head is sent with the first event, so that a request that fails
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 from starlette.responses import Response
@@ -43,6 +43,7 @@ class EventStream(Response):
 
     keep_alive = b": keep-alive\n\n"
     """What breaks a long silence."""
+    head: ClassVar[list[tuple[bytes, bytes]]] = _HEAD
 
     def __init__(self, events: AsyncGenerator[bytes, None], config: ServerConfig) -> None:
         """events: ready to be sent; they include DONE when all went well."""
@@ -90,7 +91,7 @@ class EventStream(Response):
         try:
             if not self._has_started:
                 self._has_started = True
-                await send({"type": "http.response.start", "status": 200, "headers": list(_HEAD)})
+                await send({"type": "http.response.start", "status": 200, "headers": list(self.head)})
             await send({"type": "http.response.body", "body": data, "more_body": more})
         except OSError as error:
             raise ClientGone from error

@@ -269,7 +269,7 @@ EXISTS = {
     "Environment variables": lambda name: name in inspect.getsource(env),
 }
 ELSEWHERE = {
-    *("--version", "--config", "_ or -", "--flag.field", "--help=page"),  # flags
+    *("--version", "--config", "_ or -", "--flag.field", "--help=page", "serve --models", "serve (Ollama)"),
     "StreamingInput",  # a kind of prompt
     *("metrics", "num_cached_tokens", "num_cache_creation_tokens"),  # None until there is something to say
     *("prompt_token_id_logprobs", "lora_request"),  # None until there is something to say

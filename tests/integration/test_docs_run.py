@@ -96,8 +96,8 @@ def test_requests_by_curl_are_answered(server):
 
 
 def is_verb(url):
-    """Whether it is an operator's, which a server without keys has not."""
-    return url.endswith(("/is_paused", "/is_sleeping", "/server_info"))
+    """Whether it is an operator's, which a server without keys has not, or one of several models."""
+    return url.endswith(("/is_paused", "/is_sleeping", "/server_info", "/models/sse"))
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from octavo.base import free_memory
 from octavo.base.errors import ConfigError
-from octavo.runtime.platforms import cpu
 from octavo.runtime.platforms.platform import get_platform
 
 GIB = 1 << 30
@@ -33,7 +33,7 @@ def write_cgroup(folder: Path, limit: str, used: int, cached: int, v1: bool = Fa
 
 
 def test_machine_memory(machine: tuple[Path, Path]) -> None:
-    assert cpu._machine_bytes(machine[0]) == 8 * GIB
+    assert free_memory._machine_bytes(machine[0]) == 8 * GIB
 
 
 def test_tightest_cgroup_above_the_process_counts(machine: tuple[Path, Path]) -> None:
@@ -41,20 +41,20 @@ def test_tightest_cgroup_above_the_process_counts(machine: tuple[Path, Path]) ->
     (proc / "self/cgroup").write_text("0::/box/inner\n")
     write_cgroup(root / "box/inner", "max", 1, 0)
     write_cgroup(root / "box", str(4 * GIB), 3 * GIB, GIB // 2)
-    assert cpu._cgroup_bytes(proc, root) == 3 * GIB // 2
+    assert free_memory._cgroup_bytes(proc, root) == 3 * GIB // 2
 
 
 def test_cgroup_version_1(machine: tuple[Path, Path]) -> None:
     proc, root = machine
     (proc / "self/cgroup").write_text("5:cpu:/x\n4:hugetlb,memory:/box\n")
     write_cgroup(root / "memory/box", str(GIB), GIB // 4, 0, v1=True)
-    assert cpu._cgroup_bytes(proc, root) == 3 * GIB // 4
+    assert free_memory._cgroup_bytes(proc, root) == 3 * GIB // 4
 
 
 def test_no_limit(machine: tuple[Path, Path]) -> None:
     proc, root = machine
     (proc / "self/cgroup").write_text("0::/\n")
-    assert cpu._cgroup_bytes(proc, root) > 1 << 50
+    assert free_memory._cgroup_bytes(proc, root) > 1 << 50
 
 
 def test_cpu_here() -> None:

@@ -96,6 +96,7 @@ class EngineMetrics:
         self._token_gap = every.histogram("inter_token_latency_seconds")
         self._step_tokens = every.histogram("iteration_tokens_total")
         self._num_step_tokens = 0
+        self.sleep_state: SleepState
         self.note_sleep_state("awake")
         if config is not None:
             labels = {name: str(value) for name, value in dataclasses.asdict(config.cache).items()}
@@ -224,13 +225,18 @@ class EngineMetrics:
         ).add()
 
     def note_restart(self) -> None:
-        """A new core has taken over; it counts from 0."""
+        """A new core has taken over."""
         self.engine_restarts.add()
+        self.note_new_core()
+
+    def note_new_core(self) -> None:
+        """What follows is told by a new core, which counts from 0."""
         for total in (*self._of_core.values(), *self._of_adapters.values(), *self._accepted):
             total.earlier = int(total.counter.value)
 
     def note_sleep_state(self, state: SleepState) -> None:
         """The engine sleeps, or is awake again."""
+        self.sleep_state = state
         for known in SLEEP_STATES:
             for replica in self._replicas:
                 replica._all.gauge("engine_sleep_state", sleep_state=known).set(float(known == state))

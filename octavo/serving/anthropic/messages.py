@@ -50,7 +50,8 @@ async def create_message(request: Request) -> Response:
 async def count_tokens(request: Request) -> Response:
     """The tokens of a conversation, with all that the model would be told."""
     caller = Caller.of(request)
-    asked = chat_request(await read_body(request, CountTokensRequest))
+    body = await read_body(request, CountTokensRequest)
+    caller, asked = caller.asking(body.model), chat_request(body)
     options = render_options(caller, asked) | {"tools": ToolUse.of(asked).described()}
     with caller.engine.reserve():
         render = partial(caller.engine.chat.render, asked.messages, **options)

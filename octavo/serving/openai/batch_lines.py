@@ -140,29 +140,31 @@ def unanswered(line: BatchLine, code: str, message: str) -> LineResult:
 
 async def _content(caller: Caller, line: BatchLine) -> bytes:
     """The answer as JSON."""
-    if line.url not in POOLING:
-        generation, form = await _prepared(caller, line)
-        return await generation.content(form.whole)
-    check_pooling(caller, line.url)
-    model, answer = POOLING[line.url]
-    parse = partial(parse_body, model=model, strict=caller.config.strict)
-    made = await answer(caller, await parse_aside(bytes(line.body), parse))
-    if isinstance(made, Response):
-        raise RequestError("The answers of a batch are JSON: ask for float or base64.", "encoding_format")
-    return encode(made)
-
-
-async def _prepared(caller: Caller, line: BatchLine) -> tuple[Generation, Any]:
-    if line.url not in ENDPOINTS:
+    if line.url not in (*ENDPOINTS, *POOLING):
         raise RequestError(
             f"url must be {' or '.join((*ENDPOINTS, *POOLING))}, got {line.url[:100]!r}.", "url"
         )
-    model, prepare = ENDPOINTS[line.url]
+    if line.url in POOLING and caller.engines.only() is not None:
+        check_pooling(caller, line.url)
+    model, _ = (ENDPOINTS | POOLING)[line.url]
     parse = partial(parse_body, model=model, strict=caller.config.strict)
-    body: SamplingFields = await parse_aside(bytes(line.body), parse)
-    if body.stream:
-        raise RequestError("The answers of a batch are not streamed: leave stream out.", "stream")
-    return prepare(caller, body)
+    body: Any = await parse_aside(bytes(line.body), parse)
+    with await caller.engines.borrow(body.model):
+        return await _answer(caller, line.url, body)
+
+
+async def _answer(caller: Caller, url: str, body: Any) -> bytes:
+    """The answer to a body as JSON; its model is there."""
+    if url in ENDPOINTS:
+        if body.stream:
+            raise RequestError("The answers of a batch are not streamed: leave stream out.", "stream")
+        generation, form = ENDPOINTS[url][1](caller, body)
+        return await generation.content(form.whole)
+    check_pooling(caller.asking(body.model), url)
+    made = await POOLING[url][1](caller, body)
+    if isinstance(made, Response):
+        raise RequestError("The answers of a batch are JSON: ask for float or base64.", "encoding_format")
+    return encode(made)
 
 
 def _failure(caller: Caller, line: BatchLine, error: Exception) -> LineResult:

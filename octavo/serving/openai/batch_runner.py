@@ -49,7 +49,7 @@ class BatchRunner:
         self._engines = engines
         self._config = config
         self._store = store
-        self._seats = asyncio.Semaphore(max(1, engines.of().config.scheduler.max_num_seqs // 2))
+        self._seats = asyncio.Semaphore(max(1, engines.num_seats // 2))
         self._jobs: dict[str, _Job] = {}
         self._news = asyncio.Event()
 

@@ -1,4 +1,7 @@
-"""GET /v1/models and /v1/models/{id}: the names under which the model may be asked for."""
+"""GET /v1/models and /v1/models/{id}: the names under which models may be asked for, and how these are.
+
+GET /models tells the same, for clients of llama.cpp's router.
+"""
 
 from typing import Literal
 
@@ -8,6 +11,7 @@ from starlette.responses import Response
 
 from octavo.messages.sampling import SamplingParams
 from octavo.serving.caller import Caller
+from octavo.serving.engines import Listed, State
 from octavo.serving.openai.answers import json_response
 from octavo.serving.registry import Route
 
@@ -22,15 +26,26 @@ _SHOWN = (
 )
 
 
-class ModelCard(msgspec.Struct):
+class ModelStatus(msgspec.Struct, omit_defaults=True):
+    """How a model is."""
+
+    value: State
+    failed: bool = False
+    error: str = ""
+    """Why it could not be loaded."""
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
     """One served name."""
 
     id: str
     created: int
     root: str
-    max_model_len: int
+    max_model_len: int | None
+    """None, as long as nobody has asked for the model."""
     default_parameters: dict[str, float]
     """What holds where a chat request says nothing: the model's recommendation, then octavo's defaults."""
+    status: ModelStatus
     input_modalities: tuple[Literal["text", "image"], ...] = ("text",)
     object: Literal["model"] = "model"
     owned_by: str = "octavo"
@@ -47,31 +62,37 @@ class ModelList(msgspec.Struct):
 
 
 async def list_models(request: Request) -> Response:
-    """The names of the served model, and of its adapters."""
-    caller = Caller.of(request)
-    names = [*caller.engines.models.names, *(entry.name for entry in caller.engines.adapters.listed())]
-    return json_response(ModelList([card(caller, name) for name in names]))
+    """The names of all models and adapters, and whether these are loaded."""
+    return json_response(ModelList([card(listed) for listed in Caller.of(request).engines.listed()]))
 
 
 async def show_model(request: Request) -> Response:
     """One model; 404 for a name that is not served."""
-    caller = Caller.of(request)
-    return json_response(card(caller, caller.engines.resolve(request.path_params["model"] or "/")))
+    engines = Caller.of(request).engines
+    name = engines.resolve(request.path_params["model"] or "/")
+    return json_response(next(card(listed) for listed in engines.listed() if listed.name == name))
 
 
-def card(caller: Caller, name: str) -> ModelCard:
+def card(listed: Listed) -> ModelCard:
     """What is told of a served name."""
-    values = caller.engine.input_processor.default_sampling_values()
-    params = SamplingParams(**(values | {"max_tokens": None}))
-    defaults = {key: getattr(params, key) for key in _SHOWN}
-    models, adapter = caller.engines.models, caller.engines.adapters.known(name)
-    made = ModelCard(name, models.created, models.root, models.max_model_len, defaults)
-    if name not in models.names and adapter is not None:
-        made.root, made.parent = adapter.path, adapter.parent or models.names[0]
-    return made
+    defaults: dict[str, float] = {}
+    if listed.engine is not None:
+        values = listed.engine.input_processor.default_sampling_values()
+        params = SamplingParams(**(values | {"max_tokens": None}))
+        defaults = {key: getattr(params, key) for key in _SHOWN}
+    return ModelCard(
+        id=listed.name,
+        created=listed.created,
+        root=listed.root,
+        max_model_len=listed.config.model.max_model_len if listed.config is not None else None,
+        default_parameters=defaults,
+        parent=listed.parent,
+        status=ModelStatus(listed.state, listed.state == "failed", listed.fault),
+    )
 
 
 ROUTES = [
     Route("/v1/models", list_models, response_model=ModelList),
+    Route("/models", list_models, response_model=ModelList),
     Route("/v1/models/{model:path}", show_model, response_model=ModelCard),
 ]

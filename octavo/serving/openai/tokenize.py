@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from octavo.base.errors import RequestError, Unsupported
 from octavo.frontend.text.tokenizer import Tokenizer
-from octavo.serving.body import read_body
+from octavo.serving.body import borrow, read_body
 from octavo.serving.caller import Caller
 from octavo.serving.openai.answers import json_response
 from octavo.serving.openai.protocol import ChatRequest, DetokenizeRequest, TokenizeRequest
@@ -49,7 +49,7 @@ async def tokenize(request: Request) -> Response:
         adds = not has_special_tokens if wanted is None else wanted
         ids = await caller.engine.off_loop(partial(tokenizer.encode, text, adds))
     names = tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None
-    tokens = Tokens(len(ids), caller.engines.models.max_model_len, ids, names)
+    tokens = Tokens(len(ids), caller.engine.config.model.max_model_len, ids, names)
     return json_response(tokens)
 
 
@@ -70,7 +70,9 @@ async def detokenize(request: Request) -> Response:
 
 async def tokenizer_info(request: Request) -> Response:
     """What a client needs to render and to split texts as this tokenizer does: its marks and its template."""
-    tokenizer = _tokenizer(Caller.of(request))
+    await borrow(request, None)
+    caller = Caller.of(request)
+    tokenizer = _tokenizer(caller)
     names = ("bos_token", "eos_token", "pad_token", "unk_token")
     marks = {key: getattr(tokenizer, key) for name in names for key in (name, f"{name}_id")}
     ids = tokenizer.all_special_ids
@@ -80,7 +82,7 @@ async def tokenizer_info(request: Request) -> Response:
         "additional_special_tokens": tokenizer.convert_ids_to_tokens(ids),
         "all_special_ids": ids,
         "vocab_size": len(tokenizer),
-        "model_max_length": request.app.state.engines.models.max_model_len,
+        "model_max_length": caller.engine.config.model.max_model_len,
         "chat_template": tokenizer.chat_template,
     }
     return Response(msgspec.json.encode(described), media_type="application/json")

@@ -59,6 +59,12 @@ def _read(text: str, *, strict: bool) -> ChatRequest:
 
 async def _answer(socket: WebSocket, caller: Caller, body: ChatRequest) -> None:
     body.stream = True
+    with await caller.engines.borrow(body.model or caller.model):
+        await _answer_there(socket, caller, body)
+
+
+async def _answer_there(socket: WebSocket, caller: Caller, body: ChatRequest) -> None:
+    """Answer; the model is there."""
     generation, answer = prepare(caller, body)
     reasons: dict[int, FinishReason] = {}
     async with aclosing(generation.outputs()) as outputs:

@@ -133,9 +133,13 @@ def served(model: type[Struct], answer: Answer) -> Callable[[Request], Awaitable
 
 
 async def read_pooling_body(request: Request, model: type[T]) -> T:
-    """The body of a request; HTTPError (404) before it is read if the model generates."""
-    check_pooling(Caller.of(request), request.url.path)
-    return await read_body(request, model, takes_place=True)
+    """The body of a request; HTTPError (404) if the model generates, unread if there is no other."""
+    caller = Caller.of(request)
+    if caller.engines.only() is not None:
+        check_pooling(caller, request.url.path)
+    body = await read_body(request, model, takes_place=True)
+    check_pooling(caller.asking(getattr(body, "model", None)), request.url.path)
+    return body
 
 
 def check_pooling(caller: Caller, path: str) -> None:

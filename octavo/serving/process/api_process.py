@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from octavo.base.log import get_logger
 from octavo.base.registry import load_object
 from octavo.config.server import ServerConfig
-from octavo.frontend.async_engine import AsyncLLM
+from octavo.serving.engines import Engines
 from octavo.serving.errors import HTTPError, error_response
 from octavo.serving.metrics_board import MetricsBoard
 from octavo.serving.middleware.drain import Drain
@@ -54,19 +54,19 @@ class APIProcess(ABC):
         self._listener = listener
         self._app = self._layers(error_response(_STARTING))
         self._http = HttpServer(self._answer, config, listener.socket)
-        self._engine: AsyncLLM | None = None
+        self._engines: Engines | None = None
         self._state: State | None = None
         """Of the application."""
         self._tasks: list[asyncio.Task[None]] = []
         """What `_open` began."""
 
     @abstractmethod
-    def _make_engine(self) -> AsyncLLM:
-        """The engine, not started; called on a thread of its own, as it may take long."""
+    def _make_engines(self) -> Engines:
+        """The engines, not started; called on a thread of its own, as it may take long."""
 
     @abstractmethod
-    def _open(self, engine: AsyncLLM, state: State) -> None:
-        """The engine has started and requests are let in: begin what else there is to do.
+    def _open(self, engines: Engines, state: State) -> None:
+        """The engines have started and requests are let in: begin what else there is to do.
 
         state: of the application
         """
@@ -80,7 +80,7 @@ class APIProcess(ABC):
             if serving.done():
                 serving.result()
             # While there is no engine no request can be under way.
-            deadline_s = self._engine.config.front.shutdown_timeout if self._engine is not None else 0.0
+            deadline_s = self._engines.shutdown_timeout if self._engines is not None else 0.0
             await _first_of(map(asyncio.create_task, (self._drained(), hurried.wait())), deadline_s)
         finally:
             serving.cancel()
@@ -88,17 +88,17 @@ class APIProcess(ABC):
 
     async def _serve(self) -> None:
         """Task: until the engine is gone for good."""
-        engine = self._engine = await _on_thread(self._make_engine)
-        _, make_app = await asyncio.gather(engine.start(), _on_thread(_load_app))
-        app = make_app(engine, self._config)
+        engines = self._engines = await _on_thread(self._make_engines)
+        _, make_app = await asyncio.gather(engines.start(), _on_thread(_load_app))
+        app = make_app(engines, self._config)
         self._state = app.state
         await self._prepare(app.state)
         gc.collect()
         gc.freeze()  # what stays as long as the server need not be looked through again and again
         self._app = self._layers(app, app.state.metrics_board)
         self._http.start()
-        self._open(engine, app.state)
-        raise await engine.core.wait_until_dead()
+        self._open(engines, app.state)
+        raise await engines.wait_until_dead()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI application, whichever it is by now."""
@@ -122,8 +122,8 @@ class APIProcess(ABC):
             task.cancel()
         if self._state is not None:
             self._state.background.end()
-        if self._engine is not None:
-            await self._engine.shutdown(timeout=0, grace_s=grace_s)
+        if self._engines is not None:
+            await self._engines.shutdown(grace_s)
         await self._http.close(_LAST_WORDS_S)
         if self._state is not None:
             await self._state.store.close()
@@ -134,10 +134,10 @@ class APIProcess(ABC):
         return stack.app
 
 
-def _load_app() -> Callable[[AsyncLLM, ServerConfig], Any]:
+def _load_app() -> Callable[[Engines, ServerConfig], Any]:
     """`make_app`, and all routes: half a second of imports, while the core loads its model."""
     list(load_routes())
-    make_app: Callable[[AsyncLLM, ServerConfig], Any] = load_object(_MAKE_APP)
+    make_app: Callable[[Engines, ServerConfig], Any] = load_object(_MAKE_APP)
     return make_app
 
 

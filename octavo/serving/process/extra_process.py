@@ -19,6 +19,7 @@ from octavo.base.errors import OctavoError
 from octavo.base.processes import die_with_parent
 from octavo.config.engine import EngineConfig
 from octavo.frontend.async_engine import AsyncLLM
+from octavo.serving.engines import Engines
 from octavo.serving.metrics_board import MetricsBoard
 from octavo.serving.process.api_process import APIProcess
 from octavo.serving.process.listener import Listener
@@ -39,15 +40,16 @@ class ExtraProcess(APIProcess):
         self._index = index
         self._parent_pid = parent_pid
 
-    def _make_engine(self) -> AsyncLLM:
+    def _make_engines(self) -> Engines:
         on_crash: Literal["none", "replay"] = "replay" if self._config.on_crash == "replay" else "none"
-        return AsyncLLM.attached(self._engine_config, self._folder, self._index, on_crash)
+        engine = AsyncLLM.attached(self._engine_config, self._folder, self._index, on_crash)
+        return Engines(engine, self._config)
 
     async def _prepare(self, state: State) -> None:
         state.engines.adapters.share(self._folder)
         await super()._prepare(state)
 
-    def _open(self, engine: AsyncLLM, state: State) -> None:
+    def _open(self, engines: Engines, state: State) -> None:
         logger.info("Serving.")
         board: MetricsBoard = state.metrics_board
         self._tasks = [asyncio.create_task(board.share(self._folder, self._parent_pid))]

@@ -149,7 +149,7 @@ def _starting_after(request: Request) -> int:
 async def _start(request: Request, work: ResponseWork, log: EventLog | None) -> None:
     """Begin in the background what can be done. Raises RequestError, Overloaded, HTTPError 507."""
     prepare_turn(work.caller, work.asked, [work.asked.messages])
-    work.caller.engine.check_admission()
+    work.caller.asking(work.asked.model).engine.check_admission()
     request.app.state.background.check()
     await work.add()
     request.app.state.background.start(work.stored.response.id, work.go_on(log), log)
@@ -159,7 +159,8 @@ async def _end(request: Request, response_id: str, last: Callable[[int], bytes] 
     """Stop the work on one, which may be that of another API process of this engine."""
     request.app.state.background.cancel(response_id, last)
     caller = Caller.of(request)
-    await caller.engine.abort(f"{TURN}-{response_id}", caller.tenant)
+    for engine in caller.engines.loaded():
+        await engine.abort(f"{TURN}-{response_id}", caller.tenant)
 
 
 _ONE = "/v1/responses/{response_id}"

@@ -65,9 +65,10 @@ class ResponseWork:
         """Task: what `add` has put into the store is worked on there; log: who wants to may read along."""
         log = log or EventLog()
         try:
-            async with aclosing(self._told()) as told:
-                async for events in told:
-                    log.add(map(named_event, events))
+            with await self.caller.engines.borrow(self.asked.model or self.caller.model):
+                async with aclosing(self._told()) as told:
+                    async for events in told:
+                        log.add(map(named_event, events))
         except Exception as error:
             log.add(map(named_event, self.answer.fail(error)))
         await self._settle()

@@ -21,6 +21,7 @@ export class Server extends EventTarget {
 	#models = new Map();
 	#state = "";
 	#timer = 0;
+	#told = "";
 
 	constructor() {
 		super();
@@ -47,11 +48,13 @@ export class Server extends EventTarget {
 	async list() {
 		try {
 			const { data } = await (await request("v1/models")).json();
+			this.#show("ready");
+			if (JSON.stringify(data) === this.#told) return;
+			this.#told = JSON.stringify(data);
 			this.#models = new Map(data.map((model) => [model.id, model]));
 			const chosen = this.select.value;
-			this.select.replaceChildren(...data.map(({ id }) => element("option", { value: id, title: id }, shortName(id))));
+			this.select.replaceChildren(...data.map((model) => element("option", { value: model.id, title: model.id }, labelOf(model))));
 			if (this.#models.has(chosen)) this.select.value = chosen;
-			this.#show("ready");
 		} catch (error) {
 			this.#show(error.status === 401 ? "locked" : error.status ? "starting" : "gone");
 			if (error.status === 401) this.dispatchEvent(new CustomEvent("refused", { detail: error }));
@@ -66,7 +69,7 @@ export class Server extends EventTarget {
 		const before = this.#state;
 		const state = await stateNow();
 		if (state !== "ready") this.#show(state);
-		else if (!["ready", "locked"].includes(before)) await this.list();
+		else if (!["ready", "locked"].includes(before) || this.#models.size > 1) await this.list(); // several come and go
 		clearTimeout(this.#timer);
 		this.#timer = setTimeout(() => this.#look(), this.#state === "ready" ? CALM_MS : ALERT_MS);
 	}
@@ -95,6 +98,9 @@ async function stateNow() {
 		return "gone";
 	}
 }
+
+/** With the state of a model that a request would wait for. */
+const labelOf = ({ id, status: { value } = {} }) => shortName(id) + (value && value !== "loaded" ? ` · ${value}` : "");
 
 /** Folders are named by their last part. */
 const shortName = (id) => id.replace(/[/\\]+$/, "").split(/[/\\]/).at(-1) || id;

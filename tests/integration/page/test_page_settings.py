@@ -265,6 +265,25 @@ def test_pictures_go_to_a_model_that_takes_them(visit):
     expect(page.locator("li.user canvas")).to_be_visible()
 
 
+def test_the_switch_shows_the_states_of_several_models(visit):
+    page, states = visit(), ["sleeping"]
+
+    def with_another(route):
+        cards = route.fetch().json()
+        other = cards["data"][0] | {"id": "other", "status": {"value": states[-1]}}
+        route.fulfill(json=cards | {"data": [*cards["data"], other]})
+
+    page.context.route("**/v1/models", with_another)
+    page.reload()
+    options = page.locator("select#model option")
+    expect(options).to_have_text(["fake", "other · sleeping"])
+    page.locator("select#model").select_option("other")
+    states.append("loaded")
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    expect(options).to_have_text(["fake", "other"])
+    assert page.locator("select#model").input_value() == "other"
+
+
 def test_the_keyboard_alone(visit):
     page = visit()
     asked = answers(page, "one", "two")

@@ -26,7 +26,8 @@ async def test_models(server):
     [card] = (await server.client.get("/v1/models")).json()["data"]
     assert card["id"] == "fake" and card["object"] == "model" and card["max_model_len"] == MAX_MODEL_LEN
     assert (await server.client.get("/v1/models/fake")).json() == card
-    assert card["input_modalities"] == ["text"]
+    assert card["input_modalities"] == ["text"] and card["status"] == {"value": "loaded"}
+    assert (await server.client.get("/models")).json()["data"] == [card]
     assert card["default_parameters"]["temperature"] == 1.0
     for name in ("other", "..%2f..%2fetc%2fpasswd", "a/b", ""):
         answer = await server.client.get(f"/v1/models/{name}")
@@ -37,8 +38,10 @@ async def test_models(server):
 async def test_every_name_of_the_model_is_answered():
     observability = ObservabilityConfig(served_model_name=["one", "two"])
     config = dataclasses.replace(fake_config(), observability=observability)
-    engines = Engines(SimpleNamespace(config=config), ServerConfig())
-    assert engines.models.names == ["one", "two"]
+    engines = Engines(
+        SimpleNamespace(config=config, metrics=SimpleNamespace(sleep_state="awake")), ServerConfig()
+    )
+    assert engines.names == ["one", "two"]
     assert [engines.resolve(asked) for asked in (None, "one", "two")] == ["one", "one", "two"]
     with pytest.raises(UnknownModel, match="Served here: one, two"):
         engines.resolve("fake")
