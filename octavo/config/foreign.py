@@ -125,7 +125,6 @@ _ENGINE_WITHOUT_EFFECT = {
         elastic_ep_max_dp_size""",
     _CONTEXT: "dcp_comm_backend dcp_q_replicate? dcp_kv_cache_interleave_size cp_kv_cache_interleave_size",
     _MACHINES: "master_addr master_port",
-    "Sums over GPUs are made in the way that is the fastest.": "disable_custom_all_reduce?=true",
     "stall_timeout says when an engine that hangs is given up.": (
         "distributed_timeout_seconds cpu_distributed_timeout_seconds watchdog_config"
     ),

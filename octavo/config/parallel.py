@@ -29,6 +29,9 @@ class ParallelConfig(metaclass=Concern):
         "ranks that torchrun started; or an Executor class of your own.",
         ("auto", "inproc", "uni", "mp", "external_launcher", TARGET),
     )
+    disable_custom_all_reduce: bool = option(
+        False, "Let NCCL make all sums over GPUs, also those that kernels over peer memory make sooner."
+    )
     cpu_threads: int = option(0, "Threads of CPU kernels per rank; 0 = the cores this process may use.")
     enforce_eager: bool = option(False, "Capture no CUDA graphs; on a CPU, record no calls.")
     cpu_offload_gb: float = option(

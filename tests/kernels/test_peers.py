@@ -1,10 +1,15 @@
 """Kernels over the memory of several ranks: here by Triton's interpreter, over shared memory."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from octavo.config.args import EngineArgs
+from octavo.config.resolve import resolve
 from octavo.runtime.distributed.peer_setup import choose_limits
 from octavo.runtime.kernels.peers import MOST_PROGRAMS, NUM_REGIONS
+from octavo.runtime.worker import worker
 
 pytest.importorskip("triton", reason="needs the package triton: pip install triton")
 from tests.kernels import peer_process
@@ -38,3 +43,16 @@ def test_ways_by_size():
     times = [[5, 7, 20], [6, 7, 20], [9, 8, 20], [18, 12, 20], [40, 25, 22], [1, 1, 22]]
     assert choose_limits([8, 16, 32, 64, 128, 256], times) == (16, 64)
     assert choose_limits([8, 16], [[9, 9, 3], [1, 1, 3]]) == (0, 0)
+
+
+def test_nccl_alone(monkeypatch):
+    """An option leaves the kernels out."""
+    seen = []
+    platform = SimpleNamespace(
+        device=torch.device("cpu"), kernels=SimpleNamespace(peers="kernels"), graph_capture=lambda: None
+    )
+    monkeypatch.setattr(worker, "get_platform", lambda *_: platform)
+    monkeypatch.setattr(worker, "connect_peers", lambda context, *given: seen.append(given[1]) or context)
+    for disabled in False, True:
+        worker.Worker(resolve(EngineArgs(device="cpu", disable_custom_all_reduce=disabled)))
+    assert seen == ["kernels", None]

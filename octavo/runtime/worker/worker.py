@@ -65,7 +65,8 @@ class Worker:
             pp_size=parallel.pipeline_parallel_size,
             has_ep=parallel.enable_expert_parallel,
         )
-        kernels, capture = self._platform.kernels.peers, self._platform.graph_capture()
+        kernels = None if parallel.disable_custom_all_reduce else self._platform.kernels.peers
+        capture = self._platform.graph_capture()
         self._parallel = connect_peers(context, self._platform.device, kernels, capture)
         self._profiler = Profiler(config.observability.profiler_dir, rank)
         self._drafts: DraftPart | None = None
