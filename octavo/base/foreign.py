@@ -37,7 +37,7 @@ def _refused(text: str, *neutral: Any) -> Foreign:
 
 
 TOP_EMA = "no paper and no engine says what Top-EMA sampling is. Use top_p, min_p or top_k instead."
-_TEXT_ONLY = "octavo serves text only"
+_TEXT_ONLY = "octavo serves text only, and reads images"
 NO_POOLING = "the model generates text; embeddings, classes and scores need another kind of model"
 
 FIELDS: dict[str, Foreign] = {
@@ -56,8 +56,8 @@ FIELDS: dict[str, Foreign] = {
     "function_call": _refused("use tools and tool_choice"),
     "modalities": _refused(_TEXT_ONLY, ["text"]),
     "audio": _refused(_TEXT_ONLY),
-    "mm_processor_kwargs": _refused(_TEXT_ONLY),
-    "media_io_kwargs": _refused(_TEXT_ONLY),
+    "mm_processor_kwargs": _refused("over HTTP images are prepared as --mm-processor-kwargs says"),
+    "media_io_kwargs": _refused("images are read in one way"),
     "web_search_options": _refused("octavo reaches no network"),
     "chat_template": _refused(
         "a template never comes from a request; the operator sets one with --chat-template"

@@ -13,6 +13,7 @@ from octavo.config.cache import CacheConfig
 from octavo.config.engine import EngineConfig
 from octavo.config.front import FrontConfig
 from octavo.config.lora import LoRAConfig
+from octavo.config.media import MediaConfig
 from octavo.config.model import ModelConfig
 from octavo.config.observability import ObservabilityConfig
 from octavo.config.option import Concern
@@ -62,6 +63,7 @@ class EngineArgs(
     ParallelConfig,
     FrontConfig,
     LoRAConfig,
+    MediaConfig,
     ObservabilityConfig,
     metaclass=_AsUsersWrite,
 ):

@@ -38,6 +38,14 @@ class Checkpoint:
         return str(names[0]) if isinstance(names, list) and names else "unknown"
 
     @property
+    def media_architecture(self) -> str:
+        """The same, of a model for images: Pixtral's files call themselves LLaVA."""
+        vision = self.config.get("vision_config")
+        is_pixtral = isinstance(vision, dict) and vision.get("model_type") == "pixtral"
+        is_llava = self.architecture == "LlavaForConditionalGeneration"
+        return "PixtralForConditionalGeneration" if is_pixtral and is_llava else self.architecture
+
+    @property
     def text_config(self) -> dict[str, Any]:
         """The part of the config that describes the language model."""
         nested = self.config.get("text_config")

@@ -10,6 +10,7 @@ from octavo.config.cache import CacheConfig
 from octavo.config.engine import EngineConfig
 from octavo.config.front import FrontConfig
 from octavo.config.lora import LoRAConfig
+from octavo.config.media import MediaConfig
 from octavo.config.model import ModelConfig
 from octavo.config.observability import ObservabilityConfig
 from octavo.config.option import options_elsewhere
@@ -35,6 +36,7 @@ Concern = (
     | SchedulerConfig
     | FrontConfig
     | LoRAConfig
+    | MediaConfig
     | ObservabilityConfig
 )
 
@@ -76,6 +78,6 @@ def _refuse(concern: object) -> None:
     kind = type(concern).__name__
     raise ConfigError(
         f"{kind} is no config of octavo's. Allowed: EngineConfig alone, or ModelConfig, CacheConfig, "
-        "ParallelConfig, SchedulerConfig, DeviceConfig, FrontConfig, LoRAConfig, ObservabilityConfig "
-        "(octavo.config)."
+        "ParallelConfig, SchedulerConfig, DeviceConfig, FrontConfig, LoRAConfig, MediaConfig, "
+        "ObservabilityConfig (octavo.config)."
     )

@@ -10,6 +10,7 @@ from octavo.config.cache import CacheConfig
 from octavo.config.checkpoint import Checkpoint
 from octavo.config.front import FrontConfig
 from octavo.config.lora import LoRAConfig
+from octavo.config.media import MediaConfig
 from octavo.config.model import ModelConfig
 from octavo.config.observability import ObservabilityConfig
 from octavo.config.parallel import ParallelConfig
@@ -29,6 +30,7 @@ class EngineConfig:
     checkpoint: Checkpoint
     front: FrontConfig = field(default_factory=FrontConfig)
     lora: LoRAConfig = field(default_factory=LoRAConfig)
+    media: MediaConfig = field(default_factory=MediaConfig)
     pooling: PoolingConfig | None = None
     """None: the model generates text."""
     draft: "EngineConfig | None" = None

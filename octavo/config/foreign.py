@@ -38,7 +38,7 @@ SERVER_ALIASES = {
 }
 """Other names of the server's options."""
 
-_MEDIA = "octavo serves text only: no image, video or audio can be in a prompt."
+_MEDIA = "Images are read and encoded in one way: MediaConfig has the options."
 _REPLICAS = "All replicas are on this machine, or each is started alone: data_parallel_size and _rank."
 _ONE_ENGINE = "There is one engine: start one per replica."
 _MACHINES = "More than one machine is not supported yet."
@@ -58,7 +58,7 @@ _ENGINE_REFUSED = {
     "The window is part of the model: without it the text is another.": "disable_sliding_window?",
     "Diffusion of text is not supported yet.": "diffusion_config",
     "Use load_format and safetensors_load_strategy.": "model_loader_extra_config",
-    _MEDIA: "enable_mm_embeds? mm_encoder_only? ec_transfer_config",
+    _MEDIA: "mm_encoder_only? ec_transfer_config",
     _NO_CODE: "io_processor_plugin",
     _REPLICAS: """
         data_parallel_size_local=1 data_parallel_hybrid_lb? data_parallel_multi_port_external_lb?""",
@@ -110,12 +110,11 @@ _ENGINE_WITHOUT_EFFECT = {
     _MEDIA: """
         language_model_only?=true disable_mm_preprocessor_cache?=true skip_mm_profiling?=true
         interleave_mm_strings?=true disable_chunked_mm_input?=true mm_device_do_normalize?=true
-        enable_mm_processor_stats?=true allowed_local_media_path allowed_media_domains* limit_mm_per_prompt
-        media_io_kwargs mm_processor_kwargs mm_processor_cache_type mm_hasher_algorithm
+        enable_mm_processor_stats?=true media_io_kwargs mm_processor_cache_type mm_hasher_algorithm
         mm_shm_cache_max_object_size_mb mm_encoder_tp_mode mm_encoder_attn_backend mm_encoder_attn_dtype
         mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_path mm_encoder_fp8_scale_save_margin
         video_pruning_rate video_pruning_method mm_tensor_ipc mm_processor_device mm_ipc_gpu_memory_gb
-        ec_manager_config mm_processor_cache_gb=4""",
+        ec_manager_config""",
     _ONE_ENGINE: """
         data_parallel_external_lb? data_parallel_start_rank data_parallel_address data_parallel_rpc_port
         data_parallel_backend

@@ -17,6 +17,7 @@ from octavo.config.engine import EngineConfig
 from octavo.config.front import FrontConfig
 from octavo.config.kv_transfer import shared_storage
 from octavo.config.lora import LoRAConfig, resolve_lora
+from octavo.config.media import MediaConfig
 from octavo.config.model import FIT, NO_GENERATION_CONFIG, ModelConfig
 from octavo.config.observability import ObservabilityConfig
 from octavo.config.option import TARGET
@@ -76,6 +77,7 @@ def resolve(args: EngineArgs, *, needs_device: bool = True) -> EngineConfig:
         parallel=parallel,
         observability=_part(args, ObservabilityConfig),
         front=_part(args, FrontConfig),
+        media=_media(args),
         lora=resolve_lora(_part(args, LoRAConfig), args.max_loras, args.model_impl, parallel),
         checkpoint=checkpoint,
         pooling=pooling,
@@ -84,6 +86,13 @@ def resolve(args: EngineArgs, *, needs_device: bool = True) -> EngineConfig:
     config = dataclasses.replace(config, draft=_draft(args, config))
     logger.info("%s", describe(config))
     return config
+
+
+def _media(args: EngineArgs) -> MediaConfig:
+    media = _part(args, MediaConfig)
+    return dataclasses.replace(
+        media, media_processes=media.media_processes or min(4, -(-_usable_cores() // 2))
+    )
 
 
 def _draft(args: EngineArgs, config: EngineConfig) -> EngineConfig | None:

@@ -1,5 +1,6 @@
 """How requests share the steps."""
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,3 +42,8 @@ class SchedulerConfig(metaclass=Concern):
     spec_tokens: int = option(0, "Short for the num_speculative_tokens of speculative_config.")
     max_loras: int = option(8, "Maximum number of different LoRA adapters in one step.")
     steps_in_flight: int = option(0, "Steps given to the device before a result is read; 0 = by device.")
+
+    @property
+    def max_chunk(self) -> int:
+        """Return the most tokens of one request in one step."""
+        return min(self.long_prefill_token_threshold or sys.maxsize, self.max_num_batched_tokens)

@@ -13,7 +13,6 @@ from octavo.config.kv_transfer import shared_storage
 from octavo.engine.fingerprint import fingerprint
 from octavo.engine.kvcache.groups import CacheGroup
 from octavo.engine.kvcache.offload import swapping_pays
-from octavo.engine.scheduler.fit import max_chunk
 from octavo.messages.kv import CachePlan, ModelReady, StorePlan
 
 logger = get_logger(__name__)
@@ -141,7 +140,7 @@ def _num_host_blocks(config: EngineConfig, ready: ModelReady, one_block: CachePl
 
 def _blocks_for(config: EngineConfig, plan: CachePlan, num_tokens: int) -> int:
     """Return the most blocks of one request that grows to `num_tokens`; the last is never computed."""
-    chunk = max_chunk(config.scheduler)
+    chunk = config.scheduler.max_chunk
     return sum(group.peak_blocks(max(1, num_tokens - 1), chunk) for group in CacheGroup.all_of(plan))
 
 

@@ -17,7 +17,7 @@ from octavo.base.errors import EngineDead
 from octavo.config import EngineArgs, EngineConfig, resolve
 from octavo.config.concerns import resolve_concerns
 from octavo.frontend.admission.admission import Admission, Ticket
-from octavo.frontend.admission.preparation import Preparation
+from octavo.frontend.admission.preparation import Preparation, Unprepared
 from octavo.frontend.admission.queue_usage import QueueUsage
 from octavo.frontend.client.attached import AttachedClient
 from octavo.frontend.client.balanced import make_client
@@ -33,7 +33,7 @@ from octavo.frontend.outputs.request_output import RequestOutput
 from octavo.frontend.requests.conversation import ChatRenderer, Message
 from octavo.frontend.requests.input_processor import InputProcessor, PreparedRequest
 from octavo.frontend.requests.options import RequestKeywords, RequestOptions, TokenizationOptions
-from octavo.frontend.requests.prompts import PromptType, TextPrompt, joined_prompt, with_text
+from octavo.frontend.requests.prompts import PromptType, TextPrompt, TokensPrompt, joined_prompt, with_text
 from octavo.frontend.requests.streaming_input import Session, StreamingInput
 from octavo.frontend.text.loader import tokenizer_for
 from octavo.frontend.text.tokenizer import Tokenizer
@@ -120,6 +120,8 @@ class AsyncLLM:
         self._last_outputs = LastOutputs()
         """Of requests of `add_request`, for `step`."""
         self._preparation = Preparation()
+        self.input_processor.media.tell(self.metrics.note_media)
+        self.operator.forget_media = self.input_processor.media.clear
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, usage_context: object = None) -> Self:
@@ -204,9 +206,6 @@ class AsyncLLM:
         ticket: Ticket | None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of one request."""
-        process = partial(
-            self.input_processor.process, prompt, sampling_params, options, request_id=request_id
-        )
         kind = sampling_params.output_kind if isinstance(sampling_params, SamplingParams) else None
         stream = OutputStream(is_delta=kind is RequestOutputKind.DELTA)
         own = await self._admit(prompt, sampling_params) if ticket is None else None
@@ -220,7 +219,7 @@ class AsyncLLM:
 
         try:
             await self._check_form(sampling_params, options.tenant)
-            prepared = await self._prepare(process, taken)
+            prepared = await self._prepare(taken, prompt, sampling_params, options, request_id)
             key = prepared.key
             self.core.open(prepared, receive)
             self.streams[key] = stream
@@ -262,11 +261,10 @@ class AsyncLLM:
         """
         joined, wanted = joined_prompt(prompt, prompt_token_ids), params or sampling_params
         parsed = RequestOptions.parse(options, arrival_time)
-        process = partial(self.input_processor.process, joined, wanted, parsed, request_id=request_id)
         ticket = await self._admit(joined, wanted)
         try:
             await self._check_form(wanted, parsed.tenant)
-            prepared = await self._prepare(process, ticket)
+            prepared = await self._prepare(ticket, joined, wanted, parsed, request_id)
             self.core.open(prepared, partial(self._last_outputs.receive, prepared.key))
             self._last_outputs.expect(prepared.key, ticket)
         except BaseException:
@@ -350,9 +348,9 @@ class AsyncLLM:
         self.core.check_open()
         return self.admission.reserve(num_sequences, prompt)
 
-    async def render(self, messages: Sequence[Message], **options: Any) -> TextPrompt:
-        """A conversation's prompt, made off the event loop; options of ChatRenderer.render_text."""
-        return await self.off_loop(partial(self.chat.render_text, messages, **options))
+    async def render(self, messages: Sequence[Message], **options: Any) -> TextPrompt | TokensPrompt:
+        """A conversation's prompt, made off the event loop; options of ChatRenderer.render."""
+        return await self.off_loop(partial(self.chat.render_prompt, messages, **options))
 
     async def off_loop(self, work: Callable[[], T]) -> T:
         """Run what takes time in proportion to a request on a thread.
@@ -376,9 +374,9 @@ class AsyncLLM:
             verdict = self.input_processor.grammars.ask(params.structured_outputs, tenant)
             await asyncio.shield(asyncio.wrap_future(verdict))
 
-    async def _prepare(self, process: Callable[[], PreparedRequest], ticket: Ticket) -> PreparedRequest:
+    async def _prepare(self, ticket: Ticket, *request: *Unprepared) -> PreparedRequest:
         """Check a request, off the event loop."""
-        prepared = await self.off_loop(process)
+        prepared = await self._preparation.prepare(self.input_processor, *request)
         ticket.set_prompt(len(prepared.prompt_token_ids))
         return prepared
 

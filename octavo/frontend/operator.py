@@ -64,6 +64,8 @@ class Operator:
     ) -> None:
         self.is_frozen = False
         """Whether the core computes nothing, as far as it was asked from here."""
+        self.forget_media: Callable[[], None] = lambda: None
+        """Drops the images that the front-end has prepared."""
         self._config = config
         self._metrics = metrics
         self._core = core
@@ -144,10 +146,12 @@ class Operator:
         return bool(await self._core.call("reset_prefix_cache", arguments))
 
     async def reset_mm_cache(self) -> None:
-        """Forget nothing: octavo serves text only."""
+        """Forget the images that are prepared."""
+        self.forget_media()
 
     async def reset_encoder_cache(self) -> None:
-        """Forget nothing: octavo serves text only."""
+        """Forget what the model's encoder made of images."""
+        await self._core.call("collective_rpc", {"verb": "reset_encoder_cache"})
 
     async def start_profile(
         self,

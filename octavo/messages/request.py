@@ -6,6 +6,7 @@ from hashlib import sha256
 import msgspec
 
 from octavo.messages.adapters import AdapterRef, SoftPromptRef
+from octavo.messages.media import MediaItem
 from octavo.messages.pooling import Pooled, PoolingParams
 from octavo.messages.sampling import SamplingParams
 from octavo.messages.structured import Constraint
@@ -48,6 +49,8 @@ class RequestSpec(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """What changes the model for this request."""
     soft_prompt: SoftPromptRef | None = None
     """What stands before its own prompt."""
+    media: list[MediaItem] = []
+    """Images and the like, in the order of their places."""
 
     @property
     def num_virtual_tokens(self) -> int:

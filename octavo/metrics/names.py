@@ -91,7 +91,7 @@ METRICS: dict[str, Description] = {
         "Prompt tokens looked up in what other engines keep (kv_transfer_config)."
     ),
     "external_prefix_cache_hits": _core_counter("Prompt tokens taken from there."),
-    "mm_cache_queries": _counter("Images and the like looked up in their cache: none yet."),
+    "mm_cache_queries": _counter("Images looked for among the prepared ones."),
     "mm_cache_hits": _counter("Found there."),
     "num_preemptions": _core_counter("Times a running sequence lost its blocks to another."),
     "num_blocks_swapped_out": _core_counter("Blocks whose content was copied to host memory."),

@@ -38,7 +38,7 @@ def group_tables(block_tables: Iterable[torch.Tensor], slots: Iterable[torch.Ten
 class GivenEmbeds:
     """Rows of the step whose embeddings come with the request.
 
-    rows: [N] int64, distinct; values: [N, embedding_size] float32
+    rows: [N] int64, distinct; values: [N, embedding_size]
     """
 
     rows: torch.Tensor
@@ -75,6 +75,12 @@ class ForwardBatch(Ragged):
     """[T, size]: what the stage before has left, where others receive and send it than the model."""
     step_tables: GroupTables | None = None
     """Of layers without a cache: made once per step, shared by them."""
+
+    def give_embeds(self, given: GivenEmbeds) -> None:
+        """Add rows, distinct from those that are given already."""
+        if (known := self.given_embeds) is not None:
+            given = GivenEmbeds(torch.cat([known.rows, given.rows]), torch.cat([known.values, given.values]))
+        self.given_embeds = given
 
     def with_given_embeds(self, embeddings: torch.Tensor) -> torch.Tensor:
         """The embeddings of `input_ids`, [T, embedding_size], but the given ones where there are some."""

@@ -230,7 +230,8 @@ def takes(name):
 
 def makes_a_prompt(name):
     forms = {"str": "a", "list[int]": [1], "prompt_embeds": {"prompt_embeds": [[0.5]]}}
-    key = {"prompt_token_ids": [1], "cache_salt": "s"}.get(name, "a")
+    of_media = {"multi_modal_data": {}, "multi_modal_uuids": {}, "mm_processor_kwargs": {}}
+    key = {"prompt_token_ids": [1], "cache_salt": "s", **of_media}.get(name, "a")
     try:
         parse_prompt(forms.get(name, {"prompt": "a", name: key}))
     except OctavoError as error:

@@ -46,6 +46,11 @@ def test_configuration_needs_no_torch():
     assert "torch" not in _modules_after("from octavo.config import resolve")
 
 
+def test_text_needs_nothing_of_media():
+    loaded = _modules_after("import octavo.frontend.async_engine, octavo.llm")
+    assert not loaded.intersection({"PIL", "octavo.frontend.media.reader"})
+
+
 def test_a_server_starts_its_core_before_it_loads_its_application():
     loaded = _modules_after("import octavo.serving.process.main_process")
     assert not loaded.intersection({"starlette.applications", "octavo.serving.app"})

@@ -19,7 +19,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from octavo.engine.core import EngineCore
 from octavo.engine.kvcache.groups import CacheGroup
-from octavo.engine.scheduler.fit import max_chunk
 from octavo.engine.scheduler.request import RequestStatus
 from octavo.messages.kv import CachePlan
 from octavo.messages.request import FinishReason, Retention
@@ -128,7 +127,7 @@ class EngineMachine(RuleBasedStateMachine):
         windows, heads = layout
         groups = fake_groups(*windows, heads=heads)
         block_size *= 2 if max(heads) == 3 else 1
-        chunk = max_chunk(self.config.scheduler)
+        chunk = self.config.scheduler.max_chunk
         smallest = sum(
             group.peak_blocks(MAX_MODEL_LEN - 1, chunk)
             for group in CacheGroup.all_of(CachePlan(groups, 1, block_size))
@@ -396,7 +395,7 @@ class EngineMachine(RuleBasedStateMachine):
             is_alone = all(r.standing.in_bulk for r in open_requests)
             assert is_alone or num_bulk <= max(1, limits.max_num_seqs // 2)
         assert not self.aborted & set(step.request_ids)
-        assert all(0 < count <= max_chunk(limits) for count in step.num_scheduled_tokens)
+        assert all(0 < count <= limits.max_chunk for count in step.num_scheduled_tokens)
         key, line = self.scheduler._policy.key, self.scheduler._policy.line
         for new in step.new_requests:
             started = self.tracker.requests[new.request_id]

@@ -19,7 +19,7 @@ def check_fit(
         )
     max_tokens = request.limits.max_tokens
     num_kept = min(num_prompt + max_tokens, longest) - 1  # the last is never computed
-    needed, usable = kv.peak_blocks(num_kept, max_chunk(config)), kv.num_usable_blocks
+    needed, usable = kv.peak_blocks(num_kept, config.max_chunk), kv.num_usable_blocks
     if needed > usable:
         raise PromptTooLong(
             f"Prompt ({num_prompt} tokens) and max_tokens ({max_tokens}) need {needed} blocks of "
@@ -34,9 +34,3 @@ def check_fit(
             "raise max_num_batched_tokens, or leave enable_chunked_prefill on.",
             "prompt",
         )
-
-
-def max_chunk(config: SchedulerConfig) -> int:
-    """Return the most tokens of one request in one step."""
-    budget = config.max_num_batched_tokens
-    return min(config.long_prefill_token_threshold or budget, budget)

@@ -3,8 +3,11 @@
 Filled by the scheduler; rules look at it. `to_output` is the form in which it goes to the workers.
 """
 
+import sys
 from dataclasses import dataclass, field
 
+from octavo.config.scheduling import SchedulerConfig
+from octavo.engine.scheduler.encoder_budget import EncoderBudget
 from octavo.engine.scheduler.request import Request
 from octavo.engine.structured.request_matcher import RequestMatcher
 from octavo.messages.step import NewRequest, Place, SchedulerOutput, TokenMasks
@@ -19,6 +22,9 @@ class StepPlan:
     """Of the step's token budget."""
     num_seats_left: int
     """Requests that may still start."""
+    longest_chunk: int = 0
+    """Tokens that one request may compute."""
+    encoder: EncoderBudget = field(default_factory=lambda: EncoderBudget(0))
     num_tokens_cut: int = 0
     """Of the budget, for the sake of those who watch their tokens come."""
     is_paced: bool = False
@@ -44,6 +50,13 @@ class StepPlan:
     constrained: list[tuple[int, Request]] = field(default_factory=list)
     """Those that have a matcher, with their places in `requests`."""
 
+    @classmethod
+    def of(cls, config: SchedulerConfig, step_id: int, num_seats_left: int, longest_chunk: int) -> "StepPlan":
+        """Return an empty step."""
+        budget = config.max_num_batched_tokens
+        encoder = EncoderBudget(budget if config.enable_chunked_prefill else sys.maxsize)
+        return cls(step_id, budget, num_seats_left, longest_chunk, encoder)
+
     def add(self, request: Request, num_new: int, new_blocks: list[list[int]] | None = None) -> None:
         """Give `request` a part of `num_new` tokens, and count them as computed from here on."""
         if new_blocks:
@@ -58,6 +71,16 @@ class StepPlan:
         request.num_in_flight += 1
         if request.matcher is not None and request.num_computed >= len(request.token_ids):
             self.constrained.append((len(self.requests) - 1, request))
+
+    def next_chunk(self, request: Request, most: int) -> int:
+        """Return how many tokens of `request` to compute now, about `most`; 0 if it has to wait."""
+        num_new, computed = request.next_chunk(most), request.num_computed
+        if not request.spec.media or request.is_decoding:
+            return num_new
+        longest = min(self.longest_chunk, self.num_tokens_left + self.num_tokens_cut)
+        return (
+            self.encoder.cut(request.spec.media, computed, computed + num_new, computed + longest) - computed
+        )
 
     def add_drafts(self, request: Request, drafts: list[int], matchers: list[RequestMatcher]) -> None:
         """Verify `drafts` in rows behind the token of `request`, which is added next."""

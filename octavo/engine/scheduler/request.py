@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from math import inf
 
-from octavo.engine.kvcache.prefix import HashChain
+from octavo.engine.kvcache.prefix import NOTHING, HashChain
 from octavo.engine.kvcache.table import BlockTable, SharedPrefix
 from octavo.engine.scheduler.repetition import RepetitionDetector
 from octavo.engine.speculation.guess import Guess
 from octavo.engine.structured.request_matcher import RequestMatcher
+from octavo.messages.media import block_identities
 from octavo.messages.request import EngineRequest, FinishReason, Limits, RequestSpec, Sharing, Standing
 from octavo.messages.sampling import RequestOutputKind, SamplingParams
 
@@ -208,6 +209,7 @@ class Request:
         shared = follower.token_ids[: follower.num_prompt_tokens - 1]
         mine, others = self.chain, follower.chain
         is_alike = (mine.root, mine.change) == (others.root, others.change)
+        is_alike = is_alike and mine.identities == others.identities
         return is_alike and self.token_ids[: len(shared)] == shared
 
     def move_to(self, status: RequestStatus) -> None:
@@ -219,5 +221,6 @@ class Request:
 
 def hash_chain(request: EngineRequest, block_size: int) -> HashChain:
     """Return the names of the prompt's blocks; nothing is hashed yet."""
-    spec = request.spec
-    return HashChain(block_size, request.sharing.cache_salt, spec.cache_identity(), spec.cache_change())
+    spec, salt = request.spec, request.sharing.cache_salt
+    identities = block_identities(spec.media, block_size) if spec.media else NOTHING
+    return HashChain(block_size, salt, spec.cache_identity(), spec.cache_change(), identities)

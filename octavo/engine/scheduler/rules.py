@@ -183,6 +183,20 @@ class TokenRule(Rule):
         return request.num_tokens - request.prefix.num_tokens <= plan.num_tokens_left
 
 
+class ChunkRule(Rule):
+    """Something can be computed: the media that come next fit into the step. Stands behind the BlockRule."""
+
+    keeps_place = False
+
+    def admit(self, request: Request, plan: StepPlan) -> bool:
+        if not request.spec.media:
+            return True
+        assert request.prefix is not None
+        start, longest = request.prefix.num_tokens, min(plan.num_tokens_left, plan.longest_chunk)
+        end = min(start + longest, request.num_tokens)
+        return plan.encoder.cut(request.spec.media, start, end, start + longest) > start
+
+
 def feature_rules(config: SchedulerConfig, tracker: RequestTracker) -> list[Rule]:
     """Return the rules of features, which ask nothing of requests that do not use them."""
     return [BulkRule(tracker), AdapterRule(tracker, config.max_loras)]

@@ -19,7 +19,7 @@ from octavo.config.scheduling import SchedulerConfig
 from octavo.engine.kvcache.manager import KVCacheManager
 from octavo.engine.kvcache.pins import Pins
 from octavo.engine.kvcache.table import BlockTable
-from octavo.engine.scheduler.fit import check_fit, max_chunk
+from octavo.engine.scheduler.fit import check_fit
 from octavo.engine.scheduler.plan import StepPlan
 from octavo.engine.scheduler.policies import POLICIES
 from octavo.engine.scheduler.prompt_pace import PromptPace
@@ -27,6 +27,7 @@ from octavo.engine.scheduler.request import Request, RequestStatus, hash_chain
 from octavo.engine.scheduler.request_tracker import RequestTracker
 from octavo.engine.scheduler.rules import (
     BlockRule,
+    ChunkRule,
     LeaderRule,
     Rule,
     SeatRule,
@@ -70,7 +71,7 @@ class Scheduler:
         self.kv = KVCacheManager(cache, enable_prefix_caching)
         self._config = config
         self._max_model_len = max_model_len
-        self._max_chunk = max_chunk(config)
+        self._max_chunk = config.max_chunk
         self._policy = POLICIES.load(config.scheduling_policy).from_config(config)
         self.pins = Pins(self.kv, pin_share, clock)
         self._tracker = RequestTracker(self.kv, self._policy, config.max_num_seqs, self.pins)
@@ -82,6 +83,7 @@ class Scheduler:
             *feature_rules(config, self._tracker),
             BlockRule(self._tracker, self._max_chunk),
             TokenRule(split_prompts=config.enable_chunked_prefill),
+            ChunkRule(),
             StaggeredPrefillRule(self._tracker.waiting),
         ]
         self._pace = PromptPace()
@@ -146,11 +148,8 @@ class Scheduler:
         """Plan the next step and count it as in flight; None when there is nothing to compute now."""
         tracker = self._tracker
         self.pins.expire()
-        plan = StepPlan(
-            step_id=self._num_steps,
-            num_tokens_left=self._config.max_num_batched_tokens,
-            num_seats_left=self._config.max_num_seqs - len(tracker.running) - len(tracker.leaving),
-        )
+        num_seats = self._config.max_num_seqs - len(tracker.running) - len(tracker.leaving)
+        plan = StepPlan.of(self._config, self._num_steps, num_seats, self._max_chunk)
         order = tracker.running.in_order()
         for rule in self._rules:
             rule.make_room(order, plan)
@@ -244,14 +243,8 @@ class Scheduler:
             if request.num_computed < request.routine_until:
                 plan.add(request, 1)
                 continue
-            num_tokens = request.num_tokens
-            if num_tokens >= request.max_total_tokens:
-                continue  # its last token is pending
-            num_new = num_tokens - request.num_computed
-            if num_new > 1:
-                self._pace_prompts(plan, len(order) - served)
-                room = max(1, plan.num_tokens_left - (len(order) - served))
-                num_new = request.next_chunk(min(room, self._max_chunk))
+            if not (num_new := self._next_part(request, plan, len(order) - served)):
+                continue
             table = request.table
             assert table is not None
             if request.forks_states and request.num_computed == request.num_prompt_tokens - 1:
@@ -260,6 +253,16 @@ class Scheduler:
                 self._take(plan, request, num_new)
             elif (new_blocks := self._blocks_for(request, table, num_new, order, plan)) is not None:
                 self._take(plan, request, num_new, new_blocks)
+
+    def _next_part(self, request: Request, plan: StepPlan, num_behind: int) -> int:
+        """Tokens of a running request to compute; 0 while it waits, or its last token is pending."""
+        if (num_tokens := request.num_tokens) >= request.max_total_tokens:
+            return 0
+        if (num_new := num_tokens - request.num_computed) <= 1:
+            return num_new
+        self._pace_prompts(plan, num_behind)
+        room = max(1, plan.num_tokens_left - num_behind)
+        return plan.next_chunk(request, min(room, self._max_chunk))
 
     def _pace_prompts(self, plan: StepPlan, num_behind: int = 0) -> None:
         """Cut what prompts may add if others' tokens are watched for; `num_behind` are still to be served."""
@@ -356,7 +359,7 @@ class Scheduler:
             request.num_cached_tokens = min(prefix.num_tokens, request.num_prompt_tokens)
             self._prefix_queries += prefix.num_queried
             self._prefix_hits += prefix.num_tokens if prefix.num_queried else 0
-        num_new = request.next_chunk(min(plan.num_tokens_left, self._max_chunk))
+        num_new = plan.next_chunk(request, min(plan.num_tokens_left, self._max_chunk))
         reserved = self.kv.reserve(request.table, request.num_computed, num_new)
         assert reserved is not None, "an admitted request found no blocks"
         self._tracker.start(request)

@@ -6,15 +6,25 @@ until the job ends. When all are busy for long, requests are refused: never is t
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 from octavo.base.errors import Overloaded, RequestError
+from octavo.frontend.requests.input_processor import InputProcessor, PreparedRequest
+from octavo.frontend.requests.options import RequestOptions
+from octavo.frontend.requests.prompts import PromptType
+from octavo.messages.pooling import PoolingParams
+from octavo.messages.sampling import SamplingParams
 
 T = TypeVar("T")
 MAX_PREPARE_S = 30.0
 """From the arrival of a job to its result."""
 _NUM_THREADS = 4
+_NUM_MEDIA_THREADS = 8
+"""That fetch images and wait for the processes that decode them."""
+Unprepared = tuple[PromptType, SamplingParams | PoolingParams | None, RequestOptions, str | None]
+"""Prompt, parameters, options and the client's id."""
 
 
 class Preparation:
@@ -23,10 +33,20 @@ class Preparation:
     def __init__(self, max_s: float = MAX_PREPARE_S, num_threads: int = _NUM_THREADS) -> None:
         self._max_s = max_s
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="prepare")
+        self._media_pool = ThreadPoolExecutor(_NUM_MEDIA_THREADS, thread_name_prefix="media")
+
+    async def prepare(self, processor: InputProcessor, *request: *Unprepared) -> PreparedRequest:
+        """A checked request, its images read on threads of their own. Raises what `run` and `process` do."""
+        prompt, params, options, request_id = request
+        if processor.media.is_in(prompt):
+            prompt = await self._wait(self._media_pool.submit(processor.media.read, prompt, options))
+        return await self.run(partial(processor.process, prompt, params, options, request_id=request_id))
 
     async def run(self, job: Callable[[], T]) -> T:
         """The job's result. Raises RequestError if it takes too long, Overloaded if it could not begin."""
-        running = self._pool.submit(job)
+        return await self._wait(self._pool.submit(job))
+
+    async def _wait(self, running: Future[T]) -> T:
         try:
             async with asyncio.timeout(self._max_s):
                 return await asyncio.wrap_future(running)

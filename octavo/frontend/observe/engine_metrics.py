@@ -41,8 +41,6 @@ _OF_CORE = {
 """Field of SchedulerStats → counter."""
 _IN_USE = ("waiting_lora_adapters", "running_lora_adapters")
 _OF_ADAPTERS = ("loads", "hits", "evictions")
-_ZERO = ("mm_cache_queries", "mm_cache_hits")
-"""Counters that dashboards ask for, of what octavo does not do yet."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -89,8 +87,10 @@ class EngineMetrics:
         self._deadline_misses = every.counter("deadline_misses")
         self._waiting_for_room = every.gauge("num_requests_waiting_by_reason", reason="capacity")
         every.gauge("num_requests_waiting_by_reason", reason="deferred")
-        for zero in _ZERO:
-            every.counter(zero)
+        self._media_queries, self._media_hits = (
+            every.counter("mm_cache_queries"),
+            every.counter("mm_cache_hits"),
+        )
         self._prompt_tokens_cached = every.counter("prompt_tokens_cached")
         self._first_token = every.histogram("time_to_first_token_seconds")
         self._token_gap = every.histogram("inter_token_latency_seconds")
@@ -111,6 +111,11 @@ class EngineMetrics:
             if engine is None:
                 numbers = range(1, config.parallel.num_replicas)
                 self._replicas += [EngineMetrics(config, number) for number in numbers]
+
+    def note_media(self, *, is_known: bool) -> None:
+        """An image was looked for among the prepared ones."""
+        self._media_queries.add(1)
+        self._media_hits.add(int(is_known))
 
     def of(self, engine: int) -> "EngineMetrics":
         """Return the instruments of a replica."""

@@ -5,12 +5,14 @@ Called by every front with messages in OpenAI's form. The template is the model'
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from octavo.base.errors import ConfigError, RequestError
 from octavo.base.registry import Registry
 from octavo.config.engine import EngineConfig
+from octavo.frontend.media.conversation import BREAK, ConversationMedia, marker_text, take_media
 from octavo.frontend.parsers.registry import (
     REASONING_PARSERS,
     TOOL_PARSERS,
@@ -44,6 +46,7 @@ class ChatRenderer:
         self.tool_parser = _chosen(front.tool_call_parser, TOOL_PARSERS, suggested)
         """Name of the format of tool calls; "" = none."""
         self.tool_strict_level = front.tool_strict_level
+        self._marker = marker_text(config, tokenizer)
         self.special_tokens = tokenizer.special_tokens if tokenizer else {}
         """Ids by text."""
         self.reasoning_parser = _chosen(
@@ -62,10 +65,32 @@ class ChatRenderer:
         self, messages: Sequence[Message], *, chat_template: str | None = None, **options: Any
     ) -> TokensPrompt:
         """The prompt, as ids and text; `options` as in ChatTemplate.render. Raises RequestError."""
-        text = self.render_text(messages, chat_template=chat_template, **options)["prompt"]
+        media = self._take_media(messages, chat_template, options) if self._marker else None
+        asked = media.messages if media else messages
+        text = self.render_text(asked, chat_template=chat_template, **options)["prompt"]
         assert self._tokenizer is not None
-        ids = self._tokenizer.encode(text, add_special_tokens=False)  # the template writes them out
-        return TokensPrompt(prompt_token_ids=ids, prompt=text)
+        pieces = text.split(BREAK) if media else [text]
+        encoded = (self._tokenizer.encode(piece, add_special_tokens=False) for piece in pieces if piece)
+        prompt = TokensPrompt(prompt_token_ids=list(chain.from_iterable(encoded)), prompt="".join(pieces))
+        if media and media.images:
+            prompt["multi_modal_data"] = {"image": media.images}
+            prompt["multi_modal_uuids"] = {"image": media.uuids}
+        return prompt
+
+    def _take_media(
+        self, messages: Sequence[Message], chat_template: str | None, options: Mapping[str, Any]
+    ) -> ConversationMedia:
+        """Take the images out of messages, for the form in which the template reads content."""
+        asked = options.get("content_format", "auto")
+        form = self._content_format if asked == "auto" else asked
+        if form == "auto":
+            template = self._template_for(chat_template, tools=bool(options.get("tools")))
+            form = template.traits.content_format
+        return take_media(messages, self._marker, as_parts=form == "openai")
+
+    def render_prompt(self, messages: Sequence[Message], **options: Any) -> TextPrompt | TokensPrompt:
+        """The prompt as text, still to be tokenized; with its ids and images, if the model takes some."""
+        return self.render(messages, **options) if self._marker else self.render_text(messages, **options)
 
     def render_text(
         self,

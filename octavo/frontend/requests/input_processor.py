@@ -21,6 +21,7 @@ from octavo.frontend.beam_search.rules import BeamRules
 from octavo.frontend.requests.adapters import AdapterFiles
 from octavo.frontend.requests.conversation import ChatRenderer
 from octavo.frontend.requests.grammar_check import GrammarCheck
+from octavo.frontend.requests.media import PromptMedia
 from octavo.frontend.requests.options import NO_OPTIONS, RequestOptions, TokenizationOptions
 from octavo.frontend.requests.pooling import NO_SAMPLING, encode_prompt, resolve_pooling
 from octavo.frontend.requests.prompt_embeds import placeholder_ids
@@ -83,11 +84,13 @@ class InputProcessor:
         self._reasoning = ReasoningStretch.of(ChatRenderer(config, tokenizer).reasoning_parser, tokenizer)
         self.grammars = GrammarCheck(tokenizer, self._limits.vocab_size, self._eos_token_ids)
         self.adapters = AdapterFiles(config)
+        self.media = PromptMedia(config, tokenizer)
         self._seeds = random.Random(model.seed) if model.seed else random.SystemRandom()
 
     def close(self) -> None:
         """End the processes that check grammars; may be called twice."""
         self.grammars.close()
+        self.media.close()
 
     def default_sampling_values(self) -> dict[str, Any]:
         """What the model recommends (generation_config.json), as fields of SamplingParams."""
@@ -129,8 +132,11 @@ class InputProcessor:
         parsed = parse_prompt(prompt)
         ids = self._prompt_ids(parsed, options.tokenization, params)
         soft = self.adapters.resolve_prompt(options.prompt_adapter_request)
-        if soft is not None and parsed.embeds is not None:
-            raise RequestError("prompt_embeds take no prompt adapter.", "prompt_embeds")
+        if soft is not None and (parsed.embeds is not None or parsed.media is not None):
+            raise RequestError("prompt_embeds and images take no prompt adapter.", "prompt_embeds")
+        if parsed.media is not None or options.mm_processor_kwargs:
+            ids, items = self.media.place(ids, parsed, options)
+            parsed = replace(parsed, placed=items)
         placed = [0] * soft.num_tokens + ids if soft is not None and ids else ids
         self._check_prompt(placed, options.tokenization.max_output_tokens)
         adapter = self.adapters.resolve(options.lora_request, () if parsed.embeds else ids)
@@ -160,8 +166,8 @@ class InputProcessor:
         standing, parsed = options.standing(), parse_prompt(prompt)
         if options.prompt_adapter_request is not None:
             raise Unsupported("Prompt adapters are for models that generate text.")
-        if parsed.embeds is not None:
-            raise Unsupported("prompt_embeds are for models that generate text.")
+        if parsed.embeds is not None or parsed.media is not None:
+            raise Unsupported("prompt_embeds and multi_modal_data are for models that generate text.")
         if parsed.token_ids is None and options.tokenization.truncate_prompt_tokens is None:
             self._check_chars(parsed.text or "")
         ids, pair_start, num_instruction = encode_prompt(
@@ -318,6 +324,7 @@ class InputProcessor:
             embeds=prompt.embeds.message if prompt.embeds else None,
             adapter=adapter,
             soft_prompt=soft_prompt,
+            media=prompt.placed,
         )
         limits = Limits(
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),

@@ -12,7 +12,6 @@ from typing import Any, Literal, TypedDict, TypeVar, cast, get_args
 
 from octavo.base.errors import RequestError
 from octavo.config.speculative import MAX_DRAFTS
-from octavo.frontend.requests.unsupported import refuse_options
 from octavo.messages import sampling_values as read
 from octavo.messages.adapters import LoRARequest, LoRASum, PromptAdapterRequest
 from octavo.messages.request import Retention, Standing
@@ -78,7 +77,7 @@ class RequestKeywords(TypedDict, total=False):
     prompt_adapter_request: PromptAdapterRequest | Sequence[PromptAdapterRequest | None] | None
     """The learned prompt before the request's own (enable_prompt_adapter). LLM: one for all, or a list."""
     mm_processor_kwargs: Mapping[str, Any] | None
-    """Refused when it asks for something."""
+    """Entries that replace those of the model's preprocessor_config.json, for the images of this request."""
     retention_s: float | None
     """Seconds that the prompt stays in the prefix cache after its last use (prefix_pin_share)."""
     prefix_priority: int | None
@@ -109,6 +108,7 @@ class RequestOptions:
     trace_headers: Mapping[str, str] = field(default_factory=dict)
     data_parallel_rank: int | None = None
     retention: Retention | None = None
+    mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if type(self.priority) is not int or not -(2**31) <= self.priority < 2**31:
@@ -139,7 +139,6 @@ class RequestOptions:
             raise TypeError(
                 f"unexpected keyword argument {unknown[0]!r}: a request takes {', '.join(sorted(KEYWORDS))}"
             )
-        refuse_options(given.get("mm_processor_kwargs"))
         return cls(
             **{name: given[name] for name in (*_PER_PROMPT, "in_bulk") if name in given},
             max_drafts=_max_drafts(given.get("speculative")),
@@ -148,6 +147,7 @@ class RequestOptions:
             trace_headers=keywords.get("trace_headers") or {},
             data_parallel_rank=keywords.get("data_parallel_rank"),
             retention=read_retention(keywords.get("retention_s"), keywords.get("prefix_priority")),
+            mm_processor_kwargs=keywords.get("mm_processor_kwargs") or {},
         )
 
     @classmethod

@@ -5,13 +5,17 @@ Called by the input processor; `TextPrompt`, `TokensPrompt`, `EmbedsPrompt` and 
 
 import operator
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NotRequired, TypedDict
 
 from octavo.base.errors import RequestError, Unsupported
+from octavo.frontend.media.inputs import MediaInputs, read_inputs
 from octavo.frontend.requests.prompt_embeds import ReadEmbeds, read_prompt_embeds
+from octavo.messages.media import MediaItem
 
-_LATER = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "encoder_prompt")
+_LATER = ("encoder_prompt",)
+
+_MEDIA = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
 
 
 class TextPrompt(TypedDict):
@@ -26,6 +30,12 @@ class TextPrompt(TypedDict):
     """For cross-encoders: the second text."""
     around: NotRequired[tuple[str, str]]
     """Stands before and behind the text, and is never cut."""
+    multi_modal_data: NotRequired[Mapping[str, Any]]
+    """Images by modality, one or a list for each marker in the text: {"image": …}."""
+    multi_modal_uuids: NotRequired[Mapping[str, Any]]
+    """Names of theirs, under which they are cached; what is known by its name may be None."""
+    mm_processor_kwargs: NotRequired[Mapping[str, Any]]
+    """Entries that replace those of the model's preprocessor_config.json."""
 
 
 class TokensPrompt(TypedDict):
@@ -34,6 +44,9 @@ class TokensPrompt(TypedDict):
     prompt_token_ids: list[int]
     prompt: NotRequired[str]
     cache_salt: NotRequired[str]
+    multi_modal_data: NotRequired[Mapping[str, Any]]
+    multi_modal_uuids: NotRequired[Mapping[str, Any]]
+    mm_processor_kwargs: NotRequired[Mapping[str, Any]]
 
 
 class EmbedsPrompt(TypedDict):
@@ -59,6 +72,9 @@ class ParsedPrompt:
     instruction: str = ""
     pair: str | None = None
     around: tuple[str, str] | None = None
+    media: MediaInputs | None = None
+    placed: list[MediaItem] = field(default_factory=list)
+    """The same with their places among the tokens."""
 
 
 def parse_prompt(prompt: PromptType) -> ParsedPrompt:
@@ -87,6 +103,7 @@ def parse_prompt(prompt: PromptType) -> ParsedPrompt:
         _text_of(prompt, "instruction") or "",
         _text_of(prompt, "pair"),
         _around_of(prompt),
+        read_inputs(*(prompt.get(name) for name in _MEDIA)),
     )
 
 

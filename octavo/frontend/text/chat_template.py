@@ -41,6 +41,8 @@ _KNOWN = {
     "38b2554f0f88434d": "Alpaca",
 }
 """By their digests: templates that have been read, and do no harm."""
+IMAGE = {"type": "image"}
+"""A part for which the templates of models for images write a marker."""
 _NOT_A_TEMPLATE = (jinja2.TemplateError, SyntaxError, RecursionError, MemoryError)
 _MARK = "\N{INVISIBLE SEPARATOR}octavo continues here\N{INVISIBLE SEPARATOR}"
 
@@ -181,8 +183,10 @@ def _content(content: Any, *, as_parts: bool) -> Any:
             f"A message's content must be a string or a list of parts, got {type(content).__name__}.",
             "messages",
         )
-    texts = [content] if isinstance(content, str) else [_part_text(part) for part in content]
-    return [{"type": "text", "text": text} for text in texts] if as_parts else "\n".join(texts)
+    parts = [content] if isinstance(content, str) else content
+    if as_parts:
+        return [part if part == IMAGE else {"type": "text", "text": _part_text(part)} for part in parts]
+    return "\n".join(map(_part_text, parts))
 
 
 def _calls(message: dict[str, Any]) -> list[dict[str, Any]]:

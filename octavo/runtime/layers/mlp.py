@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -30,6 +31,7 @@ def make_activation(name: str, kernel: Activate, *, gated: bool) -> Callable[[Te
     if not gated:
         table |= {"relu": functional.relu, "silu": functional.silu}
         table["relu2"] = lambda x: functional.relu(x).square()
+        table["quick_gelu"] = lambda x: x * torch.sigmoid(1.702 * x)
     if name not in table:
         raise Unsupported(f"Activation {name!r} is not supported. Supported: {', '.join(sorted(table))}.")
     return table[name]

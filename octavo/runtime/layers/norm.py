@@ -56,6 +56,17 @@ class NoNorm(Norm):
         return x if self._factor == 1.0 else x * self._factor
 
 
+class LayerScale(Norm):
+    """Stands in for a norm behind attention or MLP: multiplies by weights (https://arxiv.org/abs/2103.17239)."""
+
+    def __init__(self, build: BuildContext, size: int) -> None:
+        super().__init__()
+        self._weight = self.make_vector(build, vector(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self._weight
+
+
 class RMSNorm(Norm):
     """Divides by the root mean square (https://arxiv.org/abs/1910.07467); loading sums Gemma's 1 + w."""
 

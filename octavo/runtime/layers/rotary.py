@@ -6,6 +6,7 @@ Hugging Face does, so that long contexts agree to the last bit.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -195,3 +196,29 @@ class RotaryEmbedding:
             cos, sin = self._kernel(batch.positions, self._frequencies, self._factor)
             rotation = batch.rotations[self._key] = Rotation(cos, sin, self._interleaved)
         return rotation
+
+
+class AxialRotary(RotaryEmbedding):
+    """Rotates half of a head by the row of a patch, half by its column, as Pixtral does."""
+
+    def __init__(self, dim: int, theta: float, device: torch.device) -> None:
+        exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
+        frequencies = (1.0 / theta**exponents).to(device)
+        self._of_rows, self._of_columns = frequencies[0::2], frequencies[1::2]
+        self._key = f"axial {dim} {theta}"
+
+    def enter(self, batch: ForwardBatch, grids: Sequence[tuple[int, int]]) -> None:
+        """Make the tables of images one after the other, each of so many rows and columns of patches."""
+        angles = [self._angles(rows, columns) for rows, columns in grids]
+        every = torch.cat(angles)
+        batch.rotations[self._key] = Rotation(every.cos(), every.sin())
+
+    def rotation(self, batch: ForwardBatch) -> Rotation:
+        """Return the tables that `enter` made."""
+        return batch.rotations[self._key]
+
+    def _angles(self, rows: int, columns: int) -> Tensor:
+        device = self._of_rows.device
+        by_row = torch.arange(rows, device=device).float()[:, None] * self._of_rows
+        by_column = torch.arange(columns, device=device).float()[:, None] * self._of_columns
+        return torch.cat([by_row.repeat_interleave(columns, 0), by_column.repeat(rows, 1)], dim=1)

@@ -29,10 +29,11 @@ from octavo.runtime.lora.reader import AdapterReader
 from octavo.runtime.lora.sites import AdaptedScheme, AdapterSlots, Sites
 from octavo.runtime.models.arch import Arch
 from octavo.runtime.models.interface import ENCODERS, MODELS, Family, Model
+from octavo.runtime.models.media import MEDIA_ENCODERS, media_weights, text_model
 from octavo.runtime.models.weights import layer_of
 from octavo.runtime.platforms.meta import MetaPlatform
 from octavo.runtime.platforms.platform import Platform
-from octavo.runtime.quantization.method import Sources, Storage, select_scheme
+from octavo.runtime.quantization.method import SCHEMES, Sources, Storage, select_scheme
 from octavo.runtime.quantization.stored_config import stored_quantization
 
 logger = get_logger(__name__)
@@ -68,7 +69,7 @@ def load_model(config: EngineConfig, platform: Platform, parallel: ParallelConte
     """Build and fill this rank's part of the model. Raises ConfigError (BadCheckpoint), Unsupported."""
     implementation = config.model.model_impl
     if implementation == "auto":
-        is_own = config.architecture in MODELS or config.architecture in ENCODERS
+        is_own = any(config.architecture in known for known in (MODELS, ENCODERS, MEDIA_ENCODERS))
         implementation = "octavo" if is_own else "transformers"
     return IMPLEMENTATIONS.load(implementation)(config, platform, parallel)
 
@@ -84,7 +85,7 @@ def load_own(
 
     read: where weights come from, if not a file
     """
-    family = family or (ENCODERS if config.architecture in ENCODERS else MODELS).load(config.architecture)
+    is_whole, family = family is None, family or _family(config)
     length = {"max_model_len": config.model.max_model_len}
     with _blaming_the_config(config):
         arch = family.arch_from_hf(config.checkpoint.text_config | length)
@@ -100,6 +101,8 @@ def load_own(
         host_layers = _host_layers(config, family, arch, platform, parallel)
         build = make_context(config, specs, platform, parallel, host_layers, family.WEIGHTS.sources)
         model = family(arch, build)
+        if is_whole and config.architecture in MEDIA_ENCODERS:
+            _add_encoder(model, config, build)
         model.kv_specs = specs if parallel.layers else None
         if isinstance(build.scheme, AdaptedScheme):
             allowed, rank = config.lora.lora_target_modules, parallel.tp_rank
@@ -119,6 +122,24 @@ def load_own(
     if host_layers and (lane := platform.copy_lane()) is not None:
         HostWeights(model, sorted(host_layers), config.parallel.offload_prefetch_step, platform.device, lane)
     return model
+
+
+def _family(config: EngineConfig) -> type[Family]:
+    """Return the family of the text model. Raises Unsupported."""
+    if config.architecture in ENCODERS:
+        return ENCODERS.load(config.architecture)
+    if config.architecture in MEDIA_ENCODERS:
+        return MODELS.load(text_model(config.checkpoint.text_config))
+    return MODELS.load(config.architecture)
+
+
+def _add_encoder(model: Family, config: EngineConfig, build: BuildContext) -> None:
+    """Attach what turns media into embeddings; its weights are plain numbers, whatever the text's are."""
+    scheme = SCHEMES.load("unquantized")(build.scheme.storage, config, _unknown)
+    kind = MEDIA_ENCODERS.load(config.checkpoint.media_architecture)
+    encoder = kind(config.checkpoint.config, replace(build.at("encoder"), scheme=scheme))
+    model.add_module("encoder", encoder)
+    model.WEIGHTS = media_weights(model.WEIGHTS, encoder)
 
 
 @contextmanager

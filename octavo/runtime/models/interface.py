@@ -61,6 +61,11 @@ class Model(nn.Module, ABC):
         return None
 
     @property
+    def media_encoder(self) -> Any:
+        """Return the MediaEncoder of a model that takes images and the like; None for text alone."""
+        return self._modules.get("encoder")
+
+    @property
     def cache_layers(self) -> list[Attention | Recurrent]:
         """Return the layers that keep something between steps, by layer id."""
         return [x for x in self.modules() if isinstance(x, (Attention, Recurrent)) and x.is_causal]

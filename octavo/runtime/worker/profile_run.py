@@ -34,6 +34,8 @@ class Workspace(NamedTuple):
     """Of the batch: what requests have said so far."""
     adapters: int
     """In the slots of a GPU."""
+    media: int = 0
+    """What an encoder made of images, in a GPU's memory."""
 
 
 def measure(model: Model, config: EngineConfig, platform: Platform) -> Workspace:
@@ -45,7 +47,9 @@ def measure(model: Model, config: EngineConfig, platform: Platform) -> Workspace
     token_ids = 8 * (requests + 1) * (config.model.max_model_len + 1)
     sites = None if model.adapters is None or config.parallel.device == "cpu" else model.adapters.sites
     graphs = 0 if config.parallel.enforce_eager else decoding
-    return Workspace(largest, graphs, token_ids, 0 if sites is None else sites.num_bytes)
+    has_media = model.media_encoder is not None and config.parallel.device != "cpu"
+    media = int(config.media.mm_encoder_cache_gb * 2**30) if has_media else 0
+    return Workspace(largest, graphs, token_ids, 0 if sites is None else sites.num_bytes, media)
 
 
 @torch.inference_mode()

@@ -33,4 +33,4 @@ class PromptEmbedsPart(StepPart):
                 rows.append(torch.arange(start, start + len(part), device=embeds.device))
                 values.append(part)
         if rows:
-            batch.given_embeds = GivenEmbeds(torch.cat(rows), torch.cat(values))
+            batch.give_embeds(GivenEmbeds(torch.cat(rows), torch.cat(values)))

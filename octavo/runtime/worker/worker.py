@@ -37,6 +37,7 @@ from octavo.runtime.worker.adapters import AdaptersPart
 from octavo.runtime.worker.block_saver import BlockSaver
 from octavo.runtime.worker.cuda_graphs import CUDAGraphs
 from octavo.runtime.worker.kv_tensors import KVTensors, group_layers, of_stage
+from octavo.runtime.worker.media import MediaPart
 from octavo.runtime.worker.model_runner import ModelRunner
 from octavo.runtime.worker.pending import PendingStep
 from octavo.runtime.worker.profile_run import measure
@@ -72,9 +73,11 @@ class Worker:
         self._drafts: DraftPart | None = None
         self._adapters: AdaptersPart | None = None
         self._soft_prompts: SoftPromptsPart | None = None
+        self._media: MediaPart | None = None
         self._commands: dict[str, Callable[..., Any]] = {
             "describe": self.describe,
             "drop_saves": self.drop_saves,
+            "reset_encoder_cache": self.reset_encoder_cache,
             "sleep": self.sleep,
             "start_profile": self._profiler.start,
             "stop_profile": self._profiler.stop,
@@ -132,7 +135,7 @@ class Worker:
         if config.pooling is not None:
             return ModelRunner(_make_cache(plan, device), state, PoolHead(config.pooling, state), adapters)
         if not self._parallel.pp.is_last:
-            parts: list[StepPart] = [PromptEmbedsPart(device), *adapters]
+            parts: list[StepPart] = [PromptEmbedsPart(device), *self._make_media(num_rows), *adapters]
             return ModelRunner(_make_cache(plan, device), state, NoHead(), parts)
         sampler = Sampler(
             config.checkpoint.vocab_size,
@@ -147,8 +150,17 @@ class Worker:
             scores.fix = part.fix
         self._drafts = DraftPart(state, sampler) if self._drafter else None
         drafts = [self._drafts] if self._drafts else []
-        parts = [PromptEmbedsPart(device), scores, *drafts, *adapters]
+        parts = [PromptEmbedsPart(device), *self._make_media(num_rows), scores, *drafts, *adapters]
         return ModelRunner(_make_cache(plan, device), state, TokenHead(sampler, state), parts)
+
+    def _make_media(self, num_rows: int) -> list[StepPart]:
+        """Return what encodes images and the like, if the model takes some."""
+        if self.model.media_encoder is None or not self._parallel.pp.is_first:
+            return []
+        most = int(self._config.media.mm_encoder_cache_gb * 2**30)
+        device = self._platform.device
+        self._media = MediaPart(lambda: self.model.media_encoder, device, num_rows, most)
+        return [self._media]
 
     def _make_adapters(self, num_rows: int) -> AdaptersPart | None:
         """Return what gives requests their adapters, if there may be some. Raises Unsupported."""
@@ -230,6 +242,11 @@ class Worker:
         if self._saver is not None:
             self._saver.drop()
 
+    def reset_encoder_cache(self) -> None:
+        """Forget what the encoder made of images."""
+        if self._media is not None:
+            self._media.cache.clear()
+
     def sample(self, masks: TokenMasks) -> None:
         """Give the sampling of the last step to the device, whose masks had to follow."""
         self._runner.sample(masks)
@@ -254,6 +271,7 @@ class Worker:
         GPU's are read from the checkpoint again in any case.
         """
         self._runner.strip()
+        self.reset_encoder_cache()
         if "kv_cache" in parts:
             self._cache.free()
         if "weights" in parts and (discard_weights or self._platform.device.type != "cpu"):

@@ -25,10 +25,9 @@ from octavo.serving.openai.turn import thinking_variables
 
 _IGNORED_BLOCKS = ("thinking", "redacted_thinking")
 """Of earlier turns; templates leave such thoughts out."""
-_TEXT_ONLY = "octavo serves text only"
 _REFUSED_BLOCKS = {
-    "image": _TEXT_ONLY,
-    "document": f"{_TEXT_ONLY}; put the document's text into a block of type text",
+    "image": "images are in turns of the user",
+    "document": "put the document's text into a block of type text",
     "search_result": "put the text into a block of type text",
     "container_upload": "there are no containers",
 }
@@ -148,8 +147,28 @@ def _content(content: str | list[Block], parameter: str) -> str | list[Block]:
     """Text, or parts of text, as chat has them."""
     if isinstance(content, str):
         return content
+    if parameter == "messages" and any(_is_image(block) for block in content):
+        return [
+            _image(block) if _is_image(block) else {"type": "text", "text": _text(block)} for block in content
+        ]
     texts = [_text(block, parameter) for block in content]
     return texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]
+
+
+def _is_image(block: Any) -> bool:
+    return isinstance(block, dict) and block.get("type") == "image"
+
+
+def _image(block: Block) -> Block:
+    """An image as a part of a chat message."""
+    match block.get("source"):
+        case {"type": "base64", "media_type": str(kind), "data": str(data)}:
+            url = f"data:{kind};base64,{data}"
+        case {"type": "url", "url": str(url)}:
+            pass
+        case _:
+            raise _wrong("An image block needs a source of type base64 (media_type, data) or url (url)")
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _text(block: Any, parameter: str = "messages") -> str:

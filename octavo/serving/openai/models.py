@@ -76,7 +76,9 @@ async def show_model(request: Request) -> Response:
 def card(listed: Listed) -> ModelCard:
     """What is told of a served name."""
     defaults: dict[str, float] = {}
+    modalities: tuple[Literal["text", "image"], ...] = ("text",)
     if listed.engine is not None:
+        modalities = listed.engine.input_processor.media.modalities
         values = listed.engine.input_processor.default_sampling_values()
         params = SamplingParams(**(values | {"max_tokens": None}))
         defaults = {key: getattr(params, key) for key in _SHOWN}
@@ -87,6 +89,7 @@ def card(listed: Listed) -> ModelCard:
         max_model_len=listed.config.model.max_model_len if listed.config is not None else None,
         default_parameters=defaults,
         parent=listed.parent,
+        input_modalities=modalities,
         status=ModelStatus(listed.state, listed.state == "failed", listed.fault),
     )
 

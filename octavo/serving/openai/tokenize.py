@@ -96,7 +96,7 @@ async def _text(caller: Caller, body: TokenizeRequest) -> tuple[str, bool]:
         return body.prompt or "", False
     tools = ToolUse.of(ChatRequest(messages=body.messages, tools=body.tools)).described()
     rendered = await caller.engine.render(body.messages, **render_options(caller, body), tools=tools)
-    return rendered["prompt"], True
+    return rendered.get("prompt") or "", True
 
 
 def _tokenizer(caller: Caller) -> Tokenizer:

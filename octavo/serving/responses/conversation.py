@@ -1,6 +1,6 @@
 """`chat_request`: a request of /v1/responses as the chat request that means the same.
 
-Called by the routes of `responses`. Tools that OpenAI runs itself are left out, media are refused.
+Called by the routes of `responses`. Tools that OpenAI runs itself are left out, files and sound are refused.
 """
 
 from collections.abc import Iterable, Sequence
@@ -109,6 +109,9 @@ def _add_message(turns: list[dict[str, Any]], item: Item) -> None:
     role = item.get("role")
     if role not in _ROLES:
         raise RequestError(f"A message's role must be one of {', '.join(_ROLES)}, got {role!r:.40}.", "input")
+    if any(_is_image(part) for part in item.get("content") or ()):
+        turns.append({"role": role, "content": [_part_or_image(part) for part in item["content"]]})
+        return
     content = _text(item, "content")
     if role in ("system", "developer"):
         role = "system"
@@ -136,11 +139,25 @@ def _text(item: Item, name: str) -> str:
     return "".join(map(_part, content))
 
 
+def _is_image(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "input_image"
+
+
+def _part_or_image(part: Any) -> dict[str, Any]:
+    """An image as it is, to be read with the conversation; anything else as a part of text."""
+    if not _is_image(part):
+        return {"type": "text", "text": _part(part)}
+    if not isinstance(part.get("image_url"), str):
+        raise RequestError("An input_image needs image_url as a string: no file_id is read.", "input")
+    return dict(part)
+
+
 def _part(part: Any) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind not in _TEXT_PARTS:
         raise RequestError(
-            f"A content part of type {str(kind)[:40]!r} is not supported: octavo serves text only.", "input"
+            f"A content part of type {str(kind)[:40]!r} is not supported: text and images are.",
+            "input",
         )
     return _string(part, "refusal" if kind == "refusal" else "text")
 

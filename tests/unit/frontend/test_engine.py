@@ -297,7 +297,7 @@ def test_what_prompts_cannot_have(llm):
         llm.generate(["a", "b"], PARAMS, lora_request=[None, object()])
     with pytest.raises(RequestError, match=r"lengths of prompts \(1\) and lora_request \(2\)"):
         llm.generate(["a"], PARAMS, lora_request=[None, None])
-    with pytest.raises(Unsupported, match="text only"):
+    with pytest.raises(RequestError, match="text only"):
         llm.generate(["a"], PARAMS, mm_processor_kwargs={"a": 1})
     assert llm.generate([[1]], PARAMS, lora_request=[None], use_tqdm=False)[0].finished
 

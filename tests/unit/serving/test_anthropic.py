@@ -218,8 +218,8 @@ async def test_a_form_of_the_answer(client):
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice"),
         ({"tool_choice": {"type": "any"}}, "needs tools"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "text only"),
-        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "text only"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "needs a source"),
+        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "document's text"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "needs text"),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "x"}]}]},
@@ -227,7 +227,7 @@ async def test_a_form_of_the_answer(client):
         ),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a"}]}]}, "name"),
         ({"messages": [{"role": "robot", "content": "a"}]}, "robot"),
-        ({"system": [{"type": "image"}]}, "text only"),
+        ({"system": [{"type": "image"}]}, "turns of the user"),
     ],
 )
 async def test_requests_that_are_refused(server, fields, text):

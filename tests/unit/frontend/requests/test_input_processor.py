@@ -7,7 +7,7 @@ from typing import ClassVar
 import msgspec
 import pytest
 
-from octavo.base.errors import PromptTooLong, RequestError, Unsupported
+from octavo.base.errors import PromptTooLong, RequestError
 from octavo.frontend.requests.input_processor import InputProcessor
 from octavo.frontend.requests.options import TokenizationOptions
 from octavo.messages.sampling import SamplingParams
@@ -78,7 +78,7 @@ def test_numpy_ids_become_ints():
         ([1, -1], RequestError, "Token id -1 is out of vocabulary"),
         ({"prompt": "a", "cache_salt": ""}, RequestError, "cache_salt"),
         ({"prompt": "a", "cache_salt": 3}, RequestError, "cache_salt"),
-        ({"prompt": "a", "multi_modal_data": {}}, Unsupported, "multi_modal_data"),
+        ({"prompt": "a", "multi_modal_data": {"image": b"x"}}, RequestError, "At most 0 image"),
         ("a\ud800", RequestError, "lone surrogate"),
         ("a" * MAX_LEN, PromptTooLong, "maximum context length is 64 tokens.*64 input tokens"),
         ([1] * (MAX_LEN + 5), PromptTooLong, "69 input tokens"),

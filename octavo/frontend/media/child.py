@@ -1,0 +1,72 @@
+"""A process that decodes and resizes files of strangers: `python -m octavo.frontend.media.child`.
+
+Started by `pool`. Reads questions from standard input and writes answers to standard output, each a length
+of 8 bytes and msgpack. It ends when its input does, when a question takes too long, and when it needs too
+much memory.
+"""
+
+import resource
+import signal
+import sys
+from typing import Any
+
+import msgspec
+
+from octavo.base.errors import RequestError
+from octavo.frontend.media.decoding import decode
+from octavo.frontend.media.processors.interface import Arrays
+from octavo.frontend.media.registry import PROCESSORS
+from octavo.messages.media import Features
+
+MAX_MEMORY_BYTES = 6 << 30
+
+
+class Question(msgspec.Struct, array_like=True, gc=False):
+    """A file, and what is to become of it."""
+
+    architecture: str
+    settings: dict[str, Any]
+    content: bytes
+    max_pixels: int
+    limit_s: float
+
+
+class Answer(msgspec.Struct, array_like=True, gc=False):
+    """What `ImageProcessor.prepare` made, or why it could not."""
+
+    features: dict[str, Features] = {}
+    error: str = ""
+
+
+def pack(arrays: Arrays) -> dict[str, Features]:
+    """Return arrays in the form in which they travel."""
+    return {name: Features(str(a.dtype), list(a.shape), a.tobytes()) for name, a in arrays.items()}
+
+
+def answer(question: Question) -> Answer:
+    """Decode and prepare."""
+    try:
+        image = decode(question.content, question.max_pixels)
+        processor = PROCESSORS.load(question.architecture)
+        return Answer(pack(processor.prepare(image, question.settings)))
+    except RequestError as error:
+        return Answer(error=str(error))
+    except MemoryError:
+        return Answer(error="Failed to load image: it needs too much memory.")
+
+
+def main() -> None:
+    """Answer until standard input ends."""
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    while length := source.read(8):
+        question = msgspec.msgpack.decode(source.read(int.from_bytes(length, "little")), type=Question)
+        signal.setitimer(signal.ITIMER_REAL, question.limit_s)
+        said = msgspec.msgpack.encode(answer(question))
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        sink.write(len(said).to_bytes(8, "little") + said)
+        sink.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Operations on images that processors are made of: Pillow and NumPy, with transformers' arithmetic.
+
+Sources: PilBackend and image_transforms of transformers 5, to the last bit; the resampling is Pillow's own.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import ceil
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+Pixels = np.ndarray
+"""[H, W, 3] uint8."""
+
+
+def rgb(image: Image.Image) -> Image.Image:
+    """Return the image in three channels, as transformers converts it."""
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def resized(image: Image.Image, height: int, width: int, resample: int) -> Image.Image:
+    """Resample the image to a size."""
+    return image.resize((width, height), resample=Image.Resampling(resample))
+
+
+def size_of_shortest_edge(image: Image.Image, shortest: int) -> tuple[int, int]:
+    """Return (height, width) with the smaller one of a length, and the same proportions."""
+    short, long = sorted(image.size)
+    new_long = int(shortest * long / short)
+    return (new_long, shortest) if image.width <= image.height else (shortest, new_long)
+
+
+def wanted_size(image: Image.Image, size: Mapping[str, int]) -> tuple[int, int]:
+    """Return the (height, width) that a processor's `size` asks for."""
+    if "shortest_edge" in size:
+        return size_of_shortest_edge(image, size["shortest_edge"])
+    return size["height"], size["width"]
+
+
+def center_crop(pixels: Pixels, height: int, width: int) -> Pixels:
+    """Cut the middle out of an image; black surrounds one that is smaller."""
+    rows, columns = (max(length, have) for length, have in zip((height, width), pixels.shape, strict=False))
+    top, left = ceil((rows - pixels.shape[0]) / 2), ceil((columns - pixels.shape[1]) / 2)
+    if (rows, columns) != pixels.shape[:2]:
+        whole = np.zeros((rows, columns, 3), pixels.dtype)
+        whole[top : top + pixels.shape[0], left : left + pixels.shape[1]] = pixels
+        start_y, start_x = (pixels.shape[0] - height) // 2 + top, (pixels.shape[1] - width) // 2 + left
+        return whole[max(0, start_y) :][:height, max(0, start_x) :][:, :width]
+    top, left = (rows - height) // 2, (columns - width) // 2
+    return pixels[top : top + height, left : left + width]
+
+
+def normalised(pixels: Pixels, settings: Mapping[str, Any]) -> np.ndarray:
+    """Return [3, H, W] float32: rescaled and normalised as `settings` say, by a table of the 256 values."""
+    values = np.arange(256, dtype=np.float64)
+    if settings.get("do_rescale", True):
+        values = values * settings.get("rescale_factor", 1 / 255)
+    table = np.repeat(values.astype(np.float32)[None], 3, axis=0)
+    if settings.get("do_normalize", True):
+        mean, std = (_by_channel(settings[name]) for name in ("image_mean", "image_std"))
+        table = (table - mean) / std
+    return np.stack([table[channel][pixels[..., channel]] for channel in range(3)])
+
+
+def _by_channel(values: float | Sequence[float]) -> np.ndarray:
+    return np.broadcast_to(np.array(values, np.float32).reshape(-1, 1), (3, 1))

@@ -1,0 +1,89 @@
+"""Idefics3 and SmolVLM: an image is cut into squares, and a small copy of the whole follows them."""
+
+from collections.abc import Mapping
+from math import ceil
+from typing import ClassVar
+
+import numpy as np
+from PIL import Image
+
+from octavo.frontend.media import pixels
+from octavo.frontend.media.processors.interface import HALF, LANCZOS, Arrays, ImageProcessor, Settings
+
+_MAX_SIDE = 4096
+_FAKE, _GLOBAL, _IMAGE = "<fake_token_around_image>", "<global-img>", "<image>"
+
+
+class Idefics3Processor(ImageProcessor):
+    """The text around the squares says where each is."""
+
+    DEFAULTS: ClassVar[Settings] = {
+        "size": {"longest_edge": 4 * 364},
+        "max_image_size": {"longest_edge": 364},
+        "do_image_splitting": True,
+        "resample": LANCZOS,
+        "image_mean": HALF,
+        "image_std": HALF,
+    }
+    OPTIONS = ImageProcessor.OPTIONS | {"do_image_splitting", "max_image_size"}
+
+    @staticmethod
+    def prepare(image: Image.Image, settings: Settings) -> Arrays:
+        side, resample = settings["max_image_size"]["longest_edge"], settings["resample"]
+        if settings.get("do_resize", True):
+            image = pixels.resized(image, *_wanted_size(image, settings["size"]), resample)
+        rows = columns = 0
+        frames = [image]
+        if settings["do_image_splitting"]:
+            image = pixels.resized(image, *_in_squares(image, side), resample)
+            if max(image.size) > side:
+                rows, columns = image.height // side, image.width // side
+            corners = [(x * side, y * side) for y in range(rows) for x in range(columns)]
+            frames = [image.crop((x, y, x + side, y + side)) for x, y in corners]
+            frames.append(pixels.resized(image, side, side, resample) if rows else image)
+        else:
+            frames = [pixels.resized(image, side, side, resample)]
+        values = [pixels.normalised(np.asarray(frame), settings) for frame in frames]
+        return {"pixel_values": np.stack(values), "grid": np.array([rows, columns])}
+
+    def tokens(self, arrays: Mapping[str, np.ndarray]) -> list[int]:
+        patch = self.config["vision_config"].get("patch_size", 32)
+        side = arrays["pixel_values"].shape[-1] // patch // self.config.get("scale_factor", 2)
+        squares = _IMAGE * side**2
+        rows, columns = arrays["grid"].tolist()
+        text = "".join(
+            "".join(f"{_FAKE}<row_{y + 1}_col_{x + 1}>{squares}" for x in range(columns)) + "\n"
+            for y in range(rows)
+        )
+        text += "\n" if rows else ""
+        return self.encode(f"{text}{_FAKE}{_GLOBAL}{squares}{_FAKE}")
+
+
+def _wanted_size(image: Image.Image, size: Mapping[str, int]) -> tuple[int, int]:
+    """Return (height, width) with the longer one as asked for, and the shorter one even."""
+    if "longest_edge" not in size:
+        return size["height"], size["width"]
+    longest, ratio = size["longest_edge"], image.width / image.height
+    if image.width >= image.height:
+        height, width = int(longest / ratio), longest
+        height += height % 2
+    else:
+        height, width = longest, int(longest * ratio)
+        width += width % 2
+    height, width = max(height, 1), max(width, 1)
+    ratio = width / height
+    if width >= height and width > _MAX_SIDE:
+        height, width = int(_MAX_SIDE / ratio), _MAX_SIDE
+    elif height > width and height > _MAX_SIDE:
+        height, width = _MAX_SIDE, int(_MAX_SIDE * ratio)
+    return max(height, 1), max(width, 1)
+
+
+def _in_squares(image: Image.Image, side: int) -> tuple[int, int]:
+    """Return (height, width) as multiples of `side`."""
+    ratio = image.width / image.height
+    if image.width >= image.height:
+        width = ceil(image.width / side) * side
+        return ceil(int(width / ratio) / side) * side, width
+    height = ceil(image.height / side) * side
+    return height, ceil(int(height * ratio) / side) * side

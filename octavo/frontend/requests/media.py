@@ -1,0 +1,92 @@
+"""`PromptMedia`: the images of prompts. For a model of text alone it loads nothing of media."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from octavo.base.errors import ConfigError, RequestError
+from octavo.base.registry import load_object
+from octavo.config.engine import EngineConfig
+from octavo.frontend.media.inputs import MediaInputs, read_inputs
+from octavo.frontend.media.registry import PROCESSORS
+from octavo.frontend.requests.options import RequestOptions
+from octavo.frontend.requests.prompts import ParsedPrompt, PromptType
+from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.messages.media import MediaItem
+
+_READER = "octavo.frontend.media.reader:MediaReader"
+_DATA, _UUIDS, _KWARGS = "multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs"
+
+
+class PromptMedia:
+    """Reads and places items, if the model takes some. Thread-safe."""
+
+    def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None) -> None:
+        """Raises ConfigError without Pillow, BadCheckpoint."""
+        self._architecture, self._reader = config.architecture, None
+        if config.pooling is None and config.architecture in PROCESSORS:
+            try:
+                self._reader = load_object(_READER)(config, tokenizer)
+            except ImportError as error:
+                raise ConfigError(
+                    f"{config.architecture} takes images, which need Pillow ({error}): install octavo[media]."
+                ) from error
+
+    @property
+    def modalities(self) -> tuple[Literal["text", "image"], ...]:
+        """What prompts may be made of."""
+        return ("text",) if self._reader is None else ("text", "image")
+
+    @property
+    def reader(self) -> Any:
+        """The MediaReader of a model that takes images. Raises RequestError for others."""
+        if self._reader is None:
+            raise RequestError(
+                f"At most 0 image(s) may be provided in one prompt: {self._architecture} takes text only.",
+                _DATA,
+            )
+        return self._reader
+
+    def tell(self, on_lookup: Callable[..., None]) -> None:
+        """Have `on_lookup` told of each look into the cache of prepared items."""
+        if self._reader is not None:
+            self._reader.on_lookup = on_lookup
+
+    def is_in(self, prompt: PromptType) -> bool:
+        """Whether there is something to read."""
+        return isinstance(prompt, Mapping) and bool(prompt.get(_DATA) or prompt.get(_UUIDS))
+
+    def read(self, prompt: PromptType, options: RequestOptions) -> PromptType:
+        """The same prompt with its items prepared, which may take seconds. Raises RequestError."""
+        if not isinstance(prompt, Mapping):
+            return prompt
+        inputs = read_inputs(*(prompt.get(name) for name in (_DATA, _UUIDS, _KWARGS)))
+        if inputs is None:
+            return prompt
+        prepared = self._prepare(inputs, str(prompt.get("cache_salt") or ""), options)
+        rest = {name: value for name, value in prompt.items() if name not in (_UUIDS, _KWARGS)}
+        return {**rest, _DATA: {"image": prepared}}  # type: ignore[return-value]  # still one of the forms
+
+    def place(
+        self, ids: list[int], prompt: ParsedPrompt, options: RequestOptions
+    ) -> tuple[list[int], list[MediaItem]]:
+        """The tokens of a prompt with what stands for its items, and these. Raises RequestError."""
+        inputs, salt = prompt.media or MediaInputs(), prompt.cache_salt
+        placed: tuple[list[int], list[MediaItem]] = self.reader.place(
+            ids, self._prepare(inputs, salt, options)
+        )
+        return placed
+
+    def clear(self) -> None:
+        """Forget what was prepared."""
+        if self._reader is not None:
+            self._reader.clear()
+
+    def close(self) -> None:
+        """End the processes that decode; may be called twice."""
+        if self._reader is not None:
+            self._reader.close()
+
+    def _prepare(self, inputs: MediaInputs, salt: str, options: RequestOptions) -> list[Any]:
+        kwargs = {**options.mm_processor_kwargs, **inputs.kwargs}
+        prepared: list[Any] = self.reader.read(MediaInputs(inputs.items, inputs.uuids, kwargs), salt)
+        return prepared

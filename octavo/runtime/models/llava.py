@@ -1,0 +1,73 @@
+"""LLaVA 1.5 projects the patches of a CLIP, as they are before its last layer, to embeddings of text."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from octavo.base.errors import Unsupported
+from octavo.runtime.layers.build import BuildContext
+from octavo.runtime.models.arch import Config, size_of
+from octavo.runtime.models.media import Features, MediaEncoder
+from octavo.runtime.models.vision import (
+    Projector,
+    VisionTower,
+    chosen_layers,
+    cut_patches,
+    read_tower,
+    tower_weights,
+)
+from octavo.runtime.models.weights import to
+
+_CLIP: Config = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "image_size": 224,
+    "patch_size": 32,
+    "hidden_act": "quick_gelu",
+}
+_SIGLIP: Config = _CLIP | {"patch_size": 16, "hidden_act": "gelu_pytorch_tanh"}
+"""What transformers assumes where a vision_config is silent."""
+
+
+class LlavaEncoder(MediaEncoder):
+    """Reads `pixel_values`, [1, 3, H, W] of each image."""
+
+    WEIGHTS: ClassVar = tower_weights("vision_tower.") | {
+        "multi_modal_projector.linear_1": to("encoder.projector.up"),
+        "multi_modal_projector.linear_2": to("encoder.projector.down"),
+    }
+
+    def __init__(self, config: Config, build: BuildContext) -> None:
+        super().__init__(config, build)
+        vision: Config = config["vision_config"]
+        vision = (_CLIP if vision.get("model_type") == "clip_vision_model" else _SIGLIP) | vision
+        arch = read_tower(vision)
+        strategy = config.get("vision_feature_select_strategy", "default")
+        if strategy not in ("default", "full"):
+            raise Unsupported(f"vision_feature_select_strategy={strategy!r} is neither 'default' nor 'full'.")
+        self._patch_size = size_of(vision, "patch_size")
+        self._first = int(strategy == "default")
+        self._layers = chosen_layers(config, len(arch.body.layers))
+        self.tower = VisionTower(arch.shortened(max(self._layers)), build.at("tower"))
+        size = size_of(config["text_config"], "hidden_size")
+        self.projector = Projector(
+            build.at("projector"),
+            (arch.size * len(self._layers), size, size),
+            config.get("projector_hidden_act", "gelu"),
+            bool(config.get("multimodal_projector_bias", True)),
+        )
+
+    def unused(self) -> tuple[str, ...]:
+        """See MediaEncoder: the layers behind the last that is taken."""
+        numbers = r"\.encoder\.layers\.(?!({})\.)".format("|".join(map(str, range(len(self.tower.blocks)))))
+        return (r"vision_tower\..*post_layernorm\.", r"vision_tower(\.vision_model)?" + numbers)
+
+    def encode(self, items: Sequence[Features]) -> list[Tensor]:
+        pixels = torch.cat([item["pixel_values"] for item in items])
+        hidden = self.tower(cut_patches(pixels, self._patch_size), self._layers)[:, self._first :]
+        embeds: Tensor = self.projector(hidden.flatten(0, 1))
+        return list(embeds.view(len(items), -1, embeds.shape[-1]))

@@ -1,0 +1,100 @@
+"""A `MediaEncoder` turns images and the like into embeddings that stand in for tokens of a text model.
+
+A model for media is any text family of `MODELS` with an encoder of `MEDIA_ENCODERS`, which the loader
+attaches to it as `encoder`; the worker's MediaPart calls it. A further modality is a further encoder. Our
+parameter names:
+
+    encoder.tower.{patches, class_token, positions, norm_in, blocks.*, norm_out}  encoder.<projector>
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from octavo.base.errors import Unsupported
+from octavo.base.registry import Registry
+from octavo.runtime.layers.build import BuildContext
+from octavo.runtime.models.arch import Config
+from octavo.runtime.models.interface import MODELS
+from octavo.runtime.models.weights import Target, WeightMap
+
+Features = Mapping[str, Tensor]
+"""What the front-end's processor made of one item, by name."""
+
+_TEXT = "model.language_model.|language_model.|model.text_model.|"
+"""What stands before the names of the text model, in checkpoints of transformers 5 and 4."""
+
+
+class MediaEncoder(nn.Module, ABC):
+    """An encoder keeps its weights unquantized, on every rank as its layers are split.
+
+    WEIGHTS: names in the checkpoint, without "model.", to parameters, which begin with "encoder."
+    """
+
+    WEIGHTS: ClassVar[Mapping[str, Target]]
+
+    @abstractmethod
+    def __init__(self, config: Config, build: BuildContext) -> None:
+        """Construct from the whole config, with parameters still to be loaded.
+
+        Raises BadCheckpoint, Unsupported.
+        """
+        super().__init__()
+
+    def unused(self) -> tuple[str, ...]:
+        """Return patterns of tensors that nothing reads."""
+        return ()
+
+    @abstractmethod
+    def encode(self, items: Sequence[Features]) -> list[Tensor]:
+        """Return the embeddings of each item, [placeholders, embedding_size], all computed as one batch."""
+
+
+def media_weights(text: WeightMap, encoder: MediaEncoder) -> WeightMap:
+    """Return the names of a text family and of an encoder together."""
+    rules, ignored = {**text.rules, **encoder.WEIGHTS}, (*text.ignored, *encoder.unused())
+    return replace(text, rules=rules, prefix=_TEXT + text.prefix, ignored=ignored)
+
+
+MEDIA_ENCODERS: Registry[type[MediaEncoder]] = Registry(
+    "media encoder",
+    {
+        "Idefics3ForConditionalGeneration": "octavo.runtime.models.idefics3:Idefics3Encoder",
+        "SmolVLMForConditionalGeneration": "octavo.runtime.models.idefics3:Idefics3Encoder",
+        "InternVLForConditionalGeneration": "octavo.runtime.models.internvl:InternVLEncoder",
+        "LlavaForConditionalGeneration": "octavo.runtime.models.llava:LlavaEncoder",
+        "LlavaNextForConditionalGeneration": "octavo.runtime.models.llava_next:LlavaNextEncoder",
+        "LlavaOnevisionForConditionalGeneration": "octavo.runtime.models.llava_next:OneVisionEncoder",
+        "Mistral3ForConditionalGeneration": "octavo.runtime.models.pixtral:Mistral3Encoder",
+        "PixtralForConditionalGeneration": "octavo.runtime.models.pixtral:PixtralEncoder",
+    },
+)
+"""By the architecture of the whole (Checkpoint.media_architecture)."""
+
+_TEXT_MODELS = {
+    "gemma3_text": "Gemma3ForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "ministral3": "Ministral3ForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+}
+"""Architectures of text models, by the model_type of a text_config."""
+
+
+def text_model(config: Config) -> str:
+    """Return the architecture that a text_config describes. Raises Unsupported."""
+    for name in config.get("architectures") or ():
+        if name in MODELS:
+            return str(name)
+    kind = config.get("model_type")
+    if kind not in _TEXT_MODELS:
+        raise Unsupported(
+            f"A text model of type {kind!r} is not supported here: {', '.join(_TEXT_MODELS)} are."
+        )
+    return _TEXT_MODELS[kind]

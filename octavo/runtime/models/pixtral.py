@@ -1,0 +1,140 @@
+"""Pixtral's tower sees images of any proportions, by a rope of two axes; Mistral 3 merges its patches."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from octavo.base.errors import Unsupported
+from octavo.runtime.layers.build import BuildContext
+from octavo.runtime.layers.linear import ReplicatedLinear
+from octavo.runtime.layers.norm import NormArch, make_norm
+from octavo.runtime.layers.rotary import AxialRotary
+from octavo.runtime.models.arch import Arch, Config, LayerArch, read_dense, read_heads, size_of
+from octavo.runtime.models.decoder import DecoderLayer
+from octavo.runtime.models.media import Features, MediaEncoder
+from octavo.runtime.models.vision import Projector, cut_patches, flat, full_batch, run_blocks
+from octavo.runtime.models.weights import to
+
+_VISION: Config = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 24,
+    "patch_size": 16,
+    "hidden_act": "gelu",
+}
+"""What transformers assumes where a vision_config is silent."""
+_TOWER, _LAYER, _BLOCK = "vision_tower.", "vision_tower.transformer.layers.*.", "encoder.tower.blocks.*."
+
+
+class PixtralTower(nn.Module):
+    """Computes patches of images of different sizes, one after the other."""
+
+    def __init__(self, config: Config, build: BuildContext) -> None:
+        super().__init__()
+        attention = read_heads(config, is_causal=False)
+        layer = LayerArch(attention=attention, feed_forward=read_dense(config))
+        self.size, self._dtype = size_of(config, "hidden_size"), build.compute_dtype
+        body = Arch(
+            vocab_size=1,
+            hidden_size=self.size,
+            layers=(layer,) * size_of(config, "num_hidden_layers"),
+            final_norm=False,
+            norm=NormArch(eps=1e-5),
+        )
+        self.patch_size = size_of(config, "patch_size")
+        patch_inputs = size_of(config, "num_channels", 3) * self.patch_size**2
+        self.patches = ReplicatedLinear(build.at("patches"), patch_inputs, self.size, False)
+        self.norm_in = make_norm(body.norm, build.at("norm_in"), self.size)
+        rope: Config = config.get("rope_parameters") or {}
+        theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
+        self._rotary = AxialRotary(attention.head_dim, theta, build.device)
+        self.blocks = nn.ModuleList(
+            DecoderLayer(body, build.at(f"blocks.{i}"), i, self._rotary) for i in range(len(body.layers))
+        )
+
+    def forward(self, images: Sequence[Tensor]) -> Tensor:
+        """Return the hidden states of all patches, [P, size]. images: [1, 3, H, W] each"""
+        cut = [cut_patches(image, self.patch_size)[0] for image in images]
+        x = self.norm_in(self.patches(torch.cat(cut).to(self._dtype)))
+        batch = full_batch([len(patches) for patches in cut], x.device)
+        self._rotary.enter(batch, [self.grid(image) for image in images])
+        return run_blocks(self.blocks, x, batch)[-1]
+
+    def grid(self, image: Tensor) -> tuple[int, int]:
+        """Return the rows and columns of an image's patches."""
+        return image.shape[-2] // self.patch_size, image.shape[-1] // self.patch_size
+
+
+class PixtralEncoder(MediaEncoder):
+    """Reads `pixel_values`, [1, 3, H, W] of each image, H and W multiples of a patch."""
+
+    WEIGHTS: ClassVar = {
+        f"{_TOWER}patch_conv.weight": to("encoder.tower.patches.weight", "", flat),
+        f"{_TOWER}ln_pre": to("encoder.tower.norm_in"),
+        f"{_LAYER}attention_norm": to(f"{_BLOCK}attention_norm"),
+        f"{_LAYER}ffn_norm": to(f"{_BLOCK}mlp_norm"),
+        f"{_LAYER}attention.q_proj": to(f"{_BLOCK}attention.qkv", "q"),
+        f"{_LAYER}attention.k_proj": to(f"{_BLOCK}attention.qkv", "k"),
+        f"{_LAYER}attention.v_proj": to(f"{_BLOCK}attention.qkv", "v"),
+        f"{_LAYER}attention.o_proj": to(f"{_BLOCK}attention.out"),
+        f"{_LAYER}feed_forward.gate_proj": to(f"{_BLOCK}mlp.up", "gate"),
+        f"{_LAYER}feed_forward.up_proj": to(f"{_BLOCK}mlp.up", "up"),
+        f"{_LAYER}feed_forward.down_proj": to(f"{_BLOCK}mlp.down"),
+        "multi_modal_projector.linear_1": to("encoder.projector.up"),
+        "multi_modal_projector.linear_2": to("encoder.projector.down"),
+    }
+    BIAS: ClassVar[bool] = True
+    """Of the projector, where a config is silent."""
+
+    def __init__(self, config: Config, build: BuildContext) -> None:
+        super().__init__(config, build)
+        if config.get("vision_feature_layer", -1) != -1:
+            raise Unsupported(f"vision_feature_layer={config['vision_feature_layer']}: only -1 is supported.")
+        self.tower = PixtralTower(_VISION | config["vision_config"], build.at("tower"))
+        size = size_of(config["text_config"], "hidden_size")
+        self.projector = Projector(
+            build.at("projector"),
+            (self.tower.size, size, size),
+            config.get("projector_hidden_act", "gelu"),
+            bool(config.get("multimodal_projector_bias", self.BIAS)),
+        )
+
+    def encode(self, items: Sequence[Features]) -> list[Tensor]:
+        images = [item["pixel_values"] for item in items]
+        grids = [self.tower.grid(image) for image in images]
+        parts = torch.split(self.tower(images), [rows * columns for rows, columns in grids])
+        merged = self._merged(parts, grids)
+        return list(torch.split(self.projector(torch.cat(merged)), [len(part) for part in merged]))
+
+    def _merged(self, parts: Sequence[Tensor], grids: Sequence[tuple[int, int]]) -> list[Tensor]:
+        """Return what is projected of each image."""
+        return list(parts)
+
+
+class Mistral3Encoder(PixtralEncoder):
+    """Mistral 3 normalises patches and merges squares of them."""
+
+    WEIGHTS: ClassVar = PixtralEncoder.WEIGHTS | {
+        "multi_modal_projector.norm": to("encoder.norm"),
+        "multi_modal_projector.patch_merger.merging_layer": to("encoder.merger"),
+    }
+    BIAS = False
+
+    def __init__(self, config: Config, build: BuildContext) -> None:
+        super().__init__(config, build)
+        size, self._merge = self.tower.size, size_of(config, "spatial_merge_size", 2)
+        norm = NormArch(eps=config["text_config"].get("rms_norm_eps") or 1e-6)
+        self.norm = make_norm(norm, build.at("norm"), size)
+        self.merger = ReplicatedLinear(build.at("merger"), size * self._merge**2, size, False)
+
+    def _merged(self, parts: Sequence[Tensor], grids: Sequence[tuple[int, int]]) -> list[Tensor]:
+        squares = []
+        for part, (rows, columns) in zip(parts, grids, strict=True):
+            grid = self.norm(part).view(1, rows, columns, -1).permute(0, 3, 1, 2)
+            squares.append(functional.unfold(grid, self._merge, stride=self._merge)[0].t())
+        merged: Tensor = self.merger(torch.cat(squares))
+        return list(torch.split(merged, [len(square) for square in squares]))

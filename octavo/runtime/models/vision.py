@@ -1,0 +1,202 @@
+"""A `VisionTower` is the transformer over an image's patches, as CLIP and SigLIP have it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from octavo.base.errors import BadCheckpoint
+from octavo.runtime.batch import ForwardBatch
+from octavo.runtime.layers.build import BuildContext
+from octavo.runtime.layers.embedding import Embedding
+from octavo.runtime.layers.linear import ReplicatedLinear
+from octavo.runtime.layers.mlp import make_activation
+from octavo.runtime.layers.norm import make_norm
+from octavo.runtime.models.arch import Arch, Config, LayerArch, read_dense, read_heads, read_norm, size_of
+from octavo.runtime.models.decoder import DecoderLayer
+from octavo.runtime.models.weights import Target, to
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionArch:
+    """A VisionArch describes a tower. body: its layers; patch_inputs: numbers of a patch
+
+    num_positions: learned ones, with that of the class token
+    """
+
+    body: Arch
+    patch_inputs: int
+    num_positions: int = 0
+    patch_bias: bool = True
+    has_class_token: bool = False
+    norm_in: bool = False
+    norm_out: bool = True
+
+    @property
+    def size(self) -> int:
+        """Return the width of hidden states."""
+        return self.body.hidden_size
+
+    def shortened(self, num_layers: int) -> "VisionArch":
+        """Return the tower up to some layer, whose outputs no norm changes."""
+        body = replace(self.body, layers=self.body.layers[:num_layers])
+        return replace(self, body=body, norm_out=False)
+
+
+def read_tower(config: Config, **own: Any) -> VisionArch:
+    """Read a vision_config of CLIP or SigLIP. own: fields that the family replaces. Raises BadCheckpoint."""
+    is_clip = config.get("model_type", "").startswith("clip")
+    patch, image = size_of(config, "patch_size"), size_of(config, "image_size")
+    layer = LayerArch(
+        attention=read_heads(config, qkv_bias=True, out_bias=True, is_causal=False),
+        feed_forward=read_dense(config, gated=False, bias=True),
+    )
+    body = Arch(
+        vocab_size=1,
+        hidden_size=size_of(config, "hidden_size"),
+        layers=(layer,) * size_of(config, "num_hidden_layers"),
+        final_norm=False,
+        norm=read_norm({"layer_norm_eps": 1e-5 if is_clip else 1e-6} | config),
+    )
+    common: dict[str, Any] = {
+        "patch_inputs": size_of(config, "num_channels", 3) * patch**2,
+        "num_positions": (image // patch) ** 2 + is_clip,
+        "patch_bias": not is_clip,
+        "has_class_token": is_clip,
+        "norm_in": is_clip,
+    }
+    return VisionArch(body=body, **common | own)
+
+
+class VisionTower(nn.Module):
+    """Computes embeddings of patches, then layers in which all patches of an image see each other."""
+
+    def __init__(self, arch: VisionArch, build: BuildContext) -> None:
+        super().__init__()
+        body, size = arch.body, arch.size
+        self._arch, self._dtype = arch, build.compute_dtype
+        self.patches = ReplicatedLinear(build.at("patches"), arch.patch_inputs, size, arch.patch_bias)
+        if arch.has_class_token:
+            self.class_token = Embedding(build.at("class_token"), 1, size)
+        if arch.num_positions:
+            self.positions = Embedding(build.at("positions"), arch.num_positions, size)
+        self.norm_in = make_norm(body.norm, build.at("norm_in"), size) if arch.norm_in else nn.Identity()
+        self.norm_out = make_norm(body.norm, build.at("norm_out"), size) if arch.norm_out else nn.Identity()
+        self.blocks = nn.ModuleList(
+            DecoderLayer(body, build.at(f"blocks.{i}"), i, None) for i in range(len(body.layers))
+        )
+
+    def forward(self, patches: Tensor, kept: Sequence[int] = (), positions: Tensor | None = None) -> Tensor:
+        """Return the hidden states of N images of one size, [N, class token and patches, size].
+
+        patches: [N, P, patch_inputs]
+        kept:    return those behind so many layers instead, side by side: [N, …, len(kept) * size]
+        positions: numbers of learned positions, [P] int64; None = 0, 1, …
+        """
+        num_images, num_patches, _ = patches.shape
+        x = self.patches(patches.flatten(0, 1).to(self._dtype)).view(num_images, num_patches, -1)
+        if self._arch.has_class_token:
+            token = self.class_token(torch.zeros(num_images, dtype=torch.int64, device=x.device))
+            x = torch.cat([token[:, None], x], dim=1)
+        length = x.shape[1]
+        if self._arch.num_positions:
+            x = x + self.positions(torch.arange(length, device=x.device) if positions is None else positions)
+        batch = full_batch([length] * num_images, x.device)
+        states = run_blocks(self.blocks, self.norm_in(x).flatten(0, 1), batch)
+        chosen = torch.cat([states[index] for index in kept], -1) if kept else self.norm_out(states[-1])
+        return chosen.view(num_images, length, -1)
+
+
+def run_blocks(blocks: nn.ModuleList, x: Tensor, batch: ForwardBatch) -> list[Tensor]:
+    """Return the residual stream before the first layer and behind each, [T, size]."""
+    states = [x]
+    for block in blocks:
+        term, residual = block(states[-1], None, batch)
+        states.append(term if residual is None else residual + term)
+    return states
+
+
+def full_batch(lengths: Sequence[int], device: torch.device) -> ForwardBatch:
+    """Return a batch of sequences, one after the other, for layers that keep nothing between steps."""
+    each = torch.tensor(lengths, dtype=torch.int32, device=device)
+    ends = each.cumsum(0, dtype=torch.int32)
+    positions = torch.cat([torch.arange(length, device=device) for length in lengths])
+    return ForwardBatch(
+        input_ids=positions,
+        positions=positions,
+        cu_q_lens=torch.nn.functional.pad(ends, (1, 0)),
+        kv_lens=each,
+        kv_caches=[],
+        groups=[],
+        group_of_layer=[],
+        from_start=True,
+        longest_q=max(lengths),
+    )
+
+
+def cut_patches(pixels: Tensor, size: int) -> Tensor:
+    """Return the patches of images [N, C, H, W], row by row: [N, H / size * W / size, C * size * size]."""
+    cut = pixels.unfold(2, size, size).unfold(3, size, size)
+    return cut.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
+
+
+class Projector(nn.Module):
+    """Computes two linear layers with an activation between them."""
+
+    def __init__(self, build: BuildContext, sizes: tuple[int, int, int], activation: str, bias: bool) -> None:
+        super().__init__()
+        self.up = ReplicatedLinear(build.at("up"), sizes[0], sizes[1], bias)
+        self.down = ReplicatedLinear(build.at("down"), sizes[1], sizes[2], bias)
+        self._activation = make_activation(activation, build.kernels.activate, gated=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [T, sizes[0]] to [T, sizes[2]]."""
+        out: Tensor = self.down(self._activation(self.up(x)))
+        return out
+
+
+def flat(tensor: Any, layer: LayerArch | None) -> Any:
+    """Turn the kernel of a convolution over patches to a matrix."""
+    return tensor.flatten(1)
+
+
+def row(tensor: Any, layer: LayerArch | None) -> Any:
+    """Turn a vector to a table of one row."""
+    return tensor.reshape(1, -1)
+
+
+def tower_weights(prefix: str, tower: str = "encoder.tower.") -> dict[str, Target]:
+    """Return the names of CLIP's and SigLIP's towers behind `prefix`, as transformers 5 and 4 have them."""
+    block = f"{tower}blocks.*."
+    names: dict[str, Target] = {}
+    for start in (prefix, f"{prefix}vision_model."):
+        layer = f"{start}encoder.layers.*."
+        names |= {
+            f"{start}embeddings.class_embedding": to(f"{tower}class_token.weight", "", row),
+            f"{start}embeddings.patch_embedding.weight": to(f"{tower}patches.weight", "", flat),
+            f"{start}embeddings.patch_embedding": to(f"{tower}patches"),
+            f"{start}embeddings.position_embedding": to(f"{tower}positions"),
+            f"{start}pre_layrnorm": to(f"{tower}norm_in"),
+            f"{start}post_layernorm": to(f"{tower}norm_out"),
+            f"{layer}layer_norm1": to(f"{block}attention_norm"),
+            f"{layer}layer_norm2": to(f"{block}mlp_norm"),
+            f"{layer}self_attn.q_proj": to(f"{block}attention.qkv", "q"),
+            f"{layer}self_attn.k_proj": to(f"{block}attention.qkv", "k"),
+            f"{layer}self_attn.v_proj": to(f"{block}attention.qkv", "v"),
+            f"{layer}self_attn.out_proj": to(f"{block}attention.out"),
+            f"{layer}mlp.fc1": to(f"{block}mlp.up"),
+            f"{layer}mlp.fc2": to(f"{block}mlp.down"),
+        }
+    return names
+
+
+def chosen_layers(config: Config, num_layers: int) -> list[int]:
+    """Return after how many layers a LLaVA takes hidden states. Raises BadCheckpoint."""
+    given = config.get("vision_feature_layer", -2)
+    listed = given if isinstance(given, list) else [given]
+    layers = [index + num_layers + 1 if index < 0 else index for index in listed]
+    if not layers or not all(0 <= index <= num_layers for index in layers):
+        raise BadCheckpoint(f"vision_feature_layer={given!r} is outside of the tower's {num_layers} layers")
+    return layers

@@ -1,0 +1,160 @@
+"""What prompts with images may say, how they are cached, and what the engine gets of them."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from octavo import LLM, SamplingParams
+from octavo.base.errors import ConfigError, RequestError
+from tests.tiny_media import IMAGE, TINY_MEDIA, make_images, make_oracle, save
+
+LLAVA = "LlavaForConditionalGeneration"
+PARAMS = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+IDS = [5, 6, IMAGE, 7, 8, 9, *range(10, 40)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save(make_oracle(LLAVA), LLAVA, tmp_path_factory.mktemp("llava"))
+
+
+@pytest.fixture(scope="module")
+def llm(folder):
+    return LLM(
+        str(folder),
+        skip_tokenizer_init=True,
+        max_model_len=256,
+        limit_mm_per_prompt={"image": 2},
+        enable_mm_embeds=True,
+    )
+
+
+def prompt(*images, ids=IDS, **entries):
+    return {"prompt_token_ids": ids, "multi_modal_data": {"image": list(images)}, **entries}
+
+
+def run(llm, *prompts):
+    return llm.generate(list(prompts), PARAMS, use_tqdm=False)
+
+
+def part_of(llm):
+    worker = llm.llm_engine.core.client._core._executor._worker
+    return worker._media
+
+
+def test_limits(llm):
+    images = make_images(3)
+    with pytest.raises(RequestError, match=r"At most 2 image\(s\) may be provided in one prompt."):
+        run(llm, prompt(*images, ids=[IMAGE] * 3))
+    with pytest.raises(RequestError, match=r"The prompt has 2 image placeholder\(s\), but 1 image\(s\)"):
+        run(llm, prompt(images[0], ids=[IMAGE, 5, IMAGE]))
+    with pytest.raises(RequestError, match=r"The prompt has 0 image placeholder\(s\)"):
+        run(llm, prompt(images[0], ids=[5]))
+    for wrong in ("text", np.zeros((4, 4, 3)), np.zeros((0, 4, 3), np.uint8), 7):
+        with pytest.raises(RequestError, match="An image must be one of Pillow's"):
+            run(llm, prompt(wrong))
+
+
+def test_forms_are_equal(llm):
+    [image] = make_images(1)
+    array = np.asarray(image)
+    forms = [image, array, np.moveaxis(array, -1, 0), torch.from_numpy(array.copy())]
+    outputs = [run(llm, prompt(form))[0].outputs[0].token_ids for form in forms]
+    assert outputs == [outputs[0]] * len(forms)
+
+
+def test_a_repeated_image_is_not_encoded_again(llm):
+    [image] = make_images(1, seed=7)
+    part = part_of(llm)
+    part.batches.clear()
+    first = run(llm, prompt(image))[0]
+    assert part.batches == [1]
+    again = run(llm, prompt(image))[0]
+    assert part.batches == [1] and again.num_cached_tokens >= 16
+    other_text = run(llm, prompt(image, ids=[90, *IDS]))[0]
+    assert part.batches == [1] and other_text.num_cached_tokens == 0
+    assert again.outputs[0].token_ids == first.outputs[0].token_ids
+
+
+def test_images_of_many_requests_are_one_batch(llm):
+    part = part_of(llm)
+    part.batches.clear()
+    run(llm, *(prompt(image) for image in make_images(16, seed=3)))
+    assert max(part.batches) >= 8 and sum(part.batches) == 16
+
+
+def test_images_of_equal_size_share_no_blocks(llm):
+    black, white = Image.new("RGB", (40, 40)), Image.new("RGB", (40, 40), "white")
+    first, second = run(llm, prompt(black))[0], run(llm, prompt(white))[0]
+    assert first.prompt_token_ids == second.prompt_token_ids
+    assert second.num_cached_tokens == 0
+    assert run(llm, prompt(white))[0].num_cached_tokens > 0
+    moved = run(llm, prompt(white, mm_processor_kwargs={"do_normalize": False}))[0]
+    assert moved.num_cached_tokens == 0
+    assert run(llm, prompt(white, cache_salt="other"))[0].num_cached_tokens == 0
+
+
+def test_names(llm):
+    """A name stands for what came with it first, under the same salt."""
+    black, white = Image.new("RGB", (44, 44)), Image.new("RGB", (44, 44), "white")
+    named = {"multi_modal_uuids": {"image": ["a name"]}}
+    first = run(llm, prompt(black, **named))[0].outputs[0].token_ids
+    assert run(llm, prompt(None, **named))[0].outputs[0].token_ids == first
+    assert run(llm, prompt(white, **named))[0].outputs[0].token_ids == first
+    with pytest.raises(RequestError, match="'a name' is not in the cache"):
+        run(llm, prompt(None, cache_salt="x", **named))
+    with pytest.raises(RequestError, match="given, or named by a uuid"):
+        run(llm, prompt(None))
+    llm.reset_mm_cache()
+    with pytest.raises(RequestError, match="send its content"):
+        run(llm, prompt(None, **named))
+
+
+def test_processor_kwargs(llm, folder):
+    [image] = make_images(1, seed=9)
+    plain = run(llm, prompt(image))[0]
+    other = llm.generate(prompt(image), PARAMS, mm_processor_kwargs={"do_center_crop": True}, use_tqdm=False)
+    assert other[0].outputs[0].token_ids == plain.outputs[0].token_ids
+    with pytest.raises(RequestError, match=r"Unknown mm_processor_kwargs smell\. Known: crop_size"):
+        run(llm, prompt(image, mm_processor_kwargs={"smell": 1}))
+    with pytest.raises(RequestError, match="cannot be prepared with these mm_processor_kwargs"):
+        run(llm, prompt(image, mm_processor_kwargs={"size": "large"}))
+    with pytest.raises(ConfigError, match="Unknown mm_processor_kwargs smell"):
+        LLM(str(folder), skip_tokenizer_init=True, mm_processor_kwargs={"smell": 1})
+
+
+def test_embeddings(llm):
+    """What the encoder makes of an image, given in its place, gives the same text."""
+    [image] = make_images(1, seed=11)
+    expected = run(llm, prompt(image))[0]
+    embeds = next(reversed(part_of(llm).cache._entries.values()))[0]
+    given = run(llm, prompt(embeds.clone()))[0]
+    assert given.outputs[0].token_ids == expected.outputs[0].token_ids
+    batch = {"prompt_token_ids": IDS, "multi_modal_data": {"image": embeds[None].clone()}}
+    assert run(llm, batch)[0].outputs[0].token_ids == expected.outputs[0].token_ids
+    with pytest.raises(RequestError, match=r"shape \(num_tokens, 48\) for this model, got \(4, 7\)"):
+        run(llm, prompt(torch.zeros(4, 7)))
+
+
+def test_children_share_their_images(llm):
+    [image] = make_images(1, seed=13)
+    params = SamplingParams(temperature=1.0, n=3, max_tokens=4, seed=1)
+    part_of(llm).batches.clear()
+    outputs = llm.generate([prompt(image)], params, use_tqdm=False)[0].outputs
+    assert len(outputs) == 3 and part_of(llm).batches == [1]
+
+
+def test_settings_of_the_model(folder):
+    assert json.loads((folder / "preprocessor_config.json").read_text()) == TINY_MEDIA[LLAVA].settings
+
+
+def test_encoded_files(llm, tmp_path):
+    """Bytes are decoded by another process, to the same numbers."""
+    [image] = make_images(1, seed=15)
+    path = tmp_path / "a.png"
+    image.save(path)
+    expected = run(llm, prompt(image))[0].outputs[0].token_ids
+    assert run(llm, prompt(path.read_bytes()))[0].outputs[0].token_ids == expected
