@@ -98,6 +98,7 @@ async def chat(client, body):
     assert answer.status_code == 200, answer.text
     events = [event for event in events_of(answer.text) if event != "[DONE]"]
     text, calls, tokens, ends = "", {}, [], []
+    assert not any("error" in event for event in events), events
     for choice in (choice for event in events for choice in event["choices"]):
         text += choice["delta"].get("content") or ""
         for call in choice["delta"].get("tool_calls") or ():
@@ -113,6 +114,7 @@ def all_streams(engine, client):
     return [*(stream(engine, kind) for kind in KINDS), *(chat(client, body) for body in CHATS)]
 
 
+@pytest.mark.timeout(120 + 60 * ROUNDS)
 async def test_streams_of_all_kinds(engine):
     transport = httpx.ASGITransport(make_app(engine, ServerConfig()))
     async with httpx.AsyncClient(transport=transport, base_url="http://octavo", timeout=300) as client:
