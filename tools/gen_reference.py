@@ -120,11 +120,13 @@ def _command(name: str) -> Iterator[str]:
     yield textwrap.dedent(parser.description or "").strip()
     if parser.epilog:
         yield "```sh\n" + textwrap.dedent(parser.epilog.removeprefix("examples:\n")) + "\n```"
-    own = [a for a in parser.options() if a.dest not in _OPTIONS and not isinstance(a, argparse._HelpAction)]
+    options = [action for action in parser.options() if not isinstance(action, argparse._HelpAction)]
+    takes_all = {field.name for field in dataclasses.fields(EngineArgs)} <= {a.dest for a in options}
+    own = [action for action in options if not takes_all or action.dest not in _OPTIONS]
     rows = [(_flag(action), (action.help or "").replace("%%", "%")) for action in own]
     if rows:
         yield table(("argument", "meaning"), rows)
-    if len(own) < len(list(parser.options())) - 1:
+    if takes_all:
         yield f"`octavo {name}` also takes the [options](config.md)" + (
             " of the engine and of the server." if name == "serve" else " of the engine."
         )
