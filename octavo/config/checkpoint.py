@@ -13,6 +13,7 @@ from typing import Any, Literal
 from octavo.base.errors import BadCheckpoint, Unsupported
 from octavo.base.gguf import open_gguf
 from octavo.config.gguf_config import config_from_gguf, generation_from_gguf
+from octavo.config.nested_text import fill_text
 
 Format = Literal["safetensors", "gguf", "none"]
 _COUNTS_FROM_PADDING = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet")
@@ -115,7 +116,7 @@ def _read_gguf(path: Path, overrides: dict[str, Any]) -> Checkpoint:
 
 
 def _read_folder(path: Path, overrides: dict[str, Any]) -> Checkpoint:
-    config = read_json(path / "config.json", _integer) | overrides
+    config = fill_text(read_json(path / "config.json", _integer) | overrides)
     generation = read_generation_config(path) or {}
     kind: Format = "none"
     if any(path.glob("*.safetensors")):
