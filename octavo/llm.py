@@ -51,6 +51,8 @@ class LLM(PoolingMethods):
     sleep = in_thread(Operator.sleep)
     wake_up = in_thread(Operator.wake_up)
     is_sleeping = in_thread(Operator.is_sleeping)
+    update_weights_from_disk = in_thread(Operator.update_weights_from_disk)
+    get_weight_version = in_thread(Operator.get_weight_version)
     release_kv_cache_memory = in_thread(Operator.release_kv_cache_memory)
     reset_prefix_cache = in_thread(Operator.reset_prefix_cache)
     reset_mm_cache = in_thread(Operator.reset_mm_cache)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from octavo.base.errors import RequestError
+from octavo.base.errors import RequestError, Unsupported
 from octavo.base.log import get_logger
 from octavo.engine.executor.interface import Executor
 from octavo.engine.kvcache.pins import Pin
@@ -111,6 +111,27 @@ def _wake_up(parts: Parts, arguments: dict[str, Any]) -> list[str]:
     return sorted(parts.pause_state.asleep)
 
 
+def _update_weights(parts: Parts, arguments: dict[str, Any]) -> None:
+    """Load other weights on all ranks, then compute with them; open requests will be computed anew.
+
+    arguments: `path` of their folder or file, `version`, their name. Nothing has changed when it raises.
+    """
+    if parts.pause_state.asleep:
+        raise RequestError("The engine sleeps: wake_up comes before new weights.", "path")
+    if parts.scheduler.kv.shared.writes:
+        raise Unsupported(
+            "Blocks shared with other engines (kv_transfer_config) belong to the first weights."
+        )
+    try:
+        parts.executor.call("stage_weights", {"path": arguments["path"]})
+    except Exception:
+        parts.executor.call("drop_staged_weights", {})
+        raise
+    parts.scheduler.preempt_all()
+    parts.scheduler.kv.reset_prefix_cache()
+    parts.executor.call("use_staged_weights", {"version": arguments["version"]})
+
+
 def _num_adapter_users(parts: Parts, arguments: dict[str, Any]) -> int:
     """Return how many requests have the adapter of the folder `path`, alone or in a sum."""
     return sum(arguments["path"] in r.spec.adapter_paths for r in parts.scheduler.requests.values())
@@ -176,5 +197,6 @@ HANDLERS: dict[str, Handler] = {
     "sleep": _sleep,
     "stats": lambda parts, _: msgspec.structs.asdict(parts.scheduler.stats()),
     "unpin_prefix": _unpin_prefix,
+    "update_weights": _update_weights,
     "wake_up": _wake_up,
 }

@@ -56,6 +56,8 @@ class AsyncLLM:
     sleep = on_loop(Operator.sleep)
     wake_up = on_loop(Operator.wake_up)
     is_sleeping = on_loop(Operator.is_sleeping)
+    update_weights_from_disk = on_loop(Operator.update_weights_from_disk)
+    get_weight_version = on_loop(Operator.get_weight_version)
     release_kv_cache_memory = on_loop(Operator.release_kv_cache_memory)
     reset_prefix_cache = on_loop(Operator.reset_prefix_cache)
     reset_mm_cache = on_loop(Operator.reset_mm_cache)

@@ -128,6 +128,30 @@ class Operator:
         """Return True while anything is given up."""
         return bool(await self._core.call("is_sleeping"))
 
+    async def update_weights_from_disk(
+        self, model_path: str, weight_version: str = "", mode: PauseMode = "keep"
+    ) -> None:
+        """Compute with the weights of another folder or file of the same architecture, or change nothing.
+
+        model_path: on the machine of the engine; memory must hold both weights for a moment
+        weight_version: their name, see `get_weight_version`
+        mode: what becomes of open requests: abort, wait (finish them first), or keep (go on behind what
+            they have, by the new weights)
+        """
+        was_paused = await self.is_paused()
+        await self.pause_generation(mode, clear_cache=False)
+        try:
+            arguments = {"path": model_path, "version": weight_version or model_path}
+            await self._core.call("update_weights", arguments)
+            self.forget_media()
+        finally:
+            if not was_paused:
+                await self.resume_generation()
+
+    async def get_weight_version(self) -> str:
+        """Return the name of the weights; empty for those of the start, also after a restart."""
+        return str((await self.collective_rpc("weight_version"))[0])
+
     async def release_kv_cache_memory(self) -> None:
         """Give up the KV cache alone, until wake_up(["kv_cache"]); open requests end."""
         await self.pause_generation("abort", clear_cache=False)

@@ -41,6 +41,14 @@ class Profile(msgspec.Struct):
     max_iterations: int | None = None
 
 
+class NewWeights(msgspec.Struct):
+    """Where other weights are, how they are called, and what becomes of open requests."""
+
+    model_path: str
+    weight_version: str = ""
+    mode: str = "keep"
+
+
 class WorkerCall(msgspec.Struct):
     """A command of the workers."""
 
@@ -163,6 +171,8 @@ VERBS = [
     Verb("/sleep", Operator.sleep, query={"level": int, "mode": str}),
     Verb("/wake_up", Operator.wake_up, query={"tags": list[str]}),
     Verb("/is_sleeping", Operator.is_sleeping, "GET", result="is_sleeping"),
+    Verb("/update_weights_from_disk", Operator.update_weights_from_disk, body=NewWeights, status="updated"),
+    Verb("/get_weight_version", Operator.get_weight_version, "GET", result="weight_version"),
     Verb("/release_kv_cache_memory", Operator.release_kv_cache_memory),
     Verb("/reset_prefix_cache", Operator.reset_prefix_cache, query=_RESET),
     Verb("/reset_mm_cache", Operator.reset_mm_cache),

@@ -97,7 +97,8 @@ def test_requests_by_curl_are_answered(server):
 
 def is_verb(url):
     """Whether it is an operator's, which a server without keys has not, or one of several models."""
-    return url.endswith(("/is_paused", "/is_sleeping", "/server_info", "/models/sse"))
+    verbs = "/is_paused", "/is_sleeping", "/get_weight_version", "/server_info", "/models/sse"
+    return url.endswith(verbs)
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ from octavo.runtime.worker.recorded_calls import RecordedCalls
 from octavo.runtime.worker.replayer import Eager, Replayer, one_variant
 from octavo.runtime.worker.request_state import RequestState
 from octavo.runtime.worker.soft_prompts import SoftPromptsPart
+from octavo.runtime.worker.staged_weights import StagedWeights
 from octavo.runtime.worker.step_part import StepPart
 
 
@@ -74,14 +75,20 @@ class Worker:
         self._adapters: AdaptersPart | None = None
         self._soft_prompts: SoftPromptsPart | None = None
         self._media: MediaPart | None = None
+        self._staged = StagedWeights(self._load)
+        self._weight_version = ""
         self._commands: dict[str, Callable[..., Any]] = {
             "describe": self.describe,
             "drop_saves": self.drop_saves,
+            "drop_staged_weights": self._staged.drop,
             "reset_encoder_cache": self.reset_encoder_cache,
             "sleep": self.sleep,
+            "stage_weights": lambda path: self._staged.stage(self._config, path),
             "start_profile": self._profiler.start,
             "stop_profile": self._profiler.stop,
+            "use_staged_weights": self.use_staged_weights,
             "wake_up": self.wake_up,
+            "weight_version": lambda: self._weight_version,
         }
 
     def load(self) -> ModelReady:
@@ -102,10 +109,13 @@ class Worker:
         return ModelReady(groups, available, weights, workspace, on_host)
 
     def _load_weights(self) -> None:
-        self._model: Model | None = load_model(self._config, self._platform, self._parallel)
-        self._drafter: Drafter | None = load_drafter(
-            self._config, self._model, self._platform, self._parallel
-        )
+        self._model: Model | None
+        self._drafter: Drafter | None
+        self._model, self._drafter = self._load(self._config)
+
+    def _load(self, config: EngineConfig) -> tuple[Model, Drafter | None]:
+        model = load_model(config, self._platform, self._parallel)
+        return model, load_drafter(config, model, self._platform, self._parallel)
 
     def _try_out(self, groups: list[KVCacheGroup]) -> None:
         """Compute what is computed before the first requests, and for them; over a cache of one block."""
@@ -288,6 +298,15 @@ class Worker:
             self._cache.allocate()
         if self._model is not None and (self._cache.num_bytes or not self._model.cache_layers):
             self._equip()
+
+    def use_staged_weights(self, version: str) -> None:
+        """Compute with the weights that `stage_weights` has loaded; no step may be in flight."""
+        self._runner.strip()
+        self.reset_encoder_cache()
+        self._config, self._model, self._drafter = self._staged.take()
+        self._weight_version = version
+        self._equip()
+        _free_unused()
 
     def describe(self) -> dict[str, Any]:
         """Return what this rank holds, as plain types."""

@@ -100,6 +100,15 @@ async def test_caches_and_workers(as_operator):
     assert answer.json()["results"][:2] == ["ping", {"a": 1}]
 
 
+async def test_new_weights(as_operator):
+    asked = {"model_path": "/elsewhere", "weight_version": "2"}
+    answer = await as_operator.post("/update_weights_from_disk", json=asked)
+    assert (answer.status_code, answer.json()) == (200, {"status": "updated"})
+    assert (await as_operator.get("/get_weight_version")).json() == {"weight_version": "weight_version"}
+    for wrong in {}, {"model_path": 3}, asked | {"mode": "never"}:
+        assert (await as_operator.post("/update_weights_from_disk", json=wrong)).status_code == 400
+
+
 async def test_requests_of_others_can_be_ended_by_their_exact_ids(as_operator, server):
     assert (await as_operator.post("/abort", json={"request_ids": ["unknown"]})).status_code == 200
     assert (await as_operator.post("/abort_requests", json={"request_ids": "a"})).status_code == 400
