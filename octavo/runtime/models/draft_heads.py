@@ -123,7 +123,9 @@ class DraftHead(Family):
         embeds = (
             self.embed_tokens(batch.input_ids) if self._arch.has_embeddings else self._target[0].embed(batch)
         )
-        states = self.states[: len(batch.input_ids)] if self._given is None else self._given
+        states, count = self._given, len(batch.input_ids)
+        if states is None or len(states) != count:  # of a step that is recorded to be replayed later
+            states = self.states[:count]
         return self._gather(self.run(embeds, states, batch), batch.wanted)
 
     def logits(self, hidden: Tensor) -> Tensor:
