@@ -18,7 +18,8 @@ def test_groups(help_of):
     lines = help_of("listgroup", "serve").splitlines()
     assert [line.split()[0] for line in lines] == [
         *("positional", "options", "server", "ModelConfig", "CacheConfig"),
-        *("SchedulerConfig", "ParallelConfig", "FrontConfig", "LoRAConfig", "ObservabilityConfig"),
+        *("SchedulerConfig", "ParallelConfig", "FrontConfig", "LoRAConfig"),
+        *("MediaConfig", "ObservabilityConfig"),
     ]
     assert lines[5].endswith("Bounds of one step and the order of waiting requests.")
 

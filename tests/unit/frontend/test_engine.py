@@ -82,7 +82,7 @@ def test_neither_prompt_nor_ids(engine):
 
 
 def test_what_a_request_cannot_have(engine):
-    with pytest.raises(RequestError, match="lora_request must be a LoRARequest, got object"):
+    with pytest.raises(RequestError, match="lora_request must be a LoRARequest or a LoRASum, got object"):
         engine.add_request("r", "p", PARAMS, lora_request=object())
     with pytest.raises(RequestError, match="Got lora_request 'a' but LoRA is not enabled"):
         engine.add_request("r", "p", PARAMS, lora_request=LoRARequest("a", 1, "/nowhere"))
