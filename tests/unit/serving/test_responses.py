@@ -401,7 +401,7 @@ async def test_an_error_in_a_stream():
         ({"input": [{"type": "web_search_call"}]}, "input"),
         ({"input": [{"role": "robot", "content": "a"}]}, "input"),
         ({"input": [{"role": "user"}]}, "input"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "messages"),
         ({"input": [{"type": "function_call", "name": "a"}]}, "input"),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
         ({"n": 2}, "n"),
