@@ -87,7 +87,8 @@ def test_a_causal_model_embeds_if_its_file_says_how(tmp_path):
 def test_packed_blocks(tmp_path):
     types = {"token_embd": "Q8_0", "ffn_down": "Q5_1", "attn_v": "F16"}
     oracle, path = write(tmp_path / "tiny.gguf", 1, types, "Q4_0")
-    assert np.abs(vectors(path) - expected(oracle, 1)).max() <= 2e-4  # sums of blocks have another order
+    found = vectors(path, activations="float32")  # by default a CPU with AMX rounds to bfloat16
+    assert np.abs(found - expected(oracle, 1)).max() <= 2e-4  # sums of blocks have another order
 
 
 def test_swapped_norms_are_noticed(tmp_path, monkeypatch):
