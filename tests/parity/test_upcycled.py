@@ -85,6 +85,7 @@ def _typed(value: Any) -> tuple[int, Any]:
 def answers(path: Path, prompts: list[str], batch: int) -> list[CompletionOutput]:
     """Greedy answers of the model, for prompts of the dense model's tokenizer."""
     options = {"max_model_len": 256, "max_num_seqs": batch, "kv_cache_dtype": "float32"}
+    options["activations"] = "float32"  # a CPU with AMX would round to bfloat16
     with LLM(str(path), **options, num_gpu_blocks_override=64 * 20) as llm:
         return [output.outputs[0] for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
 
