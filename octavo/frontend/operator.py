@@ -131,7 +131,9 @@ class Operator:
     async def update_weights_from_disk(
         self, model_path: str, weight_version: str = "", mode: PauseMode = "keep"
     ) -> None:
-        """Compute with the weights of another folder or file of the same architecture, or change nothing.
+        """Compute with the weights of another folder or file of the same architecture.
+
+        Raises OctavoError with the reason if a rank cannot load them; nothing has changed then.
 
         model_path: on the machine of the engine; memory must hold both weights for a moment
         weight_version: their name, see `get_weight_version`
