@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from PIL import Image
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
-VOCAB, IMAGE = 131, 120
-"""Number of tokens, and the one that stands for an image."""
+VOCAB, IMAGE, VIDEO = 131, 120, 119
+"""Number of tokens, and those that stand for an image and for a video."""
 
 TEXT = {
     "vocab_size": VOCAB,
@@ -29,7 +30,8 @@ VISION = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "n
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}{% for p in m['content'] %}"
-    "{% if p['type'] == 'image' %}<image> {% else %}{{ p['text'] }} {% endif %}{% endfor %}{% endfor %}"
+    "{% if p['type'] in ('image', 'video') %}<{{ p['type'] }}> {% else %}{{ p['text'] }} {% endif %}"
+    "{% endfor %}{% endfor %}"
 )
 
 
@@ -38,6 +40,8 @@ class TinyMedia:
     """One family. settings: of preprocessor_config.json; processor: of transformers, on Pillow
 
     inputs: what the oracle's forward is given beside ids, of the processor's results
+    around: tokens that a chat template puts around a marker
+    types: name under which the oracle is told which tokens are an image's
     """
 
     config: dict[str, Any]
@@ -45,6 +49,8 @@ class TinyMedia:
     processor: str
     marker: int = IMAGE
     inputs: Callable[[dict[str, Any]], dict[str, Any]] = dict
+    around: tuple[int, ...] = ()
+    types: str = ""
 
 
 def _clip(**more: Any) -> dict[str, Any]:
@@ -96,7 +102,73 @@ def _pixtral(kind: str, **more: Any) -> dict[str, Any]:
 
 _PIXTRAL = "transformers.models.pixtral.image_processing_pil_pixtral:PixtralImageProcessorPil"
 
+
+def _qwen(generation: str, vision: dict[str, Any], **rope: Any) -> TinyMedia:
+    parameters = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1], **rope}
+    sizes = {"depth": 3, "num_heads": 4, "patch_size": 7, "out_hidden_size": 48, "hidden_size": 32}
+    return TinyMedia(
+        {
+            "model_type": generation,
+            "text_config": {
+                "model_type": f"{generation}_text",
+                **TEXT,
+                "head_dim": 8,
+                "rope_parameters": parameters,
+                "num_hidden_layers": 4,
+            },
+            "vision_config": {"model_type": f"{generation}_vision", **sizes, **vision},
+            "image_token_id": IMAGE,
+            "video_token_id": VIDEO,
+            "vision_start_token_id": 124,
+            "vision_end_token_id": 125,
+        },
+        {
+            "size": {"shortest_edge": 28 * 28, "longest_edge": 70 * 70},
+            "patch_size": 7,
+            "image_mean": [0.4, 0.5, 0.6],
+            "image_std": [0.3, 0.25, 0.2],
+        },
+        "transformers.models.qwen2_vl.image_processing_pil_qwen2_vl:Qwen2VLImageProcessorPil",
+        around=(124, 125),
+        types="mm_token_type_ids",
+    )
+
+
 TINY_MEDIA = {
+    "Gemma3ForConditionalGeneration": TinyMedia(
+        {
+            "model_type": "gemma3",
+            "text_config": {
+                "model_type": "gemma3_text",
+                **TEXT,
+                "head_dim": 8,
+                "query_pre_attn_scalar": 8,
+                "sliding_window": 12,
+                "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            },
+            "vision_config": _siglip(vision_use_head=False),
+            "mm_tokens_per_image": 4,
+            "boi_token_index": 117,
+            "eoi_token_index": 118,
+            "image_token_index": 116,
+        },
+        {"size": {"height": 28, "width": 28}},
+        "transformers.models.gemma3.image_processing_pil_gemma3:Gemma3ImageProcessorPil",
+        marker=117,
+        inputs=_only("pixel_values"),
+        types="token_type_ids",
+    ),
+    "Qwen2VLForConditionalGeneration": _qwen(
+        "qwen2_vl", {"embed_dim": 32, "hidden_size": 48, "mlp_ratio": 2}
+    ),
+    "Qwen2_5_VLForConditionalGeneration": _qwen(
+        "qwen2_5_vl", {"intermediate_size": 64, "window_size": 28, "fullatt_block_indexes": [1]}
+    ),
+    "Qwen3VLForConditionalGeneration": _qwen(
+        "qwen3_vl",
+        {"intermediate_size": 64, "num_position_embeddings": 25, "deepstack_visual_indexes": [0, 1]},
+        mrope_interleaved=True,
+    ),
     "Mistral3ForConditionalGeneration": TinyMedia(
         _pixtral("mistral3", spatial_merge_size=2),
         {"size": {"longest_edge": 64}, "patch_size": {"height": 14, "width": 14}},
@@ -205,6 +277,7 @@ def save_tokenizer(folder: Path) -> None:
     """Words are numbers of tokens, "3 4"; the marks of all families are tokens, too."""
     marks = {
         "<image>": IMAGE,
+        "<video>": VIDEO,
         "<fake_token_around_image>": 121,
         "<global-img>": 122,
         "\n": 123,
@@ -212,6 +285,9 @@ def save_tokenizer(folder: Path) -> None:
         "</img>": 127,
         "[IMG_BREAK]": 128,
         "[IMG_END]": 129,
+        "<start_of_image>": 117,
+        "<end_of_image>": 118,
+        "<image_soft_token>": 116,
     }
     words = {str(number): number for number in range(VOCAB) if number not in marks.values()}
     tokenizer = Tokenizer(models.WordLevel({**words, **marks}, unk_token="0"))
@@ -233,10 +309,27 @@ def make_images(count: int, seed: int = 0) -> list[Image.Image]:
     return images
 
 
-def make_prompt(num_images: int, seed: int, marker: int, length: int = 20) -> list[int]:
-    """Random tokens with markers at random places."""
+def make_prompt(
+    num_images: int, seed: int, marker: int, length: int = 20, around: tuple[int, ...] = ()
+) -> list[int]:
+    """Random tokens with markers at random places, each between the two tokens of `around`, if there are."""
     rng = np.random.default_rng(seed)
     ids = rng.integers(3, 100, length).tolist()
     for place in sorted(rng.integers(0, length - 1, num_images).tolist(), reverse=True):
-        ids.insert(place, marker)
+        ids[place:place] = [*around[:1], marker, *around[1:]]
     return ids
+
+
+def make_video(seconds: float = 2, fps: int = 10, size: tuple[int, int] = (64, 48), **options: str) -> bytes:
+    """An MP4 whose frames get brighter."""
+    import av
+
+    file = BytesIO()
+    with av.open(file, "w", format="mp4", options=options) as container:
+        stream = container.add_stream("mpeg4", rate=fps)
+        stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
+        for number in range(round(seconds * fps)):
+            shade = Image.new("RGB", size, (number * 8 % 256,) * 3)
+            container.mux(stream.encode(av.VideoFrame.from_image(shade)))
+        container.mux(stream.encode())
+    return file.getvalue()

@@ -5,6 +5,7 @@
     │   └── BadCheckpoint    a model file that is damaged, incomplete or of a refused kind
     ├── RequestError         one request is at fault (HTTP 400); carries the parameter's name
     │   ├── PromptTooLong    the prompt does not fit the context, or never fits the cache
+    │   ├── UnfetchedMedia   a URL in the request from which nothing came (HTTP 422)
     │   └── UnknownModel     a model or adapter name that is not served (HTTP 404)
     ├── Overloaded           nothing was done, try again later (HTTP 503); carries `retry_after_s`
     ├── EngineDead           the core ended; every open request ends with this (HTTP 503)
@@ -39,6 +40,10 @@ class RequestError(OctavoError, ValueError):
 
 class PromptTooLong(RequestError):
     """The prompt does not fit the context, or can never fit the cache."""
+
+
+class UnfetchedMedia(RequestError):
+    """A file that the request names could not be fetched."""
 
 
 class UnknownModel(RequestError):

@@ -56,8 +56,6 @@ FIELDS: dict[str, Foreign] = {
     "function_call": _refused("use tools and tool_choice"),
     "modalities": _refused(_TEXT_ONLY, ["text"]),
     "audio": _refused(_TEXT_ONLY),
-    "mm_processor_kwargs": _refused("over HTTP images are prepared as --mm-processor-kwargs says"),
-    "media_io_kwargs": _refused("images are read in one way"),
     "web_search_options": _refused("octavo reaches no network"),
     "chat_template": _refused(
         "a template never comes from a request; the operator sets one with --chat-template"

@@ -30,6 +30,15 @@ class MediaConfig(metaclass=Concern):
         False, "Fetch from private, loopback and link-local addresses, too."
     )
     media_fetch_timeout: float = option(5.0, "Seconds that fetching a file may take, redirects included.")
+    media_io_kwargs: dict[str, Any] = option(
+        {},
+        'How files are read: {"video": {"num_frames": 32, "fps": -1}} takes 32 frames of each, evenly; fps = '
+        "so many of a second at most; -1 = all.",
+    )
+    max_video_bytes: int = option(256 * 2**20, "Largest file of a video, as it is stored.")
+    max_video_seconds: float = option(600.0, "Longest video; longer ones are refused.")
+    max_video_frames: int = option(768, "Most frames that are taken of a video.")
+    video_fetch_timeout: float = option(30.0, "Seconds that fetching a video may take.")
     media_decode_timeout: float = option(30.0, "Seconds that decoding and resizing an image may take.")
     max_media_bytes: int = option(64 * 2**20, "Largest file of an image, as it is stored.")
     max_image_pixels: int = option(178_956_970, "Most pixels of an image; larger ones are not decoded.")

@@ -16,7 +16,28 @@ _LLAMA = {
     "hidden_act": "silu",
 }
 _QWEN = _LLAMA | {"vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768}
+_QWEN_VL = _QWEN | {
+    "vocab_size": 152064,
+    "hidden_size": 8192,
+    "intermediate_size": 29568,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e6,
+}
+_GEMMA_3 = {
+    "vocab_size": 262208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131072,
+}
 TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma3_text": _GEMMA_3,
     "llama": _LLAMA,
     "mistral": _LLAMA
     | {
@@ -26,14 +47,23 @@ TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
         "sliding_window": 4096,
     },
     "qwen2": _QWEN,
+    "qwen2_vl_text": _QWEN_VL,
+    "qwen2_5_vl_text": _QWEN_VL,
     "qwen3": _QWEN | {"head_dim": 128},
+    "qwen3_vl_text": _QWEN | {"head_dim": 128, "max_position_embeddings": 128000, "rope_theta": 5e5},
 }
 """By model_type, as of transformers 5."""
+_FLAT = {"qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text"}
+"""Types whose files on model hubs have no part for the text, and the type of that part."""
 
 
 def fill_text(config: dict[str, Any]) -> dict[str, Any]:
     """Return a config whose `text_config`, if there is one of a known type, is complete."""
     nested = config.get("text_config")
+    if nested is None and config.get("model_type") in _FLAT:
+        nested = {n: v for n, v in config.items() if n not in ("vision_config", "architectures")}
+        nested["model_type"] = _FLAT[str(config["model_type"])]
     if not isinstance(nested, dict) or not isinstance(kind := nested.get("model_type"), str):
         return config
-    return config | {"text_config": TEXT_DEFAULTS.get(kind, {}) | nested}
+    whole = {name: config[name] for name in ("tie_word_embeddings",) if name in config}
+    return config | {"text_config": TEXT_DEFAULTS.get(kind, {}) | whole | nested}

@@ -44,13 +44,33 @@ class GivenEmbeds:
     rows: torch.Tensor
     values: torch.Tensor
 
+    def add_part(self, index: int, stream: torch.Tensor) -> torch.Tensor:
+        """Return `stream`, [T, size], with part `index` of the values' columns, if there is one, added."""
+        size = stream.shape[-1]
+        part = self.values[:, index * size : (index + 1) * size]
+        return stream.index_add(0, self.rows, part.to(stream.dtype)) if part.shape[1] else stream
+
+
+@dataclass(slots=True)
+class MutualSpans:
+    """Runs of tokens that see each other, later ones too, and what stands before them.
+
+    rows: [N] int64, places in the step, run by run; owners: [runs] int64, the request of each
+    runs: their bounds in `rows`, and the tokens of their requests up to the end of each
+    """
+
+    rows: torch.Tensor
+    owners: torch.Tensor
+    runs: Ragged
+
 
 @dataclass(slots=True, kw_only=True)
 class ForwardBatch(Ragged):
     """The step's tokens and where their keys and values live.
 
     input_ids:  [T] int64
-    positions:  [T] int64, place of each token in its request
+    positions:  [T] int64, place of each token in its request; behind images, where a rope counts them by
+                rows and columns, moved by as much as that differs
     kv_caches:  by layer id, as in kernels.cache_layout; layers may share a tensor
     groups:     tables by group; layer i reads groups[group_of_layer[i]]
     """
@@ -61,8 +81,14 @@ class ForwardBatch(Ragged):
     groups: list[GroupTables]
     group_of_layer: list[int]
     given_embeds: GivenEmbeds | None = None
+    deep_embeds: GivenEmbeds | None = None
+    """What the first layers add to their outputs, side by side: values [N, layers * hidden_size]."""
+    patch_positions: torch.Tensor | None = None
+    """[3, T] int64: time, row and column of each token, where they differ; None = `positions` for all."""
     wanted: torch.Tensor | None = None
     """[S] int64: the tokens whose last hidden states somebody reads; None = all."""
+    mutual: MutualSpans | None = None
+    """In layers that are causal otherwise."""
     rotations: dict[str, Rotation] = field(default_factory=dict)
     """Rotary tables by rope: made once per step, shared by layers."""
     token_types: torch.Tensor | None = None

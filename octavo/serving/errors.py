@@ -18,6 +18,7 @@ from octavo.base.errors import (
     OctavoError,
     Overloaded,
     RequestError,
+    UnfetchedMedia,
     UnknownModel,
     Unsupported,
 )
@@ -39,6 +40,7 @@ _TYPES = {
     409: "ConflictError",
     413: "RequestTooLargeError",
     415: "UnsupportedMediaTypeError",
+    422: "UnprocessableEntityError",
     429: "RateLimitError",
     499: "RequestAbortedError",
     501: "NotImplementedError",
@@ -46,6 +48,9 @@ _TYPES = {
     504: "TimeoutError",
     507: "InsufficientStorageError",
 }
+
+_STATUSES = {UnfetchedMedia: 422, UnknownModel: 404}
+"""Of requests at fault; 400 for all others."""
 
 
 class HTTPError(OctavoError):
@@ -95,10 +100,8 @@ def http_error(error: BaseException) -> HTTPError:
     match error:
         case HTTPError():
             return error
-        case UnknownModel(parameter=parameter):
-            return HTTPError(404, str(error), parameter)
         case RequestError(parameter=parameter):
-            return HTTPError(400, str(error), parameter)
+            return HTTPError(_STATUSES.get(type(error), 400), str(error), parameter)
         case Unsupported() | ConfigError():
             return HTTPError(501, str(error))
         case Overloaded(retry_after_s=retry_after_s):

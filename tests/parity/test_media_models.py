@@ -12,8 +12,13 @@ import torch
 from octavo import LLM, SamplingParams
 from octavo.frontend.media.registry import PROCESSORS
 from octavo.runtime.models.media import MEDIA_ENCODERS
-from tests.tiny_media import TINY_MEDIA, make_images, make_oracle, make_prompt, save
+from octavo.runtime.models.qwen_vl import by_windows as BY_WINDOWS
+from octavo.runtime.worker.media import read_features
+from octavo.runtime.worker.prepare import token_positions
+from tests.tiny_media import IMAGE, TINY_MEDIA, VIDEO, make_images, make_oracle, make_prompt, save
 
+PART, STATE = "octavo.runtime.worker.media.MediaPart", "octavo.runtime.worker.request_state.RequestState"
+QWEN = "octavo.runtime.models.qwen_vl"
 TOLERANCE = 1e-4
 NUM_TOKENS = 4
 WORDS = list(range(3, 100))
@@ -21,6 +26,7 @@ PARAMS = SamplingParams(
     temperature=0, max_tokens=NUM_TOKENS, logprobs=-1, ignore_eos=True, allowed_token_ids=WORDS
 )
 FAMILIES = sorted(TINY_MEDIA)
+CHUNKS = {"long_prefill_token_threshold": 7}
 
 
 @cache
@@ -46,10 +52,10 @@ def make_llm(architecture, **options):
 
 
 def make_requests(architecture, counts=(1, 2, 5)):
-    marker = TINY_MEDIA[architecture].marker
+    tiny = TINY_MEDIA[architecture]
     return [
         {
-            "prompt_token_ids": make_prompt(count, seed, marker),
+            "prompt_token_ids": make_prompt(count, seed, tiny.marker, around=tiny.around),
             "multi_modal_data": {"image": make_images(count, seed)},
         }
         for seed, count in enumerate(counts)
@@ -65,6 +71,8 @@ def oracle_inputs(architecture, images):
 def oracle_logits(architecture, ids, images):
     oracle = oracle_of(architecture)[0]
     inputs = oracle_inputs(architecture, images) if images else {}
+    if (tiny := TINY_MEDIA[architecture]).types and images:
+        inputs[tiny.types] = (torch.tensor([ids]) == oracle_of(architecture)[0].config.image_token_id).int()
     return oracle(input_ids=torch.tensor([ids]), **inputs).logits[0].float()
 
 
@@ -162,10 +170,62 @@ def test_a_broken_encoder_is_noticed(monkeypatch):
         )
         assert spoiled(llava, requests) > 10 * TOLERANCE  # a placeholder too few
     requests = make_requests(pixtral, (1,))
-    angles = AxialRotary._angles
+    enter = AxialRotary.enter
     with monkeypatch.context() as patch:
-        patch.setattr(AxialRotary, "_angles", lambda rope, rows, columns: 0 * angles(rope, rows, columns))
+        patch.setattr(AxialRotary, "enter", lambda rope, batch, places: enter(rope, batch, 0 * places))
         assert spoiled(pixtral, requests) > 10 * TOLERANCE
+
+
+def _one_axis(part, work):
+    return np.repeat(token_positions(work)[1][None], 3, axis=0)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "place", "broken"),
+    [
+        ("Qwen2VLForConditionalGeneration", f"{PART}._patch_positions", _one_axis),
+        ("Qwen3VLForConditionalGeneration", f"{PART}._patch_positions", _one_axis),
+        ("Qwen2VLForConditionalGeneration", f"{STATE}.rope_positions", lambda state, rows, places: places),
+        ("Qwen3VLForConditionalGeneration", "octavo.runtime.batch.GivenEmbeds.add_part", lambda *all: all[2]),
+        (
+            "Qwen2_5_VLForConditionalGeneration",
+            f"{QWEN}.by_windows",
+            lambda grids, side: BY_WINDOWS(grids, 99),
+        ),
+        ("Gemma3ForConditionalGeneration", f"{PART}._mutual", lambda part, work: None),
+    ],
+    ids=["one_axis", "one_axis_of_3", "no_offset", "no_deepstack", "one_window", "causal_inside"],
+)
+def test_broken_text_positions_and_masks_are_noticed(monkeypatch, architecture, place, broken):
+    """Negative twins: a rope of one axis, decoding behind images, layers that get nothing, causal images."""
+    requests = make_requests(architecture, (2,))
+    assert spoiled(architecture, requests) <= TOLERANCE
+    monkeypatch.setattr(place, broken)
+    assert spoiled(architecture, requests) > 10 * TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}, {"enforce_eager": True}],
+    ids=["ngram", "eager"],
+)
+def test_positions_behind_images_in_all_kinds_of_steps(options):
+    """Recorded steps, drafts that are verified, and several sequences of a prompt agree."""
+    architecture = "Qwen3VLForConditionalGeneration"
+    requests, params = (
+        make_requests(architecture),
+        SamplingParams(
+            temperature=0.8, seed=3, n=2, max_tokens=24, ignore_eos=True, allowed_token_ids=WORDS[:4]
+        ),
+    )
+    texts = [
+        [
+            [one.token_ids for one in output.outputs]
+            for output in llm.generate(requests, params, use_tqdm=False)
+        ]
+        for llm in (make_llm(architecture), make_llm(architecture, **options))
+    ]
+    assert texts[0] == texts[1]
 
 
 def test_broken_pixels_are_noticed(monkeypatch):
@@ -190,3 +250,61 @@ def test_preempted_requests(architecture):
     assert max(differences(architecture, requests, outputs)) <= TOLERANCE
     preemptions = next(m for m in llm.get_metrics() if m.name == "vllm:num_preemptions")
     assert preemptions.value > 0
+
+
+VIDEO_FAMILIES = [name for name in FAMILIES if PROCESSORS.load(name).VIDEO_DEFAULTS]
+
+
+@pytest.mark.parametrize("architecture", VIDEO_FAMILIES)
+def test_videos(architecture):
+    """Beside an image, whole and in chunks: frames are patched as images are; the logits are the oracle's."""
+    image, frames = make_images(1)[0], [each.resize((42, 56)) for each in make_images(5, seed=3)]
+    ids = [5, 124, VIDEO, 125, 6, 124, IMAGE, 125, 7]
+    request = {"prompt_token_ids": ids, "multi_modal_data": {"image": image, "video": frames}}
+    sizes = {"size": {"shortest_edge": 28 * 28, "longest_edge": 8 * 70 * 70}}
+    llms = [make_llm(architecture, mm_processor_kwargs=sizes, **chunks) for chunks in ({}, CHUNKS)]
+    outputs = [llm.generate(request, PARAMS, use_tqdm=False)[0] for llm in llms]
+    assert outputs[0].outputs[0].token_ids == outputs[1].outputs[0].token_ids
+    video, still = media_of(llms[0], request)
+    patches, grid = video["pixel_values"], video["grid_thw"]
+    assert grid.tolist()[0] == 3 and len(patches) == grid.prod()
+    found = hf_processor(architecture)(frames, size=sizes["size"], return_tensors="np")
+    halves = patches.reshape(3, -1, 3, 2, 49)
+    pairs = found["pixel_values"].reshape(5, -1, 3, 2, 49)[:, :, :, 0]
+    np.testing.assert_array_equal(halves[:, :, :, 0], pairs[[0, 2, 4]])
+    np.testing.assert_array_equal(halves[:, :, :, 1], pairs[[1, 3, 4]])
+    oracle = oracle_of(architecture)[0]
+    for output in outputs:
+        tokens = output.outputs[0].token_ids
+        all_ids = torch.tensor([[*output.prompt_token_ids, *tokens[:-1]]])
+        inputs = {
+            "pixel_values": torch.tensor(still["pixel_values"]),
+            "image_grid_thw": torch.tensor(still["grid_thw"])[None],
+            "pixel_values_videos": torch.tensor(patches),
+            "video_grid_thw": torch.tensor(grid)[None],
+            "mm_token_type_ids": (all_ids == IMAGE).int() + 2 * (all_ids == VIDEO).int(),
+        }
+        if "seconds" in video and "2_5" in architecture:
+            inputs["second_per_grid_ts"] = torch.tensor(video["seconds"])
+        with torch.inference_mode():
+            expected = oracle(input_ids=all_ids, **inputs).logits[0, -len(tokens) :]
+        scores = output.outputs[0].logprobs
+        ours = torch.tensor([[row[i].logprob for i in range(len(row))] for row in scores])
+        assert (ours - expected[:, : ours.shape[1]]).abs().max() <= TOLERANCE
+
+
+def media_of(llm, request):
+    """The arrays of a request's video and image."""
+    processor = llm.llm_engine.input_processor
+    [item] = processor.process(request).engine_requests
+    return [{name: read_features(f) for name, f in one.features.items()} for one in item.spec.media]
+
+
+def test_text_goes_on_behind_the_last_second():
+    """Of a video of 2.5: its squares' times are seconds times four, and no later text has one of them."""
+    from octavo.runtime.models.qwen_vl import Qwen25VLEncoder
+
+    encoder = object.__new__(Qwen25VLEncoder)
+    vars(encoder).update(vision={"tokens_per_second": 4}, _merge=2)
+    [positions] = encoder.patch_positions({"grid_thw": np.array([3, 4, 2]), "seconds": np.array([1.3])})
+    assert positions.tolist() == [[0, 0, 5, 5, 10, 10], [0, 1] * 3, [0] * 6]

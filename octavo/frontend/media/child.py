@@ -16,9 +16,13 @@ from octavo.base.errors import RequestError
 from octavo.frontend.media.decoding import decode
 from octavo.frontend.media.processors.interface import Arrays
 from octavo.frontend.media.registry import PROCESSORS
+from octavo.frontend.media.video import VideoLimits, decode_video
 from octavo.messages.media import Features
 
 MAX_MEMORY_BYTES = 6 << 30
+FAULTS = (KeyError, TypeError, ValueError, ZeroDivisionError)
+UNFIT = "The {} cannot be prepared with these mm_processor_kwargs: {}"
+"""Said of what `prepare` fails at by one of `FAULTS`."""
 
 
 class Question(msgspec.Struct, array_like=True, gc=False):
@@ -29,6 +33,13 @@ class Question(msgspec.Struct, array_like=True, gc=False):
     content: bytes
     max_pixels: int
     limit_s: float
+    video: VideoLimits | None = None
+    """None = the file is an image."""
+
+    @property
+    def modality(self) -> str:
+        """Return what the file is."""
+        return "image" if self.video is None else "video"
 
 
 class Answer(msgspec.Struct, array_like=True, gc=False):
@@ -45,14 +56,18 @@ def pack(arrays: Arrays) -> dict[str, Features]:
 
 def answer(question: Question) -> Answer:
     """Decode and prepare."""
+    processor, settings = PROCESSORS.load(question.architecture), question.settings
     try:
-        image = decode(question.content, question.max_pixels)
-        processor = PROCESSORS.load(question.architecture)
-        return Answer(pack(processor.prepare(image, question.settings)))
+        if question.video is not None:
+            frames, info = decode_video(question.content, question.video)
+            return Answer(pack(processor.prepare_video(frames, info, settings)))
+        return Answer(pack(processor.prepare(decode(question.content, question.max_pixels), settings)))
     except RequestError as error:
         return Answer(error=str(error))
     except MemoryError:
-        return Answer(error="Failed to load image: it needs too much memory.")
+        return Answer(error=f"Failed to load {question.modality}: it needs too much memory.")
+    except FAULTS as error:
+        return Answer(error=UNFIT.format(question.modality, error))
 
 
 def main() -> None:

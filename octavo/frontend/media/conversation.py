@@ -1,7 +1,7 @@
-"""Images in the messages of a conversation: taken out of them, in order, before the chat template sees the
-rest.
+"""Images and videos in the messages of a conversation: taken out of them, in order, before the chat template
+sees the rest.
 
-A template writes a marker for each image. What a user writes stays text, even if it is the text of a marker:
+A template writes a marker for each. What a user writes stays text, even if it is the text of a marker:
 such texts are broken by `BREAK`, at which the rendered prompt is cut before it is tokenized.
 """
 
@@ -16,34 +16,49 @@ from octavo.frontend.media.registry import MARKERS, PROCESSORS
 from octavo.frontend.text.tokenizer import Tokenizer
 
 BREAK = "\N{INVISIBLE SEPARATOR}octavo cuts here\N{INVISIBLE SEPARATOR}"
-_KINDS = ("image_url", "input_image", "image_pil", "image_embeds", "image")
+_KINDS = {
+    "image_url": "image",
+    "input_image": "image",
+    "image_pil": "image",
+    "image_embeds": "image",
+    "image": "image",
+    "video_url": "video",
+    "video": "video",
+}
+"""Types of parts, and the modality of each."""
+_URLS = ("image_url", "input_image", "image", "video_url", "video")
+Markers = Mapping[str, str]
+"""Texts that stand for an item, by modality."""
 
 
 @dataclass(slots=True)
 class ConversationMedia:
-    """The images of a conversation, and the messages without them."""
+    """The items of a conversation by modality, and the messages without them."""
 
     messages: list[Any] = field(default_factory=list)
-    images: list[Any] = field(default_factory=list)
-    uuids: list[str | None] = field(default_factory=list)
+    items: dict[str, list[Any]] = field(default_factory=dict)
+    uuids: dict[str, list[str | None]] = field(default_factory=dict)
 
 
-def marker_text(config: EngineConfig, tokenizer: Tokenizer | None) -> str:
-    """Return the text that stands for an image in a conversation; "" for a model of text alone."""
+def marker_texts(config: EngineConfig, tokenizer: Tokenizer | None) -> dict[str, str]:
+    """Return the texts that stand for items in a conversation; none for a model of text alone."""
     if tokenizer is None or config.pooling is not None or config.architecture not in PROCESSORS:
-        return ""
-    if config.architecture in MARKERS:
-        return MARKERS[config.architecture]
+        return {}
     whole = config.checkpoint.config
-    number = whole.get("image_token_id", whole.get("image_token_index"))
-    return tokenizer.convert_ids_to_tokens([number])[0] if isinstance(number, int) else ""
+    numbers = {"image": whole.get("image_token_id", whole.get("image_token_index"))}
+    numbers["video"] = whole.get("video_token_id")
+    texts = {
+        modality: tokenizer.convert_ids_to_tokens([number])[0]
+        for modality, number in numbers.items()
+        if isinstance(number, int)
+    }
+    return texts | ({"image": MARKERS[config.architecture]} if config.architecture in MARKERS else {})
 
 
-def take_media(messages: Sequence[Any], marker: str, *, as_parts: bool) -> ConversationMedia:
-    """Return the images, and messages in which texts are texts and images are what the template makes
-    markers of.
+def take_media(messages: Sequence[Any], markers: Markers, *, as_parts: bool) -> ConversationMedia:
+    """Return the items, and messages in which texts are texts and items are what the template makes markers
+    of.
 
-    marker: text of the token that stands for an image
     as_parts: the template reads lists of parts, and writes a marker for {"type": "image"}; otherwise markers
               are put before the message's text, as vLLM does. Raises RequestError.
     """
@@ -53,29 +68,31 @@ def take_media(messages: Sequence[Any], marker: str, *, as_parts: bool) -> Conve
             taken.messages.append(message)
             continue
         content = message.get("content")
-        rest = {name: _broken(value, marker) for name, value in message.items() if name != "content"}
-        parts = [_taken(part, taken, marker) for part in content] if isinstance(content, list) else None
+        rest = {name: _broken(value, markers) for name, value in message.items() if name != "content"}
+        parts = [_taken(part, taken, markers) for part in content] if isinstance(content, list) else None
         if parts is None:
-            rest["content"] = _broken(content, marker)
+            rest["content"] = _broken(content, markers)
         elif as_parts:
             rest["content"] = parts
         else:
-            count = sum(_is_image(part) for part in parts)
-            texts = [part for part in parts if not _is_image(part)]
-            rest["content"] = [{"type": "text", "text": marker} for _ in range(count)] + texts
+            found = [part["type"] for part in parts if _is_item(part)]
+            texts = [part for part in parts if not _is_item(part)]
+            rest["content"] = [{"type": "text", "text": markers[modality]} for modality in found] + texts
         taken.messages.append(rest)
     return taken
 
 
-def _taken(part: Any, taken: ConversationMedia, marker: str) -> Any:
-    """Return a part as the template gets it; an image goes to `taken`."""
+def _taken(part: Any, taken: ConversationMedia, markers: Markers) -> Any:
+    """Return a part as the template gets it; an item goes to `taken`."""
     kind = _kind(part)
     if kind is None:
-        return _broken(part, marker)
-    uuid = part.get("uuid")
-    taken.images.append(_source(part, kind, named=uuid is not None))
-    taken.uuids.append(uuid)
-    return {"type": "image"}
+        return _broken(part, markers)
+    modality, uuid = _KINDS[kind], part.get("uuid")
+    if modality not in markers:
+        raise RequestError(f"At most 0 {modality}(s) may be provided in one prompt.", "messages")
+    taken.items.setdefault(modality, []).append(_source(part, kind, named=uuid is not None))
+    taken.uuids.setdefault(modality, []).append(uuid)
+    return {"type": modality}
 
 
 def _kind(part: Any) -> str | None:
@@ -89,30 +106,46 @@ def _kind(part: Any) -> str | None:
 
 def _source(part: Mapping[str, Any], kind: str, *, named: bool) -> Any:
     given = part.get("image_url" if kind == "input_image" else kind)
-    if isinstance(given, Mapping) and kind == "image_url":
+    if isinstance(given, Mapping) and kind in ("image_url", "video_url"):
         given = given.get("url")
     if given is None and named:
         return None
-    if kind in ("image_url", "input_image", "image") and isinstance(given, str):
+    if kind in _URLS and isinstance(given, str):
         return MediaURL(given)
+    if kind == "image_embeds" and given is not None:
+        return _embeds(given)
     if given is None or isinstance(given, str | Mapping):
         raise RequestError(
-            f"A content part of type {kind!r} must have its image under {kind!r}: a URL, or an object.",
+            f"A content part of type {kind!r} must have its {_KINDS[kind]} under {kind!r}: a URL, or an "
+            "object.",
             "messages",
         )
     return given
 
 
-def _is_image(part: Any) -> bool:
-    return isinstance(part, Mapping) and part.get("type") == "image" and len(part) == 1
+def _embeds(given: Any) -> Any:
+    """Return outputs of an encoder whose numbers may be base64 of a file with a tensor."""
+    from octavo.frontend.media.embeds_file import read_embeds  # texts alone need none of it
+
+    if isinstance(given, str):
+        return read_embeds(given, "image_embeds")
+    if isinstance(given, Mapping) and isinstance(text := given.get("image_embeds"), str):
+        return {**given, "image_embeds": read_embeds(text, "image_embeds")}
+    return given
 
 
-def _broken(value: Any, marker: str) -> Any:
+def _is_item(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") in _KINDS.values() and len(part) == 1
+
+
+def _broken(value: Any, markers: Markers) -> Any:
     """Return the same value with every text of a marker in it broken."""
     if isinstance(value, str):
-        return value.replace(marker, marker[0] + BREAK + marker[1:])
+        for marker in markers.values():
+            value = value.replace(marker, marker[0] + BREAK + marker[1:])
+        return value
     if isinstance(value, Mapping):
-        return {_broken(name, marker): _broken(inner, marker) for name, inner in value.items()}
+        return {_broken(name, markers): _broken(inner, markers) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_broken(inner, marker) for inner in value]
+        return [_broken(inner, markers) for inner in value]
     return value

@@ -21,7 +21,7 @@ from contextlib import closing
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 
-from octavo.base.errors import RequestError
+from octavo.base.errors import RequestError, UnfetchedMedia
 from octavo.config.media import MediaConfig
 
 MAX_REDIRECTS = 5
@@ -30,14 +30,24 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _PRIVATE = "The URL leads to an address that is not public; --allow-private-media-hosts would allow it."
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _SUSPICIOUS = re.compile(r"[\x00-\x20\x7f\\]")
-_NAME = "image_url"
 
 
 class MediaDoor:
-    """Fetches files. Thread-safe: it keeps nothing."""
+    """Fetches files of one modality. Thread-safe: it keeps nothing."""
 
-    def __init__(self, config: MediaConfig) -> None:
-        self._config = config
+    def __init__(self, config: MediaConfig, modality: str = "image") -> None:
+        self._config, self._name = config, f"{modality}_url"
+        self._most, self._option, self._timeout_s = (
+            config.max_media_bytes,
+            "max_media_bytes",
+            config.media_fetch_timeout,
+        )
+        if modality == "video":
+            self._most, self._option, self._timeout_s = (
+                config.max_video_bytes,
+                "max_video_bytes",
+                config.video_fetch_timeout,
+            )
         self._folder = Path(config.allowed_local_media_path) if config.allowed_local_media_path else None
 
     def fetch(self, url: str) -> bytes:
@@ -47,7 +57,7 @@ class MediaDoor:
             return self._decode(url)
         if scheme == "file:":
             return self._read(url)
-        deadline = time.monotonic() + self._config.media_fetch_timeout
+        deadline = time.monotonic() + self._timeout_s
         try:
             for _ in range(MAX_REDIRECTS + 1):
                 answer = self._get(self._checked(url), deadline)
@@ -57,26 +67,28 @@ class MediaDoor:
         except RequestError:
             raise
         except (OSError, http.client.HTTPException, ValueError):
-            limit, is_late = self._config.media_fetch_timeout, time.monotonic() >= deadline
+            limit, is_late = self._timeout_s, time.monotonic() >= deadline
             why = f"no answer within {limit:g} s" if is_late else "the connection failed"
-            raise RequestError(f"Failed to fetch media from URL: {why}.", _NAME) from None
-        raise RequestError(f"Failed to fetch media from URL: more than {MAX_REDIRECTS} redirects.", _NAME)
+            raise UnfetchedMedia(f"Failed to fetch media from URL: {why}.", self._name) from None
+        raise UnfetchedMedia(
+            f"Failed to fetch media from URL: more than {MAX_REDIRECTS} redirects.", self._name
+        )
 
     def _decode(self, url: str) -> bytes:
         head, comma, content = url.partition(",")
         if not comma or not head.lower().endswith(";base64"):
-            raise RequestError("Only base64 data URLs are supported for now.", _NAME)
-        if len(content) * 3 // 4 > self._config.max_media_bytes + 2:
+            raise RequestError("Only base64 data URLs are supported for now.", self._name)
+        if len(content) * 3 // 4 > self._most + 2:
             raise self._too_large()
         try:
             return base64.b64decode(unquote(content), validate=True)
         except (binascii.Error, ValueError):
-            raise RequestError("The data URL holds no valid base64.", _NAME) from None
+            raise RequestError("The data URL holds no valid base64.", self._name) from None
 
     def _read(self, url: str) -> bytes:
         if self._folder is None:
-            raise RequestError("Cannot load local files without `--allowed-local-media-path`.", _NAME)
-        refusal = RequestError("The file path must be a subpath of `--allowed-local-media-path`.", _NAME)
+            raise RequestError("Cannot load local files without `--allowed-local-media-path`.", self._name)
+        refusal = RequestError("The file path must be a subpath of `--allowed-local-media-path`.", self._name)
         try:
             parts = urlsplit(url)
             path = Path(unquote(parts.path, errors="strict")).resolve(strict=True)
@@ -85,7 +97,7 @@ class MediaDoor:
             status = path.stat()
             if not stat.S_ISREG(status.st_mode):
                 raise refusal
-            if status.st_size > self._config.max_media_bytes:
+            if status.st_size > self._most:
                 raise self._too_large()
             return path.read_bytes()
         except RequestError:
@@ -97,14 +109,14 @@ class MediaDoor:
         """Return the parts of a URL that may be asked for, as far as its text tells."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https"):
-            raise RequestError("The URL must be either a HTTP, data or file URL.", _NAME)
+            raise RequestError("The URL must be either a HTTP, data or file URL.", self._name)
         if _SUSPICIOUS.search(url) or "@" in parts.netloc or not parts.hostname:
             raise RequestError(
-                "The URL must have a plain host, without user name, backslash or space.", _NAME
+                "The URL must have a plain host, without user name, backslash or space.", self._name
             )
         allowed = [name.lower() for name in self._config.allowed_media_domains]
         if allowed and parts.hostname.rstrip(".") not in allowed:
-            raise RequestError(f"The URL must be from one of the allowed domains: {allowed}.", _NAME)
+            raise RequestError(f"The URL must be from one of the allowed domains: {allowed}.", self._name)
         return parts
 
     def _get(self, parts: SplitResult, deadline: float) -> bytes | str:
@@ -116,14 +128,18 @@ class MediaDoor:
         try:
             target = parts.path or "/"
             target += f"?{parts.query}" if parts.query else ""
-            headers = {"Accept": "image/*, */*;q=0.5", "Accept-Encoding": "identity", "User-Agent": "octavo"}
+            headers = {
+                "Accept": f"{self._name[:-4]}/*, */*;q=0.5",
+                "Accept-Encoding": "identity",
+                "User-Agent": "octavo",
+            }
             connection.request("GET", target, headers=headers)
             with closing(connection.getresponse()) as answer:
                 if answer.status in _REDIRECTS and (place := answer.getheader("Location")):
                     return place
                 if answer.status != 200:
                     text = f"Failed to fetch media from URL: HTTP {answer.status} error"
-                    raise RequestError(text, _NAME)
+                    raise UnfetchedMedia(text, self._name)
                 content = self._body(answer)
             _left(deadline)
             return content
@@ -132,7 +148,7 @@ class MediaDoor:
             connection.close()
 
     def _body(self, answer: http.client.HTTPResponse) -> bytes:
-        most = self._config.max_media_bytes
+        most = self._most
         if (answer.length or 0) > most:
             raise self._too_large()
         content = bytearray()
@@ -150,7 +166,7 @@ class MediaDoor:
         if not self._config.allow_private_media_hosts and not all(
             is_public(str(entry[4][0])) for entry in found
         ):
-            raise RequestError(_PRIVATE, _NAME)
+            raise RequestError(_PRIVATE, self._name)
         plain = _first_connection([entry[4] for entry in found], deadline)
         connection = http.client.HTTPConnection(host, port)
         connection.sock = plain
@@ -163,7 +179,7 @@ class MediaDoor:
         return connection
 
     def _too_large(self) -> RequestError:
-        return RequestError(f"The file is larger than max_media_bytes={self._config.max_media_bytes}.", _NAME)
+        return RequestError(f"The file is larger than {self._option}={self._most}.", self._name)
 
 
 def _first_connection(addresses: list[tuple[object, ...]], deadline: float) -> socket.socket:

@@ -6,7 +6,7 @@ from typing import Any
 
 from octavo.base.errors import RequestError
 
-MODALITIES = ("image",)
+MODALITIES = ("image", "video")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +20,8 @@ class MediaURL:
 class MediaInputs:
     """The items of a prompt by modality, in the order of their markers.
 
-    items: an object of Pillow's, an array, encoded bytes, a MediaURL, embeddings, or None for one that its
-           uuid names
+    items: an object of Pillow's, an array, frames, encoded bytes, a MediaURL, embeddings, or None for what
+           its uuid names
     uuids: as many names, None where there is none; what has a name is not read again
     """
 
@@ -39,7 +39,10 @@ def read_inputs(data: Any, uuids: Any, kwargs: Any) -> MediaInputs | None:
     ):
         if given is not None and not isinstance(given, Mapping):
             raise RequestError(f"{name} must be a dict, got {type(given).__name__}.", name)
-    items = {modality: _listed(given) for modality, given in (data or {}).items()}
+    items = {
+        modality: (_videos if modality == "video" else _listed)(given)
+        for modality, given in (data or {}).items()
+    }
     names = {modality: _listed(given) for modality, given in (uuids or {}).items()}
     for modality in items.keys() | names.keys():
         if modality not in MODALITIES:
@@ -69,6 +72,16 @@ def _listed(given: Any) -> list[Any]:
     if is_tensor(given) and given.ndim == 3:
         return list(given)
     return [given]
+
+
+def _videos(given: Any) -> list[Any]:
+    """Return the videos that one value stands for: one of frames, with or without what is known of them, or a
+    list of videos.
+    """
+    is_told = isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping)
+    is_list = isinstance(given, list | tuple) and bool(given)
+    of_frames = is_list and all(hasattr(one, "convert") or getattr(one, "ndim", 0) == 3 for one in given)
+    return [given] if is_told or of_frames else _listed(given)
 
 
 def is_tensor(value: Any) -> bool:

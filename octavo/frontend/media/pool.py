@@ -41,9 +41,9 @@ class PreparationPool:
                 if is_late
                 else "it ended the process that read it"
             )
-            raise RequestError(f"Failed to load image: {why}.", "image_url")
+            raise RequestError(f"Failed to load {question.modality}: {why}.", f"{question.modality}_url")
         if answer.error:
-            raise RequestError(answer.error, "image_url")
+            raise RequestError(answer.error, f"{question.modality}_url")
         return answer
 
     def close(self) -> None:

@@ -6,7 +6,6 @@ Keeps what is prepared by content, bounded in bytes.
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -18,31 +17,19 @@ from octavo.base.errors import ConfigError, RequestError
 from octavo.base.lru import LRU
 from octavo.config.checkpoint import read_json
 from octavo.config.engine import EngineConfig
-from octavo.frontend.media.child import Question, pack
+from octavo.frontend.media.child import FAULTS, UNFIT, Question, pack
 from octavo.frontend.media.door import MediaDoor
-from octavo.frontend.media.inputs import MediaInputs, MediaURL, is_tensor
+from octavo.frontend.media.inputs import MODALITIES, MediaInputs, MediaURL, is_tensor
 from octavo.frontend.media.objects import to_image
+from octavo.frontend.media.placement import Prepared, place_items
 from octavo.frontend.media.pool import PreparationPool
 from octavo.frontend.media.processors.interface import ImageProcessor
 from octavo.frontend.media.registry import PROCESSORS
+from octavo.frontend.media.video import VideoLimits, to_video
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.media import EMBEDS, Features, MediaItem
 
-_SETTINGS = "preprocessor_config.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """An item without its place. tokens: what stands for it in a prompt"""
-
-    key: bytes
-    tokens: list[int]
-    features: dict[str, Features]
-
-    @property
-    def num_bytes(self) -> int:
-        """Return the size of what it holds."""
-        return sum(features.num_bytes for features in self.features.values()) + 8 * len(self.tokens)
+_WHOLE = "processor_config.json"
 
 
 class MediaReader:
@@ -51,19 +38,24 @@ class MediaReader:
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None) -> None:
         """Raises BadCheckpoint, ConfigError."""
         self._config = media = config.media
-        path = Path(config.checkpoint.path) / _SETTINGS
-        stored = read_json(path) if path.is_file() else {}
+        folder = Path(config.checkpoint.path)
         self._architecture = config.checkpoint.media_architecture
         kind, self._tokenizer = PROCESSORS.load(self._architecture), tokenizer
+        stored = _read_settings(folder, "preprocessor_config.json", "image_processor")
+        own = media.mm_processor_kwargs
         self.processor: ImageProcessor = kind(
-            config.checkpoint.config, stored | kind.OVERRIDES | media.mm_processor_kwargs, self._encode
+            config.checkpoint.config, stored | kind.OVERRIDES | own, self._encode
         )
-        if unknown := sorted(set(media.mm_processor_kwargs) - kind.OPTIONS):
+        if unknown := sorted(set(own) - kind.options()):
             raise ConfigError(f"Unknown mm_processor_kwargs {', '.join(unknown)}. Known: {_names(kind)}.")
+        if kind.VIDEO_DEFAULTS is not None:
+            of_videos = _read_settings(folder, "video_preprocessor_config.json", "video_processor")
+            self.processor.read_video_settings((of_videos or stored) | own)
+        self._sampling = {"num_frames": 32, "fps": -1} | media.media_io_kwargs.get("video", {})
         self._embedding_size = config.checkpoint.embedding_size
         scheduler = config.scheduler
         self._longest = min(scheduler.max_chunk, scheduler.max_num_batched_tokens - scheduler.max_num_seqs)
-        self._door = MediaDoor(media)
+        self._doors = {modality: MediaDoor(media, modality) for modality in MODALITIES}
         self._pool = PreparationPool(media.media_processes)
         self._cache: LRU[bytes, Prepared] = LRU(int(media.mm_processor_cache_gb * 2**30))
         self._lock = threading.Lock()
@@ -95,7 +87,7 @@ class MediaReader:
         for modality, items in inputs.items.items():
             names = inputs.uuids.get(modality) or [None] * len(items)
             for item, name in zip(items, names, strict=True):
-                prepared.append(self._read(item, name, kwargs, salt))
+                prepared.append(self._read(modality, item, name, kwargs, salt))
         return prepared
 
     def place(self, ids: list[int], prepared: Sequence[Prepared]) -> tuple[list[int], list[MediaItem]]:
@@ -103,79 +95,54 @@ class MediaReader:
 
         Raises RequestError if they do not match.
         """
-        processor, placed, items, waiting = self.processor, [], [], iter(prepared)
-        num_markers = ids.count(processor.marker_id)
-        if num_markers != len(prepared):
-            raise RequestError(
-                f"The prompt has {num_markers} image placeholder(s), but {len(prepared)} image(s) are given. "
-                "Each image needs one.",
-                "multi_modal_data",
-            )
-        for token in ids:
-            if token != processor.marker_id:
-                placed.append(token)
-                continue
-            item = next(waiting)
-            if processor.sees_itself and len(item.tokens) > self._longest:
-                raise RequestError(
-                    f"An image takes {len(item.tokens)} tokens, which one step computes together: at most "
-                    f"{self._longest} with these max_num_batched_tokens and max_num_seqs.",
-                    "multi_modal_data",
-                )
-            items.append(self._item(item, len(placed)))
-            placed += item.tokens
-        return placed, items
-
-    def _item(self, item: Prepared, start: int) -> MediaItem:
-        return MediaItem(
-            "image",
-            start,
-            len(item.tokens),
-            self.processor.placeholder_id,
-            item.key,
-            item.features,
-            self.processor.sees_itself,
-        )
+        return place_items(self.processor, ids, prepared, self._longest)
 
     def _check_counts(self, inputs: MediaInputs) -> None:
         for modality, items in inputs.items.items():
             limit = self._config.limit_mm_per_prompt.get(modality)
             most = limit.get("count") if isinstance(limit, Mapping) else limit
+            if modality not in self.processor.markers.values():
+                most = 0
             if most is not None and len(items) > most:
                 raise RequestError(
                     f"At most {most} {modality}(s) may be provided in one prompt.", "multi_modal_data"
                 )
 
     def _checked_kwargs(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-        if unknown := sorted(set(kwargs) - self.processor.OPTIONS):
+        if unknown := sorted(set(kwargs) - self.processor.options()):
             raise RequestError(
                 f"Unknown mm_processor_kwargs {', '.join(unknown)}. Known: {_names(type(self.processor))}.",
                 "mm_processor_kwargs",
             )
         return kwargs
 
-    def _read(self, item: Any, name: str | None, kwargs: Mapping[str, Any], salt: str) -> Prepared:
+    def _read(
+        self, modality: str, item: Any, name: str | None, kwargs: Mapping[str, Any], salt: str
+    ) -> Prepared:
         if isinstance(item, Prepared):
             return item
-        if is_tensor(item) and item.ndim == 2:
+        if modality == "image" and is_embeds(item):
             return self._read_embeds(item)
-        settings = {**self.processor.settings, **kwargs}
-        made_by = msgspec.json.encode([self._architecture, settings], order="deterministic")
+        own = (
+            self.processor.settings if modality == "image" else self.processor.video_settings | self._sampling
+        )
+        settings = {**own, **kwargs}
+        made_by = msgspec.json.encode([self._architecture, modality, settings], order="deterministic")
         if name is not None:
             key = _digest([b"uuid", made_by, salt.encode("utf-8", "surrogatepass"), name.encode()])
             if (known := self._find(key)) is not None:
                 return known
             if item is None:
                 raise RequestError(
-                    f"The image named {name!r} is not in the cache (any more): send its content.",
+                    f"The {modality} named {name!r} is not in the cache (any more): send its content.",
                     "multi_modal_uuids",
                 )
-            return self._keep(self._prepare(item, key, settings))
+            return self._keep(self._prepare(modality, item, key, settings))
         if item is None:
-            raise RequestError("An image must be given, or named by a uuid.", "multi_modal_data")
-        content = self._door.fetch(item.url) if isinstance(item, MediaURL) else item
+            raise RequestError(f"The {modality} must be given, or named by a uuid.", "multi_modal_data")
+        content = self._doors[modality].fetch(item.url) if isinstance(item, MediaURL) else item
         key = _digest([b"content", made_by, *_parts(content)])
-        return self._find(key) or self._keep(self._prepare(content, key, settings))
+        return self._find(key) or self._keep(self._prepare(modality, content, key, settings))
 
     def _find(self, key: bytes) -> Prepared | None:
         with self._lock:
@@ -188,51 +155,99 @@ class MediaReader:
             self._cache.put(prepared.key, prepared, prepared.num_bytes)
         return prepared
 
-    def _prepare(self, item: Any, key: bytes, settings: Mapping[str, Any]) -> Prepared:
+    def _prepare(self, modality: str, item: Any, key: bytes, settings: Mapping[str, Any]) -> Prepared:
         """Prepare here what is an image already, and in another process what is a file."""
-        content = self._door.fetch(item.url) if isinstance(item, MediaURL) else item
+        content = self._doors[modality].fetch(item.url) if isinstance(item, MediaURL) else item
+        media, processor = self._config, self.processor
+        video = self._video_limits(settings) if modality == "video" else None
         if isinstance(content, bytes):
-            media = self._config
-            question = Question(
-                self._architecture,
-                dict(settings),
-                content,
-                media.max_image_pixels,
-                media.media_decode_timeout,
-            )
-            features = self._pool.ask(question).features
+            limits = media.max_image_pixels, media.media_decode_timeout
+            features = self._pool.ask(
+                Question(self._architecture, dict(settings), content, *limits, video)
+            ).features
         else:
             try:
-                features = pack(self.processor.prepare(to_image(content), settings))
-            except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-                text = f"The image cannot be prepared with these mm_processor_kwargs: {error}"
-                raise RequestError(text, "mm_processor_kwargs") from None
+                arrays = (
+                    processor.prepare(to_image(content), settings)
+                    if video is None
+                    else processor.prepare_video(*to_video(content, video), settings)
+                )
+            except FAULTS as error:
+                if isinstance(error, RequestError):
+                    raise
+                raise RequestError(UNFIT.format(modality, error), "mm_processor_kwargs") from None
+            features = pack(arrays)
         arrays = {n: np.frombuffer(f.data, f.dtype).reshape(f.shape) for n, f in features.items()}
-        return Prepared(key, self.processor.tokens(arrays), features)
+        tokens = processor.tokens(arrays) if video is None else processor.video_tokens(arrays)
+        return Prepared(modality, key, tokens, features)
 
-    def _read_embeds(self, tensor: Any) -> Prepared:
-        """Take outputs of the encoder, [tokens, embedding_size]."""
+    def _video_limits(self, settings: Mapping[str, Any]) -> VideoLimits:
+        media, sampling = self._config, (settings.get("num_frames"), settings.get("fps"))
+        if not all(isinstance(number, int | float) for number in sampling):
+            raise RequestError("num_frames and fps must be numbers; -1 = all.", "mm_processor_kwargs")
+        limits = media.max_video_frames, media.max_video_seconds, media.max_image_pixels
+        return VideoLimits(*limits, int(settings["num_frames"]), float(settings["fps"]))
+
+    def _read_embeds(self, given: Any) -> Prepared:
+        """Take outputs of the encoder, [tokens, embedding_size]; with the grid, where positions need it."""
         if not self._config.enable_mm_embeds:
             raise RequestError(
                 "You must set `--enable-mm-embeds` (enable_mm_embeds=True) to input `image_embeds`.",
                 "multi_modal_data",
             )
-        if tensor.shape[1] != self._embedding_size or not tensor.is_floating_point():
+        is_mapping = isinstance(given, Mapping)
+        array = float_array(given["image_embeds"] if is_mapping else given)
+        processor, features = self.processor, dict[str, Features]()
+        size = self._embedding_size * (1 + processor.num_deep_layers)
+        if array is None or array.ndim != 2 or array.shape[1] != size:
             raise RequestError(
-                f"image_embeds must be floats of shape (num_tokens, {self._embedding_size}) for this model, "
-                f"got {tuple(tensor.shape)}.",
+                f"image_embeds must be floats of shape (num_tokens, {size}) for this model, "
+                f"got {getattr(array, 'shape', type(given).__name__)}.",
                 "multi_modal_data",
             )
-        array = np.ascontiguousarray(tensor.detach().cpu().float().numpy())
         if not np.isfinite(array).all():
             raise RequestError("image_embeds must hold finite numbers.", "multi_modal_data")
-        key = _digest([b"embeds", array.tobytes()])
-        features = {EMBEDS: Features("float32", list(array.shape), array.tobytes())}
-        return Prepared(key, self.processor.tokens_of_embeds(len(array)), features)
+        if processor.video_id is not None:
+            grid = np.asarray(given.get("image_grid_thw") if is_mapping else (), np.int64).reshape(-1)
+            if len(grid) != 3 or grid.prod() != len(array) * processor.settings["merge_size"] ** 2:
+                raise RequestError(
+                    "Embeddings of this model's images need their grid: "
+                    '{"image_embeds": …, "image_grid_thw": [1, rows, columns]} of its patches.',
+                    "multi_modal_data",
+                )
+            features = pack({"grid_thw": grid})
+        features |= pack({EMBEDS: array})
+        key = _digest([b"embeds", *(part.data for part in features.values())])
+        return Prepared("image", key, processor.tokens_of_embeds(len(array)), features)
+
+
+def is_embeds(item: Any) -> bool:
+    """Return True for outputs of the encoder: a matrix of numbers, or an object that says so."""
+    if isinstance(item, Mapping):
+        return "image_embeds" in item
+    return getattr(item, "ndim", 0) == 2 and (is_tensor(item) or item.dtype.kind == "f")
+
+
+def float_array(value: Any) -> Any:
+    """Return a tensor or an array of floats as one of float32; None for anything else."""
+    if is_tensor(value):
+        value = value.detach().cpu().float().numpy() if value.is_floating_point() else None
+    if getattr(value, "dtype", None) is None or value.dtype.kind != "f":
+        return None
+    return np.ascontiguousarray(value, np.float32)
+
+
+def _read_settings(folder: Path, name: str, part: str) -> dict[str, Any]:
+    """Read a processor's file: its own or, as transformers 5 writes it, a part of one for all."""
+    if (folder / name).is_file():
+        return read_json(folder / name)
+    whole = read_json(folder / _WHOLE) if (folder / _WHOLE).is_file() else {}
+    found = whole.get(part)
+    return found if isinstance(found, dict) else {}
 
 
 def _names(kind: type[ImageProcessor]) -> str:
-    return ", ".join(sorted(kind.OPTIONS))
+    return ", ".join(sorted(kind.options()))
 
 
 def _parts(content: Any) -> Iterator[bytes]:
@@ -245,6 +260,10 @@ def _parts(content: Any) -> Iterator[bytes]:
         yield f"{content.mode} {content.size}".encode()
         yield content.tobytes()
         yield repr(content.getpalette() if content.mode == "P" else None).encode()
+        return
+    if isinstance(content, list | tuple):  # of frames, perhaps with what is known of them
+        for part in content:
+            yield from [repr(part).encode()] if isinstance(part, Mapping) else _parts(part)
         return
     array = np.asarray(content)
     yield f"{array.dtype.str} {array.shape}".encode()

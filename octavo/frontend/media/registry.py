@@ -12,6 +12,7 @@ _HERE = "octavo.frontend.media.processors"
 PROCESSORS: Registry[Any] = Registry(
     "image processor",
     {
+        "Gemma3ForConditionalGeneration": f"{_HERE}.gemma3:Gemma3Processor",
         "Idefics3ForConditionalGeneration": f"{_HERE}.idefics3:Idefics3Processor",
         "SmolVLMForConditionalGeneration": f"{_HERE}.idefics3:Idefics3Processor",
         "InternVLForConditionalGeneration": f"{_HERE}.internvl:InternVLProcessor",
@@ -20,9 +21,12 @@ PROCESSORS: Registry[Any] = Registry(
         "LlavaOnevisionForConditionalGeneration": f"{_HERE}.llava_next:OneVisionProcessor",
         "Mistral3ForConditionalGeneration": f"{_HERE}.pixtral:Mistral3Processor",
         "PixtralForConditionalGeneration": f"{_HERE}.pixtral:PixtralProcessor",
+        "Qwen2VLForConditionalGeneration": f"{_HERE}.qwen_vl:Qwen2VLProcessor",
+        "Qwen2_5_VLForConditionalGeneration": f"{_HERE}.qwen_vl:Qwen2VLProcessor",
+        "Qwen3VLForConditionalGeneration": f"{_HERE}.qwen_vl:Qwen3VLProcessor",
     },
 )
 """Classes derived from ImageProcessor, by architecture."""
 
-MARKERS: dict[str, str] = {}
+MARKERS: dict[str, str] = {"Gemma3ForConditionalGeneration": "<start_of_image>"}
 """Texts that stand for an image in a conversation, where that is not the config's image token."""

@@ -3,8 +3,8 @@
 Made by the output processor. Times are of the monotonic clock, in seconds.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.frontend.outputs.logprobs import PromptLogprobs, SampleLogprobs, joined
@@ -107,6 +107,8 @@ class RequestOutput:
     ec_transfer_params: dict[str, Any] | None = None
     pooled: Pooled | None = None
     """Of a pooling model: the result; outputs then has no text."""
+    num_media_tokens: Mapping[str, int] = field(default_factory=dict)
+    """Prompt tokens that stand for images and the like, by modality."""
 
     def add(self, next_output: "RequestOutput", aggregate: bool) -> None:
         """Merge a later output of the same request; `aggregate`: append deltas, else the later one wins."""

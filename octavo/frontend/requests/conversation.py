@@ -12,7 +12,7 @@ from typing import Any
 from octavo.base.errors import ConfigError, RequestError
 from octavo.base.registry import Registry
 from octavo.config.engine import EngineConfig
-from octavo.frontend.media.conversation import BREAK, ConversationMedia, marker_text, take_media
+from octavo.frontend.media.conversation import BREAK, ConversationMedia, marker_texts, take_media
 from octavo.frontend.parsers.registry import (
     REASONING_PARSERS,
     TOOL_PARSERS,
@@ -46,7 +46,7 @@ class ChatRenderer:
         self.tool_parser = _chosen(front.tool_call_parser, TOOL_PARSERS, suggested)
         """Name of the format of tool calls; "" = none."""
         self.tool_strict_level = front.tool_strict_level
-        self._marker = marker_text(config, tokenizer)
+        self._markers = marker_texts(config, tokenizer)
         self.special_tokens = tokenizer.special_tokens if tokenizer else {}
         """Ids by text."""
         self.reasoning_parser = _chosen(
@@ -65,16 +65,15 @@ class ChatRenderer:
         self, messages: Sequence[Message], *, chat_template: str | None = None, **options: Any
     ) -> TokensPrompt:
         """The prompt, as ids and text; `options` as in ChatTemplate.render. Raises RequestError."""
-        media = self._take_media(messages, chat_template, options) if self._marker else None
+        media = self._take_media(messages, chat_template, options) if self._markers else None
         asked = media.messages if media else messages
         text = self.render_text(asked, chat_template=chat_template, **options)["prompt"]
         assert self._tokenizer is not None
         pieces = text.split(BREAK) if media else [text]
         encoded = (self._tokenizer.encode(piece, add_special_tokens=False) for piece in pieces if piece)
         prompt = TokensPrompt(prompt_token_ids=list(chain.from_iterable(encoded)), prompt="".join(pieces))
-        if media and media.images:
-            prompt["multi_modal_data"] = {"image": media.images}
-            prompt["multi_modal_uuids"] = {"image": media.uuids}
+        if media and media.items:
+            prompt["multi_modal_data"], prompt["multi_modal_uuids"] = media.items, media.uuids
         return prompt
 
     def _take_media(
@@ -86,11 +85,11 @@ class ChatRenderer:
         if form == "auto":
             template = self._template_for(chat_template, tools=bool(options.get("tools")))
             form = template.traits.content_format
-        return take_media(messages, self._marker, as_parts=form == "openai")
+        return take_media(messages, self._markers, as_parts=form == "openai")
 
     def render_prompt(self, messages: Sequence[Message], **options: Any) -> TextPrompt | TokensPrompt:
         """The prompt as text, still to be tokenized; with its ids and images, if the model takes some."""
-        return self.render(messages, **options) if self._marker else self.render_text(messages, **options)
+        return self.render(messages, **options) if self._markers else self.render_text(messages, **options)
 
     def render_text(
         self,

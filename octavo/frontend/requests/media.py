@@ -32,9 +32,11 @@ class PromptMedia:
                 ) from error
 
     @property
-    def modalities(self) -> tuple[Literal["text", "image"], ...]:
+    def modalities(self) -> tuple[Literal["text", "image", "video"], ...]:
         """What prompts may be made of."""
-        return ("text",) if self._reader is None else ("text", "image")
+        if self._reader is None:
+            return ("text",)
+        return ("text", "image") if self._reader.processor.video_id is None else ("text", "image", "video")
 
     @property
     def reader(self) -> Any:
@@ -64,7 +66,10 @@ class PromptMedia:
             return prompt
         prepared = self._prepare(inputs, str(prompt.get("cache_salt") or ""), options)
         rest = {name: value for name, value in prompt.items() if name not in (_UUIDS, _KWARGS)}
-        return {**rest, _DATA: {"image": prepared}}  # type: ignore[return-value]  # still one of the forms
+        by_modality: dict[str, list[Any]] = {}
+        for item in prepared:
+            by_modality.setdefault(item.modality, []).append(item)
+        return {**rest, _DATA: by_modality}  # type: ignore[return-value]  # still one of the forms
 
     def place(
         self, ids: list[int], prompt: ParsedPrompt, options: RequestOptions

@@ -48,6 +48,11 @@ class OpenRequest(ABC):
         self.stats = RequestStateStats(arrival_time=prepared.arrival_s, queued_ts=time.monotonic())
         self._num_cached_tokens: int | None = None
         self._num_cache_creation_tokens: int | None = None
+        self.num_media_tokens: dict[str, int] = {}
+        """Of the prompt, by modality."""
+        for item in self.asked.spec.media:
+            count = self.num_media_tokens.get(item.modality, 0)
+            self.num_media_tokens[item.modality] = count + item.length
 
     @property
     def params(self) -> SamplingParams:
@@ -153,6 +158,7 @@ class OpenRequest(ABC):
             lora_request=self._prepared.lora_request,
             num_cached_tokens=self._num_cached_tokens,
             num_cache_creation_tokens=self._num_cache_creation_tokens,
+            num_media_tokens=self.num_media_tokens,
         )
 
 

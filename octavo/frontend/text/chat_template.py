@@ -41,8 +41,8 @@ _KNOWN = {
     "38b2554f0f88434d": "Alpaca",
 }
 """By their digests: templates that have been read, and do no harm."""
-IMAGE = {"type": "image"}
-"""A part for which the templates of models for images write a marker."""
+ITEMS = ({"type": "image"}, {"type": "video"})
+"""Parts for which the templates of models for media write a marker."""
 _NOT_A_TEMPLATE = (jinja2.TemplateError, SyntaxError, RecursionError, MemoryError)
 _MARK = "\N{INVISIBLE SEPARATOR}octavo continues here\N{INVISIBLE SEPARATOR}"
 
@@ -185,7 +185,7 @@ def _content(content: Any, *, as_parts: bool) -> Any:
         )
     parts = [content] if isinstance(content, str) else content
     if as_parts:
-        return [part if part == IMAGE else {"type": "text", "text": _part_text(part)} for part in parts]
+        return [part if part in ITEMS else {"type": "text", "text": _part_text(part)} for part in parts]
     return "\n".join(map(_part_text, parts))
 
 

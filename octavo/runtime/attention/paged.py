@@ -17,7 +17,12 @@ class PagedBackend(AttentionBackend):
         self, new: HeadInputs, cache: Tensor, tables: GroupTables, batch: ForwardBatch, scores: Scores
     ) -> Tensor:
         q = self.platform.kernels.attention.store_kv(new, cache, tables.slots)
-        return self.attend(q, cache, tables, batch, scores)
+        out = self.attend(q, cache, tables, batch, scores)
+        if (mutual := batch.mutual) is not None and scores.is_causal:
+            attend, both = self.platform.kernels.attention.paged_attention, scores._replace(is_causal=False)
+            blocks = tables.block_tables[mutual.owners]
+            out.index_copy_(0, mutual.rows, attend(q[mutual.rows], cache, blocks, mutual.runs, both))
+        return out
 
     def attend(
         self, q: Tensor, cache: Tensor, tables: GroupTables, batch: ForwardBatch, scores: Scores

@@ -6,7 +6,6 @@ Hugging Face does, so that long contexts agree to the last bit.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -25,15 +24,36 @@ class Rope:
     """A Rope describes a rotation.
 
     dim: components of a head that rotate; interleaved: pairs are neighbours instead of halves
+    mrope_section: how many frequencies turn by time, row and column of a patch (M-RoPE,
+                   https://arxiv.org/abs/2409.12191); of text all three are its position
+    mrope_interleaved: the three alternate, as in Qwen3-VL, instead of one behind the other
     """
 
     dim: int
     theta: float = 10000.0
     interleaved: bool = False
+    mrope_section: tuple[int, ...] = ()
+    mrope_interleaved: bool = False
 
     def frequencies(self) -> tuple[Tensor, float]:
         """Return (radians per position [dim / 2] float32, factor on cosine and sine)."""
         return 1.0 / self._wavelengths(), 1.0
+
+    def axes(self) -> Tensor:
+        """Return by which of the three positions of a patch each frequency turns, [dim / 2] int64.
+
+        Raises BadCheckpoint.
+        """
+        if len(self.mrope_section) != 3 or sum(self.mrope_section) != self.dim // 2:
+            raise BadCheckpoint(
+                f"mrope_section={list(self.mrope_section)} must be three numbers of {self.dim // 2} in all"
+            )
+        if not self.mrope_interleaved:
+            return torch.arange(3).repeat_interleave(torch.tensor(self.mrope_section))
+        axes = torch.zeros(self.dim // 2, dtype=torch.int64)
+        for axis in (1, 2):
+            axes[axis : 3 * self.mrope_section[axis] : 3] = axis
+        return axes
 
     def _wavelengths(self) -> Tensor:
         exponents = torch.arange(0, self.dim, 2, dtype=torch.int64).float() / self.dim
@@ -188,37 +208,54 @@ class RotaryEmbedding:
         self._interleaved = rope.interleaved
         self._key = repr(rope)
         self._kernel = kernels.rotary_tables
+        self._axes = rope.axes().to(device) if rope.mrope_section else None
 
     def rotation(self, batch: ForwardBatch) -> Rotation:
         """Return the step's tables; the first layer that asks makes them."""
         rotation = batch.rotations.get(self._key)
         if rotation is None:
-            cos, sin = self._kernel(batch.positions, self._frequencies, self._factor)
+            if (axes := self._axes) is None or batch.patch_positions is None:
+                cos, sin = self._turned(batch.positions)
+            else:
+                tables = [self._turned(positions) for positions in batch.patch_positions]
+                cos, sin = (_by_axis(three, axes) for three in zip(*tables, strict=True))
             rotation = batch.rotations[self._key] = Rotation(cos, sin, self._interleaved)
         return rotation
 
+    def _turned(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return self._kernel(positions, self._frequencies, self._factor)
+
+
+def _by_axis(tables: tuple[Tensor, ...], axes: Tensor) -> Tensor:
+    """Take each column from the table of its axis."""
+    return torch.stack(tables, -1).gather(-1, axes.expand(len(tables[0]), -1)[..., None])[..., 0]
+
 
 class AxialRotary(RotaryEmbedding):
-    """Rotates half of a head by the row of a patch, half by its column, as Pixtral does."""
+    """Rotates half of a head by the row of a patch, half by its column.
 
-    def __init__(self, dim: int, theta: float, device: torch.device) -> None:
+    Pixtral deals the frequencies out to the two in turn; Qwen's towers use the same for both.
+    """
+
+    def __init__(self, dim: int, theta: float, device: torch.device, *, shares: bool = False) -> None:
         exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
         frequencies = (1.0 / theta**exponents).to(device)
-        self._of_rows, self._of_columns = frequencies[0::2], frequencies[1::2]
-        self._key = f"axial {dim} {theta}"
+        self._of_rows, self._of_columns = frequencies[0::2], frequencies[0 if shares else 1 :: 2]
+        self._key = f"axial {dim} {theta} {shares}"
 
-    def enter(self, batch: ForwardBatch, grids: Sequence[tuple[int, int]]) -> None:
-        """Make the tables of images one after the other, each of so many rows and columns of patches."""
-        angles = [self._angles(rows, columns) for rows, columns in grids]
-        every = torch.cat(angles)
-        batch.rotations[self._key] = Rotation(every.cos(), every.sin())
+    def enter(self, batch: ForwardBatch, places: Tensor) -> None:
+        """Make the tables of patches. places: [2, T], row and column of each in its image"""
+        rows, columns = places.to(self._of_rows.device).float()[..., None]
+        angles = torch.cat([rows * self._of_rows, columns * self._of_columns], dim=1)
+        batch.rotations[self._key] = Rotation(angles.cos(), angles.sin())
 
     def rotation(self, batch: ForwardBatch) -> Rotation:
         """Return the tables that `enter` made."""
         return batch.rotations[self._key]
 
-    def _angles(self, rows: int, columns: int) -> Tensor:
-        device = self._of_rows.device
-        by_row = torch.arange(rows, device=device).float()[:, None] * self._of_rows
-        by_column = torch.arange(columns, device=device).float()[:, None] * self._of_columns
-        return torch.cat([by_row.repeat_interleave(columns, 0), by_column.repeat(rows, 1)], dim=1)
+
+def places_of(rows: int, columns: int, merge: int = 1) -> Tensor:
+    """Return row and column of an image's patches, [2, rows * columns]: squares of merge * merge in turn."""
+    row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+    squares = torch.stack([row, column]).view(2, rows // merge, merge, columns // merge, merge)
+    return squares.transpose(2, 3).flatten(1)

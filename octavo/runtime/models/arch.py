@@ -38,6 +38,7 @@ _EPS_NAMES = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
 
 ROPES: dict[str, type[Rope]] = {
     "default": Rope,
+    "mrope": Rope,
     "linear": LinearRope,
     "llama3": Llama3Rope,
     "yarn": YarnRope,

@@ -254,6 +254,8 @@ class Decoder(Family):
             x, residual = self.layers[index](
                 x, residual, batch, batch.wanted if index == last else None, kept
             )
+            if batch.deep_embeds is not None and residual is not None:
+                residual = batch.deep_embeds.add_part(index, residual)
         hidden, stream = self.norm.add(x, residual)
         if self.taps:
             width = len(hidden)

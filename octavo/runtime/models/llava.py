@@ -11,6 +11,8 @@ from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.models.arch import Config, size_of
 from octavo.runtime.models.media import Features, MediaEncoder
 from octavo.runtime.models.vision import (
+    CLIP,
+    SIGLIP,
     Projector,
     VisionTower,
     chosen_layers,
@@ -19,18 +21,6 @@ from octavo.runtime.models.vision import (
     tower_weights,
 )
 from octavo.runtime.models.weights import to
-
-_CLIP: Config = {
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_attention_heads": 12,
-    "num_hidden_layers": 12,
-    "image_size": 224,
-    "patch_size": 32,
-    "hidden_act": "quick_gelu",
-}
-_SIGLIP: Config = _CLIP | {"patch_size": 16, "hidden_act": "gelu_pytorch_tanh"}
-"""What transformers assumes where a vision_config is silent."""
 
 
 class LlavaEncoder(MediaEncoder):
@@ -44,7 +34,7 @@ class LlavaEncoder(MediaEncoder):
     def __init__(self, config: Config, build: BuildContext) -> None:
         super().__init__(config, build)
         vision: Config = config["vision_config"]
-        vision = (_CLIP if vision.get("model_type") == "clip_vision_model" else _SIGLIP) | vision
+        vision = (CLIP if vision.get("model_type") == "clip_vision_model" else SIGLIP) | vision
         arch = read_tower(vision)
         strategy = config.get("vision_feature_select_strategy", "default")
         if strategy not in ("default", "full"):

@@ -20,6 +20,7 @@ from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.models.arch import Config
 from octavo.runtime.models.interface import MODELS
 from octavo.runtime.models.weights import Target, WeightMap
+from octavo.runtime.transfer import Array
 
 Features = Mapping[str, Tensor]
 """What the front-end's processor made of one item, by name."""
@@ -35,6 +36,10 @@ class MediaEncoder(nn.Module, ABC):
     """
 
     WEIGHTS: ClassVar[Mapping[str, Target]]
+    has_patch_positions: ClassVar[bool] = False
+    """The rope of the text model counts time, rows and columns of patches, as `patch_positions` says."""
+    num_deep_layers: int = 0
+    """So many first layers of the text model add to their outputs what stands beside the embeddings."""
 
     @abstractmethod
     def __init__(self, config: Config, build: BuildContext) -> None:
@@ -48,9 +53,16 @@ class MediaEncoder(nn.Module, ABC):
         """Return patterns of tensors that nothing reads."""
         return ()
 
+    def patch_positions(self, features: Mapping[str, Array]) -> list[Array]:
+        """Return time, row and column of each placeholder, [3, N] int64 for every run of them, from 0 on."""
+        raise NotImplementedError
+
     @abstractmethod
     def encode(self, items: Sequence[Features]) -> list[Tensor]:
-        """Return the embeddings of each item, [placeholders, embedding_size], all computed as one batch."""
+        """Return the embeddings of each item, [placeholders, embedding_size], all computed as one batch.
+
+        Of models with deep layers, [placeholders, (1 + num_deep_layers) * embedding_size].
+        """
 
 
 def media_weights(text: WeightMap, encoder: MediaEncoder) -> WeightMap:
@@ -62,6 +74,7 @@ def media_weights(text: WeightMap, encoder: MediaEncoder) -> WeightMap:
 MEDIA_ENCODERS: Registry[type[MediaEncoder]] = Registry(
     "media encoder",
     {
+        "Gemma3ForConditionalGeneration": "octavo.runtime.models.gemma3_vision:Gemma3Encoder",
         "Idefics3ForConditionalGeneration": "octavo.runtime.models.idefics3:Idefics3Encoder",
         "SmolVLMForConditionalGeneration": "octavo.runtime.models.idefics3:Idefics3Encoder",
         "InternVLForConditionalGeneration": "octavo.runtime.models.internvl:InternVLEncoder",
@@ -70,6 +83,9 @@ MEDIA_ENCODERS: Registry[type[MediaEncoder]] = Registry(
         "LlavaOnevisionForConditionalGeneration": "octavo.runtime.models.llava_next:OneVisionEncoder",
         "Mistral3ForConditionalGeneration": "octavo.runtime.models.pixtral:Mistral3Encoder",
         "PixtralForConditionalGeneration": "octavo.runtime.models.pixtral:PixtralEncoder",
+        "Qwen2VLForConditionalGeneration": "octavo.runtime.models.qwen_vl:Qwen2VLEncoder",
+        "Qwen2_5_VLForConditionalGeneration": "octavo.runtime.models.qwen_vl:Qwen25VLEncoder",
+        "Qwen3VLForConditionalGeneration": "octavo.runtime.models.qwen_vl:Qwen3VLEncoder",
     },
 )
 """By the architecture of the whole (Checkpoint.media_architecture)."""
@@ -81,7 +97,10 @@ _TEXT_MODELS = {
     "mistral": "MistralForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
+    "qwen2_vl_text": "Qwen2ForCausalLM",
+    "qwen2_5_vl_text": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3_vl_text": "Qwen3ForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
 }
 """Architectures of text models, by the model_type of a text_config."""

@@ -4,18 +4,18 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from octavo.base.errors import Unsupported
 from octavo.runtime.layers.build import BuildContext
 from octavo.runtime.layers.linear import ReplicatedLinear
 from octavo.runtime.layers.norm import NormArch, make_norm
-from octavo.runtime.layers.rotary import AxialRotary
-from octavo.runtime.models.arch import Arch, Config, LayerArch, read_dense, read_heads, size_of
-from octavo.runtime.models.decoder import DecoderLayer
+from octavo.runtime.layers.rotary import places_of
+from octavo.runtime.models.arch import Config, size_of
 from octavo.runtime.models.media import Features, MediaEncoder
-from octavo.runtime.models.vision import Projector, cut_patches, flat, full_batch, run_blocks
+from octavo.runtime.models.packed_vision import PackedTower, packed_body
+from octavo.runtime.models.vision import Projector, cut_patches, flat
 from octavo.runtime.models.weights import to
 
 _VISION: Config = {
@@ -30,39 +30,24 @@ _VISION: Config = {
 _TOWER, _LAYER, _BLOCK = "vision_tower.", "vision_tower.transformer.layers.*.", "encoder.tower.blocks.*."
 
 
-class PixtralTower(nn.Module):
-    """Computes patches of images of different sizes, one after the other."""
+class PixtralTower(PackedTower):
+    """Normalises the embeddings of patches first."""
 
     def __init__(self, config: Config, build: BuildContext) -> None:
-        super().__init__()
-        attention = read_heads(config, is_causal=False)
-        layer = LayerArch(attention=attention, feed_forward=read_dense(config))
-        self.size, self._dtype = size_of(config, "hidden_size"), build.compute_dtype
-        body = Arch(
-            vocab_size=1,
-            hidden_size=self.size,
-            layers=(layer,) * size_of(config, "num_hidden_layers"),
-            final_norm=False,
-            norm=NormArch(eps=1e-5),
-        )
-        self.patch_size = size_of(config, "patch_size")
-        patch_inputs = size_of(config, "num_channels", 3) * self.patch_size**2
-        self.patches = ReplicatedLinear(build.at("patches"), patch_inputs, self.size, False)
+        body = packed_body(config, NormArch(eps=1e-5), bias=False, gated=True)
+        patch_size = size_of(config, "patch_size")
+        num_inputs = size_of(config, "num_channels", 3) * patch_size**2
+        super().__init__(body, config, build, num_inputs, bias=False, shares=False)
+        self.patch_size = patch_size
         self.norm_in = make_norm(body.norm, build.at("norm_in"), self.size)
-        rope: Config = config.get("rope_parameters") or {}
-        theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
-        self._rotary = AxialRotary(attention.head_dim, theta, build.device)
-        self.blocks = nn.ModuleList(
-            DecoderLayer(body, build.at(f"blocks.{i}"), i, self._rotary) for i in range(len(body.layers))
-        )
 
-    def forward(self, images: Sequence[Tensor]) -> Tensor:
+    def encode(self, images: Sequence[Tensor]) -> Tensor:
         """Return the hidden states of all patches, [P, size]. images: [1, 3, H, W] each"""
         cut = [cut_patches(image, self.patch_size)[0] for image in images]
-        x = self.norm_in(self.patches(torch.cat(cut).to(self._dtype)))
-        batch = full_batch([len(patches) for patches in cut], x.device)
-        self._rotary.enter(batch, [self.grid(image) for image in images])
-        return run_blocks(self.blocks, x, batch)[-1]
+        places = torch.cat([places_of(*self.grid(image)) for image in images], dim=1)
+        x = self.norm_in(self.embed(torch.cat(cut)))
+        hidden: Tensor = self(x, places, [len(patches) for patches in cut])[-1]
+        return hidden
 
     def grid(self, image: Tensor) -> tuple[int, int]:
         """Return the rows and columns of an image's patches."""
@@ -106,7 +91,7 @@ class PixtralEncoder(MediaEncoder):
     def encode(self, items: Sequence[Features]) -> list[Tensor]:
         images = [item["pixel_values"] for item in items]
         grids = [self.tower.grid(image) for image in images]
-        parts = torch.split(self.tower(images), [rows * columns for rows, columns in grids])
+        parts = torch.split(self.tower.encode(images), [rows * columns for rows, columns in grids])
         merged = self._merged(parts, grids)
         return list(torch.split(self.projector(torch.cat(merged)), [len(part) for part in merged]))
 

@@ -1,7 +1,8 @@
 """A `VisionTower` is the transformer over an image's patches, as CLIP and SigLIP have it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -17,6 +18,18 @@ from octavo.runtime.layers.norm import make_norm
 from octavo.runtime.models.arch import Arch, Config, LayerArch, read_dense, read_heads, read_norm, size_of
 from octavo.runtime.models.decoder import DecoderLayer
 from octavo.runtime.models.weights import Target, to
+
+CLIP: Config = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "image_size": 224,
+    "patch_size": 32,
+    "hidden_act": "quick_gelu",
+}
+SIGLIP: Config = CLIP | {"patch_size": 16, "hidden_act": "gelu_pytorch_tanh"}
+"""What transformers assumes where a vision_config is silent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,15 +117,15 @@ class VisionTower(nn.Module):
         if self._arch.num_positions:
             x = x + self.positions(torch.arange(length, device=x.device) if positions is None else positions)
         batch = full_batch([length] * num_images, x.device)
-        states = run_blocks(self.blocks, self.norm_in(x).flatten(0, 1), batch)
+        states = run_blocks(self.blocks, self.norm_in(x).flatten(0, 1), repeat(batch))
         chosen = torch.cat([states[index] for index in kept], -1) if kept else self.norm_out(states[-1])
         return chosen.view(num_images, length, -1)
 
 
-def run_blocks(blocks: nn.ModuleList, x: Tensor, batch: ForwardBatch) -> list[Tensor]:
-    """Return the residual stream before the first layer and behind each, [T, size]."""
+def run_blocks(blocks: nn.ModuleList, x: Tensor, batches: Iterable[ForwardBatch]) -> list[Tensor]:
+    """Return the residual stream before the first layer and behind each, [T, size]. batches: of each layer"""
     states = [x]
-    for block in blocks:
+    for block, batch in zip(blocks, batches, strict=False):
         term, residual = block(states[-1], None, batch)
         states.append(term if residual is None else residual + term)
     return states

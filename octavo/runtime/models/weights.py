@@ -1,7 +1,8 @@
 """A `WeightMap` maps the names in a checkpoint to our parameters, as data.
 
-A rule maps a stem, with `*` for numbers (the layer's, an expert's), to the module that takes it; ".weight"
-and ".bias" carry over. Tensors without such an end are mapped by their whole name to a parameter.
+A rule maps a stem, with `*` for numbers (the layer's, an expert's; others may stand as they are), to the
+module that takes it; ".weight" and ".bias" carry over. Tensors without such an end are mapped by their whole
+name to a parameter.
 
     "model.layers.*.self_attn.q_proj": to("layers.*.attention.qkv", "q")
 """
@@ -72,7 +73,7 @@ class WeightMap:
             name = name.removeprefix(prefix)
         stem, dot, suffix = name.rpartition(".")
         pattern = _NUMBER.sub("*", name)
-        target = self.rules.get(pattern) or self.rules.get(pattern.rpartition(".")[0])
+        target = self.rules.get(pattern) or self.rules.get(pattern.rpartition(".")[0]) or self.rules.get(stem)
         if target is None:
             return None
         if pattern in self.rules:

@@ -10,10 +10,12 @@ from torch import Tensor
 from octavo.base.lru import LRU
 from octavo.messages.media import EMBEDS, Features, MediaItem
 from octavo.messages.step import NewRequest
-from octavo.runtime.batch import ForwardBatch, GivenEmbeds
+from octavo.runtime.batch import ForwardBatch, GivenEmbeds, MutualSpans
+from octavo.runtime.kernels.attention import Ragged
 from octavo.runtime.models.media import MediaEncoder
-from octavo.runtime.transfer import Array, to_device
-from octavo.runtime.worker.prepare import Work
+from octavo.runtime.transfer import Array, send, to_device
+from octavo.runtime.worker.prepare import Work, token_positions
+from octavo.runtime.worker.request_state import RequestState
 from octavo.runtime.worker.step_part import StepPart
 
 
@@ -25,9 +27,13 @@ class _Placed(NamedTuple):
 
 
 class _Span(NamedTuple):
-    """The part of an item that a step computes. rows: in the batch; first, last: of its embeddings"""
+    """The part of an item that a step computes. owner: the request's place in the step; rows: in the batch
+
+    first, last: of its embeddings
+    """
 
     item: MediaItem
+    owner: int
     rows: Array
     first: int
     last: int
@@ -40,13 +46,21 @@ class MediaPart(StepPart):
     """
 
     def __init__(
-        self, encoder: Callable[[], MediaEncoder], device: torch.device, num_rows: int, max_bytes: int
+        self, encoder: Callable[[], MediaEncoder], state: RequestState, max_bytes: int, *, embeds: bool
     ) -> None:
+        """embeds: this stage is the first of the model; later ones need positions at most"""
         super().__init__()
-        self._encoder, self._device = encoder, device
-        self._ends = np.zeros(num_rows + 1, np.int64)
+        self._encoder, self._state, self._embeds = encoder, state, embeds
+        self._device = state.token_ids.device
+        self._ends = np.zeros(state.spare_row + 1, np.int64)
         """By row: the position behind its last item."""
         self._spans: list[_Span] = []
+        self._patches: dict[int, Array] = {}
+        """By row: time, row and column of each token up to the end of the last item, [3, end]."""
+        self._is_inside = False
+        """Some token of the step stands before the end of its request's last item."""
+        if encoder().has_patch_positions:
+            state.position_offsets = np.zeros(state.spare_row + 1, np.int64)
         self.cache: LRU[bytes, Tensor] = LRU(max_bytes)
         self.batches: list[int] = []
         """Numbers of items encoded together, since `take_batches`."""
@@ -64,26 +78,81 @@ class MediaPart(StepPart):
     def add(self, row: int, request: NewRequest) -> None:
         super().add(row, request)
         self._ends[row] = request.spec.media[-1].end if request.spec.media else 0
+        if (offsets := self._state.position_offsets) is not None:
+            offsets[row] = 0
+            if request.spec.media:
+                self._patches[row], offsets[row] = self._lay_out(request)
 
     def remove(self, row: int) -> None:
         super().remove(row)
         self._ends[row] = 0
+        self._patches.pop(row, None)
 
     @property
     def is_idle(self) -> bool:
         """See StepPart: steps behind all items are replayed."""
-        return not self._spans
+        return not self._spans and not (self._patches and self._is_inside)
 
     def begin(self, work: Work) -> None:
-        self._spans = list(self._find_spans(work)) if self._wanted else []
+        self._spans = list(self._find_spans(work)) if self._wanted and self._embeds else []
+        self._is_inside = bool((work.computed < self._ends[work.rows]).any())
 
     def before(self, work: Work, batch: ForwardBatch) -> None:
+        if self._patches and self._is_inside:
+            batch.patch_positions = to_device(self._patch_positions(work), self._device)
         if not self._spans:
             return
         outputs = self._encode({span.item.key: span.item for span in self._spans})
         rows = to_device(np.concatenate([span.rows for span in self._spans]), self._device)
-        values = [outputs[span.item.key][span.first : span.last] for span in self._spans]
-        batch.give_embeds(GivenEmbeds(rows, torch.cat(values)))
+        values = torch.cat([outputs[span.item.key][span.first : span.last] for span in self._spans])
+        size = values.shape[1] // (1 + self._encoder().num_deep_layers)
+        batch.give_embeds(GivenEmbeds(rows, values[:, :size]))
+        if size < values.shape[1]:
+            batch.deep_embeds = GivenEmbeds(rows, values[:, size:])
+        batch.mutual = self._mutual(work)
+
+    def _mutual(self, work: Work) -> MutualSpans | None:
+        """Return the runs of placeholders that see each other."""
+        spans = [span for span in self._spans if span.item.sees_itself]
+        if not spans:
+            return None
+        found = [(span.owner, run) for span in spans for run in _runs(span.rows)]
+        owners, runs = np.array([owner for owner, _ in found]), [run for _, run in found]
+        ends = np.array([run[-1] + 1 for run in runs]) + (work.computed - work.starts[:-1])[owners]
+        bounds = np.cumsum([0, *map(len, runs)])
+        rows, owned, lengths, cu = send([np.concatenate(runs), owners, ends, bounds], self._device)
+        ragged = Ragged(cu_q_lens=cu.int(), kv_lens=lengths.int(), longest_q=max(map(len, runs)))
+        return MutualSpans(rows, owned, ragged)
+
+    def _lay_out(self, request: NewRequest) -> tuple[Array, int]:
+        """Return the positions of a prompt up to the end of its last item, and what the rest adds to its own.
+
+        Text counts on behind the largest position of a run of placeholders (Qwen2-VL, section 2.1).
+        """
+        ids, media = np.asarray(request.token_ids), request.spec.media
+        places, start = np.zeros((3, media[-1].end), np.int64), 0
+        offset = 0
+        for item in media:
+            runs = self._encoder().patch_positions({n: read_features(f) for n, f in item.features.items()})
+            is_patch = ids[item.start : item.end] == item.placeholder_id
+            firsts = [item.start + int(run[0]) for run in _runs(np.flatnonzero(is_patch))]
+            for first, run in zip(firsts, runs, strict=True):
+                places[:, start:first] = np.arange(start, first) + offset
+                start = first + run.shape[1]
+                places[:, first:start] = run + first + offset
+                offset += int(run.max()) + 1 - run.shape[1]
+        places[:, start:] = np.arange(start, places.shape[1]) + offset
+        return places, offset
+
+    def _patch_positions(self, work: Work) -> Array:
+        """Return time, row and column of each token of the step, [3, T]."""
+        positions = np.repeat(self._state.rope_positions(*token_positions(work))[None], 3, axis=0)
+        for index in np.flatnonzero(work.computed < self._ends[work.rows]).tolist():
+            table, first = self._patches[int(work.rows[index])], int(work.computed[index])
+            part = table[:, first : int(work.ends[index])]
+            start = int(work.starts[index])
+            positions[:, start : start + part.shape[1]] = part
+        return positions
 
     def _find_spans(self, work: Work) -> Iterator[_Span]:
         for index in np.flatnonzero(work.computed < self._ends[work.rows]).tolist():
@@ -92,7 +161,7 @@ class MediaPart(StepPart):
                 first, last = np.searchsorted(places, (computed, end)).tolist()
                 if first < last:
                     rows = places[first:last] + (int(work.starts[index]) - computed)
-                    yield _Span(item, rows, first, last)
+                    yield _Span(item, index, rows, first, last)
 
     def _encode(self, items: dict[bytes, MediaItem]) -> dict[bytes, Tensor]:
         """Return the outputs of all items, from the cache or one run of the encoder."""
@@ -111,6 +180,11 @@ class MediaPart(StepPart):
             outputs[item.key] = output
             self.cache.put(item.key, output, output.nbytes)
         return outputs
+
+
+def _runs(numbers: Array) -> list[Array]:
+    """Cut ascending numbers where one is left out."""
+    return np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)
 
 
 def read_features(features: Features) -> Array:

@@ -65,14 +65,22 @@ def read_step(step: SchedulerOutput, rows: Array, state: RequestState) -> Work:
     return Work(rows, computed, ends, starts, samples, owners, num_singles)
 
 
+def token_positions(work: Work) -> tuple[Array, Array]:
+    """Return the row of each token in the state, and its place in its request, [T] both."""
+    if work.num_singles == len(work.rows):
+        return work.rows, work.computed
+    lengths = work.ends - work.computed
+    positions = np.arange(work.starts[-1]) + (work.computed - work.starts[:-1]).repeat(lengths)
+    return work.rows.repeat(lengths), positions
+
+
 def locate(work: Work, state: RequestState) -> tuple[Array, Array, Array]:
-    """Return the tokens' places in the state's token_ids [T], positions [T], cache slots [groups, T]."""
-    owners, positions = work.rows, work.computed
-    if work.num_singles < len(owners):
-        lengths = work.ends - work.computed
-        owners = owners.repeat(lengths)
-        positions = np.arange(work.starts[-1]) + (work.computed - work.starts[:-1]).repeat(lengths)
-    return state.places(owners, positions), positions, state.cache_slots(owners, positions)
+    """Return the tokens' places in the state's token_ids [T], what ropes take for their positions [T], and
+    their cache slots [groups, T].
+    """
+    rows, positions = token_positions(work)
+    at_rope = state.rope_positions(rows, positions)
+    return state.places(rows, positions), at_rope, state.cache_slots(rows, positions)
 
 
 def make_batch(work: Work, state: RequestState, cache: KVTensors) -> tuple[ForwardBatch, torch.Tensor]:

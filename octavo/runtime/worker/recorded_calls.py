@@ -78,7 +78,7 @@ class RecordedCalls(Replayer):
         """See Replayer.forward: recorded to be replayed once, if the step is long enough."""
         num_tokens = len(batch.positions)
         is_fit = _FEWEST_TOKENS <= num_tokens < self._too_many and batch.given_embeds is None
-        is_fit = is_fit and not batch.is_looked_up
+        is_fit = is_fit and not batch.is_looked_up and batch.patch_positions is None
         if is_fit and self._can_replay(1):
             if (replay := self._record_forward(replace(batch, rotations={}))) is not None:
                 return replay()
@@ -91,7 +91,7 @@ class RecordedCalls(Replayer):
         count = len(rows)
         used = int(positions.max()) // self._least_block + 1
         self._ids[:count] = self._tokens[rows, positions]
-        self._positions[:count] = positions
+        self._positions[:count] = state.rope_positions(rows, positions)
         self._kv_lens[:count] = positions + 1
         self._kv_lens[count:size] = 1
         self._tables[:, :count, :used] = state.host_tables[:, rows, :used]

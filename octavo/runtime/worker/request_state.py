@@ -50,6 +50,8 @@ class RequestState:
         self.host_tokens: Array | None = self.token_ids.numpy() if device.type == "cpu" else None
         self.num_tokens = np.zeros(num_rows, np.int64)
         self.num_prompt_tokens = np.zeros(num_rows, np.int64)
+        self.position_offsets: Array | None = None
+        """[num_rows] int64: what ropes add to the positions behind all images; None = nothing."""
         self._num_blocks = [[0] * num_rows for _ in range(num_groups)]
         self._rows: dict[str, int] = {}
         self._free = list(range(num_rows - 1, -1, -1))
@@ -78,6 +80,10 @@ class RequestState:
         """Return the indexes of the tokens at these positions of these rows in `token_ids`, seen as flat."""
         places: Array = rows * self._most_tokens + positions
         return places
+
+    def rope_positions(self, rows: Array, positions: Array) -> Array:
+        """Return what ropes take for these positions of these rows."""
+        return positions if self.position_offsets is None else positions + self.position_offsets[rows]
 
     def cache_slots(self, rows: Array, positions: Array) -> Array:
         """Return the cache slots of these positions of these rows, by group: [groups, T]."""

@@ -145,7 +145,7 @@ class Worker:
         if config.pooling is not None:
             return ModelRunner(_make_cache(plan, device), state, PoolHead(config.pooling, state), adapters)
         if not self._parallel.pp.is_last:
-            parts: list[StepPart] = [PromptEmbedsPart(device), *self._make_media(num_rows), *adapters]
+            parts: list[StepPart] = [PromptEmbedsPart(device), *self._make_media(state), *adapters]
             return ModelRunner(_make_cache(plan, device), state, NoHead(), parts)
         sampler = Sampler(
             config.checkpoint.vocab_size,
@@ -160,16 +160,15 @@ class Worker:
             scores.fix = part.fix
         self._drafts = DraftPart(state, sampler) if self._drafter else None
         drafts = [self._drafts] if self._drafts else []
-        parts = [PromptEmbedsPart(device), *self._make_media(num_rows), scores, *drafts, *adapters]
+        parts = [PromptEmbedsPart(device), *self._make_media(state), scores, *drafts, *adapters]
         return ModelRunner(_make_cache(plan, device), state, TokenHead(sampler, state), parts)
 
-    def _make_media(self, num_rows: int) -> list[StepPart]:
+    def _make_media(self, state: RequestState) -> list[StepPart]:
         """Return what encodes images and the like, if the model takes some."""
-        if self.model.media_encoder is None or not self._parallel.pp.is_first:
+        if self.model.media_encoder is None:
             return []
-        most = int(self._config.media.mm_encoder_cache_gb * 2**30)
-        device = self._platform.device
-        self._media = MediaPart(lambda: self.model.media_encoder, device, num_rows, most)
+        most, is_first = int(self._config.media.mm_encoder_cache_gb * 2**30), self._parallel.pp.is_first
+        self._media = MediaPart(lambda: self.model.media_encoder, state, most, embeds=is_first)
         return [self._media]
 
     def _make_adapters(self, num_rows: int) -> AdaptersPart | None:

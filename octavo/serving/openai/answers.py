@@ -20,6 +20,9 @@ class PromptTokensDetails(Struct):
     """Where the prompt's tokens came from."""
 
     cached_tokens: int
+    image_tokens: int | UnsetType = UNSET
+    """Those that stand for images, if there are some."""
+    video_tokens: int | UnsetType = UNSET
 
 
 class CompletionTokensDetails(Struct):

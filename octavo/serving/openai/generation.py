@@ -23,7 +23,7 @@ from octavo.messages.sampling import SamplingParams
 from octavo.serving.caller import Caller
 from octavo.serving.errors import HTTPError
 from octavo.serving.openai.answers import encode
-from octavo.serving.openai.protocol import SamplingFields
+from octavo.serving.openai.protocol import ChatRequest, SamplingFields
 from octavo.serving.openai.sampling import sampling_params, tokenization
 from octavo.serving.streaming import DONE, EventStream, event, leaving, unless_gone
 
@@ -170,6 +170,7 @@ class Generation:
             prefix_priority=request.prefix_priority,
             speculative=request.speculative,
             in_bulk=caller.is_in_bulk(len(self.prompts)),
+            mm_processor_kwargs=_processor_kwargs(request),
             data_parallel_rank=caller.data_parallel_rank,
             ticket=ticket,
             lora_request=caller.lora,
@@ -241,3 +242,10 @@ def _text_of(prompt: PromptType | Conversation) -> PromptType:
     if not isinstance(prompt, Conversation):
         return prompt
     return "".join(m["content"] for m in prompt.messages if isinstance(m.get("content"), str))
+
+
+def _processor_kwargs(request: SamplingFields) -> dict[str, Any]:
+    """How the media of a conversation are to be prepared."""
+    if not isinstance(request, ChatRequest):
+        return {}
+    return (request.media_io_kwargs or {}).get("video", {}) | (request.mm_processor_kwargs or {})

@@ -46,7 +46,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     default_parameters: dict[str, float]
     """What holds where a chat request says nothing: the model's recommendation, then octavo's defaults."""
     status: ModelStatus
-    input_modalities: tuple[Literal["text", "image"], ...] = ("text",)
+    input_modalities: tuple[Literal["text", "image", "video"], ...] = ("text",)
     object: Literal["model"] = "model"
     owned_by: str = "octavo"
     parent: str | None = None
@@ -76,7 +76,7 @@ async def show_model(request: Request) -> Response:
 def card(listed: Listed) -> ModelCard:
     """What is told of a served name."""
     defaults: dict[str, float] = {}
-    modalities: tuple[Literal["text", "image"], ...] = ("text",)
+    modalities: tuple[Literal["text", "image", "video"], ...] = ("text",)
     if listed.engine is not None:
         modalities = listed.engine.input_processor.media.modalities
         values = listed.engine.input_processor.default_sampling_values()

@@ -7,9 +7,9 @@ import re
 from typing import Any
 
 from octavo.base.errors import RequestError
+from octavo.frontend.media.embeds_file import read_embeds
 from octavo.frontend.requests.prompts import PromptType
 from octavo.frontend.text.tokenizer import Tokenizer
-from octavo.serving.openai.embeds import read_embeds
 from octavo.serving.openai.protocol import MAX_PROMPTS, CompletionRequest
 
 _FORMS = "a string, a list of strings, a list of token ids or a list of lists of token ids"

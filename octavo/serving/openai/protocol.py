@@ -244,6 +244,10 @@ class ChatRequest(SamplingFields, kw_only=True):
     """False: one call at most, where calls are forced."""
     include_reasoning: bool | None = None
     """False: the reasoning is left out of the answer."""
+    mm_processor_kwargs: dict[str, Any] | None = None
+    """Entries that replace those of the model's preprocessor_config.json."""
+    media_io_kwargs: dict[str, dict[str, Any]] | None = None
+    """By modality; of videos num_frames and fps."""
 
 
 class BatchChatRequest(ChatRequest, kw_only=True):

@@ -1,5 +1,7 @@
 """Counting what a request used, for `usage` and `metrics`; common to completions and chat."""
 
+from collections import Counter
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from msgspec import UNSET, UnsetType
@@ -35,6 +37,7 @@ class Meter:
         self._metrics = config.enable_per_request_metrics
         self._num_prompt: dict[int, int] = {}
         self._cache: dict[int, CacheUse] = {}
+        self._media: dict[int, Mapping[str, int]] = {}
         self._num_output = 0
         self.num_reasoning = 0
         """Of the tokens of output; `Turn` counts them."""
@@ -43,6 +46,7 @@ class Meter:
     def count(self, index: int, output: RequestOutput, num_output: int | None = None) -> None:
         """An output of prompt `index`; num_output: of its tokens, when not all are shown."""
         self._num_prompt[index] = len(output.prompt_token_ids or ())
+        self._media[index] = output.num_media_tokens
         self._cache[index] = CacheUse(output.num_cached_tokens or 0, output.num_cache_creation_tokens or 0)
         if num_output is None:
             num_output = sum(len(completion.token_ids) for completion in output.outputs)
@@ -52,9 +56,18 @@ class Meter:
     def usage(self) -> Usage:
         """All so far."""
         num_prompt = sum(self._num_prompt.values())
-        cached = PromptTokensDetails(self.cache_use().num_read) if self._details else None
         thoughts = CompletionTokensDetails(self.num_reasoning) if self.num_reasoning else None
-        return Usage(num_prompt, self._num_output, num_prompt + self._num_output, cached, thoughts)
+        return Usage(num_prompt, self._num_output, num_prompt + self._num_output, self._of_prompt(), thoughts)
+
+    def _of_prompt(self) -> PromptTokensDetails | None:
+        """What the prompts are made of, if some have images, or the option asks for it."""
+        media = Counter[str]()
+        for counts in self._media.values():
+            media.update(counts)
+        if not (media or self._details):
+            return None
+        parts = {f"{modality}_tokens": count for modality, count in media.items()}
+        return PromptTokensDetails(sum(use.num_read for use in self._cache.values()), **parts)
 
     def cache_use(self) -> CacheUse:
         """Of all prompts, with the option enable_prompt_tokens_details."""

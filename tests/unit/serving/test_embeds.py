@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.base.errors import RequestError
-from octavo.serving.openai.embeds import read_embeds
+from octavo.frontend.media.embeds_file import read_embeds
 
 
 def saved(tensor):

@@ -7,6 +7,7 @@ from octavo.frontend.media.conversation import BREAK, take_media
 from octavo.frontend.media.inputs import MediaURL, read_inputs
 
 MARK = "<image>"
+MARKERS = {"image": MARK, "video": "<video>"}
 URL = "https://example.com/a.png"
 
 
@@ -24,14 +25,14 @@ def parts(*content):
     ],
 )
 def test_spellings(part):
-    taken = take_media(parts({"type": "text", "text": "What?"}, part), MARK, as_parts=True)
-    assert taken.images == [MediaURL(URL)]
+    taken = take_media(parts({"type": "text", "text": "What?"}, part), MARKERS, as_parts=True)
+    assert taken.items == {"image": [MediaURL(URL)]}
     assert taken.messages[0]["content"] == [{"type": "text", "text": "What?"}, {"type": "image"}]
 
 
 def test_templates_of_strings_get_markers_first():
     image = {"type": "image_url", "image_url": URL}
-    taken = take_media(parts({"type": "text", "text": "a"}, image, image), MARK, as_parts=False)
+    taken = take_media(parts({"type": "text", "text": "a"}, image, image), MARKERS, as_parts=False)
     assert [part["text"] for part in taken.messages[0]["content"]] == [MARK, MARK, "a"]
 
 
@@ -39,16 +40,16 @@ def test_templates_of_strings_get_markers_first():
 def test_a_literal_marker_stays_text(as_parts):
     image = {"type": "image_url", "image_url": URL}
     texts = [{"type": "text", "text": f"is {MARK} text?"}, image]
-    taken = take_media([*parts(*texts), {"role": "assistant", "content": MARK}], MARK, as_parts=as_parts)
+    taken = take_media([*parts(*texts), {"role": "assistant", "content": MARK}], MARKERS, as_parts=as_parts)
     assert f"is <{BREAK}image> text?" in [part.get("text") for part in taken.messages[0]["content"]]
     assert taken.messages[1]["content"] == f"<{BREAK}image>"
 
 
 def test_names_without_content():
-    taken = take_media(parts({"type": "image_url", "image_url": None, "uuid": "a"}), MARK, as_parts=True)
-    assert (taken.images, taken.uuids) == ([None], ["a"])
+    taken = take_media(parts({"type": "image_url", "image_url": None, "uuid": "a"}), MARKERS, as_parts=True)
+    assert (taken.items, taken.uuids) == ({"image": [None]}, {"image": ["a"]})
     with pytest.raises(RequestError, match="must have its image under 'image_url'"):
-        take_media(parts({"type": "image_url"}), MARK, as_parts=True)
+        take_media(parts({"type": "image_url"}), MARKERS, as_parts=True)
 
 
 def test_inputs():

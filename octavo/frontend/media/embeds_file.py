@@ -27,7 +27,7 @@ _MAX_PICKLE_BYTES = 4096
 _MAX_NUMBERS = 2**31
 
 
-def read_embeds(text: str) -> Any:
+def read_embeds(text: str, field: str = "prompt_embeds") -> Any:
     """[num_tokens, hidden_size] of float32. Raises RequestError."""
     try:
         content = base64.b64decode(text, validate=True)
@@ -38,9 +38,9 @@ def read_embeds(text: str) -> Any:
         return _as_float32(tensor["dtype"], numbers.reshape(tensor["shape"]))
     except (ValueError, KeyError, SafetensorError) as error:
         raise RequestError(
-            "prompt_embeds must be base64 of a safetensors file with one tensor [num_tokens, hidden_size] of "
+            f"{field} must be base64 of a safetensors file with one tensor [num_tokens, hidden_size] of "
             f"{', '.join(_TYPES)}, as safetensors.torch.save makes it, or of what torch.save makes of one.",
-            "prompt_embeds",
+            field,
         ) from error
 
 

@@ -1,0 +1,73 @@
+"""A `PackedTower` is the transformer over patches of images of any proportions: Pixtral's and Qwen's.
+
+A rope of two axes tells where a patch is.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from octavo.runtime.layers.build import BuildContext
+from octavo.runtime.layers.linear import ReplicatedLinear
+from octavo.runtime.layers.norm import NormArch
+from octavo.runtime.layers.rotary import AxialRotary
+from octavo.runtime.models.arch import Arch, Config, LayerArch, factor_of, read_dense, read_heads, size_of
+from octavo.runtime.models.decoder import DecoderLayer
+from octavo.runtime.models.vision import full_batch, run_blocks
+
+
+def packed_body(config: Config, norm: NormArch, *, bias: bool, gated: bool) -> Arch:
+    """Read the layers of a vision_config. Raises BadCheckpoint."""
+    layer = LayerArch(
+        attention=read_heads(config, is_causal=False, qkv_bias=bias, out_bias=bias),
+        feed_forward=read_dense(config, bias=bias, gated=gated),
+    )
+    return Arch(
+        vocab_size=1,
+        hidden_size=size_of(config, "hidden_size"),
+        layers=(layer,) * size_of(config, "num_hidden_layers"),
+        final_norm=False,
+        norm=norm,
+    )
+
+
+class PackedTower(nn.Module):
+    """Computes patches of several images, one after the other; those of a sequence see each other."""
+
+    def __init__(
+        self, body: Arch, config: Config, build: BuildContext, num_inputs: int, *, bias: bool, shares: bool
+    ) -> None:
+        """num_inputs: numbers of a patch; bias: of its embedding; shares: see AxialRotary"""
+        super().__init__()
+        self.size, self._dtype = body.hidden_size, build.compute_dtype
+        self.patches = ReplicatedLinear(build.at("patches"), num_inputs, self.size, bias)
+        rope, head_dim = config.get("rope_parameters") or {}, read_heads(config).head_dim
+        theta = factor_of({"rope_theta": config.get("rope_theta") or 1e4} | rope, "rope_theta")
+        self._rotary = AxialRotary(head_dim, theta, build.device, shares=shares)
+        self.blocks = nn.ModuleList(
+            DecoderLayer(body, build.at(f"blocks.{i}"), i, self._rotary) for i in range(len(body.layers))
+        )
+
+    def embed(self, patches: Tensor) -> Tensor:
+        """Return the embeddings of patches, [P, size]."""
+        x: Tensor = self.patches(patches.to(self._dtype))
+        return x
+
+    def forward(
+        self,
+        x: Tensor,
+        places: Tensor,
+        lengths: Sequence[int],
+        windows: Sequence[int] = (),
+        is_whole: Callable[[int], bool] = lambda index: True,
+    ) -> list[Tensor]:
+        """Return the hidden states before the first layer and behind each, [P, size].
+
+        places:  [2, P], row and column of each patch
+        lengths: of the sequences; windows: of those in layers that are not whole
+        """
+        whole = full_batch(lengths, x.device)
+        self._rotary.enter(whole, places)
+        parts = replace(full_batch(windows, x.device), rotations=whole.rotations) if windows else whole
+        return run_blocks(self.blocks, x, (whole if is_whole(i) else parts for i in range(len(self.blocks))))

@@ -1,0 +1,243 @@
+"""Qwen2-VL, 2.5-VL and 3-VL merge squares of patches of images and of pairs of a video's frames.
+
+2.5 lets most layers see windows of an image only. 3 has learned positions beside the rope, and gives what
+inner layers see to the first layers of the text model (deepstack).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from octavo.base.errors import Unsupported
+from octavo.runtime.layers.build import BuildContext
+from octavo.runtime.layers.embedding import Embedding
+from octavo.runtime.layers.norm import NormArch, make_norm
+from octavo.runtime.layers.rotary import places_of
+from octavo.runtime.models.arch import Config, size_of
+from octavo.runtime.models.media import Features, MediaEncoder
+from octavo.runtime.models.packed_vision import PackedTower, packed_body
+from octavo.runtime.models.vision import Projector, flat
+from octavo.runtime.models.weights import Target, to
+from octavo.runtime.transfer import Array
+
+Grid = tuple[int, int, int]
+"""Times, rows and columns of patches."""
+_COMMON: Config = {
+    "depth": 32,
+    "num_heads": 16,
+    "patch_size": 14,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+}
+_BLOCK, _OURS = "visual.blocks.*.", "encoder.tower.blocks.*."
+
+
+def _weights(up: Mapping[str, str], down: str, merger: Sequence[str]) -> dict[str, Target]:
+    """Return the names of a generation: of its feed-forward blocks, and its merger's norm and two layers."""
+    return {
+        "visual.patch_embed.proj.weight": to("encoder.tower.patches.weight", "", flat),
+        "visual.patch_embed.proj": to("encoder.tower.patches"),
+        f"{_BLOCK}norm1": to(f"{_OURS}attention_norm"),
+        f"{_BLOCK}norm2": to(f"{_OURS}mlp_norm"),
+        f"{_BLOCK}attn.qkv": to(f"{_OURS}attention.qkv"),
+        f"{_BLOCK}attn.proj": to(f"{_OURS}attention.out"),
+        **{f"{_BLOCK}mlp.{name}": to(f"{_OURS}mlp.up", shard) for name, shard in up.items()},
+        f"{_BLOCK}mlp.{down}": to(f"{_OURS}mlp.down"),
+        f"visual.merger.{merger[0]}": to("encoder.norm"),
+        f"visual.merger.{merger[1]}": to("encoder.projector.up"),
+        f"visual.merger.{merger[2]}": to("encoder.projector.down"),
+    }
+
+
+class Qwen2VLEncoder(MediaEncoder):
+    """Reads `pixel_values`, [P, patch], and `grid_thw`, [3], of each item; `seconds`, [1], of videos."""
+
+    WEIGHTS: ClassVar = _weights({"fc1": ""}, "fc2", ("ln_q", "mlp.0", "mlp.2"))
+    DEFAULTS: ClassVar[Config] = _COMMON | {"hidden_size": 1280, "mlp_ratio": 4, "hidden_act": "quick_gelu"}
+    """What transformers assumes where a vision_config is silent."""
+    NORM: ClassVar = NormArch(kind="layer", bias=True, eps=1e-6)
+    GATED: ClassVar[bool] = False
+    HAS_BIAS: ClassVar[bool] = False
+    """Of the embedding of patches."""
+    has_patch_positions: ClassVar[bool] = True
+
+    def __init__(self, config: Config, build: BuildContext) -> None:
+        super().__init__(config, build)
+        vision = self.vision = self.DEFAULTS | self.read_sizes(config["vision_config"])
+        vision |= {"num_hidden_layers": vision["depth"], "num_attention_heads": vision["num_heads"]}
+        self._merge, patch = size_of(vision, "spatial_merge_size"), size_of(vision, "patch_size") ** 2
+        patch *= size_of(vision, "in_channels", 3) * size_of(vision, "temporal_patch_size")
+        body = packed_body(vision, self.NORM, bias=True, gated=self.GATED)
+        place = build.at("tower")
+        self.tower = PackedTower(body, vision, place, patch, bias=self.HAS_BIAS, shares=True)
+        self.norm: nn.Module = make_norm(self.NORM, build.at("norm"), body.hidden_size)
+        self._size = size_of(config["text_config"], "hidden_size")
+        self.projector = self.merger(build.at("projector"))
+
+    @staticmethod
+    def read_sizes(vision: Config) -> Config:
+        """Return a vision_config in which hidden_size is that of the tower."""
+        size = vision.get("embed_dim", 1280)
+        return vision | {"hidden_size": size, "intermediate_size": int(size * vision.get("mlp_ratio", 4))}
+
+    def merger(self, build: BuildContext) -> Projector:
+        """Return two layers over the patches of a square."""
+        joined = self.tower.size * self._merge**2
+        return Projector(build, (joined, joined, self._size), "gelu", True)
+
+    def encode(self, items: Sequence[Features]) -> list[Tensor]:
+        grids: list[Grid] = [tuple(item["grid_thw"].tolist()) for item in items]
+        embeds = self.project(torch.cat([item["pixel_values"] for item in items]), grids)
+        return list(torch.split(embeds, [t * h * w // self._merge**2 for t, h, w in grids]))
+
+    def project(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor:
+        """Return the embeddings of all items, [squares, hidden_size]."""
+        frames = [h * w for t, h, w in grids for _ in range(t)]
+        return self.joined(self.tower(self.tower.embed(patches), self.places(grids), frames)[-1])
+
+    def joined(self, states: Tensor) -> Tensor:
+        """Map [P, size of the tower] to [squares, hidden_size]."""
+        out: Tensor = self.projector(self.norm(states).view(-1, self.tower.size * self._merge**2))
+        return out
+
+    def places(self, grids: Sequence[Grid]) -> Tensor:
+        """Return row and column of each patch, [2, P]."""
+        return torch.cat([places_of(h, w, self._merge).repeat(1, t) for t, h, w in grids], dim=1)
+
+    def patch_positions(self, features: Mapping[str, Array]) -> list[Array]:
+        """See MediaEncoder: a square has its time, its row and its column."""
+        times, rows, columns = features["grid_thw"].tolist()
+        shape = times, rows // self._merge, columns // self._merge
+        positions = np.indices(shape).reshape(3, -1)
+        return self.timed(positions, features)
+
+    def timed(self, positions: Array, features: Mapping[str, Array]) -> list[Array]:
+        """Return the runs of placeholders with these positions, [3, squares]."""
+        return [positions]
+
+
+class Qwen25VLEncoder(Qwen2VLEncoder):
+    """Counts a video's time in fractions of seconds."""
+
+    WEIGHTS: ClassVar = _weights(
+        {"gate_proj": "gate", "up_proj": "up"}, "down_proj", ("ln_q", "mlp.0", "mlp.2")
+    )
+    DEFAULTS: ClassVar[Config] = _COMMON | {
+        "hidden_size": 3584,
+        "intermediate_size": 3420,
+        "hidden_act": "silu",
+        "window_size": 112,
+        "fullatt_block_indexes": [7, 15, 23, 31],
+        "tokens_per_second": 4,
+    }
+    NORM: ClassVar = NormArch(eps=1e-6)
+    GATED: ClassVar[bool] = True
+    read_sizes = staticmethod(lambda vision: vision)
+
+    def project(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor:
+        """Compute squares window by window, then put them back."""
+        vision, unit = self.vision, self._merge**2
+        side = size_of(vision, "window_size") // self._merge // size_of(vision, "patch_size")
+        order, windows = by_windows([(t, h // self._merge, w // self._merge) for t, h, w in grids], side)
+
+        numbers = (order[:, None] * unit + torch.arange(unit)).flatten()
+        whole = vision["fullatt_block_indexes"].__contains__
+        frames = [h * w for t, h, w in grids for _ in range(t)]
+        x, places = self.tower.embed(patches[numbers.to(patches.device)]), self.places(grids)[:, numbers]
+        states = self.tower(x, places, frames, [unit * count for count in windows], whole)
+        return self.joined(states[-1])[order.argsort().to(x.device)]
+
+    def timed(self, positions: Array, features: Mapping[str, Array]) -> list[Array]:
+        if "seconds" in features:
+            step = self.vision["tokens_per_second"] * float(features["seconds"][0])
+            positions[0] = (positions[0].astype(np.float32) * np.float32(step)).astype(np.int64)
+        return [positions]
+
+
+class Qwen3VLEncoder(Qwen2VLEncoder):
+    """Each pair of frames stands for itself, behind its time as text."""
+
+    WEIGHTS: ClassVar = _weights({"linear_fc1": ""}, "linear_fc2", ("norm", "linear_fc1", "linear_fc2")) | {
+        "visual.pos_embed": to("encoder.positions"),
+        "visual.deepstack_merger_list.*.norm": to("encoder.deep_norms.*"),
+        "visual.deepstack_merger_list.*.linear_fc1": to("encoder.deep_projectors.*.up"),
+        "visual.deepstack_merger_list.*.linear_fc2": to("encoder.deep_projectors.*.down"),
+    }
+    DEFAULTS: ClassVar[Config] = _COMMON | {
+        "depth": 27,
+        "hidden_size": 1152,
+        "intermediate_size": 4304,
+        "hidden_act": "gelu_pytorch_tanh",
+        "patch_size": 16,
+        "num_position_embeddings": 2304,
+        "deepstack_visual_indexes": [8, 16, 24],
+    }
+    HAS_BIAS: ClassVar[bool] = True
+    read_sizes = staticmethod(lambda vision: vision)
+
+    def __init__(self, config: Config, build: BuildContext) -> None:
+        super().__init__(config, build)
+        count = size_of(self.vision, "num_position_embeddings")
+        self._side = round(count**0.5)
+        self.positions = Embedding(build.at("positions"), count, self.tower.size)
+        self._deep: list[int] = list(self.vision["deepstack_visual_indexes"])
+        self.num_deep_layers = len(self._deep)
+        own, layers = build.parallel.layers, size_of(config["text_config"], "num_hidden_layers")
+        if len(self._deep) >= layers or (own is not None and own.stop <= len(self._deep)):
+            raise Unsupported(f"What {len(self._deep)} layers get of images must be got by the first stage.")
+        joined = self.tower.size * self._merge**2
+        self.deep_norms = nn.ModuleList(
+            make_norm(self.NORM, build.at(f"deep_norms.{i}"), joined) for i in range(len(self._deep))
+        )
+        self.deep_projectors = nn.ModuleList(
+            self.merger(build.at(f"deep_projectors.{i}")) for i in range(len(self._deep))
+        )
+
+    def project(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor:
+        """Return the embeddings, and beside them what the first layers of the text add."""
+        places = self.places(grids)
+        x = self.tower.embed(patches)
+        x = x + self._learned(places, grids, x)
+        states = self.tower(x, places, [h * w for t, h, w in grids for _ in range(t)])
+        joined = [states[index + 1].view(-1, self.tower.size * self._merge**2) for index in self._deep]
+        layers = zip(joined, self.deep_norms, self.deep_projectors, strict=True)
+        return torch.cat([self.joined(states[-1]), *(up(norm(part)) for part, norm, up in layers)], dim=-1)
+
+    def _learned(self, places: Tensor, grids: Sequence[Grid], x: Tensor) -> Tensor:
+        """Return positions between those of a square of learned ones, whose corners are an image's."""
+        counts = torch.tensor([t * h * w for t, h, w in grids])
+        sizes = torch.tensor([[h, w] for _, h, w in grids]).t().repeat_interleave(counts, dim=1)
+        exact = places.float() * (self._side - 1) / (sizes - 1).clamp(min=1)
+        first = exact.floor().long()
+        (row, column), (low, left) = exact - first, first
+        high, right = (first + 1).clamp(max=self._side - 1)
+        total = torch.zeros_like(x)
+        for y, x_, weight in (
+            (low, left, (1 - row) * (1 - column)),
+            (low, right, (1 - row) * column),
+            (high, left, row * (1 - column)),
+            (high, right, row * column),
+        ):
+            total = total + self.positions((y * self._side + x_).to(x.device)) * weight.to(x)[:, None]
+        return total
+
+    def timed(self, positions: Array, features: Mapping[str, Array]) -> list[Array]:
+        times = int(features["grid_thw"][0])
+        positions[0] = 0
+        return np.split(positions, times, axis=1)
+
+
+def by_windows(grids: Sequence[Grid], side: int) -> tuple[Tensor, list[int]]:
+    """Return the numbers of squares in the order of windows of side x side, and how many each window has."""
+    order, counts, start = [], [], 0
+    for times, rows, columns in grids:
+        numbers = torch.arange(start, start + times * rows * columns).view(times, rows, columns)
+        start += numbers.numel()
+        for frame in numbers:
+            windows = [part for band in frame.split(side) for part in band.split(side, dim=1)]
+            order += [window.flatten() for window in windows]
+            counts += [window.numel() for window in windows]
+    return torch.cat(order), counts
