@@ -28,7 +28,7 @@ class PromptPace:
     def __init__(self) -> None:
         self._weight = self._tokens = self._seconds = self._squares = self._products = 0.0
         """Sums over steps with prompt tokens: 1, n, t, n² and n·t."""
-        self._token_s = float("inf")
+        self._token_s = 0.0
         """What one more prompt token costs."""
         self._plain_s = 0.0
         """What a step takes in which each request computes one token."""
@@ -44,8 +44,10 @@ class PromptPace:
         self._squares = self._squares * _DECAY + num_tokens**2
         self._products = self._products * _DECAY + num_tokens * took_s
         variance = self._squares * self._weight - self._tokens**2
-        if variance > (_SPREAD * self._tokens) ** 2 and self._seconds > 0:
+        if variance > (_SPREAD * self._tokens) ** 2:
             self._token_s = (self._products * self._weight - self._tokens * self._seconds) / variance
+        else:  # A slope that is no longer seen may be wrong: forget it, until fewer tokens show it again.
+            self._token_s += (self._seconds / self._tokens - self._token_s) / 8
 
     def num_tokens(self) -> int:
         """Return how many tokens of prompts the next step may have."""
