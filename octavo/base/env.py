@@ -140,6 +140,11 @@ def for_child(fixed: Mapping[str, str], defaults: Mapping[str, str]) -> dict[str
     return {**defaults, **os.environ, **fixed}
 
 
+def node_key() -> str:
+    """OCTAVO_NODE_KEY: the secret by which the nodes of an engine know each other."""
+    return os.environ.get("OCTAVO_NODE_KEY", "").strip()
+
+
 def launched_rank() -> int:
     """RANK: which of the processes that torchrun started this one is."""
     return int(os.environ.get("RANK", "0"))

@@ -1,8 +1,9 @@
-"""Typed messages between processes: msgspec structs as msgpack frames over ZeroMQ. The only user of zmq.
+"""Typed messages between processes: msgspec structs as msgpack frames over ZeroMQ.
 
-One-way pipes: a `Sender` (one peer) or `Broadcaster` (many) and a `Receiver` of one closed union of structs.
-The receiving end binds, so a sender may speak before its peer exists. Addresses are `ipc://` files inside a
-directory of mode 0700, never TCP. A frame that does not decode raises `BadFrame` and disturbs nothing else.
+One-way pipes within a machine: a `Sender` (one peer) or `Broadcaster` (many) and a `Receiver` of one closed
+union of structs. The receiving end binds, so a sender may speak before its peer exists. Addresses are `ipc://`
+files inside a directory of mode 0700; between machines frames go over a `link`, the only other user of zmq. A
+frame that does not decode raises `BadFrame` and disturbs nothing else.
 Both ends bound their queues; a full queue holds the sender up (back-pressure), it never drops.
 """
 
@@ -26,7 +27,7 @@ from octavo.base.errors import OctavoError, Overloaded
 from octavo.base.ownership import is_private
 
 T = TypeVar("T")
-_HIGH_WATER_MARK = 10_000
+HIGH_WATER_MARK = 10_000
 _RECONNECT_MS = 10
 _PREFIX, _LOCK = "octavo-", "lock"
 _MARK = b"octavo mailbox\n"
@@ -80,7 +81,7 @@ class Broadcaster(Generic[T]):
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._context = zmq.Context()
-        self._sockets = [_connect(self._context, address) for address in addresses]
+        self._sockets = [connect(self._context, address) for address in addresses]
         self._encoder = msgspec.msgpack.Encoder()
 
     def send(self, message: T) -> None:
@@ -88,7 +89,10 @@ class Broadcaster(Generic[T]):
 
         Raises TypeError or ValueError, before anything is sent, for a message that msgpack cannot hold.
         """
-        frame = self._encoder.encode(message)
+        self.send_frame(self._encoder.encode(message))
+
+    def send_frame(self, frame: bytes) -> None:
+        """Queue a message that is encoded already."""
         for socket in self._sockets:
             socket.send(frame, copy=False)
 
@@ -110,7 +114,7 @@ class Sender(Broadcaster[T]):
         try:
             self._sockets[0].send(self._encoder.encode(message), flags=zmq.DONTWAIT, copy=False)
         except zmq.Again:
-            behind = f"The receiver is {_HIGH_WATER_MARK} messages behind; try again later."
+            behind = f"The receiver is {HIGH_WATER_MARK} messages behind; try again later."
             raise Overloaded(behind) from None
 
 
@@ -119,7 +123,7 @@ class Receiver(Generic[T]):
 
     def __init__(self, address: str, kind: Any) -> None:
         self._context = zmq.Context()
-        self._socket = _bind(self._context, address)
+        self._socket = bind(self._context, address)
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(kind)
         self._wake_reader, self._wake_writer = os.pipe()
         self._poller = zmq.Poller()
@@ -151,7 +155,7 @@ class AsyncReceiver(Generic[T]):
 
     def __init__(self, address: str, kind: Any) -> None:
         self._context = zmq.asyncio.Context()
-        self._socket = _bind(self._context, address)
+        self._socket = bind(self._context, address)
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(kind)
 
     async def receive(self) -> T:
@@ -193,16 +197,18 @@ def _is_old_lock(file: int) -> bool:
     return is_lock and time.time() - state.st_mtime > _SETTLED_S
 
 
-def _connect(context: Any, address: str) -> Any:
+def connect(context: Any, address: str) -> Any:
+    """Return the sending end of a pipe."""
     socket = context.socket(zmq.PUSH)
-    socket.setsockopt(zmq.SNDHWM, _HIGH_WATER_MARK)
+    socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
     socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
     socket.connect(address)
     return socket
 
 
-def _bind(context: Any, address: str) -> Any:
+def bind(context: Any, address: str) -> Any:
+    """Return the receiving end of a pipe."""
     socket = context.socket(zmq.PULL)
-    socket.setsockopt(zmq.RCVHWM, _HIGH_WATER_MARK)
+    socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
     socket.bind(address)
     return socket

@@ -33,6 +33,7 @@ from octavo.config.served_models import ServedModels
 from octavo.config.server import ServerConfig
 from octavo.serving.process.listener import Listener
 
+_NODE = "octavo.engine.node:run_node"
 _SERVE = "octavo.serving.process.main_process:serve"
 _BAD_MODEL = 3
 _DEFAULTS = {"shutdown_timeout": 30.0}
@@ -62,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
     _open_standard_files()
     signal.signal(signal.SIGTERM, _leave)
     what, config = configs(args)
+    if config.headless:
+        return _run_node(what)
     with Listener.open(config) as listener:
         serve = load_object(_SERVE)  # after the port is known to be free: it takes a second
         try:
@@ -93,6 +96,13 @@ def configs(args: argparse.Namespace) -> tuple[EngineArgs | ServedModels, Server
     if config.lora_modules and not (engine.enable_lora or engine.enable_prompt_adapter):
         raise ConfigError("lora_modules needs enable_lora: add --enable-lora, or --enable-prompt-adapter.")
     return engine, config
+
+
+def _run_node(what: EngineArgs | ServedModels) -> int:
+    if isinstance(what, ServedModels):
+        raise ConfigError("headless: a node takes one model: leave out --models and --models-dir.")
+    load_object(_NODE)(what.create_engine_config())
+    return leave(0)
 
 
 def _server_config(args: argparse.Namespace) -> ServerConfig:

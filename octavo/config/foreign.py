@@ -41,7 +41,6 @@ SERVER_ALIASES = {
 _MEDIA = "Images are read and encoded in one way: MediaConfig has the options."
 _REPLICAS = "All replicas are on this machine, or each is started alone: data_parallel_size and _rank."
 _ONE_ENGINE = "There is one engine: start one per replica."
-_MACHINES = "More than one machine is not supported yet."
 _EXPERTS = "Experts stay where they are, in equal numbers: use enable_expert_parallel alone."
 _CONTEXT = "Context parallelism is not supported yet."
 _NO_CODE = "No code is loaded by name into the server."
@@ -64,7 +63,6 @@ _ENGINE_REFUSED = {
         data_parallel_size_local=1 data_parallel_hybrid_lb? data_parallel_multi_port_external_lb?""",
     _EXPERTS: "enable_eplb? enable_elastic_ep?",
     _CONTEXT: "decode_context_parallel_size=1 prefill_context_parallel_size=1",
-    _MACHINES: "nnodes=1 node_rank",
     "Choose GPUs by the variable CUDA_VISIBLE_DEVICES.": "device_ids*",
     "Name an Executor class of your own: distributed_executor_backend.": "worker_cls worker_extension_cls",
     "Register a scheduling policy and name it: scheduling_policy.": "scheduler_cls",
@@ -123,9 +121,8 @@ _ENGINE_WITHOUT_EFFECT = {
         eplb_config enable_ep_weight_filter? expert_placement_strategy all2all_backend
         elastic_ep_max_dp_size""",
     _CONTEXT: "dcp_comm_backend dcp_q_replicate? dcp_kv_cache_interleave_size cp_kv_cache_interleave_size",
-    _MACHINES: "master_addr master_port",
     "stall_timeout says when an engine that hangs is given up.": (
-        "distributed_timeout_seconds cpu_distributed_timeout_seconds watchdog_config"
+        "cpu_distributed_timeout_seconds watchdog_config"
     ),
     "on_crash says what a server does.": "fault_tolerance_config enable_fault_tolerance?",
     "Processes are bound from outside: start octavo under numactl or taskset.": (
@@ -186,7 +183,6 @@ _ENGINE_WITHOUT_EFFECT = {
 _SERVER_REFUSED = {
     "No code is loaded by name into the server: put a proxy in front of it.": "middleware*",
     _NO_CODE: "tool_parser_plugin",
-    _MACHINES: "headless?",
     "octavo speaks HTTP, server-sent events and WebSocket.": "grpc? grpc_port",
     "Certificates are read once: restart the server to renew them.": "enable_ssl_refresh?",
     "A template never comes from a request: --chat-template.": "trust_request_chat_template?",

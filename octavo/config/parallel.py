@@ -20,14 +20,25 @@ class ParallelConfig(metaclass=Concern):
     data_parallel_size: int = option(
         1, "Replicas of the model that share nothing; requests are balanced between them."
     )
+    nnodes: int = option(1, "Machines that share the ranks of an engine, in equal numbers.")
+    node_rank: int = option(0, "Which of them this is; the engine itself runs on node 0.")
+    master_addr: str = option("127.0.0.1", "Address of node 0, where it listens for the other nodes.")
+    master_port: int = option(29501, "TCP port of node 0 for the other nodes.")
+    node_timeout: float = option(
+        20.0, "Seconds without a sign of life after which nodes are lost to each other; shorter breaks pass."
+    )
+    distributed_timeout_seconds: int = option(
+        600, "Seconds that ranks and nodes wait for each other, at the start and within a step."
+    )
     data_parallel_rank: int = option(
         -1, "Which of the replicas this engine is, where others balance between engines; -1 = all are here."
     )
     distributed_executor_backend: str = option(
         "auto",
-        "inproc: the core's process; mp: one process per rank; external_launcher: this process is one of the "
-        "ranks that torchrun started; or an Executor class of your own.",
-        ("auto", "inproc", "uni", "mp", "external_launcher", TARGET),
+        "inproc: the core's process; mp: one process per rank; ray: the same, where Ray places them; "
+        "external_launcher: this process is one of the ranks that torchrun started; or an Executor class of "
+        "your own.",
+        ("auto", "inproc", "uni", "mp", "ray", "external_launcher", TARGET),
     )
     disable_custom_all_reduce: bool = option(
         False, "Let NCCL make all sums over GPUs, also those that kernels over peer memory make sooner."
@@ -54,6 +65,14 @@ class ParallelConfig(metaclass=Concern):
     def world_size(self) -> int:
         """Return how many ranks a replica has."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def node_ranks(self) -> range:
+        """Return the ranks of this node. Ray places ranks one by one: each is a node, beside the engine's."""
+        if self.distributed_executor_backend == "ray":
+            return range(max(0, self.node_rank - 1), self.node_rank)
+        count = self.world_size // self.nnodes
+        return range(self.node_rank * count, (self.node_rank + 1) * count)
 
     @property
     def output_rank(self) -> int:

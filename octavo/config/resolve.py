@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import os
 from pathlib import Path
 from typing import Any, TypeVar, get_origin
 
@@ -24,6 +23,7 @@ from octavo.config.option import TARGET
 from octavo.config.parallel import ParallelConfig
 from octavo.config.pooling import PoolingConfig, read_pooling
 from octavo.config.processors import importable_name, installed_processors
+from octavo.config.resolve_parallel import check_device, check_sizes, resolve_parallel, usable_cores
 from octavo.config.scheduling import SchedulerConfig
 from octavo.config.sentence_bert import read_folder
 from octavo.config.speculative import CUSTOM, WITH_WEIGHTS, check_draft, flattened, method_of, speculation
@@ -34,7 +34,6 @@ C = TypeVar("C")
 _DTYPE_ALIASES = {"float": "float32", "half": "float16"}
 _LOWEST = {"max_model_len": FIT, "max_logprobs": -1, "max_num_queued_reqs": -1, "data_parallel_rank": -1}
 """Numbers that may be below 0; every seed may."""
-_NVIDIA_DRIVER, _WSL_GPU = "/dev/nvidiactl", "/dev/dxg"
 _CHECKPOINT_DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -45,7 +44,7 @@ def resolve(args: EngineArgs, *, needs_device: bool = True) -> EngineConfig:
     """
     _check(args)
     if needs_device:
-        _check_device(args.device)
+        check_device(args.device)
     path = locate(args.model, revision=args.revision, download_dir=args.download_dir)
     folder = read_folder(path)
     checkpoint = read_checkpoint(Path(folder.model_path or path), args.hf_overrides)
@@ -57,8 +56,8 @@ def resolve(args: EngineArgs, *, needs_device: bool = True) -> EngineConfig:
     pooling = read_pooling(args.runner, args.convert, args.pooler_config, checkpoint, folder)
     if pooling is not None:
         args = _for_pooling(args, pooling)
-    parallel = _parallel(args)
-    _check_sizes(parallel, checkpoint)
+    parallel = resolve_parallel(_part(args, ParallelConfig))
+    check_sizes(parallel, checkpoint)
     cpu = parallel.device == "cpu"
     model = dataclasses.replace(
         _part(args, ModelConfig),
@@ -91,7 +90,7 @@ def resolve(args: EngineArgs, *, needs_device: bool = True) -> EngineConfig:
 def _media(args: EngineArgs) -> MediaConfig:
     media = _part(args, MediaConfig)
     return dataclasses.replace(
-        media, media_processes=media.media_processes or min(4, -(-_usable_cores() // 2))
+        media, media_processes=media.media_processes or min(4, -(-usable_cores() // 2))
     )
 
 
@@ -198,39 +197,6 @@ def _part(args: EngineArgs, kind: type[C]) -> C:
     return kind(**{name: getattr(args, name) for name in names})
 
 
-def _parallel(args: EngineArgs) -> ParallelConfig:
-    parallel = _part(args, ParallelConfig)
-    backend = parallel.distributed_executor_backend
-    if backend in ("auto", "uni"):
-        backend = "inproc" if parallel.world_size == 1 else "mp"
-    if backend == "inproc" and parallel.world_size > 1:
-        raise ConfigError(
-            "distributed_executor_backend='inproc' runs one rank; use 'mp' for tensor_parallel_size or "
-            "pipeline_parallel_size > 1."
-        )
-    if backend == "external_launcher" and parallel.tensor_parallel_size != env.world_size():
-        raise ConfigError(
-            f"distributed_executor_backend='external_launcher' needs as many processes as ranks: torchrun "
-            f"started {env.world_size()}, tensor_parallel_size is {parallel.tensor_parallel_size}."
-        )
-    device = parallel.device if parallel.device != "auto" else _find_device()
-    if backend == "external_launcher" and max(parallel.num_replicas, parallel.pipeline_parallel_size) > 1:
-        text = (
-            "'external_launcher' runs one replica: data_parallel_size and pipeline_parallel_size must be 1."
-        )
-        raise Unsupported(f"distributed_executor_backend={text}")
-    num_processes = parallel.world_size * parallel.num_replicas
-    threads = parallel.cpu_threads or max(1, _usable_cores() // num_processes)
-    if device == "cpu" and (parallel.cpu_offload_gb or parallel.offload_group_size):
-        logger.warning(
-            "On a CPU the weights are in host memory: cpu_offload_gb and offload_* have no effect."
-        )
-        parallel = dataclasses.replace(parallel, cpu_offload_gb=0.0, offload_group_size=0)
-    return dataclasses.replace(
-        parallel, device=device, distributed_executor_backend=backend, cpu_threads=threads
-    )
-
-
 def _with_generation_config(checkpoint: Checkpoint, folder: str) -> Checkpoint:
     found = read_generation_config(Path(folder))
     if found is None:
@@ -240,38 +206,6 @@ def _with_generation_config(checkpoint: Checkpoint, folder: str) -> Checkpoint:
         )
     ends = {key: ids for key, ids in checkpoint.generation_config.items() if key == "eos_token_id"}
     return dataclasses.replace(checkpoint, generation_config=ends | found)
-
-
-def _check_sizes(parallel: ParallelConfig, checkpoint: Checkpoint) -> None:
-    """Here, where the config has the usual names for them: a rank would say the same after it has started."""
-    tp_size, num_stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
-    heads = checkpoint.text_config.get("num_attention_heads")
-    if isinstance(heads, int) and heads > 0 and heads % tp_size:
-        raise ConfigError(
-            f"tensor_parallel_size={tp_size} does not divide the model's {heads} attention heads; "
-            "use a size that does."
-        )
-    layers = checkpoint.text_config.get("num_hidden_layers")
-    if isinstance(layers, int) and 0 < layers < num_stages:
-        raise ConfigError(f"pipeline_parallel_size={num_stages} is more than the model's {layers} layers.")
-
-
-def _check_device(asked: str) -> None:
-    """Before anything is fetched or loaded. Where device files exist, torch has the last word."""
-    if asked == "cuda" and _find_device() == "cpu" and not os.path.exists(_WSL_GPU):  # noqa: PTH110
-        raise ConfigError(
-            f"device='cuda': there is no NVIDIA GPU here (no {_NVIDIA_DRIVER}). Use device='cpu' or 'auto'; "
-            "in a container, hand it the GPUs (docker run --gpus all)."
-        )
-
-
-def _find_device() -> str:
-    """cuda when the driver's device files are there; torch itself is not imported for the question."""
-    return "cuda" if os.path.exists(_NVIDIA_DRIVER) else "cpu"  # noqa: PTH110  # a device node
-
-
-def _usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _dtype(dtype: str, checkpoint: Checkpoint, cpu: bool) -> str:

@@ -46,6 +46,9 @@ class ServerConfig:
     ssl_cert_reqs: int = option(0, "Client certificates: 0 = none, 1 = optional, 2 = required.")
     ssl_ciphers: str = option("", "Ciphers for TLS 1.2, in OpenSSL's notation; empty = OpenSSL's choice.")
     root_path: str = option("", "Path under which a proxy shows the server.")
+    headless: bool = option(
+        False, "Serve no HTTP: run this node's ranks for the engine on node 0 (--nnodes, --node-rank)."
+    )
     api_server_count: int = option(
         0,
         "Processes that speak HTTP, on one port, in front of one engine; 0 = one, or with a GPU one per "

@@ -29,6 +29,8 @@ class Start(msgspec.Struct, array_like=True, tag="start"):
     """An EngineConfig as msgpack."""
     num_fronts: int = 1
     """Fronts of the core, numbered from 0; number 0 is its parent. (Of no meaning to ranks.)"""
+    rendezvous: str = ""
+    """Where ranks meet; empty: in their mailbox. (Of no meaning to a core.)"""
 
 
 class Abort(msgspec.Struct, array_like=True, tag="abort"):

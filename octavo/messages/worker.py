@@ -22,6 +22,11 @@ def rank_pipe(rank: int) -> str:
     return f"rank{rank}"
 
 
+def node_pipe(node: int) -> str:
+    """Name, in node 0's mailbox, of the pipe by which `node` receives."""
+    return f"node{node}"
+
+
 class Beat(msgspec.Struct, array_like=True, tag="beat"):
     """Say that you are there."""
 

@@ -13,6 +13,7 @@ EXECUTORS: Registry[type[Executor]] = Registry(
         "inproc": "octavo.engine.executor.inproc:InprocExecutor",
         "external_launcher": "octavo.engine.executor.inproc:LaunchedExecutor",
         "mp": "octavo.engine.executor.multiprocess:MultiprocessExecutor",
+        "ray": "octavo.engine.executor.ray_cluster:RayExecutor",
     },
 )
 

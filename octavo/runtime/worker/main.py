@@ -89,7 +89,8 @@ class Rank:
 
     def _obey(self, command: WorkerCommand) -> None:
         match command:
-            case Start(config):
+            case Start(config, _, rendezvous):
+                self._rendezvous = rendezvous or self._rendezvous
                 self._worker = self._make_worker(EngineConfig.from_msgpack(config))
                 self._replies.send(Loaded(self._rank, self._worker.load()))
             case CachePlan():
@@ -113,7 +114,7 @@ class Rank:
         self._answers = self._rank == parallel.output_rank
         kind, _, first = parallel.device.partition(":")
         if kind == "cuda":
-            own = replace(parallel, device=f"cuda:{int(first or 0) + self._rank}")
+            own = replace(parallel, device=f"cuda:{int(first or 0) + parallel.node_ranks.index(self._rank)}")
             config = replace(config, parallel=own)
         return load_object(self._worker_class)(config, self._rank, self._rendezvous)
 

@@ -66,6 +66,7 @@ class Worker:
             self._platform.device,
             pp_size=parallel.pipeline_parallel_size,
             has_ep=parallel.enable_expert_parallel,
+            timeout_s=parallel.distributed_timeout_seconds,
         )
         kernels = None if parallel.disable_custom_all_reduce else self._platform.kernels.peers
         capture = self._platform.graph_capture()

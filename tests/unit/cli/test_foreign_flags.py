@@ -77,7 +77,6 @@ def test_values_that_ask_for_nothing_pass(caplog, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["-n", "2"], "nnodes=2: More than one machine"),
         (["--enable-eplb"], "enable_eplb=True: "),
         (["--kv-events-config.publisher", "zmq"], r"kv_events_config={'publisher': 'zmq'}"),
         (["--kv-offloading-size", "much"], "kv_offloading_size='much' cannot be read as swap_space"),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
+from octavo.config import resolve_parallel
 from octavo.config.args import EngineArgs
 from octavo.config.resolve import describe, resolve
 
@@ -32,8 +33,8 @@ def model(tmp_path):
 @pytest.fixture(autouse=True)
 def machine(monkeypatch):
     """A machine of eight cores without a GPU, whatever runs the test."""
-    monkeypatch.setattr(resolve_module, "_usable_cores", lambda: 8)
-    monkeypatch.setattr(resolve_module, "_find_device", lambda: "cpu")
+    monkeypatch.setattr(resolve_parallel, "usable_cores", lambda: 8)
+    monkeypatch.setattr(resolve_parallel, "find_device", lambda: "cpu")
 
 
 def test_open_options_are_decided_for_a_cpu(model):
@@ -66,7 +67,7 @@ def test_names_that_are_served(model, given, served):
 
 
 def test_open_options_are_decided_for_a_gpu(model, monkeypatch):
-    monkeypatch.setattr(resolve_module, "_find_device", lambda: "cuda")
+    monkeypatch.setattr(resolve_parallel, "find_device", lambda: "cuda")
     config = resolve(EngineArgs(model=model()))
     assert (config.parallel.device, config.model.dtype) == ("cuda", "bfloat16")
     assert (config.cache.block_size, config.scheduler.steps_in_flight) == (64, 2)
@@ -110,7 +111,7 @@ def test_a_cache_of_8_bits_is_another_on_each_device(model, monkeypatch):
         resolve(EngineArgs(model=model(), kv_cache_dtype="fp8"))
     for name in ("int8", "int8_per_token_head"):
         assert resolve(EngineArgs(model=model(), kv_cache_dtype=name)).cache.kv_cache_dtype == "int8"
-    monkeypatch.setattr(resolve_module, "_find_device", lambda: "cuda")
+    monkeypatch.setattr(resolve_parallel, "find_device", lambda: "cuda")
     config = resolve(EngineArgs(model=model(), kv_cache_dtype="fp8"))
     assert config.cache.kv_cache_dtype == "float8_e4m3fn"
     with pytest.raises(ConfigError, match="needs a CPU; on a GPU use 'fp8'"):
@@ -128,6 +129,34 @@ def test_the_stored_dtype_is_kept(model, key, stored, decided):
 def test_ranks_share_the_cores(model):
     parallel = resolve(EngineArgs(model=model(), tensor_parallel_size=2)).parallel
     assert (parallel.cpu_threads, parallel.distributed_executor_backend) == (4, "mp")
+
+
+TWO_NODES = {"nnodes": 2, "tensor_parallel_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"nnodes": 0}, "nnodes must be at least 1, got 0"),
+        ({"node_rank": 1}, r"node_rank \(1\) must be less than nnodes \(1\)"),
+        (TWO_NODES | {"node_rank": 2}, r"node_rank \(2\) must be less than nnodes \(2\)"),
+        (TWO_NODES | {"tensor_parallel_size": 3}, "nnodes=2 does not divide the 3 ranks"),
+        (TWO_NODES | {"distributed_executor_backend": "ray"}, "nnodes=2 needs .*'mp', got 'ray'"),
+        (TWO_NODES | {"data_parallel_size": 2}, "start each replica alone"),
+        (TWO_NODES | {"node_timeout": 0.0}, "node_timeout must be above 0"),
+        (TWO_NODES, "set the variable OCTAVO_NODE_KEY"),
+    ],
+)
+def test_impossible_nodes_are_refused(model, options, says):
+    with pytest.raises((ConfigError, Unsupported), match=says):
+        resolve(EngineArgs(model=model(), **options))
+
+
+def test_ranks_lie_node_by_node(model, monkeypatch):
+    monkeypatch.setenv("OCTAVO_NODE_KEY", "k" * 16)
+    sizes = {"nnodes": 2, "tensor_parallel_size": 2, "pipeline_parallel_size": 2, "node_rank": 1}
+    parallel = resolve(EngineArgs(model=model(), **sizes)).parallel
+    assert (list(parallel.node_ranks), parallel.cpu_threads) == ([2, 3], 4)
 
 
 def test_many_requests_raise_the_token_budget(model):
@@ -196,12 +225,12 @@ def test_weights_of_a_cpu_are_in_host_memory_already(model, caplog, monkeypatch)
 
 
 def test_a_gpu_that_is_not_here_is_missed_before_the_model_is_looked_for(monkeypatch):
-    monkeypatch.setattr(resolve_module, "_WSL_GPU", "/no/such/device")
+    monkeypatch.setattr(resolve_parallel, "_WSL_GPU", "/no/such/device")
     monkeypatch.setattr(resolve_module, "locate", pytest.fail)
     with pytest.raises(ConfigError, match="device='cuda': there is no NVIDIA GPU here"):
         resolve(EngineArgs(model="some/model", device="cuda"))
     monkeypatch.setattr(resolve_module, "locate", lambda *_, **__: 1 / 0)
-    monkeypatch.setattr(resolve_module, "_find_device", lambda: "cuda")
+    monkeypatch.setattr(resolve_parallel, "find_device", lambda: "cuda")
     with pytest.raises(ZeroDivisionError):
         resolve(EngineArgs(model="some/model", device="cuda"))
 
@@ -261,7 +290,7 @@ def test_trust_remote_code_only_warns(model, caplog):
         ({"hf_overrides": []}, "hf_overrides must be of type dict"),
         ({"dtype": "int8"}, "dtype='int8' is not one of auto, float32"),
         ({"device": "tpu"}, "device='tpu' is not one of auto, cpu, cuda"),
-        ({"distributed_executor_backend": "ray"}, "is not one of auto, inproc"),
+        ({"distributed_executor_backend": "slurm"}, "is not one of auto, inproc"),
         ({"load_format": "gguf"}, "load_format='gguf', but .* is safetensors"),
         ({"max_num_seqs": 8, "max_num_batched_tokens": 4}, r"\(4\) must be at least max_num_seqs \(8\)"),
         ({"cpu_offload_gb": 1.0, "offload_group_size": 4}, "the same in two ways: give one"),

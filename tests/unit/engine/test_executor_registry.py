@@ -22,9 +22,9 @@ def test_executor_class_of_ones_own():
 
 def test_unknown_executor():
     with pytest.raises(ConfigError, match=r"Unknown executor 'ray'\. Known: external_launcher, inproc, mp\."):
-        make_executor(process_config("ray"))
+        make_executor(process_config("slurm"))
     with pytest.raises(ConfigError, match=r"distributed_executor_backend='ray' is not one of .*module:Class"):
-        resolve(EngineArgs(distributed_executor_backend="ray"))
+        resolve(EngineArgs(distributed_executor_backend="slurm"))
 
 
 def test_resolve_allows_a_class(tmp_path):

@@ -1,0 +1,120 @@
+"""Decides how ranks are spread over devices and nodes, and refuses what cannot be. Called by `resolve`."""
+
+import dataclasses
+import os
+
+from octavo.base import env
+from octavo.base.errors import ConfigError, Unsupported
+from octavo.base.log import get_logger
+from octavo.config.checkpoint import Checkpoint
+from octavo.config.parallel import ParallelConfig
+
+logger = get_logger(__name__)
+
+_NVIDIA_DRIVER, _WSL_GPU = "/dev/nvidiactl", "/dev/dxg"
+_LEAST_KEY = 16
+"""Characters."""
+_LONGEST_SILENCE_S = 3600
+
+
+def resolve_parallel(parallel: ParallelConfig) -> ParallelConfig:
+    """Return it with back end, device and threads decided. Raises ConfigError, Unsupported."""
+    if parallel.nnodes != 1 or parallel.node_rank:
+        _check_nodes(parallel)
+    backend = parallel.distributed_executor_backend
+    if backend in ("auto", "uni"):
+        backend = "inproc" if parallel.world_size == 1 else "mp"
+    if backend == "inproc" and parallel.world_size > 1:
+        raise ConfigError(
+            "distributed_executor_backend='inproc' runs one rank; use 'mp' for tensor_parallel_size or "
+            "pipeline_parallel_size > 1."
+        )
+    if backend == "external_launcher" and parallel.tensor_parallel_size != env.world_size():
+        raise ConfigError(
+            f"distributed_executor_backend='external_launcher' needs as many processes as ranks: torchrun "
+            f"started {env.world_size()}, tensor_parallel_size is {parallel.tensor_parallel_size}."
+        )
+    device = parallel.device if parallel.device != "auto" else find_device()
+    if backend == "external_launcher" and max(parallel.num_replicas, parallel.pipeline_parallel_size) > 1:
+        text = (
+            "'external_launcher' runs one replica: data_parallel_size and pipeline_parallel_size must be 1."
+        )
+        raise Unsupported(f"distributed_executor_backend={text}")
+    num_processes = (len(parallel.node_ranks) or parallel.world_size) * parallel.num_replicas
+    threads = parallel.cpu_threads or max(1, usable_cores() // num_processes)
+    if device == "cpu" and (parallel.cpu_offload_gb or parallel.offload_group_size):
+        logger.warning(
+            "On a CPU the weights are in host memory: cpu_offload_gb and offload_* have no effect."
+        )
+        parallel = dataclasses.replace(parallel, cpu_offload_gb=0.0, offload_group_size=0)
+    return dataclasses.replace(
+        parallel, device=device, distributed_executor_backend=backend, cpu_threads=threads
+    )
+
+
+def _check_nodes(parallel: ParallelConfig) -> None:
+    nnodes, size = parallel.nnodes, parallel.world_size
+    if nnodes < 1:
+        raise ConfigError(f"nnodes must be at least 1, got {nnodes}.")
+    if parallel.node_rank >= nnodes:
+        raise ConfigError(f"node_rank ({parallel.node_rank}) must be less than nnodes ({nnodes}).")
+    if size % nnodes:
+        raise ConfigError(
+            f"nnodes={nnodes} does not divide the {size} ranks of tensor_parallel_size x "
+            "pipeline_parallel_size: every node has as many."
+        )
+    if parallel.distributed_executor_backend not in ("auto", "mp"):
+        raise ConfigError(
+            f"nnodes={nnodes} needs distributed_executor_backend='mp', got "
+            f"{parallel.distributed_executor_backend!r}, which has its own way to reach other machines."
+        )
+    if parallel.data_parallel_size > 1 and parallel.data_parallel_rank < 0:
+        raise Unsupported(
+            f"nnodes={nnodes} and data_parallel_size={parallel.data_parallel_size}: start each replica "
+            "alone, with a data_parallel_rank and a master_port of its own."
+        )
+    if not 0 < parallel.node_timeout < _LONGEST_SILENCE_S:
+        raise ConfigError(
+            f"node_timeout must be above 0 and at most {_LONGEST_SILENCE_S}, got {parallel.node_timeout}."
+        )
+    if len(env.node_key()) < _LEAST_KEY:
+        raise ConfigError(
+            f"nnodes={nnodes}: set the variable OCTAVO_NODE_KEY to the same secret of at least {_LEAST_KEY} "
+            "characters on every node (openssl rand -hex 32). Nodes know each other by it."
+        )
+
+
+def check_sizes(parallel: ParallelConfig, checkpoint: Checkpoint) -> None:
+    """Refuse sizes that the model has not. Raises ConfigError.
+
+    Here, where the config has the usual names for them: a rank would say the same after it has started.
+    """
+    tp_size, num_stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
+    heads = checkpoint.text_config.get("num_attention_heads")
+    if isinstance(heads, int) and heads > 0 and heads % tp_size:
+        raise ConfigError(
+            f"tensor_parallel_size={tp_size} does not divide the model's {heads} attention heads; "
+            "use a size that does."
+        )
+    layers = checkpoint.text_config.get("num_hidden_layers")
+    if isinstance(layers, int) and 0 < layers < num_stages:
+        raise ConfigError(f"pipeline_parallel_size={num_stages} is more than the model's {layers} layers.")
+
+
+def check_device(asked: str) -> None:
+    """Raise ConfigError where there is no GPU. Where device files exist, torch has the last word."""
+    if asked == "cuda" and find_device() == "cpu" and not os.path.exists(_WSL_GPU):  # noqa: PTH110
+        raise ConfigError(
+            f"device='cuda': there is no NVIDIA GPU here (no {_NVIDIA_DRIVER}). Use device='cpu' or 'auto'; "
+            "in a container, hand it the GPUs (docker run --gpus all)."
+        )
+
+
+def find_device() -> str:
+    """Return cuda when the driver's device files are there; torch itself is not imported for the question."""
+    return "cuda" if os.path.exists(_NVIDIA_DRIVER) else "cpu"  # noqa: PTH110  # a device node
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
