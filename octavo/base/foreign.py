@@ -82,8 +82,6 @@ SAMPLING = {
 
 ROUTES = {
     "/v1/audio/speech": _TEXT_ONLY,
-    "/v1/audio/transcriptions": _TEXT_ONLY,
-    "/v1/audio/translations": _TEXT_ONLY,
     "/v1/images/generations": _TEXT_ONLY,
 }
 """Paths of the HTTP server."""

@@ -17,7 +17,7 @@ from octavo.config.nested_text import fill_text
 
 Format = Literal["safetensors", "gguf", "none"]
 _COUNTS_FROM_PADDING = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet")
-_LENGTHS = ("max_trained_positions", "max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+_LENGTHS = ("max_target_positions", "max_trained_positions", "max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 _MAX_DIGITS = 18
 """Of integers in JSON, the sign counted: so they fit into messages."""
 
@@ -75,6 +75,14 @@ class Checkpoint:
             if isinstance(length := self.text_config.get(key), int) and length > 0:
                 return max(1, length - self.position_offset)
         return 2048
+
+    @property
+    def max_source_tokens(self) -> int:
+        """The longest that an encoder-decoder's encoder reads."""
+        for key in ("max_source_positions", "max_position_embeddings", "n_positions"):
+            if isinstance(length := self.text_config.get(key), int) and length > 0:
+                return length
+        return 512
 
     @property
     def position_offset(self) -> int:

@@ -42,6 +42,7 @@ class MediaConfig(metaclass=Concern):
     media_decode_timeout: float = option(30.0, "Seconds that decoding and resizing an image may take.")
     max_media_bytes: int = option(64 * 2**20, "Largest file of an image, as it is stored.")
     max_image_pixels: int = option(178_956_970, "Most pixels of an image; larger ones are not decoded.")
+    max_audio_seconds: float = option(3600.0, "Longest audio; decoding ends there with an error.")
     media_processes: int = option(
         0, "Processes that decode and resize images of servers; 0 = one for each two cores, 4 at most."
     )

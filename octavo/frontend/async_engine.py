@@ -361,6 +361,15 @@ class AsyncLLM:
         """
         return await self._preparation.run(work)
 
+    async def decode_media(self, content: bytes, modality: str) -> Any:
+        """Return what a file holds, decoded in another process: audio as [samples] float32, at the model's rate.
+
+        Raises RequestError.
+        """
+        return await self._preparation.run_media(
+            partial(self.input_processor.media.reader.decode, content, modality)
+        )
+
     async def get_tokenizer(self) -> Tokenizer | None:
         """The tokenizer; None with skip_tokenizer_init."""
         return self.tokenizer

@@ -158,7 +158,9 @@ class OutputProcessor:
         kind: type[OpenRequest] = SampledRequest
         if prepared.beam_rules is not None:
             kind = BeamSearchRequest
-        elif isinstance(prepared.engine_requests[0].spec.task, PoolingParams):
+        elif isinstance(prepared.engine_requests[0].spec.task, PoolingParams) or (
+            prepared.params.returns_alignment
+        ):
             kind = PooledRequest
         request = self._open[prepared.key] = kind(prepared, self._tokenizer)
         request.receiver = receiver

@@ -21,6 +21,13 @@ class HeadsKV(msgspec.Struct, array_like=True, frozen=True, tag="heads"):
     """Positions a query sees, itself included; 0 = all."""
 
 
+class CrossKV(HeadsKV, tag="cross"):
+    """A key and a value per head and position of a request's source, all made when the request starts."""
+
+    num_tokens: int = 0
+    """Of the longest source; every request has so many slots."""
+
+
 class LatentKV(msgspec.Struct, array_like=True, frozen=True, tag="latent"):
     """One vector per token, which is key and value of all heads, on every rank."""
 
@@ -48,7 +55,7 @@ class StateKV(msgspec.Struct, array_like=True, frozen=True, tag="state"):
     """Of one layer's state, on one rank."""
 
 
-KVCacheSpec = HeadsKV | LatentKV | StateKV
+KVCacheSpec = HeadsKV | CrossKV | LatentKV | StateKV
 """What one kind of layer keeps: a closed union, whose members tell their `bytes_per_token`."""
 
 

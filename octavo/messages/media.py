@@ -40,6 +40,18 @@ class MediaItem(msgspec.Struct, array_like=True, gc=False, frozen=True):
         return self.start + self.length
 
 
+class Source(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """What an encoder-decoder's encoder reads; the decoder's tokens attend to it beside themselves."""
+
+    key: bytes
+    """Digest of content and processing; equal keys have equal features."""
+    num_tokens: int
+    """Positions of the encoder's output."""
+    features: dict[str, Features]
+    token_ids: list[int] = []
+    """Of a source that is a text."""
+
+
 EMBEDS = "embeds"
 
 

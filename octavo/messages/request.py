@@ -6,7 +6,7 @@ from hashlib import sha256
 import msgspec
 
 from octavo.messages.adapters import AdapterRef, SoftPromptRef
-from octavo.messages.media import MediaItem
+from octavo.messages.media import MediaItem, Source
 from octavo.messages.pooling import Pooled, PoolingParams
 from octavo.messages.sampling import SamplingParams
 from octavo.messages.structured import Constraint
@@ -51,6 +51,8 @@ class RequestSpec(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """What stands before its own prompt."""
     media: list[MediaItem] = []
     """Images and the like, in the order of their places."""
+    source: Source | None = None
+    """Of an encoder-decoder: what its encoder reads."""
 
     @property
     def num_virtual_tokens(self) -> int:
@@ -74,6 +76,8 @@ class RequestSpec(msgspec.Struct, array_like=True, gc=False, frozen=True):
         given = b"" if self.embeds is None else b"prompt_embeds" + sha256(self.embeds.data).digest()
         if self.soft_prompt is not None:
             given += b"soft_prompt" + self.soft_prompt.key
+        if self.source is not None:
+            given += b"source" + self.source.key
         position, changes = self.cache_change()
         return given if position else given + changes
 

@@ -13,6 +13,7 @@ from octavo.base.errors import RequestError
 from octavo.base.log import get_logger
 from octavo.messages import sampling_values as read
 from octavo.messages.sampling_keywords import SamplingKeywords
+from octavo.messages.speech import TranscriptRules
 from octavo.messages.structured import StructuredOutputsParams
 
 _log = get_logger(__name__)
@@ -167,6 +168,11 @@ class SamplingParams(
     thinking_tag_ids: list[list[int]] | None = None
     """For a thinking budget, what opens reasoning (nothing: it is open from the start) and what closes it, at
     most MAX_TAG_TOKENS each; filled by the input processor too."""
+
+    transcript_rules: TranscriptRules | None = None
+    """Of a model for speech, as is `returns_alignment`; both are filled by the input processor."""
+    returns_alignment: bool = False
+    """Bring how tokens of the prompt attend to the source, and no token (octavo)."""
 
     def __post_init__(self) -> None:
         self._check_numbers()

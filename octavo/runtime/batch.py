@@ -101,6 +101,12 @@ class ForwardBatch(Ragged):
     """[T, size]: what the stage before has left, where others receive and send it than the model."""
     step_tables: GroupTables | None = None
     """Of layers without a cache: made once per step, shared by them."""
+    source_lens: torch.Tensor | None = None
+    """[R] int32, positions of each request's source, whose keys and values groups of CrossKV have."""
+    source_rows: dict[bool, tuple[torch.Tensor | None, Ragged]] = field(default_factory=dict)
+    """How tokens read sources (layers/cross_attention): made once per step, shared by layers."""
+    source_queries: dict[int, torch.Tensor] | None = None
+    """By layer id: where those layers leave their queries, [T, heads, head_dim], if somebody asks for them."""
 
     def give_embeds(self, given: GivenEmbeds) -> None:
         """Add rows, distinct from those that are given already."""

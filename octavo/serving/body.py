@@ -128,17 +128,18 @@ def convert(fields: dict[str, Any], model: type[T], *, strict: bool) -> T:
     for name in FIELDS.keys() & fields.keys():
         if FIELDS[name].is_refused and FIELDS[name].asks(fields[name]):
             raise RequestError(f"{name} is not supported: {FIELDS[name].text}.", name)
-    _judge([name for name in fields if name not in known and name not in FIELDS], strict=strict)
+    judge([name for name in fields if name not in known and name not in FIELDS], strict=strict)
     try:
         return msgspec.convert(with_numbers(fields, model), model, strict=True)
     except msgspec.ValidationError as error:
         cause = error.__cause__
         if isinstance(cause, RequestError):
             raise cause from None
-        raise _explained(error) from None
+        raise explained(error) from None
 
 
-def _judge(unknown: list[str], *, strict: bool) -> None:
+def judge(unknown: list[str], *, strict: bool) -> None:
+    """Refuse fields that nothing of octavo has; not strict: say that they are ignored."""
     if not unknown:
         return
     names = ", ".join(repr(name[:100]) for name in unknown[:_SHOWN_NAMES])
@@ -151,8 +152,8 @@ def _judge(unknown: list[str], *, strict: bool) -> None:
     logger.warning("Unknown field %s is ignored.", names)
 
 
-def _explained(error: msgspec.ValidationError) -> RequestError:
-    """msgspec says what it expected and where; the field's name is told apart."""
+def explained(error: msgspec.ValidationError) -> RequestError:
+    """The same error, where msgspec says what it expected and where; the field's name is told apart."""
     text = str(error)
     place = _PLACE.search(text)
     if place is None:

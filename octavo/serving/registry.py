@@ -20,6 +20,7 @@ ROUTE_MODULES = {
         "octavo.serving.openai.models",
         "octavo.serving.openai.completions",
         "octavo.serving.openai.chat",
+        "octavo.serving.openai.transcriptions",
         "octavo.serving.openai.invocations",
         "octavo.serving.openai.files",
         "octavo.serving.openai.batches",

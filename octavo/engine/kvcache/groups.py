@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from octavo.engine.kvcache.block_pool import BlockKey
-from octavo.messages.kv import CachePlan, StateKV
+from octavo.messages.kv import CachePlan, CrossKV, StateKV
 
 _ENDLESS = sys.maxsize
 
@@ -28,6 +28,8 @@ class CacheGroup:
     """Of a request's hash chain, which has one wherever a block of any group may end."""
     keeps_states: bool = False
     """A block has one state, that of its last computed token."""
+    num_fixed: int = 0
+    """Blocks of a request from its first step to its last, whatever its tokens are; they hold its source."""
 
     @classmethod
     def all_of(cls, plan: CachePlan) -> list["CacheGroup"]:
@@ -35,7 +37,11 @@ class CacheGroup:
         sizes = plan.block_sizes
         windows = [group.spec.sliding_window or _ENDLESS for group in plan.groups]
         states = [isinstance(group.spec, StateKV) for group in plan.groups]
-        return [cls(i, size, windows[i], size // gcd(*sizes), states[i]) for i, size in enumerate(sizes)]
+        sources = [group.spec.num_tokens if isinstance(group.spec, CrossKV) else 0 for group in plan.groups]
+        return [
+            cls(i, size, windows[i], size // gcd(*sizes), states[i], -(-sources[i] // size))
+            for i, size in enumerate(sizes)
+        ]
 
     @property
     def is_full(self) -> bool:
@@ -55,7 +61,7 @@ class CacheGroup:
 
     def num_blocks(self, num_tokens: int) -> int:
         """Return how many blocks hold the first `num_tokens` tokens, the last one perhaps in part."""
-        return -(-num_tokens // self.block_size)
+        return self.num_fixed or -(-num_tokens // self.block_size)
 
     def peak_blocks(self, num_tokens: int, max_chunk: int) -> int:
         """Return the most blocks in use while `num_tokens` are computed from nothing, in chunks ≤ max_chunk.
@@ -73,7 +79,9 @@ class CacheGroup:
         return digests[(index + 1) * self.digests_per_block - 1], self.index
 
     def keys(self, digests: list[bytes], first: int, end: int) -> list[BlockKey]:
-        """Those of blocks first … end - 1, or of as many of them as are named yet."""
+        """Those of blocks first … end - 1, or of as many of them as are named yet; those of sources have none."""
+        if self.num_fixed:
+            return []
         stride = self.digests_per_block
         return [(digest, self.index) for digest in digests[(first + 1) * stride - 1 : end * stride : stride]]
 
@@ -85,6 +93,8 @@ class CacheGroup:
         limit: a multiple of `unit`, too, which is one of the group's block size
         """
         size = self.block_size
+        if self.num_fixed:
+            return limit
         if self.is_full:
             blocks = range(limit // size)
             missing = next((i for i in blocks if not is_known(self.key(digests, i))), None)

@@ -178,7 +178,7 @@ class KVCacheManager:
             ahead = group.num_blocks(num_tokens) - len(blocks)
             # At first it holds `live` too; once the window has passed them, only blocks of its own.
             needed += max(min(len(live) + ahead, peak) - num_shared, min(ahead, peak))
-            if prefix.num_tokens % group.block_size:
+            if prefix.num_tokens % group.block_size and not group.num_fixed:
                 needed += 1  # the partly filled block is copied
         return needed <= self.pool.num_free
 
@@ -365,7 +365,9 @@ class KVCacheManager:
     def _measure(self, table: BlockTable) -> None:
         """Enter how far the blocks of all groups reach."""
         capacities = (
-            len(blocks) * group.block_size for group, blocks in zip(self.groups, table.groups, strict=True)
+            len(blocks) * group.block_size
+            for group, blocks in zip(self.groups, table.groups, strict=True)
+            if not group.num_fixed
         )
         table.capacity = min(capacities, default=sys.maxsize)
 
@@ -383,6 +385,6 @@ class KVCacheManager:
         tails = []
         for group, blocks in zip(self.groups, table.groups, strict=True):
             index, offset = divmod(num_computed, group.block_size)
-            if offset and self.pool.ref_count(blocks[index]) > 1:
+            if offset and not group.num_fixed and self.pool.ref_count(blocks[index]) > 1:
                 tails.append((blocks, index))
         return tails

@@ -33,9 +33,15 @@ class EncoderBudget:
                 if item.end > longest:
                     return max(item.start, start)
                 end = item.end
-            if item.key not in self.keys:
-                if self.keys and item.length > self.num_left:
-                    return max(item.start, start)
-                self.num_left -= item.length
-                self.keys.add(item.key)
+            if not self.take(item.key, item.length):
+                return max(item.start, start)
         return end
+
+    def take(self, key: bytes, length: int) -> bool:
+        """Count an item of so many tokens; return False, and do not, if there is no room for it."""
+        if key not in self.keys:
+            if self.keys and length > self.num_left:
+                return False
+            self.num_left -= length
+            self.keys.add(key)
+        return True

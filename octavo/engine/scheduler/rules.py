@@ -189,6 +189,8 @@ class ChunkRule(Rule):
     keeps_place = False
 
     def admit(self, request: Request, plan: StepPlan) -> bool:
+        if (source := request.spec.source) is not None:
+            return plan.encoder.take(source.key, source.num_tokens)
         if not request.spec.media:
             return True
         assert request.prefix is not None

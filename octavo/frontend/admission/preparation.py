@@ -39,12 +39,16 @@ class Preparation:
         """A checked request, its images read on threads of their own. Raises what `run` and `process` do."""
         prompt, params, options, request_id = request
         if processor.media.is_in(prompt):
-            prompt = await self._wait(self._media_pool.submit(processor.media.read, prompt, options))
+            prompt = await self.run_media(partial(processor.media.read, prompt, options))
         return await self.run(partial(processor.process, prompt, params, options, request_id=request_id))
 
     async def run(self, job: Callable[[], T]) -> T:
         """The job's result. Raises RequestError if it takes too long, Overloaded if it could not begin."""
         return await self._wait(self._pool.submit(job))
+
+    async def run_media(self, job: Callable[[], T]) -> T:
+        """The same on the threads that fetch and prepare media."""
+        return await self._wait(self._media_pool.submit(job))
 
     async def _wait(self, running: Future[T]) -> T:
         try:

@@ -13,9 +13,10 @@ from typing import Any
 import msgspec
 
 from octavo.base.errors import RequestError
+from octavo.frontend.media.audio import AudioLimits, decode_audio
 from octavo.frontend.media.decoding import decode
-from octavo.frontend.media.processors.interface import Arrays
-from octavo.frontend.media.registry import PROCESSORS
+from octavo.frontend.media.processors.media import Arrays
+from octavo.frontend.media.registry import processors_of
 from octavo.frontend.media.video import VideoLimits, decode_video
 from octavo.messages.media import Features
 
@@ -34,12 +35,13 @@ class Question(msgspec.Struct, array_like=True, gc=False):
     max_pixels: int
     limit_s: float
     video: VideoLimits | None = None
-    """None = the file is an image."""
+    audio: AudioLimits | None = None
+    """None of both = the file is an image."""
 
     @property
     def modality(self) -> str:
         """Return what the file is."""
-        return "image" if self.video is None else "video"
+        return "audio" if self.audio else "image" if self.video is None else "video"
 
 
 class Answer(msgspec.Struct, array_like=True, gc=False):
@@ -56,8 +58,14 @@ def pack(arrays: Arrays) -> dict[str, Features]:
 
 def answer(question: Question) -> Answer:
     """Decode and prepare."""
-    processor, settings = PROCESSORS.load(question.architecture), question.settings
+    known, settings = processors_of(question.architecture), question.settings
+    assert known is not None
+    processor = known.load(question.architecture)
     try:
+        if question.audio is not None:
+            sound = decode_audio(question.content, question.audio)
+            is_plain = question.audio.is_plain
+            return Answer(pack({"sound": sound} if is_plain else processor.prepare(sound, settings)))
         if question.video is not None:
             frames, info = decode_video(question.content, question.video)
             return Answer(pack(processor.prepare_video(frames, info, settings)))

@@ -6,7 +6,7 @@ from typing import Any
 
 from octavo.base.errors import RequestError
 
-MODALITIES = ("image", "video")
+MODALITIES = ("image", "video", "audio")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,8 @@ def _listed(given: Any) -> list[Any]:
     """Return the items that one value stands for: a list of them, a batch of embeddings, or one."""
     if given is None:
         return []
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], int | float):
+        return [given]  # samples and their rate
     if isinstance(given, list | tuple):
         return list(given)
     if is_tensor(given) and given.ndim == 3:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.base.errors import RequestError
-from octavo.frontend.media.processors.interface import ImageProcessor
+from octavo.frontend.media.processors.media import MediaProcessor
 from octavo.messages.media import Features, MediaItem
 
 
@@ -25,7 +25,7 @@ class Prepared:
 
 
 def place_items(
-    processor: ImageProcessor, ids: list[int], prepared: Sequence[Prepared], longest: int
+    processor: MediaProcessor, ids: list[int], prepared: Sequence[Prepared], longest: int
 ) -> tuple[list[int], list[MediaItem]]:
     """Return the tokens of a prompt with what stands for its items, and these. Raises RequestError.
 
@@ -60,7 +60,7 @@ def place_items(
 
 
 def _by_modality(
-    processor: ImageProcessor, ids: list[int], prepared: Sequence[Prepared]
+    processor: MediaProcessor, ids: list[int], prepared: Sequence[Prepared]
 ) -> dict[str, deque[Prepared]]:
     """Return the items of each modality in their order, as many as there are markers. Raises RequestError."""
     waiting = {modality: deque[Prepared]() for modality in processor.markers.values()}
@@ -76,7 +76,7 @@ def _by_modality(
     return waiting
 
 
-def _without_frames(processor: ImageProcessor, ids: list[int]) -> list[int]:
+def _without_frames(processor: MediaProcessor, ids: list[int]) -> list[int]:
     """Return the prompt without the tokens around markers of videos that come with what replaces them."""
     if processor.video_frame is None or processor.video_id not in ids:
         return ids

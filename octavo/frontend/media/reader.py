@@ -17,17 +17,18 @@ from octavo.base.errors import ConfigError, RequestError
 from octavo.base.lru import LRU
 from octavo.config.checkpoint import read_json
 from octavo.config.engine import EngineConfig
+from octavo.frontend.media.audio import AudioLimits, to_waveform
 from octavo.frontend.media.child import FAULTS, UNFIT, Question, pack
 from octavo.frontend.media.door import MediaDoor
 from octavo.frontend.media.inputs import MODALITIES, MediaInputs, MediaURL, is_tensor
 from octavo.frontend.media.objects import to_image
 from octavo.frontend.media.placement import Prepared, place_items
 from octavo.frontend.media.pool import PreparationPool
-from octavo.frontend.media.processors.interface import ImageProcessor
-from octavo.frontend.media.registry import PROCESSORS
+from octavo.frontend.media.processors.media import MediaProcessor
+from octavo.frontend.media.registry import processors_of
 from octavo.frontend.media.video import VideoLimits, to_video
 from octavo.frontend.text.tokenizer import Tokenizer
-from octavo.messages.media import EMBEDS, Features, MediaItem
+from octavo.messages.media import EMBEDS, Features, MediaItem, Source
 
 _WHOLE = "processor_config.json"
 
@@ -40,10 +41,12 @@ class MediaReader:
         self._config = media = config.media
         folder = Path(config.checkpoint.path)
         self._architecture = config.checkpoint.media_architecture
-        kind, self._tokenizer = PROCESSORS.load(self._architecture), tokenizer
-        stored = _read_settings(folder, "preprocessor_config.json", "image_processor")
+        known, self._tokenizer = processors_of(self._architecture), tokenizer
+        assert known is not None
+        kind = known.load(self._architecture)
+        stored = _read_settings(folder, "preprocessor_config.json", kind.SETTINGS)
         own = media.mm_processor_kwargs
-        self.processor: ImageProcessor = kind(
+        self.processor: Any = kind(
             config.checkpoint.config, stored | kind.OVERRIDES | own, self._encode
         )
         if unknown := sorted(set(own) - kind.options()):
@@ -101,7 +104,7 @@ class MediaReader:
         for modality, items in inputs.items.items():
             limit = self._config.limit_mm_per_prompt.get(modality)
             most = limit.get("count") if isinstance(limit, Mapping) else limit
-            if modality not in self.processor.markers.values():
+            if modality not in self.processor.modalities:
                 most = 0
             if most is not None and len(items) > most:
                 raise RequestError(
@@ -123,9 +126,8 @@ class MediaReader:
             return item
         if modality == "image" and is_embeds(item):
             return self._read_embeds(item)
-        own = (
-            self.processor.settings if modality == "image" else self.processor.video_settings | self._sampling
-        )
+        is_video = modality == "video"
+        own = self.processor.video_settings | self._sampling if is_video else self.processor.settings
         settings = {**own, **kwargs}
         made_by = msgspec.json.encode([self._architecture, modality, settings], order="deterministic")
         if name is not None:
@@ -160,18 +162,20 @@ class MediaReader:
         content = self._doors[modality].fetch(item.url) if isinstance(item, MediaURL) else item
         media, processor = self._config, self.processor
         video = self._video_limits(settings) if modality == "video" else None
+        audio = self._audio_limits() if modality == "audio" else None
         if isinstance(content, bytes):
             limits = media.max_image_pixels, media.media_decode_timeout
             features = self._pool.ask(
-                Question(self._architecture, dict(settings), content, *limits, video)
+                Question(self._architecture, dict(settings), content, *limits, video, audio)
             ).features
         else:
             try:
-                arrays = (
-                    processor.prepare(to_image(content), settings)
-                    if video is None
-                    else processor.prepare_video(*to_video(content, video), settings)
-                )
+                if audio is not None:
+                    arrays = processor.prepare(to_waveform(content, audio), settings)
+                elif video is not None:
+                    arrays = processor.prepare_video(*to_video(content, video), settings)
+                else:
+                    arrays = processor.prepare(to_image(content), settings)
             except FAULTS as error:
                 if isinstance(error, RequestError):
                     raise
@@ -180,6 +184,26 @@ class MediaReader:
         arrays = {n: np.frombuffer(f.data, f.dtype).reshape(f.shape) for n, f in features.items()}
         tokens = processor.tokens(arrays) if video is None else processor.video_tokens(arrays)
         return Prepared(modality, key, tokens, features)
+
+    def source(self, prepared: Sequence[Prepared]) -> Source:
+        """Return what an encoder-decoder's encoder reads. Raises RequestError unless it is one item."""
+        if len(prepared) != 1:
+            [modality] = self.processor.modalities
+            raise RequestError(
+                f"A prompt of this model needs one {modality}; {len(prepared)} are given.", "multi_modal_data"
+            )
+        return Source(prepared[0].key, len(prepared[0].tokens), prepared[0].features)
+
+    def decode(self, content: bytes) -> np.ndarray:
+        """Return the sound of a file, decoded in another process: [samples] float32."""
+        limits = self._config.max_image_pixels, self._config.media_decode_timeout
+        audio = self._audio_limits(is_plain=True)
+        question = Question(self._architecture, {}, content, *limits, None, audio)
+        [sound] = self._pool.ask(question).features.values()
+        return np.frombuffer(sound.data, sound.dtype)
+
+    def _audio_limits(self, *, is_plain: bool = False) -> AudioLimits:
+        return AudioLimits(self.processor.rate, self._config.max_audio_seconds, is_plain)
 
     def _video_limits(self, settings: Mapping[str, Any]) -> VideoLimits:
         media, sampling = self._config, (settings.get("num_frames"), settings.get("fps"))
@@ -246,7 +270,7 @@ def _read_settings(folder: Path, name: str, part: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _names(kind: type[ImageProcessor]) -> str:
+def _names(kind: type[MediaProcessor]) -> str:
     return ", ".join(sorted(kind.options()))
 
 
@@ -263,7 +287,8 @@ def _parts(content: Any) -> Iterator[bytes]:
         return
     if isinstance(content, list | tuple):  # of frames, perhaps with what is known of them
         for part in content:
-            yield from [repr(part).encode()] if isinstance(part, Mapping) else _parts(part)
+            is_plain = isinstance(part, Mapping | int | float)
+            yield from [repr(part).encode()] if is_plain else _parts(part)
         return
     array = np.asarray(content)
     yield f"{array.dtype.str} {array.shape}".encode()

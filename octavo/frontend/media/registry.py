@@ -1,4 +1,4 @@
-"""Which architectures take images, and by which processor.
+"""Which architectures take images, videos and audio, and by which processor.
 
 Imports nothing, so that text needs nothing of media.
 """
@@ -27,6 +27,17 @@ PROCESSORS: Registry[Any] = Registry(
     },
 )
 """Classes derived from ImageProcessor, by architecture."""
+
+AUDIO_PROCESSORS: Registry[Any] = Registry(
+    "audio processor", {"WhisperForConditionalGeneration": f"{_HERE}.audio:WhisperProcessor"}
+)
+"""Classes derived from AudioProcessor, by architecture."""
+
+
+def processors_of(architecture: str) -> Registry[Any] | None:
+    """Return the registry that has the processor of a model; None for a model of text alone."""
+    return next((known for known in (PROCESSORS, AUDIO_PROCESSORS) if architecture in known), None)
+
 
 MARKERS: dict[str, str] = {"Gemma3ForConditionalGeneration": "<start_of_image>"}
 """Texts that stand for an image in a conversation, where that is not the config's image token."""

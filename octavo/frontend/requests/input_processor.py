@@ -28,7 +28,9 @@ from octavo.frontend.requests.prompt_embeds import placeholder_ids
 from octavo.frontend.requests.prompt_scoring import check_prompt_scoring
 from octavo.frontend.requests.prompts import ParsedPrompt, PromptType, TokensPrompt, parse_prompt
 from octavo.frontend.requests.sampling_limits import SamplingLimits
+from octavo.frontend.requests.sources import Sources
 from octavo.frontend.requests.thinking import ReasoningStretch
+from octavo.frontend.speech.model import SpeechModel
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.messages.adapters import AdapterRef, LoRARequest, LoRASum, PromptAdapterRequest, SoftPromptRef
 from octavo.messages.pooling import PoolingParams
@@ -85,6 +87,9 @@ class InputProcessor:
         self.grammars = GrammarCheck(tokenizer, self._limits.vocab_size, self._eos_token_ids)
         self.adapters = AdapterFiles(config)
         self.media = PromptMedia(config, tokenizer)
+        self.speech = SpeechModel.of(config, tokenizer)
+        """Of a model that writes down speech."""
+        self.sources = Sources(config, self.media, self.speech, self.tokenize)
         self._seeds = random.Random(model.seed) if model.seed else random.SystemRandom()
 
     def close(self) -> None:
@@ -129,12 +134,14 @@ class InputProcessor:
         params = params or self.get_default_sampling_params()
         check_beam_search(params)
         params = self._limits.resolve(params)
-        parsed = parse_prompt(prompt)
+        parsed = self.sources.read(parse_prompt(prompt), options)
         ids = self._prompt_ids(parsed, options.tokenization, params)
+        if self.speech is not None:
+            params = self.speech.ruled(params, ids)
         soft = self.adapters.resolve_prompt(options.prompt_adapter_request)
         if soft is not None and (parsed.embeds is not None or parsed.media is not None):
             raise RequestError("prompt_embeds and images take no prompt adapter.", "prompt_embeds")
-        if parsed.media is not None or options.mm_processor_kwargs:
+        if parsed.media is not None or (options.mm_processor_kwargs and parsed.source is None):
             ids, items = self.media.place(ids, parsed, options)
             parsed = replace(parsed, placed=items)
         placed = [0] * soft.num_tokens + ids if soft is not None and ids else ids
@@ -325,6 +332,7 @@ class InputProcessor:
             adapter=adapter,
             soft_prompt=soft_prompt,
             media=prompt.placed,
+            source=prompt.source,
         )
         limits = Limits(
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),

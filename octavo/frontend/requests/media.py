@@ -1,4 +1,4 @@
-"""`PromptMedia`: the images of prompts. For a model of text alone it loads nothing of media."""
+"""`PromptMedia`: the images, videos and audio of prompts. For a model of text alone it loads nothing of media."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -7,12 +7,13 @@ from octavo.base.errors import ConfigError, RequestError
 from octavo.base.registry import load_object
 from octavo.config.engine import EngineConfig
 from octavo.frontend.media.inputs import MediaInputs, read_inputs
-from octavo.frontend.media.registry import PROCESSORS
+from octavo.frontend.media.registry import processors_of
 from octavo.frontend.requests.options import RequestOptions
 from octavo.frontend.requests.prompts import ParsedPrompt, PromptType
 from octavo.frontend.text.tokenizer import Tokenizer
-from octavo.messages.media import MediaItem
+from octavo.messages.media import MediaItem, Source
 
+Modality = Literal["text", "image", "video", "audio"]
 _READER = "octavo.frontend.media.reader:MediaReader"
 _DATA, _UUIDS, _KWARGS = "multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs"
 
@@ -23,20 +24,23 @@ class PromptMedia:
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None) -> None:
         """Raises ConfigError without Pillow, BadCheckpoint."""
         self._architecture, self._reader = config.architecture, None
-        if config.pooling is None and config.architecture in PROCESSORS:
+        if config.pooling is None and processors_of(config.architecture) is not None:
             try:
                 self._reader = load_object(_READER)(config, tokenizer)
             except ImportError as error:
                 raise ConfigError(
-                    f"{config.architecture} takes images, which need Pillow ({error}): install octavo[media]."
+                    f"{config.architecture} takes media, which need octavo[media] ({error}): install it."
                 ) from error
 
     @property
-    def modalities(self) -> tuple[Literal["text", "image", "video"], ...]:
+    def modalities(self) -> tuple[Modality, ...]:
         """What prompts may be made of."""
-        if self._reader is None:
-            return ("text",)
-        return ("text", "image") if self._reader.processor.video_id is None else ("text", "image", "video")
+        return ("text",) if self._reader is None else ("text", *self._reader.processor.modalities)
+
+    @property
+    def needs_source(self) -> bool:
+        """Whether every prompt needs an item for the model's encoder."""
+        return self._reader is not None and self._reader.processor.is_source
 
     @property
     def reader(self) -> Any:
@@ -80,6 +84,12 @@ class PromptMedia:
             ids, self._prepare(inputs, salt, options)
         )
         return placed
+
+    def source(self, prompt: ParsedPrompt, options: RequestOptions) -> Source:
+        """What the encoder of an encoder-decoder reads. Raises RequestError."""
+        inputs, salt = prompt.media or MediaInputs(), prompt.cache_salt
+        found: Source = self.reader.source(self._prepare(inputs, salt, options))
+        return found
 
     def clear(self) -> None:
         """Forget what was prepared."""

@@ -5,15 +5,13 @@ Called by the input processor; `TextPrompt`, `TokensPrompt`, `EmbedsPrompt` and 
 
 import operator
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NotRequired, TypedDict
 
-from octavo.base.errors import RequestError, Unsupported
+from octavo.base.errors import RequestError
 from octavo.frontend.media.inputs import MediaInputs, read_inputs
 from octavo.frontend.requests.prompt_embeds import ReadEmbeds, read_prompt_embeds
-from octavo.messages.media import MediaItem
-
-_LATER = ("encoder_prompt",)
+from octavo.messages.media import MediaItem, Source
 
 _MEDIA = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
 
@@ -58,7 +56,16 @@ class EmbedsPrompt(TypedDict):
     cache_salt: NotRequired[str]
 
 
-PromptType = str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt
+class ExplicitEncoderDecoderPrompt(TypedDict):
+    """A prompt of an encoder-decoder in its two parts."""
+
+    encoder_prompt: "str | list[int] | TextPrompt | TokensPrompt"
+    """A text for the encoder; or, with `multi_modal_data`, the audio for it."""
+    decoder_prompt: NotRequired["str | list[int] | TextPrompt | TokensPrompt | None"]
+    """What the output continues; None = what the model begins with."""
+
+
+PromptType = str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt | ExplicitEncoderDecoderPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +82,20 @@ class ParsedPrompt:
     media: MediaInputs | None = None
     placed: list[MediaItem] = field(default_factory=list)
     """The same with their places among the tokens."""
+    encoder: "ParsedPrompt | None" = None
+    """What an encoder reads; the rest is for the decoder."""
+    source: Source | None = None
+    """The same as the engine gets it."""
 
 
 def parse_prompt(prompt: PromptType) -> ParsedPrompt:
-    """Read any form of prompt. Raises RequestError for none of them, Unsupported for forms still to come."""
+    """Read any form of prompt. Raises RequestError for none of them."""
     if isinstance(prompt, str):
         return ParsedPrompt(prompt, None)
     if not isinstance(prompt, Mapping):
         return ParsedPrompt(None, _token_ids(prompt))
-    if later := [key for key in _LATER if prompt.get(key) is not None]:
-        raise Unsupported(f"A prompt with {later[0]} is not supported yet: give prompt or prompt_token_ids.")
+    if "encoder_prompt" in prompt:
+        return _parse_both(prompt)
     text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
     embeds = prompt.get("prompt_embeds")
     if ids is not None and embeds is not None:
@@ -105,6 +116,14 @@ def parse_prompt(prompt: PromptType) -> ParsedPrompt:
         _around_of(prompt),
         read_inputs(*(prompt.get(name) for name in _MEDIA)),
     )
+
+
+def _parse_both(prompt: Mapping[str, Any]) -> ParsedPrompt:
+    encoder, given = parse_prompt(prompt["encoder_prompt"]), prompt.get("decoder_prompt")
+    decoder = ParsedPrompt(None, None) if given is None else parse_prompt(given)
+    salt = prompt.get("cache_salt") or decoder.cache_salt or encoder.cache_salt
+    media = encoder.media or decoder.media
+    return replace(decoder, encoder=None if media else encoder, media=media, cache_salt=salt)
 
 
 def _around_of(prompt: Mapping[str, Any]) -> tuple[str, str] | None:

@@ -19,6 +19,8 @@ def read(config: EngineConfig, model: Family, arch: Arch) -> Iterator[Piece]:
     """Yield whole tensors, each from a seed of its own: the option `seed` and its name."""
     for name, parameter in named_parameters(model).items():
         for shard in parameter.layout.shards:
+            if shard.name not in parameter.missing:
+                continue
             origin = f"dummy {name}:{shard.name}"
             shape = parameter.layout.full_shape((shard,))
             tensor = random_tensor(config.model.seed, origin, shape, config.parallel.device)

@@ -28,7 +28,7 @@ from octavo.runtime.loader.pooler import add_pooler, read_stages
 from octavo.runtime.lora.reader import AdapterReader
 from octavo.runtime.lora.sites import AdaptedScheme, AdapterSlots, Sites
 from octavo.runtime.models.arch import Arch
-from octavo.runtime.models.interface import ENCODERS, MODELS, Family, Model
+from octavo.runtime.models.interface import ENCODER_DECODERS, ENCODERS, MODELS, Family, Model
 from octavo.runtime.models.media import MEDIA_ENCODERS, media_weights, text_model
 from octavo.runtime.models.weights import layer_of
 from octavo.runtime.platforms.meta import MetaPlatform
@@ -69,7 +69,8 @@ def load_model(config: EngineConfig, platform: Platform, parallel: ParallelConte
     """Build and fill this rank's part of the model. Raises ConfigError (BadCheckpoint), Unsupported."""
     implementation = config.model.model_impl
     if implementation == "auto":
-        is_own = any(config.architecture in known for known in (MODELS, ENCODERS, MEDIA_ENCODERS))
+        every = MODELS, ENCODERS, ENCODER_DECODERS, MEDIA_ENCODERS
+        is_own = any(config.architecture in known for known in every)
         implementation = "octavo" if is_own else "transformers"
     return IMPLEMENTATIONS.load(implementation)(config, platform, parallel)
 
@@ -126,8 +127,9 @@ def load_own(
 
 def _family(config: EngineConfig) -> type[Family]:
     """Return the family of the text model. Raises Unsupported."""
-    if config.architecture in ENCODERS:
-        return ENCODERS.load(config.architecture)
+    for known in (ENCODERS, ENCODER_DECODERS):
+        if config.architecture in known:
+            return known.load(config.architecture)
     if config.architecture in MEDIA_ENCODERS:
         return MODELS.load(text_model(config.checkpoint.text_config))
     return MODELS.load(config.architecture)

@@ -11,6 +11,9 @@ where it differs in kind. Our parameter names, which weight maps refer to:
     layers.*.mlp.{router, choice, experts, shared.{up, down}, shared_gate}, of experts
 """
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -158,6 +161,7 @@ class Decoder(Family):
         ignored=(r"rotary_emb\.inv_freq$",),
     )
     """The names in most checkpoints."""
+    LAYERS: ClassVar[Mapping[str, type[DecoderLayer]]] = LAYERS
     GGUF_WEIGHTS = WeightMap(
         {
             "token_embd": to("embed_tokens"),
@@ -208,7 +212,7 @@ class Decoder(Family):
             for layer in arch.layers
             if layer.rope
         }
-        layer_type = LAYERS[arch.residual]
+        layer_type = self.LAYERS[arch.residual]
         self.layers = nn.ModuleList(
             layer_type(arch, build.at(f"layers.{i}"), i, ropes[layer.rope] if layer.rope else None)
             if i in self._stage

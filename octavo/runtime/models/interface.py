@@ -15,6 +15,7 @@ from octavo.messages.kv import KVCacheSpec
 from octavo.runtime.batch import ForwardBatch
 from octavo.runtime.layers.attention import Attention
 from octavo.runtime.layers.build import BuildContext, named_parameters
+from octavo.runtime.layers.cross_attention import CrossAttention
 from octavo.runtime.layers.pooler import ClassifierArch, Pooler
 from octavo.runtime.layers.recurrent import Recurrent
 from octavo.runtime.models.arch import Arch, Config
@@ -66,9 +67,15 @@ class Model(nn.Module, ABC):
         return self._modules.get("encoder")
 
     @property
-    def cache_layers(self) -> list[Attention | Recurrent]:
+    def cache_layers(self) -> list[Attention | Recurrent | CrossAttention]:
         """Return the layers that keep something between steps, by layer id."""
-        return [x for x in self.modules() if isinstance(x, (Attention, Recurrent)) and x.is_causal]
+        kept = [x for x in self.modules() if isinstance(x, (Attention, Recurrent)) and x.is_causal]
+        return [*kept, *self.cross_layers]
+
+    @property
+    def cross_layers(self) -> list[CrossAttention]:
+        """Return the layers that read the source of an encoder-decoder, whose ids are the last."""
+        return [x for x in self.modules() if isinstance(x, CrossAttention)]
 
     @property
     @abstractmethod
@@ -125,6 +132,12 @@ ENCODERS: Registry[type[Family]] = Registry(
     },
 )
 """Architectures that generate nothing."""
+
+ENCODER_DECODERS: Registry[type[Family]] = Registry(
+    "encoder-decoder",
+    {"WhisperForConditionalGeneration": "octavo.runtime.models.whisper:Whisper"},
+)
+"""Architectures whose decoder reads a source."""
 
 MODELS: Registry[type[Family]] = Registry(
     "model architecture",

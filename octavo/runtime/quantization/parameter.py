@@ -160,6 +160,11 @@ class DenseParameter(Parameter):
         """Take `data` for the tensor from here on, of the same shape and type; nothing more can be loaded."""
         self.data, self._parts = data, {}
 
+    def leave_out(self, name: str) -> None:
+        """Take zeros for a shard that checkpoints do not have."""
+        self._parts[name].zero_()
+        self.missing.remove(name)
+
     def _keep(self, shard: Shard, part: Stored) -> int:
         if isinstance(part, Blocks):
             raise BadCheckpoint(f"{part.type.name} blocks where a plain tensor is expected")

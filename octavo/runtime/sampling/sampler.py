@@ -40,6 +40,7 @@ from octavo.runtime.sampling.processors import (
 from octavo.runtime.sampling.request_functions import RequestFunctions
 from octavo.runtime.sampling.rows import Batch, RowNumbers
 from octavo.runtime.sampling.thinking import ThinkingBudget
+from octavo.runtime.sampling.transcripts import Transcripts
 from octavo.runtime.transfer import Array, send, to_device
 
 _log = get_logger(__name__)
@@ -53,6 +54,7 @@ PROCESSORS: tuple[ProcessorFactory, ...] = (
     RequestFunctions,
     Penalties,
     ThinkingBudget,
+    Transcripts,
 )
 _NO_LOGPROBS = -2
 

@@ -299,6 +299,7 @@ class CUDAGraphs(Replayer):
             num_singles=shape.singles,
             common_start=shape.common_start,
             entered=self._handover.entered(shape.num_tokens),
+            source_lens=self._state.source_lens[inputs.rows] if self._state.reads_sources else None,
         )
 
     def _tables_of(self, shape: Shape) -> torch.Tensor:

@@ -20,7 +20,7 @@ from octavo.runtime.loader.host_weights import layer_bytes
 from octavo.runtime.loader.loader import load_own
 from octavo.runtime.loader.piece import Piece
 from octavo.runtime.models.arch import Arch
-from octavo.runtime.models.interface import ENCODERS, MODELS, Family, Model
+from octavo.runtime.models.interface import ENCODER_DECODERS, ENCODERS, MODELS, Family, Model
 from octavo.runtime.platforms import cpu
 from octavo.runtime.platforms.meta import MetaPlatform
 from octavo.runtime.quantization.blocks import Blocks
@@ -39,7 +39,7 @@ def forecast(config: EngineConfig, device_bytes: int = 0) -> Forecast:
 
     Raises ConfigError (BadCheckpoint) as loading would, Unsupported for models that run by foreign code.
     """
-    is_own = config.architecture in MODELS or config.architecture in ENCODERS
+    is_own = any(config.architecture in known for known in (MODELS, ENCODERS, ENCODER_DECODERS))
     if config.model.model_impl == "transformers" or not is_own:
         raise Unsupported(
             f"{config.checkpoint.architecture} runs by transformers' code: what it takes is known once it is "
@@ -108,6 +108,8 @@ def _shapes(config: EngineConfig, model: Family, arch: Arch) -> Iterator[Piece]:
             yield from (Piece(name, name, shard, tensor) for shard, tensor in parameter.outlines())
             continue
         for shard in parameter.layout.shards:
+            if shard.name not in parameter.missing:
+                continue
             tensor = torch.empty(parameter.layout.full_shape((shard,)), device="meta")
             yield Piece(name, name, shard.name, tensor)
 

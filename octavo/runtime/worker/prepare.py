@@ -101,6 +101,7 @@ def make_batch(work: Work, state: RequestState, cache: KVTensors) -> tuple[Forwa
         common_start=common_start,
         from_start=not work.computed[work.num_singles :].any(),
         longest_q=int((work.ends - work.computed).max()),
+        source_lens=state.source_lens[rows] if state.reads_sources else None,
     )
     return batch, last
 

@@ -97,4 +97,5 @@ def _batch(
         groups=[GroupTables(tables, slots=torch.full_like(positions, -1))] * len(groups),
         group_of_layer=cache.group_of_layer,
         longest_q=each,
+        source_lens=torch.ones(requests, dtype=torch.int32, device=device),
     )

@@ -60,6 +60,7 @@ class RecordedCalls(Replayer):
         self._bounds = np.arange(_MOST_ROWS + 1, dtype=np.int32)
         self._tables = np.zeros((num_groups, _MOST_ROWS, max_blocks), np.int32)
         self._cache_slots = np.full((num_groups, _MOST_ROWS), -1)
+        self._source_lens = np.ones(_MOST_ROWS, np.int32)
 
     def find(self, work: Work, end: Kind | None) -> Replay | None:
         """See Replayer.find: a step of one token per request, up to the hidden states."""
@@ -89,7 +90,12 @@ class RecordedCalls(Replayer):
         """Put a step into the first rows; those behind read one slot of block 0, and store nothing."""
         state, rows, positions = self._state, work.rows, work.computed
         count = len(rows)
-        used = int(positions.max()) // self._least_block + 1
+        used = state.host_tables.shape[2]
+        if state.reads_sources:
+            self._source_lens[:count] = state.source_lens.numpy()[rows]
+            self._source_lens[count:size] = 1
+        else:
+            used = int(positions.max()) // self._least_block + 1
         self._ids[:count] = self._tokens[rows, positions]
         self._positions[:count] = state.rope_positions(rows, positions)
         self._kv_lens[:count] = positions + 1
@@ -135,6 +141,7 @@ class RecordedCalls(Replayer):
             ),
             group_of_layer=self._cache.group_of_layer,
             num_singles=size,
+            source_lens=_rows(self._source_lens, size) if self._state.reads_sources else None,
         )
 
 

@@ -12,7 +12,7 @@ from itertools import chain
 import numpy as np
 import torch
 
-from octavo.messages.kv import CachePlan
+from octavo.messages.kv import CachePlan, CrossKV
 from octavo.messages.step import NewRequest, SchedulerOutput
 from octavo.runtime.transfer import Array, send, to_device
 
@@ -25,11 +25,14 @@ class RequestState:
     host_tables:   the same on the host
     host_tokens:   token_ids, where the device is the host
     num_tokens:    [num_rows] int64 on the host, sampled tokens included
+    source_lens:   [num_rows + 1] int32 on the device, positions of each request's source, where there are some
     """
 
     def __init__(self, num_rows: int, max_model_len: int, plan: CachePlan, device: torch.device) -> None:
         sizes = plan.block_sizes or [plan.block_size]
-        max_blocks = -(-(max_model_len + 1) // min(sizes))
+        fixed = [group.spec.num_tokens if isinstance(group.spec, CrossKV) else 0 for group in plan.groups]
+        self._is_fixed = [length > 0 for length in fixed]
+        max_blocks = max(-(-(max_model_len + 1) // min(sizes)), -(-max(fixed, default=0) // min(sizes)))
         max_blocks += -max_blocks % 4  # a GPU gathers rows of whole 16 bytes in less than half of the time
         num_groups = len(plan.groups)
         self.spare_row = num_rows
@@ -48,6 +51,8 @@ class RequestState:
         )
         self.host_tables = np.zeros(self.block_tables.shape, np.int32)
         self.host_tokens: Array | None = self.token_ids.numpy() if device.type == "cpu" else None
+        self.reads_sources = any(self._is_fixed)
+        self.source_lens = torch.ones(num_rows + 1, dtype=torch.int32, device=device)
         self.num_tokens = np.zeros(num_rows, np.int64)
         self.num_prompt_tokens = np.zeros(num_rows, np.int64)
         self.position_offsets: Array | None = None
@@ -59,6 +64,7 @@ class RequestState:
         """Rows whose number of tokens only the engine knows, since drafts were verified."""
         self._new_tokens = _Writes(self.token_ids)
         self._new_blocks = _Writes(self.block_tables)
+        self._new_lens = _Writes(self.source_lens)
 
     def shifted(self) -> "RequestState":
         """Return the same state, except that each place shows the token behind it."""
@@ -96,7 +102,10 @@ class RequestState:
         """Return how many positions of these rows have a block in every group and a place for a token."""
         covered = [
             np.array(counts, np.int64)[rows] * size
-            for counts, size in zip(self._num_blocks, self.block_sizes, strict=True)
+            for counts, size, is_fixed in zip(
+                self._num_blocks, self.block_sizes, self._is_fixed, strict=True
+            )
+            if not is_fixed
         ]
         most: Array = np.minimum.reduce([*covered, np.full(len(rows), self._most_tokens - 1)])
         return most
@@ -113,6 +122,8 @@ class RequestState:
         self._new_tokens.put(row * self._most_tokens, request.token_ids)
         self.num_tokens[row] = len(request.token_ids)
         self.num_prompt_tokens[row] = request.num_prompt_tokens
+        if request.spec.source is not None:
+            self._new_lens.put(row, [request.spec.source.num_tokens])
         for counts in self._num_blocks:
             counts[row] = 0
         return row
@@ -138,7 +149,8 @@ class RequestState:
 
     def flush(self) -> None:
         """Bring all that was added since the last call to the device: one copy, however much it is."""
-        writes = [writes for writes in (self._new_tokens, self._new_blocks) if writes.values]
+        every = self._new_tokens, self._new_blocks, self._new_lens
+        writes = [writes for writes in every if writes.values]
         if writes:
             arrays = [array for write in writes for array in write.take()]
             sent = send(arrays, self.token_ids.device)

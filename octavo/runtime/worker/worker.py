@@ -48,6 +48,7 @@ from octavo.runtime.worker.recorded_calls import RecordedCalls
 from octavo.runtime.worker.replayer import Eager, Replayer, one_variant
 from octavo.runtime.worker.request_state import RequestState
 from octavo.runtime.worker.soft_prompts import SoftPromptsPart
+from octavo.runtime.worker.source import SourcePart
 from octavo.runtime.worker.staged_weights import StagedWeights
 from octavo.runtime.worker.step_part import StepPart
 
@@ -168,6 +169,11 @@ class Worker:
         """Return what encodes images and the like, if the model takes some."""
         if self.model.media_encoder is None:
             return []
+        if self.model.cross_layers:
+            heads = self._config.checkpoint.generation_config.get("alignment_heads") or []
+            most = int(self._config.media.mm_encoder_cache_gb * 2**30)
+            self._media = SourcePart(lambda: self.model, state, most, heads)
+            return [self._media]
         most, is_first = int(self._config.media.mm_encoder_cache_gb * 2**30), self._parallel.pp.is_first
         self._media = MediaPart(lambda: self.model.media_encoder, state, most, embeds=is_first)
         return [self._media]

@@ -1,23 +1,21 @@
 """/v1/files: the inputs and the outputs of batches, kept in the store line by line."""
 
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import IO, Literal
 from uuid import uuid4
 
 import msgspec
 from starlette.datastructures import FormData, UploadFile
-from starlette.formparsers import MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
-from starlette.types import Message
 
 from octavo.base.errors import RequestError
 from octavo.serving.body_budget import BodyBudget
 from octavo.serving.caller import Caller
 from octavo.serving.errors import ClientGone, HTTPError
+from octavo.serving.form import open_form
 from octavo.serving.openai.answers import encode, json_response
 from octavo.serving.openai.pagination import Page, PageQuery, in_store
 from octavo.serving.registry import Route
@@ -26,10 +24,6 @@ from octavo.serving.store.transaction import Document, Transaction
 
 MAX_FILE_BYTES = 200 * 2**20
 MAX_LINES = 50_000
-_MAX_FORM_BYTES = 2**16
-"""Of a form besides its file."""
-_IN_MEMORY_BYTES = MultiPartParser.spool_max_size
-"""What a file has on its way in before it lies on the disk."""
 _PURPOSE: Literal["batch"] = "batch"
 
 
@@ -58,7 +52,7 @@ async def create_file(request: Request) -> Response:
     store: Store = request.app.state.store
     caller = Caller.of(request)
     try:
-        async with _form(request, min(MAX_FILE_BYTES, store.max_bytes)) as form:
+        async with open_form(request, min(MAX_FILE_BYTES, store.max_bytes), max_fields=8) as form:
             upload = _upload_of(form)
             note = FileObject(
                 created_at=int(time.time()), filename=str(upload.filename)[:256], purpose=_PURPOSE
@@ -116,48 +110,6 @@ def shown(document: Document) -> FileObject:
     file = msgspec.json.decode(document.content, type=FileObject)
     file.id, file.bytes = document.id, document.num_bytes - len(document.content)
     return file
-
-
-@asynccontextmanager
-async def _form(request: Request, limit: int) -> AsyncIterator[FormData]:
-    """The form of a request; it fails as soon as it takes more memory or disk than it may."""
-    state = request.app.state
-    with state.bodies.open(request) as in_memory, state.uploads.open(request) as on_disk:
-
-        def grow_to(num_bytes: int) -> None:
-            in_memory(min(num_bytes, _IN_MEMORY_BYTES))
-            on_disk(num_bytes)
-
-        bounded = _bounded(request, limit, grow_to)
-        async with bounded.form(max_files=1, max_fields=8, max_part_size=_MAX_FORM_BYTES) as form:
-            yield form
-
-
-def _bounded(request: Request, limit: int, grow_to: Callable[[int], None]) -> Request:
-    """The request, whose body fails with 413 as soon as it is too large.
-
-    grow_to: told how much of it is here; it may raise too
-    """
-    limit += _MAX_FORM_BYTES
-    too_large = HTTPError(413, f"A file may have {limit - _MAX_FORM_BYTES} bytes here.", "file")
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "multipart/form-data":
-        raise HTTPError(415, "A file is sent as a form: Content-Type: multipart/form-data.", "Content-Type")
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > limit:
-        raise too_large
-    num_bytes = 0
-
-    async def receive() -> Message:
-        nonlocal num_bytes
-        message = await request.receive()
-        num_bytes += len(message.get("body", b""))
-        if num_bytes > limit:
-            raise too_large
-        grow_to(num_bytes)
-        return message
-
-    return Request(request.scope, receive)
 
 
 def _upload_of(form: FormData) -> UploadFile:

@@ -1,0 +1,40 @@
+"""`log_mel` is what Whisper and those after it hear: a spectrogram on the mel scale, in logarithms.
+
+Source: spectrogram and mel_filter_bank of transformers 5 (audio_utils), with Slaney's scale and norm.
+"""
+
+from functools import cache
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from octavo.frontend.media.audio import Waveform
+
+_LINEAR_TO, _MELS_THERE, _STEP = 1000.0, 15.0, np.log(6.4) / 27.0
+_FLOOR, _RANGE = 1e-10, 8.0
+"""Least power; and how far below the loudest all else is raised to, in powers of ten."""
+
+
+def log_mel(waveform: Waveform, rate: int, num_mels: int, num_fft: int, hop: int) -> np.ndarray:
+    """Return the spectrogram of all but the last frame: [num_mels, samples / hop] float32."""
+    padded = np.pad(waveform, num_fft // 2, mode="reflect").astype(np.float64)
+    frames = sliding_window_view(padded, num_fft)[::hop] * np.hanning(num_fft + 1)[:-1]
+    spectrum = np.fft.rfft(frames).astype(np.complex64)
+    power = np.abs(spectrum, dtype=np.float64) ** 2
+    mels = np.maximum(_FLOOR, mel_filters(rate, num_mels, num_fft).T @ power.T)
+    logs = np.log10(mels).astype(np.float32)[:, :-1]
+    return (np.maximum(logs, logs.max() - np.float32(_RANGE)) + 4.0) / 4.0
+
+
+@cache
+def mel_filters(rate: int, num_mels: int, num_fft: int, highest: float = 8000.0) -> np.ndarray:
+    """Return triangles over the bins of a transform, each of one area: [num_fft / 2 + 1, num_mels] float32."""
+    bins = np.linspace(0, rate // 2, num_fft // 2 + 1)
+    top = _MELS_THERE + np.log(highest / _LINEAR_TO) / _STEP if highest >= _LINEAR_TO else 3 * highest / 200
+    mels = np.linspace(0.0, top, num_mels + 2)
+    curved = _LINEAR_TO * np.exp(_STEP * (mels - _MELS_THERE))
+    corners = np.where(mels >= _MELS_THERE, curved, 200.0 * mels / 3.0)
+    slopes, widths = corners[None] - bins[:, None], np.diff(corners)
+    rising, falling = -slopes[:, :-2] / widths[:-1], slopes[:, 2:] / widths[1:]
+    filters: np.ndarray = np.maximum(0.0, np.minimum(rising, falling))
+    return filters * (2.0 / (corners[2:] - corners[:-2]))

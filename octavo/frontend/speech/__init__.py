@@ -1,0 +1,1 @@
+"""Transcripts of speech: prompts, windows of long audio, segments, words and subtitles."""
