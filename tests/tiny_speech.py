@@ -7,7 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedModel, WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
+from transformers import (
+    PreTrainedModel,
+    WhisperConfig,
+    WhisperFeatureExtractor,
+    WhisperForConditionalGeneration,
+)
 
 from octavo.frontend.text.tokenizer import byte_alphabet
 
@@ -41,7 +46,13 @@ CONFIG: dict[str, Any] = {
     "begin_suppress_tokens": None,
     "median_filter_width": 7,
 }
-SETTINGS = {"feature_size": 20, "chunk_length": SECONDS, "sampling_rate": RATE, "hop_length": 160, "n_fft": 400}
+SETTINGS = {
+    "feature_size": 20,
+    "chunk_length": SECONDS,
+    "sampling_rate": RATE,
+    "hop_length": 160,
+    "n_fft": 400,
+}
 GENERATION: dict[str, Any] = {
     "decoder_start_token_id": START,
     "eos_token_id": END,
@@ -89,7 +100,7 @@ def save(oracle: WhisperForConditionalGeneration, folder: Path) -> Path:
 
 def save_tokenizer(folder: Path) -> None:
     """Bytes are tokens, and so are the marks and times of Whisper."""
-    vocab = {char: byte for char, byte in byte_alphabet().items()}
+    vocab = dict(byte_alphabet())
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

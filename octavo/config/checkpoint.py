@@ -17,7 +17,14 @@ from octavo.config.nested_text import fill_text
 
 Format = Literal["safetensors", "gguf", "none"]
 _COUNTS_FROM_PADDING = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet")
-_LENGTHS = ("max_target_positions", "max_trained_positions", "max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+_LENGTHS = (
+    "max_target_positions",
+    "max_trained_positions",
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+)
 _MAX_DIGITS = 18
 """Of integers in JSON, the sign counted: so they fit into messages."""
 

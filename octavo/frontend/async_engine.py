@@ -362,7 +362,7 @@ class AsyncLLM:
         return await self._preparation.run(work)
 
     async def decode_media(self, content: bytes, modality: str) -> Any:
-        """Return what a file holds, decoded in another process: audio as [samples] float32, at the model's rate.
+        """Return what a file holds, decoded in another process: audio as [samples] float32, at its rate.
 
         Raises RequestError.
         """

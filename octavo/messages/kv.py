@@ -21,7 +21,7 @@ class HeadsKV(msgspec.Struct, array_like=True, frozen=True, tag="heads"):
     """Positions a query sees, itself included; 0 = all."""
 
 
-class CrossKV(HeadsKV, tag="cross"):
+class CrossKV(HeadsKV, frozen=True, tag="cross"):
     """A key and a value per head and position of a request's source, all made when the request starts."""
 
     num_tokens: int = 0

@@ -1,4 +1,4 @@
-"""`TranscriptRules`: which tokens a transcript may go on with; part of the sampling parameters of such requests."""
+"""`TranscriptRules`: which tokens a transcript may go on with; part of sampling parameters."""
 
 import msgspec
 

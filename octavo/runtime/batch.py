@@ -106,7 +106,7 @@ class ForwardBatch(Ragged):
     source_rows: dict[bool, tuple[torch.Tensor | None, Ragged]] = field(default_factory=dict)
     """How tokens read sources (layers/cross_attention): made once per step, shared by layers."""
     source_queries: dict[int, torch.Tensor] | None = None
-    """By layer id: where those layers leave their queries, [T, heads, head_dim], if somebody asks for them."""
+    """By layer id: where those layers leave their queries, [T, heads, head_dim], if asked to."""
 
     def give_embeds(self, given: GivenEmbeds) -> None:
         """Add rows, distinct from those that are given already."""

@@ -1,4 +1,4 @@
-"""`open_form` reads a form with a file (multipart/form-data) within the server's budgets of memory and disk."""
+"""`open_form` reads a form with a file (multipart/form-data) within the server's budgets."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

@@ -4,15 +4,21 @@ from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 
-import numpy as np
 import pytest
 import torch
-from transformers import WhisperFeatureExtractor
-from transformers.audio_utils import mel_filter_bank
 
 from octavo import LLM, SamplingParams
-from octavo.frontend.media.spectrogram import log_mel, mel_filters
-from tests.tiny_speech import FIRST_TIME, IDS, NO_TIMES, RATE, START, VOCAB, features, make_audio, make_oracle, save
+from tests.tiny_speech import (
+    IDS,
+    NO_TIMES,
+    RATE,
+    START,
+    VOCAB,
+    features,
+    make_audio,
+    make_oracle,
+    save,
+)
 
 TOLERANCE = 1e-4
 PARAMS = SamplingParams(temperature=0, max_tokens=8, logprobs=-1, ignore_eos=True)

@@ -79,7 +79,7 @@ class CacheGroup:
         return digests[(index + 1) * self.digests_per_block - 1], self.index
 
     def keys(self, digests: list[bytes], first: int, end: int) -> list[BlockKey]:
-        """Those of blocks first … end - 1, or of as many of them as are named yet; those of sources have none."""
+        """Those of blocks first … end - 1, as far as they are named yet; those of sources never are."""
         if self.num_fixed:
             return []
         stride = self.digests_per_block

@@ -23,12 +23,13 @@ def log_mel(waveform: Waveform, rate: int, num_mels: int, num_fft: int, hop: int
     power = np.abs(spectrum, dtype=np.float64) ** 2
     mels = np.maximum(_FLOOR, mel_filters(rate, num_mels, num_fft).T @ power.T)
     logs = np.log10(mels).astype(np.float32)[:, :-1]
-    return (np.maximum(logs, logs.max() - np.float32(_RANGE)) + 4.0) / 4.0
+    found: np.ndarray = (np.maximum(logs, logs.max() - np.float32(_RANGE)) + 4.0) / 4.0
+    return found
 
 
 @cache
 def mel_filters(rate: int, num_mels: int, num_fft: int, highest: float = 8000.0) -> np.ndarray:
-    """Return triangles over the bins of a transform, each of one area: [num_fft / 2 + 1, num_mels] float32."""
+    """Return triangles over the bins of a transform, all of one area: [num_fft / 2 + 1, num_mels]."""
     bins = np.linspace(0, rate // 2, num_fft // 2 + 1)
     top = _MELS_THERE + np.log(highest / _LINEAR_TO) / _STEP if highest >= _LINEAR_TO else 3 * highest / 200
     mels = np.linspace(0.0, top, num_mels + 2)

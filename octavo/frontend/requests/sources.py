@@ -35,12 +35,12 @@ class Sources:
         """Whether prompts of this model have a source."""
 
     def read(self, prompt: ParsedPrompt, options: RequestOptions) -> ParsedPrompt:
-        """Return the prompt of the decoder, as ids, with its source. Raises RequestError, PromptTooLong."""
+        """Return the prompt of the decoder, as ids, with its source. Raises RequestError."""
         if not self.is_needed:
             if prompt.encoder is not None:
                 raise RequestError(
-                    f"encoder_prompt is for encoder-decoder models; {self._architecture} has no encoder: give "
-                    "prompt or prompt_token_ids.",
+                    f"encoder_prompt is for encoder-decoder models; {self._architecture} has no encoder: "
+                    "give prompt or prompt_token_ids.",
                     "encoder_prompt",
                 )
             return prompt
@@ -72,7 +72,8 @@ class Sources:
             raise RequestError("The encoder prompt cannot be empty.", "encoder_prompt")
         if len(ids) > self._longest:
             raise PromptTooLong(
-                f"The encoder prompt has {len(ids)} tokens; this model's encoder reads {self._longest} at most.",
+                f"The encoder prompt has {len(ids)} tokens; this model's encoder reads at most "
+                f"{self._longest}.",
                 "encoder_prompt",
             )
         data = array("q", ids).tobytes()

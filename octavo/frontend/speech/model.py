@@ -1,4 +1,4 @@
-"""`SpeechModel`: the tokens by which Whisper is told what to write, and the rules that its transcripts keep to."""
+"""`SpeechModel`: the tokens by which Whisper is told what to write, and the rules of transcripts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,7 +53,9 @@ class SpeechModel:
         no_timestamps = given.get("no_timestamps_token_id") or named("<|notimestamps|>")
         listed = given.get("lang_to_id") or {n: i for n, i in special.items() if _is_language(n)}
         ends = given.get("eos_token_id")
-        end_id = ends[0] if isinstance(ends, list) else ends if isinstance(ends, int) else named("<|endoftext|>")
+        end_id = (
+            ends[0] if isinstance(ends, list) else ends if isinstance(ends, int) else named("<|endoftext|>")
+        )
         untimed = TranscriptRules(
             end_id,
             suppressed=_ids(given.get("suppress_tokens")),
@@ -106,8 +108,7 @@ class SpeechModel:
         return code
 
     def ruled(self, params: SamplingParams, ids: Sequence[int]) -> SamplingParams:
-        """Return parameters with the rules for what follows a prompt: with times, unless it says that there are
-        none."""
+        """Return parameters with the rules of what follows a prompt: with times, unless it forbids them."""
         rules = self.untimed if self.no_timestamps_id in ids else self.timed
         return msgspec.structs.replace(params, transcript_rules=rules)
 

@@ -20,7 +20,7 @@ class Window(NamedTuple):
 def split(waveform: Waveform, rate: int, seconds: float) -> list[Window]:
     """Return windows of at most `seconds`, which follow each other without a gap.
 
-    Each ends in the quietest tenth of a second of its last second, so that hardly a word is cut (as vLLM does).
+    Each ends in the quietest tenth of a second of its last second, so that few words are cut (as in vLLM).
     """
     most, windows, start = int(seconds * rate), [], 0
     while len(waveform) - start > most:

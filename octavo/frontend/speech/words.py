@@ -1,7 +1,7 @@
 """`time_tokens` and `read_words`: when each word was said, by how a transcript's tokens attend to the sound.
 
-Tokens and frames are matched by dynamic time warping over the attention of some heads, as Whisper's authors do
-(https://github.com/openai/whisper, timing.py) and transformers after them, whose numbers these are.
+Tokens and frames are matched by dynamic time warping over the attention of some heads, as Whisper's authors
+do (https://github.com/openai/whisper, timing.py) and transformers after them, whose numbers these are.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,20 @@ from octavo.frontend.speech.segments import Decode
 
 _MEDIAN = 7
 _SECONDS_PER_POSITION = 0.02
-_WITHOUT_SPACES = ("zh", "ja", "th", "lo", "my", "yue", "chinese", "japanese", "thai", "lao", "myanmar", "cantonese")
+_WITHOUT_SPACES = (
+    "zh",
+    "ja",
+    "th",
+    "lo",
+    "my",
+    "yue",
+    "chinese",
+    "japanese",
+    "thai",
+    "lao",
+    "myanmar",
+    "cantonese",
+)
 _OPENING, _CLOSING = "\"'“¡¿([{-「『", "\"'.。,，!！?？:：”)]}、」』"
 
 
@@ -82,7 +95,12 @@ def _warp(costs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_words(
-    tokens: Sequence[int], times: Sequence[float], ends_s: float, decode: Decode, language: str, start_s: float
+    tokens: Sequence[int],
+    times: Sequence[float],
+    ends_s: float,
+    decode: Decode,
+    language: str,
+    start_s: float,
 ) -> list[Word]:
     """Return words of text tokens. times: when each begins, in seconds of a window that begins at start_s
 
@@ -126,7 +144,8 @@ def _with_marks(words: list[tuple[str, int]]) -> list[tuple[str, int]]:
     """Put opening marks before the next word, and closing ones behind the last."""
     joined: list[tuple[str, int]] = []
     opening: tuple[str, int] | None = None
-    for text, first in words:
+    for word, begin in words:
+        text, first = word, begin
         if text.startswith(" ") and text.strip() and text.strip() in _OPENING:
             opening = (text, first) if opening is None else (opening[0] + text, opening[1])
             continue

@@ -103,6 +103,13 @@ def named_parameters(model: nn.Module) -> dict[str, Parameter]:
     }
 
 
+def leave_out(model: nn.Module, endings: tuple[str, ...], shard: str) -> None:
+    """Take zeros for a shard of the vectors with such names, which checkpoints do not have."""
+    for name, parameter in named_parameters(model).items():
+        if name.endswith(endings) and isinstance(parameter, DenseParameter):
+            parameter.leave_out(shard)
+
+
 def finish_loading(model: nn.Module) -> None:
     """Let every layer under `model` repack what it loaded."""
     for module in model.modules():

@@ -1,8 +1,8 @@
 """`CrossAttention` lets a decoder's tokens read what an encoder made of their request's source.
 
-Keys and values of a source are made once, when its request starts (`keep`, called by the worker's SourcePart).
-To the kernels of the paged cache every token is a row with one query, which sees all of the source, wherever
-the token itself stands: so steps are captured and recorded as those of any decoder.
+Keys and values of a source are made once, when its request starts (`keep`, called by the worker's
+SourcePart). To the kernels of the paged cache every token is a row with one query, which sees all of the
+source, wherever the token itself stands: so steps are captured and recorded as those of any decoder.
 """
 
 import torch
@@ -51,8 +51,8 @@ class CrossAttention(nn.Module):
 
     def keys(self, source: Tensor) -> Tensor:
         """Return the keys of a source, [S, heads, head_dim]."""
-        k, _ = self.kv(source).unflatten(-1, (-1, self._head_dim)).chunk(2, dim=1)
-        return k
+        heads: Tensor = self.kv(source).unflatten(-1, (-1, self._head_dim))
+        return heads.chunk(2, dim=1)[0]
 
     def weights(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Return how much queries [T, head_dim] of a head attend to keys [S, head_dim] of it: [T, S]."""
@@ -79,16 +79,15 @@ def _read_as_rows(batch: ForwardBatch, rows: Tensor | None) -> tuple[Tensor | No
         lens, ends = batch.source_lens, batch.cu_q_lens[1:]
         assert lens is not None, "the batch has no sources"
         if rows is None and batch.num_singles == len(lens):
-            batch.source_rows[key] = None, Ragged(
-                cu_q_lens=batch.cu_q_lens, kv_lens=lens, num_singles=len(lens), longest_q=1
+            batch.source_rows[key] = (
+                None,
+                Ragged(cu_q_lens=batch.cu_q_lens, kv_lens=lens, num_singles=len(lens), longest_q=1),
             )
             return batch.source_rows[key]
         count, device = len(batch.positions), ends.device
         tokens = torch.arange(count, dtype=torch.int32, device=device) if rows is None else rows.int()
         owners = torch.searchsorted(ends, tokens, right=True).clamp(max=len(lens) - 1)
         starts = torch.arange(len(tokens) + 1, dtype=torch.int32, device=device)
-        ragged = Ragged(
-            cu_q_lens=starts, kv_lens=lens[owners], num_singles=len(tokens), longest_q=1
-        )
+        ragged = Ragged(cu_q_lens=starts, kv_lens=lens[owners], num_singles=len(tokens), longest_q=1)
         batch.source_rows[key] = owners, ragged
     return batch.source_rows[key]

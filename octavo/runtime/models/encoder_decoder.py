@@ -110,7 +110,7 @@ class EncoderDecoder(Decoder):
             raise Unsupported("pipeline_parallel_size > 1: encoder-decoders run in one stage.")
         super().__init__(arch, build)
         assert isinstance(arch, SourceArch)
-        self.encoder = type(self).ENCODER(arch, build.at("encoder"))  # type: ignore[call-arg]
+        self.encoder = type(self).ENCODER(arch, build.at("encoder"))
 
 
 def read_side(config: Config, side: str, **own: Any) -> dict[str, Any]:

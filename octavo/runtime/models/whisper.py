@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from octavo.runtime.layers.build import BuildContext, named_parameters
+from octavo.runtime.layers.build import BuildContext, leave_out
 from octavo.runtime.layers.embedding import Embedding
 from octavo.runtime.layers.linear import ReplicatedLinear
 from octavo.runtime.layers.mlp import make_activation
@@ -29,11 +29,10 @@ from octavo.runtime.models.encoder_decoder import (
 )
 from octavo.runtime.models.vision import flat, full_batch
 from octavo.runtime.models.weights import WeightMap, to
-from octavo.runtime.quantization.parameter import DenseParameter
 
 
 class AudioTower(SourceEncoder):
-    """Computes two convolutions, learned or given positions, then layers in which all frames see each other."""
+    """Computes two convolutions, adds positions, then layers in which all frames see each other."""
 
     def __init__(self, arch: Arch, build: BuildContext, num_mels: int, num_positions: int) -> None:
         """arch: of its layers"""
@@ -105,7 +104,7 @@ class Whisper(EncoderDecoder):
 
     def __init__(self, arch: Arch, build: BuildContext) -> None:
         super().__init__(arch, build)
-        leave_out_key_bias(self)
+        leave_out(self, (".qkv.bias", ".kv.bias"), "k")  # no softmax would notice
 
     @staticmethod
     def arch_from_hf(config: Config) -> Arch:
@@ -117,10 +116,3 @@ class Whisper(EncoderDecoder):
             num_source_tokens=size_of(config, "max_source_positions", 1500),
             num_mels=size_of(config, "num_mel_bins", 80),
         )
-
-
-def leave_out_key_bias(model: nn.Module) -> None:
-    """Take zeros for biases of keys, which no softmax would notice, and checkpoints do not have."""
-    for name, parameter in named_parameters(model).items():
-        if name.endswith((".qkv.bias", ".kv.bias")) and isinstance(parameter, DenseParameter):
-            parameter.leave_out("k")

@@ -1,6 +1,6 @@
 """`MediaPart` encodes the images and the like of a step, and puts them in the place of their placeholders."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo.base.lru import LRU
-from octavo.messages.media import EMBEDS, Features, MediaItem
+from octavo.messages.media import EMBEDS, Features, MediaItem, Source
 from octavo.messages.step import NewRequest
 from octavo.runtime.batch import ForwardBatch, GivenEmbeds, MutualSpans
 from octavo.runtime.kernels.attention import Ragged
@@ -163,7 +163,7 @@ class MediaPart(StepPart):
                     rows = places[first:last] + (int(work.starts[index]) - computed)
                     yield _Span(item, index, rows, first, last)
 
-    def _encode(self, items: dict[bytes, MediaItem]) -> dict[bytes, Tensor]:
+    def _encode(self, items: Mapping[bytes, MediaItem | Source]) -> dict[bytes, Tensor]:
         """Return the outputs of all items, from the cache or one run of the encoder."""
         outputs = {key: found for key in items if (found := self.cache.get(key)) is not None}
         missing = [item for key, item in items.items() if key not in outputs]

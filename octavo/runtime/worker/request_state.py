@@ -25,7 +25,7 @@ class RequestState:
     host_tables:   the same on the host
     host_tokens:   token_ids, where the device is the host
     num_tokens:    [num_rows] int64 on the host, sampled tokens included
-    source_lens:   [num_rows + 1] int32 on the device, positions of each request's source, where there are some
+    source_lens:   [num_rows + 1] int32 on the device, positions of each request's source, if there is one
     """
 
     def __init__(self, num_rows: int, max_model_len: int, plan: CachePlan, device: torch.device) -> None:
@@ -102,9 +102,7 @@ class RequestState:
         """Return how many positions of these rows have a block in every group and a place for a token."""
         covered = [
             np.array(counts, np.int64)[rows] * size
-            for counts, size, is_fixed in zip(
-                self._num_blocks, self.block_sizes, self._is_fixed, strict=True
-            )
+            for counts, size, is_fixed in zip(self._num_blocks, self.block_sizes, self._is_fixed, strict=True)
             if not is_fixed
         ]
         most: Array = np.minimum.reduce([*covered, np.full(len(rows), self._most_tokens - 1)])

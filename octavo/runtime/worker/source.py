@@ -4,7 +4,6 @@ For requests that ask for it, it also tells how tokens of the prompt attend to t
 """
 
 from collections.abc import Callable, Sequence
-
 from dataclasses import dataclass, field
 
 import numpy as np

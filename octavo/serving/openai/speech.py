@@ -1,7 +1,7 @@
-"""`Transcription`: the engine's work for one file of speech: windows of it, all at once, become segments and words.
+"""`Transcription`: the engine's work for one file of speech, whose windows become segments and words.
 
-Windows wait for each other nowhere: they are requests like others, batched with whatever runs. Texts are told in
-the order of the windows.
+Windows are requests like others, batched with each other and with whatever runs; their texts are told in
+order.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -41,7 +41,7 @@ class Transcript:
 
 @dataclass(slots=True)
 class Transcription:
-    """One file that has been decoded. fields: temperature and the like; previous: tokens of a text before it"""
+    """One file that is decoded. fields: temperature and the like; previous: tokens of a text before it"""
 
     caller: Caller
     speech: SpeechModel
@@ -155,7 +155,11 @@ class Transcription:
             )
         prompts = [[*(o.prompt_token_ids or ()), *o.outputs[0].token_ids] for o in outputs]
         params = SamplingParams(
-            temperature=0, max_tokens=1, returns_alignment=True, skip_reading_prefix_cache=True, detokenize=False
+            temperature=0,
+            max_tokens=1,
+            returns_alignment=True,
+            skip_reading_prefix_cache=True,
+            detokenize=False,
         )
         aligned = await replace(
             self._generation(), prompts=self._prompts(prompts), params=params, request_id=self._id("align")

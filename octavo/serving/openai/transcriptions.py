@@ -1,4 +1,4 @@
-"""POST /v1/audio/transcriptions and /v1/audio/translations: a file of speech becomes text, segments or subtitles."""
+"""/v1/audio/transcriptions and /v1/audio/translations: speech becomes text, segments or subtitles."""
 
 import time
 from collections.abc import AsyncGenerator
@@ -108,7 +108,7 @@ class VerboseJSON(Struct):
 
 
 async def create_transcription(request: Request) -> Response:
-    """Write down what a file of speech says. The body is a form with the fields `file`, `model` and others."""
+    """Write down what a file of speech says. The body is a form with the fields `file`, `model` …"""
     return await _answer(request, "transcribe")
 
 
@@ -198,8 +198,8 @@ async def _events(
         "model": caller.model,
     }
 
-    def chunk(kind: str, text: str, end: str | None, **more: Any) -> bytes:
-        choice = {"index": 0, "delta": {"content": text}, "finish_reason": end}
+    def chunk(kind: str, content: str, end: str | None, **more: Any) -> bytes:
+        choice = {"index": 0, "delta": {"content": content}, "finish_reason": end}
         return event(encode({"type": f"transcript.text.{kind}", **common, "choices": [choice], **more}))
 
     pieces = []
