@@ -62,7 +62,7 @@ GENERATION: dict[str, Any] = {
     "task_to_id": {"transcribe": IDS["<|transcribe|>"], "translate": IDS["<|translate|>"]},
     "no_timestamps_token_id": NO_TIMES,
     "prev_sot_token_id": IDS["<|startofprev|>"],
-    "suppress_tokens": [3, 4, START, IDS["<|nospeech|>"]],
+    "suppress_tokens": [*range(32), *range(127, 256), START, IDS["<|nospeech|>"]],
     "begin_suppress_tokens": [32, END],
     "max_initial_timestamp_index": 50,
     "is_multilingual": True,
@@ -77,6 +77,9 @@ def make_oracle(seed: int = 0, **changes: Any) -> WhisperForConditionalGeneratio
         torch.manual_seed(seed)
         oracle = WhisperForConditionalGeneration(WhisperConfig(**CONFIG | changes)).eval()
     spread(oracle, seed)
+    with torch.no_grad():
+        for layer in oracle.model.decoder.layers:
+            layer.encoder_attn.out_proj.weight *= 4  # so that it depends on the sound what is said
     oracle.config._attn_implementation = "eager"
     return oracle
 

@@ -8,7 +8,9 @@ class TranscriptRules(msgspec.Struct, array_like=True, gc=False, frozen=True):
 
     end_id: int
     first_timestamp: int = -1
-    """Its tokens from here on are times, by 0.02 s; -1 = the transcript has none."""
+    """The tokens from here on are times, by 0.02 s; -1 = there are none."""
+    has_times: bool = False
+    """Whether the transcript has some."""
     max_initial: int | None = None
     """The first timestamp may be that many after `first_timestamp`; None = any."""
     suppressed: tuple[int, ...] = ()

@@ -3,12 +3,25 @@
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from transformers import GenerationConfig, WhisperFeatureExtractor
+from transformers.audio_utils import mel_filter_bank
+from transformers.generation.logits_process import (
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    WhisperTimeStampLogitsProcessor,
+)
 
 from octavo import LLM, SamplingParams
+from octavo.frontend.media import spectrogram
+from octavo.frontend.media.spectrogram import log_mel, mel_filters
+from octavo.frontend.speech.words import time_tokens
 from tests.tiny_speech import (
+    FIRST_TIME,
     IDS,
     NO_TIMES,
     RATE,
@@ -84,3 +97,132 @@ def test_logits(options):
     assert difference(requests, first) <= TOLERANCE
     again = llm.generate(requests[::-1], PARAMS, use_tqdm=False)
     assert [o.outputs[0].token_ids for o in again[::-1]] == [o.outputs[0].token_ids for o in first]
+
+
+def test_preempted_requests():
+    """Requests that lose their blocks have their sources encoded and stored anew."""
+    llm = make_llm(num_gpu_blocks_override=30, enable_prefix_caching=False)
+    requests, params = make_requests(4), PARAMS.clone()
+    params.max_tokens = 40
+    outputs = llm.generate(requests, params, use_tqdm=False)
+    assert difference(requests, outputs) <= TOLERANCE
+    assert next(m for m in llm.get_metrics() if m.name == "vllm:num_preemptions").value > 0
+
+
+def test_a_broken_model_is_noticed(monkeypatch):
+    """Negative twins: cross attention to another request's source, mel without clamp, no positions."""
+    from octavo.frontend.media.processors import audio
+    from octavo.runtime.models.whisper import WhisperEncoder
+    from octavo.runtime.worker.source import SourcePart
+
+    requests = make_requests(2)
+
+    def spoiled():
+        return difference(requests, make_llm().generate(requests, PARAMS, use_tqdm=False))
+
+    slots, encode = SourcePart._slots, WhisperEncoder.encode
+    with monkeypatch.context() as patch:
+        patch.setattr(SourcePart, "_slots", lambda part, group, row, n: slots(part, group, row ^ 1, n))
+        assert spoiled() > 10 * TOLERANCE
+    with monkeypatch.context() as patch:
+        patch.setattr(audio, "log_mel", unclamped)
+        assert spoiled() > 10 * TOLERANCE
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            WhisperEncoder, "encode", lambda tower, items: [x.roll(1, 0) for x in encode(tower, items)]
+        )
+        assert spoiled() <= TOLERANCE  # the order of what is read does not count
+        patch.setattr(WhisperEncoder, "encode", lambda tower, items: [x * 1.01 for x in encode(tower, items)])
+        assert spoiled() > 10 * TOLERANCE
+
+
+def unclamped(waveform, rate, num_mels, num_fft, hop):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spectrogram, "_RANGE", 100.0)
+        return log_mel(waveform, rate, num_mels, num_fft, hop)
+
+
+@pytest.mark.parametrize("num_mels", [80, 128])
+def test_spectrograms(num_mels):
+    """The same as transformers', in NumPy to the bit nearly, in torch as near as floats are."""
+    extractor = WhisperFeatureExtractor(feature_size=num_mels)
+    filters = mel_filter_bank(201, num_mels, 0.0, 8000.0, RATE, "slaney", "slaney")
+    np.testing.assert_allclose(mel_filters(RATE, num_mels, 400), filters, atol=1e-9)
+    for seed in range(2):
+        audio = np.pad(make_audio(seed, 2.7), (0, RATE))
+        ours = log_mel(audio, RATE, num_mels, 400, 160)
+        np.testing.assert_allclose(ours, extractor._np_extract_fbank_features([audio], "cpu")[0], atol=1e-6)
+        np.testing.assert_allclose(ours, extractor._torch_extract_fbank_features(audio), atol=2e-4)
+
+
+TIMED = PROMPT[:-1]
+"""A prompt that lets the model write times."""
+
+
+@torch.inference_mode()
+def ruled_tokens(seed, count):
+    """What transformers' rules make of its logits, one token after the other."""
+    oracle, folder = oracle_of()
+    config = GenerationConfig.from_pretrained(folder)
+    rules = [
+        SuppressTokensLogitsProcessor(config.suppress_tokens),
+        SuppressTokensAtBeginLogitsProcessor(config.begin_suppress_tokens, len(TIMED)),
+        WhisperTimeStampLogitsProcessor(config, begin_index=len(TIMED)),
+    ]
+    encoded = oracle.model.encoder(features([make_audio(seed)]))
+    ids = torch.tensor([TIMED])
+    for _ in range(count):
+        scores = oracle(encoder_outputs=encoded, decoder_input_ids=ids).logits[:, -1]
+        for rule in rules:
+            scores = rule(ids, scores)
+        ids = torch.cat([ids, scores.argmax(-1, keepdim=True)], dim=-1)
+    return ids[0, len(TIMED) :].tolist()
+
+
+@pytest.mark.parametrize("preempt", [False, True])
+def test_rules_of_times(preempt):
+    """The same tokens as by transformers' logits processors, its lists of forbidden tokens included."""
+    few = {"num_gpu_blocks_override": 30, "enable_prefix_caching": False} if preempt else {}
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    outputs = make_llm(**few).generate(
+        [request_of(i, prompt=TIMED) for i in range(4)], params, use_tqdm=False
+    )
+    for seed, output in enumerate(outputs):
+        ours = list(output.outputs[0].token_ids)
+        assert sum(token >= FIRST_TIME for token in ours) > 1
+        assert ours == ruled_tokens(seed, 60)
+
+
+def test_times_of_tokens():
+    """Attention of the same heads, and the same times, as transformers' for tokens of its own choice."""
+    oracle, folder = oracle_of()
+    heads = GenerationConfig.from_pretrained(folder).alignment_heads
+    llm, audio, tokens = make_llm(), make_audio(1), [70, 71, 32, 80, 81, 82, 32, 90, 91]
+    request = request_of(1, prompt=[*PROMPT, *tokens])
+    params = SamplingParams(max_tokens=1, returns_alignment=True, skip_reading_prefix_cache=True)
+    [output] = llm.generate([request], params, use_tqdm=False)
+    weights = np.frombuffer(output.pooled.data, np.float32).reshape(output.pooled.shape)
+    ids = torch.tensor([[*PROMPT, *tokens]])
+    found = oracle(
+        input_features=features([audio]), decoder_input_ids=ids, output_attentions=True
+    ).cross_attentions
+    expected = torch.stack([found[layer][0, head] for layer, head in heads]).detach()
+    np.testing.assert_allclose(weights, expected.numpy(), atol=1e-5)
+    num_frames = len(audio) // 160
+    made = SimpleNamespace(cross_attentions=[found], sequences=torch.cat([ids, ids[:, :1]], dim=1))
+    theirs = oracle._extract_token_timestamps(
+        _Outputs(made), heads, num_frames=num_frames, num_input_ids=len(PROMPT)
+    )
+    ours = time_tokens(weights[:, len(PROMPT) :], num_frames // 2)
+    np.testing.assert_allclose(ours, theirs[0, len(PROMPT) : -1].numpy(), atol=0.02)
+    assert len(set(ours.tolist())) > 3
+
+
+class _Outputs(SimpleNamespace):
+    """Has no beams."""
+
+    def __init__(self, made):
+        super().__init__(**vars(made))
+
+    def __contains__(self, name):
+        return hasattr(self, name)

@@ -56,12 +56,13 @@ class SpeechModel:
         end_id = (
             ends[0] if isinstance(ends, list) else ends if isinstance(ends, int) else named("<|endoftext|>")
         )
+        first = no_timestamps + 1 if no_timestamps >= 0 else -1
         untimed = TranscriptRules(
             end_id,
+            first,
             suppressed=_ids(given.get("suppress_tokens")),
             suppressed_first=_ids(given.get("begin_suppress_tokens")),
         )
-        first = no_timestamps + 1 if no_timestamps >= 0 else -1
         most = given.get("max_initial_timestamp_index")
         tasks = given.get("task_to_id") or {n: named(f"<|{n}|>") for n in ("transcribe", "translate")}
         return cls(
@@ -72,7 +73,7 @@ class SpeechModel:
             no_speech_id=named("<|nospeech|>", "<|nocaptions|>"),
             languages={name.strip("<|>"): i for name, i in listed.items()},
             tasks={name: i for name, i in tasks.items() if i >= 0},
-            timed=msgspec.structs.replace(untimed, first_timestamp=first, max_initial=most),
+            timed=msgspec.structs.replace(untimed, has_times=first >= 0, max_initial=most),
             untimed=untimed,
             alignment_heads=[(layer, head) for layer, head in given.get("alignment_heads") or []],
             longest_prompt=config.model.max_model_len // 2 - 1,

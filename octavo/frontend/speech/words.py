@@ -4,6 +4,7 @@ Tokens and frames are matched by dynamic time warping over the attention of some
 do (https://github.com/openai/whisper, timing.py) and transformers after them, whose numbers these are.
 """
 
+import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,21 +15,8 @@ from octavo.frontend.speech.segments import Decode
 
 _MEDIAN = 7
 _SECONDS_PER_POSITION = 0.02
-_WITHOUT_SPACES = (
-    "zh",
-    "ja",
-    "th",
-    "lo",
-    "my",
-    "yue",
-    "chinese",
-    "japanese",
-    "thai",
-    "lao",
-    "myanmar",
-    "cantonese",
-)
-_OPENING, _CLOSING = "\"'“¡¿([{-「『", "\"'.。,，!！?？:：”)]}、」』"
+_WITHOUT_SPACES = ("zh", "ja", "th", "lo", "my", "yue")
+_OPENING, _CLOSING, _BROKEN = "\"'“¡¿([{-", "\"'.。,，!！?？:：”)]}、", "\N{REPLACEMENT CHARACTER}"
 
 
 @dataclass(slots=True)
@@ -95,64 +83,57 @@ def _warp(costs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_words(
-    tokens: Sequence[int],
-    times: Sequence[float],
-    ends_s: float,
-    decode: Decode,
-    language: str,
-    start_s: float,
+    tokens: Sequence[int], times: np.ndarray, end_id: int, decode: Decode, language: str, start_s: float
 ) -> list[Word]:
-    """Return words of text tokens. times: when each begins, in seconds of a window that begins at start_s
+    """Return the words of a window, which begins at start_s.
 
-    ends_s: when the last one ends
+    tokens: of text, and times from end_id on, at which words end, too
+    times: as `time_tokens` gives them: a token is said from that of the one before to its own
     """
-    words: list[tuple[str, int]] = []
-    for text, first in _pieces(tokens, decode):
-        is_new = language in _WITHOUT_SPACES or not words or text[:1].isspace() or _is_mark(text)
-        if is_new:
-            words.append((text, first))
+    words: list[Word] = []
+    begins = np.concatenate([[0.0], times[:-1]])
+    first = 0
+    for end in range(len(tokens) + 1):
+        if end < len(tokens) and tokens[end] < end_id:
+            continue
+        for text, i, j in _words(tokens[first:end], decode, language):
+            begin, close = float(begins[first + i]), float(times[first + j])
+            words.append(Word(text, round(start_s + begin, 2), round(start_s + close, 2)))
+        first = end + 1
+    return words
+
+
+def _words(tokens: Sequence[int], decode: Decode, language: str) -> list[tuple[str, int, int]]:
+    """Return the words of a segment, each with the places of its first and its last token."""
+    words: list[tuple[str, int, int]] = []
+    for text, i, j in _pieces(tokens, decode):
+        is_new = language in _WITHOUT_SPACES or text.startswith(" ") or text.strip() in string.punctuation
+        if is_new or not words:
+            words.append((text, i, j))
         else:
-            words[-1] = (words[-1][0] + text, words[-1][1])
-    joined = _with_marks(words)
-    begins = [float(times[first]) for _, first in joined] + [ends_s]
-    return [
-        Word(text, start_s + begin, start_s + max(begin, end))
-        for (text, _), begin, end in zip(joined, begins, begins[1:], strict=False)
-        if text.strip()
-    ]
+            words[-1] = (words[-1][0] + text, words[-1][1], j)
+    joined: list[tuple[str, int, int]] = []
+    for text, i, j in reversed(words):
+        if joined and text.startswith(" ") and text.strip() in _OPENING:
+            joined[-1] = (text + joined[-1][0], i, joined[-1][2])
+        else:
+            joined.append((text, i, j))
+    words = []
+    for text, i, j in reversed(joined):
+        if words and not words[-1][0].endswith(" ") and text in _CLOSING:
+            words[-1] = (words[-1][0] + text, words[-1][1], j)
+        else:
+            words.append((text, i, j))
+    return words
 
 
-def _pieces(tokens: Sequence[int], decode: Decode) -> list[tuple[str, int]]:
-    """Return whole characters: the texts of as many tokens as make up some, and the first of these."""
-    pieces, first = [], 0
+def _pieces(tokens: Sequence[int], decode: Decode) -> list[tuple[str, int, int]]:
+    """Return whole characters: the text of as many tokens as make up some, and the first and last."""
+    whole, pieces, first, length = decode(tokens), [], 0, 0
     for end in range(1, len(tokens) + 1):
         text = decode(tokens[first:end])
-        if "\N{REPLACEMENT CHARACTER}" not in text:
-            pieces.append((text, first))
-            first = end
-    if first < len(tokens):
-        pieces.append((decode(tokens[first:]), first))
+        at = text.find(_BROKEN)
+        if at < 0 or length + at >= len(whole) or whole[length + at] == _BROKEN:
+            pieces.append((text, first, end - 1))
+            first, length = end, length + len(text)
     return pieces
-
-
-def _is_mark(text: str) -> bool:
-    stripped = text.strip()
-    return bool(stripped) and all(not char.isalnum() for char in stripped)
-
-
-def _with_marks(words: list[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Put opening marks before the next word, and closing ones behind the last."""
-    joined: list[tuple[str, int]] = []
-    opening: tuple[str, int] | None = None
-    for word, begin in words:
-        text, first = word, begin
-        if text.startswith(" ") and text.strip() and text.strip() in _OPENING:
-            opening = (text, first) if opening is None else (opening[0] + text, opening[1])
-            continue
-        if opening is not None:
-            text, first, opening = opening[0] + text.lstrip(), opening[1], None
-        if joined and not text.startswith(" ") and text.strip() and text.strip() in _CLOSING:
-            joined[-1] = (joined[-1][0] + text, joined[-1][1])
-        else:
-            joined.append((text, first))
-    return joined if opening is None else [*joined, opening]

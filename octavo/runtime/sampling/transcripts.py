@@ -57,7 +57,7 @@ class Transcripts(Processor):
             at = to_device(part.logit_rows, self.device)
             is_first = to_device(part.positions == 0, self.device)[:, None]
             scores = logits[at].masked_fill(masks.always | (masks.first & is_first), NEVER)
-            if rules.first_timestamp >= 0:
+            if rules.has_times:
                 scores = self._timed(scores, rules, to_device(part.rows, self.device))
             logits[at] = scores
 
@@ -96,8 +96,9 @@ class Transcripts(Processor):
 
     def _make_masks(self, rules: TranscriptRules) -> _Masks:
         always, first = (torch.zeros(self.vocab_size, dtype=torch.bool, device=self.device) for _ in "ab")
-        no_times = (rules.first_timestamp - 1,) if rules.first_timestamp > 0 else ()
-        for mask, ids in ((always, (*rules.suppressed, *no_times)), (first, rules.suppressed_first)):
+        times = rules.first_timestamp if rules.first_timestamp > 0 else self.vocab_size + 1
+        always[times - 1 : times if rules.has_times else None] = True  # and what says that there are none
+        for mask, ids in ((always, rules.suppressed), (first, rules.suppressed_first)):
             kept = np.array([i for i in ids if 0 <= i < self.vocab_size], np.int64)
             mask[to_device(kept, self.device)] = True
         return _Masks(always, first)

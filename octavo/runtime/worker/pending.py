@@ -67,6 +67,7 @@ class PendingStep:
             sampled,
             logprobs={names[self.samples[row]]: [scores] for row, scores in host.logprobs.items()},
             prompt_logprobs=self.prompt_logprobs,
+            pooled=self.pooled,
             errors=self.errors | {names[self.samples[row]]: error for row, error in host.errors.items()},
         )
 
@@ -87,6 +88,7 @@ class PendingStep:
             self.step_id,
             [[] for _ in self.request_ids],
             prompt_logprobs=self.prompt_logprobs,
+            pooled=self.pooled,
             errors=self.errors.copy(),
         )
         ended = -1

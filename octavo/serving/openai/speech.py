@@ -178,11 +178,7 @@ class Transcription:
         weights = np.frombuffer(found.pooled.data, np.float32).reshape(found.pooled.shape)
         seconds = len(window.samples) / self.rate
         times = time_tokens(weights[:, first : first + len(tokens)], int(seconds / _SECONDS_PER_POSITION))
-        kept = [(t, at) for t, at in zip(tokens, times, strict=True) if t < self.speech.end_id]
-        last = float(times[-1]) if tokens[-1] > self.speech.end_id else seconds
-        return read_words(
-            [t for t, _ in kept], [at for _, at in kept], last, self._decode, self.language, window.start_s
-        )
+        return read_words(tokens, times, self.speech.end_id, self._decode, self.language, window.start_s)
 
     async def _detect(self) -> str:
         """The language of the first window."""
