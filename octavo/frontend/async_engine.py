@@ -354,21 +354,12 @@ class AsyncLLM:
         """A conversation's prompt, made off the event loop; options of ChatRenderer.render."""
         return await self.off_loop(partial(self.chat.render_prompt, messages, **options))
 
-    async def off_loop(self, work: Callable[[], T]) -> T:
-        """Run what takes time in proportion to a request on a thread.
+    async def off_loop(self, work: Callable[[], T], *, is_media: bool = False) -> T:
+        """Run what takes time in proportion to a request on a thread; is_media: on one that waits for media.
 
         Raises RequestError when it takes more than 30 s, Overloaded when it cannot begin in that time.
         """
-        return await self._preparation.run(work)
-
-    async def decode_media(self, content: bytes, modality: str) -> Any:
-        """Return what a file holds, decoded in another process: audio as [samples] float32, at its rate.
-
-        Raises RequestError.
-        """
-        return await self._preparation.run_media(
-            partial(self.input_processor.media.reader.decode, content, modality)
-        )
+        return await (self._preparation.run_media(work) if is_media else self._preparation.run(work))
 
     async def get_tokenizer(self) -> Tokenizer | None:
         """The tokenizer; None with skip_tokenizer_init."""

@@ -17,6 +17,7 @@ from transformers.generation.logits_process import (
 )
 
 from octavo import LLM, SamplingParams
+from octavo.base.errors import RequestError
 from octavo.frontend.media import spectrogram
 from octavo.frontend.media.spectrogram import log_mel, mel_filters
 from octavo.frontend.speech.words import time_tokens
@@ -226,3 +227,44 @@ class _Outputs(SimpleNamespace):
 
     def __contains__(self, name):
         return hasattr(self, name)
+
+
+def test_forms_of_prompts():
+    """vLLM's two parts, a prompt without its beginning, arrays at the model's rate, files; and what is none."""
+    llm, audio = make_llm(), make_audio(3)
+    text = "<|en|><|transcribe|><|notimestamps|>"
+    forms = [
+        {"prompt": f"<|startoftranscript|>{text}", "multi_modal_data": {"audio": audio}},
+        {"prompt": text, "multi_modal_data": {"audio": [(audio, RATE)]}},
+        {
+            "encoder_prompt": {"prompt": "", "multi_modal_data": {"audio": (audio, RATE)}},
+            "decoder_prompt": {"prompt_token_ids": PROMPT},
+        },
+    ]
+    outputs = llm.generate(forms, PARAMS, use_tqdm=False)
+    assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == 1
+    assert all(output.prompt_token_ids == PROMPT for output in outputs)
+    for form, error in [
+        ("text alone", "needs one audio; 0 are given"),
+        ({"prompt": "", "multi_modal_data": {"audio": [audio, audio]}}, "needs one audio; 2 are given"),
+        (
+            {"prompt": "", "multi_modal_data": {"audio": make_audio(0, 2.1)}},
+            "lasts 2.1 s; the model hears 2 s",
+        ),
+        ({"prompt": "", "multi_modal_data": {"audio": audio.astype(int)}}, "must be the bytes of a file"),
+        ({"prompt": "", "multi_modal_data": {"audio": audio * np.nan}}, "finite numbers"),
+        ({"prompt": "", "multi_modal_data": {"image": audio}}, r"At most 0 image\(s\)"),
+    ]:
+        with pytest.raises(RequestError, match=error):
+            llm.generate(form, PARAMS, use_tqdm=False)
+    slow = {"prompt_token_ids": PROMPT, "multi_modal_data": {"audio": (audio[::2], RATE // 2)}}
+    assert llm.generate(slow, PARAMS, use_tqdm=False)[0].outputs[0].token_ids
+
+
+def test_samples_of_one_source():
+    """Children of n > 1 read what their leader's encoder made."""
+    params = SamplingParams(n=3, temperature=1.0, seed=5, max_tokens=12, ignore_eos=True)
+    together = make_llm().generate([request_of(2), request_of(3)], params, use_tqdm=False)
+    params_alone = SamplingParams(temperature=1.0, seed=6, max_tokens=12, ignore_eos=True)
+    [alone] = make_llm().generate([request_of(3)], params_alone, use_tqdm=False)
+    assert together[1].outputs[1].token_ids == alone.outputs[0].token_ids

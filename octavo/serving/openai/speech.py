@@ -73,8 +73,9 @@ class Transcription:
             raise RequestError(f"The model does not support {name} API", "model")
         if language and speech.is_multilingual:
             language = speech.checked(language)
-        processor = engine.input_processor.media.reader.processor
-        waveform = await engine.decode_media(content, "audio")
+        reader = engine.input_processor.media.reader
+        processor = reader.processor
+        waveform = await engine.off_loop(partial(reader.decode, content, "audio"), is_media=True)
         windows = await engine.off_loop(
             partial(split, waveform, processor.rate, processor.settings["chunk_length"])
         )
