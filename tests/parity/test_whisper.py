@@ -194,6 +194,7 @@ def test_rules_of_times(preempt):
         assert ours == ruled_tokens(seed, 60)
 
 
+@torch.inference_mode()
 def test_times_of_tokens():
     """Attention of the same heads, and the same times, as transformers' for tokens of its own choice."""
     oracle, folder = oracle_of()
@@ -230,7 +231,7 @@ class _Outputs(SimpleNamespace):
 
 
 def test_forms_of_prompts():
-    """vLLM's two parts, a prompt without its beginning, arrays at the model's rate, files; and what is none."""
+    """vLLM's two parts, a prompt without its beginning, arrays at the model's rate; and what is none."""
     llm, audio = make_llm(), make_audio(3)
     text = "<|en|><|transcribe|><|notimestamps|>"
     forms = [

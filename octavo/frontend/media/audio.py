@@ -36,7 +36,7 @@ def decode_audio(content: bytes, limits: AudioLimits) -> Waveform:
     pieces: list[Waveform] = []
     left = int(max_seconds * rate)
     try:
-        with av.open(BytesIO(content), options=options) as container:
+        with av.open(BytesIO(content), mode="r", options=options) as container:
             if not container.streams.audio:
                 raise RequestError("Failed to load audio: the file has no audio stream.", "audio")
             mixer = av.AudioResampler(format="flt", layout="mono", rate=rate)
@@ -61,9 +61,9 @@ def decode_audio(content: bytes, limits: AudioLimits) -> Waveform:
 
 
 def to_waveform(value: Any, limits: AudioLimits) -> Waveform:
-    """Return what a Python caller gives: samples at the model's rate, or (samples, rate). Raises RequestError.
+    """Return what a Python caller gives: samples at the model's rate, or (samples, rate).
 
-    samples: [n], or [channels, n] with fewer channels than samples
+    samples: [n], or [channels, n] with fewer channels than samples. Raises RequestError.
     """
     rate, max_seconds = limits.rate, limits.max_seconds
     given, own_rate = value if isinstance(value, tuple) and len(value) == 2 else (value, rate)
@@ -72,9 +72,10 @@ def to_waveform(value: Any, limits: AudioLimits) -> Waveform:
         array = array.mean(axis=int(array.shape[1] < array.shape[0]))
     is_rate = isinstance(own_rate, int | float) and not isinstance(own_rate, bool) and 0 < own_rate < 2**31
     if array.ndim != 1 or array.dtype.kind != "f" or not array.size or not is_rate:
+        got = f"{type(value).__name__} {getattr(array, 'shape', '')} {array.dtype}"
         raise RequestError(
-            "Audio must be the bytes of a file, an array of floats of shape (samples,) or (channels, samples), "
-            f"or (array, sampling rate); got {type(value).__name__} {getattr(array, 'shape', '')} {array.dtype}.",
+            "Audio must be the bytes of a file, an array of floats of shape (samples,) or "
+            f"(channels, samples), or (array, sampling rate); got {got}.",
             "multi_modal_data",
         )
     if len(array) > max_seconds * own_rate:

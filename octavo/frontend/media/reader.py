@@ -46,9 +46,7 @@ class MediaReader:
         kind = known.load(self._architecture)
         stored = _read_settings(folder, "preprocessor_config.json", kind.SETTINGS)
         own = media.mm_processor_kwargs
-        self.processor: Any = kind(
-            config.checkpoint.config, stored | kind.OVERRIDES | own, self._encode
-        )
+        self.processor: Any = kind(config.checkpoint.config, stored | kind.OVERRIDES | own, self._encode)
         if unknown := sorted(set(own) - kind.options()):
             raise ConfigError(f"Unknown mm_processor_kwargs {', '.join(unknown)}. Known: {_names(kind)}.")
         if kind.VIDEO_DEFAULTS is not None:

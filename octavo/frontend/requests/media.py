@@ -1,4 +1,4 @@
-"""`PromptMedia`: the images, videos and audio of prompts. For a model of text alone it loads nothing of media."""
+"""`PromptMedia`: images, videos and audio of prompts. For a model of text alone it loads nothing of media."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal

@@ -40,6 +40,9 @@ class SourceArch(Arch):
 class SourceEncoder(nn.Module, ABC):
     """Turns sources into what the decoder reads."""
 
+    has_patch_positions: ClassVar[bool] = False
+    num_deep_layers: ClassVar[int] = 0
+
     @abstractmethod
     def encode(self, items: Sequence[Features]) -> list[Tensor]:
         """Return the hidden states of each source, [S, hidden_size], all computed as one batch."""

@@ -9,6 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.frontend.requests.media import Modality
 from octavo.messages.sampling import SamplingParams
 from octavo.serving.caller import Caller
 from octavo.serving.engines import Listed, State
@@ -46,7 +47,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     default_parameters: dict[str, float]
     """What holds where a chat request says nothing: the model's recommendation, then octavo's defaults."""
     status: ModelStatus
-    input_modalities: tuple[Literal["text", "image", "video"], ...] = ("text",)
+    input_modalities: tuple[Modality, ...] = ("text",)
     object: Literal["model"] = "model"
     owned_by: str = "octavo"
     parent: str | None = None
@@ -76,7 +77,7 @@ async def show_model(request: Request) -> Response:
 def card(listed: Listed) -> ModelCard:
     """What is told of a served name."""
     defaults: dict[str, float] = {}
-    modalities: tuple[Literal["text", "image", "video"], ...] = ("text",)
+    modalities: tuple[Modality, ...] = ("text",)
     if listed.engine is not None:
         modalities = listed.engine.input_processor.media.modalities
         values = listed.engine.input_processor.default_sampling_values()

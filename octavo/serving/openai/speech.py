@@ -75,7 +75,7 @@ class Transcription:
             language = speech.checked(language)
         reader = engine.input_processor.media.reader
         processor = reader.processor
-        waveform = await engine.off_loop(partial(reader.decode, content, "audio"), is_media=True)
+        waveform = await engine.off_loop(partial(reader.decode, content), is_media=True)
         windows = await engine.off_loop(
             partial(split, waveform, processor.rate, processor.settings["chunk_length"])
         )

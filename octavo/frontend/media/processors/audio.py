@@ -1,4 +1,4 @@
-"""`AudioProcessor` says what a family makes of a sound; `WhisperProcessor`: of 30 seconds, for its encoder."""
+"""`AudioProcessor` says what a family makes of a sound; `WhisperProcessor`: of 30 s, for its encoder."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -55,18 +55,18 @@ class WhisperProcessor(AudioProcessor):
         frames = own["chunk_length"] * own["sampling_rate"] // own["hop_length"]
         if (frames + 1) // 2 != self.num_positions:
             raise BadCheckpoint(
-                f"max_source_positions={self.num_positions}, but {own['chunk_length']} s of audio are {frames} "
-                "frames, two for each position (preprocessor_config.json)."
+                f"max_source_positions={self.num_positions}, but {own['chunk_length']} s of audio are "
+                f"{frames} frames, two for each position (preprocessor_config.json)."
             )
 
     @staticmethod
     def prepare(sound: Waveform, settings: Settings) -> Arrays:
-        """See AudioProcessor: [mels, frames] of `chunk_length` seconds. Raises RequestError for longer ones."""
+        """See AudioProcessor: [mels, frames] of `chunk_length` seconds. Raises RequestError."""
         rate, seconds = settings["sampling_rate"], settings["chunk_length"]
         if len(sound) > rate * seconds:
             raise RequestError(
-                f"The audio lasts {len(sound) / rate:.1f} s; the model hears {seconds} s at a time: cut it, or "
-                "send it to /v1/audio/transcriptions.",
+                f"The audio lasts {len(sound) / rate:.1f} s; the model hears {seconds} s at a time: cut "
+                "it, or send it to /v1/audio/transcriptions.",
                 "multi_modal_data",
             )
         padded = np.pad(sound, (0, rate * seconds - len(sound)))
