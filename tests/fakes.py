@@ -214,6 +214,7 @@ class FakeExecutor(Executor):
         self._open: deque[tuple[SchedulerOutput, _LazyFuture]] = deque()
         self._unmasked: SchedulerOutput | None = None
         """The last step, while its masks are on their way."""
+        self._kept_masks: dict[int, np.ndarray] = {}
         self._late_masks: dict[int, TokenMasks] = {}
         """Masks by the steps that they followed."""
 
@@ -352,14 +353,16 @@ class FakeExecutor(Executor):
         if masks is None or (step.masks_follow and not masks.indexes):
             return {}
         indexes = masks.indexes
-        bits = np.frombuffer(masks.bits, np.uint8).reshape(len(set(masks.numbers)), -1)
-        self._check(bits.shape[1] == -(-self.vocab_size // 32) * 4, "masks of another vocabulary")
+        bits = np.frombuffer(masks.bits, np.uint8).reshape(-1, -(-self.vocab_size // 32) * 4)
+        self._check(len(bits) == len(masks.kept_at), "masks of another vocabulary")
+        self._kept_masks |= dict(zip(masks.kept_at, bits, strict=True))
         self._check(bool(indexes) and indexes == sorted(set(indexes)), f"masks of requests {indexes}")
         for index in indexes:
             end = step.num_computed_tokens[index] + step.num_scheduled_tokens[index]
             row = self.rows[step.request_ids[index]]
             self._check(end == len(row.tokens), "a mask for a request that does not sample")
-        return {index: bits[number] for index, number in zip(indexes, masks.numbers, strict=True)}
+        kept = [self._kept_masks[number] for number in masks.numbers]
+        return dict(zip(indexes, kept, strict=True))
 
     def _sample(
         self,

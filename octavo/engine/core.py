@@ -25,7 +25,7 @@ from octavo.engine.structured.matchers import RequestMatchers
 from octavo.engine.timeouts import Timeouts
 from octavo.messages.kv import CachePlan
 from octavo.messages.request import EngineOutput, EngineOutputs, EngineRequest
-from octavo.messages.step import ModelRunnerOutput
+from octavo.messages.step import ModelRunnerOutput, num_kept_masks
 
 logger = get_logger(__name__)
 _LONGEST_WAIT_S = 3600.0
@@ -47,7 +47,9 @@ class EngineCore:
         self._early: list[EngineOutput] = []
         """Outputs that the next step will bring besides its own."""
         self._pause_state = PauseState()
-        self._matchers = RequestMatchers(config.checkpoint.vocab_size)
+        self._matchers = RequestMatchers(
+            config.checkpoint.vocab_size, num_kept_masks(config.scheduler.max_num_seqs)
+        )
         self._timeouts = Timeouts(config.scheduler.max_request_seconds)
         self._clock = clock
         self._pacing = StepPacing(clock)

@@ -37,9 +37,17 @@ class TokenMasks(msgspec.Struct, array_like=True, gc=False, tag="masks"):
     """Places in SchedulerOutput.request_ids, ascending, all of requests that sample; may be none. With drafts
     a place comes once for each row of its request."""
     numbers: list[int]
-    """Of the mask of each; requests share masks. All numbers from 0 on appear."""
+    """Of the mask of each; requests share masks."""
     bits: bytes
     """[masks, ceil(vocab_size / 32)] int32: bit i of word w = token 32 w + i may be chosen."""
+    kept_at: list[int] | None = None
+    """Where to keep each of these masks: `numbers` are places in the workers' table of `num_kept_masks`, and
+    masks that stand there already are not sent again. None: they count those of `bits`."""
+
+
+def num_kept_masks(max_num_seqs: int) -> int:
+    """Return how many masks workers keep: those of a step without drafts at least."""
+    return max(1024, max_num_seqs)
 
 
 class Tier(IntEnum):

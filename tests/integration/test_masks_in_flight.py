@@ -17,7 +17,11 @@ from octavo.messages.sampling import SamplingParams
 from octavo.messages.step import SchedulerOutput
 from octavo.messages.structured import Constraint, StructuredOutputsParams, Vocabulary
 from octavo.runtime.platforms.cpu import CPUPlatform
+from octavo.runtime.sampling.sampler import Kind
+from octavo.runtime.worker import cuda_graphs
+from octavo.runtime.worker.cuda_graphs import CUDAGraphs
 from octavo.runtime.worker.model_runner import ModelRunner
+from octavo.runtime.worker.pinned_ring import PinnedRing
 from tests.fakes import fake_request
 
 VOCAB_SIZE, END = 131, 130
@@ -39,14 +43,14 @@ def run(tmp_path):
     grammar = GuidanceBackend.translate(StructuredOutputsParams(regex=FORM))
     constraint = Constraint(grammar, str(file), "guidance")
 
-    def run(folder, **options):
+    def run(folder, num_kinds=4, **options):
         defaults = {"dtype": "float32", "skip_tokenizer_init": True, "num_gpu_blocks_override": 400}
         config = resolve(EngineArgs(model=str(folder), **(defaults | options)))
         core = EngineCore(config, make_executor(config))
         core.start()
         try:
             for index in range(12):
-                sampling = SamplingParams(max_tokens=20, **KINDS[index % 4])
+                sampling = SamplingParams(max_tokens=20, **KINDS[index % num_kinds])
                 form = {"constraint": constraint} if index % 3 else {}
                 core.add(
                     fake_request(f"r{index}", [index + 1] * (3 + 5 * index), 20, seed=index, eos=[END],
@@ -101,6 +105,36 @@ def test_overlapped_and_captured_steps_choose_the_same(tiny_model, run, flags, m
     assert run(tiny_model, steps_in_flight=3, **tight) == expected
     monkeypatch.setattr(CPUPlatform, "graph_capture", lambda self: lambda work: work)
     assert run(tiny_model, steps_in_flight=2) == expected
+
+
+@pytest.mark.parametrize("is_captured", [True, False], ids=["captured", "beyond_the_limit"])
+def test_plain_rows_are_replayed_until_their_masks_come(tiny_model, run, flags, monkeypatch, is_captured):
+    expected = run(tiny_model, num_kinds=2, enforce_eager=True)
+    kinds, choose = set(), CUDAGraphs._choose
+
+    def noted(graphs, key, rows, masks):
+        kinds.add((key[1].kind, masks is None, key[0].chunks > 0))
+        return choose(graphs, key, rows, masks)
+
+    monkeypatch.setattr(CUDAGraphs, "_choose", noted)
+    monkeypatch.setattr(CPUPlatform, "graph_capture", lambda self: lambda work: work)
+    if not is_captured:
+        monkeypatch.setattr(cuda_graphs, "_MAX_GRAPHS", 0)
+    assert run(tiny_model, num_kinds=2, steps_in_flight=2) == expected
+    assert sum(flags) > 10
+    assert {(Kind.WHOLE, False, False), (Kind.WHOLE, False, True)} <= kinds
+
+
+def test_masks_that_are_lost_show(tiny_model, run, monkeypatch):
+    """What the tests above compare depends on every mask."""
+    expected = run(tiny_model, num_kinds=2, enforce_eager=True)
+    monkeypatch.setattr(CPUPlatform, "graph_capture", lambda self: lambda work: work)
+    monkeypatch.setattr(PinnedRing, "give_masks", lambda ring, rows, numbers: None)
+    found = run(tiny_model, num_kinds=2, steps_in_flight=2)
+    assert found != expected
+    assert {name for name in expected if found[name] != expected[name]} <= {
+        f"r{i}" for i in range(12) if i % 3
+    }
 
 
 def test_masks_reach_every_rank(tiny_llama, run):

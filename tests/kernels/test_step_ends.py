@@ -21,7 +21,8 @@ def make_ring(count: int) -> StepRing:
     given = torch.randint(0, KEPT, (3, MOST), pin_memory=HAS_GPU)
     token_ids = torch.full((3, ROWS), -7, pin_memory=HAS_GPU)
     max_logits = torch.full((3, ROWS), -7.0, pin_memory=HAS_GPU)
-    return StepRing(given, token_ids, max_logits, torch.tensor([count], device=DEVICE))
+    masks = torch.randint(-1, 4, (3, ROWS), pin_memory=HAS_GPU)
+    return StepRing(given, token_ids, max_logits, torch.tensor([count], device=DEVICE), masks)
 
 
 def copied(ring: StepRing) -> StepRing:
@@ -72,6 +73,25 @@ def test_end(rows: int, count: int) -> None:
     kept = results[0][-1][targets]
     assert kept.min() >= 0 and kept.max() < 50
     assert torch.equal(results[0][1][(count - 1) % 3, :rows].cpu(), kept.cpu())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "size", "count"), [(1, 31, 1), (5, 9000, 2), (300, 4096, 4)])
+def test_masks(rows: int, size: int, count: int, dtype: torch.dtype) -> None:
+    """Rows with a mask, of which several may have the same, and rows without."""
+    torch.manual_seed(rows)
+    words = torch.randint(-(2**31), 2**31 - 1, (4, -(-size // 32)), dtype=torch.int32, device=DEVICE)
+    logits, ring = torch.randn(rows, size, device=DEVICE, dtype=dtype), make_ring(count)
+    ring.masks[:, 0] = 2
+    results = []
+    for mask in (TRITON.mask, STEP_KERNELS.mask):
+        changed = logits.clone()
+        mask(ring, changed, words)
+        results.append((changed,))
+    assert_equal(*results)
+    assert results[0][0][0].isinf().any()
+    free = (ring.masks[(count - 1) % 3, :rows] < 0).to(DEVICE)
+    assert torch.equal(results[0][0][free], logits[free])
 
 
 def test_rows_of_a_ring_are_not_overwritten_before_they_are_read() -> None:

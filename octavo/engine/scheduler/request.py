@@ -195,7 +195,7 @@ class Request:
             self.finish_reason is None
             and self.num_given_tokens < len(self.token_ids) < self.max_total_tokens - 1
             and token_id not in self.stop_token_ids
-            and self.matcher is None
+            and (self.matcher is None or self.matcher.answer is False)
             and self.repetition is None
         )
 

@@ -36,7 +36,7 @@ from octavo.engine.scheduler.rules import (
     feature_rules,
 )
 from octavo.engine.scheduler.stops import take_given_outputs
-from octavo.engine.scheduler.update import last_output, read_results
+from octavo.engine.scheduler.update import last_output, read_results, tokens_to_feed
 from octavo.engine.speculation.lookahead import Lookahead
 from octavo.engine.structured.matchers import RequestMatchers
 from octavo.messages.kv import CachePlan
@@ -188,6 +188,8 @@ class Scheduler:
         plan = self._in_flight.popleft()
         num_tokens = self._config.max_num_batched_tokens - plan.num_tokens_left - plan.num_tokens_cut
         self._pace.note(num_tokens - len(plan.requests), took_s)
+        if self._matchers is not None and plan.constrained:
+            self._matchers.feed(tokens_to_feed(plan, result))
         outputs = read_results(plan, result, self._tracker)
         self._lookahead.learn(plan, result, took_s)
         return outputs

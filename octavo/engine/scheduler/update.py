@@ -9,6 +9,7 @@ from octavo.engine.scheduler.plan import StepPlan
 from octavo.engine.scheduler.request import Request, RequestStatus
 from octavo.engine.scheduler.request_tracker import RequestTracker
 from octavo.engine.scheduler.stops import find_stop
+from octavo.engine.structured.request_matcher import RequestMatcher
 from octavo.messages.request import EngineOutput, FinishReason, TokenLogprobs
 from octavo.messages.step import ModelRunnerOutput
 
@@ -26,6 +27,8 @@ def read_results(plan: StepPlan, result: ModelRunnerOutput, tracker: RequestTrac
         request.awaits_length = False
         if brings_tokens_only and len(token_ids) == 1 and request.is_routine(token_ids[0]):
             request.token_ids.append(token_ids[0])
+            if request.matcher is not None:
+                request.matcher.answer = None
             outputs.append(EngineOutput(request.request_id, token_ids))
         elif request.status is RequestStatus.FINISHED:
             tracker.retire(request)
@@ -43,6 +46,19 @@ def read_results(plan: StepPlan, result: ModelRunnerOutput, tracker: RequestTrac
         else:
             assert request.num_pending <= request.num_in_flight, f"no token came for {request.request_id}"
     return outputs
+
+
+def tokens_to_feed(plan: StepPlan, result: ModelRunnerOutput) -> list[tuple[RequestMatcher, int]]:
+    """Return the matchers that can take their next tokens together, and these."""
+    return [
+        (matcher, token_ids[0])
+        for place, request in plan.constrained
+        if (matcher := request.matcher) is not None
+        and len(token_ids := result.sampled_token_ids[place]) == 1
+        and request.status is not RequestStatus.FINISHED
+        and not matcher.is_fed_alone
+        and not (result.errors and request.request_id in result.errors)
+    ]
 
 
 def _advance(

@@ -16,7 +16,7 @@ from typing import Self
 
 import llguidance
 import numpy as np
-from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
+from llguidance.numpy import consume_token_par, fill_next_token_bitmask, fill_next_token_bitmask_par
 
 from octavo.base.errors import RequestError
 from octavo.base.lru import LRU
@@ -79,13 +79,20 @@ class GuidanceMatcher(Matcher):
         return other
 
     def advance(self, token_id: int) -> bool:
-        self._tokens.append(token_id)
-        new = [token_id]
-        if self._steps is not None and (place := self._steps[self._place][token_id]) != self._place:
-            new = self._move(place)
-        if not self.inner.consume_tokens(new if self.shortlist is None else self.shortlist.read(new)):
+        read = self.take(token_id)
+        if not self.inner.consume_tokens(read):
             raise _refusal(self.inner)
         return self.inner.is_stopped()
+
+    def take(self, token_id: int) -> list[int]:
+        """Take the next token; return what `inner` has to read then, which may be another one than before."""
+        self._tokens.append(token_id)
+        shortlist = self.shortlist
+        if self._steps is not None and (place := self._steps[self._place][token_id]) != self._place:
+            new = self._move(place)
+            if self.shortlist is not shortlist:
+                return new if self.shortlist is None else self.shortlist.read(new)
+        return [token_id if shortlist is None else shortlist.spelt(token_id)]
 
     def _move(self, place: int) -> list[int]:
         """Go to another place; return what the matcher there has not read."""
@@ -163,6 +170,28 @@ class GuidanceBackend(Backend[GuidanceMatcher]):
                 answer = data[place * size : (place + 1) * size]
                 masks[row] = self._widen(matchers[row].shortlist, answer)
         return masks
+
+    def advance(
+        self, matchers: Sequence[GuidanceMatcher], token_ids: Sequence[int]
+    ) -> list[bool | Exception]:
+        """See Backend: on all cores."""
+        if len(matchers) == 1:
+            return super().advance(matchers, token_ids)
+        read: list[tuple[llguidance.LLMatcher, int]] = []
+        answers: list[bool | Exception] = [False] * len(matchers)
+        for row, (matcher, token_id) in enumerate(zip(matchers, token_ids, strict=True)):
+            try:
+                *before, last = matcher.take(token_id)
+                if before:
+                    matcher.inner.consume_tokens(before)  # if one is wrong, so is the last one
+            except Exception as error:
+                answers[row], last = error, 0
+            read.append((matcher.inner, last))
+        for row, is_right in enumerate(consume_token_par(self._threads, read)):
+            inner, _ = read[row]
+            if answers[row] is False:
+                answers[row] = inner.is_stopped() if is_right else _refusal(inner)
+        return answers
 
     def forced(self, matcher: GuidanceMatcher) -> list[int]:
         """See Backend: each token is the longest that fits."""

@@ -54,6 +54,16 @@ class Backend(ABC, Generic[M]):
         arbitrary, and its next `advance` raises.
         """
 
+    def advance(self, matchers: Sequence[M], token_ids: Sequence[int]) -> list[bool | Exception]:
+        """Have each matcher take its next token; return what its `advance` would return, or raise."""
+        answers: list[bool | Exception] = []
+        for matcher, token_id in zip(matchers, token_ids, strict=True):
+            try:
+                answers.append(matcher.advance(token_id))
+            except Exception as error:
+                answers.append(error)
+        return answers
+
     def forced(self, matcher: M) -> list[int]:
         """Return tokens that spell what must follow, as far as that is determined."""
         return []

@@ -19,15 +19,17 @@ from octavo.base.lru import LRU
 from octavo.engine.structured import BACKENDS
 from octavo.engine.structured.interface import Backend, Matcher
 from octavo.engine.structured.mask_filler import MaskFiller
+from octavo.engine.structured.mask_places import MaskPlaces
 from octavo.engine.structured.reasoning import Prelude
 from octavo.engine.structured.request_matcher import FAILURE, RequestMatcher
 from octavo.messages.request import EngineRequest
-from octavo.messages.step import TokenMasks
+from octavo.messages.step import TokenMasks, num_kept_masks
 from octavo.messages.structured import Constraint, Vocabulary
 
 _log = get_logger(__name__)
 
 _MAX_CACHE_BYTES = 256 << 20
+_MAX_PRELUDE_BYTES = 8 << 20
 _BYTES_PER_GRAMMAR = 3 << 20
 _BYTES_PER_CHARACTER = 600
 """Of a compiled grammar and what it grows to; measured for llguidance, from above."""
@@ -36,14 +38,17 @@ _BYTES_PER_CHARACTER = 600
 class RequestMatchers:
     """What was compiled, for all requests."""
 
-    def __init__(self, vocab_size: int) -> None:
-        """vocab_size: number of logits."""
+    def __init__(self, vocab_size: int, num_kept: int = num_kept_masks(0)) -> None:
+        """vocab_size: number of logits; num_kept: masks that the workers keep."""
         self._num_words = -(-vocab_size // 32)
         self._all = np.full(self._num_words, -1, np.int32)
         self._lock = threading.Lock()
         """Guards the cache; never held while something is compiled."""
         self._compiled: LRU[tuple[str, str], Matcher] = LRU(_MAX_CACHE_BYTES)
         self._filler = MaskFiller()
+        self._kept = MaskPlaces(num_kept)
+        self._preludes: LRU[tuple[int | None, ...], tuple[np.ndarray, np.ndarray]] = LRU(_MAX_PRELUDE_BYTES)
+        """By what they depend on: masks, and what they are before a grammar holds."""
         self._loading = threading.Lock()
         self._backends: dict[str, tuple[Backend[Any], list[int]]] = {}
         """By content of the vocabulary: the back end and the ends of text."""
@@ -62,25 +67,37 @@ class RequestMatchers:
         if constraint is None:
             return None
         backend, end_ids = self._backend(constraint)
-        hidden_ids = () if request.limits.eos_token_ids else end_ids
+        hidden_ids = () if request.limits.eos_token_ids else tuple(end_ids)
         prelude = Prelude(constraint.reasoning) if constraint.reasoning else None
         return RequestMatcher(self._matcher(constraint).copy(), backend, hidden_ids, end_ids, prelude)
 
+    def feed(self, fed: Sequence[tuple[RequestMatcher, int]]) -> None:
+        """Have matchers take their next tokens, all at once; the `feed` of each then answers."""
+        by_backend: dict[Backend[Any], list[tuple[RequestMatcher, int]]] = {}
+        for entry in fed:
+            by_backend.setdefault(entry[0].backend, []).append(entry)
+        for backend, entries in by_backend.items():
+            compiled = [matcher.compiled for matcher, _ in entries]
+            try:
+                answers = backend.advance(compiled, [token_id for _, token_id in entries])
+            except Exception as error:  # of the library: it must not reach the loop
+                answers = [error] * len(entries)
+            for (matcher, _), answer in zip(entries, answers, strict=True):
+                matcher.answer = answer
+
     def token_masks(self, constrained: Sequence[tuple[int, RequestMatcher]]) -> TokenMasks:
-        """Return the masks of a step.
+        """Return the masks of a step; those that the workers have keep their places there.
 
         constrained: (index of the request in the step, its matcher), ascending
         """
-        numbers, distinct = list[int](), dict[tuple[int, ...], tuple[int, np.ndarray]]()
         matchers = [matcher for _, matcher in constrained]
-        for mask, matcher in zip(self._masks(matchers), matchers, strict=True):
-            hidden_ids = matcher.hidden_ids
-            key = (id(mask), *hidden_ids)
-            if (known := distinct.get(key)) is None:
-                known = distinct[key] = len(distinct), _without(mask, hidden_ids)[: self._num_words]
-            numbers.append(known[0])
-        bits = b"".join(mask.data for _, mask in distinct.values())
-        return TokenMasks([index for index, _ in constrained], numbers, bits)
+        masks = self._masks(matchers)
+        keys = [(id(mask), matcher.hidden_ids) for mask, matcher in zip(masks, matchers, strict=True)]
+        distinct = dict(zip(keys, masks, strict=True))
+        kept = self._kept.take(distinct)
+        new = [_without(distinct[key], key[1])[: self._num_words].data for key in kept.new]
+        numbers = [kept.places[key] for key in keys]
+        return TokenMasks([index for index, _ in constrained], numbers, b"".join(new), kept.new_places)
 
     def _masks(self, matchers: Sequence[RequestMatcher]) -> list[np.ndarray]:
         """Return [words] each; rows that may choose the same tokens often have one object."""
@@ -92,8 +109,16 @@ class RequestMatchers:
             for i, mask in zip(places, filled, strict=True):
                 masks[i] = self._all if mask is None else mask
                 if (prelude := matchers[i].prelude) is not None:
-                    masks[i] = _with_prelude(masks[i], prelude, matchers[i].end_ids)
+                    masks[i] = self._with_prelude(masks[i], prelude, matchers[i].end_ids)
         return masks
+
+    def _with_prelude(self, mask: np.ndarray, prelude: Prelude, end_ids: Sequence[int]) -> np.ndarray:
+        """Return the mask of a request that is still in its prelude; equal ones are one object."""
+        key = prelude.next_id, id(mask) if prelude.may_be_skipped else 0, *end_ids
+        if (known := self._preludes.get(key)) is None:
+            known = mask, _with_prelude(mask, prelude, end_ids)
+            self._preludes.put(key, known, 2 * mask.nbytes)
+        return known[1]
 
     def _matcher(self, constraint: Constraint) -> Matcher:
         key = Path(constraint.vocabulary).name, constraint.grammar

@@ -33,6 +33,8 @@ class RequestMatcher:
     """What its masks took that took long."""
     failure: str = ""
     """Why nobody can say what may come next."""
+    answer: bool | Exception | None = None
+    """To the next `feed`, where its token was fed together with those of others."""
 
     def copy(self) -> Self:
         """Return another at the same place."""
@@ -55,6 +57,11 @@ class RequestMatcher:
         """Return tokens that are expected because nothing else may come."""
         return [] if self.prelude or self.failure else self.backend.forced(self.compiled)
 
+    @property
+    def is_fed_alone(self) -> bool:
+        """Return True if its next token is not to be fed together with those of others."""
+        return self.prelude is not None or bool(self.failure)
+
     def feed(self, token_id: int) -> bool:
         """Take the request's next token; return True if nothing may follow it. Raises RequestError."""
         if (prelude := self.prelude) is not None:
@@ -64,8 +71,11 @@ class RequestMatcher:
                 return False
         if self.failure:
             raise RequestError(self.failure, "structured_outputs")
+        answer, self.answer = self.answer, None
         try:
-            return self.compiled.advance(token_id)
+            if isinstance(answer, Exception):
+                raise answer
+            return self.compiled.advance(token_id) if answer is None else answer
         except RequestError:
             raise
         except Exception as error:  # of the library: it must not reach the loop

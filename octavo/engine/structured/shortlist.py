@@ -99,6 +99,7 @@ class Shortlist:
     def _complete(self) -> None:
         self.number = next(_numbers)
         """Unlike that of any other list."""
+        self._spelt = self._places.data
         self.num_words = -(-len(self.tokens) // _ROUNDING) * _ROUNDING // 32
         padding = [b""] * (self.num_words * 32 - len(self.tokens))
         small = Vocabulary(self.tokens + padding, special_ids=[_NEVER, _END], end_ids=[_END])
@@ -129,10 +130,12 @@ class Shortlist:
         return len(self.tokens) <= _MAX_SHARE * len(self._whole)
 
     def read(self, token_ids: list[int]) -> list[int]:
-        """Return tokens of the whole vocabulary in those of this one."""
-        if len(token_ids) == 1:
-            return self._parts[token_ids[0]]
+        """Return tokens of the whole vocabulary in bytes, which are right in any place."""
         return [part for token_id in token_ids for part in self._parts[token_id]]
+
+    def spelt(self, token_id: int) -> int:
+        """Return what a token is spelt like that the last mask of this list allowed."""
+        return self._spelt[token_id]
 
     def widen(self, bits: np.ndarray) -> np.ndarray:
         """Return the mask over all tokens, [words] int32; bits: the library's, [num_words] int32."""

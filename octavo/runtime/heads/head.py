@@ -4,30 +4,31 @@ from torch import Tensor
 
 from octavo.messages.step import NewRequest, SchedulerOutput, TokenMasks
 from octavo.runtime.models.interface import Model
-from octavo.runtime.sampling.sampler import Kind
+from octavo.runtime.sampling.sampler import Kind, Masked
 from octavo.runtime.transfer import Array
 from octavo.runtime.worker.pending import PendingStep
 from octavo.runtime.worker.prepare import Work
+from octavo.runtime.worker.replayer import Unmasked
 from octavo.runtime.worker.step_part import StepPart
 
 
 class Head(StepPart):
     """Knows by row what requests want in the end."""
 
-    def kind(self, step: SchedulerOutput, rows: Array) -> Kind | None:
+    def kind(self, step: SchedulerOutput, rows: Array) -> Kind | Masked | None:
         """Return the kind that chooses the tokens of all rows; None if a replay cannot end the step."""
         return None
 
     def finish(
         self,
         step: SchedulerOutput,
-        kind: Kind | None,
+        kind: Kind | Masked | None,
         work: Work,
-        hidden: Tensor,
+        hidden: Tensor | Unmasked,
         model: Model,
         pending: PendingStep,
     ) -> None:
-        """End a step, unless `after` has; its `kind` was said. hidden: [S, hidden_size], of `work.samples`"""
+        """End a step, unless a replay has; `kind` said how. hidden: [S, hidden_size], of `work.samples`"""
 
     @property
     def awaits_masks(self) -> bool:

@@ -1,29 +1,21 @@
 """`TokenHead` chooses the next token of each request: logits, then the sampler."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor
 
 from octavo.messages.step import NewRequest, SchedulerOutput, TokenMasks
 from octavo.runtime.heads.head import Head
 from octavo.runtime.models.interface import Model
-from octavo.runtime.sampling.masks import RowMasks
 from octavo.runtime.sampling.output import SamplerOutput
-from octavo.runtime.sampling.sampler import Kind, Sampler
+from octavo.runtime.sampling.sampler import Kind, Masked, Sampler
 from octavo.runtime.sampling.verify import sample_in_order
 from octavo.runtime.transfer import Array
 from octavo.runtime.worker.pending import PendingStep
 from octavo.runtime.worker.prepare import Work
+from octavo.runtime.worker.replayer import Unmasked
 from octavo.runtime.worker.request_state import RequestState
-
-
-class _Unsampled(NamedTuple):
-    """Waits for its tokens to be chosen. rows, ends: [S] of the requests that sample; logits: theirs"""
-
-    pending: PendingStep
-    rows: Array
-    ends: Array
-    logits: Tensor
 
 
 class TokenHead(Head):
@@ -32,7 +24,8 @@ class TokenHead(Head):
     def __init__(self, sampler: Sampler, state: RequestState) -> None:
         super().__init__()
         self.sampler, self._state = sampler, state
-        self._unsampled: _Unsampled | None = None
+        self._unsampled: Callable[[TokenMasks | None], None] | None = None
+        """Chooses the tokens of a step that waits for masks."""
 
     def read(self, request: NewRequest) -> None:
         """See StepPart: what a request wants, the sampler remembers."""
@@ -43,25 +36,30 @@ class TokenHead(Head):
     def remove(self, row: int) -> None:
         self.sampler.remove(row)
 
-    def kind(self, step: SchedulerOutput, rows: Array) -> Kind | None:
-        is_masked = step.masks_follow or step.token_masks is not None
-        return None if is_masked else self.sampler.plain_kind(rows)
+    def kind(self, step: SchedulerOutput, rows: Array) -> Kind | Masked | None:
+        kind = self.sampler.plain_kind(rows)
+        if kind is None or not (step.masks_follow or step.token_masks is not None):
+            return kind
+        return None if step.drafts else Masked(kind)
 
     def finish(
         self,
         step: SchedulerOutput,
-        kind: Kind | None,
+        kind: Kind | Masked | None,
         work: Work,
-        hidden: Tensor,
+        hidden: Tensor | Unmasked,
         model: Model,
         pending: PendingStep,
     ) -> None:
         """See Head; a step whose masks follow is computed up to the logits."""
         rows, ends = work.rows[work.samples], work.ends[work.samples]
-        if kind is Kind.GREEDY and (found := model.greedy(hidden)):
+        if isinstance(hidden, Unmasked):
+            self._unsampled = partial(self._replay, pending, hidden)
+        elif kind is Kind.GREEDY and (found := model.greedy(hidden)):
             self._send(pending, rows, ends, SamplerOutput(*found))
             return
-        self._unsampled = _Unsampled(pending, rows, ends, model.logits(hidden))
+        else:
+            self._unsampled = partial(self._sample, pending, rows, ends, model.logits(hidden))
         if not step.masks_follow:
             self.sample(step.token_masks)
 
@@ -72,9 +70,17 @@ class TokenHead(Head):
     def sample(self, masks: TokenMasks | None) -> None:
         """See Head: choose the tokens, and send them to the host."""
         assert self._unsampled is not None, "there is no step to sample"
-        (pending, rows, ends, logits), self._unsampled = self._unsampled, None
+        choose, self._unsampled = self._unsampled, None
+        choose(masks)
+
+    def _replay(self, pending: PendingStep, step: Unmasked, masks: TokenMasks | None) -> None:
+        pending.pending = step.choose(self.sampler.masks.read(masks, pending.samples))
+
+    def _sample(
+        self, pending: PendingStep, rows: Array, ends: Array, logits: Tensor, masks: TokenMasks | None
+    ) -> None:
         positions = ends - self._state.num_prompt_tokens[rows]
-        found = RowMasks.read(masks, pending.samples)
+        found = self.sampler.masks.read(masks, pending.samples)
         samples = sample_in_order(self.sampler, logits, rows, positions, found, pending.expected())
         self._send(pending, rows, ends, samples)
 

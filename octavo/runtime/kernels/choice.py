@@ -239,9 +239,11 @@ def _divisor(number: int, limit: int) -> int:
 
 def forbid(logits: torch.Tensor, rows: torch.Tensor, numbers: torch.Tensor, words: torch.Tensor) -> None:
     """See sampling.Forbid."""
-    bits = np.unpackbits((~words.numpy()).view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
+    used, places = np.unique(numbers.numpy(), return_inverse=True)
+    forbidden = (~words.numpy()[used]).view(np.uint8)
+    bits = np.unpackbits(forbidden, axis=1, count=logits.shape[1], bitorder="little")
     is_forbidden = torch.from_numpy(bits).view(torch.bool)
-    for row, number in zip(rows.tolist(), numbers.tolist(), strict=True):
+    for row, number in zip(rows.tolist(), places.tolist(), strict=True):
         logits[row].masked_fill_(is_forbidden[number], _NEVER)
 
 

@@ -14,12 +14,15 @@ class StepRing(NamedTuple):
     token_ids:  [length, most rows] int64, read by the host after it; as are
     max_logits: [length, most rows] float32
     begun:      [1] int64 on the device: how many steps have begun; the others may be the host's memory
+    masks:      [length, most rows] int64, written by the host before a step's tokens are chosen: numbers of
+                masks, -1 = none
     """
 
     given: Tensor
     token_ids: Tensor
     max_logits: Tensor
     begun: Tensor
+    masks: Tensor
 
 
 class BeginStep(Protocol):
@@ -41,6 +44,17 @@ class BeginStep(Protocol):
         kept_tables: [groups, rows of the batch, max_blocks] int32, contiguous
         ids:         [T] int64, written: kept_ids at the places
         tables:      [groups, R, max_blocks] int32, contiguous, written: kept_tables at the rows
+        """
+
+
+class MaskStep(Protocol):
+    """Between both ends of a step that waits for masks."""
+
+    def __call__(self, ring: StepRing, logits: Tensor, words: Tensor) -> None:
+        """Set the logits to -inf whose bits are not set in the mask of their row; in place.
+
+        logits: [n, vocab_size] of any floating-point type, contiguous rows
+        words:  as in sampling.Forbid
         """
 
 
@@ -76,6 +90,7 @@ class StepKernels:
     """The kernels around a step."""
 
     begin: BeginStep
+    mask: MaskStep
     end: EndStep
     record_calls: RecordCalls | None = None
     """Only where calling a kernel costs as much as a small kernel itself."""

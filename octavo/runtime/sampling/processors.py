@@ -16,7 +16,7 @@ from octavo.messages.step import NewRequest
 from octavo.runtime.kernels.choice import TORCH_SAMPLING
 from octavo.runtime.kernels.sampling import Words
 from octavo.runtime.sampling.rows import Batch, RowLists, TokenTable, in_vocabulary
-from octavo.runtime.transfer import to_device
+from octavo.runtime.transfer import send, to_device
 
 NEVER = float("-inf")
 
@@ -89,22 +89,6 @@ class TokenList(Processor):
         self.lists.remove(row)
 
 
-class AllowedTokens(TokenList):
-    """Only `allowed_token_ids` may be chosen."""
-
-    def is_active(self, params: SamplingParams) -> bool:
-        return params.allowed_token_ids is not None
-
-    def token_ids(self, request: NewRequest) -> list[int]:
-        return request.sampling.allowed_token_ids or []
-
-    def apply(self, logits: torch.Tensor, batch: Batch) -> None:
-        logit_rows, ids = self.lists.select(batch)
-        allowed = logits[logit_rows, ids]
-        logits.index_fill_(0, to_device(batch.logit_rows, self.device), NEVER)
-        logits[logit_rows, ids] = allowed
-
-
 class ForbiddenTokens(TokenList):
     """`forbidden_token_ids` are never chosen."""
 
@@ -124,6 +108,33 @@ class KernelProcessor(Processor):
 
     kernels = TORCH_SAMPLING
     """May be replaced by faster ones."""
+
+
+class AllowedTokens(KernelProcessor):
+    """Only `allowed_token_ids` may be chosen."""
+
+    def __init__(self, vocab_size: int, num_rows: int, device: torch.device) -> None:
+        super().__init__(vocab_size, num_rows, device)
+        self._words: torch.Tensor | None = None  # [num_rows, words] int32, once a request needs it
+
+    def is_active(self, params: SamplingParams) -> bool:
+        return params.allowed_token_ids is not None
+
+    def add(self, row: int, request: NewRequest) -> None:
+        is_allowed = np.zeros(-(-self.vocab_size // 32) * 32, bool)
+        is_allowed[in_vocabulary(request.sampling.allowed_token_ids or [], self.vocab_size)] = True
+        words = np.packbits(is_allowed, bitorder="little").view(np.int32)
+        if self._words is None:
+            self._words = torch.zeros(self.num_rows, len(words), dtype=torch.int32, device=self.device)
+        self._words[row] = to_device(words, self.device)
+
+    def remove(self, row: int) -> None:
+        """Leave the row to the next request, which overwrites all of it."""
+
+    def apply(self, logits: torch.Tensor, batch: Batch) -> None:
+        assert self._words is not None
+        rows, numbers = send([batch.logit_rows, batch.rows], self.device)
+        self.kernels.forbid(logits, rows, numbers, self._words)
 
 
 class BadWords(KernelProcessor):

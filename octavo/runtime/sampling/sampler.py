@@ -12,6 +12,7 @@ depends on its logits, its request and the output position, and on nothing else 
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
@@ -20,10 +21,10 @@ import torch
 from octavo.base import faults
 from octavo.base.log import get_logger
 from octavo.messages.sampling import MAX_LOGPROB_TOKEN_IDS, SamplingParams
-from octavo.messages.step import NewRequest
+from octavo.messages.step import NewRequest, num_kept_masks
 from octavo.runtime.kernels.choice import truncate
 from octavo.runtime.kernels.sampling import Choice, Draws, Limits, SamplingKernels, Scored, Scores
-from octavo.runtime.sampling.masks import RowMasks
+from octavo.runtime.sampling.masks import MaskTable, RowMasks
 from octavo.runtime.sampling.output import SamplerOutput
 from octavo.runtime.sampling.penalties import Penalties
 from octavo.runtime.sampling.processors import (
@@ -67,6 +68,13 @@ class Kind(IntEnum):
     TRUNCATED = 2
 
 
+@dataclass(frozen=True, slots=True)
+class Masked:
+    """Tokens are chosen by a kind, once masks have come."""
+
+    kind: Kind
+
+
 _KINDS = tuple(Kind)
 _NOT_PLAIN = len(_KINDS)
 
@@ -99,6 +107,7 @@ class Sampler:
         self._plain_kinds = np.full(max_num_rows, _NOT_PLAIN)
         self._listed_ids = torch.zeros(max_num_rows, MAX_LOGPROB_TOKEN_IDS, dtype=torch.int64, device=device)
         self._faults: dict[int, str] = {}
+        self.masks = MaskTable(vocab_size, num_kept_masks(max_num_rows), self._device)
         # One row more than requests have: for the rows that pad a recorded step.
         self._limits = RowNumbers(max_num_rows + 1, 1 + len(Limits._fields), np.float64, self._device)
         self._seeds = RowNumbers(max_num_rows + 1, 1, np.int64, self._device)

@@ -16,7 +16,6 @@ from bisect import bisect_left
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,45 +26,35 @@ from octavo.runtime.kernels.steps import StepKernels
 from octavo.runtime.lora.sites import AdapterSlots
 from octavo.runtime.models.interface import Model
 from octavo.runtime.platforms.platform import Capture
+from octavo.runtime.sampling.masks import RowMasks
 from octavo.runtime.sampling.output import PendingSamples
-from octavo.runtime.sampling.sampler import Kind, Sampler
+from octavo.runtime.sampling.sampler import Kind, Masked, Sampler
 from octavo.runtime.transfer import Array, to_device
 from octavo.runtime.worker.handover import Handover
 from octavo.runtime.worker.kv_tensors import KVTensors
 from octavo.runtime.worker.packed_inputs import PackedInputs, Packing
 from octavo.runtime.worker.pinned_ring import PinnedRing, RingResults
 from octavo.runtime.worker.prepare import Work, have_common_start, locate
-from octavo.runtime.worker.replayer import Replay, Replayer
+from octavo.runtime.worker.replayer import Replay, Replayer, Unmasked
 from octavo.runtime.worker.request_state import RequestState
+from octavo.runtime.worker.step_shapes import (
+    CHUNKS,
+    FEWEST_TOKENS,
+    Shape,
+    first_sizes,
+    padded_tokens,
+    singles_of,
+    step_sizes,
+)
 
-_FEWEST_TOKENS = 64  # more than there are chunks: as many tokens as rows would be a decoding step
-_CHUNKS = (8, 32)
 _BYTES_TIMES_TOKENS = 5e12  # where computing on a large GPU takes as long as launching: nothing is won beyond
 _SHARE_OF_SECOND = 1 / 1.4e15  # of a step per byte of weights and token: what the host may spend behind it
 _MAX_GRAPHS = 400
 _MOST_USUAL = 256
 
 
-class Shape(NamedTuple):
-    """singles: rows of one token each, which come first; chunks: rows behind them, with `tokens` in all."""
-
-    singles: int
-    chunks: int = 0
-    tokens: int = 0
-    common_start: bool = False
-    """As in ForwardBatch."""
-    is_changed: bool = False
-    """As in Work; what is captured without adapters knows nothing of them."""
-
-    @property
-    def num_rows(self) -> int:
-        """Of both kinds."""
-        return self.singles + self.chunks
-
-    @property
-    def num_tokens(self) -> int:
-        """Of both kinds."""
-        return self.singles + self.tokens
+Key = tuple[Shape, Kind | Masked | None]
+Parts = tuple[Callable[[], None], ...]
 
 
 class CUDAGraphs(Replayer):
@@ -92,9 +81,9 @@ class CUDAGraphs(Replayer):
         device, self._is_alone = state.token_ids.device, parallel.world.size == 1
         most_tokens = min(MAX_CAPTURED_TOKENS, int(_BYTES_TIMES_TOKENS / model.weight_bytes))
         self._most_tokens = parallel.world.least(most_tokens, device)
-        most_rows = max(self.sizes[-1], *_singles_of(self.sizes[-1])) + _CHUNKS[-1]
+        most_rows = max(self.sizes[-1], *singles_of(self.sizes[-1])) + CHUNKS[-1]
         self._num_groups, _, num_columns = state.block_tables.shape
-        most = Shape(most_rows - _CHUNKS[-1], _CHUNKS[-1], MAX_CAPTURED_TOKENS, is_changed=True)
+        most = Shape(most_rows - CHUNKS[-1], CHUNKS[-1], MAX_CAPTURED_TOKENS, is_changed=True)
         self._packings: dict[Shape, Packing] = {}
         self._inputs = torch.zeros(self._packing(most).size, dtype=torch.int64, device=device)
         self._token_ids = torch.zeros(most.num_tokens, dtype=torch.int64, device=device)
@@ -102,8 +91,10 @@ class CUDAGraphs(Replayer):
         self._ring = PinnedRing(len(self._inputs), most_rows, device)
         self._hidden: torch.Tensor | None = None
         self._handover = Handover(model, parallel.pp, most.num_tokens, device)
-        self._captured: dict[tuple[Shape, Kind | None], Callable[[], None]] = {}
-        self._seen: set[tuple[Shape, Kind | None]] = set()
+        self._logits: torch.Tensor | None = None
+        """Of a step that waits for masks, until its tokens are chosen."""
+        self._captured: dict[Key, Parts] = {}
+        self._seen: set[Key] = set()
 
     @torch.inference_mode()
     def try_out(self) -> None:
@@ -113,17 +104,18 @@ class CUDAGraphs(Replayer):
         for shape, end in self._first_steps():
             self._ring.restart()
             self._stage(work, shape, nothing)
-            self._compute(shape, end)
+            for part in self._parts(shape, end):
+                part()
             self._ring.end(nothing)
 
-    def _first_steps(self) -> list[tuple[Shape, Kind | None]]:
+    def _first_steps(self) -> list[Key]:
         """List steps of all ways to sample, of prompts, and of greedy decoding in sizes with own kernels.
 
         Prompts are alone or beside decoding. The kernels that take long to compile come first.
         """
-        drawn = [(Shape(1), Kind.TRUNCATED), (Shape(1), Kind.WHOLE)]
-        beside = (0, _singles_of(self.sizes[-1])[-1])
-        prompts = [Shape(singles, _CHUNKS[0], _FEWEST_TOKENS) for singles in beside]
+        drawn: list[Key] = [(Shape(1), Masked(Kind.TRUNCATED)), (Shape(1), Kind.WHOLE)]
+        beside = (0, singles_of(self.sizes[-1])[-1])
+        prompts = [Shape(singles, CHUNKS[0], FEWEST_TOKENS) for singles in beside]
         greedy = [*prompts, *map(Shape, first_sizes(self.sizes))]
         if self._adapters is not None:
             greedy += [shape._replace(is_changed=True) for shape in greedy]
@@ -141,7 +133,7 @@ class CUDAGraphs(Replayer):
                 self._ensure(Shape(size, is_changed=is_changed), Kind.GREEDY if self._sampler else None)
 
     @torch.inference_mode()
-    def after_eager(self, work: Work, end: Kind | None) -> None:
+    def after_eager(self, work: Work, end: Kind | Masked | None) -> None:
         """See Replayer.after_eager: capture what the step's requests will need next.
 
         Spends half of the time that the device needs for the step at least; the larger sizes come first.
@@ -154,15 +146,15 @@ class CUDAGraphs(Replayer):
                 break
             self._ensure(Shape(size, is_changed=work.is_changed), end)
 
-    def find(self, work: Work, end: Kind | None) -> Replay | None:
+    def find(self, work: Work, end: Kind | Masked | None) -> Replay | None:
         shape = self._shape_of(work)
         if shape is None:
             return None
-        return (
-            partial(self._hidden_states, work, shape)
-            if end is None
-            else partial(self._sample, work, shape, end)
-        )
+        if end is None:
+            return partial(self._hidden_states, work, shape)
+        if isinstance(end, Masked):
+            return partial(self._until_masks, work, shape, end)
+        return partial(self._sample, work, shape, end)
 
     def _shape_of(self, work: Work) -> Shape | None:
         """Return the shape that a step is padded to; None if there is none that pays."""
@@ -174,11 +166,11 @@ class CUDAGraphs(Replayer):
             size = self.sizes[bisect_left(self.sizes, singles)]
             common_start = have_common_start(work, self._state)
             return Shape(size, common_start=common_start, is_changed=work.is_changed)
-        tokens = _padded_tokens(tokens)
-        if tokens > self._most_tokens or chunks > _CHUNKS[-1]:
+        tokens = padded_tokens(tokens)
+        if tokens > self._most_tokens or chunks > CHUNKS[-1]:
             return None
-        widths = _singles_of(self.sizes[-1])
-        padded = widths[bisect_left(widths, singles)], _CHUNKS[bisect_left(_CHUNKS, chunks)]
+        widths = singles_of(self.sizes[-1])
+        padded = widths[bisect_left(widths, singles)], CHUNKS[bisect_left(CHUNKS, chunks)]
         return Shape(*padded, tokens, is_changed=work.is_changed)
 
     def _sample(self, work: Work, shape: Shape, kind: Kind) -> PendingSamples:
@@ -190,6 +182,22 @@ class CUDAGraphs(Replayer):
         self._state.num_tokens[work.rows[work.samples]] += 1
         return PendingSamples(results)
 
+    def _until_masks(self, work: Work, shape: Shape, end: Masked) -> Unmasked:
+        """Compute a step of plain requests up to the logits: the rest is given out with their masks."""
+        order = self._order(work, shape)
+        assert self._sampler is not None
+        self._sampler.refresh()
+        self._launch(work, shape, order, end)
+        self._state.num_tokens[work.rows[work.samples]] += 1
+        return Unmasked(partial(self._choose, (shape, end), order[work.samples]))
+
+    def _choose(self, key: Key, rows: Array, masks: RowMasks | None) -> PendingSamples:
+        """Choose the tokens of the step launched last. rows: [S], where it has those of the masks"""
+        bound, numbers = (rows[:0], rows[:0]) if masks is None else (rows[masks.rows], masks.numbers)
+        self._ring.give_masks(bound, numbers)
+        self._run(*key, part=1)
+        return PendingSamples(self._ring.end(rows))
+
     def _hidden_states(self, work: Work, shape: Shape) -> torch.Tensor:
         """Compute a step up to the last hidden states of the requests that sample: [S, hidden_size]."""
         order = self._order(work, shape)
@@ -200,11 +208,18 @@ class CUDAGraphs(Replayer):
         return self._hidden[to_device(order[work.samples], self._hidden.device)]
 
     def _give_out(self, work: Work, shape: Shape, order: Array, end: Kind | None) -> RingResults:
+        self._handover.send(self._launch(work, shape, order, end))
+        return self._ring.end(order[work.samples])
+
+    def _launch(self, work: Work, shape: Shape, order: Array, end: Kind | Masked | None) -> Array:
         own = self._stage(work, shape, order)
         self._handover.receive(own)
+        if shape.chunks == 0 or (shape, end) in self._seen:
+            self._ensure(shape, end)
+        else:
+            self._seen.add((shape, end))
         self._run(shape, end)
-        self._handover.send(own)
-        return self._ring.end(order[work.samples])
+        return own
 
     def _order(self, work: Work, shape: Shape) -> Array:
         """Return the row that computes each request, [R] int64. Of single rows the longest come first."""
@@ -242,21 +257,26 @@ class CUDAGraphs(Replayer):
             inputs.bounds[order[singles:] + 1] = work.starts[singles + 1 :] + num_padding
         return own
 
-    def _run(self, shape: Shape, end: Kind | None) -> None:
-        key = shape, end
-        if shape.chunks == 0 or key in self._seen:
-            self._ensure(shape, end)
-        else:
-            self._seen.add(key)
-        self._captured.get(key, partial(self._compute, shape, end))()
+    def _run(self, shape: Shape, end: Kind | Masked | None, part: int = 0) -> None:
+        (self._captured.get((shape, end)) or self._parts(shape, end))[part]()
 
-    def _ensure(self, shape: Shape, end: Kind | None) -> None:
+    def _parts(self, shape: Shape, end: Kind | Masked | None) -> Parts:
+        """Return what computes a step; and, where masks come between, what chooses its tokens."""
+        compute = partial(self._compute, shape, end)
+        if not isinstance(end, Masked):
+            return (compute,)
+        assert self._sampler is not None
+        return compute, partial(self._end_masked, shape, end.kind, self._sampler.masks.words)
+
+    def _ensure(self, shape: Shape, end: Kind | Masked | None) -> None:
         """Capture it, if that is not done and there is room."""
         key = shape, end
         if key not in self._captured and len(self._captured) < _MAX_GRAPHS:
-            self._captured[key] = self._capture(partial(self._compute, shape, end))
+            # The logits, of which a second part knows the address, are held until it is captured.
+            self._captured[key] = tuple([self._capture(part) for part in self._parts(shape, end)])
+            self._logits = None
 
-    def _compute(self, shape: Shape, end: Kind | None) -> None:
+    def _compute(self, shape: Shape, end: Kind | Masked | None) -> None:
         packing, state = self._packing(shape), self._state
         numbers = self._inputs[: packing.size]
         inputs = packing.split(numbers)
@@ -280,11 +300,27 @@ class CUDAGraphs(Replayer):
                 return
             choice = self.model.greedy(hidden) if end is Kind.GREEDY else None
             logits = None if choice else self.model.logits(hidden)
+        if isinstance(end, Masked):
+            self._logits = logits
+            return
         if logits is not None:
             choice = self._sampler.choose(logits, inputs.rows, inputs.output_positions, end)
         assert choice is not None
-        vocab_size = self._sampler.vocab_size
-        self._ends.end(self._ring.shared, *choice, inputs.targets, kept_ids, vocab_size)
+        self._end(inputs, *choice)
+
+    def _end_masked(self, shape: Shape, kind: Kind, words: torch.Tensor) -> None:
+        """Choose among the logits that `_compute` left; the host has given the numbers of the masks."""
+        assert self._sampler is not None and self._logits is not None
+        packing = self._packing(shape)
+        inputs = packing.split(self._inputs[: packing.size])
+        self._ends.mask(self._ring.shared, self._logits, words)
+        places = inputs.rows, inputs.output_positions
+        self._end(inputs, *self._sampler.choose(self._logits, *places, kind))
+
+    def _end(self, inputs: PackedInputs[torch.Tensor], ids: torch.Tensor, max_logits: torch.Tensor) -> None:
+        assert self._sampler is not None
+        kept_ids, vocab_size = self._state.token_ids.view(-1), self._sampler.vocab_size
+        self._ends.end(self._ring.shared, ids, max_logits, inputs.targets, kept_ids, vocab_size)
 
     def _batch(self, inputs: PackedInputs[torch.Tensor], shape: Shape) -> ForwardBatch:
         ids, tables = self._token_ids[: shape.num_tokens], self._tables_of(shape)
@@ -318,34 +354,3 @@ class CUDAGraphs(Replayer):
         if self._hidden is None:
             self._hidden = hidden.new_zeros(self._ring.shared.max_logits.shape[1], hidden.shape[1])
         self._hidden[: len(hidden)] = hidden
-
-
-def step_sizes(most: int) -> list[int]:
-    """List the sizes that decoding steps of up to `most` requests are padded to: 1, 2, 4, 8, 16, 24 …
-
-    From 384 on multiples of 24, away from cuBLAS's worst holes (448 rows of an 8B take 40 % more than 456).
-    """
-    sizes, size = [], 1
-    while size < most:
-        sizes.append(size)
-        size += size if size < 8 else 8 if size < 384 else max(24, size // 512 * 16)
-    return [*sizes, most]
-
-
-def first_sizes(sizes: list[int]) -> list[int]:
-    """Return the sizes that between them use every kernel, the largest first: they share memory best so.
-
-    Kernels change where a size passes 2^k or 3 * 2^k requests.
-    """
-    return sorted({size for size in sizes if size // (size & -size) in (1, 3)} | {sizes[-1]}, reverse=True)
-
-
-def _singles_of(most: int) -> list[int]:
-    """List what single rows beside chunks are padded to: few, as each comes with many numbers of tokens."""
-    return [0, *(8 << i for i in range(max(1, (most - 1).bit_length() - 2)))]
-
-
-def _padded_tokens(number: int) -> int:
-    """Return the next number of tokens of chunks, at most a quarter more from 128 on."""
-    unit = max(_FEWEST_TOKENS, 1 << max(0, number.bit_length() - 3))
-    return -(-number // unit) * unit

@@ -61,12 +61,13 @@ class ModelRunner:
         if isinstance(hidden, PendingSamples):
             pending.pending = hidden
         elif work.samples.size:
-            faults.hit("worker.forward", rows=hidden)
+            if isinstance(hidden, torch.Tensor):
+                faults.hit("worker.forward", rows=hidden)
             self.head.finish(step, kind, work, hidden, replayer.model, pending)
         if replay is None:
             replayer.after_eager(work, end)
         for part in self._parts:
-            part.follow(step, work, None if isinstance(hidden, PendingSamples) else hidden, pending)
+            part.follow(step, work, hidden if isinstance(hidden, torch.Tensor) else None, pending)
         return pending
 
     @torch.inference_mode()

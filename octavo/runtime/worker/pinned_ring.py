@@ -24,8 +24,10 @@ class PinnedRing:
             torch.zeros((_LENGTH, most_rows), dtype=torch.int64, pin_memory=is_remote),
             torch.zeros((_LENGTH, most_rows), pin_memory=is_remote),
             torch.zeros(1, dtype=torch.int64, device=device),
+            torch.full((_LENGTH, most_rows), -1, pin_memory=is_remote),
         )
         self._given, *self._left = (part.numpy() for part in self.shared[:3])
+        self._masks = self.shared.masks.numpy()
         self._results: list[RingResults | None] = [None] * _LENGTH
         self._index = 0
 
@@ -41,6 +43,11 @@ class PinnedRing:
         given = self._given[self._index, :number]
         given[:] = 0
         return given
+
+    def give_masks(self, rows: Array, numbers: Array) -> None:
+        """Give rows of the step launched last their masks, before its tokens are chosen."""
+        self._masks[self._index] = -1
+        self._masks[self._index, rows] = numbers
 
     def end(self, rows: Array) -> "RingResults":
         """Return what the step just launched will bring for these rows, in this order."""

@@ -7,23 +7,33 @@ replay; Eager does not.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from octavo.runtime.batch import MAX_CAPTURED_TOKENS, ForwardBatch
 from octavo.runtime.models.interface import Model
+from octavo.runtime.sampling.masks import RowMasks
 from octavo.runtime.sampling.output import PendingSamples
-from octavo.runtime.sampling.sampler import Kind
+from octavo.runtime.sampling.sampler import Kind, Masked
 from octavo.runtime.worker.kv_tensors import KVTensors
 from octavo.runtime.worker.pending import PendingStep
 from octavo.runtime.worker.prepare import Work, make_batch
 from octavo.runtime.worker.request_state import RequestState
 from octavo.runtime.worker.step_part import StepPart
 
-Replay = Callable[[], Tensor | PendingSamples]
-"""Computes a step: up to its tokens, which are appended to the state; or up to the last hidden states of the
-requests that sample, [S, hidden_size], good until the next step.
+
+@dataclass(frozen=True, slots=True)
+class Unmasked:
+    """A step that is computed up to its logits. `choose` ends it, once, before the next step."""
+
+    choose: Callable[[RowMasks | None], PendingSamples]
+
+
+Replay = Callable[[], Tensor | PendingSamples | Unmasked]
+"""Computes a step: up to its tokens, which are appended to the state; or until masks have come; or up to the
+last hidden states of the requests that sample, [S, hidden_size], good until the next step.
 """
 
 
@@ -48,7 +58,7 @@ class Replayer(ABC):
         self._batch_invariant = batch_invariant
 
     @abstractmethod
-    def find(self, work: Work, end: Kind | None) -> Replay | None:
+    def find(self, work: Work, end: Kind | Masked | None) -> Replay | None:
         """Return what computes this step; None if the model itself has to.
 
         end: the kind that chooses the tokens of all requests; None = the sampler has more to do
@@ -78,12 +88,12 @@ class Replayer(ABC):
         """Prepare the replays of usual steps; before there are requests."""
         return
 
-    def after_eager(self, work: Work, end: Kind | None) -> None:
+    def after_eager(self, work: Work, end: Kind | Masked | None) -> None:
         """Prepare replays while the device computes `work`, a step that was not replayed. end: as in find"""
 
 
 class Eager(Replayer):
     """Replays nothing."""
 
-    def find(self, work: Work, end: Kind | None) -> None:
+    def find(self, work: Work, end: Kind | Masked | None) -> None:
         return None

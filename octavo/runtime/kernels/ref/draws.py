@@ -58,8 +58,8 @@ def truncate(logits: Tensor, limits: Limits) -> Truncation:
 def forbid(logits: Tensor, rows: Tensor, numbers: Tensor, words: Tensor) -> None:
     """See sampling.Forbid."""
     ids = torch.arange(logits.shape[1], device=logits.device)
-    is_allowed = (words[:, ids // 32] >> (ids % 32)) & 1 == 1
-    logits[rows] = logits[rows].where(is_allowed[numbers], float("-inf"))
+    is_allowed = (words[numbers][:, ids // 32] >> (ids % 32)) & 1 == 1
+    logits[rows] = logits[rows].where(is_allowed, float("-inf"))
 
 
 def widen(logits: Tensor) -> Tensor:

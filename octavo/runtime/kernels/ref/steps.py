@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from octavo.runtime.kernels.ref.draws import forbid
 from octavo.runtime.kernels.steps import StepKernels, StepRing
 
 
@@ -16,6 +17,13 @@ def begin_step(
     tables.copy_(kept_tables[:, numbers[num_tokens : num_tokens + num_rows]])
 
 
+def mask_step(ring: StepRing, logits: Tensor, words: Tensor) -> None:
+    """See steps.MaskStep."""
+    masks = ring.masks[(int(ring.begun) - 1) % len(ring.masks), : len(logits)].to(logits.device)
+    rows = (masks >= 0).nonzero()[:, 0]
+    forbid(logits, rows, masks[rows], words)
+
+
 def end_step(
     ring: StepRing, token_ids: Tensor, max_logits: Tensor, targets: Tensor, kept_ids: Tensor, vocab_size: int
 ) -> None:
@@ -26,4 +34,4 @@ def end_step(
     ring.max_logits[index, : len(valid)] = max_logits
 
 
-STEP_KERNELS = StepKernels(begin_step, end_step)
+STEP_KERNELS = StepKernels(begin_step, mask_step, end_step)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from octavo.runtime.kernels.steps import StepRing
 from octavo.runtime.kernels.triton.launch import (
+    NUM_PROGRAMS,
     Counters,
     cdiv,
     is_last,
@@ -22,6 +23,7 @@ from octavo.runtime.kernels.triton.launch import (
 _NUMBERS = _END_ROWS = 128  # of one program
 _TABLE_ROWS = 8
 _MOST_COLUMNS = 256
+_TILE = 4096  # tokens
 
 
 # fmt: off
@@ -58,6 +60,25 @@ def _begin_kernel(
                 tl.store(target + column, tl.load(source + column, mask=inside, other=0), mask=inside)
     if is_last(counter, tl.num_programs(0)):
         tl.store(begun, index + 1)
+
+
+@triton.jit(do_not_specialize=["per_program"])
+def _mask_kernel(
+    logits, words, begun, masks, stride, masks_stride, per_program,
+    SIZE: tl.constexpr, NUM_WORDS: tl.constexpr, LENGTH: tl.constexpr, TILE: tl.constexpr,
+):
+    """Write over the forbidden logits in `per_program` tiles of one row.
+
+    It reads the host's memory, as few times as it can, and like the first kernel without overlap.
+    """
+    row = tl.program_id(1).to(tl.int64)
+    number = tl.load(masks + (tl.load(begun) + LENGTH - 1) % LENGTH * masks_stride + row)
+    if number >= 0:
+        for tile in range(tl.program_id(0) * per_program, (tl.program_id(0) + 1) * per_program):
+            column = tile * TILE + tl.arange(0, TILE)
+            word = tl.load(words + number * NUM_WORDS + column // 32, mask=column < SIZE, other=-1)
+            is_forbidden = (word >> (column % 32)) & 1 == 0
+            tl.store(logits + row * stride + column, float("-inf"), mask=(column < SIZE) & is_forbidden)
 
 
 @triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["targets"])
@@ -100,6 +121,17 @@ def begin_step(
     grid = (num_parts + cdiv(num_rows, _TABLE_ROWS),)
     # More warps would read the rows again, each of them.
     _begin_kernel[grid](*tensors, *sizes, *strides, num_warps=1, **tiles)
+
+
+def mask_step(ring: StepRing, logits: Tensor, words: Tensor) -> None:
+    """See steps.MaskStep."""
+    num_rows, size = logits.shape
+    num_tiles = cdiv(size, _TILE)
+    per_program = cdiv(num_tiles * num_rows, NUM_PROGRAMS)
+    sizes = logits.stride(0), ring.masks.stride(0), per_program
+    fixed = {"SIZE": size, "NUM_WORDS": words.shape[1], "LENGTH": len(ring.masks), "TILE": _TILE}
+    grid = cdiv(num_tiles, per_program), num_rows
+    _mask_kernel[grid](logits, words, ring.begun, ring.masks, *sizes, **fixed)
 
 
 def end_step(

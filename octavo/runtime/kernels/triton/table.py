@@ -28,7 +28,7 @@ from octavo.runtime.kernels.triton.matmul import Matmul
 from octavo.runtime.kernels.triton.noise import row_limits
 from octavo.runtime.kernels.triton.routing import route
 from octavo.runtime.kernels.triton.scores import score
-from octavo.runtime.kernels.triton.steps import begin_step, end_step
+from octavo.runtime.kernels.triton.steps import begin_step, end_step, mask_step
 from octavo.runtime.kernels.triton.store import store_kv
 from octavo.runtime.kernels.triton.truncation import truncate
 
@@ -66,7 +66,7 @@ def cuda_table() -> KernelTable:
             edits.count,
             score,
         ),
-        steps=StepKernels(partial(begin_step, counters), end_step),
+        steps=StepKernels(partial(begin_step, counters), mask_step, end_step),
         adapters=AdapterKernels(add_low_rank, group),
         peers=PeerKernels(peers.sum_ranks, peers.sum_add_norm, peers.gather, peers.choose_among),
     )

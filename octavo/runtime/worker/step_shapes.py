@@ -1,0 +1,60 @@
+"""The shapes that captured steps are padded to, used by `CUDAGraphs`."""
+
+from typing import NamedTuple
+
+FEWEST_TOKENS = 64
+"""Of chunks; more than there are chunks: as many tokens as rows would be a decoding step."""
+CHUNKS = (8, 32)
+
+
+class Shape(NamedTuple):
+    """singles: rows of one token each, which come first; chunks: rows behind them, with `tokens` in all."""
+
+    singles: int
+    chunks: int = 0
+    tokens: int = 0
+    common_start: bool = False
+    """As in ForwardBatch."""
+    is_changed: bool = False
+    """As in Work; what is captured without adapters knows nothing of them."""
+
+    @property
+    def num_rows(self) -> int:
+        """Of both kinds."""
+        return self.singles + self.chunks
+
+    @property
+    def num_tokens(self) -> int:
+        """Of both kinds."""
+        return self.singles + self.tokens
+
+
+def step_sizes(most: int) -> list[int]:
+    """List the sizes that decoding steps of up to `most` requests are padded to: 1, 2, 4, 8, 16, 24 …
+
+    From 384 on multiples of 24, away from cuBLAS's worst holes (448 rows of an 8B take 40 % more than 456).
+    """
+    sizes, size = [], 1
+    while size < most:
+        sizes.append(size)
+        size += size if size < 8 else 8 if size < 384 else max(24, size // 512 * 16)
+    return [*sizes, most]
+
+
+def first_sizes(sizes: list[int]) -> list[int]:
+    """Return the sizes that between them use every kernel, the largest first: they share memory best so.
+
+    Kernels change where a size passes 2^k or 3 * 2^k requests.
+    """
+    return sorted({size for size in sizes if size // (size & -size) in (1, 3)} | {sizes[-1]}, reverse=True)
+
+
+def singles_of(most: int) -> list[int]:
+    """List what single rows beside chunks are padded to: few, as each comes with many numbers of tokens."""
+    return [0, *(8 << i for i in range(max(1, (most - 1).bit_length() - 2)))]
+
+
+def padded_tokens(number: int) -> int:
+    """Return the next number of tokens of chunks, at most a quarter more from 128 on."""
+    unit = max(FEWEST_TOKENS, 1 << max(0, number.bit_length() - 3))
+    return -(-number // unit) * unit
