@@ -7,7 +7,8 @@ masks check only tokens that depend on the context.
 Where a JSON text stands is known from its bytes (`Place`), and each place has a list of its own. Inside a
 string, texts that are no part of a literal count by their length alone: all their characters are spelt as one
 that no schema contains. For they can come only inside strings that are limited in nothing but their length
-(`schema_texts` finds the others). Outside, only tokens can come that begin with what stands between strings.
+(`schema_texts` finds the others). Outside, only tokens can come that begin with what stands between strings:
+blanks, punctuation, numbers, and parts of three words.
 """
 
 import re
@@ -26,6 +27,8 @@ from octavo.messages.structured import Vocabulary
 
 _ANY = "\U0010fffd"
 """Stands for the characters of a text that is no part of a literal."""
+_NO_TEXT = b"\xff"
+"""Stands for what is no part of any text."""
 _MAX_LENGTH = 32
 """Characters of such a text."""
 _NUM_BYTES = 256
@@ -37,11 +40,18 @@ _MAX_SHARE = 0.25
 """Of all tokens; a longer list saves nothing."""
 _IN = rb'(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*'
 _CUT = rb"(?:\\(?:u[0-9a-fA-F]{0,3})?)?"
-_OUT = rb"[ \t\r\n\[\]{}:,0-9+\-.aeflnrstuE]*"
+_FRAGMENTS = sorted(
+    {w[i:j] for w in (b"true", b"false", b"null") for j in range(1, 6) for i in range(j)} - {b""}
+)
+_OUT = rb"(?:[ \t\r\n\[\]{}:,0-9+\-.]|(?:E|%b)(?![A-Za-z]))*" % b"|".join(_FRAGMENTS)
 _CLOSE = rb'"(?=[ \t\r\n]*(?:[:,\]}]|\Z))'
 _INSIDE = re.compile(rb"%b(?:%b%b\"%b)*(?:%b|%b%b)" % (_IN, _CLOSE, _OUT, _IN, _CUT, _CLOSE, _OUT))
 _OUTSIDE = re.compile(rb"%b(?:\"%b%b%b)*(?:\"%b%b)?" % (_OUT, _IN, _CLOSE, _OUT, _IN, _CUT))
 """Tokens that may come inside and outside of a string, and some more."""
+_CUT_CHARACTERS = re.compile(
+    rb"([\x80-\xbf]{0,3})(.*?)([\xc2-\xdf]|[\xe0-\xef][\x80-\xbf]?|[\xf0-\xf4][\x80-\xbf]{0,2})?", re.DOTALL
+)
+"""Whole characters between the end of one and the beginning of another."""
 _PIECE = re.compile(rb'(")|(\\(?:u[0-9a-fA-F]{0,4}|.|\Z))|[^"\\]+', re.DOTALL)
 
 
@@ -165,8 +175,8 @@ class JSONTokens:
         self._before = b"\\" if place is Place.ESCAPING else b""
         self._ids: dict[str, list[int]] = defaultdict(list)
         """By text inside a string, the tokens in which it stands for its length alone."""
-        spell = self._if_outside if place is Place.OUTSIDE else self._by_length
-        self._base = Shortlist(vocabulary, map(spell, count(), vocabulary.tokens))
+        self._is_inside = place is not Place.OUTSIDE
+        self._base = Shortlist(vocabulary, map(self._by_length, count(), vocabulary.tokens))
 
     def shortlist(self, texts: SchemaTexts) -> Shortlist | None:
         """Return the list for a schema; None if it would be long."""
@@ -180,14 +190,11 @@ class JSONTokens:
         shortlist = self._base.spelling({token_id for part in parts for token_id in ids[part]})
         return shortlist if shortlist.is_short else None
 
-    def _if_outside(self, token_id: int, token: bytes) -> bytes | None:
-        return token if _OUTSIDE.fullmatch(token) else None
-
     def _by_length(self, token_id: int, token: bytes) -> bytes | None:
         text = self._before + token
-        if not _INSIDE.fullmatch(text):
+        if not (_INSIDE if self._is_inside else _OUTSIDE).fullmatch(text):
             return None
-        spelling, is_inside = b"", True
+        spelling, is_inside = b"", self._is_inside
         for quote, escape, piece in (match.group(1, 2, 0) for match in _PIECE.finditer(text)):
             is_inside ^= quote is not None
             is_text = is_inside and not (quote or escape)
@@ -195,14 +202,17 @@ class JSONTokens:
         return spelling[len(self._before) :]
 
     def _shorten(self, token_id: int, piece: bytes) -> bytes:
+        cut = _CUT_CHARACTERS.fullmatch(piece)
+        assert cut is not None
+        before, whole, behind = cut.groups(b"")
         try:
-            text = piece.decode()
+            text = whole.decode()
         except UnicodeDecodeError:
-            return piece
+            return _NO_TEXT
         if len(text) > _MAX_LENGTH or _ANY in text or "\x7f" in text:
             return piece
         self._ids[text].append(token_id)
-        return _any(len(text))
+        return before + _any(len(text)) + behind
 
 
 @cache
