@@ -109,7 +109,7 @@ _ENGINE_WITHOUT_EFFECT = {
         language_model_only?=true disable_mm_preprocessor_cache?=true skip_mm_profiling?=true
         interleave_mm_strings?=true disable_chunked_mm_input?=true mm_device_do_normalize?=true
         enable_mm_processor_stats?=true mm_processor_cache_type mm_hasher_algorithm
-        mm_shm_cache_max_object_size_mb mm_encoder_tp_mode mm_encoder_attn_backend mm_encoder_attn_dtype
+        mm_shm_cache_max_object_size_mb mm_encoder_attn_backend mm_encoder_attn_dtype
         mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_path mm_encoder_fp8_scale_save_margin
         video_pruning_rate video_pruning_method mm_tensor_ipc mm_processor_device mm_ipc_gpu_memory_gb
         ec_manager_config""",

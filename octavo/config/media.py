@@ -49,6 +49,12 @@ class MediaConfig(metaclass=Concern):
     mm_processor_cache_gb: float = option(
         4.0, "GiB of host memory in the API process for images that are prepared already; 0 = none."
     )
+    mm_encoder_tp_mode: str = option(
+        "weights",
+        "How several GPUs encode: each has a part of the encoder's weights, or all of them and a part of the "
+        "images.",
+        ("weights", "data"),
+    )
     mm_encoder_cache_gb: float = option(
         1.0, "GiB of the device's memory for outputs of the encoder; 0 = an image is encoded for each chunk."
     )

@@ -24,7 +24,6 @@ _QWEN_VL = _QWEN | {
     "num_attention_heads": 64,
     "num_key_value_heads": 8,
     "rms_norm_eps": 1e-5,
-    "rope_theta": 1e6,
 }
 _GEMMA_3 = {
     "vocab_size": 262208,
@@ -50,7 +49,7 @@ TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen2_vl_text": _QWEN_VL,
     "qwen2_5_vl_text": _QWEN_VL,
     "qwen3": _QWEN | {"head_dim": 128},
-    "qwen3_vl_text": _QWEN | {"head_dim": 128, "max_position_embeddings": 128000, "rope_theta": 5e5},
+    "qwen3_vl_text": _QWEN | {"head_dim": 128, "max_position_embeddings": 128000},
 }
 """By model_type, as of transformers 5."""
 _FLAT = {"qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text"}

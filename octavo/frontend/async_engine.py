@@ -122,7 +122,7 @@ class AsyncLLM:
         self._last_outputs = LastOutputs()
         """Of requests of `add_request`, for `step`."""
         self._preparation = Preparation()
-        self.input_processor.media.tell(self.metrics.note_media)
+        self.input_processor.media.tell(self.metrics.note_media, self.metrics.note_prepared_media)
         self.operator.forget_media = self.input_processor.media.clear
 
     @classmethod

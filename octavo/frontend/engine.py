@@ -79,7 +79,7 @@ class LLMEngine:
         own = InprocClient if is_here else ReplicatedClient
         self.core = SteppedCore(client or own(config), outputs)
         self.operator = Operator(config, self.metrics, self.core, self.input_processor.adapters)
-        self.input_processor.media.tell(self.metrics.note_media)
+        self.input_processor.media.tell(self.metrics.note_media, self.metrics.note_prepared_media)
         self.operator.forget_media = self.input_processor.media.clear
         self._learn(self.core.client.start())
 

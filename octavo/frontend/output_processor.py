@@ -282,6 +282,7 @@ class OutputProcessor:
             waited_s = now - owner.request.stats.arrival_time
             num_prompt = owner.request.num_prompt_tokens
             self._metrics.note_first_token(waited_s, num_prompt, owner.request.num_cached(output))
+            self._metrics.note_media_tokens(owner.request.num_media_tokens)
         owner.last_token_s = now
         self._metrics.note_tokens(len(output.new_token_ids))
 

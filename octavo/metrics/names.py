@@ -93,6 +93,10 @@ METRICS: dict[str, Description] = {
     "external_prefix_cache_hits": _core_counter("Prompt tokens taken from there."),
     "mm_cache_queries": _counter("Images looked for among the prepared ones."),
     "mm_cache_hits": _counter("Found there."),
+    "mm_preprocessing_seconds": _sizes(
+        "Fetching, decoding and resizing of an image or a video.", _FIRST_TOKEN_S
+    ),
+    "mm_prompt_tokens": _counter("Prompt tokens that stand for images and videos.", "modality"),
     "num_preemptions": _core_counter("Times a running sequence lost its blocks to another."),
     "num_blocks_swapped_out": _core_counter("Blocks whose content was copied to host memory."),
     "num_blocks_swapped_in": _core_counter("Blocks whose content was copied back."),

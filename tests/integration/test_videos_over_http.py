@@ -1,6 +1,7 @@
 """Videos, given embeddings, options of the processor and counts of tokens through a whole server."""
 
 import base64
+import re
 
 import numpy as np
 import pytest
@@ -36,6 +37,11 @@ async def test_videos_and_images_are_counted(server):
     usage = answer.json()["usage"]
     details = usage["prompt_tokens_details"]
     assert details["video_tokens"] == 2 * 4 * 3
+    page = (await server.get("/metrics")).text
+    for modality in ("image", "video"):
+        told = re.search(rf'vllm:mm_prompt_tokens_total{{.*modality="{modality}".*}} (\d+)', page)
+        assert int(told[1]) >= details[f"{modality}_tokens"]
+    assert int(re.search(r"vllm:mm_preprocessing_seconds_count{.*} (\d+)", page)[1]) >= 2
     assert usage["prompt_tokens"] == details["video_tokens"] + details["image_tokens"] + 3
     assert (await server.get("/v1/models")).json()["data"][0]["input_modalities"] == [
         "text",

@@ -11,10 +11,12 @@ import torch
 
 from octavo import LLM, SamplingParams
 from octavo.frontend.media.registry import PROCESSORS
+from octavo.lora.request import LoRARequest
 from octavo.runtime.models.media import MEDIA_ENCODERS
 from octavo.runtime.models.qwen_vl import by_windows as BY_WINDOWS
 from octavo.runtime.worker.media import read_features
 from octavo.runtime.worker.prepare import token_positions
+from tests import handmade_adapters
 from tests.tiny_media import IMAGE, TINY_MEDIA, VIDEO, make_images, make_oracle, make_prompt, save
 
 PART, STATE = "octavo.runtime.worker.media.MediaPart", "octavo.runtime.worker.request_state.RequestState"
@@ -26,6 +28,7 @@ PARAMS = SamplingParams(
     temperature=0, max_tokens=NUM_TOKENS, logprobs=-1, ignore_eos=True, allowed_token_ids=WORDS
 )
 FAMILIES = sorted(TINY_MEDIA)
+GEMMA = "Gemma3ForConditionalGeneration"
 CHUNKS = {"long_prefill_token_threshold": 7}
 
 
@@ -68,21 +71,22 @@ def oracle_inputs(architecture, images):
 
 
 @torch.inference_mode()
-def oracle_logits(architecture, ids, images):
-    oracle = oracle_of(architecture)[0]
+def oracle_logits(architecture, ids, images, oracle):
+    oracle = oracle or oracle_of(architecture)[0]
     inputs = oracle_inputs(architecture, images) if images else {}
     if (tiny := TINY_MEDIA[architecture]).types and images:
         inputs[tiny.types] = (torch.tensor([ids]) == oracle_of(architecture)[0].config.image_token_id).int()
     return oracle(input_ids=torch.tensor([ids]), **inputs).logits[0].float()
 
 
-def differences(architecture, requests, outputs):
+def differences(architecture, requests, outputs, oracle=None):
     """The largest difference of logits of each request, for the prompt's end and the tokens behind it."""
     found = []
     for request, output in zip(requests, outputs, strict=True):
         tokens = output.outputs[0].token_ids
         ids = [*output.prompt_token_ids, *tokens[:-1]]
-        expected = oracle_logits(architecture, ids, request["multi_modal_data"]["image"])[-len(tokens) :]
+        expected = oracle_logits(architecture, ids, request["multi_modal_data"]["image"], oracle)
+        expected = expected[-len(tokens) :]
         scores = output.outputs[0].logprobs
         ours = torch.tensor([[row[i].logprob for i in range(len(row))] for row in scores])
         found.append((ours - expected[:, : ours.shape[1]]).abs().max().item())
@@ -308,3 +312,38 @@ def test_text_goes_on_behind_the_last_second():
     vars(encoder).update(vision={"tokens_per_second": 4}, _merge=2)
     [positions] = encoder.patch_positions({"grid_thw": np.array([3, 4, 2]), "seconds": np.array([1.3])})
     assert positions.tolist() == [[0, 0, 5, 5, 10, 10], [0, 1] * 3, [0] * 6]
+
+
+@pytest.mark.parametrize("mode", ["weights", "data"])
+@pytest.mark.parametrize(
+    "architecture", ["Qwen3VLForConditionalGeneration", "Gemma3ForConditionalGeneration"]
+)
+def test_two_ranks(architecture, mode):
+    """Each with a part of the encoder's weights, or with all of them and a part of the images."""
+    requests = make_requests(architecture)
+    llm = make_llm(architecture, tensor_parallel_size=2, mm_encoder_tp_mode=mode)
+    outputs = llm.generate(requests, PARAMS, use_tqdm=False)
+    assert max(differences(architecture, requests, outputs)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3VLForConditionalGeneration"])
+def test_two_stages(architecture):
+    """The second has positions of its own, the first what stands beside the embeddings."""
+    requests = make_requests(architecture)
+    options = {"pipeline_parallel_size": 2, "long_prefill_token_threshold": 7}
+    outputs = make_llm(architecture, **options).generate(requests, PARAMS, use_tqdm=False)
+    assert max(differences(architecture, requests, outputs)) <= TOLERANCE
+
+
+def test_adapters_beside_images(tmp_path):
+    """Of the text model, in some requests of a batch."""
+    architecture = "Qwen3VLForConditionalGeneration"
+    oracle, requests = oracle_of(architecture)[0], make_requests(architecture)
+    merged = handmade_adapters.write(oracle, tmp_path / "adapter", 4, 0)
+    one = LoRARequest("a", 1, str(tmp_path / "adapter"))
+    llm = make_llm(architecture, enable_lora=True)
+    outputs = llm.generate(requests, PARAMS, lora_request=[one, None, one], use_tqdm=False)
+    with_adapter = differences(architecture, requests, outputs, merged)
+    plain = differences(architecture, requests, outputs)
+    assert max(with_adapter[0], plain[1], with_adapter[2]) <= TOLERANCE
+    assert min(plain[0], with_adapter[1], plain[2]) > 10 * TOLERANCE

@@ -5,6 +5,7 @@ Keeps what is prepared by content, bounded in bytes.
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -62,6 +63,8 @@ class MediaReader:
         self._lock = threading.Lock()
         self.on_lookup: Callable[..., None] = lambda *, is_known: None
         """Is told of each look into the cache."""
+        self.on_prepared: Callable[[float], None] = lambda seconds: None
+        """Is told how long each item took that was not found there."""
 
     def _encode(self, text: str) -> list[int]:
         if self._tokenizer is None:
@@ -137,12 +140,12 @@ class MediaReader:
                     f"The {modality} named {name!r} is not in the cache (any more): send its content.",
                     "multi_modal_uuids",
                 )
-            return self._keep(self._prepare(modality, item, key, settings))
+            return self._keep(modality, item, key, settings)
         if item is None:
             raise RequestError(f"The {modality} must be given, or named by a uuid.", "multi_modal_data")
         content = self._doors[modality].fetch(item.url) if isinstance(item, MediaURL) else item
         key = _digest([b"content", made_by, *_parts(content)])
-        return self._find(key) or self._keep(self._prepare(modality, content, key, settings))
+        return self._find(key) or self._keep(modality, content, key, settings)
 
     def _find(self, key: bytes) -> Prepared | None:
         with self._lock:
@@ -150,7 +153,10 @@ class MediaReader:
         self.on_lookup(is_known=found is not None)
         return found
 
-    def _keep(self, prepared: Prepared) -> Prepared:
+    def _keep(self, modality: str, item: Any, key: bytes, settings: Mapping[str, Any]) -> Prepared:
+        start = time.perf_counter()
+        prepared = self._prepare(modality, item, key, settings)
+        self.on_prepared(time.perf_counter() - start)
         with self._lock:
             self._cache.put(prepared.key, prepared, prepared.num_bytes)
         return prepared

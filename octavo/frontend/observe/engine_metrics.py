@@ -91,6 +91,7 @@ class EngineMetrics:
             every.counter("mm_cache_queries"),
             every.counter("mm_cache_hits"),
         )
+        self._media_seconds = every.histogram("mm_preprocessing_seconds")
         self._prompt_tokens_cached = every.counter("prompt_tokens_cached")
         self._first_token = every.histogram("time_to_first_token_seconds")
         self._token_gap = every.histogram("inter_token_latency_seconds")
@@ -116,6 +117,15 @@ class EngineMetrics:
         """An image was looked for among the prepared ones."""
         self._media_queries.add(1)
         self._media_hits.add(int(is_known))
+
+    def note_prepared_media(self, seconds: float) -> None:
+        """An image was prepared."""
+        self._media_seconds.observe(seconds)
+
+    def note_media_tokens(self, counts: Mapping[str, int]) -> None:
+        """The prompt of a request is computed, in which so many tokens stand for media, by modality."""
+        for modality, count in counts.items():
+            self._all.counter("mm_prompt_tokens", modality=modality).add(count)
 
     def of(self, engine: int) -> "EngineMetrics":
         """Return the instruments of a replica."""

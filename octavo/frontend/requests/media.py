@@ -52,10 +52,10 @@ class PromptMedia:
             )
         return self._reader
 
-    def tell(self, on_lookup: Callable[..., None]) -> None:
-        """Have `on_lookup` told of each look into the cache of prepared items."""
+    def tell(self, on_lookup: Callable[..., None], on_prepared: Callable[[float], None]) -> None:
+        """Have them told of each look into the cache of prepared items, and of seconds that others take."""
         if self._reader is not None:
-            self._reader.on_lookup = on_lookup
+            self._reader.on_lookup, self._reader.on_prepared = on_lookup, on_prepared
 
     def is_in(self, prompt: PromptType) -> bool:
         """Whether there is something to read."""

@@ -139,7 +139,11 @@ def _add_encoder(model: Family, config: EngineConfig, build: BuildContext) -> No
     """Attach what turns media into embeddings; its weights are plain numbers, whatever the text's are."""
     scheme = SCHEMES.load("unquantized")(build.scheme.storage, config, _unknown)
     kind = MEDIA_ENCODERS.load(config.checkpoint.media_architecture)
-    encoder = kind(config.checkpoint.config, replace(build.at("encoder"), scheme=scheme))
+    parallel = build.parallel
+    if config.media.mm_encoder_tp_mode == "data":
+        parallel = replace(parallel, tp=ONE)
+    place = replace(build.at("encoder"), scheme=scheme, parallel=parallel)
+    encoder = kind(config.checkpoint.config, place)
     model.add_module("encoder", encoder)
     model.WEIGHTS = media_weights(model.WEIGHTS, encoder)
 

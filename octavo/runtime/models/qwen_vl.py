@@ -185,9 +185,12 @@ class Qwen3VLEncoder(Qwen2VLEncoder):
         self.positions = Embedding(build.at("positions"), count, self.tower.size)
         self._deep: list[int] = list(self.vision["deepstack_visual_indexes"])
         self.num_deep_layers = len(self._deep)
-        own, layers = build.parallel.layers, size_of(config["text_config"], "num_hidden_layers")
-        if len(self._deep) >= layers or (own is not None and own.stop <= len(self._deep)):
-            raise Unsupported(f"What {len(self._deep)} layers get of images must be got by the first stage.")
+        own, count = build.parallel.layers or range(0), len(self._deep)
+        inner = range(1, count)
+        if count >= size_of(config["text_config"], "num_hidden_layers") or {own.start, own.stop} & {*inner}:
+            raise Unsupported(
+                f"The first {count} layers, which get what the tower saw, must be in one stage."
+            )
         joined = self.tower.size * self._merge**2
         self.deep_norms = nn.ModuleList(
             make_norm(self.NORM, build.at(f"deep_norms.{i}"), joined) for i in range(len(self._deep))

@@ -11,6 +11,7 @@ from octavo.base.lru import LRU
 from octavo.messages.media import EMBEDS, Features, MediaItem, Source
 from octavo.messages.step import NewRequest
 from octavo.runtime.batch import ForwardBatch, GivenEmbeds, MutualSpans
+from octavo.runtime.distributed.context import ONE, Group
 from octavo.runtime.kernels.attention import Ragged
 from octavo.runtime.models.media import MediaEncoder
 from octavo.runtime.transfer import Array, send, to_device
@@ -46,10 +47,20 @@ class MediaPart(StepPart):
     """
 
     def __init__(
-        self, encoder: Callable[[], MediaEncoder], state: RequestState, max_bytes: int, *, embeds: bool
+        self,
+        encoder: Callable[[], MediaEncoder],
+        state: RequestState,
+        max_bytes: int,
+        *,
+        embeds: bool,
+        ranks: Group = ONE,
     ) -> None:
-        """embeds: this stage is the first of the model; later ones need positions at most"""
+        """embeds: this stage is the first of the model; later ones need positions at most
+
+        ranks: those that have the whole encoder each, and share the items
+        """
         super().__init__()
+        self._ranks = ranks
         self._encoder, self._state, self._embeds = encoder, state, embeds
         self._device = state.token_ids.device
         self._ends = np.zeros(state.spare_row + 1, np.int64)
@@ -172,7 +183,7 @@ class MediaPart(StepPart):
             for item in missing
         ]
         encoded = [inputs for inputs in features if EMBEDS not in inputs]
-        made = iter(self._encoder().encode(encoded) if encoded else ())
+        made = iter(self._shared(encoded) if encoded else ())
         if encoded:
             self.batches.append(len(encoded))
         for item, inputs in zip(missing, features, strict=True):
@@ -180,6 +191,20 @@ class MediaPart(StepPart):
             outputs[item.key] = output
             self.cache.put(item.key, output, output.nbytes)
         return outputs
+
+    def _shared(self, items: list[dict[str, Tensor]]) -> list[Tensor]:
+        """Encode every item on one rank, and give the outputs to all."""
+        encode, rank, size = self._encoder().encode, self._ranks.rank, self._ranks.size
+        if size == 1 or len(items) < size:
+            return encode(items)
+        made = encode(items[rank::size])
+        counts = torch.zeros(len(items), dtype=torch.int64, device=self._device)
+        counts[rank::size] = torch.tensor([len(output) for output in made], device=self._device)
+        lengths = self._ranks.all_reduce_by_nccl(counts).tolist()
+        every = made[0].new_zeros(sum(lengths), made[0].shape[1])
+        for part, output in zip(torch.split(every, lengths)[rank::size], made, strict=True):
+            part.copy_(output)
+        return list(torch.split(self._ranks.all_reduce(every), lengths))
 
 
 def _runs(numbers: Array) -> list[Array]:

@@ -17,7 +17,7 @@ from octavo.messages.adapters import AdapterRef, SoftPromptRef
 from octavo.messages.kv import CachePlan, KVCacheGroup, ModelReady
 from octavo.messages.request import RequestSpec
 from octavo.messages.step import SchedulerOutput, TokenMasks
-from octavo.runtime.distributed.context import ParallelContext
+from octavo.runtime.distributed.context import ONE, ParallelContext
 from octavo.runtime.distributed.peer_setup import connect_peers
 from octavo.runtime.heads.head import NoHead
 from octavo.runtime.heads.pool import PoolHead
@@ -169,13 +169,14 @@ class Worker:
         """Return what encodes images and the like, if the model takes some."""
         if self.model.media_encoder is None:
             return []
+        media, parallel = self._config.media, self._parallel
+        most = int(media.mm_encoder_cache_gb * 2**30)
         if self.model.cross_layers:
             heads = self._config.checkpoint.generation_config.get("alignment_heads") or []
-            most = int(self._config.media.mm_encoder_cache_gb * 2**30)
             self._media = SourcePart(lambda: self.model, state, most, heads)
             return [self._media]
-        most, is_first = int(self._config.media.mm_encoder_cache_gb * 2**30), self._parallel.pp.is_first
-        self._media = MediaPart(lambda: self.model.media_encoder, state, most, embeds=is_first)
+        ranks, is_first = parallel.tp if media.mm_encoder_tp_mode == "data" else ONE, parallel.pp.is_first
+        self._media = MediaPart(lambda: self.model.media_encoder, state, most, embeds=is_first, ranks=ranks)
         return [self._media]
 
     def _make_adapters(self, num_rows: int) -> AdaptersPart | None:

@@ -17,7 +17,7 @@ from octavo.frontend.media.processors.interface import (
     Settings,
 )
 
-_START, _IMAGE, _END = "<start_of_image>", "<image_soft_token>", "<end_of_image>"
+_LINES = "\n\n"
 _MOST_NEWLINES = 16
 
 
@@ -51,14 +51,21 @@ class Gemma3Processor(ImageProcessor):
         return {"pixel_values": np.stack([pixels.normalised(np.asarray(i), settings) for i in images])}
 
     def tokens(self, arrays: Mapping[str, np.ndarray]) -> list[int]:
-        count = len(arrays["pixel_values"]) - 1
-        one = f"\n\n{_START}{_IMAGE * self.config.get('mm_tokens_per_image', 256)}{_END}\n\n"
-        parts = "and here are some crops to help you see better"
-        text = f"Here is the original image {one} {parts} {' '.join([one] * count)}" if count else one
-        return self.encode(text)
+        num_parts, each = len(arrays["pixel_values"]) - 1, self.config.get("mm_tokens_per_image", 256)
+        if not num_parts:
+            return self.tokens_of_embeds(each)
+        told = f"{_LINES} and here are some crops to help you see better {_LINES}"
+        between = [told, *[f"{_LINES} {_LINES}"] * (num_parts - 1), _LINES]
+        ids = self.encode(f"Here is the original image {_LINES}")
+        for text in between:
+            ids += [*self._image(each), *self.encode(text)]
+        return ids
 
     def tokens_of_embeds(self, count: int) -> list[int]:
-        return self.encode(f"\n\n{_START}{_IMAGE * count}{_END}\n\n")
+        return [*self.encode(_LINES), *self._image(count), *self.encode(_LINES)]
+
+    def _image(self, count: int) -> list[int]:
+        return [self.marker_id, *[self.placeholder_id] * count, self.config.get("eoi_token_index", 256_000)]
 
     def joined(self, left: int, right: int) -> int | None:
         """See ImageProcessor: lines that follow each other are one token, as in a whole text."""

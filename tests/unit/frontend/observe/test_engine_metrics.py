@@ -130,6 +130,7 @@ def test_sleep_and_rejections():
 def test_every_metric_that_is_promised_is_made():
     metrics = EngineMetrics(fake_config())
     metrics.note_first_token(0.1, 4, 0)
+    metrics.note_media_tokens({"image": 2})
     metrics.note_tokens(1)
     metrics.note_rejection("max_num_queued_reqs")
     metrics.note_step(SchedulerStats(num_accepted_by_position=[1]))
