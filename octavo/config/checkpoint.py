@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from octavo.base.errors import BadCheckpoint, Unsupported
-from octavo.base.gguf import open_gguf
+from octavo.base.gguf import GGUFFile, open_gguf
 from octavo.config.gguf_config import config_from_gguf, generation_from_gguf
+from octavo.config.mmproj_config import find_mmproj, models_in, with_encoder
 from octavo.config.nested_text import fill_text
 
 Format = Literal["safetensors", "gguf", "none"]
@@ -38,6 +39,8 @@ class Checkpoint:
     """"none": a folder with a config only, for dummy weights."""
     config: dict[str, Any]
     generation_config: dict[str, Any] = field(default_factory=dict)
+    mmproj: str = ""
+    """The file of a GGUF model's encoder."""
 
     @property
     def architecture(self) -> str:
@@ -105,18 +108,18 @@ def offset_from_padding(config: dict[str, Any]) -> int:
     return padding + 1 if isinstance(padding, int) and padding >= 0 else 2
 
 
-def read_checkpoint(path: Path, overrides: dict[str, Any] | None = None) -> Checkpoint:
+def read_checkpoint(path: Path, overrides: dict[str, Any] | None = None, mmproj: str = "") -> Checkpoint:
     """Describe the model at `path`: a GGUF file, or a folder with config.json or with one GGUF file.
 
-    Raises BadCheckpoint for a damaged or refused one.
+    mmproj: as in find_mmproj. Raises BadCheckpoint for a damaged or refused one.
     """
     if path.is_file():
-        return _read_gguf(path, overrides or {})
+        return _read_gguf(path, overrides or {}, mmproj)
     if (path / "config.json").is_file():
         return _read_folder(path, overrides or {})
-    ggufs = sorted(path.glob("*.gguf"))
+    ggufs = models_in(path)
     if len(ggufs) == 1:
-        return _read_gguf(ggufs[0], overrides or {})
+        return _read_gguf(ggufs[0], overrides or {}, mmproj)
     if ggufs:
         raise BadCheckpoint(
             f"{path} holds {len(ggufs)} GGUF files; name one: {', '.join(g.name for g in ggufs)}"
@@ -124,10 +127,19 @@ def read_checkpoint(path: Path, overrides: dict[str, Any] | None = None) -> Chec
     raise BadCheckpoint(f"{path} holds neither config.json nor a GGUF file")
 
 
-def _read_gguf(path: Path, overrides: dict[str, Any]) -> Checkpoint:
+def _read_gguf(path: Path, overrides: dict[str, Any], mmproj: str) -> Checkpoint:
     file = open_gguf(path)
-    config, generation = config_from_gguf(file) | overrides, generation_from_gguf(file)
-    return Checkpoint(path=str(path), format="gguf", config=config, generation_config=generation)
+    config, generation = config_from_gguf(file), generation_from_gguf(file)
+    if encoder := find_mmproj(path, mmproj):
+        tokens = file.metadata.get("tokenizer.ggml.tokens")
+        config = with_encoder(config, tokens if isinstance(tokens, list) else [], GGUFFile(encoder))
+    return Checkpoint(
+        path=str(path),
+        format="gguf",
+        config=config | overrides,
+        generation_config=generation,
+        mmproj=str(encoder or ""),
+    )
 
 
 def _read_folder(path: Path, overrides: dict[str, Any]) -> Checkpoint:

@@ -10,6 +10,11 @@ from octavo.config.option import Concern, option
 class MediaConfig(metaclass=Concern):
     """What a model for images takes. Models for text alone read none of it."""
 
+    mmproj: str = option(
+        "",
+        "File with the encoder of a model in a GGUF file; empty = the only mmproj*.gguf beside it, if there "
+        "is one; none = text alone.",
+    )
     limit_mm_per_prompt: dict[str, Any] = option(
         {}, 'Items of each modality in a prompt at most: {"image": 4}; others have no limit but the context.'
     )

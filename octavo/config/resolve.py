@@ -47,7 +47,7 @@ def resolve(args: EngineArgs, *, needs_device: bool = True) -> EngineConfig:
         check_device(args.device)
     path = locate(args.model, revision=args.revision, download_dir=args.download_dir)
     folder = read_folder(path)
-    checkpoint = read_checkpoint(Path(folder.model_path or path), args.hf_overrides)
+    checkpoint = read_checkpoint(Path(folder.model_path or path), args.hf_overrides, args.mmproj)
     if args.model in BUILT_IN and path != Path(args.model):  # no folder that has this name
         generation = BUILT_IN[args.model].generation | checkpoint.generation_config
         checkpoint = dataclasses.replace(checkpoint, generation_config=generation)

@@ -44,10 +44,12 @@ class MediaReader:
         self._architecture = config.checkpoint.media_architecture
         known, self._tokenizer = processors_of(self._architecture), tokenizer
         assert known is not None
-        kind = known.load(self._architecture)
-        stored = _read_settings(folder, "preprocessor_config.json", kind.SETTINGS)
+        kind, whole = known.load(self._architecture), config.checkpoint.config
+        stored = whole.get("preprocessor_config") or _read_settings(
+            folder, "preprocessor_config.json", kind.SETTINGS
+        )
         own = media.mm_processor_kwargs
-        self.processor: Any = kind(config.checkpoint.config, stored | kind.OVERRIDES | own, self._encode)
+        self.processor: Any = kind(whole, stored | kind.OVERRIDES | own, self._encode)
         if unknown := sorted(set(own) - kind.options()):
             raise ConfigError(f"Unknown mm_processor_kwargs {', '.join(unknown)}. Known: {_names(kind)}.")
         if kind.VIDEO_DEFAULTS is not None:

@@ -67,8 +67,8 @@ _PRE = {
 }
 
 
-def tokenizer_from_metadata(metadata: Mapping[str, Any]) -> tokenizer.Tokenizer:
-    """Build the tokenizer that GGUF `metadata` describes.
+def tokenizer_from_metadata(metadata: Mapping[str, Any], added: Sequence[str] = ()) -> tokenizer.Tokenizer:
+    """Build the tokenizer that GGUF `metadata` describes, with special tokens `added` behind its own.
 
     Raises Unsupported for an unknown kind of vocabulary, BadCheckpoint for an inconsistent one.
     """
@@ -88,6 +88,7 @@ def tokenizer_from_metadata(metadata: Mapping[str, Any]) -> tokenizer.Tokenizer:
         special = _special_tokens(metadata, len(tokens))
         adds_bos = metadata.get("tokenizer.ggml.add_bos_token", add_bos)
         adds_eos = metadata.get("tokenizer.ggml.add_eos_token", False)
+        backend.add_special_tokens([AddedToken(token, special=True) for token in added])
         set_ends(backend, special.bos if adds_bos else None, special.eos if adds_eos else None)
     except OctavoError:
         raise

@@ -5,6 +5,7 @@ tokenizers library and Jinja, not transformers: that is imported for folders wit
 never with trust_remote_code.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from octavo.base.gguf import open_gguf
 from octavo.base.hub import locate
 from octavo.config.checkpoint import read_json
 from octavo.config.engine import EngineConfig
+from octavo.config.mmproj_config import models_in
 from octavo.frontend.text.gguf_vocab import set_ends, tokenizer_from_metadata
 from octavo.frontend.text.tokenizer import SpecialTokens, Tokenizer
 
@@ -32,14 +34,17 @@ def tokenizer_for(config: EngineConfig) -> Tokenizer | None:
     path = Path(config.checkpoint.path)
     if model.tokenizer:
         path = locate(model.tokenizer, download_dir=model.download_dir)
-    return load_tokenizer(path)
+    return load_tokenizer(path, config.checkpoint.config.get("added_tokens", ()))
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a GGUF file, or of a folder (tokenizer files, else one GGUF). Raises BadCheckpoint."""
+def load_tokenizer(path: Path, added: Sequence[str] = ()) -> Tokenizer:
+    """The tokenizer of a GGUF file, or of a folder (tokenizer files, else one GGUF). Raises BadCheckpoint.
+
+    added: special tokens that a GGUF file's vocabulary lacks
+    """
     if path.is_file():
-        return tokenizer_from_metadata(open_gguf(path).metadata)
-    ggufs = sorted(path.glob("*.gguf"))
+        return tokenizer_from_metadata(open_gguf(path).metadata, added)
+    ggufs = models_in(path)
     if len(ggufs) == 1 and not (path / "tokenizer.json").is_file():
         return tokenizer_from_metadata(open_gguf(ggufs[0]).metadata)
     if not path.is_dir():

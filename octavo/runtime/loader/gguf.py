@@ -15,7 +15,7 @@ from octavo.runtime.models.weights import Target
 from octavo.runtime.quantization.blocks import Blocks
 from octavo.runtime.quantization.parameter import Stored
 
-_PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def read(config: EngineConfig, model: Family, arch: Arch) -> Iterator[Piece]:
@@ -43,6 +43,6 @@ def _tensor(file: GGUFFile, name: str, origin: str) -> Stored:
     raw = torch.from_numpy(file.data(name))
     if len(info.shape) in (2, 3):
         return Blocks(raw.view(*info.shape[:-1], -1), info.type)
-    if len(info.shape) == 1 and info.type.name in _PLAIN:
-        return raw.flatten().clone().view(_PLAIN[info.type.name])
+    if len(info.shape) == 1 and info.type.name in PLAIN:
+        return raw.flatten().clone().view(PLAIN[info.type.name])
     raise BadCheckpoint(f"{origin} of type {info.type.name} has {len(info.shape)} axes")

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
 from math import prod
+from pathlib import Path
 from typing import get_args
 
 import torch
@@ -23,6 +24,7 @@ from octavo.runtime.kernels.precision import InputPrecision
 from octavo.runtime.layers.build import BuildContext, finish_loading, named_parameters, packed_matrices
 from octavo.runtime.layers.recurrent import RecurrentArch
 from octavo.runtime.loader.host_weights import HostWeights, choose_layers, layer_bytes, wants_host_weights
+from octavo.runtime.loader.mmproj import read_mmproj
 from octavo.runtime.loader.piece import Piece
 from octavo.runtime.loader.pooler import add_pooler, read_stages
 from octavo.runtime.lora.reader import AdapterReader
@@ -114,6 +116,8 @@ def load_own(
     else:
         add_pooler(model, config.pooling, build, arch.hidden_size)
         pieces = chain(read(config, model, arch), read_stages(config))
+    if config.checkpoint.mmproj and model.media_encoder is not None:
+        pieces = chain(pieces, read_mmproj(Path(config.checkpoint.mmproj), model, arch))
     _fill(model, pieces, config, parallel)
     finish_loading(model)
     if method := stored_quantization(config).get("quant_method"):

@@ -46,7 +46,7 @@ class ImageProcessor(MediaProcessor):
         given = config.get("image_token_id", config.get("image_token_index"))
         if not isinstance(given, int):
             raise BadCheckpoint("The config does not name the token that stands for images (image_token_id).")
-        self.placeholder_id = self.marker_id = given
+        self.marker_id, self.placeholder_id = given, config.get("image_placeholder_id", given)
         self.num_deep_layers = len(config["vision_config"].get("deepstack_visual_indexes") or ())
 
     def read_video_settings(self, settings: Settings) -> None:

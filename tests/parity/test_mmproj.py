@@ -1,0 +1,201 @@
+"""A text model in GGUF with its encoder in a file beside it, as llama.cpp's tools write them, against
+transformers.
+"""
+
+import re
+from functools import cache
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from octavo import LLM
+from octavo.base.errors import BadCheckpoint, ConfigError, Unsupported
+from octavo.config.checkpoint import read_checkpoint
+from tests.gguf_models import write_gguf
+from tests.gguf_writer import ARRAY, BOOL, FLOAT32, INT32, STRING, UINT32, Tensor, gguf_bytes
+from tests.parity.test_media_models import PARAMS, TOLERANCE, differences, make_requests
+from tests.tiny_media import TINY_MEDIA, VOCAB, make_oracle
+
+LLAVA, IDEFICS, GEMMA = (f"{name}ForConditionalGeneration" for name in ("Llava", "Idefics3", "Gemma3"))
+KINDS = {LLAVA: "mlp", IDEFICS: "idefics3", GEMMA: "gemma3"}
+MARKS = {
+    120: "<image>",
+    121: "<fake_token_around_image>",
+    122: "<global-img>",
+    117: "<start_of_image>",
+    118: "<end_of_image>",
+}
+
+
+@cache
+def oracle_of(architecture):
+    """A model whose layers are what a GGUF file can say: every sixth of Gemma 3 is global."""
+    if architecture != GEMMA:
+        return make_oracle(architecture)
+    text = TINY_MEDIA[GEMMA].config["text_config"] | {"layer_types": ["sliding_attention"] * 3}
+    return make_oracle(GEMMA, text_config=text)
+
+
+def write_text(oracle, path, marks):
+    """The language model alone."""
+    text = AutoModelForCausalLM.from_config(oracle.config.text_config)
+    inner = getattr(oracle.model, "language_model", None) or oracle.model.text_model
+    text.model.load_state_dict(inner.state_dict())
+    text.lm_head.weight.data.copy_(oracle.lm_head.weight)
+    tokens = [marks.get(number, f"t{number}") for number in range(VOCAB)]
+    types = [3 if number in marks else 1 for number in range(VOCAB)]
+    entries = [
+        ("tokenizer.ggml.model", STRING, "gpt2"),
+        ("tokenizer.ggml.pre", STRING, "default"),
+        ("tokenizer.ggml.tokens", ARRAY, (STRING, tokens)),
+        ("tokenizer.ggml.token_type", ARRAY, (INT32, types)),
+        ("tokenizer.ggml.merges", ARRAY, (STRING, [])),
+        ("tokenizer.ggml.add_bos_token", BOOL, False),
+    ]
+    with torch.no_grad():
+        return write_gguf(text, path, {}, entries=entries)
+
+
+def tensors_of(oracle, architecture):
+    """The encoder's, under the names of the gguf package, but LLaVA's projector, which its own script names.
+
+    LLaVA's script leaves out the layers behind the one that is taken.
+    """
+    vision = oracle.config.vision_config
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, vision.num_hidden_layers)
+    last = f".layers.{vision.num_hidden_layers - 1}."
+    for name, parameter in oracle.model.named_parameters():
+        is_needless = architecture == LLAVA and (last in name or "post_layernorm" in name)
+        if is_needless or name.startswith(("language_model.", "text_model.")):
+            continue
+        is_norm = name.endswith("soft_emb_norm.weight")
+        yield gguf_name(names, name), parameter.detach() + 1 if is_norm else parameter.detach().clone()
+
+
+def gguf_name(names, name):
+    for theirs, ours in (("linear_1", "0"), ("linear_2", "2")):
+        if name.startswith(f"multi_modal_projector.{theirs}."):
+            return name.replace(f"multi_modal_projector.{theirs}", f"mm.{ours}")
+    if name.endswith("class_embedding"):
+        return "v.class_embd"
+    inner = re.sub(r"^(vision_tower\.vision_model|vision_tower|vision_model)\.", "", name)
+    if inner != name:
+        name = f"vision_tower.vision_model.{inner}"
+    name = name.replace("input_projection_weight", "input_projection.weight").replace(
+        "connector.", "model.connector."
+    )
+    found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    assert found, name
+    return found
+
+
+def write_mmproj(architecture, oracle, path, *, kind="", swapped=False):
+    vision, settings = oracle.config.vision_config, TINY_MEDIA[architecture].settings
+    key, data, rows = "clip.vision.", bytearray(), []
+    exchanged = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"} if swapped else {}
+    for own, values in tensors_of(oracle, architecture):
+        name = ".".join(exchanged.get(part, part) for part in own.split("."))
+        half = name.endswith("attn_q.weight")
+        raw = values.contiguous().numpy().astype(np.float16 if half else np.float32)
+        values.copy_(torch.from_numpy(raw.astype(np.float32)))
+        rows.append(Tensor(name, raw.shape[::-1], int(half), len(data)))
+        data += raw.tobytes() + bytes(-raw.nbytes % 32)
+    numbers = {
+        "image_size": vision.image_size,
+        "patch_size": vision.patch_size,
+        "embedding_length": vision.hidden_size,
+        "feed_forward_length": vision.intermediate_size,
+        "block_count": vision.num_hidden_layers - (architecture == LLAVA),
+        "attention.head_count": vision.num_attention_heads,
+        "projector.scale_factor": 2,
+    }
+    if architecture == IDEFICS:
+        numbers["preproc_image_size"] = settings["size"]["longest_edge"]
+    mean = [0.48145466, 0.4578275, 0.40821073] if architecture == LLAVA else [0.5] * 3
+    std = [0.26862954, 0.26130258, 0.27577711] if architecture == LLAVA else [0.5] * 3
+    entries = [
+        ("general.architecture", STRING, "clip"),
+        ("clip.projector_type", STRING, kind or KINDS[architecture]),
+        ("clip.has_vision_encoder", BOOL, True),
+        ("clip.use_gelu", BOOL, architecture != LLAVA),
+        (f"{key}attention.layer_norm_epsilon", FLOAT32, vision.layer_norm_eps),
+        (f"{key}image_mean", ARRAY, (FLOAT32, mean)),
+        (f"{key}image_std", ARRAY, (FLOAT32, std)),
+        *((key + name, UINT32, number) for name, number in numbers.items()),
+    ]
+    path.write_bytes(gguf_bytes(entries, rows, bytes(data)))
+    return path
+
+
+@pytest.fixture
+def half_queries():
+    """Oracles whose weights a half precision has, where files have half precision."""
+    for architecture in KINDS:
+        for name, parameter in oracle_of(architecture).model.named_parameters():
+            if name.endswith("q_proj.weight") and not name.startswith(("language_model.", "text_model.")):
+                parameter.data.copy_(parameter.data.half().float())
+
+
+def as_oracles(oracle, outputs):
+    """Where a vocabulary has no token that stands for images, the first one does."""
+    for output in outputs:
+        output.prompt_token_ids = [i or oracle.config.image_token_id for i in output.prompt_token_ids]
+
+
+EXACT = {"max_model_len": 1024, "dtype": "float32", "activations": "float32", "kv_cache_dtype": "float32"}
+
+
+def run(path, requests, **options):
+    llm = LLM(str(path), logprobs_mode="raw_logits", max_logprobs=-1, **EXACT | options)
+    return llm, llm.generate(requests, PARAMS, use_tqdm=False)
+
+
+@pytest.mark.parametrize("architecture", KINDS)
+@pytest.mark.parametrize("variant", ["beside", "named"])
+def test_pairs(half_queries, tmp_path, architecture, variant):
+    """Found beside the text model, or named; older files of LLaVA have the names of two layers exchanged."""
+    oracle = oracle_of(architecture)
+    text = write_text(oracle, tmp_path / "text.gguf", MARKS)
+    is_beside = variant == "beside"
+    file = tmp_path / ("mmproj-f32.gguf" if is_beside else "encoder.gguf")
+    write_mmproj(architecture, oracle, file, swapped=not is_beside)
+    options = {} if is_beside else {"mmproj": str(file)}
+    requests = make_requests(architecture)
+    _, outputs = run(tmp_path if is_beside else text, requests, **options)
+    as_oracles(oracle, outputs)
+    assert max(differences(architecture, requests, outputs, oracle)) <= TOLERANCE
+
+
+def test_a_vocabulary_without_images(half_queries, tmp_path):
+    """As that of LLaVA's files: texts have a marker all the same."""
+    oracle = oracle_of(LLAVA)
+    text = write_text(oracle, tmp_path / "text.gguf", {})
+    write_mmproj(LLAVA, oracle, tmp_path / "mmproj.gguf")
+    [request] = make_requests(LLAVA, (1,))
+    request["prompt_token_ids"] = [VOCAB if i == 120 else i for i in request["prompt_token_ids"]]
+    llm, [output] = run(text, [request])
+    assert llm.get_tokenizer().encode("<image>") == [VOCAB]
+    as_oracles(oracle, [output])
+    assert max(differences(LLAVA, [request], [output], oracle)) <= TOLERANCE
+
+
+def test_refusals(half_queries, tmp_path):
+    oracle = oracle_of(LLAVA)
+    text = write_text(oracle, tmp_path / "text.gguf", MARKS)
+    write_mmproj(LLAVA, oracle, tmp_path / "mmproj-a.gguf", kind="ldp")
+    with pytest.raises(Unsupported, match=r"type 'ldp' is not supported. Supported: mlp, idefics3, gemma3"):
+        read_checkpoint(text)
+    assert read_checkpoint(text, mmproj="none").architecture == "LlamaForCausalLM"
+    write_mmproj(IDEFICS, oracle_of(IDEFICS), tmp_path / "mmproj-b.gguf")
+    with pytest.raises(
+        ConfigError, match=r"Several encoders stand beside text.gguf: choose by mmproj: mmproj-a"
+    ):
+        read_checkpoint(tmp_path)
+    with pytest.raises(ConfigError, match=r"there is no file 'x.gguf'"):
+        read_checkpoint(text, mmproj="x.gguf")
+    write_text(oracle, text, {})
+    with pytest.raises(BadCheckpoint, match="has no token <image>"):
+        read_checkpoint(text, mmproj=str(tmp_path / "mmproj-b.gguf"))
