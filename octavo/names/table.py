@@ -49,6 +49,7 @@ HOMES = TOP | _by_name(
         "octavo.config.engine": "EngineConfig",
         "octavo.config.lora": "LoRAConfig",
         "octavo.engine.executor.interface": "Executor",
+        "octavo.engine.executor.ray_cluster": "initialize_ray_cluster",
         "octavo.frontend.text.tokenizer": "Tokenizer",
         "octavo.frontend.requests.conversation": "Message",
         "octavo.serving.openai.protocol": "ChatRequest CompletionRequest",
@@ -80,8 +81,8 @@ _REASONS = {
         RayPrometheusStatLogger IterationStats get_metrics_snapshot""",
     "parsers cannot be added yet: name one that is there, tool_call_parser and reasoning_parser.": """
         ToolParser ToolParserManager ReasoningParser ReasoningParserManager""",
-    "octavo runs on one machine: tensor_parallel_size starts its ranks there.": """
-        initialize_ray_cluster init_distributed_environment initialize_model_parallel
+    "octavo starts its ranks itself: tensor_parallel_size, nnodes.": """
+        init_distributed_environment initialize_model_parallel
         ensure_model_parallel_initialized""",
 }
 LATER = {name: reason for reason, names in _REASONS.items() for name in names.split()}

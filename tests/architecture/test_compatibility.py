@@ -272,6 +272,7 @@ EXISTS = {
 ELSEWHERE = {
     *("--version", "--config", "_ or -", "--flag.field", "--help=page", "serve --models", "serve (Ollama)"),
     "StreamingInput",  # a kind of prompt
+    "initialize_ray_cluster",  # under vLLM's names alone
     *("metrics", "num_cached_tokens", "num_cache_creation_tokens"),  # None until there is something to say
     *("prompt_token_id_logprobs", "lora_request"),  # None until there is something to say
     *("cumulative_logprob", "logprobs", "finish_reason", "stop_reason", "rank", "decoded_token"),

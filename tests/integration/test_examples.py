@@ -5,8 +5,11 @@ the template is asked to: so each takes a second.
 """
 
 import json
+import os
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
@@ -35,6 +38,8 @@ PROMISES = {
     "beam_search": [r"1 group\(s\):\n( +-\d+\.\d\d  .+\n){3}3 group", r"Paris"],
     "custom_logits_processor": [r"free: '( blue){12}'", r"never_repeat: ' blue red", r"only: '( sun){12}'"],
     "data_parallel": ["from one to 9:", r"replica 0 answered [1-9]", r"replica 1 answered [1-9]"],
+    "ray_data": [r"France is -> ' Paris.*\n.*Italy is -> ' Rome"],
+    "ray_serve": [r"assistant: .*Paris"],
     "priorities": [r"urgent: .*\n(also )?soon: .*\n(also )?soon: .*\nwhenever: "],
     "metrics": [r"first token after \d", r"vllm:generation_tokens: \d+", r"_seconds: \d+ observations, mean"],
     "run_batch": [r"'The capital of France is' -> ' Paris", "exit status 0"],
@@ -118,10 +123,30 @@ def test_example(name, request, tmp_path, capsys):
         script.write_text(text.replace(ADDRESS, request.getfixturevalue(fixture).url), encoding="utf-8")
     else:
         request.getfixturevalue("smollm2_path")
-    runpy.run_path(str(script), run_name="__main__")
-    printed = capsys.readouterr().out
+    if name.startswith("ray_"):
+        printed = run_with_ray(script)
+    else:
+        runpy.run_path(str(script), run_name="__main__")
+        printed = capsys.readouterr().out
     for promise in PROMISES[name]:
         assert re.search(promise, printed), printed
+
+
+def run_with_ray(script, *arguments):
+    """What it prints, in a process of its own: Ray stays in a process, and warns a lot."""
+    pytest.importorskip("ray")
+    command = [sys.executable, str(script), *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_ranks_that_ray_places(tiny_llama):
+    """The tokens are one device's; nothing is left in the cluster; too many ranks are refused."""
+    printed = run_with_ray(ROOT / "tests/scripts/ray_ranks.py", tiny_llama)
+    assert "equal: True\ngroups left: 0\n" in printed
+    assert "The number of required CPUs (6) exceeds the total number of available CPUs in the Ray" in printed
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
