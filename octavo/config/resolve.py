@@ -119,7 +119,7 @@ def _draft(args: EngineArgs, config: EngineConfig) -> EngineConfig | None:
     path = locate(given["model"], revision=given.get("revision", ""), download_dir=args.download_dir)
     checkpoint = read_checkpoint(Path(path))
     checkpoint = dataclasses.replace(checkpoint, config=flattened(checkpoint.config))
-    check_draft(wanted.method, checkpoint, config.checkpoint, config.model.max_model_len)
+    check_draft(given, wanted.method, checkpoint, config.checkpoint, config.model.max_model_len)
     is_cpu = config.parallel.device == "cpu"
     model = dataclasses.replace(
         config.model,
@@ -290,7 +290,8 @@ def _scheduler(args: EngineArgs, cpu: bool, max_model_len: int) -> SchedulerConf
         folder = locate(speculative["model"], revision=revision, download_dir=args.download_dir)
         speculative["method"] = method_of(read_checkpoint(Path(folder)).config)
     wanted = speculation(speculative)  # refuses what it does not know
-    if wanted and wanted.method in WITH_WEIGHTS and scheduler.steps_in_flight > 1:
+    has_drafter = wanted is not None and wanted.method in WITH_WEIGHTS
+    if wanted and has_drafter and scheduler.steps_in_flight > 1:
         raise ConfigError(
             f"steps_in_flight={scheduler.steps_in_flight}: the next step begins with what "
             f"{wanted.method} guesses behind the last one. Use steps_in_flight=1, or leave it out."
@@ -319,7 +320,7 @@ def _scheduler(args: EngineArgs, cpu: bool, max_model_len: int) -> SchedulerConf
         scheduler,
         max_num_seqs=seqs,
         max_num_batched_tokens=tokens,
-        steps_in_flight=scheduler.steps_in_flight or (1 if cpu or speculative else 2) * num_stages,
+        steps_in_flight=scheduler.steps_in_flight or (1 if cpu or has_drafter else 2) * num_stages,
         speculative_config=speculative,
     )
 

@@ -21,13 +21,6 @@ CUSTOM = "custom_class"
 WITH_WEIGHTS = ("draft_model", *HEADS, *HIDDEN_STATES, CUSTOM)
 METHODS = (*LOOKUPS, *WITH_WEIGHTS)
 _NOT_YET = ("dflash", "dspark")
-_DEFAULTS: Mapping[str, Any] = {
-    "disable_padded_drafter_batch": False,
-    "enable_adaptive_verification": True,
-    "parallel_drafting": False,
-    "use_heterogeneous_vocab": False,
-}
-"""vLLM's keys that are taken with one value each."""
 _MODEL = "The methods that take a model: " + ", ".join(WITH_WEIGHTS) + "."
 
 
@@ -53,6 +46,10 @@ class SpeculativeConfig(TypedDict, total=False):
     num_speculative_tokens_per_batch_size: list[list[int]]
     max_model_len: int
     kv_cache_dtype: str
+    use_heterogeneous_vocab: bool
+    enable_adaptive_verification: bool
+    disable_padded_drafter_batch: bool
+    parallel_drafting: bool
 
 
 class Speculation(NamedTuple):
@@ -68,6 +65,8 @@ class Speculation(NamedTuple):
     draws:        drafters with weights draw with the model's noise; otherwise they are greedy
     by_batch:     (from, to, most) draft tokens of a request in steps of so many requests
     rates:        how often the 1st, 2nd, … draft token is taken, right or wrong; () = when it is right
+    adapts:       fewer are verified, or none, where more do not pay
+    rejects:      drawn drafts are kept by their chances: "standard" or "block"; "" = where they are right
     """
 
     method: str
@@ -80,6 +79,8 @@ class Speculation(NamedTuple):
     draws: bool = True
     by_batch: tuple[tuple[int, int, int], ...] = ()
     rates: tuple[float, ...] = ()
+    adapts: bool = True
+    rejects: str = ""
 
     def most_of(self, num_requests: int) -> int:
         """Return the most draft tokens of a request in a step of so many requests."""
@@ -103,7 +104,14 @@ def speculation(config: Mapping[str, Any]) -> Speculation | None:
         raise ConfigError(f"speculative_config: method={method!r} takes no model. {_MODEL}")
     most = _whole(config, "num_speculative_tokens", 4 if method in WITH_WEIGHTS else 24, MAX_DRAFTS)
     draws = _choice(config, "draft_sample_method", ("probabilistic", "greedy")) == "probabilistic"
-    common = Speculation(method, most, draws=draws, by_batch=_by_batch(config), rates=_rates(config, most))
+    how = _choice(config, "rejection_sample_method", ("equality", "standard", "block", "synthetic"))
+    rates = _rates(config, most, is_synthetic=how == "synthetic")
+    rejects = how if draws and method in WITH_WEIGHTS and how in ("standard", "block") else ""
+    adapts = config.get("enable_adaptive_verification") is not False
+    by_batch = _by_batch(config)
+    common = Speculation(
+        method, most, draws=draws, by_batch=by_batch, rates=rates, adapts=adapts, rejects=rejects
+    )
     if method == "ngram":
         least_match, most_match = _lookup(config)
         return common._replace(least_match=least_match, most_match=most_match)
@@ -126,11 +134,10 @@ def _choice(config: Mapping[str, Any], name: str, allowed: tuple[str, ...]) -> s
     return str(given)
 
 
-def _rates(config: Mapping[str, Any], most: int) -> tuple[float, ...]:
+def _rates(config: Mapping[str, Any], most: int, *, is_synthetic: bool) -> tuple[float, ...]:
     """Return how often drafts are taken whatever they are: for benchmarks, and with wrong texts."""
-    how = _choice(config, "rejection_sample_method", ("standard", "block", "synthetic"))
     rates, length = (config.get(f"synthetic_acceptance_{what}") for what in ("rates", "length"))
-    if (how == "synthetic") != ((rates is None) != (length is None)):
+    if is_synthetic != ((rates is None) != (length is None)):
         raise ConfigError(
             "rejection_sample_method='synthetic' needs either synthetic_acceptance_rates or "
             "synthetic_acceptance_length, and nothing else takes them."
@@ -183,14 +190,17 @@ def flattened(draft: Mapping[str, Any]) -> dict[str, Any]:
     return {**defaults, **(inner if isinstance(inner, dict) else {}), **draft}
 
 
-def check_draft(method: str, draft: Checkpoint, target: Checkpoint, max_model_len: int) -> None:
+def check_draft(
+    config: Mapping[str, Any], method: str, draft: Checkpoint, target: Checkpoint, max_model_len: int
+) -> None:
     """Raise ConfigError for a draft that was made for another kind of model, or with a cache of its own."""
     if method in HEADS:
         return
-    if draft.vocab_size != target.vocab_size:
+    if draft.vocab_size != target.vocab_size and not config.get("use_heterogeneous_vocab"):
         raise ConfigError(
             "Target and draft model should have the same vocabulary size. Target model vocab_size="
-            f"{target.vocab_size}. Draft model vocab_size={draft.vocab_size}."
+            f"{target.vocab_size}. Draft model vocab_size={draft.vocab_size}. With "
+            "use_heterogeneous_vocab=true they need only have many tokens in common."
         )
     size = draft.config.get("target_hidden_size") or draft.embedding_size
     if method in HIDDEN_STATES and size != target.embedding_size:
@@ -217,15 +227,21 @@ def _lookup(config: Mapping[str, Any]) -> tuple[int, int]:
 
 def _check_keys(config: Mapping[str, Any]) -> None:
     """Raise ConfigError for keys that nobody knows, Unsupported for what is not built."""
-    for name, default in _DEFAULTS.items():
-        if config.get(name) not in (None, default):
-            raise Unsupported(f"speculative_config: {name}={config[name]!r} is not supported, {default} is.")
-    if unknown := sorted(set(config) - set(SpeculativeConfig.__annotations__) - set(_DEFAULTS)):
+    if config.get("parallel_drafting"):
+        raise Unsupported(
+            "speculative_config: parallel_drafting=True is not supported: heads guess token after token."
+        )
+    if unknown := sorted(set(config) - set(SpeculativeConfig.__annotations__)):
         known = ", ".join(SpeculativeConfig.__annotations__)
         raise ConfigError(f"speculative_config has no {', '.join(map(str, unknown))}. Known: {known}.")
     for name in ("method", "model", "revision", "quantization"):
         if not isinstance(config.get(name) or "", str):
             raise ConfigError(f"speculative_config: {name} must be a text, got {config[name]!r}.")
+    for name, kind in SpeculativeConfig.__annotations__.items():
+        if kind is bool and config.get(name) not in (None, True, False):
+            raise ConfigError(f"speculative_config: {name} must be true or false, got {config[name]!r}.")
+    if config.get("use_heterogeneous_vocab") and config.get("method") not in (None, "draft_model"):
+        raise ConfigError("speculative_config: use_heterogeneous_vocab works with method='draft_model' only.")
 
 
 def _whole(config: Mapping[str, Any], name: str, default: int, most: int, least: int = 1) -> int:

@@ -201,7 +201,7 @@ class EngineCore:
 
     def _may_dispatch(self) -> bool:
         is_full = len(self._in_flight) >= self._max_in_flight or self.scheduler.awaits_masks
-        return not is_full and not self._pause_state.is_frozen
+        return not (is_full or self._pause_state.is_frozen or self.scheduler.awaits_results)
 
     def _read_oldest(self) -> list[EngineOutput]:
         """Return what the oldest step brought; the newest may have waited for just that to sample."""

@@ -1,5 +1,8 @@
 """Models that guess tokens change no text, and what they guess is counted."""
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -221,3 +224,53 @@ def test_ranks_guess_alike(folders, tokenizer):
 def test_what_does_not_fit_is_refused(folders, tokenizer, draft, options, says):
     with pytest.raises(OctavoError, match=says):
         drafting(folders, tokenizer, draft, **options)
+
+
+@pytest.fixture(scope="module")
+def permuted(tmp_path_factory):
+    """A model, and the same with another vocabulary: in another order, without some tokens, with others."""
+    size, noise = 300, torch.Generator().manual_seed(0)
+    oracle = make_oracle(tiny_config("LlamaForCausalLM") | {"vocab_size": size})
+    other = make_oracle(tiny_config("LlamaForCausalLM") | {"vocab_size": size + 7})
+    order = torch.randperm(size, generator=noise)[: size - 5]
+    with torch.no_grad():
+        for target, source in zip(
+            other.model.layers.parameters(), oracle.model.layers.parameters(), strict=True
+        ):
+            target.copy_(source)
+        other.model.norm.weight.copy_(oracle.model.norm.weight)
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            other.get_parameter(name)[: len(order)] = oracle.get_parameter(name)[order]
+    root = tmp_path_factory.mktemp("vocabularies")
+    folders = save(oracle, root / "target"), save(other, root / "draft")
+    texts = [f"▁{i}" if i % 2 else f"Ġ{i}" for i in range(size)]
+    drafts = [f" {i}" for i in order.tolist()] + [f"other {i}" for i in range(12)]
+    for folder, tokens in zip(folders, (texts, drafts), strict=True):
+        content = {"model": {"type": "BPE", "vocab": {text: i for i, text in enumerate(tokens)}}}
+        (folder / "tokenizer.json").write_text(json.dumps(content))
+    return [str(folder) for folder in folders]
+
+
+@pytest.mark.parametrize("options", [{}, {"tensor_parallel_size": 2}], ids=["one", "ranks"])
+def test_a_draft_model_may_have_another_vocabulary(permuted, options):
+    """The model itself with tokens in another order is nearly always right: only some tokens it has not."""
+    target, draft = permuted
+    common = COMMON | {"skip_tokenizer_init": True} | options
+    prompts = [{"prompt_token_ids": [7 * i % 300, i, 2 * i]} for i in range(1, 9)]
+    params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True, detokenize=False)
+    with LLM(target, **common) as llm:
+        plain = [out.outputs[0].token_ids for out in llm.generate(prompts, params, use_tqdm=False)]
+    config = {"model": draft, "num_speculative_tokens": 3, "use_heterogeneous_vocab": True}
+    with LLM(target, speculative_config=config, **common) as llm:
+        assert [out.outputs[0].token_ids for out in llm.generate(prompts, params, use_tqdm=False)] == plain
+        num_guessed, num_accepted = drafted(llm)
+    assert num_guessed > 100 and num_accepted > 0.7 * num_guessed
+
+
+def test_vocabularies_must_have_tokens_in_common(permuted, tmp_path):
+    target, draft = permuted
+    shutil.copytree(draft, tmp_path / "draft")
+    (tmp_path / "draft" / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {" 3": 1}}}))
+    config = {"model": str(tmp_path / "draft"), "use_heterogeneous_vocab": True}
+    with pytest.raises(OctavoError, match="has 1 of the model's 300 tokens"):
+        LLM(target, speculative_config=config, skip_tokenizer_init=True, **COMMON)

@@ -135,9 +135,7 @@ def test_hostile_guesses_change_nothing(tiny, tiny_plain, monkeypatch, kind):
         }[kind]()
 
     def search(drafting, request, guess):
-        guess.match = guess.own.find(guess.own.tokens[-1:], 0, 1) or guess.own.find(
-            guess.own.tokens[:1], 0, 1
-        )
+        guess.match = Match(guess.own, 0, 0)
 
     monkeypatch.setattr(Guess, "ahead", ahead)
     monkeypatch.setattr(Drafting, "_search", search)
@@ -172,7 +170,7 @@ def test_a_draft_of_the_text_itself_always_comes_true(smollm2_path, monkeypatch,
     known = [*out.prompt_token_ids, *out.outputs[0].token_ids]
 
     def ahead(guess, count):
-        return [(token + shift) % 49152 for token in known[guess.own.length :][:count]]
+        return [(token + shift) % 49152 for token in known[len(guess.own) :][:count]]
 
     def search(drafting, request, guess):
         guess.match = Match(guess.own, 0, 1)

@@ -59,6 +59,9 @@ class Drafts:
             drafts[request] = [(t + (i % 3 == wrong)) % VOCAB for i, t in enumerate(expected)]
         return {request: tokens for request, tokens in drafts.items() if tokens}
 
+    def awaits_results(self, running):
+        return self.turn % 2 == 1 or any(request.awaits_length for request in running)
+
     def counts_behind(self, plan):
         return [self.most] * len(plan.requests)
 

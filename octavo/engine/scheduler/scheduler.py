@@ -174,6 +174,11 @@ class Scheduler:
         """Return True if the last step went out without its masks; the next waits until they are taken."""
         return self._unmasked is not None
 
+    @property
+    def awaits_results(self) -> bool:
+        """Return True if the next step gains by the tokens of those in flight, more than by being in time."""
+        return bool(self._in_flight) and self._lookahead.awaits_results(self._tracker.running)
+
     def take_masks(self) -> TokenMasks | None:
         """Return the last step's masks, once; None if it has none, or while deciding tokens are not read."""
         plan = self._unmasked

@@ -7,7 +7,7 @@ whose tree counts all continuations; here the latest of the longest matches is t
 from collections.abc import Sequence
 from itertools import pairwise
 
-from octavo.engine.speculation.token_run import END, Array, Match, TokenRun
+from octavo.engine.speculation.token_run import END, Match, TokenRun
 
 MOST_TOKENS = 1 << 19
 """Of all tenants together: some 100 MB. One keeps half of them at most."""
@@ -24,7 +24,7 @@ class _Generation:
         self._places: dict[tuple[int, int], list[int]] = {}
 
     def add(self, token_ids: Sequence[int]) -> None:
-        start = self.run.length + 2
+        start = len(self.run) + 2
         self.run.extend([*token_ids, END])
         self.num_outputs += 1
         for place, pair in enumerate(pairwise(token_ids), start):
@@ -32,15 +32,15 @@ class _Generation:
             places.append(place)
             del places[:-_MOST_PLACES]
 
-    def find(self, end: Array, most: int) -> Match | None:
+    def find(self, end: Sequence[int]) -> Match | None:
         """Return the latest of the longest matches with the tokens `end`, of two tokens at least."""
-        tokens, best = self.run.tokens, None
-        for place in reversed(self._places.get((int(end[-2]), int(end[-1])), ())):
-            length, limit = 2, min(most, len(end), place)
-            while length < limit and tokens[place - length - 1] == end[-length - 1]:
+        run, best = self.run, None
+        for place in reversed(self._places.get((end[-2], end[-1]), ())):
+            length, limit = 2, min(len(end), place)
+            while length < limit and run[place - length - 1] == end[-length - 1]:
                 length += 1
-            if tokens[place] != END and (best is None or length > best.length):
-                best = Match(self.run, place, length)
+            if run[place] != END and (best is None or length > best.length):
+                best = Match(run, place, length)
         return best
 
 
@@ -54,17 +54,17 @@ class Corpus:
     def add(self, token_ids: Sequence[int]) -> None:
         """Keep an output."""
         self._young.add(token_ids)
-        if self._young.run.length > MOST_TOKENS // 4 or 2 * self._young.num_outputs > self._most_outputs:
+        if len(self._young.run) > MOST_TOKENS // 4 or 2 * self._young.num_outputs > self._most_outputs:
             self._young, self._old = _Generation(), self._young
 
     @property
     def num_tokens(self) -> int:
         """Return what it keeps."""
-        return self._young.run.length + self._old.run.length
+        return len(self._young.run) + len(self._old.run)
 
-    def find(self, end: Array, most: int) -> Match | None:
+    def find(self, end: Sequence[int]) -> Match | None:
         """Return the longest match with the last tokens of a sequence, of two at least; None for none."""
         if len(end) < 2:
             return None
-        young, old = self._young.find(end, most), self._old.find(end, most)
+        young, old = self._young.find(end), self._old.find(end)
         return old if young is None or (old is not None and old.length > young.length) else young

@@ -75,12 +75,39 @@ class Drafting:
         self._num_running = len(running)
         ready = [request for request in running if self._is_ready(request)]
         candidates = [found for request in ready if (found := self._candidate(request)) is not None]
-        num_more = min(self._max_num_rows - len(running), sum(len(each.chances) for each in candidates))
-        if num_more <= 0 or (costs := self._costs.of(len(running), num_more)) is None:
-            return {}
-        least = self._least_chance(candidates, len(running), costs)
-        chosen = ((each, int(np.count_nonzero(each.chances >= least))) for each in candidates)
-        return {each.request: each.guess.ahead(count) for each, count in chosen if count}
+        return {
+            each.request: each.guess.ahead(count) for each, count in self._choose(candidates, len(running))
+        }
+
+    def awaits_results(self, running: Sequence[Request]) -> bool:
+        """Return True if the next step should be planned with the tokens of the steps in flight.
+
+        Else those whose drafts are verified would miss it, or drafts that are worth computing.
+        """
+        if any(request.awaits_length for request in running):
+            return True
+        self._num_running = len(running)
+        pending = [
+            each for each in running if each.num_in_flight and each.is_decoding and each.max_drafts != 0
+        ]
+        candidates = [found for request in pending if (found := self._candidate(request)) is not None]
+        behind = [each._replace(chances=each.chances[1:]) for each in candidates]
+        return bool(self._choose(behind, len(running)))
+
+    def _choose(self, candidates: list[Candidate], num_rows: int) -> list[tuple[Candidate, int]]:
+        """Return whose next tokens are computed ahead, and how many."""
+        num_more = min(self._max_num_rows - num_rows, sum(len(each.chances) for each in candidates))
+        if not self._wanted.adapts:
+            most = max(0, self._max_num_rows - num_rows) // max(1, len(candidates))
+            return [(each, min(most, len(each.chances))) for each in candidates if most and len(each.chances)]
+        most_gain = 1 + sum(float(each.chances.sum()) for each in candidates) / max(1, num_rows)
+        if num_more <= 0 or most_gain <= LEAST_GAIN:  # even if they cost nothing
+            return []
+        if (costs := self._costs.of(num_rows, num_more)) is None:
+            return []
+        least = self._least_chance(candidates, num_rows, costs)
+        counts = (int(np.count_nonzero(each.chances >= least)) for each in candidates)
+        return [(each, count) for each, count in zip(candidates, counts, strict=True) if count]
 
     def learn(self, plan: StepPlan, result: ModelRunnerOutput, took_s: float) -> None:
         """Take note of a step that was read: what it took, which drafts came true, who ended."""
@@ -118,12 +145,11 @@ class Drafting:
         return Candidate(request, Known(request.proposal), chances) if request.proposal else None
 
     def _keep(self, request: Request) -> None:
-        """Take an ended request's output as an example for those that follow."""
-        output = request.token_ids[request.num_prompt_tokens :]
-        if self._wanted.most_cached and len(output) > 1:
+        """Take an ended request's output, and what of the prompt leads to it, as an example for others."""
+        if self._wanted.most_cached and request.num_output_tokens > 1:
             key = _tenant(request)
             corpus = self._corpora.get(key) or Corpus(self._wanted.most_cached)
-            corpus.add(output)
+            corpus.add(request.token_ids[max(0, request.num_prompt_tokens - self._wanted.most_match) :])
             self._corpora.put(key, corpus, max(corpus.num_tokens, MOST_TOKENS // _MOST_TENANTS))
 
     def _is_ready(self, request: Request) -> bool:
@@ -138,8 +164,8 @@ class Drafting:
         if guess is None:
             guess = request.guess = Guess(request.token_ids)
         else:
-            guess.observe(request.token_ids[guess.own.length :], self._chances)
-        if guess.match is None:
+            guess.observe(request.token_ids[len(guess.own) :], self._chances)
+        if guess.match is None or guess.match.length < self._wanted.least_match:
             self._search(request, guess)
         most = self._most(request, guess)
         if guess.match is None or most <= 0 or not (count := len(guess.ahead(most))):
@@ -160,12 +186,13 @@ class Drafting:
         wanted = self._wanted
         if not wanted.most_match:
             return  # what is forced is all that is guessed
-        end = guess.own.tokens[-wanted.most_match :]
-        guess.match = guess.own.find(end, wanted.least_match, wanted.most_match)
-        corpus = self._corpora.get(_tenant(request))
-        other = None if corpus is None else corpus.find(end, wanted.most_match)
-        if other is not None and (guess.match is None or other.length > guess.match.length):
-            guess.match = other
+        corpus = self._corpora.get(_tenant(request)) if wanted.most_cached else None
+        for found in (
+            guess.own.find(wanted.least_match, wanted.most_match),
+            None if corpus is None else corpus.find(guess.own.last(wanted.most_match)),
+        ):
+            if found is not None and (guess.match is None or found.length > guess.match.length):
+                guess.match = found
 
     def _least_chance(self, candidates: Iterable[Candidate], num_rows: int, costs: Array) -> float:
         """Return the chance from which on drafts are computed, so that most tokens come per second."""

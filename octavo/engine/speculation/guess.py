@@ -14,6 +14,10 @@ _WEIGHT = 8.0
 """Of what is assumed before anything was seen, in tokens."""
 _MEMORY = 0.99
 _OWN_MEMORY = 0.95
+_WELL_FOUNDED = 8
+"""Tokens that agreed before an edit, behind which the text is expected to go on."""
+_WINDOW = 24
+"""Tokens that an edit leaves out or puts in, at most."""
 
 
 class Chances:
@@ -47,6 +51,8 @@ class Guess:
     def __init__(self, token_ids: list[int]) -> None:
         self.own = TokenRun(token_ids)
         self.match: Match | None = None
+        self._left: Match | None = None
+        self._num_left = 0
         self._expected = self._hits = _WEIGHT
 
     @property
@@ -55,25 +61,39 @@ class Guess:
         return min(1.0, self._hits / self._expected)
 
     def observe(self, token_ids: list[int], chances: Chances) -> None:
-        """Take note of the tokens that came, and keep the match as long as they follow it."""
+        """Take note of the tokens that came, and keep the match as long as they follow it.
+
+        Where a long one ends, as at an edit, the first token that stands a little further on resumes it.
+        """
         for token_id in token_ids:
             if (match := self.match) is not None:
-                is_hit = int(match.run.tokens[match.place]) == token_id
+                is_hit = match.run[match.place] == token_id
                 chance = chances.note(match.length, hit=is_hit)
                 self._expected = self._expected * _OWN_MEMORY + chance
                 self._hits = self._hits * _OWN_MEMORY + is_hit
                 self.match = Match(match.run, match.place + 1, match.length + 1) if is_hit else None
+                if not is_hit and match.length >= _WELL_FOUNDED:
+                    self._left, self._num_left = match, _WINDOW
+            if self.match is None and self._num_left:
+                self.match = self._resume(token_id)
             self.own.extend((token_id,))
         if self.match is not None and not self.ahead(1):
             self.match = None
+
+    def _resume(self, token_id: int) -> Match | None:
+        """Return the place behind this token near that where the last long match ended."""
+        assert self._left is not None
+        run, place, _ = self._left
+        self._num_left -= 1
+        near = run.some(place, _WINDOW)
+        return Match(run, place + near.index(token_id) + 1, 1) if token_id in near else None
 
     def ahead(self, count: int) -> list[int]:
         """Return up to `count` tokens that are expected; a text that repeats itself goes on doing so."""
         if self.match is None:
             return []
         run, place, _ = self.match
-        following = run.tokens[place : place + count]
+        following = run.some(place, count)
         if run is self.own and len(following) < count:
-            following = np.resize(following, count)
-        listed: list[int] = following.tolist()
-        return listed[: listed.index(END)] if END in listed else listed
+            following = (following * (count // len(following) + 1))[:count]
+        return following[: following.index(END)] if END in following else following

@@ -1,6 +1,6 @@
 """`Lookahead`: what the scheduler computes ahead of the last known tokens, if the options ask for that."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -34,6 +34,15 @@ class Lookahead:
             )
         self._num_ahead = wanted.most if wanted is not None and has_weights else 0
         """Positions behind a step for which the workers should find blocks."""
+        self._is_awaited: bool | None = None
+
+    def awaits_results(self, running: Iterable[Request]) -> bool:
+        """See Drafting; asked often between two steps."""
+        if self.drafting is None:
+            return False
+        if self._is_awaited is None:
+            self._is_awaited = self.drafting.awaits_results(list(running))
+        return self._is_awaited
 
     def begin(self, running: Sequence[Request]) -> Mapping[Request, list[int]]:
         """Return the drafts of the next step; with none, requests of which a step verifies some now."""
@@ -73,11 +82,13 @@ class Lookahead:
 
     def finish(self, plan: StepPlan) -> None:
         """Say how many tokens the workers shall guess behind a step that is planned."""
+        self._is_awaited = None
         if self.drafting is not None:
             plan.num_drafts = self.drafting.counts_behind(plan)
 
     def learn(self, plan: StepPlan, result: ModelRunnerOutput, took_s: float) -> None:
         """Take note of a step that was read."""
+        self._is_awaited = None
         if self.drafting is not None:
             self.drafting.learn(plan, result, took_s)
 

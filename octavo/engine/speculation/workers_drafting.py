@@ -64,6 +64,8 @@ class WorkersDrafting(Drafting):
     def _best_count(self, num_rows: int) -> int:
         """Return how many tokens of each of `num_rows` requests bring the most tokens a second."""
         most = min(self._wanted.most_of(num_rows), self._max_num_rows // num_rows - 1)
+        if not self._wanted.adapts:
+            return max(0, most)
         if most <= 0 or (costs := self._costs.of(num_rows, num_rows * most)) is None:
             return 0
         if (pass_s := self._pass_costs.near(num_rows)) is None:

@@ -25,6 +25,7 @@ from octavo.engine.structured.interface import Backend, Matcher
 from octavo.engine.structured.lark import schema_of, to_lark
 from octavo.engine.structured.schema_texts import SchemaTexts
 from octavo.engine.structured.shortlist import JSONTokens, Place, Shortlist, Steps, make_tokenizer
+from octavo.engine.structured.spelling import Spelling
 from octavo.messages.structured import StructuredOutputsParams, Vocabulary
 
 _MAX_LEXER_STATES = 50_000
@@ -34,8 +35,6 @@ _MAX_MASK_BYTES = 64 << 20
 _BYTES_PER_MASK = 500
 """Beside the mask and its key."""
 _NO_MASK = np.zeros(0, np.int32)
-_MAX_LENGTH = 24
-"""Bytes of a token that spells what is determined."""
 _PLACE = re.compile(r"^at \d+\(\d+\): ")
 """In the text that was compiled, which users do not see."""
 _SHOWN = 300
@@ -67,15 +66,20 @@ class GuidanceMatcher(Matcher):
         self._grammar, self._steps, self._place = grammar, grammar.steps, int(Place.OUTSIDE)
         self._lagging: dict[Shortlist | None, tuple[llguidance.LLMatcher, int]] = {}
         """By list, the matcher and how many tokens it had read when another last took over."""
-        self._tokens: list[int] = []
+        self._shares_lagging = False
+        """With copies: they are copied when they take over."""
+        self.tokens: list[int] = []
+        self.forced: tuple[bytes, int] | None = None
+        """A text that was determined, and how many tokens stood before it."""
         inner, self.shortlist = grammar.reader(self._place)
         self.inner = inner.deep_copy()
         """Both for the place of the output."""
 
     def copy(self) -> Self:
         other = copy(self)
-        other._tokens, other.inner = self._tokens.copy(), self.inner.deep_copy()
-        other._lagging = {key: (inner.deep_copy(), read) for key, (inner, read) in self._lagging.items()}
+        other.tokens, other.inner = self.tokens.copy(), self.inner.deep_copy()
+        other._lagging = self._lagging.copy()
+        self._shares_lagging = other._shares_lagging = True
         return other
 
     def advance(self, token_id: int) -> bool:
@@ -86,7 +90,7 @@ class GuidanceMatcher(Matcher):
 
     def take(self, token_id: int) -> list[int]:
         """Take the next token; return what `inner` has to read then, which may be another one than before."""
-        self._tokens.append(token_id)
+        self.tokens.append(token_id)
         shortlist = self.shortlist
         if self._steps is not None and (place := self._steps[self._place][token_id]) != self._place:
             new = self._move(place)
@@ -99,10 +103,14 @@ class GuidanceMatcher(Matcher):
         self._place, left = place, self.shortlist
         first, self.shortlist = self._grammar.reader(place)
         if self.shortlist is left:
-            return self._tokens[-1:]
-        self._lagging[left] = self.inner, len(self._tokens) - 1
-        self.inner, num_read = self._lagging.get(self.shortlist) or (first.deep_copy(), 0)
-        return self._tokens[num_read:]
+            return self.tokens[-1:]
+        self._lagging[left] = self.inner, len(self.tokens) - 1
+        if (lagging := self._lagging.get(self.shortlist)) is None:
+            self.inner, num_read = first.deep_copy(), 0
+        else:
+            inner, num_read = lagging
+            self.inner = inner.deep_copy() if self._shares_lagging else inner
+        return self.tokens[num_read:]
 
 
 class GuidanceBackend(Backend[GuidanceMatcher]):
@@ -115,9 +123,10 @@ class GuidanceBackend(Backend[GuidanceMatcher]):
         self._alphabets = Alphabets(vocabulary)
         self._steps = [Steps(place, vocabulary.tokens) for place in range(Place.LAST_DIGIT + 1)]
         self._num_words = -(-self._tokenizer.vocab_size // 32)
-        self._ids = {text: token_id for token_id, text in enumerate(vocabulary.tokens) if text}
+        ids = {text: token_id for token_id, text in enumerate(vocabulary.tokens) if text}
         for token_id in (*vocabulary.special_ids, *vocabulary.end_ids):
-            self._ids.pop(vocabulary.tokens[token_id], None)
+            ids.pop(vocabulary.tokens[token_id], None)
+        self._spelling = Spelling(vocabulary.tokens, ids)
         self._limits = llguidance.LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
         self._threads = llguidance.LLExecutor(min(_MAX_THREADS, os.cpu_count() or 1))
         self._masks: LRU[tuple[int, bytes], np.ndarray] = LRU(_MAX_MASK_BYTES)
@@ -194,12 +203,15 @@ class GuidanceBackend(Backend[GuidanceMatcher]):
         return answers
 
     def forced(self, matcher: GuidanceMatcher) -> list[int]:
-        """See Backend: each token is the longest that fits."""
-        text, token_ids = matcher.inner.compute_ff_bytes(), list[int]()
-        while sizes := [n for n in range(1, min(len(text), _MAX_LENGTH) + 1) if text[:n] in self._ids]:
-            token_ids.append(self._ids[text[: sizes[-1]]])
-            text = text[sizes[-1] :]
-        return token_ids
+        """See Backend. How the text before was spelt in the end, is kept for the next output."""
+        if matcher.forced is not None:
+            text, first = matcher.forced
+            if self._spelling.learn(text, matcher.tokens[first:]):
+                matcher.forced = None
+        text = matcher.inner.compute_ff_bytes()
+        if text and matcher.forced is None:
+            matcher.forced = text, len(matcher.tokens)
+        return self._spelling.tokens(text) if text else []
 
     def _ask(self, inners: Sequence[llguidance.LLMatcher], num_words: int) -> np.ndarray:
         """On all cores; a single one on this thread."""

@@ -38,6 +38,8 @@ class TokenHead(Head):
 
     def kind(self, step: SchedulerOutput, rows: Array) -> Kind | Masked | None:
         kind = self.sampler.plain_kind(rows)
+        if step.drafts and self.sampler.rejection and kind is not Kind.GREEDY:
+            return None
         if kind is None or not (step.masks_follow or step.token_masks is not None):
             return kind
         return None if step.drafts else Masked(kind)

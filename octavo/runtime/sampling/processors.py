@@ -7,6 +7,7 @@ wait for the device.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -36,6 +37,9 @@ class Processor(ABC):
     Public as `octavo.LogitsProcessor`: users derive their own. What a method raises ends the requests that it
     was called for, and no other.
     """
+
+    looks_back: ClassVar[bool] = True
+    """It may depend on tokens chosen before: what follows drafts is sampled one token after the other."""
 
     @classmethod
     def validate_params(cls, params: SamplingParams) -> None:
@@ -72,6 +76,8 @@ ProcessorFactory = Callable[[int, int, torch.device], Processor]
 
 class TokenList(Processor):
     """A processor that knows a list of token ids per request."""
+
+    looks_back = False
 
     def __init__(self, vocab_size: int, num_rows: int, device: torch.device) -> None:
         super().__init__(vocab_size, num_rows, device)
@@ -199,6 +205,8 @@ class MinTokens(TokenList):
 
 class LogitBias(Processor):
     """`logit_bias` is added."""
+
+    looks_back = False
 
     def __init__(self, vocab_size: int, num_rows: int, device: torch.device) -> None:
         super().__init__(vocab_size, num_rows, device)

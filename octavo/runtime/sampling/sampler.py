@@ -38,6 +38,7 @@ from octavo.runtime.sampling.processors import (
     ProcessorFactory,
     RowsFailed,
 )
+from octavo.runtime.sampling.rejection import Rejection
 from octavo.runtime.sampling.request_functions import RequestFunctions
 from octavo.runtime.sampling.rows import Batch, RowNumbers
 from octavo.runtime.sampling.thinking import ThinkingBudget
@@ -100,6 +101,7 @@ class Sampler:
         for processor in self._processors:
             if isinstance(processor, KernelProcessor):
                 processor.kernels = kernels
+        self._looks_back = [processor.looks_back for processor in self._processors]
         self._is_active = np.zeros((len(self._processors), max_num_rows), dtype=bool)
         self._kinds = np.zeros(max_num_rows, dtype=np.int64)
         self._num_logprobs = np.full(max_num_rows, _NO_LOGPROBS)
@@ -108,6 +110,8 @@ class Sampler:
         self._listed_ids = torch.zeros(max_num_rows, MAX_LOGPROB_TOKEN_IDS, dtype=torch.int64, device=device)
         self._faults: dict[int, str] = {}
         self.masks = MaskTable(vocab_size, num_kept_masks(max_num_rows), self._device)
+        self.rejection: Rejection | None = None
+        """Keeps drafts; None: those that are what is drawn."""
         # One row more than requests have: for the rows that pad a recorded step.
         self._limits = RowNumbers(max_num_rows + 1, 1 + len(Limits._fields), np.float64, self._device)
         self._seeds = RowNumbers(max_num_rows + 1, 1, np.int64, self._device)
@@ -153,18 +157,21 @@ class Sampler:
         rows: Array | Sequence[int],
         output_positions: Array | Sequence[int],
         masks: RowMasks | None = None,
+        drafts: Array | None = None,
     ) -> SamplerOutput:
         """Choose the next token of each row, and remember it where penalties or bad words need it.
 
         logits:           [rows, vocab_size]; float32 logits are overwritten
-        rows:            [rows] on the host: the request's row in the batch; distinct, any subset in any order
+        rows:             [rows] on the host: the request's row in the batch; any subset in any order, and
+                          distinct if some of them `looks_back`
         output_positions: [rows] on the host: how many output tokens the request has before this one
         masks:            of rows that may not choose every token
+        drafts:           [rows] on the host: the tokens that were guessed, -1 = none
         """
         assert logits.shape == (len(rows), self.vocab_size), (logits.shape, len(rows), self.vocab_size)
         batch = Batch(np.arange(len(rows)), np.array(rows, np.int64), np.array(output_positions, np.int64))
         if masks is None and self.plain_kind(batch.rows) is not None:
-            return SamplerOutput(*self._choose(logits, batch))
+            return SamplerOutput(*self._choose(logits, batch, drafts))
         raw, logits = logits, self._kernels.widen(logits)
         scored = batch.where(self._num_logprobs[batch.rows] != _NO_LOGPROBS)
         shown, places = raw, scored.logit_rows
@@ -175,8 +182,8 @@ class Sampler:
         self._for_each(batch, lambda processor, part: processor.apply(logits, part))
         if self._processed_logprobs:
             shown, places = self._distribution(logits, scored), np.arange(len(scored))
-        output = SamplerOutput(*self._choose(logits, batch))
-        chosen = output.token_ids
+        output = SamplerOutput(*self._choose(logits, batch, drafts))
+        chosen = output.token_ids if self.rejection is None else output.token_ids.clamp(min=0)
         self._for_each(batch, lambda processor, part: self._tell(processor, part, chosen))
         output.scores = self._score(shown, places, scored, chosen)
         if self._faults:
@@ -191,6 +198,10 @@ class Sampler:
         """
         most = max(self._plain_kinds[rows].tolist())
         return None if most == _NOT_PLAIN or any(row in rows for row in self._faults) else _KINDS[most]
+
+    def looks_back(self, rows: Array) -> bool:
+        """Return True if what is chosen for some of these rows depends on what was chosen before."""
+        return bool(self._is_active[self._looks_back][:, rows].any())
 
     def kind_of(self, rows: Array) -> Kind:
         """Return the kind by which `choose` draws for all of these rows, whatever else they ask for."""
@@ -242,13 +253,33 @@ class Sampler:
             text = f"The logits processor {type(processor).__name__} failed: {type(error).__name__}: {error}"
             self._faults |= dict.fromkeys(rows, text)
 
-    def _choose(self, logits: torch.Tensor, batch: Batch) -> Choice:
-        kind = self.kind_of(batch.rows)
+    def probabilities(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """See rejection.Source."""
+        return self._distribution(self._kernels.widen(logits), batch).softmax(dim=1)
+
+    def noise(self, rows: Array, positions: Array) -> torch.Tensor:
+        """See rejection.Source."""
+        tables = self._seeds.on_device(), self._limits.on_device()
+        found, at = send([rows, positions], self._device)
+        return self._kernels.row_limits(found, at, *tables)[0]
+
+    def draw(self, logits: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        """See rejection.Source."""
+        return self._kernels.choose(logits, Draws(torch.ones_like(noise), noise)).token_ids
+
+    def _choose(self, logits: torch.Tensor, batch: Batch, drafts: Array | None) -> Choice:
+        kind, drawn, wanted = self.kind_of(batch.rows), batch, None
+        if drafts is not None and self.rejection is not None:
+            drawn = self.rejection.find(batch, np.where(self._kinds[batch.rows], drafts, -1))
+            wanted = self.probabilities(logits, drawn) if len(drawn) else None
         rows, positions = send([batch.rows, batch.positions], self._device)
         choice = self.choose(logits, rows, positions, kind)
         choice.token_ids.clamp_(
             0, self.vocab_size - 1
         )  # NaN may lead to any id, which the next step looks up
+        if wanted is not None and drafts is not None and self.rejection is not None:
+            kept = self.rejection.decide(self, wanted, drawn, drafts[drawn.logit_rows])
+            choice.token_ids[to_device(drawn.logit_rows, self._device)] = kept
         return choice
 
     def _copy(self, values: torch.Tensor, batch: Batch) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """`sample_in_order`: the tokens of requests whose drafts are verified, each as if it were the only one.
 
 Called by the model runner. A row samples what stands behind a draft, which counts if the draft came true.
-What depends on earlier tokens, as penalties do, must see those that were kept and no others: such rows are
+What takes note of chosen tokens, as penalties do, must see those that were kept and no others: such rows are
 sampled one place after the other.
 """
 
@@ -27,10 +27,10 @@ def sample_in_order(
 
     logits, rows, positions, masks: as in Sampler.sample, but `rows` may repeat
     expected: [rows] int64: the draft behind each, -1 = none; None = no row repeats
-    returns no valid id (-1) where the draft before did not come true
+    returns any id, or none (-1), where the draft before did not come true
     """
-    if expected is None or (masks is None and sampler.plain_kind(rows) is not None):
-        return sampler.sample(logits, rows, positions, masks)
+    if expected is None or not sampler.looks_back(rows):
+        return sampler.sample(logits, rows, positions, masks, expected)
     token_ids = torch.full((len(rows),), -1, device=logits.device)
     max_logits = torch.zeros(len(rows), device=logits.device)
     scores: list[tuple[Array, Scores]] = []
@@ -39,7 +39,7 @@ def sample_in_order(
     while places.size:
         part = None if masks is None else masks.at(places)
         on_device = to_device(places, logits.device)
-        found = sampler.sample(logits[on_device], rows[places], positions[places], part)
+        found = sampler.sample(logits[on_device], rows[places], positions[places], part, expected[places])
         token_ids[on_device], max_logits[on_device] = found.token_ids, found.max_logits
         scores += [(places[of], values) for of, values in found.scores]
         faults |= {int(places[of]): text for of, text in found.faults.items()}

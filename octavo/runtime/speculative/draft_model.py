@@ -1,10 +1,11 @@
-"""`DraftModel`: a smaller language model with the same vocabulary guesses, token after token.
+"""`DraftModel`: a smaller language model guesses, token after token.
 
 It reads the request's tokens by itself. While nothing is wanted of it, it computes nothing, and catches up
 when it is asked again. Source: https://arxiv.org/abs/2211.17192
 """
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from octavo.config.engine import EngineConfig
@@ -24,8 +25,9 @@ _FEW = 4
 class DraftModel(Drafter):
     """Has a model, and knows by row how far its cache agrees with the tokens."""
 
-    def __init__(self, model: Model, config: EngineConfig) -> None:
-        self.model = model
+    def __init__(self, model: Model, config: EngineConfig, missing: Tensor | None = None) -> None:
+        """missing: [n] int64, tokens of the vocabulary that it never guesses"""
+        self.model, self._missing = model, missing
         self.kv_specs = [layer.kv_spec for layer in model.cache_layers]
         self.weight_bytes = model.weight_bytes
         self._max_tokens = config.scheduler.max_num_batched_tokens
@@ -55,7 +57,10 @@ class DraftModel(Drafter):
             rows, starts, ends, places, counts = (a[live] for a in (rows, starts, ends, places, counts))
             hidden = self._compute(rows, starts, ends + 1)
             starts = ends = ends + 1
-            ids = self.choose(self.model.logits(hidden), rows, ends)
+            logits = self.model.logits(hidden)
+            if self._missing is not None:
+                logits.index_fill_(1, self._missing, -torch.inf)
+            ids = self.choose(logits, rows, ends)
             self._state.append(rows, ends, ids)
             self._num_known[rows] = ends
             found.append((places, ids))

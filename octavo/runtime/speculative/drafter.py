@@ -77,6 +77,8 @@ class Drafter(ABC):
         """
         places = positions - self._state.num_prompt_tokens[rows]
         kind = self._sampler.kind_of(rows) if self.draws else Kind.GREEDY
+        if kind is not Kind.GREEDY and (rejection := self._sampler.rejection) is not None:
+            places = rejection.keep(self._sampler, logits, rows, places)
         on_device = send([rows, places], logits.device)
         ids = self._sampler.choose(logits, on_device[0], on_device[1], kind).token_ids
         return ids.clamp_(0, self._sampler.vocab_size - 1)

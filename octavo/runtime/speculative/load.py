@@ -1,8 +1,9 @@
 """`load_drafter` makes what `speculative_config` asks for, where that has weights."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,10 +20,12 @@ from octavo.runtime.models.decoder import Decoder
 from octavo.runtime.models.draft_heads import OWN_PARTS, DraftHead, Eagle, Eagle3, mtp_of, state_layers
 from octavo.runtime.models.interface import Family, Model
 from octavo.runtime.platforms.platform import Platform
+from octavo.runtime.sampling.rejection import Rejection
 from octavo.runtime.speculative.draft_model import DraftModel
 from octavo.runtime.speculative.drafter import Drafter
 from octavo.runtime.speculative.heads import MedusaHeads, MLPSpeculator
 from octavo.runtime.speculative.state_drafter import StateDrafter
+from octavo.runtime.speculative.vocabulary import SharedVocabulary
 
 _HEADS = {"medusa": MedusaHeads, "mlp_speculator": MLPSpeculator}
 
@@ -46,6 +49,12 @@ def load_drafter(
     return drafter
 
 
+def rejection_of(config: Mapping[str, Any]) -> Rejection | None:
+    """Return what keeps drafts by their chances, if `speculative_config` asks for that."""
+    wanted = speculation(config)
+    return Rejection(in_blocks=wanted.rejects == "block") if wanted and wanted.rejects else None
+
+
 def _load(
     method: str,
     config: EngineConfig,
@@ -60,7 +69,11 @@ def _load(
     if (heads := _HEADS.get(method)) is not None:
         return heads(config, platform.device, platform.compute_dtype(dtype_of(config.model.dtype)))
     if method not in HIDDEN_STATES:
-        return DraftModel(load_own(draft, platform, parallel, read), config)
+        if not config.scheduler.speculative_config.get("use_heterogeneous_vocab"):
+            return DraftModel(load_own(draft, platform, parallel, read), config)
+        shared = SharedVocabulary(config, draft)
+        model = load_own(shared.draft, platform, parallel, read or shared.read)
+        return DraftModel(model, config, shared.missing.to(platform.device))
     if not isinstance(target, Decoder):
         raise Unsupported(f"method={method!r} needs a model that octavo runs by its own code.")
     family: type[Family] = Eagle if method == "eagle" else Eagle3

@@ -69,6 +69,8 @@ class DraftPart(StepPart):
         if not self._is_whole:
             hidden, self._hidden = self._hidden, None
         turn = self._turn(step, work, hidden, result.sampled_token_ids, drafter.most)
+        if self._sampler.rejection is not None:
+            self._sampler.rejection.begin()
         if (found := drafter.propose(turn)) is not None:
             for place, tokens in enumerate(found.tolist()):
                 if count := int(turn.counts[place]):

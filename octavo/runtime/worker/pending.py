@@ -100,7 +100,8 @@ class PendingStep:
                 is_taken = len(result.sampled_token_ids[owner]) < self.num_taken[owner]
                 is_true = is_taken and host.token_ids[row + 1] >= 0
                 token_id = draft if is_true else token_id
-            if owner == ended or (row in host.errors and result.sampled_token_ids[owner]):
+            is_broken = row in host.errors and result.sampled_token_ids[owner]
+            if owner == ended or token_id < 0 or is_broken:
                 ended = owner  # what fails behind a draft fails again without it
                 continue
             name = self.request_ids[owner]

@@ -31,7 +31,7 @@ from octavo.runtime.platforms.platform import Capture, get_platform
 from octavo.runtime.sampling.request_functions import load_processors
 from octavo.runtime.sampling.sampler import Sampler, with_users
 from octavo.runtime.speculative.drafter import Drafter
-from octavo.runtime.speculative.load import load_drafter
+from octavo.runtime.speculative.load import load_drafter, rejection_of
 from octavo.runtime.speculative.part import DraftPart
 from octavo.runtime.worker.adapters import AdaptersPart
 from octavo.runtime.worker.block_saver import BlockSaver
@@ -161,6 +161,7 @@ class Worker:
         if part is not None:
             scores.fix = part.fix
         self._drafts = DraftPart(state, sampler) if self._drafter else None
+        sampler.rejection = rejection_of(config.scheduler.speculative_config)
         drafts = [self._drafts] if self._drafts else []
         parts = [PromptEmbedsPart(device), *self._make_media(state), scores, *drafts, *adapters]
         return ModelRunner(_make_cache(plan, device), state, TokenHead(sampler, state), parts)
