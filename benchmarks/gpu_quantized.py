@@ -1,6 +1,9 @@
 """Packed matrices of an 8B model's layer on a GPU: checked against dequantized products, timed beside bf16.
 
-python -m benchmarks.gpu_quantized [--types U4_64,Q8_0] [--sweep]
+python -m benchmarks.gpu_quantized [--types U4_64,Q8_0] [--rows 1,8] [--sweep]
+
+F8 and S8 with a scale per channel or block also round their inputs; they are checked against the product of
+what was rounded. U4_64:group has groups of 128.
 
 Per type and number of rows: µs of the layer's four products, GB/s of packed bytes, and how many times as fast
 as torch's products of bf16 matrices of the same shapes. Matrices rotate, so that none stays in L2. A sweep
@@ -19,19 +22,23 @@ from torch.nn import functional
 from octavo.runtime.kernels.block_types import TYPES_BY_NAME
 from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.kernels.ref.blocks import block_dequantize
+from octavo.runtime.kernels.ref.blocks import block_matmul as rounded_matmul
 from octavo.runtime.kernels.triton import arranged
 from octavo.runtime.kernels.triton.precompile import compile_ahead
 from octavo.runtime.kernels.triton.table import cuda_table
 
 LAYER = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
-ROWS = (1, 8, 32, 64, 256)
-TYPES = "U4_32,U4_64,Q4_0,Q4_K,Q8_0,F8_64"
+ROWS = "1,8,32,64,128,256,2048,8192"
+TYPES = "U4_32,U4_64,U4_64:group,Q4_0,Q4_K,Q8_0,F8_64,F8_64:channel,F8_64:block,S8_64:channel"
+SHARING = {"channel": (1, 1 << 20), "group": (1, 128), "block": (128, 128)}
+"""Outputs and inputs that share a scale."""
 _L2 = 200 << 20  # bytes that do not stay in it
 _LINEAR = cuda_table().linear
 
 
 def random_blocks(name: str, rows: int, columns: int) -> Packed:
     """Any bits, but scales like those of real weights."""
+    name, _, shared = name.partition(":")
     kind = TYPES_BY_NAME[name]
     shape = rows * columns // kind.block, kind.num_bytes
     raw = torch.randint(0, 256, shape, dtype=torch.uint8, device="cuda")
@@ -46,7 +53,14 @@ def random_blocks(name: str, rows: int, columns: int) -> Packed:
         raw[:, 2:4] = torch.full_like(scales, 8.0).half().view(torch.uint8)
     elif name in ("Q4_1", "Q4_K"):
         raw[:, 2:4] = (scales * (-8.0 if name == "Q4_1" else 0.03)).half().view(torch.uint8)
-    return Packed(raw.view(rows, -1), name)
+    if shared:
+        outputs, inputs = SHARING[shared]
+        parts = raw.view(rows, -1, kind.num_bytes)
+        n = torch.arange(rows, device="cuda") // outputs * outputs
+        k = torch.arange(parts.shape[1], device="cuda") * kind.block // inputs * inputs // kind.block
+        parts[:, :, :4] = parts[:, :, :4][n][:, k].clone()
+    rounds = {"F8": "float8", "S8": "int8"}.get(name[:2], "float32") if shared else "float32"
+    return Packed(raw.view(rows, -1), name, rounds)
 
 
 def microseconds(calls: list[Callable[[], Any]]) -> float:
@@ -71,7 +85,8 @@ def microseconds(calls: list[Callable[[], Any]]) -> float:
 
 def error(x: Tensor, matrix: Packed, exact: Tensor) -> float:
     """Of the product, relative to that of the exact weights in float32."""
-    expected = x.float() @ exact.t()
+    is_rounded = matrix.scales is not None
+    expected = rounded_matmul(x.float(), matrix) if is_rounded else x.float() @ exact.t()
     return float((_LINEAR.block_matmul(x, matrix).float() - expected).norm() / expected.norm())
 
 
@@ -80,20 +95,24 @@ def copies(matrix: Packed) -> list[Packed]:
     return [matrix._replace(blocks=matrix.blocks.clone()) for _ in range(number)]
 
 
+def sizes(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
 def inputs(rows: int, columns: int) -> Tensor:
     return torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16)
 
 
-def measure(name: str, plain: dict[tuple[int, int, int], float]) -> None:
+def measure(name: str, plain: dict[tuple[int, int, int], float], all_rows: list[int]) -> None:
     matrices, worst = {}, 0.0
     for n, k in LAYER:
         packed = random_blocks(name, n, k)
         made, exact = _LINEAR.arrange(packed, torch.bfloat16), block_dequantize(packed)
-        for rows in ROWS:
+        for rows in all_rows:
             worst = max(worst, error(inputs(rows, k), made, exact))
         matrices[n, k] = copies(made)
     assert worst < 2e-2, (name, worst)
-    for rows in ROWS:
+    for rows in all_rows:
         total, base, size = 0.0, 0.0, 0
         for (n, k), several in matrices.items():
             x = inputs(rows, k)
@@ -101,15 +120,15 @@ def measure(name: str, plain: dict[tuple[int, int, int], float]) -> None:
             total += microseconds(calls)
             base, size = base + plain[rows, n, k], size + several[0].blocks.nbytes
         print(
-            f"{name:6} {rows:4} rows: {total:8.1f} us {size / total / 1e3:6.0f} GB/s",
+            f"{name:13} {rows:4} rows: {total:8.1f} us {size / total / 1e3:6.0f} GB/s",
             f"{base / total:5.2f} times bf16 ({base:.1f} us), off by {worst:.1e}",
             flush=True,
         )
 
 
-def plain_times() -> dict[tuple[int, int, int], float]:
+def plain_times(all_rows: list[int]) -> dict[tuple[int, int, int], float]:
     times = {}
-    for (n, k), rows in itertools.product(LAYER, ROWS):
+    for (n, k), rows in itertools.product(LAYER, all_rows):
         x, number = inputs(rows, k), max(1, _L2 // (n * k * 2))
         weights = [torch.randn(n, k, device="cuda", dtype=torch.bfloat16) for _ in range(number)]
         calls = [lambda w=w, x=x: functional.linear(x, w) for w in weights]
@@ -169,13 +188,14 @@ def sweep(names: list[str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--types", default=TYPES)
+    parser.add_argument("--rows", type=sizes, default=ROWS)
     parser.add_argument("--sweep", action="store_true")
     asked = parser.parse_args()
     if asked.sweep:
         return sweep(asked.types.split(","))
-    plain = plain_times()
+    plain = plain_times(asked.rows)
     for name in asked.types.split(","):
-        measure(name, plain)
+        measure(name, plain, asked.rows)
     return None
 
 

@@ -166,6 +166,45 @@ def mxfp8(weight) -> Written:
     return Written({"weight": codes, "weight_scale": scales}, codes.double() * factors)
 
 
+def nvfp4(weight, modelopt=False, factor_shift=0) -> Written:
+    """By compressed-tensors: factors are stored times the matrix's own number; ModelOpt: it divides them."""
+    n, k = weight.shape
+    own = (weight.abs().max() / (6 * 448)).float()
+    parts = weight.view(n, -1, 16)
+    factors = (parts.abs().amax(-1) / 6 / own).clamp(2**-9, 448).to(torch.float8_e4m3fn)
+    scales = factors.double() * own.double()
+    levels = torch.tensor(E2M1 + tuple(-level for level in E2M1))
+    codes = (parts.double() / scales[..., None] - levels[:, None, None, None].double()).abs().argmin(0)
+    matrix = (scales[..., None] * levels[codes].double()).view(n, k)
+    codes = codes.view(n, k)
+    packed = (codes[:, 0::2] | codes[:, 1::2] << 4).to(torch.uint8)
+    if modelopt:
+        tensors = {"weight": packed, "weight_scale": factors, "weight_scale_2": own}
+    else:
+        tensors = {"weight_packed": packed, "weight_scale": factors, "weight_global_scale": (1 / own).view(1)}
+        matrix = (factors.double() / (1 / own).double())[..., None] * levels[codes.view(n, -1, 16)].double()
+    return Written(tensors, matrix.view(n, k))
+
+
+def hqq(weight, bits=4, group=64, order=None) -> Written:
+    """order: of the parts that lie over each other; hqq's own has the first in the highest bits."""
+    n, k = weight.shape
+    size = group if group > 0 else k
+    table = weight.reshape(-1, size)
+    low, high = table.amin(1, keepdim=True), table.amax(1, keepdim=True)
+    scale = ((high - low) / (2**bits - 1)).clamp(min=1e-4).half()
+    zero = (-low / scale.float()).half()
+    codes = (table / scale.float() + zero.float()).round().clamp(0, 2**bits - 1).int()
+    matrix = ((codes.double() - zero.double()) * scale.double()).view(n, k)
+    parts = {8: 1, 4: 2, 3: 10, 2: 4}[bits]
+    padded = torch.cat([codes, codes.new_zeros(-len(codes) % parts, size)])
+    packed = torch.zeros(len(padded) // parts, size, dtype=torch.int32)
+    for i, part in enumerate(padded.chunk(parts)):
+        packed |= part << bits * ((parts - 1 - i) if order is None else order[i])
+    packed = packed if bits == 3 else packed.to(torch.uint8)
+    return Written({"W_q": packed, "scale": scale, "zero": zero, "nbits": torch.tensor(bits)}, matrix)
+
+
 def levels_of(kind: str) -> Tensor:
     """bitsandbytes' own tables, as its library prints them."""
     if kind == "fp4":

@@ -36,6 +36,7 @@ COMMANDS = {
     "rerank": Command("octavo.cli.rerank", "print documents in the order in which they fit a query"),
     "run-batch": Command("octavo.cli.run_batch", "answer a file of requests, in OpenAI's batch format"),
     "plan": Command("octavo.cli.plan", "say what memory a model will take, before it is loaded"),
+    "quantize": Command("octavo.cli.quantize", "write a model with fewer bits per weight to a file"),
     "pull": Command("octavo.cli.pull", "bring a model to this machine"),
     "doctor": Command("octavo.cli.doctor", "check whether octavo can run here, and say what to do"),
     "bench serve": Command("octavo.cli.bench.serve", "put a load on a server and measure it"),

@@ -52,7 +52,6 @@ _ENGINE_REFUSED = {
     "Configs are read in Hugging Face's form.": "config_format=hf",
     "Register a class for the architecture: ModelRegistry.": "model_class_overrides",
     "Name the folder or file that holds the weights: model.": "model_weights",
-    "The checkpoint says how it is quantized.": "quantization_config",
     "The model says its window itself; it cannot be changed.": "sliding_window",
     "The window is part of the model: without it the text is another.": "disable_sliding_window?",
     "Diffusion of text is not supported yet.": "diffusion_config",

@@ -106,6 +106,25 @@ def config_from_gguf(file: GGUFFile) -> Config:
     return config
 
 
+def metadata_for_gguf(architecture: str, config: Config) -> dict[str, Any]:
+    """Return what a GGUF file says of a model with this config.json: the reverse of `config_from_gguf`.
+
+    Ropes are left to the caller. Raises Unsupported for architectures of which octavo writes no file.
+    """
+    name = WRITTEN.get(architecture)
+    if name is None:
+        raise Unsupported(
+            f"octavo writes GGUF files of {', '.join(sorted(WRITTEN))}, not of {architecture}: convert it "
+            "with llama.cpp, then quantize that file."
+        )
+    made: dict[str, Any] = {"general.architecture": name}
+    for ours, theirs in _KEYS.items():
+        value = config.get(ours)
+        if isinstance(value, int | float) and not isinstance(value, bool) and theirs != "pooling_type":
+            made[f"{name}.{theirs}"] = float(value) if ours in _FRACTIONS else value
+    return made
+
+
 def generation_from_gguf(file: GGUFFile) -> Config:
     """What `file` recommends, in the words of generation_config.json. Raises BadCheckpoint."""
     found = {ours: (key, file.metadata.get(key)) for ours, key in _GENERATION.items()}
@@ -233,3 +252,10 @@ _ARCHITECTURES = {
     "gpt-oss": _Row("GptOssForCausalLM", "gpt_oss", _complete_gpt_oss),
     "bert": _Row("BertModel", "bert", _complete_bert),
 }
+
+WRITTEN = {
+    _ARCHITECTURES[name].architecture: name
+    for name in ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3")
+}
+"""Their names in GGUF files, by architecture: of those that octavo writes."""
+WRITTEN["MistralForCausalLM"] = "llama"

@@ -51,7 +51,8 @@ class ModelConfig(metaclass=Concern):
         "Precision of the inputs of products with packed and bfloat16 weights on CPU: float32 (exact), "
         "int16 (packed weights only; nearly exact), bfloat16 (needs AMX or AVX512_BF16, else float32) or "
         "int8 (rounded most); auto = bfloat16 where the CPU has AMX, else int16, and with AVX512_BF16 "
-        "bfloat16 for bfloat16 weights and attention.",
+        "bfloat16 for bfloat16 weights and attention. On a GPU auto rounds inputs to 8 bits where a "
+        "checkpoint was made for that (FP8, W8A8); float32 never does.",
         ("auto", "float32", "bfloat16", "int16", "int8"),
     )
     quantization: str = option(
@@ -59,7 +60,13 @@ class ModelConfig(metaclass=Concern):
         "Quantization scheme; empty = what the checkpoint says (gptq, awq, auto-round, compressed-tensors, "
         "fp8, bitsandbytes, quark, gguf). int8 packs an unquantized checkpoint as it is loaded, to 8 bits "
         "and a scale per 32 weights; int4, int4_32 and int4_64 (groups of 128, 32, 64), fp8_per_tensor, "
-        "fp8_per_channel, fp8_per_block and mxfp8 all but embeddings and head.",
+        "fp8_per_channel, fp8_per_block, mxfp8 and GGUF's q4_k, q5_k, q6_k, q8_0 and q4_0 all but embeddings "
+        "and head; online = as quantization_config says.",
+    )
+    quantization_config: dict[str, Any] = option(
+        {},
+        "Rounding of a plain checkpoint by kind of layer: linear and moe name one each, or targets by module "
+        "(or re:PATTERN); what ignore lists stays plain.",
     )
     load_format: str = option("auto", "How weights are read.", ("auto", "hf", "safetensors", "gguf", "dummy"))
     safetensors_load_strategy: str = option(

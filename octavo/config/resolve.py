@@ -129,6 +129,7 @@ def _draft(args: EngineArgs, config: EngineConfig) -> EngineConfig | None:
         else config.model.dtype,
         load_format=_load_format(args.load_format, checkpoint),
         quantization=given.get("quantization", ""),
+        quantization_config={},
     )
     return dataclasses.replace(alone, model=model, checkpoint=checkpoint)
 

@@ -30,6 +30,7 @@ def fingerprint(config: EngineConfig, plan: CachePlan) -> bytes:
         __version__,
         config.checkpoint.config,
         (model.dtype, model.load_format, model.model_impl, model.quantization, model.activations),
+        model.quantization_config,
         model.max_model_len,  # some ropes depend on it
         model.seed if model.load_format == "dummy" else None,
         (parallel.device.partition(":")[0], parallel.tensor_parallel_size, parallel.pipeline_parallel_size),

@@ -8,7 +8,7 @@ from octavo import LLM
 from octavo.base.errors import Unsupported
 from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.kernels.ref.blocks import block_dequantize
-from octavo.runtime.quantization.int8 import pack
+from octavo.runtime.quantization.q8_0 import pack
 from tests.gguf_models import write_gguf
 from tests.model_driver import load, prompt_logits
 from tests.tiny_models import make_oracle, make_prompts, oracle_logits, save, tiny_config

@@ -38,6 +38,15 @@ def quark(exclude, **weight):
     return {"quant_method": "quark", "global_quant_config": {"weight": weight}, "exclude": exclude}
 
 
+def hqq(bits, group):
+    weights = {"nbits": bits, "group_size": group, "axis": 1, "channel_wise": True, "view_as_float": False}
+    return {
+        "quant_method": "hqq",
+        "quant_config": {"weight_quant_params": weights},
+        "skip_modules": ["lm_head"],
+    }
+
+
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc_act": False}
 FP8 = {"quant_method": "fp8"}
 NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
@@ -114,6 +123,18 @@ FORMATS = {
         | {"exclude": ["re:lm_.*"]},
         partial(writers.fp8, n=0),
     ),
+    "nvfp4": (
+        config_groups("nvfp4-pack-quantized", 4, "tensor_group", "float", group_size=16),
+        writers.nvfp4,
+    ),
+    "modelopt-nvfp4": (
+        {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["lm_head"]},
+        partial(writers.nvfp4, modelopt=True),
+    ),
+    **{
+        f"hqq-{bits}-{group}": (hqq(bits, group), partial(writers.hqq, bits=bits, group=group))
+        for bits, group in ((4, 64), (4, 32), (8, 64), (3, 64), (2, 64))
+    },
     "nf4": (NF4, writers.bnb4),
     "nf4-nested": (NF4 | {"bnb_4bit_use_double_quant": True}, partial(writers.bnb4, nested=True)),
     "fp4": (NF4 | {"bnb_4bit_quant_type": "fp4"}, partial(writers.bnb4, kind="fp4")),
@@ -160,7 +181,7 @@ def change(folder, module, edit) -> None:
 
 def flip_a_bit(suffixes, tensors, module) -> None:
     """In the middle of the stored codes."""
-    suffix = next(s for s in ("qweight", "weight_packed", "weight") if s in suffixes)
+    suffix = next(s for s in ("qweight", "weight_packed", "weight", "W_q") if s in suffixes)
     codes = tensors[f"model.{module}.{suffix}"].view(torch.uint8).view(-1)
     codes[len(codes) // 2 + 1] ^= 4
 
@@ -223,6 +244,8 @@ TWINS = {
     "AWQ's order linear": ("awq-32", "awq"),
     "one scale for q, k and v": ("fp8-tensor", "one scale"),
     "e8m0 off by one": ("mxfp4", "e8m0"),
+    "NVFP4's number inverted": ("nvfp4", "inverse"),
+    "HQQ's halves swapped": ("hqq-4-64", "hqq"),
 }
 
 
@@ -233,11 +256,15 @@ def test_one_broken_rule_shows(tmp_path, twin):
     config = config | {"checkpoint_format": "gptq_v2"} if how == "v2" else config
     if how == "awq":
         writer = partial(writers.awq, columns=range(8))
+    if how == "hqq":
+        writer = partial(writers.hqq, order=(0, 1))
     if how == "e8m0":
         writer = partial(writers.mxfp4, shift=1)
     folder, oracle = make(tmp_path, config, writer)
     if how == "g_idx":
         edit_all(folder, "g_idx", lambda tensor: torch.arange(len(tensor), dtype=torch.int32) // 32)
+    if how == "inverse":
+        edit_all(folder, "down_proj.weight_global_scale", lambda tensor: 1 / tensor)
     if how == "one scale":
         largest = {}
         edit_all(folder, "q_proj.weight_scale", lambda tensor: largest.setdefault("q", tensor) * 1.0)

@@ -34,7 +34,7 @@ class _Pre(NamedTuple):
     add_bos: bool = False
 
 
-_GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CASELESS_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3_WORDS = rf"{_CASELESS_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_WORDS_TAIL}"
@@ -50,14 +50,14 @@ _TEKKEN_WORDS = (
     rf"|\p{{N}}|{_PATH_TAIL}"
 )
 
-_GPT2 = _Pre((_GPT2_WORDS,))
-_SINGLE_DIGITS = _Pre((r"\p{N}", _GPT2_WORDS))
+_GPT2 = _Pre((GPT2_WORDS,))
+_SINGLE_DIGITS = _Pre((r"\p{N}", GPT2_WORDS))
 _LLAMA3 = _Pre((_LLAMA3_WORDS,), ignore_merges=True, add_bos=True)
 _QWEN2 = _Pre((_QWEN2_WORDS,))
 _GPT4O = _Pre((_GPT4O_WORDS,))
 _TEKKEN = _Pre((_TEKKEN_WORDS,), ignore_merges=True, add_bos=True)
 
-_PRE = {
+PRE = {
     **dict.fromkeys(("default", "gpt-2", "gpt2", "phi-2", "jina-en", "mpt", "olmo", "jais"), _GPT2),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), _SINGLE_DIGITS),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "dbrx", "smaug-bpe"), _LLAMA3),
@@ -109,10 +109,10 @@ def _vocabulary(metadata: Mapping[str, Any]) -> tuple[list[str], list[int]]:
 
 def _byte_level(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> tuple[Tokenizer, bool]:
     name = metadata.get("tokenizer.ggml.pre", "default")
-    if name not in _PRE:
-        known = ", ".join(sorted(_PRE))
+    if name not in PRE:
+        known = ", ".join(sorted(PRE))
         raise Unsupported(f"GGUF pre-tokenizer {name!r} is not supported. Supported: {known}.")
-    pre = _PRE[name]
+    pre = PRE[name]
     merges = [_pair(line) for line in metadata.get("tokenizer.ggml.merges", ())]
     vocab = {token: i for i, token in enumerate(tokens)}
     backend = Tokenizer(models.BPE(vocab, merges, ignore_merges=pre.ignore_merges))

@@ -126,6 +126,10 @@ class Tokenizer:
         """Length of the longest token, in characters."""
         return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
 
+    def to_json(self) -> str:
+        """All of it, as tokenizer.json has it."""
+        return str(self._backend.to_str())
+
     def get_vocab(self) -> dict[str, int]:
         """Name → id, added tokens included."""
         vocab: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)

@@ -1,7 +1,8 @@
 """Every type of packed weights that kernels multiply: GGUF's, and octavo's own for other formats.
 
-A block of our own begins with a float32 scale (S8, NF4, FP4, F8) or a float16 scale and a float16 zero point
-(U2 to U8: weight = scale * (q - zero)), then has the weights, as GGUF's types lay them out (ref/blocks.py).
+A block of our own begins with a float32 scale (S8, NF4, FP4, F8; in NV4 factors of 16 weights follow) or a
+float16 scale and a float16 zero point (U2 to U8: weight = scale * (q - zero)), then has the weights, as
+GGUF's types lay them out (ref/blocks.py).
 """
 
 from octavo.base.gguf import BLOCK_TYPES, BlockType
@@ -21,6 +22,7 @@ GROUP_TYPES = {
     111: BlockType("FP4_64", 64, 36),
     112: BlockType("F8_32", 32, 36),
     113: BlockType("F8_64", 64, 68),
+    114: BlockType("NV4_64", 64, 40),
 }
 """By their number in the compiled kernels."""
 
@@ -29,13 +31,18 @@ ARRANGED_TYPES = {
     for name, block, num_bytes in (
         ("A4_32", 32, 20),
         ("A4_64", 64, 36),
+        ("A4_128", 128, 68),
         ("A8_32", 32, 36),
         ("A8_64", 64, 68),
+        ("A8_128", 128, 132),
         ("AF8_32", 32, 36),
         ("AF8_64", 64, 68),
+        ("AF8_128", 128, 132),
+        ("F8", 1, 1),
+        ("S8", 1, 1),
     )
 }
-"""Forms that kernels for GPUs bring others to, after loading (triton/arranged.py)."""
+"""Forms that kernels for GPUs bring others to, after loading (triton/arranged.py, triton/eight_bits.py)."""
 
 TYPES = BLOCK_TYPES | GROUP_TYPES
 TYPES_BY_NAME = {kind.name: kind for kind in TYPES.values()}

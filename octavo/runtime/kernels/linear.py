@@ -47,12 +47,15 @@ class Packed(NamedTuple):
     input_precision: "bfloat16" rounds inputs and unpacked weights to bfloat16, for the types of
             BFLOAT16_TYPES; "int16" and "int8" round inputs to so many bits, every 32 numbers by the largest
             of them, and multiply integers, for those of INTEGER_TYPES; other types are multiplied as for
-            "float32", and so may a kernel where rounding gains nothing
+            "float32", and so may a kernel where rounding gains nothing. "float8", and "int8" on GPUs, is what
+            the recipe of an 8-bit checkpoint asks for: each row by its largest number (or in groups of 128)
+    scales: of types that hold nothing but codes: one per row, [N], or per 128 inputs, [N or N / 128, K / 128]
     """
 
     blocks: Tensor
     type_name: str
     input_precision: InputPrecision = "float32"
+    scales: Tensor | None = None
 
     @property
     def kind(self) -> BlockType:
@@ -64,10 +67,18 @@ class Packed(NamedTuple):
         """Return K."""
         return self.blocks.shape[-1] // self.kind.num_bytes * self.kind.block
 
+    def roll(self, count: int) -> "Packed":
+        """Return the matrix with the last `count` rows first."""
+        scales = self.scales
+        if scales is not None:
+            scales = scales.repeat_interleave(len(self.blocks) // len(scales), 0).roll(count, 0)
+        return self._replace(blocks=self.blocks.roll(count, 0), scales=scales)
+
     def describe(self) -> str:
         """Return type, shape, and what inputs are rounded to, for people."""
         rounded = BFLOAT16_TYPES if self.input_precision == "bfloat16" else INTEGER_TYPES
-        precision = self.input_precision if self.type_name in rounded else "float32"
+        is_rounded = self.type_name in rounded or self.scales is not None
+        precision = self.input_precision if is_rounded else "float32"
         return f"{self.type_name} {self.blocks.shape[-2]}x{self.num_inputs}, inputs {precision}"
 
 

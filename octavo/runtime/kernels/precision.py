@@ -2,4 +2,4 @@
 
 from typing import Literal
 
-InputPrecision = Literal["float32", "bfloat16", "int16", "int8"]
+InputPrecision = Literal["float32", "bfloat16", "int16", "int8", "float8"]

@@ -237,6 +237,7 @@ def make_context(
         experts=platform.kernels.experts,
         input_precision=chosen or linear.input_precision,
         dense_precision=chosen or linear.dense_precision,
+        follows_recipes=chosen is None or chosen == "int8",
         host_layers=host_layers,
     )
     scheme = select_scheme(config)(storage, config, sources)

@@ -16,6 +16,7 @@ from octavo.runtime.quantization.codes import unpack_rows
 from octavo.runtime.quantization.forms import FLOATS, Expected, Form, Part
 from octavo.runtime.quantization.gptq import WORDS, check_bits, check_group, grouped, kind_of
 from octavo.runtime.quantization.grouped import Grouped, Kind
+from octavo.runtime.quantization.nvfp4 import NVFP4Form
 from octavo.runtime.quantization.packed import PackedScheme
 from octavo.runtime.quantization.packed_layout import EACH, WHOLE, Axis, PackedLayout, groups_of, words
 from octavo.runtime.quantization.scaled import POWERS, ScaledForm, of_strategy, to_float
@@ -128,6 +129,8 @@ def _form(group: dict[str, Any], kind: str) -> Form | None:
         return None
     if kind == "mxfp4-pack-quantized":
         return MXFP4Form()
+    if kind == "nvfp4-pack-quantized":
+        return NVFP4Form()
     bits, number = weights.get("num_bits"), weights.get("type", "int")
     size = weights.get("group_size") or -1
     strategy = weights.get("strategy") or ("group" if size > 0 else "channel")
@@ -137,9 +140,11 @@ def _form(group: dict[str, Any], kind: str) -> Form | None:
     if kind not in _BYTES or bits != 8:
         raise BadCheckpoint(
             f"compressed-tensors format {kind!r} with {number}{bits} weights is not read. What is: "
-            "pack-quantized integers of 2, 3, 4 and 8 bits, mxfp4-pack-quantized, and 8 bits in "
+            "pack-quantized integers of 2, 3, 4 and 8 bits, mxfp4- and nvfp4-pack-quantized, and 8 bits in "
             f"{', '.join(_BYTES)}."
         )
     axes = of_strategy(strategy, size, weights.get("block_structure"))
     zero = "weight_zero_point" if number == "int" else ""
-    return ScaledForm("S8" if number == "int" else "F8", "weight_scale", zero, *axes)
+    given = group.get("input_activations") or {}
+    rounds = (given.get("num_bits"), given.get("type", "int")) == (8, number)
+    return ScaledForm("S8" if number == "int" else "F8", "weight_scale", zero, *axes, rounds_inputs=rounds)

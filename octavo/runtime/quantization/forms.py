@@ -40,6 +40,9 @@ class Expected(NamedTuple):
 class Form(ABC):
     """Says which tensors make up a matrix, by the last part of their names, and reads them."""
 
+    rounds_inputs: bool = False
+    """The recipe rounds inputs to 8 bits, too (W8A8)."""
+
     @abstractmethod
     def tensors(self, part: Part) -> Mapping[str, Expected]:
         """Return the tensors of a matrix. Raises BadCheckpoint where its shape does not fit the form."""

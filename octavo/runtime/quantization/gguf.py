@@ -44,9 +44,16 @@ class GGUFLinear(LinearMethod):
     Of those that fuse what surrounds the product it uses what the platform has; they take a single segment.
     """
 
-    def __init__(self, storage: Storage, parameter: MakeBlocks = BlockParameter) -> None:
-        """Begin empty. parameter: what takes the tensors of the checkpoint"""
+    def __init__(
+        self, storage: Storage, parameter: MakeBlocks = BlockParameter, *, rounds_inputs: bool = False
+    ) -> None:
+        """Begin empty.
+
+        parameter:     what takes the tensors of the checkpoint
+        rounds_inputs: the weights' recipe multiplies 8-bit numbers by 8-bit numbers
+        """
         self._storage, self._parameter_type = storage, parameter
+        self._rounds_inputs = rounds_inputs
         self._segments: list[Packed] = []
         self._whole: Packed | None = None
         """The only segment."""
@@ -98,15 +105,18 @@ class GGUFLinear(LinearMethod):
     def roll(self, count: int) -> None:
         """See LinearMethod.roll."""
         (matrix,) = self._segments
-        self._segments = [matrix._replace(blocks=matrix.blocks.roll(count, 0))]
+        self._segments = [matrix.roll(count)]
         self._whole = self._segments[0]
 
     def describe(self) -> list[str]:
         return [part.describe() for part in self._segments]
 
     def _keep(self, segments: Iterable[Blocks]) -> None:
+        precision_of = self._storage.precision_of
         self._segments = [
-            Packed(part.data, part.type.name, self._storage.precision_of(part.type.name)) for part in segments
+            Packed(part.data, name, precision_of(name, rounds=self._rounds_inputs))
+            for part in segments
+            for name in [part.type.name]
         ]
         arrange = self._storage.kernels.arrange
         if arrange is not None:

@@ -15,7 +15,7 @@ from octavo.base.errors import BadCheckpoint
 from octavo.runtime.kernels.block_types import TYPES_BY_NAME
 from octavo.runtime.quantization.blocks import Blocks
 
-Kind = Literal["U2", "U3", "U4", "U8", "S8", "NF4", "FP4", "F8", "MXFP4"]
+Kind = Literal["U2", "U3", "U4", "U8", "S8", "NF4", "FP4", "F8", "MXFP4", "NV4"]
 _AT_ONCE = 1 << 20  # weights: what is computed on the way stays small
 _BYTES = frozenset({"U8", "S8", "F8"})
 
@@ -25,7 +25,8 @@ class Grouped:
     """A matrix [N, K]: weight = scale of its group * (code - zero), or * what the code stands for.
 
     codes:  [N, K] uint8; of S8 and U8 these are int8, U8's from -128 on
-    scales: [N, G], of MXFP4 uint8 exponents; zeros: [N, G] or None = none (of U: the middle)
+    scales: [N, G], of MXFP4 uint8 exponents, of NV4 [N, G, 8] uint8, what blocks begin with
+    zeros:  [N, G] or None = none (of U: the middle)
     groups: [K] the group of every input
     """
 
@@ -42,7 +43,7 @@ def pack(weights: Grouped, *, pads: bool = True) -> tuple[Blocks, Tensor | None]
     pads: a last block of 64 may be filled up
     Raises BadCheckpoint for scales that are no numbers.
     """
-    if weights.kind != "MXFP4" and not weights.scales.isfinite().all():
+    if weights.scales.is_floating_point() and not weights.scales.isfinite().all():
         raise BadCheckpoint("a scale is NaN or infinite: the file is damaged, or was not written to its end")
     weights = _choose(weights)
     largest = 64 if f"{weights.kind}_64" in TYPES_BY_NAME and (pads or len(weights.groups) % 64 == 0) else 32
@@ -129,6 +130,8 @@ def _arrange(groups: Tensor, block: int) -> tuple[Tensor, int]:
 def _head(weights: Grouped, rows: slice, groups: Tensor) -> Tensor:
     """Return the bytes that blocks begin with: [rows, blocks, bytes]."""
     scales = weights.scales[rows][:, groups]
+    if weights.kind == "NV4":
+        return scales
     if weights.kind == "MXFP4":
         return scales[..., None]
     if weights.zeros is None:

@@ -21,7 +21,7 @@ from octavo.runtime.kernels.linear import LinearKernels
 from octavo.runtime.kernels.precision import InputPrecision
 from octavo.runtime.quantization.arena import Arena
 from octavo.runtime.quantization.parameter import Layout, Parameter
-from octavo.runtime.quantization.roundings import ROUNDINGS
+from octavo.runtime.quantization.roundings import PACKERS
 from octavo.runtime.quantization.stored_config import ALIASES, check_name, stored_quantization
 
 Deferred = Callable[[Tensor, float, Tensor], tuple[Tensor, Tensor]]
@@ -33,11 +33,15 @@ Term = Tensor | Deferred
 """What a layer adds to the residual stream."""
 
 
+_EIGHT_BITS: dict[str, InputPrecision] = {"F8": "float8", "S8": "int8"}
+
+
 @dataclass(frozen=True, slots=True)
 class Storage:
     """Says where and how weights are kept: `compute_dtype` is the type of activations, biases and norms.
 
     host_layers: the decoder layers whose matrices are kept in host memory
+    follows_recipes: kernels that multiply 8 bits by 8 bits serve checkpoints made for that
     input_precision: the inputs of products with packed weights are rounded to it
     dense_precision: the same with bfloat16 weights; None = input_precision
     arena:       where their memory comes from
@@ -50,11 +54,18 @@ class Storage:
     experts: ExpertKernels
     input_precision: InputPrecision = "float32"
     dense_precision: InputPrecision | None = None
+    follows_recipes: bool = True
     host_layers: frozenset[int] = frozenset()
     arena: Arena = field(default_factory=Arena)
 
-    def precision_of(self, type_name: str) -> InputPrecision:
-        """Return what the inputs of products with weights of a type are rounded to."""
+    def precision_of(self, type_name: str, *, rounds: bool = False) -> InputPrecision:
+        """Return what the inputs of products with weights of a type are rounded to.
+
+        rounds: to 8 bits, by the weights' recipe, where there is a kernel for that
+        """
+        own = _EIGHT_BITS.get(type_name.partition("_")[0])
+        if rounds and own and self.follows_recipes and self.kernels.arrange is not None:
+            return own
         return self.dense_precision or self.input_precision if type_name == "BF16" else self.input_precision
 
     def device_of(self, name: str) -> torch.device:
@@ -177,6 +188,7 @@ SCHEMES: Registry[type[Scheme]] = Registry(
     "quantization scheme",
     {
         "gguf": "octavo.runtime.quantization.gguf:GGUF",
+        **dict.fromkeys(("online", *PACKERS), "octavo.runtime.quantization.online:Online"),
         "int8": "octavo.runtime.quantization.int8:Int8",
         "int8_per_channel_weight_only": "octavo.runtime.quantization.int8:Int8",
         "unquantized": "octavo.runtime.quantization.unquantized:Unquantized",
@@ -188,7 +200,7 @@ SCHEMES: Registry[type[Scheme]] = Registry(
         "fp8": "octavo.runtime.quantization.fp8:FP8",
         "bitsandbytes": "octavo.runtime.quantization.bitsandbytes:BitsAndBytes",
         "quark": "octavo.runtime.quantization.quark:Quark",
-        **dict.fromkeys(ROUNDINGS, "octavo.runtime.quantization.online:Online"),
+        "hqq": "octavo.runtime.quantization.hqq:HQQ",
     },
 )
 
@@ -197,7 +209,7 @@ def select_scheme(config: EngineConfig) -> type[Scheme]:
     """Return the scheme that the options, or else the checkpoint, name. Raises Unsupported for none."""
     stored = stored_quantization(config).get("quant_method")
     stored = "gguf" if config.model.load_format == "gguf" else stored
-    if name := config.model.quantization:
+    if name := config.model.quantization or ("online" if config.model.quantization_config else ""):
         check_name(name, stored, SCHEMES.names())
     names = [ALIASES.get(name, name)] if name else SCHEMES.names()
     for known in names:

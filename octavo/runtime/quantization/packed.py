@@ -49,6 +49,7 @@ class PackedLinear(GGUFLinear):
         for shard in layout.shards:
             single = replace(layout, shards=(shard,))
             form, part = self._form_of(shard.name), part_of(single)
+            self._rounds_inputs |= form is not None and form.rounds_inputs
             with blaming(self._name, shard):
                 tensors = PLAIN if form is None else form.tensors(part)
             for suffix, expected in tensors.items():

@@ -29,15 +29,16 @@ class Quark(PackedScheme):
             return None
         own = self.stored.get("layer_quant_config") or {}
         config = next((own[name] for name in own if is_excluded(module, [name])), None)
-        weight = (config or self.stored.get("global_quant_config") or {}).get("weight")
-        return None if weight is None else _form(weight)
+        config = config or self.stored.get("global_quant_config") or {}
+        weight, inputs = config.get("weight"), config.get("input_tensors") or {}
+        return None if weight is None else _form(weight, inputs.get("dtype") == weight.get("dtype"))
 
 
-def _form(weight: dict[str, Any]) -> Form:
+def _form(weight: dict[str, Any], rounds: bool) -> Form:
     number = weight.get("dtype")
     if number not in _KINDS:
         raise BadCheckpoint(f"Quark's weights in {number!r} are not read; int8 and fp8_e4m3 are")
     strategy = str(weight.get("qscheme", "")).removeprefix("per_")
     axes = of_strategy(strategy, weight.get("group_size") or -1, None)
     zero = "weight_zero_point" if number == "int8" else ""
-    return ScaledForm(_KINDS[number], "weight_scale", zero, *axes)
+    return ScaledForm(_KINDS[number], "weight_scale", zero, *axes, rounds_inputs=rounds)

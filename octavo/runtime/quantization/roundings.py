@@ -1,4 +1,4 @@
-"""`ROUNDINGS` makes grouped weights of plain ones: of each name that the option `quantization` may have."""
+"""`PACKERS` makes blocks of plain weights: of each name that the option `quantization` may have."""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,7 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from octavo.runtime.quantization.grouped import Grouped
+from octavo.runtime.kernels.block_types import TYPES_BY_NAME
+from octavo.runtime.quantization import k_quants
+from octavo.runtime.quantization.blocks import Blocks, blocks_of_one
+from octavo.runtime.quantization.grouped import Grouped, pack
+from octavo.runtime.quantization.q8_0 import pack as pack_q8_0
 
 Round = Callable[[Tensor], Grouped]
 
@@ -47,7 +51,7 @@ def _to_int4(group: int, matrix: Tensor) -> Grouped:
     return Grouped("U4", codes.to(torch.uint8), scales, zeros, groups)
 
 
-ROUNDINGS: dict[str, Round] = {
+_ROUNDINGS: dict[str, Round] = {
     "fp8_per_tensor": partial(_to_fp8, 0, 0),
     "fp8_per_channel": partial(_to_fp8, 1, 0),
     "fp8_per_block": partial(_to_fp8, 128, 128),
@@ -57,3 +61,26 @@ ROUNDINGS: dict[str, Round] = {
     "int4_64": partial(_to_int4, 64),
 }
 """int4_N: groups of N weights."""
+
+
+def _rounded(rounding: Round, matrix: Tensor) -> Blocks:
+    *rows, columns = matrix.shape
+    if columns % 64:
+        return blocks_of_one(matrix.contiguous())
+    blocks, places = pack(rounding(matrix.reshape(-1, columns).float()))
+    assert places is None, "whole blocks need no other order"
+    return Blocks(blocks.data.view(*rows, -1), blocks.type)
+
+
+def _of_gguf(type_name: str, matrix: Tensor) -> Blocks:
+    """Round to a type of GGUF's; where columns do not fill its blocks, to 8 bits under a scale per 32."""
+    fits = matrix.shape[-1] % TYPES_BY_NAME[type_name].block == 0
+    return k_quants.quantize(matrix, type_name) if fits else pack_q8_0(matrix)
+
+
+PACKERS: dict[str, Callable[[Tensor], Blocks]] = {
+    **{name: partial(_rounded, rounding) for name, rounding in _ROUNDINGS.items()},
+    **{name.lower(): partial(_of_gguf, name) for name in k_quants.ROUND},
+    **dict.fromkeys(("int8", "int8_per_channel_weight_only"), pack_q8_0),
+}
+"""Take a matrix, or a stack of some."""

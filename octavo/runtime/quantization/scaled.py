@@ -1,7 +1,7 @@
 """A `ScaledForm` is one tensor of whole bytes (int8, fp8) and scales: per tensor, channel, group or block.
 
-FP8, ModelOpt, compressed-tensors and Quark store it under their own names. Inputs are rounded finer than such
-checkpoints ask for (32 numbers share a scale, or none), so scales for inputs are not needed.
+FP8, ModelOpt, compressed-tensors and Quark store it under their own names. Inputs are rounded by scales of
+their own as they come, which are finer than stored ones, so scales for inputs are not needed.
 """
 
 from collections.abc import Mapping
@@ -26,6 +26,7 @@ class ScaledForm(Form):
     scale:           the name of the scales; zero: of the zero points, which may be missing
     outputs, inputs: how many weights share a scale
     divisor:         of all scales
+    rounds_inputs:   see Form
     """
 
     kind: Kind
@@ -34,6 +35,7 @@ class ScaledForm(Form):
     outputs: Axis = EACH
     inputs: Axis = WHOLE
     divisor: float = 1.0
+    rounds_inputs: bool = False
 
     def tensors(self, part: Part) -> Mapping[str, Expected]:
         shared = PackedLayout(self.outputs, self.inputs)

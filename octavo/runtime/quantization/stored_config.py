@@ -9,7 +9,7 @@ from typing import Any
 from octavo.base.errors import BadCheckpoint, Unsupported
 from octavo.config.checkpoint import read_json
 from octavo.config.engine import EngineConfig
-from octavo.runtime.quantization.roundings import ROUNDINGS
+from octavo.runtime.quantization.roundings import PACKERS
 
 ALIASES = {
     "auto_gptq": "gptq",
@@ -21,6 +21,8 @@ ALIASES = {
     "fbgemm_fp8": "fp8",
     "modelopt": "fp8",
     "modelopt_mxfp8": "fp8",
+    "modelopt_fp4": "fp8",
+    "modelopt_mixed": "fp8",
     "bnb": "bitsandbytes",
     "gpt_oss_mxfp4": "mxfp4",
 }
@@ -32,12 +34,9 @@ _REFUSED = {
     "experts_int8": "octavo packs dense layers, too: use int8",
     "deepseek_v4_fp8": "octavo has no DeepSeek-V4 yet: use DeepSeek-V3 in fp8",
     "fp_quant": "its weights are rotated, which octavo does not undo: use compressed-tensors or GPTQ",
-    "modelopt_fp4": "octavo multiplies no NVFP4 yet: use MXFP4 of compressed-tensors, or FP8",
-    "modelopt_mixed": "octavo multiplies no NVFP4 yet: use MXFP4 of compressed-tensors, or FP8",
-    "online": "say which: int8, int4, fp8_per_tensor, fp8_per_channel, fp8_per_block or mxfp8",
 }
 
-_OF_PLAIN = ("unquantized", "int8", "int8_per_channel_weight_only", *ROUNDINGS)
+_OF_PLAIN = ("unquantized", "online", *PACKERS)
 """Schemes of plain checkpoints, which say themselves what they do not fit."""
 
 
@@ -125,6 +124,7 @@ def compiled(pattern: str) -> re.Pattern[str]:
 
 _OF_INPUTS = (
     "input_scale",
+    "input_global_scale",
     "input_zero_point",
     "output_scale",
     "k_scale",

@@ -160,6 +160,7 @@ void with_type(int id, Use&& use) {
         case 111: return use(Levels<2, FP4_LEVELS>{});
         case 112: return use(F8<1>{});
         case 113: return use(F8<2>{});
+        case 114: return use(NV4{});
         default: std::abort();
     }
 }

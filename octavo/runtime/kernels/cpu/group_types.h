@@ -112,4 +112,17 @@ struct F8 : Coded<4 + 32 * P, P> {
     }
 };
 
+// NVFP4: E2M1 numbers; every 16 have a factor in E4M3 beside the scale.
+alignas(64) constexpr float E2M1_LEVELS[16] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f,
+                                               0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+
+struct NV4 : Coded<40, 2> {
+    OCTAVO_INLINE static vf values(const uint8_t* b, int s, int j) {
+        int bits = b[4 + 2 * s + VL * j / 16], exponent = bits >> 3 & 15, mantissa = bits & 7;
+        float factor = exponent ? float(8 + mantissa) * float(1 << exponent) * 0x1p-10f : mantissa * 0x1p-9f;
+        if (bits & 128) factor = -factor;
+        return look_up(E2M1_LEVELS, moved(read<u8x32>(b + 8), s * 4, 0, 15), j) * factor;
+    }
+};
+
 }  // namespace octavo

@@ -16,10 +16,14 @@ from octavo.runtime.kernels.ref.group_blocks import GROUP_UNPACKERS, nibbles
 
 _ROWS_AT_ONCE = 4096  # bounds the memory of an unpacked language model head
 _LARGEST = {"int8": 127, "int16": 32767}
+BYTES = {"F8": torch.float8_e4m3fn, "S8": torch.int8}
+"""Types of nothing but codes."""
 
 
 def block_dequantize(matrix: Packed, places: Tensor | None = None, scale: float = 1.0) -> Tensor:
     """See linear.BlockDequantize."""
+    if matrix.scales is not None:
+        return dequantize_bytes(matrix, places) * scale
     blocks = matrix.blocks if places is None else matrix.blocks[places]
     values = _UNPACKERS[matrix.type_name](blocks.reshape(-1, matrix.kind.num_bytes))
     rows = values.reshape(len(blocks), matrix.num_inputs)
@@ -28,7 +32,12 @@ def block_dequantize(matrix: Packed, places: Tensor | None = None, scale: float 
 
 def block_matmul(x: Tensor, matrix: Packed, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     """See linear.BlockMatmul; rounds, then multiplies what the integers stand for."""
-    blocks, type_name, input_precision = matrix
+    blocks, type_name, input_precision, scales = matrix
+    if scales is not None:
+        codes, x_scales = round_rows(x, type_name, in_groups=scales.dim() == 2)
+        x = (codes.view(*x_scales.shape, -1).to(x.dtype) * x_scales[..., None].to(x.dtype)).view(x.shape)
+        made = functional.linear(x, dequantize_bytes(matrix).to(x.dtype), bias)
+        return made if out is None else out.copy_(made)
     rounded = input_precision == "bfloat16" and type_name in BFLOAT16_TYPES
     if input_precision in _LARGEST and type_name in INTEGER_TYPES:
         x = _round_parts(x, _LARGEST[input_precision])
@@ -43,6 +52,26 @@ def block_matmul(x: Tensor, matrix: Packed, bias: Tensor | None = None, out: Ten
     made = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
     made = made if bias is None else made + bias
     return made if out is None else out.copy_(made)
+
+
+def dequantize_bytes(matrix: Packed, places: Tensor | None = None) -> Tensor:
+    """Unpack bytes with scales beside them: all rows, or those at `places`, in float32."""
+    assert matrix.scales is not None
+    n, scales = len(matrix.blocks), matrix.scales.view(len(matrix.scales), -1)
+    rows = torch.arange(n, device=scales.device) if places is None else places
+    codes = matrix.blocks[rows].view(BYTES[matrix.type_name]).float()
+    wide = codes.view(len(rows), scales.shape[1], -1) * scales[rows // (n // len(scales))][..., None]
+    return wide.flatten(1)
+
+
+def round_rows(x: Tensor, type_name: str, *, in_groups: bool) -> tuple[Tensor, Tensor]:
+    """Round each row of x [M, K], or each 128 numbers of it, by the largest: bytes [M, K], scales [M, G]."""
+    wide = x.float().view(len(x), -1, 128 if in_groups else x.shape[1])
+    largest = 448.0 if type_name == "F8" else 127.0
+    scales = wide.abs().amax(-1).clamp(min=1e-20) * (1 / largest)
+    whole = wide * (1 / scales)[..., None]
+    whole = whole.clamp(-largest, largest) if type_name == "F8" else (whole + 0.5).floor()
+    return whole.to(BYTES[type_name]).view(x.shape), scales
 
 
 def select_inputs(x: Tensor, places: Tensor) -> Tensor:

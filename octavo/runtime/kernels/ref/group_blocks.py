@@ -58,8 +58,14 @@ def _mxfp4(b: Tensor) -> Tensor:
     return torch.ldexp(_levels(E2M1, b[:, 1:]), b[:, :1].int() - 127)
 
 
+def _nvfp4(b: Tensor) -> Tensor:
+    factors = _float8(b[:, 4:8]).float().repeat_interleave(16, 1)
+    return b[:, :4].contiguous().view(torch.float32) * factors * _levels(E2M1, b[:, 8:])
+
+
 GROUP_UNPACKERS: dict[str, Callable[[Tensor], Tensor]] = {
     "MXFP4": _mxfp4,
+    "NV4_64": _nvfp4,
     "U2_64": partial(_from_zero, _two_bits),
     "U3_64": partial(_from_zero, _three_bits),
 }

@@ -24,6 +24,7 @@ from octavo.runtime.kernels.block_types import ARRANGED_TYPES
 from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.kernels.ref.blocks import scales_and_mins
 from octavo.runtime.kernels.ref.group_blocks import nibbles
+from octavo.runtime.kernels.triton import eight_bits
 from octavo.runtime.kernels.triton.launch import (
     Counters,
     cdiv,
@@ -179,11 +180,28 @@ def _unpack_kernel(
 
 def arrange(matrix: Packed, dtype: torch.dtype) -> Packed:
     """Return the matrix for activations of `dtype`: arranged, where that pays; see LinearKernels.arrange."""
+    if matrix.input_precision in ("float8", "int8") and dtype in (torch.bfloat16, torch.float16):
+        made = eight_bits.arrange(matrix)
+        if made is not None:
+            return made
     if dtype != torch.bfloat16 or _group(matrix) is None or matrix.num_inputs % _ALIGNED:
         return matrix
     parts = [_arrange(matrix._replace(blocks=part)) for part in matrix.blocks.split(_ROWS_AT_ONCE)]
     kind, size = _group(matrix) or ("", 0)
-    return matrix._replace(blocks=torch.cat(parts), type_name=f"{kind}_{size}")
+    made = matrix._replace(blocks=torch.cat(parts), type_name=f"{kind}_{size}")
+    return _with_groups_of_128(made) if size == 64 else made
+
+
+def _with_groups_of_128(matrix: Packed) -> Packed:
+    """Return the matrix with half as many scales, if each two are equal."""
+    (kind, _, _), k = matrix.type_name.partition("_"), matrix.num_inputs
+    words = k // 2 if kind == "A4" else k
+    heads = matrix.blocks[:, words:].contiguous().view(torch.int32)
+    if k % 512 or (heads[:, 0::2] != heads[:, 1::2]).any():
+        return matrix
+    halved = heads[:, 0::2].contiguous().view(torch.uint8)
+    blocks = torch.cat([matrix.blocks[:, :words], halved], 1)
+    return matrix._replace(blocks=blocks, type_name=f"{kind}_128")
 
 
 def _group(matrix: Packed) -> tuple[str, int] | None:

@@ -17,7 +17,9 @@ from torch.nn import functional
 
 from octavo.base.log import get_logger
 from octavo.runtime.kernels.linear import Packed
-from octavo.runtime.kernels.ref.group_blocks import FP4, NF4
+from octavo.runtime.kernels.ref.blocks import dequantize_bytes
+from octavo.runtime.kernels.ref.group_blocks import E2M1, FP4, NF4
+from octavo.runtime.kernels.triton import eight_bits
 from octavo.runtime.kernels.triton.arranged import is_arranged, multiply
 from octavo.runtime.kernels.triton.arranged import unpack as unpack_arranged
 from octavo.runtime.kernels.triton.launch import Counters, cdiv
@@ -47,6 +49,13 @@ def _signed(address, mask):
 @triton.jit
 def _float(address, mask):
     return tl.load(address.to(tl.pointer_type(tl.float32)), mask=mask, other=0.0)
+
+
+@triton.jit
+def _e4m3(bits):
+    """Return what 8 bits stand for: those of a float16 of 2^8 times less."""
+    half = (((bits & 128) << 8) | ((bits & 127) << 7)).to(tl.uint16).to(tl.float16, bitcast=True)
+    return half.to(tl.float32) * 256.0
 
 
 @triton.jit
@@ -102,6 +111,9 @@ def _unpack_group(block, i, mask, KIND: tl.constexpr, BLOCK: tl.constexpr, level
 
     KIND: its name without the number of values; levels: of types of few, [16].
     """
+    if KIND == "NV4":
+        q = (_byte(block + 8 + i % 32, mask) >> (i // 32 * 4)) & 15
+        return tl.load(levels + q) * _e4m3(_byte(block + 4 + i // 16, mask)) * _float(block, mask)
     if KIND == "MXFP4" or KIND == "NF4" or KIND == "FP4":
         start: tl.constexpr = 1 if KIND == "MXFP4" else 4
         q = (_byte(block + start + i % (BLOCK // 2), mask) >> (i // (BLOCK // 2) * 4)) & 15
@@ -112,9 +124,7 @@ def _unpack_group(block, i, mask, KIND: tl.constexpr, BLOCK: tl.constexpr, level
             value = tl.load(levels + q) * _float(block, mask)
         return value
     if KIND == "F8":
-        bits = _byte(block + 4 + i, mask)
-        half = (((bits & 128) << 8) | ((bits & 127) << 7)).to(tl.uint16).to(tl.float16, bitcast=True)
-        return half.to(tl.float32) * 256.0 * _float(block, mask)
+        return _e4m3(_byte(block + 4 + i, mask)) * _float(block, mask)
     if KIND == "S8":
         return _signed(block + 4 + i, mask) * _float(block, mask)
     if KIND == "U8":
@@ -160,6 +170,8 @@ def _dequantize_kernel(
 
 def block_dequantize(matrix: Packed, places: Tensor | None = None, scale: float = 1.0) -> Tensor:
     """See linear.BlockDequantize."""
+    if matrix.scales is not None:
+        return dequantize_bytes(matrix, places) * scale
     rows = _dequantize(
         matrix if places is None else matrix._replace(blocks=matrix.blocks[places]), torch.float32
     )
@@ -167,7 +179,7 @@ def block_dequantize(matrix: Packed, places: Tensor | None = None, scale: float 
 
 
 def _dequantize(matrix: Packed, dtype: torch.dtype) -> Tensor:
-    blocks, type_name, _ = matrix
+    blocks, type_name = matrix.blocks, matrix.type_name
     if is_arranged(matrix):
         return unpack_arranged(matrix, dtype)
     if type_name in PLAIN:
@@ -194,14 +206,16 @@ def constants_of(matrix: Packed) -> dict[str, Any]:
 @functools.cache
 def levels_of(type_name: str, device: torch.device) -> Tensor | None:
     """Return what the 16 codes of a type stand for; None for types that count."""
-    levels = {"NF4": NF4, "FP4": FP4}.get(type_name.partition("_")[0])
+    levels = {"NF4": NF4, "FP4": FP4, "NV4": E2M1}.get(type_name.partition("_")[0])
     return None if levels is None else torch.tensor(levels, device=device)
 
 
 def block_matmul(
     counters: Counters, x: Tensor, matrix: Packed, bias: Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:
-    """See linear.BlockMatmul; inputs are never rounded here: tensor cores take them as they are."""
+    """See linear.BlockMatmul; inputs are rounded only as the recipe of an 8-bit checkpoint asks."""
+    if matrix.scales is not None:
+        return eight_bits.multiply(counters, x, matrix, bias, out)
     if is_arranged(matrix):
         return multiply(counters, x, matrix, bias, out)
     _tell_once(matrix.type_name)

@@ -17,7 +17,7 @@ from octavo.runtime.kernels.ref.recurrent import REFERENCES
 from octavo.runtime.kernels.sampling import SamplingKernels, TruncateAndDraw
 from octavo.runtime.kernels.steps import StepKernels
 from octavo.runtime.kernels.table import KernelTable
-from octavo.runtime.kernels.triton import blocks, edits, elementwise, experts, peers
+from octavo.runtime.kernels.triton import blocks, edits, eight_bits, elementwise, experts, peers
 from octavo.runtime.kernels.triton.adapters import add_low_rank, group
 from octavo.runtime.kernels.triton.arranged import arrange
 from octavo.runtime.kernels.triton.attention import paged_attention
@@ -51,6 +51,7 @@ def cuda_table() -> KernelTable:
             block_matmul=partial(blocks.block_matmul, counters),
             select_inputs=select_inputs,
             join=join,
+            block_feed_forward=partial(eight_bits.feed_forward, counters),
             arrange=arrange,
             split_product=SplitProduct(matmul.split, elementwise.add_norm),
         ),
