@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.runtime.kernels.attention import Ragged, Scores
-from octavo.runtime.kernels.ref.cache import paged_attention as reference_attention
+from octavo.runtime.kernels.triton.both_sides import attend_to_both_sides
 from octavo.runtime.kernels.triton.latent import attend_to_latents
 from octavo.runtime.kernels.triton.launch import Counters, overlapped, power_of_2, release, wait
 from octavo.runtime.kernels.triton.online_softmax import attend, begin_rows, locate, look_up
@@ -128,8 +128,8 @@ def paged_attention(
 ) -> Tensor:
     """See attention.PagedAttention; the input precision is the type of q, and parts meet at the counters."""
     scale, sliding_window, soft_cap, _, is_causal, keys_only, sinks = scores
-    if not is_causal:  # no kernel of its own yet
-        return reference_attention(q, cache, block_tables, batch, scores)
+    if not is_causal:
+        return attend_to_both_sides(q, cache, block_tables, batch, scores)
     cu_q_lens, kv_lens = batch.cu_q_lens, batch.kv_lens
     assert cache.is_contiguous() and block_tables.stride(1) == 1
     out = torch.empty_like(q, memory_format=torch.contiguous_format)

@@ -1,0 +1,54 @@
+"""Attention to both sides, as encoders and the tokens of an image have it, by torch's fused kernels.
+
+Sequences of equal lengths are one call: keys and values are gathered from the paged cache for it. The lengths
+are read from the device, which such steps wait for; none of them is captured.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from octavo.runtime.kernels.attention import Ragged, Scores
+from octavo.runtime.kernels.ref.cache import paged_attention as reference
+
+_MOST_KEYS = 1 << 20
+"""Gathered at once."""
+
+
+def attend_to_both_sides(
+    q: Tensor, cache: Tensor, block_tables: Tensor, batch: Ragged, scores: Scores
+) -> Tensor:
+    """See attention.PagedAttention, where queries see later positions, too."""
+    if scores.soft_cap or scores.sinks is not None or cache.dtype != q.dtype:
+        return reference(q, cache, block_tables, batch, scores)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    starts = batch.cu_q_lens.long()
+    counts = torch.stack([starts.diff(), batch.kv_lens.long()], dim=1)
+    for num_new, num_keys in counts.unique(dim=0).tolist():
+        (requests,) = (counts == counts.new_tensor([num_new, num_keys])).all(1).nonzero(as_tuple=True)
+        if not num_new:
+            continue
+        for some in requests.split(max(1, _MOST_KEYS // max(num_keys, 1))):
+            rows = starts[some, None] + torch.arange(num_new, device=q.device)
+            if num_keys == 0:
+                out[rows] = 0
+                continue
+            out[rows] = _attend(q[rows], cache, block_tables[some], num_keys, scores)
+    return out
+
+
+def _attend(q: Tensor, cache: Tensor, tables: Tensor, num_keys: int, scores: Scores) -> Tensor:
+    """Attend for requests alike. q: [N, new tokens, num_heads, head_dim], and so the result"""
+    block_size, window, oldest = cache.shape[2], scores.sliding_window, num_keys - q.shape[1]
+    first = max(0, oldest - window + 1) // block_size if window else 0  # earlier blocks may be gone
+    blocks = cache[tables[:, first : -(-num_keys // block_size)].long()]
+    end = num_keys - first * block_size
+    keys, values = (blocks[:, :, i].flatten(1, 2)[:, :end].transpose(1, 2) for i in (0, -1))
+    mask = None
+    if window:
+        places = torch.arange(first * block_size, num_keys, device=q.device)
+        mask = (torch.arange(oldest, num_keys, device=q.device)[:, None] - places).abs() < window
+    seen = functional.scaled_dot_product_attention(
+        q.transpose(1, 2), keys, values, mask, scale=scores.scale, enable_gqa=q.shape[2] != cache.shape[3]
+    )
+    return seen.transpose(1, 2)
