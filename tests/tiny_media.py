@@ -103,7 +103,9 @@ def _pixtral(kind: str, **more: Any) -> dict[str, Any]:
 _PIXTRAL = "transformers.models.pixtral.image_processing_pil_pixtral:PixtralImageProcessorPil"
 
 
-def _qwen(generation: str, vision: dict[str, Any], **rope: Any) -> TinyMedia:
+def _qwen(
+    generation: str, vision: dict[str, Any], text: dict[str, Any] | None = None, **rope: Any
+) -> TinyMedia:
     parameters = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1], **rope}
     sizes = {"depth": 3, "num_heads": 4, "patch_size": 7, "out_hidden_size": 48, "hidden_size": 32}
     return TinyMedia(
@@ -115,6 +117,7 @@ def _qwen(generation: str, vision: dict[str, Any], **rope: Any) -> TinyMedia:
                 "head_dim": 8,
                 "rope_parameters": parameters,
                 "num_hidden_layers": 4,
+                **(text or {}),
             },
             "vision_config": {"model_type": f"{generation}_vision", **sizes, **vision},
             "image_token_id": IMAGE,
@@ -167,6 +170,12 @@ TINY_MEDIA = {
     "Qwen3VLForConditionalGeneration": _qwen(
         "qwen3_vl",
         {"intermediate_size": 64, "num_position_embeddings": 25, "deepstack_visual_indexes": [0, 1]},
+        mrope_interleaved=True,
+    ),
+    "Qwen3VLMoeForConditionalGeneration": _qwen(
+        "qwen3_vl_moe",
+        {"intermediate_size": 64, "num_position_embeddings": 25, "deepstack_visual_indexes": [0, 1]},
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
         mrope_interleaved=True,
     ),
     "Mistral3ForConditionalGeneration": TinyMedia(

@@ -52,6 +52,9 @@ TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen3_vl_text": _QWEN | {"head_dim": 128, "max_position_embeddings": 128000},
 }
 """By model_type, as of transformers 5."""
+_IMPLIED = {"qwen3_vl_moe_text": {"norm_topk_prob": True}}
+"""What transformers' code does, whatever a config says."""
+_TIED = "tie_word_embeddings"
 _FLAT = {"qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text"}
 """Types whose files on model hubs have no part for the text, and the type of that part."""
 
@@ -64,5 +67,7 @@ def fill_text(config: dict[str, Any]) -> dict[str, Any]:
         nested["model_type"] = _FLAT[str(config["model_type"])]
     if not isinstance(nested, dict) or not isinstance(kind := nested.get("model_type"), str):
         return config
-    whole = {name: config[name] for name in ("tie_word_embeddings",) if name in config}
-    return config | {"text_config": TEXT_DEFAULTS.get(kind, {}) | whole | nested}
+    filled = TEXT_DEFAULTS.get(kind, {}) | nested | _IMPLIED.get(kind, {})
+    if _TIED in config and not (kind in _FLAT.values() and nested.get(_TIED)):
+        filled[_TIED] = config[_TIED]  # where transformers looks
+    return config | {"text_config": filled}

@@ -23,6 +23,7 @@ PROCESSORS: Registry[Any] = Registry(
         "PixtralForConditionalGeneration": f"{_HERE}.pixtral:PixtralProcessor",
         "Qwen2VLForConditionalGeneration": f"{_HERE}.qwen_vl:Qwen2VLProcessor",
         "Qwen2_5_VLForConditionalGeneration": f"{_HERE}.qwen_vl:Qwen2VLProcessor",
+        "Qwen3VLMoeForConditionalGeneration": f"{_HERE}.qwen_vl:Qwen3VLProcessor",
         "Qwen3VLForConditionalGeneration": f"{_HERE}.qwen_vl:Qwen3VLProcessor",
     },
 )

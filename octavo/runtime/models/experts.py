@@ -121,6 +121,28 @@ def stacked(prefix: str = "layers.*.mlp.experts") -> dict[str, Target]:
     }
 
 
+def stacked_by_inputs(prefix: str = "layers.*.mlp.experts") -> dict[str, Target]:
+    """Return rules for the same, inputs first, [E, H, 2 I] and [E, I, H]; or as above, by their shapes."""
+    return {
+        f"{prefix}.gate_up_proj": to("layers.*.mlp.experts.up.weight", "", _turned_gates),
+        f"{prefix}.down_proj": to("layers.*.mlp.experts.down.weight", "", _turned),
+    }
+
+
+def _turned_gates(tensor: Tensor, layer: LayerArch | None) -> Any:
+    is_turned = layer is not None and tensor.shape[1] != 2 * _inner_size(layer)
+    return part_gates(tensor.transpose(1, 2) if is_turned else tensor, layer)
+
+
+def _turned(tensor: Tensor, layer: LayerArch | None) -> Tensor:
+    is_turned = layer is not None and tensor.shape[2] != _inner_size(layer)
+    return tensor.transpose(1, 2) if is_turned else tensor
+
+
+def _inner_size(layer: LayerArch) -> int:
+    return layer.feed_forward.intermediate_size
+
+
 def apart(
     prefix: str = "layers.*.mlp.experts.*",
     gate: str = "gate_proj",

@@ -5,25 +5,15 @@ Attention in chunks, and scores that grow with the position behind them, are not
 
 from dataclasses import replace
 
-from torch import Tensor
-
 from octavo.base.errors import Unsupported
 from octavo.runtime.layers.experts import Router
 from octavo.runtime.models import experts
-from octavo.runtime.models.arch import Arch, Config, LayerArch, read_arch, read_dense, read_heads, size_of
+from octavo.runtime.models.arch import Arch, Config, read_arch, read_dense, read_heads, size_of
 from octavo.runtime.models.decoder import Decoder
 from octavo.runtime.models.smollm3 import rotated_layers
 from octavo.runtime.models.weights import to
 
 _DEFAULTS: Config = {"head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "num_experts_per_tok": 1}
-
-
-def _gates(tensor: Tensor, layer: LayerArch | None) -> Tensor:
-    return experts.part_gates(tensor.transpose(1, 2), layer)
-
-
-def _turned(tensor: Tensor, layer: LayerArch | None) -> Tensor:
-    return tensor.transpose(1, 2)
 
 
 class Llama4(Decoder):
@@ -35,8 +25,7 @@ class Llama4(Decoder):
             "layers.*.feed_forward.up_proj": to("layers.*.mlp.up", "up"),
             "layers.*.feed_forward.down_proj": to("layers.*.mlp.down"),
             "layers.*.feed_forward.router": to("layers.*.mlp.router"),
-            "layers.*.feed_forward.experts.gate_up_proj": to("layers.*.mlp.experts.up.weight", "", _gates),
-            "layers.*.feed_forward.experts.down_proj": to("layers.*.mlp.experts.down.weight", "", _turned),
+            **experts.stacked_by_inputs("layers.*.feed_forward.experts"),
         }
         | experts.shared("layers.*.feed_forward.shared_expert")
     )

@@ -85,6 +85,7 @@ MEDIA_ENCODERS: Registry[type[MediaEncoder]] = Registry(
         "PixtralForConditionalGeneration": "octavo.runtime.models.pixtral:PixtralEncoder",
         "Qwen2VLForConditionalGeneration": "octavo.runtime.models.qwen_vl:Qwen2VLEncoder",
         "Qwen2_5_VLForConditionalGeneration": "octavo.runtime.models.qwen_vl:Qwen25VLEncoder",
+        "Qwen3VLMoeForConditionalGeneration": "octavo.runtime.models.qwen_vl:Qwen3VLMoEEncoder",
         "Qwen3VLForConditionalGeneration": "octavo.runtime.models.qwen_vl:Qwen3VLEncoder",
     },
 )
@@ -101,6 +102,7 @@ _TEXT_MODELS = {
     "qwen2_5_vl_text": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_vl_text": "Qwen3ForCausalLM",
+    "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
 }
 """Architectures of text models, by the model_type of a text_config."""

@@ -17,6 +17,7 @@ from octavo.runtime.layers.embedding import Embedding
 from octavo.runtime.layers.norm import NormArch, make_norm
 from octavo.runtime.layers.rotary import places_of
 from octavo.runtime.models.arch import Config, size_of
+from octavo.runtime.models.experts import stacked_by_inputs
 from octavo.runtime.models.media import Features, MediaEncoder
 from octavo.runtime.models.packed_vision import PackedTower, packed_body
 from octavo.runtime.models.vision import Projector, flat
@@ -231,6 +232,12 @@ class Qwen3VLEncoder(Qwen2VLEncoder):
         times = int(features["grid_thw"][0])
         positions[0] = 0
         return np.split(positions, times, axis=1)
+
+
+class Qwen3VLMoEEncoder(Qwen3VLEncoder):
+    """The experts of its text model are stored in a way of their own."""
+
+    WEIGHTS: ClassVar = Qwen3VLEncoder.WEIGHTS | stacked_by_inputs()
 
 
 def by_windows(grids: Sequence[Grid], side: int) -> tuple[Tensor, list[int]]:
