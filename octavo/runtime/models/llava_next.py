@@ -19,19 +19,17 @@ from octavo.runtime.models.weights import to
 
 
 class LlavaNextEncoder(LlavaEncoder):
-    """Reads `pixel_values`, [1 + squares, 3, side, side], and `image_sizes`, [2] of each image."""
+    """Reads `pixel_values`, [1 + squares, 3, side, side], `image_sizes` and `grid` of squares, [2] each."""
 
     WEIGHTS: ClassVar = LlavaEncoder.WEIGHTS | {
         "image_newline": to("encoder.newline.weight", "", row),
     }
-    GRIDS: ClassVar = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
     FEATURES: ClassVar[Config] = {}
     """What transformers assumes where a config does not say which features are taken."""
 
     def __init__(self, config: Config, build: BuildContext) -> None:
         super().__init__(self.FEATURES | config, build)
         self._side = size_of(config["vision_config"], "image_size")
-        self._grids = config.get("image_grid_pinpoints") or self.GRIDS
         self.newline = Embedding(build.at("newline"), 1, size_of(config["text_config"], "hidden_size"))
 
     def encode(self, items: Sequence[Features]) -> list[Tensor]:
@@ -39,16 +37,15 @@ class LlavaNextEncoder(LlavaEncoder):
         hidden = self.tower(cut_patches(pixels, self._patch_size), self._layers)[:, self._first :]
         embeds = self.projector(hidden.flatten(0, 1)).unflatten(0, (len(pixels), -1))
         parts = embeds.split([len(item["pixel_values"]) for item in items])
-        sizes = torch.stack([item["image_sizes"] for item in items]).tolist()
-        return [self._packed(part, size) for part, size in zip(parts, sizes, strict=True)]
+        sizes = torch.stack([torch.cat([item["image_sizes"], item["grid"]]) for item in items]).tolist()
+        return [self._packed(part, size[:2], size[2:]) for part, size in zip(parts, sizes, strict=True)]
 
-    def _packed(self, embeds: Tensor, original: list[int]) -> Tensor:
+    def _packed(self, embeds: Tensor, original: list[int], grid: list[int]) -> Tensor:
         """Return the tokens of the copy, then rows of the squares together, each with its end."""
         patches = self._side // self._patch_size
         if embeds.shape[1] != patches**2:
             raise BadCheckpoint(f"{embeds.shape[1]} features of a square; {patches} x {patches} are expected")
-        height, width = self._grid(original)
-        whole = embeds[1:].view(height, width, patches, patches, -1)
+        whole = embeds[1:].view(*grid, patches, patches, -1)
         whole = self._shrunk(_cropped(whole.transpose(1, 2).flatten(2, 3).flatten(0, 1), original), patches)
         end = self.newline(torch.zeros(1, dtype=torch.int64, device=embeds.device))
         rows = torch.cat([whole, end.expand(len(whole), 1, -1)], dim=1)
@@ -57,22 +54,10 @@ class LlavaNextEncoder(LlavaEncoder):
     def _shrunk(self, whole: Tensor, patches: int) -> Tensor:
         return whole
 
-    def _grid(self, original: list[int]) -> tuple[int, int]:
-        """Return rows and columns of squares; see the processor's `best_grid`."""
-
-        def worth(grid: Sequence[int]) -> tuple[int, int]:
-            scale = min(grid[1] / original[1], grid[0] / original[0])
-            shown = min(int(original[1] * scale) * int(original[0] * scale), original[0] * original[1])
-            return shown, shown - grid[0] * grid[1]
-
-        height, width = max(self._grids, key=worth)
-        return height // self._side, width // self._side
-
 
 class OneVisionEncoder(LlavaNextEncoder):
     """OneVision takes the last layer of a SigLIP, and shrinks what would be too many tokens."""
 
-    GRIDS: ClassVar = [[384 * y, 384 * x] for y in range(1, 7) for x in range(1, 7)]
     FEATURES: ClassVar[Config] = {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"}
 
     def __init__(self, config: Config, build: BuildContext) -> None:

@@ -54,7 +54,8 @@ class LlavaNextProcessor(ImageProcessor):
             if settings.get("do_center_crop"):
                 array = pixels.center_crop(array, crop["height"], crop["width"])  # noqa: PLW2901
             values.append(pixels.normalised(array, settings))
-        return {"pixel_values": np.stack(values), "image_sizes": np.array([image.height, image.width])}
+        sizes = np.array([[image.height, image.width], [height // side, width // side]])
+        return {"pixel_values": np.stack(values), "image_sizes": sizes[0], "grid": sizes[1]}
 
     def tokens(self, arrays: Mapping[str, np.ndarray]) -> list[int]:
         height, width = self.features(arrays)
@@ -63,11 +64,10 @@ class LlavaNextProcessor(ImageProcessor):
 
     def features(self, arrays: Mapping[str, np.ndarray]) -> Size:
         """Return the rows and columns of patches that are left without the padding."""
-        side = arrays["pixel_values"].shape[-1]
-        patches = side // self.config["vision_config"].get("patch_size", 14)
+        patches = arrays["pixel_values"].shape[-1] // self.config["vision_config"].get("patch_size", 14)
+        rows, columns = arrays["grid"].tolist()
         original = (int(arrays["image_sizes"][0]), int(arrays["image_sizes"][1]))
-        height, width = best_grid(original, self.settings["image_grid_pinpoints"])
-        return without_padding(original, (height // side * patches, width // side * patches))
+        return without_padding(original, (rows * patches, columns * patches))
 
 
 class OneVisionProcessor(LlavaNextProcessor):
