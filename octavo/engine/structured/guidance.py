@@ -10,9 +10,12 @@ to, and no tokenizer is needed here.
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
+from functools import partial
+from time import perf_counter
 from typing import Self
+from weakref import WeakSet
 
 import llguidance
 import numpy as np
@@ -31,6 +34,11 @@ from octavo.messages.structured import StructuredOutputsParams, Vocabulary
 _MAX_LEXER_STATES = 50_000
 """Of up to 2 kB each; they are made as an output grows."""
 _MAX_THREADS = 16
+_PER_INSTANCE = 8
+"""Outputs."""
+_MAX_INSTANCES = 32
+_MAX_COMPILING_S = 0.1
+"""Of all instances of a grammar for one list; so large grammars have few."""
 _MAX_MASK_BYTES = 64 << 20
 _BYTES_PER_MASK = 500
 """Beside the mask and its key."""
@@ -41,22 +49,40 @@ _SHOWN = 300
 """Characters of the library's message."""
 
 
-_Reader = tuple[llguidance.LLMatcher, Shortlist | None]
-"""A matcher, and the list that it answers for; None: for all tokens."""
+_Begin = Callable[[Shortlist | None], llguidance.LLMatcher]
+"""Compiles a grammar for a list, or for all tokens."""
 
 
 class _Grammar:
-    """One grammar, as it was compiled for the list of each place. Its matchers stay at the beginning."""
+    """One grammar, as it was compiled for the list of each place. Its matchers stay at the beginning.
+
+    Copies of a matcher of the library share a lexer, and its lock. So every few outputs that are open at once have
+    an instance of their own, and threads work side by side.
+    """
 
     def __init__(
-        self, whole: llguidance.LLMatcher, lists: dict[int, _Reader], steps: list[Steps] | None
+        self, begin: _Begin, lists: dict[int, Shortlist], steps: list[Steps] | None, most_instances: int
     ) -> None:
-        """whole: for all tokens; steps: None if all places are one."""
-        self._whole, self._lists, self.steps = whole, lists, steps
+        """steps: None if all places are one."""
+        self._begin, self._lists, self.steps = begin, lists, steps
+        self._instances: list[dict[Shortlist | None, llguidance.LLMatcher]] = []
+        self._most_instances = most_instances
+        self._open: WeakSet[GuidanceMatcher] = WeakSet()
 
-    def reader(self, place: int) -> _Reader:
-        """Return the one that knows what may come in a place."""
-        return self._lists.get(place) or (self._whole, None)
+    def enter(self, matcher: "GuidanceMatcher") -> int:
+        """Return the instance that a new output belongs to."""
+        index = len(self._open) // _PER_INSTANCE % self._most_instances
+        self._open.add(matcher)
+        while index >= len(self._instances):
+            self._instances.append({})
+        return index
+
+    def reader(self, place: int, instance: int) -> tuple[llguidance.LLMatcher, Shortlist | None]:
+        """Return the matcher that knows what may come in a place, and the list that it answers for."""
+        shortlist, made = self._lists.get(place), self._instances[instance]
+        if shortlist not in made:
+            made[shortlist] = self._begin(shortlist)
+        return made[shortlist], shortlist
 
 
 class GuidanceMatcher(Matcher):
@@ -71,11 +97,14 @@ class GuidanceMatcher(Matcher):
         self.tokens: list[int] = []
         self.forced: tuple[bytes, int] | None = None
         """A text that was determined, and how many tokens stood before it."""
-        inner, self.shortlist = grammar.reader(self._place)
+        self._instance = grammar.enter(self)
+        inner, self.shortlist = grammar.reader(self._place, self._instance)
         self.inner = inner.deep_copy()
         """Both for the place of the output."""
 
     def copy(self) -> Self:
+        if not self.tokens:
+            return type(self)(self._grammar)
         other = copy(self)
         other.tokens, other.inner = self.tokens.copy(), self.inner.deep_copy()
         other._lagging = self._lagging.copy()
@@ -101,7 +130,7 @@ class GuidanceMatcher(Matcher):
     def _move(self, place: int) -> list[int]:
         """Go to another place; return what the matcher there has not read."""
         self._place, left = place, self.shortlist
-        first, self.shortlist = self._grammar.reader(place)
+        first, self.shortlist = self._grammar.reader(place, self._instance)
         if self.shortlist is left:
             return self.tokens[-1:]
         self._lagging[left] = self.inner, len(self.tokens) - 1
@@ -138,19 +167,18 @@ class GuidanceBackend(Backend[GuidanceMatcher]):
 
     def compile(self, grammar: str) -> GuidanceMatcher:
         """Refused are also grammars that only the empty text fits; the first mask is computed to see that."""
-        whole = self._begin(self._tokenizer, grammar)
-        probe = whole.deep_copy()
+        began_s = perf_counter()
+        probe = self._begin(grammar, None)
+        most_instances = int(_MAX_COMPILING_S / (perf_counter() - began_s))
         first = int.from_bytes(probe.compute_bitmask(), "little")
         if probe.is_error():
             raise _refusal(probe)
         if not first & ~sum(1 << token_id for token_id in self._tokenizer.eos_tokens):
             raise RequestError("Grammar error: it admits no text but the empty one.", "structured_outputs")
-        lists: dict[int, _Reader] = {
-            place: (self._begin(shortlist.tokenizer, grammar), shortlist)
-            for place, shortlist in self._shortlists(grammar).items()
-        }
+        lists = self._shortlists(grammar)
         steps = None if schema_of(grammar) is None else self._steps
-        return GuidanceMatcher(_Grammar(whole, lists, steps))
+        most_instances = max(1, min(most_instances, _MAX_INSTANCES))
+        return GuidanceMatcher(_Grammar(partial(self._begin, grammar), lists, steps, most_instances))
 
     def _shortlists(self, grammar: str) -> dict[int, Shortlist]:
         """Return the list of each place that has one."""
@@ -162,7 +190,8 @@ class GuidanceBackend(Backend[GuidanceMatcher]):
             lists = {Place.OUTSIDE: self._alphabets.shortlist(alphabet)}
         return {place: shortlist for place, shortlist in lists.items() if shortlist is not None}
 
-    def _begin(self, tokenizer: llguidance.LLTokenizer, grammar: str) -> llguidance.LLMatcher:
+    def _begin(self, grammar: str, shortlist: Shortlist | None) -> llguidance.LLMatcher:
+        tokenizer = self._tokenizer if shortlist is None else shortlist.tokenizer
         return llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=self._limits)
 
     def masks(self, matchers: Sequence[GuidanceMatcher]) -> list[np.ndarray]:
