@@ -56,8 +56,8 @@ _Begin = Callable[[Shortlist | None], llguidance.LLMatcher]
 class _Grammar:
     """One grammar, as it was compiled for the list of each place. Its matchers stay at the beginning.
 
-    Copies of a matcher of the library share a lexer, and its lock. So every few outputs that are open at once have
-    an instance of their own, and threads work side by side.
+    Copies of the library's matchers share a lexer, and its lock. So every few outputs that are open at once
+    have an instance of their own, and threads work side by side.
     """
 
     def __init__(
@@ -112,34 +112,35 @@ class GuidanceMatcher(Matcher):
         return other
 
     def advance(self, token_id: int) -> bool:
-        read = self.take(token_id)
-        if not self.inner.consume_tokens(read):
+        last = self.take(token_id)
+        if not self.inner.consume_tokens([last]):
             raise _refusal(self.inner)
         return self.inner.is_stopped()
 
-    def take(self, token_id: int) -> list[int]:
-        """Take the next token; return what `inner` has to read then, which may be another one than before."""
+    def take(self, token_id: int) -> int:
+        """Take the next token; return what `inner`, which may be another one now, has to read last."""
         self.tokens.append(token_id)
         shortlist = self.shortlist
         if self._steps is not None and (place := self._steps[self._place][token_id]) != self._place:
-            new = self._move(place)
+            self._place = place
+            first, self.shortlist = self._grammar.reader(place, self._instance)
             if self.shortlist is not shortlist:
-                return new if self.shortlist is None else self.shortlist.read(new)
-        return [token_id if shortlist is None else shortlist.spelt(token_id)]
+                self._lagging[shortlist] = self.inner, len(self.tokens) - 1
+                return self._catch_up(first)
+        return token_id if shortlist is None else shortlist.spelt(token_id)
 
-    def _move(self, place: int) -> list[int]:
-        """Go to another place; return what the matcher there has not read."""
-        self._place, left = place, self.shortlist
-        first, self.shortlist = self._grammar.reader(place, self._instance)
-        if self.shortlist is left:
-            return self.tokens[-1:]
-        self._lagging[left] = self.inner, len(self.tokens) - 1
+    def _catch_up(self, first: llguidance.LLMatcher) -> int:
+        """Have the matcher of this place read what it has not but the last piece, which is returned."""
         if (lagging := self._lagging.get(self.shortlist)) is None:
             self.inner, num_read = first.deep_copy(), 0
         else:
             inner, num_read = lagging
             self.inner = inner.deep_copy() if self._shares_lagging else inner
-        return self.tokens[num_read:]
+        new = self.tokens[num_read:]
+        *before, last = new if self.shortlist is None else self.shortlist.read(new)
+        if before:
+            self.inner.consume_tokens(before)  # if one is wrong, so is the last one
+        return last
 
 
 class GuidanceBackend(Backend[GuidanceMatcher]):
@@ -204,9 +205,12 @@ class GuidanceBackend(Backend[GuidanceMatcher]):
         for num_words, rows in groups.items():
             answers = self._ask([matchers[row].inner for row in rows], num_words)
             data, size = answers.tobytes(), 4 * num_words
+            known: dict[tuple[Shortlist | None, bytes], np.ndarray] = {}
             for place, row in enumerate(rows):
-                answer = data[place * size : (place + 1) * size]
-                masks[row] = self._widen(matchers[row].shortlist, answer)
+                key = matchers[row].shortlist, data[place * size : (place + 1) * size]
+                if (mask := known.get(key)) is None:
+                    mask = known[key] = self._widen(*key)
+                masks[row] = mask
         return masks
 
     def advance(
@@ -219,9 +223,7 @@ class GuidanceBackend(Backend[GuidanceMatcher]):
         answers: list[bool | Exception] = [False] * len(matchers)
         for row, (matcher, token_id) in enumerate(zip(matchers, token_ids, strict=True)):
             try:
-                *before, last = matcher.take(token_id)
-                if before:
-                    matcher.inner.consume_tokens(before)  # if one is wrong, so is the last one
+                last = matcher.take(token_id)
             except Exception as error:
                 answers[row], last = error, 0
             read.append((matcher.inner, last))

@@ -73,10 +73,8 @@ class RequestMatchers:
 
     def feed(self, fed: Sequence[tuple[RequestMatcher, int]]) -> None:
         """Have matchers take their next tokens, all at once; the `feed` of each then answers."""
-        by_backend: dict[Backend[Any], list[tuple[RequestMatcher, int]]] = {}
-        for entry in fed:
-            by_backend.setdefault(entry[0].backend, []).append(entry)
-        for backend, entries in by_backend.items():
+        for backend in {matcher.backend for matcher, _ in fed}:
+            entries = [entry for entry in fed if entry[0].backend is backend]
             compiled = [matcher.compiled for matcher, _ in entries]
             try:
                 answers = backend.advance(compiled, [token_id for _, token_id in entries])
