@@ -18,8 +18,8 @@ _DECAY = 0.8
 """Of the weight of what was measured, with each step that has prompt tokens."""
 _SPREAD = 1 / 8
 """Of the mean number of tokens: without such a standard deviation a slope cannot be told from noise."""
-_LEAST_SLOPE = 1 / 3
-"""Of the mean time per token: noise must not make tokens look free."""
+_LEAST_SLOPE = 0.4
+"""Of the mean time per token: noise must not make tokens look free. From 0.5 on, parts would never grow."""
 
 
 class PromptPace:

@@ -131,4 +131,4 @@ def test_a_fixed_time_does_not_starve_the_prompt(fixed_s):
         pace.note(*took[-1])
     for num_tokens, took_s in took[30:]:
         assert took_s <= 1.3 * max(STEP_S, 2 * fixed_s)
-        assert num_tokens * token_s >= 0.015, "prompts get on"
+        assert num_tokens > 1.2 * LEAST_TOKENS
