@@ -132,7 +132,7 @@ EXPERTS: dict[str, dict[str, Any]] = {
     "ep2 eager": {"tensor_parallel_size": 2, "enable_expert_parallel": True, "enforce_eager": True},
     "ep4": {"tensor_parallel_size": 4, "enable_expert_parallel": True},
 }
-BATCHES = (1, 32, 128)
+BATCHES = (1, 32, 128, 256, 512)
 SIZES = [1 << power for power in range(13, 26)]
 Row = dict[str, Any]
 _GRAPHS: list[Callable[[], None]] = []
