@@ -265,7 +265,7 @@ def make_oracle(architecture: str, seed: int = 0, **changes: Any) -> PreTrainedM
     config = TINY_MEDIA[architecture].config | changes
     rest = {key: value for key, value in config.items() if key != "model_type"}
     full = AutoConfig.for_model(config["model_type"], **rest)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         oracle = AutoModelForImageTextToText.from_config(full, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(seed)

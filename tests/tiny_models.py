@@ -312,7 +312,7 @@ def make_oracle(config: dict[str, Any], seed: int = 0) -> PreTrainedModel:
     rest = {key: value for key, value in config.items() if key != "model_type"}
     full = AutoConfig.for_model(config["model_type"], **rest)
     # Some versions' other attention knows no soft cap.
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # what transformers draws
         oracle = AutoModelForCausalLM.from_config(full, attn_implementation="eager").eval()
     for module in oracle.modules():

@@ -73,7 +73,7 @@ GENERATION: dict[str, Any] = {
 
 def make_oracle(seed: int = 0, **changes: Any) -> WhisperForConditionalGeneration:
     """A Whisper whose weights are so large that every part shows in the logits."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         oracle = WhisperForConditionalGeneration(WhisperConfig(**CONFIG | changes)).eval()
     spread(oracle, seed)

@@ -52,7 +52,7 @@ def make_native(folder, monkeypatch):
     oracle = make_oracle(config)
     few = copy.deepcopy(oracle.config)
     few.num_key_value_heads = 1
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         for layer in oracle.model.layers:
             if not layer.self_attn.is_sliding:
