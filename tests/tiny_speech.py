@@ -96,9 +96,14 @@ def save(oracle: WhisperForConditionalGeneration, folder: Path) -> Path:
     """Write a folder that both read."""
     oracle.save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps(GENERATION))
-    (folder / "preprocessor_config.json").write_text(json.dumps(SETTINGS))
+    write_settings(folder)
     save_tokenizer(folder)
     return folder
+
+
+def write_settings(folder: Path) -> None:
+    """Say how spectrograms are made."""
+    (folder / "preprocessor_config.json").write_text(json.dumps(SETTINGS))
 
 
 def save_tokenizer(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Speech through a whole server: OpenAI's client as it is, all formats, streams, and files that are none."""
 
+import base64
 import io
 import re
 import wave
@@ -15,6 +16,7 @@ import pytest_asyncio
 from octavo import AsyncLLM, EngineArgs
 from octavo.config.server import ServerConfig
 from octavo.serving.app import make_app
+from tests.parity.test_audio_models import oracle_of
 from tests.tiny_speech import RATE, make_audio, make_oracle, save
 
 
@@ -190,6 +192,54 @@ async def test_bad_files_and_fields(limited, content, form, status, text):
 async def limited(folder):
     async with serve(folder, max_media_bytes=2 << 20, max_audio_seconds=20.0) as client:
         yield client
+
+
+TEMPLATE = (
+    "{% for m in messages %}{% for p in m['content'] %}{% if p['type'] == 'audio' %}<image> {% else %}"
+    "{{ p['text'] }} {% endif %}{% endfor %}{% endfor %}"
+)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def hearing():
+    folder = oracle_of("Qwen2AudioForConditionalGeneration")[1]
+    async with serve(folder, max_model_len=512, chat_template=TEMPLATE) as client:
+        yield client
+
+
+async def test_audio_in_chat(hearing):
+    """OpenAI's part and vLLM's, from the client; usage counts what was heard."""
+    client = openai.AsyncOpenAI(api_key="none", base_url="http://octavo/v1", http_client=hearing)
+    data = base64.b64encode(SHORT).decode()
+
+    async def ask(*parts):
+        content = [{"type": "text", "text": "5 6"}, *parts, {"type": "text", "text": "7"}]
+        return await client.chat.completions.create(
+            model="w", messages=[{"role": "user", "content": content}], max_tokens=8, temperature=0
+        )
+
+    first = await ask({"type": "input_audio", "input_audio": {"data": data, "format": "wav"}})
+    assert first.usage.prompt_tokens_details.audio_tokens == 37 and first.usage.prompt_tokens == 40
+    url = {"type": "audio_url", "audio_url": {"url": f"data:audio/wav;base64,{data}"}}
+    assert (await ask(url)).choices[0].message.content == first.choices[0].message.content
+    other = base64.b64encode(wav(make_audio(7, 1.0))).decode()
+    both = await ask(url, {"type": "input_audio", "input_audio": {"data": other, "format": "wav"}})
+    assert both.usage.prompt_tokens_details.audio_tokens == 37 + 25
+    card = (await hearing.get("/models")).json()["data"][0]
+    assert card["input_modalities"] == ["text", "audio"]
+    for part, text in [
+        (
+            {"type": "input_audio", "input_audio": {"format": "wav"}},
+            "must have its audio under 'input_audio'",
+        ),
+        ({"type": "input_audio", "input_audio": {"data": "%%"}}, "no valid base64"),
+        ({"type": "audio_url", "audio_url": {"url": "http://127.0.0.1:9/a.wav"}}, "not public"),
+        ({"type": "image_url", "image_url": {"url": url["audio_url"]["url"]}}, "At most 0 image"),
+    ]:
+        with pytest.raises(openai.BadRequestError, match=text):
+            await ask(part)
+    answer = await hearing.post("/audio/transcriptions", files={"file": ("a", SHORT)})
+    assert answer.status_code == 400 and "does not support Transcriptions API" in answer.text
 
 
 async def test_bodies_that_are_no_forms(server):

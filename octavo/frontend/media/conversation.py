@@ -12,7 +12,7 @@ from typing import Any
 from octavo.base.errors import RequestError
 from octavo.config.engine import EngineConfig
 from octavo.frontend.media.inputs import MediaURL
-from octavo.frontend.media.registry import MARKERS, PROCESSORS
+from octavo.frontend.media.registry import MARKERS, processors_of
 from octavo.frontend.text.tokenizer import Tokenizer
 
 BREAK = "\N{INVISIBLE SEPARATOR}octavo cuts here\N{INVISIBLE SEPARATOR}"
@@ -24,9 +24,12 @@ _KINDS = {
     "image": "image",
     "video_url": "video",
     "video": "video",
+    "input_audio": "audio",
+    "audio_url": "audio",
+    "audio": "audio",
 }
 """Types of parts, and the modality of each."""
-_URLS = ("image_url", "input_image", "image", "video_url", "video")
+_URLS = ("image_url", "input_image", "image", "video_url", "video", "audio_url", "audio")
 Markers = Mapping[str, str]
 """Texts that stand for an item, by modality."""
 
@@ -42,11 +45,12 @@ class ConversationMedia:
 
 def marker_texts(config: EngineConfig, tokenizer: Tokenizer | None) -> dict[str, str]:
     """Return the texts that stand for items in a conversation; none for a model of text alone."""
-    if tokenizer is None or config.pooling is not None or config.architecture not in PROCESSORS:
+    if tokenizer is None or config.pooling is not None or processors_of(config.architecture) is None:
         return {}
     whole = config.checkpoint.config
     numbers = {"image": whole.get("image_token_id", whole.get("image_token_index"))}
     numbers["video"] = whole.get("video_token_id")
+    numbers["audio"] = whole.get("audio_token_id", whole.get("audio_token_index"))
     texts = {
         modality: tokenizer.convert_ids_to_tokens([number])[0]
         for modality, number in numbers.items()
@@ -106,10 +110,12 @@ def _kind(part: Any) -> str | None:
 
 def _source(part: Mapping[str, Any], kind: str, *, named: bool) -> Any:
     given = part.get("image_url" if kind == "input_image" else kind)
-    if isinstance(given, Mapping) and kind in ("image_url", "video_url"):
+    if isinstance(given, Mapping) and kind in ("image_url", "video_url", "audio_url"):
         given = given.get("url")
     if given is None and named:
         return None
+    if kind == "input_audio" and isinstance(given, Mapping) and isinstance(given.get("data"), str):
+        return MediaURL(f"data:audio/x;base64,{given['data']}")
     if kind in _URLS and isinstance(given, str):
         return MediaURL(given)
     if kind == "image_embeds" and given is not None:

@@ -30,7 +30,12 @@ PROCESSORS: Registry[Any] = Registry(
 """Classes derived from ImageProcessor, by architecture."""
 
 AUDIO_PROCESSORS: Registry[Any] = Registry(
-    "audio processor", {"WhisperForConditionalGeneration": f"{_HERE}.audio:WhisperProcessor"}
+    "audio processor",
+    {
+        "Qwen2AudioForConditionalGeneration": f"{_HERE}.audio:Qwen2AudioProcessor",
+        "VoxtralForConditionalGeneration": f"{_HERE}.audio:VoxtralProcessor",
+        "WhisperForConditionalGeneration": f"{_HERE}.audio:WhisperProcessor",
+    },
 )
 """Classes derived from AudioProcessor, by architecture."""
 

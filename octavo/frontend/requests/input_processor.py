@@ -60,6 +60,8 @@ class PreparedRequest:
     prompt_adapter_request: PromptAdapterRequest | None = None
     trace_headers: Mapping[str, str] = field(default_factory=dict)
     """Its client's `traceparent` and `tracestate`."""
+    encoder_prompt: str | None = None
+    """Of an encoder-decoder that reads texts."""
 
     @property
     def key(self) -> str:
@@ -160,6 +162,7 @@ class InputProcessor:
             lora_request=options.lora_request,
             prompt_adapter_request=options.prompt_adapter_request,
             trace_headers=options.trace_headers,
+            encoder_prompt=parsed.encoder.text if parsed.encoder is not None else None,
         )
         if not params.use_beam_search:
             return prepared

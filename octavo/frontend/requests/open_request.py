@@ -146,6 +146,7 @@ class OpenRequest(ABC):
         finished: bool,
         prompt_scores: PromptScores | None = None,
     ) -> RequestOutput:
+        source = self._prepared.engine_requests[0].spec.source
         return RequestOutput(
             request_id=self.request_id,
             prompt=self._prepared.prompt,
@@ -159,6 +160,8 @@ class OpenRequest(ABC):
             num_cached_tokens=self._num_cached_tokens,
             num_cache_creation_tokens=self._num_cache_creation_tokens,
             num_media_tokens=self.num_media_tokens,
+            encoder_prompt=self._prepared.encoder_prompt,
+            encoder_prompt_token_ids=source.token_ids if source else None,
         )
 
 

@@ -13,7 +13,7 @@ from octavo.frontend.requests.prompts import ParsedPrompt
 from octavo.frontend.speech.model import SpeechModel
 from octavo.messages.media import Features, Source
 
-TEXT_SOURCES = ("BartForConditionalGeneration", "T5ForConditionalGeneration")
+TEXT_SOURCES = ("BartForConditionalGeneration",)
 """Encoder-decoders whose encoders read texts."""
 Tokenize = Callable[[str, TokenizationOptions], list[int]]
 
@@ -30,6 +30,9 @@ class Sources:
         self._is_text = config.architecture in TEXT_SOURCES
         start = given.get("decoder_start_token_id")
         self._start = start if isinstance(start, int) else 0
+        forced = given.get("forced_bos_token_id")
+        self._begin = [self._start, forced] if isinstance(forced, int) else [self._start]
+        """What a decoder begins with, if nothing is written for it."""
         self._longest = config.checkpoint.max_source_tokens
         self.is_needed = self._is_text or media.needs_source
         """Whether prompts of this model have a source."""
@@ -55,8 +58,10 @@ class Sources:
             return replace(prompt, token_ids=ids, source=source, media=None)
         encoder = prompt if prompt.encoder is None else prompt.encoder
         ids = [] if prompt.encoder is None else self._ids(prompt, RequestOptions())
-        ids = ids if ids[:1] == [self._start] else [self._start, *ids]
-        return replace(prompt, encoder=encoder, token_ids=ids, source=self._text_source(encoder, options))
+        ids = self._begin if not ids else ids if ids[0] == self._start else [self._start, *ids]
+        text = None if prompt.encoder is None else prompt.text
+        source = self._text_source(encoder, options)
+        return replace(prompt, text=text, encoder=encoder, token_ids=ids, source=source)
 
     def _ids(self, prompt: ParsedPrompt, options: RequestOptions) -> list[int]:
         """Return what is written for the decoder: the model's own beginning is added, or there already."""

@@ -166,7 +166,7 @@ def side_weights(side: str) -> dict[str, Target]:
     }
 
 
-def run_blocks(blocks: nn.ModuleList, x: Tensor, batch: ForwardBatch) -> Tensor:
+def run_encoder(blocks: nn.ModuleList, x: Tensor, batch: ForwardBatch) -> Tensor:
     """Return the residual stream behind the layers of an encoder, [T, size]."""
     term: Term = x
     residual: Tensor | None = None

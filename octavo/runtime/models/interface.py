@@ -135,7 +135,10 @@ ENCODERS: Registry[type[Family]] = Registry(
 
 ENCODER_DECODERS: Registry[type[Family]] = Registry(
     "encoder-decoder",
-    {"WhisperForConditionalGeneration": "octavo.runtime.models.whisper:Whisper"},
+    {
+        "BartForConditionalGeneration": "octavo.runtime.models.bart:Bart",
+        "WhisperForConditionalGeneration": "octavo.runtime.models.whisper:Whisper",
+    },
 )
 """Architectures whose decoder reads a source."""
 

@@ -76,6 +76,7 @@ MEDIA_ENCODERS: Registry[type[MediaEncoder]] = Registry(
     {
         "Gemma3ForConditionalGeneration": "octavo.runtime.models.gemma3_vision:Gemma3Encoder",
         "Idefics3ForConditionalGeneration": "octavo.runtime.models.idefics3:Idefics3Encoder",
+        "Qwen2AudioForConditionalGeneration": "octavo.runtime.models.audio:Qwen2AudioEncoder",
         "SmolVLMForConditionalGeneration": "octavo.runtime.models.idefics3:Idefics3Encoder",
         "InternVLForConditionalGeneration": "octavo.runtime.models.internvl:InternVLEncoder",
         "LlavaForConditionalGeneration": "octavo.runtime.models.llava:LlavaEncoder",
@@ -87,6 +88,7 @@ MEDIA_ENCODERS: Registry[type[MediaEncoder]] = Registry(
         "Qwen2_5_VLForConditionalGeneration": "octavo.runtime.models.qwen_vl:Qwen25VLEncoder",
         "Qwen3VLMoeForConditionalGeneration": "octavo.runtime.models.qwen_vl:Qwen3VLMoEEncoder",
         "Qwen3VLForConditionalGeneration": "octavo.runtime.models.qwen_vl:Qwen3VLEncoder",
+        "VoxtralForConditionalGeneration": "octavo.runtime.models.audio:VoxtralEncoder",
     },
 )
 """By the architecture of the whole (Checkpoint.media_architecture)."""

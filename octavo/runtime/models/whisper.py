@@ -8,61 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
 from octavo.runtime.layers.build import BuildContext, leave_out
-from octavo.runtime.layers.embedding import Embedding
-from octavo.runtime.layers.linear import ReplicatedLinear
-from octavo.runtime.layers.mlp import make_activation
-from octavo.runtime.layers.norm import make_norm
 from octavo.runtime.models.arch import Arch, Config, size_of
-from octavo.runtime.models.decoder import DecoderLayer
+from octavo.runtime.models.audio_tower import AudioTower, audio_weights
 from octavo.runtime.models.encoder_decoder import (
     EncoderDecoder,
     Features,
     SourceArch,
     SourceEncoder,
     read_side,
-    run_blocks,
     side_weights,
 )
-from octavo.runtime.models.vision import flat, full_batch
 from octavo.runtime.models.weights import WeightMap, to
-
-
-class AudioTower(SourceEncoder):
-    """Computes two convolutions, adds positions, then layers in which all frames see each other."""
-
-    def __init__(self, arch: Arch, build: BuildContext, num_mels: int, num_positions: int) -> None:
-        """arch: of its layers"""
-        super().__init__()
-        size, self._num_positions, self._dtype = arch.hidden_size, num_positions, build.compute_dtype
-        self.conv1 = ReplicatedLinear(build.at("conv1"), 3 * num_mels, size, bias=True)
-        self.conv2 = ReplicatedLinear(build.at("conv2"), 3 * size, size, bias=True)
-        self.positions = Embedding(build.at("positions"), num_positions, size)
-        self.blocks = nn.ModuleList(
-            DecoderLayer(arch, build.at(f"blocks.{i}"), i, None) for i in range(len(arch.layers))
-        )
-        self.norm = make_norm(arch.norm, build.at("norm"), size)
-        self._gelu = make_activation("gelu", build.kernels.activate, gated=False)
-
-    def encode(self, items: Sequence[Features]) -> list[Tensor]:
-        """See SourceEncoder. items: with `input_features`, [mels, 2 * positions] float32"""
-        x = torch.stack([item["input_features"] for item in items]).transpose(1, 2).to(self._dtype)
-        x = self._convolve(self.conv1, x, 1)
-        x = self._convolve(self.conv2, x, 2)
-        count, length, _ = x.shape
-        places = torch.arange(length, device=x.device)
-        x = (x + self.positions(places)).flatten(0, 1)
-        hidden = self.norm(run_blocks(self.blocks, x, full_batch([length] * count, x.device)))
-        return list(hidden.view(count, length, -1))
-
-    def _convolve(self, conv: ReplicatedLinear, x: Tensor, stride: int) -> Tensor:
-        """Look at three frames at a time. x: [N, frames, inputs] → [N, frames / stride, size]"""
-        windows = functional.pad(x, (0, 0, 1, 1)).unfold(1, 3, stride)
-        out: Tensor = self._gelu(conv(windows.flatten(0, 1).flatten(1)))
-        return out.view(len(x), windows.shape[1], -1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,12 +31,16 @@ class WhisperArch(SourceArch):
     num_mels: int = 80
 
 
-class WhisperEncoder(AudioTower):
+class WhisperEncoder(AudioTower, SourceEncoder):
     """The tower of a whole Whisper."""
 
     def __init__(self, arch: SourceArch, build: BuildContext) -> None:
         assert isinstance(arch, WhisperArch)
         super().__init__(arch.encoder, build, arch.num_mels, arch.num_source_tokens)
+
+    def encode(self, items: Sequence[Features]) -> list[Tensor]:
+        """See SourceEncoder. items: with `input_features`, [mels, 2 * positions] float32"""
+        return self.hear(torch.stack([item["input_features"] for item in items]))
 
 
 class Whisper(EncoderDecoder):
@@ -86,17 +49,11 @@ class Whisper(EncoderDecoder):
     ENCODER = WhisperEncoder
     WEIGHTS = WeightMap(
         {
-            "encoder.conv1.weight": to("encoder.conv1.weight", "", flat),
-            "encoder.conv2.weight": to("encoder.conv2.weight", "", flat),
-            "encoder.conv1": to("encoder.conv1"),
-            "encoder.conv2": to("encoder.conv2"),
-            "encoder.embed_positions": to("encoder.positions"),
-            "encoder.layer_norm": to("encoder.norm"),
+            **audio_weights("encoder."),
             "decoder.embed_tokens": to("embed_tokens"),
             "decoder.embed_positions": to("embed_positions"),
             "decoder.layer_norm": to("norm"),
             "proj_out": to("lm_head"),
-            **side_weights("encoder"),
             **side_weights("decoder"),
         },
         prefix="model.",

@@ -14,8 +14,8 @@ from octavo.runtime.sampling.rows import Batch
 from octavo.runtime.transfer import to_device
 
 
-class _Masks(NamedTuple):
-    """By token: never chosen; not chosen as the first. [vocab_size] bool"""
+class _Lists(NamedTuple):
+    """Tokens never chosen; not chosen as the first. [n] int64"""
 
     always: Tensor
     first: Tensor
@@ -27,8 +27,7 @@ class Transcripts(Processor):
     def __init__(self, vocab_size: int, num_rows: int, device: torch.device) -> None:
         super().__init__(vocab_size, num_rows, device)
         self._rules: dict[int, TranscriptRules] = {}
-        self._masks: dict[TranscriptRules, _Masks] = {}
-        self._ids = torch.arange(vocab_size, device=device)
+        self._lists: dict[TranscriptRules, _Lists] = {}
         self._last = torch.full((num_rows,), -1, device=device)
         self._before = torch.full((num_rows,), vocab_size, device=device)
         self._latest = torch.full((num_rows,), -1, device=device)
@@ -40,8 +39,8 @@ class Transcripts(Processor):
         rules = request.sampling.transcript_rules
         assert rules is not None
         self._rules[row] = rules
-        if rules not in self._masks:
-            self._masks[rules] = self._make_masks(rules)
+        if rules not in self._lists:
+            self._lists[rules] = _Lists(*map(self._kept, (rules.suppressed, rules.suppressed_first)))
         chosen = request.token_ids[request.num_prompt_tokens :]
         times = [token for token in chosen if token >= rules.first_timestamp >= 0]
         self._last[row] = chosen[-1] if chosen else -1
@@ -53,13 +52,24 @@ class Transcripts(Processor):
 
     def apply(self, logits: Tensor, batch: Batch) -> None:
         for rules, part in self._by_rules(batch):
-            masks = self._masks[rules]
+            lists, start = self._lists[rules], rules.first_timestamp
             at = to_device(part.logit_rows, self.device)
-            is_first = to_device(part.positions == 0, self.device)[:, None]
-            scores = logits[at].masked_fill(masks.always | (masks.first & is_first), NEVER)
-            if rules.has_times:
-                scores = self._timed(scores, rules, to_device(part.rows, self.device))
-            logits[at] = scores
+            logits[at[:, None], lists.always] = NEVER
+            if (begin := part.where(part.positions == 0)).logit_rows.size:
+                logits[to_device(begin.logit_rows, self.device)[:, None], lists.first] = NEVER
+            if start < 0:
+                continue
+            if not rules.has_times:
+                logits[at, start - 1 :] = NEVER
+                continue
+            logits[at, start - 1] = NEVER  # it would say that there are no times
+            rows = to_device(part.rows, self.device)
+            if len(part) == len(logits):
+                self._forbid(logits, rules, rows)
+            else:
+                scores = logits[at]
+                self._forbid(scores, rules, rows)
+                logits[at] = scores
 
     def observe(self, batch: Batch, token_ids: Tensor) -> None:
         rows = to_device(batch.rows, self.device)
@@ -70,35 +80,28 @@ class Transcripts(Processor):
         self._last[rows] = token_ids
         self._latest[rows] = torch.where(token_ids >= starts, token_ids, self._latest[rows])
 
-    def _timed(self, scores: Tensor, rules: TranscriptRules, rows: Tensor) -> Tensor:
-        """Apply the rules of times to scores [rows, vocab_size]."""
-        start, ids = rules.first_timestamp, self._ids
-        last, before = self._last[rows, None], self._before[rows, None]
-        latest = self._latest[rows, None]
-        is_time, was_time, is_after = ids >= start, last >= start, before >= start
+    def _forbid(self, scores: Tensor, rules: TranscriptRules, rows: Tensor) -> None:
+        """Apply the rules of times to scores [rows, vocab_size], in place."""
+        start = rules.first_timestamp
+        text, times = scores[:, :start], scores[:, start:]
+        last, before, latest = (x[rows, None] for x in (self._last, self._before, self._latest))
+        was_time, is_after, is_first = last >= start, before >= start, last < 0
         opens = was_time & ~is_after
-        least = torch.where(latest < 0, start, torch.where(opens, latest, latest + 1))
-        forbidden = (was_time & is_after & is_time) | (opens & (ids < rules.end_id))
-        forbidden |= is_time & (ids < least)
-        is_first = last < 0
-        forbidden |= is_first & (ids < start)
+        least = torch.where(latest < 0, 0, torch.where(opens, latest, latest + 1) - start)
+        offsets = torch.arange(times.shape[1], device=self.device)
+        forbidden = (was_time & is_after) | (offsets < least)
         if rules.max_initial is not None:
-            forbidden |= is_first & (ids > start + rules.max_initial)
-        scores = scores.masked_fill(forbidden, NEVER)
-        logprobs = scores.log_softmax(-1)
-        is_likely = logprobs[:, start:].logsumexp(-1) > logprobs[:, :start].max(-1).values
-        return scores.masked_fill(is_likely[:, None] & ~is_time, NEVER)
+            forbidden |= is_first & (offsets > rules.max_initial)
+        times.masked_fill_(forbidden, NEVER)
+        text[:, : rules.end_id].masked_fill_(opens, NEVER)
+        text.masked_fill_(is_first, NEVER)
+        is_likely = times.logsumexp(-1, keepdim=True) > text.amax(-1, keepdim=True)
+        text.masked_fill_(is_likely, NEVER)
 
     def _by_rules(self, batch: Batch) -> list[tuple[TranscriptRules, Batch]]:
         """Split the rows by their rules, which mostly are the same."""
         rules = [self._rules[row] for row in batch.rows.tolist()]
         return [(one, batch.where(np.array([r == one for r in rules]))) for one in dict.fromkeys(rules)]
 
-    def _make_masks(self, rules: TranscriptRules) -> _Masks:
-        always, first = (torch.zeros(self.vocab_size, dtype=torch.bool, device=self.device) for _ in "ab")
-        times = rules.first_timestamp if rules.first_timestamp > 0 else self.vocab_size + 1
-        always[times - 1 : times if rules.has_times else None] = True  # and what says that there are none
-        for mask, ids in ((always, rules.suppressed), (first, rules.suppressed_first)):
-            kept = np.array([i for i in ids if 0 <= i < self.vocab_size], np.int64)
-            mask[to_device(kept, self.device)] = True
-        return _Masks(always, first)
+    def _kept(self, ids: tuple[int, ...]) -> Tensor:
+        return to_device(np.array([i for i in ids if 0 <= i < self.vocab_size], np.int64), self.device)

@@ -23,6 +23,7 @@ class PromptTokensDetails(Struct):
     image_tokens: int | UnsetType = UNSET
     """Those that stand for images, if there are some."""
     video_tokens: int | UnsetType = UNSET
+    audio_tokens: int | UnsetType = UNSET
 
 
 class CompletionTokensDetails(Struct):
