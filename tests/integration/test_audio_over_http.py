@@ -16,7 +16,7 @@ import pytest_asyncio
 from octavo import AsyncLLM, EngineArgs
 from octavo.config.server import ServerConfig
 from octavo.serving.app import make_app
-from tests.parity.test_audio_models import oracle_of
+from tests.tiny_audio import oracle_of
 from tests.tiny_speech import RATE, make_audio, make_oracle, save
 
 

@@ -41,7 +41,7 @@ _KNOWN = {
     "38b2554f0f88434d": "Alpaca",
 }
 """By their digests: templates that have been read, and do no harm."""
-ITEMS = ({"type": "image"}, {"type": "video"})
+ITEMS = ({"type": "image"}, {"type": "video"}, {"type": "audio"})
 """Parts for which the templates of models for media write a marker."""
 _NOT_A_TEMPLATE = (jinja2.TemplateError, SyntaxError, RecursionError, MemoryError)
 _MARK = "\N{INVISIBLE SEPARATOR}octavo continues here\N{INVISIBLE SEPARATOR}"
