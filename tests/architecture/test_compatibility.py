@@ -274,7 +274,12 @@ ELSEWHERE = {
     "StreamingInput",  # a kind of prompt
     "initialize_ray_cluster",  # under vLLM's names alone
     *("metrics", "num_cached_tokens", "num_cache_creation_tokens"),  # None until there is something to say
-    *("prompt_token_id_logprobs", "lora_request"),  # None until there is something to say
+    *(
+        "prompt_token_id_logprobs",
+        "lora_request",
+        "encoder_prompt",
+        "encoder_prompt_token_ids",
+    ),  # None until there is something to say
     *("cumulative_logprob", "logprobs", "finish_reason", "stop_reason", "rank", "decoded_token"),
     *("HF_TOKEN", "HF_HOME", "CUDA_VISIBLE_DEVICES"),  # read by libraries
 }
