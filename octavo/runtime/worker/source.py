@@ -80,6 +80,8 @@ class SourcePart(MediaPart):
         if self._aligned:
             batch.source_queries = self._queries = {}
             batch.is_looked_up, batch.wanted = True, None
+        if not self._new:
+            return
         outputs = self._encode({source.key: source for row in self._new if (source := self._wanted[row])})
         layers = self._model().cross_layers
         for row in self._new:
