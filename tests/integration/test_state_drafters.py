@@ -18,7 +18,9 @@ from octavo.engine.memory_plan import plan_memory
 from octavo.engine.speculation.step_costs import StepCosts
 from octavo.engine.speculation.workers_drafting import WorkersDrafting
 from octavo.runtime.models.draft_heads import DraftHead
+from octavo.runtime.platforms.cpu import CPUPlatform
 from octavo.runtime.speculative.part import DraftPart
+from octavo.runtime.speculative.state_drafter import StateDrafter
 from tests.integration.test_speculation import drafted, results
 from tests.tiny_models import make_oracle, save, tiny_config
 
@@ -256,6 +258,34 @@ def test_guesses_are_those_of_plain_torch(target, folders, monkeypatch, kind, br
     with drafting(target, folder, method_of(kind), **options) as llm:
         llm.generate([PROMPT], SamplingParams(max_tokens=9, temperature=0), use_tqdm=False)
     assert len(seen) >= 3
+    agree = [guesses(kind, weights, target[0], ids)[: len(drafts)] == drafts for ids, drafts in seen]
+    assert all(agree) != broken
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("broken", [False, True], ids=["", "broken"])
+def test_captured_guesses_are_those_of_plain_torch(target, folders, monkeypatch, kind, broken):
+    """Steps that guess run one behind the other without the host; broken: they begin with other states."""
+    monkeypatch.setattr(CPUPlatform, "graph_capture", lambda platform: lambda work: work)
+    if broken:
+        monkeypatch.setattr(DraftHead, "go_on", lambda head, rows: head.states.neg_())
+    found, replay = [], StateDrafter._replay
+
+    def noted(drafter, turn, states):
+        found.append(replay(drafter, turn, states))
+        return found[-1]
+
+    monkeypatch.setattr(StateDrafter, "_replay", noted)
+    folder, weights = folders[kind]
+    seen = noted_guesses(monkeypatch, False)
+    prompts = [PROMPT, *({"prompt_token_ids": ids} for ids in PROMPTS[:2])]
+    params = [SamplingParams(max_tokens=count, temperature=0, ignore_eos=True) for count in (12, 9, 5)]
+    with drafting(target, folder, method_of(kind), skip_tokenizer_init=True, max_num_seqs=4) as llm:
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+    with LLM(target[1], skip_tokenizer_init=True, **COMMON) as llm:
+        plain = llm.generate(prompts, params, use_tqdm=False)
+    assert [out.outputs[0].token_ids for out in outputs] == [out.outputs[0].token_ids for out in plain]
+    assert sum(guess is not None for guess in found) >= 4 and len(seen) >= 3
     agree = [guesses(kind, weights, target[0], ids)[: len(drafts)] == drafts for ids, drafts in seen]
     assert all(agree) != broken
 

@@ -83,6 +83,8 @@ class DraftHead(Family):
         self._arch, self._build, self._join = arch, build, build.kernels.linear.join
         self._attention, self._gather = build.attention, make_row_gather(build)
         self._given: Tensor | None = None
+        self.leaves_states = False
+        """Replays leave in `states` what they find: the next ones begin with that."""
         self._target_ids: Tensor | None = None
         self._target: tuple[Decoder, ...] = ()
         ropes = {layer.rope for layer in arch.layers if layer.rope}
@@ -110,6 +112,10 @@ class DraftHead(Family):
         if stays:
             self.states[: len(states)] = states
 
+    def go_on(self, rows: Tensor) -> None:
+        """Put what replays left in these rows of `states` into the first ones, for the next replay."""
+        self.states[: len(rows)] = self.states[rows]
+
     def combine(self, hidden: Tensor) -> Tensor:
         """Make states [T, hidden_size] of what the model gives, [T, width]."""
         return hidden
@@ -124,9 +130,13 @@ class DraftHead(Family):
             self.embed_tokens(batch.input_ids) if self._arch.has_embeddings else self._target[0].embed(batch)
         )
         states, count = self._given, len(batch.input_ids)
-        if states is None or len(states) != count:  # of a step that is recorded to be replayed later
+        is_replayed = states is None or len(states) != count  # or recorded for that
+        if states is None or is_replayed:
             states = self.states[:count]
-        return self._gather(self.run(embeds, states, batch), batch.wanted)
+        found = self.run(embeds, states, batch)
+        if is_replayed and self.leaves_states:
+            states.copy_(found)
+        return self._gather(found, batch.wanted)
 
     def logits(self, hidden: Tensor) -> Tensor:
         head = self.lm_head if self._arch.has_head else self._target[0].lm_head

@@ -70,13 +70,17 @@ class Drafter(ABC):
         What is beyond a request's count is arbitrary. None where nothing is to be guessed.
         """
 
+    def kind(self, rows: Array) -> Kind:
+        """Return how tokens of these rows are guessed."""
+        return self._sampler.kind_of(rows) if self.draws else Kind.GREEDY
+
     def choose(self, logits: Tensor, rows: Array, positions: Array) -> Tensor:
         """Choose a token for each of these rows, with the noise that the model will draw with there.
 
         positions: [rows] of the tokens in their sequences; so similar distributions give the same token.
         """
         places = positions - self._state.num_prompt_tokens[rows]
-        kind = self._sampler.kind_of(rows) if self.draws else Kind.GREEDY
+        kind = self.kind(rows)
         if kind is not Kind.GREEDY and (rejection := self._sampler.rejection) is not None:
             places = rejection.keep(self._sampler, logits, rows, places)
         on_device = send([rows, places], logits.device)

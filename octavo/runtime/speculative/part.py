@@ -71,13 +71,12 @@ class DraftPart(StepPart):
         turn = self._turn(step, work, hidden, result.sampled_token_ids, drafter.most)
         if self._sampler.rejection is not None:
             self._sampler.rejection.begin()
+        before = self._state.num_tokens[turn.rows]
         if (found := drafter.propose(turn)) is not None:
             for place, tokens in enumerate(found.tolist()):
                 if count := int(turn.counts[place]):
                     result.drafts[place] = tokens[:count]
-            self._state.num_tokens[turn.rows] = np.where(
-                turn.counts > 0, turn.ends + 1, self._state.num_tokens[turn.rows]
-            )
+            self._state.num_tokens[turn.rows] = np.where(turn.counts > 0, turn.ends + 1, before)
         result.draft_s = time.perf_counter() - began_s
 
     def _turn(

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from octavo.runtime.models.draft_heads import DraftHead
-from octavo.runtime.sampling.sampler import Sampler
+from octavo.runtime.sampling.sampler import Kind, Sampler
 from octavo.runtime.speculative.drafter import Drafter, KVView, MakeReplayer, Turn, columns
 from octavo.runtime.transfer import Array, to_device
 from octavo.runtime.worker.kv_tensors import KVTensors
@@ -34,6 +34,7 @@ class StateDrafter(Drafter):
         super().equip(cache, state, sampler, make)
         first = len(cache.group_of_layer) - len(self.kv_specs)
         self._replayer = make(self.model, KVView(cache, first), state.shifted())
+        self.model.leaves_states = self._replayer.samples
 
     def propose(self, turn: Turn) -> Tensor | None:
         """See Drafter; of drafts that did not come true, nothing is computed."""
@@ -42,6 +43,8 @@ class StateDrafter(Drafter):
         firsts = turn.work.starts[np.searchsorted(turn.work.owners, np.arange(len(turn.rows)))]
         kept = np.arange(lengths.sum()) + (firsts - lengths.cumsum() + lengths).repeat(lengths)
         states = self.model.combine(turn.hidden[to_device(kept, turn.hidden.device)])
+        if (replayed := self._replay(turn, states)) is not None:
+            return replayed
         hidden = self._compute(turn.rows, turn.begins, turn.ends, states)
         places, rows, ends, counts = np.arange(len(turn.rows)), turn.rows, turn.ends, turn.counts
         found: list[tuple[Array, Tensor]] = []
@@ -58,20 +61,40 @@ class StateDrafter(Drafter):
             found.append((places, ids))
         return columns(found, len(turn.rows))
 
+    def _replay(self, turn: Turn, states: Tensor) -> Tensor | None:
+        """Do so by replays that end with tokens: the host takes no part in between. None: it has to."""
+        live = np.flatnonzero(turn.counts)
+        kind = self.kind(turn.rows[live]) if live.size else Kind.GREEDY
+        is_drawn = kind is not Kind.GREEDY and self._sampler.rejection is not None
+        if not live.size or is_drawn or not self._replayer.samples or _length(turn) > _FEW:
+            return None
+        live = live[(-turn.ends[live]).argsort(kind="stable")]
+        rows, ends, counts = turn.rows[live], turn.ends[live], turn.counts[live]
+        work, order = _as_singles(turn.rows, turn.begins, turn.ends)
+        work.samples = work.samples[live]
+        if (replay := self._replayer.find(work, kind)) is None:
+            return None
+        self.model.put(states[to_device(order, states.device)], stays=True)
+        replay()
+        places = work.samples
+        for number in range(1, int(counts.max())):
+            stay = counts > number
+            if number == 1 or not stay.all():
+                self.model.go_on(to_device(places[stay], states.device))
+            rows, ends, counts = rows[stay], ends[stay] + 1, counts[stay]
+            places = np.arange(len(rows))
+            work = Work(rows, ends - 1, ends, np.arange(len(rows) + 1), places, places, len(rows))
+            replay = self._replayer.find(work, kind)
+            assert replay is not None
+            replay()
+        return self._state.tokens_behind(turn.rows, turn.ends + 1, int(turn.counts.max()))
+
     def _compute(self, rows: Array, starts: Array, ends: Array, states: Tensor) -> Tensor:
         """Compute the entries from `starts` to `ends` of each row, [T] in all; return their last states."""
         counts = ends - starts
         lasts, replay = counts.cumsum() - 1, None
         if counts.max() <= _FEW:
-            owners = np.arange(len(rows)).repeat(counts)
-            computed = np.arange(len(owners)) + (starts - lasts - 1 + counts)[owners]
-            # The order in which replays compute them: the longest first.
-            order = (-computed).argsort(kind="stable")
-            computed, singles = computed[order], np.arange(len(owners) + 1)
-            where = order.argsort()[lasts]
-            work = Work(
-                rows[owners[order]], computed, computed + 1, singles, where, owners[order], len(owners)
-            )
+            work, order = _as_singles(rows, starts, ends)
             states = states[to_device(order, states.device)]
             replay = self._replayer.find(work, None)
         else:
@@ -85,3 +108,18 @@ class StateDrafter(Drafter):
         hidden = self._replayer.compute(work, (), PendingStep(0, [], work.samples))
         self._replayer.after_eager(work, None)
         return hidden
+
+
+def _length(turn: Turn) -> int:
+    return int((turn.ends - turn.begins).max())
+
+
+def _as_singles(rows: Array, starts: Array, ends: Array) -> tuple[Work, Array]:
+    """Return work of a row per token, in the order of replays, the longest first; and that order."""
+    counts = ends - starts
+    lasts, owners = counts.cumsum() - 1, np.arange(len(rows)).repeat(counts)
+    computed = np.arange(len(owners)) + (starts - lasts - 1 + counts)[owners]
+    order = (-computed).argsort(kind="stable")
+    computed, singles, owners = computed[order], np.arange(len(owners) + 1), owners[order]
+    where = order.argsort()[lasts]
+    return Work(rows[owners], computed, computed + 1, singles, where, owners, len(owners)), order

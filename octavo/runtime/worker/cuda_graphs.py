@@ -60,6 +60,8 @@ Parts = tuple[Callable[[], None], ...]
 class CUDAGraphs(Replayer):
     """Captures and replays steps up to an end: tokens of a kind; or, for None, the last hidden states."""
 
+    samples = True
+
     def __init__(
         self,
         model: Model,
@@ -244,7 +246,7 @@ class CUDAGraphs(Replayer):
         inputs.places[own], inputs.positions[own], inputs.cache_slots[:, own] = locate(work, state)
         inputs.rows[:] = state.spare_row
         inputs.rows[order] = work.rows
-        inputs.output_positions[order] = work.ends - state.num_prompt_tokens[work.rows]
+        inputs.output_positions[order] = work.ends + state.shift - state.num_prompt_tokens[work.rows]
         inputs.targets[order[sampling]] = state.places(work.rows[sampling], work.ends[sampling])
         inputs.kv_lens[:] = 1
         inputs.kv_lens[order] = work.ends

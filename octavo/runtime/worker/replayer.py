@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from torch import Tensor
 
@@ -51,6 +51,9 @@ def one_variant(*, is_changed: bool) -> AbstractContextManager[None]:
 
 class Replayer(ABC):
     """Computes steps with `model`, over the runner's cache and state. batch_invariant: as in Platform."""
+
+    samples: ClassVar[bool] = False
+    """Replays may end with tokens."""
 
     def __init__(self, model: Model, cache: KVTensors, state: RequestState, *, batch_invariant: bool) -> None:
         self.model = model

@@ -25,6 +25,7 @@ class RequestState:
     host_tables:   the same on the host
     host_tokens:   token_ids, where the device is the host
     num_tokens:    [num_rows] int64 on the host, sampled tokens included
+    shift:         how far behind its place each token stands
     source_lens:   [num_rows + 1] int32 on the device, positions of each request's source, if there is one
     """
 
@@ -35,7 +36,7 @@ class RequestState:
         max_blocks = max(-(-(max_model_len + 1) // min(sizes)), -(-max(fixed, default=0) // min(sizes)))
         max_blocks += -max_blocks % 4  # a GPU gathers rows of whole 16 bytes in less than half of the time
         num_groups = len(plan.groups)
-        self.spare_row = num_rows
+        self.spare_row, self.shift = num_rows, 0
         self.block_sizes = sizes
         # One number for all groups where it can be: then it broadcasts over them at the end only.
         is_one = len(set(sizes)) == 1
@@ -69,7 +70,7 @@ class RequestState:
     def shifted(self) -> "RequestState":
         """Return the same state, except that each place shows the token behind it."""
         other = copy(self)
-        other.token_ids = self._next_tokens
+        other.token_ids, other.shift = self._next_tokens, 1
         other.host_tokens = None if self.host_tokens is None else self._next_tokens.numpy()
         return other
 
@@ -166,6 +167,12 @@ class RequestState:
             places = to_device(self.places(rows, ends), self.token_ids.device)
             self.token_ids.view(-1)[places] = token_ids
         self.num_tokens[rows] = ends + 1
+
+    def tokens_behind(self, rows: Array, ends: Array, count: int) -> torch.Tensor:
+        """Return `count` tokens behind the first `ends` of each row, [rows, count]; any behind its end."""
+        positions = np.minimum(ends[:, None] + np.arange(count), self._most_tokens - 1)
+        places = self.places(rows[:, None], positions)
+        return self.token_ids.view(-1)[to_device(places, self.token_ids.device)]
 
     def put_ahead(self, rows: Array, step: SchedulerOutput) -> None:
         """Put the step's last tokens and drafts behind the known ones of their requests; `flush` sends them.
