@@ -50,6 +50,7 @@ if TYPE_CHECKING:  # the one place where this is allowed: type checkers cannot f
     from octavo.runtime.models.registry import ModelRegistry
     from octavo.runtime.sampling.processors import Processor as LogitsProcessor
     from octavo.runtime.sampling.request_functions import AdapterLogitsProcessor
+    from octavo.runtime.weight_transfer.sender import WeightSender
 
 __all__ = [
     "LLM",
@@ -99,6 +100,7 @@ __all__ = [
     "TokensPrompt",
     "UnknownModel",
     "Unsupported",
+    "WeightSender",
     "__version__",
 ]
 

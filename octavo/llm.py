@@ -11,7 +11,8 @@ from octavo.config.model import DEFAULT_MODEL
 from octavo.frontend.beam_search.params import BeamSearchOutput, BeamSearchParams
 from octavo.frontend.engine import LLMEngine
 from octavo.frontend.observe.progress import ProgressBar
-from octavo.frontend.operator import Operator, in_thread
+from octavo.frontend.operated import WeightsInThread, in_thread
+from octavo.frontend.operator import Operator
 from octavo.frontend.outputs.request_output import RequestOutput
 from octavo.frontend.requests.conversation import Message
 from octavo.frontend.requests.input_processor import PreparedRequest
@@ -33,7 +34,7 @@ from octavo.pooling_methods import PoolingMethods
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
-class LLM(PoolingMethods):
+class LLM(WeightsInThread, PoolingMethods):
     """A model, loaded in this process, that answers batches of prompts. Threads may share it: see `generate`.
 
     >>> llm = LLM()                                      # the built-in SmolLM2-135M-Instruct
@@ -51,8 +52,6 @@ class LLM(PoolingMethods):
     sleep = in_thread(Operator.sleep)
     wake_up = in_thread(Operator.wake_up)
     is_sleeping = in_thread(Operator.is_sleeping)
-    update_weights_from_disk = in_thread(Operator.update_weights_from_disk)
-    get_weight_version = in_thread(Operator.get_weight_version)
     release_kv_cache_memory = in_thread(Operator.release_kv_cache_memory)
     reset_prefix_cache = in_thread(Operator.reset_prefix_cache)
     reset_mm_cache = in_thread(Operator.reset_mm_cache)

@@ -41,6 +41,8 @@ class Checkpoint:
     generation_config: dict[str, Any] = field(default_factory=dict)
     mmproj: str = ""
     """The file of a GGUF model's encoder."""
+    weight_version: str = ""
+    """What the weights are called; empty for those of the start."""
 
     @property
     def architecture(self) -> str:

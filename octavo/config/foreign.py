@@ -84,7 +84,6 @@ _ENGINE_REFUSED = {
     "Reporting of the sampling mask is not supported yet.": "return_sampling_mask?",
     "Output beside the text is not supported yet.": "aux_output_config",
     "octavo keeps no trace of decoding.": "enable_trace_replay?",
-    "An update of weights while the engine runs is not supported yet.": "weight_transfer_config",
     "Traces have one span per request: otlp_traces_endpoint.": "collect_detailed_traces*",
 }
 

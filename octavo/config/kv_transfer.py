@@ -38,7 +38,7 @@ def shared_storage(config: Mapping[str, Any]) -> SharedStorage | None:
     """What the option asks for. Raises ConfigError, Unsupported for connectors that octavo has not."""
     if not config:
         return None
-    name, role, extra = _known(config, "kv_transfer_config", ("kv_connector", "kv_role", _NESTED))
+    name, role, extra = known_values(config, "kv_transfer_config", ("kv_connector", "kv_role", _NESTED))
     if name not in CONNECTORS:
         raise Unsupported(
             f"kv_connector={name!r} is not supported: octavo shares KV caches through a folder. Use "
@@ -46,7 +46,7 @@ def shared_storage(config: Mapping[str, Any]) -> SharedStorage | None:
         )
     if role not in _ROLES:
         raise ConfigError(f"kv_role must be one of {', '.join(_ROLES)}, got {role!r}.")
-    path, max_bytes = _known(extra or {}, _NESTED, _EXTRA)
+    path, max_bytes = known_values(extra or {}, _NESTED, _EXTRA)
     if not isinstance(path, str) or not path:
         raise ConfigError(f"{_NESTED} must hold 'shared_storage_path', the folder that engines share.")
     max_bytes = _DEFAULT_BYTES if max_bytes is None else max_bytes
@@ -58,7 +58,7 @@ def shared_storage(config: Mapping[str, Any]) -> SharedStorage | None:
 _NESTED = "kv_connector_extra_config"
 
 
-def _known(given: object, where: str, names: tuple[str, ...]) -> list[Any]:
+def known_values(given: object, where: str, names: tuple[str, ...]) -> list[Any]:
     """The values under `names`, None where there is none. Raises ConfigError for other names."""
     if not isinstance(given, Mapping):
         raise ConfigError(f"{where} must be an object, got {given!r}.")

@@ -41,6 +41,11 @@ class ModelConfig(metaclass=Concern):
     )
     revision: str = option("", "Branch, tag or commit on the hub.")
     download_dir: str = option("", "Where hub downloads are kept; empty = the hub client's own folder.")
+    weight_transfer_config: dict[str, Any] = option(
+        {},
+        "How a trainer sends weights to the running engine: backend (nccl, ipc), and keep_in, a folder from "
+        "which they return after a crash.",
+    )
     dtype: str = option(
         "auto",
         "Type in which weights and KV cache are kept; on CPU arithmetic is float32 in any case.",

@@ -4,6 +4,7 @@ A new verb is a function and a line in HANDLERS. What concerns the workers goes 
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,12 +22,38 @@ logger = get_logger(__name__)
 KV_CACHE, WEIGHTS = "kv_cache", "weights"
 
 
+@dataclass(slots=True)
+class WeightsInUse:
+    """What the weights are called, where they can be read, and what those at that place are called."""
+
+    version: str = ""
+    path: str = ""
+    version_on_disk: str = ""
+
+    def replace(self, version: str, path: str) -> None:
+        """Other weights are in use. path: "" = in no file"""
+        self.version, self.path = version, path
+        if path:
+            self.version_on_disk = version
+
+    def are_lost(self) -> None:
+        """Those on disk have been read again."""
+        if self.version != self.version_on_disk:
+            logger.warning(
+                "The weights %r are lost: those in use are %r.",
+                self.version,
+                self.version_on_disk or "default",
+            )
+            self.version = self.version_on_disk
+
+
 class Parts(NamedTuple):
     """What verbs act on."""
 
     scheduler: Scheduler
     executor: Executor
     pause_state: PauseState
+    weights: WeightsInUse
 
 
 Handler = Callable[[Parts, dict[str, Any]], Any]
@@ -103,33 +130,51 @@ def _wake_up(parts: Parts, arguments: dict[str, Any]) -> list[str]:
     arguments: `parts`, all when empty.
     """
     wanted = parts.pause_state.asleep.intersection(arguments.get("parts") or parts.pause_state.asleep)
-    if wanted:
-        parts.executor.call("wake_up", {"parts": sorted(wanted)})
+    if wanted and any(parts.executor.call("wake_up", {"parts": sorted(wanted)})):
+        parts.weights.are_lost()
     parts.pause_state.asleep -= wanted
     if not parts.pause_state.asleep:
         parts.pause_state.resume()
     return sorted(parts.pause_state.asleep)
 
 
-def _update_weights(parts: Parts, arguments: dict[str, Any]) -> None:
-    """Load other weights on all ranks, then compute with them; open requests will be computed anew.
-
-    arguments: `path` of their folder or file, `version`, their name. Nothing has changed when it raises.
-    """
-    if parts.pause_state.asleep:
+def _check_update(parts: Parts) -> None:
+    """Raise where there can be no other weights now."""
+    if WEIGHTS in parts.pause_state.asleep:
         raise RequestError("The engine sleeps: wake_up comes before new weights.", "path")
     if parts.scheduler.kv.shared.writes:
         raise Unsupported(
             "Blocks shared with other engines (kv_transfer_config) belong to the first weights."
         )
-    try:
-        parts.executor.call("stage_weights", {"path": arguments["path"]})
-    except Exception:
-        parts.executor.call("drop_staged_weights", {})
-        raise
+
+
+def _stage_weights(parts: Parts, arguments: dict[str, Any]) -> None:
+    """Load other weights on all ranks, beside those in use. arguments: `path` of their folder or file."""
+    _check_update(parts)
+    parts.executor.call("stage_weights", {"path": arguments["path"]})
+
+
+def _start_weight_update(parts: Parts, arguments: dict[str, Any]) -> None:
+    """Have all ranks take weights from a trainer, beside those in use."""
+    del arguments
+    _check_update(parts)
+    parts.executor.call("start_weight_update", {})
+
+
+def _use_staged_weights(parts: Parts, arguments: dict[str, Any]) -> None:
+    """Compute with the weights that wait on all ranks; open requests will be computed anew.
+
+    arguments: `version`, their name
+    """
     parts.scheduler.preempt_all()
     parts.scheduler.kv.reset_prefix_cache()
-    parts.executor.call("use_staged_weights", {"version": arguments["version"]})
+    path = parts.executor.call("use_staged_weights", {})[0]
+    parts.weights.replace(arguments["version"], path)
+
+
+def _update_weight_version(parts: Parts, arguments: dict[str, Any]) -> None:
+    """Give the weights another name. arguments: `version`"""
+    parts.weights.replace(arguments["version"], parts.weights.path)
 
 
 def _num_adapter_users(parts: Parts, arguments: dict[str, Any]) -> int:
@@ -195,8 +240,12 @@ HANDLERS: dict[str, Handler] = {
     "reset_prefix_cache": _reset_prefix_cache,
     "resume": lambda parts, _: parts.pause_state.resume(),
     "sleep": _sleep,
+    "stage_weights": _stage_weights,
+    "start_weight_update": _start_weight_update,
     "stats": lambda parts, _: msgspec.structs.asdict(parts.scheduler.stats()),
     "unpin_prefix": _unpin_prefix,
-    "update_weights": _update_weights,
+    "update_weight_version": _update_weight_version,
+    "use_staged_weights": _use_staged_weights,
     "wake_up": _wake_up,
+    "weight_version": lambda parts, _: parts.weights.version or "default",
 }

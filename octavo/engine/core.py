@@ -47,6 +47,8 @@ class EngineCore:
         self._early: list[EngineOutput] = []
         """Outputs that the next step will bring besides its own."""
         self._pause_state = PauseState()
+        version, path = config.checkpoint.weight_version, config.checkpoint.path
+        self._weights = commands.WeightsInUse(version, path if version else "", version)
         self._matchers = RequestMatchers(
             config.checkpoint.vocab_size, num_kept_masks(config.scheduler.max_num_seqs)
         )
@@ -167,13 +169,14 @@ class EngineCore:
                 self._timeouts.discard(output.request_id)
         stats = self.scheduler.stats()
         stats.num_dropped, stats.has_work = self._num_dropped, self.has_work()
+        stats.weight_version, stats.weight_path = self._weights.version, self._weights.path
         return EngineOutputs(outputs=outputs, stats=stats)
 
     def call(self, verb: str, arguments: dict[str, Any]) -> Any:
         """Run a control verb (engine/commands) behind the steps in flight. Raises RequestError."""
         while self._in_flight:
             self._early += self._read_oldest()
-        parts = commands.Parts(self.scheduler, self._executor, self._pause_state)
+        parts = commands.Parts(self.scheduler, self._executor, self._pause_state, self._weights)
         result = commands.run(verb, arguments, parts)
         for request in self._pause_state.take_queued():
             self._enter(request)
@@ -212,6 +215,9 @@ class EngineCore:
         except Exception as error:
             raise EngineDead(f"A step failed: {type(error).__name__}: {error}") from error
         outputs = self.scheduler.update(result, self._pacing.end_step())
+        if version := self._weights.version:
+            for output in outputs:
+                output.weight_version = version
         if (masks := self.scheduler.take_masks()) is not None:
             self._executor.sample(masks)
         return outputs

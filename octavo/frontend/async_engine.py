@@ -25,7 +25,8 @@ from octavo.frontend.client.door import Door
 from octavo.frontend.core_link import GRACE_S, CoreLink
 from octavo.frontend.last_outputs import LastOutputs
 from octavo.frontend.observe.engine_metrics import EngineMetrics
-from octavo.frontend.operator import Operator, on_loop
+from octavo.frontend.operated import WeightsOnLoop, on_loop
+from octavo.frontend.operator import Operator
 from octavo.frontend.output_processor import OutputProcessor
 from octavo.frontend.outputs.output_stream import OutputStream, Results
 from octavo.frontend.outputs.pooling_output import PoolingOutput, PoolingRequestOutput
@@ -47,7 +48,7 @@ OnCrash = Literal["none", "restart", "replay"]
 """What follows a core that died or hung; `replay`: another one, which goes on with open requests."""
 
 
-class AsyncLLM:
+class AsyncLLM(WeightsOnLoop):
     """One engine and its front, used from one event loop."""
 
     pause_generation = on_loop(Operator.pause_generation)
@@ -56,8 +57,6 @@ class AsyncLLM:
     sleep = on_loop(Operator.sleep)
     wake_up = on_loop(Operator.wake_up)
     is_sleeping = on_loop(Operator.is_sleeping)
-    update_weights_from_disk = on_loop(Operator.update_weights_from_disk)
-    get_weight_version = on_loop(Operator.get_weight_version)
     release_kv_cache_memory = on_loop(Operator.release_kv_cache_memory)
     reset_prefix_cache = on_loop(Operator.reset_prefix_cache)
     reset_mm_cache = on_loop(Operator.reset_mm_cache)

@@ -15,7 +15,8 @@ from octavo.frontend.client.inproc import InprocClient
 from octavo.frontend.client.replicated import ReplicatedClient
 from octavo.frontend.observe.engine_metrics import EngineMetrics
 from octavo.frontend.observe.stats_line import StatsLine
-from octavo.frontend.operator import Operator, in_thread
+from octavo.frontend.operated import WeightsInThread, in_thread
+from octavo.frontend.operator import Operator
 from octavo.frontend.output_processor import OutputProcessor
 from octavo.frontend.outputs.awaitable import RequestId, StepOutputs
 from octavo.frontend.requests.conversation import ChatRenderer
@@ -32,7 +33,7 @@ from octavo.messages.sampling import SamplingParams
 _PRELOAD = "octavo.runtime.preload:begin"
 
 
-class LLMEngine:
+class LLMEngine(WeightsInThread):
     """One engine and its front. Threads may share it: each call is complete before the next one begins."""
 
     pause_generation = in_thread(Operator.pause_generation)
@@ -41,8 +42,6 @@ class LLMEngine:
     sleep = in_thread(Operator.sleep)
     wake_up = in_thread(Operator.wake_up)
     is_sleeping = in_thread(Operator.is_sleeping)
-    update_weights_from_disk = in_thread(Operator.update_weights_from_disk)
-    get_weight_version = in_thread(Operator.get_weight_version)
     release_kv_cache_memory = in_thread(Operator.release_kv_cache_memory)
     reset_prefix_cache = in_thread(Operator.reset_prefix_cache)
     reset_mm_cache = in_thread(Operator.reset_mm_cache)

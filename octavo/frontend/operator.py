@@ -1,104 +1,45 @@
 """`Operator`: what an operator asks of a running engine: pause, sleep, caches, profiles, workers.
 
-Each verb is written once, as a coroutine over a `Core`. `in_thread` makes it a method of engines whose core
-answers in the caller's thread (LLM, LLMEngine), `on_loop` one of AsyncLLM; serving/admin lists the routes.
+Each verb is written once, as a coroutine over a `Core` (pausing, weight_updates, here). `operated` makes it a
+method of engines; serving/admin lists the routes.
 To add a verb: a method here, its handler in engine/commands, and a line in each API that shall have it.
 """
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial, wraps
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, get_args
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
 from octavo.base.errors import EngineDead, RequestError, Unsupported
 from octavo.config.engine import EngineConfig
 from octavo.frontend.observe.engine_metrics import SLEEP_STATES, EngineMetrics
+from octavo.frontend.pausing import Core, PauseMode
 from octavo.frontend.requests.adapters import AdapterFiles
+from octavo.frontend.weight_updates import WeightUpdates
 from octavo.messages.adapters import AdapterRef, LoRARequest, PromptAdapterRequest, SoftPromptRef
 from octavo.metrics import Metric
 
 P = ParamSpec("P")
 T = TypeVar("T")
-PauseMode = Literal["abort", "wait", "keep"]
-"""What becomes of open requests: they end; they are finished first; they stand still."""
 _PARTS = ("weights", "kv_cache")
 _TAGS = (*_PARTS, "scheduling")
 _COUNT_S = 1.0
 _LOOK_S = 0.005  # between looks whether an adapter is loaded
 
 
-class Core(Protocol):
-    """An engine core as its operator needs it: a CoreLink, or a SteppedCore."""
-
-    async def call(
-        self, verb: str, arguments: dict[str, Any] | None = None, timeout_s: float | None = None
-    ) -> Any:
-        """Run a command of the core (engine/commands). Raises EngineDead; TimeoutError on an event loop."""
-
-    async def apply(self, function: Callable[[Any], Any]) -> list[Any]:
-        """Call a function with the worker of each rank. Raises Unsupported if it is in another process."""
-
-    async def rest(self, seconds: float) -> None:
-        """Wait."""
-
-    async def aside(self, work: Callable[[], T]) -> T:
-        """Return what `work` does; an event loop goes on meanwhile."""
-
-    def open_keys(self) -> list[str]:
-        """The keys of all open requests."""
-
-    def end_all(self, keys: list[str]) -> None:
-        """End these requests as aborted, and all those of other fronts."""
-
-    async def finish_all(self, keys: list[str]) -> None:
-        """Return when these requests have ended, and all those of other fronts that the core knows."""
-
-
-class Operator:
+class Operator(WeightUpdates):
     """The verbs of one engine."""
 
     def __init__(
         self, config: EngineConfig, metrics: EngineMetrics, core: Core, adapter_files: AdapterFiles
     ) -> None:
-        self.is_frozen = False
-        """Whether the core computes nothing, as far as it was asked from here."""
-        self.forget_media: Callable[[], None] = lambda: None
-        """Drops the images that the front-end has prepared."""
-        self._config = config
+        super().__init__(config, core)
         self._metrics = metrics
-        self._core = core
         self._adapter_files = adapter_files
         self._adapters: dict[int, AdapterRef] = {}
         """Those that were added, by id."""
-
-    async def pause_generation(self, mode: PauseMode = "abort", *, clear_cache: bool = True) -> None:
-        """Compute nothing until `resume_generation`; requests that come meanwhile wait.
-
-        mode: what becomes of open requests: abort, wait (finish them first) or keep
-        clear_cache: forget cached prompts too; requests that stand still are then computed anew
-        """
-        if mode not in get_args(PauseMode):
-            raise RequestError(f"mode must be one of {', '.join(get_args(PauseMode))}, got {mode!r}.", "mode")
-        keys = self._core.open_keys()
-        self.is_frozen = await self._core.call("pause", {"freeze": mode != "wait"})
-        if mode == "abort":
-            self._core.end_all(keys)
-        elif mode == "wait" and not self.is_frozen:
-            await self._core.finish_all(keys)
-            self.is_frozen = await self._core.call("pause", {"freeze": True})
-        if clear_cache:
-            await self.reset_prefix_cache(reset_running_requests=True)
-
-    async def resume_generation(self) -> None:
-        """Go on. Raises OctavoError while the engine sleeps."""
-        await self._core.call("resume")
-        self.is_frozen = False
-
-    async def is_paused(self) -> bool:
-        """Return True from pause to resume, and while asleep."""
-        return bool(await self._core.call("is_paused"))
 
     async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
         """Pause, and give up memory until `wake_up`.
@@ -128,48 +69,10 @@ class Operator:
         """Return True while anything is given up."""
         return bool(await self._core.call("is_sleeping"))
 
-    async def update_weights_from_disk(
-        self, model_path: str, weight_version: str = "", mode: PauseMode = "keep"
-    ) -> None:
-        """Compute with the weights of another folder or file of the same architecture.
-
-        Raises OctavoError with the reason if a rank cannot load them; nothing has changed then.
-
-        model_path: on the machine of the engine; memory must hold both weights for a moment
-        weight_version: their name, see `get_weight_version`
-        mode: what becomes of open requests: abort, wait (finish them first), or keep (go on behind what
-            they have, by the new weights)
-        """
-        was_paused = await self.is_paused()
-        await self.pause_generation(mode, clear_cache=False)
-        try:
-            arguments = {"path": model_path, "version": weight_version or model_path}
-            await self._core.call("update_weights", arguments)
-            self.forget_media()
-        finally:
-            if not was_paused:
-                await self.resume_generation()
-
-    async def get_weight_version(self) -> str:
-        """Return the name of the weights; empty for those of the start, also after a restart."""
-        return str((await self.collective_rpc("weight_version"))[0])
-
     async def release_kv_cache_memory(self) -> None:
         """Give up the KV cache alone, until wake_up(["kv_cache"]); open requests end."""
         await self.pause_generation("abort", clear_cache=False)
         await self._core.call("sleep", {"parts": ["kv_cache"]})
-
-    async def reset_prefix_cache(
-        self, reset_running_requests: bool = False, reset_connector: bool = False
-    ) -> bool:
-        """Forget all cached prompts; return whether everything that was asked for is forgotten.
-
-        reset_running_requests: what running requests have computed too
-        reset_connector: the files that engines of this model share too (kv_transfer_config), whoever wrote
-            them. False without them, and for a kv_consumer, which writes none.
-        """
-        arguments = {"reset_running_requests": reset_running_requests, "reset_connector": reset_connector}
-        return bool(await self._core.call("reset_prefix_cache", arguments))
 
     async def reset_mm_cache(self) -> None:
         """Forget the images that are prepared."""
@@ -201,29 +104,6 @@ class Operator:
         """End the recording; return the paths of the traces (Chrome's format), one per rank; "" = no step."""
         self._check_profiler()
         return await self.collective_rpc("stop_profile")
-
-    async def collective_rpc(
-        self,
-        method: str | Callable[..., Any],
-        timeout: float | None = None,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> list[Any]:
-        """Run a command of the workers on every rank; return one result per rank.
-
-        method: a command's name with named arguments; or a function, called with the worker, args and kwargs,
-        where the workers are in this process
-        timeout: seconds until TimeoutError; of no effect where the core is in this process
-        """
-        named = dict(kwargs or {})
-        if callable(method):
-            return await self._core.apply(lambda worker: method(worker, *args, **named))
-        if args:
-            text = f"Commands of workers take named arguments: collective_rpc({method!r}, kwargs=…)."
-            raise RequestError(text, "args")
-        arguments = {"verb": method, "arguments": named}
-        results: list[Any] = await self._core.call("collective_rpc", arguments, timeout)
-        return results
 
     async def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
         """Call `func` with the model of each rank, if the workers are in this process; else Unsupported."""
@@ -322,41 +202,3 @@ class Operator:
     def _check_profiler(self) -> None:
         if not self._config.observability.profiler_dir:
             raise Unsupported("Profiling is off: name a folder for its traces, profiler_dir=…")
-
-
-class Operated(Protocol):
-    """An engine that has an operator."""
-
-    @property
-    def operator(self) -> Operator:
-        """The one who answers its verbs."""
-
-
-def in_thread(
-    verb: Callable[Concatenate[Operator, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[Operated, P], T]:
-    """Return a verb as a method of an engine whose core answers in the caller's thread."""
-
-    @wraps(verb)
-    def method(engine: Operated, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        asked = verb(engine.operator, *args, **kwargs)
-        try:
-            asked.send(None)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        raise RuntimeError(f"{verb.__name__} waited for an event loop.")
-
-    return method
-
-
-def on_loop(
-    verb: Callable[Concatenate[Operator, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[Operated, P], Coroutine[Any, Any, T]]:
-    """Return a verb as a method of an engine on an event loop."""
-
-    @wraps(verb)
-    async def method(engine: Operated, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await verb(engine.operator, *args, **kwargs)
-
-    return method

@@ -197,6 +197,8 @@ class EngineOutput(msgspec.Struct, array_like=True, gc=False):
     """Until the first token: prompt tokens that it computed and the prefix cache keeps."""
     pooled: Pooled | None = None
     """With FinishReason.STOP: the result of a request that generates nothing."""
+    weight_version: str = ""
+    """Of the weights that made the tokens; empty for those of the start."""
 
     @classmethod
     def failed(cls, request_id: str, error: str) -> "EngineOutput":
@@ -235,6 +237,9 @@ class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
     """Held for beginnings that are to stay (engine/kvcache/pins)."""
     has_work: bool = False
     """Whether a step is due: there are requests, and the engine is not paused."""
+    weight_version: str = ""
+    """Of the weights in use; below, where they can be read: what the next core begins with."""
+    weight_path: str = ""
 
 
 class EngineOutputs(msgspec.Struct, array_like=True, gc=False, tag="outputs"):

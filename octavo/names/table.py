@@ -23,6 +23,7 @@ TOP = _by_name(
         "octavo.runtime.sampling.processors": "LogitsProcessor=Processor",
         "octavo.runtime.sampling.request_functions": "AdapterLogitsProcessor",
         "octavo.runtime.models.registry": "ModelRegistry",
+        "octavo.runtime.weight_transfer.sender": "WeightSender",
         "octavo.frontend.outputs.logprobs": "Logprob FlatLogprobs",
         "octavo.frontend.outputs.request_output": "RequestOutput CompletionOutput",
         "octavo.messages.adapters": "LoRARequest LoRASum PromptAdapterRequest",
@@ -44,7 +45,7 @@ HOMES = TOP | _by_name(
             MoveDirectionality process_dict_updates""",
         "octavo.runtime.sampling.request_functions": "RequestLogitsProcessor",
         "octavo.metrics": "Metric Counter Gauge Histogram Vector",
-        "octavo.frontend.outputs.request_output": "RequestStateStats",
+        "octavo.frontend.outputs.request_output": "RequestStateStats WeightVersionSpan",
         "octavo.messages.request": "SchedulerStats FinishReason",
         "octavo.config.engine": "EngineConfig",
         "octavo.config.lora": "LoRAConfig",
@@ -146,8 +147,8 @@ PATHS = {
     "multimodal": "MultiModalDataDict MULTIMODAL_REGISTRY",
     "multimodal.image": "convert_image_mode",
     "multimodal.utils": _MEDIA_UTILS,
-    "outputs": """RequestOutput CompletionOutput PoolingOutput PoolingRequestOutput EmbeddingOutput
-        EmbeddingRequestOutput ClassificationOutput ClassificationRequestOutput ScoringOutput
+    "outputs": """RequestOutput CompletionOutput WeightVersionSpan PoolingOutput PoolingRequestOutput
+        EmbeddingOutput EmbeddingRequestOutput ClassificationOutput ClassificationRequestOutput ScoringOutput
         ScoringRequestOutput""",
     "platforms": "current_platform Platform",
     "plugins": "load_general_plugins",

@@ -49,6 +49,30 @@ class NewWeights(msgspec.Struct):
     mode: str = "keep"
 
 
+class TransferInit(msgspec.Struct):
+    """Where a trainer waits, and how it sends."""
+
+    init_info: dict[str, Any]
+
+
+class TransferUpdate(msgspec.Struct):
+    """Which tensors it sends."""
+
+    update_info: dict[str, Any]
+
+
+class TransferEnd(msgspec.Struct):
+    """How the new weights are called."""
+
+    weight_version: str | None = None
+
+
+class NewVersion(msgspec.Struct):
+    """How the weights are called from now on."""
+
+    new_version: str
+
+
 class WorkerCall(msgspec.Struct):
     """A command of the workers."""
 
@@ -73,6 +97,10 @@ class Verb:
     result: str = ""
     """The name of its result in the answer; without one the answer is empty, or a status."""
     status: str = ""
+    message: str = ""
+    """The same under vLLM's other name for it."""
+    gathers: str = ""
+    """The name of its argument, if that is the body as a whole."""
 
     async def answer(self, request: Request) -> dict[str, Any] | None:
         """Run the verb with the arguments that are given."""
@@ -83,7 +111,8 @@ class Verb:
             if name in params
         }
         if self.body is not None:
-            arguments |= msgspec.structs.asdict(await self._read_body(request))
+            body = msgspec.structs.asdict(await self._read_body(request))
+            arguments |= {self.gathers: body} if self.gathers else body
         try:
             result = await self.run(Caller.of(request).engine.operator, **arguments)
         except TimeoutError:
@@ -91,6 +120,8 @@ class Verb:
             raise HTTPError(504, text) from None
         if self.result:
             return {self.result: result}
+        if self.message:
+            return {"message": self.message}
         return {"status": self.status} if self.status else None
 
     async def _read_body(self, request: Request) -> Any:
@@ -101,7 +132,7 @@ class Verb:
 
     def route(self) -> Route:
         """The route, for operators only."""
-        has_answer = self.result or self.status
+        has_answer = self.result or self.status or self.message
         handler = for_operators(self.answer, self.path.removeprefix("/"), self.run.__doc__)
         media_type = "application/json" if has_answer else ""
         return Route(self.path, handler, self.body, methods=(self.method,), media_type=media_type)
@@ -173,6 +204,34 @@ VERBS = [
     Verb("/is_sleeping", Operator.is_sleeping, "GET", result="is_sleeping"),
     Verb("/update_weights_from_disk", Operator.update_weights_from_disk, body=NewWeights, status="updated"),
     Verb("/get_weight_version", Operator.get_weight_version, "GET", result="weight_version"),
+    Verb("/weight_info", Operator.get_weight_version, "GET", result="weight_version"),
+    Verb(
+        "/init_weight_transfer_engine",
+        Operator.init_weight_transfer_engine,
+        body=TransferInit,
+        gathers="request",
+        message="Weight transfer initialized",
+    ),
+    Verb(
+        "/shutdown_weight_transfer_engine",
+        Operator.shutdown_weight_transfer_engine,
+        message="Weight transfer shut down",
+    ),
+    Verb("/start_weight_update", Operator.start_weight_update, message="Weight update started"),
+    Verb(
+        "/update_weights",
+        Operator.update_weights,
+        body=TransferUpdate,
+        gathers="request",
+        message="Weights updated",
+    ),
+    Verb(
+        "/finish_weight_update",
+        Operator.finish_weight_update,
+        body=TransferEnd,
+        message="Weight update finished",
+    ),
+    Verb("/update_weight_version", Operator.update_weight_version, body=NewVersion, status="updated"),
     Verb("/release_kv_cache_memory", Operator.release_kv_cache_memory),
     Verb("/reset_prefix_cache", Operator.reset_prefix_cache, query=_RESET),
     Verb("/reset_mm_cache", Operator.reset_mm_cache),

@@ -41,21 +41,26 @@ _PIECES = re.compile(rb'"[^"]*"?|[^"]+')
 """Texts, and what is between them, where no quote is escaped."""
 
 
-async def read_body(request: Request, model: type[T], *, takes_place: bool = False) -> T:
+async def read_body(
+    request: Request, model: type[T], *, takes_place: bool = False, any_type: bool = False
+) -> T:
     """The body of a request as `model`.
 
     takes_place: the request is for the engine, and is refused unread while that has no room.
     Raises Overloaded and EngineDead then.
+    any_type: programs need not say that it is JSON; pages must
     """
     parse = partial(parse_body, model=model, strict=request.app.state.config.strict)
-    return await read_parsed(request, parse, takes_place=takes_place)
+    return await read_parsed(request, parse, takes_place=takes_place, any_type=any_type)
 
 
-async def read_parsed(request: Request, parse: Callable[[bytes], T], *, takes_place: bool = False) -> T:
+async def read_parsed(
+    request: Request, parse: Callable[[bytes], T], *, takes_place: bool = False, any_type: bool = False
+) -> T:
     """What `parse` makes of the body of a request; otherwise as `read_body`."""
     if takes_place:
         await _refuse_when_full(request)
-    _check_media_type(request)
+    _check_media_type(request, any_type=any_type)
     state = request.app.state
     with state.bodies.open(request) as grow_to:
         body = await parse_aside(await _read(request, state.config.max_request_bytes, grow_to), parse)
@@ -183,10 +188,15 @@ async def _skip(request: Request) -> None:
                 return
 
 
-def _check_media_type(request: Request) -> None:
-    """Only JSON: what a form on another site can send is refused."""
+def _check_media_type(request: Request, *, any_type: bool) -> None:
+    """Only JSON: what a form on another site can send is refused.
+
+    any_type: only where a browser sends it, which tells by Origin or Sec-Fetch-Site where a POST comes from
+    """
+    is_program = not {"origin", "sec-fetch-site"}.intersection(request.headers)
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json" and not re.fullmatch(r"application/[\w.-]+\+json", media_type):
+    is_json = media_type == "application/json" or re.fullmatch(r"application/[\w.-]+\+json", media_type)
+    if not is_json and not (any_type and is_program):
         raise HTTPError(415, "The body must be JSON: send Content-Type: application/json.", "Content-Type")
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding != "identity":

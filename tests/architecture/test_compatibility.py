@@ -281,6 +281,7 @@ ELSEWHERE = {
         "encoder_prompt_token_ids",
     ),  # None until there is something to say
     *("cumulative_logprob", "logprobs", "finish_reason", "stop_reason", "rank", "decoded_token"),
+    "weight_versions",
     *("HF_TOKEN", "HF_HOME", "CUDA_VISIBLE_DEVICES"),  # read by libraries
 }
 """Names that work and do not show it cheaply; their tests do."""

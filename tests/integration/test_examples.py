@@ -41,6 +41,7 @@ PROMISES = {
     "ray_data": [r"France is -> ' Paris.*\n.*Italy is -> ' Rome"],
     "ray_serve": [r"assistant: .*Paris"],
     "priorities": [r"urgent: .*\n(also )?soon: .*\n(also )?soon: .*\nwhenever: "],
+    "new_weights": [r"default: \[\d+.*\]\nstep 0: \[\d+.*\]\nstep 1: "],
     "metrics": [r"first token after \d", r"vllm:generation_tokens: \d+", r"_seconds: \d+ observations, mean"],
     "run_batch": [r"'The capital of France is' -> ' Paris", "exit status 0"],
     "embeddings": [r"384 numbers", r"\n0\.\d+ Plants make sugar.*\n"],

@@ -28,7 +28,7 @@ def test_outputs_are_those_of_an_engine_with_these_weights(tiny_llama, other, ma
     expected = tokens(make_llm(other))
     llm = make_llm(tiny_llama)
     before = tokens(llm)
-    assert before != expected and llm.get_weight_version() == ""
+    assert before != expected and llm.get_weight_version() == "default"
     llm.update_weights_from_disk(str(other), "step 7")
     assert tokens(llm) == expected and llm.get_weight_version() == "step 7"
     llm.sleep(2)
@@ -67,7 +67,7 @@ def test_nothing_changes_when_a_rank_cannot_load(tiny_llama, other, make_llm, tm
         llm.update_weights_from_disk(str(tmp_path))
     with pytest.raises(OctavoError, match="holds neither"):
         llm.update_weights_from_disk(str(tmp_path / "nowhere"))
-    assert tokens(llm) == before and llm.get_weight_version() == ""
+    assert tokens(llm) == before and llm.get_weight_version() == "default"
     llm.update_weights_from_disk(str(other))
     assert tokens(llm) != before
 

@@ -2,9 +2,9 @@
 
 Used by the front that owns the core, which looks at regular times. The core says after each step, and twice
 a second when it has nothing to do, how many steps it has made and whether one is due (EngineOutputs.stats),
-from the very loop that makes the steps. So there are three ways to be without progress for long:
+from the very loop that makes the steps. There are three ways to be without steps and outputs for long:
 
-- It speaks, and a step is due, but none is made. It hangs.
+- It goes on speaking, and a step is due, but none is made. It hangs.
 - It is silent, and its processes use no CPU time: stopped, or waiting for what never comes. It hangs.
 - It is silent and computes: one step of a long prompt may take minutes. Only after many times as long it
   hangs; most patience is due to a CPU, where a large model may need a second for some tokens.
@@ -22,8 +22,10 @@ _LOOKS = 8
 _LONGEST_INTERVAL_S = 1.0
 _PATIENCE, _PATIENCE_CPU = 10, 60
 """Stall timeouts granted to a core that computes, on an accelerator and without one."""
-_BUSY = 0.05
+_BUSY = 0.02
 """Share of one CPU that a core uses at least when it computes, even on a crowded machine."""
+_RECENT_S = 1.0
+"""A core that speaks says something in this time. A last word from before a long step is older."""
 
 
 class StallWatch:
@@ -44,6 +46,8 @@ class StallWatch:
         self._clock = clock
         self._num_steps = 0
         self._looked_s = clock()
+        self._spoke_s: float | None = None
+        """When in the window it spoke last."""
         self._cpu_s: float | None = None
         """When the window was opened; asked for at its first look."""
         self._progress()
@@ -58,10 +62,10 @@ class StallWatch:
         """Time between two looks."""
         return min(self._timeout_s / _LOOKS, _LONGEST_INTERVAL_S)
 
-    def note(self, stats: SchedulerStats) -> None:
+    def note(self, stats: SchedulerStats, *, has_outputs: bool = False) -> None:
         """The core has spoken."""
-        self._has_spoken = True
-        if stats.num_steps != self._num_steps or not stats.has_work:
+        self._spoke_s = self._window_s
+        if has_outputs or stats.num_steps != self._num_steps or not stats.has_work:
             self._num_steps = stats.num_steps
             self._has_progressed = True
 
@@ -87,14 +91,17 @@ class StallWatch:
 
     def _open_window(self) -> None:
         self._window_s = 0.0
-        self._has_spoken = False
-        self._cpu_s = None
+        self._spoke_s = self._cpu_s = None
 
     def _is_excused(self) -> bool:
         """True for a core that computed all the time, and not yet for too long."""
         assert self._cpu_s is not None  # since the first look of this window
         is_busy = self._cpu_seconds() - self._cpu_s >= _BUSY * self._window_s
-        if self._has_spoken or not is_busy or self._without_progress_s >= self._limit_s:
+        if self._speaks() or not is_busy or self._without_progress_s >= self._limit_s:
             return False
         self._open_window()
         return True
+
+    def _speaks(self) -> bool:
+        recent_s = max(self._window_s / 2, _RECENT_S)
+        return self._spoke_s is not None and self._window_s - self._spoke_s <= recent_s

@@ -7,6 +7,7 @@ fronts of these.
 import asyncio
 import weakref
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from octavo.frontend.client.launch import CoreProcess
 from octavo.frontend.client.restart import RestartPolicy
 from octavo.frontend.client.stall import StallWatch
 from octavo.messages.control import CoreMessage, Failed, FrontMessage, Lost, Ready, Shutdown, front_pipe
-from octavo.messages.request import EngineOutputs
+from octavo.messages.request import EngineOutputs, SchedulerStats
 
 logger = get_logger(__name__)
 _OWNER = 0
@@ -56,6 +57,7 @@ class AsyncClient(Door):
         self._delay_s = 0.0
         self._watch: StallWatch | None = None
         self._watcher: asyncio.Task[None] | None = None
+        self._weight_version = ""
 
     @property
     def mailbox_path(self) -> Path:
@@ -72,6 +74,13 @@ class AsyncClient(Door):
         self._loop = asyncio.get_running_loop()
         self._life += 1
         self.is_stalled = False
+        if self._weight_version != (known := self._config.checkpoint.weight_version):
+            logger.warning(
+                "The weights %r are lost with the engine; the next one has %r. To have them come back, name "
+                "a folder for them: weight_transfer_config, keep_in.",
+                self._weight_version,
+                known or "default",
+            )
         self._begin()
         mailbox = self._open_mailbox()
         self._listen(mailbox)
@@ -123,9 +132,19 @@ class AsyncClient(Door):
         self._core.pipe.try_send(message)
 
     def _take(self, message: FrontMessage) -> None:
-        if self._watch is not None and isinstance(message, EngineOutputs):
-            self._watch.note(message.stats)
+        if isinstance(message, EngineOutputs):
+            if self._watch is not None:
+                self._watch.note(message.stats, has_outputs=bool(message.outputs))
+            self._note_weights(message.stats)
         super()._take(message)
+
+    def _note_weights(self, stats: SchedulerStats) -> None:
+        """Have the next core begin with the weights that this one has now, if they can be read somewhere."""
+        known, path, version = self._config.checkpoint, stats.weight_path, stats.weight_version
+        self._weight_version = version
+        if path and (known.path, known.weight_version) != (path, version):
+            there = replace(known, path=path, weight_version=version)
+            self._config = replace(self._config, checkpoint=there)
 
     def _take_news(self, message: FrontMessage) -> None:
         match message:

@@ -57,6 +57,15 @@ class RequestStateStats:
 
 
 @dataclass(slots=True)
+class WeightVersionSpan:
+    """Output tokens [start, end) were made by weights of this name."""
+
+    version: str
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
 class CompletionOutput:
     """One sequence of a request. With RequestOutputKind.DELTA: what is new of it."""
 
@@ -75,7 +84,8 @@ class CompletionOutput:
     routed_experts: Any = None
     sampling_mask: Any = None
     spec_decode_metrics: Any = None
-    weight_versions: Any = None
+    weight_versions: list[WeightVersionSpan] | None = None
+    """At the end, of an engine whose weights have been replaced."""
 
     def finished(self) -> bool:
         """True when no token follows."""

@@ -7,7 +7,7 @@ not yet handed to the user is kept apart as the news.
 
 from octavo.base import faults
 from octavo.frontend.outputs.logprobs import LogprobSpeller, SampleLogprobs, kept_logprobs
-from octavo.frontend.outputs.request_output import CompletionOutput
+from octavo.frontend.outputs.request_output import CompletionOutput, WeightVersionSpan
 from octavo.frontend.text.detokenizer import Detokenizer
 from octavo.frontend.text.stop import StopFinder
 from octavo.frontend.text.tokenizer import Tokenizer
@@ -46,10 +46,14 @@ class SequenceOutput:
         self._error: str | None = None
         self._num_taken = 0
         self._end_taken = False
+        self._weight_starts: list[tuple[str, int]] = []
+        """Versions of weights, and the number of tokens before each; empty while there was only the first."""
 
     def feed(self, output: EngineOutput) -> bool:
         """Add what a step brought; True when a stop string ended the sequence, so the core must drop it."""
         token_ids = output.new_token_ids
+        if output.weight_version or self._weight_starts:
+            self._note_weights(output.weight_version or "default")
         if output.finish_reason is FinishReason.STOP and token_ids and not output.ended_by_text:
             self._ends_silently = not self._params.include_stop_str_in_output
         if self._stops is None:
@@ -90,9 +94,21 @@ class SequenceOutput:
         if self.finish_reason is not None:
             completion.finish_reason = self.finish_reason.value
             completion.stop_reason, completion.error = self._stop_reason, self._error
+            completion.weight_versions = self._weight_versions()
             self._end_taken = True
         self._num_taken = len(self.token_ids)
         return completion
+
+    def _note_weights(self, version: str) -> None:
+        if not self._weight_starts and self.token_ids:
+            self._weight_starts.append(("default", 0))
+        if not self._weight_starts or self._weight_starts[-1][0] != version:
+            self._weight_starts.append((version, len(self.token_ids)))
+
+    def _weight_versions(self) -> list[WeightVersionSpan] | None:
+        starts = self._weight_starts
+        ends = [start for _, start in starts[1:]] + [len(self.token_ids)]
+        return [WeightVersionSpan(*start, end) for start, end in zip(starts, ends, strict=False)] or None
 
     def _spell(self) -> None:
         """Add the text that is not there yet; at the end, also what was held back."""

@@ -57,7 +57,9 @@ class Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.parameters_by_name: dict[str, Parameter] = {}
-        self._matrices: list[LinearMethod | ExpertsMethod] = []
+        self.matrices: list[LinearMethod | ExpertsMethod] = []
+        self.vectors: dict[str, DenseParameter] = {}
+        """Those of the parameters that are no part of a matrix."""
 
     def make_matrix(
         self, build: BuildContext, layout: Layout, method: LinearMethod | None = None
@@ -65,14 +67,14 @@ class Layer(nn.Module):
         """Make the parameters of a matrix, as the scheme or `method` stores it, and return its method."""
         method = method or build.scheme.linear(build.path)
         self.parameters_by_name |= method.create(layout)
-        self._matrices.append(method)
+        self.matrices.append(method)
         return method
 
     def make_experts(self, build: BuildContext, up: Layout, down: Layout) -> ExpertsMethod:
         """Make the parameters of all experts, as the scheme stores them, and return their method."""
         method = build.scheme.experts(build.path)
         self.parameters_by_name |= method.create(up, down)
-        self._matrices.append(method)
+        self.matrices.append(method)
         return method
 
     def make_vector(
@@ -80,16 +82,16 @@ class Layer(nn.Module):
     ) -> Tensor:
         """Make a parameter, by default of the type of the activations, for norms and biases: its tensor."""
         data = torch.empty(layout.shape, dtype=dtype or build.compute_dtype, device=build.device)
-        self.parameters_by_name[name] = DenseParameter(layout, data)
+        self.parameters_by_name[name] = self.vectors[name] = DenseParameter(layout, data)
         return data
 
     def describe(self) -> list[str]:
         """Return a line for each packed matrix."""
-        return [line for matrix in self._matrices for line in matrix.describe()]
+        return [line for matrix in self.matrices for line in matrix.describe()]
 
     def after_load(self) -> None:
         """Let matrices be repacked, once all parameters are loaded."""
-        for matrix in self._matrices:
+        for matrix in self.matrices:
             matrix.after_load()
 
 

@@ -186,7 +186,7 @@ class LatentHeads(Layer):
         if self._packed:
             rows = torch.arange(len(self._weight), device=self._device)
             self._weight = self._method.gather(rows).to(self._dtype)
-            self._matrices.clear()
+            self.matrices.clear()
             del self._method
         heads = self._weight.view(-1, arch.plain_size + arch.value_size, arch.latent_size)
         keys, self._values = heads[:, : arch.plain_size], heads[:, arch.plain_size :]

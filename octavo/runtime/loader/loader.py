@@ -67,14 +67,23 @@ def _unknown(module: str) -> dict[str, str]:
     return {}
 
 
-def load_model(config: EngineConfig, platform: Platform, parallel: ParallelContext) -> Model:
-    """Build and fill this rank's part of the model. Raises ConfigError (BadCheckpoint), Unsupported."""
+def load_model(
+    config: EngineConfig, platform: Platform, parallel: ParallelContext, read: Reader | None = None
+) -> Model:
+    """Build and fill this rank's part of the model. Raises ConfigError (BadCheckpoint), Unsupported.
+
+    read: where weights come from, if not a file
+    """
     implementation = config.model.model_impl
     if implementation == "auto":
         every = MODELS, ENCODERS, ENCODER_DECODERS, MEDIA_ENCODERS
         is_own = any(config.architecture in known for known in every)
         implementation = "octavo" if is_own else "transformers"
-    return IMPLEMENTATIONS.load(implementation)(config, platform, parallel)
+    if read is None:
+        return IMPLEMENTATIONS.load(implementation)(config, platform, parallel)
+    if implementation != "octavo":
+        raise Unsupported(f"{config.architecture} runs on transformers' code, which reads files only.")
+    return load_own(config, platform, parallel, read)
 
 
 def load_own(

@@ -5,7 +5,7 @@ The files are untrusted: the safetensors library checks their headers, this modu
 them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -32,10 +32,17 @@ _HEAD = "lm_head."
 
 def read(config: EngineConfig, model: Family, arch: Arch) -> Iterator[Piece]:
     """Yield every tensor of the checkpoint. Raises BadCheckpoint, naming file and tensor."""
+    is_ahead = config.model.safetensors_load_strategy == "prefetch"
+    return to_pieces(read_tensors(Path(config.checkpoint.path), is_ahead), config, model, arch)
+
+
+def to_pieces(
+    tensors: Iterable[tuple[str, str, Tensor]], config: EngineConfig, model: Family, arch: Arch
+) -> Iterator[Piece]:
+    """Yield where tensors belong. Raises BadCheckpoint. tensors: (origin for messages, name, tensor)"""
     parameters, scheme = named_parameters(model), select_scheme(config)
     has_head = any(name.startswith(_HEAD) for name in parameters)
-    is_ahead = config.model.safetensors_load_strategy == "prefetch"
-    for origin, stored_name, tensor in read_tensors(Path(config.checkpoint.path), is_ahead):
+    for origin, stored_name, tensor in tensors:
         name = scheme.stored_name(stored_name)
         if name is None or model.WEIGHTS.ignores(name):
             continue

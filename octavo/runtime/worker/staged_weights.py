@@ -20,11 +20,12 @@ _COMPARED = ("architectures", "hidden_size", "num_hidden_layers", "vocab_size", 
 
 
 class Weights(NamedTuple):
-    """A model that is loaded, and the config that names its files."""
+    """A model that is loaded, and the config that names its files. path: of these weights; "" = in no file"""
 
     config: EngineConfig
     model: Model
     drafter: Drafter | None
+    path: str
 
 
 class StagedWeights:
@@ -48,8 +49,13 @@ class StagedWeights:
             raise BadCheckpoint(
                 f"{path} holds {found.format} weights, the model was read from {known.format}."
             )
-        config = replace(config, checkpoint=replace(known, path=found.path))
-        self._next = Weights(config, *self._load(config))
+        self.put(config, self._load(replace(config, checkpoint=replace(known, path=found.path))), found.path)
+
+    def put(self, config: EngineConfig, loaded: tuple[Model, Drafter | None], path: str) -> None:
+        """Let weights wait that are loaded. path: of their files; "" = there are none"""
+        if path:
+            config = replace(config, checkpoint=replace(config.checkpoint, path=path))
+        self._next = Weights(config, *loaded, path)
 
     def take(self) -> Weights:
         """Return what waits."""

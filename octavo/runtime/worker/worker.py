@@ -23,7 +23,7 @@ from octavo.runtime.heads.head import NoHead
 from octavo.runtime.heads.pool import PoolHead
 from octavo.runtime.heads.token import TokenHead
 from octavo.runtime.layers.build import packed_matrices
-from octavo.runtime.loader.loader import dtype_of, load_model
+from octavo.runtime.loader.loader import Reader, dtype_of, load_model
 from octavo.runtime.lora.pool import AdapterPool
 from octavo.runtime.lora.soft_prompts import SoftPromptReader
 from octavo.runtime.models.interface import Model
@@ -33,6 +33,7 @@ from octavo.runtime.sampling.sampler import Sampler, with_users
 from octavo.runtime.speculative.drafter import Drafter
 from octavo.runtime.speculative.load import load_drafter, rejection_of
 from octavo.runtime.speculative.part import DraftPart
+from octavo.runtime.weight_transfer.receiver import WeightReceiver
 from octavo.runtime.worker.adapters import AdaptersPart
 from octavo.runtime.worker.block_saver import BlockSaver
 from octavo.runtime.worker.cuda_graphs import CUDAGraphs
@@ -78,19 +79,22 @@ class Worker:
         self._soft_prompts: SoftPromptsPart | None = None
         self._media: MediaPart | None = None
         self._staged = StagedWeights(self._load)
-        self._weight_version = ""
+        keeps = self._parallel.world.is_first
+        self._receiver = WeightReceiver(self._platform.device, self._load, self._staged.put, keeps=keeps)
         self._commands: dict[str, Callable[..., Any]] = {
             "describe": self.describe,
             "drop_saves": self.drop_saves,
-            "drop_staged_weights": self._staged.drop,
+            "drop_staged_weights": self.drop_staged_weights,
             "reset_encoder_cache": self.reset_encoder_cache,
             "sleep": self.sleep,
             "stage_weights": lambda path: self._staged.stage(self._config, path),
             "start_profile": self._profiler.start,
+            "start_weight_update": lambda: self._receiver.start(self._config),
             "stop_profile": self._profiler.stop,
             "use_staged_weights": self.use_staged_weights,
             "wake_up": self.wake_up,
-            "weight_version": lambda: self._weight_version,
+            **self._receiver.commands,
+            "init_weight_transfer_engine": lambda init_info: self._receiver.init(init_info, self._config),
         }
 
     def load(self) -> ModelReady:
@@ -115,8 +119,8 @@ class Worker:
         self._drafter: Drafter | None
         self._model, self._drafter = self._load(self._config)
 
-    def _load(self, config: EngineConfig) -> tuple[Model, Drafter | None]:
-        model = load_model(config, self._platform, self._parallel)
+    def _load(self, config: EngineConfig, read: Reader | None = None) -> tuple[Model, Drafter | None]:
+        model = load_model(config, self._platform, self._parallel, read)
         return model, load_drafter(config, model, self._platform, self._parallel)
 
     def _try_out(self, groups: list[KVCacheGroup]) -> None:
@@ -298,23 +302,37 @@ class Worker:
                 self._drafts.strip()
         _free_unused()
 
-    def wake_up(self, parts: list[str]) -> None:
-        """Take the memory of these parts back."""
-        if "weights" in parts and self._model is None:
+    def wake_up(self, parts: list[str]) -> bool:
+        """Take the memory of these parts back; return whether weights were read from files for that."""
+        reads = "weights" in parts and self._model is None
+        if reads:
             self._load_weights()
         if "kv_cache" in parts:
             self._cache.allocate()
+        self._equip_if_awake()
+        return reads
+
+    def _equip_if_awake(self) -> None:
         if self._model is not None and (self._cache.num_bytes or not self._model.cache_layers):
             self._equip()
 
-    def use_staged_weights(self, version: str) -> None:
-        """Compute with the weights that `stage_weights` has loaded; no step may be in flight."""
+    def drop_staged_weights(self) -> None:
+        """Forget an update of weights."""
+        self._receiver.drop()
+        self._staged.drop()
+
+    def use_staged_weights(self) -> str:
+        """Compute with the weights that wait; no step may be in flight. Return where they can be read again.
+
+        "" = nowhere.
+        """
         self._runner.strip()
         self.reset_encoder_cache()
-        self._config, self._model, self._drafter = self._staged.take()
-        self._weight_version = version
-        self._equip()
+        self._config, self._model, self._drafter, path = self._staged.take()
+        self._receiver.note_use()
+        self._equip_if_awake()
         _free_unused()
+        return path
 
     def describe(self) -> dict[str, Any]:
         """Return what this rank holds, as plain types."""

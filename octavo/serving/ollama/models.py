@@ -56,7 +56,7 @@ async def ps(request: Request) -> Response:
 
 async def show(request: Request) -> Response:
     """One model in detail, in Ollama's form."""
-    body = await read_body(request, OllamaShow)
+    body = await read_body(request, OllamaShow, any_type=True)
     engines = Caller.of(request).engines
     name = engines.resolve(body.model or body.name or "/")
     listed = next(listed for listed in engines.listed() if listed.name == name)
@@ -83,7 +83,7 @@ async def version(request: Request) -> Response:
 async def ollama_embed(request: Request) -> Response:
     """The vector of each text, in Ollama's form."""
     began_s = time.monotonic()
-    body = await read_body(request, OllamaEmbed, takes_place=True)
+    body = await read_body(request, OllamaEmbed, takes_place=True, any_type=True)
     loaded_s = time.monotonic()
     made = await _embedded(request, body, body.input, truncates=body.truncate is not False)
     whole_ns, load_ns = int((time.monotonic() - began_s) * 1e9), int((loaded_s - began_s) * 1e9)
@@ -93,7 +93,7 @@ async def ollama_embed(request: Request) -> Response:
 
 async def ollama_embeddings(request: Request) -> Response:
     """The vector of one text, in Ollama's earlier form."""
-    body = await read_body(request, OllamaEmbeddings, takes_place=True)
+    body = await read_body(request, OllamaEmbeddings, takes_place=True, any_type=True)
     made = await _embedded(request, body, body.prompt, truncates=True)
     return json_response(EmbeddedOne(made.data[0].embedding))
 

@@ -37,7 +37,7 @@ Turn = AsyncGenerator[TurnEvent, None]
 async def ollama_chat(request: Request) -> Response:
     """The model's turn in a conversation, in Ollama's form: lines of JSON, unless stream is false."""
     began_s = time.monotonic()
-    body = await read_body(request, OllamaChat, takes_place=True)
+    body = await read_body(request, OllamaChat, takes_place=True, any_type=True)
     caller = Caller.of(request).asking(body.model)
     answer = WrittenAnswer(body.model, began_s, is_chat=True)
     caller.engines.keep(caller.model, body.keep_s)
@@ -50,7 +50,7 @@ async def ollama_chat(request: Request) -> Response:
 async def ollama_generate(request: Request) -> Response:
     """The answer to a prompt, in Ollama's form; the prompt is put into the chat template unless raw."""
     began_s = time.monotonic()
-    body = await read_body(request, OllamaGenerate, takes_place=True)
+    body = await read_body(request, OllamaGenerate, takes_place=True, any_type=True)
     caller = Caller.of(request).asking(body.model)
     answer = WrittenAnswer(body.model, began_s, is_chat=False)
     caller.engines.keep(caller.model, body.keep_s)

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from starlette.responses import Response
 
+from octavo.frontend.outputs.request_output import WeightVersionSpan
 from octavo.version import __version__
 
 Logprobs = dict[str, dict[str, Any]]
@@ -74,6 +75,8 @@ class CompletionChoice(Struct):
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: list[Logprobs | None] | None = None
+    weight_versions: list[WeightVersionSpan] | UnsetType = UNSET
+    """With the end, of an engine whose weights have been replaced: which tokens are by which."""
 
 
 class Head(Struct, kw_only=True):
@@ -165,6 +168,7 @@ class ChatChoice(Struct):
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
+    weight_versions: list[WeightVersionSpan] | UnsetType = UNSET
 
 
 class ChatCompletion(Whole, kw_only=True):
@@ -207,6 +211,7 @@ class DeltaChoice(Struct):
     finish_reason: FinishReason | None = None
     stop_reason: int | str | UnsetType | None = UNSET
     token_ids: list[int] | None = None
+    weight_versions: list[WeightVersionSpan] | UnsetType = UNSET
 
 
 class ChatChunk(Head, kw_only=True):

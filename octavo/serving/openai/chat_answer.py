@@ -86,6 +86,7 @@ class ChatAnswer:
             step.finish_reason,
             step.completion.stop_reason,
             self._ids(step.completion),
+            step.completion.weight_versions or UNSET,
         )
 
     def _opening_chunk(self, index: int, number: int, output: RequestOutput) -> ChatChunk:
@@ -102,7 +103,10 @@ class ChatAnswer:
         if not (step.events or reason or ids or step.completion.logprobs):
             return None
         stop_reason = UNSET if reason is None else step.completion.stop_reason
-        return DeltaChoice(step.number, delta_of(step.events), step.logprobs, reason, stop_reason, ids)
+        versions = step.completion.weight_versions or UNSET
+        return DeltaChoice(
+            step.number, delta_of(step.events), step.logprobs, reason, stop_reason, ids, versions
+        )
 
     def _ids(self, completion: CompletionOutput) -> list[int] | None:
         return list(completion.token_ids) if self._request.return_token_ids else None

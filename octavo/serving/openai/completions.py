@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -71,6 +72,7 @@ class CompletionAnswer:
             self._ids([] if self._is_scoring else list(completion.token_ids)),
             self._ids(prompt_ids) if begins else None,
             self._prompt_scores(output),
+            completion.weight_versions or UNSET,
         )
 
     def _prompt_text(self, output: RequestOutput) -> str:

@@ -8,7 +8,8 @@ import pytest
 
 from octavo import LLM, AsyncLLM, LLMEngine
 from octavo.frontend.observe.engine_metrics import EngineMetrics
-from octavo.frontend.operator import Operator, in_thread
+from octavo.frontend.operated import in_thread
+from octavo.frontend.operator import Operator
 from octavo.frontend.requests.adapters import AdapterFiles
 from tests.fakes import fake_config
 

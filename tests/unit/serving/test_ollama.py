@@ -95,3 +95,18 @@ async def test_a_server_of_one_model_has_nothing_to_load(server):
         answer = await post(server, path, 404)
         assert "has one model" in answer.json()["error"]["message"]
     assert (await server.client.get("/models/sse")).status_code == 404
+
+
+async def test_programs_need_not_say_that_a_body_is_json(server):
+    """As `curl -d` of Ollama's own pages; what pages of other sites can send without asking stays refused."""
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    content = json.dumps({"model": "fake", "prompt": "hi", "stream": False, "options": {"num_predict": 2}})
+    for path, body in [("/api/generate", content), ("/api/show", '{"model": "fake"}')]:
+        for headers in (form, {}, {"Content-Type": "text/plain"}):
+            answer = await server.client.post(path, content=body, headers=headers)
+            assert answer.status_code == 200, answer.text
+        for page in ({"Origin": "http://localhost"}, {"Sec-Fetch-Site": "cross-site"}):
+            answer = await server.client.post(path, content=body, headers={**form, **page})
+            assert answer.status_code in (403, 415)
+    elsewhere = await server.client.post("/v1/completions", content='{"prompt": "hi"}', headers=form)
+    assert elsewhere.status_code == 415

@@ -104,7 +104,7 @@ async def test_new_weights(as_operator):
     asked = {"model_path": "/elsewhere", "weight_version": "2"}
     answer = await as_operator.post("/update_weights_from_disk", json=asked)
     assert (answer.status_code, answer.json()) == (200, {"status": "updated"})
-    assert (await as_operator.get("/get_weight_version")).json() == {"weight_version": "weight_version"}
+    assert (await as_operator.get("/get_weight_version")).json() == {"weight_version": "2"}
     for wrong in {}, {"model_path": 3}, asked | {"mode": "never"}:
         assert (await as_operator.post("/update_weights_from_disk", json=wrong)).status_code == 400
 

@@ -66,6 +66,23 @@ def test_a_loop_that_runs_without_making_steps():
     assert watched.seconds_until_stalled(busy=1.0, each_look=watched.speak) <= 10.0
 
 
+def test_a_long_step_behind_a_word():
+    """What an earlier step brought may be told after the next has begun; that next one may be long."""
+    watched = Watched()
+    assert watched.seconds_until_stalled(2.0, busy=0.3) is None
+    watched.speak()
+    assert watched.seconds_until_stalled(60.0, busy=0.03) is None
+
+
+def test_outputs_are_progress():
+    watched = Watched()
+
+    def tell():
+        watched.watch.note(SchedulerStats(num_steps=0, has_work=True), has_outputs=True)
+
+    assert watched.seconds_until_stalled(100.0, each_look=tell) is None
+
+
 def test_a_front_that_was_stopped_blames_nobody():
     watched = Watched()
     watched.speak(steps=1)

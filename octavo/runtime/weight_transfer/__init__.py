@@ -1,0 +1,1 @@
+"""Weights on their way from a trainer to the ranks of a running engine: wire, sender and receiver."""
