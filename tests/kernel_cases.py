@@ -73,6 +73,8 @@ def _group_blocks(rng: np.random.Generator, type_name: str, rows: int, columns: 
     else:
         head = scales[:, None]
     raw[:, :4] = head.view(np.uint8)
+    if type_name.startswith("NV4"):
+        raw[:, 4:8] &= 63  # factors of up to 1.875
     if type_name.startswith("F8"):
         body = raw[:, 4:]
         body[body & 127 == 127] ^= 1
