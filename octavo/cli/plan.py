@@ -60,6 +60,7 @@ def _table(plan: Any) -> str:
         ("model", f"{plan.model} ({plan.architecture}), {plan.dtype}"),
         ("device", f"{plan.device} x {plan.num_ranks}; all figures are of one rank"),
         ("weights", _size(plan.weight_bytes) + on_host * bool(plan.host_weight_bytes)),
+        *[("", f"{count} x {kind}") for kind, count in plan.matrices.items()],
         (
             "largest step",
             f"{_size(plan.step_bytes)}  {plan.max_num_batched_tokens} tokens, {plan.max_num_seqs} requests"

@@ -35,6 +35,8 @@ class MemoryPlan(msgspec.Struct, kw_only=True):
     """Of the batch's tables."""
     adapter_bytes: int
     """Of adapters on a GPU, all of the largest rank."""
+    matrices: dict[str, int] = {}
+    """How many packed matrices there are, by type and shape."""
     kv_available_bytes: int
     """What is left for the KV cache."""
     kv_bytes_per_token: int
@@ -79,6 +81,7 @@ def plan_memory(config: EngineConfig, device_bytes: int = 0) -> MemoryPlan:
         recorded_bytes=forecast.recorded_bytes,
         table_bytes=forecast.table_bytes,
         adapter_bytes=forecast.adapter_bytes,
+        matrices=forecast.matrices,
         kv_available_bytes=max(0, ready.available_bytes),
         kv_bytes_per_token=one_block.bytes_per_token,
         kv_bytes_per_block=one_block.bytes_per_block,

@@ -96,6 +96,8 @@ class Forecast(msgspec.Struct, array_like=True):
     """Of the batch."""
     adapter_bytes: int
     """Of adapters in a GPU's slots, all of the largest rank."""
+    matrices: dict[str, int] = {}
+    """How many packed matrices there are, by type and shape."""
 
 
 class StorePlan(msgspec.Struct, array_like=True):

@@ -160,3 +160,18 @@ def test_groups_of_128_keep_one_scale():
     assert off(LINEAR.block_matmul(x, made).float(), x.float() @ exact.t()) < 0.01
     others = Packed(make_blocks("U4_64", 8, 1024).to(DEVICE), "U4_64")
     assert arranged.arrange(others, torch.bfloat16).type_name == "A4_64"
+
+
+def test_what_runs_is_explained():
+    """By kind of matrix: which kernels, and up to how many rows."""
+    told = {
+        name: LINEAR.explain(LINEAR.arrange(packed, torch.bfloat16))
+        for name, packed in {
+            "F8": blocks("F8", "channel", 128, 256),
+            "S8": blocks("S8", "channel", 128, 256),
+            "A4": Packed(make_blocks("Q4_0", 8, 256).to(DEVICE), "Q4_0"),
+            "Q6_K": Packed(make_blocks("Q6_K", 8, 256).to(DEVICE), "Q6_K"),
+        }.items()
+    }
+    assert told["F8"].startswith("FP8 by FP8; up to") and told["S8"].startswith("int8 by int8; up to 128 rows")
+    assert "rows unpacked in" in told["A4"] and told["Q6_K"].startswith("unpacked for every product")

@@ -150,5 +150,7 @@ class LinearKernels:
     gated_block_matmul: GatedBlockMatmul | None = None
     block_feed_forward: BlockFeedForward | None = None
     block_greedy: BlockGreedy | None = None
+    explain: Callable[[Packed], str] = lambda matrix: ""
+    """Tells people which kernels multiply a matrix, for which numbers of rows, and why."""
     arrange: Callable[[Packed, torch.dtype], Packed] | None = None
     """Takes a matrix and the type of its inputs, once, after loading; returns it in the fastest form."""

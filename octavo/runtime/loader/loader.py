@@ -129,7 +129,8 @@ def load_own(
         pieces = chain(pieces, read_mmproj(Path(config.checkpoint.mmproj), model, arch))
     _fill(model, pieces, config, parallel)
     finish_loading(model)
-    if method := stored_quantization(config).get("quant_method"):
+    rounded = config.model.quantization or ("online" if config.model.quantization_config else "")
+    if method := stored_quantization(config).get("quant_method") or rounded:
         counts = "; ".join(f"{count} x {kind}" for kind, count in packed_matrices(model).items())
         logger.info("Weights stored by %s are multiplied as %s.", method, counts)
     model.host_weight_bytes = sum(layer_bytes(model)[layer] for layer in host_layers)

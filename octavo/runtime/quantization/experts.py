@@ -96,12 +96,14 @@ class UnpackedExperts(BlockExperts):
     """Unpacks blocks as they are loaded, where no fast kernel multiplies them as they are."""
 
     _matrices: tuple[Tensor, Tensor] | None = None
+    _told: tuple[str, ...] = ()
 
     def after_load(self) -> None:
         super().after_load()
         assert self._stacks
         if self._stacks.gate.type_name == "MXFP4":  # which a kernel does
             return
+        self._told = tuple(f"{line}: unpacked once, at the start" for line in super().describe())
         gate, up, down = (self._unpack(part) for part in self._stacks)
         self._matrices = torch.cat([gate, up], 1), down
         self._stacks = ()
@@ -110,6 +112,9 @@ class UnpackedExperts(BlockExperts):
         if self._matrices is None:
             return super().apply(x, routing, form, shared)
         return self._storage.experts.dense_experts(x, routing, *self._matrices, form, shared)
+
+    def describe(self) -> list[str]:
+        return list(self._told) or super().describe()
 
     def _unpack(self, matrices: Packed) -> Tensor:
         unpack, dtype = self._storage.kernels.block_dequantize, self._storage.compute_dtype

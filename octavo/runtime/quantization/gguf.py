@@ -109,7 +109,8 @@ class GGUFLinear(LinearMethod):
         self._whole = self._segments[0]
 
     def describe(self) -> list[str]:
-        return [part.describe() for part in self._segments]
+        told = ((part.describe(), self._storage.kernels.explain(part)) for part in self._segments)
+        return [f"{what}: {how}" if how else what for what, how in told]
 
     def _keep(self, segments: Iterable[Blocks]) -> None:
         precision_of = self._storage.precision_of

@@ -14,7 +14,7 @@ from octavo.base.gguf import GGUFFile, TensorInfo
 from octavo.config.engine import EngineConfig
 from octavo.messages.kv import Forecast, ModelReady
 from octavo.runtime.distributed.context import ONE, Group, ParallelContext
-from octavo.runtime.layers.build import named_parameters
+from octavo.runtime.layers.build import named_parameters, packed_matrices
 from octavo.runtime.loader.gguf import targets
 from octavo.runtime.loader.host_weights import layer_bytes
 from octavo.runtime.loader.loader import load_own
@@ -62,7 +62,8 @@ def forecast(config: EngineConfig, device_bytes: int = 0) -> Forecast:
     held = weights - on_host + _buffer_bytes(model, config.parallel.offload_prefetch_step)
     available = _available_bytes(config, held, device_bytes) - workspace
     ready = ModelReady(groups, available, weights, workspace, on_host)
-    return Forecast(ready, step, 0 if on_cpu else recorded, tables, adapters)
+    matrices = {kind.partition(",")[0]: count for kind, count in packed_matrices(model).items()}
+    return Forecast(ready, step, 0 if on_cpu else recorded, tables, adapters, matrices)
 
 
 def _buffer_bytes(model: Model, num_ahead: int) -> int:

@@ -255,6 +255,17 @@ def is_arranged(matrix: Packed) -> bool:
     return matrix.type_name in ARRANGED_TYPES
 
 
+def explain(matrix: Packed) -> str:
+    """See LinearKernels.explain."""
+    most = _MOST_ROWS
+    if has_gluon():
+        from octavo.runtime.kernels.triton import register_unpack
+
+        most = register_unpack.most_rows(_kind(matrix)["KIND"])
+    how = "in registers (Gluon)" if has_gluon() else "in tiles (Triton)"
+    return f"up to {most} rows unpacked {how}; more by torch, of an unpacked copy"
+
+
 def unpack(matrix: Packed, dtype: torch.dtype) -> Tensor:
     """Return the rows of an arranged matrix."""
     rows, k = len(matrix.blocks), matrix.num_inputs

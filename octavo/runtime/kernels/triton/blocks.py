@@ -20,6 +20,7 @@ from octavo.runtime.kernels.linear import Packed
 from octavo.runtime.kernels.ref.blocks import dequantize_bytes
 from octavo.runtime.kernels.ref.group_blocks import E2M1, FP4, NF4
 from octavo.runtime.kernels.triton import eight_bits
+from octavo.runtime.kernels.triton.arranged import explain as explain_arranged
 from octavo.runtime.kernels.triton.arranged import is_arranged, multiply
 from octavo.runtime.kernels.triton.arranged import unpack as unpack_arranged
 from octavo.runtime.kernels.triton.launch import Counters, cdiv
@@ -221,6 +222,17 @@ def block_matmul(
     _tell_once(matrix.type_name)
     made = functional.linear(x, _dequantize(matrix, x.dtype), bias)
     return made if out is None else out.copy_(made)
+
+
+def explain(matrix: Packed) -> str:
+    """See LinearKernels.explain."""
+    if matrix.scales is not None:
+        return eight_bits.explain(matrix)
+    if is_arranged(matrix):
+        return explain_arranged(matrix)
+    if matrix.type_name in PLAIN:
+        return "torch"
+    return "unpacked for every product, which torch computes: tensor cores take no such blocks"
 
 
 @functools.cache

@@ -203,6 +203,23 @@ def arrange(matrix: Packed) -> Packed | None:
     return Packed(codes, name, matrix.input_precision, groups)
 
 
+def explain(matrix: Packed) -> str:
+    """See LinearKernels.explain."""
+    if matrix.type_name == "F8" and _can_scale(matrix) and _has_cublas():
+        return f"FP8 by FP8; up to {_FEW_ROWS} rows in tiles (Triton), more by cuBLAS"
+    kind = "FP8 by FP8" if matrix.type_name == "F8" else "int8 by int8"
+    many = "copied by TMA" if has_copy_engine() else "the same"
+    return f"{kind}; up to {_MORE_ROWS} rows in tiles (Triton), more in larger ones, {many}"
+
+
+def _can_scale(matrix: Packed) -> bool:
+    """Return True if cuBLAS takes the shape and scales of an FP8 matrix."""
+    assert matrix.scales is not None
+    n, k = matrix.blocks.shape
+    in_blocks = len(matrix.scales) * GROUP == n and k % (4 * GROUP) == 0
+    return n % 16 == 0 and (matrix.scales.dim() == 1 or in_blocks)
+
+
 def can_multiply(name: str, device: torch.device) -> bool:
     """Return True if tensor cores take bytes of a kind: FP8 from Ada on, int8 from Ampere on."""
     if device.type != "cuda":
@@ -259,8 +276,7 @@ def _product(
     assert scales is not None
     weight, is_float, in_groups = matrix.blocks.view(codes.dtype), matrix.type_name == "F8", scales.dim() == 2
     rows = n // len(scales) if in_groups else 0
-    can_scale = not in_groups or (rows == GROUP and k % (4 * GROUP) == 0)
-    if is_float and m > _FEW_ROWS and n % 16 == 0 and can_scale and _has_cublas():
+    if is_float and m > _FEW_ROWS and _can_scale(matrix) and _has_cublas():
         made = _cublas(codes, weight, x_scales, scales, bias, dtype)
         return made if out is None else out.copy_(made)
     out = torch.empty((m, n), dtype=dtype, device=codes.device) if out is None else out

@@ -52,6 +52,7 @@ def cuda_table() -> KernelTable:
             select_inputs=select_inputs,
             join=join,
             block_feed_forward=partial(eight_bits.feed_forward, counters),
+            explain=blocks.explain,
             arrange=arrange,
             split_product=SplitProduct(matmul.split, elementwise.add_norm),
         ),
