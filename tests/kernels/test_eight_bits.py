@@ -173,5 +173,7 @@ def test_what_runs_is_explained():
             "Q6_K": Packed(make_blocks("Q6_K", 8, 256).to(DEVICE), "Q6_K"),
         }.items()
     }
-    assert told["F8"].startswith("FP8 by FP8; up to") and told["S8"].startswith("int8 by int8; up to 128 rows")
+    assert told["F8"].startswith("FP8 by FP8; up to") and told["S8"].startswith(
+        "int8 by int8; up to 128 rows"
+    )
     assert "rows unpacked in" in told["A4"] and told["Q6_K"].startswith("unpacked for every product")

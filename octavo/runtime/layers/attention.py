@@ -30,6 +30,7 @@ class Attention(nn.Module):
         super().__init__()
         self.layer_id, self.is_causal = layer_id, is_causal
         self.kv_spec = spec
+        self._kv_scales: tuple[float, float] | None = None
         self._backend, self._kernels = build.attention, build.kernels.attention
         precision = build.attention.input_precision
         self._scores = Scores(scale, spec.sliding_window, soft_cap, precision, is_causal, keys_only, sinks)
@@ -46,12 +47,25 @@ class Attention(nn.Module):
         """Attend: [T, num_heads * head_dim]. The arguments are those of HeadInputs."""
         if batch.position_bias is not None:
             return batch.position_bias.attend(q, k, v, self._scores.scale).flatten(1)
+        if self._kv_scales is not None:
+            k_scale, v_scale = self._kv_scales
+            v = v / v_scale
+            if norms is None:
+                k = k / k_scale
+            else:
+                norms = norms._replace(k_weight=norms.k_weight / k_scale)
         new, layer_id = HeadInputs(q, k, v, rotation, norms), self.layer_id
         if self.is_causal:
             cache, tables = batch.kv_caches[layer_id], batch.tables(layer_id)
         else:
             cache, tables = self._backend.step_cache.of_step(batch, self.kv_spec)
-        return self._backend.run(new, cache, tables, batch, self._scores).flatten(1)
+        seen = self._backend.run(new, cache, tables, batch, self._scores).flatten(1)
+        return seen if self._kv_scales is None else seen * self._kv_scales[1]
+
+    def use_kv_scales(self, keys: float, values: float) -> None:
+        """Store keys and values divided by these numbers, as a narrow cache needs it."""
+        self._kv_scales = keys, values
+        self._scores = self._scores._replace(scale=self._scores.scale * keys)
 
     @property
     def scale(self) -> float:

@@ -24,6 +24,7 @@ from octavo.runtime.kernels.precision import InputPrecision
 from octavo.runtime.layers.build import BuildContext, finish_loading, named_parameters, packed_matrices
 from octavo.runtime.layers.recurrent import RecurrentArch
 from octavo.runtime.loader.host_weights import HostWeights, choose_layers, layer_bytes, wants_host_weights
+from octavo.runtime.loader.kv_scales import use_kv_scales
 from octavo.runtime.loader.mmproj import read_mmproj
 from octavo.runtime.loader.piece import Piece
 from octavo.runtime.loader.pooler import add_pooler, read_stages
@@ -129,6 +130,7 @@ def load_own(
         pieces = chain(pieces, read_mmproj(Path(config.checkpoint.mmproj), model, arch))
     _fill(model, pieces, config, parallel)
     finish_loading(model)
+    use_kv_scales(config, model, parallel.layers.start if parallel.layers else 0)
     rounded = config.model.quantization or ("online" if config.model.quantization_config else "")
     if method := stored_quantization(config).get("quant_method") or rounded:
         counts = "; ".join(f"{count} x {kind}" for kind, count in packed_matrices(model).items())
