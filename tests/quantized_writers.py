@@ -166,6 +166,17 @@ def mxfp8(weight) -> Written:
     return Written({"weight": codes, "weight_scale": scales}, codes.double() * factors)
 
 
+def torchao(weight, writer) -> Written:
+    """Parts of a tensor under names of their own, as torchao flattens it."""
+    tensors, matrix = writer(weight)
+    names = {
+        "weight": "_weight_qdata",
+        "weight_scale": "_weight_scale",
+        "weight_zero_point": "_weight_zero_point",
+    }
+    return Written({names[name]: tensor for name, tensor in tensors.items()}, matrix)
+
+
 def nvfp4(weight, modelopt=False, factor_shift=0) -> Written:
     """By compressed-tensors: factors are stored times the matrix's own number; ModelOpt: it divides them."""
     n, k = weight.shape

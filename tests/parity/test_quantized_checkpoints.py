@@ -47,6 +47,13 @@ def hqq(bits, group):
     }
 
 
+def torchao(name, **data):
+    return {
+        "quant_method": "torchao",
+        "quant_type": {"default": {"_type": name, "_data": data, "_version": 2}},
+    }
+
+
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc_act": False}
 FP8 = {"quant_method": "fp8"}
 NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
@@ -135,6 +142,15 @@ FORMATS = {
         f"hqq-{bits}-{group}": (hqq(bits, group), partial(writers.hqq, bits=bits, group=group))
         for bits, group in ((4, 64), (4, 32), (8, 64), (3, 64), (2, 64))
     },
+    "torchao-int8": (torchao("Int8WeightOnlyConfig"), partial(writers.torchao, writer=writers.int8)),
+    "torchao-group": (
+        torchao("IntxWeightOnlyConfig", granularity={"_type": "PerGroup", "_data": {"group_size": 32}}),
+        partial(writers.torchao, writer=partial(writers.int8, k=32)),
+    ),
+    "torchao-fp8": (
+        torchao("Float8DynamicActivationFloat8WeightConfig", granularity=[{"_type": "PerRow"}] * 2),
+        partial(writers.torchao, writer=writers.fp8),
+    ),
     "nf4": (NF4, writers.bnb4),
     "nf4-nested": (NF4 | {"bnb_4bit_use_double_quant": True}, partial(writers.bnb4, nested=True)),
     "fp4": (NF4 | {"bnb_4bit_quant_type": "fp4"}, partial(writers.bnb4, kind="fp4")),
@@ -181,7 +197,7 @@ def change(folder, module, edit) -> None:
 
 def flip_a_bit(suffixes, tensors, module) -> None:
     """In the middle of the stored codes."""
-    suffix = next(s for s in ("qweight", "weight_packed", "weight", "W_q") if s in suffixes)
+    suffix = next(s for s in ("qweight", "weight_packed", "weight", "W_q", "_weight_qdata") if s in suffixes)
     codes = tensors[f"model.{module}.{suffix}"].view(torch.uint8).view(-1)
     codes[len(codes) // 2 + 1] ^= 4
 

@@ -201,6 +201,7 @@ SCHEMES: Registry[type[Scheme]] = Registry(
         "bitsandbytes": "octavo.runtime.quantization.bitsandbytes:BitsAndBytes",
         "quark": "octavo.runtime.quantization.quark:Quark",
         "hqq": "octavo.runtime.quantization.hqq:HQQ",
+        "torchao": "octavo.runtime.quantization.torchao:TorchAO",
     },
 )
 
