@@ -317,7 +317,7 @@ def _cublas(
         given = x_scales[:, None], scales[None, :], bias
         return torch._scaled_mm(codes, weight.t(), *given, out_dtype=dtype, use_fast_accum=True)
     m = len(codes)
-    if rest := -m % 4:  # cuBLAS wants scales of whole 16 bytes
+    if rest := -m % 16:  # cuBLAS wants scales of whole 16 bytes; multiples of 16 rows were tried
         codes = functional.pad(codes.view(torch.uint8), (0, 0, 0, rest)).view(codes.dtype)
         x_scales = functional.pad(x_scales, (0, rest))
     kinds = functional.ScalingType.BlockWise1x128, functional.ScalingType.BlockWise128x128
