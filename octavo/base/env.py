@@ -11,6 +11,8 @@ _LOG_LEVEL = ("OCTAVO_LOGGING_LEVEL", "VLLM_LOGGING_LEVEL", "VLLM_LOG_LEVEL")
 _REPORTED = ("OCTAVO_", "VLLM_", "OMP_", "MKL_", "CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE", "CXX")
 _OPTIONS = {
     "log_stats_interval_s": ("OCTAVO_LOG_STATS_INTERVAL", "VLLM_LOG_STATS_INTERVAL"),
+    "media_fetch_timeout": ("OCTAVO_IMAGE_FETCH_TIMEOUT", "VLLM_IMAGE_FETCH_TIMEOUT"),
+    "video_fetch_timeout": ("OCTAVO_VIDEO_FETCH_TIMEOUT", "VLLM_VIDEO_FETCH_TIMEOUT"),
     "stall_timeout": ("OCTAVO_STALL_TIMEOUT", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"),
 }
 """By option; the first that is set counts."""
@@ -113,6 +115,8 @@ def option_defaults() -> dict[str, float]:
     """Engine options that the environment decides where the user does not. Raises ConfigError.
 
     OCTAVO_LOG_STATS_INTERVAL, VLLM_LOG_STATS_INTERVAL: seconds, for log_stats_interval_s.
+    OCTAVO_IMAGE_FETCH_TIMEOUT, VLLM_IMAGE_FETCH_TIMEOUT: seconds, for media_fetch_timeout.
+    OCTAVO_VIDEO_FETCH_TIMEOUT, VLLM_VIDEO_FETCH_TIMEOUT: seconds, for video_fetch_timeout.
     OCTAVO_STALL_TIMEOUT, VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS: seconds, for stall_timeout.
     """
     found = {option: _number(*names) for option, names in _OPTIONS.items()}

@@ -49,7 +49,7 @@ def marker_texts(config: EngineConfig, tokenizer: Tokenizer | None) -> dict[str,
         return {}
     whole = config.checkpoint.config
     numbers = {"image": whole.get("image_token_id", whole.get("image_token_index"))}
-    numbers["video"] = whole.get("video_token_id")
+    numbers["video"] = whole.get("video_token_id", whole.get("video_token_index"))
     numbers["audio"] = whole.get("audio_token_id", whole.get("audio_token_index"))
     texts = {
         modality: tokenizer.convert_ids_to_tokens([number])[0]

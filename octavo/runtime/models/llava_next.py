@@ -37,8 +37,26 @@ class LlavaNextEncoder(LlavaEncoder):
         hidden = self.tower(cut_patches(pixels, self._patch_size), self._layers)[:, self._first :]
         embeds = self.projector(hidden.flatten(0, 1)).unflatten(0, (len(pixels), -1))
         parts = embeds.split([len(item["pixel_values"]) for item in items])
-        sizes = torch.stack([torch.cat([item["image_sizes"], item["grid"]]) for item in items]).tolist()
-        return [self._packed(part, size[:2], size[2:]) for part, size in zip(parts, sizes, strict=True)]
+        sizes = [
+            [*item["image_sizes"].tolist(), *item["grid"].tolist()] if "grid" in item else []
+            for item in items
+        ]
+        return [
+            self._packed(part, size[:2], size[2:]) if size else self._video(part)
+            for part, size in zip(parts, sizes, strict=True)
+        ]
+
+    def _video(self, embeds: Tensor) -> Tensor:
+        """Return the tokens of frames at half of their size, and the end. embeds: [frames, patches, size]"""
+        patches = self._side // self._patch_size
+        half = (patches + 1) // 2
+        frames = embeds.view(len(embeds), patches, patches, -1).permute(0, 3, 1, 2)
+        halved = functional.interpolate(frames, [half, half], mode="bilinear").flatten(2).transpose(1, 2)
+        return torch.cat([halved.flatten(0, 1), self._end(embeds)])
+
+    def _end(self, embeds: Tensor) -> Tensor:
+        end: Tensor = self.newline(torch.zeros(1, dtype=torch.int64, device=embeds.device))
+        return end
 
     def _packed(self, embeds: Tensor, original: list[int], grid: list[int]) -> Tensor:
         """Return the tokens of the copy, then rows of the squares together, each with its end."""
@@ -47,8 +65,7 @@ class LlavaNextEncoder(LlavaEncoder):
             raise BadCheckpoint(f"{embeds.shape[1]} features of a square; {patches} x {patches} are expected")
         whole = embeds[1:].view(*grid, patches, patches, -1)
         whole = self._shrunk(_cropped(whole.transpose(1, 2).flatten(2, 3).flatten(0, 1), original), patches)
-        end = self.newline(torch.zeros(1, dtype=torch.int64, device=embeds.device))
-        rows = torch.cat([whole, end.expand(len(whole), 1, -1)], dim=1)
+        rows = torch.cat([whole, self._end(embeds).expand(len(whole), 1, -1)], dim=1)
         return torch.cat([embeds[0], rows.flatten(0, 1)])
 
     def _shrunk(self, whole: Tensor, patches: int) -> Tensor:

@@ -187,9 +187,12 @@ def test_the_environment_decides_what_the_user_does_not(model, monkeypatch):
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "2")
     monkeypatch.setenv("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "300")
     monkeypatch.setenv("OCTAVO_STALL_TIMEOUT", "40")
+    monkeypatch.setenv("VLLM_IMAGE_FETCH_TIMEOUT", "7")
+    monkeypatch.setenv("VLLM_VIDEO_FETCH_TIMEOUT", "70")
     config = resolve(EngineArgs(model=model(), device="cpu"))
     assert (config.observability.log_stats_interval_s, config.cache.kv_cache_memory_bytes) == (3.5, 2 << 30)
     assert config.front.stall_timeout == 40
+    assert (config.media.media_fetch_timeout, config.media.video_fetch_timeout) == (7, 70)
     config = resolve(EngineArgs(model=model(), device="cpu", log_stats_interval_s=1, kv_cache_memory_bytes=9))
     assert (config.observability.log_stats_interval_s, config.cache.kv_cache_memory_bytes) == (1, 9)
     assert (

@@ -13,9 +13,11 @@ from octavo.frontend.media.processors.interface import (
     CLIP_MEAN,
     CLIP_STD,
     Arrays,
+    Encode,
     ImageProcessor,
     Settings,
 )
+from octavo.frontend.media.video import VideoInfo
 
 Size = tuple[int, int]
 """(height, width)"""
@@ -80,6 +82,26 @@ class OneVisionProcessor(LlavaNextProcessor):
         "image_std": CLIP_STD,
         "image_grid_pinpoints": [[384 * y, 384 * x] for y in range(1, 7) for x in range(1, 7)],
     }
+    VIDEO_DEFAULTS: ClassVar[Settings | None] = DEFAULTS
+
+    def __init__(self, config: Settings, settings: Settings, encode: Encode) -> None:
+        super().__init__(config, settings, encode)
+        self.video_id = config.get("video_token_id", config.get("video_token_index", 151647))
+
+    @staticmethod
+    def prepare_video(frames: list[Image.Image], video: VideoInfo, settings: Settings) -> Arrays:
+        """Return the frames, each as a square."""
+        height, width = pixels.wanted_size(frames[0], settings["size"])
+        squares = (pixels.resized(frame, height, width, settings["resample"]) for frame in frames)
+        values = [pixels.normalised(np.asarray(square), settings) for square in squares]
+        return {"pixel_values": np.stack(values)}
+
+    def video_tokens(self, arrays: Mapping[str, np.ndarray]) -> list[int]:
+        """Return a token for each four patches, and one for the end."""
+        num_frames, *_, side = arrays["pixel_values"].shape
+        half = -(-side // self.config["vision_config"].get("patch_size", 14) // 2)
+        assert self.video_id is not None
+        return [self.video_id] * (num_frames * half**2 + 1)
 
     def features(self, arrays: Mapping[str, np.ndarray]) -> Size:
         height, width = super().features(arrays)
