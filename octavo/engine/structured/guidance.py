@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
-from time import perf_counter
+from time import thread_time
 from typing import Self
 from weakref import WeakSet
 
@@ -34,10 +34,10 @@ from octavo.messages.structured import StructuredOutputsParams, Vocabulary
 _MAX_LEXER_STATES = 50_000
 """Of up to 2 kB each; they are made as an output grows."""
 _MAX_THREADS = 16
-_PER_INSTANCE = 8
+_PER_INSTANCE = 4
 """Outputs."""
 _MAX_INSTANCES = 32
-_MAX_COMPILING_S = 0.1
+_MAX_COMPILING_S = 0.3
 """Of all instances of a grammar for one list; so large grammars have few."""
 _MAX_MASK_BYTES = 64 << 20
 _BYTES_PER_MASK = 500
@@ -168,9 +168,9 @@ class GuidanceBackend(Backend[GuidanceMatcher]):
 
     def compile(self, grammar: str) -> GuidanceMatcher:
         """Refused are also grammars that only the empty text fits; the first mask is computed to see that."""
-        began_s = perf_counter()
+        began_s = thread_time()
         probe = self._begin(grammar, None)
-        most_instances = int(_MAX_COMPILING_S / (perf_counter() - began_s))
+        most_instances = int(_MAX_COMPILING_S / max(thread_time() - began_s, 1e-3))
         first = int.from_bytes(probe.compute_bitmask(), "little")
         if probe.is_error():
             raise _refusal(probe)

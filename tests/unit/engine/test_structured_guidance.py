@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from octavo.base.errors import RequestError
+from octavo.engine.structured import guidance
 from octavo.engine.structured.guidance import GuidanceBackend
 from octavo.messages.structured import StructuredOutputsParams
 from tests.structured import BYTES, EOS
@@ -218,6 +219,32 @@ def test_copies_go_their_own_ways(backend):
     first.advance(ord("a"))
     assert allowed(backend, first) == {ord("b")}
     assert allowed(backend, second) == {ord("a"), ord("c")}
+
+
+def test_outputs_that_are_open_at_once_share_no_lexer(backend):
+    """But for a few; those that have ended count no longer."""
+    first = start(backend, json=PERSON)
+    rows = [first.copy() for _ in range(6 * guidance._PER_INSTANCE)]
+    assert len({row._instance for row in rows}) >= 6
+    for token in b'{"name": "a':
+        assert backend.advance(rows, [token] * len(rows)) == [False] * len(rows)
+        assert not first.advance(token)
+    assert len({id(mask) for mask in backend.masks([first, *rows])}) == 1
+    del rows
+    assert {start(backend, json=PERSON).copy()._instance, first._instance} == {0}
+
+
+def test_many_advance_as_one_does(backend):
+    """Ends, tokens that may not come, and texts that change between places, side by side."""
+    rows = [start(backend, choice=["ab", "a"]), start(backend, choice=["ab"]), start(backend, json=PERSON)]
+    steps = [b"aa{", b"bb" + b'"', b"xxn"]
+    found = [backend.advance(rows, list(step)) for step in steps[:1]]
+    assert found == [[False, False, False]]
+    answers = backend.advance(rows, list(steps[1]))
+    assert answers == [True, True, False]
+    answers = backend.advance(rows, list(steps[2]))
+    assert [isinstance(answer, RequestError) for answer in answers] == [True, True, False]
+    assert ord("a") in allowed(backend, rows[2]) and ord("g") not in allowed(backend, rows[2])
 
 
 def test_a_wrong_token_fails_its_matcher_alone(backend):

@@ -55,7 +55,8 @@ def forbid(logits: Tensor, rows: Tensor, numbers: Tensor, words: Tensor) -> None
         )
 
 
-@triton.jit(do_not_specialize=["ids_stride"])
+# What a number is divisible by must not decide what is compiled, in the midst of serving.
+@triton.jit(do_not_specialize=["ids_stride", "width", "num_words"])
 def _ban_kernel(
     logits, rows, last, prefixes, owners, lists, ids, lengths, stride, ids_stride, width, num_words,
     WORDS: tl.constexpr,
@@ -114,7 +115,7 @@ def penalize(logits: Tensor, rows: Tensor, lists: TokenLists, owners: Tensor, st
         _penalize_kernel[grid](logits, rows, *tables, owners, strengths, *sizes, WIDTH=_WIDTH)
 
 
-@triton.jit(do_not_specialize=["ids_stride"])
+@triton.jit(do_not_specialize=["ids_stride", "num_rows"])
 def _count_kernel(token_ids, lists, lengths, ids, counts, ids_stride, size, num_rows, ROWS: tl.constexpr):
     """Count one more token in ROWS of the lists."""
     place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
