@@ -36,7 +36,7 @@ _MAX_LEXER_STATES = 50_000
 _MAX_THREADS = 16
 _PER_INSTANCE = 4
 """Outputs."""
-_MAX_INSTANCES = 32
+_INSTANCES_PER_THREAD = 2
 _MAX_COMPILING_S = 0.3
 """Of all instances of a grammar for one list; so large grammars have few."""
 _MAX_MASK_BYTES = 64 << 20
@@ -158,7 +158,8 @@ class GuidanceBackend(Backend[GuidanceMatcher]):
             ids.pop(vocabulary.tokens[token_id], None)
         self._spelling = Spelling(vocabulary.tokens, ids)
         self._limits = llguidance.LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
-        self._threads = llguidance.LLExecutor(min(_MAX_THREADS, os.cpu_count() or 1))
+        self._num_threads = min(_MAX_THREADS, os.cpu_count() or 1)
+        self._threads = llguidance.LLExecutor(self._num_threads)
         self._masks: LRU[tuple[int, bytes], np.ndarray] = LRU(_MAX_MASK_BYTES)
         """What the answers for a shortlist mean, by its number and the answer."""
 
@@ -178,7 +179,7 @@ class GuidanceBackend(Backend[GuidanceMatcher]):
             raise RequestError("Grammar error: it admits no text but the empty one.", "structured_outputs")
         lists = self._shortlists(grammar)
         steps = None if schema_of(grammar) is None else self._steps
-        most_instances = max(1, min(most_instances, _MAX_INSTANCES))
+        most_instances = max(1, min(most_instances, _INSTANCES_PER_THREAD * self._num_threads))
         return GuidanceMatcher(_Grammar(partial(self._begin, grammar), lists, steps, most_instances))
 
     def _shortlists(self, grammar: str) -> dict[int, Shortlist]:
