@@ -298,8 +298,8 @@ def _scheduler(args: EngineArgs, cpu: bool, max_model_len: int) -> SchedulerConf
             f"{wanted.method} guesses behind the last one. Use steps_in_flight=1, or leave it out."
         )
     num_stages = args.pipeline_parallel_size
-    if speculative and num_stages > 1:
-        raise Unsupported(f"pipeline_parallel_size={num_stages}: tokens cannot be guessed between stages.")
+    if has_drafter and num_stages > 1:
+        raise Unsupported(f"pipeline_parallel_size={num_stages}: a model cannot guess tokens between stages.")
     most_seqs = 256 if cpu else 1024
     seqs = scheduler.max_num_seqs or min(most_seqs, scheduler.max_num_batched_tokens or most_seqs)
     tokens = scheduler.max_num_batched_tokens or max(seqs, 4096 if cpu else 16384)

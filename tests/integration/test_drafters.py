@@ -218,7 +218,7 @@ def test_ranks_guess_alike(folders, tokenizer):
     [
         ("few", {}, "should have the same vocabulary size. Target model vocab_size=49152"),
         ("target", {"steps_in_flight": 2}, "steps_in_flight=2: the next step begins with"),
-        ("target", {"pipeline_parallel_size": 2}, "tokens cannot be guessed between stages"),
+        ("target", {"pipeline_parallel_size": 2}, "a model cannot guess tokens between stages"),
     ],
 )
 def test_what_does_not_fit_is_refused(folders, tokenizer, draft, options, says):

@@ -124,6 +124,33 @@ def test_steps_in_flight_change_nothing(tiny, tiny_plain):
         assert results(llm) == tiny_plain
 
 
+def test_stages_change_nothing(tiny, monkeypatch):
+    """Guessed is what follows in the known texts: right behind three tokens of an output, wrong elsewhere."""
+    params = [SamplingParams(max_tokens=24, **({"temperature": 0} | PARAMS[name])) for name in PARAMS]
+    prompts = [PROMPTS[1]] * len(params)
+
+    def texts(llm):
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        return [each.token_ids for out in outputs for each in out.outputs]
+
+    with LLM(**tiny) as llm:
+        plain = texts(llm)
+    known = {tuple(ids[i : i + 3]): ids[i + 3 :] for ids in plain for i in range(len(ids) - 3)}
+
+    def ahead(guess, count):
+        return (known.get(tuple(guess.own.last(3)), []) + [5] * count)[:count]
+
+    def search(drafting, request, guess):
+        guess.match = Match(guess.own, 0, 0)
+
+    monkeypatch.setattr(Guess, "ahead", ahead)
+    monkeypatch.setattr(Drafting, "_search", search)
+    with LLM(**tiny, spec_method="ngram", spec_tokens=4, pipeline_parallel_size=2) as llm:
+        assert texts(llm) == plain
+        num_guessed, num_accepted = drafted(llm)
+    assert num_guessed > num_accepted > 40
+
+
 @pytest.mark.parametrize("kind", ["random", "end"])
 def test_hostile_guesses_change_nothing(tiny, tiny_plain, monkeypatch, kind):
     noise = np.random.default_rng(1)

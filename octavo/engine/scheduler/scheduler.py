@@ -177,7 +177,9 @@ class Scheduler:
     @property
     def awaits_results(self) -> bool:
         """Return True if the next step gains by the tokens of those in flight, more than by being in time."""
-        return bool(self._in_flight) and self._lookahead.awaits_results(self._tracker.running)
+        if self._num_stages > 1 or not self._in_flight:  # stages compute other requests meanwhile
+            return False
+        return self._lookahead.awaits_results(self._tracker.running)
 
     def take_masks(self) -> TokenMasks | None:
         """Return the last step's masks, once; None if it has none, or while deciding tokens are not read."""
