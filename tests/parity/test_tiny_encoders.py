@@ -162,7 +162,7 @@ def test_another_window_is_noticed(pair, change):
 @pytest.mark.parametrize("part", ["_MAX_DISTANCE", "BUCKETS"])
 def test_other_distances_are_noticed(pair, monkeypatch, part):
     if part == "BUCKETS":
-        monkeypatch.setattr(distance_bias, "_bucket", lambda distances: distances.clamp(-8, 7) + 8)
+        monkeypatch.setattr(distance_bias, "_bucket", lambda distances, **_: distances.clamp(-8, 7) + 8)
     else:
         monkeypatch.setattr(distance_bias, part, 64)
     assert fails(*pair)

@@ -13,7 +13,7 @@ from octavo.frontend.requests.prompts import ParsedPrompt
 from octavo.frontend.speech.model import SpeechModel
 from octavo.messages.media import Features, Source
 
-TEXT_SOURCES = ("BartForConditionalGeneration",)
+TEXT_SOURCES = ("BartForConditionalGeneration", "T5ForConditionalGeneration")
 """Encoder-decoders whose encoders read texts."""
 Tokenize = Callable[[str, TokenizationOptions], list[int]]
 

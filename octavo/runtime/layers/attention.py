@@ -45,8 +45,13 @@ class Attention(nn.Module):
         norms: HeadNorms | None = None,
     ) -> Tensor:
         """Attend: [T, num_heads * head_dim]. The arguments are those of HeadInputs."""
-        if batch.position_bias is not None:
-            return batch.position_bias.attend(q, k, v, self._scores.scale).flatten(1)
+        if (bias := batch.position_bias) is not None:
+            if not bias.is_causal:
+                return bias.attend(q, k, v, self._scores.scale).flatten(1)
+            cache, tables = batch.kv_caches[self.layer_id], batch.tables(self.layer_id)
+            q = self._kernels.store_kv(HeadInputs(q, k, v), cache, tables.slots)
+            scale = self._scores.scale
+            return bias.attend_cached(q, cache, tables.block_tables, batch.kv_lens, scale).flatten(1)
         if self._kv_scales is not None:
             k_scale, v_scale = self._kv_scales
             v = v / v_scale

@@ -22,18 +22,24 @@ class DistanceBias(nn.Module):
         self.table = Embedding(build.at("table"), BUCKETS, num_heads)
         self._parallel = build.parallel
 
-    def add_to(self, batch: ForwardBatch) -> None:
-        """Let the step's layers attend with the terms of this rank's heads."""
-        reach = (batch.longest_q or len(batch.input_ids)) - 1
-        distances = torch.arange(-reach, reach + 1, device=batch.input_ids.device)
-        heads = self.table(_bucket(distances)).t().chunk(self._parallel.tp_size)
-        batch.position_bias = PositionBias(heads[self._parallel.tp_rank], batch.cu_q_lens.tolist())
+    def add_to(self, batch: ForwardBatch, *, is_causal: bool = False) -> None:
+        """Let the step's layers attend with the terms of this rank's heads; causal ones over the cache."""
+        if batch.kv_lens.is_meta:
+            return  # there are no lengths, only shapes
+        longest = int(batch.kv_lens.max()) if is_causal else batch.longest_q or len(batch.input_ids)
+        distances = torch.arange(1 - longest, longest, device=batch.input_ids.device)
+        heads = self.table(_bucket(distances, is_causal=is_causal)).t().chunk(self._parallel.tp_size)
+        terms = heads[self._parallel.tp_rank]
+        if is_causal:
+            terms = terms.masked_fill(distances > 0, float("-inf"))
+        batch.position_bias = PositionBias(terms, batch.cu_q_lens.tolist(), is_causal=is_causal)
 
 
-def _bucket(distances: Tensor) -> Tensor:
+def _bucket(distances: Tensor, *, is_causal: bool) -> Tensor:
     """Return the bucket of each distance from query to key: near ones have their own, far ones share."""
-    half = BUCKETS // 2
+    half = BUCKETS if is_causal else BUCKETS // 2
     near, away = half // 2, distances.abs()
     turns = torch.log(away.float() / near) / math.log(_MAX_DISTANCE / near)
     far = (near + (turns.clamp(min=0) * (half - near)).long()).clamp(max=half - 1)
-    return torch.where(away < near, away, far) + half * (distances > 0)
+    buckets = torch.where(away < near, away, far)
+    return buckets.where(distances <= 0, 0) if is_causal else buckets + half * (distances > 0)

@@ -137,6 +137,7 @@ ENCODER_DECODERS: Registry[type[Family]] = Registry(
     "encoder-decoder",
     {
         "BartForConditionalGeneration": "octavo.runtime.models.bart:Bart",
+        "T5ForConditionalGeneration": "octavo.runtime.models.t5:T5",
         "WhisperForConditionalGeneration": "octavo.runtime.models.whisper:Whisper",
     },
 )

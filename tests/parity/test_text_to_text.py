@@ -1,4 +1,4 @@
-"""BART, which reads texts, against transformers' class, through the whole engine, in float32."""
+"""BART and T5, which read texts, against transformers' classes, through the whole engine, in float32."""
 
 from functools import cache
 from pathlib import Path
@@ -7,7 +7,7 @@ from tempfile import mkdtemp
 import numpy as np
 import pytest
 import torch
-from transformers import BartConfig, BartForConditionalGeneration
+from transformers import BartConfig, BartForConditionalGeneration, T5Config, T5ForConditionalGeneration
 
 from octavo import LLM, SamplingParams
 from octavo.base.errors import PromptTooLong, RequestError
@@ -19,9 +19,19 @@ PARAMS = SamplingParams(temperature=0, max_tokens=6, logprobs=-1, ignore_eos=Tru
 VOCAB = 131
 
 
-@cache
-def oracle_of():
-    config = BartConfig(
+T5_SIZES = {
+    "vocab_size": VOCAB,
+    "d_model": 48,
+    "d_kv": 10,
+    "d_ff": 64,
+    "num_layers": 2,
+    "num_decoder_layers": 3,
+    "num_heads": 4,
+    "n_positions": 128,
+    "decoder_start_token_id": 2,
+}
+CONFIGS = {
+    "bart": lambda: BartConfig(
         vocab_size=VOCAB,
         d_model=48,
         encoder_layers=2,
@@ -33,10 +43,20 @@ def oracle_of():
         max_position_embeddings=128,
         scale_embedding=True,
         forced_bos_token_id=None,
-    )
+    ),
+    "t5": lambda: T5Config(**T5_SIZES),
+    "t5_v1.1": lambda: T5Config(feed_forward_proj="gated-gelu", tie_word_embeddings=False, **T5_SIZES),
+}
+KINDS = list(CONFIGS)
+
+
+@cache
+def oracle_of(kind):
+    config = CONFIGS[kind]()
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        oracle = BartForConditionalGeneration(config).eval()
+        made = BartForConditionalGeneration if kind == "bart" else T5ForConditionalGeneration
+        oracle = made(config).eval()
     spread(oracle, 0)
     folder = Path(mkdtemp())
     oracle.save_pretrained(folder)
@@ -44,9 +64,9 @@ def oracle_of():
     return oracle, folder
 
 
-def make_llm(**options):
+def make_llm(kind="bart", **options):
     exact = {"dtype": "float32", "activations": "float32", "kv_cache_dtype": "float32"}
-    return LLM(str(oracle_of()[1]), logprobs_mode="raw_logits", max_logprobs=-1, **exact | options)
+    return LLM(str(oracle_of(kind)[1]), logprobs_mode="raw_logits", max_logprobs=-1, **exact | options)
 
 
 def make_requests(count=6):
@@ -62,15 +82,15 @@ def make_requests(count=6):
 
 
 @torch.inference_mode()
-def difference(requests, outputs):
+def difference(requests, outputs, kind="bart"):
     worst = 0.0
     for request, output in zip(requests, outputs, strict=True):
         source = torch.tensor([request["encoder_prompt"]["prompt_token_ids"]])
         tokens = output.outputs[0].token_ids
         ids = torch.tensor([[*output.prompt_token_ids, *tokens[:-1]]])
-        expected = oracle_of()[0](input_ids=source, decoder_input_ids=ids).logits[0, -len(tokens) :]
+        expected = oracle_of(kind)[0](input_ids=source, decoder_input_ids=ids).logits[0, -len(tokens) :]
         ours = torch.tensor([[row[i].logprob for i in range(VOCAB)] for row in output.outputs[0].logprobs])
-        worst = max(worst, (ours - expected).abs().max().item())
+        worst = max(worst, (ours - expected).abs().max().item() / max(1.0, expected.abs().max().item() / 10))
     return worst
 
 
@@ -79,10 +99,11 @@ def difference(requests, outputs):
     [{}, {"long_prefill_token_threshold": 7}, {"max_num_batched_tokens": 64, "max_num_seqs": 2}],
     ids=["whole", "chunks_of_7", "small_steps"],
 )
-def test_logits(options):
-    llm, requests = make_llm(**options), make_requests()
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits(kind, options):
+    llm, requests = make_llm(kind, **options), make_requests()
     outputs = llm.generate(requests, PARAMS, use_tqdm=False)
-    assert difference(requests, outputs) <= TOLERANCE
+    assert difference(requests, outputs, kind) <= TOLERANCE
     again = llm.generate(requests[::-1], PARAMS, use_tqdm=False)
     assert [o.outputs[0].token_ids for o in again[::-1]] == [o.outputs[0].token_ids for o in outputs]
 
@@ -123,3 +144,17 @@ def test_a_broken_model_is_noticed(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(bart.Bart, "embed", lambda model, batch: embed(model, batch).roll(1, -1))
         assert difference(requests, make_llm().generate(requests, PARAMS, use_tqdm=False)) > 10 * TOLERANCE
+
+
+def test_broken_distances_are_noticed(monkeypatch):
+    """A negative twin: a decoder whose buckets are those of an encoder."""
+    from octavo.runtime.layers import distance_bias
+
+    bucket, requests = distance_bias._bucket, make_requests(3)
+
+    def misread(distances, *, is_causal):
+        return bucket(distances, is_causal=False)
+
+    monkeypatch.setattr(distance_bias, "_bucket", misread)
+    outputs = make_llm("t5").generate(requests, PARAMS, use_tqdm=False)
+    assert difference(requests, outputs, "t5") > 10 * TOLERANCE
